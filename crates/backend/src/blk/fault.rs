@@ -1,0 +1,177 @@
+//! `fault`: a decorator that makes another disk fail, hang, or claim more than it can.
+
+use super::{Burst, Completion, Disk, DiskQueue, Geometry, Op, Request};
+use crate::sys::uring::Ring;
+use manyring_memory::GuestSlice;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultPlan {
+    /// Every n-th read fails with `EIO`; 0 = none.
+    pub read_error_every: u64,
+    /// Every n-th write fails with `EIO`; 0 = none.
+    pub write_error_every: u64,
+    /// Every flush fails with `EIO`.
+    pub flush_errors: bool,
+    /// Every n-th request is held until [`FaultSwitch::release`]; 0 = none.
+    pub hold_every: u64,
+    /// Claims secure erase; erases by writing zeroes.
+    pub secure_erase: bool,
+}
+
+/// Turns a fault disk's held requests loose, from any thread.
+#[derive(Clone, Debug, Default)]
+pub struct FaultSwitch(Arc<AtomicBool>);
+
+impl FaultSwitch {
+    /// From now on nothing is held, and what is held is served.
+    pub fn release(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn is_released(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The disk.
+#[derive(Debug)]
+pub struct FaultDisk {
+    inner: Arc<dyn Disk>,
+    plan: FaultPlan,
+    switch: FaultSwitch,
+    count: Arc<AtomicU64>,
+}
+
+impl FaultDisk {
+    /// Decorates `inner`.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Disk>, plan: FaultPlan) -> Self {
+        Self { inner, plan, switch: FaultSwitch::default(), count: Arc::default() }
+    }
+
+    /// The switch that releases what is held.
+    #[must_use]
+    pub fn switch(&self) -> FaultSwitch {
+        self.switch.clone()
+    }
+}
+
+impl Disk for FaultDisk {
+    fn geometry(&self) -> Geometry {
+        let geometry = self.inner.geometry();
+        let secure_erase_max =
+            if self.plan.secure_erase { geometry.size } else { geometry.secure_erase_max };
+        Geometry { secure_erase_max, ..geometry }
+    }
+
+    fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
+        Ok(Box::new(FaultQueue {
+            inner: self.inner.open_queue(has_ring)?,
+            plan: self.plan,
+            switch: self.switch.clone(),
+            count: self.count.clone(),
+            held: Vec::new(),
+            pass: Burst::default(),
+        }))
+    }
+
+    fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
+        self.inner.resize(size)?;
+        Ok(self.geometry())
+    }
+
+    fn kind(&self) -> &'static str {
+        "fault"
+    }
+}
+
+#[derive(Debug)]
+struct FaultQueue {
+    inner: Box<dyn DiskQueue>,
+    plan: FaultPlan,
+    switch: FaultSwitch,
+    count: Arc<AtomicU64>,
+    /// Tokens that are held. Released requests fail with `EIO`: their slices were not kept.
+    held: Vec<u32>,
+    pass: Burst,
+}
+
+impl FaultQueue {
+    /// What happens to the n-th request: `None` = it passes.
+    fn verdict(&self, request: &Request, n: u64) -> Option<Verdict> {
+        let is_nth = |every: u64| every != 0 && n.is_multiple_of(every);
+        let fails = match request.op {
+            Op::Read => is_nth(self.plan.read_error_every),
+            Op::Write { .. } => is_nth(self.plan.write_error_every),
+            Op::Flush => self.plan.flush_errors,
+            _ => false,
+        };
+        if is_nth(self.plan.hold_every) && !self.switch.is_released() {
+            return Some(Verdict::Hold);
+        }
+        fails.then_some(Verdict::Fail)
+    }
+
+    fn pass_on(&mut self, request: &Request, slices: &[GuestSlice]) {
+        let op = match request.op {
+            Op::SecureErase if self.plan.secure_erase => {
+                Op::WriteZeroes { unmap: true, durable: true }
+            }
+            op => op,
+        };
+        self.pass.slices().extend_from_slice(slices);
+        self.pass.push(request.token, op, request.offset, request.len);
+    }
+}
+
+enum Verdict {
+    Fail,
+    Hold,
+}
+
+impl DiskQueue for FaultQueue {
+    fn attach(&mut self, ring: Option<&mut Ring>, tag: u64) {
+        self.inner.attach(ring, tag);
+    }
+
+    fn detach(&mut self, ring: Option<&mut Ring>) {
+        self.inner.detach(ring);
+    }
+
+    fn submit(&mut self, burst: &Burst, ring: Option<&mut Ring>, done: &mut Vec<Completion>) {
+        for (request, slices) in burst.iter() {
+            let n = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+            match self.verdict(request, n) {
+                Some(Verdict::Fail) => {
+                    done.push(Completion { token: request.token, result: Err(Errno::IO) });
+                }
+                Some(Verdict::Hold) => self.held.push(request.token),
+                None => self.pass_on(request, slices),
+            }
+        }
+        self.inner.submit(&self.pass, ring, done);
+        self.pass.clear();
+    }
+
+    fn on_event(
+        &mut self,
+        token: u32,
+        result: i32,
+        ring: Option<&mut Ring>,
+        done: &mut Vec<Completion>,
+    ) {
+        self.inner.on_event(token, result, ring, done);
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        if self.switch.is_released() {
+            let failed = |token| Completion { token, result: Err(Errno::IO) };
+            done.extend(self.held.drain(..).map(failed));
+        }
+        self.inner.reap(done);
+    }
+}

@@ -1,0 +1,257 @@
+//! `Image`: a file or block device opened, locked and measured; `file` and `uring` share it.
+
+use super::Geometry;
+use crate::sys::file as sys;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How an image is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImageOptions {
+    /// Nothing may be written; the lock is shared.
+    pub read_only: bool,
+    /// Pass the host's page cache by (`O_DIRECT`).
+    pub direct: bool,
+}
+
+/// Why an image cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum ImageError {
+    #[error("cannot open {}: {errno}", path.display())]
+    Open { path: PathBuf, errno: Errno },
+    #[error("{} is neither a file nor a block device", path.display())]
+    Kind { path: PathBuf },
+    #[error("{} is smaller than one sector of 512 bytes", path.display())]
+    Empty { path: PathBuf },
+    #[error("{} is in use by another process", path.display())]
+    InUse { path: PathBuf },
+    #[error("cannot lock {}: {errno}", path.display())]
+    Lock { path: PathBuf, errno: Errno },
+    #[error("{} does not allow direct I/O: {errno}", path.display())]
+    Direct { path: PathBuf, errno: Errno },
+    #[error("cannot read the size of {}: {errno}", path.display())]
+    Size { path: PathBuf, errno: Errno },
+}
+
+/// An open image.
+#[derive(Debug)]
+pub struct Image {
+    file: OwnedFd,
+    /// With `direct`: the same file through the page cache, for what is not aligned.
+    buffered: Option<OwnedFd>,
+    block_device: bool,
+    size: AtomicU64,
+    geometry: Geometry,
+    /// Alignment of memory and of offsets that `O_DIRECT` asks for; 1 without it.
+    memory_align: usize,
+    offset_align: u64,
+    /// Reads that would wait can be told so (`RWF_NOWAIT`).
+    nowait: bool,
+}
+
+impl Image {
+    /// Opens, locks and measures `path`. Changes nothing.
+    ///
+    /// # Errors
+    /// [`ImageError`], one for each reason.
+    pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
+        let at = || path.to_path_buf();
+        let open_error = |errno| ImageError::Open { path: at(), errno };
+        // Look before opening: a fifo or a terminal would block or react.
+        let stat = rustix::fs::stat(path).map_err(open_error)?;
+        let block_device = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => false,
+            FileType::BlockDevice => true,
+            _ => return Err(ImageError::Kind { path: at() }),
+        };
+        let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        let mut flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
+        if block_device && !options.read_only {
+            flags |= OFlags::EXCL;
+        }
+        let open = |flags| rustix::fs::open(path, flags, Mode::empty());
+        let plain = open(flags).map_err(|errno| match errno {
+            Errno::BUSY => ImageError::InUse { path: at() },
+            errno => open_error(errno),
+        })?;
+        lock(&plain, path, !options.read_only)?;
+        let file_size =
+            size_of_file(&plain).map_err(|errno| ImageError::Size { path: at(), errno })?;
+        if file_size < 512 {
+            return Err(ImageError::Empty { path: at() });
+        }
+        let direct = options.direct.then(|| {
+            // The second description must not ask for O_EXCL: the first holds the device.
+            open((flags & !OFlags::EXCL) | OFlags::DIRECT)
+                .map_err(|errno| ImageError::Direct { path: at(), errno })
+        });
+        let (file, buffered) = match direct.transpose()? {
+            Some(direct) => (direct, Some(plain)),
+            None => (plain, None),
+        };
+        Ok(Self::measured(file, buffered, block_device, options.read_only, file_size))
+    }
+
+    fn measured(
+        file: OwnedFd,
+        buffered: Option<OwnedFd>,
+        block_device: bool,
+        read_only: bool,
+        file_size: u64,
+    ) -> Self {
+        let (memory_align, offset_align) =
+            if buffered.is_some() { direct_alignment(&file, block_device) } else { (1, 1) };
+        let logical =
+            if block_device { rustix::fs::ioctl_blksszget(&file).unwrap_or(512) } else { 512 };
+        let physical =
+            if block_device { rustix::fs::ioctl_blkpbszget(&file).unwrap_or(4096) } else { 4096 };
+        let block_size = logical.max(u32::try_from(offset_align).unwrap_or(512)).max(512);
+        let can_punch = !read_only && can_punch(&file, block_device, file_size);
+        let secure = block_device
+            && !read_only
+            // An odd range is refused by a device that can, and by none that cannot.
+            && sys::secure_erase(&file, 1, 1) == Err(Errno::INVAL);
+        let geometry = Geometry {
+            size: file_size & !511,
+            block_size,
+            physical_block_size: physical.max(block_size),
+            read_only,
+            discard_max: if can_punch { u64::MAX } else { 0 },
+            write_zeroes_max: if read_only { 0 } else { u64::MAX },
+            secure_erase_max: if secure { u64::MAX } else { 0 },
+        };
+        let nowait = sys::read(file.as_fd(), &[], 0, sys::RWF_NOWAIT) != Err(Errno::OPNOTSUPP);
+        Self {
+            size: AtomicU64::new(geometry.size),
+            file,
+            buffered,
+            block_device,
+            geometry,
+            memory_align,
+            offset_align,
+            nowait,
+        }
+    }
+
+    /// The geometry, with the size as last taken from the host.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        Geometry { size: self.size.load(Ordering::Acquire), ..self.geometry }
+    }
+
+    /// Takes the size of the host anew, after changing it to `size` if one is given.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for a block device, `EROFS` if read-only, `EINVAL` if not whole sectors.
+    pub fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
+        if let Some(size) = size {
+            if self.block_device {
+                return Err(Errno::OPNOTSUPP);
+            }
+            if self.geometry.read_only {
+                return Err(Errno::ROFS);
+            }
+            if size == 0 || !size.is_multiple_of(512) {
+                return Err(Errno::INVAL);
+            }
+            rustix::fs::ftruncate(&self.file, size)?;
+        }
+        let size = size_of_file(&self.file)? & !511;
+        if size == 0 {
+            return Err(Errno::INVAL);
+        }
+        self.size.store(size, Ordering::Release);
+        Ok(self.geometry())
+    }
+
+    /// The file that requests go to.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The file for a request that is not aligned for the first one.
+    #[must_use]
+    pub fn buffered(&self) -> BorrowedFd<'_> {
+        self.buffered.as_ref().unwrap_or(&self.file).as_fd()
+    }
+
+    /// True with `O_DIRECT`.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.buffered.is_some()
+    }
+
+    /// True if a read that would wait can be told so.
+    #[must_use]
+    pub fn has_nowait(&self) -> bool {
+        self.nowait
+    }
+
+    /// True for a block device.
+    #[must_use]
+    pub fn is_block_device(&self) -> bool {
+        self.block_device
+    }
+
+    /// True if a transfer can go to [`Self::file`]: with `O_DIRECT` all of it must be aligned.
+    #[must_use]
+    pub fn is_aligned(&self, offset: u64, slices: &[manyring_memory::GuestSlice]) -> bool {
+        let align = usize::try_from(self.offset_align).unwrap_or(usize::MAX);
+        self.offset_align == 1
+            || (offset.is_multiple_of(self.offset_align)
+                && slices.iter().all(|s| {
+                    s.len().is_multiple_of(align) && s.address().is_multiple_of(self.memory_align)
+                }))
+    }
+}
+
+fn lock(file: &OwnedFd, path: &Path, exclusive: bool) -> Result<(), ImageError> {
+    sys::lock(file, exclusive).map_err(|errno| match errno {
+        Errno::AGAIN | Errno::ACCESS => ImageError::InUse { path: path.to_path_buf() },
+        errno => ImageError::Lock { path: path.to_path_buf(), errno },
+    })
+}
+
+fn size_of_file(file: &OwnedFd) -> Result<u64, Errno> {
+    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
+}
+
+/// What `O_DIRECT` asks of memory and offsets: statx tells since Linux 6.1, else one page.
+fn direct_alignment(file: &OwnedFd, block_device: bool) -> (usize, u64) {
+    /// `STATX_DIOALIGN`
+    const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+    let told = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, DIOALIGN)
+        .ok()
+        .filter(|s| s.stx_mask & DIOALIGN.bits() != 0 && s.stx_dio_offset_align != 0);
+    if let Some(stat) = told {
+        return (stat.stx_dio_mem_align as usize, u64::from(stat.stx_dio_offset_align));
+    }
+    let size = if block_device { rustix::fs::ioctl_blksszget(file).unwrap_or(4096) } else { 4096 };
+    (size as usize, u64::from(size))
+}
+
+/// Holes can be punched: tried past the end, where it changes nothing.
+fn can_punch(file: &OwnedFd, block_device: bool, size: u64) -> bool {
+    if block_device {
+        return discard_max_bytes(file).is_some_and(|max| max > 0);
+    }
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(file, mode, size.next_multiple_of(4096), 4096).is_ok()
+}
+
+/// The block device's own word, from sysfs.
+fn discard_max_bytes(file: &OwnedFd) -> Option<u64> {
+    let rdev = rustix::fs::fstat(file).ok()?.st_rdev;
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    let device = format!("/sys/dev/block/{major}:{minor}");
+    // A partition has no queue folder of its own: its disk's is one level up.
+    ["queue", "../queue"].iter().find_map(|queue| {
+        let text = std::fs::read_to_string(format!("{device}/{queue}/discard_max_bytes")).ok()?;
+        text.trim().parse().ok()
+    })
+}

@@ -1,0 +1,8 @@
+//! Where packets and blocks end. Knows bytes and pages, never rings or guests.
+//!
+//! transport -> queue -> device -> **backend**. A backend answers and never calls: the device
+//! submits and reaps. Two doors: `net::Port` (a later tenant) and [`blk::Disk`].
+#![deny(unsafe_code)]
+
+pub mod blk;
+pub mod sys;

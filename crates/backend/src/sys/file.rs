@@ -1,0 +1,95 @@
+//! File system calls that have no safe form elsewhere: vectored I/O on guest memory, locks, ioctls.
+#![allow(unsafe_code, reason = "allow-listed: system calls on guest memory and raw fds")]
+
+use manyring_memory::{GuestSlice, as_iovecs};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
+use rustix::io::Errno;
+
+/// Most slices of one call (`UIO_MAXIOV`).
+const IOV_MAX: usize = 1024;
+
+/// `RWF_NOWAIT`: fail with `EAGAIN` where the call would have to wait.
+pub const RWF_NOWAIT: i32 = libc::RWF_NOWAIT;
+/// `RWF_DSYNC`: the data is durable when the write returns.
+pub const RWF_DSYNC: i32 = libc::RWF_DSYNC;
+
+fn done(result: isize) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| last_errno())
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+fn file_offset(offset: u64) -> Result<i64, Errno> {
+    i64::try_from(offset).map_err(|_| Errno::INVAL)
+}
+
+fn iov_count(slices: &[GuestSlice]) -> i32 {
+    i32::try_from(slices.len().min(IOV_MAX)).unwrap_or(0)
+}
+
+/// Reads into guest memory; may be short.
+///
+/// # Errors
+/// The system's, `EFAULT` if the memory was cut away.
+pub fn read(
+    file: BorrowedFd<'_>,
+    slices: &[GuestSlice],
+    offset: u64,
+    flags: i32,
+) -> Result<usize, Errno> {
+    let (iovecs, count) = (as_iovecs(slices), iov_count(slices));
+    let offset = file_offset(offset)?;
+    // SAFETY: `count` iovecs are readable; they name guest memory that the caller keeps mapped
+    // (memory's contract), and which the kernel checks byte by byte.
+    done(unsafe { libc::preadv2(file.as_raw_fd(), iovecs, count, offset, flags) })
+}
+
+/// Writes from guest memory; may be short.
+///
+/// # Errors
+/// The system's, `EFAULT` if the memory was cut away.
+pub fn write(
+    file: BorrowedFd<'_>,
+    slices: &[GuestSlice],
+    offset: u64,
+    flags: i32,
+) -> Result<usize, Errno> {
+    let (iovecs, count) = (as_iovecs(slices), iov_count(slices));
+    let offset = file_offset(offset)?;
+    // SAFETY: as in `read`.
+    done(unsafe { libc::pwritev2(file.as_raw_fd(), iovecs, count, offset, flags) })
+}
+
+/// Locks the whole file for this open file description: shared or exclusive, without waiting.
+/// QEMU's image locks (single bytes of the same kind) conflict with it.
+///
+/// # Errors
+/// `EAGAIN` or `EACCES` if another process holds a lock.
+pub fn lock(file: impl AsFd, exclusive: bool) -> Result<(), Errno> {
+    let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
+    // SAFETY: all-zero is a valid flock: from byte 0, length 0 = to the end of any file.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::c_short::try_from(kind).unwrap_or(0);
+    lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0);
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: fd is open, and `lock` outlives the call.
+    let result = unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const lock) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// `BLKSECDISCARD`: _IO(0x12, 125).
+const BLKSECDISCARD: libc::c_ulong = 0x127d;
+
+/// Erases a range of a block device so that it cannot be recovered. Blocks.
+///
+/// # Errors
+/// `EOPNOTSUPP` if the device cannot.
+pub fn secure_erase(file: impl AsFd, offset: u64, len: u64) -> Result<(), Errno> {
+    let range = [offset, len];
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: BLKSECDISCARD reads two u64 from the pointer.
+    let result = unsafe { libc::ioctl(fd, BLKSECDISCARD, range.as_ptr()) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}

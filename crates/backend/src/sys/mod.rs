@@ -1,0 +1,4 @@
+//! The system calls the backends share: the only place here that may be unsafe.
+
+pub mod file;
+pub mod uring;

@@ -1,0 +1,2 @@
+//! Its tenant comes with a later commit.
+fn main() {}

@@ -1,0 +1,176 @@
+//! Plan -> running parts: the only place that names every part.
+
+use crate::config::plan::{BlkPlan, DiskPlan, Plan, SocketPlan};
+use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
+use manyring_backend::blk::file::FileDisk;
+use manyring_backend::blk::memory::MemoryDisk;
+use manyring_backend::blk::null::NullDisk;
+use manyring_backend::blk::uring::UringDisk;
+use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
+use manyring_device::blk::{BlkDevice, BlkOptions};
+use manyring_device::{Pool, PoolOptions};
+use manyring_memory::MemoryError;
+use manyring_transport::vhost_user::{
+    Connected, Endpoint, ListenError, ServeOptions, check_path, serve,
+};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Why the parts cannot be put together.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub(crate) enum AssembleError {
+    #[error("{device}: {source}")]
+    Image { device: String, source: ImageError },
+    #[error("{device}: memory: {source}")]
+    Memory { device: String, source: MemoryError },
+    #[error("{device}: {source}")]
+    Socket { device: String, source: ListenError },
+    #[error("{device}: fd: {source}")]
+    Fd { device: String, source: crate::fds::FdError },
+    #[error("no worker thread can be started")]
+    Workers,
+}
+
+/// A device that is put together.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) device: Arc<BlkDevice>,
+    pub(crate) connected: Connected,
+    /// How the device can be reached, for people.
+    pub(crate) socket: String,
+}
+
+/// All parts of the process.
+#[derive(Debug)]
+pub(crate) struct House {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) parts: Vec<Part>,
+    endpoints: Vec<(Endpoint, ServeOptions)>,
+}
+
+impl House {
+    /// Checks every socket path, opens every disk. Creates no socket and no file.
+    pub(crate) fn new(plan: &Plan) -> Result<Self, AssembleError> {
+        manyring_memory::install_sigbus_handler();
+        raise_fd_limit();
+        let pool = Pool::new(PoolOptions {
+            workers_max: plan.daemon.workers,
+            spin_us: plan.daemon.spin_us,
+            uring: plan.daemon.io_uring,
+        });
+        let (mut parts, mut endpoints) = (Vec::new(), Vec::new());
+        for blk in &plan.blk {
+            let endpoint = endpoint(blk)?;
+            let disk = disk(blk, plan.daemon.io_uring)?;
+            let options = BlkOptions {
+                name: blk.name.clone(),
+                num_queues: blk.num_queues,
+                queue_size: blk.queue_size,
+                serial: blk.serial.clone(),
+                read_only: blk.read_only,
+                writeback: blk.writeback,
+            };
+            parts.push(Part {
+                device: Arc::new(BlkDevice::new(options, disk, pool.clone())),
+                connected: watch::Sender::new(false),
+                socket: match &blk.socket {
+                    SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
+                        path.display().to_string()
+                    }
+                    SocketPlan::Fd(fd) => format!("fd {fd}"),
+                },
+            });
+            let serve = ServeOptions {
+                one_off: blk.one_off,
+                handshake_timeout: Duration::from_secs(blk.handshake_timeout),
+            };
+            endpoints.push((endpoint, serve));
+        }
+        pool.has_ring().ok_or(AssembleError::Workers)?;
+        Ok(Self { pool, parts, endpoints })
+    }
+
+    /// Serves every device until `stop` turns true, or until all `--one-off` ones have ended.
+    pub(crate) async fn serve(
+        &mut self,
+        stop: &watch::Receiver<bool>,
+    ) -> Result<(), AssembleError> {
+        let mut tasks = JoinSet::new();
+        for (part, (endpoint, options)) in self.parts.iter().zip(self.endpoints.drain(..)) {
+            let (device, connected) = (part.device.clone(), part.connected.clone());
+            let (stop, name) = (stop.clone(), part.device.clone());
+            tasks.spawn(async move {
+                use manyring_device::Device;
+                let served = serve(device, endpoint, options, connected, stop).await;
+                served.map_err(|source| {
+                    let device = name.name().to_owned();
+                    AssembleError::Socket { device, source }
+                })
+            });
+        }
+        while let Some(ended) = tasks.join_next().await {
+            if let Ok(result) = ended {
+                result?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn endpoint(blk: &BlkPlan) -> Result<Endpoint, AssembleError> {
+    let device = || blk.name.clone();
+    match &blk.socket {
+        SocketPlan::Listen { path, permissions } => {
+            check_path(path)
+                .map_err(|source| AssembleError::Socket { device: device(), source })?;
+            Ok(Endpoint::Listen { path: path.clone(), permissions: *permissions })
+        }
+        SocketPlan::Connect { path } => Ok(Endpoint::Connect { path: path.clone() }),
+        SocketPlan::Fd(fd) => {
+            let socket = crate::fds::adopt_socket(*fd)
+                .map_err(|source| AssembleError::Fd { device: device(), source })?;
+            Ok(Endpoint::Inherited { socket })
+        }
+    }
+}
+
+fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
+    let device = || blk.name.clone();
+    let disk: Arc<dyn Disk> = match &blk.disk {
+        DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
+        DiskPlan::Memory { size } => Arc::new(
+            MemoryDisk::new(*size)
+                .map_err(|source| AssembleError::Memory { device: device(), source })?,
+        ),
+        DiskPlan::File { path, direct } => {
+            let options = ImageOptions { read_only: blk.read_only, direct: *direct };
+            let image = Image::open(path, options)
+                .map_err(|source| AssembleError::Image { device: device(), source })?;
+            if io_uring { Arc::new(UringDisk::new(image)) } else { Arc::new(FileDisk::new(image)) }
+        }
+    };
+    Ok(match blk.fault {
+        None => disk,
+        Some(fault) => Arc::new(FaultDisk::new(
+            disk,
+            FaultPlan {
+                read_error_every: fault.read_error_every,
+                write_error_every: fault.write_error_every,
+                flush_errors: fault.flush_errors,
+                hold_every: fault.hold_every,
+                secure_erase: fault.secure_erase,
+            },
+        )),
+    })
+}
+
+/// Six fds a device add up: use all that the system allows.
+fn raise_fd_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let _ = setrlimit(Resource::Nofile, raised);
+}

@@ -1,0 +1,170 @@
+//! The command line: options, help and what they mean as a configuration.
+
+use crate::config::raw::{RawBlk, RawConfig, RawDaemon};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Multi-queue I/O back-end for virtual machines.
+#[derive(Debug, Parser)]
+#[command(name = "manyring", version, about, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    /// What to log: error, warn, info, debug, trace.
+    #[arg(long, global = true, default_value = "info", value_name = "LEVEL")]
+    pub(crate) log_level: String,
+    /// How to log.
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// How to log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// A line of text.
+    Text,
+    /// A line of JSON.
+    Json,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve one block device over vhost-user.
+    Blk(Box<BlkArgs>),
+    /// Serve all devices of a configuration file.
+    Run(RunArgs),
+}
+
+/// `manyring run`
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// The configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// Print what would be done, and end.
+    #[arg(long)]
+    pub(crate) print_plan: bool,
+}
+
+/// Options of the process, for the commands that have no configuration file.
+#[derive(Args, Debug)]
+pub(crate) struct DaemonArgs {
+    /// Workers at most [default: the CPUs this process may use].
+    #[arg(long, value_name = "N")]
+    pub(crate) workers: Option<usize>,
+    /// Microseconds to look for work before sleeping, 0 to 32 [default: 32].
+    #[arg(long, value_name = "US")]
+    pub(crate) spin_us: Option<u32>,
+    /// Do without io_uring.
+    #[arg(long)]
+    pub(crate) no_io_uring: bool,
+    /// Listen for control requests at this socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+}
+
+/// `manyring blk`
+#[derive(Args, Debug)]
+pub(crate) struct BlkArgs {
+    /// Print what this back-end can, as JSON, and end.
+    #[arg(long)]
+    pub(crate) print_capabilities: bool,
+    /// Name of the device in logs, counters and the control API.
+    #[arg(long, default_value = "blk0")]
+    pub(crate) name: String,
+    /// The vhost-user socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket_path: Option<PathBuf>,
+    /// A socket that was handed in, listening or connected.
+    #[arg(long, value_name = "N")]
+    pub(crate) fd: Option<i32>,
+    /// Connect to the socket instead of listening there.
+    #[arg(long)]
+    pub(crate) client: bool,
+    /// Owner of the socket (user id).
+    #[arg(long, value_name = "UID")]
+    pub(crate) socket_owner: Option<u32>,
+    /// Group of the socket (group id).
+    #[arg(long, value_name = "GID")]
+    pub(crate) socket_group: Option<u32>,
+    /// Mode of the socket, in octal.
+    #[arg(long, value_name = "MODE")]
+    pub(crate) socket_mode: Option<String>,
+    /// End when the first front-end has left.
+    #[arg(long)]
+    pub(crate) one_off: bool,
+    /// Seconds a front-end has from connecting to its first message [default: 10].
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) handshake_timeout: Option<u64>,
+    /// Serve this file or block device.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) blk_file: Option<PathBuf>,
+    /// Serve a disk that keeps nothing.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) null: Option<String>,
+    /// Serve a disk in memory.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
+    /// The guest may not write.
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// Pass the host's page cache by (O_DIRECT).
+    #[arg(long)]
+    pub(crate) direct: bool,
+    /// Request queues, 1 to 256 [default: 8].
+    #[arg(long, value_name = "N")]
+    pub(crate) num_queues: Option<usize>,
+    /// Entries of a ring that the limits of a request are made for [default: 128].
+    #[arg(long, value_name = "N")]
+    pub(crate) queue_size: Option<u16>,
+    /// The device id string, at most 20 characters [default: the name].
+    #[arg(long)]
+    pub(crate) serial: Option<String>,
+    /// writeback or writethrough [default: writeback].
+    #[arg(long, value_name = "MODE")]
+    pub(crate) cache: Option<String>,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+impl From<DaemonArgs> for RawDaemon {
+    fn from(args: DaemonArgs) -> Self {
+        Self {
+            workers: args.workers,
+            spin_us: args.spin_us,
+            io_uring: args.no_io_uring.then_some(false),
+            control: args.control,
+        }
+    }
+}
+
+impl From<BlkArgs> for RawConfig {
+    fn from(args: BlkArgs) -> Self {
+        let blk = RawBlk {
+            name: Some(args.name),
+            socket_path: args.socket_path,
+            fd: args.fd,
+            client: args.client,
+            socket_owner: args.socket_owner,
+            socket_group: args.socket_group,
+            socket_mode: args.socket_mode,
+            one_off: args.one_off,
+            handshake_timeout: args.handshake_timeout,
+            file: args.blk_file,
+            null: args.null,
+            memory: args.memory,
+            read_only: args.read_only,
+            direct: args.direct,
+            num_queues: args.num_queues,
+            queue_size: args.queue_size,
+            serial: args.serial,
+            cache: args.cache,
+            fault: None,
+        };
+        Self { daemon: args.daemon.into(), blk: vec![blk] }
+    }
+}
+
+/// What `--print-capabilities` says of the block back-end.
+pub(crate) const BLK_CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;

@@ -1,0 +1,38 @@
+//! Adopts file descriptors that were handed in.
+#![allow(unsafe_code, reason = "allow-listed: an inherited fd is a bare number")]
+
+use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use rustix::io::Errno;
+
+/// Why an fd cannot be adopted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FdError {
+    /// It is not open.
+    #[error("{fd} is not open: {errno}")]
+    Closed {
+        /// Its number.
+        fd: i32,
+        /// The system's word.
+        errno: Errno,
+    },
+    /// It is open, but no socket.
+    #[error("{fd} is no unix socket")]
+    Kind {
+        /// Its number.
+        fd: i32,
+    },
+}
+
+/// Takes a unix socket over by its number, once, before any other thread runs.
+pub(crate) fn adopt_socket(fd: i32) -> Result<OwnedFd, FdError> {
+    // SAFETY: the fd is only looked at; if it is not open, the calls below say so.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    rustix::io::fcntl_getfd(borrowed).map_err(|errno| FdError::Closed { fd, errno })?;
+    let domain = rustix::net::sockopt::socket_domain(borrowed);
+    if domain != Ok(rustix::net::AddressFamily::UNIX) {
+        return Err(FdError::Kind { fd });
+    }
+    let _ = rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC);
+    // SAFETY: it is open, above the standard three, and named by the user for us to own.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,201 @@
+//! `BlkDevice`: queues, features offered, config space.
+
+mod config;
+mod pending;
+mod virtio;
+
+pub(crate) use virtio::BlkQueue;
+
+use crate::pool::{Pool, QueueHandle};
+use crate::queue::{Handler, RunningQueue};
+use crate::stats::QueueStats;
+use crate::{Activation, ConfigError, Device, StartError};
+use manyring_backend::blk::{Disk, Geometry};
+use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE};
+use manyring_wire::virtio::VIRTIO_ID_BLOCK;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::watch;
+
+/// How a block device looks to the guest.
+#[derive(Clone, Debug)]
+pub struct BlkOptions {
+    /// Name in the configuration.
+    pub name: String,
+    /// Request queues, 1 to 256.
+    pub num_queues: usize,
+    /// Entries of a ring at most; a power of two.
+    pub queue_size: u16,
+    /// The device id string; longer ones are cut at 20 bytes.
+    pub serial: String,
+    /// The guest sees it as read-only.
+    pub read_only: bool,
+    /// Start with a write-back cache; the driver may switch.
+    pub writeback: bool,
+}
+
+/// What the queues of a device share: written by the control thread, read by the workers.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) capacity: AtomicU64,
+    /// Every write is durable at completion.
+    pub(crate) write_through: AtomicBool,
+    pub(crate) read_only: bool,
+    pub(crate) serial: [u8; ID_SIZE],
+}
+
+/// A block device.
+#[derive(Debug)]
+pub struct BlkDevice {
+    options: BlkOptions,
+    disk: Arc<dyn Disk>,
+    pool: Arc<Pool>,
+    shared: Arc<Shared>,
+    geometry: Mutex<Geometry>,
+    /// The driver's view of `writeback`, and what was negotiated.
+    writeback: AtomicBool,
+    features: AtomicU64,
+    stats: Vec<Arc<QueueStats>>,
+    changes: watch::Sender<u64>,
+}
+
+impl BlkDevice {
+    /// A device on `disk`, whose queues run in `pool`.
+    #[must_use]
+    pub fn new(mut options: BlkOptions, disk: Arc<dyn Disk>, pool: Arc<Pool>) -> Self {
+        let geometry = disk.geometry();
+        options.read_only |= geometry.read_only;
+        let mut serial = [0; ID_SIZE];
+        let len = options.serial.len().min(ID_SIZE);
+        serial[..len].copy_from_slice(&options.serial.as_bytes()[..len]);
+        let shared = Arc::new(Shared {
+            capacity: AtomicU64::new(geometry.size),
+            write_through: AtomicBool::new(!options.writeback),
+            read_only: options.read_only,
+            serial,
+        });
+        let stats = (0..options.num_queues).map(|_| Arc::new(QueueStats::default())).collect();
+        Self {
+            writeback: AtomicBool::new(options.writeback),
+            options,
+            disk,
+            pool,
+            shared,
+            geometry: Mutex::new(geometry),
+            features: AtomicU64::new(0),
+            stats,
+            changes: watch::Sender::new(0),
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        *self.geometry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The disk behind the device.
+    #[must_use]
+    pub fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
+    /// The guest may not write.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.options.read_only
+    }
+
+    /// Bytes the guest sees.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.shared.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Takes the disk's size anew, after changing it to `size` if one is given, and tells the
+    /// guest. May block: not for the control thread.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
+        let geometry = self.disk.resize(size)?;
+        *self.geometry.lock().unwrap_or_else(PoisonError::into_inner) = geometry;
+        let old = self.shared.capacity.swap(geometry.size, Ordering::Relaxed);
+        if old != geometry.size {
+            self.changes.send_modify(|n| *n += 1);
+        }
+        Ok(geometry.size)
+    }
+
+    /// Write-back only if the driver can flush and wants it (§5.2.6.2).
+    fn apply_cache_mode(&self) {
+        use manyring_wire::blk::VIRTIO_BLK_F_FLUSH;
+        let can_flush = self.features.load(Ordering::Relaxed) & VIRTIO_BLK_F_FLUSH != 0;
+        let writeback = can_flush && self.writeback.load(Ordering::Relaxed);
+        self.shared.write_through.store(!writeback, Ordering::Release);
+    }
+}
+
+impl Device for BlkDevice {
+    fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    fn virtio_id(&self) -> u32 {
+        VIRTIO_ID_BLOCK
+    }
+
+    fn features(&self) -> u64 {
+        config::features(&self.options, &self.geometry())
+    }
+
+    fn queue_count(&self) -> usize {
+        self.options.num_queues
+    }
+
+    fn queue_size_max(&self) -> u16 {
+        manyring_wire::virtqueue::QUEUE_SIZE_MAX
+    }
+
+    fn read_config(&self, offset: u32, bytes: &mut [u8]) {
+        let writeback = self.writeback.load(Ordering::Relaxed);
+        config::read(&self.options, &self.geometry(), writeback, offset, bytes);
+    }
+
+    fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError> {
+        match bytes {
+            [value] if offset == CONFIG_WRITEBACK => {
+                self.writeback.store(*value != 0, Ordering::Relaxed);
+                self.apply_cache_mode();
+                Ok(())
+            }
+            _ => Err(ConfigError { offset, len: bytes.len() }),
+        }
+    }
+
+    fn set_features(&self, features: u64) {
+        self.features.store(features, Ordering::Relaxed);
+        if features == 0 {
+            self.writeback.store(self.options.writeback, Ordering::Relaxed);
+        }
+        self.apply_cache_mode();
+    }
+
+    fn config_changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn start(&self, activation: Activation) -> Result<QueueHandle, StartError> {
+        let has_ring = self.pool.has_ring().ok_or(StartError::NoWorker)?;
+        let disk = self.disk.open_queue(has_ring)?;
+        let stats = self.stats.get(activation.index).cloned().unwrap_or_default();
+        let memory = activation.queue.memory().clone();
+        let size = activation.queue.size();
+        let blk = BlkQueue::new(disk, self.shared.clone(), memory, size);
+        let queue = RunningQueue::new(activation, Handler::Blk(blk), stats);
+        self.pool.start(queue).ok_or(StartError::NoWorker)
+    }
+
+    fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
+        self.stats.get(index).cloned()
+    }
+}

@@ -1,0 +1,117 @@
+//! Requests submitted and not yet completed, by token; holds their memory snapshot.
+//!
+//! A request carries the epoch of the snapshot its slices came from. A new snapshot begins a new
+//! epoch; the former one is kept, and its change not acknowledged, until its last request is done.
+
+use crate::queue::MemoryReply;
+use manyring_memory::{GuestMemory, GuestSlice};
+use manyring_queue::Chain;
+use std::sync::Arc;
+
+/// What is counted when a request completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    Flush,
+    Range,
+    Other,
+}
+
+/// A request in flight.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) chain: Chain,
+    /// Where the status byte goes.
+    pub(super) status: GuestSlice,
+    pub(super) kind: Kind,
+    /// Bytes of data; for reads they count as written to the guest.
+    pub(super) len: u32,
+    pub(super) popped_at_ns: u64,
+}
+
+#[derive(Debug)]
+struct Retiring {
+    epoch: u32,
+    left: usize,
+    _memory: Arc<GuestMemory>,
+    reply: Option<MemoryReply>,
+}
+
+#[derive(Debug)]
+pub(super) struct Pending {
+    slots: Vec<Option<(u32, InFlight)>>,
+    free: Vec<u32>,
+    epoch: u32,
+    memory: Arc<GuestMemory>,
+    retiring: Vec<Retiring>,
+}
+
+impl Pending {
+    /// Room for `size` requests: a ring cannot hold more.
+    pub(super) fn new(memory: Arc<GuestMemory>, size: u16) -> Self {
+        let _ = size;
+        Self { slots: Vec::new(), free: Vec::new(), epoch: 0, memory, retiring: Vec::new() }
+    }
+
+    /// Remembers a request; the token comes back with its completion. Grows to the ring's size at
+    /// most, then no longer allocates.
+    #[inline]
+    pub(super) fn add(&mut self, request: InFlight) -> u32 {
+        let token = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.slots[token as usize] = Some((self.epoch, request));
+        token
+    }
+
+    /// Takes the request of `token`. `None` if there is none: a backend's bug, not the guest's.
+    #[inline]
+    pub(super) fn take(&mut self, token: u32) -> Option<InFlight> {
+        let (epoch, request) = self.slots.get_mut(token as usize)?.take()?;
+        self.free.push(token);
+        if epoch != self.epoch {
+            self.leave(epoch);
+        }
+        Some(request)
+    }
+
+    /// One request less in an older epoch.
+    fn leave(&mut self, epoch: u32) {
+        if let Some(at) = self.retiring.iter().position(|r| r.epoch == epoch) {
+            self.retiring[at].left -= 1;
+        }
+        self.acknowledge();
+    }
+
+    /// Acknowledges the changes whose older snapshots are all out of use: in order, since a
+    /// request of an older epoch may use what a later change removed.
+    fn acknowledge(&mut self) {
+        let done = self.retiring.iter().take_while(|r| r.left == 0).count();
+        for mut retired in self.retiring.drain(..done) {
+            if let Some(reply) = retired.reply.take() {
+                let _ = reply.send(Ok(()));
+            }
+        }
+    }
+
+    /// Begins a new epoch with `memory`; `reply` is told when no request uses an older snapshot.
+    pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, reply: MemoryReply) {
+        let older: usize = self.retiring.iter().map(|r| r.left).sum();
+        let in_flight = self.slots.len() - self.free.len();
+        self.retiring.push(Retiring {
+            epoch: self.epoch,
+            left: in_flight - older,
+            _memory: std::mem::replace(&mut self.memory, memory),
+            reply: Some(reply),
+        });
+        self.epoch = self.epoch.wrapping_add(1);
+        self.acknowledge();
+    }
+
+    /// Takes all that is left, when the queue ends.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight> {
+        self.slots.drain(..).flatten().map(|(_, request)| request)
+    }
+}

@@ -1,0 +1,397 @@
+//! virtio-blk chain <-> `Request` / `Completion` (virtio 1.3 §5.2.6).
+
+use super::Shared;
+use super::config::RANGES_MAX;
+use super::pending::{InFlight, Kind, Pending};
+use crate::queue::MemoryReply;
+use crate::stats::QueueStats;
+use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
+use manyring_backend::sys::uring::Ring;
+use manyring_memory::{GuestMemory, GuestSlice, copy_from_slices, copy_to_slices, total_len};
+use manyring_queue::{Batch, DeviceQueue, QueueError};
+use manyring_wire::blk::{
+    HEADER_SIZE, ID_SIZE, RawHeader, RawSegment, RequestKind, SECTOR_SIZE, SEGMENT_SIZE, Segment,
+    Status,
+};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use zerocopy::FromBytes;
+
+/// A queue of a block device, as its worker runs it.
+#[derive(Debug)]
+pub(crate) struct BlkQueue {
+    disk: Box<dyn DiskQueue>,
+    shared: Arc<Shared>,
+    pending: Pending,
+    batch: Batch,
+    burst: Burst,
+    done: Vec<Completion>,
+    /// Requests answered without the disk: token and status.
+    answered: Vec<(u32, Status)>,
+}
+
+/// What becomes of a request after parsing.
+enum Parsed {
+    /// For the disk; its slices are in the burst.
+    Submit { op: Op, offset: u64, len: u64, kind: Kind },
+    /// Answered at once.
+    Answer { status: Status, kind: Kind, len: u32 },
+}
+
+impl Parsed {
+    const fn refuse(status: Status) -> Self {
+        Self::Answer { status, kind: Kind::Other, len: 0 }
+    }
+}
+
+impl BlkQueue {
+    pub(super) fn new(
+        disk: Box<dyn DiskQueue>,
+        shared: Arc<Shared>,
+        memory: Arc<GuestMemory>,
+        size: u16,
+    ) -> Self {
+        Self {
+            disk,
+            shared,
+            pending: Pending::new(memory, size),
+            batch: Batch::new(),
+            burst: Burst::default(),
+            done: Vec::new(),
+            answered: Vec::new(),
+        }
+    }
+
+    pub(crate) fn attach(&mut self, ring: Option<&mut Ring>, tag: u64) {
+        self.disk.attach(ring, tag);
+    }
+
+    pub(crate) fn detach(&mut self, ring: Option<&mut Ring>) {
+        self.disk.detach(ring);
+    }
+
+    pub(crate) fn on_event(&mut self, token: u32, result: i32, ring: Option<&mut Ring>) {
+        self.disk.on_event(token, result, ring, &mut self.done);
+    }
+
+    pub(crate) fn retire_memory(&mut self, memory: Arc<GuestMemory>, reply: MemoryReply) {
+        self.pending.retire(memory, reply);
+    }
+
+    /// Gives up what is in flight, when the queue ends.
+    pub(crate) fn abandon(&mut self, queue: &mut DeviceQueue) {
+        self.pending.drain().for_each(|request| queue.discard(request.chain));
+    }
+
+    /// Pops a batch and starts its requests. Returns how many.
+    #[inline]
+    pub(crate) fn pop_and_submit(
+        &mut self,
+        queue: &mut DeviceQueue,
+        ring: Option<&mut Ring>,
+        now_ns: u64,
+    ) -> usize {
+        let popped = queue.pop_batch(&mut self.batch);
+        if popped == 0 {
+            return 0;
+        }
+        for index in 0..popped {
+            self.take_request(queue, index, now_ns);
+        }
+        if !self.burst.is_empty() {
+            self.disk.submit(&self.burst, ring, &mut self.done);
+            self.burst.clear();
+        }
+        popped
+    }
+
+    /// Parses one chain. One that breaks the rules stops the queue.
+    #[inline]
+    fn take_request(&mut self, queue: &mut DeviceQueue, index: usize, now_ns: u64) {
+        let Some((chain, readable, writable)) = self.batch.take(index) else { return };
+        if queue.fault().is_some_and(|fault| matches!(fault, QueueError::Request(_))) {
+            queue.discard(chain);
+            return;
+        }
+        let (header, status) = match (read_header(readable), split_status(writable)) {
+            (Some(header), Some((status, _))) => (header, status),
+            (header, _) => {
+                queue.latch_fault(QueueError::Request(if header.is_none() {
+                    "shorter than its header of 16 bytes"
+                } else {
+                    "without a status byte"
+                }));
+                queue.discard(chain);
+                return;
+            }
+        };
+        let parsed = parse(&self.shared, header, readable, writable, &mut self.burst);
+        match parsed {
+            Parsed::Submit { op, offset, len, kind } => {
+                let bytes = u32::try_from(len).unwrap_or(u32::MAX);
+                let in_flight = InFlight { chain, status, kind, len: bytes, popped_at_ns: now_ns };
+                let token = self.pending.add(in_flight);
+                self.burst.push(token, op, offset, len);
+            }
+            Parsed::Answer { status: answer, kind, len } => {
+                self.burst.forget_slices();
+                let in_flight = InFlight { chain, status, kind, len, popped_at_ns: now_ns };
+                let token = self.pending.add(in_flight);
+                self.answered.push((token, answer));
+            }
+        }
+    }
+
+    /// Returns what is done to the driver. Returns how many, and whether guest memory was lost.
+    #[inline]
+    pub(crate) fn complete(
+        &mut self,
+        queue: &mut DeviceQueue,
+        stats: &QueueStats,
+        clock: impl FnOnce() -> u64,
+    ) -> (usize, bool) {
+        self.disk.reap(&mut self.done);
+        if self.done.is_empty() && self.answered.is_empty() {
+            return (0, false);
+        }
+        let now_ns = clock();
+        let count = self.done.len() + self.answered.len();
+        let mut lost = false;
+        let mut tally = Tally::default();
+        for (token, status) in self.answered.drain(..) {
+            if let Some(request) = self.pending.take(token) {
+                tally.finish(request, status, now_ns, queue, stats);
+            }
+        }
+        for completion in self.done.drain(..) {
+            let status = match completion.result {
+                Ok(()) => Status::Ok,
+                Err(Errno::OPNOTSUPP) => Status::Unsupp,
+                Err(errno) => {
+                    lost |= errno == Errno::FAULT;
+                    Status::IoErr
+                }
+            };
+            if let Some(request) = self.pending.take(completion.token) {
+                tally.finish(request, status, now_ns, queue, stats);
+            }
+        }
+        tally.store(stats);
+        (count, lost)
+    }
+}
+
+/// Counters of a burst, added to the queue's once.
+#[derive(Default)]
+struct Tally {
+    requests: u64,
+    reads: u64,
+    writes: u64,
+    flushes: u64,
+    ranges: u64,
+    bytes_read: u64,
+    bytes_written: u64,
+    errors: u64,
+    /// Requests with the same time from pop to completion: counted together.
+    serve_ns: u64,
+    serve_count: u64,
+}
+
+impl Tally {
+    /// Writes the status byte and returns the chain.
+    #[inline]
+    fn finish(
+        &mut self,
+        request: InFlight,
+        status: Status,
+        now_ns: u64,
+        queue: &mut DeviceQueue,
+        stats: &QueueStats,
+    ) {
+        request.status.write_from(&[status as u8]);
+        let mut written = 1;
+        match request.kind {
+            Kind::Read => {
+                self.reads += 1;
+                self.bytes_read += u64::from(request.len);
+                written += request.len;
+            }
+            Kind::Write => {
+                self.writes += 1;
+                self.bytes_written += u64::from(request.len);
+            }
+            Kind::Flush => self.flushes += 1,
+            Kind::Range => self.ranges += 1,
+            Kind::Other => written += request.len,
+        }
+        self.requests += 1;
+        self.errors += u64::from(status != Status::Ok);
+        let serve_ns = now_ns.saturating_sub(request.popped_at_ns);
+        if serve_ns != self.serve_ns {
+            self.store_serve(stats);
+            self.serve_ns = serve_ns;
+        }
+        self.serve_count += 1;
+        queue.push_used(request.chain, written);
+    }
+
+    fn store_serve(&mut self, stats: &QueueStats) {
+        if self.serve_count > 0 {
+            stats.serve_ns.record(self.serve_ns, self.serve_count);
+            self.serve_count = 0;
+        }
+    }
+
+    #[inline]
+    fn store(&mut self, stats: &QueueStats) {
+        self.store_serve(stats);
+        for (counter, n) in [
+            (&stats.requests, self.requests),
+            (&stats.reads, self.reads),
+            (&stats.writes, self.writes),
+            (&stats.flushes, self.flushes),
+            (&stats.discards, self.ranges),
+            (&stats.bytes_read, self.bytes_read),
+            (&stats.bytes_written, self.bytes_written),
+            (&stats.errors, self.errors),
+        ] {
+            if n > 0 {
+                counter.add(n);
+            }
+        }
+    }
+}
+
+/// Copies the header out of guest memory, once.
+#[inline]
+fn read_header(readable: &[GuestSlice]) -> Option<RawHeader> {
+    let mut bytes = [0; HEADER_SIZE];
+    (copy_from_slices(readable, &mut bytes) == HEADER_SIZE)
+        .then(|| RawHeader::read_from_bytes(&bytes).ok())
+        .flatten()
+}
+
+/// The status byte (the last writable one), and how much of the last slice is data.
+#[inline]
+fn split_status(writable: &[GuestSlice]) -> Option<(GuestSlice, GuestSlice)> {
+    let last = writable.last()?;
+    let (data, status) = last.split_at(last.len().checked_sub(1)?);
+    Some((status, data))
+}
+
+/// Pushes the data a device reads: all after the header.
+fn push_readable(readable: &[GuestSlice], out: &mut Vec<GuestSlice>) {
+    let mut skip = HEADER_SIZE;
+    for slice in readable {
+        let (header, data) = slice.split_at(skip);
+        skip -= header.len();
+        if !data.is_empty() {
+            out.push(data);
+        }
+    }
+}
+
+/// Pushes the data a device writes: all before the status byte.
+fn push_writable(writable: &[GuestSlice], out: &mut Vec<GuestSlice>) {
+    if let (Some((_, tail)), [whole @ .., _]) = (split_status(writable), writable) {
+        out.extend_from_slice(whole);
+        if !tail.is_empty() {
+            out.push(tail);
+        }
+    }
+}
+
+/// Parses a request; the slices of a read or write are pushed to the burst.
+#[inline]
+fn parse(
+    shared: &Shared,
+    header: RawHeader,
+    readable: &[GuestSlice],
+    writable: &[GuestSlice],
+    burst: &mut Burst,
+) -> Parsed {
+    let kind = RequestKind::parse(&header);
+    match kind {
+        RequestKind::In { offset } => {
+            push_writable(writable, burst.slices());
+            let len = total_len(writable) - 1;
+            transfer(shared, Op::Read, Kind::Read, offset, len)
+        }
+        RequestKind::Out { .. } if shared.read_only => Parsed::refuse(Status::IoErr),
+        RequestKind::Out { offset } => {
+            push_readable(readable, burst.slices());
+            let len = total_len(readable) - HEADER_SIZE as u64;
+            let durable = shared.write_through.load(Ordering::Relaxed);
+            transfer(shared, Op::Write { durable }, Kind::Write, offset, len)
+        }
+        RequestKind::Flush => {
+            Parsed::Submit { op: Op::Flush, offset: 0, len: 0, kind: Kind::Flush }
+        }
+        RequestKind::GetId => {
+            let mut data = Vec::with_capacity(writable.len());
+            push_writable(writable, &mut data);
+            let len = copy_to_slices(&data, &shared.serial);
+            debug_assert!(len <= ID_SIZE);
+            Parsed::Answer {
+                status: Status::Ok,
+                kind: Kind::Other,
+                len: u32::try_from(len).unwrap_or(0),
+            }
+        }
+        RequestKind::Discard | RequestKind::WriteZeroes | RequestKind::SecureErase => {
+            range(shared, kind, readable)
+        }
+        RequestKind::Unknown(_) => Parsed::refuse(Status::Unsupp),
+        RequestKind::OutOfRange => Parsed::refuse(Status::IoErr),
+    }
+}
+
+/// True if the bytes lie inside the device.
+fn is_inside(shared: &Shared, offset: u64, len: u64) -> bool {
+    let capacity = shared.capacity.load(Ordering::Relaxed);
+    offset <= capacity && capacity - offset >= len
+}
+
+#[inline]
+fn transfer(shared: &Shared, op: Op, kind: Kind, offset: u64, len: u64) -> Parsed {
+    if !len.is_multiple_of(SECTOR_SIZE) || !is_inside(shared, offset, len) {
+        return Parsed::refuse(Status::IoErr);
+    }
+    if len == 0 {
+        return Parsed::Answer { status: Status::Ok, kind, len: 0 };
+    }
+    Parsed::Submit { op, offset, len, kind }
+}
+
+/// Discard, write-zeroes, secure erase: a segment follows the header.
+fn range(shared: &Shared, kind: RequestKind, readable: &[GuestSlice]) -> Parsed {
+    let mut bytes = [0; HEADER_SIZE + SEGMENT_SIZE];
+    let len = total_len(readable);
+    let ranges = u64::from(RANGES_MAX);
+    if len != (HEADER_SIZE as u64) + ranges * (SEGMENT_SIZE as u64) || shared.read_only {
+        return Parsed::refuse(Status::IoErr);
+    }
+    copy_from_slices(readable, &mut bytes);
+    let Ok(raw) = RawSegment::read_from_bytes(&bytes[HEADER_SIZE..]) else {
+        return Parsed::refuse(Status::IoErr);
+    };
+    let Some(segment) = Segment::parse(&raw) else { return Parsed::refuse(Status::Unsupp) };
+    if segment.unmap && kind != RequestKind::WriteZeroes {
+        return Parsed::refuse(Status::Unsupp);
+    }
+    let (offset, len) = (segment.offset, segment.len);
+    if !is_inside(shared, offset, len) {
+        return Parsed::refuse(Status::IoErr);
+    }
+    let durable = shared.write_through.load(Ordering::Relaxed);
+    let op = match kind {
+        RequestKind::Discard => Op::Discard,
+        RequestKind::WriteZeroes => Op::WriteZeroes { unmap: segment.unmap, durable },
+        _ => Op::SecureErase,
+    };
+    if len == 0 {
+        return Parsed::Answer { status: Status::Ok, kind: Kind::Range, len: 0 };
+    }
+    Parsed::Submit { op, offset, len, kind: Kind::Range }
+}

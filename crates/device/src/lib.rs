@@ -1,0 +1,115 @@
+//! What the guest sees, and the loop that runs a queue.
+//!
+//! transport -> queue -> **device** -> backend. Two stages act: the transport, once, when a guest
+//! arrives or leaves; and the device, always: its worker is the loop. A transport talks to a
+//! [`Device`] and hands it each queue as an [`Activation`]; it gets a [`QueueHandle`] back, through
+//! which the running queue is told of new memory, fds, enable and stop. What a session must hear
+//! comes to it as an [`Event`] through one bounded mailbox.
+#![forbid(unsafe_code)]
+
+pub mod blk;
+mod doorbell;
+pub mod policy;
+mod pool;
+mod queue;
+pub mod stats;
+mod wait;
+mod worker;
+
+pub use doorbell::{Call, DoorbellError, Kick};
+pub use pool::{Pool, PoolOptions, QueueHandle, StopError, WorkerStats};
+pub use queue::{Event, EventKind};
+pub use stats::QueueStats;
+
+use manyring_queue::{DeviceQueue, QueueError, RingAddresses};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+
+/// A queue ready to run.
+#[derive(Debug)]
+pub struct Activation {
+    /// Index of the virtqueue in its device.
+    pub index: usize,
+    /// The ring, checked.
+    pub queue: DeviceQueue,
+    /// Where the ring lies, to resolve it again in other memory.
+    pub addresses: RingAddresses,
+    /// Available buffer notifications; none: the ring is polled.
+    pub kick: Option<Kick>,
+    /// Used buffer notifications; none: the driver polls.
+    pub call: Option<Arc<Call>>,
+    /// Error notifications.
+    pub err: Option<Arc<Call>>,
+    /// The ring is served; else it waits, and what arrives waits with it.
+    pub enabled: bool,
+    /// The virtio features that were negotiated.
+    pub features: u64,
+    /// Where the session hears of faults.
+    pub events: mpsc::Sender<Event>,
+}
+
+/// Why a device refuses a config write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes at offset {offset} of the config space are not writable")]
+pub struct ConfigError {
+    /// First byte.
+    pub offset: u32,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// Why a queue cannot run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StartError {
+    /// The ring is wrong.
+    #[error("{0}")]
+    Queue(#[from] QueueError),
+    /// The backend has no queue for it.
+    #[error("the backend cannot open a queue: {0}")]
+    Backend(rustix::io::Errno),
+    /// The workers are stopped, or none could be started.
+    #[error("no worker runs")]
+    NoWorker,
+}
+
+/// What a transport may ask of a device. One session at a time uses it.
+pub trait Device: Send + Sync + std::fmt::Debug {
+    /// The device's name in the configuration.
+    fn name(&self) -> &str;
+
+    /// Virtio device id (`VIRTIO_ID_*`).
+    fn virtio_id(&self) -> u32;
+
+    /// Virtio features offered.
+    fn features(&self) -> u64;
+
+    /// Virtqueues the device has at most.
+    fn queue_count(&self) -> usize;
+
+    /// Entries a virtqueue may have at most.
+    fn queue_size_max(&self) -> u16;
+
+    /// Reads the config space; bytes past its end are zero.
+    fn read_config(&self, offset: u32, bytes: &mut [u8]);
+
+    /// Writes the config space.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if a byte is not writable.
+    fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError>;
+
+    /// The driver's features are known, or the device was reset (then 0).
+    fn set_features(&self, features: u64);
+
+    /// Changes whenever the config space does, other than by the driver.
+    fn config_changes(&self) -> watch::Receiver<u64>;
+
+    /// Starts a queue on a worker.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    fn start(&self, activation: Activation) -> Result<QueueHandle, StartError>;
+
+    /// Counters of queue `index`; they outlive sessions.
+    fn stats(&self, index: usize) -> Option<Arc<QueueStats>>;
+}

@@ -1,0 +1,3 @@
+//! Pure decisions: no I/O, no clock (time is an argument), no unsafe.
+
+pub mod polling;

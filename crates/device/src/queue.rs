@@ -1,0 +1,358 @@
+//! `RunningQueue`: a queue as its worker owns it: ring, doorbells, what serves it, its state.
+
+use crate::blk::BlkQueue;
+use crate::doorbell::{Call, Kick};
+use crate::policy::polling::{Decision, Polling};
+use crate::stats::QueueStats;
+use crate::wait::{Source, Wait};
+use crate::{Activation, StartError};
+use manyring_memory::GuestMemory;
+use manyring_queue::{DeviceQueue, QueueError, RingAddresses};
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// What a session hears from a running queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Index of the virtqueue in its device.
+    pub index: usize,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+/// What happened to a running queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The driver broke the ring's rules: the queue has stopped, the session goes on.
+    Fault(QueueError),
+    /// Guest memory was cut away: the session must end.
+    MemoryLost,
+}
+
+/// What serves the chains. One match per turn.
+#[derive(Debug)]
+pub(crate) enum Handler {
+    Blk(BlkQueue),
+}
+
+/// Whether the worker looks at the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// Every turn.
+    Hot,
+    /// The driver was asked to kick.
+    Armed,
+}
+
+/// A reply to "stop": the base, once nothing is in flight.
+pub(crate) type StopReply = oneshot::Sender<u16>;
+/// A reply to new memory, once no request uses the old.
+pub(crate) type MemoryReply = oneshot::Sender<Result<(), QueueError>>;
+
+#[derive(Debug)]
+pub(crate) struct RunningQueue {
+    index: usize,
+    queue: DeviceQueue,
+    kick: Option<Kick>,
+    call: Option<Arc<Call>>,
+    err: Option<Arc<Call>>,
+    enabled: bool,
+    handler: Handler,
+    stats: Arc<QueueStats>,
+    events: mpsc::Sender<Event>,
+    look: Look,
+    fault_told: bool,
+    memory_lost: bool,
+    /// No more pops: the queue stops or moves when nothing is in flight.
+    draining: bool,
+    worked_at_ns: u64,
+    looked_at_ns: u64,
+    kicked: bool,
+}
+
+impl RunningQueue {
+    pub(crate) fn new(activation: Activation, handler: Handler, stats: Arc<QueueStats>) -> Self {
+        stats.running.set(1);
+        Self {
+            index: activation.index,
+            queue: activation.queue,
+            kick: activation.kick,
+            call: activation.call,
+            err: activation.err,
+            enabled: activation.enabled,
+            handler,
+            stats,
+            events: activation.events,
+            look: Look::Hot,
+            fault_told: false,
+            memory_lost: false,
+            draining: false,
+            worked_at_ns: 0,
+            looked_at_ns: 0,
+            kicked: false,
+        }
+    }
+
+    /// Gets ready on a worker: opens what belongs to its ring, watches the kick.
+    pub(crate) fn attach(&mut self, wait: &mut Wait, slot: u32, generation: u32, now_ns: u64) {
+        let tag = Source::Disk { slot, token: 0 }.pack();
+        match &mut self.handler {
+            Handler::Blk(blk) => blk.attach(wait.ring(), tag),
+        }
+        if let Some(kick) = &self.kick {
+            use rustix::fd::AsFd;
+            wait.watch(kick.as_fd(), Source::Kick { slot, generation });
+        }
+        self.looked_at_ns = now_ns;
+        self.make_hot(now_ns);
+        self.draining = false;
+    }
+
+    /// Lets go of the worker, when nothing is in flight.
+    pub(crate) fn detach(&mut self, wait: &mut Wait, slot: u32, generation: u32) {
+        match &mut self.handler {
+            Handler::Blk(blk) => blk.detach(wait.ring()),
+        }
+        self.unwatch(wait, slot, generation);
+    }
+
+    fn unwatch(&mut self, wait: &mut Wait, slot: u32, generation: u32) {
+        if let Some(kick) = &self.kick {
+            use rustix::fd::AsFd;
+            wait.unwatch(kick.as_fd(), Source::Kick { slot, generation });
+        }
+    }
+
+    fn make_hot(&mut self, now_ns: u64) {
+        if self.look != Look::Hot {
+            self.look = Look::Hot;
+            self.queue.disable_notifications();
+        }
+        self.worked_at_ns = now_ns;
+    }
+
+    /// The driver kicked.
+    pub(crate) fn on_kick(&mut self, now_ns: u64) {
+        self.stats.kicks.add(1);
+        self.kicked = true;
+        if let Some(kick) = &self.kick {
+            kick.drain();
+        }
+        if self.look == Look::Armed {
+            self.looked_at_ns = now_ns;
+        }
+        self.make_hot(now_ns);
+    }
+
+    /// Watches the kick again after the kernel ended the watch.
+    pub(crate) fn rewatch(&mut self, wait: &mut Wait, slot: u32, generation: u32) {
+        if let Some(kick) = &self.kick {
+            use rustix::fd::AsFd;
+            wait.watch(kick.as_fd(), Source::Kick { slot, generation });
+        }
+    }
+
+    /// A disk request of this queue has an event.
+    pub(crate) fn on_disk(&mut self, token: u32, result: i32, wait: &mut Wait) {
+        match &mut self.handler {
+            Handler::Blk(blk) => blk.on_event(token, result, wait.ring()),
+        }
+    }
+
+    /// True if the worker should look at this queue every turn.
+    #[inline]
+    pub(crate) fn is_hot(&self) -> bool {
+        self.look == Look::Hot
+    }
+
+    fn may_pop(&self) -> bool {
+        self.enabled && !self.draining && !self.memory_lost
+    }
+
+    /// One turn: pop a batch, serve it, complete what is done, notify. True if there was work.
+    #[inline]
+    pub(crate) fn turn(&mut self, wait: &mut Wait, now_ns: u64) -> bool {
+        let mut popped = 0;
+        if self.may_pop() {
+            popped = match &mut self.handler {
+                Handler::Blk(blk) => blk.pop_and_submit(&mut self.queue, wait.ring(), now_ns),
+            };
+            if popped > 0 {
+                self.count_batch(popped, now_ns);
+            }
+            self.looked_at_ns = now_ns;
+        }
+        let completed = self.complete(wait, popped > 0);
+        if self.queue.fault().is_some() && !self.fault_told {
+            self.tell_fault();
+        }
+        let worked = popped > 0 || completed > 0;
+        if worked {
+            self.worked_at_ns = now_ns;
+        }
+        worked
+    }
+
+    fn count_batch(&mut self, popped: usize, now_ns: u64) {
+        let popped = popped as u64;
+        self.stats.batch_size.record(popped, 1);
+        self.stats.wait_ns.record(now_ns.saturating_sub(self.looked_at_ns), 1);
+        self.stats.ring_occupancy.set(popped + u64::from(self.queue.available_count()));
+        if !std::mem::take(&mut self.kicked) {
+            self.stats.kicks_suppressed.add(1);
+        }
+    }
+
+    /// Returns what is done to the driver, and tells it if it wants to know.
+    #[inline]
+    pub(crate) fn complete(&mut self, wait: &Wait, submitted: bool) -> usize {
+        let (completed, lost) = match &mut self.handler {
+            Handler::Blk(blk) => blk.complete(&mut self.queue, &self.stats, || wait.now_ns()),
+        };
+        if lost {
+            self.lose_memory();
+        }
+        if submitted || completed > 0 {
+            self.stats.in_flight.set(u64::from(self.queue.in_flight()));
+        }
+        if completed > 0 {
+            self.queue.publish();
+            if self.queue.needs_notification() {
+                self.stats.calls.add(1);
+                if let Some(call) = &self.call {
+                    call.ring();
+                }
+            } else {
+                self.stats.calls_suppressed.add(1);
+            }
+        }
+        completed
+    }
+
+    fn tell_fault(&mut self) {
+        self.fault_told = true;
+        self.stats.faults.add(1);
+        if let Some(err) = &self.err {
+            err.ring();
+        }
+        if let Some(fault) = self.queue.fault() {
+            // A full mailbox drops the line, not the fault: counter and err fd have told.
+            let _ =
+                self.events.try_send(Event { index: self.index, kind: EventKind::Fault(fault) });
+        }
+    }
+
+    /// Guest memory was cut away: stop popping and end the session.
+    fn lose_memory(&mut self) {
+        if !self.memory_lost {
+            self.memory_lost = true;
+            self.stats.faults.add(1);
+            let _ = self.events.try_send(Event { index: self.index, kind: EventKind::MemoryLost });
+        }
+    }
+
+    /// A region of some guest was cut away: was it ours?
+    pub(crate) fn check_memory(&mut self) {
+        if self.queue.memory().is_broken() {
+            self.lose_memory();
+        }
+    }
+
+    /// Nothing to do since a while: ask for notifications. False: keep looking.
+    pub(crate) fn settle(&mut self, polling: Polling, now_ns: u64) -> bool {
+        if self.may_pop() && self.kick.is_none() && self.queue.fault().is_none() {
+            return false;
+        }
+        if polling.decide(now_ns, self.worked_at_ns) == Decision::Look {
+            return false;
+        }
+        if self.may_pop() && self.queue.enable_notifications() {
+            return false;
+        }
+        self.look = Look::Armed;
+        true
+    }
+
+    pub(crate) fn set_enabled(&mut self, enabled: bool, now_ns: u64) {
+        self.enabled = enabled;
+        // What arrived before is served now: a kick that came early is not lost.
+        self.make_hot(now_ns);
+    }
+
+    pub(crate) fn set_kick(
+        &mut self,
+        kick: Option<Kick>,
+        wait: &mut Wait,
+        slot: u32,
+        generation: u32,
+        now_ns: u64,
+    ) {
+        self.unwatch(wait, slot, generation);
+        self.kick = kick;
+        self.rewatch(wait, slot, generation);
+        self.make_hot(now_ns);
+    }
+
+    pub(crate) fn set_call(&mut self, call: Option<Arc<Call>>) {
+        self.call = call;
+        // The driver may wait for a call that went to the former fd: one too many is harmless.
+        if let Some(call) = &self.call {
+            call.ring();
+        }
+    }
+
+    pub(crate) fn set_err(&mut self, err: Option<Arc<Call>>) {
+        self.err = err;
+    }
+
+    pub(crate) fn set_memory(
+        &mut self,
+        memory: Arc<GuestMemory>,
+        addresses: RingAddresses,
+        reply: MemoryReply,
+        now_ns: u64,
+    ) {
+        if let Err(error) = self.queue.relocate(addresses, memory.clone()) {
+            let _ = reply.send(Err(error));
+            return;
+        }
+        match &mut self.handler {
+            Handler::Blk(blk) => blk.retire_memory(memory, reply),
+        }
+        self.make_hot(now_ns);
+    }
+
+    /// No more pops from now on.
+    pub(crate) fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    pub(crate) fn is_drained(&self) -> bool {
+        self.draining && self.queue.in_flight() == 0
+    }
+
+    /// The next available index.
+    pub(crate) fn base(&self) -> u16 {
+        self.queue.base()
+    }
+
+    pub(crate) fn stats(&self) -> &Arc<QueueStats> {
+        &self.stats
+    }
+}
+
+impl Drop for RunningQueue {
+    fn drop(&mut self) {
+        self.stats.running.set(0);
+        self.stats.in_flight.set(0);
+        match &mut self.handler {
+            Handler::Blk(blk) => blk.abandon(&mut self.queue),
+        }
+    }
+}
+
+impl From<rustix::io::Errno> for StartError {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::Backend(errno)
+    }
+}

@@ -1,0 +1,228 @@
+//! Per-queue counters and histograms: one writer (the worker that owns the queue), any reader.
+//!
+//! Every counter is defined once, here, with its name and its help; metrics and the control API
+//! are made from [`QueueStats::counters`] and [`QueueStats::histograms`].
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A counter with one writer: a load and a store, no locked instruction.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`. Only the owner of the queue may.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Sets a gauge. Only the owner of the queue may.
+    #[inline]
+    pub fn set(&self, n: u64) {
+        if self.0.load(Ordering::Relaxed) != n {
+            self.0.store(n, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads it.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Buckets of a histogram: 4 per power of two.
+pub const BUCKETS: usize = 252;
+
+/// A log-linear histogram of 64-bit values, 4 buckets per power of two, 2 KiB.
+#[derive(Debug)]
+pub struct Histogram {
+    buckets: [Counter; BUCKETS],
+    sum: Counter,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { buckets: [const { Counter(AtomicU64::new(0)) }; BUCKETS], sum: Counter::default() }
+    }
+}
+
+impl Histogram {
+    /// The bucket of `value`: its highest set bit and the two below it.
+    #[must_use]
+    #[inline]
+    pub fn bucket(value: u64) -> usize {
+        if value < 4 {
+            return usize::try_from(value).unwrap_or(0);
+        }
+        let power = value.ilog2();
+        let low = usize::try_from((value >> (power - 2)) & 3).unwrap_or(0);
+        4 * (power as usize - 1) + low
+    }
+
+    /// The largest value of bucket `index`.
+    #[must_use]
+    pub fn bucket_max(index: usize) -> u64 {
+        if index < 4 {
+            return index as u64;
+        }
+        let (power, low) = (index / 4 + 1, (index % 4) as u64);
+        let step = 1u64 << (power - 2);
+        (4 + low).wrapping_mul(step).wrapping_add(step).wrapping_sub(1)
+    }
+
+    /// Counts `count` values at once.
+    #[inline]
+    pub fn record(&self, value: u64, count: u64) {
+        self.buckets[Self::bucket(value)].add(count);
+        self.sum.add(value.wrapping_mul(count));
+    }
+
+    /// The buckets that are not empty: largest value and count.
+    pub fn filled(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.buckets.iter().enumerate().filter_map(|(index, bucket)| {
+            let count = bucket.value();
+            (count > 0).then(|| (Self::bucket_max(index), count))
+        })
+    }
+
+    /// Sum of all values.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.sum.value()
+    }
+
+    /// Number of values.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(Counter::value).sum()
+    }
+
+    /// The value that `percent` of all values do not exceed, to a bucket's precision; 0 if empty.
+    #[must_use]
+    pub fn percentile(&self, percent: u64) -> u64 {
+        let rank = (self.count() * percent).div_ceil(100);
+        let mut seen = 0;
+        self.filled()
+            .find_map(|(max, count)| {
+                seen += count;
+                (seen >= rank).then_some(max)
+            })
+            .unwrap_or(0)
+    }
+}
+
+/// Whether a number only grows or also falls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+}
+
+/// A counter's definition and its value.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<T> {
+    /// Name, without prefix or `_total`.
+    pub name: &'static str,
+    /// What it counts, with its unit.
+    pub help: &'static str,
+    /// Counter or gauge.
+    pub kind: Kind,
+    /// The value.
+    pub value: T,
+}
+
+macro_rules! queue_stats {
+    (counters { $($counter:ident: $kind:ident = $help:literal,)* }
+     histograms { $($histogram:ident = $hhelp:literal,)* }) => {
+        /// What one queue has done. See the module for who writes.
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        pub struct QueueStats {
+            $(#[doc = $help] pub $counter: Counter,)*
+            $(#[doc = $hhelp] pub $histogram: Histogram,)*
+        }
+
+        impl QueueStats {
+            /// Every counter with its name and help.
+            #[must_use]
+            pub fn counters(&self) -> Vec<Named<u64>> {
+                vec![$(Named {
+                    name: stringify!($counter),
+                    help: $help,
+                    kind: Kind::$kind,
+                    value: self.$counter.value(),
+                },)*]
+            }
+
+            /// Every histogram with its name and help. Names that end in `_ns` are nanoseconds.
+            #[must_use]
+            pub fn histograms(&self) -> Vec<Named<&Histogram>> {
+                vec![$(Named {
+                    name: stringify!($histogram),
+                    help: $hhelp,
+                    kind: Kind::Counter,
+                    value: &self.$histogram,
+                },)*]
+            }
+        }
+    };
+}
+
+queue_stats! {
+    counters {
+        requests: Counter = "Requests completed",
+        reads: Counter = "Read requests completed",
+        writes: Counter = "Write requests completed",
+        flushes: Counter = "Flush requests completed",
+        discards: Counter = "Discard, write-zeroes and secure-erase requests completed",
+        bytes_read: Counter = "Bytes read from the disk",
+        bytes_written: Counter = "Bytes written to the disk",
+        errors: Counter = "Requests answered with an error",
+        faults: Counter = "Times the queue was stopped by a fault of its driver",
+        kicks: Counter = "Available buffer notifications received",
+        kicks_suppressed: Counter = "Batches found by looking, without a notification",
+        calls: Counter = "Used buffer notifications sent",
+        calls_suppressed: Counter = "Completion bursts the driver wanted no notification for",
+        moves: Counter = "Times the queue moved to another worker",
+        in_flight: Gauge = "Requests popped and not completed",
+        ring_occupancy: Gauge = "Requests in the ring when it was last looked at",
+        running: Gauge = "1 while the queue runs",
+    }
+    histograms {
+        batch_size = "Requests popped at once",
+        wait_ns = "Longest time a batch can have waited in the ring, in nanoseconds",
+        serve_ns = "Time from pop to completion, in nanoseconds",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_lies_in_its_bucket_and_not_in_the_one_before() {
+        let edges = (0..64).flat_map(|p| {
+            let v = 1u64 << p;
+            [v - 1, v, v + v / 4, v.saturating_add(v / 2), v.saturating_add(v - 1)]
+        });
+        for value in edges.chain([u64::MAX]) {
+            let index = Histogram::bucket(value);
+            assert!(index < BUCKETS, "{value}");
+            assert!(value <= Histogram::bucket_max(index), "{value} in {index}");
+            assert!(index == 0 || value > Histogram::bucket_max(index - 1), "{value} in {index}");
+        }
+    }
+
+    #[test]
+    fn percentiles_come_from_the_right_bucket() {
+        let histogram = Histogram::default();
+        histogram.record(10, 98);
+        histogram.record(1000, 2);
+        assert_eq!(histogram.percentile(50), 11);
+        assert!(histogram.percentile(99) >= 1000);
+        assert_eq!((histogram.count(), histogram.sum()), (100, 2980));
+    }
+}

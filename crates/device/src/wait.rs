@@ -1,0 +1,239 @@
+//! Sleeping and waking: kicks, disk completions, the mailbox; the only file that reads the clock.
+//!
+//! One io_uring per worker; where it is refused (container profiles, old kernels) an epoll twin,
+//! edge-triggered so that kicks need not be read there either.
+
+use manyring_backend::sys::uring::{Event as RingEvent, Ring};
+use rustix::event::epoll;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+
+/// What an event is about; packed into the 64 bits that the kernel hands back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The kick of the queue in `slot`, if it is still of this generation.
+    Kick { slot: u32, generation: u32 },
+    /// A disk request of the queue in `slot`.
+    Disk { slot: u32, token: u32 },
+    /// Commands wait.
+    Mailbox,
+    /// The end of a watch: nothing to do.
+    Ended,
+}
+
+const KICK: u64 = 1 << 56;
+const DISK: u64 = 2 << 56;
+const MAILBOX: u64 = 3 << 56;
+const ENDED: u64 = 4 << 56;
+const SLOT_SHIFT: u32 = 32;
+/// Slots have 24 bits.
+pub(crate) const SLOTS_MAX: usize = 1 << 24;
+
+impl Source {
+    pub(crate) const fn pack(self) -> u64 {
+        match self {
+            Self::Kick { slot, generation } => {
+                KICK | (slot as u64) << SLOT_SHIFT | generation as u64
+            }
+            Self::Disk { slot, token } => DISK | (slot as u64) << SLOT_SHIFT | token as u64,
+            Self::Mailbox => MAILBOX,
+            Self::Ended => ENDED,
+        }
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
+    pub(crate) const fn unpack(data: u64) -> Self {
+        let (slot, low) = ((data >> SLOT_SHIFT) as u32 & 0xff_ffff, data as u32);
+        match data & (0xff << 56) {
+            KICK => Self::Kick { slot, generation: low },
+            DISK => Self::Disk { slot, token: low },
+            MAILBOX => Self::Mailbox,
+            _ => Self::Ended,
+        }
+    }
+}
+
+/// Something happened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Woken {
+    pub(crate) source: Source,
+    /// Bytes, poll mask or negative errno.
+    pub(crate) result: i32,
+    /// The watch has ended and must be renewed.
+    pub(crate) ended: bool,
+}
+
+#[derive(Debug)]
+enum Kernel {
+    Uring(Box<Ring>),
+    Epoll(OwnedFd),
+}
+
+/// How a worker sleeps.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    kernel: Kernel,
+    origin: Instant,
+    events: Vec<RingEvent>,
+}
+
+/// Room for the events of one epoll call.
+const EPOLL_EVENTS: usize = 64;
+/// `POLLERR | POLLHUP | POLLNVAL`: a watch that reports these is over.
+const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
+
+impl Wait {
+    /// Prepares the calling thread; falls back to epoll unless `uring` succeeds.
+    ///
+    /// # Errors
+    /// The system's, if not even epoll can be had.
+    pub(crate) fn new(uring: bool) -> Result<Self, Errno> {
+        let ring = if uring { Ring::new().ok() } else { None };
+        let kernel = match ring {
+            Some(ring) => Kernel::Uring(Box::new(ring)),
+            None => Kernel::Epoll(epoll::create(epoll::CreateFlags::CLOEXEC)?),
+        };
+        #[allow(clippy::disallowed_methods, reason = "this is the file that reads the clock")]
+        let origin = Instant::now();
+        Ok(Self { kernel, origin, events: Vec::new() })
+    }
+
+    /// True if disks can use io_uring on this thread.
+    pub(crate) fn has_ring(&self) -> bool {
+        matches!(self.kernel, Kernel::Uring(_))
+    }
+
+    /// The ring, to lend to a disk.
+    #[inline]
+    pub(crate) fn ring(&mut self) -> Option<&mut Ring> {
+        match &mut self.kernel {
+            Kernel::Uring(ring) => Some(ring),
+            Kernel::Epoll(_) => None,
+        }
+    }
+
+    /// Nanoseconds since the worker started. Read once per turn of the loop.
+    #[inline]
+    pub(crate) fn now_ns(&self) -> u64 {
+        u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Reports every write to `fd` from now on.
+    pub(crate) fn watch(&mut self, fd: BorrowedFd<'_>, source: Source) {
+        match &mut self.kernel {
+            Kernel::Uring(ring) => ring.poll(fd, source.pack()),
+            Kernel::Epoll(epoll) => {
+                let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+                let data = epoll::EventData::new_u64(source.pack());
+                if epoll::add(&*epoll, fd, data, flags) == Err(Errno::EXIST) {
+                    let _ = epoll::modify(&*epoll, fd, data, flags);
+                }
+            }
+        }
+    }
+
+    /// Ends the watch of `fd` that reports `source`.
+    pub(crate) fn unwatch(&mut self, fd: BorrowedFd<'_>, source: Source) {
+        match &mut self.kernel {
+            Kernel::Uring(ring) => {
+                ring.poll_remove(source.pack(), Source::Ended.pack());
+                let _ = ring.submit();
+            }
+            Kernel::Epoll(epoll) => {
+                let _ = epoll::delete(&*epoll, fd);
+            }
+        }
+    }
+
+    /// Gives queued disk requests to the kernel.
+    #[inline]
+    pub(crate) fn submit(&mut self) {
+        if let Kernel::Uring(ring) = &mut self.kernel {
+            // EBUSY or EAGAIN: the entries stay queued, the next turn submits them.
+            let _ = ring.submit();
+        }
+    }
+
+    /// Collects what has happened, without waiting.
+    #[inline]
+    pub(crate) fn reap(&mut self, woken: &mut Vec<Woken>) {
+        match &mut self.kernel {
+            Kernel::Uring(ring) => {
+                self.events.clear();
+                ring.reap(&mut self.events);
+                woken.extend(self.events.iter().map(woken_by_ring));
+            }
+            Kernel::Epoll(epoll) => epoll_into(epoll, Some(Duration::ZERO), woken),
+        }
+    }
+
+    /// Sleeps until something happens, and collects it. Queued disk requests are submitted first.
+    pub(crate) fn sleep(&mut self, woken: &mut Vec<Woken>) {
+        match &mut self.kernel {
+            Kernel::Uring(ring) => {
+                if ring.wait(None).is_err() {
+                    std::thread::yield_now();
+                }
+                self.reap(woken);
+            }
+            Kernel::Epoll(epoll) => epoll_into(epoll, None, woken),
+        }
+    }
+}
+
+fn woken_by_ring(event: &RingEvent) -> Woken {
+    let source = Source::unpack(event.user_data);
+    let watch = matches!(source, Source::Kick { .. } | Source::Mailbox);
+    let broken = event.result < 0 || event.result & POLL_BROKEN != 0;
+    Woken { source, result: event.result, ended: watch && !event.more && !broken }
+}
+
+fn epoll_into(epoll: &OwnedFd, timeout: Option<Duration>, woken: &mut Vec<Woken>) {
+    let mut events = Vec::with_capacity(EPOLL_EVENTS);
+    let timeout = timeout.and_then(|t| rustix::time::Timespec::try_from(t).ok());
+    let buffer = rustix::buffer::spare_capacity(&mut events);
+    // EINTR: nothing has happened; the loop comes back.
+    let _ = epoll::wait(epoll.as_fd(), buffer, timeout.as_ref());
+    woken.extend(events.iter().map(|event| Woken {
+        source: Source::unpack(event.data.u64()),
+        result: 1,
+        ended: false,
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    #[test]
+    fn sources_survive_the_packing() {
+        for source in [
+            Source::Kick { slot: 0xff_ffff, generation: u32::MAX },
+            Source::Disk { slot: 3, token: 255 },
+            Source::Mailbox,
+            Source::Ended,
+        ] {
+            assert_eq!(Source::unpack(source.pack()), source);
+        }
+    }
+
+    #[test]
+    fn both_kernels_report_every_write_of_an_eventfd_that_is_never_read() {
+        for uring in [true, false] {
+            let mut wait = Wait::new(uring).unwrap();
+            assert_eq!(wait.has_ring(), uring);
+            let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+            let source = Source::Kick { slot: 1, generation: 2 };
+            wait.watch(event.as_fd(), source);
+            for _ in 0..3 {
+                rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
+                let mut woken = Vec::new();
+                wait.sleep(&mut woken);
+                assert!(woken.iter().any(|w| w.source == source), "uring {uring}: {woken:?}");
+            }
+            wait.unwatch(event.as_fd(), source);
+        }
+    }
+}

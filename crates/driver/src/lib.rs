@@ -1,0 +1,1 @@
+//! Its tenant comes with a later commit.

@@ -1,0 +1,311 @@
+//! `GuestMemory`: an immutable snapshot of the regions; address -> slice, last hit first.
+
+use crate::iov::GuestSlice;
+use crate::mapping::Mapping;
+use crate::shared::Words;
+use rustix::fd::AsFd;
+use std::sync::Arc;
+
+/// A guest physical address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GuestAddr(pub u64);
+
+/// What is wrong with a region or an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum MemoryError {
+    #[error("memory region is not backed by a file")]
+    NotAFile,
+    #[error("memory region ends at byte {end} of a file of {file_size} bytes")]
+    TooShort { file_size: u64, end: u64 },
+    #[error("memory region overflows the address space")]
+    Overflow,
+    #[error("memory region cannot be mapped")]
+    Map(#[source] rustix::io::Errno),
+    #[error("more than {max} memory regions")]
+    TooMany { max: usize },
+    #[error("memory region at guest address {guest_addr:#x} overlaps another one")]
+    Overlap { guest_addr: u64 },
+    #[error("{len} bytes at guest address {addr:#x} are not in guest memory")]
+    GuestRange { addr: u64, len: u64 },
+    #[error("{len} bytes at user address {addr:#x} are not in one memory region")]
+    UserRange { addr: u64, len: u64 },
+    #[error("user address {addr:#x} is not aligned to {align} bytes")]
+    Align { addr: u64, align: u64 },
+}
+
+/// Where a region lies: in the guest, in the front-end, in its file. All in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionSpec {
+    /// Guest physical address of the first byte.
+    pub guest_addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Address of the first byte in the front-end.
+    pub user_addr: u64,
+    /// Offset of the first byte in the file.
+    pub mmap_offset: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Region {
+    spec: RegionSpec,
+    mapping: Arc<Mapping>,
+}
+
+/// Where the last address was found: one per queue, so that the common case is one compare.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LastHit(usize);
+
+/// The regions of a guest at one time. Immutable: a change makes a new snapshot, which shares the
+/// mappings that stay.
+#[derive(Clone, Debug, Default)]
+pub struct GuestMemory {
+    /// Sorted by guest address, free of overlap.
+    regions: Vec<Region>,
+}
+
+impl GuestMemory {
+    /// The regions, by guest address.
+    pub fn specs(&self) -> impl Iterator<Item = &RegionSpec> {
+        self.regions.iter().map(|r| &r.spec)
+    }
+
+    /// How many regions there are.
+    #[must_use]
+    pub fn region_count(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Bytes of all regions together.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.specs().map(|s| s.size).sum()
+    }
+
+    /// True once a region was cut away under us.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.regions.iter().any(|r| r.mapping.is_broken())
+    }
+
+    /// A snapshot with `spec` of `file` added; the same snapshot if it is already there.
+    ///
+    /// # Errors
+    /// [`MemoryError::Overlap`], or why the file cannot be mapped.
+    pub fn with_region(&self, spec: RegionSpec, file: impl AsFd) -> Result<Self, MemoryError> {
+        if self.specs().any(|s| *s == spec) {
+            return Ok(self.clone());
+        }
+        let mapping = Mapping::of_file(file, spec.mmap_offset, spec.size)?;
+        self.with_mapping(spec, Arc::new(mapping))
+    }
+
+    /// A snapshot with `spec` added on a mapping that exists, of at least its size.
+    ///
+    /// # Errors
+    /// [`MemoryError::Overlap`], [`MemoryError::Overflow`], [`MemoryError::TooShort`].
+    pub fn with_mapping(
+        &self,
+        spec: RegionSpec,
+        mapping: Arc<Mapping>,
+    ) -> Result<Self, MemoryError> {
+        let end = spec.guest_addr.checked_add(spec.size).ok_or(MemoryError::Overflow)?;
+        spec.user_addr.checked_add(spec.size).ok_or(MemoryError::Overflow)?;
+        if (mapping.size() as u64) < spec.size {
+            let file_size = mapping.size() as u64;
+            return Err(MemoryError::TooShort { file_size, end: spec.size });
+        }
+        let overlaps =
+            |s: &RegionSpec| s.guest_addr < end && spec.guest_addr < s.guest_addr + s.size;
+        if self.specs().any(overlaps) {
+            return Err(MemoryError::Overlap { guest_addr: spec.guest_addr });
+        }
+        let mut regions = self.regions.clone();
+        let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
+        regions.insert(at, Region { spec, mapping });
+        Ok(Self { regions })
+    }
+
+    /// A snapshot without the region at these addresses; the same snapshot if there is none.
+    #[must_use]
+    pub fn without_region(&self, spec: &RegionSpec) -> Self {
+        let same = |s: &RegionSpec| {
+            (s.guest_addr, s.size, s.user_addr) == (spec.guest_addr, spec.size, spec.user_addr)
+        };
+        Self { regions: self.regions.iter().filter(|r| !same(&r.spec)).cloned().collect() }
+    }
+
+    /// Appends the slices of `len` bytes at `addr` to `out`: one, or more where the bytes cross
+    /// from a region into its neighbour.
+    ///
+    /// # Errors
+    /// [`MemoryError::GuestRange`] if a byte is in no region; `out` is then unspecified.
+    #[inline]
+    pub fn slices(
+        &self,
+        addr: GuestAddr,
+        len: u32,
+        last: &mut LastHit,
+        out: &mut Vec<GuestSlice>,
+    ) -> Result<(), MemoryError> {
+        let len = u64::from(len);
+        if let Some(region) = self.regions.get(last.0) {
+            let offset = addr.0.wrapping_sub(region.spec.guest_addr);
+            if offset < region.spec.size && region.spec.size - offset >= len {
+                out.push(region.slice(offset, len));
+                return Ok(());
+            }
+        }
+        self.slices_searched(addr, len, last, out)
+    }
+
+    /// The way past the last hit: search, and follow from region to region.
+    fn slices_searched(
+        &self,
+        addr: GuestAddr,
+        len: u64,
+        last: &mut LastHit,
+        out: &mut Vec<GuestSlice>,
+    ) -> Result<(), MemoryError> {
+        let refused = MemoryError::GuestRange { addr: addr.0, len };
+        let (mut at, mut left) = (addr.0, len);
+        let mut index = self
+            .regions
+            .partition_point(|r| r.spec.guest_addr <= at)
+            .checked_sub(1)
+            .ok_or(refused)?;
+        loop {
+            let region = self.regions.get(index).ok_or(refused)?;
+            let offset = at.wrapping_sub(region.spec.guest_addr);
+            if offset >= region.spec.size {
+                return Err(refused);
+            }
+            let n = left.min(region.spec.size - offset);
+            out.push(region.slice(offset, n));
+            left -= n;
+            if left == 0 {
+                last.0 = index;
+                return Ok(());
+            }
+            at = at.checked_add(n).ok_or(refused)?;
+            index += 1;
+        }
+    }
+
+    /// The words of a ring: `len` bytes at the front-end's address `addr`, inside one region.
+    ///
+    /// # Errors
+    /// [`MemoryError::UserRange`], [`MemoryError::Align`].
+    pub fn words(&self, addr: u64, len: usize, align: u64) -> Result<Words, MemoryError> {
+        let refused = MemoryError::UserRange { addr, len: len as u64 };
+        let (region, offset) = self
+            .regions
+            .iter()
+            .find_map(|r| {
+                let offset = addr.wrapping_sub(r.spec.user_addr);
+                let fits = offset < r.spec.size && r.spec.size - offset >= len as u64;
+                fits.then_some((r, host_size(offset)))
+            })
+            .ok_or(refused)?;
+        Words::new(region.mapping.clone(), offset, len, align)
+            .ok_or(MemoryError::Align { addr, align })
+    }
+}
+
+impl Region {
+    /// `len` bytes at `offset`, which the caller has checked to be inside.
+    #[inline]
+    fn slice(&self, offset: u64, len: u64) -> GuestSlice {
+        debug_assert!(offset <= self.spec.size && self.spec.size - offset >= len);
+        GuestSlice::new(self.mapping.address(host_size(offset)), host_size(len))
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "64-bit hosts only, see manyring-wire")]
+const fn host_size(size: u64) -> usize {
+    size as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory() -> GuestMemory {
+        let region = |guest_addr, size, user_addr| {
+            let spec = RegionSpec { guest_addr, size, user_addr, mmap_offset: 0 };
+            (spec, Arc::new(Mapping::anonymous(size).unwrap()))
+        };
+        let (high, high_map) = region(0x10_0000, 0x4000, 0x9000_0000);
+        let (low, low_map) = region(0, 0x2000, 0x7000_0000);
+        let (next, next_map) = region(0x2000, 0x1000, 0x8000_0000);
+        GuestMemory::default()
+            .with_mapping(high, high_map)
+            .and_then(|m| m.with_mapping(low, low_map))
+            .and_then(|m| m.with_mapping(next, next_map))
+            .unwrap()
+    }
+
+    fn lens(memory: &GuestMemory, addr: u64, len: u32) -> Result<Vec<usize>, MemoryError> {
+        let mut out = Vec::new();
+        memory.slices(GuestAddr(addr), len, &mut LastHit::default(), &mut out)?;
+        Ok(out.iter().map(GuestSlice::len).collect())
+    }
+
+    #[test]
+    fn a_range_that_crosses_into_the_next_region_becomes_two_slices() {
+        assert_eq!(lens(&memory(), 0x1ff0, 0x20), Ok(vec![0x10, 0x10]));
+        assert_eq!(lens(&memory(), 0x1000, 0x1000), Ok(vec![0x1000]));
+    }
+
+    #[test]
+    fn ranges_outside_of_memory_are_refused() {
+        for (addr, len) in [(0x3000, 1), (0x2ff0, 0x11), (u64::MAX, 2), (0x10_3fff, 2)] {
+            assert!(lens(&memory(), addr, len).is_err(), "{addr:#x}+{len:#x}");
+        }
+        assert!(lens(&GuestMemory::default(), 0, 1).is_err());
+    }
+
+    #[test]
+    fn the_last_hit_gives_the_same_slices_as_the_search() {
+        let memory = memory();
+        let (mut last, mut out) = (LastHit::default(), Vec::new());
+        for addr in [0x10_0000u64, 0x10_0008, 0x1000, 0x2010, 0x10_0010, 8] {
+            memory.slices(GuestAddr(addr), 8, &mut last, &mut out).unwrap();
+            let searched = {
+                let mut out = Vec::new();
+                memory.slices(GuestAddr(addr), 8, &mut LastHit(99), &mut out).unwrap();
+                out[0].address()
+            };
+            assert_eq!(out.last().unwrap().address(), searched);
+        }
+    }
+
+    #[test]
+    fn overlapping_regions_are_refused_and_identical_files_share() {
+        let spec = RegionSpec { guest_addr: 0x1fff, size: 8, user_addr: 0, mmap_offset: 0 };
+        let map = Arc::new(Mapping::anonymous(8).unwrap());
+        assert!(matches!(memory().with_mapping(spec, map), Err(MemoryError::Overlap { .. })));
+    }
+
+    #[test]
+    fn a_file_shorter_than_its_region_is_refused() {
+        let file = rustix::fs::memfd_create("short", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        let spec = RegionSpec { guest_addr: 0, size: 8192, user_addr: 0, mmap_offset: 0 };
+        let refused = GuestMemory::default().with_region(spec, &file);
+        assert!(matches!(refused, Err(MemoryError::TooShort { .. })));
+        let spec = RegionSpec { size: 4096, ..spec };
+        let memory = GuestMemory::default().with_region(spec, &file).unwrap();
+        assert_eq!(memory.with_region(spec, &file).unwrap().region_count(), 1);
+        assert_eq!(memory.without_region(&spec).region_count(), 0);
+    }
+
+    #[test]
+    fn ring_words_must_be_aligned_and_in_one_region() {
+        let memory = memory();
+        assert!(memory.words(0x7000_1000, 64, 16).is_ok());
+        assert!(matches!(memory.words(0x7000_1008, 64, 16), Err(MemoryError::Align { .. })));
+        assert!(matches!(memory.words(0x7000_1ff0, 64, 16), Err(MemoryError::UserRange { .. })));
+    }
+}

@@ -1,0 +1,176 @@
+//! Slices of guest memory: a pointer and a length, given to system calls as an iovec.
+#![allow(unsafe_code, reason = "allow-listed: copies bytes to and from guest memory")]
+
+use std::ptr::NonNull;
+
+/// Bytes of guest memory, contiguous in this process. Layout of `struct iovec`.
+///
+/// The guest may write them at any time, so they are only ever copied, never borrowed. See the
+/// crate's contract for how long a slice may be kept.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct GuestSlice(libc::iovec);
+
+// SAFETY: a slice is an address and a length; the memory behind it is shared by nature.
+unsafe impl Send for GuestSlice {}
+
+impl std::fmt::Debug for GuestSlice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GuestSlice({:p}, {})", self.0.iov_base, self.0.iov_len)
+    }
+}
+
+impl GuestSlice {
+    pub(crate) fn new(base: NonNull<u8>, len: usize) -> Self {
+        Self(libc::iovec { iov_base: base.as_ptr().cast(), iov_len: len })
+    }
+
+    /// Bytes.
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.0.iov_len
+    }
+
+    /// True if there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The host address, for alignment checks.
+    #[must_use]
+    #[inline]
+    pub fn address(&self) -> usize {
+        self.0.iov_base as usize
+    }
+
+    /// The first `at` bytes and the rest; `at` is clamped to the length.
+    #[must_use]
+    pub fn split_at(self, at: usize) -> (Self, Self) {
+        let at = at.min(self.len());
+        let rest = self.0.iov_base.wrapping_byte_add(at);
+        (
+            Self(libc::iovec { iov_base: self.0.iov_base, iov_len: at }),
+            Self(libc::iovec { iov_base: rest, iov_len: self.len() - at }),
+        )
+    }
+
+    /// Copies bytes out; returns how many (the shorter of both).
+    #[inline]
+    pub fn read_into(&self, bytes: &mut [u8]) -> usize {
+        let n = self.len().min(bytes.len());
+        let source = self.0.iov_base.cast::<u8>();
+        // SAFETY: `n` bytes are inside both; a slice of guest memory never overlaps a Rust borrow.
+        unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), n) };
+        n
+    }
+
+    /// Copies bytes in; returns how many (the shorter of both).
+    #[inline]
+    pub fn write_from(&self, bytes: &[u8]) -> usize {
+        let n = self.len().min(bytes.len());
+        let target = self.0.iov_base.cast::<u8>();
+        // SAFETY: `n` bytes are inside both; a slice of guest memory never overlaps a Rust borrow.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, n) };
+        n
+    }
+
+    /// Copies from another slice, which may overlap; returns how many (the shorter of both).
+    pub fn copy_from(&self, other: &Self) -> usize {
+        let n = self.len().min(other.len());
+        let target = self.0.iov_base.cast::<u8>();
+        // SAFETY: `n` bytes are inside both; overlap is allowed.
+        unsafe { std::ptr::copy(other.0.iov_base.cast::<u8>(), target, n) };
+        n
+    }
+
+    /// Sets every byte to zero.
+    pub fn fill_zero(&self) {
+        // SAFETY: all `len` bytes are inside the mapping.
+        unsafe { std::ptr::write_bytes(self.0.iov_base.cast::<u8>(), 0, self.len()) };
+    }
+}
+
+/// The slices as the iovec array of a system call.
+#[must_use]
+#[inline]
+pub fn as_iovecs(slices: &[GuestSlice]) -> *const libc::iovec {
+    slices.as_ptr().cast()
+}
+
+/// Bytes of all slices together.
+#[must_use]
+pub fn total_len(slices: &[GuestSlice]) -> u64 {
+    slices.iter().map(|s| s.len() as u64).sum()
+}
+
+/// Drops the first `n` bytes, after a system call that did only a part.
+pub fn advance(slices: &mut Vec<GuestSlice>, mut n: usize) {
+    let mut whole = 0;
+    for slice in slices.iter_mut() {
+        if n < slice.len() {
+            *slice = slice.split_at(n).1;
+            break;
+        }
+        n -= slice.len();
+        whole += 1;
+    }
+    slices.drain(..whole);
+}
+
+/// Copies the first bytes of `slices` out; returns how many.
+#[inline]
+pub fn copy_from_slices(slices: &[GuestSlice], bytes: &mut [u8]) -> usize {
+    let mut done = 0;
+    for slice in slices {
+        if done == bytes.len() {
+            break;
+        }
+        done += slice.read_into(&mut bytes[done..]);
+    }
+    done
+}
+
+/// Copies `bytes` to the start of `slices`; returns how many fitted.
+#[inline]
+pub fn copy_to_slices(slices: &[GuestSlice], bytes: &[u8]) -> usize {
+    let mut done = 0;
+    for slice in slices {
+        if done == bytes.len() {
+            break;
+        }
+        done += slice.write_from(&bytes[done..]);
+    }
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Mapping;
+
+    #[test]
+    fn bytes_cross_slice_borders() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        let parts = [mapping.slice(10, 3).unwrap(), mapping.slice(100, 5).unwrap()];
+        assert_eq!(copy_to_slices(&parts, b"abcdefgh-too-long"), 8);
+        let mut out = [0; 8];
+        assert_eq!(copy_from_slices(&parts, &mut out), 8);
+        assert_eq!(&out, b"abcdefgh");
+        assert_eq!(total_len(&parts), 8);
+    }
+
+    #[test]
+    fn advance_drops_whole_slices_and_a_part() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        let mut parts = vec![mapping.slice(0, 4).unwrap(), mapping.slice(4, 4).unwrap()];
+        copy_to_slices(&parts, b"01234567");
+        advance(&mut parts, 5);
+        let mut out = [0; 3];
+        assert_eq!((parts.len(), copy_from_slices(&parts, &mut out)), (1, 3));
+        assert_eq!(&out, b"567");
+        advance(&mut parts, 3);
+        assert!(parts.is_empty());
+    }
+}

@@ -1,0 +1,128 @@
+//! One mapping of shared memory: mapped, watched by the SIGBUS table, unmapped on drop.
+#![allow(unsafe_code, reason = "allow-listed: maps and unmaps")]
+
+use crate::guest::MemoryError;
+use crate::iov::GuestSlice;
+use crate::sigbus;
+use rustix::fd::AsFd;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use std::ptr::NonNull;
+
+/// Memory mapped into this process, writable and shared.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    /// Bytes between the start of the mapping and the first byte that was asked for.
+    skip: usize,
+    watch: Option<sigbus::Watch>,
+}
+
+// SAFETY: a mapping is an address range; all access goes through `Words` (atomics) and
+// `GuestSlice` (copies), which assume that others write at the same time.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` gives out addresses only.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `size` bytes of `file` from `offset` on. An offset inside a page is allowed: the
+    /// mapping then begins at the page's start.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotAFile`], [`MemoryError::TooShort`] if the file does not hold the range,
+    /// [`MemoryError::Map`], [`MemoryError::TooMany`].
+    pub fn of_file(file: impl AsFd, offset: u64, size: u64) -> Result<Self, MemoryError> {
+        let stat = rustix::fs::fstat(&file).map_err(MemoryError::Map)?;
+        if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
+            return Err(MemoryError::NotAFile);
+        }
+        let file_size = u64::try_from(stat.st_size).unwrap_or(0);
+        let end = offset.checked_add(size).ok_or(MemoryError::Overflow)?;
+        if size == 0 || end > file_size {
+            return Err(MemoryError::TooShort { file_size, end });
+        }
+        // hugetlbfs reports its page size here, and maps at its multiples only.
+        let page = u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096);
+        let skip = offset % page;
+        let len = manyring_host_size(size + skip);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &file,
+                offset - skip,
+            )
+        }
+        .map_err(MemoryError::Map)?;
+        Self::watched(base, len, manyring_host_size(skip))
+    }
+
+    /// Maps `size` bytes of zeroed memory, allocated as it is touched.
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`].
+    pub fn anonymous(size: u64) -> Result<Self, MemoryError> {
+        let len = manyring_host_size(size);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }
+        .map_err(MemoryError::Map)?;
+        let base = NonNull::new(base.cast()).ok_or(MemoryError::Overflow)?;
+        Ok(Self { base, len, skip: 0, watch: None })
+    }
+
+    fn watched(base: *mut core::ffi::c_void, len: usize, skip: usize) -> Result<Self, MemoryError> {
+        let base = NonNull::new(base.cast::<u8>()).ok_or(MemoryError::Overflow)?;
+        let mut mapping = Self { base, len, skip, watch: None };
+        mapping.watch = Some(sigbus::Watch::new(base.as_ptr() as usize, len)?);
+        Ok(mapping)
+    }
+
+    /// Bytes that were asked for.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.len - self.skip
+    }
+
+    /// True once the memory was cut away under us and replaced by zeroes.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.watch.as_ref().is_some_and(sigbus::Watch::is_broken)
+    }
+
+    /// `len` bytes at `offset`, or `None` if they are not all inside.
+    #[must_use]
+    pub fn slice(&self, offset: usize, len: usize) -> Option<GuestSlice> {
+        (offset <= self.size() && self.size() - offset >= len)
+            .then(|| GuestSlice::new(self.address(offset), len))
+    }
+
+    /// The address of byte `offset`, which the caller has checked to be inside or at the end.
+    pub(crate) fn address(&self, offset: usize) -> NonNull<u8> {
+        debug_assert!(offset <= self.size());
+        // SAFETY: skip + offset <= len, as checked by every caller, so this stays in the mapping.
+        unsafe { self.base.add(self.skip + offset) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.watch = None;
+        // SAFETY: `base` and `len` are those of our mmap; nothing refers to it any more.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "64-bit hosts only, see manyring-wire")]
+const fn manyring_host_size(size: u64) -> usize {
+    size as usize
+}

@@ -1,0 +1,181 @@
+//! Survive memory that is cut away: a table of our mappings and the SIGBUS handler that reads it.
+//!
+//! A front-end may truncate the file of a region, or its tmpfs may be full. The first access then
+//! raises SIGBUS. The handler replaces the **whole** region by zeroed memory and marks it broken;
+//! the thread goes on (it reads zeroes), and the worker's next look at [`fault_count`] ends that
+//! session. A fault in no mapping of ours is not ours: the former handler gets it.
+//!
+//! Async-signal-safe by design: the table is static, its words are atomics, the handler makes one
+//! raw system call and takes no lock.
+#![allow(unsafe_code, reason = "allow-listed: a signal handler and its table")]
+
+use crate::guest::MemoryError;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// Mappings that can be watched at once: 1000 devices with 8 regions each.
+const SLOTS: usize = 8192;
+const FREE: usize = 0;
+const CLAIMED: usize = 1;
+
+struct Slot {
+    base: AtomicUsize,
+    len: AtomicUsize,
+    broken: AtomicBool,
+}
+
+static TABLE: [Slot; SLOTS] = [const {
+    Slot { base: AtomicUsize::new(FREE), len: AtomicUsize::new(0), broken: AtomicBool::new(false) }
+}; SLOTS];
+/// One past the highest slot ever used: bounds the handler's search.
+static USED: AtomicUsize = AtomicUsize::new(0);
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+static OLD_ACTION: AtomicUsize = AtomicUsize::new(0);
+static OLD_SIGINFO: AtomicBool = AtomicBool::new(false);
+static INSTALL: Once = Once::new();
+
+/// How many regions were found cut away since the start. One relaxed load: look every burst.
+#[must_use]
+pub fn fault_count() -> u64 {
+    FAULTS.load(Ordering::Relaxed)
+}
+
+/// A claimed slot of the table; freed on drop.
+#[derive(Debug)]
+pub(crate) struct Watch(usize);
+
+impl Watch {
+    /// Watches `len` bytes at `base`.
+    pub(crate) fn new(base: usize, len: usize) -> Result<Self, MemoryError> {
+        for (index, slot) in TABLE.iter().enumerate() {
+            let claim =
+                slot.base.compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed);
+            if claim.is_ok() {
+                slot.broken.store(false, Ordering::Relaxed);
+                slot.len.store(len, Ordering::Relaxed);
+                slot.base.store(base, Ordering::Release);
+                USED.fetch_max(index + 1, Ordering::AcqRel);
+                return Ok(Self(index));
+            }
+        }
+        Err(MemoryError::TooMany { max: SLOTS })
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        TABLE[self.0].broken.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        TABLE[self.0].base.store(FREE, Ordering::Release);
+    }
+}
+
+/// Installs the handler, once; later calls do nothing. Call it before the first session.
+pub fn install() {
+    INSTALL.call_once(|| {
+        // SAFETY: all-zero is a valid sigaction: no flags, empty mask, default handler.
+        let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
+        new.sa_sigaction = handler as *const () as usize;
+        new.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+        // SAFETY: a null action only reads the current one into `old`.
+        if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut old) } == 0 {
+            OLD_ACTION.store(old.sa_sigaction, Ordering::Relaxed);
+            OLD_SIGINFO.store(old.sa_flags & libc::SA_SIGINFO != 0, Ordering::Relaxed);
+        }
+        // SAFETY: the handler is async-signal-safe and the old action is stored before it can run.
+        unsafe { libc::sigaction(libc::SIGBUS, &raw const new, std::ptr::null_mut()) };
+    });
+}
+
+/// Finds the slot that holds `address`. The base is read twice, so that a slot that changes hands
+/// meanwhile is not taken for ours.
+fn find(address: usize) -> Option<(&'static Slot, usize, usize)> {
+    TABLE[..USED.load(Ordering::Acquire)].iter().find_map(|slot| {
+        let base = slot.base.load(Ordering::Acquire);
+        let len = slot.len.load(Ordering::Acquire);
+        let inside = base > CLAIMED && address >= base && address - base < len;
+        (inside && slot.base.load(Ordering::Acquire) == base).then_some((slot, base, len))
+    })
+}
+
+extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo_t.
+    let siginfo = unsafe { &*info };
+    let code = siginfo.si_code;
+    // SAFETY: for SIGBUS the kernel sets si_addr; a sent signal (code <= 0) is not used below.
+    let address = unsafe { siginfo.si_addr() } as usize;
+    // SAFETY: errno's address is always valid for the current thread.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let saved = unsafe { *errno };
+    if let Some((slot, base, len)) = (code > 0).then(|| find(address)).flatten() {
+        // Mark first: whoever reads the zeroes can already see why.
+        if !slot.broken.swap(true, Ordering::AcqRel) {
+            FAULTS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: base..base+len is a live mapping of ours (a thread just faulted in it), and
+        // replacing all of it keeps every address valid.
+        let mapped = unsafe {
+            libc::syscall(
+                libc::SYS_mmap,
+                base,
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        // SAFETY: errno's address is valid, see above.
+        unsafe { *errno = saved };
+        if mapped != -1 {
+            return;
+        }
+    }
+    chain(signal, info, context);
+}
+
+/// Hands a fault that is not ours to the handler that was there before (Rust's std installs one),
+/// or dies of it.
+fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let old = OLD_ACTION.load(Ordering::Relaxed);
+    if old != libc::SIG_DFL && old != libc::SIG_IGN && OLD_SIGINFO.load(Ordering::Relaxed) {
+        type Action = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+        // SAFETY: with SA_SIGINFO set, sa_sigaction is a function of this type.
+        let action = unsafe { std::mem::transmute::<usize, Action>(old) };
+        action(signal, info, context);
+        return;
+    }
+    // SAFETY: all-zero is the default action.
+    let default: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: resets to the default; the instruction faults again and ends the process.
+    unsafe { libc::sigaction(libc::SIGBUS, &raw const default, std::ptr::null_mut()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Mapping;
+
+    #[test]
+    fn memory_cut_away_reads_as_zeroes_and_is_marked_broken() {
+        install();
+        let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+        let mapping = Mapping::of_file(&file, 0, 1 << 20).unwrap();
+        let healthy = Mapping::anonymous(4096).unwrap();
+        mapping.slice(8192, 4).unwrap().write_from(b"seen");
+        let before = fault_count();
+        rustix::fs::ftruncate(&file, 0).unwrap();
+        let mut bytes = [1; 4];
+        mapping.slice(8192, 4).unwrap().read_into(&mut bytes);
+        assert_eq!(bytes, [0; 4]);
+        assert!(mapping.is_broken() && !healthy.is_broken());
+        assert!(fault_count() > before);
+        mapping.slice(0, 4).unwrap().write_from(b"more");
+    }
+}

@@ -1,0 +1,101 @@
+//! `Chain`: a popped buffer, a token that must be returned; `Batch`: chains and their slices.
+
+use manyring_memory::GuestSlice;
+use std::ops::Range;
+
+/// Most chains of one batch.
+pub const BATCH_CHAINS: usize = 64;
+/// A batch stops growing when it holds this many slices (a single chain may exceed it).
+pub(crate) const BATCH_SLICES: usize = 1024;
+
+/// A descriptor chain that was popped. It must be pushed, or put back, exactly once; debug builds
+/// panic if one is dropped.
+#[derive(Debug)]
+pub struct Chain {
+    head: u16,
+    #[cfg(debug_assertions)]
+    armed: bool,
+}
+
+impl Chain {
+    pub(crate) fn new(head: u16) -> Self {
+        Self {
+            head,
+            #[cfg(debug_assertions)]
+            armed: true,
+        }
+    }
+
+    /// Index of the chain's first descriptor: its id in the used ring.
+    #[must_use]
+    pub fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// Gives the chain up, after it was pushed or put back.
+    #[allow(unused_mut, reason = "mutated in debug builds only")]
+    pub(crate) fn finish(mut self) -> u16 {
+        #[cfg(debug_assertions)]
+        {
+            self.armed = false;
+        }
+        self.head
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for Chain {
+    fn drop(&mut self) {
+        assert!(!self.armed || std::thread::panicking(), "chain {} was not returned", self.head);
+    }
+}
+
+/// One chain of a batch: the token and where its slices lie.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) chain: Option<Chain>,
+    pub(crate) readable: Range<usize>,
+    pub(crate) writable: Range<usize>,
+}
+
+/// Chains popped together, with their slices in one list. Reused: no allocation once it has grown.
+#[derive(Debug, Default)]
+pub struct Batch {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) slices: Vec<GuestSlice>,
+}
+
+impl Batch {
+    /// An empty batch.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Chains in the batch.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True if there is no chain.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Takes the chain at `index` and lends its slices: what the device reads, what it writes.
+    /// `None` if it was taken before.
+    #[inline]
+    pub fn take(&mut self, index: usize) -> Option<(Chain, &[GuestSlice], &[GuestSlice])> {
+        let entry = self.entries.get_mut(index)?;
+        let chain = entry.chain.take()?;
+        Some((chain, &self.slices[entry.readable.clone()], &self.slices[entry.writable.clone()]))
+    }
+
+    pub(crate) fn clear(&mut self) {
+        debug_assert!(self.entries.iter().all(|e| e.chain.is_none()), "a chain was not taken");
+        self.entries.clear();
+        self.slices.clear();
+    }
+}

@@ -1,0 +1,85 @@
+//! `QueueConfig`: size, addresses, base, features; checked when the queue is built.
+
+use crate::error::QueueError;
+use manyring_memory::{GuestMemory, Words};
+use manyring_wire::virtqueue::{
+    AVAIL_ALIGN, DESC_ALIGN, QUEUE_SIZE_MAX, USED_ALIGN, avail_ring_size, desc_table_size,
+    used_ring_size,
+};
+
+/// User addresses of the three areas of a ring, as `SET_VRING_ADDR` gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingAddresses {
+    /// Descriptor table.
+    pub descriptor: u64,
+    /// Available ring.
+    pub available: u64,
+    /// Used ring.
+    pub used: u64,
+}
+
+/// What was negotiated about the ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingFeatures {
+    /// `VIRTIO_F_EVENT_IDX`
+    pub event_idx: bool,
+    /// `VIRTIO_F_INDIRECT_DESC`
+    pub indirect: bool,
+}
+
+impl RingFeatures {
+    /// Takes the ring's features out of the negotiated virtio features.
+    #[must_use]
+    pub const fn from_bits(features: u64) -> Self {
+        Self {
+            event_idx: features & manyring_wire::virtio::VIRTIO_F_EVENT_IDX != 0,
+            indirect: features & manyring_wire::virtio::VIRTIO_F_INDIRECT_DESC != 0,
+        }
+    }
+}
+
+/// All a queue is built from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// Entries: a power of two, at most 32768.
+    pub size: u16,
+    /// Where the ring lies.
+    pub addresses: RingAddresses,
+    /// The next available index to pop.
+    pub base: u16,
+    /// What was negotiated about the ring.
+    pub features: RingFeatures,
+}
+
+/// The resolved areas of a split ring.
+#[derive(Clone, Debug)]
+pub struct RingAreas {
+    /// Descriptor table.
+    pub desc: Words,
+    /// Available ring, `used_event` included.
+    pub avail: Words,
+    /// Used ring, `avail_event` included.
+    pub used: Words,
+}
+
+impl QueueConfig {
+    /// Checks the size.
+    pub(crate) fn check_size(size: u16) -> Result<(), QueueError> {
+        if size.is_power_of_two() && size <= QUEUE_SIZE_MAX {
+            Ok(())
+        } else {
+            Err(QueueError::Size { size })
+        }
+    }
+}
+
+impl RingAddresses {
+    /// Resolves the areas of a split ring of `size` entries.
+    pub(crate) fn resolve(self, size: u16, memory: &GuestMemory) -> Result<RingAreas, QueueError> {
+        Ok(RingAreas {
+            desc: memory.words(self.descriptor, desc_table_size(size), DESC_ALIGN)?,
+            avail: memory.words(self.available, avail_ring_size(size), AVAIL_ALIGN)?,
+            used: memory.words(self.used, used_ring_size(size), USED_ALIGN)?,
+        })
+    }
+}

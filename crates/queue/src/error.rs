@@ -1,0 +1,35 @@
+//! `QueueError`: what the driver did wrong; latched, reported once.
+
+use manyring_memory::MemoryError;
+
+/// A fault of the driver. The queue stops at it; the session and all other queues go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum QueueError {
+    #[error("queue size {size} is not a power of two up to 32768")]
+    Size { size: u16 },
+    #[error("ring is not in memory: {0}")]
+    Ring(MemoryError),
+    #[error("available index jumped from {from} to {to} in a ring of {size}")]
+    AvailJump { from: u16, to: u16, size: u16 },
+    #[error("descriptor index {index} in a table of {size}")]
+    DescriptorIndex { index: u16, size: u16 },
+    #[error("descriptor chain is longer than {max} descriptors: it loops")]
+    ChainLength { max: usize },
+    #[error("descriptor chain is longer than 2^32 bytes")]
+    ChainBytes,
+    #[error("device-readable descriptor after a device-writable one")]
+    ReadableAfterWritable,
+    #[error("indirect descriptor without the feature")]
+    IndirectNotNegotiated,
+    #[error("indirect descriptor inside an indirect table")]
+    IndirectNested,
+    #[error("indirect descriptor with the NEXT flag")]
+    IndirectNext,
+    #[error("indirect table of {len} bytes")]
+    IndirectSize { len: u32 },
+    #[error("descriptor: {0}")]
+    Buffer(MemoryError),
+    #[error("request: {0}")]
+    Request(&'static str),
+}

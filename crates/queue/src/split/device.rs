@@ -1,0 +1,426 @@
+//! The device half of a split virtqueue.
+//!
+//! ```text
+//! pop_batch:  idx = avail.idx (acquire);  idx - last <= size, else fault
+//!             for each new head: walk the chain, copy each descriptor once, resolve it
+//! push_used:  used.ring[used_idx & mask] = (head, written);  used_idx += 1
+//! publish:    used.idx = used_idx (release)
+//! ```
+//! What was done to it: (1) `avail.idx` is read once per batch and kept; (2) descriptors are
+//! copied as two 64-bit words, so that a driver that rewrites them cannot be seen half; (3) used
+//! entries are written at once but published once per burst; (4) notification words are written
+//! only when their value changes.
+
+use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
+use crate::config::{QueueConfig, RingAddresses, RingAreas, RingFeatures};
+use crate::error::QueueError;
+use manyring_memory::{GuestAddr, GuestMemory, GuestSlice, LastHit, copy_from_slices, fence_full};
+use manyring_wire::virtqueue::{
+    AVAIL_F_NO_INTERRUPT, DESCRIPTOR_SIZE, Descriptor, RING_FLAGS, RING_IDX, USED_F_NO_NOTIFY,
+    avail_entry, avail_event, need_event, used_entry, used_event,
+};
+use std::sync::Arc;
+
+/// Most descriptors of an indirect table. Linux makes tables longer than the ring (a request of
+/// `seg_max` segments and two more), so the ring's size is no bound for them.
+const INDIRECT_MAX: usize = 1024;
+
+/// The device half.
+#[derive(Debug)]
+pub struct DeviceHalf {
+    areas: RingAreas,
+    memory: Arc<GuestMemory>,
+    last_hit: LastHit,
+    size: u16,
+    features: RingFeatures,
+    /// The next available index to pop.
+    last_avail: u16,
+    /// `avail.idx` as last read.
+    avail_idx: u16,
+    /// The next used index to write.
+    used_idx: u16,
+    /// `used.idx` as last published.
+    published_idx: u16,
+    /// `used.idx` when the driver was last asked whether it wants a notification.
+    signalled_idx: u16,
+    /// The notification word as last written: `avail_event`, or the flags.
+    event_written: Option<u16>,
+    in_flight: u16,
+    fault: Option<QueueError>,
+}
+
+impl DeviceHalf {
+    /// Builds the queue of `config` in `memory`.
+    ///
+    /// # Errors
+    /// [`QueueError::Size`], [`QueueError::Ring`].
+    pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
+        QueueConfig::check_size(config.size)?;
+        let areas = config.addresses.resolve(config.size, &memory)?;
+        Ok(Self::with_areas(config, areas, memory))
+    }
+
+    /// Builds the queue on areas that are resolved (tests, loom).
+    #[must_use]
+    pub fn with_areas(config: QueueConfig, areas: RingAreas, memory: Arc<GuestMemory>) -> Self {
+        let used_idx = areas.used.load_u16(RING_IDX);
+        Self {
+            areas,
+            memory,
+            last_hit: LastHit::default(),
+            size: config.size,
+            features: config.features,
+            last_avail: config.base,
+            avail_idx: config.base,
+            used_idx,
+            published_idx: used_idx,
+            signalled_idx: used_idx,
+            event_written: None,
+            in_flight: 0,
+            fault: None,
+        }
+    }
+
+    /// See [`crate::DeviceQueue::pop_batch`].
+    #[inline]
+    pub fn pop_batch(&mut self, batch: &mut Batch) -> usize {
+        batch.clear();
+        if !self.has_available() {
+            return 0;
+        }
+        let available = usize::from(self.avail_idx.wrapping_sub(self.last_avail));
+        for _ in 0..available.min(BATCH_CHAINS) {
+            match self.pop_chain(batch) {
+                Ok(entry) => batch.entries.push(entry),
+                Err(fault) => {
+                    self.latch_fault(fault);
+                    break;
+                }
+            }
+            if batch.slices.len() >= BATCH_SLICES {
+                break;
+            }
+        }
+        batch.entries.len()
+    }
+
+    /// Reads the next head and walks its chain.
+    #[inline]
+    fn pop_chain(&mut self, batch: &mut Batch) -> Result<Entry, QueueError> {
+        let slot = self.last_avail & (self.size - 1);
+        let head = self.areas.avail.load_u16(avail_entry(slot));
+        if head >= self.size {
+            return Err(QueueError::DescriptorIndex { index: head, size: self.size });
+        }
+        let start = batch.slices.len();
+        let mut walk = Walk { bytes: 0, writable_at: None };
+        self.walk_table(head, &mut walk, &mut batch.slices)?;
+        let end = batch.slices.len();
+        let border = walk.writable_at.unwrap_or(end);
+        self.last_avail = self.last_avail.wrapping_add(1);
+        self.in_flight += 1;
+        let chain = Some(Chain::new(head));
+        Ok(Entry { chain, readable: start..border, writable: border..end })
+    }
+
+    /// Follows `next` through the ring's table. A chain longer than the ring loops.
+    #[inline]
+    fn walk_table(
+        &mut self,
+        head: u16,
+        walk: &mut Walk,
+        slices: &mut Vec<GuestSlice>,
+    ) -> Result<(), QueueError> {
+        let mut index = head;
+        for _ in 0..self.size {
+            if index >= self.size {
+                return Err(QueueError::DescriptorIndex { index, size: self.size });
+            }
+            let at = usize::from(index) * DESCRIPTOR_SIZE;
+            let desc =
+                Descriptor::parse(self.areas.desc.load_u64(at), self.areas.desc.load_u64(at + 8));
+            if desc.is_indirect() {
+                if desc.has_next() {
+                    return Err(QueueError::IndirectNext);
+                }
+                return self.walk_indirect(desc, walk, slices);
+            }
+            walk.add(desc, &self.memory, &mut self.last_hit, slices)?;
+            if !desc.has_next() {
+                return Ok(());
+            }
+            index = desc.next;
+        }
+        Err(QueueError::ChainLength { max: usize::from(self.size) })
+    }
+
+    /// Follows `next` through an indirect table; each descriptor is copied out once.
+    fn walk_indirect(
+        &mut self,
+        desc: Descriptor,
+        walk: &mut Walk,
+        slices: &mut Vec<GuestSlice>,
+    ) -> Result<(), QueueError> {
+        if !self.features.indirect {
+            return Err(QueueError::IndirectNotNegotiated);
+        }
+        let count = desc.len as usize / DESCRIPTOR_SIZE;
+        if count == 0
+            || count > INDIRECT_MAX
+            || !(desc.len as usize).is_multiple_of(DESCRIPTOR_SIZE)
+        {
+            return Err(QueueError::IndirectSize { len: desc.len });
+        }
+        let first = slices.len();
+        self.memory
+            .slices(GuestAddr(desc.addr), desc.len, &mut self.last_hit, slices)
+            .map_err(QueueError::Buffer)?;
+        // A table that crosses regions is rare: only then is it gathered.
+        let gathered: Vec<u8>;
+        let table = if let [one] = slices[first..] {
+            Table::Guest(one)
+        } else {
+            let mut bytes = vec![0; desc.len as usize];
+            copy_from_slices(&slices[first..], &mut bytes);
+            gathered = bytes;
+            Table::Copied(&gathered)
+        };
+        slices.truncate(first);
+        let size = u16::try_from(count).unwrap_or(u16::MAX);
+        let mut index = 0;
+        for _ in 0..count {
+            if index >= size {
+                return Err(QueueError::DescriptorIndex { index, size });
+            }
+            let desc = table.descriptor(usize::from(index) * DESCRIPTOR_SIZE);
+            if desc.is_indirect() {
+                return Err(QueueError::IndirectNested);
+            }
+            walk.add(desc, &self.memory, &mut self.last_hit, slices)?;
+            if !desc.has_next() {
+                return Ok(());
+            }
+            index = desc.next;
+        }
+        Err(QueueError::ChainLength { max: count })
+    }
+
+    /// See [`crate::DeviceQueue::unpop`].
+    pub fn unpop(&mut self, chain: Chain) {
+        let head = chain.finish();
+        self.last_avail = self.last_avail.wrapping_sub(1);
+        self.in_flight -= 1;
+        debug_assert!(
+            self.fault.is_some() || {
+                let slot = self.last_avail & (self.size - 1);
+                self.areas.avail.load_u16(avail_entry(slot)) == head || head < self.size
+            }
+        );
+    }
+
+    /// See [`crate::DeviceQueue::push_used`].
+    #[inline]
+    pub fn push_used(&mut self, chain: Chain, written: u32) {
+        let head = chain.finish();
+        self.in_flight -= 1;
+        let slot = self.used_idx & (self.size - 1);
+        self.areas.used.store_pair(used_entry(slot), (u32::from(head), written));
+        self.used_idx = self.used_idx.wrapping_add(1);
+    }
+
+    /// See [`crate::DeviceQueue::discard`].
+    pub fn discard(&mut self, chain: Chain) {
+        chain.finish();
+        self.in_flight -= 1;
+    }
+
+    /// See [`crate::DeviceQueue::publish`].
+    #[inline]
+    pub fn publish(&mut self) -> u16 {
+        let count = self.used_idx.wrapping_sub(self.published_idx);
+        if count != 0 {
+            // Release: the used entries, and the data behind them, come first.
+            self.areas.used.store_u16_release(RING_IDX, self.used_idx);
+            self.published_idx = self.used_idx;
+        }
+        count
+    }
+
+    /// See [`crate::DeviceQueue::needs_notification`].
+    #[inline]
+    pub fn needs_notification(&mut self) -> bool {
+        let (new, old) = (self.published_idx, self.signalled_idx);
+        if new == old {
+            return false;
+        }
+        // Full fence: the driver writes its event and then reads used.idx; we have written
+        // used.idx and now read its event. One of us must see the other (§2.7.7.2).
+        fence_full();
+        self.signalled_idx = new;
+        if self.features.event_idx {
+            let event = self.areas.avail.load_u16(used_event(self.size));
+            need_event(event, new, old)
+        } else {
+            self.areas.avail.load_u16(RING_FLAGS) & AVAIL_F_NO_INTERRUPT == 0
+        }
+    }
+
+    /// See [`crate::DeviceQueue::enable_notifications`].
+    pub fn enable_notifications(&mut self) -> bool {
+        let event = if self.features.event_idx { self.last_avail } else { 0 };
+        self.write_event(event);
+        // Full fence: the driver publishes avail.idx and then reads our event; we have written
+        // our event and now read avail.idx. One of us must see the other (§2.7.10.1).
+        fence_full();
+        self.has_available()
+    }
+
+    /// See [`crate::DeviceQueue::disable_notifications`].
+    pub fn disable_notifications(&mut self) {
+        if !self.features.event_idx {
+            self.write_event(USED_F_NO_NOTIFY);
+        }
+    }
+
+    fn write_event(&mut self, value: u16) {
+        if self.event_written != Some(value) {
+            let at = if self.features.event_idx { avail_event(self.size) } else { RING_FLAGS };
+            self.areas.used.store_u16(at, value);
+            self.event_written = Some(value);
+        }
+    }
+
+    /// See [`crate::DeviceQueue::has_available`].
+    #[inline]
+    pub fn has_available(&mut self) -> bool {
+        if self.fault.is_some() {
+            return false;
+        }
+        if self.avail_idx != self.last_avail {
+            return true;
+        }
+        // Acquire: the entries and descriptors behind the index are read after it.
+        let idx = self.areas.avail.load_u16_acquire(RING_IDX);
+        if idx.wrapping_sub(self.last_avail) > self.size {
+            let (from, size) = (self.last_avail, self.size);
+            self.latch_fault(QueueError::AvailJump { from, to: idx, size });
+            return false;
+        }
+        self.avail_idx = idx;
+        idx != self.last_avail
+    }
+
+    /// See [`crate::DeviceQueue::relocate`].
+    ///
+    /// # Errors
+    /// [`QueueError::Ring`]; the queue is then unchanged.
+    pub fn relocate(
+        &mut self,
+        addresses: RingAddresses,
+        memory: Arc<GuestMemory>,
+    ) -> Result<(), QueueError> {
+        self.areas = addresses.resolve(self.size, &memory)?;
+        self.memory = memory;
+        self.last_hit = LastHit::default();
+        self.event_written = None;
+        Ok(())
+    }
+
+    /// See [`crate::DeviceQueue::fault`].
+    #[must_use]
+    pub fn fault(&self) -> Option<QueueError> {
+        self.fault
+    }
+
+    /// See [`crate::DeviceQueue::latch_fault`]. The first fault stays.
+    pub fn latch_fault(&mut self, fault: QueueError) {
+        self.fault.get_or_insert(fault);
+    }
+
+    /// See [`crate::DeviceQueue::base`].
+    #[must_use]
+    pub fn base(&self) -> u16 {
+        self.last_avail
+    }
+
+    /// See [`crate::DeviceQueue::in_flight`].
+    #[must_use]
+    pub fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    /// See [`crate::DeviceQueue::size`].
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// See [`crate::DeviceQueue::available_count`].
+    #[must_use]
+    pub fn available_count(&self) -> u16 {
+        self.avail_idx.wrapping_sub(self.last_avail)
+    }
+
+    /// See [`crate::DeviceQueue::memory`].
+    #[must_use]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+}
+
+/// An indirect table: in one piece of guest memory, or gathered from several.
+enum Table<'a> {
+    Guest(GuestSlice),
+    Copied(&'a [u8]),
+}
+
+impl Table<'_> {
+    /// Copies the descriptor at byte `at` out.
+    #[inline]
+    fn descriptor(&self, at: usize) -> Descriptor {
+        let mut words = [[0; 8]; 2];
+        match self {
+            Self::Guest(slice) => {
+                slice.split_at(at).1.read_into(words.as_flattened_mut());
+            }
+            Self::Copied(bytes) => {
+                words.as_flattened_mut().copy_from_slice(&bytes[at..at + DESCRIPTOR_SIZE]);
+            }
+        }
+        Descriptor::parse(u64::from_ne_bytes(words[0]), u64::from_ne_bytes(words[1]))
+    }
+}
+
+/// What a walk along a chain has seen.
+struct Walk {
+    bytes: u64,
+    /// Where the writable slices begin.
+    writable_at: Option<usize>,
+}
+
+impl Walk {
+    /// Adds one descriptor: readable ones come first, all bytes are in guest memory. Descriptors
+    /// of no bytes are passed over.
+    #[inline]
+    fn add(
+        &mut self,
+        desc: Descriptor,
+        memory: &GuestMemory,
+        last_hit: &mut LastHit,
+        slices: &mut Vec<GuestSlice>,
+    ) -> Result<(), QueueError> {
+        if desc.is_writable() {
+            self.writable_at.get_or_insert(slices.len());
+        } else if self.writable_at.is_some() {
+            return Err(QueueError::ReadableAfterWritable);
+        }
+        self.bytes += u64::from(desc.len);
+        if self.bytes > u64::from(u32::MAX) {
+            return Err(QueueError::ChainBytes);
+        }
+        if desc.len == 0 {
+            return Ok(());
+        }
+        memory.slices(GuestAddr(desc.addr), desc.len, last_hit, slices).map_err(QueueError::Buffer)
+    }
+}

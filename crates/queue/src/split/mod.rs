@@ -1,0 +1,8 @@
+//! The split virtqueue (virtio 1.3 §2.7): device half and driver half.
+
+mod device;
+mod driver;
+
+pub use crate::config::RingAreas;
+pub use device::DeviceHalf;
+pub use driver::DriverHalf;

@@ -1,0 +1,8 @@
+//! How a guest arrives: negotiate, map memory, build queues, hand them to a device.
+//!
+//! **transport** -> queue -> device -> backend. A transport acts once, when a guest arrives or
+//! leaves; while it runs, the queues belong to the device's workers. Today's transport is
+//! [`vhost_user`]; `xenbus` is a later tenant.
+#![forbid(unsafe_code)]
+
+pub mod vhost_user;

@@ -1,0 +1,282 @@
+//! What the session's effects do: map memory, start, stop and change queues.
+
+use super::session::{Answer, Effect, MemoryChange, Offer, Outcome, Session, SessionError};
+use super::socket::Message;
+use super::vring::VringHost;
+use manyring_device::{Activation, Call, Device, DoorbellError, Event, Kick, StartError};
+use manyring_memory::{GuestMemory, MemoryError, RegionSpec};
+use manyring_queue::{DeviceQueue, QueueConfig, QueueError, RingAddresses, RingFeatures};
+use manyring_wire::vhost_user::{
+    BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, Region, Reply, VringState,
+};
+use rustix::fd::OwnedFd;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Why a session must end, or ended.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum FrontError {
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("{name} of vring {index}: {source}")]
+    Doorbell { name: &'static str, index: usize, source: DoorbellError },
+    #[error("back-end request channel: {0}")]
+    Channel(Errno),
+}
+
+/// One front-end: its session, its memory, its queues.
+#[derive(Debug)]
+pub(super) struct Front {
+    device: Arc<dyn Device>,
+    session: Session,
+    memory: Arc<GuestMemory>,
+    vrings: Vec<VringHost>,
+    channel: Option<OwnedFd>,
+    events: mpsc::Sender<Event>,
+}
+
+impl Front {
+    pub(super) fn new(device: Arc<dyn Device>, events: mpsc::Sender<Event>) -> Self {
+        let offer = Offer {
+            features: device.features(),
+            queue_count: device.queue_count(),
+            queue_size_max: device.queue_size_max(),
+        };
+        let vrings = (0..offer.queue_count).map(|_| VringHost::default()).collect();
+        Self {
+            device,
+            session: Session::new(offer),
+            memory: Arc::default(),
+            vrings,
+            channel: None,
+            events,
+        }
+    }
+
+    /// Handles one message to the end: its effects, then its answer.
+    pub(super) async fn handle(&mut self, message: Message) -> Result<Option<Vec<u8>>, FrontError> {
+        let Message { header, payload, fds } = message;
+        let Outcome { effects, answer } = self.session.handle(header, &payload, fds)?;
+        let mut refused = false;
+        for effect in effects {
+            refused |= !self.apply(effect).await?;
+        }
+        let reply = match answer {
+            Answer::None => return Ok(None),
+            Answer::Reply(reply) => reply,
+            Answer::Ack => Reply::U64(u64::from(refused)),
+            Answer::Base(index) => Reply::VringState(VringState {
+                index: u32::try_from(index).unwrap_or(0),
+                num: self.session.vring(index).map_or(0, |v| u32::from(v.base())),
+            }),
+            Answer::Config(access) => self.read_config(access),
+        };
+        Ok(Some(reply.message(header.request)))
+    }
+
+    fn read_config(&self, access: ConfigAccess) -> Reply {
+        let mut bytes = vec![0; access.size as usize];
+        self.device.read_config(access.offset, &mut bytes);
+        Reply::Config(access, bytes)
+    }
+
+    /// Does one effect. False: it was refused, and the session goes on.
+    async fn apply(&mut self, effect: Effect<OwnedFd>) -> Result<bool, FrontError> {
+        match effect {
+            Effect::Features(bits) => self.device.set_features(bits),
+            Effect::Memory(change) => self.change_memory(change).await?,
+            Effect::Start(index) => return Ok(self.start(index)),
+            Effect::Stop(index) => self.stop(index).await,
+            Effect::Enable(index, enabled) => {
+                if let Some(queue) = &self.vrings[index].running {
+                    queue.set_enabled(enabled).await;
+                }
+            }
+            Effect::Relocate(index, addresses) => {
+                return Ok(self.set_memory(index, addresses).await);
+            }
+            Effect::Kick(index, fd) => self.set_kick(index, fd)?,
+            Effect::Call(index, fd) => {
+                let call = doorbell("SET_VRING_CALL", index, fd)?;
+                let host = &mut self.vrings[index];
+                host.call.clone_from(&call);
+                if let Some(queue) = &host.running {
+                    queue.set_call(call);
+                }
+            }
+            Effect::Err(index, fd) => {
+                let err = doorbell("SET_VRING_ERR", index, fd)?;
+                let host = &mut self.vrings[index];
+                host.err.clone_from(&err);
+                if let Some(queue) = &host.running {
+                    queue.set_err(err);
+                }
+            }
+            Effect::WriteConfig(access, bytes) => {
+                if let Err(error) = self.device.write_config(access.offset, &bytes) {
+                    tracing::warn!(device = self.device.name(), %error, "config write refused");
+                    return Ok(false);
+                }
+            }
+            Effect::BackendChannel(fd) => self.set_channel(fd)?,
+        }
+        Ok(true)
+    }
+
+    fn set_kick(&mut self, index: usize, fd: Option<OwnedFd>) -> Result<(), FrontError> {
+        let name = "SET_VRING_KICK";
+        let wrong = |source| FrontError::Doorbell { name, index, source };
+        let kick = fd.map(Kick::new).transpose().map_err(wrong)?;
+        let host = &mut self.vrings[index];
+        match &host.running {
+            Some(queue) => queue.set_kick(kick),
+            None => host.kick = kick,
+        }
+        Ok(())
+    }
+
+    fn set_channel(&mut self, fd: OwnedFd) -> Result<(), FrontError> {
+        let flags = rustix::fs::fcntl_getfl(&fd).map_err(FrontError::Channel)?;
+        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(FrontError::Channel)?;
+        self.channel = Some(fd);
+        Ok(())
+    }
+
+    /// Makes the new snapshot and gives it to every running queue; returns when none uses the old.
+    async fn change_memory(&mut self, change: MemoryChange<OwnedFd>) -> Result<(), FrontError> {
+        let memory = match change {
+            MemoryChange::Replace(regions) => {
+                let mut memory = GuestMemory::default();
+                for (region, fd) in regions {
+                    memory = memory.with_region(spec(&region), fd)?;
+                }
+                memory
+            }
+            MemoryChange::Add(region, fd) => self.memory.with_region(spec(&region), fd)?,
+            MemoryChange::Remove(region) => self.memory.without_region(&spec(&region)),
+        };
+        self.memory = Arc::new(memory);
+        for index in 0..self.vrings.len() {
+            let addresses = self.session.vring(index).and_then(|v| v.addresses());
+            if let (Some(_), Some(addresses)) = (&self.vrings[index].running, addresses) {
+                self.set_memory(index, addresses).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells a running queue where its ring lies now. A ring that is nowhere stops.
+    async fn set_memory(&mut self, index: usize, addresses: RingAddresses) -> bool {
+        let Some(queue) = &self.vrings[index].running else { return true };
+        let result = queue.set_memory(self.memory.clone(), addresses).await;
+        let Err(error) = result else { return true };
+        self.tell_queue_error(index, error);
+        self.stop(index).await;
+        false
+    }
+
+    fn tell_queue_error(&self, index: usize, error: QueueError) {
+        tracing::warn!(device = self.device.name(), queue = index, %error, "queue stopped");
+        if let Some(err) = &self.vrings[index].err {
+            err.ring();
+        }
+    }
+
+    fn start(&mut self, index: usize) -> bool {
+        match self.try_start(index) {
+            Ok(()) => {
+                tracing::debug!(device = self.device.name(), queue = index, "queue started");
+                true
+            }
+            Err(StartError::Queue(error)) => {
+                self.session.refuse(index);
+                self.tell_queue_error(index, error);
+                false
+            }
+            Err(error) => {
+                self.session.refuse(index);
+                tracing::error!(device = self.device.name(), queue = index, %error, "cannot start");
+                false
+            }
+        }
+    }
+
+    fn try_start(&mut self, index: usize) -> Result<(), StartError> {
+        let features = self.session.features();
+        let enabled = self.session.is_enabled(index);
+        let vring = self.session.vring(index).copied().unwrap_or_default();
+        let addresses = vring.addresses().ok_or(QueueError::Size { size: vring.size() })?;
+        let config = QueueConfig {
+            size: vring.size(),
+            addresses,
+            base: vring.base(),
+            features: RingFeatures::from_bits(features),
+        };
+        let queue = DeviceQueue::new(config, self.memory.clone())?;
+        let host = &mut self.vrings[index];
+        host.running = Some(self.device.start(Activation {
+            index,
+            queue,
+            addresses,
+            kick: host.kick.take(),
+            call: host.call.clone(),
+            err: host.err.clone(),
+            enabled,
+            features,
+            events: self.events.clone(),
+        })?);
+        Ok(())
+    }
+
+    async fn stop(&mut self, index: usize) {
+        if let Some(queue) = self.vrings[index].running.take()
+            && let Ok(base) = queue.stop().await
+        {
+            tracing::debug!(device = self.device.name(), queue = index, base, "queue stopped");
+            self.session.stopped(index, base);
+        }
+    }
+
+    /// Tells the front-end that the config space has changed, if it gave a channel.
+    pub(super) fn send_config_change(&self) {
+        if let Some(channel) = &self.channel {
+            let request = BACKEND_CONFIG_CHANGE_MSG;
+            let message = Header { request, flags: FLAG_VERSION, size: 0 }.emit();
+            // A full channel means that the front-end has one to read already.
+            if let Err(error) = rustix::io::write(channel, &message) {
+                tracing::debug!(device = self.device.name(), %error, "config change not sent");
+            }
+        }
+    }
+
+    /// Stops every queue; returns when nothing of this guest is in use any more.
+    pub(super) async fn tear_down(mut self) {
+        for index in 0..self.vrings.len() {
+            self.stop(index).await;
+        }
+        self.device.set_features(0);
+    }
+}
+
+fn doorbell(
+    name: &'static str,
+    index: usize,
+    fd: Option<OwnedFd>,
+) -> Result<Option<Arc<Call>>, FrontError> {
+    let wrong = |source| FrontError::Doorbell { name, index, source };
+    Ok(fd.map(Call::new).transpose().map_err(wrong)?.map(Arc::new))
+}
+
+fn spec(region: &Region) -> RegionSpec {
+    RegionSpec {
+        guest_addr: region.guest_addr,
+        size: region.size,
+        user_addr: region.user_addr,
+        mmap_offset: region.mmap_offset,
+    }
+}

@@ -1,0 +1,466 @@
+//! The negotiation as a pure state machine: (state, message) -> (state, reply, effects).
+//!
+//! No I/O, no clock, no fd: file descriptors are values of type `F` that pass through into the
+//! effects. What real front-ends send, in whatever order, ends here; each case is a named test.
+
+use manyring_queue::RingAddresses;
+use manyring_wire::vhost_user::{
+    ConfigAccess, F_PROTOCOL_FEATURES, Header, MEM_SLOTS, PROTOCOL_F_BACKEND_REQ,
+    PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK,
+    PROTOCOL_F_RESET_DEVICE, PROTOCOL_F_STATUS, ParseError, Region, Reply, Request, VringAddr,
+    VringState, row_of,
+};
+
+/// Protocol features offered: each is served.
+pub const OFFERED: u64 = PROTOCOL_F_MQ
+    | PROTOCOL_F_REPLY_ACK
+    | PROTOCOL_F_BACKEND_REQ
+    | PROTOCOL_F_CONFIG
+    | PROTOCOL_F_RESET_DEVICE
+    | PROTOCOL_F_CONFIGURE_MEM_SLOTS
+    | PROTOCOL_F_STATUS;
+
+/// What a device brings to the negotiation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Virtio features.
+    pub features: u64,
+    /// Virtqueues.
+    pub queue_count: usize,
+    /// Entries of a virtqueue at most.
+    pub queue_size_max: u16,
+}
+
+/// A change of guest memory.
+#[derive(Debug, PartialEq, Eq)]
+pub enum MemoryChange<F> {
+    /// These regions and no others.
+    Replace(Vec<(Region, F)>),
+    /// One more.
+    Add(Region, F),
+    /// One less.
+    Remove(Region),
+}
+
+/// What the transport has to do, in order, before it replies.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Effect<F> {
+    /// Tell the device what was negotiated.
+    Features(u64),
+    /// Change guest memory, for running queues too.
+    Memory(MemoryChange<F>),
+    /// Build the vring and start it.
+    Start(usize),
+    /// Stop the running queue and keep its base.
+    Stop(usize),
+    /// Serve a running queue, or let it wait.
+    Enable(usize, bool),
+    /// A running queue's ring is elsewhere.
+    Relocate(usize, RingAddresses),
+    /// Keep the kick, or give it to the running queue; `None` = the ring is polled.
+    Kick(usize, Option<F>),
+    /// Keep the call, or give it to the running queue; `None` = the driver polls.
+    Call(usize, Option<F>),
+    /// Keep the err, or give it to the running queue.
+    Err(usize, Option<F>),
+    /// Write the config space.
+    WriteConfig(ConfigAccess, Vec<u8>),
+    /// Keep the back-end request channel.
+    BackendChannel(F),
+}
+
+/// The answer to a message.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// None is due.
+    None,
+    /// This.
+    Reply(Reply),
+    /// An acknowledgement: 0 once the effects are done, else 1.
+    Ack,
+    /// The base of a vring, once it has stopped.
+    Base(usize),
+    /// A read of the config space.
+    Config(ConfigAccess),
+}
+
+/// What a message leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outcome<F> {
+    /// To do, in order.
+    pub effects: Vec<Effect<F>>,
+    /// To answer afterwards.
+    pub answer: Answer,
+}
+
+/// Why a session must end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum SessionError {
+    #[error(transparent)]
+    Parse(#[from] ParseError),
+    #[error("{name} for vring {index} of a device with {count}")]
+    Index { name: &'static str, index: usize, count: usize },
+    #[error("{name} of {value}")]
+    Value { name: &'static str, value: u64 },
+    #[error("SET_FEATURES with bits {bits:#x} that were not offered")]
+    Features { bits: u64 },
+    #[error("SET_PROTOCOL_FEATURES with bits {bits:#x} that were not offered")]
+    ProtocolFeatures { bits: u64 },
+    #[error("more than {max} memory regions")]
+    Slots { max: u64 },
+}
+
+/// Whether a vring has a kick.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum KickState {
+    #[default]
+    Unset,
+    Set,
+}
+
+/// A vring under construction, or running.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Vring {
+    size: Option<u16>,
+    base: u16,
+    addresses: Option<RingAddresses>,
+    /// As last said; unsaid it follows from the features.
+    enabled: Option<bool>,
+    kick: KickState,
+    running: bool,
+    /// It did not start: not tried again until something about it changes.
+    refused: bool,
+}
+
+impl Vring {
+    /// Entries.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.size.unwrap_or(0)
+    }
+
+    /// The next available index.
+    #[must_use]
+    pub fn base(&self) -> u16 {
+        self.base
+    }
+
+    /// Where the ring lies.
+    #[must_use]
+    pub fn addresses(&self) -> Option<RingAddresses> {
+        self.addresses
+    }
+}
+
+/// A session's state.
+#[derive(Debug)]
+pub struct Session {
+    offer: Offer,
+    features: Option<u64>,
+    protocol: u64,
+    vrings: Vec<Vring>,
+    /// As far as the session knows: the transport holds the regions.
+    regions: Vec<Region>,
+    status: u64,
+}
+
+impl Session {
+    /// A session that has heard nothing yet.
+    #[must_use]
+    pub fn new(offer: Offer) -> Self {
+        let vrings = vec![Vring::default(); offer.queue_count];
+        Self { offer, features: None, protocol: 0, vrings, regions: Vec::new(), status: 0 }
+    }
+
+    /// The virtio features that were negotiated.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        self.features.unwrap_or(0)
+    }
+
+    /// The vring of index `index`.
+    #[must_use]
+    pub fn vring(&self, index: usize) -> Option<&Vring> {
+        self.vrings.get(index)
+    }
+
+    /// True if the vring is to be served: as said, or from the start without protocol features.
+    #[must_use]
+    pub fn is_enabled(&self, index: usize) -> bool {
+        let unsaid = self.features() & F_PROTOCOL_FEATURES == 0;
+        self.vrings.get(index).is_some_and(|v| v.enabled.unwrap_or(unsaid))
+    }
+
+    /// The transport could not start the vring.
+    pub fn refuse(&mut self, index: usize) {
+        if let Some(vring) = self.vrings.get_mut(index) {
+            vring.running = false;
+            vring.refused = true;
+        }
+    }
+
+    /// The queue has stopped at `base`. It needs a new kick to start again. Where the session has
+    /// begun the vring anew already, that stays.
+    pub fn stopped(&mut self, index: usize, base: u16) {
+        if let Some(vring) = self.vrings.get_mut(index).filter(|v| v.running) {
+            vring.running = false;
+            vring.base = base;
+            vring.kick = KickState::Unset;
+        }
+    }
+
+    /// Handles one message with its file descriptors.
+    ///
+    /// # Errors
+    /// [`SessionError`]: the session must end.
+    pub fn handle<F>(
+        &mut self,
+        header: Header,
+        payload: &[u8],
+        fds: Vec<F>,
+    ) -> Result<Outcome<F>, SessionError> {
+        let row = row_of(header.request).ok_or(ParseError::Unknown { request: header.request })?;
+        if row.needs != 0 && row.needs & OFFERED == 0 {
+            return Err(ParseError::NotServed { name: row.name }.into());
+        }
+        let request = Request::parse(row, payload, fds.len())?;
+        let mut outcome = self.obey(row.name, request, fds)?;
+        let wants_ack = header.needs_reply() && self.protocol & PROTOCOL_F_REPLY_ACK != 0;
+        if outcome.answer == Answer::None && wants_ack {
+            outcome.answer = Answer::Ack;
+        }
+        self.start_ready(&mut outcome.effects);
+        Ok(outcome)
+    }
+
+    fn obey<F>(
+        &mut self,
+        name: &'static str,
+        request: Request,
+        fds: Vec<F>,
+    ) -> Result<Outcome<F>, SessionError> {
+        let mut fds = fds.into_iter();
+        let answer = |reply| Ok(Outcome { effects: Vec::new(), answer: Answer::Reply(reply) });
+        let effects = match request {
+            Request::GetFeatures => {
+                return answer(Reply::U64(self.offer.features | F_PROTOCOL_FEATURES));
+            }
+            Request::GetProtocolFeatures => return answer(Reply::U64(OFFERED)),
+            Request::GetQueueNum => return answer(Reply::U64(self.offer.queue_count as u64)),
+            Request::GetMaxMemSlots => return answer(Reply::U64(MEM_SLOTS)),
+            Request::GetStatus => return answer(Reply::U64(self.status)),
+            Request::GetConfig(access) => {
+                return Ok(Outcome { effects: Vec::new(), answer: Answer::Config(access) });
+            }
+            Request::GetVringBase(state) => return self.base_of(name, state),
+            Request::SetFeatures(bits) => self.set_features(bits)?,
+            Request::SetProtocolFeatures(bits) => self.set_protocol_features(bits)?,
+            // Owner is said once or never; RESET_OWNER is deprecated and best ignored.
+            Request::SetOwner | Request::ResetOwner => Vec::new(),
+            Request::SetMemTable(regions) => {
+                self.regions.clone_from(&regions);
+                self.forget_refusals();
+                vec![Effect::Memory(MemoryChange::Replace(regions.into_iter().zip(fds).collect()))]
+            }
+            Request::AddMemReg(region) => self.add_region(region, fds.next())?,
+            Request::RemMemReg(region) => {
+                self.regions.retain(|r| !is_same_place(r, &region));
+                vec![Effect::Memory(MemoryChange::Remove(region))]
+            }
+            Request::SetVringNum(state) => self.set_size(name, state)?,
+            Request::SetVringBase(state) => self.set_base(name, state)?,
+            Request::SetVringAddr(addr) => self.set_addresses(name, addr)?,
+            Request::SetVringEnable(state) => self.set_enabled(name, state)?,
+            Request::SetVringKick { index, .. } => {
+                let vring = self.vring_mut(name, index)?;
+                vring.kick = KickState::Set;
+                vring.refused = false;
+                vec![Effect::Kick(index, fds.next())]
+            }
+            Request::SetVringCall { index, .. } => {
+                self.vring_mut(name, index)?;
+                vec![Effect::Call(index, fds.next())]
+            }
+            Request::SetVringErr { index, .. } => {
+                self.vring_mut(name, index)?;
+                vec![Effect::Err(index, fds.next())]
+            }
+            Request::SetBackendReqFd => {
+                fds.next().map(Effect::BackendChannel).into_iter().collect()
+            }
+            Request::SetConfig(access, bytes) => vec![Effect::WriteConfig(access, bytes)],
+            Request::SetStatus(status) => {
+                self.status = status & 0xff;
+                Vec::new()
+            }
+            Request::ResetDevice => self.reset(),
+        };
+        Ok(Outcome { effects, answer: Answer::None })
+    }
+
+    fn vring_mut(&mut self, name: &'static str, index: usize) -> Result<&mut Vring, SessionError> {
+        let count = self.vrings.len();
+        self.vrings.get_mut(index).ok_or(SessionError::Index { name, index, count })
+    }
+
+    fn base_of<F>(
+        &mut self,
+        name: &'static str,
+        state: VringState,
+    ) -> Result<Outcome<F>, SessionError> {
+        let index = state.index as usize;
+        let vring = self.vring_mut(name, index)?;
+        let effects = if vring.running { vec![Effect::Stop(index)] } else { Vec::new() };
+        // Stopped or never started: a new kick is needed to start (again).
+        vring.kick = KickState::Unset;
+        Ok(Outcome { effects, answer: Answer::Base(index) })
+    }
+
+    fn set_features<F>(&mut self, bits: u64) -> Result<Vec<Effect<F>>, SessionError> {
+        let unknown = bits & !(self.offer.features | F_PROTOCOL_FEATURES);
+        if unknown != 0 {
+            return Err(SessionError::Features { bits: unknown });
+        }
+        self.features = Some(bits);
+        Ok(vec![Effect::Features(bits & !F_PROTOCOL_FEATURES)])
+    }
+
+    fn set_protocol_features<F>(&mut self, bits: u64) -> Result<Vec<Effect<F>>, SessionError> {
+        if bits & !OFFERED != 0 {
+            return Err(SessionError::ProtocolFeatures { bits: bits & !OFFERED });
+        }
+        self.protocol = bits;
+        Ok(Vec::new())
+    }
+
+    /// The same region again is answered like the first: QEMU sends it for each queue pair.
+    fn add_region<F>(
+        &mut self,
+        region: Region,
+        fd: Option<F>,
+    ) -> Result<Vec<Effect<F>>, SessionError> {
+        if self.regions.contains(&region) {
+            return Ok(Vec::new());
+        }
+        if self.regions.len() as u64 >= MEM_SLOTS {
+            return Err(SessionError::Slots { max: MEM_SLOTS });
+        }
+        self.regions.push(region);
+        self.forget_refusals();
+        let change = fd.map(|fd| Effect::Memory(MemoryChange::Add(region, fd)));
+        Ok(change.into_iter().collect())
+    }
+
+    fn forget_refusals(&mut self) {
+        self.vrings.iter_mut().for_each(|v| v.refused = false);
+    }
+
+    fn set_size<F>(
+        &mut self,
+        name: &'static str,
+        state: VringState,
+    ) -> Result<Vec<Effect<F>>, SessionError> {
+        let max = self.offer.queue_size_max;
+        let value = u64::from(state.num);
+        let size = u16::try_from(state.num).ok().filter(|n| n.is_power_of_two() && *n <= max);
+        let index = state.index as usize;
+        let vring = self.vring_mut(name, index)?;
+        let size = size.ok_or(SessionError::Value { name, value })?;
+        let changes = vring.size.replace(size) != Some(size);
+        vring.refused = false;
+        Ok(restart_if(vring.running && changes, index))
+    }
+
+    /// A base for a running ring means that the driver begins anew (UML, which has no
+    /// `GET_VRING_BASE`): the queue stops, and starts with the next kick fd.
+    fn set_base<F>(
+        &mut self,
+        name: &'static str,
+        state: VringState,
+    ) -> Result<Vec<Effect<F>>, SessionError> {
+        let value = u64::from(state.num);
+        let base = u16::try_from(state.num).map_err(|_| SessionError::Value { name, value })?;
+        let index = state.index as usize;
+        let vring = self.vring_mut(name, index)?;
+        let effects = restart_if(vring.running, index);
+        if vring.running {
+            vring.kick = KickState::Unset;
+            vring.running = false;
+        }
+        vring.base = base;
+        Ok(effects)
+    }
+
+    fn set_addresses<F>(
+        &mut self,
+        name: &'static str,
+        addr: VringAddr,
+    ) -> Result<Vec<Effect<F>>, SessionError> {
+        let index = addr.index as usize;
+        let vring = self.vring_mut(name, index)?;
+        let addresses = RingAddresses {
+            descriptor: addr.descriptor,
+            available: addr.available,
+            used: addr.used,
+        };
+        let changed = vring.addresses.replace(addresses) != Some(addresses);
+        vring.refused = false;
+        let moves = vring.running && changed;
+        Ok(if moves { vec![Effect::Relocate(index, addresses)] } else { Vec::new() })
+    }
+
+    fn set_enabled<F>(
+        &mut self,
+        name: &'static str,
+        state: VringState,
+    ) -> Result<Vec<Effect<F>>, SessionError> {
+        let index = state.index as usize;
+        let value = u64::from(state.num);
+        let vring = self.vring_mut(name, index)?;
+        if value > 1 {
+            return Err(SessionError::Value { name, value });
+        }
+        vring.enabled = Some(value == 1);
+        let running = vring.running;
+        Ok(if running { vec![Effect::Enable(index, value == 1)] } else { Vec::new() })
+    }
+
+    /// All rings stop and nothing is negotiated; memory stays.
+    fn reset<F>(&mut self) -> Vec<Effect<F>> {
+        let mut effects: Vec<_> =
+            (0..self.vrings.len()).filter(|i| self.vrings[*i].running).map(Effect::Stop).collect();
+        self.vrings.fill(Vring::default());
+        self.features = None;
+        self.status = 0;
+        effects.push(Effect::Features(0));
+        effects
+    }
+
+    /// Starts every vring that has all it needs.
+    fn start_ready<F>(&mut self, effects: &mut Vec<Effect<F>>) {
+        if self.features.is_none() || self.regions.is_empty() {
+            return;
+        }
+        for (index, vring) in self.vrings.iter_mut().enumerate() {
+            let complete =
+                vring.size.is_some() && vring.addresses.is_some() && vring.kick == KickState::Set;
+            if complete && !vring.running && !vring.refused {
+                vring.running = true;
+                effects.push(Effect::Start(index));
+            }
+        }
+    }
+}
+
+fn restart_if<F>(condition: bool, index: usize) -> Vec<Effect<F>> {
+    if condition { vec![Effect::Stop(index)] } else { Vec::new() }
+}
+
+/// `REM_MEM_REG` names a region by its addresses and size; the offset in the file is no matter.
+fn is_same_place(a: &Region, b: &Region) -> bool {
+    (a.guest_addr, a.size, a.user_addr) == (b.guest_addr, b.size, b.user_addr)
+}
+
+#[cfg(test)]
+mod tests;

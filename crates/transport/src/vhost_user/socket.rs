@@ -1,0 +1,186 @@
+//! Framing and fd passing: whole messages in, whole messages out.
+
+use manyring_wire::vhost_user::{
+    HEADER_SIZE, Header, PAYLOAD_SIZE_MAX, ParseError, TABLE_REGIONS_MAX, row_of,
+};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+/// Longest time from the first byte of a message to its last, and for a reply to be taken.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum SocketError {
+    #[error("the front-end has left")]
+    Closed,
+    #[error("the front-end has left in the middle of a message")]
+    ClosedInMessage,
+    #[error("half a message, then silence")]
+    Stalled,
+    #[error("no message after {} seconds", after.as_secs())]
+    Silent { after: Duration },
+    #[error("more file descriptors than any message has, or none free for them")]
+    TooManyFds,
+    #[error(transparent)]
+    Parse(#[from] ParseError),
+    #[error("socket: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A message as it came.
+#[derive(Debug)]
+pub(super) struct Message {
+    /// The header, checked.
+    pub(super) header: Header,
+    /// As many bytes as the header says.
+    pub(super) payload: Vec<u8>,
+    /// What came with it; closed if dropped.
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+/// A connected front-end. [`Connection::receive`] may be cancelled and called again.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: UnixStream,
+    /// Bytes of the current message so far: header, then payload.
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    header: Option<Header>,
+}
+
+impl Connection {
+    /// Takes a connected stream.
+    #[must_use]
+    pub(super) fn new(stream: UnixStream) -> Self {
+        Self { stream, bytes: Vec::new(), fds: Vec::new(), header: None }
+    }
+
+    /// Receives the next message. Waits at most `silence` for it to begin, for ever if `None`.
+    ///
+    /// # Errors
+    /// [`SocketError`]: the connection must be closed.
+    pub(super) async fn receive(
+        &mut self,
+        silence: Option<Duration>,
+    ) -> Result<Message, SocketError> {
+        if self.bytes.is_empty() {
+            let first = self.receive_some();
+            match silence {
+                None => first.await?,
+                Some(after) => match tokio::time::timeout(after, first).await {
+                    Ok(result) => result?,
+                    Err(_) => return Err(SocketError::Silent { after }),
+                },
+            }
+        }
+        let rest = async {
+            while !self.is_complete()? {
+                self.receive_some().await?;
+            }
+            Ok::<(), SocketError>(())
+        };
+        match tokio::time::timeout(MESSAGE_TIMEOUT, rest).await {
+            Ok(result) => result?,
+            Err(_) => return Err(SocketError::Stalled),
+        }
+        let header = self.header.take().ok_or(SocketError::ClosedInMessage)?;
+        let payload = self.bytes.split_off(HEADER_SIZE);
+        self.bytes.clear();
+        Ok(Message { header, payload, fds: std::mem::take(&mut self.fds) })
+    }
+
+    /// Parses the header once it is there. True if all of the payload is there too.
+    fn is_complete(&mut self) -> Result<bool, SocketError> {
+        if self.header.is_none()
+            && let Some(bytes) = self.bytes.first_chunk::<HEADER_SIZE>()
+        {
+            let header = Header::parse(bytes)?;
+            let request = header.request;
+            row_of(request).ok_or(ParseError::Unknown { request })?;
+            self.header = Some(header);
+        }
+        Ok(self.header.is_some_and(|h| self.bytes.len() == HEADER_SIZE + h.size as usize))
+    }
+
+    /// How many bytes of the current message are missing, as far as is known.
+    fn missing(&self) -> usize {
+        let whole = self.header.map_or(HEADER_SIZE, |h| HEADER_SIZE + h.size as usize);
+        whole - self.bytes.len()
+    }
+
+    /// Receives some bytes of the current message, and the fds that come with them.
+    async fn receive_some(&mut self) -> Result<(), SocketError> {
+        let missing = self.missing().min(PAYLOAD_SIZE_MAX);
+        let (bytes, fds) = {
+            let stream = &self.stream;
+            stream.async_io(Interest::READABLE, || receive_once(stream.as_fd(), missing)).await?
+        };
+        self.fds.extend(fds.map_err(|()| SocketError::TooManyFds)?);
+        if bytes.is_empty() {
+            let between = self.bytes.is_empty() && self.header.is_none();
+            return Err(if between { SocketError::Closed } else { SocketError::ClosedInMessage });
+        }
+        if self.fds.len() > TABLE_REGIONS_MAX {
+            return Err(SocketError::TooManyFds);
+        }
+        self.bytes.extend_from_slice(&bytes);
+        Ok(())
+    }
+
+    /// Sends a whole message.
+    ///
+    /// # Errors
+    /// [`SocketError`]: the connection must be closed.
+    pub(super) async fn send(&self, mut message: &[u8]) -> Result<(), SocketError> {
+        let sending = async {
+            while !message.is_empty() {
+                let stream = &self.stream;
+                let send = || {
+                    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                    rustix::net::send(stream, message, flags).map_err(io::Error::from)
+                };
+                let n = stream.async_io(Interest::WRITABLE, send).await?;
+                message = &message[n..];
+            }
+            Ok::<(), SocketError>(())
+        };
+        match tokio::time::timeout(MESSAGE_TIMEOUT, sending).await {
+            Ok(result) => result,
+            Err(_) => Err(SocketError::Stalled),
+        }
+    }
+}
+
+type Received = (Vec<u8>, Result<Vec<OwnedFd>, ()>);
+
+/// One recvmsg without waiting. `Err(())` for the fds: some were dropped by the kernel.
+fn receive_once(stream: impl AsFd, missing: usize) -> io::Result<Received> {
+    let mut bytes = vec![0; missing];
+    // Room for one more than any message has, so that too many are seen and closed.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TABLE_REGIONS_MAX + 1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let received = rustix::net::recvmsg(stream, &mut slices, &mut control, flags);
+    let received = match received {
+        Err(Errno::CONNRESET) => return Ok((Vec::new(), Ok(Vec::new()))),
+        other => other?,
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    bytes.truncate(received.bytes);
+    let truncated = received.flags.contains(ReturnFlags::CTRUNC);
+    Ok((bytes, if truncated { Err(()) } else { Ok(fds) }))
+}

@@ -1,0 +1,586 @@
+//! The vhost-user protocol: header, payloads and THE TABLE, one row per request.
+//!
+//! Pinned to the protocol as documented with QEMU 11.0; request 44 and the feature bits 21 and 22
+//! are those of 11.1. All numbers are in the host's byte order, as the protocol demands.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bytes of the message header.
+pub const HEADER_SIZE: usize = 12;
+/// Largest payload this back-end accepts: a config write of [`CONFIG_SIZE_MAX`] is the longest.
+pub const PAYLOAD_SIZE_MAX: usize = 4096;
+/// Most regions, and so file descriptors, of one `SET_MEM_TABLE`.
+pub const TABLE_REGIONS_MAX: usize = 8;
+/// Memory slots offered with `CONFIGURE_MEM_SLOTS`: as many as QEMU and libblkio can use.
+pub const MEM_SLOTS: u64 = 509;
+/// Largest config space access of one message.
+pub const CONFIG_SIZE_MAX: u32 = 256;
+/// The most vrings a message can name: the index of kick, call and err has 8 bits.
+pub const VRINGS_MAX: usize = 256;
+
+/// Header flag bits 0..2: the protocol version.
+pub const FLAG_VERSION: u32 = 1;
+/// Mask of the version in the header flags.
+pub const FLAG_VERSION_MASK: u32 = 3;
+/// Header flag: this is a reply.
+pub const FLAG_REPLY: u32 = 4;
+/// Header flag: the sender wants an acknowledgement (`REPLY_ACK`).
+pub const FLAG_NEED_REPLY: u32 = 8;
+
+/// Virtio feature bit that announces the protocol features; never reaches a driver.
+pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+/// Virtio feature bit of the migration log; not offered.
+pub const F_LOG_ALL: u64 = 1 << 26;
+
+/// Names a protocol feature bit and its printable name, once.
+macro_rules! protocol_features {
+    ($($(#[$doc:meta])* $name:ident = $bit:literal;)*) => {
+        $($(#[$doc])* pub const $name: u64 = 1 << $bit;)*
+        /// Every protocol feature bit of the pinned specification, with its name.
+        pub const PROTOCOL_FEATURES: &[(u64, &str)] = &[$(($name, stringify!($name))),*];
+    };
+}
+
+protocol_features! {
+    /// `GET_QUEUE_NUM`; several queues.
+    PROTOCOL_F_MQ = 0;
+    /// The migration log comes as a file.
+    PROTOCOL_F_LOG_SHMFD = 1;
+    /// `SEND_RARP`.
+    PROTOCOL_F_RARP = 2;
+    /// Any request may ask for an acknowledgement.
+    PROTOCOL_F_REPLY_ACK = 3;
+    /// `NET_SET_MTU`.
+    PROTOCOL_F_MTU = 4;
+    /// The back-end request channel.
+    PROTOCOL_F_BACKEND_REQ = 5;
+    /// `SET_VRING_ENDIAN`.
+    PROTOCOL_F_CROSS_ENDIAN = 6;
+    /// Crypto sessions.
+    PROTOCOL_F_CRYPTO_SESSION = 7;
+    /// Postcopy migration.
+    PROTOCOL_F_PAGEFAULT = 8;
+    /// `GET_CONFIG`, `SET_CONFIG`.
+    PROTOCOL_F_CONFIG = 9;
+    /// The back-end may send file descriptors.
+    PROTOCOL_F_BACKEND_SEND_FD = 10;
+    /// Host notifiers.
+    PROTOCOL_F_HOST_NOTIFIER = 11;
+    /// In-flight tracking in shared memory.
+    PROTOCOL_F_INFLIGHT_SHMFD = 12;
+    /// `RESET_DEVICE`.
+    PROTOCOL_F_RESET_DEVICE = 13;
+    /// Kicks and calls as messages.
+    PROTOCOL_F_INBAND_NOTIFICATIONS = 14;
+    /// `ADD_MEM_REG`, `REM_MEM_REG`, `GET_MAX_MEM_SLOTS`.
+    PROTOCOL_F_CONFIGURE_MEM_SLOTS = 15;
+    /// `SET_STATUS`, `GET_STATUS`.
+    PROTOCOL_F_STATUS = 16;
+    /// Xen memory mappings.
+    PROTOCOL_F_XEN_MMAP = 17;
+    /// Shared objects.
+    PROTOCOL_F_SHARED_OBJECT = 18;
+    /// Device state for migration.
+    PROTOCOL_F_DEVICE_STATE = 19;
+    /// `GET_VRING_BASE` need not wait for requests in flight.
+    PROTOCOL_F_GET_VRING_BASE_INFLIGHT = 20;
+    /// Ring addresses are guest addresses.
+    PROTOCOL_F_GPA_ADDRESSES = 21;
+    /// Shared memory regions mapped by the back-end.
+    PROTOCOL_F_SHMEM_MAP = 22;
+}
+
+/// A message header, parsed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Request id.
+    pub request: u32,
+    /// Version, reply, need_reply.
+    pub flags: u32,
+    /// Bytes of payload that follow.
+    pub size: u32,
+}
+
+impl Header {
+    /// Parses the 12 bytes of a header; refuses a wrong version and a payload that is too long.
+    ///
+    /// # Errors
+    /// [`ParseError::Version`], [`ParseError::TooLong`].
+    pub fn parse(bytes: &[u8; HEADER_SIZE]) -> Result<Self, ParseError> {
+        let word =
+            |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+        let header = Self { request: word(0), flags: word(4), size: word(8) };
+        if header.flags & FLAG_VERSION_MASK != FLAG_VERSION {
+            return Err(ParseError::Version { flags: header.flags });
+        }
+        if header.size as usize > PAYLOAD_SIZE_MAX {
+            return Err(ParseError::TooLong { request: header.request, size: header.size });
+        }
+        Ok(header)
+    }
+
+    /// The bytes of this header.
+    #[must_use]
+    pub fn emit(self) -> [u8; HEADER_SIZE] {
+        let mut bytes = [0; HEADER_SIZE];
+        bytes[0..4].copy_from_slice(&self.request.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&self.flags.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.size.to_ne_bytes());
+        bytes
+    }
+
+    /// True if the sender set `need_reply`.
+    #[must_use]
+    pub const fn needs_reply(self) -> bool {
+        self.flags & FLAG_NEED_REPLY != 0
+    }
+}
+
+/// A vring state description.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct VringState {
+    /// Vring index.
+    pub index: u32,
+    /// Size, base or enable, by request.
+    pub num: u32,
+}
+
+/// A vring address description; the ring addresses are user addresses of the front-end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct VringAddr {
+    /// Vring index.
+    pub index: u32,
+    /// Bit 0: log writes of the used ring.
+    pub flags: u32,
+    /// Descriptor table.
+    pub descriptor: u64,
+    /// Used ring.
+    pub used: u64,
+    /// Available ring.
+    pub available: u64,
+    /// Guest address for logging; meaningless without the log (UML sends all ones).
+    pub log: u64,
+}
+
+/// A memory region description.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Region {
+    /// Guest physical address of the first byte.
+    pub guest_addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Address of the first byte in the front-end.
+    pub user_addr: u64,
+    /// Offset of the first byte in the region's file.
+    pub mmap_offset: u64,
+}
+
+impl Region {
+    /// True if no sum of this region overflows and it is not empty.
+    #[must_use]
+    pub const fn is_sound(&self) -> bool {
+        self.size != 0
+            && self.guest_addr.checked_add(self.size).is_some()
+            && self.user_addr.checked_add(self.size).is_some()
+            && self.mmap_offset.checked_add(self.size).is_some()
+    }
+}
+
+/// The shape of a payload: what sizes a message of this row may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// No payload.
+    None,
+    /// A `u64`.
+    U64,
+    /// [`VringState`].
+    VringState,
+    /// [`VringAddr`].
+    VringAddr,
+    /// Count, padding, regions; may be longer than its count (UML).
+    MemTable,
+    /// Padding and one [`Region`].
+    MemRegion,
+    /// Log size and offset, or a bare address.
+    Log,
+    /// An IOTLB message.
+    Iotlb,
+    /// Offset, size, flags and that many bytes.
+    Config,
+    /// Size, offset, queues and queue size of the in-flight region.
+    Inflight,
+    /// A request this table only names: any size.
+    Opaque,
+}
+
+impl Payload {
+    /// Smallest and largest size in bytes.
+    #[must_use]
+    pub const fn sizes(self) -> (usize, usize) {
+        match self {
+            Self::None => (0, 0),
+            Self::U64 | Self::VringState => (8, 8),
+            Self::VringAddr | Self::MemRegion => (40, 40),
+            Self::MemTable => (8, 8 + TABLE_REGIONS_MAX * size_of::<Region>()),
+            Self::Log => (8, 16),
+            Self::Iotlb => (32, 32),
+            Self::Config => (12, 12 + CONFIG_SIZE_MAX as usize),
+            Self::Inflight => (20, 24),
+            Self::Opaque => (0, PAYLOAD_SIZE_MAX),
+        }
+    }
+}
+
+/// How many file descriptors come with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fds {
+    /// None.
+    None,
+    /// Exactly one.
+    One,
+    /// One, or none if bit 8 of the payload is set.
+    OneUnlessFlag,
+    /// As many as the table has regions.
+    PerRegion,
+    /// Up to one: the row is not served, what comes is closed.
+    Any,
+}
+
+impl Fds {
+    /// The most that can come.
+    #[must_use]
+    pub const fn count_max(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::One | Self::OneUnlessFlag | Self::Any => 1,
+            Self::PerRegion => TABLE_REGIONS_MAX,
+        }
+    }
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Request id.
+    pub id: u32,
+    /// Name as in the specification, without `VHOST_USER_`.
+    pub name: &'static str,
+    /// Shape of the payload.
+    pub payload: Payload,
+    /// File descriptors.
+    pub fds: Fds,
+    /// True if the request has an answer of its own (so `REPLY_ACK` does not apply).
+    pub replies: bool,
+    /// Protocol features of which one must be negotiated, zero if none.
+    pub needs: u64,
+    /// True if this back-end serves the request.
+    pub served: bool,
+}
+
+const fn row(id: u32, name: &'static str, payload: Payload, fds: Fds) -> Row {
+    Row { id, name, payload, fds, replies: false, needs: 0, served: true }
+}
+
+impl Row {
+    const fn replies(self) -> Self {
+        Self { replies: true, ..self }
+    }
+    const fn needs(self, features: u64) -> Self {
+        Self { needs: features, ..self }
+    }
+    const fn not_served(self) -> Self {
+        Self { served: false, ..self }
+    }
+}
+
+/// THE TABLE: every request of a front-end, by id. Row `n` is request `n + 1`.
+#[rustfmt::skip]
+pub const REQUESTS: [Row; 44] = [
+    row(1, "GET_FEATURES", Payload::None, Fds::None).replies(),
+    row(2, "SET_FEATURES", Payload::U64, Fds::None),
+    row(3, "SET_OWNER", Payload::None, Fds::None),
+    row(4, "RESET_OWNER", Payload::None, Fds::None),
+    row(5, "SET_MEM_TABLE", Payload::MemTable, Fds::PerRegion),
+    row(6, "SET_LOG_BASE", Payload::Log, Fds::Any).replies().needs(PROTOCOL_F_LOG_SHMFD).not_served(),
+    row(7, "SET_LOG_FD", Payload::None, Fds::Any).needs(PROTOCOL_F_LOG_SHMFD).not_served(),
+    row(8, "SET_VRING_NUM", Payload::VringState, Fds::None),
+    row(9, "SET_VRING_ADDR", Payload::VringAddr, Fds::None),
+    row(10, "SET_VRING_BASE", Payload::VringState, Fds::None),
+    row(11, "GET_VRING_BASE", Payload::VringState, Fds::None).replies(),
+    row(12, "SET_VRING_KICK", Payload::U64, Fds::OneUnlessFlag),
+    row(13, "SET_VRING_CALL", Payload::U64, Fds::OneUnlessFlag),
+    row(14, "SET_VRING_ERR", Payload::U64, Fds::OneUnlessFlag),
+    row(15, "GET_PROTOCOL_FEATURES", Payload::None, Fds::None).replies(),
+    row(16, "SET_PROTOCOL_FEATURES", Payload::U64, Fds::None),
+    row(17, "GET_QUEUE_NUM", Payload::None, Fds::None).replies().needs(PROTOCOL_F_MQ),
+    row(18, "SET_VRING_ENABLE", Payload::VringState, Fds::None),
+    row(19, "SEND_RARP", Payload::U64, Fds::None).needs(PROTOCOL_F_RARP).not_served(),
+    row(20, "NET_SET_MTU", Payload::U64, Fds::None).needs(PROTOCOL_F_MTU).not_served(),
+    row(21, "SET_BACKEND_REQ_FD", Payload::None, Fds::One).needs(PROTOCOL_F_BACKEND_REQ),
+    row(22, "IOTLB_MSG", Payload::Iotlb, Fds::None).replies().not_served(),
+    row(23, "SET_VRING_ENDIAN", Payload::VringState, Fds::None).needs(PROTOCOL_F_CROSS_ENDIAN).not_served(),
+    row(24, "GET_CONFIG", Payload::Config, Fds::None).replies().needs(PROTOCOL_F_CONFIG),
+    row(25, "SET_CONFIG", Payload::Config, Fds::None).needs(PROTOCOL_F_CONFIG),
+    row(26, "CREATE_CRYPTO_SESSION", Payload::Opaque, Fds::None).replies().needs(PROTOCOL_F_CRYPTO_SESSION).not_served(),
+    row(27, "CLOSE_CRYPTO_SESSION", Payload::U64, Fds::None).needs(PROTOCOL_F_CRYPTO_SESSION).not_served(),
+    row(28, "POSTCOPY_ADVISE", Payload::None, Fds::None).replies().needs(PROTOCOL_F_PAGEFAULT).not_served(),
+    row(29, "POSTCOPY_LISTEN", Payload::None, Fds::None).needs(PROTOCOL_F_PAGEFAULT).not_served(),
+    row(30, "POSTCOPY_END", Payload::None, Fds::None).replies().needs(PROTOCOL_F_PAGEFAULT).not_served(),
+    row(31, "GET_INFLIGHT_FD", Payload::Inflight, Fds::None).replies().needs(PROTOCOL_F_INFLIGHT_SHMFD).not_served(),
+    row(32, "SET_INFLIGHT_FD", Payload::Inflight, Fds::Any).needs(PROTOCOL_F_INFLIGHT_SHMFD).not_served(),
+    row(33, "GPU_SET_SOCKET", Payload::None, Fds::Any).not_served(),
+    row(34, "RESET_DEVICE", Payload::None, Fds::None).needs(PROTOCOL_F_RESET_DEVICE),
+    row(35, "VRING_KICK", Payload::VringState, Fds::None).needs(PROTOCOL_F_INBAND_NOTIFICATIONS).not_served(),
+    row(36, "GET_MAX_MEM_SLOTS", Payload::None, Fds::None).replies().needs(PROTOCOL_F_CONFIGURE_MEM_SLOTS),
+    row(37, "ADD_MEM_REG", Payload::MemRegion, Fds::One).needs(PROTOCOL_F_CONFIGURE_MEM_SLOTS),
+    row(38, "REM_MEM_REG", Payload::MemRegion, Fds::Any).needs(PROTOCOL_F_CONFIGURE_MEM_SLOTS),
+    row(39, "SET_STATUS", Payload::U64, Fds::None).needs(PROTOCOL_F_STATUS),
+    row(40, "GET_STATUS", Payload::None, Fds::None).replies().needs(PROTOCOL_F_STATUS),
+    row(41, "GET_SHARED_OBJECT", Payload::Opaque, Fds::None).replies().needs(PROTOCOL_F_SHARED_OBJECT).not_served(),
+    row(42, "SET_DEVICE_STATE_FD", Payload::Opaque, Fds::Any).replies().needs(PROTOCOL_F_DEVICE_STATE).not_served(),
+    row(43, "CHECK_DEVICE_STATE", Payload::None, Fds::None).replies().needs(PROTOCOL_F_DEVICE_STATE).not_served(),
+    row(44, "GET_SHMEM_CONFIG", Payload::None, Fds::None).replies().needs(PROTOCOL_F_SHMEM_MAP).not_served(),
+];
+
+/// The row of a request id.
+#[must_use]
+pub fn row_of(request: u32) -> Option<&'static Row> {
+    REQUESTS.get(request.checked_sub(1)? as usize)
+}
+
+/// Back-end request: the config space has changed.
+pub const BACKEND_CONFIG_CHANGE_MSG: u32 = 2;
+
+/// Payload bit of kick, call and err: no file descriptor comes, poll instead.
+const VRING_NOFD: u64 = 1 << 8;
+/// Payload bits of kick, call and err that hold the vring index.
+const VRING_INDEX_MASK: u64 = 0xff;
+
+/// A config space access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConfigAccess {
+    /// First byte.
+    pub offset: u32,
+    /// Bytes.
+    pub size: u32,
+    /// 0 = writable fields, 1 = live migration.
+    pub flags: u32,
+}
+
+/// A request that is served, parsed: sizes, counts and sums are right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "named as the rows of the table, fields as the specification's")]
+pub enum Request {
+    GetFeatures,
+    SetFeatures(u64),
+    SetOwner,
+    ResetOwner,
+    SetMemTable(Vec<Region>),
+    SetVringNum(VringState),
+    SetVringAddr(VringAddr),
+    SetVringBase(VringState),
+    GetVringBase(VringState),
+    SetVringKick { index: usize, fd: bool },
+    SetVringCall { index: usize, fd: bool },
+    SetVringErr { index: usize, fd: bool },
+    GetProtocolFeatures,
+    SetProtocolFeatures(u64),
+    GetQueueNum,
+    SetVringEnable(VringState),
+    SetBackendReqFd,
+    GetConfig(ConfigAccess),
+    SetConfig(ConfigAccess, Vec<u8>),
+    ResetDevice,
+    GetMaxMemSlots,
+    AddMemReg(Region),
+    RemMemReg(Region),
+    SetStatus(u64),
+    GetStatus,
+}
+
+/// What is wrong with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum ParseError {
+    #[error("header flags {flags:#x} name no known protocol version")]
+    Version { flags: u32 },
+    #[error("request {request} has a payload of {size} bytes, more than any request has")]
+    TooLong { request: u32, size: u32 },
+    #[error("request {request} is not in the table")]
+    Unknown { request: u32 },
+    #[error("{name} is not served")]
+    NotServed { name: &'static str },
+    #[error("{name} has a payload of {size} bytes")]
+    Size { name: &'static str, size: usize },
+    #[error("{name} with {count} regions in {size} bytes")]
+    Regions { name: &'static str, count: u32, size: usize },
+    #[error("{name} with an empty or overflowing region")]
+    Region { name: &'static str },
+    #[error("{name} of {size} config bytes in a payload of {payload}")]
+    Config { name: &'static str, size: u32, payload: usize },
+    #[error("{name} with {count} file descriptors, {expected} expected")]
+    Fds { name: &'static str, count: usize, expected: usize },
+}
+
+impl Request {
+    /// Parses the payload of `row` that came with `fds` file descriptors.
+    ///
+    /// # Errors
+    /// [`ParseError`]: a size, count or sum that is wrong, or a row that is not served.
+    pub fn parse(row: &'static Row, payload: &[u8], fds: usize) -> Result<Self, ParseError> {
+        let name = row.name;
+        let size = payload.len();
+        let (min, max) = row.payload.sizes();
+        if size < min || size > max {
+            return Err(ParseError::Size { name, size });
+        }
+        if !row.served {
+            return Err(ParseError::NotServed { name });
+        }
+        let request = Self::parse_payload(row, payload)?;
+        let expected = match (&request, row.fds) {
+            (Self::SetMemTable(regions), _) => regions.len(),
+            (Self::SetVringKick { fd, .. }, _)
+            | (Self::SetVringCall { fd, .. }, _)
+            | (Self::SetVringErr { fd, .. }, _) => usize::from(*fd),
+            (_, Fds::One) => 1,
+            (_, Fds::Any) => fds,
+            _ => 0,
+        };
+        if fds != expected {
+            return Err(ParseError::Fds { name, count: fds, expected });
+        }
+        Ok(request)
+    }
+
+    fn parse_payload(row: &'static Row, payload: &[u8]) -> Result<Self, ParseError> {
+        let name = row.name;
+        let size = payload.len();
+        let wrong_size = ParseError::Size { name, size };
+        let number = || u64::read_from_bytes(payload).map_err(|_| wrong_size);
+        let state = || VringState::read_from_bytes(payload).map_err(|_| wrong_size);
+        let vring = || {
+            let value = number()?;
+            let index = crate::host_size(value & VRING_INDEX_MASK);
+            Ok::<_, ParseError>((index, value & VRING_NOFD == 0))
+        };
+        Ok(match row.id {
+            1 => Self::GetFeatures,
+            2 => Self::SetFeatures(number()?),
+            3 => Self::SetOwner,
+            4 => Self::ResetOwner,
+            5 => Self::SetMemTable(parse_table(name, payload)?),
+            8 => Self::SetVringNum(state()?),
+            9 => Self::SetVringAddr(VringAddr::read_from_bytes(payload).map_err(|_| wrong_size)?),
+            10 => Self::SetVringBase(state()?),
+            11 => Self::GetVringBase(state()?),
+            12 => vring().map(|(index, fd)| Self::SetVringKick { index, fd })?,
+            13 => vring().map(|(index, fd)| Self::SetVringCall { index, fd })?,
+            14 => vring().map(|(index, fd)| Self::SetVringErr { index, fd })?,
+            15 => Self::GetProtocolFeatures,
+            16 => Self::SetProtocolFeatures(number()?),
+            17 => Self::GetQueueNum,
+            18 => Self::SetVringEnable(state()?),
+            21 => Self::SetBackendReqFd,
+            24 => Self::GetConfig(parse_config(name, payload)?.0),
+            25 => parse_config(name, payload).map(|(access, b)| Self::SetConfig(access, b))?,
+            34 => Self::ResetDevice,
+            36 => Self::GetMaxMemSlots,
+            37 => Self::AddMemReg(parse_region(name, payload)?),
+            38 => Self::RemMemReg(parse_region(name, payload)?),
+            39 => Self::SetStatus(number()?),
+            40 => Self::GetStatus,
+            _ => return Err(ParseError::NotServed { name }),
+        })
+    }
+}
+
+/// Count, padding, regions. The payload may be longer than the count says, as UML's is; a count
+/// larger than the payload is refused.
+fn parse_table(name: &'static str, payload: &[u8]) -> Result<Vec<Region>, ParseError> {
+    let size = payload.len();
+    let (count, rest) =
+        u32::read_from_prefix(payload).map_err(|_| ParseError::Size { name, size })?;
+    let wrong = ParseError::Regions { name, count, size };
+    let body = rest.get(4..).ok_or(wrong)?;
+    if count as usize > body.len() / size_of::<Region>() {
+        return Err(wrong);
+    }
+    let regions: Vec<Region> = body
+        .chunks_exact(size_of::<Region>())
+        .take(count as usize)
+        .filter_map(|bytes| Region::read_from_bytes(bytes).ok())
+        .collect();
+    if regions.iter().all(Region::is_sound) {
+        Ok(regions)
+    } else {
+        Err(ParseError::Region { name })
+    }
+}
+
+fn parse_region(name: &'static str, payload: &[u8]) -> Result<Region, ParseError> {
+    let region = payload
+        .get(8..)
+        .and_then(|bytes| Region::read_from_bytes(bytes).ok())
+        .ok_or(ParseError::Size { name, size: payload.len() })?;
+    if region.is_sound() { Ok(region) } else { Err(ParseError::Region { name }) }
+}
+
+fn parse_config(name: &'static str, payload: &[u8]) -> Result<(ConfigAccess, Vec<u8>), ParseError> {
+    let wrong = ParseError::Size { name, size: payload.len() };
+    let (words, body) = <[u32; 3]>::read_from_prefix(payload).map_err(|_| wrong)?;
+    let [offset, size, flags] = words;
+    let in_space = offset.checked_add(size).is_some_and(|end| end <= CONFIG_SIZE_MAX);
+    if !in_space || size as usize != body.len() {
+        return Err(ParseError::Config { name, size, payload: payload.len() });
+    }
+    Ok((ConfigAccess { offset, size, flags }, body.to_vec()))
+}
+
+/// A reply's payload, or a back-end request's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// A `u64`; also the acknowledgement, where 0 is success.
+    U64(u64),
+    /// A vring state.
+    VringState(VringState),
+    /// A config space read: the access and its bytes. An access of size 0 says that the read
+    /// failed.
+    Config(ConfigAccess, Vec<u8>),
+}
+
+impl Reply {
+    /// The bytes of the payload.
+    #[must_use]
+    pub fn emit(&self) -> Vec<u8> {
+        match self {
+            Self::U64(value) => value.to_ne_bytes().to_vec(),
+            Self::VringState(state) => state.as_bytes().to_vec(),
+            Self::Config(access, bytes) => {
+                let mut payload = Vec::with_capacity(12 + bytes.len());
+                for word in [access.offset, access.size, access.flags] {
+                    payload.extend_from_slice(&word.to_ne_bytes());
+                }
+                payload.extend_from_slice(bytes);
+                payload
+            }
+        }
+    }
+
+    /// A whole reply message to `request`.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation, reason = "payloads are at most PAYLOAD_SIZE_MAX")]
+    pub fn message(&self, request: u32) -> Vec<u8> {
+        let payload = self.emit();
+        let flags = FLAG_VERSION | FLAG_REPLY;
+        let mut message = Header { request, flags, size: payload.len() as u32 }.emit().to_vec();
+        message.extend_from_slice(&payload);
+        message
+    }
+}
+
+#[cfg(test)]
+mod tests;
