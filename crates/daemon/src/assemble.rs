@@ -99,6 +99,7 @@ impl House {
         stop: &watch::Receiver<bool>,
     ) -> Result<(), AssembleError> {
         let mut tasks = JoinSet::new();
+        let balance = tokio::spawn(self.pool.clone().balance());
         for (part, (endpoint, options)) in self.parts.iter().zip(self.endpoints.drain(..)) {
             let (device, connected) = (part.device.clone(), part.connected.clone());
             let (stop, name) = (stop.clone(), part.device.clone());
@@ -116,6 +117,7 @@ impl House {
                 result?;
             }
         }
+        balance.abort();
         Ok(())
     }
 }

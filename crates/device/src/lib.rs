@@ -7,8 +7,10 @@
 //! comes to it as an [`Event`] through one bounded mailbox.
 #![forbid(unsafe_code)]
 
+mod balance;
 pub mod blk;
 mod doorbell;
+mod handle;
 pub mod policy;
 mod pool;
 mod queue;
@@ -17,7 +19,8 @@ mod wait;
 mod worker;
 
 pub use doorbell::{Call, DoorbellError, Kick};
-pub use pool::{Pool, PoolOptions, QueueHandle, StopError, WorkerStats};
+pub use handle::QueueHandle;
+pub use pool::{Pool, PoolOptions, StopError, WorkerStats};
 pub use queue::{Event, EventKind};
 pub use stats::QueueStats;
 

@@ -1,16 +1,14 @@
 //! The workers: start (the only place that starts threads), place, move a queue, stop.
 
-use crate::doorbell::{Call, Kick};
+use crate::handle::{QueueHandle, Route};
 use crate::policy::polling::Polling;
 use crate::queue::RunningQueue;
-use crate::stats::{Counter, QueueStats};
+use crate::stats::Counter;
 use crate::worker::{Command, Mailbox, QueueId, Worker};
-use manyring_memory::GuestMemory;
-use manyring_queue::{QueueError, RingAddresses};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
-use tokio::sync::oneshot;
+use tokio::sync::Notify;
 
 /// How the workers run.
 #[derive(Clone, Debug)]
@@ -47,6 +45,8 @@ struct WorkerHandle {
     stats: Arc<WorkerStats>,
     thread: Option<JoinHandle<()>>,
     has_ring: bool,
+    /// The thread, as the kernel's accounts name it.
+    thread_id: i32,
 }
 
 /// The workers of the daemon.
@@ -55,6 +55,10 @@ pub struct Pool {
     options: PoolOptions,
     workers: Mutex<Vec<WorkerHandle>>,
     next_id: AtomicU64,
+    /// Every running queue, for the balance.
+    routes: Mutex<Vec<Weak<Route>>>,
+    /// A worker has not slept for a while and has more than one queue to serve.
+    pub(crate) saturated: Arc<Notify>,
 }
 
 /// Why a queue did not stop properly.
@@ -66,8 +70,13 @@ impl Pool {
     /// A pool with no worker yet.
     #[must_use]
     pub fn new(options: PoolOptions) -> Arc<Self> {
-        let workers = Mutex::default();
-        Arc::new(Self { options, workers, next_id: AtomicU64::new(1) })
+        Arc::new(Self {
+            options,
+            workers: Mutex::default(),
+            next_id: AtomicU64::new(1),
+            routes: Mutex::default(),
+            saturated: Arc::default(),
+        })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<WorkerHandle>> {
@@ -80,7 +89,7 @@ impl Pool {
     pub fn has_ring(&self) -> Option<bool> {
         let mut workers = self.lock();
         if workers.is_empty() {
-            workers.push(start_worker(0, &self.options)?);
+            workers.push(start_worker(0, &self.options, self.saturated.clone())?);
         }
         workers.first().map(|w| w.has_ring)
     }
@@ -97,23 +106,42 @@ impl Pool {
         self.lock().iter().map(|w| w.stats.clone()).collect()
     }
 
-    /// Places a queue on a worker.
+    /// Workers at most.
+    #[must_use]
+    pub fn workers_max(&self) -> usize {
+        self.options.workers_max
+    }
+
+    /// The kernel's ids of the workers' threads.
+    pub(crate) fn thread_ids(&self) -> Vec<i32> {
+        self.lock().iter().map(|w| w.thread_id).collect()
+    }
+
+    /// Places a queue on the first worker; the balance moves it when that is worth it.
     pub(crate) fn start(self: &Arc<Self>, queue: RunningQueue) -> Option<QueueHandle> {
         self.has_ring()?;
         let id = QueueId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let stats = queue.stats().clone();
-        let workers = self.lock();
-        let (worker, mailbox) = (0, workers.first()?.mailbox.clone());
-        drop(workers);
+        let route = Arc::new(Route::new(id, self.clone(), queue.stats().clone()));
+        let mailbox = self.lock().first()?.mailbox.clone();
         mailbox.send(Command::Start(id, Box::new(queue)));
-        Some(QueueHandle { id, pool: self.clone(), worker: AtomicUsize::new(worker), stats })
+        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        routes.retain(|r| r.strong_count() > 0);
+        routes.push(Arc::downgrade(&route));
+        Some(QueueHandle::new(route))
+    }
+
+    /// Every queue that runs now.
+    pub(crate) fn routes(&self) -> Vec<Arc<Route>> {
+        let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        routes.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// The mailbox of worker `index`, which is started if it may be and does not run.
-    fn mailbox(&self, index: usize) -> Option<Arc<Mailbox>> {
+    pub(crate) fn mailbox(&self, index: usize) -> Option<Arc<Mailbox>> {
         let mut workers = self.lock();
         while workers.len() <= index && workers.len() < self.options.workers_max {
-            let worker = start_worker(workers.len(), &self.options)?;
+            let saturated = self.saturated.clone();
+            let worker = start_worker(workers.len(), &self.options, saturated)?;
             workers.push(worker);
         }
         workers.get(index).map(|w| w.mailbox.clone())
@@ -139,7 +167,11 @@ impl Drop for Pool {
 }
 
 /// Starts a thread and waits until it is ready; `None` if it could not be had.
-fn start_worker(index: usize, options: &PoolOptions) -> Option<WorkerHandle> {
+fn start_worker(
+    index: usize,
+    options: &PoolOptions,
+    saturated: Arc<Notify>,
+) -> Option<WorkerHandle> {
     let mailbox = Arc::new(Mailbox::new().ok()?);
     let stats = Arc::new(WorkerStats::default());
     let (ready, started) = std::sync::mpsc::sync_channel(1);
@@ -147,9 +179,10 @@ fn start_worker(index: usize, options: &PoolOptions) -> Option<WorkerHandle> {
     let (inbox, counters) = (mailbox.clone(), stats.clone());
     let thread = std::thread::Builder::new()
         .name(format!("worker-{index}"))
-        .spawn(move || match Worker::new(uring, polling, inbox, counters) {
+        .spawn(move || match Worker::new(uring, polling, inbox, counters, saturated) {
             Ok(worker) => {
-                let _ = ready.send(Some(worker.has_ring()));
+                let id = rustix::thread::gettid().as_raw_nonzero().get();
+                let _ = ready.send(Some((worker.has_ring(), id)));
                 worker.run();
             }
             Err(errno) => {
@@ -158,95 +191,9 @@ fn start_worker(index: usize, options: &PoolOptions) -> Option<WorkerHandle> {
             }
         })
         .ok()?;
-    let has_ring = started.recv().ok().flatten()?;
+    let (has_ring, thread_id) = started.recv().ok().flatten()?;
     if uring && !has_ring {
         tracing::warn!("io_uring is refused here: disks use plain reads and writes");
     }
-    Some(WorkerHandle { mailbox, stats, thread: Some(thread), has_ring })
-}
-
-/// A running queue, as its session holds it.
-#[derive(Debug)]
-pub struct QueueHandle {
-    id: QueueId,
-    pool: Arc<Pool>,
-    worker: AtomicUsize,
-    stats: Arc<QueueStats>,
-}
-
-impl QueueHandle {
-    fn send(&self, command: Command) {
-        if let Some(mailbox) = self.pool.mailbox(self.worker.load(Ordering::Relaxed)) {
-            mailbox.send(command);
-        }
-    }
-
-    /// The worker that owns the queue.
-    #[must_use]
-    pub fn worker(&self) -> usize {
-        self.worker.load(Ordering::Relaxed)
-    }
-
-    /// Stops the queue once nothing is in flight, and returns its base.
-    ///
-    /// # Errors
-    /// [`StopError`] if the worker has ended.
-    pub async fn stop(self) -> Result<u16, StopError> {
-        let (reply, base) = oneshot::channel();
-        self.send(Command::Stop(self.id, reply));
-        base.await.map_err(|_| StopError)
-    }
-
-    /// Gives the queue a new snapshot; returns when no request uses an older one.
-    ///
-    /// # Errors
-    /// [`QueueError::Ring`] if the ring is not in it: the queue then goes on with the old one.
-    pub async fn set_memory(
-        &self,
-        memory: Arc<GuestMemory>,
-        addresses: RingAddresses,
-    ) -> Result<(), QueueError> {
-        let (reply, done) = oneshot::channel();
-        self.send(Command::Memory(self.id, memory, addresses, reply));
-        // A worker that has ended uses no memory.
-        done.await.unwrap_or(Ok(()))
-    }
-
-    /// Serves the ring, or lets it wait; returns when the worker knows.
-    pub async fn set_enabled(&self, enabled: bool) {
-        let (reply, done) = oneshot::channel();
-        self.send(Command::Enable(self.id, enabled, reply));
-        let _ = done.await;
-    }
-
-    /// Replaces the kick.
-    pub fn set_kick(&self, kick: Option<Kick>) {
-        self.send(Command::Kick(self.id, kick));
-    }
-
-    /// Replaces the call.
-    pub fn set_call(&self, call: Option<Arc<Call>>) {
-        self.send(Command::Call(self.id, call));
-    }
-
-    /// Replaces the err.
-    pub fn set_err(&self, err: Option<Arc<Call>>) {
-        self.send(Command::Err(self.id, err));
-    }
-
-    /// Moves the running queue to worker `index`: it stops popping, reaps what is in flight, and
-    /// goes on there. Returns false if there is no such worker.
-    pub async fn move_to(&self, index: usize) -> bool {
-        let Some(target) = self.pool.mailbox(index) else { return false };
-        if index == self.worker() {
-            return true;
-        }
-        let (reply, queue) = oneshot::channel();
-        self.send(Command::Detach(self.id, reply));
-        let Ok(queue) = queue.await else { return false };
-        self.stats.moves.add(1);
-        target.send(Command::Start(self.id, queue));
-        self.worker.store(index, Ordering::Relaxed);
-        true
-    }
+    Some(WorkerHandle { mailbox, stats, thread: Some(thread), has_ring, thread_id })
 }

@@ -67,7 +67,15 @@ pub(crate) struct Woken {
 #[derive(Debug)]
 enum Kernel {
     Uring(Box<Ring>),
-    Epoll(OwnedFd),
+    Epoll(Epoll),
+}
+
+/// The twin. Looking is a system call there, so a busy worker looks only every
+/// [`EPOLL_TURNS`] turns.
+struct Epoll {
+    fd: OwnedFd,
+    events: Vec<epoll::Event>,
+    turns: u32,
 }
 
 /// How a worker sleeps.
@@ -80,6 +88,8 @@ pub(crate) struct Wait {
 
 /// Room for the events of one epoll call.
 const EPOLL_EVENTS: usize = 64;
+/// Turns between two looks of a worker that does not sleep.
+const EPOLL_TURNS: u32 = 16;
 /// `POLLERR | POLLHUP | POLLNVAL`: a watch that reports these is over.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
 
@@ -92,7 +102,11 @@ impl Wait {
         let ring = if uring { Ring::new().ok() } else { None };
         let kernel = match ring {
             Some(ring) => Kernel::Uring(Box::new(ring)),
-            None => Kernel::Epoll(epoll::create(epoll::CreateFlags::CLOEXEC)?),
+            None => Kernel::Epoll(Epoll {
+                fd: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+                events: Vec::with_capacity(EPOLL_EVENTS),
+                turns: 0,
+            }),
         };
         #[allow(clippy::disallowed_methods, reason = "this is the file that reads the clock")]
         let origin = Instant::now();
@@ -126,8 +140,8 @@ impl Wait {
             Kernel::Epoll(epoll) => {
                 let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
                 let data = epoll::EventData::new_u64(source.pack());
-                if epoll::add(&*epoll, fd, data, flags) == Err(Errno::EXIST) {
-                    let _ = epoll::modify(&*epoll, fd, data, flags);
+                if epoll::add(&epoll.fd, fd, data, flags) == Err(Errno::EXIST) {
+                    let _ = epoll::modify(&epoll.fd, fd, data, flags);
                 }
             }
         }
@@ -141,7 +155,7 @@ impl Wait {
                 let _ = ring.submit();
             }
             Kernel::Epoll(epoll) => {
-                let _ = epoll::delete(&*epoll, fd);
+                let _ = epoll::delete(&epoll.fd, fd);
             }
         }
     }
@@ -164,7 +178,12 @@ impl Wait {
                 ring.reap(&mut self.events);
                 woken.extend(self.events.iter().map(woken_by_ring));
             }
-            Kernel::Epoll(epoll) => epoll_into(epoll, Some(Duration::ZERO), woken),
+            Kernel::Epoll(epoll) => {
+                epoll.turns += 1;
+                if epoll.turns.is_multiple_of(EPOLL_TURNS) {
+                    epoll.collect(Some(Duration::ZERO), woken);
+                }
+            }
         }
     }
 
@@ -177,7 +196,7 @@ impl Wait {
                 }
                 self.reap(woken);
             }
-            Kernel::Epoll(epoll) => epoll_into(epoll, None, woken),
+            Kernel::Epoll(epoll) => epoll.collect(None, woken),
         }
     }
 }
@@ -189,17 +208,25 @@ fn woken_by_ring(event: &RingEvent) -> Woken {
     Woken { source, result: event.result, ended: watch && !event.more && !broken }
 }
 
-fn epoll_into(epoll: &OwnedFd, timeout: Option<Duration>, woken: &mut Vec<Woken>) {
-    let mut events = Vec::with_capacity(EPOLL_EVENTS);
-    let timeout = timeout.and_then(|t| rustix::time::Timespec::try_from(t).ok());
-    let buffer = rustix::buffer::spare_capacity(&mut events);
-    // EINTR: nothing has happened; the loop comes back.
-    let _ = epoll::wait(epoll.as_fd(), buffer, timeout.as_ref());
-    woken.extend(events.iter().map(|event| Woken {
-        source: Source::unpack(event.data.u64()),
-        result: 1,
-        ended: false,
-    }));
+impl std::fmt::Debug for Epoll {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Epoll").field("fd", &self.fd).finish_non_exhaustive()
+    }
+}
+
+impl Epoll {
+    fn collect(&mut self, timeout: Option<Duration>, woken: &mut Vec<Woken>) {
+        self.events.clear();
+        let timeout = timeout.and_then(|t| rustix::time::Timespec::try_from(t).ok());
+        let buffer = rustix::buffer::spare_capacity(&mut self.events);
+        // EINTR: nothing has happened; the loop comes back.
+        let _ = epoll::wait(self.fd.as_fd(), buffer, timeout.as_ref());
+        woken.extend(self.events.iter().map(|event| Woken {
+            source: Source::unpack(event.data.u64()),
+            result: 1,
+            ended: false,
+        }));
+    }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 /// Names a running queue, in all workers and for all time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,8 +110,14 @@ pub(crate) struct Worker {
     woken: Vec<Woken>,
     faults_seen: u64,
     now_ns: u64,
+    /// When it last slept, or last said that it is saturated.
+    awake_since_ns: u64,
+    saturated: Arc<Notify>,
     quit: bool,
 }
+
+/// A worker that has not slept for this long, with several hot queues, says so.
+const SATURATED_NS: u64 = 50_000_000;
 
 impl Worker {
     /// Prepares the calling thread.
@@ -120,6 +126,7 @@ impl Worker {
         polling: Polling,
         mailbox: Arc<Mailbox>,
         stats: Arc<WorkerStats>,
+        saturated: Arc<Notify>,
     ) -> Result<Self, Errno> {
         let mut wait = Wait::new(uring)?;
         wait.watch(mailbox.event.as_fd(), Source::Mailbox);
@@ -135,6 +142,8 @@ impl Worker {
             woken: Vec::new(),
             faults_seen: manyring_memory::fault_count(),
             now_ns: 0,
+            awake_since_ns: 0,
+            saturated,
             quit: false,
         })
     }
@@ -160,6 +169,7 @@ impl Worker {
             self.check_faults();
             self.finish_drained();
             if worked || woken {
+                self.tell_if_saturated();
                 continue;
             }
             self.settle_hot();
@@ -177,7 +187,19 @@ impl Worker {
         self.wait.sleep(&mut self.woken);
         self.now_ns = self.wait.now_ns();
         self.stats.slept_ns.add(self.now_ns.saturating_sub(slept_at));
+        self.awake_since_ns = self.now_ns;
         self.dispatch();
+    }
+
+    /// Tells the balance when there is more than this thread can do.
+    #[inline]
+    fn tell_if_saturated(&mut self) {
+        if self.now_ns.saturating_sub(self.awake_since_ns) > SATURATED_NS {
+            self.awake_since_ns = self.now_ns;
+            if self.hot.len() > 1 {
+                self.saturated.notify_one();
+            }
+        }
     }
 
     /// Hands every event to its queue. True if there was one.

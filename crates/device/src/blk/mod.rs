@@ -6,7 +6,8 @@ mod virtio;
 
 pub(crate) use virtio::BlkQueue;
 
-use crate::pool::{Pool, QueueHandle};
+use crate::handle::QueueHandle;
+use crate::pool::Pool;
 use crate::queue::{Handler, RunningQueue};
 use crate::stats::QueueStats;
 use crate::{Activation, ConfigError, Device, StartError};

@@ -1,3 +1,4 @@
 //! Pure decisions: no I/O, no clock (time is an argument), no unsafe.
 
+pub mod placement;
 pub mod polling;

@@ -100,13 +100,13 @@ impl Front {
             Effect::Relocate(index, addresses) => {
                 return Ok(self.set_memory(index, addresses).await);
             }
-            Effect::Kick(index, fd) => self.set_kick(index, fd)?,
+            Effect::Kick(index, fd) => self.set_kick(index, fd).await?,
             Effect::Call(index, fd) => {
                 let call = doorbell("SET_VRING_CALL", index, fd)?;
                 let host = &mut self.vrings[index];
                 host.call.clone_from(&call);
                 if let Some(queue) = &host.running {
-                    queue.set_call(call);
+                    queue.set_call(call).await;
                 }
             }
             Effect::Err(index, fd) => {
@@ -114,7 +114,7 @@ impl Front {
                 let host = &mut self.vrings[index];
                 host.err.clone_from(&err);
                 if let Some(queue) = &host.running {
-                    queue.set_err(err);
+                    queue.set_err(err).await;
                 }
             }
             Effect::WriteConfig(access, bytes) => {
@@ -128,13 +128,13 @@ impl Front {
         Ok(true)
     }
 
-    fn set_kick(&mut self, index: usize, fd: Option<OwnedFd>) -> Result<(), FrontError> {
+    async fn set_kick(&mut self, index: usize, fd: Option<OwnedFd>) -> Result<(), FrontError> {
         let name = "SET_VRING_KICK";
         let wrong = |source| FrontError::Doorbell { name, index, source };
         let kick = fd.map(Kick::new).transpose().map_err(wrong)?;
         let host = &mut self.vrings[index];
         match &host.running {
-            Some(queue) => queue.set_kick(kick),
+            Some(queue) => queue.set_kick(kick).await,
             None => host.kick = kick,
         }
         Ok(())

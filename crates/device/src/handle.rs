@@ -1,0 +1,133 @@
+//! `QueueHandle`: a running queue as its session holds it; `Route`: which worker owns it.
+
+use crate::doorbell::{Call, Kick};
+use crate::pool::{Pool, StopError};
+use crate::stats::QueueStats;
+use crate::worker::{Command, QueueId};
+use manyring_memory::GuestMemory;
+use manyring_queue::{QueueError, RingAddresses};
+use std::sync::Arc;
+use tokio::sync::{Mutex, MutexGuard, oneshot};
+
+/// Where a queue runs. Whoever sends it a command holds the lock, so that no command goes to a
+/// worker that has just given the queue away.
+#[derive(Debug)]
+pub(crate) struct Route {
+    id: QueueId,
+    pool: Arc<Pool>,
+    worker: Mutex<usize>,
+    stats: Arc<QueueStats>,
+}
+
+impl Route {
+    pub(crate) fn new(id: QueueId, pool: Arc<Pool>, stats: Arc<QueueStats>) -> Self {
+        Self { id, pool, worker: Mutex::new(0), stats }
+    }
+
+    /// Sends a command to the worker that owns the queue; the lock is kept by the caller.
+    async fn send(&self, command: Command) -> MutexGuard<'_, usize> {
+        let worker = self.worker.lock().await;
+        if let Some(mailbox) = self.pool.mailbox(*worker) {
+            mailbox.send(command);
+        }
+        worker
+    }
+
+    pub(crate) fn stats(&self) -> &QueueStats {
+        &self.stats
+    }
+
+    /// The worker, unless the queue is just moving.
+    pub(crate) fn worker(&self) -> Option<usize> {
+        self.worker.try_lock().ok().map(|worker| *worker)
+    }
+
+    /// See [`QueueHandle::move_to`].
+    pub(crate) async fn move_to(&self, index: usize) -> bool {
+        let Some(target) = self.pool.mailbox(index) else { return false };
+        let mut worker = self.worker.lock().await;
+        if *worker == index {
+            return true;
+        }
+        let Some(mailbox) = self.pool.mailbox(*worker) else { return false };
+        let (reply, queue) = oneshot::channel();
+        mailbox.send(Command::Detach(self.id, reply));
+        let Ok(queue) = queue.await else { return false };
+        self.stats.moves.add(1);
+        target.send(Command::Start(self.id, queue));
+        *worker = index;
+        true
+    }
+}
+
+/// A running queue. Dropped without [`Self::stop`] the queue runs on until its worker ends.
+#[derive(Debug)]
+pub struct QueueHandle {
+    route: Arc<Route>,
+}
+
+impl QueueHandle {
+    pub(crate) fn new(route: Arc<Route>) -> Self {
+        Self { route }
+    }
+
+    /// The worker that owns the queue; `None` while it moves.
+    #[must_use]
+    pub fn worker(&self) -> Option<usize> {
+        self.route.worker()
+    }
+
+    /// Stops the queue once nothing is in flight, and returns its base.
+    ///
+    /// # Errors
+    /// [`StopError`] if the worker has ended.
+    pub async fn stop(self) -> Result<u16, StopError> {
+        let (reply, base) = oneshot::channel();
+        // The lock is kept: a queue that stops does not move.
+        let _stays = self.route.send(Command::Stop(self.route.id, reply)).await;
+        base.await.map_err(|_| StopError)
+    }
+
+    /// Gives the queue a new snapshot; returns when no request uses an older one.
+    ///
+    /// # Errors
+    /// [`QueueError::Ring`] if the ring is not in it: the queue then goes on with the old one.
+    pub async fn set_memory(
+        &self,
+        memory: Arc<GuestMemory>,
+        addresses: RingAddresses,
+    ) -> Result<(), QueueError> {
+        let (reply, done) = oneshot::channel();
+        drop(self.route.send(Command::Memory(self.route.id, memory, addresses, reply)).await);
+        // A worker that has ended uses no memory.
+        done.await.unwrap_or(Ok(()))
+    }
+
+    /// Serves the ring, or lets it wait; returns when the worker knows.
+    pub async fn set_enabled(&self, enabled: bool) {
+        let (reply, done) = oneshot::channel();
+        drop(self.route.send(Command::Enable(self.route.id, enabled, reply)).await);
+        let _ = done.await;
+    }
+
+    /// Replaces the kick.
+    pub async fn set_kick(&self, kick: Option<Kick>) {
+        drop(self.route.send(Command::Kick(self.route.id, kick)).await);
+    }
+
+    /// Replaces the call.
+    pub async fn set_call(&self, call: Option<Arc<Call>>) {
+        drop(self.route.send(Command::Call(self.route.id, call)).await);
+    }
+
+    /// Replaces the err.
+    pub async fn set_err(&self, err: Option<Arc<Call>>) {
+        drop(self.route.send(Command::Err(self.route.id, err)).await);
+    }
+
+    /// Moves the running queue to worker `index`: it stops popping, reaps what is in flight, and
+    /// goes on there. Returns false if there is no such worker.
+    pub async fn move_to(&self, index: usize) -> bool {
+        self.route.move_to(index).await
+    }
+}
