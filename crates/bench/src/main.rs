@@ -1,2 +1,52 @@
-//! Its tenant comes with a later commit.
-fn main() {}
+//! The program `manyring-bench`: load generators, and scenarios that compare us with others.
+//!
+//! `load` drives any vhost-user-blk back-end once; a scenario starts the back-ends it compares,
+//! drives each in turn, round by round, and reports the ratios.
+
+mod load;
+mod measure;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// What Manyring is worth: load generators and comparisons.
+#[derive(Debug, Parser)]
+#[command(name = "manyring-bench", version, about, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Drive a vhost-user-blk back-end, once.
+    #[command(subcommand)]
+    Load(Load),
+}
+
+/// Which client.
+#[derive(Debug, Subcommand)]
+enum Load {
+    /// libblkio, a client that is not ours.
+    Blkio(load::LoadArgs),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("manyring-bench: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<(), String> {
+    match cli.command {
+        Command::Load(Load::Blkio(args)) => {
+            let result = load::blkio::run(&args.options()).map_err(|e| e.to_string())?;
+            result.print(args.json)
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Load generators: clients that keep a number of requests in flight and count what comes back.
+
+pub(crate) mod blkio;
+
+use crate::measure::Latencies;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rw {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+}
+
+/// `manyring-bench load ..`
+#[derive(Args, Debug)]
+pub(crate) struct LoadArgs {
+    /// The back-end's socket.
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// Queues to drive.
+    #[arg(long, default_value_t = 1)]
+    queues: usize,
+    /// Requests in flight on each queue.
+    #[arg(long, default_value_t = 32)]
+    depth: usize,
+    /// How long, in seconds; fractions are fine.
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// Look for completions all the time instead of sleeping.
+    #[arg(long)]
+    poll: bool,
+    /// Drive all queues from one thread; default: one thread for each.
+    #[arg(long)]
+    one_thread: bool,
+    /// Bytes of a request.
+    #[arg(long, default_value_t = 4096)]
+    size: usize,
+    /// What to do.
+    #[arg(long, value_enum, default_value_t = Rw::Read)]
+    rw: Rw,
+    /// Run on this CPU only.
+    #[arg(long, value_name = "N")]
+    cpu: Option<usize>,
+    /// Seed of the random offsets.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl LoadArgs {
+    /// The options that a generator takes.
+    pub(crate) fn options(&self) -> LoadOptions {
+        LoadOptions {
+            socket: self.socket.clone(),
+            queues: self.queues,
+            depth: self.depth,
+            duration: Duration::try_from_secs_f64(self.seconds).unwrap_or_default(),
+            poll: self.poll,
+            one_thread: self.one_thread,
+            size: self.size,
+            rw: self.rw,
+            cpu: self.cpu,
+            seed: self.seed,
+        }
+    }
+}
+
+/// What a generator does.
+#[derive(Clone, Debug)]
+pub(crate) struct LoadOptions {
+    pub(crate) socket: PathBuf,
+    pub(crate) queues: usize,
+    pub(crate) depth: usize,
+    pub(crate) duration: Duration,
+    pub(crate) poll: bool,
+    pub(crate) one_thread: bool,
+    pub(crate) size: usize,
+    pub(crate) rw: Rw,
+    pub(crate) cpu: Option<usize>,
+    pub(crate) seed: u64,
+}
+
+/// Why a load could not be driven.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub(crate) enum LoadError {
+    #[error("{step}: {problem}")]
+    Client { step: &'static str, problem: String },
+    #[error("{0}")]
+    Options(&'static str),
+    #[error("{failed} requests failed, the first with {errno}")]
+    Requests { failed: u64, errno: rustix::io::Errno },
+    #[error("{in_flight} requests did not come back within {seconds} s")]
+    Stuck { in_flight: usize, seconds: u64 },
+    #[error("cannot run on CPU {cpu}: {errno}")]
+    Cpu { cpu: usize, errno: rustix::io::Errno },
+}
+
+/// What came back.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct LoadResult {
+    /// Requests that completed within the time.
+    pub(crate) requests: u64,
+    /// The time.
+    pub(crate) seconds: f64,
+    /// Requests in a second.
+    pub(crate) iops: f64,
+    /// Latencies in microseconds: half of the requests were at least as fast.
+    pub(crate) p50_us: f64,
+    /// 99 of 100 requests were at least as fast.
+    pub(crate) p99_us: f64,
+    /// CPU seconds of this process.
+    pub(crate) client_cpu_seconds: f64,
+    /// Seed of the random offsets.
+    pub(crate) seed: u64,
+}
+
+impl LoadResult {
+    pub(crate) fn new(latencies: &Latencies, seconds: f64, cpu: f64, seed: u64) -> Self {
+        let requests = latencies.count();
+        Self {
+            requests,
+            seconds,
+            iops: measure_rate(requests, seconds),
+            p50_us: latencies.quantile_us(0.5),
+            p99_us: latencies.quantile_us(0.99),
+            client_cpu_seconds: cpu,
+            seed,
+        }
+    }
+
+    /// Prints one line.
+    pub(crate) fn print(&self, json: bool) -> Result<(), String> {
+        if json {
+            println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
+        } else {
+            println!(
+                "{:.0} IOPS, p50 {:.2} us, p99 {:.2} us ({} requests in {:.3} s, client CPU {:.3} s, \
+                 seed {})",
+                self.iops,
+                self.p50_us,
+                self.p99_us,
+                self.requests,
+                self.seconds,
+                self.client_cpu_seconds,
+                self.seed
+            );
+        }
+        Ok(())
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a rate needs no more than 52 bits")]
+fn measure_rate(requests: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { requests as f64 / seconds } else { 0.0 }
+}
