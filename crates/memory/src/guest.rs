@@ -53,9 +53,20 @@ struct Region {
     mapping: Arc<Mapping>,
 }
 
-/// Where the last address was found: one per queue, so that the common case is one compare.
+/// Where the last addresses were found: the last region first, then the one before it, since
+/// requests and their data often lie in two. One per queue.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LastHit(usize);
+pub struct LastHit {
+    last: usize,
+    before: usize,
+}
+
+impl LastHit {
+    #[inline]
+    fn note(&mut self, index: usize) {
+        self.before = std::mem::replace(&mut self.last, index);
+    }
+}
 
 /// The regions of a guest at one time. Immutable: a change makes a new snapshot, which shares the
 /// mappings that stay.
@@ -150,17 +161,28 @@ impl GuestMemory {
         out: &mut Vec<GuestSlice>,
     ) -> Result<(), MemoryError> {
         let len = u64::from(len);
-        if let Some(region) = self.regions.get(last.0) {
-            let offset = addr.0.wrapping_sub(region.spec.guest_addr);
-            if offset < region.spec.size && region.spec.size - offset >= len {
-                out.push(region.slice(offset, len));
-                return Ok(());
-            }
+        if let Some(slice) = self.slice_in(last.last, addr, len) {
+            out.push(slice);
+            return Ok(());
+        }
+        if let Some(slice) = self.slice_in(last.before, addr, len) {
+            last.note(last.before);
+            out.push(slice);
+            return Ok(());
         }
         self.slices_searched(addr, len, last, out)
     }
 
-    /// The way past the last hit: search, and follow from region to region.
+    /// The slice, if all of it is in region `index`.
+    #[inline]
+    fn slice_in(&self, index: usize, addr: GuestAddr, len: u64) -> Option<GuestSlice> {
+        let region = self.regions.get(index)?;
+        let offset = addr.0.wrapping_sub(region.spec.guest_addr);
+        let inside = offset < region.spec.size && region.spec.size - offset >= len;
+        inside.then(|| region.slice(offset, len))
+    }
+
+    /// The way past the last hits: search, and follow from region to region.
     fn slices_searched(
         &self,
         addr: GuestAddr,
@@ -185,7 +207,7 @@ impl GuestMemory {
             out.push(region.slice(offset, n));
             left -= n;
             if left == 0 {
-                last.0 = index;
+                last.note(index);
                 return Ok(());
             }
             at = at.checked_add(n).ok_or(refused)?;
@@ -267,14 +289,16 @@ mod tests {
     }
 
     #[test]
-    fn the_last_hit_gives_the_same_slices_as_the_search() {
+    fn the_last_hits_give_the_same_slices_as_the_search() {
         let memory = memory();
         let (mut last, mut out) = (LastHit::default(), Vec::new());
         for addr in [0x10_0000u64, 0x10_0008, 0x1000, 0x2010, 0x10_0010, 8] {
             memory.slices(GuestAddr(addr), 8, &mut last, &mut out).unwrap();
             let searched = {
                 let mut out = Vec::new();
-                memory.slices(GuestAddr(addr), 8, &mut LastHit(99), &mut out).unwrap();
+                memory
+                    .slices(GuestAddr(addr), 8, &mut LastHit { last: 99, before: 99 }, &mut out)
+                    .unwrap();
                 out[0].address()
             };
             assert_eq!(out.last().unwrap().address(), searched);

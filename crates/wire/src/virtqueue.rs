@@ -99,6 +99,18 @@ impl Descriptor {
         }
     }
 
+    /// Reads a descriptor from its 16 bytes.
+    #[must_use]
+    pub const fn parse_bytes(bytes: &[u8; DESCRIPTOR_SIZE]) -> Self {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *bytes;
+        Self {
+            addr: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            len: u32::from_le_bytes([i, j, k, l]),
+            flags: u16::from_le_bytes([m, n]),
+            next: u16::from_le_bytes([o, p]),
+        }
+    }
+
     /// The two little-endian 64-bit words of this descriptor.
     #[must_use]
     pub const fn emit(self) -> (u64, u64) {

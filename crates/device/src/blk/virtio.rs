@@ -209,7 +209,7 @@ impl Tally {
         queue: &mut DeviceQueue,
         stats: &QueueStats,
     ) {
-        request.status.write_from(&[status as u8]);
+        request.status.write_byte(status as u8);
         let mut written = 1;
         match request.kind {
             Kind::Read => {
@@ -266,10 +266,11 @@ impl Tally {
 /// Copies the header out of guest memory, once.
 #[inline]
 fn read_header(readable: &[GuestSlice]) -> Option<RawHeader> {
-    let mut bytes = [0; HEADER_SIZE];
-    (copy_from_slices(readable, &mut bytes) == HEADER_SIZE)
-        .then(|| RawHeader::read_from_bytes(&bytes).ok())
-        .flatten()
+    let bytes = readable.first()?.read_array::<HEADER_SIZE>().or_else(|| {
+        let mut bytes = [0; HEADER_SIZE];
+        (copy_from_slices(readable, &mut bytes) == HEADER_SIZE).then_some(bytes)
+    })?;
+    RawHeader::read_from_bytes(&bytes).ok()
 }
 
 /// The status byte (the last writable one), and how much of the last slice is data.

@@ -378,16 +378,15 @@ impl Table<'_> {
     /// Copies the descriptor at byte `at` out.
     #[inline]
     fn descriptor(&self, at: usize) -> Descriptor {
-        let mut words = [[0; 8]; 2];
-        match self {
-            Self::Guest(slice) => {
-                slice.split_at(at).1.read_into(words.as_flattened_mut());
-            }
+        let bytes = match self {
+            Self::Guest(slice) => slice.split_at(at).1.read_array().unwrap_or_default(),
             Self::Copied(bytes) => {
-                words.as_flattened_mut().copy_from_slice(&bytes[at..at + DESCRIPTOR_SIZE]);
+                let mut copy = [0; DESCRIPTOR_SIZE];
+                copy.copy_from_slice(&bytes[at..at + DESCRIPTOR_SIZE]);
+                copy
             }
-        }
-        Descriptor::parse(u64::from_ne_bytes(words[0]), u64::from_ne_bytes(words[1]))
+        };
+        Descriptor::parse_bytes(&bytes)
     }
 }
 
