@@ -15,8 +15,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Numbers that only grow; two samples make a load.
 struct Sample {
-    /// Nanoseconds each worker's thread ran.
-    ran_ns: Vec<u64>,
+    /// Nanoseconds each worker's thread ran and had work.
+    worked_ns: Vec<u64>,
     /// Requests of each queue, with its worker.
     requests: Vec<(Option<usize>, u64)>,
     /// Hundredths of a second that all CPUs idled.
@@ -30,7 +30,12 @@ impl Pool {
             self.saturated.notified().await;
             let routes = self.routes();
             let sample = || Sample {
-                ran_ns: self.thread_ids().into_iter().map(ran_ns).collect(),
+                worked_ns: self
+                    .thread_ids()
+                    .into_iter()
+                    .zip(self.worker_stats())
+                    .map(|(id, stats)| ran_ns(id).saturating_sub(stats.looked_ns.value()))
+                    .collect(),
                 requests: routes.iter().map(|r| (r.worker(), r.stats().requests.value())).collect(),
                 idle_ticks: idle_ticks(),
             };
@@ -51,9 +56,9 @@ fn loads(before: &Sample, after: &Sample) -> (Vec<WorkerLoad>, u32) {
     let window_ns = u64::try_from(WINDOW.as_nanos()).unwrap_or(u64::MAX);
     let percent = |ns: u64| u32::try_from(ns * 100 / window_ns).unwrap_or(u32::MAX);
     let mut workers: Vec<_> = after
-        .ran_ns
+        .worked_ns
         .iter()
-        .zip(&before.ran_ns)
+        .zip(&before.worked_ns)
         .map(|(a, b)| WorkerLoad { busy_percent: percent(a.saturating_sub(*b)), queues: vec![] })
         .collect();
     for (key, ((worker, a), (_, b))) in after.requests.iter().zip(&before.requests).enumerate() {

@@ -37,6 +37,8 @@ pub struct WorkerStats {
     pub sleeps: Counter,
     /// Nanoseconds it slept.
     pub slept_ns: Counter,
+    /// Nanoseconds it looked for work and found none.
+    pub looked_ns: Counter,
 }
 
 #[derive(Debug)]

@@ -155,6 +155,7 @@ impl Worker {
     /// The loop.
     pub(crate) fn run(mut self) {
         loop {
+            let turn_began_ns = self.now_ns;
             self.now_ns = self.wait.now_ns();
             if self.mailbox.is_pending() {
                 self.obey();
@@ -172,6 +173,7 @@ impl Worker {
                 self.tell_if_saturated();
                 continue;
             }
+            self.stats.looked_ns.add(self.now_ns.saturating_sub(turn_began_ns));
             self.settle_hot();
             if self.hot.is_empty() && !self.mailbox.is_pending() {
                 self.sleep();
