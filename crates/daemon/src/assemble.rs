@@ -28,6 +28,8 @@ pub(crate) enum AssembleError {
     Memory { device: String, source: MemoryError },
     #[error("{device}: {source}")]
     Socket { device: String, source: ListenError },
+    #[error("control: {0}")]
+    Control(ListenError),
     #[error("{device}: fd: {source}")]
     Fd { device: String, source: crate::fds::FdError },
     #[error("no worker thread can be started")]
@@ -35,7 +37,7 @@ pub(crate) enum AssembleError {
 }
 
 /// A device that is put together.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) device: Arc<BlkDevice>,
     pub(crate) connected: Connected,
@@ -56,6 +58,9 @@ impl House {
     pub(crate) fn new(plan: &Plan) -> Result<Self, AssembleError> {
         manyring_memory::install_sigbus_handler();
         raise_fd_limit();
+        if let Some(control) = &plan.daemon.control {
+            check_path(control).map_err(AssembleError::Control)?;
+        }
         let pool = Pool::new(PoolOptions {
             workers_max: plan.daemon.workers,
             spin_us: plan.daemon.spin_us,

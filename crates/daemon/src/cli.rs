@@ -34,6 +34,44 @@ pub(crate) enum Command {
     Blk(Box<BlkArgs>),
     /// Serve all devices of a configuration file.
     Run(RunArgs),
+    /// Show what the queues of a running daemon do.
+    Stats(StatsArgs),
+    /// Change the size of a disk that is served, or take the host's size anew.
+    Resize(ResizeArgs),
+}
+
+/// `manyring stats`
+#[derive(Args, Debug)]
+pub(crate) struct StatsArgs {
+    /// The daemon's control socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: PathBuf,
+    /// Print JSON, one line each time with --watch.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Show again every so many seconds what happened meanwhile [default: 1].
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        default_missing_value = "1",
+        value_parser = clap::value_parser!(u64).range(1..=86400)
+    )]
+    pub(crate) watch: Option<u64>,
+    /// Only this device.
+    pub(crate) device: Option<String>,
+}
+
+/// `manyring resize`
+#[derive(Args, Debug)]
+pub(crate) struct ResizeArgs {
+    /// The daemon's control socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: PathBuf,
+    /// The device.
+    pub(crate) device: String,
+    /// The new size; without it the host's file or device is measured again.
+    pub(crate) size: Option<String>,
 }
 
 /// `manyring run`

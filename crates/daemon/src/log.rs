@@ -10,7 +10,7 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
         return Err(format!("--log-level: {level:?} is none of {}", known.join(", ")));
     }
     let filter = EnvFilter::new(format!(
-        "warn,manyring={level},manyring_device={level},manyring_transport={level},manyring_backend={level}"
+        "warn,manyring_daemon={level},manyring_device={level},manyring_transport={level},manyring_backend={level}"
     ));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {

@@ -54,6 +54,7 @@ impl Route {
         mailbox.send(Command::Detach(self.id, reply));
         let Ok(queue) = queue.await else { return false };
         self.stats.moves.add(1);
+        self.stats.worker.set(index as u64);
         target.send(Command::Start(self.id, queue));
         *worker = index;
         true

@@ -125,6 +125,7 @@ impl Pool {
         let id = QueueId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let route = Arc::new(Route::new(id, self.clone(), queue.stats().clone()));
         let mailbox = self.lock().first()?.mailbox.clone();
+        queue.stats().worker.set(0);
         mailbox.send(Command::Start(id, Box::new(queue)));
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.retain(|r| r.strong_count() > 0);

@@ -190,6 +190,7 @@ queue_stats! {
         in_flight: Gauge = "Requests popped and not completed",
         ring_occupancy: Gauge = "Requests in the ring when it was last looked at",
         running: Gauge = "1 while the queue runs",
+        worker: Gauge = "Index of the worker that owns the queue, or owned it last",
     }
     histograms {
         batch_size = "Requests popped at once",

@@ -2,3 +2,27 @@
 
 pub(crate) mod plan;
 pub(crate) mod raw;
+
+pub use plan::Plan;
+
+use std::path::Path;
+
+/// Reads a configuration file's text: syntax, names and values are checked, nothing is opened.
+///
+/// # Errors
+/// One line or more for people, which names the key.
+pub fn parse(text: &str) -> Result<Plan, String> {
+    let raw = toml::from_str(text).map_err(|error| error.to_string())?;
+    Plan::new(raw).map_err(|error| error.to_string())
+}
+
+/// Reads a configuration file.
+///
+/// # Errors
+/// As [`parse`]; also names the file.
+pub(crate) fn read(path: &Path) -> Result<Plan, String> {
+    let at = path.display();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("--config: cannot read {at}: {error}"))?;
+    parse(&text).map_err(|error| format!("{at}: {error}"))
+}

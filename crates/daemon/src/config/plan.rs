@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 /// The plan of a process.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Plan {
+pub struct Plan {
     pub(crate) daemon: DaemonPlan,
     pub(crate) blk: Vec<BlkPlan>,
 }
@@ -104,6 +104,11 @@ impl Plan {
             {
                 return error(place(), "socket_path", "is used by two devices");
             }
+            if let SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } = &blk.socket
+                && self.daemon.control.as_ref() == Some(path)
+            {
+                return error(place(), "socket_path", "is the control socket's too");
+            }
             if let DiskPlan::File { path, .. } = &blk.disk
                 && !files.insert(path)
             {
@@ -139,8 +144,7 @@ impl BlkPlan {
     fn new(raw: RawBlk, index: usize) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("blk{index}"));
         let place = || format!("{name}: ");
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if name.is_empty() || name.len() > 64 || !name.chars().all(is_plain) {
+        if !is_device_name(&name) {
             let problem = "must be 1 to 64 letters, digits, '-', '_' or '.'";
             return error(format!("{name:?}: "), "name", problem);
         }
@@ -237,6 +241,12 @@ impl DiskPlan {
             _ => error(place(), "file", "only one of file, null and memory can be served"),
         }
     }
+}
+
+/// True for 1 to 64 letters, digits, '-', '_' and '.': fit for paths, labels and logs.
+pub(crate) fn is_device_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    (1..=64).contains(&name.len()) && name.chars().all(is_plain)
 }
 
 /// A size in bytes, or with K, M, G or T (powers of 1024).

@@ -79,7 +79,7 @@ fn folder_of(path: &Path) -> &Path {
 
 /// A listening socket with a name, which is removed at the end if it is still ours.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub struct Listener {
     socket: UnixListener,
     path: PathBuf,
     inode: u64,
@@ -88,8 +88,11 @@ pub(super) struct Listener {
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
 impl Listener {
-    /// Binds under a temporary name, sets owner, group and mode, and renames.
-    pub(super) fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
+    /// Binds under a temporary name, sets owner, group and mode, and renames. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ListenError`]; nothing is left behind then.
+    pub fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
         check_path(path)?;
         let failed = |source| ListenError::Io { path: path.to_path_buf(), source };
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -107,7 +110,9 @@ impl Listener {
         })
     }
 
-    pub(super) fn socket(&self) -> &UnixListener {
+    /// The socket, to accept from.
+    #[must_use]
+    pub fn socket(&self) -> &UnixListener {
         &self.socket
     }
 }

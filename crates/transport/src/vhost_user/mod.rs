@@ -13,11 +13,10 @@ pub mod session;
 mod socket;
 mod vring;
 
-pub use listener::{ListenError, PATH_LEN_MAX, SocketPermissions, check_path};
+pub use listener::{ListenError, Listener, PATH_LEN_MAX, SocketPermissions, check_path};
 pub use requests::FrontError;
 pub use socket::SocketError;
 
-use listener::Listener;
 use manyring_device::{Device, Event, EventKind};
 use requests::Front;
 use socket::Connection;
