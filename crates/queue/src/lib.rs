@@ -52,12 +52,12 @@ impl DeviceQueue {
         Ok(Self::Split(split::DeviceHalf::new(config, memory)?))
     }
 
-    /// Pops up to [`BATCH_CHAINS`] chains into `batch`, which is emptied first. Returns how many.
-    /// A fault of the driver is latched: the chains before it are delivered, then no more come,
+    /// Pops up to `max` chains, and no more than [`BATCH_CHAINS`], into `batch`, which is emptied
+    /// first. Returns how many. A fault of the driver is latched: the chains before it are delivered, then no more come,
     /// and [`Self::fault`] tells.
     #[inline]
-    pub fn pop_batch(&mut self, batch: &mut Batch) -> usize {
-        each!(self, queue => queue.pop_batch(batch))
+    pub fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
+        each!(self, queue => queue.pop_batch(batch, max))
     }
 
     /// Puts back the chain that was popped last, untouched.

@@ -142,6 +142,10 @@ impl DiskQueue for FaultQueue {
         self.inner.detach(ring);
     }
 
+    fn burst_max(&self) -> usize {
+        self.inner.burst_max()
+    }
+
     fn submit(&mut self, burst: &Burst, ring: Option<&mut Ring>, done: &mut Vec<Completion>) {
         for (request, slices) in burst.iter() {
             let n = self.count.fetch_add(1, Ordering::Relaxed) + 1;

@@ -100,7 +100,14 @@ impl FileQueue {
     }
 }
 
+/// Requests served between two looks at the ring.
+pub(crate) const INLINE_BURST: usize = 8;
+
 impl DiskQueue for FileQueue {
+    fn burst_max(&self) -> usize {
+        INLINE_BURST
+    }
+
     fn submit(&mut self, burst: &Burst, _ring: Option<&mut Ring>, done: &mut Vec<Completion>) {
         for (request, slices) in burst.iter() {
             done.push(Completion { token: request.token, result: self.serve(request, slices) });

@@ -169,6 +169,12 @@ pub trait DiskQueue: Send + std::fmt::Debug {
         let _ = ring;
     }
 
+    /// How many requests a burst should have at most. A disk that serves a burst inline before it
+    /// returns wants few, so that the first is not answered as late as the last.
+    fn burst_max(&self) -> usize {
+        usize::MAX
+    }
+
     /// Starts every request of the burst; pushes to `done` what is finished at once.
     fn submit(&mut self, burst: &Burst, ring: Option<&mut Ring>, done: &mut Vec<Completion>);
 

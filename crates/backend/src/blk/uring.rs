@@ -9,7 +9,7 @@
 //! a file system that cannot say "would wait" (tmpfs) has every entry punted to a kernel thread,
 //! at 2-3 times the cost, so such a file is served inline like `file`.
 
-use super::file::{FileQueue, serve_without_data};
+use super::file::{FileQueue, INLINE_BURST, serve_without_data};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::sys::file as sys;
 use crate::sys::uring::{FileOp, Ring, RingFile};
@@ -149,6 +149,10 @@ impl UringQueue {
 }
 
 impl DiskQueue for UringQueue {
+    fn burst_max(&self) -> usize {
+        if self.image.is_direct() { usize::MAX } else { INLINE_BURST }
+    }
+
     fn attach(&mut self, ring: Option<&mut Ring>, tag: u64) {
         self.tag = tag;
         if let Some(ring) = ring {

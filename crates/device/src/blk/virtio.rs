@@ -23,6 +23,7 @@ use zerocopy::FromBytes;
 pub(crate) struct BlkQueue {
     disk: Box<dyn DiskQueue>,
     shared: Arc<Shared>,
+    burst_max: usize,
     pending: Pending,
     batch: Batch,
     burst: Burst,
@@ -53,6 +54,7 @@ impl BlkQueue {
         size: u16,
     ) -> Self {
         Self {
+            burst_max: disk.burst_max(),
             disk,
             shared,
             pending: Pending::new(memory, size),
@@ -92,7 +94,7 @@ impl BlkQueue {
         ring: Option<&mut Ring>,
         now_ns: u64,
     ) -> usize {
-        let popped = queue.pop_batch(&mut self.batch);
+        let popped = queue.pop_batch(&mut self.batch, self.burst_max);
         if popped == 0 {
             return 0;
         }

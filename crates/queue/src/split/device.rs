@@ -83,13 +83,13 @@ impl DeviceHalf {
 
     /// See [`crate::DeviceQueue::pop_batch`].
     #[inline]
-    pub fn pop_batch(&mut self, batch: &mut Batch) -> usize {
+    pub fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
         batch.clear();
         if !self.has_available() {
             return 0;
         }
         let available = usize::from(self.avail_idx.wrapping_sub(self.last_avail));
-        for _ in 0..available.min(BATCH_CHAINS) {
+        for _ in 0..available.min(BATCH_CHAINS).min(max) {
             match self.pop_chain(batch) {
                 Ok(entry) => batch.entries.push(entry),
                 Err(fault) => {
