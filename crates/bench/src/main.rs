@@ -5,6 +5,9 @@
 
 mod load;
 mod measure;
+mod peer;
+mod report;
+mod scenario;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -23,6 +26,10 @@ enum Command {
     /// Drive a vhost-user-blk back-end, once.
     #[command(subcommand)]
     Load(Load),
+    /// A disk that keeps nothing: us, qemu-storage-daemon; one queue, four queues.
+    NullBlk(scenario::ScenarioArgs),
+    /// A file: us, qemu-storage-daemon, fio without a guest.
+    FileBlk(scenario::file_blk::FileBlkArgs),
 }
 
 /// Which client.
@@ -48,5 +55,7 @@ fn run(cli: Cli) -> Result<(), String> {
             let result = load::blkio::run(&args.options()).map_err(|e| e.to_string())?;
             result.print(args.json)
         }
+        Command::NullBlk(args) => scenario::null_blk::run(&args)?.print(args.json),
+        Command::FileBlk(args) => scenario::file_blk::run(&args)?.print(args.scenario.json),
     }
 }

@@ -1,8 +1,11 @@
 //! Clocks, latencies, random offsets, CPUs: what every measurement needs.
 
 use hdrhistogram::Histogram;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::CpuSet;
 use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 /// The only place of this program that reads the wall clock.
@@ -19,9 +22,140 @@ pub(crate) fn own_cpu_seconds() -> f64 {
 
 /// Runs the calling thread, and those it starts later, on one CPU.
 pub(crate) fn pin(cpu: usize) -> Result<(), rustix::io::Errno> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set)
+    rustix::thread::sched_setaffinity(None, &Affinity::one(cpu).0)
+}
+
+/// CPUs that a thread, and all it starts, may run on.
+#[derive(Clone, Debug)]
+pub(crate) struct Affinity(CpuSet);
+
+impl Affinity {
+    /// Those of the calling thread.
+    pub(crate) fn current() -> Self {
+        Self(rustix::thread::sched_getaffinity(None).unwrap_or_default())
+    }
+
+    /// A single one.
+    pub(crate) fn one(cpu: usize) -> Self {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        Self(set)
+    }
+
+    /// Moves the calling thread there. Where that cannot be, it stays: the ratios of one run are
+    /// fair all the same, and a machine with one CPU can run every scenario.
+    pub(crate) fn apply(&self) {
+        let _ = rustix::thread::sched_setaffinity(None, &self.0);
+    }
+}
+
+/// The machine, for people: its processor, its CPUs, its kernel.
+pub(crate) fn machine() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
+        .map_or("an unnamed processor", |(_, name)| name.trim());
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let kernel = rustix::system::uname();
+    let kernel = kernel.release().to_string_lossy().into_owned();
+    format!("{model}, {cpus} CPUs, Linux {kernel}")
+}
+
+/// What the machine's own steps cost during this run, in nanoseconds: medians.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Calibration {
+    /// From a write to an eventfd to the sleeper on the other CPU running.
+    pub(crate) wake_ns: u64,
+    /// The write that wakes.
+    pub(crate) wake_write_ns: u64,
+    /// The cheapest system call.
+    pub(crate) syscall_ns: u64,
+    /// Copying 4 KiB that are in the cache.
+    pub(crate) memcpy_4k_ns: u64,
+}
+
+/// Wakes that are measured.
+const WAKES: usize = 200;
+
+impl Calibration {
+    pub(crate) fn measure(waker_cpu: usize, sleeper_cpu: usize) -> Self {
+        let (wake_ns, wake_write_ns) = wake(waker_cpu, sleeper_cpu).unwrap_or_default();
+        let (source, mut target) = ([1u8; 4096], [0u8; 4096]);
+        Self {
+            wake_ns,
+            wake_write_ns,
+            syscall_ns: step(|| _ = black_box(rustix::process::getppid())),
+            memcpy_4k_ns: step(|| black_box(&mut target).copy_from_slice(black_box(&source))),
+        }
+    }
+}
+
+impl std::fmt::Display for Calibration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "this machine now: wake of the other CPU {:.1} us (writer pays {:.1} us), system call \
+             {} ns, copy of 4 KiB {} ns",
+            Duration::from_nanos(self.wake_ns).as_secs_f64() * 1e6,
+            Duration::from_nanos(self.wake_write_ns).as_secs_f64() * 1e6,
+            self.syscall_ns,
+            self.memcpy_4k_ns
+        )
+    }
+}
+
+/// Median nanoseconds of a short step, over batches of it.
+fn step(mut act: impl FnMut()) -> u64 {
+    const BATCH: u32 = 1000;
+    let mut times: Vec<Duration> = (0..21)
+        .map(|_| {
+            let start = now();
+            (0..BATCH).for_each(|_| act());
+            start.elapsed() / BATCH
+        })
+        .collect();
+    median_ns(&mut times)
+}
+
+fn median_ns(times: &mut [Duration]) -> u64 {
+    times.sort();
+    let median = times.get(times.len() / 2).copied().unwrap_or_default();
+    u64::try_from(median.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Wakes a sleeper over and over: median of the wake and of the write, in nanoseconds.
+fn wake(waker_cpu: usize, sleeper_cpu: usize) -> Result<(u64, u64), rustix::io::Errno> {
+    let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+    let (sender, woken) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let event = &event;
+        scope.spawn(move || {
+            Affinity::one(sleeper_cpu).apply();
+            for _ in 0..WAKES {
+                let _ = rustix::io::read(event, &mut [0; 8]);
+                let _ = sender.send(now());
+            }
+        });
+        scope
+            .spawn(move || {
+                Affinity::one(waker_cpu).apply();
+                let (mut wakes, mut writes) = (Vec::new(), Vec::new());
+                for _ in 0..WAKES {
+                    // Long enough for the other CPU to fall asleep.
+                    std::thread::sleep(Duration::from_micros(200));
+                    let start = now();
+                    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+                    writes.push(start.elapsed());
+                    if let Ok(at) = woken.recv() {
+                        wakes.push(at.saturating_duration_since(start));
+                    }
+                }
+                (median_ns(&mut wakes), median_ns(&mut writes))
+            })
+            .join()
+            .map_err(|_| rustix::io::Errno::CANCELED)
+    })
 }
 
 /// Latencies of requests.

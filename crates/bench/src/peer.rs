@@ -1,0 +1,169 @@
+//! The programs that are compared: started, watched, ended. Each comes from a Debian package.
+
+use crate::measure::{Affinity, now};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Longest time a back-end has to show its socket.
+const START: Duration = Duration::from_secs(10);
+/// Longest time a back-end is started again: what a process with an io_uring held, a file's lock
+/// among it, is let go of by the kernel only some time after the process has ended.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Why a peer cannot take part.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub(crate) enum PeerError {
+    #[error("{program} is not installed: apt-get install {package}, or give --without-peers")]
+    Missing { program: &'static str, package: &'static str },
+    #[error("no manyring at {}: build it in the same profile, or give --manyring PATH", .0.display())]
+    NoManyring(PathBuf),
+    #[error("{program}: {problem}")]
+    Failed { program: String, problem: String },
+}
+
+/// QEMU's daemon: a vhost-user-blk back-end.
+pub(crate) const QEMU_STORAGE_DAEMON: (&str, &str) = ("qemu-storage-daemon", "qemu-system-common");
+/// The host's own way to a file.
+pub(crate) const FIO: (&str, &str) = ("fio", "fio");
+
+/// Where a program lies on the search path.
+pub(crate) fn find((program, package): (&'static str, &'static str)) -> Result<PathBuf, PeerError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+        .ok_or(PeerError::Missing { program, package })
+}
+
+/// Our own daemon: the one given, or the one beside this program.
+pub(crate) fn manyring(given: Option<&Path>) -> Result<PathBuf, PeerError> {
+    let path = match given {
+        Some(path) => path.to_path_buf(),
+        None => std::env::current_exe().unwrap_or_default().with_file_name("manyring"),
+    };
+    if path.is_file() { Ok(path) } else { Err(PeerError::NoManyring(path)) }
+}
+
+/// A back-end that runs until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+}
+
+impl Server {
+    /// Starts a back-end on the CPUs of `affinity` and waits for its socket.
+    pub(crate) fn start(
+        program: &Path,
+        arguments: &[OsString],
+        socket: &Path,
+        affinity: &Affinity,
+    ) -> Result<Self, PeerError> {
+        let start = now();
+        loop {
+            match Self::start_once(program, arguments, socket, affinity) {
+                Err(_) if start.elapsed() < AGAIN => std::thread::sleep(AGAIN / 20),
+                result => return result,
+            }
+        }
+    }
+
+    fn start_once(
+        program: &Path,
+        arguments: &[OsString],
+        socket: &Path,
+        affinity: &Affinity,
+    ) -> Result<Self, PeerError> {
+        let failed =
+            |problem: String| PeerError::Failed { program: program.display().to_string(), problem };
+        let _ = std::fs::remove_file(socket);
+        let before = Affinity::current();
+        affinity.apply();
+        // In a session of its own it has a scheduling group of its own; and it ends with us.
+        let spawned = Command::new("setsid")
+            .args(["setpriv", "--pdeathsig", "KILL"])
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        before.apply();
+        let mut server = Self { child: spawned.map_err(|error| failed(error.to_string()))? };
+        // Without autogroups, or without the right to do so, the default group has to do.
+        let _ = std::fs::write(format!("/proc/{}/autogroup", server.child.id()), "-20");
+        let start = now();
+        while !socket.exists() {
+            if let Ok(Some(status)) = server.child.try_wait() {
+                return Err(failed(format!("{status}: {}", server.last_words())));
+            }
+            if start.elapsed() > START {
+                return Err(failed("has not shown its socket".to_owned()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(server)
+    }
+
+    fn last_words(&mut self) -> String {
+        use std::io::Read;
+        let mut text = String::new();
+        if let Some(stderr) = &mut self.child.stderr {
+            let _ = stderr.read_to_string(&mut text);
+        }
+        text.trim().to_owned()
+    }
+
+    /// CPU seconds it has used so far: of user and of system.
+    pub(crate) fn cpu_seconds(&self) -> f64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        cpu_seconds_of(&stat.unwrap_or_default(), rustix::param::clock_ticks_per_second())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Fields 14 and 15 of `/proc/PID/stat`; the name in field 2 may hold anything but ')'.
+#[allow(clippy::cast_precision_loss, reason = "ticks of one run")]
+fn cpu_seconds_of(stat: &str, ticks_per_second: u64) -> f64 {
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks: u64 =
+        after_name.split_whitespace().skip(11).take(2).filter_map(|f| f.parse::<u64>().ok()).sum();
+    ticks as f64 / ticks_per_second as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_found_behind_any_name() {
+        let stat = "7 (a ) b) S 1 7 7 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 1 0 99 0 0";
+        assert!((cpu_seconds_of(stat, 100) - 3.0).abs() < 1e-9);
+        assert!(cpu_seconds_of("", 100).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_missing_program_names_its_package() {
+        let error = find(("no-such-program-here", "its-package")).unwrap_err().to_string();
+        assert!(error.contains("its-package") && error.contains("--without-peers"), "{error}");
+        let error = manyring(Some(Path::new("/no/such/manyring"))).unwrap_err().to_string();
+        assert!(error.contains("--manyring"), "{error}");
+    }
+
+    #[test]
+    fn a_server_that_fails_says_why() {
+        let arguments = ["-c".into(), "echo broken >&2; exit 3".into()];
+        let socket = Path::new("/no/such/socket");
+        let error = Server::start(Path::new("/bin/sh"), &arguments, socket, &Affinity::current());
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("broken") && error.contains('3'), "{error}");
+    }
+}

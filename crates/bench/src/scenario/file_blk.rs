@@ -1,0 +1,178 @@
+//! `file-blk`: what the way to a file adds to what the file costs.
+//!
+//! 4 KiB random reads: past the page cache against fio with io_uring on the same file and against
+//! qemu-storage-daemon (`cache.direct=on`, `aio=io_uring`), then through the page cache.
+
+use super::{Bench, Contender, How, ScenarioArgs, Work, ours, per_million, qemu_storage_daemon};
+use crate::measure::Random;
+use crate::peer;
+use crate::report::{Report, Sample};
+use clap::Args;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Options of `file-blk`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct FileBlkArgs {
+    #[command(flatten)]
+    pub(crate) scenario: ScenarioArgs,
+    /// Folder for the file [default: that of this program]; its file system must know O_DIRECT.
+    #[arg(long, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+    /// Size of the file in MiB [default: 1024, or 64 with --smoke].
+    #[arg(long, value_name = "MIB")]
+    mebibytes: Option<usize>,
+}
+
+/// Runs the scenario.
+pub(crate) fn run(args: &FileBlkArgs) -> Result<Report, String> {
+    let scenario = &args.scenario;
+    let mut bench = Bench::new(scenario)?;
+    let image = image(args)?;
+    for (direct, depth, poll) in [
+        (true, 1, true),
+        (true, 1, false),
+        (true, 32, true),
+        (true, 32, false),
+        (false, 1, true),
+        (false, 32, true),
+        (false, 32, false),
+    ] {
+        if !direct {
+            warm(image.path())?;
+        }
+        let cache = if direct { "O_DIRECT" } else { "page cache" };
+        let client = if poll { "polls" } else { "sleeps" };
+        let name = format!("{cache}, QD{depth}, client {client}");
+        let contenders = contenders(scenario, image.path(), direct, depth)?;
+        let work = Work { queues: 1, depth, poll, one_thread: false, pinned: true };
+        bench.cell(&name, &[work], &contenders)?;
+    }
+    Ok(bench.report("file-blk"))
+}
+
+fn contenders(
+    args: &ScenarioArgs,
+    image: &Path,
+    direct: bool,
+    depth: usize,
+) -> Result<Vec<Contender>, String> {
+    let mut arguments: Vec<&dyn AsRef<std::ffi::OsStr>> =
+        vec![&"--num-queues=1", &"--workers=1", &"--blk-file", &image];
+    if direct {
+        arguments.push(&"--direct");
+    }
+    let mut contenders = vec![ours(args, "manyring", &arguments)?];
+    if !args.without_peers {
+        let file = format!(
+            "driver=file,node-name=file,filename={},aio=io_uring,cache.direct={}",
+            image.display(),
+            if direct { "on" } else { "off" }
+        );
+        let raw = "driver=raw,node-name=disk,file=file".to_owned();
+        contenders.push(qemu_storage_daemon(&[file, raw], 1)?);
+        contenders.push(fio(image, direct, depth)?);
+    }
+    Ok(contenders)
+}
+
+/// A file of random bytes, so that no file system stores less than all of it.
+fn image(args: &FileBlkArgs) -> Result<tempfile::NamedTempFile, String> {
+    let folder = match &args.folder {
+        Some(folder) => folder.clone(),
+        None => std::env::current_exe()
+            .ok()
+            .and_then(|program| program.parent().map(Path::to_path_buf))
+            .unwrap_or_default(),
+    };
+    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let mut file = tempfile::Builder::new()
+        .prefix("manyring-bench-")
+        .suffix(".img")
+        .tempfile_in(&folder)
+        .map_err(failed)?;
+    let mebibytes = args.mebibytes.unwrap_or(if args.scenario.smoke { 64 } else { 1024 });
+    let mut random = Random::new(1);
+    for _ in 0..mebibytes {
+        let chunk: Vec<u8> =
+            (0..1 << 17).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect();
+        file.write_all(&chunk).map_err(failed)?;
+    }
+    file.as_file().sync_all().map_err(failed)?;
+    Ok(file)
+}
+
+/// Reads all of the file into the page cache.
+fn warm(image: &Path) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", image.display());
+    let mut file = std::fs::File::open(image).map_err(failed)?;
+    std::io::copy(&mut file, &mut std::io::sink()).map_err(failed)?;
+    Ok(())
+}
+
+/// fio on the file itself: no ring, no guest, the most that a back-end could reach.
+fn fio(image: &Path, direct: bool, depth: usize) -> Result<Contender, String> {
+    let program = peer::find(peer::FIO).map_err(|e| e.to_string())?;
+    let mut filename = std::ffi::OsString::from("--filename=");
+    filename.push(image);
+    let run = move |seconds: f64| {
+        let output = Command::new(&program)
+            .args(["--name=bench", "--ioengine=io_uring", "--rw=randread", "--bs=4k"])
+            .args(["--time_based", "--norandommap", "--output-format=json"])
+            // By default it empties the page cache of the file, for all others as well.
+            .arg("--invalidate=0")
+            .arg(format!("--direct={}", u8::from(direct)))
+            .arg(format!("--iodepth={depth}"))
+            // fio knows whole milliseconds, and a ramp would be time that nobody else gets.
+            .arg(format!("--runtime={:.0}ms", seconds * 1000.0))
+            .arg(&filename)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| error.to_string())?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        }
+        parse_fio(&String::from_utf8_lossy(&output.stdout))
+    };
+    Ok(Contender { name: "fio io_uring, no vhost".to_owned(), how: How::Direct(Box::new(run)) })
+}
+
+/// Takes our figures out of fio's JSON, which may follow lines of notes.
+fn parse_fio(output: &str) -> Result<Sample, String> {
+    let start = output.find('{').ok_or("no report")?;
+    let report: serde_json::Value =
+        serde_json::from_str(&output[start..]).map_err(|error| error.to_string())?;
+    let job = &report["jobs"][0];
+    let number = |pointer: &str| {
+        job.pointer(pointer)
+            .and_then(serde_json::Value::as_f64)
+            .ok_or_else(|| format!("no {pointer} in the report"))
+    };
+    let cpu_share = (number("/usr_cpu")? + number("/sys_cpu")?) / 100.0;
+    let requests = job["read"]["total_ios"].as_u64().ok_or("no total_ios in the report")?;
+    Ok(Sample {
+        iops: number("/read/iops")?,
+        p50_us: number("/read/clat_ns/percentile/50.000000")? / 1000.0,
+        p99_us: number("/read/clat_ns/percentile/99.000000")? / 1000.0,
+        cpu_per_million: per_million(cpu_share * number("/job_runtime")? / 1000.0, requests),
+        client_cpu_per_million: 0.0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_of_fio_is_understood_behind_its_notes() {
+        let text = "note: both iodepth >= 1 and synchronous I/O\n{\"jobs\":[{\"usr_cpu\":10.0,\
+            \"sys_cpu\":40.0,\"job_runtime\":1000,\"read\":{\"iops\":500.5,\"total_ios\":500,\
+            \"clat_ns\":{\"percentile\":{\"50.000000\":1500,\"99.000000\":9000}}}}]}";
+        let sample = parse_fio(text).unwrap();
+        assert_eq!((sample.iops, sample.p50_us, sample.p99_us), (500.5, 1.5, 9.0));
+        assert_eq!(sample.cpu_per_million, 1000.0);
+        assert!(parse_fio("{\"jobs\":[{}]}").is_err());
+        assert!(parse_fio("fio: no").is_err());
+    }
+}

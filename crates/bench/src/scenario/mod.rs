@@ -1,0 +1,223 @@
+//! Scenarios: one file for each table. A cell runs every party in turn, round by round (A B C A B
+//! C), so that what the machine does beside it meets all of them alike.
+
+pub(crate) mod file_blk;
+pub(crate) mod null_blk;
+
+use crate::load::{self, LoadOptions, Rw};
+use crate::measure::{Affinity, Calibration, machine};
+use crate::peer::{self, Server};
+use crate::report::{Cell, Party, Report, Sample};
+use clap::Args;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Options of every scenario.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ScenarioArgs {
+    /// The daemon [default: the `manyring` beside this program].
+    #[arg(long, value_name = "PATH")]
+    manyring: Option<PathBuf>,
+    /// Measure ours alone.
+    #[arg(long)]
+    without_peers: bool,
+    /// Rounds of each cell.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds of one run, at most 1.
+    #[arg(long, default_value_t = 0.5)]
+    seconds: f64,
+    /// Run everything once, for a fraction of a second: shows that it works, not how fast.
+    #[arg(long)]
+    smoke: bool,
+    /// Only the cells whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// CPU of the client.
+    #[arg(long, default_value_t = 0)]
+    client_cpu: usize,
+    /// CPU of the server.
+    #[arg(long, default_value_t = 1)]
+    server_cpu: usize,
+    /// More arguments for our daemon, to try them out.
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    extra: Vec<OsString>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl ScenarioArgs {
+    fn rounds(&self) -> usize {
+        if self.smoke { 1 } else { self.rounds.max(1) }
+    }
+
+    fn seconds(&self) -> f64 {
+        if self.smoke { 0.05 } else { self.seconds.clamp(0.01, 1.0) }
+    }
+}
+
+/// Something that serves or does the requests of a cell.
+struct Contender {
+    name: String,
+    how: How,
+}
+
+/// Arguments of a back-end, given its socket.
+type Arguments = Box<dyn Fn(&Path) -> Vec<OsString>>;
+
+enum How {
+    /// A vhost-user back-end.
+    Server { program: PathBuf, arguments: Arguments },
+    /// A program that does the requests itself, for so many seconds, and reports: fio.
+    Direct(Box<dyn Fn(f64) -> Result<Sample, String>>),
+}
+
+/// What the client does in a cell.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    queues: usize,
+    depth: usize,
+    poll: bool,
+    one_thread: bool,
+    /// Client and server each on its CPU; else both wherever they like.
+    pinned: bool,
+}
+
+/// A scenario while it runs.
+struct Bench<'a> {
+    args: &'a ScenarioArgs,
+    folder: tempfile::TempDir,
+    everywhere: Affinity,
+    cells: Vec<Cell>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(args: &'a ScenarioArgs) -> Result<Self, String> {
+        let folder = tempfile::tempdir().map_err(|e| format!("temporary folder: {e}"))?;
+        Ok(Self { args, folder, everywhere: Affinity::current(), cells: Vec::new() })
+    }
+
+    /// Runs one cell, unless it was not asked for.
+    fn cell(&mut self, name: &str, works: &[Work], contenders: &[Contender]) -> Result<(), String> {
+        if self.args.only.as_ref().is_some_and(|text| !name.contains(text)) {
+            return Ok(());
+        }
+        let mut parties: Vec<Party> = contenders
+            .iter()
+            .map(|c| Party { name: c.name.clone(), samples: Vec::new() })
+            .collect();
+        for _ in 0..self.args.rounds() {
+            for (index, contender) in contenders.iter().enumerate() {
+                let work = works.get(index).or(works.first()).ok_or("a cell without work")?;
+                let sample = self
+                    .run(contender, work)
+                    .map_err(|problem| format!("{name}: {}: {problem}", contender.name))?;
+                parties[index].samples.push(sample);
+            }
+        }
+        self.cells.push(Cell::new(name.to_owned(), parties));
+        Ok(())
+    }
+
+    fn run(&self, contender: &Contender, work: &Work) -> Result<Sample, String> {
+        let (client, server) = if work.pinned {
+            (Affinity::one(self.args.client_cpu), Affinity::one(self.args.server_cpu))
+        } else {
+            (self.everywhere.clone(), self.everywhere.clone())
+        };
+        client.apply();
+        match &contender.how {
+            How::Direct(run) => run(self.args.seconds()),
+            How::Server { program, arguments } => {
+                let socket = self.folder.path().join("socket");
+                let arguments = arguments(&socket);
+                let server = Server::start(program, &arguments, &socket, &server)
+                    .map_err(|e| e.to_string())?;
+                self.drive(&server, &socket, work)
+            }
+        }
+    }
+
+    fn drive(&self, server: &Server, socket: &Path, work: &Work) -> Result<Sample, String> {
+        let options = LoadOptions {
+            socket: socket.to_path_buf(),
+            queues: work.queues,
+            depth: work.depth,
+            duration: Duration::from_secs_f64(self.args.seconds()),
+            poll: work.poll,
+            one_thread: work.one_thread,
+            size: 4096,
+            rw: Rw::Read,
+            cpu: None,
+            seed: 1,
+        };
+        let before = server.cpu_seconds();
+        let result = load::blkio::run(&options).map_err(|e| e.to_string())?;
+        Ok(Sample {
+            iops: result.iops,
+            p50_us: result.p50_us,
+            p99_us: result.p99_us,
+            cpu_per_million: per_million(server.cpu_seconds() - before, result.requests),
+            client_cpu_per_million: per_million(result.client_cpu_seconds, result.requests),
+        })
+    }
+
+    fn report(self, scenario: &'static str) -> Report {
+        self.everywhere.apply();
+        Report {
+            scenario,
+            machine: machine(),
+            calibration: Calibration::measure(self.args.client_cpu, self.args.server_cpu),
+            rounds: self.args.rounds(),
+            seconds: self.args.seconds(),
+            cells: self.cells,
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a rate needs no more than 52 bits")]
+fn per_million(cpu_seconds: f64, requests: u64) -> f64 {
+    if requests == 0 { 0.0 } else { cpu_seconds * 1e6 / requests as f64 }
+}
+
+/// Our daemon with these arguments beside the socket's.
+fn ours(
+    args: &ScenarioArgs,
+    name: &str,
+    arguments: &[&dyn AsRef<std::ffi::OsStr>],
+) -> Result<Contender, String> {
+    let program = peer::manyring(args.manyring.as_deref()).map_err(|e| e.to_string())?;
+    let mut rest: Vec<OsString> = arguments.iter().map(|a| a.as_ref().to_owned()).collect();
+    rest.extend(args.extra.iter().cloned());
+    let arguments = Box::new(move |socket: &Path| {
+        let mut all: Vec<OsString> =
+            vec!["blk".into(), "--log-level=error".into(), "--socket-path".into(), socket.into()];
+        all.extend(rest.iter().cloned());
+        all
+    });
+    Ok(Contender { name: name.to_owned(), how: How::Server { program, arguments } })
+}
+
+/// QEMU's daemon exporting the node `disk` that `nodes` define.
+fn qemu_storage_daemon(nodes: &[String], num_queues: usize) -> Result<Contender, String> {
+    let program = peer::find(peer::QEMU_STORAGE_DAEMON).map_err(|e| e.to_string())?;
+    let nodes = nodes.to_vec();
+    let arguments = Box::new(move |socket: &Path| {
+        let mut all: Vec<OsString> = Vec::new();
+        for node in &nodes {
+            all.extend(["--blockdev".into(), node.into()]);
+        }
+        let mut export: OsString = format!(
+            "type=vhost-user-blk,id=e0,node-name=disk,writable=on,num-queues={num_queues},\
+             addr.type=unix,addr.path="
+        )
+        .into();
+        export.push(socket);
+        all.extend(["--export".into(), export]);
+        all
+    });
+    let name = "qemu-storage-daemon".to_owned();
+    Ok(Contender { name, how: How::Server { program, arguments } })
+}

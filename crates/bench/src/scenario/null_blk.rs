@@ -1,0 +1,46 @@
+//! `null-blk`: what the way to a disk costs when the disk costs nothing.
+//!
+//! 4 KiB random reads by libblkio: one queue and one worker against qemu-storage-daemon's null-co
+//! export (with `read-zeroes=off`: like ours it touches no data), then four queues against one on
+//! our own daemon.
+
+use super::{Bench, ScenarioArgs, Work, ours, qemu_storage_daemon};
+use crate::report::Report;
+
+/// Runs the scenario.
+pub(crate) fn run(args: &ScenarioArgs) -> Result<Report, String> {
+    let mut bench = Bench::new(args)?;
+    for depth in [1, 32, 64] {
+        for poll in [true, false] {
+            let client = if poll { "polls" } else { "sleeps" };
+            let name = format!("one queue, QD{depth}, client {client}");
+            let mut contenders =
+                vec![ours(args, "manyring", &[&"--null=64G", &"--num-queues=1", &"--workers=1"])?];
+            if !args.without_peers {
+                let node = "driver=null-co,node-name=disk,size=68719476736,read-zeroes=off";
+                contenders.push(qemu_storage_daemon(&[node.to_owned()], 1)?);
+            }
+            let work = Work { queues: 1, depth, poll, one_thread: false, pinned: true };
+            bench.cell(&name, &[work], &contenders)?;
+        }
+    }
+    scale(&mut bench, args)?;
+    Ok(bench.report("null-blk"))
+}
+
+/// Four queues against one, on as many CPUs as there are.
+fn scale(bench: &mut Bench<'_>, args: &ScenarioArgs) -> Result<(), String> {
+    let four = ours(args, "manyring, 4 queues", &[&"--null=64G", &"--num-queues=4"])?;
+    let one = ours(args, "manyring, 1 queue", &[&"--null=64G", &"--num-queues=1"])?;
+    let contenders = [four, one];
+    for (name, depths, poll, one_thread) in [
+        ("4 to 1 queues, QD64 in all, a thread sleeps on each", (16, 64), false, false),
+        ("4 to 1 queues, QD32 each, a thread sleeps on each", (32, 32), false, false),
+        ("4 to 1 queues, QD64 in all, one thread sleeps on all", (16, 64), false, true),
+        ("4 to 1 queues, QD64 in all, one thread polls all", (16, 64), true, true),
+    ] {
+        let work = |queues, depth| Work { queues, depth, poll, one_thread, pinned: false };
+        bench.cell(name, &[work(4, depths.0), work(1, depths.1)], &contenders)?;
+    }
+    Ok(())
+}
