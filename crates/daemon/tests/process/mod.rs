@@ -1,0 +1,145 @@
+//! The daemon as a child process, for the tests: started, looked at from outside, ended.
+#![allow(dead_code, reason = "every test program uses its own part of it")]
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, SystemTime};
+
+/// Longest time that anything here is waited for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until `done`; false if it did not come true in [`PATIENCE`].
+pub(crate) fn wait_until(mut done: impl FnMut() -> bool) -> bool {
+    let start = SystemTime::now();
+    loop {
+        if done() {
+            return true;
+        }
+        if start.elapsed().unwrap_or_default() > PATIENCE {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A running `manyring`; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holdings {
+    /// Open fds.
+    pub(crate) fds: usize,
+    /// Mappings.
+    pub(crate) mappings: usize,
+    /// Threads.
+    pub(crate) threads: usize,
+}
+
+impl Daemon {
+    /// `manyring blk` with these arguments; its socket is there.
+    pub(crate) fn blk<A: AsRef<OsStr>>(arguments: &[A]) -> Self {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let socket = folder.path().join("blk0");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
+        command.arg("blk").arg("--socket-path").arg(&socket).args(arguments);
+        Self::start(command, folder, &[socket])
+    }
+
+    /// `manyring run` with this configuration, in which `@` stands for the folder of the sockets.
+    /// The devices are called `names`, and so are their sockets.
+    pub(crate) fn run(configuration: &str, names: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let file = folder.path().join("manyring.toml");
+        let text = configuration.replace('@', &folder.path().display().to_string());
+        std::fs::write(&file, text).expect("configuration");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
+        command.arg("run").arg("--config").arg(&file);
+        let sockets: Vec<_> = names.iter().map(|name| folder.path().join(name)).collect();
+        Self::start(command, folder, &sockets)
+    }
+
+    fn start(mut command: Command, folder: tempfile::TempDir, sockets: &[PathBuf]) -> Self {
+        let log = std::fs::File::create(folder.path().join("log")).expect("log");
+        let child = command.stdin(Stdio::null()).stderr(log).spawn().expect("the daemon starts");
+        let mut daemon = Self { child, folder };
+        let mut ended = None;
+        let shown = wait_until(|| {
+            ended = daemon.child.try_wait().expect("status");
+            ended.is_some() || sockets.iter().all(|socket| socket.exists())
+        });
+        assert!(shown && ended.is_none(), "{ended:?}: {}", daemon.log());
+        daemon
+    }
+
+    /// The socket of the only device.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("blk0")
+    }
+
+    /// The socket of the device `name`.
+    pub(crate) fn socket_of(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Folder of the sockets.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// True while it runs.
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("status").is_none()
+    }
+
+    /// Ends it as an administrator would; the status it ends with.
+    pub(crate) fn terminate(mut self) -> ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal");
+        let mut status = None;
+        wait_until(|| {
+            status = self.child.try_wait().expect("status");
+            status.is_some()
+        });
+        status.unwrap_or_else(|| panic!("SIGTERM did not end it: {}", self.log()))
+    }
+
+    /// What it holds now.
+    pub(crate) fn holdings(&self) -> Holdings {
+        let count = |what: &str| {
+            let path = format!("/proc/{}/{what}", self.child.id());
+            std::fs::read_dir(path).expect("the daemon runs").count()
+        };
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id()));
+        Holdings {
+            fds: count("fd"),
+            mappings: maps.expect("the daemon runs").lines().count(),
+            threads: count("task"),
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the daemon's log:\n{}", self.log());
+        }
+    }
+}
