@@ -1,18 +1,96 @@
-//! The project's own commands: `cargo xtask demo | test | ci | tidy`.
-use std::process::{Command, ExitCode};
+//! The project's own commands: `cargo xtask demo | test | ci | tidy` and the parts of `ci`.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "steps are timed by the real clock")]
 
-fn main() -> ExitCode {
-    let steps: &[&[&str]] = &[
-        &["fmt", "--all", "--check"],
-        &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
-        &["test", "--workspace"],
-    ];
-    for step in steps {
-        let passed = Command::new("cargo").args(*step).status().is_ok_and(|s| s.success());
-        if !passed {
-            eprintln!("xtask: cargo {} failed", step.join(" "));
-            return ExitCode::FAILURE;
+mod cargo;
+mod demo;
+mod gate;
+mod test;
+mod tidy;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use manyring_system::guest::Kind;
+use manyring_system::{Outcome, cleanup};
+use std::process::ExitCode;
+
+/// The project's own commands. Missing Debian packages are installed, and a line says so.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Boot a real Linux guest on a Manyring disk, use the disk, show the counters.
+    Demo {
+        /// What runs the guest.
+        #[arg(long, value_enum, default_value_t = GuestKind::Uml)]
+        guest: GuestKind,
+    },
+    /// Run every test: the workspace's, then the system tests with real guests.
+    Test {
+        /// Only system tests whose name holds this.
+        #[arg(long, value_name = "NAME")]
+        only: Option<String>,
+    },
+    /// Run the whole gate.
+    Ci,
+    /// Check the house rules.
+    Tidy,
+    /// Fuzz every door for a short while.
+    FuzzSmoke {
+        /// Seconds, shared by all targets.
+        #[arg(long, default_value_t = gate::fuzz::SMOKE_SECONDS)]
+        seconds: u64,
+    },
+    /// Run the ring's race tests under every interleaving.
+    Loom,
+    /// Run every bench once, the ring bench with instruction counts.
+    BenchSmoke,
+    /// Check licences, bans and sources of the dependencies.
+    Deny,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum GuestKind {
+    /// User Mode Linux: one CPU, one queue, quick.
+    Uml,
+    /// QEMU: four CPUs, four queues.
+    Qemu,
+}
+
+impl From<GuestKind> for Kind {
+    fn from(kind: GuestKind) -> Self {
+        match kind {
+            GuestKind::Uml => Self::Uml,
+            GuestKind::Qemu => Self::Qemu,
         }
     }
-    ExitCode::SUCCESS
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(sentence) => {
+            eprintln!("xtask: {sentence}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Outcome {
+    std::env::set_current_dir(cargo::ROOT).map_err(|error| format!("{}: {error}", cargo::ROOT))?;
+    cleanup::on_signals()?;
+    match command {
+        Command::Demo { guest } => demo::run(guest.into()),
+        Command::Test { only } => test::run(only.as_deref()),
+        Command::Ci => gate::run(),
+        Command::Tidy => tidy::run(),
+        Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
+        Command::Loom => gate::loom().map(|_| ()),
+        Command::BenchSmoke => gate::bench::smoke(),
+        Command::Deny => gate::deny::run(),
+    }
 }

@@ -1,0 +1,74 @@
+//! A hundred idle devices in one daemon: no CPU time, less than 1 MiB each.
+
+use super::{Behaviour, Scene};
+use crate::command::wait_for;
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::{Context, Outcome, check};
+use std::fmt::Write;
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "hundred_devices_idle", run };
+
+const DEVICES: usize = 100;
+/// One tick (10 ms) may be what the kernel still books for the start.
+const TICKS_MAX: u64 = 1;
+
+fn run(scene: &Scene<'_>) -> Outcome {
+    let mut config = String::new();
+    let socket = |index: usize| scene.file(&format!("{index}.sock"));
+    for index in 0..DEVICES {
+        let image = scene.file(&format!("{index}.img"));
+        let file = File::create(&image).context(image.display())?;
+        file.set_len(64 << 20).context(image.display())?;
+        let (socket, image) = (socket(index), image.display());
+        let socket = socket.display();
+        let _ = writeln!(config, "[[blk]]\nsocket_path = '{socket}'\nfile = '{image}'\n");
+    }
+    let path = scene.file("manyring.toml");
+    std::fs::write(&path, config).context(path.display())?;
+    let arguments = ["run", "--config"].map(str::to_owned).into_iter();
+    let arguments = arguments.chain([path.display().to_string()]).collect();
+    let options = DaemonOptions {
+        binary: scene.stage.binary.clone(),
+        folder: scene.folder.path().to_owned(),
+        log: scene.log("manyring.log"),
+        arguments,
+        is_controlled: false,
+        wrapper: Vec::new(),
+    };
+    let daemon = Daemon::start(options, &socket(0))?;
+    wait_for("all sockets", Duration::from_secs(10), || {
+        Ok((0..DEVICES).all(|index| socket(index).exists()).then_some(()))
+    })?;
+    std::thread::sleep(Duration::from_millis(500));
+    let before = ticks(&daemon)?;
+    std::thread::sleep(Duration::from_secs(3));
+    let used = ticks(&daemon)? - before;
+    check(used <= TICKS_MAX, || format!("{used} ticks of CPU time in 3 idle seconds"))?;
+    let resident_kib = resident_kib(&daemon)?;
+    let each = resident_kib / DEVICES as u64;
+    check(each < 1024, || format!("{each} KiB resident for each device"))?;
+    daemon.stop()
+}
+
+fn proc(daemon: &Daemon, name: &str) -> Outcome<String> {
+    let path = PathBuf::from(format!("/proc/{}/{name}", daemon.pid()));
+    std::fs::read_to_string(&path).context(path.display())
+}
+
+/// User and system time, in clock ticks: fields 14 and 15, counted after the name in brackets.
+fn ticks(daemon: &Daemon) -> Outcome<u64> {
+    let stat = proc(daemon, "stat")?;
+    let fields = stat.rsplit_once(") ").ok_or("/proc/PID/stat has no name")?.1;
+    let mut times = fields.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
+    Ok(times.next().ok_or("no utime")? + times.next().ok_or("no stime")?)
+}
+
+fn resident_kib(daemon: &Daemon) -> Outcome<u64> {
+    let status = proc(daemon, "status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.ok_or("/proc/PID/status has no VmRSS".into())
+}

@@ -1,0 +1,113 @@
+//! What must hold with real guests and foreign programs: one file per behaviour.
+
+use crate::cleanup::Folder;
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::guest::{Guest, GuestOptions, Kernel, Kind};
+use crate::{Context, Outcome};
+use std::cell::OnceCell;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+mod hundred_devices_idle;
+mod image_lock_refuses_others;
+mod qemu_discard_punches_holes;
+mod qemu_flush_reaches_the_host;
+mod qemu_four_queues;
+mod qemu_live_resize;
+mod qemu_survives_daemon_sigkill;
+mod read_only_disk;
+mod uml_ext4_checksums;
+mod uml_without_io_uring;
+
+/// A named promise and the test of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Behaviour {
+    /// Unique; what `cargo xtask test --only` takes.
+    pub name: &'static str,
+    run: fn(&Scene<'_>) -> Outcome,
+}
+
+/// All of them, the quick ones first.
+pub const ALL: &[Behaviour] = &[
+    hundred_devices_idle::BEHAVIOUR,
+    image_lock_refuses_others::BEHAVIOUR,
+    uml_ext4_checksums::BEHAVIOUR,
+    uml_without_io_uring::BEHAVIOUR,
+    qemu_flush_reaches_the_host::BEHAVIOUR,
+    qemu_live_resize::BEHAVIOUR,
+    read_only_disk::BEHAVIOUR,
+    qemu_survives_daemon_sigkill::BEHAVIOUR,
+    qemu_discard_punches_holes::BEHAVIOUR,
+    qemu_four_queues::BEHAVIOUR,
+];
+
+/// What the behaviours share: the binary under test and the kernels, each prepared once.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    pub(crate) binary: PathBuf,
+    pub(crate) uml: OnceCell<Outcome<Kernel>>,
+    pub(crate) qemu: OnceCell<Outcome<Kernel>>,
+}
+
+/// Where one behaviour plays: files that go with it, logs that stay if it fails.
+#[derive(Debug)]
+pub(crate) struct Scene<'a> {
+    stage: &'a Stage,
+    folder: Folder,
+    logs: PathBuf,
+}
+
+impl<'a> Scene<'a> {
+    /// Runs `behaviour`, its logs in the folder `logs`.
+    pub(crate) fn play(stage: &'a Stage, behaviour: &Behaviour, logs: &Path) -> Outcome {
+        std::fs::create_dir_all(logs).context(logs.display())?;
+        let scene = Self { stage, folder: Folder::new()?, logs: logs.to_owned() };
+        (behaviour.run)(&scene)
+    }
+
+    /// A file of this scene.
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A log that stays.
+    fn log(&self, name: &str) -> PathBuf {
+        self.logs.join(name)
+    }
+
+    /// A new sparse image.
+    fn image(&self, mib: u64) -> Outcome<PathBuf> {
+        let path = self.file("disk.img");
+        let file = File::create(&path).context(path.display())?;
+        file.set_len(mib << 20).context(path.display())?;
+        Ok(path)
+    }
+
+    /// How to serve an image.
+    fn options(&self, image: &Path, more: &[&str]) -> DaemonOptions {
+        let log = self.log("manyring.log");
+        DaemonOptions::blk(&self.stage.binary, self.folder.path(), &log, image, more)
+    }
+
+    /// A daemon that serves an image.
+    fn serve(&self, image: &Path, more: &[&str]) -> Outcome<Daemon> {
+        let options = self.options(image, more);
+        let socket = options.socket();
+        Daemon::start(options, &socket)
+    }
+
+    fn kernel(&self, kind: Kind) -> Outcome<&Kernel> {
+        let cell = match kind {
+            Kind::Uml => &self.stage.uml,
+            Kind::Qemu => &self.stage.qemu,
+        };
+        cell.get_or_init(|| Kernel::prepare(kind)).as_ref().map_err(Clone::clone)
+    }
+
+    /// A guest whose disk this daemon serves.
+    fn boot(&self, kind: Kind, daemon: &Daemon, options: GuestOptions<'_>) -> Outcome<Guest> {
+        let socket = daemon.socket();
+        let options = GuestOptions { socket: Some(&socket), ..options };
+        Guest::boot(self.kernel(kind)?, &options, &self.log("guest.log"))
+    }
+}

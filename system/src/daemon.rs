@@ -1,0 +1,260 @@
+//! The program under test as a child process, and what it says of itself.
+
+use crate::cleanup;
+use crate::command::{child, output, text, wait_for};
+use crate::{Context, Outcome, check};
+use rustix::process::{Signal, kill_process};
+use serde_json::Value;
+use std::fs::OpenOptions;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const START: Duration = Duration::from_secs(10);
+
+/// How to start it.
+#[derive(Clone, Debug)]
+pub struct DaemonOptions {
+    /// The binary.
+    pub binary: PathBuf,
+    /// Where its sockets lie.
+    pub folder: PathBuf,
+    /// Where its log goes; appended.
+    pub log: PathBuf,
+    /// Arguments after the program's name.
+    pub arguments: Vec<String>,
+    /// Whether `--control` is added to them.
+    pub is_controlled: bool,
+    /// A program, with its arguments, that runs ours.
+    pub wrapper: Vec<String>,
+}
+
+impl DaemonOptions {
+    /// `manyring blk` on an image, with further arguments.
+    #[must_use]
+    pub fn blk(binary: &Path, folder: &Path, log: &Path, image: &Path, more: &[&str]) -> Self {
+        let socket = folder.join("blk0.sock");
+        let (socket, image) = (socket.display().to_string(), image.display().to_string());
+        let arguments = ["blk", "--socket-path", &socket, "--blk-file", &image];
+        Self {
+            binary: binary.to_owned(),
+            folder: folder.to_owned(),
+            log: log.to_owned(),
+            arguments: arguments.iter().chain(more).map(|&a| a.to_owned()).collect(),
+            is_controlled: true,
+            wrapper: Vec::new(),
+        }
+    }
+
+    /// The socket of [`DaemonOptions::blk`].
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.folder.join("blk0.sock")
+    }
+
+    fn control(&self) -> PathBuf {
+        self.folder.join("control.sock")
+    }
+
+    fn command(&self) -> Command {
+        let program = self.wrapper.first().map_or(self.binary.as_os_str(), |w| w.as_ref());
+        let mut command = child(program);
+        if !self.wrapper.is_empty() {
+            command.args(&self.wrapper[1..]).arg(&self.binary);
+        }
+        command.args(&self.arguments);
+        if self.is_controlled {
+            command.arg("--control").arg(self.control());
+        }
+        command
+    }
+}
+
+/// A running daemon; dropped, it is killed.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    options: DaemonOptions,
+}
+
+impl Daemon {
+    /// Starts it and waits until `socket` is there anew.
+    ///
+    /// # Errors
+    /// It ended, or the socket did not appear.
+    pub fn start(options: DaemonOptions, socket: &Path) -> Outcome<Self> {
+        let before = inode(socket);
+        let mut daemon = Self { child: spawn(&options)?, options };
+        wait_for("the daemon's socket", START, || {
+            if let Some(status) = daemon.child.try_wait().context("manyring")? {
+                return Err(format!("manyring ended at its start: {status}\n{}", daemon.log()?));
+            }
+            let now = inode(socket);
+            Ok((now.is_some() && now != before).then_some(()))
+        })?;
+        Ok(daemon)
+    }
+
+    /// Runs a daemon that must refuse to start; gives what it said.
+    ///
+    /// # Errors
+    /// It started, or ended with status 0.
+    pub fn refused(options: &DaemonOptions) -> Outcome<String> {
+        let mut child = spawn(options)?;
+        let ended =
+            wait_for("the daemon's refusal", START, || child.try_wait().context("manyring"));
+        let _ = child.kill();
+        cleanup::forget(child.id());
+        let status = ended?;
+        check(!status.success(), || "manyring ended with status 0, it should refuse".into())?;
+        std::fs::read_to_string(&options.log).context(options.log.display())
+    }
+
+    /// The socket of [`DaemonOptions::blk`].
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.options.socket()
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its log so far.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn log(&self) -> Outcome<String> {
+        std::fs::read_to_string(&self.options.log).context(self.options.log.display())
+    }
+
+    /// `manyring stats`, for people.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub fn stats_text(&self) -> Outcome<String> {
+        text(&mut self.ask("stats"))
+    }
+
+    /// The counters of every queue of its first device.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or not with queues.
+    pub fn queues(&self) -> Outcome<Vec<Counters>> {
+        let answer = output(self.ask("stats").arg("--json"))?;
+        let json = serde_json::from_slice(&answer).context("manyring stats --json")?;
+        queues_of(&json).ok_or(format!("manyring stats --json: no queues in {json}"))
+    }
+
+    /// Tells the daemon that the image of a device has another size.
+    ///
+    /// # Errors
+    /// It refuses.
+    pub fn resize(&self, device: &str) -> Outcome {
+        output(self.ask("resize").arg(device)).map(|_| ())
+    }
+
+    fn ask(&self, what: &str) -> Command {
+        let mut command = Command::new(&self.options.binary);
+        command.arg(what).arg("--control").arg(self.options.control());
+        command
+    }
+
+    /// SIGKILL, and nothing else: what a crash leaves behind stays.
+    ///
+    /// # Errors
+    /// It had ended already.
+    pub fn crash(mut self) -> Outcome<DaemonOptions> {
+        let ended = self.child.try_wait().context("manyring")?;
+        check(ended.is_none(), || "manyring had ended before it was killed".into())?;
+        self.child.kill().context("manyring")?;
+        self.child.wait().context("manyring")?;
+        Ok(self.options.clone())
+    }
+
+    /// SIGTERM: must end by itself, quickly and with status 0.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn stop(mut self) -> Outcome {
+        let pid = cleanup::pid(self.child.id()).ok_or("manyring has no pid")?;
+        kill_process(pid, Signal::TERM).context("manyring")?;
+        let limit = Duration::from_secs(10);
+        let status = wait_for("manyring's end after SIGTERM", limit, || {
+            self.child.try_wait().context("manyring")
+        })?;
+        check(status.success(), || format!("manyring ended with {status} after SIGTERM"))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        cleanup::forget(self.child.id());
+    }
+}
+
+fn spawn(options: &DaemonOptions) -> Outcome<Child> {
+    let log = OpenOptions::new().create(true).append(true).open(&options.log);
+    let log = log.context(options.log.display())?;
+    let output = log.try_clone().context(options.log.display())?;
+    let mut command = options.command();
+    command.stdin(Stdio::null()).stdout(output).stderr(log);
+    let child = command.spawn().context(options.binary.display())?;
+    cleanup::adopt(child.id());
+    Ok(child)
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    path.symlink_metadata().ok().map(|metadata| metadata.ino())
+}
+
+/// The counters of one queue, by name.
+#[derive(Clone, Debug)]
+pub struct Counters(Value);
+
+impl Counters {
+    /// One counter.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn value(&self, name: &str) -> Outcome<u64> {
+        let value = self.0.get(name).and_then(Value::as_u64);
+        value.ok_or_else(|| format!("manyring stats --json: no counter {name} in {}", self.0))
+    }
+}
+
+/// The first `"queues": [..]` of an answer; counters lie in each or in its `"counters"`.
+fn queues_of(json: &Value) -> Option<Vec<Counters>> {
+    match json {
+        Value::Array(values) => values.iter().find_map(queues_of),
+        Value::Object(fields) => {
+            if let Some(Value::Array(queues)) = fields.get("queues") {
+                let counters = |queue: &Value| queue.get("counters").unwrap_or(queue).clone();
+                return Some(queues.iter().map(|queue| Counters(counters(queue))).collect());
+            }
+            fields.values().find_map(queues_of)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_found_by_name() {
+        let json = serde_json::json!({
+            "devices": [{"name": "a", "queues": [{"counters": {"requests": 3}}, {"requests": 4}]}]
+        });
+        let queues = queues_of(&json).unwrap();
+        assert_eq!((queues[0].value("requests"), queues[1].value("requests")), (Ok(3), Ok(4)));
+        assert!(queues[0].value("colour").unwrap_err().contains("colour"));
+        assert!(queues_of(&serde_json::json!({"devices": []})).is_none());
+    }
+}

@@ -1,0 +1,84 @@
+//! The guest's whole userland: one archive of Debian's own programs and their libraries.
+
+use super::cpio::Archive;
+use super::kernel::Kernel;
+use crate::command::{command, find, text};
+use crate::{Context, Outcome};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+
+const INIT: &str = include_str!("init.sh");
+
+/// Programs every guest has beside busybox.
+const PROGRAMS: [&str; 5] = ["mkfs.ext4", "e2fsck", "blkdiscard", "blockdev", "fallocate"];
+
+/// Writes the initramfs of a guest to `path`: `more` programs, the kernel's modules, `script`.
+pub(super) fn write(path: &Path, kernel: &Kernel, more: &[&str], script: &str) -> Outcome {
+    let what = || format!("initramfs {}", path.display());
+    let programs: Vec<_> = PROGRAMS
+        .iter()
+        .chain(more)
+        .map(|name| Ok((*name, find(name).ok_or(format!("{name} is not installed"))?)))
+        .collect::<Outcome<_>>()?;
+    let busybox = find("busybox").ok_or("busybox is not installed")?;
+    let libraries = libraries(programs.iter().map(|(_, path)| path))?;
+    let file = File::create(path).context(what())?;
+    let fill = || -> std::io::Result<()> {
+        let mut archive = Archive::new(BufWriter::new(file));
+        for folder in ["dev", "proc", "sys", "tmp", "mnt", "root", "modules"] {
+            archive.folder(folder)?;
+        }
+        archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n")?;
+        archive.file("etc/mtab", 0o644, b"")?;
+        archive.copy("bin/busybox", &busybox)?;
+        for (name, path) in &programs {
+            archive.copy(&format!("bin/{name}"), path)?;
+        }
+        for library in &libraries {
+            archive.copy(&library.to_string_lossy()[1..], library)?;
+        }
+        for (index, module) in kernel.modules().iter().enumerate() {
+            let name = module.file_name().unwrap_or_default().to_string_lossy();
+            archive.copy(&format!("modules/{index:02}-{name}"), module)?;
+        }
+        archive.file("init", 0o755, INIT.as_bytes())?;
+        archive.file("run.sh", 0o644, script.as_bytes())?;
+        archive.finish()
+    };
+    fill().context(what())
+}
+
+/// The shared libraries of programs, the loader included, by their absolute paths.
+fn libraries<'a>(programs: impl Iterator<Item = &'a PathBuf>) -> Outcome<BTreeSet<PathBuf>> {
+    let mut libraries = BTreeSet::new();
+    for program in programs {
+        libraries.extend(parse_ldd(&text(command("ldd").arg(program))?));
+    }
+    Ok(libraries)
+}
+
+/// `name => /path (address)` or `/path (address)`; the kernel's own object has no path.
+fn parse_ldd(text: &str) -> impl Iterator<Item = PathBuf> {
+    text.lines().filter_map(|line| {
+        let line = line.trim();
+        let path = line.split_once("=> ").map_or(line, |(_, path)| path);
+        path.starts_with('/').then(|| PathBuf::from(path.split(" (").next().unwrap_or(path)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ldd_gives_libraries_and_the_loader_but_not_the_vdso() {
+        let text = "\tlinux-vdso.so.1 (0x00007ffd)\n\
+            \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f5b)\n\
+            \t/lib64/ld-linux-x86-64.so.2 (0x00007f5b)\n";
+        let expected = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"];
+        assert!(parse_ldd(text).eq(expected.map(PathBuf::from)));
+        assert_eq!(parse_ldd("\tstatically linked\n").count(), 0);
+    }
+}

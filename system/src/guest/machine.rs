@@ -1,0 +1,68 @@
+//! The command lines of User Mode Linux and QEMU.
+
+use super::{GuestOptions, Kernel};
+use crate::command::child;
+use crate::{Context, Outcome};
+use std::path::Path;
+use std::process::Command;
+
+const MEMORY_MIB: u64 = 512;
+
+/// A pid namespace of its own: killing UML alone would leave its traced children behind.
+fn namespace() -> Command {
+    let mut command = child("unshare");
+    if !rustix::process::geteuid().is_root() {
+        command.args(["--user", "--map-current-user"]);
+    }
+    command.args(["--fork", "--pid", "--kill-child", "--"]);
+    command
+}
+
+pub(super) fn uml(
+    kernel: &Kernel,
+    options: &GuestOptions<'_>,
+    initramfs: &Path,
+) -> Outcome<Command> {
+    let folder = initramfs.parent().unwrap_or(Path::new("/"));
+    let mut command = namespace();
+    if let Some(shim) = kernel.shim() {
+        command.env("LD_PRELOAD", shim);
+    }
+    // UML's memory is a file in /dev/shm, unless that is too small (containers).
+    let shm = rustix::fs::statvfs("/dev/shm").context("/dev/shm")?;
+    if shm.f_bavail * shm.f_frsize < MEMORY_MIB << 20 {
+        command.env("TMPDIR", folder);
+    }
+    command.arg(kernel.image());
+    command.arg(format!("mem={MEMORY_MIB}M")).arg(format!("initrd={}", initramfs.display()));
+    command.arg(format!("uml_dir={}/", folder.display()));
+    if let Some(socket) = options.socket {
+        let virtio_blk = 2;
+        command.arg(format!("virtio_uml.device={}:{virtio_blk}", socket.display()));
+    }
+    command.args(["con=null", "con0=fd:0,fd:1", "ssl=null", "quiet", "noreboot"]);
+    Ok(command)
+}
+
+pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path) -> Command {
+    let mut command = namespace();
+    command.arg("qemu-system-x86_64");
+    if kernel.is_kvm() {
+        command.args(["-accel", "kvm", "-cpu", "host"]);
+    } else {
+        command.args(["-accel", "tcg,thread=multi", "-cpu", "max"]);
+    }
+    let memory = format!("memory-backend-memfd,id=m0,size={MEMORY_MIB}M,share=on");
+    command.args(["-machine", "q35,memory-backend=m0", "-object", &memory]);
+    command.args(["-smp", &options.cpus.to_string(), "-m", &format!("{MEMORY_MIB}M")]);
+    command.args(["-nodefaults", "-no-user-config", "-no-reboot"]);
+    command.args(["-display", "none", "-serial", "stdio", "-monitor", "none"]);
+    command.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(initramfs);
+    command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"]);
+    if let Some(socket) = options.socket {
+        let chardev = format!("socket,id=c0,path={},reconnect=1", socket.display());
+        let device = format!("vhost-user-blk-pci,chardev=c0,num-queues={}", options.queues);
+        command.args(["-chardev", &chardev, "-device", &device]);
+    }
+    command
+}

@@ -1,0 +1,183 @@
+//! A real Linux guest: booted, talked to over its console, ended.
+
+mod cpio;
+mod initramfs;
+mod kernel;
+mod kvm;
+mod machine;
+
+pub use kernel::{Kernel, Kind, cache};
+
+use crate::cleanup::{self, Folder};
+use crate::command::wait_for;
+use crate::{Context, Outcome, check};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+/// What a guest has and does.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestOptions<'a> {
+    /// The vhost-user socket of its disk.
+    pub socket: Option<&'a Path>,
+    /// Request queues of the disk (QEMU).
+    pub queues: u32,
+    /// CPUs (QEMU).
+    pub cpus: u32,
+    /// Programs beside busybox, mke2fs, e2fsck, blkdiscard, blockdev and fallocate.
+    pub programs: &'a [&'a str],
+    /// What it runs: busybox sh, with the words of `init.sh`.
+    pub script: &'a str,
+    /// Show the console while it runs.
+    pub is_shown: bool,
+}
+
+impl Default for GuestOptions<'_> {
+    fn default() -> Self {
+        let (queues, cpus, programs) = (1, 1, [].as_slice());
+        Self { socket: None, queues, cpus, programs, script: "", is_shown: false }
+    }
+}
+
+/// A boot of an emulated machine on a busy host takes this long at most.
+const BOOT: Duration = Duration::from_secs(90);
+
+/// A guest that was started; dropped, it is gone with everything it ran in.
+#[derive(Debug)]
+pub struct Guest {
+    child: Child,
+    console: PathBuf,
+    shown: Option<usize>,
+    // Holds the initramfs and UML's files while the guest runs.
+    _folder: Folder,
+}
+
+impl Guest {
+    /// Boots a guest and waits until it is up. Its console goes to the file `console`.
+    ///
+    /// # Errors
+    /// It does not come up.
+    pub fn boot(kernel: &Kernel, options: &GuestOptions<'_>, console: &Path) -> Outcome<Self> {
+        let mut guest = Self::launch(kernel, options, console)?;
+        let Err(error) = guest.until_up(BOOT) else { return Ok(guest) };
+        // An emulated interrupt controller on a busy host: the guest's own, known failure.
+        check(guest.said()?.contains("IO-APIC"), || error)?;
+        println!("xtask: the guest's timer did not work on this busy host, booting once more");
+        drop(guest);
+        let mut guest = Self::launch(kernel, options, console)?;
+        guest.until_up(BOOT)?;
+        Ok(guest)
+    }
+
+    fn launch(kernel: &Kernel, options: &GuestOptions<'_>, console: &Path) -> Outcome<Self> {
+        let folder = Folder::new()?;
+        let initramfs = folder.path().join("initramfs");
+        initramfs::write(&initramfs, kernel, options.programs, options.script)?;
+        let log = File::create(console).context(console.display())?;
+        let mut command = match kernel.kind() {
+            Kind::Uml => machine::uml(kernel, options, &initramfs)?,
+            Kind::Qemu => machine::qemu(kernel, options, &initramfs),
+        };
+        let errors = log.try_clone().context(console.display())?;
+        command.stdin(Stdio::piped()).stdout(log).stderr(errors);
+        let child = command.spawn().context("starting the guest")?;
+        cleanup::adopt(child.id());
+        let shown = options.is_shown.then_some(0);
+        Ok(Self { child, console: console.to_owned(), shown, _folder: folder })
+    }
+
+    fn until_up(&mut self, limit: Duration) -> Outcome {
+        self.until("the guest's boot", "GUEST_UP", limit)
+    }
+
+    /// Waits until the script has said `mark NAME` or `await NAME`.
+    ///
+    /// # Errors
+    /// It failed, ended, or took longer than `limit`.
+    pub fn reach(&mut self, name: &str, limit: Duration) -> Outcome {
+        self.until(&format!("the guest's mark {name:?}"), &format!("GUEST_MARK {name}"), limit)
+    }
+
+    /// Lets a script go on that said `await NAME`.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn proceed(&mut self) -> Outcome {
+        let console = self.child.stdin.as_mut().ok_or("the guest has no console")?;
+        console.write_all(b"\n").and_then(|()| console.flush()).context("the guest's console")
+    }
+
+    /// Waits until the script has ended and the machine is off; gives the whole console.
+    ///
+    /// # Errors
+    /// The script failed or took longer than `limit`.
+    pub fn finish(mut self, limit: Duration) -> Outcome<String> {
+        self.until("the end of the guest's script", "GUEST_DONE", limit)?;
+        wait_for("the guest's power-off", Duration::from_secs(30), || {
+            self.child.try_wait().context("the guest")
+        })?;
+        self.said()
+    }
+
+    fn until(&mut self, what: &str, line_start: &str, limit: Duration) -> Outcome {
+        wait_for(what, limit, || {
+            let has_ended = self.child.try_wait().context("the guest")?.is_some();
+            let said = self.said()?;
+            self.show(&said);
+            if let Some(failure) = said.lines().find_map(|l| l.strip_prefix("GUEST_FAIL ")) {
+                return Err(format!("the guest says: {}", failure.trim()));
+            }
+            let is_there = said.lines().any(|line| is_line(line, line_start));
+            check(is_there || !has_ended, || format!("{what}: the guest ended before"))?;
+            Ok(is_there.then_some(()))
+        })
+    }
+
+    /// Everything the console has shown so far, in whole lines.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn said(&self) -> Outcome<String> {
+        let bytes = std::fs::read(&self.console).context(self.console.display())?;
+        let mut text = String::from_utf8_lossy(&bytes).replace('\r', "");
+        text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
+        Ok(text)
+    }
+
+    fn show(&mut self, said: &str) {
+        if let Some(shown) = &mut self.shown {
+            for line in said.get(*shown..).unwrap_or_default().lines() {
+                println!("  guest | {line}");
+            }
+            *shown = said.len();
+        }
+    }
+}
+
+fn is_line(line: &str, start: &str) -> bool {
+    line.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // `unshare --kill-child`: the whole pid namespace goes with it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        cleanup::forget(self.child.id());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_a_whole_word() {
+        assert!(is_line("GUEST_MARK filled", "GUEST_MARK filled"));
+        assert!(is_line("GUEST_UP Linux 6.1", "GUEST_UP"));
+        assert!(!is_line("GUEST_MARK filled2", "GUEST_MARK filled"));
+        assert!(!is_line("x GUEST_UP", "GUEST_UP"));
+    }
+}

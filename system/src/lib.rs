@@ -1,0 +1,41 @@
+//! Real guests on a Manyring disk: from Debian packages to a booted Linux, and what must hold.
+//!
+//! [`packages`] and [`guest::Kernel`] fetch what is needed, [`guest::Guest`] boots,
+//! [`daemon::Daemon`] is the program under test, [`behaviours`] holds one file per promise,
+//! [`runner`] runs them. Everything started here is ended here, on Ctrl-C as well.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "waiting for real guests needs the real clock")]
+
+pub mod behaviours;
+pub mod cleanup;
+pub mod command;
+pub mod daemon;
+pub mod guest;
+pub mod packages;
+pub mod runner;
+
+/// What everything here gives: a value, or one sentence for the person who ran it.
+pub type Outcome<T = ()> = Result<T, String>;
+
+/// Says what was tried when something fails.
+pub trait Context<T> {
+    /// Puts `what` in front of the error.
+    ///
+    /// # Errors
+    /// The same, as a sentence.
+    fn context(self, what: impl std::fmt::Display) -> Outcome<T>;
+}
+
+impl<T, E: std::fmt::Display> Context<T> for Result<T, E> {
+    fn context(self, what: impl std::fmt::Display) -> Outcome<T> {
+        self.map_err(|error| format!("{what}: {error}"))
+    }
+}
+
+/// Fails with a sentence unless `holds`.
+///
+/// # Errors
+/// `sentence`, if it does not hold.
+pub fn check(holds: bool, sentence: impl FnOnce() -> String) -> Outcome {
+    if holds { Ok(()) } else { Err(sentence()) }
+}

@@ -1,0 +1,27 @@
+//! `cargo xtask test`: every test there is, and their totals on one line.
+
+use crate::cargo::{self, build_daemon, cargo};
+use manyring_system::behaviours::ALL;
+use manyring_system::runner::{self, Totals};
+use manyring_system::{Outcome, check};
+
+pub(crate) fn run(only: Option<&str>) -> Outcome {
+    let totals = all(only)?;
+    println!("\n{totals}");
+    check(totals.failed == 0, || "not every test passed".into())
+}
+
+/// The tests of the workspace (unless only some system tests are wanted), then the system tests.
+pub(crate) fn all(only: Option<&str>) -> Outcome<Totals> {
+    let mut totals = Totals::default();
+    if only.is_none() {
+        totals.add(cargo::test(&mut cargo(&["test", "--workspace", "--no-fail-fast"]))?);
+    }
+    let wanted = |name: &str| only.is_none_or(|only| name.contains(only));
+    let chosen: Vec<_> = ALL.iter().copied().filter(|behaviour| wanted(behaviour.name)).collect();
+    check(!chosen.is_empty(), || format!("no system test's name holds {only:?}"))?;
+    println!("\nrunning {} system tests", chosen.len());
+    let logs = cargo::target()?.join("system-logs");
+    totals.add(runner::run(&chosen, build_daemon("dev")?, &logs)?);
+    Ok(totals)
+}

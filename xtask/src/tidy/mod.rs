@@ -1,0 +1,4 @@
+//! stub
+pub(crate) fn run() -> manyring_system::Outcome {
+    Ok(())
+}
