@@ -20,9 +20,9 @@ mod worker;
 
 pub use doorbell::{Call, DoorbellError, Kick};
 pub use handle::QueueHandle;
-pub use pool::{Pool, PoolOptions, StopError, WorkerStats};
+pub use pool::{Pool, PoolOptions, StopError};
 pub use queue::{Event, EventKind};
-pub use stats::QueueStats;
+pub use stats::{QueueStats, WorkerStats};
 
 use manyring_queue::{DeviceQueue, QueueError, RingAddresses};
 use std::sync::Arc;

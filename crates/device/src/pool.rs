@@ -3,7 +3,7 @@
 use crate::handle::{QueueHandle, Route};
 use crate::policy::polling::Polling;
 use crate::queue::RunningQueue;
-use crate::stats::Counter;
+use crate::stats::WorkerStats;
 use crate::worker::{Command, Mailbox, QueueId, Worker};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -26,19 +26,6 @@ impl Default for PoolOptions {
         let workers_max = std::thread::available_parallelism().map_or(1, usize::from);
         Self { workers_max, spin_us: 32, uring: true }
     }
-}
-
-/// What a worker has done.
-#[derive(Debug, Default)]
-pub struct WorkerStats {
-    /// Queues it owns.
-    pub queues: Counter,
-    /// Times it slept.
-    pub sleeps: Counter,
-    /// Nanoseconds it slept.
-    pub slept_ns: Counter,
-    /// Nanoseconds it looked for work and found none.
-    pub looked_ns: Counter,
 }
 
 #[derive(Debug)]

@@ -199,6 +199,19 @@ queue_stats! {
     }
 }
 
+/// What a worker has done.
+#[derive(Debug, Default)]
+pub struct WorkerStats {
+    /// Queues it owns.
+    pub queues: Counter,
+    /// Times it slept.
+    pub sleeps: Counter,
+    /// Nanoseconds it slept.
+    pub slept_ns: Counter,
+    /// Nanoseconds it looked for work and found none.
+    pub looked_ns: Counter,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,8 +14,8 @@
 
 use crate::doorbell::{Call, Kick};
 use crate::policy::polling::Polling;
-use crate::pool::WorkerStats;
 use crate::queue::{MemoryReply, RunningQueue, StopReply};
+use crate::stats::WorkerStats;
 use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
 use manyring_memory::GuestMemory;
 use manyring_queue::RingAddresses;

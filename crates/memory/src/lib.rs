@@ -10,13 +10,15 @@
 //! (ARCHITECTURE.md, "Threads and ownership").
 #![deny(unsafe_code)]
 
+mod error;
 mod guest;
 mod iov;
 mod mapping;
 mod shared;
 mod sigbus;
 
-pub use guest::{GuestAddr, GuestMemory, LastHit, MemoryError, RegionSpec};
+pub use error::MemoryError;
+pub use guest::{GuestAddr, GuestMemory, LastHit, RegionSpec};
 pub use iov::{GuestSlice, advance, as_iovecs, copy_from_slices, copy_to_slices, total_len};
 pub use mapping::Mapping;
 pub use shared::{Words, fence_full};

@@ -1,7 +1,7 @@
 //! One mapping of shared memory: mapped, watched by the SIGBUS table, unmapped on drop.
 #![allow(unsafe_code, reason = "allow-listed: maps and unmaps")]
 
-use crate::guest::MemoryError;
+use crate::error::MemoryError;
 use crate::iov::GuestSlice;
 use crate::sigbus;
 use rustix::fd::AsFd;

@@ -9,7 +9,7 @@
 //! raw system call and takes no lock.
 #![allow(unsafe_code, reason = "allow-listed: a signal handler and its table")]
 
-use crate::guest::MemoryError;
+use crate::error::MemoryError;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 

@@ -53,8 +53,8 @@ impl DeviceQueue {
     }
 
     /// Pops up to `max` chains, and no more than [`BATCH_CHAINS`], into `batch`, which is emptied
-    /// first. Returns how many. A fault of the driver is latched: the chains before it are delivered, then no more come,
-    /// and [`Self::fault`] tells.
+    /// first. Returns how many. A fault of the driver is latched: the chains before it are
+    /// delivered, then no more come, and [`Self::fault`] tells.
     #[inline]
     pub fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
         each!(self, queue => queue.pop_batch(batch, max))

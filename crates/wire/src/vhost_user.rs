@@ -3,6 +3,10 @@
 //! Pinned to the protocol as documented with QEMU 11.0; request 44 and the feature bits 21 and 22
 //! are those of 11.1. All numbers are in the host's byte order, as the protocol demands.
 
+mod request;
+
+pub use request::{ConfigAccess, ParseError, Reply, Request};
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of the message header.
@@ -304,7 +308,8 @@ pub const REQUESTS: [Row; 44] = [
     row(3, "SET_OWNER", Payload::None, Fds::None),
     row(4, "RESET_OWNER", Payload::None, Fds::None),
     row(5, "SET_MEM_TABLE", Payload::MemTable, Fds::PerRegion),
-    row(6, "SET_LOG_BASE", Payload::Log, Fds::Any).replies().needs(PROTOCOL_F_LOG_SHMFD).not_served(),
+    row(6, "SET_LOG_BASE", Payload::Log, Fds::Any)
+        .replies().needs(PROTOCOL_F_LOG_SHMFD).not_served(),
     row(7, "SET_LOG_FD", Payload::None, Fds::Any).needs(PROTOCOL_F_LOG_SHMFD).not_served(),
     row(8, "SET_VRING_NUM", Payload::VringState, Fds::None),
     row(9, "SET_VRING_ADDR", Payload::VringAddr, Fds::None),
@@ -321,28 +326,41 @@ pub const REQUESTS: [Row; 44] = [
     row(20, "NET_SET_MTU", Payload::U64, Fds::None).needs(PROTOCOL_F_MTU).not_served(),
     row(21, "SET_BACKEND_REQ_FD", Payload::None, Fds::One).needs(PROTOCOL_F_BACKEND_REQ),
     row(22, "IOTLB_MSG", Payload::Iotlb, Fds::None).replies().not_served(),
-    row(23, "SET_VRING_ENDIAN", Payload::VringState, Fds::None).needs(PROTOCOL_F_CROSS_ENDIAN).not_served(),
+    row(23, "SET_VRING_ENDIAN", Payload::VringState, Fds::None)
+        .needs(PROTOCOL_F_CROSS_ENDIAN).not_served(),
     row(24, "GET_CONFIG", Payload::Config, Fds::None).replies().needs(PROTOCOL_F_CONFIG),
     row(25, "SET_CONFIG", Payload::Config, Fds::None).needs(PROTOCOL_F_CONFIG),
-    row(26, "CREATE_CRYPTO_SESSION", Payload::Opaque, Fds::None).replies().needs(PROTOCOL_F_CRYPTO_SESSION).not_served(),
-    row(27, "CLOSE_CRYPTO_SESSION", Payload::U64, Fds::None).needs(PROTOCOL_F_CRYPTO_SESSION).not_served(),
-    row(28, "POSTCOPY_ADVISE", Payload::None, Fds::None).replies().needs(PROTOCOL_F_PAGEFAULT).not_served(),
+    row(26, "CREATE_CRYPTO_SESSION", Payload::Opaque, Fds::None)
+        .replies().needs(PROTOCOL_F_CRYPTO_SESSION).not_served(),
+    row(27, "CLOSE_CRYPTO_SESSION", Payload::U64, Fds::None)
+        .needs(PROTOCOL_F_CRYPTO_SESSION).not_served(),
+    row(28, "POSTCOPY_ADVISE", Payload::None, Fds::None)
+        .replies().needs(PROTOCOL_F_PAGEFAULT).not_served(),
     row(29, "POSTCOPY_LISTEN", Payload::None, Fds::None).needs(PROTOCOL_F_PAGEFAULT).not_served(),
-    row(30, "POSTCOPY_END", Payload::None, Fds::None).replies().needs(PROTOCOL_F_PAGEFAULT).not_served(),
-    row(31, "GET_INFLIGHT_FD", Payload::Inflight, Fds::None).replies().needs(PROTOCOL_F_INFLIGHT_SHMFD).not_served(),
-    row(32, "SET_INFLIGHT_FD", Payload::Inflight, Fds::Any).needs(PROTOCOL_F_INFLIGHT_SHMFD).not_served(),
+    row(30, "POSTCOPY_END", Payload::None, Fds::None)
+        .replies().needs(PROTOCOL_F_PAGEFAULT).not_served(),
+    row(31, "GET_INFLIGHT_FD", Payload::Inflight, Fds::None)
+        .replies().needs(PROTOCOL_F_INFLIGHT_SHMFD).not_served(),
+    row(32, "SET_INFLIGHT_FD", Payload::Inflight, Fds::Any)
+        .needs(PROTOCOL_F_INFLIGHT_SHMFD).not_served(),
     row(33, "GPU_SET_SOCKET", Payload::None, Fds::Any).not_served(),
     row(34, "RESET_DEVICE", Payload::None, Fds::None).needs(PROTOCOL_F_RESET_DEVICE),
-    row(35, "VRING_KICK", Payload::VringState, Fds::None).needs(PROTOCOL_F_INBAND_NOTIFICATIONS).not_served(),
-    row(36, "GET_MAX_MEM_SLOTS", Payload::None, Fds::None).replies().needs(PROTOCOL_F_CONFIGURE_MEM_SLOTS),
+    row(35, "VRING_KICK", Payload::VringState, Fds::None)
+        .needs(PROTOCOL_F_INBAND_NOTIFICATIONS).not_served(),
+    row(36, "GET_MAX_MEM_SLOTS", Payload::None, Fds::None)
+        .replies().needs(PROTOCOL_F_CONFIGURE_MEM_SLOTS),
     row(37, "ADD_MEM_REG", Payload::MemRegion, Fds::One).needs(PROTOCOL_F_CONFIGURE_MEM_SLOTS),
     row(38, "REM_MEM_REG", Payload::MemRegion, Fds::Any).needs(PROTOCOL_F_CONFIGURE_MEM_SLOTS),
     row(39, "SET_STATUS", Payload::U64, Fds::None).needs(PROTOCOL_F_STATUS),
     row(40, "GET_STATUS", Payload::None, Fds::None).replies().needs(PROTOCOL_F_STATUS),
-    row(41, "GET_SHARED_OBJECT", Payload::Opaque, Fds::None).replies().needs(PROTOCOL_F_SHARED_OBJECT).not_served(),
-    row(42, "SET_DEVICE_STATE_FD", Payload::Opaque, Fds::Any).replies().needs(PROTOCOL_F_DEVICE_STATE).not_served(),
-    row(43, "CHECK_DEVICE_STATE", Payload::None, Fds::None).replies().needs(PROTOCOL_F_DEVICE_STATE).not_served(),
-    row(44, "GET_SHMEM_CONFIG", Payload::None, Fds::None).replies().needs(PROTOCOL_F_SHMEM_MAP).not_served(),
+    row(41, "GET_SHARED_OBJECT", Payload::Opaque, Fds::None)
+        .replies().needs(PROTOCOL_F_SHARED_OBJECT).not_served(),
+    row(42, "SET_DEVICE_STATE_FD", Payload::Opaque, Fds::Any)
+        .replies().needs(PROTOCOL_F_DEVICE_STATE).not_served(),
+    row(43, "CHECK_DEVICE_STATE", Payload::None, Fds::None)
+        .replies().needs(PROTOCOL_F_DEVICE_STATE).not_served(),
+    row(44, "GET_SHMEM_CONFIG", Payload::None, Fds::None)
+        .replies().needs(PROTOCOL_F_SHMEM_MAP).not_served(),
 ];
 
 /// The row of a request id.
@@ -353,234 +371,6 @@ pub fn row_of(request: u32) -> Option<&'static Row> {
 
 /// Back-end request: the config space has changed.
 pub const BACKEND_CONFIG_CHANGE_MSG: u32 = 2;
-
-/// Payload bit of kick, call and err: no file descriptor comes, poll instead.
-const VRING_NOFD: u64 = 1 << 8;
-/// Payload bits of kick, call and err that hold the vring index.
-const VRING_INDEX_MASK: u64 = 0xff;
-
-/// A config space access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConfigAccess {
-    /// First byte.
-    pub offset: u32,
-    /// Bytes.
-    pub size: u32,
-    /// 0 = writable fields, 1 = live migration.
-    pub flags: u32,
-}
-
-/// A request that is served, parsed: sizes, counts and sums are right.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "named as the rows of the table, fields as the specification's")]
-pub enum Request {
-    GetFeatures,
-    SetFeatures(u64),
-    SetOwner,
-    ResetOwner,
-    SetMemTable(Vec<Region>),
-    SetVringNum(VringState),
-    SetVringAddr(VringAddr),
-    SetVringBase(VringState),
-    GetVringBase(VringState),
-    SetVringKick { index: usize, fd: bool },
-    SetVringCall { index: usize, fd: bool },
-    SetVringErr { index: usize, fd: bool },
-    GetProtocolFeatures,
-    SetProtocolFeatures(u64),
-    GetQueueNum,
-    SetVringEnable(VringState),
-    SetBackendReqFd,
-    GetConfig(ConfigAccess),
-    SetConfig(ConfigAccess, Vec<u8>),
-    ResetDevice,
-    GetMaxMemSlots,
-    AddMemReg(Region),
-    RemMemReg(Region),
-    SetStatus(u64),
-    GetStatus,
-}
-
-/// What is wrong with a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the Display text says what each field is")]
-pub enum ParseError {
-    #[error("header flags {flags:#x} name no known protocol version")]
-    Version { flags: u32 },
-    #[error("request {request} has a payload of {size} bytes, more than any request has")]
-    TooLong { request: u32, size: u32 },
-    #[error("request {request} is not in the table")]
-    Unknown { request: u32 },
-    #[error("{name} is not served")]
-    NotServed { name: &'static str },
-    #[error("{name} has a payload of {size} bytes")]
-    Size { name: &'static str, size: usize },
-    #[error("{name} with {count} regions in {size} bytes")]
-    Regions { name: &'static str, count: u32, size: usize },
-    #[error("{name} with an empty or overflowing region")]
-    Region { name: &'static str },
-    #[error("{name} of {size} config bytes in a payload of {payload}")]
-    Config { name: &'static str, size: u32, payload: usize },
-    #[error("{name} with {count} file descriptors, {expected} expected")]
-    Fds { name: &'static str, count: usize, expected: usize },
-}
-
-impl Request {
-    /// Parses the payload of `row` that came with `fds` file descriptors.
-    ///
-    /// # Errors
-    /// [`ParseError`]: a size, count or sum that is wrong, or a row that is not served.
-    pub fn parse(row: &'static Row, payload: &[u8], fds: usize) -> Result<Self, ParseError> {
-        let name = row.name;
-        let size = payload.len();
-        let (min, max) = row.payload.sizes();
-        if size < min || size > max {
-            return Err(ParseError::Size { name, size });
-        }
-        if !row.served {
-            return Err(ParseError::NotServed { name });
-        }
-        let request = Self::parse_payload(row, payload)?;
-        let expected = match (&request, row.fds) {
-            (Self::SetMemTable(regions), _) => regions.len(),
-            (Self::SetVringKick { fd, .. }, _)
-            | (Self::SetVringCall { fd, .. }, _)
-            | (Self::SetVringErr { fd, .. }, _) => usize::from(*fd),
-            (_, Fds::One) => 1,
-            (_, Fds::Any) => fds,
-            _ => 0,
-        };
-        if fds != expected {
-            return Err(ParseError::Fds { name, count: fds, expected });
-        }
-        Ok(request)
-    }
-
-    fn parse_payload(row: &'static Row, payload: &[u8]) -> Result<Self, ParseError> {
-        let name = row.name;
-        let size = payload.len();
-        let wrong_size = ParseError::Size { name, size };
-        let number = || u64::read_from_bytes(payload).map_err(|_| wrong_size);
-        let state = || VringState::read_from_bytes(payload).map_err(|_| wrong_size);
-        let vring = || {
-            let value = number()?;
-            let index = crate::host_size(value & VRING_INDEX_MASK);
-            Ok::<_, ParseError>((index, value & VRING_NOFD == 0))
-        };
-        Ok(match row.id {
-            1 => Self::GetFeatures,
-            2 => Self::SetFeatures(number()?),
-            3 => Self::SetOwner,
-            4 => Self::ResetOwner,
-            5 => Self::SetMemTable(parse_table(name, payload)?),
-            8 => Self::SetVringNum(state()?),
-            9 => Self::SetVringAddr(VringAddr::read_from_bytes(payload).map_err(|_| wrong_size)?),
-            10 => Self::SetVringBase(state()?),
-            11 => Self::GetVringBase(state()?),
-            12 => vring().map(|(index, fd)| Self::SetVringKick { index, fd })?,
-            13 => vring().map(|(index, fd)| Self::SetVringCall { index, fd })?,
-            14 => vring().map(|(index, fd)| Self::SetVringErr { index, fd })?,
-            15 => Self::GetProtocolFeatures,
-            16 => Self::SetProtocolFeatures(number()?),
-            17 => Self::GetQueueNum,
-            18 => Self::SetVringEnable(state()?),
-            21 => Self::SetBackendReqFd,
-            24 => Self::GetConfig(parse_config(name, payload)?.0),
-            25 => parse_config(name, payload).map(|(access, b)| Self::SetConfig(access, b))?,
-            34 => Self::ResetDevice,
-            36 => Self::GetMaxMemSlots,
-            37 => Self::AddMemReg(parse_region(name, payload)?),
-            38 => Self::RemMemReg(parse_region(name, payload)?),
-            39 => Self::SetStatus(number()?),
-            40 => Self::GetStatus,
-            _ => return Err(ParseError::NotServed { name }),
-        })
-    }
-}
-
-/// Count, padding, regions. The payload may be longer than the count says, as UML's is; a count
-/// larger than the payload is refused.
-fn parse_table(name: &'static str, payload: &[u8]) -> Result<Vec<Region>, ParseError> {
-    let size = payload.len();
-    let (count, rest) =
-        u32::read_from_prefix(payload).map_err(|_| ParseError::Size { name, size })?;
-    let wrong = ParseError::Regions { name, count, size };
-    let body = rest.get(4..).ok_or(wrong)?;
-    if count as usize > body.len() / size_of::<Region>() {
-        return Err(wrong);
-    }
-    let regions: Vec<Region> = body
-        .chunks_exact(size_of::<Region>())
-        .take(count as usize)
-        .filter_map(|bytes| Region::read_from_bytes(bytes).ok())
-        .collect();
-    if regions.iter().all(Region::is_sound) {
-        Ok(regions)
-    } else {
-        Err(ParseError::Region { name })
-    }
-}
-
-fn parse_region(name: &'static str, payload: &[u8]) -> Result<Region, ParseError> {
-    let region = payload
-        .get(8..)
-        .and_then(|bytes| Region::read_from_bytes(bytes).ok())
-        .ok_or(ParseError::Size { name, size: payload.len() })?;
-    if region.is_sound() { Ok(region) } else { Err(ParseError::Region { name }) }
-}
-
-fn parse_config(name: &'static str, payload: &[u8]) -> Result<(ConfigAccess, Vec<u8>), ParseError> {
-    let wrong = ParseError::Size { name, size: payload.len() };
-    let (words, body) = <[u32; 3]>::read_from_prefix(payload).map_err(|_| wrong)?;
-    let [offset, size, flags] = words;
-    let in_space = offset.checked_add(size).is_some_and(|end| end <= CONFIG_SIZE_MAX);
-    if !in_space || size as usize != body.len() {
-        return Err(ParseError::Config { name, size, payload: payload.len() });
-    }
-    Ok((ConfigAccess { offset, size, flags }, body.to_vec()))
-}
-
-/// A reply's payload, or a back-end request's.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// A `u64`; also the acknowledgement, where 0 is success.
-    U64(u64),
-    /// A vring state.
-    VringState(VringState),
-    /// A config space read: the access and its bytes. An access of size 0 says that the read
-    /// failed.
-    Config(ConfigAccess, Vec<u8>),
-}
-
-impl Reply {
-    /// The bytes of the payload.
-    #[must_use]
-    pub fn emit(&self) -> Vec<u8> {
-        match self {
-            Self::U64(value) => value.to_ne_bytes().to_vec(),
-            Self::VringState(state) => state.as_bytes().to_vec(),
-            Self::Config(access, bytes) => {
-                let mut payload = Vec::with_capacity(12 + bytes.len());
-                for word in [access.offset, access.size, access.flags] {
-                    payload.extend_from_slice(&word.to_ne_bytes());
-                }
-                payload.extend_from_slice(bytes);
-                payload
-            }
-        }
-    }
-
-    /// A whole reply message to `request`.
-    #[must_use]
-    #[allow(clippy::cast_possible_truncation, reason = "payloads are at most PAYLOAD_SIZE_MAX")]
-    pub fn message(&self, request: u32) -> Vec<u8> {
-        let payload = self.emit();
-        let flags = FLAG_VERSION | FLAG_REPLY;
-        let mut message = Header { request, flags, size: payload.len() as u32 }.emit().to_vec();
-        message.extend_from_slice(&payload);
-        message
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -26,7 +26,7 @@ pub struct SocketPermissions {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum ListenError {
-    #[error("socket path {} is {} bytes long, at most {PATH_LEN_MAX} fit", path.display(), path.as_os_str().len())]
+    #[error("socket path {} is longer than {PATH_LEN_MAX} bytes", path.display())]
     PathTooLong { path: PathBuf },
     #[error("socket path {} is taken: another process listens there", path.display())]
     Taken { path: PathBuf },
@@ -88,7 +88,8 @@ pub struct Listener {
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
 impl Listener {
-    /// Binds under a temporary name, sets owner, group and mode, and renames. Needs a tokio runtime.
+    /// Binds under a temporary name, sets owner, group and mode, and renames. Needs a tokio
+    /// runtime.
     ///
     /// # Errors
     /// [`ListenError`]; nothing is left behind then.

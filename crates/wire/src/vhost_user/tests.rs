@@ -1,6 +1,7 @@
 //! The table and its payloads.
 
 use super::*;
+use zerocopy::IntoBytes;
 
 fn parse(id: u32, payload: &[u8], fds: usize) -> Result<Request, ParseError> {
     Request::parse(row_of(id).unwrap(), payload, fds)

@@ -1,0 +1,25 @@
+//! `MemoryError`: what is wrong with a region or an address.
+
+/// What is wrong with a region or an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum MemoryError {
+    #[error("memory region is not backed by a file")]
+    NotAFile,
+    #[error("memory region ends at byte {end} of a file of {file_size} bytes")]
+    TooShort { file_size: u64, end: u64 },
+    #[error("memory region overflows the address space")]
+    Overflow,
+    #[error("memory region cannot be mapped")]
+    Map(#[source] rustix::io::Errno),
+    #[error("more than {max} memory regions")]
+    TooMany { max: usize },
+    #[error("memory region at guest address {guest_addr:#x} overlaps another one")]
+    Overlap { guest_addr: u64 },
+    #[error("{len} bytes at guest address {addr:#x} are not in guest memory")]
+    GuestRange { addr: u64, len: u64 },
+    #[error("{len} bytes at user address {addr:#x} are not in one memory region")]
+    UserRange { addr: u64, len: u64 },
+    #[error("user address {addr:#x} is not aligned to {align} bytes")]
+    Align { addr: u64, align: u64 },
+}
