@@ -7,6 +7,7 @@ use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// How an image is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -210,8 +211,21 @@ impl Image {
     }
 }
 
+/// A killed process whose `io_uring` held the file lets go of it only some time after its end, so
+/// a restart waits this long, in steps, before it calls the image "in use".
+const LOCK_WAIT: Duration = Duration::from_millis(1000);
+const LOCK_STEP: Duration = Duration::from_millis(20);
+
 fn lock(file: &OwnedFd, path: &Path, exclusive: bool) -> Result<(), ImageError> {
-    sys::lock(file, exclusive).map_err(|errno| match errno {
+    let is_held = |locked: &Result<(), Errno>| matches!(locked, Err(Errno::AGAIN | Errno::ACCESS));
+    let mut locked = sys::lock(file, exclusive);
+    let mut waited = Duration::ZERO;
+    while is_held(&locked) && waited < LOCK_WAIT {
+        std::thread::sleep(LOCK_STEP);
+        waited += LOCK_STEP;
+        locked = sys::lock(file, exclusive);
+    }
+    locked.map_err(|errno| match errno {
         Errno::AGAIN | Errno::ACCESS => ImageError::InUse { path: path.to_path_buf() },
         errno => ImageError::Lock { path: path.to_path_buf(), errno },
     })
@@ -254,4 +268,26 @@ fn discard_max_bytes(file: &OwnedFd) -> Option<u64> {
         let text = std::fs::read_to_string(format!("{device}/{queue}/discard_max_bytes")).ok()?;
         text.trim().parse().ok()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_a_dying_process_still_holds_is_waited_for() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let first = Image::open(file.path(), ImageOptions::default()).unwrap();
+        let opened = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(200));
+                drop(first);
+            });
+            Image::open(file.path(), ImageOptions::default())
+        });
+        assert!(opened.is_ok(), "{opened:?}");
+        let second = Image::open(file.path(), ImageOptions::default());
+        assert!(matches!(second, Err(ImageError::InUse { .. })), "{second:?}");
+    }
 }
