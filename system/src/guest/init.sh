@@ -15,6 +15,11 @@ must() { "$@" || fail "$* (status $?)"; }
 mark() { echo "GUEST_MARK $*"; }
 await() { mark "$@"; read -r _; }
 
+# This busybox prefers its own, poorer ones.
+blkdiscard() { /bin/blkdiscard "$@"; }
+blockdev() { /bin/blockdev "$@"; }
+fallocate() { /bin/fallocate "$@"; }
+
 for module in /modules/*; do insmod "$module" || echo "cannot load $module"; done
 DISK=/dev/vda
 tries=0
