@@ -109,14 +109,25 @@ impl Daemon {
 
     /// Ends it as an administrator would; the status it ends with.
     pub(crate) fn terminate(mut self) -> ExitStatus {
+        self.stop().0
+    }
+
+    /// Sends SIGTERM and waits; the status it ends with, and how long it took.
+    pub(crate) fn stop(&mut self) -> (ExitStatus, Duration) {
         let pid = rustix::process::Pid::from_child(&self.child);
+        let start = SystemTime::now();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal");
+        (self.wait(), start.elapsed().unwrap_or_default())
+    }
+
+    /// Waits until it has ended.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         wait_until(|| {
             status = self.child.try_wait().expect("status");
             status.is_some()
         });
-        status.unwrap_or_else(|| panic!("SIGTERM did not end it: {}", self.log()))
+        status.unwrap_or_else(|| panic!("it did not end: {}", self.log()))
     }
 
     /// What it holds now.

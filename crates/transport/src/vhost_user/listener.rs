@@ -77,10 +77,16 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A listening socket with a name, which is removed at the end if it is still ours.
+/// A listening socket with a name.
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
+    name: Option<SocketName>,
+}
+
+/// The name of a socket: removed when dropped, if it is still ours.
+#[derive(Debug)]
+pub(super) struct SocketName {
     path: PathBuf,
     inode: u64,
 }
@@ -103,7 +109,7 @@ impl Listener {
             dress(&temporary, permissions)?;
             let inode = std::fs::metadata(&temporary)?.ino();
             std::fs::rename(&temporary, path)?;
-            Ok(Self { socket, path: path.to_path_buf(), inode })
+            Ok(Self { socket, name: Some(SocketName { path: path.to_path_buf(), inode }) })
         });
         bound.map_err(|error| {
             let _ = std::fs::remove_file(&temporary);
@@ -115,6 +121,11 @@ impl Listener {
     #[must_use]
     pub fn socket(&self) -> &UnixListener {
         &self.socket
+    }
+
+    /// Takes the name, to remove it before the socket closes.
+    pub(super) fn take_name(&mut self) -> Option<SocketName> {
+        self.name.take()
     }
 }
 
@@ -137,7 +148,7 @@ fn dress(path: &Path, permissions: SocketPermissions) -> io::Result<()> {
     Ok(())
 }
 
-impl Drop for Listener {
+impl Drop for SocketName {
     fn drop(&mut self) {
         let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|s| s.ino() == self.inode);
         if ours {

@@ -22,10 +22,11 @@ use requests::Front;
 use socket::Connection;
 use std::convert::Infallible;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 /// Where the front-end comes from.
 #[derive(Debug)]
@@ -66,13 +67,17 @@ impl Default for ServeOptions {
 
 /// First and longest pause between two attempts to connect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Longest wait for what is in flight when the daemon stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Faults that can wait to be heard: two for each queue, more are only counted.
 const EVENTS_MAX: usize = 512;
 
 /// Whether a session is open, for the control API.
 pub type Connected = watch::Sender<bool>;
 
-/// Serves `device` at `endpoint` until `stop` turns true.
+/// Serves `device` at `endpoint` until `stop` turns true: then the socket's name goes, so that
+/// nobody comes to a daemon that ends, and a session that is open stops its queues. A disk that
+/// hangs has a second; what it holds is given up.
 ///
 /// # Errors
 /// [`ListenError`] if the socket cannot be had; nothing is created then.
@@ -81,31 +86,29 @@ pub async fn serve(
     endpoint: Endpoint,
     options: ServeOptions,
     connected: Connected,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) -> Result<(), ListenError> {
-    let server = Server { device, options, connected };
-    let stopped = async move {
-        let _ = stop.wait_for(|stop| *stop).await;
-    };
+    let server = Server { device, options, connected, stop, deadline: OnceLock::new() };
     match endpoint {
         Endpoint::Listen { path, permissions } => {
-            let listener = Listener::bind(&path, permissions)?;
+            let mut listener = Listener::bind(&path, permissions)?;
             tracing::info!(device = server.device.name(), path = %path.display(), "listening");
+            let name = listener.take_name();
+            let serving = server.accept_for_ever(listener.socket());
+            tokio::pin!(serving);
             tokio::select! {
-                () = server.accept_for_ever(listener.socket()) => {}
-                () = stopped => {}
+                biased;
+                () = server.stopped() => {
+                    drop(name);
+                    serving.await;
+                }
+                () = &mut serving => {}
             }
         }
-        Endpoint::Connect { path } => tokio::select! {
-            () = server.connect_for_ever(&path) => {}
-            () = stopped => {}
-        },
+        Endpoint::Connect { path } => server.connect_for_ever(&path).await,
         Endpoint::Inherited { socket } => {
             let failed = |source| ListenError::Io { path: PathBuf::from("--fd"), source };
-            tokio::select! {
-                result = server.serve_inherited(socket) => result.map_err(failed)?,
-                () = stopped => {}
-            }
+            server.serve_inherited(socket).await.map_err(failed)?;
         }
     }
     Ok(())
@@ -115,34 +118,49 @@ struct Server {
     device: Arc<dyn Device>,
     options: ServeOptions,
     connected: Connected,
+    stop: watch::Receiver<bool>,
+    /// When what still hangs is given up, once the daemon stops.
+    deadline: OnceLock<Instant>,
 }
 
 impl Server {
+    /// Returns when the daemon stops.
+    async fn stopped(&self) {
+        let _ = self.stop.clone().wait_for(|stop| *stop).await;
+    }
+
+    /// Returns when the daemon has been stopping for too long.
+    async fn given_up(&self) {
+        self.stopped().await;
+        let deadline = self.deadline.get_or_init(|| Instant::now() + STOP_TIMEOUT);
+        tokio::time::sleep_until(*deadline).await;
+    }
+
     async fn accept_for_ever(&self, listener: &tokio::net::UnixListener) {
         let mut waiting = None;
-        loop {
+        while !*self.stop.borrow() {
             let stream = match waiting.take() {
                 Some(stream) => stream,
-                None => accept(listener).await,
+                None => tokio::select! {
+                    stream = accept(listener) => stream,
+                    () = self.stopped() => return,
+                },
             };
-            let front = tokio::select! {
-                front = self.run(stream) => front,
+            let ended = tokio::select! {
+                ended = self.run(stream) => ended,
                 never = self.refuse_others(listener) => match never {},
             };
-            if let Some(front) = front {
-                let tear_down = front.tear_down();
-                tokio::pin!(tear_down);
-                // One client may wait; a further one is refused.
-                loop {
-                    tokio::select! {
-                        () = &mut tear_down => break,
-                        stream = accept(listener) => {
-                            if waiting.is_none() { waiting = Some(stream) }
-                        }
+            let tear_down = self.tear_down(ended);
+            tokio::pin!(tear_down);
+            // One client may wait; a further one is refused.
+            loop {
+                tokio::select! {
+                    () = &mut tear_down => break,
+                    stream = accept(listener) => {
+                        if waiting.is_none() { waiting = Some(stream) }
                     }
                 }
             }
-            self.connected.send_replace(false);
             if self.options.one_off {
                 return;
             }
@@ -159,7 +177,7 @@ impl Server {
 
     async fn connect_for_ever(&self, path: &std::path::Path) {
         let (mut pause, longest) = BACK_OFF;
-        loop {
+        while !*self.stop.borrow() {
             match UnixStream::connect(path).await {
                 Ok(stream) => {
                     pause = BACK_OFF.0;
@@ -173,7 +191,10 @@ impl Server {
                     tracing::debug!(device = self.device.name(), %path, %error, "cannot connect");
                 }
             }
-            tokio::time::sleep(pause).await;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.stopped() => {}
+            }
             pause = (pause * 2).min(longest);
         }
     }
@@ -193,14 +214,26 @@ impl Server {
     }
 
     async fn run_to_end(&self, stream: UnixStream) {
-        if let Some(front) = self.run(stream).await {
-            front.tear_down().await;
+        let ended = self.run(stream).await;
+        self.tear_down(ended).await;
+    }
+
+    /// Stops every queue. While the daemon stops, this may not take for ever.
+    async fn tear_down(&self, ended: Ended) {
+        let Ended { front, connection } = ended;
+        tokio::select! {
+            () = front.tear_down() => {}
+            () = self.given_up() => {
+                let device = self.device.name();
+                tracing::warn!(device, "requests in flight do not end: given up");
+            }
         }
+        drop(connection);
         self.connected.send_replace(false);
     }
 
     /// Runs a session until it ends; what is left must be torn down.
-    async fn run(&self, stream: UnixStream) -> Option<Front> {
+    async fn run(&self, stream: UnixStream) -> Ended {
         let (sender, mut events) = mpsc::channel(EVENTS_MAX);
         let mut front = Front::new(self.device.clone(), sender);
         let mut changes = self.device.config_changes();
@@ -214,17 +247,23 @@ impl Server {
             tokio::select! {
                 message = connection.receive(silence) => {
                     silence = None;
-                    if let Err(end) = self.answer(&connection, &mut front, message).await {
+                    // A disk that hangs can hold an answer back.
+                    let answered = tokio::select! {
+                        answered = self.answer(&connection, &mut front, message) => answered,
+                        () = self.given_up() => Ok(()),
+                    };
+                    if let Err(end) = answered {
                         self.tell_end(&end);
-                        return Some(front);
+                        return Ended { front, connection: None };
                     }
                 }
                 Some(event) = events.recv() => {
                     if self.hear(event) {
-                        return Some(front);
+                        return Ended { front, connection: None };
                     }
                 }
                 Ok(()) = changes.changed() => front.send_config_change(),
+                () = self.stopped() => return Ended { front, connection: Some(connection) },
             }
         }
     }
@@ -268,6 +307,13 @@ impl Server {
             error => tracing::warn!(device, %error, "session ends"),
         }
     }
+}
+
+/// A session that has ended, to be torn down.
+struct Ended {
+    front: Front,
+    /// Open still if the daemon stops: the front-end sees the end when its requests are done.
+    connection: Option<Connection>,
 }
 
 /// Why a session ended.

@@ -1,0 +1,52 @@
+//! The program from outside: run to its end, asked over HTTP, and what it leaves in a folder.
+#![allow(dead_code, reason = "every test program uses its own part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+use crate::process::{PATIENCE, wait_until};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// The program.
+pub(crate) fn manyring() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs a program to its end; one that serves instead of ending is killed, and fails the test.
+pub(crate) fn output_of(command: &mut Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // What it says here fits into a pipe.
+    let ended = wait_until(|| child.try_wait().unwrap().is_some());
+    if !ended {
+        child.kill().unwrap();
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(ended, "{command:?} does not end: {output:?}");
+    output
+}
+
+/// Sends one HTTP request to a socket; status, head in lower case, and body of the answer.
+pub(crate) fn http(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String, String) {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
+    let length = body.len();
+    write!(stream, "{head}content-length: {length}\r\n\r\n{body}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, head.to_ascii_lowercase(), body.to_owned())
+}
+
+/// The names in a folder, sorted.
+pub(crate) fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}

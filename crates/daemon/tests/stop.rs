@@ -1,0 +1,92 @@
+//! SIGTERM: clean and quick, with or without a guest, and when a disk hangs.
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod client;
+mod process;
+mod program;
+
+use client::Client;
+use process::{Daemon, PATIENCE, wait_until};
+use program::{http, names_in};
+use std::time::Duration;
+
+/// The end of a daemon whose disks answer.
+const QUICK: Duration = Duration::from_millis(1000);
+/// The end of a daemon with a disk that hangs.
+const HUNG: Duration = Duration::from_millis(1500);
+
+const HANGING: &str = "[daemon]\ncontrol = '@/control'\n\
+    [[blk]]\nname = 'a'\nsocket_path = '@/a'\nnull = '1G'\nfault = { hold_every = 1 }\n";
+
+#[test]
+fn before_any_client_it_ends_and_removes_its_sockets() {
+    let config = "[daemon]\ncontrol = '@/control'\n\
+        [[blk]]\nname = 'a'\nsocket_path = '@/a'\nnull = '1G'\n";
+    let mut daemon = Daemon::run(config, &["a", "control"]);
+    assert_eq!(names_in(daemon.folder()), ["a", "control", "log", "manyring.toml"]);
+    let (status, took) = daemon.stop();
+    assert!(status.success() && took < QUICK, "{status} after {took:?}: {}", daemon.log());
+    assert_eq!(names_in(daemon.folder()), ["log", "manyring.toml"]);
+}
+
+#[test]
+fn with_a_connected_guest_it_ends_after_its_requests() {
+    let mut daemon = Daemon::blk(&["--null", "1G"]);
+    let mut client = Client::connect(&daemon.socket(), 2);
+    client.submit_reads(0, 3);
+    assert_eq!(client.wait_for(0, 3, PATIENCE), 3);
+    let (status, took) = daemon.stop();
+    assert!(status.success() && took < QUICK, "{status} after {took:?}: {}", daemon.log());
+    assert_eq!(names_in(daemon.folder()), ["log"]);
+    assert!(!daemon.log().contains("given up"), "{}", daemon.log());
+}
+
+#[test]
+fn a_disk_that_hangs_is_given_up() {
+    let mut daemon = Daemon::run(HANGING, &["a", "control"]);
+    let mut client = Client::connect(&daemon.socket_of("a"), 1);
+    client.submit_reads(0, 4);
+    let control = daemon.socket_of("control");
+    assert!(wait_until(|| {
+        let (_, _, body) = http(&control, "GET", "/v1/devices/a", "");
+        body.contains("\"in_flight\":4")
+    }));
+    let (status, took) = daemon.stop();
+    assert!(status.success() && took < HUNG, "{status} after {took:?}: {}", daemon.log());
+    assert!(daemon.log().contains("given up"), "{}", daemon.log());
+    assert_eq!(names_in(daemon.folder()), ["log", "manyring.toml"]);
+}
+
+#[test]
+fn a_disk_that_hangs_while_its_guest_leaves_is_given_up_as_well() {
+    let mut daemon = Daemon::run(HANGING, &["a", "control"]);
+    let mut client = Client::connect(&daemon.socket_of("a"), 1);
+    client.submit_reads(0, 1);
+    // Its end asks for the vring base or closes: either waits for the request that never ends.
+    let (status, took) = std::thread::scope(|scope| {
+        scope.spawn(move || drop(client));
+        std::thread::sleep(Duration::from_millis(200));
+        daemon.stop()
+    });
+    assert!(status.success() && took < HUNG, "{status} after {took:?}: {}", daemon.log());
+}
+
+#[test]
+fn one_off_ends_with_the_first_guest() {
+    let mut daemon = Daemon::blk(&["--null", "1G", "--one-off"]);
+    drop(Client::connect(&daemon.socket(), 1));
+    let status = daemon.wait();
+    assert!(status.success(), "{status}: {}", daemon.log());
+    assert_eq!(names_in(daemon.folder()), ["log"]);
+}
+
+#[test]
+fn without_one_off_a_guest_that_leaves_ends_nothing() {
+    let mut daemon = Daemon::blk(&["--null", "1G"]);
+    for _ in 0..3 {
+        let mut client = Client::connect(&daemon.socket(), 1);
+        client.submit_reads(0, 1);
+        assert_eq!(client.wait_for(0, 1, PATIENCE), 1);
+    }
+    assert!(daemon.is_running());
+}
