@@ -200,3 +200,6 @@ impl Device for BlkDevice {
         self.stats.get(index).cloned()
     }
 }
+
+#[cfg(test)]
+mod tests;
