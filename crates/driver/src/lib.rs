@@ -1,1 +1,26 @@
-//! Its tenant comes with a later commit.
+//! The guest's side, for tests and bench: guest memory, a vhost-user front-end, a virtio-blk driver.
+//!
+//! transport -> queue -> device -> backend; **driver** stands across from the transport, where a
+//! guest would be. It is never linked into the daemon.
+//!
+//! ```text
+//! Arena     guest memory in memfds, a bump allocator of guest addresses
+//! Vring     a driver queue in an arena, with its kick, call and err eventfds
+//! FrontEnd  the vhost-user master over a blocking socket
+//! BlkDriver a virtio-blk driver over the three
+//! hostile   a toolbox that spoils a valid ring
+//! ```
+#![forbid(unsafe_code)]
+
+mod arena;
+mod blk;
+mod error;
+pub mod hostile;
+mod vhost_user;
+mod vring;
+
+pub use arena::{Arena, TableEntry};
+pub use blk::{BlkDriver, BlkOptions, BlkQueue, Done, Op};
+pub use error::DriverError;
+pub use vhost_user::FrontEnd;
+pub use vring::Vring;

@@ -1,0 +1,36 @@
+//! `DriverError`: what the guest's side can meet.
+
+use manyring_memory::MemoryError;
+use manyring_queue::QueueError;
+use rustix::io::Errno;
+use std::io;
+
+/// Why the guest's side cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum DriverError {
+    #[error("socket: {0}")]
+    Io(#[from] io::Error),
+    #[error("system: {0}")]
+    System(#[from] Errno),
+    #[error("guest memory: {0}")]
+    Memory(#[from] MemoryError),
+    #[error("ring: {0}")]
+    Queue(#[from] QueueError),
+    #[error("no room for {len} bytes in the arena")]
+    ArenaFull { len: u64 },
+    #[error("the back-end does not offer features {missing:#x}")]
+    Features { missing: u64 },
+    #[error("request {request} was refused")]
+    Refused { request: u32 },
+    #[error("request {request} was answered by {answer} with {size} bytes")]
+    Reply { request: u32, answer: u32, size: usize },
+    #[error("a request of {len} bytes in buffers of {max}")]
+    TooLong { len: usize, max: usize },
+    #[error("the ring is full")]
+    RingFull,
+    #[error("no used buffer in time")]
+    Timeout,
+    #[error("the device answered with status {0}")]
+    Status(u8),
+}

@@ -1,0 +1,213 @@
+//! `Vring`: a driver queue in an arena, with its kick, call and err eventfds.
+
+use crate::{Arena, DriverError};
+use manyring_memory::Words;
+use manyring_queue::{DriverQueue, QueueConfig, RingAddresses, RingFeatures};
+use manyring_wire::virtqueue::{
+    AVAIL_ALIGN, DESC_ALIGN, RING_IDX, USED_ALIGN, avail_ring_size, desc_table_size, used_ring_size,
+};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+
+/// A virtqueue of the guest.
+#[derive(Debug)]
+pub struct Vring {
+    index: u32,
+    size: u16,
+    base: u16,
+    addresses: RingAddresses,
+    used: Words,
+    queue: DriverQueue,
+    kick: OwnedFd,
+    call: OwnedFd,
+    err: OwnedFd,
+    kicks: u64,
+}
+
+impl Vring {
+    /// Makes an empty ring of `size` entries in `arena` whose indexes begin at `base`.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn new(
+        arena: &Arena,
+        index: u32,
+        size: u16,
+        features: RingFeatures,
+        base: u16,
+    ) -> Result<Self, DriverError> {
+        let area = |len: usize, align| arena.alloc(len as u64, align);
+        let descriptor = area(desc_table_size(size), DESC_ALIGN)?;
+        let available = area(avail_ring_size(size), AVAIL_ALIGN)?;
+        let used = area(used_ring_size(size), USED_ALIGN)?;
+        let addresses = RingAddresses {
+            descriptor: arena.user_addr(descriptor),
+            available: arena.user_addr(available),
+            used: arena.user_addr(used),
+        };
+        let config = QueueConfig { size, addresses, base, features };
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self {
+            index,
+            size,
+            base,
+            addresses,
+            used: arena.words(used, used_ring_size(size), USED_ALIGN)?,
+            queue: DriverQueue::new(config, arena.memory())?,
+            kick: eventfd(0, flags)?,
+            call: eventfd(0, flags)?,
+            err: eventfd(0, flags)?,
+            kicks: 0,
+        })
+    }
+
+    /// Bytes of arena that a ring of `size` entries takes at most.
+    #[must_use]
+    pub const fn arena_size(size: u16) -> u64 {
+        (desc_table_size(size) + avail_ring_size(size) + used_ring_size(size) + 64) as u64
+    }
+
+    /// Index of the virtqueue in its device.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Entries.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The index its life began with.
+    #[must_use]
+    pub fn base(&self) -> u16 {
+        self.base
+    }
+
+    /// Where the ring lies, in the front-end's addresses.
+    #[must_use]
+    pub fn addresses(&self) -> RingAddresses {
+        self.addresses
+    }
+
+    /// `used.idx`: the base for a back-end that takes over after another has died.
+    #[must_use]
+    pub fn used_idx(&self) -> u16 {
+        self.used.load_u16_acquire(RING_IDX)
+    }
+
+    /// The driver half.
+    #[must_use]
+    pub fn queue(&mut self) -> &mut DriverQueue {
+        &mut self.queue
+    }
+
+    /// The eventfd of available buffer notifications.
+    #[must_use]
+    pub fn kick_fd(&self) -> BorrowedFd<'_> {
+        self.kick.as_fd()
+    }
+
+    /// The eventfd of used buffer notifications.
+    #[must_use]
+    pub fn call_fd(&self) -> BorrowedFd<'_> {
+        self.call.as_fd()
+    }
+
+    /// The eventfd that tells of a broken queue.
+    #[must_use]
+    pub fn err_fd(&self) -> BorrowedFd<'_> {
+        self.err.as_fd()
+    }
+
+    /// Kicks sent so far.
+    #[must_use]
+    pub fn kicks(&self) -> u64 {
+        self.kicks
+    }
+
+    /// Publishes what was added, and kicks if the device wants it. True if it did.
+    ///
+    /// # Errors
+    /// [`DriverError::System`].
+    pub fn publish(&mut self) -> Result<bool, DriverError> {
+        let wanted = self.queue.publish();
+        if wanted {
+            self.kick()?;
+        }
+        Ok(wanted)
+    }
+
+    /// Kicks, wanted or not.
+    ///
+    /// # Errors
+    /// [`DriverError::System`].
+    pub fn kick(&mut self) -> Result<(), DriverError> {
+        self.kicks += 1;
+        rustix::io::write(&self.kick, &1u64.to_ne_bytes())?;
+        Ok(())
+    }
+
+    /// Sleeps until the device calls, at most `timeout`. False: it did not.
+    ///
+    /// # Errors
+    /// [`DriverError::System`].
+    pub fn wait_call(&self, timeout: Duration) -> Result<bool, DriverError> {
+        wait_event(&self.call, timeout)
+    }
+
+    /// Sleeps until the device tells of a broken queue, at most `timeout`. False: it did not.
+    ///
+    /// # Errors
+    /// [`DriverError::System`].
+    pub fn wait_err(&self, timeout: Duration) -> Result<bool, DriverError> {
+        wait_event(&self.err, timeout)
+    }
+
+    /// Takes the next used chain, sleeping on the call for it: id and bytes written.
+    ///
+    /// # Errors
+    /// [`DriverError::Timeout`], [`DriverError::System`].
+    pub fn wait_used(&mut self, timeout: Duration) -> Result<(u16, u32), DriverError> {
+        let deadline = now() + timeout;
+        loop {
+            if let Some(used) = self.queue.take_used() {
+                self.queue.disable_notifications();
+                return Ok(used);
+            }
+            if self.queue.enable_notifications() {
+                continue;
+            }
+            let left = deadline.saturating_duration_since(now());
+            if !self.wait_call(left)? && left.is_zero() {
+                return self.queue.take_used().ok_or(DriverError::Timeout);
+            }
+        }
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "a guest's clock, for the timeouts of tests")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Waits for an eventfd and clears it. False: the time is over.
+fn wait_event(event: &OwnedFd, timeout: Duration) -> Result<bool, DriverError> {
+    let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+    let timeout = Timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };
+    let mut fds = [PollFd::new(event, PollFlags::IN)];
+    match poll(&mut fds, Some(&timeout)) {
+        Ok(0) | Err(Errno::INTR) => Ok(false),
+        Ok(_) => {
+            let mut count = [0; 8];
+            match rustix::io::read(event, &mut count) {
+                Ok(_) | Err(Errno::AGAIN) => Ok(true),
+                Err(error) => Err(error.into()),
+            }
+        }
+        Err(error) => Err(error.into()),
+    }
+}
