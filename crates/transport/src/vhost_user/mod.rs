@@ -20,7 +20,7 @@ pub use socket::SocketError;
 use manyring_device::{Device, Event, EventKind};
 use requests::Front;
 use socket::Connection;
-use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -139,26 +139,30 @@ impl Server {
     async fn accept_for_ever(&self, listener: &tokio::net::UnixListener) {
         let mut waiting = None;
         while !*self.stop.borrow() {
-            let stream = match waiting.take() {
+            let stream = Arc::new(match waiting.take() {
                 Some(stream) => stream,
                 None => tokio::select! {
                     stream = accept(listener) => stream,
                     () = self.stopped() => return,
                 },
+            });
+            let run = self.run(stream.clone());
+            tokio::pin!(run);
+            let ended = loop {
+                tokio::select! {
+                    // The end of the session is seen before the next client.
+                    biased;
+                    ended = &mut run => break ended,
+                    next = accept(listener) => self.admit(next, has_left(&stream), &mut waiting),
+                }
             };
-            let ended = tokio::select! {
-                ended = self.run(stream) => ended,
-                never = self.refuse_others(listener) => match never {},
-            };
+            drop(stream);
             let tear_down = self.tear_down(ended);
             tokio::pin!(tear_down);
-            // One client may wait; a further one is refused.
             loop {
                 tokio::select! {
                     () = &mut tear_down => break,
-                    stream = accept(listener) => {
-                        if waiting.is_none() { waiting = Some(stream) }
-                    }
+                    next = accept(listener) => self.admit(next, true, &mut waiting),
                 }
             }
             if self.options.one_off {
@@ -167,10 +171,12 @@ impl Server {
         }
     }
 
-    /// Closes every connection that comes. Never returns.
-    async fn refuse_others(&self, listener: &tokio::net::UnixListener) -> Infallible {
-        loop {
-            drop(accept(listener).await);
+    /// Lets a client wait if the one before it `has_left`; closes it if that one is still there,
+    /// or if another one waits.
+    fn admit(&self, next: UnixStream, has_left: bool, waiting: &mut Option<UnixStream>) {
+        if has_left && waiting.is_none() {
+            *waiting = Some(next);
+        } else {
             tracing::warn!(device = self.device.name(), "second client refused");
         }
     }
@@ -233,7 +239,7 @@ impl Server {
     }
 
     /// Runs a session until it ends; what is left must be torn down.
-    async fn run(&self, stream: UnixStream) -> Ended {
+    async fn run(&self, stream: impl Into<Arc<UnixStream>>) -> Ended {
         let (sender, mut events) = mpsc::channel(EVENTS_MAX);
         let mut front = Front::new(self.device.clone(), sender);
         let mut changes = self.device.config_changes();
@@ -304,6 +310,12 @@ impl Server {
             SessionEnd::Socket(SocketError::Closed) => {
                 tracing::info!(device, "front-end has left");
             }
+            // It was killed before it could read an answer.
+            SessionEnd::Socket(SocketError::Io(error))
+                if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+            {
+                tracing::info!(device, "front-end has left");
+            }
             error => tracing::warn!(device, %error, "session ends"),
         }
     }
@@ -323,6 +335,15 @@ enum SessionEnd {
     Socket(#[from] SocketError),
     #[error(transparent)]
     Front(#[from] FrontError),
+}
+
+/// True if the front-end has closed its end, whether or not the session has come to see that: it
+/// may be busy with a message that came before.
+fn has_left(stream: &UnixStream) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+    let polled = poll(&mut fds, Some(&Timespec::default()));
+    polled.is_ok() && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP)
 }
 
 /// Accepts the next client. Out of fds: waits, rather than spin on a socket that stays readable.

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -49,7 +50,7 @@ pub(super) struct Message {
 /// A connected front-end. [`Connection::receive`] may be cancelled and called again.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
     /// Bytes of the current message so far: header, then payload.
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
@@ -59,8 +60,8 @@ pub(super) struct Connection {
 impl Connection {
     /// Takes a connected stream.
     #[must_use]
-    pub(super) fn new(stream: UnixStream) -> Self {
-        Self { stream, bytes: Vec::new(), fds: Vec::new(), header: None }
+    pub(super) fn new(stream: impl Into<Arc<UnixStream>>) -> Self {
+        Self { stream: stream.into(), bytes: Vec::new(), fds: Vec::new(), header: None }
     }
 
     /// Receives the next message. Waits at most `silence` for it to begin, for ever if `None`.
