@@ -1,8 +1,21 @@
-//! Logs: structured, to stderr.
+//! Logs: structured, to stderr, with a bound on how many warnings a second come through.
+//!
+//! Most warnings are about what a guest or front-end did; one that misbehaves without end must not
+//! fill the host's disk. What is not shown is counted and said.
 
 use crate::cli::LogFormat;
-use std::io::IsTerminal;
+use rustix::time::{ClockId, clock_gettime};
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Warnings and errors that may come at once.
+const BURST: u64 = 50;
+/// Warnings and errors a second after that.
+const PER_SECOND: u64 = 10;
 
 /// Starts logging. A level that is not known is one error.
 pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
@@ -10,16 +23,175 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
     if !known.contains(&level) {
         return Err(format!("--log-level: {level:?} is none of {}", known.join(", ")));
     }
-    let filter = EnvFilter::new(format!(
-        "warn,manyring_daemon={level},manyring_device={level},manyring_transport={level},manyring_backend={level}"
-    ));
+    let ours = ["daemon", "device", "transport", "backend", "queue", "memory"];
+    let ours: Vec<_> = ours.iter().map(|name| format!("manyring_{name}={level}")).collect();
+    let filter = EnvFilter::new(format!("warn,{}", ours.join(",")));
+    let limited = Limited { limit: Mutex::default(), format };
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(limited);
     match format {
         LogFormat::Text => builder.with_target(false).init(),
         LogFormat::Json => builder.json().init(),
     }
     Ok(())
+}
+
+/// What becomes of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Shown, after so many that were not.
+    Show { suppressed: u64 },
+    /// The first that is not shown.
+    Suppress,
+    /// Not shown, and that is known.
+    Drop,
+}
+
+/// A bucket of tokens: [`BURST`] of them, [`PER_SECOND`] new ones a second.
+#[derive(Debug)]
+struct Limit {
+    /// In billionths of a token: one nanosecond brings [`PER_SECOND`].
+    tokens: u64,
+    last: Duration,
+    suppressed: u64,
+}
+
+/// One token.
+const TOKEN: u64 = 1_000_000_000;
+
+impl Default for Limit {
+    fn default() -> Self {
+        Self { tokens: BURST * TOKEN, last: Duration::ZERO, suppressed: 0 }
+    }
+}
+
+impl Limit {
+    /// Decides on a line at `now`.
+    fn decide(&mut self, now: Duration) -> Verdict {
+        let elapsed = u64::try_from(now.saturating_sub(self.last).as_nanos()).unwrap_or(u64::MAX);
+        self.last = now;
+        let earned = elapsed.saturating_mul(PER_SECOND);
+        self.tokens = self.tokens.saturating_add(earned).min(BURST * TOKEN);
+        if self.tokens >= TOKEN {
+            self.tokens -= TOKEN;
+            return Verdict::Show { suppressed: std::mem::take(&mut self.suppressed) };
+        }
+        self.suppressed += 1;
+        if self.suppressed == 1 { Verdict::Suppress } else { Verdict::Drop }
+    }
+}
+
+/// Makes the writer of each line.
+struct Limited {
+    limit: Mutex<Limit>,
+    format: LogFormat,
+}
+
+impl Limited {
+    fn notice(&self, text: &str) {
+        let line = match self.format {
+            LogFormat::Text => format!(" WARN {text}\n"),
+            LogFormat::Json => {
+                let fields = serde_json::json!({ "message": text });
+                serde_json::json!({ "level": "WARN", "fields": fields }).to_string() + "\n"
+            }
+        };
+        let _ = io::stderr().write_all(line.as_bytes());
+    }
+}
+
+impl<'a> MakeWriter<'a> for Limited {
+    type Writer = Line;
+
+    fn make_writer(&'a self) -> Line {
+        Line { shown: true }
+    }
+
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Line {
+        if *meta.level() > Level::WARN {
+            return Line { shown: true };
+        }
+        let now = clock_gettime(ClockId::Monotonic);
+        let now = Duration::try_from(now).unwrap_or_default();
+        let verdict = self.limit.lock().unwrap_or_else(PoisonError::into_inner).decide(now);
+        match verdict {
+            Verdict::Show { suppressed: 0 } => {}
+            Verdict::Show { suppressed } => self.notice(&format!("{suppressed} lines suppressed")),
+            Verdict::Suppress => self.notice("too many lines: some are suppressed"),
+            Verdict::Drop => {}
+        }
+        Line { shown: matches!(verdict, Verdict::Show { .. }) }
+    }
+}
+
+/// Where a line goes.
+struct Line {
+    shown: bool,
+}
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.shown { io::stderr().write(bytes) } else { Ok(bytes.len()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many of `count` lines, one each `step`, are shown, and how many are said to be lost.
+    fn flood(limit: &mut Limit, start: Duration, step: Duration, count: u32) -> (u64, u64, u64) {
+        let (mut shown, mut told, mut notices) = (0, 0, 0);
+        for n in 0..count {
+            match limit.decide(start + step * n) {
+                Verdict::Show { suppressed } => {
+                    shown += 1;
+                    told += suppressed;
+                }
+                Verdict::Suppress => notices += 1,
+                Verdict::Drop => {}
+            }
+        }
+        (shown, told, notices)
+    }
+
+    #[test]
+    fn a_burst_passes_and_the_rest_is_said_to_be_suppressed_once() {
+        let mut limit = Limit::default();
+        let (shown, told, notices) = flood(&mut limit, Duration::from_secs(9), Duration::ZERO, 500);
+        assert_eq!((shown, told, notices), (BURST, 0, 1));
+        let later = limit.decide(Duration::from_secs(10));
+        assert_eq!(later, Verdict::Show { suppressed: 450 });
+    }
+
+    #[test]
+    fn a_flood_comes_through_at_the_rate() {
+        let mut limit = Limit::default();
+        // 1000 lines a second for a minute.
+        let step = Duration::from_millis(1);
+        let (shown, told, _) = flood(&mut limit, Duration::ZERO, step, 60_000);
+        assert!((600 + BURST - 1..=600 + BURST).contains(&shown), "{shown}");
+        assert!(told >= 59_000, "{told}");
+    }
+
+    #[test]
+    fn a_slow_trickle_is_never_touched() {
+        let mut limit = Limit::default();
+        let step = Duration::from_millis(100);
+        assert_eq!(flood(&mut limit, Duration::ZERO, step, 10_000), (10_000, 0, 0));
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_or_jumps_gives_no_more_than_a_burst() {
+        let mut limit = Limit::default();
+        let far = Duration::MAX;
+        assert_eq!(flood(&mut limit, far, Duration::ZERO, 100).0, BURST);
+        assert_eq!(flood(&mut limit, Duration::ZERO, Duration::ZERO, 100).0, 0);
+    }
 }

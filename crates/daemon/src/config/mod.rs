@@ -10,9 +10,13 @@ use std::path::Path;
 /// Reads a configuration file's text: syntax, names and values are checked, nothing is opened.
 ///
 /// # Errors
-/// One line or more for people, which names the key.
+/// One line for people, which names the key.
 pub fn parse(text: &str) -> Result<Plan, String> {
-    let raw = toml::from_str(text).map_err(|error| error.to_string())?;
+    let raw = toml::from_str(text).map_err(|error| {
+        let at = error.span().and_then(|span| text.get(..span.start));
+        let line = at.map_or(0, |before| before.matches('\n').count()) + 1;
+        format!("line {line}: {}", error.message().replace('\n', ": "))
+    })?;
     Plan::new(raw).map_err(|error| error.to_string())
 }
 
