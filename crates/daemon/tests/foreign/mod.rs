@@ -1,6 +1,7 @@
 //! libblkio, a vhost-user-blk client that is not ours, as a guest with four queues.
 #![allow(unsafe_code, reason = "allow-listed: libblkio fills completions as `MaybeUninit`")]
 #![allow(dead_code, reason = "every test program uses its own part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 use crate::process::PATIENCE;
 use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};

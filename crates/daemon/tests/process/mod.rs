@@ -1,6 +1,6 @@
 //! The daemon as a child process, for the tests: started, looked at from outside, ended.
 #![allow(dead_code, reason = "every test program uses its own part of it")]
-#![allow(clippy::expect_used, clippy::unwrap_used, reason = "what a test needs must be there")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
