@@ -156,7 +156,13 @@ fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
             let options = ImageOptions { read_only: blk.read_only, direct: *direct };
             let image = Image::open(path, options)
                 .map_err(|source| AssembleError::Image { device: device(), source })?;
-            if io_uring { Arc::new(UringDisk::new(image)) } else { Arc::new(FileDisk::new(image)) }
+            if io_uring {
+                let disk = UringDisk::new(image)
+                    .map_err(|source| AssembleError::Memory { device: device(), source })?;
+                Arc::new(disk)
+            } else {
+                Arc::new(FileDisk::new(image))
+            }
         }
     };
     Ok(match blk.fault {

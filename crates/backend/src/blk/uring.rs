@@ -9,28 +9,37 @@
 //! a file system that cannot say "would wait" (tmpfs) has every entry punted to a kernel thread,
 //! at 2-3 times the cost, so such a file is served inline like `file`.
 
-use super::file::{FileQueue, INLINE_BURST, serve_without_data};
+use super::file::{FileQueue, INLINE_BURST};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::sys::file as sys;
 use crate::sys::uring::{FileOp, Ring, RingFile};
-use manyring_memory::{GuestSlice, advance};
+use manyring_memory::{GuestSlice, Mapping, MemoryError, advance};
 use rustix::io::Errno;
 use std::sync::Arc;
 
 /// `FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE`
 const PUNCH_HOLE: i32 = 1 | 2;
+/// `FALLOC_FL_KEEP_SIZE | FALLOC_FL_ZERO_RANGE`
+const ZERO_RANGE: i32 = 1 | 16;
+/// Zeroes that are written where no file system call can make them: this many bytes of memory,
+/// this many times in one entry.
+const ZEROES: (u64, usize) = (256 << 10, 64);
 
 /// The disk.
 #[derive(Debug)]
 pub struct UringDisk {
     image: Arc<Image>,
+    zeroes: Arc<Mapping>,
 }
 
 impl UringDisk {
     /// Serves `image`.
-    #[must_use]
-    pub fn new(image: Image) -> Self {
-        Self { image: Arc::new(image) }
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`] if there is no address space left.
+    pub fn new(image: Image) -> Result<Self, MemoryError> {
+        let zeroes = Arc::new(Mapping::anonymous(ZEROES.0)?);
+        Ok(Self { image: Arc::new(image), zeroes })
     }
 }
 
@@ -49,6 +58,7 @@ impl Disk for UringDisk {
             tag: 0,
             file: RingFile::Plain(-1),
             buffered: RingFile::Plain(-1),
+            zeroes: self.zeroes.clone(),
             in_flight: Vec::new(),
         }))
     }
@@ -62,10 +72,25 @@ impl Disk for UringDisk {
     }
 }
 
+/// What the kernel is doing for a request. Most requests have one stage; write-zeroes tries the
+/// cheapest way that is allowed, then the next, and flushes at the end if it must be durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Data between disk and guest.
+    Transfer,
+    /// `fallocate` with this mode.
+    Fallocate(i32),
+    /// Zeroes from our memory.
+    Zeroes,
+    /// `fdatasync`.
+    Flush,
+}
+
 /// A request the kernel has: what is left of it.
 #[derive(Debug)]
 struct InFlight {
     op: Op,
+    stage: Stage,
     offset: u64,
     len: u64,
     aligned: bool,
@@ -78,6 +103,8 @@ struct UringQueue {
     tag: u64,
     file: RingFile,
     buffered: RingFile,
+    /// Never written, so never allocated: the kernel reads its zero page.
+    zeroes: Arc<Mapping>,
     /// By token; the slices' memory is reused.
     in_flight: Vec<InFlight>,
 }
@@ -86,32 +113,44 @@ impl UringQueue {
     /// Remembers a request under its token.
     fn remember(&mut self, request: &Request, slices: &[GuestSlice]) {
         let at = request.token as usize;
-        while self.in_flight.len() <= at {
-            let (op, rest) = (Op::Flush, Vec::new());
-            self.in_flight.push(InFlight { op, offset: 0, len: 0, aligned: true, rest });
-        }
+        self.in_flight.resize_with(self.in_flight.len().max(at + 1), InFlight::default);
         let entry = &mut self.in_flight[at];
         entry.op = request.op;
         entry.offset = request.offset;
         entry.len = request.len;
+        entry.stage = match request.op {
+            Op::Read | Op::Write { .. } => Stage::Transfer,
+            Op::Flush => Stage::Flush,
+            Op::WriteZeroes { unmap: false, .. } => Stage::Fallocate(ZERO_RANGE),
+            _ => Stage::Fallocate(PUNCH_HOLE),
+        };
         entry.aligned = self.image.is_aligned(request.offset, slices);
         entry.rest.clear();
         entry.rest.extend_from_slice(slices);
     }
 
     /// Gives what is left of a request to the ring.
-    fn start(&self, token: u32, ring: &mut Ring) {
-        let entry = &self.in_flight[token as usize];
+    fn start(&mut self, token: u32, ring: &mut Ring) {
+        let entry = &mut self.in_flight[token as usize];
         let file = if entry.aligned { self.file } else { self.buffered };
         let user_data = self.tag | u64::from(token);
-        match entry.op {
-            Op::Read => ring.transfer(FileOp::Read, file, &entry.rest, entry.offset, user_data),
-            Op::Write { durable } => {
+        match (entry.stage, entry.op) {
+            (Stage::Transfer, Op::Write { durable }) => {
                 let op = FileOp::Write { dsync: durable };
                 ring.transfer(op, file, &entry.rest, entry.offset, user_data);
             }
-            Op::Flush => ring.flush(self.file, user_data),
-            _ => ring.fallocate(self.file, PUNCH_HOLE, entry.offset, entry.len, user_data),
+            (Stage::Transfer, _) => {
+                ring.transfer(FileOp::Read, file, &entry.rest, entry.offset, user_data);
+            }
+            (Stage::Fallocate(mode), _) => {
+                ring.fallocate(self.file, mode, entry.offset, entry.len, user_data);
+            }
+            (Stage::Zeroes, _) => {
+                zeroes(&self.zeroes, entry.len, &mut entry.rest);
+                let op = FileOp::Write { dsync: false };
+                ring.transfer(op, self.buffered, &entry.rest, entry.offset, user_data);
+            }
+            (Stage::Flush, _) => ring.flush(self.file, user_data),
         }
     }
 
@@ -139,9 +178,9 @@ impl UringQueue {
     fn serve_inline(&mut self, request: &Request) -> Option<Result<(), Errno>> {
         match request.op {
             Op::Read if !self.image.is_direct() => self.read_cached(request.token),
-            Op::WriteZeroes { .. } | Op::SecureErase => {
-                let (offset, len) = (request.offset, request.len);
-                Some(serve_without_data(&self.image, request.op, offset, len))
+            // The kernel has no other way to ask for it.
+            Op::SecureErase => {
+                Some(sys::secure_erase(self.image.file(), request.offset, request.len))
             }
             _ => None,
         }
@@ -199,28 +238,94 @@ impl DiskQueue for UringQueue {
         let (Some(entry), Some(ring)) = (self.in_flight.get_mut(token as usize), ring) else {
             return;
         };
-        let result = match usize::try_from(result) {
-            Ok(n) => match entry.op {
-                Op::Read | Op::Write { .. } if n == 0 => Err(Errno::IO),
-                Op::Read | Op::Write { .. } => {
-                    advance(&mut entry.rest, n);
-                    entry.offset += n as u64;
-                    if !entry.rest.is_empty() {
-                        let whole = self.image.is_aligned(entry.offset, &entry.rest);
-                        entry.aligned = entry.aligned && whole;
-                        return self.start(token, ring);
-                    }
-                    Ok(())
-                }
-                _ => Ok(()),
-            },
-            Err(_) => match (Errno::from_raw_os_error(-result), entry.op) {
-                (Errno::AGAIN | Errno::INTR, _) => return self.start(token, ring),
-                // A discard is a hint.
-                (Errno::OPNOTSUPP, Op::Discard) => Ok(()),
-                (errno, _) => Err(errno),
-            },
+        let step = match usize::try_from(result) {
+            Ok(n) => entry.went_on(n, &self.image),
+            Err(_) => entry.failed(Errno::from_raw_os_error(-result)),
+        };
+        let result = match step {
+            Step::Again => return self.start(token, ring),
+            Step::Done => Ok(()),
+            Step::Failed(errno) => Err(errno),
         };
         done.push(Completion { token, result });
     }
 }
+
+/// What comes after an event.
+enum Step {
+    /// There is more to do.
+    Again,
+    Done,
+    Failed(Errno),
+}
+
+impl Default for InFlight {
+    fn default() -> Self {
+        let (op, stage) = (Op::Flush, Stage::Flush);
+        Self { op, stage, offset: 0, len: 0, aligned: true, rest: Vec::new() }
+    }
+}
+
+impl InFlight {
+    /// The kernel did `n` bytes, or all of a stage that has none.
+    fn went_on(&mut self, n: usize, image: &Image) -> Step {
+        match self.stage {
+            // The file ends early: it was cut behind our back.
+            Stage::Transfer | Stage::Zeroes if n == 0 => return Step::Failed(Errno::IO),
+            Stage::Transfer => {
+                advance(&mut self.rest, n);
+                self.offset += n as u64;
+                if !self.rest.is_empty() {
+                    self.aligned &= image.is_aligned(self.offset, &self.rest);
+                    return Step::Again;
+                }
+            }
+            Stage::Zeroes => {
+                self.offset += n as u64;
+                self.len = self.len.saturating_sub(n as u64);
+                if self.len > 0 {
+                    return Step::Again;
+                }
+            }
+            Stage::Fallocate(_) | Stage::Flush => {}
+        }
+        let must_flush = matches!(self.op, Op::WriteZeroes { durable: true, .. });
+        if must_flush && self.stage != Stage::Flush {
+            self.stage = Stage::Flush;
+            return Step::Again;
+        }
+        Step::Done
+    }
+
+    /// The kernel refused.
+    fn failed(&mut self, errno: Errno) -> Step {
+        match (errno, self.op, self.stage) {
+            (Errno::AGAIN | Errno::INTR, ..) => Step::Again,
+            // A discard is a hint.
+            (Errno::OPNOTSUPP, Op::Discard, _) => Step::Done,
+            (Errno::OPNOTSUPP, Op::WriteZeroes { .. }, Stage::Fallocate(PUNCH_HOLE)) => {
+                self.stage = Stage::Fallocate(ZERO_RANGE);
+                Step::Again
+            }
+            (Errno::OPNOTSUPP, Op::WriteZeroes { .. }, Stage::Fallocate(_)) => {
+                self.stage = Stage::Zeroes;
+                Step::Again
+            }
+            _ => Step::Failed(errno),
+        }
+    }
+}
+
+/// Fills `out` with slices of zeroes: `len` bytes, or as many as one entry takes.
+fn zeroes(source: &Mapping, len: u64, out: &mut Vec<GuestSlice>) {
+    out.clear();
+    let mut left = len;
+    while left > 0 && out.len() < ZEROES.1 {
+        let n = left.min(ZEROES.0);
+        out.extend(source.slice(0, usize::try_from(n).unwrap_or(0)));
+        left -= n;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! `uring` and its plain twin `file` do the same, request by request.
+
+use super::*;
+use crate::blk::file::FileDisk;
+use crate::blk::{Burst, ImageOptions};
+use proptest::prelude::*;
+use std::path::Path;
+
+const SIZE: u64 = 1 << 18;
+
+/// A disk queue with a ring of its own and 64 KiB of "guest" memory.
+struct Bench {
+    ring: Ring,
+    queue: Box<dyn DiskQueue>,
+    memory: Mapping,
+}
+
+impl Bench {
+    fn new(path: &Path, uring: bool, direct: bool) -> Self {
+        let options = ImageOptions { read_only: false, direct };
+        let image = Image::open(path, options).unwrap();
+        let disk: Box<dyn Disk> = if uring {
+            Box::new(UringDisk::new(image).unwrap())
+        } else {
+            Box::new(FileDisk::new(image))
+        };
+        let mut ring = Ring::new().unwrap();
+        let mut queue = disk.open_queue(true).unwrap();
+        queue.attach(Some(&mut ring), 0);
+        Self { ring, queue, memory: Mapping::anonymous(1 << 16).unwrap() }
+    }
+
+    fn run(&mut self, op: Op, offset: u64, len: u64, memory_offset: usize) -> Result<(), Errno> {
+        let mut burst = Burst::default();
+        if matches!(op, Op::Read | Op::Write { .. }) {
+            let len = usize::try_from(len).unwrap();
+            // Two slices, to see that both are used.
+            let slice = self.memory.slice(memory_offset, len).unwrap();
+            let (a, b) = slice.split_at(len / 2 / 512 * 512);
+            burst.slices().extend([a, b].into_iter().filter(|s| !s.is_empty()));
+        }
+        burst.push(3, op, offset, len);
+        let (mut done, mut events) = (Vec::new(), Vec::new());
+        self.queue.submit(&burst, Some(&mut self.ring), &mut done);
+        while done.is_empty() {
+            self.ring.wait(Some(std::time::Duration::from_secs(10))).unwrap();
+            self.ring.reap(&mut events);
+            assert!(!events.is_empty(), "the kernel did not answer");
+            for event in events.drain(..) {
+                let ring = Some(&mut self.ring);
+                self.queue.on_event(3, event.result, ring, &mut done);
+            }
+        }
+        assert_eq!((done.len(), done[0].token), (1, 3));
+        done[0].result
+    }
+
+    fn fill(&self, seed: u8) {
+        let byte = |i: u32| (i / 512).to_le_bytes()[0] ^ i.to_le_bytes()[0] ^ seed;
+        let bytes: Vec<u8> = (0..1 << 16).map(byte).collect();
+        self.memory.slice(0, 1 << 16).unwrap().write_from(&bytes);
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 1 << 16];
+        self.memory.slice(0, 1 << 16).unwrap().read_into(&mut bytes);
+        bytes
+    }
+}
+
+fn image() -> tempfile::NamedTempFile {
+    // Beside the build, not on a tmpfs: O_DIRECT and io_uring are what is tested.
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = tempfile::NamedTempFile::new_in(folder).unwrap();
+    file.as_file().set_len(SIZE).unwrap();
+    file
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => Just(Op::Read),
+        4 => any::<bool>().prop_map(|durable| Op::Write { durable }),
+        1 => Just(Op::Flush),
+        1 => Just(Op::Discard),
+        2 => any::<(bool, bool)>()
+            .prop_map(|(unmap, durable)| Op::WriteZeroes { unmap, durable }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn uring_does_what_its_plain_twin_does(
+        direct in any::<bool>(),
+        steps in prop::collection::vec((op(), 0..SIZE / 512 - 64, 1..64u64, 0..3usize), 1..24),
+    ) {
+        let (left, right) = (image(), image());
+        let mut uring = Bench::new(left.path(), true, direct);
+        let mut file = Bench::new(right.path(), false, direct);
+        for (n, (op, sector, sectors, skew)) in steps.into_iter().enumerate() {
+            uring.fill(n.to_le_bytes()[0]);
+            file.fill(n.to_le_bytes()[0]);
+            // An odd memory address is not aligned for O_DIRECT.
+            let (offset, len, memory) = (sector * 512, sectors * 512, skew * 4);
+            prop_assert_eq!(
+                uring.run(op, offset, len, memory),
+                file.run(op, offset, len, memory)
+            );
+            prop_assert_eq!(uring.bytes(), file.bytes());
+        }
+        prop_assert_eq!(
+            std::fs::read(left.path()).unwrap(),
+            std::fs::read(right.path()).unwrap()
+        );
+    }
+}
+
+#[test]
+fn zeroes_are_written_where_no_call_makes_them() {
+    let file = image();
+    std::fs::write(file.path(), vec![0xff; 1 << 18]).unwrap();
+    let image = Image::open(file.path(), ImageOptions::default()).unwrap();
+    let disk = UringDisk::new(image).unwrap();
+    let mut ring = Ring::new().unwrap();
+    let mut entry = InFlight {
+        op: Op::WriteZeroes { unmap: false, durable: true },
+        stage: Stage::Fallocate(ZERO_RANGE),
+        offset: 512,
+        len: 1 << 17,
+        ..InFlight::default()
+    };
+    assert!(matches!(entry.failed(Errno::OPNOTSUPP), Step::Again));
+    assert_eq!(entry.stage, Stage::Zeroes);
+    zeroes(&disk.zeroes, entry.len, &mut entry.rest);
+    let plain = RingFile::Plain(std::os::fd::AsRawFd::as_raw_fd(&disk.image.file()));
+    ring.transfer(FileOp::Write { dsync: false }, plain, &entry.rest, entry.offset, 0);
+    let mut events = Vec::new();
+    ring.wait(None).unwrap();
+    ring.reap(&mut events);
+    let n = usize::try_from(events[0].result).unwrap();
+    assert_eq!(n, 1 << 17);
+    assert!(matches!(entry.went_on(n, &disk.image), Step::Again));
+    assert_eq!(entry.stage, Stage::Flush);
+    assert!(matches!(entry.went_on(0, &disk.image), Step::Done));
+    let bytes = std::fs::read(file.path()).unwrap();
+    assert!(bytes[..512].iter().all(|b| *b == 0xff));
+    assert!(bytes[512..512 + n].iter().all(|b| *b == 0));
+    assert!(bytes[512 + n..].iter().all(|b| *b == 0xff));
+}
+
+#[test]
+fn a_file_that_was_cut_gives_an_error_and_not_stale_bytes() {
+    let file = image();
+    for uring in [true, false] {
+        file.as_file().set_len(SIZE).unwrap();
+        let mut bench = Bench::new(file.path(), uring, false);
+        file.as_file().set_len(0).unwrap();
+        assert_eq!(bench.run(Op::Read, 0, 4096, 0), Err(Errno::IO), "uring {uring}");
+        drop(bench);
+    }
+}
