@@ -1,4 +1,68 @@
-//! stub
-pub(crate) fn run() -> manyring_system::Outcome {
-    Ok(())
+//! `cargo xtask tidy`: the house rules that can be checked, as code. One file per family.
+
+mod files;
+mod imports;
+mod sizes;
+mod source;
+mod words;
+
+use crate::cargo::ROOT;
+use files::File;
+use manyring_system::{Outcome, check};
+use std::path::Path;
+
+/// A place where a rule is broken.
+#[derive(Debug, PartialEq, Eq)]
+struct Offence {
+    path: String,
+    /// From 1; 0 is the whole file.
+    line: usize,
+    sentence: String,
+}
+
+impl Offence {
+    fn new(file: &File, line: usize, sentence: impl Into<String>) -> Self {
+        Self { path: file.path.clone(), line, sentence: sentence.into() }
+    }
+}
+
+impl std::fmt::Display for Offence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}: {}", self.path, self.line, self.sentence)
+    }
+}
+
+type Rule = fn(&File) -> Vec<Offence>;
+
+/// All rules; each looks at one file and knows which files it is about.
+const RULES: &[Rule] = &[
+    imports::crates,
+    imports::policy,
+    sizes::file,
+    sizes::function,
+    sizes::line,
+    sizes::first_line,
+    words::unsafe_code,
+    words::left_over,
+    words::getter,
+    words::file_name,
+    words::home_path,
+];
+
+pub(crate) fn run() -> Outcome {
+    let files = files::all(Path::new(ROOT))?;
+    let offences: Vec<_> =
+        files.iter().flat_map(|file| RULES.iter().flat_map(|rule| rule(file))).collect();
+    for offence in &offences {
+        println!("{offence}");
+    }
+    println!("tidy: {} files, {} rules, {} offences", files.len(), RULES.len(), offences.len());
+    check(offences.is_empty(), || "the house is not tidy".into())
+}
+
+/// A file for the rules' own tests, and what `rule` says of it.
+#[cfg(test)]
+fn offences(rule: Rule, path: &str, text: &str) -> Vec<(usize, String)> {
+    let file = File::new(path.into(), text.into());
+    rule(&file).into_iter().map(|offence| (offence.line, offence.sentence)).collect()
 }

@@ -1,0 +1,117 @@
+//! Words that have their places, and words that have none.
+
+use super::files::File;
+use super::{Offence, source};
+
+/// The files that may hold unsafe code; a path that ends in `/` stands for its files.
+const UNSAFE: &[&str] = &[
+    "crates/backend/src/sys/",
+    "crates/daemon/src/fds.rs",
+    "crates/memory/src/iov.rs",
+    "crates/memory/src/mapping.rs",
+    "crates/memory/src/shared.rs",
+    "crates/memory/src/sigbus.rs",
+    // The foreign client's own interface takes raw pointers.
+    "crates/bench/src/load/blkio.rs",
+    "crates/daemon/tests/blkio.rs",
+];
+
+const LEFT_OVER: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+const HOMES: [&str; 3] = [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Use", "rs/")];
+const NAMELESS: [&str; 6] = ["common", "helper", "helpers", "manager", "misc", "utils"];
+
+/// Unsafe code lives in the allow-list.
+pub(super) fn unsafe_code(file: &File) -> Vec<Offence> {
+    let is_allowed =
+        UNSAFE.iter().any(|&p| file.path == p || (p.ends_with('/') && file.path.starts_with(p)));
+    if is_allowed {
+        return Vec::new();
+    }
+    let places = source::words(&file.code, "unsafe");
+    let sentence = "unsafe code outside the allow-list";
+    places.map(|at| Offence::new(file, source::line_of(&file.code, at), sentence)).collect()
+}
+
+/// What is left to do is an issue, or done.
+pub(super) fn left_over(file: &File) -> Vec<Offence> {
+    if file.path.ends_with(".md") {
+        return Vec::new();
+    }
+    let places = LEFT_OVER.iter().flat_map(|word| source::words(&file.text, word));
+    let line = |at| source::line_of(&file.text, at);
+    places.map(|at| Offence::new(file, line(at), "an issue, or the work, but no note")).collect()
+}
+
+/// A function that gives something is named after what it gives.
+pub(super) fn getter(file: &File) -> Vec<Offence> {
+    let functions = source::functions(file.code_before_tests()).into_iter();
+    functions
+        .filter(|(name, _)| name.starts_with("get_"))
+        .map(|(name, lines)| {
+            let sentence = format!("fn {name}: leave the get_ out");
+            Offence::new(file, lines.start, sentence)
+        })
+        .collect()
+}
+
+/// A file is named after what lives there.
+pub(super) fn file_name(file: &File) -> Vec<Offence> {
+    let mut parts = file.path.trim_end_matches(".rs").split('/');
+    let sentence = "this name does not say what lives here";
+    let is_bad = file.is_rust() && parts.any(|part| NAMELESS.contains(&part));
+    is_bad.then(|| Offence::new(file, 0, sentence)).into_iter().collect()
+}
+
+/// No path of somebody's machine.
+pub(super) fn home_path(file: &File) -> Vec<Offence> {
+    let places = HOMES.iter().flat_map(|home| file.text.match_indices(home));
+    let line = |at| source::line_of(&file.text, at);
+    places.map(|(at, _)| Offence::new(file, line(at), "a path of somebody's machine")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::offences;
+
+    #[test]
+    fn unsafe_code_has_its_files() {
+        let text = "//! x\nlet a = unsafe { b() };\n";
+        assert!(offences(unsafe_code, "crates/memory/src/shared.rs", text).is_empty());
+        assert!(offences(unsafe_code, "crates/backend/src/sys/uring.rs", text).is_empty());
+        assert_eq!(offences(unsafe_code, "crates/memory/src/guest.rs", text)[0].0, 2);
+        let spoken = "#![forbid(unsafe_code)]\n// unsafe\nlet a = \"unsafe\";\n";
+        assert!(offences(unsafe_code, "crates/queue/src/lib.rs", spoken).is_empty());
+    }
+
+    #[test]
+    fn nothing_is_left_over() {
+        for word in LEFT_OVER {
+            let text = format!("//! x\n// {word}: later\n");
+            assert_eq!(offences(left_over, "a.rs", &text)[0].0, 2);
+            assert!(offences(left_over, "CONTRIBUTING.md", &text).is_empty());
+        }
+        assert!(offences(left_over, "a.rs", &format!("MKS{}\n", LEFT_OVER[0])).is_empty());
+    }
+
+    #[test]
+    fn getters_are_named_after_what_they_give() {
+        assert_eq!(offences(getter, "a.rs", "fn get_size() {}\n").len(), 1);
+        assert!(offences(getter, "a.rs", "fn size() { a.get_size() }\nfn get() {}\n").is_empty());
+    }
+
+    #[test]
+    fn files_are_named_after_what_they_hold() {
+        assert_eq!(offences(file_name, "crates/queue/src/utils.rs", "").len(), 1);
+        assert_eq!(offences(file_name, "crates/queue/tests/common/mod.rs", "").len(), 1);
+        assert!(offences(file_name, "crates/queue/src/config.rs", "").is_empty());
+    }
+
+    #[test]
+    fn no_path_of_somebodys_machine() {
+        for home in HOMES {
+            assert_eq!(offences(home_path, "README.md", &format!("a\n{home}x\n"))[0].0, 2);
+        }
+        assert!(offences(home_path, "README.md", "/var/lib/manyring\n").is_empty());
+    }
+}
