@@ -1,24 +1,77 @@
-//! stub
-pub(crate) mod fuzz {
-    pub(crate) const SMOKE_SECONDS: u64 = 240;
-    pub(crate) fn smoke(_s: u64) -> super::Outcome {
-        Ok(())
-    }
-}
-pub(crate) mod bench {
-    pub(crate) fn smoke() -> super::Outcome {
-        Ok(())
-    }
-}
-pub(crate) mod deny {
-    pub(crate) fn run() -> super::Outcome {
-        Ok(())
-    }
-}
-use manyring_system::Outcome;
-pub(crate) fn loom() -> Outcome {
-    Ok(())
-}
+//! `cargo xtask ci`: the gate. Every step is a command of its own too; each is timed.
+
+pub(crate) mod bench;
+pub(crate) mod deny;
+pub(crate) mod fuzz;
+mod tools;
+
+use crate::cargo::{self, cargo, see, target};
+use crate::{test, tidy};
+use manyring_system::runner::Totals;
+use manyring_system::{Outcome, check};
+use std::time::Instant;
+
+/// A step gives the tests it ran; one that counts none counts as one.
+type Step = (&'static str, fn() -> Outcome<Totals>);
+
+/// The cheap ones first: what fails, should fail early.
+const STEPS: &[Step] = &[
+    ("fmt", || one(see(&mut cargo(&["fmt", "--all", "--check"])))),
+    ("tidy", || one(tidy::run())),
+    ("clippy", || one(clippy())),
+    ("doc", || one(doc())),
+    ("test", || test::all(None)),
+    ("deny", || one(deny::run())),
+    ("loom", loom),
+    ("fuzz-smoke", || one(fuzz::smoke(fuzz::SMOKE_SECONDS))),
+    ("bench-smoke", || one(bench::smoke())),
+];
+
+/// Runs all steps, also after one has failed, and ends with the totals.
 pub(crate) fn run() -> Outcome {
-    Ok(())
+    let start = Instant::now();
+    let mut totals = Totals::default();
+    let mut report = Vec::new();
+    for (name, step) in STEPS {
+        println!("\n== {name}");
+        let begin = Instant::now();
+        let (counted, word) = match step() {
+            Ok(counted) => (counted, if counted.failed == 0 { "passed" } else { "FAILED" }),
+            Err(sentence) => {
+                println!("xtask: {sentence}");
+                (Totals { passed: 0, failed: 1 }, "FAILED")
+            }
+        };
+        totals.add(counted);
+        let line = format!("{name:12} {word} {:6.0} s  {counted}", begin.elapsed().as_secs_f64());
+        println!("== {line}");
+        report.push(line);
+    }
+    println!("\n{}", report.join("\n"));
+    println!("{:12}        {:6.0} s", "all", start.elapsed().as_secs_f64());
+    println!("\n{totals}");
+    check(totals.failed == 0, || "the gate is closed".into())
+}
+
+fn one(outcome: Outcome) -> Outcome<Totals> {
+    outcome.map(|()| Totals { passed: 1, failed: 0 })
+}
+
+fn clippy() -> Outcome {
+    see(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+fn doc() -> Outcome {
+    let mut doc = cargo(&["doc", "--workspace", "--no-deps"]);
+    see(doc.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// The ring's race tests, on loom's atomics: another build of the same code, in its own folder.
+pub(crate) fn loom() -> Outcome<Totals> {
+    let arguments = ["test", "--package", "manyring-queue", "--release", "--test", "interleave"];
+    let mut command = cargo(&arguments);
+    command.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target()?.join("loom"));
+    let totals = cargo::test(&mut command)?;
+    check(totals.failed == 0, || format!("loom: {totals}"))?;
+    Ok(totals)
 }
