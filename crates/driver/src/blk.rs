@@ -36,6 +36,8 @@ pub struct BlkOptions {
     pub segment_size: u32,
     /// Where the ring indexes begin.
     pub base: u16,
+    /// Bytes of guest memory that no queue takes, for whatever a test adds.
+    pub spare: u64,
     /// Longest time for the socket to appear.
     pub patience: Duration,
 }
@@ -54,6 +56,7 @@ impl Default for BlkOptions {
             buffer_size: 64 << 10,
             segment_size: 64 << 10,
             base: 0,
+            spare: 64 << 10,
             patience: Duration::from_secs(5),
         }
     }
@@ -155,7 +158,8 @@ impl BlkDriver {
     pub fn start(mut front: FrontEnd, options: &BlkOptions) -> Result<Self, DriverError> {
         let features = negotiate(&mut front, options)?;
         let ring_features = RingFeatures::from_bits(features);
-        let size = u64::from(options.queues) * BlkQueue::arena_size(options);
+        let queues = u64::from(options.queues);
+        let size = queues * BlkQueue::arena_size(options) + options.spare;
         let arena = Arc::new(Arena::new(size)?);
         let queues = (0..options.queues)
             .map(|index| BlkQueue::new(&arena, index.into(), ring_features, options))
