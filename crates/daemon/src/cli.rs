@@ -38,6 +38,51 @@ pub(crate) enum Command {
     Stats(StatsArgs),
     /// Change the size of a disk that is served, or take the host's size anew.
     Resize(ResizeArgs),
+    /// Print what a VMM must be told to use a device.
+    Snippet(SnippetArgs),
+}
+
+/// `manyring snippet`
+#[derive(Args, Debug)]
+pub(crate) struct SnippetArgs {
+    /// The VMM.
+    #[arg(value_enum)]
+    pub(crate) vmm: Vmm,
+    /// Take the device from this configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Instead of --config: the device's socket.
+    #[arg(long, value_name = "PATH", conflicts_with = "config")]
+    pub(crate) socket_path: Option<PathBuf>,
+    /// Queues the guest shall have, 1 to 256 [default: all of the device's; with --socket-path: 1].
+    #[arg(long, value_name = "N", value_parser = parse_queues)]
+    pub(crate) num_queues: Option<usize>,
+    /// The device.
+    pub(crate) device: Option<String>,
+}
+
+/// Who will use the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Vmm {
+    /// A command line of QEMU.
+    Qemu,
+    /// XML for a libvirt domain.
+    Libvirt,
+    /// A command line of Cloud Hypervisor.
+    CloudHypervisor,
+    /// A command line of crosvm.
+    Crosvm,
+    /// JSON for Firecracker's configuration file.
+    Firecracker,
+    /// A command line of User Mode Linux.
+    Uml,
+}
+
+fn parse_queues(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=256).contains(&n) => Ok(n),
+        _ => Err("not between 1 and 256".to_owned()),
+    }
 }
 
 /// `manyring stats`

@@ -11,6 +11,7 @@ mod control;
 mod fds;
 mod log;
 mod metrics;
+mod snippet;
 mod stats;
 
 use clap::Parser;
@@ -67,6 +68,10 @@ fn obey(cli: Cli) -> Result<(), String> {
         }
         Command::Stats(args) => runtime()?.block_on(stats::show(&args)),
         Command::Resize(args) => runtime()?.block_on(stats::resize(&args)),
+        Command::Snippet(args) => {
+            print!("{}", snippet::text(&args)?);
+            Ok(())
+        }
     }
 }
 
