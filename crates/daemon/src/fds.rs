@@ -15,6 +15,12 @@ pub(crate) enum FdError {
         /// The system's word.
         errno: Errno,
     },
+    /// It is open, but ours: what is handed in never closes on exec, what we open always does.
+    #[error("{fd} was not handed in")]
+    Own {
+        /// Its number.
+        fd: i32,
+    },
     /// It is open, but no socket.
     #[error("{fd} is no unix socket")]
     Kind {
@@ -23,11 +29,14 @@ pub(crate) enum FdError {
     },
 }
 
-/// Takes a unix socket over by its number, once, before any other thread runs.
+/// Takes a unix socket over by its number; the same one a second time is refused.
 pub(crate) fn adopt_socket(fd: i32) -> Result<OwnedFd, FdError> {
     // SAFETY: the fd is only looked at; if it is not open, the calls below say so.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    rustix::io::fcntl_getfd(borrowed).map_err(|errno| FdError::Closed { fd, errno })?;
+    let flags = rustix::io::fcntl_getfd(borrowed).map_err(|errno| FdError::Closed { fd, errno })?;
+    if flags.contains(rustix::io::FdFlags::CLOEXEC) {
+        return Err(FdError::Own { fd });
+    }
     let domain = rustix::net::sockopt::socket_domain(borrowed);
     if domain != Ok(rustix::net::AddressFamily::UNIX) {
         return Err(FdError::Kind { fd });

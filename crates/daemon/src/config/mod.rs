@@ -13,9 +13,11 @@ use std::path::Path;
 /// One line for people, which names the key.
 pub fn parse(text: &str) -> Result<Plan, String> {
     let raw = toml::from_str(text).map_err(|error| {
-        let at = error.span().and_then(|span| text.get(..span.start));
-        let line = at.map_or(0, |before| before.matches('\n').count()) + 1;
-        format!("line {line}: {}", error.message().replace('\n', ": "))
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        let number = before.matches('\n').count();
+        let line = text.lines().nth(number).unwrap_or_default().trim();
+        let problem = error.message().replace('\n', ": ");
+        format!("line {}: `{line}`: {problem}", number + 1)
     })?;
     Plan::new(raw).map_err(|error| error.to_string())
 }

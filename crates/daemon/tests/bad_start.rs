@@ -1,0 +1,266 @@
+//! Bad starts: one clear line that names the key or the path, a status that is not 0, and nothing
+//! created or changed.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+mod program;
+
+use process::Daemon;
+use program::{manyring, names_in, output_of};
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// Size, times, mode and inode of everything in a folder.
+fn state_of(folder: &Path) -> Vec<(String, u64, i64, i64, u32, u64)> {
+    names_in(folder)
+        .into_iter()
+        .map(|name| {
+            let m = std::fs::symlink_metadata(folder.join(&name)).unwrap();
+            (name, m.len(), m.mtime(), m.mtime_nsec(), m.mode(), m.ino())
+        })
+        .collect()
+}
+
+/// A folder with an image in it.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("image"), [7; 4096]).unwrap();
+    folder
+}
+
+/// The error of a start that must fail and leave the folder as it is.
+fn refused(folder: &Path, command: &mut Command) -> String {
+    let before = state_of(folder);
+    let Output { status, stderr, stdout } = output_of(command);
+    let text = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(1), "{command:?}: {text}");
+    assert!(stdout.is_empty(), "{command:?}: {stdout:?}");
+    assert_eq!(text.lines().count(), 1, "{command:?}: {text}");
+    assert!(text.starts_with("manyring: "), "{command:?}: {text}");
+    assert_eq!(state_of(folder), before, "{command:?}: {text}");
+    text
+}
+
+/// `manyring blk` with these arguments, in which `@` stands for the folder.
+fn blk(folder: &Path, arguments: &str) -> Command {
+    let mut command = manyring();
+    let folder = folder.to_str().unwrap();
+    command.arg("blk").args(arguments.split(' ').map(|a| a.replace('@', folder)));
+    command
+}
+
+#[test]
+fn an_image_that_cannot_be_served_is_named() {
+    let folder = folder();
+    let at = folder.path();
+    std::fs::create_dir(at.join("directory")).unwrap();
+    std::fs::write(at.join("empty"), []).unwrap();
+    std::fs::write(at.join("short"), [0; 511]).unwrap();
+    for (file, problem) in [
+        ("missing", "No such file"),
+        ("directory", "neither a file nor a block device"),
+        ("empty", "smaller than one sector"),
+        ("short", "smaller than one sector"),
+        ("image/below", "Not a directory"),
+    ] {
+        let error = refused(at, &mut blk(at, &format!("--socket-path @/s --blk-file @/{file}")));
+        assert!(error.contains(&format!("{}/{file}", at.display())), "{error}");
+        assert!(error.contains(problem), "{error}");
+    }
+    let error = refused(at, &mut blk(at, "--socket-path @/s --blk-file /dev/null"));
+    assert!(error.contains("/dev/null is neither"), "{error}");
+}
+
+#[test]
+fn without_permission_nothing_is_served() {
+    let folder = folder();
+    let at = folder.path();
+    // Everybody may look into the folder, nobody but the owner may change it.
+    std::fs::set_permissions(at, Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(at.join("image"), Permissions::from_mode(0o600)).unwrap();
+    let program = at.join("program");
+    std::fs::copy(env!("CARGO_BIN_EXE_manyring"), &program).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let is_root = rustix::process::geteuid().is_root();
+    let start = |arguments: &[&str]| {
+        let mut command = Command::new(if is_root { "setpriv" } else { "env" });
+        if is_root {
+            // Permissions do not bind root: become nobody.
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        } else {
+            std::fs::set_permissions(at.join("image"), Permissions::from_mode(0)).unwrap();
+            std::fs::set_permissions(at, Permissions::from_mode(0o555)).unwrap();
+        }
+        let replaced = arguments.iter().map(|a| a.replace('@', at.to_str().unwrap()));
+        command.arg(&program).arg("blk").args(replaced);
+        refused(at, &mut command)
+    };
+    let image = start(&["--socket-path", "/tmp/none", "--blk-file", "@/image"]);
+    let socket = start(&["--socket-path", "@/socket", "--null", "1G"]);
+    std::fs::set_permissions(at, Permissions::from_mode(0o755)).unwrap();
+    assert!(image.contains("/image: Permission denied"), "{image}");
+    assert!(socket.contains("/socket: Permission denied"), "{socket}");
+}
+
+#[test]
+fn an_image_in_use_is_refused_unless_both_only_read() {
+    let folder = folder();
+    let at = folder.path();
+    let image = at.join("image");
+    let file = image.to_str().unwrap();
+    let writer = Daemon::blk(&["--blk-file", file]);
+    for arguments in
+        ["--socket-path @/s --blk-file @/image", "--socket-path @/s --blk-file @/image --read-only"]
+    {
+        let error = refused(at, &mut blk(at, arguments));
+        assert!(error.contains(&format!("{file} is in use")), "{error}");
+    }
+    assert!(writer.terminate().success());
+    let _reader = Daemon::blk(&["--blk-file", file, "--read-only"]);
+    let _second = Daemon::blk(&["--blk-file", file, "--read-only"]);
+    let error = refused(at, &mut blk(at, "--socket-path @/s --blk-file @/image"));
+    assert!(error.contains("is in use"), "{error}");
+}
+
+#[test]
+fn a_socket_path_that_cannot_be_had_is_named() {
+    let folder = folder();
+    let at = folder.path();
+    let _live = UnixListener::bind(at.join("live")).unwrap();
+    let long = "x".repeat(110);
+    for (path, problem) in [
+        ("live", "taken: another process listens"),
+        ("image", "taken: it is no socket"),
+        ("none/socket", "No such file or directory"),
+        ("image/socket", "No such file or directory"),
+        (long.as_str(), "at most 107"),
+    ] {
+        for arguments in [
+            format!("--socket-path @/{path} --blk-file @/image"),
+            format!("--control @/{path} --socket-path @/s --blk-file @/image"),
+        ] {
+            let error = refused(at, &mut blk(at, &arguments));
+            assert!(error.contains(path) && error.contains(problem), "{error}");
+            assert_eq!(error.contains("control"), arguments.contains("control"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_stale_socket_is_taken_over() {
+    let folder = folder();
+    let stale = folder.path().join("blk0");
+    drop(UnixListener::bind(&stale).unwrap());
+    assert!(stale.exists());
+    let before = std::fs::metadata(&stale).unwrap().ino();
+    let mut command = blk(folder.path(), "--socket-path @/blk0 --null 1G --one-off");
+    let mut child = command.spawn().unwrap();
+    let replaced =
+        process::wait_until(|| std::fs::metadata(&stale).is_ok_and(|m| m.ino() != before));
+    let connected = std::os::unix::net::UnixStream::connect(&stale);
+    let connected = connected.map(drop).is_ok();
+    // It was `--one-off`: the connection that closes ends it.
+    let ended = process::wait_until(|| child.try_wait().unwrap().is_some());
+    let _ = child.kill();
+    let _ = child.wait();
+    assert!(replaced && connected && ended, "{replaced} {connected} {ended}");
+    assert_eq!(names_in(folder.path()), ["image"]);
+}
+
+#[test]
+fn a_bad_configuration_names_its_key() {
+    let base = "[[blk]]\nname = 'a'\nsocket_path = '@/s'\n";
+    let null = format!("{base}null = '1G'\n");
+    for (config, words) in [
+        (format!("{null}colour = 1\n"), vec!["line 5", "unknown field `colour`"]),
+        (format!("{null}num_queues = 'x'\n"), vec!["line 5", "num_queues", "expected"]),
+        ("[[blk\n".to_owned(), vec!["line 1"]),
+        (String::new(), vec!["blk", "no device"]),
+        (base.to_owned(), vec!["a: file", "missing"]),
+        (format!("{null}file = '@/image'\n"), vec!["a: file", "only one of"]),
+        (format!("{null}direct = true\n"), vec!["a: direct", "needs file"]),
+        (format!("{null}fd = 3\n"), vec!["a: fd", "contradicts socket_path"]),
+        (format!("{null}num_queues = 0\n"), vec!["a: num_queues: 0"]),
+        (format!("{null}num_queues = 257\n"), vec!["a: num_queues: 257"]),
+        (format!("{null}queue_size = 100\n"), vec!["a: queue_size: 100"]),
+        (format!("{null}cache = 'none'\n"), vec!["a: cache", "none"]),
+        (format!("{null}serial = '123456789012345678901'\n"), vec!["a: serial", "20"]),
+        (format!("{null}socket_mode = '888'\n"), vec!["a: socket_mode", "888"]),
+        (format!("{null}handshake_timeout = 0\n"), vec!["a: handshake_timeout: 0"]),
+        (format!("{base}null = '0'\n"), vec!["a: null", "0"]),
+        (format!("{base}null = '1000'\n"), vec!["a: null", "1000"]),
+        (format!("{base}memory = '64X'\n"), vec!["a: memory", "64X"]),
+        (format!("{null}{null}"), vec!["a: name", "two devices"]),
+        (format!("{null}{}", null.replace("'a'", "'b'")), vec!["b: socket_path", "two devices"]),
+        (format!("[daemon]\nworkers = 0\n{null}"), vec!["daemon: workers: 0"]),
+        (format!("[daemon]\nspin_us = 33\n{null}"), vec!["daemon: spin_us: 33"]),
+        (format!("[daemon]\ncontrol = '@/s'\n{null}"), vec!["a: socket_path", "control"]),
+        (null.replace("name = 'a'", "name = 'a b'"), vec!["name", "a b"]),
+    ] {
+        let folder = folder();
+        let at = folder.path();
+        let file = at.join("manyring.toml");
+        std::fs::write(&file, config.replace('@', at.to_str().unwrap())).unwrap();
+        let error = refused(at, manyring().arg("run").arg("--config").arg(&file));
+        assert!(error.contains(file.to_str().unwrap()), "{config}\n-> {error}");
+        for word in words {
+            assert!(error.contains(word), "{config}\n-> {error}");
+        }
+    }
+}
+
+#[test]
+fn a_configuration_that_cannot_be_read_is_named() {
+    let folder = folder();
+    let at = folder.path();
+    for path in [at.join("none.toml"), at.to_path_buf(), at.join("binary")] {
+        std::fs::write(at.join("binary"), [0xff; 10]).unwrap();
+        let error = refused(at, manyring().arg("run").arg("--config").arg(&path));
+        assert!(error.contains("--config") && error.contains(path.to_str().unwrap()), "{error}");
+    }
+}
+
+#[test]
+fn a_bad_option_names_its_key() {
+    let folder = folder();
+    let at = folder.path();
+    for (arguments, word) in [
+        ("--null 1G", "socket_path"),
+        ("--socket-path @/s", "file"),
+        ("--socket-path @/s --null 1G --memory 1G", "file"),
+        ("--socket-path @/s --null 1G --direct", "direct"),
+        ("--fd 7 --client --null 1G", "client"),
+        // Nobody handed it in, but it may be open by then: as one of ours.
+        ("--fd 7 --null 1G", "blk0: fd: 7 "),
+        ("--socket-path @/s --memory 9999999T", "blk0: memory"),
+        ("--fd 2 --null 1G", "fd: 2"),
+        ("--fd 4000000 --null 1G", "fd: 4000000 is not open"),
+        ("--socket-path @/s --null 1G --socket-mode 8", "socket_mode"),
+        ("--socket-path @/s --null 1G --name a/b", "name"),
+        ("--socket-path @/s --null 1G --log-level loud", "--log-level"),
+    ] {
+        let error = refused(at, &mut blk(at, arguments));
+        assert!(error.contains(word), "{arguments}\n-> {error}");
+    }
+    // What is no socket is not taken for one.
+    let script = format!(
+        "exec {} blk --fd 3 --null 1G 3<{}/image",
+        env!("CARGO_BIN_EXE_manyring"),
+        at.display()
+    );
+    let error = refused(at, Command::new("sh").arg("-c").arg(script));
+    assert!(error.contains("fd: 3 is no unix socket"), "{error}");
+}
+
+#[test]
+fn wrong_usage_is_told_apart() {
+    for arguments in [&["blk", "--no-such-option"][..], &["no-such-command"], &[]] {
+        let output = output_of(manyring().args(arguments));
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(!output.stderr.is_empty());
+    }
+}
