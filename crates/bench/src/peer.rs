@@ -18,7 +18,7 @@ const AGAIN: Duration = Duration::from_secs(2);
 pub(crate) enum PeerError {
     #[error("{program} is not installed: apt-get install {package}, or give --without-peers")]
     Missing { program: &'static str, package: &'static str },
-    #[error("no manyring at {}: build it in the same profile, or give --manyring PATH", .0.display())]
+    #[error("no manyring at {}: build it in this profile, or give --manyring PATH", .0.display())]
     NoManyring(PathBuf),
     #[error("{program}: {problem}")]
     Failed { program: String, problem: String },

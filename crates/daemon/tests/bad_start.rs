@@ -92,7 +92,7 @@ fn without_permission_nothing_is_served() {
             // Permissions do not bind root: become nobody.
             command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
         } else {
-            std::fs::set_permissions(at.join("image"), Permissions::from_mode(0)).unwrap();
+            std::fs::set_permissions(at.join("image"), Permissions::from_mode(0o000)).unwrap();
             std::fs::set_permissions(at, Permissions::from_mode(0o555)).unwrap();
         }
         let replaced = arguments.iter().map(|a| a.replace('@', at.to_str().unwrap()));

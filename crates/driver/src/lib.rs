@@ -1,4 +1,4 @@
-//! The guest's side, for tests and bench: guest memory, a vhost-user front-end, a virtio-blk driver.
+//! The guest's side, for tests and bench: guest memory, a front-end, a virtio-blk driver.
 //!
 //! transport -> queue -> device -> backend; **driver** stands across from the transport, where a
 //! guest would be. It is never linked into the daemon.

@@ -13,6 +13,7 @@ const UNSAFE: &[&str] = &[
     "crates/memory/src/sigbus.rs",
     // The foreign client's own interface takes raw pointers.
     "crates/bench/src/load/blkio.rs",
+    "crates/daemon/tests/foreign/mod.rs",
     "crates/daemon/tests/blkio.rs",
 ];
 

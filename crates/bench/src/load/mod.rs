@@ -143,8 +143,8 @@ impl LoadResult {
             println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
         } else {
             println!(
-                "{:.0} IOPS, p50 {:.2} us, p99 {:.2} us ({} requests in {:.3} s, client CPU {:.3} s, \
-                 seed {})",
+                "{:.0} IOPS, p50 {:.2} us, p99 {:.2} us ({} requests in {:.3} s, \
+                 client CPU {:.3} s, seed {})",
                 self.iops,
                 self.p50_us,
                 self.p99_us,
