@@ -17,6 +17,7 @@ mod qemu_live_resize;
 mod qemu_survives_daemon_sigkill;
 mod read_only_disk;
 mod uml_ext4_checksums;
+mod uml_where_io_uring_is_refused;
 mod uml_without_io_uring;
 
 /// A named promise and the test of it.
@@ -33,6 +34,7 @@ pub const ALL: &[Behaviour] = &[
     image_lock_refuses_others::BEHAVIOUR,
     uml_ext4_checksums::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
+    uml_where_io_uring_is_refused::BEHAVIOUR,
     qemu_flush_reaches_the_host::BEHAVIOUR,
     qemu_live_resize::BEHAVIOUR,
     read_only_disk::BEHAVIOUR,

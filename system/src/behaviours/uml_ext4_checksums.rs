@@ -2,6 +2,7 @@
 
 use super::{Behaviour, Scene};
 use crate::command::{command, output, text, wait_for};
+use crate::daemon::Daemon;
 use crate::guest::{GuestOptions, Kind};
 use crate::{Outcome, check};
 use std::path::Path;
@@ -34,16 +35,21 @@ fn run(scene: &Scene<'_>) -> Outcome {
 pub(super) fn guest_and_host_agree(scene: &Scene<'_>, arguments: &[&str]) -> Outcome {
     let image = scene.image(256)?;
     let daemon = scene.serve(&image, arguments)?;
+    agree_on(scene, &image, daemon)
+}
+
+/// On an image that `daemon` serves already.
+pub(super) fn agree_on(scene: &Scene<'_>, image: &Path, daemon: Daemon) -> Outcome {
     let options = GuestOptions { script: SCRIPT, ..GuestOptions::default() };
     let guest = scene.boot(Kind::Uml, &daemon, options)?;
     let said = guest.finish(Duration::from_secs(60))?;
     daemon.stop()?;
-    output(command("e2fsck").arg("-fn").arg(&image))?;
+    output(command("e2fsck").arg("-fn").arg(image))?;
     let sums: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("SUM ")).collect();
     check(sums.len() == 8, || format!("8 checksums expected, got {sums:?}"))?;
     for sum in sums {
         let (expected, name) = sum.split_once("  ").ok_or("a checksum without a name")?;
-        let found = host_sum(scene, &image, name.trim())?;
+        let found = host_sum(scene, image, name.trim())?;
         check(found == expected, || format!("{name} differs on the host: {found}, {expected}"))?;
     }
     Ok(())
