@@ -12,6 +12,8 @@ pub enum QueueError {
     Ring(MemoryError),
     #[error("available index jumped from {from} to {to} in a ring of {size}")]
     AvailJump { from: u16, to: u16, size: u16 },
+    #[error("{available} more chains while {in_flight} are in flight in a ring of {size}")]
+    Overfull { available: u16, in_flight: u16, size: u16 },
     #[error("descriptor index {index} in a table of {size}")]
     DescriptorIndex { index: u16, size: u16 },
     #[error("descriptor chain is longer than {max} descriptors: it loops")]

@@ -301,9 +301,16 @@ impl DeviceHalf {
         }
         // Acquire: the entries and descriptors behind the index are read after it.
         let idx = self.areas.avail.load_u16_acquire(RING_IDX);
-        if idx.wrapping_sub(self.last_avail) > self.size {
-            let (from, size) = (self.last_avail, self.size);
+        let (from, size) = (self.last_avail, self.size);
+        let available = idx.wrapping_sub(from);
+        if available > size {
             self.latch_fault(QueueError::AvailJump { from, to: idx, size });
+            return false;
+        }
+        // A chain in flight holds a descriptor: this bounds what a driver can make us hold.
+        if available > size - self.in_flight {
+            let in_flight = self.in_flight;
+            self.latch_fault(QueueError::Overfull { available, in_flight, size });
             return false;
         }
         self.avail_idx = idx;

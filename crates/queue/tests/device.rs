@@ -1,0 +1,180 @@
+//! Corners of the device half: put back, notifications at the wrap, a ring that moves.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+#![cfg(not(loom))]
+
+mod common;
+
+use common::{BUFFERS, GUEST, Rig, USER};
+use manyring_memory::{GuestMemory, MemoryError};
+use manyring_queue::{BATCH_CHAINS, Batch, DeviceQueue, QueueError, RingAddresses, RingFeatures};
+use std::sync::Arc;
+
+const EVENT_IDX: RingFeatures = RingFeatures { event_idx: true, indirect: false };
+
+#[test]
+fn chains_put_back_newest_first_are_popped_again_in_order() {
+    let rig = Rig::new(8, RingFeatures::default(), 65_534);
+    let mut driver = rig.driver();
+    let mut device = rig.device();
+    let ids: Vec<_> = (0..4).map(|n| driver.add(&[(BUFFERS + n, 1)], &[]).unwrap()).collect();
+    driver.publish();
+    let mut batch = Batch::new();
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 4);
+    let mut chains: Vec<_> = (0..4).map(|n| batch.take(n).unwrap().0).collect();
+    device.unpop(chains.pop().unwrap());
+    device.unpop(chains.pop().unwrap());
+    assert_eq!((device.base(), device.in_flight(), device.available_count()), (0, 2, 2));
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 2);
+    chains.extend((0..2).map(|n| batch.take(n).unwrap().0));
+    let heads: Vec<_> = chains.iter().map(manyring_queue::Chain::head).collect();
+    assert_eq!(heads, ids);
+    chains.into_iter().for_each(|chain| device.push_used(chain, 0));
+    assert_eq!(device.publish(), 4);
+}
+
+#[test]
+fn with_event_idx_a_call_is_wanted_when_the_used_index_passes_the_event_over_the_wrap() {
+    let rig = Rig::new(4, EVENT_IDX, 65_535);
+    let mut driver = rig.driver();
+    let mut device = rig.device();
+    let mut batch = Batch::new();
+    let mut round = |count: usize| {
+        for _ in 0..count {
+            driver.add(&[(BUFFERS, 1)], &[]).unwrap();
+        }
+        driver.publish();
+        assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), count);
+        for index in 0..count {
+            device.push_used(batch.take(index).unwrap().0, 0);
+        }
+        device.publish();
+        let wanted = device.needs_notification();
+        while driver.take_used().is_some() {}
+        wanted
+    };
+    // The event is 65535 + 0: the first used entry passes it, the next ones do not.
+    rig.avail.store_u16(manyring_wire::virtqueue::used_event(4), 65_535);
+    assert!(round(1));
+    assert!(!round(2));
+    // The event two ahead, at index 3: used.idx is 2 now.
+    rig.avail.store_u16(manyring_wire::virtqueue::used_event(4), 3);
+    assert!(!round(1));
+    assert!(round(1));
+}
+
+#[test]
+fn needs_notification_answers_once_for_each_publish() {
+    let rig = Rig::new(4, RingFeatures::default(), 0);
+    let mut driver = rig.driver();
+    let mut device = rig.device();
+    assert!(!device.needs_notification(), "nothing was published");
+    driver.add(&[(BUFFERS, 1)], &[]).unwrap();
+    driver.publish();
+    let mut batch = Batch::new();
+    device.pop_batch(&mut batch, BATCH_CHAINS);
+    device.push_used(batch.take(0).unwrap().0, 0);
+    assert!(!device.needs_notification(), "pushed is not published");
+    device.publish();
+    assert!(device.needs_notification());
+    assert!(!device.needs_notification());
+}
+
+#[test]
+fn a_ring_that_moves_goes_on_where_it_was() {
+    let rig = Rig::new(4, EVENT_IDX, 7);
+    let mut driver = rig.driver();
+    let mut device = DeviceQueue::new(rig.config, rig.memory.clone()).unwrap();
+    driver.add(&[(BUFFERS, 1)], &[]).unwrap();
+    driver.publish();
+    let mut batch = Batch::new();
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1);
+    let chain = batch.take(0).unwrap().0;
+    // The front-end has mapped the same memory elsewhere.
+    let spec = *rig.memory.specs().next().unwrap();
+    let moved = manyring_memory::RegionSpec { user_addr: spec.user_addr + (1 << 30), ..spec };
+    let memory = GuestMemory::default().with_mapping(moved, rig.mapping.clone()).unwrap();
+    let shift = |addr: u64| addr + (1 << 30);
+    let old = rig.config.addresses;
+    let addresses = RingAddresses {
+        descriptor: shift(old.descriptor),
+        available: shift(old.available),
+        used: shift(old.used),
+    };
+    device.relocate(addresses, Arc::new(memory)).unwrap();
+    device.push_used(chain, 5);
+    device.publish();
+    assert_eq!(driver.take_used(), Some((0, 5)));
+    driver.add(&[(BUFFERS, 1)], &[]).unwrap();
+    driver.publish();
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1);
+    device.push_used(batch.take(0).unwrap().0, 0);
+    assert!(!device.enable_notifications());
+    assert_eq!(device.base(), 9);
+}
+
+#[test]
+fn a_ring_that_moves_out_of_memory_stays_where_it_was() {
+    let rig = Rig::new(4, RingFeatures::default(), 0);
+    let mut driver = rig.driver();
+    let mut device = DeviceQueue::new(rig.config, rig.memory.clone()).unwrap();
+    let nowhere = RingAddresses { descriptor: 0, ..rig.config.addresses };
+    let refused = device.relocate(nowhere, rig.memory.clone());
+    assert!(matches!(refused, Err(QueueError::Ring(MemoryError::UserRange { .. }))));
+    driver.add(&[(BUFFERS, 1)], &[]).unwrap();
+    driver.publish();
+    let mut batch = Batch::new();
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1);
+    device.push_used(batch.take(0).unwrap().0, 0);
+}
+
+#[test]
+fn rings_of_a_wrong_size_or_place_are_not_built() {
+    let rig = Rig::new(4, RingFeatures::default(), 0);
+    for size in [0, 3, 255, 32_769, u16::MAX] {
+        let config = manyring_queue::QueueConfig { size, ..rig.config };
+        let refused = DeviceQueue::new(config, rig.memory.clone());
+        assert_eq!(refused.err(), Some(QueueError::Size { size }));
+    }
+    let mut config = rig.config;
+    config.addresses.used = GUEST + USER + 2;
+    let refused = DeviceQueue::new(config, rig.memory.clone());
+    assert!(matches!(refused, Err(QueueError::Ring(MemoryError::Align { .. }))));
+}
+
+#[test]
+fn a_chain_across_two_regions_and_a_table_across_two_regions_are_followed() {
+    let rig = Rig::new(4, RingFeatures { event_idx: false, indirect: true }, 0);
+    let mut driver = rig.driver();
+    // The neighbour begins where the rig's region ends.
+    let end = GUEST + common::SIZE;
+    let spec = manyring_memory::RegionSpec {
+        guest_addr: end,
+        size: 4096,
+        user_addr: 0x1000,
+        mmap_offset: 0,
+    };
+    let next = Arc::new(manyring_memory::Mapping::anonymous(4096).unwrap());
+    let memory = Arc::new(rig.memory.with_mapping(spec, next.clone()).unwrap());
+    let mut device = DeviceQueue::new(rig.config, memory).unwrap();
+    driver.add(&[(end - 8, 24)], &[]).unwrap();
+    // A table of two entries, the second in the neighbour.
+    let table = rig.table(end - 16, 1);
+    driver.add_indirect(&[(BUFFERS, 5)], &[], &table).unwrap();
+    let (low, high) =
+        manyring_wire::virtqueue::Descriptor { addr: BUFFERS + 64, len: 7, flags: 0, next: 0 }
+            .emit();
+    let bytes = [low.to_ne_bytes(), high.to_ne_bytes()].concat();
+    next.slice(0, 16).unwrap().write_from(&bytes);
+    let first = manyring_wire::virtqueue::Descriptor { addr: BUFFERS, len: 5, flags: 1, next: 1 };
+    common::set(&table.words, 0, first);
+    rig.set(1, manyring_wire::virtqueue::Descriptor { addr: end - 16, len: 32, flags: 4, next: 0 });
+    driver.publish();
+    let mut batch = Batch::new();
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 2, "{:?}", device.fault());
+    let (chain, readable, _) = batch.take(0).unwrap();
+    assert_eq!(readable.iter().map(|s| s.len()).collect::<Vec<_>>(), [8, 16]);
+    device.push_used(chain, 0);
+    let (chain, readable, _) = batch.take(1).unwrap();
+    assert_eq!(readable.iter().map(|s| s.len()).collect::<Vec<_>>(), [5, 7]);
+    device.push_used(chain, 0);
+}
