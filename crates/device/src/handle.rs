@@ -21,6 +21,7 @@ pub(crate) struct Route {
 
 impl Route {
     pub(crate) fn new(id: QueueId, pool: Arc<Pool>, stats: Arc<QueueStats>) -> Self {
+        stats.worker.set(0);
         Self { id, pool, worker: Mutex::new(0), stats }
     }
 
