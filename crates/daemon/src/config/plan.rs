@@ -3,7 +3,7 @@
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault};
 use manyring_transport::vhost_user::SocketPermissions;
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
 /// The plan of a process.
@@ -93,7 +93,7 @@ impl Plan {
             return error(none(), "blk", "no device is configured");
         }
         let (mut names, mut sockets) = (HashSet::new(), HashSet::new());
-        let mut files = HashSet::new();
+        let mut files = HashMap::new();
         for blk in &self.blk {
             let place = || format!("{}: ", blk.name);
             if !names.insert(&blk.name) {
@@ -109,10 +109,12 @@ impl Plan {
             {
                 return error(place(), "socket_path", "is the control socket's too");
             }
+            // Devices that only read may share a file.
             if let DiskPlan::File { path, .. } = &blk.disk
-                && !files.insert(path)
+                && let Some(reads) = files.insert(path, blk.read_only)
+                && !(reads && blk.read_only)
             {
-                return error(place(), "file", "is used by two devices");
+                return error(place(), "file", "is used by two devices, and not only read");
             }
         }
         Ok(())
@@ -299,6 +301,20 @@ mod tests {
         ] {
             let message = plan(&toml).expect_err(&toml);
             assert!(message.contains(key), "{toml}\n-> {message}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_shared_only_by_devices_that_only_read() {
+        let device = |name: &str, read_only: bool| {
+            format!(
+                "[[blk]]\nname = '{name}'\nsocket_path = '/{name}'\nfile = '/f'\nread_only = {read_only}\n"
+            )
+        };
+        assert!(plan(&(device("a", true) + &device("b", true))).is_ok());
+        for (a, b) in [(true, false), (false, true), (false, false)] {
+            let error = plan(&(device("a", a) + &device("b", b))).expect_err("shared");
+            assert!(error.contains("b: file"), "{error}");
         }
     }
 

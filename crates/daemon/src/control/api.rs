@@ -3,6 +3,7 @@
 use super::snapshot::{DeviceInfo, Devices, Workers};
 use super::{Controlled, State};
 use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Path, State as Extract};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -56,21 +57,30 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     ended.map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }
 
-async fn devices(Extract(state): Extract<State>) -> Result<Json<Devices>, Refusal> {
-    Ok(Json(aside(move || Devices::new(&state)).await?))
+/// Collects, and writes as JSON, beside the control thread.
+async fn show<T: Serialize>(
+    collect: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<Response, Refusal> {
+    let written = aside(move || {
+        serde_json::to_vec(&collect()?)
+            .map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+    });
+    Ok(([(header::CONTENT_TYPE, "application/json")], written.await??).into_response())
+}
+
+async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
+    show(move || Ok(Devices::new(&state))).await
 }
 
 async fn device(
     Extract(state): Extract<State>,
     Path(name): Path<String>,
-) -> Result<Json<DeviceInfo>, Refusal> {
-    find(&state, &name)?;
-    let show = move || find(&state, &name).map(DeviceInfo::new);
-    Ok(Json(aside(show).await??))
+) -> Result<Response, Refusal> {
+    show(move || find(&state, &name).map(DeviceInfo::new)).await
 }
 
-async fn workers(Extract(state): Extract<State>) -> Result<Json<Workers>, Refusal> {
-    Ok(Json(aside(move || Workers::new(&state)).await?))
+async fn workers(Extract(state): Extract<State>) -> Result<Response, Refusal> {
+    show(move || Ok(Workers::new(&state))).await
 }
 
 async fn metrics(Extract(state): Extract<State>) -> Result<Response, Refusal> {
@@ -102,9 +112,10 @@ struct Resized {
 async fn resize(
     Extract(state): Extract<State>,
     Path(name): Path<String>,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Resized>, Refusal> {
     let controlled = find(&state, &name)?;
+    let body = body.map_err(|error| Refusal::new(error.status(), error.body_text()))?;
     let wanted = parse_resize(&body)?;
     let Ok(permit) = controlled.resizing.clone().try_acquire_owned() else {
         return Err(Refusal::new(StatusCode::CONFLICT, "a resize of this device is under way"));

@@ -1,0 +1,365 @@
+//! The control API, and the commands that ask it, against a daemon that serves. These tests hold
+//! the names of `docs/design/0001`.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod client;
+mod process;
+mod program;
+
+use client::Client;
+use manyring_device::QueueStats;
+use process::{Daemon, PATIENCE};
+use program::{http, manyring, output_of};
+use serde_json::Value;
+use std::collections::{HashMap, HashSet};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+const CONFIG: &str = "[daemon]\ncontrol = '@/control'\n\
+    [[blk]]\nname = 'root'\nsocket_path = '@/root'\nfile = '@/image'\nnum_queues = 2\n\
+    [[blk]]\nname = 'ro'\nsocket_path = '@/ro'\nfile = '@/ro-image'\nread_only = true\n\
+    [[blk]]\nname = 'ram'\nsocket_path = '@/ram'\nmemory = '1M'\n";
+
+/// A daemon with three devices; its images are beside its sockets.
+struct Served {
+    daemon: Daemon,
+    _images: tempfile::TempDir,
+    image: PathBuf,
+    control: PathBuf,
+}
+
+fn serve() -> Served {
+    let images = tempfile::tempdir().unwrap();
+    let (image, ro) = (images.path().join("image"), images.path().join("ro-image"));
+    for path in [&image, &ro] {
+        std::fs::File::create(path).unwrap().set_len(1 << 20).unwrap();
+    }
+    let config = CONFIG
+        .replace("@/image", image.to_str().unwrap())
+        .replace("@/ro-image", ro.to_str().unwrap());
+    let daemon = Daemon::run(&config, &["root", "ro", "ram", "control"]);
+    let control = daemon.socket_of("control");
+    Served { daemon, _images: images, image, control }
+}
+
+impl Served {
+    fn json(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let (status, head, body) = http(&self.control, method, path, body);
+        assert!(head.contains("content-type: application/json"), "{head}");
+        (status, serde_json::from_str(&body).unwrap())
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let (status, value) = self.json("GET", path, "");
+        assert_eq!(status, 200, "{path}: {value}");
+        value
+    }
+
+    /// A command of the program that asks this daemon.
+    fn command(&self, command: &str, arguments: &[&str]) -> Command {
+        let mut program = manyring();
+        program.arg(command).arg("--control").arg(&self.control).args(arguments);
+        program
+    }
+
+    /// Connects to `root` and has some reads served on each of its two queues.
+    fn work(&self) -> Client {
+        let mut client = Client::connect(&self.daemon.socket_of("root"), 2);
+        self.work_more(&mut client);
+        client
+    }
+
+    fn work_more(&self, client: &mut Client) {
+        for (queue, count) in [(0, 5), (1, 3)] {
+            client.submit_reads(queue, count);
+            assert_eq!(client.wait_for(queue, count, PATIENCE), count);
+        }
+    }
+}
+
+#[test]
+fn only_the_owner_may_connect() {
+    let served = serve();
+    let mode = std::fs::metadata(&served.control).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn every_device_is_listed_with_what_it_is() {
+    let served = serve();
+    let all = served.get("/v1/devices");
+    let devices = all["devices"].as_array().unwrap();
+    let of = |key: &str| devices.iter().map(|d| d[key].clone()).collect::<Vec<_>>();
+    assert_eq!(of("name"), ["root", "ro", "ram"]);
+    assert_eq!(of("kind"), ["blk", "blk", "blk"]);
+    assert_eq!(of("size"), [1 << 20; 3]);
+    assert_eq!(of("read_only"), [false, true, false]);
+    assert_eq!(of("connected"), [false; 3]);
+    assert_eq!(devices[2]["disk"], "memory");
+    assert_eq!(devices[0]["socket"], served.daemon.socket_of("root").to_str().unwrap());
+    let queues: Vec<_> = devices.iter().map(|d| d["queues"].as_array().unwrap().len()).collect();
+    assert_eq!(queues, [2, 8, 8]);
+}
+
+#[test]
+fn a_device_shows_every_counter_of_every_queue() {
+    let served = serve();
+    let _client = served.work();
+    let device = served.get("/v1/devices/root");
+    assert_eq!(device["connected"], true);
+    let stats = QueueStats::default();
+    for (index, requests) in [(0, 5), (1, 3)] {
+        let queue = &device["queues"][index];
+        assert_eq!(queue["index"], index);
+        for counter in stats.counters() {
+            assert!(queue["counters"][counter.name].is_u64(), "{}: {queue}", counter.name);
+        }
+        for histogram in stats.histograms() {
+            let histogram = &queue["histograms"][histogram.name];
+            for key in ["count", "sum", "p50", "p90", "p99", "max"] {
+                assert!(histogram[key].is_u64(), "{key}: {histogram}");
+            }
+        }
+        let counters = &queue["counters"];
+        assert_eq!(counters["requests"], requests);
+        assert_eq!(counters["bytes_read"], requests * 4096);
+        assert_eq!((&counters["errors"], &counters["running"]), (&0.into(), &1.into()));
+        assert_eq!(queue["histograms"]["serve_ns"]["count"], requests);
+        assert!(queue["histograms"]["serve_ns"]["max"].as_u64() > Some(0));
+    }
+}
+
+#[test]
+fn workers_are_listed() {
+    let served = serve();
+    let _client = served.work();
+    let workers = served.get("/v1/workers")["workers"].as_array().unwrap().clone();
+    assert!(!workers.is_empty());
+    let queues: u64 = workers.iter().map(|w| w["queues"].as_u64().unwrap()).sum();
+    assert_eq!(queues, 2);
+    assert!(workers.iter().all(|w| w["sleeps"].is_u64() && w["slept_ns"].is_u64()));
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_its_reason() {
+    let served = serve();
+    let (long, root) = ("x".repeat(5000), "/v1/devices/root/resize");
+    for (method, path, body, status, word) in [
+        ("GET", "/v1/nothing", "", 404, "no such path"),
+        ("GET", "/", "", 404, "no such path"),
+        ("GET", "/v1/devices/none", "", 404, "\"none\""),
+        ("POST", "/v1/devices/none/resize", "", 404, "\"none\""),
+        ("POST", "/v1/devices", "", 405, "method"),
+        ("GET", root, "", 405, "method"),
+        ("POST", root, "{", 400, "body"),
+        ("POST", root, "[1, 2]", 400, "body"),
+        ("POST", root, "{\"size\": -1}", 400, "body: invalid value"),
+        ("POST", root, "{\"siez\": 512}", 400, "siez"),
+        ("POST", root, "{\"size\": 0}", 400, "size: 0"),
+        ("POST", root, "{\"size\": 1000}", 400, "size: 1000"),
+        ("POST", root, &long, 413, "limit"),
+        ("POST", "/v1/devices/ro/resize", "{\"size\": 512}", 409, "read-only"),
+        ("POST", "/v1/devices/ram/resize", "{\"size\": 512}", 422, "cannot change its size"),
+    ] {
+        let (code, answer) = served.json(method, path, body);
+        assert_eq!(code, status, "{method} {path} {body}: {answer}");
+        let error = answer["error"].as_str().unwrap();
+        assert!(error.contains(word), "{method} {path} {body}: {error}");
+    }
+    assert_eq!(std::fs::metadata(&served.image).unwrap().len(), 1 << 20);
+}
+
+#[test]
+fn a_resize_changes_the_file_or_takes_its_size() {
+    let served = serve();
+    let resize = |body: &str| served.json("POST", "/v1/devices/root/resize", body);
+    let size = || served.get("/v1/devices/root")["size"].as_u64().unwrap();
+    let (status, answer) = resize("{\"size\": 2097152}");
+    assert_eq!(
+        (status, &answer["name"], &answer["size"]),
+        (200, &"root".into(), &2_097_152.into())
+    );
+    assert_eq!((size(), std::fs::metadata(&served.image).unwrap().len()), (2 << 20, 2 << 20));
+    std::fs::File::options().write(true).open(&served.image).unwrap().set_len(3 << 20).unwrap();
+    assert_eq!((resize("").0, size()), (200, 3 << 20));
+    assert_eq!((resize("{}").0, size()), (200, 3 << 20));
+}
+
+#[test]
+fn the_command_resize_does_the_same() {
+    let served = serve();
+    let output = output_of(&mut served.command("resize", &["root", "4M"]));
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "root: 4194304 bytes\n");
+    assert_eq!(std::fs::metadata(&served.image).unwrap().len(), 4 << 20);
+    for (arguments, word) in [
+        (&["none"][..], "\"none\""),
+        (&["no/name", "1M"], "\"no/name\""),
+        (&["root", "1000"], "1000"),
+        (&["root", "big"], "big"),
+        (&["ram", "2M"], "cannot change"),
+    ] {
+        let output = output_of(&mut served.command("resize", arguments));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
+        assert!(error.contains(word) && error.lines().count() == 1, "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn the_command_stats_shows_a_line_for_each_queue_that_ran() {
+    let served = serve();
+    let _client = served.work();
+    let output = output_of(&mut served.command("stats", &[]));
+    let table = String::from_utf8(output.stdout).unwrap();
+    let words: Vec<Vec<_>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
+    assert_eq!(words[0][..4], ["DEVICE", "QUEUE", "WORKER", "REQUESTS"], "{table}");
+    let of = |row: usize| (words[row][0], words[row][1], words[row][3]);
+    assert_eq!((of(1), of(2)), (("root", "0", "5"), ("root", "1", "3")), "{table}");
+    assert_eq!((words[3][0], words[4][0], words.len()), ("ro", "ram", 5), "{table}");
+}
+
+#[test]
+fn the_command_stats_prints_json_for_scripts() {
+    let served = serve();
+    let _client = served.work();
+    let output = output_of(&mut served.command("stats", &["--json", "root"]));
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["devices"].as_array().unwrap().len(), 1);
+    assert_eq!(value["devices"][0]["queues"][0]["counters"]["requests"], 5);
+    let output = output_of(&mut served.command("stats", &["--json"]));
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["devices"].as_array().unwrap().len(), 3);
+    let output = output_of(&mut served.command("stats", &["none"]));
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn the_command_stats_watches_until_nobody_reads() {
+    let served = serve();
+    let mut client = served.work();
+    let mut watch = served.command("stats", &["root", "--watch"]);
+    let mut child = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first: Vec<_> = lines.by_ref().take(3).map(Result::unwrap).collect();
+    assert!(!first[0].contains("/s"), "{first:?}");
+    served.work_more(&mut client);
+    // On a busy machine the work may fall into a later interval.
+    let rate = loop {
+        let block: Vec<_> = lines.by_ref().take(3).map(Result::unwrap).collect();
+        assert!(block[0].contains("REQUESTS/s"), "{block:?}");
+        let rate: f64 = block[1].split_whitespace().nth(3).unwrap().parse().unwrap();
+        if rate > 0.0 {
+            break rate;
+        }
+    };
+    assert!(rate <= 6.0, "five in an interval, not the ten of all time: {rate}");
+    drop(lines);
+    let ended = process::wait_until(|| child.try_wait().unwrap().is_some());
+    let _ = child.kill();
+    assert!(ended && child.wait().unwrap().success());
+}
+
+#[test]
+fn a_command_without_a_daemon_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("none");
+    let output = output_of(manyring().args(["stats", "--control"]).arg(&socket));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(error.contains("--control") && error.contains(socket.to_str().unwrap()), "{error}");
+}
+
+/// Families by name: their type. Panics if a sample comes before its family or outside it.
+fn families(text: &str) -> HashMap<String, String> {
+    let mut families = HashMap::new();
+    let mut current = String::new();
+    for line in text.lines().filter(|l| *l != "# EOF") {
+        if let Some(rest) = line.strip_prefix("# ") {
+            let mut words = rest.splitn(3, ' ');
+            let (what, name, value) =
+                (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+            if what == "TYPE" {
+                let old = families.insert(name.to_owned(), value.to_owned());
+                assert_eq!(old, None, "{name} twice");
+                name.clone_into(&mut current);
+            }
+            assert_eq!(name, current, "{line}");
+            if what == "UNIT" {
+                assert!(name.ends_with(&format!("_{value}")), "{line}");
+            }
+            continue;
+        }
+        let (sample, value) = line.rsplit_once(' ').unwrap();
+        value.parse::<f64>().unwrap();
+        let name = sample.split('{').next().unwrap();
+        let suffixes: &[&str] = match families[&current].as_str() {
+            "counter" => &["_total"],
+            "gauge" => &[""],
+            "info" => &["_info"],
+            "histogram" => &["_bucket", "_count", "_sum"],
+            other => panic!("{other}"),
+        };
+        let fits = suffixes.iter().any(|s| name == format!("{current}{s}"));
+        assert!(fits, "{line} in {current}");
+    }
+    families
+}
+
+#[test]
+fn metrics_are_openmetrics() {
+    let served = serve();
+    let _client = served.work();
+    let (status, head, text) = http(&served.control, "GET", "/metrics", "");
+    assert_eq!(status, 200);
+    let kind = "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8";
+    assert!(head.contains(kind), "{head}");
+    assert!(text.ends_with("\n# EOF\n"), "{text}");
+    let families = families(&text);
+    for (name, kind) in [
+        ("manyring_build", "info"),
+        ("manyring_device_size_bytes", "gauge"),
+        ("manyring_device_connected", "gauge"),
+        ("manyring_worker_queues", "gauge"),
+        ("manyring_worker_slept_seconds", "counter"),
+        ("manyring_queue_requests", "counter"),
+        ("manyring_queue_read_bytes", "counter"),
+        ("manyring_queue_calls_suppressed", "counter"),
+        ("manyring_queue_in_flight", "gauge"),
+        ("manyring_queue_batch_size", "histogram"),
+        ("manyring_queue_serve_seconds", "histogram"),
+    ] {
+        assert_eq!(families.get(name).map(String::as_str), Some(kind), "{name}");
+    }
+    for line in [
+        "manyring_device_connected{device=\"root\"} 1",
+        "manyring_device_connected{device=\"ram\"} 0",
+        "manyring_device_size_bytes{device=\"ro\"} 1048576",
+        "manyring_queue_requests_total{device=\"root\",queue=\"0\"} 5",
+        "manyring_queue_read_bytes_total{device=\"root\",queue=\"1\"} 12288",
+        "manyring_queue_serve_seconds_bucket{device=\"root\",queue=\"1\",le=\"+Inf\"} 3",
+        "manyring_queue_serve_seconds_count{device=\"root\",queue=\"1\"} 3",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+    let samples: Vec<_> = text.lines().filter(|l| !l.starts_with('#')).collect();
+    let names: HashSet<_> = samples.iter().map(|l| l.rsplit_once(' ').unwrap().0).collect();
+    assert_eq!(names.len(), samples.len(), "a sample is there twice");
+}
+
+#[test]
+fn clients_that_say_nothing_or_nonsense_stop_nobody() {
+    let served = serve();
+    let idle: Vec<_> = (0..40).map(|_| UnixStream::connect(&served.control).unwrap()).collect();
+    let mut rude = UnixStream::connect(&served.control).unwrap();
+    rude.write_all(b"\0\xff\r\n\r\n").unwrap();
+    let mut half = UnixStream::connect(&served.control).unwrap();
+    half.write_all(b"POST /v1/devices/root/resize HTTP/1.1\r\ncontent-length: 9\r\n\r\n{").unwrap();
+    served.get("/v1/devices/root");
+    let _client = served.work();
+    drop((idle, rude, half));
+    served.get("/v1/workers");
+}
