@@ -67,27 +67,27 @@ impl Pending {
     }
 
     /// Takes the request of `token`. `None` if there is none: a backend's bug, not the guest's.
+    /// Its snapshot stays until [`Self::acknowledge`]: the status byte is still to be written.
     #[inline]
     pub(super) fn take(&mut self, token: u32) -> Option<InFlight> {
         let (epoch, request) = self.slots.get_mut(token as usize)?.take()?;
         self.free.push(token);
-        if epoch != self.epoch {
-            self.leave(epoch);
+        if epoch != self.epoch
+            && let Some(older) = self.retiring.iter_mut().find(|r| r.epoch == epoch)
+        {
+            older.left -= 1;
         }
         Some(request)
     }
 
-    /// One request less in an older epoch.
-    fn leave(&mut self, epoch: u32) {
-        if let Some(at) = self.retiring.iter().position(|r| r.epoch == epoch) {
-            self.retiring[at].left -= 1;
-        }
-        self.acknowledge();
-    }
-
     /// Acknowledges the changes whose older snapshots are all out of use: in order, since a
-    /// request of an older epoch may use what a later change removed.
-    fn acknowledge(&mut self) {
+    /// request of an older epoch may use what a later change removed. Called when all requests
+    /// that were taken have been answered: it unmaps what nobody else holds.
+    #[inline]
+    pub(super) fn acknowledge(&mut self) {
+        if self.retiring.is_empty() {
+            return;
+        }
         let done = self.retiring.iter().take_while(|r| r.left == 0).count();
         for mut retired in self.retiring.drain(..done) {
             if let Some(reply) = retired.reply.take() {

@@ -179,6 +179,7 @@ impl BlkQueue {
                 tally.finish(request, status, now_ns, queue, stats);
             }
         }
+        self.pending.acknowledge();
         tally.store(stats);
         (count, lost)
     }
