@@ -148,10 +148,11 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        let ended = self.child.try_wait();
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("the daemon's log:\n{}", self.log());
+            eprintln!("the daemon (ended before: {ended:?}) has logged:\n{}", self.log());
         }
     }
 }

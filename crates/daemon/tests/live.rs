@@ -1,0 +1,345 @@
+//! What a front-end does to rings that run: another memory table, regions added and removed,
+//! enable and disable, stop and start, no call, no kick. Nothing is lost, stuck or changed.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+
+use manyring_driver::{BlkDriver, BlkOptions, BlkQueue, Op, TableEntry};
+use manyring_wire::vhost_user::{
+    PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK, Region,
+    VringAddr,
+};
+use process::{Daemon, PATIENCE};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+const QUEUES: u16 = 2;
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 512;
+const IN_FLIGHT: usize = 32;
+
+/// Random numbers with a seed: splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed ^ (mixed >> 27)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+/// What a block holds after it was written for the n-th time; zeroes before the first.
+fn pattern(block: u64, times: u64) -> Vec<u8> {
+    if times == 0 {
+        return vec![0; BLOCK];
+    }
+    let mut random = Random(block << 32 | times);
+    (0..BLOCK / 8).flat_map(|_| random.next().to_le_bytes()).collect()
+}
+
+fn connect(daemon: &Daemon, queues: u16) -> BlkDriver {
+    let options = BlkOptions {
+        queues,
+        protocol_features: PROTOCOL_F_MQ
+            | PROTOCOL_F_CONFIG
+            | PROTOCOL_F_REPLY_ACK
+            | PROTOCOL_F_CONFIGURE_MEM_SLOTS,
+        ..BlkOptions::default()
+    };
+    BlkDriver::connect(&daemon.socket(), &options).unwrap()
+}
+
+/// Blocks that one queue alone reads and writes, many at once, each checked.
+struct Load {
+    queue: BlkQueue,
+    first: u64,
+    /// How often each block was written.
+    times: Vec<u64>,
+    /// Block and kind of each request in flight, by tag: true = read.
+    pending: HashMap<u16, (u64, bool)>,
+    random: Random,
+}
+
+impl Load {
+    fn new(queue: BlkQueue, index: u64, seed: u64) -> Self {
+        let times = vec![0; usize::try_from(BLOCKS).unwrap()];
+        let random = Random(seed.wrapping_add(index));
+        Self { queue, first: index * BLOCKS, times, pending: HashMap::new(), random }
+    }
+
+    /// Keeps the queue busy until `stop`; counts what is done in `done`.
+    fn run(&mut self, stop: &AtomicBool, done: &AtomicU64) {
+        while !stop.load(Ordering::Relaxed) {
+            while self.pending.len() < IN_FLIGHT {
+                self.submit();
+            }
+            self.queue.publish().unwrap();
+            self.finish_one();
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        while !self.pending.is_empty() {
+            self.finish_one();
+        }
+    }
+
+    fn submit(&mut self) {
+        let index = self.random.below(BLOCKS);
+        if self.pending.values().any(|(block, _)| *block == index) {
+            return;
+        }
+        let sector = (self.first + index) * (BLOCK as u64 / 512);
+        let read = self.random.below(2) == 0;
+        let tag = if read {
+            self.queue.submit(Op::Read { sector, len: BLOCK })
+        } else {
+            let times = &mut self.times[usize::try_from(index).unwrap()];
+            *times += 1;
+            let data = pattern(self.first + index, *times);
+            self.queue.submit(Op::Write { sector, data: &data })
+        };
+        self.pending.insert(tag.unwrap().expect("room in the ring"), (index, read));
+    }
+
+    fn finish_one(&mut self) {
+        let done = self.queue.wait(PATIENCE).expect("no request is stuck");
+        let (index, read) = self.pending.remove(&done.tag).expect("no request is done twice");
+        assert_eq!(done.status, 0);
+        if read {
+            let mut found = vec![0; BLOCK];
+            self.queue.read_data(done.tag, &mut found).unwrap();
+            let expected = pattern(self.first + index, self.times[usize::try_from(index).unwrap()]);
+            assert!(found == expected, "block {index} holds something else");
+        }
+    }
+}
+
+/// Runs `change` again and again while all queues are busy; each time they must get on.
+fn under_load(arguments: &[&str], rounds: usize, mut change: impl FnMut(&mut BlkDriver, usize)) {
+    let daemon = Daemon::blk(arguments);
+    let mut driver = connect(&daemon, QUEUES);
+    let seed = 0x5eed;
+    println!("seed {seed:#x}");
+    let queues = std::mem::take(&mut driver.queues);
+    let mut loads: Vec<_> =
+        queues.into_iter().zip(0..).map(|(q, i)| Load::new(q, i, seed)).collect();
+    let stop = AtomicBool::new(false);
+    let done: Vec<_> = loads.iter().map(|_| AtomicU64::new(0)).collect();
+    std::thread::scope(|scope| {
+        for (load, done) in loads.iter_mut().zip(&done) {
+            scope.spawn(|| load.run(&stop, done));
+        }
+        let _stop = StopAtEnd(&stop);
+        let get_on = |at_least: u64| {
+            let goal: Vec<_> = done.iter().map(|d| d.load(Ordering::Relaxed) + at_least).collect();
+            assert!(process::wait_until(|| {
+                done.iter().zip(&goal).all(|(done, goal)| done.load(Ordering::Relaxed) >= *goal)
+            }));
+        };
+        get_on(100);
+        for round in 0..rounds {
+            change(&mut driver, round);
+            get_on(50);
+        }
+    });
+    assert!(!daemon.log().contains("WARN"), "{}", daemon.log());
+}
+
+/// Lets the loads end, also when the test fails.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A region that no request uses.
+fn spare_region(number: u64) -> (Region, OwnedFd) {
+    let file = rustix::fs::memfd_create("spare", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let size = 1 << 20;
+    rustix::fs::ftruncate(&file, size).unwrap();
+    let guest_addr = (1 << 40) + number * (4 << 20);
+    (Region { guest_addr, size, user_addr: guest_addr + (1 << 44), mmap_offset: 0 }, file)
+}
+
+const ARGUMENTS: [&[&str]; 3] = [
+    &["--memory=16M", "--num-queues=2"],
+    &["--memory=16M", "--num-queues=2", "--no-io-uring"],
+    &["--memory=16M", "--num-queues=2", "--workers=1", "--spin-us=0"],
+];
+
+#[test]
+fn a_memory_table_is_replaced_under_load() {
+    for arguments in ARGUMENTS {
+        under_load(arguments, 40, |driver, round| {
+            let (region, file) = spare_region(0);
+            let arena = driver.arena.clone();
+            let mut table: Vec<TableEntry<'_>> = arena.table();
+            if round % 2 == 0 {
+                table.push((region, file.as_fd()));
+            }
+            driver.front.set_mem_table(&table).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_memory_table_is_replaced_while_a_file_disk_works_past_the_page_cache() {
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len(16 << 20).unwrap();
+    let file = format!("--blk-file={}", image.path().display());
+    under_load(&[&file, "--direct", "--num-queues=2"], 40, |driver, _| {
+        let arena = driver.arena.clone();
+        driver.front.set_memory(&arena).unwrap();
+    });
+}
+
+#[test]
+fn regions_come_and_go_under_load() {
+    for arguments in ARGUMENTS {
+        let mut spares = Vec::new();
+        under_load(arguments, 40, |driver, round| {
+            if round % 4 == 3 {
+                for (region, _) in spares.drain(..) {
+                    driver.front.remove_mem_region(&region).unwrap();
+                }
+            } else {
+                let (region, file) = spare_region(round as u64);
+                driver.front.add_mem_region(&(region, file.as_fd())).unwrap();
+                spares.push((region, file));
+            }
+        });
+    }
+}
+
+#[test]
+fn queues_are_disabled_and_enabled_under_load() {
+    for arguments in ARGUMENTS {
+        under_load(arguments, 40, |driver, round| {
+            let index = u32::try_from(round).unwrap() % u32::from(QUEUES);
+            driver.front.set_vring_enable(index, false).unwrap();
+            std::thread::sleep(Duration::from_millis(round as u64 % 4));
+            driver.front.set_vring_enable(index, true).unwrap();
+        });
+    }
+}
+
+/// What it takes to start a ring that another thread drives.
+struct Restart {
+    addr: VringAddr,
+    size: u32,
+    kick: OwnedFd,
+    call: OwnedFd,
+}
+
+impl Restart {
+    fn of(queue: &mut BlkQueue) -> Self {
+        let vring = queue.vring();
+        let at = vring.addresses();
+        Self {
+            addr: VringAddr {
+                index: vring.index(),
+                flags: 0,
+                descriptor: at.descriptor,
+                used: at.used,
+                available: at.available,
+                log: 0,
+            },
+            size: vring.size().into(),
+            kick: vring.kick_fd().try_clone_to_owned().unwrap(),
+            call: vring.call_fd().try_clone_to_owned().unwrap(),
+        }
+    }
+
+    /// Stops the ring and starts it from where it stopped.
+    fn run(&self, driver: &mut BlkDriver) {
+        let (front, index) = (&mut driver.front, self.addr.index);
+        let base = front.vring_base(index).unwrap();
+        front.set_vring_num(index, self.size).unwrap();
+        front.set_vring_base(index, base).unwrap();
+        front.set_vring_addr(&self.addr).unwrap();
+        front.set_vring_call(index, Some(self.call.as_fd())).unwrap();
+        front.set_vring_kick(index, Some(self.kick.as_fd())).unwrap();
+        front.set_vring_enable(index, true).unwrap();
+    }
+}
+
+#[test]
+fn queues_are_stopped_and_started_under_load() {
+    for arguments in ARGUMENTS {
+        let daemon = Daemon::blk(arguments);
+        let mut driver = connect(&daemon, QUEUES);
+        let restarts: Vec<_> = driver.queues.iter_mut().map(Restart::of).collect();
+        let mut loads: Vec<_> = driver.queues.drain(..).zip(0..).collect();
+        let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for (queue, index) in loads.drain(..) {
+                let (stop, done) = (&stop, &done);
+                scope.spawn(move || Load::new(queue, index, 1).run(stop, done));
+            }
+            let _stop = StopAtEnd(&stop);
+            for round in 0..60 {
+                restarts[round % restarts.len()].run(&mut driver);
+                let goal = done.load(Ordering::Relaxed) + 50;
+                assert!(process::wait_until(|| done.load(Ordering::Relaxed) >= goal), "{round}");
+            }
+        });
+        assert!(!daemon.log().contains("WARN"), "{}", daemon.log());
+    }
+}
+
+#[test]
+fn a_kick_that_comes_before_enable_is_not_lost() {
+    let daemon = Daemon::blk(&["--memory=16M"]);
+    for _ in 0..20 {
+        let mut driver = connect(&daemon, 1);
+        driver.front.set_vring_enable(0, false).unwrap();
+        let queue = &mut driver.queues[0];
+        queue.submit(Op::Read { sector: 0, len: 512 }).unwrap().unwrap();
+        queue.publish().unwrap();
+        queue.vring().kick().unwrap();
+        assert!(queue.wait(Duration::from_millis(20)).is_err(), "a disabled ring is not served");
+        driver.front.set_vring_enable(0, true).unwrap();
+        assert_eq!(driver.queues[0].wait(PATIENCE).unwrap().status, 0);
+        drop(driver);
+    }
+}
+
+#[test]
+fn a_queue_without_call_is_served_to_a_driver_that_polls() {
+    for arguments in ARGUMENTS {
+        let daemon = Daemon::blk(arguments);
+        let mut driver = connect(&daemon, 1);
+        driver.front.set_vring_call(0, None).unwrap();
+        let queue = &mut driver.queues[0];
+        for sector in 0..500 {
+            queue.submit(Op::Read { sector, len: 512 }).unwrap().unwrap();
+            queue.publish().unwrap();
+            assert_eq!(queue.poll(PATIENCE).unwrap().status, 0);
+        }
+    }
+}
+
+#[test]
+fn a_queue_without_kick_is_looked_at_by_the_device() {
+    for arguments in ARGUMENTS {
+        let daemon = Daemon::blk(arguments);
+        let mut driver = connect(&daemon, 1);
+        driver.front.set_vring_kick(0, None).unwrap();
+        let queue = &mut driver.queues[0];
+        for sector in 0..50 {
+            queue.submit(Op::Read { sector, len: 512 }).unwrap().unwrap();
+            queue.vring().queue().publish();
+            assert_eq!(queue.poll(PATIENCE).unwrap().status, 0);
+            // Long enough for the device to stop spinning.
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
