@@ -201,11 +201,19 @@ fn negotiate(front: &mut FrontEnd, options: &BlkOptions) -> Result<u64, DriverEr
     front.negotiate(options.features, F_PROTOCOL_FEATURES, options.protocol_features)
 }
 
+/// The config space up to write-zeroes.
+const CONFIG_SIZE_OLD: u32 = 60;
+
 fn read_config(front: &mut FrontEnd, options: &BlkOptions) -> Result<Config, DriverError> {
     let mut config = Config::new_zeroed();
     if options.protocol_features & PROTOCOL_F_CONFIG != 0 {
         let size = u32::try_from(size_of::<Config>()).unwrap_or(0);
-        config.as_mut_bytes().copy_from_slice(&front.config(0, size)?);
+        let bytes = match front.config(0, size) {
+            // A back-end older than secure erase knows a shorter space, and says so with nothing.
+            Err(DriverError::Reply { size: 0, .. }) => front.config(0, CONFIG_SIZE_OLD)?,
+            result => result?,
+        };
+        config.as_mut_bytes()[..bytes.len()].copy_from_slice(&bytes);
     }
     Ok(config)
 }
