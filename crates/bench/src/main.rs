@@ -37,6 +37,8 @@ enum Command {
 enum Load {
     /// libblkio, a client that is not ours.
     Blkio(load::LoadArgs),
+    /// Our own driver half.
+    Driver(load::LoadArgs),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +55,10 @@ fn run(cli: Cli) -> Result<(), String> {
     match cli.command {
         Command::Load(Load::Blkio(args)) => {
             let result = load::blkio::run(&args.options()).map_err(|e| e.to_string())?;
+            result.print(args.json)
+        }
+        Command::Load(Load::Driver(args)) => {
+            let result = load::driver::run(&args.options()).map_err(|e| e.to_string())?;
             result.print(args.json)
         }
         Command::NullBlk(args) => scenario::null_blk::run(&args)?.print(args.json),

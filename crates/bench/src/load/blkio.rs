@@ -1,17 +1,15 @@
 //! The load generator on libblkio, a vhost-user-blk client that is not ours.
 #![allow(unsafe_code, reason = "allow-listed: libblkio fills completions as `MaybeUninit`")]
 
-use super::{LoadError, LoadOptions, LoadResult, Rw};
+use super::{LoadError, LoadOptions, LoadResult, Rw, STUCK};
 use crate::measure::{Latencies, Random, now, own_cpu_seconds, pin};
 use blkio::{Blkio, Blkioq, Completion, ReqFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::mem::MaybeUninit;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// A request that has not come back by then never will.
-const STUCK: Duration = Duration::from_secs(10);
 /// A polling client that finds nothing looks at the clock once in so many turns.
 const IDLE_TURNS: u32 = 1024;
 
@@ -20,7 +18,7 @@ const IDLE_TURNS: u32 = 1024;
 /// # Errors
 /// [`LoadError`] if the client cannot connect, or if a request fails or does not come back.
 pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
-    check(options)?;
+    options.check()?;
     if let Some(cpu) = options.cpu {
         pin(cpu).map_err(|errno| LoadError::Cpu { cpu, errno })?;
     }
@@ -32,33 +30,12 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     } else {
         lanes.into_iter().map(|lane| vec![lane]).collect()
     };
-    let done: Vec<Result<Latencies, LoadError>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = parties
-            .into_iter()
-            .map(|lanes| scope.spawn(move || Party::new(lanes, options, end)?.run()))
-            .collect();
-        let gone = || LoadError::Options("a thread of the client panicked");
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(gone()))).collect()
-    });
+    let latencies = super::run_parties(parties, |lanes| Party::new(lanes, options, end)?.run())?;
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
     drop(client);
-    let mut latencies = Latencies::new();
-    for one in done {
-        latencies.add(&one?);
-    }
     // What came back after the end is not counted, the wait for it is not either.
     let seconds = seconds.min(options.duration.as_secs_f64());
     Ok(LoadResult::new(&latencies, seconds, cpu, options.seed))
-}
-
-fn check(options: &LoadOptions) -> Result<(), LoadError> {
-    if options.queues == 0 || options.depth == 0 {
-        return Err(LoadError::Options("queues and depth must not be 0"));
-    }
-    if options.size == 0 || !options.size.is_multiple_of(512) {
-        return Err(LoadError::Options("size must be whole sectors of 512 bytes"));
-    }
-    Ok(())
 }
 
 /// Connects, starts the queues, and gives each its share of one memory region.

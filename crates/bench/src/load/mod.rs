@@ -1,6 +1,7 @@
 //! Load generators: clients that keep a number of requests in flight and count what comes back.
 
 pub(crate) mod blkio;
+pub(crate) mod driver;
 
 use crate::measure::Latencies;
 use clap::{Args, ValueEnum};
@@ -86,6 +87,40 @@ pub(crate) struct LoadOptions {
     pub(crate) rw: Rw,
     pub(crate) cpu: Option<usize>,
     pub(crate) seed: u64,
+}
+
+impl LoadOptions {
+    fn check(&self) -> Result<(), LoadError> {
+        if self.queues == 0 || self.depth == 0 {
+            return Err(LoadError::Options("queues and depth must not be 0"));
+        }
+        if self.size == 0 || !self.size.is_multiple_of(512) {
+            return Err(LoadError::Options("size must be whole sectors of 512 bytes"));
+        }
+        Ok(())
+    }
+}
+
+/// A request that has not come back by then never will.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// Runs each party on a thread of its own; all their latencies.
+fn run_parties<P: Send>(
+    parties: Vec<P>,
+    run: impl Fn(P) -> Result<Latencies, LoadError> + Sync,
+) -> Result<Latencies, LoadError> {
+    let run = &run;
+    let done: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            parties.into_iter().map(|party| scope.spawn(move || run(party))).collect();
+        let gone = || LoadError::Options("a thread of the client panicked");
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(gone()))).collect()
+    });
+    let mut latencies = Latencies::new();
+    for one in done {
+        latencies.add(&one?);
+    }
+    Ok(latencies)
 }
 
 /// Why a load could not be driven.

@@ -8,10 +8,19 @@ use crate::load::{self, LoadOptions, Rw};
 use crate::measure::{Affinity, Calibration, machine};
 use crate::peer::{self, Server};
 use crate::report::{Cell, Party, Report, Sample};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// The clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Client {
+    /// libblkio, a client that is not ours.
+    Blkio,
+    /// Our own driver half; leaves out the cells in which one thread sleeps on several queues.
+    Driver,
+}
 
 /// Options of every scenario.
 #[derive(Args, Clone, Debug)]
@@ -40,6 +49,9 @@ pub(crate) struct ScenarioArgs {
     /// CPU of the server.
     #[arg(long, default_value_t = 1)]
     server_cpu: usize,
+    /// Which client drives the back-ends.
+    #[arg(long, value_enum, default_value_t = Client::Blkio)]
+    client: Client,
     /// More arguments for our daemon, to try them out.
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     extra: Vec<OsString>,
@@ -101,7 +113,9 @@ impl<'a> Bench<'a> {
 
     /// Runs one cell, unless it was not asked for.
     fn cell(&mut self, name: &str, works: &[Work], contenders: &[Contender]) -> Result<(), String> {
-        if self.args.only.as_ref().is_some_and(|text| !name.contains(text)) {
+        let cannot = self.args.client == Client::Driver
+            && works.iter().any(|work| work.one_thread && !work.poll);
+        if cannot || self.args.only.as_ref().is_some_and(|text| !name.contains(text)) {
             return Ok(());
         }
         let mut parties: Vec<Party> = contenders
@@ -154,7 +168,11 @@ impl<'a> Bench<'a> {
             seed: 1,
         };
         let before = server.cpu_seconds();
-        let result = load::blkio::run(&options).map_err(|e| e.to_string())?;
+        let run = match self.args.client {
+            Client::Blkio => load::blkio::run,
+            Client::Driver => load::driver::run,
+        };
+        let result = run(&options).map_err(|e| e.to_string())?;
         Ok(Sample {
             iops: result.iops,
             p50_us: result.p50_us,
