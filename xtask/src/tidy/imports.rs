@@ -13,7 +13,7 @@ const TABLE: &[Row] = &[
     ("backend", &["wire", "memory"], &[]),
     ("device", &["wire", "memory", "queue", "backend"], &[]),
     ("transport", &["wire", "memory", "queue", "device"], &[]),
-    ("daemon", &["transport", "device", "backend", "memory"], &["driver"]),
+    ("daemon", &["transport", "device", "backend", "memory"], &["driver", "queue", "wire"]),
     ("driver", &["wire", "memory", "queue"], &[]),
     ("bench", &["driver", "queue", "memory", "wire", "backend"], &[]),
 ];
