@@ -1,0 +1,121 @@
+//! A running queue moves from worker to worker under load: nothing is lost, stuck or changed.
+//! No daemon here: the pool and the device are used as the transport uses them.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod load;
+mod process;
+
+use load::{Load, StopAtEnd};
+use manyring_backend::blk::file::FileDisk;
+use manyring_backend::blk::memory::MemoryDisk;
+use manyring_backend::blk::uring::UringDisk;
+use manyring_backend::blk::{Disk, Image, ImageOptions};
+use manyring_device::blk::{BlkDevice, BlkOptions};
+use manyring_device::{Activation, Call, Device, Kick, Pool, PoolOptions, QueueHandle};
+use manyring_driver::{Arena, BlkQueue};
+use manyring_memory::GuestMemory;
+use manyring_queue::{DeviceQueue, QueueConfig, RingFeatures};
+use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tokio::sync::mpsc;
+
+const WORKERS: usize = 3;
+const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
+
+fn device(disk: Arc<dyn Disk>, uring: bool, spin_us: u32) -> BlkDevice {
+    let options = BlkOptions {
+        name: "moving".to_owned(),
+        num_queues: 2,
+        queue_size: 128,
+        serial: String::new(),
+        read_only: false,
+        writeback: true,
+    };
+    BlkDevice::new(options, disk, Pool::new(PoolOptions { workers_max: WORKERS, spin_us, uring }))
+}
+
+/// Starts the device half of a queue whose driver half we have.
+fn start(device: &BlkDevice, memory: &Arc<GuestMemory>, queue: &mut BlkQueue) -> QueueHandle {
+    let vring = queue.vring();
+    let (features, addresses) = (RingFeatures::from_bits(FEATURES), vring.addresses());
+    let config = QueueConfig { size: vring.size(), addresses, base: vring.base(), features };
+    let dup = |fd: rustix::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+    let activation = Activation {
+        index: usize::try_from(vring.index()).unwrap(),
+        queue: DeviceQueue::new(config, memory.clone()).unwrap(),
+        addresses,
+        kick: Some(Kick::new(dup(vring.kick_fd())).unwrap()),
+        call: Some(Arc::new(Call::new(dup(vring.call_fd())).unwrap())),
+        err: None,
+        enabled: true,
+        features: FEATURES,
+        events: mpsc::channel(16).0,
+    };
+    device.start(activation).unwrap()
+}
+
+/// Two busy queues, and one of them moves, and the other, `moves` times in all.
+fn move_under_load(disk: Arc<dyn Disk>, uring: bool, spin_us: u32, moves: usize) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let device = device(disk, uring, spin_us);
+    let options = manyring_driver::BlkOptions::default();
+    let arena = Arc::new(Arena::new(2 * BlkQueue::arena_size(&options)).unwrap());
+    let memory = Arc::new(arena.memory().clone());
+    let features = RingFeatures::from_bits(FEATURES);
+    let mut queues: Vec<_> =
+        (0..2).map(|index| BlkQueue::new(&arena, index, features, &options).unwrap()).collect();
+    let handles: Vec<_> = queues.iter_mut().map(|q| start(&device, &memory, q)).collect();
+    let (stop, done) = (AtomicBool::new(false), [AtomicU64::new(0), AtomicU64::new(0)]);
+    std::thread::scope(|scope| {
+        for ((queue, index), done) in queues.drain(..).zip(0..).zip(&done) {
+            let stop = &stop;
+            scope.spawn(move || Load::new(queue, index, 0x30).run(stop, done));
+        }
+        let _stop = StopAtEnd(&stop);
+        for turn in 0..moves {
+            let (handle, done) = (&handles[turn % 2], &done[turn % 2]);
+            let to = (handle.worker().unwrap() + 1) % WORKERS;
+            assert!(runtime.block_on(handle.move_to(to)));
+            assert_eq!(handle.worker(), Some(to));
+            let goal = done.load(Ordering::Relaxed) + 40;
+            assert!(process::wait_until(|| done.load(Ordering::Relaxed) >= goal), "move {turn}");
+        }
+        assert!(!runtime.block_on(handles[0].move_to(WORKERS)), "there is no such worker");
+    });
+    let moved: u64 = (0..2).map(|index| device.stats(index).unwrap().moves.value()).sum();
+    assert_eq!(moved, moves as u64);
+    for (handle, done) in handles.into_iter().zip(&done) {
+        let base = runtime.block_on(handle.stop()).unwrap();
+        // Every request took one entry of the ring, none was taken twice; what was still in flight
+        // at the end was not counted.
+        let counted = u16::try_from(done.load(Ordering::Relaxed) % 0x1_0000).unwrap();
+        assert!(usize::from(base.wrapping_sub(counted)) <= load::IN_FLIGHT, "{base} {counted}");
+    }
+}
+
+fn image(direct: bool) -> (tempfile::NamedTempFile, Image) {
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.as_file().set_len(16 << 20).unwrap();
+    let image = Image::open(file.path(), ImageOptions { read_only: false, direct }).unwrap();
+    (file, image)
+}
+
+#[test]
+fn a_queue_of_a_memory_disk_moves_under_load() {
+    for (uring, spin_us) in [(true, 32), (true, 0), (false, 32), (false, 0)] {
+        move_under_load(Arc::new(MemoryDisk::new(16 << 20).unwrap()), uring, spin_us, 60);
+    }
+}
+
+#[test]
+fn a_queue_moves_with_requests_in_the_io_uring_of_its_worker() {
+    let (_file, image) = image(true);
+    move_under_load(Arc::new(UringDisk::new(image).unwrap()), true, 32, 60);
+}
+
+#[test]
+fn a_queue_of_a_plain_file_moves_under_load() {
+    let (_file, image) = image(false);
+    move_under_load(Arc::new(FileDisk::new(image)), false, 32, 60);
+}
