@@ -108,6 +108,18 @@ mod real {
             word.load(Ordering::Relaxed)
         }
 
+        /// Reads two 64-bit words (a descriptor) without order: one check for both.
+        #[must_use]
+        #[inline]
+        pub fn load_u64_pair(&self, offset: usize) -> (u64, u64) {
+            let words = self.at::<[u64; 2]>(offset).cast::<u64>();
+            // SAFETY: 16 bytes from the offset are in range (asserted) and 8-aligned, as above.
+            let low = unsafe { AtomicU64::from_ptr(words) };
+            // SAFETY: as above; the second of the two.
+            let high = unsafe { AtomicU64::from_ptr(words.wrapping_add(1)) };
+            (low.load(Ordering::Relaxed), high.load(Ordering::Relaxed))
+        }
+
         /// Writes a 64-bit word (half a descriptor) without order.
         #[inline]
         pub fn store_u64(&self, offset: usize, value: u64) {
@@ -200,6 +212,11 @@ mod model {
         #[must_use]
         pub fn load_u64(&self, offset: usize) -> u64 {
             (0..4).map(|i| u64::from(self.load_u16(offset + 2 * i)) << (16 * i)).sum()
+        }
+        /// Reads two 64-bit words in eight cells.
+        #[must_use]
+        pub fn load_u64_pair(&self, offset: usize) -> (u64, u64) {
+            (self.load_u64(offset), self.load_u64(offset + 8))
         }
         /// Writes a 64-bit word in four cells.
         pub fn store_u64(&self, offset: usize, value: u64) {

@@ -137,8 +137,8 @@ impl DeviceHalf {
                 return Err(QueueError::DescriptorIndex { index, size: self.size });
             }
             let at = usize::from(index) * DESCRIPTOR_SIZE;
-            let desc =
-                Descriptor::parse(self.areas.desc.load_u64(at), self.areas.desc.load_u64(at + 8));
+            let (low, high) = self.areas.desc.load_u64_pair(at);
+            let desc = Descriptor::parse(low, high);
             if desc.is_indirect() {
                 if desc.has_next() {
                     return Err(QueueError::IndirectNext);
