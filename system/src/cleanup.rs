@@ -1,7 +1,7 @@
 //! Nothing is left behind: a Ctrl-C ends what was started and removes what was made.
 //!
-//! Children also carry a parent-death signal ([`crate::command::child`]), so that even a killed
-//! xtask leaves no guest behind.
+//! Children also carry a parent-death signal (`command.rs`), so that even a killed xtask leaves
+//! no guest behind.
 
 use crate::{Context, Outcome};
 use rustix::process::{Pid, Signal, kill_process};

@@ -24,7 +24,7 @@ cd /mnt && must sha256sum -c /tmp/sums && cd /
 echo "five seconds of fio: random reads and writes, 4 KiB to 64 KiB"
 must fio --name=load --filename=/mnt/load --size=64M --rw=randrw --bsrange=4k-64k --direct=1 \
     --ioengine=libaio --iodepth=16 --numjobs=$(grep -c ^processor /proc/cpuinfo) --thread \
-    --runtime=5 --time_based --group_reporting --output=/tmp/fio
+    --runtime=5 --time_based --group_reporting --eta=never --output=/tmp/fio
 grep -E 'read:|write:|err=' /tmp/fio
 must umount /mnt
 await finished

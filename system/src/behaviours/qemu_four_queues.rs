@@ -20,7 +20,7 @@ const SCRIPT: &str = r#"
 must fio --name=verify --filename=$DISK --size=48M --offset_increment=48M --numjobs=4 \
     --rw=randrw --rwmixread=30 --bsrange=512-64k --blockalign=512 --verify=crc32c \
     --verify_fatal=1 --do_verify=1 --ioengine=libaio --iodepth=16 --direct=1 --thread \
-    --cpus_allowed=0-3 --cpus_allowed_policy=split --group_reporting
+    --cpus_allowed=0-3 --cpus_allowed_policy=split --group_reporting --eta=never
 n=0
 while [ $n -lt 10000 ]; do echo "Manyring was here"; n=$((n + 1)); done > /tmp/pattern
 must dd if=/tmp/pattern of=$DISK bs=4k seek=$((224 * 256)) conv=fsync,notrunc 2>/dev/null

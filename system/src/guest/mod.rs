@@ -148,8 +148,11 @@ impl Guest {
 
     fn show(&mut self, said: &str) {
         if let Some(shown) = &mut self.shown {
-            for line in said.get(*shown..).unwrap_or_default().lines() {
-                println!("  guest | {line}");
+            // What a kernel says before is of no interest while it boots.
+            let from = (*shown).max(said.find("GUEST_UP").unwrap_or(said.len()));
+            let lines = said.get(from..).unwrap_or_default().lines();
+            for line in lines.filter(|line| !line.starts_with("GUEST_MARK")) {
+                println!("  guest | {}", line.strip_prefix("GUEST_").unwrap_or(line));
             }
             *shown = said.len();
         }
