@@ -137,7 +137,7 @@ fn a_socket_path_that_cannot_be_had_is_named() {
         ("image", "taken: it is no socket"),
         ("none/socket", "No such file or directory"),
         ("image/socket", "No such file or directory"),
-        (long.as_str(), "at most 107"),
+        (long.as_str(), "107 bytes"),
     ] {
         for arguments in [
             format!("--socket-path @/{path} --blk-file @/image"),
