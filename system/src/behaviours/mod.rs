@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 mod hundred_devices_idle;
 mod image_lock_refuses_others;
 mod qemu_discard_punches_holes;
+mod qemu_discard_without_io_uring;
 mod qemu_flush_reaches_the_host;
 mod qemu_four_queues;
 mod qemu_live_resize;
@@ -40,6 +41,7 @@ pub const ALL: &[Behaviour] = &[
     read_only_disk::BEHAVIOUR,
     qemu_survives_daemon_sigkill::BEHAVIOUR,
     qemu_discard_punches_holes::BEHAVIOUR,
+    qemu_discard_without_io_uring::BEHAVIOUR,
     qemu_four_queues::BEHAVIOUR,
 ];
 

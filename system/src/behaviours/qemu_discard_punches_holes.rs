@@ -31,8 +31,13 @@ sync
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn run(scene: &Scene<'_>) -> Outcome {
+    blocks_come_back(scene, &["--num-queues", "1"])
+}
+
+/// Also with other arguments of the daemon.
+pub(super) fn blocks_come_back(scene: &Scene<'_>, arguments: &[&str]) -> Outcome {
     let image = scene.image(96)?;
-    let daemon = scene.serve(&image, &["--num-queues", "1"])?;
+    let daemon = scene.serve(&image, arguments)?;
     let options = GuestOptions { script: SCRIPT, ..GuestOptions::default() };
     let mut guest = scene.boot(Kind::Qemu, &daemon, options)?;
     guest.reach("filled", LIMIT)?;
