@@ -6,16 +6,18 @@ mod load;
 mod process;
 
 use load::{Load, StopAtEnd};
+use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_device::{Activation, Call, Device, Kick, Pool, PoolOptions, QueueHandle};
-use manyring_driver::{Arena, BlkQueue};
+use manyring_driver::{Arena, BlkQueue, Op};
 use manyring_memory::GuestMemory;
 use manyring_queue::{DeviceQueue, QueueConfig, RingFeatures};
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
+use process::PATIENCE;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::mpsc;
@@ -76,7 +78,8 @@ fn move_under_load(disk: Arc<dyn Disk>, uring: bool, spin_us: u32, moves: usize)
         for turn in 0..moves {
             let (handle, done) = (&handles[turn % 2], &done[turn % 2]);
             let to = (handle.worker().unwrap() + 1) % WORKERS;
-            assert!(runtime.block_on(handle.move_to(to)));
+            // A disk that is busy beyond the patience of a move is asked again.
+            assert!(process::wait_until(|| runtime.block_on(handle.move_to(to))));
             assert_eq!(handle.worker(), Some(to));
             let goal = done.load(Ordering::Relaxed) + 40;
             assert!(process::wait_until(|| done.load(Ordering::Relaxed) >= goal), "move {turn}");
@@ -118,4 +121,32 @@ fn a_queue_moves_with_requests_in_the_io_uring_of_its_worker() {
 fn a_queue_of_a_plain_file_moves_under_load() {
     let (_file, image) = image(false);
     move_under_load(Arc::new(FileDisk::new(image)), false, 32, 60);
+}
+
+#[test]
+fn a_queue_with_a_request_that_hangs_stays_and_goes_on() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for uring in [true, false] {
+        let plan = FaultPlan { hold_every: 50, ..FaultPlan::default() };
+        let disk = FaultDisk::new(Arc::new(MemoryDisk::new(1 << 20).unwrap()), plan);
+        let device = device(Arc::new(disk), uring, 32);
+        let options = manyring_driver::BlkOptions::default();
+        let arena = Arc::new(Arena::new(BlkQueue::arena_size(&options)).unwrap());
+        let memory = Arc::new(arena.memory().clone());
+        let features = RingFeatures::from_bits(FEATURES);
+        let mut queue = BlkQueue::new(&arena, 0, features, &options).unwrap();
+        let handle = start(&device, &memory, &mut queue);
+        // The 50th request hangs, and the 100th.
+        let mut read = |count: usize, answered: usize| {
+            (0..count).for_each(|_| {
+                queue.submit(Op::Read { sector: 0, len: 512 }).unwrap().unwrap();
+            });
+            queue.publish().unwrap();
+            (0..answered).for_each(|_| assert_eq!(queue.wait(PATIENCE).unwrap().status, 0));
+        };
+        read(60, 59);
+        assert!(!runtime.block_on(handle.move_to(1)), "one request is in flight for ever");
+        assert_eq!(handle.worker(), Some(0));
+        read(30, 30);
+    }
 }

@@ -7,7 +7,12 @@ use crate::worker::{Command, QueueId};
 use manyring_memory::GuestMemory;
 use manyring_queue::{QueueError, RingAddresses};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, oneshot};
+
+/// Longest time that a queue which is to move waits for its requests in flight. A disk that hangs
+/// must not hold back the requests that it would still serve, nor every other move.
+const MOVE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Where a queue runs. Whoever sends it a command holds the lock, so that no command goes to a
 /// worker that has just given the queue away.
@@ -51,9 +56,16 @@ impl Route {
             return true;
         }
         let Some(mailbox) = self.pool.mailbox(*worker) else { return false };
-        let (reply, queue) = oneshot::channel();
+        let (reply, mut detached) = oneshot::channel();
         mailbox.send(Command::Detach(self.id, reply));
-        let Ok(queue) = queue.await else { return false };
+        let queue = match tokio::time::timeout(MOVE_PATIENCE, &mut detached).await {
+            Ok(queue) => queue,
+            Err(_) => {
+                mailbox.send(Command::Stay(self.id));
+                detached.await
+            }
+        };
+        let Ok(queue) = queue else { return false };
         self.stats.moves.add(1);
         self.stats.worker.set(index as u64);
         target.send(Command::Start(self.id, queue));
@@ -128,7 +140,8 @@ impl QueueHandle {
     }
 
     /// Moves the running queue to worker `index`: it stops popping, reaps what is in flight, and
-    /// goes on there. Returns false if there is no such worker.
+    /// goes on there. Returns false if there is no such worker, or if a request in flight did not
+    /// end in time: the queue goes on where it is. Needs a tokio runtime with time.
     pub async fn move_to(&self, index: usize) -> bool {
         self.route.move_to(index).await
     }

@@ -327,6 +327,12 @@ impl RunningQueue {
         self.draining = true;
     }
 
+    /// Pops again after [`Self::drain`]; what arrived since is served now.
+    pub(crate) fn resume(&mut self, now_ns: u64) {
+        self.draining = false;
+        self.make_hot(now_ns);
+    }
+
     pub(crate) fn is_drained(&self) -> bool {
         self.draining && self.queue.in_flight() == 0
     }

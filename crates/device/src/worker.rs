@@ -38,6 +38,8 @@ pub(crate) enum Command {
     Stop(QueueId, StopReply),
     /// Give the queue back, to move it.
     Detach(QueueId, oneshot::Sender<Box<RunningQueue>>),
+    /// Keep the queue, if it has not been given back yet.
+    Stay(QueueId),
     Memory(QueueId, Arc<GuestMemory>, RingAddresses, MemoryReply),
     Enable(QueueId, bool, oneshot::Sender<()>),
     Kick(QueueId, Option<Kick>),
@@ -288,6 +290,7 @@ impl Worker {
                 Command::Start(id, queue) => self.start(id, queue),
                 Command::Stop(id, reply) => self.end(id, Ending::Stop(reply)),
                 Command::Detach(id, reply) => self.end(id, Ending::Detach(reply)),
+                Command::Stay(id) => self.stay(id),
                 Command::Memory(id, memory, addresses, reply) => {
                     let now_ns = self.now_ns;
                     self.with(id, |queue, _, _, _| {
@@ -346,6 +349,19 @@ impl Worker {
         }
         self.slots[slot].ending = Some(ending);
         self.make_listed(slot);
+    }
+
+    /// Takes a detach back: the queue pops again, and whoever waits for it is told so.
+    fn stay(&mut self, id: QueueId) {
+        let Some(&slot) = self.by_id.get(&id) else { return };
+        let now_ns = self.now_ns;
+        if let Some(Ending::Detach(_)) = self.slots[slot].ending
+            && let Some((_, queue)) = &mut self.slots[slot].entry
+        {
+            queue.resume(now_ns);
+            self.slots[slot].ending = None;
+            self.make_listed(slot);
+        }
     }
 
     fn finish_drained(&mut self) {
