@@ -1,0 +1,81 @@
+//! A hundred guests that do nothing cost nothing: no timer ticks, no thread runs, and each takes
+//! less than a mebibyte.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+
+use manyring_driver::{BlkDriver, BlkOptions};
+use process::{Daemon, wait_until};
+use std::time::Duration;
+
+const DEVICES: usize = 100;
+
+/// A daemon with so many disks.
+fn daemon(count: usize) -> (Daemon, Vec<String>) {
+    let names: Vec<_> = (0..count).map(|n| format!("disk{n}")).collect();
+    let config: String = names
+        .iter()
+        .map(|n| format!("[[blk]]\nname = '{n}'\nsocket_path = '@/{n}'\nmemory = '16M'\n"))
+        .collect();
+    let sockets: Vec<_> = names.iter().map(String::as_str).collect();
+    (Daemon::run(&config, &sockets), names)
+}
+
+/// A guest on each disk, which has read once.
+fn guests(daemon: &Daemon, names: &[String]) -> Vec<BlkDriver> {
+    let connect = |name: &String| {
+        let options = BlkOptions { queues: 2, ..BlkOptions::default() };
+        let mut guest = BlkDriver::connect(&daemon.socket_of(name), &options).unwrap();
+        guest.queues[0].read(0, &mut [0; 4096]).unwrap();
+        guest
+    };
+    names.iter().map(connect).collect()
+}
+
+/// The number behind `key` in a file of `/proc`, of each thread of the daemon.
+fn of_threads(daemon: &Daemon, key: &str) -> Vec<u64> {
+    let tasks = format!("/proc/{}/task", daemon.pid());
+    std::fs::read_dir(tasks)
+        .unwrap()
+        .map(|task| number(&task.unwrap().path().join("status").display().to_string(), key))
+        .collect()
+}
+
+fn number(path: &str, key: &str) -> u64 {
+    let text = std::fs::read_to_string(path).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn no_thread_runs_while_a_hundred_guests_do_nothing() {
+    for count in [DEVICES, 1] {
+        let (daemon, names) = daemon(count);
+        let _guests = guests(&daemon, &names);
+        // A thread that was woken has gone to sleep once more than before.
+        let woken = || of_threads(&daemon, "voluntary_ctxt_switches:");
+        let quiet = wait_until(|| {
+            let before = woken();
+            std::thread::sleep(Duration::from_millis(1000));
+            woken() == before
+        });
+        assert!(quiet, "threads are woken: {:?}", woken());
+        // Not once quiet by chance, but for good.
+        let before = woken();
+        std::thread::sleep(Duration::from_millis(1500));
+        assert_eq!(woken(), before);
+    }
+}
+
+#[test]
+fn a_guest_takes_less_than_a_mebibyte() {
+    let anonymous = |count| {
+        let (daemon, names) = daemon(count);
+        let _guests = guests(&daemon, &names);
+        // Memory of ours; guest memory and the disks' are shared mappings.
+        number(&format!("/proc/{}/status", daemon.pid()), "RssAnon:")
+    };
+    let (one, many) = (anonymous(1), anonymous(DEVICES));
+    let each = many.saturating_sub(one) / (DEVICES as u64 - 1);
+    assert!(each < 1024, "{each} KiB each: {one} KiB with one guest, {many} KiB with {DEVICES}");
+}
