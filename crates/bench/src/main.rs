@@ -1,7 +1,8 @@
 //! The program `manyring-bench`: load generators, and scenarios that compare us with others.
 //!
 //! `load` drives any vhost-user-blk back-end once; a scenario starts the back-ends it compares,
-//! drives each in turn, round by round, and reports the ratios.
+//! drives each in turn, round by round, and reports the ratios. The ring alone is measured by
+//! `cargo bench -p manyring-queue`. How to read the figures: `docs/guide/bench.md`.
 
 mod load;
 mod measure;
