@@ -8,7 +8,7 @@ const SCENARIOS: [&str; 2] = ["null-blk", "file-blk"];
 
 pub(crate) fn smoke() -> Outcome {
     packages::need("the benches", &["valgrind", "qemu-system-common", "fio"])?;
-    see(&mut cargo(&["bench", "--package", "manyring-queue", "--bench", "ring"]))?;
+    see(&mut cargo(&["bench", "-p", "manyring-queue", "--bench", "ring", "--", "--callgrind"]))?;
     build_daemon("dev")?;
     for scenario in SCENARIOS {
         see(&mut cargo(&["run", "--quiet", "-p", "manyring-bench", "--", scenario, "--smoke"]))?;

@@ -66,8 +66,12 @@ pub(super) fn file_name(file: &File) -> Vec<Offence> {
 /// No path of somebody's machine.
 pub(super) fn home_path(file: &File) -> Vec<Offence> {
     let places = HOMES.iter().flat_map(|home| file.text.match_indices(home));
+    let starts = |at: usize| !file.text[..at].ends_with(|c: char| c.is_alphanumeric());
     let line = |at| source::line_of(&file.text, at);
-    places.map(|(at, _)| Offence::new(file, line(at), "a path of somebody's machine")).collect()
+    places
+        .filter(|(at, _)| starts(*at))
+        .map(|(at, _)| Offence::new(file, line(at), "a path of somebody's machine"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -113,6 +117,8 @@ mod tests {
         for home in HOMES {
             assert_eq!(offences(home_path, "README.md", &format!("a\n{home}x\n"))[0].0, 2);
         }
-        assert!(offences(home_path, "README.md", "/var/lib/manyring\n").is_empty());
+        for elsewhere in ["/var/lib/manyring\n".to_owned(), format!("/v1{}x\n", HOMES[1])] {
+            assert!(offences(home_path, "README.md", &elsewhere).is_empty());
+        }
     }
 }
