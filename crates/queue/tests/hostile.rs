@@ -304,7 +304,7 @@ fn scribble() -> impl Strategy<Value = Scribble> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
     fn random_words_in_a_ring_reach_nothing_but_guest_memory(

@@ -279,7 +279,7 @@ fn features() -> impl Strategy<Value = RingFeatures> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
     fn both_halves_agree_with_the_model_in_any_order(

@@ -1,0 +1,198 @@
+//! What a chain costs the device half, by shape and batch: pop, walk, push, publish, ask.
+//!
+//! `cargo bench -p manyring-queue --bench ring` prints ns per chain: median of the rounds, and the
+//! spread from the first to the third quartile. `-- --callgrind` prints instructions per chain
+//! instead, which are the same on every run: it starts itself under valgrind once for each row
+//! with `--once SHAPE BATCH ROUNDS` and collects in `serve` only.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench ends where it fails")]
+#![cfg(not(loom))]
+
+use manyring_memory::{GuestMemory, Mapping, RegionSpec};
+use manyring_queue::{
+    Batch, DeviceQueue, DriverQueue, IndirectTable, QueueConfig, RingAddresses, RingFeatures,
+};
+use manyring_wire::virtqueue::DESC_ALIGN;
+use std::hint::black_box;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+
+const BATCHES: [usize; 4] = [1, 8, 32, 64];
+const RING_SIZE: u16 = 256;
+const ROUNDS: usize = 400;
+/// Where the buffers of a chain lie, and the indirect tables.
+const BUFFERS: u64 = 0x8000;
+const TABLES: u64 = 0x10_0000;
+const MEMORY: u64 = 0x20_0000;
+
+/// What a chain looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    /// Header and data.
+    Two,
+    /// Header, data, status.
+    Three,
+    /// Header, data, status in an indirect table.
+    Indirect,
+}
+
+impl Shape {
+    const ALL: [(Self, &str); 3] =
+        [(Self::Two, "two"), (Self::Three, "three"), (Self::Indirect, "indirect")];
+
+    /// Chains that fill the ring.
+    fn chains(self) -> usize {
+        usize::from(RING_SIZE)
+            / match self {
+                Self::Two => 2,
+                Self::Three => 3,
+                Self::Indirect => 1,
+            }
+    }
+}
+
+struct Pair {
+    driver: DriverQueue,
+    device: DeviceQueue,
+    tables: Vec<IndirectTable>,
+    batch: Batch,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let mapping = Arc::new(Mapping::anonymous(MEMORY).unwrap());
+        let spec = RegionSpec { guest_addr: 0, size: MEMORY, user_addr: 0, mmap_offset: 0 };
+        let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping).unwrap());
+        let config = QueueConfig {
+            size: RING_SIZE,
+            addresses: RingAddresses { descriptor: 0, available: 0x2000, used: 0x4000 },
+            base: 0,
+            features: RingFeatures { event_idx: true, indirect: true },
+        };
+        let table = |n: u64| {
+            let addr = TABLES + n * 48;
+            IndirectTable { addr, words: memory.words(addr, 48, DESC_ALIGN).unwrap() }
+        };
+        Self {
+            driver: DriverQueue::new(config, &memory).unwrap(),
+            device: DeviceQueue::new(config, memory.clone()).unwrap(),
+            tables: (0..u64::from(RING_SIZE)).map(table).collect(),
+            batch: Batch::new(),
+        }
+    }
+
+    /// The driver's part: takes what is used, fills the ring.
+    fn fill(&mut self, shape: Shape) {
+        while self.driver.take_used().is_some() {}
+        for n in 0..shape.chains() {
+            let at = BUFFERS + 0x1000 * (n as u64 % 64);
+            let (header, data, status) = ((at, 16), (at + 0x200, 0x800), (at + 0x100, 1));
+            let head = match shape {
+                Shape::Two => self.driver.add(&[header], &[data]),
+                Shape::Three => self.driver.add(&[header], &[data, status]),
+                Shape::Indirect => {
+                    self.driver.add_indirect(&[header], &[data, status], &self.tables[n])
+                }
+            };
+            head.expect("the ring is full");
+        }
+        self.driver.publish();
+    }
+
+    /// The device's part: what is measured.
+    #[inline(never)]
+    fn serve(&mut self, batch: usize) -> usize {
+        let mut served = 0;
+        loop {
+            let popped = self.device.pop_batch(&mut self.batch, batch);
+            if popped == 0 {
+                return served;
+            }
+            for index in 0..popped {
+                if let Some((chain, readable, writable)) = self.batch.take(index) {
+                    let written = writable.iter().map(|slice| slice.len()).sum::<usize>();
+                    black_box(readable);
+                    self.device.push_used(chain, u32::try_from(written).unwrap_or(0));
+                }
+            }
+            self.device.publish();
+            black_box(self.device.needs_notification());
+            served += popped;
+        }
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "a bench measures time")]
+fn measure(shape: Shape, batch: usize) -> [f64; 3] {
+    let mut pair = Pair::new();
+    let mut rounds: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            pair.fill(shape);
+            let start = Instant::now();
+            let served = pair.serve(batch);
+            let ns = start.elapsed().as_nanos();
+            assert_eq!(served, shape.chains());
+            ns as f64 / served as f64
+        })
+        .collect();
+    rounds.sort_by(f64::total_cmp);
+    [ROUNDS / 4, ROUNDS / 2, ROUNDS * 3 / 4].map(|at| rounds[at])
+}
+
+/// Serves `rounds` full rings and does nothing else.
+fn once(shape: Shape, batch: usize, rounds: usize) {
+    let mut pair = Pair::new();
+    for _ in 0..rounds {
+        pair.fill(shape);
+        assert_eq!(pair.serve(batch), shape.chains());
+    }
+}
+
+/// Instructions per chain, counted by valgrind.
+fn count(shape: Shape, name: &str, batch: usize) -> f64 {
+    let rounds = 20;
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .args(["--collect-atstart=no", "--toggle-collect=*Pair::serve*"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--once", name, &batch.to_string(), &rounds.to_string()])
+        .output()
+        .expect("valgrind does not run: apt-get install valgrind");
+    let text = String::from_utf8_lossy(&output.stderr);
+    let collected = text
+        .lines()
+        .find_map(|line| line.split_once("Collected :"))
+        .and_then(|(_, number)| number.trim().parse::<f64>().ok());
+    let collected = collected.unwrap_or_else(|| panic!("valgrind says:\n{text}"));
+    assert!(collected > 0.0, "nothing was collected in `serve`:\n{text}");
+    collected / (shape.chains() * rounds) as f64
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let shape_of = |name: &str| Shape::ALL.iter().find(|(_, n)| *n == name).map(|(s, _)| *s);
+    match words[..] {
+        ["--once", shape, batch, rounds] => {
+            let shape = shape_of(shape).expect("SHAPE is two, three or indirect");
+            once(shape, batch.parse().expect("BATCH"), rounds.parse().expect("ROUNDS"));
+        }
+        ["--callgrind"] => {
+            println!("device half, split ring: instructions per chain");
+            for (shape, name) in Shape::ALL {
+                for batch in BATCHES {
+                    println!("{name:9} batch {batch:2}: {:6.1}", count(shape, name, batch));
+                }
+            }
+        }
+        _ => {
+            println!("device half, split ring: ns per chain, median (quartiles)");
+            for (shape, name) in Shape::ALL {
+                for batch in BATCHES {
+                    let [low, median, high] = measure(shape, batch);
+                    println!("{name:9} batch {batch:2}: {median:6.1} ({low:.1} .. {high:.1})");
+                }
+            }
+        }
+    }
+}
