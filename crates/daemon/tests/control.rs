@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 const CONFIG: &str = "[daemon]\ncontrol = '@/control'\n\
-    [[blk]]\nname = 'root'\nsocket_path = '@/root'\nfile = '@/image'\nnum_queues = 2\n\
+    [[blk]]\nname = 'vda'\nsocket_path = '@/vda'\nfile = '@/image'\nnum_queues = 2\n\
     [[blk]]\nname = 'ro'\nsocket_path = '@/ro'\nfile = '@/ro-image'\nread_only = true\n\
     [[blk]]\nname = 'ram'\nsocket_path = '@/ram'\nmemory = '1M'\n";
 
@@ -40,7 +40,7 @@ fn serve() -> Served {
     let config = CONFIG
         .replace("@/image", image.to_str().unwrap())
         .replace("@/ro-image", ro.to_str().unwrap());
-    let daemon = Daemon::run(&config, &["root", "ro", "ram", "control"]);
+    let daemon = Daemon::run(&config, &["vda", "ro", "ram", "control"]);
     let control = daemon.socket_of("control");
     Served { daemon, _images: images, image, control }
 }
@@ -65,9 +65,9 @@ impl Served {
         program
     }
 
-    /// Connects to `root` and has some reads served on each of its two queues.
+    /// Connects to `vda` and has some reads served on each of its two queues.
     fn work(&self) -> Client {
-        let mut client = Client::connect(&self.daemon.socket_of("root"), 2);
+        let mut client = Client::connect(&self.daemon.socket_of("vda"), 2);
         self.work_more(&mut client);
         client
     }
@@ -93,13 +93,13 @@ fn every_device_is_listed_with_what_it_is() {
     let all = served.get("/v1/devices");
     let devices = all["devices"].as_array().unwrap();
     let of = |key: &str| devices.iter().map(|d| d[key].clone()).collect::<Vec<_>>();
-    assert_eq!(of("name"), ["root", "ro", "ram"]);
+    assert_eq!(of("name"), ["vda", "ro", "ram"]);
     assert_eq!(of("kind"), ["blk", "blk", "blk"]);
     assert_eq!(of("size"), [1 << 20; 3]);
     assert_eq!(of("read_only"), [false, true, false]);
     assert_eq!(of("connected"), [false; 3]);
     assert_eq!(devices[2]["disk"], "memory");
-    assert_eq!(devices[0]["socket"], served.daemon.socket_of("root").to_str().unwrap());
+    assert_eq!(devices[0]["socket"], served.daemon.socket_of("vda").to_str().unwrap());
     let queues: Vec<_> = devices.iter().map(|d| d["queues"].as_array().unwrap().len()).collect();
     assert_eq!(queues, [2, 8, 8]);
 }
@@ -108,7 +108,7 @@ fn every_device_is_listed_with_what_it_is() {
 fn a_device_shows_every_counter_of_every_queue() {
     let served = serve();
     let _client = served.work();
-    let device = served.get("/v1/devices/root");
+    let device = served.get("/v1/devices/vda");
     assert_eq!(device["connected"], true);
     let stats = QueueStats::default();
     for (index, requests) in [(0, 5), (1, 3)] {
@@ -146,21 +146,21 @@ fn workers_are_listed() {
 #[test]
 fn what_cannot_be_is_refused_with_its_reason() {
     let served = serve();
-    let (long, root) = ("x".repeat(5000), "/v1/devices/root/resize");
+    let (long, vda) = ("x".repeat(5000), "/v1/devices/vda/resize");
     for (method, path, body, status, word) in [
         ("GET", "/v1/nothing", "", 404, "no such path"),
         ("GET", "/", "", 404, "no such path"),
         ("GET", "/v1/devices/none", "", 404, "\"none\""),
         ("POST", "/v1/devices/none/resize", "", 404, "\"none\""),
         ("POST", "/v1/devices", "", 405, "method"),
-        ("GET", root, "", 405, "method"),
-        ("POST", root, "{", 400, "body"),
-        ("POST", root, "[1, 2]", 400, "body"),
-        ("POST", root, "{\"size\": -1}", 400, "body: invalid value"),
-        ("POST", root, "{\"siez\": 512}", 400, "siez"),
-        ("POST", root, "{\"size\": 0}", 400, "size: 0"),
-        ("POST", root, "{\"size\": 1000}", 400, "size: 1000"),
-        ("POST", root, &long, 413, "limit"),
+        ("GET", vda, "", 405, "method"),
+        ("POST", vda, "{", 400, "body"),
+        ("POST", vda, "[1, 2]", 400, "body"),
+        ("POST", vda, "{\"size\": -1}", 400, "body: invalid value"),
+        ("POST", vda, "{\"siez\": 512}", 400, "siez"),
+        ("POST", vda, "{\"size\": 0}", 400, "size: 0"),
+        ("POST", vda, "{\"size\": 1000}", 400, "size: 1000"),
+        ("POST", vda, &long, 413, "limit"),
         ("POST", "/v1/devices/ro/resize", "{\"size\": 512}", 409, "read-only"),
         ("POST", "/v1/devices/ram/resize", "{\"size\": 512}", 422, "cannot change its size"),
     ] {
@@ -175,13 +175,10 @@ fn what_cannot_be_is_refused_with_its_reason() {
 #[test]
 fn a_resize_changes_the_file_or_takes_its_size() {
     let served = serve();
-    let resize = |body: &str| served.json("POST", "/v1/devices/root/resize", body);
-    let size = || served.get("/v1/devices/root")["size"].as_u64().unwrap();
+    let resize = |body: &str| served.json("POST", "/v1/devices/vda/resize", body);
+    let size = || served.get("/v1/devices/vda")["size"].as_u64().unwrap();
     let (status, answer) = resize("{\"size\": 2097152}");
-    assert_eq!(
-        (status, &answer["name"], &answer["size"]),
-        (200, &"root".into(), &2_097_152.into())
-    );
+    assert_eq!((status, &answer["name"], &answer["size"]), (200, &"vda".into(), &2_097_152.into()));
     assert_eq!((size(), std::fs::metadata(&served.image).unwrap().len()), (2 << 20, 2 << 20));
     std::fs::File::options().write(true).open(&served.image).unwrap().set_len(3 << 20).unwrap();
     assert_eq!((resize("").0, size()), (200, 3 << 20));
@@ -191,15 +188,15 @@ fn a_resize_changes_the_file_or_takes_its_size() {
 #[test]
 fn the_command_resize_does_the_same() {
     let served = serve();
-    let output = output_of(&mut served.command("resize", &["root", "4M"]));
+    let output = output_of(&mut served.command("resize", &["vda", "4M"]));
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "root: 4194304 bytes\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "vda: 4194304 bytes\n");
     assert_eq!(std::fs::metadata(&served.image).unwrap().len(), 4 << 20);
     for (arguments, word) in [
         (&["none"][..], "\"none\""),
         (&["no/name", "1M"], "\"no/name\""),
-        (&["root", "1000"], "1000"),
-        (&["root", "big"], "big"),
+        (&["vda", "1000"], "1000"),
+        (&["vda", "big"], "big"),
         (&["ram", "2M"], "cannot change"),
     ] {
         let output = output_of(&mut served.command("resize", arguments));
@@ -218,7 +215,7 @@ fn the_command_stats_shows_a_line_for_each_queue_that_ran() {
     let words: Vec<Vec<_>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
     assert_eq!(words[0][..4], ["DEVICE", "QUEUE", "WORKER", "REQUESTS"], "{table}");
     let of = |row: usize| (words[row][0], words[row][1], words[row][3]);
-    assert_eq!((of(1), of(2)), (("root", "0", "5"), ("root", "1", "3")), "{table}");
+    assert_eq!((of(1), of(2)), (("vda", "0", "5"), ("vda", "1", "3")), "{table}");
     assert_eq!((words[3][0], words[4][0], words.len()), ("ro", "ram", 5), "{table}");
 }
 
@@ -226,7 +223,7 @@ fn the_command_stats_shows_a_line_for_each_queue_that_ran() {
 fn the_command_stats_prints_json_for_scripts() {
     let served = serve();
     let _client = served.work();
-    let output = output_of(&mut served.command("stats", &["--json", "root"]));
+    let output = output_of(&mut served.command("stats", &["--json", "vda"]));
     let value: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(value["devices"].as_array().unwrap().len(), 1);
     assert_eq!(value["devices"][0]["queues"][0]["counters"]["requests"], 5);
@@ -241,7 +238,7 @@ fn the_command_stats_prints_json_for_scripts() {
 fn the_command_stats_watches_until_nobody_reads() {
     let served = serve();
     let mut client = served.work();
-    let mut watch = served.command("stats", &["root", "--watch"]);
+    let mut watch = served.command("stats", &["vda", "--watch"]);
     let mut child = watch.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let first: Vec<_> = lines.by_ref().take(3).map(Result::unwrap).collect();
@@ -335,13 +332,13 @@ fn metrics_are_openmetrics() {
         assert_eq!(families.get(name).map(String::as_str), Some(kind), "{name}");
     }
     for line in [
-        "manyring_device_connected{device=\"root\"} 1",
+        "manyring_device_connected{device=\"vda\"} 1",
         "manyring_device_connected{device=\"ram\"} 0",
         "manyring_device_size_bytes{device=\"ro\"} 1048576",
-        "manyring_queue_requests_total{device=\"root\",queue=\"0\"} 5",
-        "manyring_queue_read_bytes_total{device=\"root\",queue=\"1\"} 12288",
-        "manyring_queue_serve_seconds_bucket{device=\"root\",queue=\"1\",le=\"+Inf\"} 3",
-        "manyring_queue_serve_seconds_count{device=\"root\",queue=\"1\"} 3",
+        "manyring_queue_requests_total{device=\"vda\",queue=\"0\"} 5",
+        "manyring_queue_read_bytes_total{device=\"vda\",queue=\"1\"} 12288",
+        "manyring_queue_serve_seconds_bucket{device=\"vda\",queue=\"1\",le=\"+Inf\"} 3",
+        "manyring_queue_serve_seconds_count{device=\"vda\",queue=\"1\"} 3",
     ] {
         assert!(text.lines().any(|l| l == line), "{line}\n{text}");
     }
@@ -357,8 +354,8 @@ fn clients_that_say_nothing_or_nonsense_stop_nobody() {
     let mut rude = UnixStream::connect(&served.control).unwrap();
     rude.write_all(b"\0\xff\r\n\r\n").unwrap();
     let mut half = UnixStream::connect(&served.control).unwrap();
-    half.write_all(b"POST /v1/devices/root/resize HTTP/1.1\r\ncontent-length: 9\r\n\r\n{").unwrap();
-    served.get("/v1/devices/root");
+    half.write_all(b"POST /v1/devices/vda/resize HTTP/1.1\r\ncontent-length: 9\r\n\r\n{").unwrap();
+    served.get("/v1/devices/vda");
     let _client = served.work();
     drop((idle, rude, half));
     served.get("/v1/workers");

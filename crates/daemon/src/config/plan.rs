@@ -307,9 +307,8 @@ mod tests {
     #[test]
     fn a_file_is_shared_only_by_devices_that_only_read() {
         let device = |name: &str, read_only: bool| {
-            format!(
-                "[[blk]]\nname = '{name}'\nsocket_path = '/{name}'\nfile = '/f'\nread_only = {read_only}\n"
-            )
+            let names = format!("[[blk]]\nname = '{name}'\nsocket_path = '/{name}'\n");
+            format!("{names}file = '/f'\nread_only = {read_only}\n")
         };
         assert!(plan(&(device("a", true) + &device("b", true))).is_ok());
         for (a, b) in [(true, false), (false, true), (false, false)] {
