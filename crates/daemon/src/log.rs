@@ -1,7 +1,8 @@
-//! Logs: structured, to stderr, with a bound on how many warnings a second come through.
+//! Logs: structured, to stderr, with a bound on how many lines a second come through.
 //!
-//! Most warnings are about what a guest or front-end did; one that misbehaves without end must not
-//! fill the host's disk. What is not shown is counted and said.
+//! Most lines are about what a guest or front-end did; one that misbehaves without end must not
+//! fill the host's disk. What is not shown is counted and said. Warnings and what is only told
+//! have a bound each, so that none hides the other; debug and trace have none.
 
 use crate::cli::LogFormat;
 use rustix::time::{ClockId, clock_gettime};
@@ -14,7 +15,9 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// Warnings and errors that may come at once.
 const BURST: u64 = 50;
-/// Warnings and errors a second after that.
+/// Lines of level info that may come at once: a start with many devices has some for each.
+const INFO_BURST: u64 = 1000;
+/// Lines a second after that, of each sort.
 const PER_SECOND: u64 = 10;
 
 /// Starts logging. A level that is not known is one error.
@@ -26,7 +29,8 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
     let ours = ["daemon", "device", "transport", "backend", "queue", "memory"];
     let ours: Vec<_> = ours.iter().map(|name| format!("manyring_{name}={level}")).collect();
     let filter = EnvFilter::new(format!("warn,{}", ours.join(",")));
-    let limited = Limited { limit: Mutex::default(), format };
+    let limit = |burst| Mutex::new(Limit::new(burst));
+    let limited = Limited { warnings: limit(BURST), infos: limit(INFO_BURST), format };
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(io::stderr().is_terminal())
@@ -49,11 +53,12 @@ enum Verdict {
     Drop,
 }
 
-/// A bucket of tokens: [`BURST`] of them, [`PER_SECOND`] new ones a second.
+/// A bucket of tokens, full at first; [`PER_SECOND`] new ones a second.
 #[derive(Debug)]
 struct Limit {
     /// In billionths of a token: one nanosecond brings [`PER_SECOND`].
     tokens: u64,
+    tokens_max: u64,
     last: Duration,
     suppressed: u64,
 }
@@ -61,19 +66,18 @@ struct Limit {
 /// One token.
 const TOKEN: u64 = 1_000_000_000;
 
-impl Default for Limit {
-    fn default() -> Self {
-        Self { tokens: BURST * TOKEN, last: Duration::ZERO, suppressed: 0 }
-    }
-}
-
 impl Limit {
+    fn new(burst: u64) -> Self {
+        let tokens = burst * TOKEN;
+        Self { tokens, tokens_max: tokens, last: Duration::ZERO, suppressed: 0 }
+    }
+
     /// Decides on a line at `now`.
     fn decide(&mut self, now: Duration) -> Verdict {
         let elapsed = u64::try_from(now.saturating_sub(self.last).as_nanos()).unwrap_or(u64::MAX);
         self.last = now;
         let earned = elapsed.saturating_mul(PER_SECOND);
-        self.tokens = self.tokens.saturating_add(earned).min(BURST * TOKEN);
+        self.tokens = self.tokens.saturating_add(earned).min(self.tokens_max);
         if self.tokens >= TOKEN {
             self.tokens -= TOKEN;
             return Verdict::Show { suppressed: std::mem::take(&mut self.suppressed) };
@@ -85,7 +89,8 @@ impl Limit {
 
 /// Makes the writer of each line.
 struct Limited {
-    limit: Mutex<Limit>,
+    warnings: Mutex<Limit>,
+    infos: Mutex<Limit>,
     format: LogFormat,
 }
 
@@ -110,12 +115,14 @@ impl<'a> MakeWriter<'a> for Limited {
     }
 
     fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Line {
-        if *meta.level() > Level::WARN {
-            return Line { shown: true };
-        }
+        let limit = match *meta.level() {
+            Level::ERROR | Level::WARN => &self.warnings,
+            Level::INFO => &self.infos,
+            _ => return Line { shown: true },
+        };
         let now = clock_gettime(ClockId::Monotonic);
         let now = Duration::try_from(now).unwrap_or_default();
-        let verdict = self.limit.lock().unwrap_or_else(PoisonError::into_inner).decide(now);
+        let verdict = limit.lock().unwrap_or_else(PoisonError::into_inner).decide(now);
         match verdict {
             Verdict::Show { suppressed: 0 } => {}
             Verdict::Show { suppressed } => self.notice(&format!("{suppressed} lines suppressed")),
@@ -163,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_burst_passes_and_the_rest_is_said_to_be_suppressed_once() {
-        let mut limit = Limit::default();
+        let mut limit = Limit::new(BURST);
         let (shown, told, notices) = flood(&mut limit, Duration::from_secs(9), Duration::ZERO, 500);
         assert_eq!((shown, told, notices), (BURST, 0, 1));
         let later = limit.decide(Duration::from_secs(10));
@@ -172,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_flood_comes_through_at_the_rate() {
-        let mut limit = Limit::default();
+        let mut limit = Limit::new(BURST);
         // 1000 lines a second for a minute.
         let step = Duration::from_millis(1);
         let (shown, told, _) = flood(&mut limit, Duration::ZERO, step, 60_000);
@@ -182,14 +189,14 @@ mod tests {
 
     #[test]
     fn a_slow_trickle_is_never_touched() {
-        let mut limit = Limit::default();
+        let mut limit = Limit::new(BURST);
         let step = Duration::from_millis(100);
         assert_eq!(flood(&mut limit, Duration::ZERO, step, 10_000), (10_000, 0, 0));
     }
 
     #[test]
     fn a_clock_that_goes_back_or_jumps_gives_no_more_than_a_burst() {
-        let mut limit = Limit::default();
+        let mut limit = Limit::new(BURST);
         let far = Duration::MAX;
         assert_eq!(flood(&mut limit, far, Duration::ZERO, 100).0, BURST);
         assert_eq!(flood(&mut limit, Duration::ZERO, Duration::ZERO, 100).0, 0);
