@@ -20,6 +20,15 @@ pub(crate) fn own_cpu_seconds() -> f64 {
     Duration::try_from(time).unwrap_or_default().as_secs_f64()
 }
 
+/// Seconds that a task (`thread-self`, or a folder of its own below `/proc`) was ready to run and
+/// had to wait, since it began; 0 if the kernel does not say.
+#[allow(clippy::cast_precision_loss, reason = "nanoseconds of one run")]
+pub(crate) fn waited_seconds(task: &str) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{task}/schedstat")).unwrap_or_default();
+    let nanoseconds = text.split_whitespace().nth(1).and_then(|field| field.parse::<u64>().ok());
+    nanoseconds.unwrap_or(0) as f64 / 1e9
+}
+
 /// Runs the calling thread, and those it starts later, on one CPU.
 pub(crate) fn pin(cpu: usize) -> Result<(), rustix::io::Errno> {
     rustix::thread::sched_setaffinity(None, &Affinity::one(cpu).0)

@@ -1,6 +1,6 @@
 //! The programs that are compared: started, watched, ended. Each comes from a Debian package.
 
-use crate::measure::{Affinity, now};
+use crate::measure::{Affinity, now, waited_seconds};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -47,6 +47,37 @@ pub(crate) fn manyring(given: Option<&Path>) -> Result<PathBuf, PeerError> {
     if path.is_file() { Ok(path) } else { Err(PeerError::NoManyring(path)) }
 }
 
+/// A program in a session of its own: it has a scheduling group of its own, and it ends with us.
+pub(crate) fn apart(program: &Path) -> Command {
+    let mut command = Command::new("setsid");
+    command.args(["setpriv", "--pdeathsig", "KILL"]).arg(program);
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// Starts a program that is [`apart`] on the CPUs of `affinity`, before all others.
+pub(crate) fn spawn(command: &mut Command, affinity: &Affinity) -> std::io::Result<Child> {
+    let before = Affinity::current();
+    affinity.apply();
+    let spawned = command.spawn();
+    before.apply();
+    let child = spawned?;
+    // Without autogroups, or without the right to do so, the default weight has to do.
+    let _ = std::fs::write(format!("/proc/{}/autogroup", child.id()), "-20");
+    Ok(child)
+}
+
+/// Starts a program that is [`apart`] and waits for its end; what it wrote.
+pub(crate) fn output(command: &mut Command, affinity: &Affinity) -> Result<String, String> {
+    command.stdout(Stdio::piped());
+    let child = spawn(command, affinity).map_err(|error| error.to_string())?;
+    let output = child.wait_with_output().map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// A back-end that runs until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -79,21 +110,10 @@ impl Server {
         let failed =
             |problem: String| PeerError::Failed { program: program.display().to_string(), problem };
         let _ = std::fs::remove_file(socket);
-        let before = Affinity::current();
-        affinity.apply();
-        // In a session of its own it has a scheduling group of its own; and it ends with us.
-        let spawned = Command::new("setsid")
-            .args(["setpriv", "--pdeathsig", "KILL"])
-            .arg(program)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn();
-        before.apply();
-        let mut server = Self { child: spawned.map_err(|error| failed(error.to_string()))? };
-        // Without autogroups, or without the right to do so, the default group has to do.
-        let _ = std::fs::write(format!("/proc/{}/autogroup", server.child.id()), "-20");
+        let mut command = apart(program);
+        command.args(arguments).stdout(Stdio::null());
+        let child = spawn(&mut command, affinity).map_err(|error| failed(error.to_string()))?;
+        let mut server = Self { child };
         let start = now();
         while !socket.exists() {
             if let Ok(Some(status)) = server.child.try_wait() {
@@ -114,6 +134,14 @@ impl Server {
             let _ = stderr.read_to_string(&mut text);
         }
         text.trim().to_owned()
+    }
+
+    /// Seconds that its threads were ready to run and another program ran instead.
+    pub(crate) fn waited_seconds(&self) -> f64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let names =
+            tasks.into_iter().flatten().flatten().filter_map(|t| t.file_name().into_string().ok());
+        names.map(|name| waited_seconds(&name)).sum()
     }
 
     /// CPU seconds it has used so far: of user and of system.

@@ -16,6 +16,8 @@ pub(crate) struct Sample {
     pub(crate) cpu_per_million: f64,
     /// The same of the client; 0 if there is none.
     pub(crate) client_cpu_per_million: f64,
+    /// Other programs had too much of the CPUs, however often it was tried.
+    pub(crate) disturbed: bool,
 }
 
 /// All runs of one party in one cell.
@@ -131,6 +133,12 @@ impl Report {
                     median(|s| s.client_cpu_per_million),
                 );
             }
+            let all = cell.parties.iter().flat_map(|party| &party.samples);
+            let disturbed = all.clone().filter(|sample| sample.disturbed).count();
+            if disturbed > 0 {
+                let count = all.count();
+                println!("  DISTURBED by other load: {disturbed} of {count} runs; do not use");
+            }
             for against in &cell.against {
                 let (iops, cpu) = (against.iops, against.cpu_per_million);
                 println!(
@@ -155,6 +163,7 @@ mod tests {
             p99_us: 1.0,
             cpu_per_million: 1000.0 / iops,
             client_cpu_per_million: 0.0,
+            disturbed: false,
         };
         Party { name: name.to_owned(), samples: iops.iter().map(|i| sample(*i)).collect() }
     }

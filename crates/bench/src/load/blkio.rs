@@ -30,12 +30,12 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     } else {
         lanes.into_iter().map(|lane| vec![lane]).collect()
     };
-    let latencies = super::run_parties(parties, |lanes| Party::new(lanes, options, end)?.run())?;
+    let outcome = super::run_parties(parties, |lanes| Party::new(lanes, options, end)?.run())?;
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
     drop(client);
     // What came back after the end is not counted, the wait for it is not either.
     let seconds = seconds.min(options.duration.as_secs_f64());
-    Ok(LoadResult::new(&latencies, seconds, cpu, options.seed))
+    Ok(LoadResult::new(&outcome, seconds, cpu, options.seed))
 }
 
 /// Connects, starts the queues, and gives each its share of one memory region.

@@ -40,10 +40,10 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     } else {
         lanes.map(|lane| vec![lane]).collect()
     };
-    let latencies = super::run_parties(parties, |lanes| drive(lanes, options, end))?;
+    let outcome = super::run_parties(parties, |lanes| drive(lanes, options, end))?;
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
     let seconds = seconds.min(options.duration.as_secs_f64());
-    Ok(LoadResult::new(&latencies, seconds, cpu, options.seed))
+    Ok(LoadResult::new(&outcome, seconds, cpu, options.seed))
 }
 
 /// Entries of the largest ring that is used here.

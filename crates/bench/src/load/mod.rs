@@ -3,9 +3,9 @@
 pub(crate) mod blkio;
 pub(crate) mod driver;
 
-use crate::measure::Latencies;
+use crate::measure::{Latencies, waited_seconds};
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -57,6 +57,24 @@ pub(crate) struct LoadArgs {
 }
 
 impl LoadArgs {
+    /// The arguments of `load` that give these options again.
+    pub(crate) fn of(options: &LoadOptions) -> Vec<std::ffi::OsString> {
+        let mut arguments = vec!["--json".into(), "--socket".into(), (&options.socket).into()];
+        let mut add = |text: String| arguments.push(text.into());
+        add(format!("--queues={}", options.queues));
+        add(format!("--depth={}", options.depth));
+        add(format!("--seconds={}", options.duration.as_secs_f64()));
+        add(format!("--size={}", options.size));
+        add(format!("--rw={}", if options.rw == Rw::Read { "read" } else { "write" }));
+        add(format!("--seed={}", options.seed));
+        for (wanted, flag) in [(options.poll, "--poll"), (options.one_thread, "--one-thread")] {
+            if wanted {
+                add(flag.to_owned());
+            }
+        }
+        arguments
+    }
+
     /// The options that a generator takes.
     pub(crate) fn options(&self) -> LoadOptions {
         LoadOptions {
@@ -104,23 +122,31 @@ impl LoadOptions {
 /// A request that has not come back by then never will.
 const STUCK: Duration = Duration::from_secs(10);
 
-/// Runs each party on a thread of its own; all their latencies.
+/// What all threads of a client have seen.
+pub(crate) struct Outcome {
+    latencies: Latencies,
+    waited_seconds: f64,
+}
+
+/// Runs each party on a thread of its own.
 fn run_parties<P: Send>(
     parties: Vec<P>,
     run: impl Fn(P) -> Result<Latencies, LoadError> + Sync,
-) -> Result<Latencies, LoadError> {
-    let run = &run;
-    let done: Vec<_> = std::thread::scope(|scope| {
+) -> Result<Outcome, LoadError> {
+    let run = &|party| Ok((run(party)?, waited_seconds("thread-self")));
+    let done: Vec<Result<_, LoadError>> = std::thread::scope(|scope| {
         let threads: Vec<_> =
             parties.into_iter().map(|party| scope.spawn(move || run(party))).collect();
         let gone = || LoadError::Options("a thread of the client panicked");
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(gone()))).collect()
     });
-    let mut latencies = Latencies::new();
+    let mut outcome = Outcome { latencies: Latencies::new(), waited_seconds: 0.0 };
     for one in done {
-        latencies.add(&one?);
+        let (latencies, waited) = one?;
+        outcome.latencies.add(&latencies);
+        outcome.waited_seconds += waited;
     }
-    Ok(latencies)
+    Ok(outcome)
 }
 
 /// Why a load could not be driven.
@@ -140,7 +166,7 @@ pub(crate) enum LoadError {
 }
 
 /// What came back.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct LoadResult {
     /// Requests that completed within the time.
     pub(crate) requests: u64,
@@ -154,12 +180,15 @@ pub(crate) struct LoadResult {
     pub(crate) p99_us: f64,
     /// CPU seconds of this process.
     pub(crate) client_cpu_seconds: f64,
+    /// Seconds that its threads were ready to run and another program ran instead.
+    pub(crate) waited_seconds: f64,
     /// Seed of the random offsets.
     pub(crate) seed: u64,
 }
 
 impl LoadResult {
-    pub(crate) fn new(latencies: &Latencies, seconds: f64, cpu: f64, seed: u64) -> Self {
+    pub(crate) fn new(outcome: &Outcome, seconds: f64, cpu: f64, seed: u64) -> Self {
+        let latencies = &outcome.latencies;
         let requests = latencies.count();
         Self {
             requests,
@@ -168,6 +197,7 @@ impl LoadResult {
             p50_us: latencies.quantile_us(0.5),
             p99_us: latencies.quantile_us(0.99),
             client_cpu_seconds: cpu,
+            waited_seconds: outcome.waited_seconds,
             seed,
         }
     }

@@ -4,13 +4,12 @@
 //! qemu-storage-daemon (`cache.direct=on`, `aio=io_uring`), then through the page cache.
 
 use super::{Bench, Contender, How, ScenarioArgs, Work, ours, per_million, qemu_storage_daemon};
-use crate::measure::Random;
+use crate::measure::{Affinity, Random};
 use crate::peer;
 use crate::report::{Report, Sample};
 use clap::Args;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// Options of `file-blk`.
 #[derive(Args, Clone, Debug)]
@@ -116,8 +115,9 @@ fn fio(image: &Path, direct: bool, depth: usize) -> Result<Contender, String> {
     let program = peer::find(peer::FIO).map_err(|e| e.to_string())?;
     let mut filename = std::ffi::OsString::from("--filename=");
     filename.push(image);
-    let run = move |seconds: f64| {
-        let output = Command::new(&program)
+    let run = move |seconds: f64, affinity: &Affinity| {
+        let mut command = peer::apart(&program);
+        command
             .args(["--name=bench", "--ioengine=io_uring", "--rw=randread", "--bs=4k"])
             .args(["--time_based", "--norandommap", "--output-format=json"])
             // From submission on, as the other client counts.
@@ -128,14 +128,8 @@ fn fio(image: &Path, direct: bool, depth: usize) -> Result<Contender, String> {
             .arg(format!("--iodepth={depth}"))
             // fio knows whole milliseconds, and a ramp would be time that nobody else gets.
             .arg(format!("--runtime={:.0}ms", seconds * 1000.0))
-            .arg(&filename)
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| error.to_string())?;
-        if !output.status.success() {
-            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
-        }
-        parse_fio(&String::from_utf8_lossy(&output.stdout))
+            .arg(&filename);
+        parse_fio(&peer::output(&mut command, affinity)?)
     };
     Ok(Contender { name: "fio io_uring, no vhost".to_owned(), how: How::Direct(Box::new(run)) })
 }
@@ -159,6 +153,7 @@ fn parse_fio(output: &str) -> Result<Sample, String> {
         p99_us: number("/read/lat_ns/percentile/99.000000")? / 1000.0,
         cpu_per_million: per_million(cpu_share * number("/job_runtime")? / 1000.0, requests),
         client_cpu_per_million: 0.0,
+        disturbed: false,
     })
 }
 
