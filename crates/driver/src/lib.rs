@@ -6,7 +6,7 @@
 //! ```text
 //! Arena     guest memory in memfds, a bump allocator of guest addresses
 //! Vring     a driver queue in an arena, with its kick, call and err eventfds
-//! FrontEnd  the vhost-user master over a blocking socket
+//! FrontEnd  the vhost-user front-end over a blocking socket
 //! BlkDriver a virtio-blk driver over the three
 //! hostile   a toolbox that spoils a valid ring
 //! ```
@@ -16,11 +16,13 @@ mod arena;
 mod blk;
 mod error;
 pub mod hostile;
+mod request;
 mod vhost_user;
 mod vring;
 
 pub use arena::{Arena, TableEntry};
-pub use blk::{BlkDriver, BlkOptions, BlkQueue, Done, Op};
+pub use blk::{BlkDriver, BlkQueue};
 pub use error::DriverError;
+pub use request::{BlkOptions, Done, Op};
 pub use vhost_user::FrontEnd;
 pub use vring::Vring;

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(not(loom))]
 
-mod common;
+mod guest;
 
-use common::{BUFFERS, GUEST, Rig, USER};
+use guest::{BUFFERS, GUEST, Rig, USER};
 use manyring_memory::{GuestMemory, MemoryError};
 use manyring_queue::{BATCH_CHAINS, Batch, DeviceQueue, QueueError, RingAddresses, RingFeatures};
 use std::sync::Arc;
@@ -146,7 +146,7 @@ fn a_chain_across_two_regions_and_a_table_across_two_regions_are_followed() {
     let rig = Rig::new(4, RingFeatures { event_idx: false, indirect: true }, 0);
     let mut driver = rig.driver();
     // The neighbour begins where the rig's region ends.
-    let end = GUEST + common::SIZE;
+    let end = GUEST + guest::SIZE;
     let spec = manyring_memory::RegionSpec {
         guest_addr: end,
         size: 4096,
@@ -166,7 +166,7 @@ fn a_chain_across_two_regions_and_a_table_across_two_regions_are_followed() {
     let bytes = [low.to_ne_bytes(), high.to_ne_bytes()].concat();
     next.slice(0, 16).unwrap().write_from(&bytes);
     let first = manyring_wire::virtqueue::Descriptor { addr: BUFFERS, len: 5, flags: 1, next: 1 };
-    common::set(&table.words, 0, first);
+    guest::set(&table.words, 0, first);
     rig.set(1, manyring_wire::virtqueue::Descriptor { addr: end - 16, len: 32, flags: 4, next: 0 });
     driver.publish();
     let mut batch = Batch::new();

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(not(loom))]
 
-mod common;
+mod guest;
 
-use common::{BUFFERS, GUEST, Rig, SIZE, set};
+use guest::{BUFFERS, GUEST, Rig, SIZE, set};
 use manyring_queue::split::DeviceHalf;
 use manyring_queue::{BATCH_CHAINS, Batch, QueueError, RingFeatures};
 use manyring_wire::virtqueue::{

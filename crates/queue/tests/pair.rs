@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(not(loom))]
 
-mod common;
+mod guest;
 
-use common::model::{Model, ModelChain};
-use common::{BUFFERS, Rig};
+use guest::model::{Model, ModelChain};
+use guest::{BUFFERS, Rig};
 use manyring_memory::{GuestSlice, copy_from_slices, copy_to_slices, total_len};
 use manyring_queue::split::{DeviceHalf, DriverHalf};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, RingFeatures};

@@ -1,0 +1,113 @@
+//! What a block driver is asked for: how to drive, which requests, what came of them.
+
+use manyring_wire::blk::VIRTIO_BLK_F_FLUSH;
+use manyring_wire::vhost_user::{PROTOCOL_F_CONFIG, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK};
+use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
+use std::time::Duration;
+
+/// How a driver drives.
+#[derive(Clone, Debug)]
+pub struct BlkOptions {
+    /// Queues to use.
+    pub queues: u16,
+    /// Entries of each.
+    pub queue_size: u16,
+    /// Virtio features to take if they are offered.
+    pub features: u64,
+    /// Vhost-user protocol features to take if they are offered.
+    pub protocol_features: u64,
+    /// Largest request in bytes.
+    pub buffer_size: u32,
+    /// Data descriptors hold at most this many bytes.
+    pub segment_size: u32,
+    /// Where the ring indexes begin.
+    pub base: u16,
+    /// Bytes of guest memory that no queue takes, for whatever a test adds.
+    pub spare: u64,
+    /// Longest time for the socket to appear.
+    pub patience: Duration,
+}
+
+impl Default for BlkOptions {
+    /// One queue of 128, EVENT_IDX and INDIRECT_DESC, requests of up to 64 KiB in one segment.
+    fn default() -> Self {
+        Self {
+            queues: 1,
+            queue_size: 128,
+            features: VIRTIO_F_EVENT_IDX
+                | VIRTIO_F_INDIRECT_DESC
+                | VIRTIO_F_VERSION_1
+                | VIRTIO_BLK_F_FLUSH,
+            protocol_features: PROTOCOL_F_MQ | PROTOCOL_F_CONFIG | PROTOCOL_F_REPLY_ACK,
+            buffer_size: 64 << 10,
+            segment_size: 64 << 10,
+            base: 0,
+            spare: 64 << 10,
+            patience: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A request. Sectors are of 512 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op<'a> {
+    /// Reads `len` bytes.
+    Read {
+        /// First sector.
+        sector: u64,
+        /// Bytes.
+        len: usize,
+    },
+    /// Writes bytes.
+    Write {
+        /// First sector.
+        sector: u64,
+        /// What.
+        data: &'a [u8],
+    },
+    /// Writes `len` bytes of whatever the request's buffer holds (load generators).
+    WriteAny {
+        /// First sector.
+        sector: u64,
+        /// Bytes.
+        len: usize,
+    },
+    /// Makes what was written durable.
+    Flush,
+    /// Discards sectors.
+    Discard {
+        /// First sector.
+        sector: u64,
+        /// How many.
+        count: u32,
+    },
+    /// Writes zeroes over sectors.
+    WriteZeroes {
+        /// First sector.
+        sector: u64,
+        /// How many.
+        count: u32,
+        /// They may be deallocated.
+        unmap: bool,
+    },
+    /// Erases sectors securely.
+    SecureErase {
+        /// First sector.
+        sector: u64,
+        /// How many.
+        count: u32,
+    },
+    /// Reads the device id string.
+    Id,
+}
+
+/// A request that is done. Its buffer stays as it is until the next submit on the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// What [`crate::BlkQueue::submit`] returned.
+    pub tag: u16,
+    /// The status byte; 255 if the device wrote none.
+    pub status: u8,
+    /// Bytes the device says it wrote, the status byte included.
+    pub written: u32,
+}
