@@ -125,7 +125,7 @@ impl Image {
             write_zeroes_max: if read_only { 0 } else { u64::MAX },
             secure_erase_max: if secure { u64::MAX } else { 0 },
         };
-        let nowait = sys::read(file.as_fd(), &[], 0, sys::RWF_NOWAIT) != Err(Errno::OPNOTSUPP);
+        let nowait = can_nowait(&file);
         Self {
             size: AtomicU64::new(geometry.size),
             file,
@@ -247,6 +247,13 @@ fn direct_alignment(file: &OwnedFd, block_device: bool) -> (usize, u64) {
     }
     let size = if block_device { rustix::fs::ioctl_blksszget(file).unwrap_or(4096) } else { 4096 };
     (size as usize, u64::from(size))
+}
+
+/// The file system knows `RWF_NOWAIT`. Asked with a byte: a read of none succeeds everywhere.
+fn can_nowait(file: &OwnedFd) -> bool {
+    let Ok(memory) = manyring_memory::Mapping::anonymous(1) else { return false };
+    let byte = memory.slice(0, 1);
+    sys::read(file.as_fd(), byte.as_slice(), 0, sys::RWF_NOWAIT) != Err(Errno::OPNOTSUPP)
 }
 
 /// Holes can be punched: tried past the end, where it changes nothing.

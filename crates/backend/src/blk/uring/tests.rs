@@ -161,3 +161,13 @@ fn a_file_that_was_cut_gives_an_error_and_not_stale_bytes() {
         drop(bench);
     }
 }
+
+#[test]
+fn a_file_system_that_cannot_say_would_wait_is_read_all_the_same() {
+    // tmpfs: preadv2 with RWF_NOWAIT is "not supported" there.
+    let file = rustix::fs::memfd_create("image", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, SIZE).unwrap();
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    let mut bench = Bench::new(Path::new(&path), true, false);
+    assert_eq!(bench.run(Op::Read, 0, 4096, 0), Ok(()));
+}
