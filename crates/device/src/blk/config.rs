@@ -15,8 +15,10 @@ use zerocopy::IntoBytes;
 const SIZE_MAX: u32 = 2 << 20;
 /// Segments of one discard, write-zeroes or secure erase.
 pub(super) const RANGES_MAX: u32 = 1;
-/// Largest range of one discard-like request: 1 GiB keeps a request short.
-const RANGE_SECTORS_MAX: u64 = (1 << 30) >> SECTOR_SHIFT;
+/// Largest range of one discard-like request: 1 GiB keeps a request short, so a longer one is
+/// refused.
+pub(super) const RANGE_BYTES_MAX: u64 = 1 << 30;
+const RANGE_SECTORS_MAX: u64 = RANGE_BYTES_MAX >> SECTOR_SHIFT;
 
 pub(super) fn features(options: &BlkOptions, geometry: &Geometry) -> u64 {
     let mut bits = VIRTIO_F_VERSION_1

@@ -10,6 +10,7 @@ use crate::{Device, wait::Wait};
 use manyring_backend::blk::Disk;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::memory::MemoryDisk;
+use manyring_backend::blk::null::NullDisk;
 use manyring_memory::{GuestMemory, GuestSlice, Mapping, RegionSpec};
 use manyring_queue::{
     DeviceQueue, DriverQueue, QueueConfig, QueueError, RingAddresses, RingFeatures,
@@ -225,6 +226,16 @@ fn ranges_are_zeroed_and_bad_ones_refused() {
     }
     assert_eq!(guest.range_request(VIRTIO_BLK_T_DISCARD, 0, 1, 1), 2);
     assert_eq!(guest.range_request(VIRTIO_BLK_T_WRITE_ZEROES, 0, 1, 1), 0);
+}
+
+#[test]
+fn a_range_longer_than_the_config_space_allows_is_refused() {
+    let mut guest = Guest::new(Arc::new(NullDisk::new(4 << 30)), false);
+    let sectors_max = (1 << 30) / 512;
+    for kind in [VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_WRITE_ZEROES] {
+        assert_eq!(guest.range_request(kind, 0, sectors_max, 0), 0);
+        assert_eq!(guest.range_request(kind, 0, sectors_max + 1, 0), 1);
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! virtio-blk chain <-> `Request` / `Completion` (virtio 1.3 §5.2.6).
 
 use super::Shared;
-use super::config::RANGES_MAX;
+use super::config::{RANGE_BYTES_MAX, RANGES_MAX};
 use super::pending::{InFlight, Kind, Pending};
 use crate::queue::MemoryReply;
 use crate::stats::QueueStats;
@@ -385,7 +385,7 @@ fn range(shared: &Shared, kind: RequestKind, readable: &[GuestSlice]) -> Parsed 
         return Parsed::refuse(Status::Unsupp);
     }
     let (offset, len) = (segment.offset, segment.len);
-    if !is_inside(shared, offset, len) {
+    if len > RANGE_BYTES_MAX || !is_inside(shared, offset, len) {
         return Parsed::refuse(Status::IoErr);
     }
     let durable = shared.write_through.load(Ordering::Relaxed);
