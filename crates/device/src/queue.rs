@@ -319,6 +319,7 @@ impl RunningQueue {
         match &mut self.handler {
             Handler::Blk(blk) => blk.retire_memory(memory, reply),
         }
+        self.check_memory();
         self.make_hot(now_ns);
     }
 

@@ -335,6 +335,8 @@ impl Worker {
         let generation = self.slots[slot].generation;
         let index = u32::try_from(slot).unwrap_or(0);
         queue.attach(&mut self.wait, index, generation, self.now_ns);
+        // It may have been cut away before it came here: the count has moved on already.
+        queue.check_memory();
         self.slots[slot].entry = Some((id, queue));
         self.by_id.insert(id, slot);
         self.stats.queues.set(self.by_id.len() as u64);
