@@ -54,6 +54,9 @@ pub struct Kick {
     kind: Kind,
 }
 
+/// Reads of one drain at most: a front-end that writes without end must not hold the worker.
+const DRAIN_READS: usize = 1024;
+
 impl Kick {
     /// Checks `fd`.
     ///
@@ -69,10 +72,15 @@ impl Kick {
 
     /// Takes what a pipe holds, so that it does not fill up.
     pub(crate) fn drain(&self) {
+        if self.kind == Kind::Eventfd {
+            return;
+        }
         let mut bytes = [0; 512];
-        while self.kind == Kind::Pipe
-            && matches!(rustix::io::read(&self.fd, &mut bytes), Ok(n) if n == bytes.len())
-        {}
+        for _ in 0..DRAIN_READS {
+            if !matches!(rustix::io::read(&self.fd, &mut bytes), Ok(n) if n == bytes.len()) {
+                break;
+            }
+        }
     }
 }
 
