@@ -134,7 +134,9 @@ impl Pool {
             let worker = start_worker(workers.len(), &self.options, saturated)?;
             workers.push(worker);
         }
-        workers.get(index).map(|w| w.mailbox.clone())
+        // A queue opened for a ring cannot run where the kernel refused one (out of memory, fds).
+        let has_ring = workers.first()?.has_ring;
+        workers.get(index).filter(|w| w.has_ring || !has_ring).map(|w| w.mailbox.clone())
     }
 
     /// Ends all workers and waits for their threads. What is in flight is abandoned.
