@@ -10,8 +10,8 @@ use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, Region, Reply, VringState,
 };
 use rustix::fd::OwnedFd;
-use rustix::fs::OFlags;
 use rustix::io::Errno;
+use rustix::net::SendFlags;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -140,9 +140,9 @@ impl Front {
         Ok(())
     }
 
+    /// A socket, whose flags the front-end shares: each write says itself that it must not wait.
     fn set_channel(&mut self, fd: OwnedFd) -> Result<(), FrontError> {
-        let flags = rustix::fs::fcntl_getfl(&fd).map_err(FrontError::Channel)?;
-        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(FrontError::Channel)?;
+        rustix::net::sockopt::socket_type(&fd).map_err(FrontError::Channel)?;
         self.channel = Some(fd);
         Ok(())
     }
@@ -248,7 +248,8 @@ impl Front {
             let request = BACKEND_CONFIG_CHANGE_MSG;
             let message = Header { request, flags: FLAG_VERSION, size: 0 }.emit();
             // A full channel means that the front-end has one to read already.
-            if let Err(error) = rustix::io::write(channel, &message) {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            if let Err(error) = rustix::net::send(channel, &message, flags) {
                 tracing::debug!(device = self.device.name(), %error, "config change not sent");
             }
         }
