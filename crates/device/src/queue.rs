@@ -237,13 +237,14 @@ impl RunningQueue {
             return;
         }
         self.stats.faults.add(1);
-        if let Some(err) = &self.err {
-            err.ring();
-        }
         if let Some(fault) = self.queue.fault() {
-            // A full mailbox drops the line, not the fault: counter and err fd have told.
+            // A full mailbox drops the line, not the fault: counter and err fd tell it.
             let _ =
                 self.events.try_send(Event { index: self.index, kind: EventKind::Fault(fault) });
+        }
+        // Last: a driver that hears it may end the session at once.
+        if let Some(err) = &self.err {
+            err.ring();
         }
     }
 

@@ -259,6 +259,10 @@ impl Server {
                         () = self.given_up() => Ok(()),
                     };
                     if let Err(end) = answered {
+                        // What its queues said before is still to be heard.
+                        while let Ok(event) = events.try_recv() {
+                            self.hear(event);
+                        }
                         self.tell_end(&end);
                         return Ended { front, connection: None };
                     }
