@@ -26,3 +26,5 @@ pub use error::DriverError;
 pub use request::{BlkOptions, Done, Op};
 pub use vhost_user::FrontEnd;
 pub use vring::Vring;
+// A test of the daemon names this crate only, and spells messages and rings with these.
+pub use {manyring_queue as queue, manyring_wire as wire};

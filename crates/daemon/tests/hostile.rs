@@ -1,0 +1,379 @@
+//! Hostile guests and front-ends: each costs its queue or its session, with one clear line; the
+//! neighbour on the same daemon goes on, and nothing is left behind.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+
+use manyring_driver::hostile::{HostileRing, Racer, Spoil};
+use manyring_driver::queue::RingFeatures;
+use manyring_driver::wire::blk::VIRTIO_BLK_T_OUT;
+use manyring_driver::wire::vhost_user::{
+    FLAG_VERSION, Header, PROTOCOL_F_REPLY_ACK, VringAddr, VringState,
+};
+use manyring_driver::wire::virtio::VIRTIO_F_EVENT_IDX;
+use manyring_driver::{Arena, BlkDriver, BlkOptions, DriverError, FrontEnd, Op, Vring};
+use process::{Daemon, wait_until};
+use rustix::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+const CONFIG: &str = "
+[[blk]]
+name = 'bad'
+socket_path = '@/bad'
+memory = '16M'
+handshake_timeout = 1
+[[blk]]
+name = 'good'
+socket_path = '@/good'
+memory = '16M'
+";
+const LONG: Duration = Duration::from_secs(10);
+
+/// A guest that writes and verifies without end.
+struct Neighbour {
+    stop: Arc<AtomicBool>,
+    verified: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Neighbour {
+    fn start(socket: &Path) -> Self {
+        let (stop, verified) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, count) = (stop.clone(), verified.clone());
+        let mut guest = BlkDriver::connect(socket, &BlkOptions::default()).unwrap();
+        let live = move || {
+            // All of the guest lives here, its session too.
+            let guest = &mut guest;
+            let queue = &mut guest.queues[0];
+            let mut back = vec![0; 8192];
+            for round in 0u64.. {
+                let data = (round ^ 0x5a5a_5a5a).to_le_bytes().repeat(1024);
+                let sector = round % 2000 * 16;
+                queue.write(sector, &data).expect("the neighbour's write");
+                queue.read(sector, &mut back).expect("the neighbour's read");
+                assert!(data == back, "the neighbour's data");
+                count.fetch_add(1, Ordering::Relaxed);
+                if stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().spawn(live).unwrap();
+        Self { stop, verified, thread: Some(thread) }
+    }
+
+    fn verified(&self) -> u64 {
+        self.verified.load(Ordering::Relaxed)
+    }
+
+    fn end(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().expect("the neighbour");
+    }
+}
+
+/// A daemon with two devices: `bad` for the hostile guest, `good` for its neighbour.
+struct House {
+    daemon: Daemon,
+    neighbour: Neighbour,
+}
+
+impl House {
+    fn new() -> Self {
+        let daemon = Daemon::run(CONFIG, &["bad", "good"]);
+        let neighbour = Neighbour::start(&daemon.socket_of("good"));
+        Self { daemon, neighbour }
+    }
+
+    fn front(&self) -> FrontEnd {
+        FrontEnd::connect(&self.daemon.socket_of("bad"), LONG).unwrap()
+    }
+
+    fn guest(&self, features: u64) -> BlkDriver {
+        let options = BlkOptions { features, queue_size: 16, ..BlkOptions::default() };
+        BlkDriver::start(self.front(), &options).unwrap()
+    }
+
+    /// Warnings about the hostile guest's device.
+    fn warnings(&self) -> Vec<String> {
+        let log = self.daemon.log();
+        let lines = log.lines().filter(|l| l.contains("WARN") && l.contains("\"bad\""));
+        lines.map(str::to_owned).collect()
+    }
+
+    /// Does `act`: it costs one line, which says `what`; the neighbour goes on, and the next
+    /// guest is served.
+    fn one_line(&self, what: &str, act: impl FnOnce()) {
+        let before = self.warnings().len();
+        act();
+        assert!(wait_until(|| self.warnings().len() > before), "{what}: no line");
+        self.next_guest_is_served();
+        let after = self.warnings();
+        assert_eq!(after.len(), before + 1, "{what}: {:#?}", &after[before..]);
+        assert!(after[before].contains(what), "{what}: {}", after[before]);
+        self.neighbour_goes_on();
+    }
+
+    fn neighbour_goes_on(&self) {
+        let before = self.neighbour.verified();
+        assert!(wait_until(|| self.neighbour.verified() > before + 1), "the neighbour stands");
+    }
+
+    fn next_guest_is_served(&self) {
+        let mut guest = self.guest(BlkOptions::default().features);
+        guest.queues[0].write(8, &[9; 512]).unwrap();
+        let mut back = [0; 512];
+        guest.queues[0].read(8, &mut back).unwrap();
+        assert_eq!(back, [9; 512]);
+    }
+
+    fn end(mut self) {
+        assert!(self.daemon.is_running());
+        self.neighbour.end();
+        assert!(self.daemon.terminate().success());
+    }
+}
+
+/// The line that a spoiled ring costs.
+fn line_of(spoil: Spoil) -> &'static str {
+    match spoil {
+        Spoil::Loop | Spoil::SelfLoop | Spoil::IndirectLoop => "it loops",
+        Spoil::NextOutside | Spoil::HeadOutside => "in a table of 16",
+        Spoil::IndirectNextOutside => "in a table of 3",
+        Spoil::AddressOutside | Spoil::AddressWraps | Spoil::LengthOutside => "not in guest memory",
+        Spoil::LengthHuge => "longer than 2^32 bytes",
+        Spoil::AvailJump | Spoil::AvailBack => "available index jumped",
+        Spoil::ReadableAfterWritable => "device-readable descriptor after",
+        Spoil::IndirectNested => "inside an indirect table",
+        Spoil::IndirectNext => "with the NEXT flag",
+        Spoil::IndirectOdd | Spoil::IndirectEmpty | Spoil::IndirectHuge => "indirect table of",
+        Spoil::IndirectOutside => "not in guest memory",
+        Spoil::NoStatus => "without a status byte",
+        Spoil::ShortHeader => "shorter than its header",
+    }
+}
+
+/// Offers a valid request, which is served, and a spoiled one, which stops the queue; the session
+/// goes on.
+fn spoil_ring(guest: &mut BlkDriver, spoil: Spoil) {
+    let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
+    ring.offer_valid().unwrap();
+    let vring = guest.queues[0].vring();
+    vring.kick().unwrap();
+    assert!(wait_until(|| ring.used_idx() == 1));
+    assert_eq!(ring.status().unwrap(), 0);
+    ring.offer(spoil).unwrap();
+    vring.kick().unwrap();
+    assert!(vring.wait_err(LONG).unwrap(), "{spoil:?}: err is silent");
+    assert_eq!(ring.used_idx(), 1, "{spoil:?} was answered");
+    guest.front.features().expect("the session goes on");
+    let base = guest.front.vring_base(0).expect("the session goes on");
+    assert!(base <= 2, "{spoil:?}: base {base}");
+}
+
+#[test]
+fn each_spoiled_ring_stops_its_queue_with_one_line_and_the_session_goes_on() {
+    let house = House::new();
+    for spoil in Spoil::ALL {
+        house.one_line(line_of(spoil), || {
+            spoil_ring(&mut house.guest(BlkOptions::default().features), spoil);
+        });
+    }
+    house.one_line("indirect descriptor without the feature", || {
+        spoil_ring(&mut house.guest(VIRTIO_F_EVENT_IDX), Spoil::IndirectNested);
+    });
+    house.end();
+}
+
+#[test]
+fn a_header_that_changes_between_reads_is_one_request_or_the_other() {
+    let house = House::new();
+    let mut guest = house.guest(0);
+    let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
+    // A read of sector 0 against a write far outside, whose chain has nothing to write.
+    let (read, write) = ([0, 0], [u64::from(VIRTIO_BLK_T_OUT).to_le(), u64::MAX]);
+    let racer = Racer::start(&guest.arena, ring.header_addr(), read, write).unwrap();
+    let mut statuses = [0u32; 256];
+    for round in 1..=500u16 {
+        ring.offer_valid().unwrap();
+        guest.queues[0].vring().kick().unwrap();
+        assert!(wait_until(|| ring.used_idx() == round));
+        statuses[usize::from(ring.status().unwrap())] += 1;
+    }
+    drop(racer);
+    let known: u32 = statuses[..3].iter().sum();
+    assert_eq!(known, 500, "{:?}", &statuses[..4]);
+    house.neighbour_goes_on();
+    house.end();
+}
+
+/// Sends what `send` sends; the back-end closes the session.
+fn closes(house: &House, send: impl FnOnce(&mut FrontEnd) -> Result<(), DriverError>) {
+    let mut front = house.front();
+    front.features().unwrap();
+    // The back-end may close before all is sent.
+    let _ = send(&mut front);
+    assert!(front.is_closed_within(LONG).unwrap(), "the session goes on");
+}
+
+#[test]
+fn each_wrong_message_ends_its_session_with_one_line() {
+    let house = House::new();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let fd = null.as_fd();
+    let state = |index, num| VringState { index, num }.as_bytes().to_vec();
+    let ended = |what: &str, send: &dyn Fn(&mut FrontEnd) -> Result<(), DriverError>| {
+        house.one_line(what, || closes(&house, send));
+    };
+    ended("SET_VRING_NUM has a payload of 4 bytes", &|f| f.send_message(8, &[1, 0, 0, 0], &[]));
+    ended("GET_FEATURES has a payload of 8 bytes", &|f| f.send_message(1, &[0; 8], &[]));
+    ended("request 200 is not in the table", &|f| f.send_message(200, &[], &[]));
+    ended("request 0 is not in the table", &|f| f.send_message(0, &[], &[]));
+    let header = |flags, size| Header { request: 2, flags, size }.emit();
+    ended("more than any request has", &|f| f.send_bytes(&header(FLAG_VERSION, 1 << 30), &[]));
+    ended("no known protocol version", &|f| f.send_bytes(&header(0, 8), &[]));
+    ended("SET_OWNER with 1 file descriptors", &|f| f.send_message(3, &[], &[fd]));
+    ended("more file descriptors than any message has", &|f| f.send_message(5, &[0; 8], &[fd; 40]));
+    ended("SET_VRING_KICK with 0 file descriptors", &|f| f.send_message(12, &[0; 8], &[]));
+    ended("SET_VRING_NUM for vring 99", &|f| f.send_message(8, &state(99, 16), &[]));
+    ended("SET_VRING_NUM of 100", &|f| f.send_message(8, &state(0, 100), &[]));
+    ended("half a message, then silence", &|f| f.send_bytes(&[2, 0, 0, 0, 1, 0], &[]));
+    house.end();
+}
+
+#[test]
+fn a_front_end_that_says_nothing_is_sent_away_and_one_that_leaves_in_a_message_is_named() {
+    let house = House::new();
+    house.one_line("no message after 1 seconds", || {
+        assert!(house.front().is_closed_within(LONG).unwrap());
+    });
+    house.one_line("left in the middle of a message", || {
+        house.front().send_bytes(&[2, 0, 0, 0, 1, 0], &[]).unwrap();
+    });
+    house.end();
+}
+
+#[test]
+fn messages_in_a_wrong_order_do_no_harm() {
+    let house = House::new();
+    let arena = Arena::new(1 << 20).unwrap();
+    let vring = Vring::new(&arena, 0, 16, RingFeatures::default(), 0).unwrap();
+    let mut front = house.front();
+    front.set_vring_enable(0, true).unwrap();
+    front.set_vring_kick(0, Some(vring.kick_fd())).unwrap();
+    front.set_vring_call(0, Some(vring.call_fd())).unwrap();
+    assert_eq!(front.vring_base(0).unwrap(), 0);
+    front.set_vring_base(0, 77).unwrap();
+    let nowhere =
+        VringAddr { index: 0, flags: 0, descriptor: 0, used: 0, available: 0, log: u64::MAX };
+    front.set_vring_addr(&nowhere).unwrap();
+    front.set_vring_num(0, 16).unwrap();
+    assert_eq!(front.vring_base(0).unwrap(), 77);
+    // The same session, now in order.
+    let mut guest = BlkDriver::start(front, &BlkOptions::default()).unwrap();
+    guest.queues[0].write(0, &[3; 512]).unwrap();
+    house.neighbour_goes_on();
+    house.end();
+}
+
+#[test]
+fn ring_addresses_outside_of_memory_are_refused_and_the_session_goes_on() {
+    let house = House::new();
+    house.one_line("ring is not in memory", || {
+        let arena = Arena::new(1 << 20).unwrap();
+        let vring = Vring::new(&arena, 0, 16, RingFeatures::default(), 0).unwrap();
+        let mut front = house.front();
+        front.negotiate(0, 1 << 30, PROTOCOL_F_REPLY_ACK).unwrap();
+        front.set_memory(&arena).unwrap();
+        front.set_vring_num(0, 16).unwrap();
+        front
+            .set_vring_addr(&VringAddr {
+                index: 0,
+                flags: 0,
+                descriptor: arena.user_addr(0) - 4096,
+                used: vring.addresses().used,
+                available: vring.addresses().available,
+                log: 0,
+            })
+            .unwrap();
+        let refused = front.set_vring_kick(0, Some(vring.kick_fd()));
+        assert!(matches!(refused, Err(DriverError::Refused { request: 12 })), "{refused:?}");
+        front.features().expect("the session goes on");
+    });
+    house.end();
+}
+
+#[test]
+fn a_kick_that_is_a_regular_file_ends_the_session() {
+    let house = House::new();
+    let file = tempfile::tempfile().unwrap();
+    house.one_line("SET_VRING_KICK of vring 0", || {
+        closes(&house, |front| front.set_vring_kick(0, Some(file.as_fd())));
+    });
+    house.end();
+}
+
+#[test]
+fn a_memory_file_shorter_than_its_region_ends_the_session() {
+    let house = House::new();
+    let arena = Arena::new(1 << 20).unwrap();
+    house.one_line("ends at byte 2097152 of a file of 1048576 bytes", || {
+        closes(&house, |front| {
+            let (mut region, fd) = arena.table()[0];
+            region.size *= 2;
+            front.set_mem_table(&[(region, fd)])
+        });
+    });
+    house.end();
+}
+
+#[test]
+fn memory_cut_away_under_a_running_ring_costs_that_session_only() {
+    let house = House::new();
+    house.one_line("guest memory was cut away", || {
+        let mut guest = house.guest(0);
+        guest.queues[0].run(Op::Flush).unwrap();
+        rustix::fs::ftruncate(guest.arena.table()[0].1, 0).unwrap();
+        // Nothing of that memory is touched here from now on.
+        guest.queues[0].vring().kick().unwrap();
+        assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
+    });
+    house.end();
+}
+
+#[test]
+fn after_a_hundred_hostile_sessions_the_daemon_holds_what_it_held() {
+    let house = House::new();
+    house.next_guest_is_served();
+    let settled = || {
+        let mut last = house.daemon.holdings();
+        assert!(wait_until(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = house.daemon.holdings();
+            std::mem::replace(&mut last, now) == now
+        }));
+        last
+    };
+    let before = settled();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for round in 0..100usize {
+        match round % 3 {
+            0 => closes(&house, |f| f.send_message(5, &[0; 8], &[null.as_fd(); 40])),
+            1 => closes(&house, |f| f.send_message(3, &[], &[null.as_fd()])),
+            _ => {
+                let spoil = Spoil::ALL[round % Spoil::ALL.len()];
+                spoil_ring(&mut house.guest(BlkOptions::default().features), spoil);
+            }
+        }
+    }
+    house.next_guest_is_served();
+    assert!(wait_until(|| house.daemon.holdings().fds == before.fds), "{before:?}");
+    assert_eq!(settled().threads, before.threads);
+    house.neighbour_goes_on();
+    house.end();
+}
