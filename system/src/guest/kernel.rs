@@ -62,7 +62,7 @@ impl Kernel {
     }
 
     fn qemu() -> Outcome<Self> {
-        packages::need("a QEMU guest", &["qemu-system-x86", "qemu-utils"])?;
+        packages::need("a QEMU guest", &["qemu-system-x86"])?;
         let folder = cache()?.join("linux-cloud-amd64");
         if !folder.is_dir() {
             unpack_cloud_kernel(&folder)?;
