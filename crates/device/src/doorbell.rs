@@ -1,11 +1,16 @@
-//! Kick, call and err: the fds of a queue, checked at the door.
+//! Kick, call, err and the back-end channel: fds of the front-end, checked at the door.
 //!
-//! QEMU passes eventfds, UML what it calls a pipe, which is a socket pair. Anything else is
-//! refused: a file would always be readable, a terminal could block the worker.
+//! QEMU passes eventfds, UML what it calls a pipe, which is a socket pair or a pipe. Anything else
+//! is refused: a file would always be readable, a terminal could block the worker.
+//!
+//! The flags of such an fd are the front-end's too: it could take `O_NONBLOCK` back. A socket is
+//! told with each call not to wait, a pipe is opened anew so that its flags are ours. An eventfd
+//! allows neither: see SECURITY.md.
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
 
 /// Why a doorbell is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,12 +27,15 @@ pub enum DoorbellError {
 enum Kind {
     Eventfd,
     Pipe,
+    Socket,
 }
 
 fn kind_of(fd: &OwnedFd) -> Result<Kind, DoorbellError> {
     let stat = rustix::fs::fstat(fd).map_err(DoorbellError::System)?;
-    if matches!(FileType::from_raw_mode(stat.st_mode), FileType::Fifo | FileType::Socket) {
-        return Ok(Kind::Pipe);
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Fifo => return Ok(Kind::Pipe),
+        FileType::Socket => return Ok(Kind::Socket),
+        _ => {}
     }
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()));
     match info {
@@ -39,12 +47,21 @@ fn kind_of(fd: &OwnedFd) -> Result<Kind, DoorbellError> {
     }
 }
 
-fn set_nonblocking(fd: &OwnedFd) -> Result<(), DoorbellError> {
-    let flags = rustix::fs::fcntl_getfl(fd).map_err(DoorbellError::System)?;
-    if flags.contains(OFlags::NONBLOCK) {
-        return Ok(());
+/// Makes sure that reading or writing does not wait.
+fn nonblocking(fd: OwnedFd, kind: Kind, access: OFlags) -> Result<OwnedFd, DoorbellError> {
+    if kind == Kind::Pipe {
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        // Fails without /proc, or if the other end is closed: then the flag has to do.
+        if let Ok(ours) = rustix::fs::open(path, flags, Mode::empty()) {
+            return Ok(ours);
+        }
     }
-    rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(DoorbellError::System)
+    if kind != Kind::Socket {
+        let flags = rustix::fs::fcntl_getfl(&fd).map_err(DoorbellError::System)?;
+        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(DoorbellError::System)?;
+    }
+    Ok(fd)
 }
 
 /// Available buffer notifications of a queue. An eventfd is watched and never read.
@@ -64,20 +81,22 @@ impl Kick {
     /// [`DoorbellError`]; the fd is closed.
     pub fn new(fd: OwnedFd) -> Result<Self, DoorbellError> {
         let kind = kind_of(&fd)?;
-        if kind == Kind::Pipe {
-            set_nonblocking(&fd)?;
-        }
+        let fd = if kind == Kind::Eventfd { fd } else { nonblocking(fd, kind, OFlags::RDONLY)? };
         Ok(Self { fd, kind })
     }
 
     /// Takes what a pipe holds, so that it does not fill up.
     pub(crate) fn drain(&self) {
-        if self.kind == Kind::Eventfd {
-            return;
-        }
         let mut bytes = [0; 512];
         for _ in 0..DRAIN_READS {
-            if !matches!(rustix::io::read(&self.fd, &mut bytes), Ok(n) if n == bytes.len()) {
+            let read = match self.kind {
+                Kind::Eventfd => return,
+                Kind::Pipe => rustix::io::read(&self.fd, &mut bytes),
+                Kind::Socket => {
+                    rustix::net::recv(&self.fd, &mut bytes, RecvFlags::DONTWAIT).map(|(n, _)| n)
+                }
+            };
+            if read != Ok(bytes.len()) {
                 break;
             }
         }
@@ -90,10 +109,12 @@ impl AsFd for Kick {
     }
 }
 
-/// Used buffer notifications of a queue, or its error notifications.
+/// What we write to: used buffer notifications of a queue, its error notifications, or the
+/// back-end request channel.
 #[derive(Debug)]
 pub struct Call {
     fd: OwnedFd,
+    kind: Kind,
 }
 
 impl Call {
@@ -102,15 +123,35 @@ impl Call {
     /// # Errors
     /// [`DoorbellError`]; the fd is closed.
     pub fn new(fd: OwnedFd) -> Result<Self, DoorbellError> {
-        kind_of(&fd)?;
-        set_nonblocking(&fd)?;
-        Ok(Self { fd })
+        let kind = kind_of(&fd)?;
+        Ok(Self { fd: nonblocking(fd, kind, OFlags::WRONLY)?, kind })
     }
 
     /// Rings. A full pipe or counter means "already told"; a peer that is gone needs no telling.
     #[inline]
     pub fn ring(&self) {
-        while rustix::io::write(&self.fd, &1u64.to_ne_bytes()) == Err(Errno::INTR) {}
+        let _ = self.write(&1u64.to_ne_bytes());
+    }
+
+    /// Writes bytes without waiting.
+    ///
+    /// # Errors
+    /// The system's: `EAGAIN` if there is no room, `EPIPE` if the peer is gone.
+    #[inline]
+    pub fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
+        loop {
+            let written = match self.kind {
+                Kind::Socket => {
+                    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                    rustix::net::send(&self.fd, bytes, flags)
+                }
+                Kind::Eventfd | Kind::Pipe => rustix::io::write(&self.fd, bytes),
+            };
+            match written {
+                Err(Errno::INTR) => {}
+                other => return other.map(drop),
+            }
+        }
     }
 }
 
@@ -126,6 +167,30 @@ mod tests {
         assert!(Kick::new(reader).is_ok());
         let call = Call::new(writer).unwrap();
         (0..70_000 / 8).for_each(|_| call.ring());
+    }
+
+    #[test]
+    fn a_front_end_cannot_make_a_pipe_or_socket_block_again() {
+        let blocking = |fd: &OwnedFd| {
+            let flags = rustix::fs::fcntl_getfl(fd).unwrap();
+            rustix::fs::fcntl_setfl(fd, flags - OFlags::NONBLOCK).unwrap();
+        };
+        let (_reader, writer) = rustix::pipe::pipe().unwrap();
+        let theirs = rustix::io::dup(&writer).unwrap();
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let socket = OwnedFd::from(socket);
+        let theirs_too = rustix::io::dup(&socket).unwrap();
+        for (ours, theirs) in [(writer, theirs), (socket, theirs_too)] {
+            let call = Call::new(ours).unwrap();
+            blocking(&theirs);
+            while call.write(&[0; 8]).is_ok() {}
+            assert_eq!(call.write(&[0; 8]), Err(Errno::AGAIN));
+        }
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let theirs = rustix::io::dup(&reader).unwrap();
+        let kick = Kick::new(reader).unwrap();
+        blocking(&theirs);
+        kick.drain();
     }
 
     #[test]

@@ -10,8 +10,6 @@ use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, Region, Reply, VringState,
 };
 use rustix::fd::OwnedFd;
-use rustix::io::Errno;
-use rustix::net::SendFlags;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -26,7 +24,7 @@ pub enum FrontError {
     #[error("{name} of vring {index}: {source}")]
     Doorbell { name: &'static str, index: usize, source: DoorbellError },
     #[error("back-end request channel: {0}")]
-    Channel(Errno),
+    Channel(DoorbellError),
 }
 
 /// One front-end: its session, its memory, its queues.
@@ -36,7 +34,7 @@ pub(super) struct Front {
     session: Session,
     memory: Arc<GuestMemory>,
     vrings: Vec<VringHost>,
-    channel: Option<OwnedFd>,
+    channel: Option<Call>,
     events: mpsc::Sender<Event>,
 }
 
@@ -140,10 +138,8 @@ impl Front {
         Ok(())
     }
 
-    /// A socket, whose flags the front-end shares: each write says itself that it must not wait.
     fn set_channel(&mut self, fd: OwnedFd) -> Result<(), FrontError> {
-        rustix::net::sockopt::socket_type(&fd).map_err(FrontError::Channel)?;
-        self.channel = Some(fd);
+        self.channel = Some(Call::new(fd).map_err(FrontError::Channel)?);
         Ok(())
     }
 
@@ -248,8 +244,7 @@ impl Front {
             let request = BACKEND_CONFIG_CHANGE_MSG;
             let message = Header { request, flags: FLAG_VERSION, size: 0 }.emit();
             // A full channel means that the front-end has one to read already.
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            if let Err(error) = rustix::net::send(channel, &message, flags) {
+            if let Err(error) = channel.write(&message) {
                 tracing::debug!(device = self.device.name(), %error, "config change not sent");
             }
         }
