@@ -46,10 +46,12 @@ fn under_load(arguments: &[&str], rounds: usize, mut change: impl FnMut(&mut Blk
         }
         let _stop = StopAtEnd(&stop);
         let get_on = |at_least: u64| {
-            let goal: Vec<_> = done.iter().map(|d| d.load(Ordering::Relaxed) + at_least).collect();
-            assert!(process::wait_until(|| {
-                done.iter().zip(&goal).all(|(done, goal)| done.load(Ordering::Relaxed) >= *goal)
-            }));
+            let now = || done.iter().map(|d| d.load(Ordering::Relaxed)).collect::<Vec<_>>();
+            let before = now();
+            let got_on = process::wait_until(|| {
+                now().iter().zip(&before).all(|(now, before)| *now >= before + at_least)
+            });
+            assert!(got_on, "{arguments:?}: requests done by queue: {before:?}, then {:?}", now());
         };
         get_on(100);
         for round in 0..rounds {
