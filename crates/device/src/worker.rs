@@ -96,6 +96,8 @@ struct Slot {
     generation: u32,
     entry: Option<(QueueId, Box<RunningQueue>)>,
     ending: Option<Ending>,
+    /// In the list of hot slots.
+    is_listed: bool,
 }
 
 /// A worker: its thread runs [`Worker::run`] to the end.
@@ -247,7 +249,7 @@ impl Worker {
 
     /// Puts a slot into the list of those that take turns.
     fn make_listed(&mut self, slot: usize) {
-        if !self.hot.contains(&slot) {
+        if !std::mem::replace(&mut self.slots[slot].is_listed, true) {
             self.hot.push(slot);
         }
     }
@@ -268,7 +270,10 @@ impl Worker {
         let (slots, polling, now_ns) = (&mut self.slots, self.polling, self.now_ns);
         self.hot.retain(|&slot| {
             let entry = slots[slot].entry.as_mut();
-            entry.is_some_and(|(_, queue)| queue.is_hot() && !queue.settle(polling, now_ns))
+            let stays =
+                entry.is_some_and(|(_, queue)| queue.is_hot() && !queue.settle(polling, now_ns));
+            slots[slot].is_listed = stays;
+            stays
         });
     }
 
@@ -328,7 +333,7 @@ impl Worker {
     fn start(&mut self, id: QueueId, mut queue: Box<RunningQueue>) {
         let free = self.slots.iter().position(|s| s.entry.is_none());
         let slot = free.unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, entry: None, ending: None });
+            self.slots.push(Slot { generation: 0, entry: None, ending: None, is_listed: false });
             self.slots.len() - 1
         });
         debug_assert!(slot < SLOTS_MAX);

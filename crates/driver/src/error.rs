@@ -31,6 +31,8 @@ pub enum DriverError {
     RingFull,
     #[error("no used buffer in time")]
     Timeout,
+    #[error("the device returned a buffer and did not call")]
+    LostCall,
     #[error("the device answered with status {0}")]
     Status(u8),
 }

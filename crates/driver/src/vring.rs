@@ -183,7 +183,11 @@ impl Vring {
             }
             let left = deadline.saturating_duration_since(now());
             if !self.wait_call(left)? && left.is_zero() {
-                return self.queue.take_used().ok_or(DriverError::Timeout);
+                // Used buffers that nobody announced are a call that was lost.
+                return Err(match self.queue.take_used() {
+                    Some(_) => DriverError::LostCall,
+                    None => DriverError::Timeout,
+                });
             }
         }
     }

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum MemoryError {
-    #[error("memory region is not backed by a file")]
+    #[error("memory region is not backed by a file of the kernel's own")]
     NotAFile,
     #[error("memory region ends at byte {end} of a file of {file_size} bytes")]
     TooShort { file_size: u64, end: u64 },

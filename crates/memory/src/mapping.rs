@@ -8,11 +8,17 @@ use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::ptr::NonNull;
 
+/// `f_type` of FUSE.
+const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
+
 /// Memory mapped into this process, writable and shared.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
+    /// Bytes that are mapped: whole pages, huge ones on hugetlbfs.
     len: usize,
+    /// Bytes that were asked for.
+    size: usize,
     /// Bytes between the start of the mapping and the first byte that was asked for.
     skip: usize,
     watch: Option<sigbus::Watch>,
@@ -30,10 +36,16 @@ impl Mapping {
     ///
     /// # Errors
     /// [`MemoryError::NotAFile`], [`MemoryError::TooShort`] if the file does not hold the range,
-    /// [`MemoryError::Map`], [`MemoryError::TooMany`].
+    /// [`MemoryError::Map`], [`MemoryError::TooMany`]. May block if the file's system does: not
+    /// for the control thread.
     pub fn of_file(file: impl AsFd, offset: u64, size: u64) -> Result<Self, MemoryError> {
         let stat = rustix::fs::fstat(&file).map_err(MemoryError::Map)?;
         if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
+            return Err(MemoryError::NotAFile);
+        }
+        // Whoever serves a FUSE file could hold any thread that touches it.
+        let system = rustix::fs::fstatfs(&file).map_err(MemoryError::Map)?;
+        if u64::try_from(system.f_type) == Ok(FUSE_SUPER_MAGIC) {
             return Err(MemoryError::NotAFile);
         }
         let file_size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -44,7 +56,8 @@ impl Mapping {
         // hugetlbfs reports its page size here, and maps at its multiples only.
         let page = u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096);
         let skip = offset % page;
-        let len = manyring_host_size(size + skip);
+        let whole = size.checked_add(skip).and_then(|n| n.checked_next_multiple_of(page));
+        let len = host_size(whole.ok_or(MemoryError::Overflow)?);
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let base = unsafe {
             mmap(
@@ -57,7 +70,7 @@ impl Mapping {
             )
         }
         .map_err(MemoryError::Map)?;
-        Self::watched(base, len, manyring_host_size(skip))
+        Self::watched(base, len, host_size(size), host_size(skip))
     }
 
     /// Maps `size` bytes of zeroed memory, allocated as it is touched.
@@ -65,7 +78,7 @@ impl Mapping {
     /// # Errors
     /// [`MemoryError::Map`].
     pub fn anonymous(size: u64) -> Result<Self, MemoryError> {
-        let len = manyring_host_size(size);
+        let len = host_size(size);
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let base = unsafe {
             mmap_anonymous(
@@ -77,12 +90,17 @@ impl Mapping {
         }
         .map_err(MemoryError::Map)?;
         let base = NonNull::new(base.cast()).ok_or(MemoryError::Overflow)?;
-        Ok(Self { base, len, skip: 0, watch: None })
+        Ok(Self { base, len, size: len, skip: 0, watch: None })
     }
 
-    fn watched(base: *mut core::ffi::c_void, len: usize, skip: usize) -> Result<Self, MemoryError> {
+    fn watched(
+        base: *mut core::ffi::c_void,
+        len: usize,
+        size: usize,
+        skip: usize,
+    ) -> Result<Self, MemoryError> {
         let base = NonNull::new(base.cast::<u8>()).ok_or(MemoryError::Overflow)?;
-        let mut mapping = Self { base, len, skip, watch: None };
+        let mut mapping = Self { base, len, size, skip, watch: None };
         mapping.watch = Some(sigbus::Watch::new(base.as_ptr() as usize, len)?);
         Ok(mapping)
     }
@@ -90,7 +108,7 @@ impl Mapping {
     /// Bytes that were asked for.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.len - self.skip
+        self.size
     }
 
     /// True once the memory was cut away under us and replaced by zeroes.
@@ -123,6 +141,6 @@ impl Drop for Mapping {
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "64-bit hosts only, see manyring-wire")]
-const fn manyring_host_size(size: u64) -> usize {
+const fn host_size(size: u64) -> usize {
     size as usize
 }

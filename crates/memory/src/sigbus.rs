@@ -13,8 +13,8 @@ use crate::error::MemoryError;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Mappings that can be watched at once: 1000 devices with 8 regions each.
-const SLOTS: usize = 8192;
+/// Mappings that can be watched at once: 128 sessions with all slots, thousands of usual ones.
+const SLOTS: usize = 65536;
 const FREE: usize = 0;
 const CLAIMED: usize = 1;
 

@@ -50,6 +50,9 @@ impl Drop for Chain {
     }
 }
 
+/// Slices of one chain at most: its descriptors, and the crossings between memory regions.
+pub(crate) const CHAIN_SLICES: usize = 2048;
+
 /// One chain of a batch: the token and where its slices lie.
 #[derive(Debug)]
 pub(crate) struct Entry {

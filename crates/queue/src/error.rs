@@ -18,6 +18,8 @@ pub enum QueueError {
     DescriptorIndex { index: u16, size: u16 },
     #[error("descriptor chain is longer than {max} descriptors: it loops")]
     ChainLength { max: usize },
+    #[error("descriptor chain is in more than {max} pieces")]
+    ChainSlices { max: usize },
     #[error("descriptor chain is longer than 2^32 bytes")]
     ChainBytes,
     #[error("device-readable descriptor after a device-writable one")]

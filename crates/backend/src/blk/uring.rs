@@ -21,6 +21,10 @@ use std::sync::Arc;
 const PUNCH_HOLE: i32 = 1 | 2;
 /// `FALLOC_FL_KEEP_SIZE | FALLOC_FL_ZERO_RANGE`
 const ZERO_RANGE: i32 = 1 | 16;
+/// A longer read goes to the ring even if it is in the page cache: it would hold the worker up.
+const INLINE_BYTES: u64 = 1 << 20;
+/// Slices that a request may keep memory for after it is done.
+const SLICES_KEPT: usize = 256;
 /// Zeroes that are written where no file system call can make them: this many bytes of memory,
 /// this many times in one entry.
 const ZEROES: (u64, usize) = (256 << 10, 64);
@@ -126,6 +130,7 @@ impl UringQueue {
         };
         entry.aligned = self.image.is_aligned(request.offset, slices);
         entry.rest.clear();
+        entry.rest.shrink_to(SLICES_KEPT.max(slices.len()));
         entry.rest.extend_from_slice(slices);
     }
 
@@ -177,7 +182,9 @@ impl UringQueue {
     /// Serves what the ring is not needed for.
     fn serve_inline(&mut self, request: &Request) -> Option<Result<(), Errno>> {
         match request.op {
-            Op::Read if !self.image.is_direct() => self.read_cached(request.token),
+            Op::Read if !self.image.is_direct() && request.len <= INLINE_BYTES => {
+                self.read_cached(request.token)
+            }
             // The kernel has no other way to ask for it.
             Op::SecureErase => {
                 Some(sys::secure_erase(self.image.file(), request.offset, request.len))

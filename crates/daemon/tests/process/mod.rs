@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
 
 /// Longest time that anything here is waited for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `done`; false if it did not come true in [`PATIENCE`].
 pub(crate) fn wait_until(mut done: impl FnMut() -> bool) -> bool {

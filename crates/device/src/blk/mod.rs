@@ -19,6 +19,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
+/// Largest ring that is served: no front-end makes larger ones, and what is kept for each request
+/// in flight stays within bounds.
+const QUEUE_SIZE_MAX: u16 = 1024;
+
 /// How a block device looks to the guest.
 #[derive(Clone, Debug)]
 pub struct BlkOptions {
@@ -154,7 +158,7 @@ impl Device for BlkDevice {
     }
 
     fn queue_size_max(&self) -> u16 {
-        manyring_wire::virtqueue::QUEUE_SIZE_MAX
+        QUEUE_SIZE_MAX
     }
 
     fn read_config(&self, offset: u32, bytes: &mut [u8]) {

@@ -11,7 +11,7 @@
 //! entries are written at once but published once per burst; (4) notification words are written
 //! only when their value changes.
 
-use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
+use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, CHAIN_SLICES, Chain, Entry};
 use crate::config::{QueueConfig, RingAddresses, RingAreas, RingFeatures};
 use crate::error::QueueError;
 use manyring_memory::{GuestAddr, GuestMemory, GuestSlice, LastHit, copy_from_slices, fence_full};
@@ -113,7 +113,7 @@ impl DeviceHalf {
             return Err(QueueError::DescriptorIndex { index: head, size: self.size });
         }
         let start = batch.slices.len();
-        let mut walk = Walk { bytes: 0, writable_at: None };
+        let mut walk = Walk { first: start, bytes: 0, writable_at: None };
         self.walk_table(head, &mut walk, &mut batch.slices)?;
         let end = batch.slices.len();
         let border = walk.writable_at.unwrap_or(end);
@@ -399,6 +399,8 @@ impl Table<'_> {
 
 /// What a walk along a chain has seen.
 struct Walk {
+    /// Where the slices of the chain begin.
+    first: usize,
     bytes: u64,
     /// Where the writable slices begin.
     writable_at: Option<usize>,
@@ -427,6 +429,12 @@ impl Walk {
         if desc.len == 0 {
             return Ok(());
         }
-        memory.slices(GuestAddr(desc.addr), desc.len, last_hit, slices).map_err(QueueError::Buffer)
+        memory
+            .slices(GuestAddr(desc.addr), desc.len, last_hit, slices)
+            .map_err(QueueError::Buffer)?;
+        if slices.len() - self.first > CHAIN_SLICES {
+            return Err(QueueError::ChainSlices { max: CHAIN_SLICES });
+        }
+        Ok(())
     }
 }

@@ -145,17 +145,7 @@ impl Front {
 
     /// Makes the new snapshot and gives it to every running queue; returns when none uses the old.
     async fn change_memory(&mut self, change: MemoryChange<OwnedFd>) -> Result<(), FrontError> {
-        let memory = match change {
-            MemoryChange::Replace(regions) => {
-                let mut memory = GuestMemory::default();
-                for (region, fd) in regions {
-                    memory = memory.with_region(spec(&region), fd)?;
-                }
-                memory
-            }
-            MemoryChange::Add(region, fd) => self.memory.with_region(spec(&region), fd)?,
-            MemoryChange::Remove(region) => self.memory.without_region(&spec(&region)),
-        };
+        let memory = map(self.memory.clone(), change).await?;
         self.memory = Arc::new(memory);
         for index in 0..self.vrings.len() {
             let addresses = self.session.vring(index).and_then(|v| v.addresses());
@@ -195,7 +185,9 @@ impl Front {
                 false
             }
             Err(error) => {
-                self.session.refuse(index);
+                // The kick went with the attempt: only a new one starts the vring again.
+                let base = self.session.vring(index).map_or(0, |v| v.base());
+                self.session.stopped(index, base);
                 tracing::error!(device = self.device.name(), queue = index, %error, "cannot start");
                 false
             }
@@ -257,6 +249,23 @@ impl Front {
         }
         self.device.set_features(0);
     }
+}
+
+/// Makes the new snapshot on the blocking pool: a file system that hangs holds this session only.
+async fn map(
+    memory: Arc<GuestMemory>,
+    change: MemoryChange<OwnedFd>,
+) -> Result<GuestMemory, MemoryError> {
+    let mapping = tokio::task::spawn_blocking(move || match change {
+        MemoryChange::Replace(regions) => {
+            regions.into_iter().try_fold(GuestMemory::default(), |memory, (region, fd)| {
+                memory.with_region(spec(&region), fd)
+            })
+        }
+        MemoryChange::Add(region, fd) => memory.with_region(spec(&region), fd),
+        MemoryChange::Remove(region) => Ok(memory.without_region(&spec(&region))),
+    });
+    mapping.await.unwrap_or(Err(MemoryError::Overflow))
 }
 
 fn doorbell(
