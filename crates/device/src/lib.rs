@@ -10,6 +10,8 @@
 mod balance;
 pub mod blk;
 mod doorbell;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod handle;
 pub mod policy;
 mod pool;

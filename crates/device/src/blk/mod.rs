@@ -94,6 +94,17 @@ impl BlkDevice {
         }
     }
 
+    /// A queue of this device that no worker runs.
+    #[cfg(fuzzing)]
+    pub(crate) fn solo(
+        &self,
+        disk: Box<dyn manyring_backend::blk::DiskQueue>,
+        memory: Arc<manyring_memory::GuestMemory>,
+        size: u16,
+    ) -> BlkQueue {
+        BlkQueue::new(disk, self.shared.clone(), memory, size)
+    }
+
     fn geometry(&self) -> Geometry {
         *self.geometry.lock().unwrap_or_else(PoisonError::into_inner)
     }

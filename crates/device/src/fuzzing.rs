@@ -1,0 +1,60 @@
+//! A block queue without a worker: what the fuzz target `blk_request` runs.
+
+use crate::blk::{BlkDevice, BlkOptions, BlkQueue};
+use crate::pool::{Pool, PoolOptions};
+use crate::stats::QueueStats;
+use manyring_backend::blk::Disk;
+use manyring_queue::DeviceQueue;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// One queue of a block device, whose turns the caller takes.
+#[derive(Debug)]
+pub struct SoloQueue {
+    queue: DeviceQueue,
+    blk: BlkQueue,
+    stats: QueueStats,
+}
+
+impl SoloQueue {
+    /// Serves `queue` from `disk`, which completes its requests as they are submitted.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn new(queue: DeviceQueue, disk: Arc<dyn Disk>, read_only: bool) -> Result<Self, Errno> {
+        let options = BlkOptions {
+            name: "solo".to_owned(),
+            num_queues: 1,
+            queue_size: queue.size(),
+            serial: "solo-serial".to_owned(),
+            read_only,
+            writeback: true,
+        };
+        let disk_queue = disk.open_queue(false)?;
+        // The pool starts no thread before a queue is started in it.
+        let device = BlkDevice::new(options, disk, Pool::new(PoolOptions::default()));
+        let blk = device.solo(disk_queue, queue.memory().clone(), queue.size());
+        Ok(Self { queue, blk, stats: QueueStats::default() })
+    }
+
+    /// Pops a batch, serves it, completes it. Returns (popped, completed).
+    pub fn turn(&mut self) -> (usize, usize) {
+        let popped = self.blk.pop_and_submit(&mut self.queue, None, 0);
+        let (completed, _) = self.blk.complete(&mut self.queue, &self.stats, || 0);
+        self.queue.publish();
+        self.queue.needs_notification();
+        (popped, completed)
+    }
+
+    /// The ring.
+    #[must_use]
+    pub fn queue(&self) -> &DeviceQueue {
+        &self.queue
+    }
+}
+
+impl Drop for SoloQueue {
+    fn drop(&mut self) {
+        self.blk.abandon(&mut self.queue);
+    }
+}
