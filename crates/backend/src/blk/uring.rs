@@ -21,6 +21,10 @@ use std::sync::Arc;
 const PUNCH_HOLE: i32 = 1 | 2;
 /// `FALLOC_FL_KEEP_SIZE | FALLOC_FL_ZERO_RANGE`
 const ZERO_RANGE: i32 = 1 | 16;
+/// Requests submitted at once past the page cache. The kernel starts none of a submission before
+/// all of it is prepared, so a long one lets the disk wait: measured at a depth of 32, bursts of 4
+/// reach 0.94 of what fio reaches without a guest, unbounded ones 0.82.
+const DIRECT_BURST: usize = 4;
 /// A longer read goes to the ring even if it is in the page cache: it would hold the worker up.
 const INLINE_BYTES: u64 = 1 << 20;
 /// Slices that a request may keep memory for after it is done.
@@ -196,7 +200,7 @@ impl UringQueue {
 
 impl DiskQueue for UringQueue {
     fn burst_max(&self) -> usize {
-        if self.image.is_direct() { usize::MAX } else { INLINE_BURST }
+        if self.image.is_direct() { DIRECT_BURST } else { INLINE_BURST }
     }
 
     fn attach(&mut self, ring: Option<&mut Ring>, tag: u64) {
