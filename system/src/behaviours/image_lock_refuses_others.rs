@@ -44,10 +44,14 @@ fn ours_is_refused(scene: &Scene<'_>, image: &Path) -> Outcome {
     let socket = scene.file("other.sock");
     let refused = || -> Outcome {
         wait_for("qemu-storage-daemon's socket", LIMIT, || Ok(socket.exists().then_some(())))?;
-        let options = scene.options(image, &[]);
-        let said = Daemon::refused(&options)?;
-        check(said.contains("in use"), || format!("manyring does not say why: {said}"))?;
-        check(!options.socket().exists(), || "a refused daemon made its socket".into())
+        // A reader is refused, too: the image would change under its guest.
+        for arguments in [&[][..], &["--read-only"]] {
+            let options = scene.options(image, arguments);
+            let said = Daemon::refused(&options)?;
+            check(said.contains("in use"), || format!("manyring does not say why: {said}"))?;
+            check(!options.socket().exists(), || "a refused daemon made its socket".into())?;
+        }
+        Ok(())
     };
     let outcome = refused();
     let _ = first.kill();

@@ -228,7 +228,11 @@ fn lock(file: &OwnedFd, path: &Path, exclusive: bool) -> Result<(), ImageError> 
     locked.map_err(|errno| match errno {
         Errno::AGAIN | Errno::ACCESS => ImageError::InUse { path: path.to_path_buf() },
         errno => ImageError::Lock { path: path.to_path_buf(), errno },
-    })
+    })?;
+    if !exclusive && sys::has_qemu_writer(file) {
+        return Err(ImageError::InUse { path: path.to_path_buf() });
+    }
+    Ok(())
 }
 
 fn size_of_file(file: &OwnedFd) -> Result<u64, Errno> {

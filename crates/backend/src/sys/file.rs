@@ -62,8 +62,29 @@ pub fn write(
     done(unsafe { libc::pwritev2(file.as_raw_fd(), iovecs, count, offset, flags) })
 }
 
+/// The byte whose lock says, among QEMUs, "I write this image".
+const QEMU_WRITES: i64 = 101;
+
+/// True if a QEMU writes the image. Its locks are shared ones on single bytes: they conflict with
+/// our exclusive lock, but must be asked for where ours is shared.
+pub fn has_qemu_writer(file: impl AsFd) -> bool {
+    // SAFETY: all-zero is a valid flock; the fields that matter are set below.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::c_short::try_from(libc::F_WRLCK).unwrap_or(0);
+    lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0);
+    lock.l_start = QEMU_WRITES;
+    lock.l_len = 1;
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: fd is open, and `lock` outlives the call, which writes the lock it finds there.
+    let result = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock) };
+    // A lock of the whole file is another reader of our own kind.
+    result == 0
+        && i32::from(lock.l_type) != libc::F_UNLCK
+        && (lock.l_start, lock.l_len) != (0, 0)
+}
+
 /// Locks the whole file for this open file description: shared or exclusive, without waiting.
-/// QEMU's image locks (single bytes of the same kind) conflict with it.
+/// QEMU's image locks conflict with an exclusive one; see [`has_qemu_writer`] for a shared one.
 ///
 /// # Errors
 /// `EAGAIN` or `EACCES` if another process holds a lock.
