@@ -186,6 +186,34 @@ fn a_resize_changes_the_file_or_takes_its_size() {
 }
 
 #[test]
+fn a_resize_is_told_through_the_back_end_channel_be_it_a_socket_or_a_pipe() {
+    use manyring_driver::FrontEnd;
+    use manyring_wire::vhost_user::{BACKEND_CONFIG_CHANGE_MSG, FLAG_VERSION, Header};
+    let served = serve();
+    let told = Header { request: BACKEND_CONFIG_CHANGE_MSG, flags: FLAG_VERSION, size: 0 }.emit();
+    for (pipe, size) in [(false, 2u64 << 20), (true, 3 << 20)] {
+        let mut front = FrontEnd::connect(&served.daemon.socket_of("vda"), PATIENCE).unwrap();
+        let offered = front.protocol_features().unwrap();
+        front.set_protocol_features(offered).unwrap();
+        let mut ours: Box<dyn std::io::Read> = if pipe {
+            // UML passes a pipe on some kernels, a socket pair on others.
+            let (ours, theirs) = std::io::pipe().unwrap();
+            front.set(21, &[], &[std::os::fd::AsFd::as_fd(&theirs)]).unwrap();
+            Box::new(ours)
+        } else {
+            Box::new(front.open_backend_channel().unwrap())
+        };
+        let body = format!("{{\"size\": {size}}}");
+        assert_eq!(served.json("POST", "/v1/devices/vda/resize", &body).0, 200);
+        let mut message = [0; 12];
+        ours.read_exact(&mut message).unwrap();
+        assert_eq!(message, told);
+        let config = front.config(0, 256).unwrap();
+        assert_eq!(u64::from_le_bytes(*config.first_chunk().unwrap()), size / 512);
+    }
+}
+
+#[test]
 fn the_command_resize_does_the_same() {
     let served = serve();
     let output = output_of(&mut served.command("resize", &["vda", "4M"]));

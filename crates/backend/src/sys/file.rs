@@ -78,9 +78,7 @@ pub fn has_qemu_writer(file: impl AsFd) -> bool {
     // SAFETY: fd is open, and `lock` outlives the call, which writes the lock it finds there.
     let result = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock) };
     // A lock of the whole file is another reader of our own kind.
-    result == 0
-        && i32::from(lock.l_type) != libc::F_UNLCK
-        && (lock.l_start, lock.l_len) != (0, 0)
+    result == 0 && i32::from(lock.l_type) != libc::F_UNLCK && (lock.l_start, lock.l_len) != (0, 0)
 }
 
 /// Locks the whole file for this open file description: shared or exclusive, without waiting.
