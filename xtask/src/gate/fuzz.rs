@@ -33,7 +33,8 @@ pub(crate) fn smoke(seconds: u64) -> Outcome {
         // One input may not hang, and what is found in a minute needs no gigabytes.
         inputs.extend(["-timeout=10", "-rss_limit_mb=2048"].map(str::to_owned));
         // A finding is shown whole, progress is not: the number of inputs says enough.
-        inputs.extend(["-verbosity=0", "-print_final_stats=1"].map(str::to_owned));
+        inputs
+            .extend(["-verbosity=0", "-print_funcs=0", "-print_final_stats=1"].map(str::to_owned));
         if let Err(sentence) = fuzz(&["run", target], &cache, &inputs) {
             println!("xtask: {sentence}");
             failures.push(target.as_str());
