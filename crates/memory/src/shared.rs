@@ -98,22 +98,13 @@ mod real {
             self.u16_at(offset).store(value.to_le(), Ordering::Release);
         }
 
-        /// Reads a 64-bit word (half a descriptor) without order. The offset is 8-aligned
-        /// relative to a 16-aligned table.
-        #[must_use]
-        #[inline]
-        pub fn load_u64(&self, offset: usize) -> u64 {
-            // SAFETY: in range (asserted); descriptor tables are 16-aligned, offsets 8-aligned.
-            let word = unsafe { AtomicU64::from_ptr(self.at::<u64>(offset)) };
-            word.load(Ordering::Relaxed)
-        }
-
         /// Reads two 64-bit words (a descriptor) without order: one check for both.
         #[must_use]
         #[inline]
         pub fn load_u64_pair(&self, offset: usize) -> (u64, u64) {
             let words = self.at::<[u64; 2]>(offset).cast::<u64>();
-            // SAFETY: 16 bytes from the offset are in range (asserted) and 8-aligned, as above.
+            // SAFETY: 16 bytes from the offset are in range (asserted); descriptor tables are
+            // 16-aligned, and so are the offsets in them.
             let low = unsafe { AtomicU64::from_ptr(words) };
             // SAFETY: as above; the second of the two.
             let high = unsafe { AtomicU64::from_ptr(words.wrapping_add(1)) };
@@ -123,7 +114,7 @@ mod real {
         /// Writes a 64-bit word (half a descriptor) without order.
         #[inline]
         pub fn store_u64(&self, offset: usize, value: u64) {
-            // SAFETY: as in `load_u64`.
+            // SAFETY: in range (asserted); descriptor tables are 16-aligned, offsets 8-aligned.
             let word = unsafe { AtomicU64::from_ptr(self.at::<u64>(offset)) };
             word.store(value, Ordering::Relaxed);
         }
@@ -208,9 +199,7 @@ mod model {
         pub fn store_u16_release(&self, offset: usize, value: u16) {
             self.cells[offset / 2].store(value, Ordering::Release);
         }
-        /// Reads a 64-bit word in four cells.
-        #[must_use]
-        pub fn load_u64(&self, offset: usize) -> u64 {
+        fn load_u64(&self, offset: usize) -> u64 {
             (0..4).map(|i| u64::from(self.load_u16(offset + 2 * i)) << (16 * i)).sum()
         }
         /// Reads two 64-bit words in eight cells.
