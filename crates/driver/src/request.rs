@@ -43,7 +43,7 @@ impl Default for BlkOptions {
             segment_size: 64 << 10,
             base: 0,
             spare: 64 << 10,
-            patience: Duration::from_secs(5),
+            patience: Duration::from_secs(30),
         }
     }
 }

@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Most file descriptors of one message: more than the protocol allows, for hostile tests.
 const FDS_MAX: usize = 64;
 /// Longest time a reply may take, unless set otherwise.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A connection to a back-end. Every call sends one message; those that set something wait for
 /// the acknowledgement once `REPLY_ACK` is negotiated.
@@ -26,6 +26,14 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct FrontEnd {
     stream: UnixStream,
     reply_ack: bool,
+}
+
+impl Drop for FrontEnd {
+    /// Leaves at once. A close alone may come late: a process that is just being started elsewhere
+    /// in a test holds a copy of every fd until its exec.
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
 }
 
 impl FrontEnd {
