@@ -67,6 +67,9 @@ impl Default for ServeOptions {
 
 /// First and longest pause between two attempts to connect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// How long a second client may turn out to be the next one: a front-end that has just closed its
+/// socket still holds it while a process that it was starting has not come to its exec.
+const DOUBT: Duration = Duration::from_millis(50);
 /// Longest wait for what is in flight when the daemon stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Faults that can wait to be heard: two for each queue, more are only counted.
@@ -148,12 +151,24 @@ impl Server {
             });
             let run = self.run(stream.clone());
             tokio::pin!(run);
+            let mut doubt = None;
             let ended = loop {
                 tokio::select! {
                     // The end of the session is seen before the next client.
                     biased;
                     ended = &mut run => break ended,
-                    next = accept(listener) => self.admit(next, has_left(&stream), &mut waiting),
+                    next = accept(listener) => {
+                        if self.admit(next, &mut waiting) && !has_left(&stream) {
+                            doubt = Some(Instant::now() + DOUBT);
+                        }
+                    }
+                    () = passed(doubt) => {
+                        doubt = None;
+                        if !has_left(&stream) {
+                            waiting = None;
+                            self.tell_refused();
+                        }
+                    }
                 }
             };
             drop(stream);
@@ -162,7 +177,9 @@ impl Server {
             loop {
                 tokio::select! {
                     () = &mut tear_down => break,
-                    next = accept(listener) => self.admit(next, true, &mut waiting),
+                    next = accept(listener) => {
+                        self.admit(next, &mut waiting);
+                    }
                 }
             }
             if self.options.one_off {
@@ -171,14 +188,18 @@ impl Server {
         }
     }
 
-    /// Lets a client wait if the one before it `has_left`; closes it if that one is still there,
-    /// or if another one waits.
-    fn admit(&self, next: UnixStream, has_left: bool, waiting: &mut Option<UnixStream>) {
-        if has_left && waiting.is_none() {
-            *waiting = Some(next);
-        } else {
-            tracing::warn!(device = self.device.name(), "second client refused");
+    /// Lets a client wait for the end of the one before it, unless another one waits already.
+    fn admit(&self, next: UnixStream, waiting: &mut Option<UnixStream>) -> bool {
+        if waiting.is_some() {
+            self.tell_refused();
+            return false;
         }
+        *waiting = Some(next);
+        true
+    }
+
+    fn tell_refused(&self) {
+        tracing::warn!(device = self.device.name(), "second client refused");
     }
 
     async fn connect_for_ever(&self, path: &std::path::Path) {
@@ -339,6 +360,14 @@ enum SessionEnd {
     Socket(#[from] SocketError),
     #[error(transparent)]
     Front(#[from] FrontError),
+}
+
+/// Returns when the time has come; never if there is none.
+async fn passed(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// True if the front-end has closed its end, whether or not the session has come to see that: it
