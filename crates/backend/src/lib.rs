@@ -1,8 +1,9 @@
 //! Where packets and blocks end. Knows bytes and pages, never rings or guests.
 //!
 //! transport -> queue -> device -> **backend**. A backend answers and never calls: the device
-//! submits and reaps. Two doors: `net::Port` (a later tenant) and [`blk::Disk`].
+//! submits and reaps. Two doors: [`net::Port`] and [`blk::Disk`].
 #![deny(unsafe_code)]
 
 pub mod blk;
+pub mod net;
 pub mod sys;

@@ -1,0 +1,227 @@
+//! `Port` (per device) and its queues: [`PortTx`], [`PortRx`] (one of each per queue pair).
+//!
+//! The lifecycle of a port queue:
+//! 1. [`Port::open_tx`] and [`Port::open_rx`] make the halves of pair `index`; each is owned by the
+//!    worker that runs its virtqueue, and may move to another worker with it.
+//! 2. [`Port::set_attached`] lets the host use the pair, or not: it follows the pairs in use.
+//! 3. [`PortTx::send`] takes a burst of frames, in order; what it cannot take it says, and why.
+//! 4. [`PortRx::recv`] is a pull: one frame, straight into guest buffers.
+//! 5. A half that would block tells with `readiness` what to wait for.
+//!
+//! Everything of [`Port`] itself may block (the host's network lock) and is never called by a
+//! worker. Frames are whole Ethernet frames behind a [`RawHeader`] of 12 bytes.
+
+pub mod null;
+
+use manyring_memory::{GuestSlice, Mapping, MemoryError};
+use manyring_wire::net::{HEADER_SIZE, Offloads, RawHeader};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::ops::Range;
+
+/// Frames of one burst at most.
+pub const FRAMES_MAX: usize = 64;
+
+/// Where a device's packets come from and go to.
+pub trait Port: Send + Sync + std::fmt::Debug {
+    /// What it is: `tap`, `macvtap`, `null`.
+    fn kind(&self) -> &'static str;
+
+    /// Queue pairs it has.
+    fn queue_pairs(&self) -> usize;
+
+    /// What it takes from a guest unfinished.
+    fn taken(&self) -> Offloads;
+
+    /// What it can deliver unfinished, if the guest takes it.
+    fn given(&self) -> Offloads;
+
+    /// The host's MTU in bytes, if there is one.
+    fn mtu(&self) -> Option<u16>;
+
+    /// The sending half of pair `index`.
+    ///
+    /// # Errors
+    /// The system's.
+    fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno>;
+
+    /// The receiving half of pair `index`.
+    ///
+    /// # Errors
+    /// The system's.
+    fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno>;
+
+    /// Delivers only these unfinished frames from now on. May block.
+    ///
+    /// # Errors
+    /// The system's.
+    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno>;
+
+    /// Lets the host use pair `index`, or not. Nothing to do is no error. May block.
+    ///
+    /// # Errors
+    /// The system's.
+    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno>;
+
+    /// Sets the host's MTU. May block.
+    ///
+    /// # Errors
+    /// The system's; `EOPNOTSUPP` where there is none.
+    fn set_mtu(&self, mtu: u16) -> Result<(), Errno>;
+
+    /// Shows the host whether the guest's link is up, where it can be shown. May block.
+    fn set_link(&self, up: bool);
+
+    /// Sends one frame (without a header) towards the host, as if the guest had. May block.
+    ///
+    /// # Errors
+    /// The system's.
+    fn transmit(&self, frame: &[u8]) -> Result<(), Errno>;
+}
+
+/// What to wait for before another try.
+#[derive(Debug)]
+pub enum Readiness<'a> {
+    /// This file descriptor: input for a receiving half, output for a sending one.
+    Fd(BorrowedFd<'a>),
+    /// Nothing: there is always something.
+    Always,
+    /// Nothing: there will never be anything.
+    Never,
+}
+
+/// Why a sending half stopped before the end of a burst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The port is full: wait for its readiness.
+    Blocked,
+    /// The host is out of memory for now: try again a little later.
+    NoMemory,
+}
+
+/// What became of the frames of a burst, from the first that was offered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Frames that are done with, in order: sent, refused or lost. The rest was not touched.
+    pub taken: usize,
+    /// Of these, frames that the host refuses (a header it finds wrong).
+    pub refused: usize,
+    /// Of these, frames that are lost because the host's interface is down or gone.
+    pub down: usize,
+    /// Of these, frames in guest memory that is not there any more (`EFAULT`).
+    pub faulted: usize,
+    /// Why the rest was not taken.
+    pub stop: Option<Stop>,
+}
+
+/// The sending half of a queue pair. Owned by one thread.
+pub trait PortTx: Send + std::fmt::Debug {
+    /// Sends `frames` from index `first` on, in order.
+    fn send(&mut self, frames: &Frames, first: usize) -> Sent;
+
+    /// What to wait for after [`Stop::Blocked`].
+    fn readiness(&self) -> Readiness<'_>;
+}
+
+/// The receiving half of a queue pair. Owned by one thread.
+pub trait PortRx: Send + std::fmt::Debug {
+    /// Receives one frame behind its header into `buffers`; returns the bytes of both. The caller
+    /// gives room for the longest frame: what does not fit is lost without a word.
+    ///
+    /// # Errors
+    /// `EAGAIN` if there is none; `EFAULT` if a buffer is not there any more (the frame is lost);
+    /// any other: the port is down, detached or gone, wait until it is attached again.
+    fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno>;
+
+    /// What to wait for after `EAGAIN`.
+    fn readiness(&self) -> Readiness<'_>;
+}
+
+/// A frame of a burst.
+#[derive(Clone, Debug)]
+struct Frame {
+    slices: Range<usize>,
+    /// Bytes without the header.
+    len: usize,
+}
+
+/// A burst of frames: each its own checked header, then slices of guest memory.
+#[derive(Debug)]
+pub struct Frames {
+    /// The headers lie in memory of ours, so that the guest cannot change them after the check.
+    headers: Mapping,
+    list: Vec<Frame>,
+    slices: Vec<GuestSlice>,
+}
+
+impl Frames {
+    /// An empty burst with room for [`FRAMES_MAX`].
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`].
+    pub fn new() -> Result<Self, MemoryError> {
+        let headers = Mapping::anonymous((FRAMES_MAX * HEADER_SIZE) as u64)?;
+        Ok(Self { headers, list: Vec::with_capacity(FRAMES_MAX), slices: Vec::new() })
+    }
+
+    /// Adds a frame: `header`, then what lies in `slices` behind the first `skip` bytes, which is
+    /// `len` bytes. False if the burst is full.
+    #[inline]
+    pub fn push(
+        &mut self,
+        header: &RawHeader,
+        slices: &[GuestSlice],
+        skip: usize,
+        len: usize,
+    ) -> bool {
+        let index = self.list.len();
+        if index == FRAMES_MAX {
+            return false;
+        }
+        let Some(own) = self.headers.slice(index * HEADER_SIZE, HEADER_SIZE) else { return false };
+        own.write_from(zerocopy::IntoBytes::as_bytes(header));
+        let start = self.slices.len();
+        self.slices.push(own);
+        let mut skip = skip;
+        for slice in slices {
+            if skip == 0 {
+                self.slices.push(*slice);
+            } else if skip < slice.len() {
+                self.slices.push(slice.split_at(skip).1);
+                skip = 0;
+            } else {
+                skip -= slice.len();
+            }
+        }
+        self.list.push(Frame { slices: start..self.slices.len(), len });
+        true
+    }
+
+    /// Forgets all frames.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.slices.clear();
+    }
+
+    /// Frames in the burst.
+    #[must_use]
+    #[inline]
+    pub fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Header and payload of frame `index`, as an iovec.
+    #[must_use]
+    #[inline]
+    pub fn slices(&self, index: usize) -> &[GuestSlice] {
+        self.list.get(index).map_or(&[], |frame| &self.slices[frame.slices.clone()])
+    }
+
+    /// Bytes of frame `index` without its header.
+    #[must_use]
+    #[inline]
+    pub fn len(&self, index: usize) -> usize {
+        self.list.get(index).map_or(0, |frame| frame.len)
+    }
+}

@@ -1,0 +1,162 @@
+//! `null`: takes every frame and forgets it; delivers nothing, or the same frame without end.
+
+use super::{Frames, Port, PortRx, PortTx, Readiness, Sent};
+use manyring_memory::{GuestSlice, copy_to_slices};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// Shortest frame that can be generated: an Ethernet header and a little.
+pub const GENERATED_SIZE_MIN: usize = 60;
+
+/// A port that ends nowhere.
+#[derive(Debug)]
+pub struct NullPort {
+    queue_pairs: usize,
+    /// What it delivers, behind a header of zeroes; nothing if empty.
+    generated: Arc<[u8]>,
+}
+
+impl NullPort {
+    /// A sink with `queue_pairs` pairs that also delivers frames of `generated` bytes as fast as
+    /// they are taken, 0 = none; others are clamped to 60 .. 65,553 bytes.
+    #[must_use]
+    pub fn new(queue_pairs: usize, generated: usize) -> Self {
+        let generated = match generated {
+            0 => Arc::default(),
+            size => generate(size.clamp(GENERATED_SIZE_MIN, FRAME_SIZE_MAX)),
+        };
+        Self { queue_pairs, generated }
+    }
+}
+
+/// Header and frame: broadcast, from a local address, of the type for local experiments, then
+/// bytes that count up.
+fn generate(size: usize) -> Arc<[u8]> {
+    const ETHERNET: [u8; 14] =
+        [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02, 0, 0, 0, 0, 0x01, 0x88, 0xb5];
+    let mut bytes = vec![0; HEADER_SIZE];
+    bytes.extend_from_slice(&ETHERNET);
+    bytes.extend((0..=u8::MAX).cycle().take(size - ETHERNET.len()));
+    bytes.into()
+}
+
+impl Port for NullPort {
+    fn kind(&self) -> &'static str {
+        "null"
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.queue_pairs
+    }
+
+    fn taken(&self) -> Offloads {
+        Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true }
+    }
+
+    fn given(&self) -> Offloads {
+        self.taken()
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        None
+    }
+
+    fn open_tx(&self, _index: usize) -> Result<Box<dyn PortTx>, Errno> {
+        Ok(Box::new(NullTx))
+    }
+
+    fn open_rx(&self, _index: usize) -> Result<Box<dyn PortRx>, Errno> {
+        Ok(Box::new(NullRx { generated: self.generated.clone() }))
+    }
+
+    fn set_offloads(&self, _offloads: Offloads) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn set_attached(&self, _index: usize, _attached: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn set_mtu(&self, _mtu: u16) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn set_link(&self, _up: bool) {}
+
+    fn transmit(&self, _frame: &[u8]) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct NullTx;
+
+impl PortTx for NullTx {
+    #[inline]
+    fn send(&mut self, frames: &Frames, first: usize) -> Sent {
+        Sent { taken: frames.count() - first, ..Sent::default() }
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        Readiness::Always
+    }
+}
+
+#[derive(Debug)]
+struct NullRx {
+    generated: Arc<[u8]>,
+}
+
+impl PortRx for NullRx {
+    #[inline]
+    fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
+        if self.generated.is_empty() {
+            return Err(Errno::AGAIN);
+        }
+        copy_to_slices(buffers, &self.generated);
+        Ok(self.generated.len())
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        if self.generated.is_empty() { Readiness::Never } else { Readiness::Always }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use manyring_memory::{Mapping, copy_from_slices};
+    use manyring_wire::net::RawHeader;
+
+    #[test]
+    fn a_burst_keeps_headers_apart_and_skips_the_guests() {
+        let guest = Mapping::anonymous(4096).unwrap();
+        guest.slice(0, 4096).unwrap().write_from(b"HHHHHHHHHHHHpayload");
+        let slices = [guest.slice(0, 15).unwrap(), guest.slice(15, 4).unwrap()];
+        let mut frames = Frames::new().unwrap();
+        for n in 0..u16::try_from(super::super::FRAMES_MAX).unwrap() {
+            let header = RawHeader { gso_size: n.into(), ..RawHeader::default() };
+            assert!(frames.push(&header, &slices, HEADER_SIZE, 7));
+        }
+        assert!(!frames.push(&RawHeader::default(), &slices, HEADER_SIZE, 7), "it is full");
+        let mut bytes = [0; HEADER_SIZE + 7];
+        assert_eq!(copy_from_slices(frames.slices(9), &mut bytes), bytes.len());
+        assert_eq!((bytes[4], &bytes[HEADER_SIZE..]), (9, &b"payload"[..]));
+        assert_eq!(NullTx.send(&frames, 60), Sent { taken: 4, ..Sent::default() });
+    }
+
+    #[test]
+    fn the_generator_delivers_whole_frames_and_the_sink_none() {
+        let memory = Mapping::anonymous(4096).unwrap();
+        let buffers = [memory.slice(0, 2048).unwrap()];
+        let port = NullPort::new(1, 64);
+        let mut rx = port.open_rx(0).unwrap();
+        assert_eq!(rx.recv(&buffers), Ok(HEADER_SIZE + 64));
+        let mut bytes = [0; HEADER_SIZE + 64];
+        buffers[0].read_into(&mut bytes);
+        assert_eq!(bytes[..], port.generated[..]);
+        let mut sink = NullPort::new(1, 0).open_rx(0).unwrap();
+        assert_eq!(sink.recv(&buffers), Err(Errno::AGAIN));
+    }
+}

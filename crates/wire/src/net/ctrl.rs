@@ -1,0 +1,283 @@
+//! The control queue: commands of the driver (virtio 1.3 §5.1.6.5).
+
+use super::{GUEST_OFFLOAD_BITS, MTU_MIN};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+/// Class and command, before the data of a command.
+pub const CTRL_HEADER_SIZE: usize = 2;
+/// VLAN ids there are.
+pub const VLAN_COUNT: u16 = 4096;
+
+/// A MAC address.
+pub type MacAddress = [u8; 6];
+
+/// Classes and their commands, by the specification's names without `VIRTIO_NET_CTRL_`.
+#[allow(missing_docs, reason = "the specification's names")]
+pub mod class {
+    pub const RX: u8 = 0;
+    pub const RX_PROMISC: u8 = 0;
+    pub const RX_ALLMULTI: u8 = 1;
+    pub const RX_ALLUNI: u8 = 2;
+    pub const RX_NOMULTI: u8 = 3;
+    pub const RX_NOUNI: u8 = 4;
+    pub const RX_NOBCAST: u8 = 5;
+    pub const MAC: u8 = 1;
+    pub const MAC_TABLE_SET: u8 = 0;
+    pub const MAC_ADDR_SET: u8 = 1;
+    pub const VLAN: u8 = 2;
+    pub const VLAN_ADD: u8 = 0;
+    pub const VLAN_DEL: u8 = 1;
+    pub const ANNOUNCE: u8 = 3;
+    pub const ANNOUNCE_ACK: u8 = 0;
+    pub const MQ: u8 = 4;
+    pub const MQ_VQ_PAIRS_SET: u8 = 0;
+    pub const GUEST_OFFLOADS: u8 = 5;
+    pub const GUEST_OFFLOADS_SET: u8 = 0;
+    pub const NOTF_COAL: u8 = 6;
+    pub const NOTF_COAL_TX_SET: u8 = 0;
+    pub const NOTF_COAL_RX_SET: u8 = 1;
+    pub const NOTF_COAL_VQ_SET: u8 = 2;
+    pub const NOTF_COAL_VQ_GET: u8 = 3;
+}
+
+/// What the status byte of a command says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum CtrlStatus {
+    /// `VIRTIO_NET_OK`
+    Ok = 0,
+    /// `VIRTIO_NET_ERR`
+    Err = 1,
+}
+
+/// A receive mode that can be switched (§5.1.6.5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the specification's names")]
+pub enum RxMode {
+    Promisc,
+    AllMulti,
+    AllUni,
+    NoMulti,
+    NoUni,
+    NoBcast,
+}
+
+/// The MAC table: what is received beside the device's own address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FilterTable {
+    /// Unicast addresses.
+    pub unicast: Vec<MacAddress>,
+    /// Multicast addresses.
+    pub multicast: Vec<MacAddress>,
+}
+
+/// When used buffer notifications may be held back (§5.1.6.5.9). 0 and 0: never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coalescing {
+    /// Packets after which the driver is told.
+    pub packets_max: u32,
+    /// Microseconds after which the driver is told.
+    pub delay_us_max: u32,
+}
+
+/// Coalescing of one virtqueue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueCoalescing {
+    /// Index of the virtqueue.
+    pub index: u16,
+    /// Its parameters.
+    pub coalescing: Coalescing,
+}
+
+/// A command of the driver, parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Switch a receive mode.
+    Rx(RxMode, bool),
+    /// Replace the MAC table.
+    MacTable(FilterTable),
+    /// Set the device's MAC address.
+    MacAddr(MacAddress),
+    /// Receive a VLAN.
+    VlanAdd(u16),
+    /// Do not receive a VLAN.
+    VlanDel(u16),
+    /// The driver has announced itself.
+    AnnounceAck,
+    /// Use that many queue pairs.
+    QueuePairs(u16),
+    /// Deliver only such unfinished packets: `GUEST_*` bits.
+    GuestOffloads(u64),
+    /// Coalesce notifications of all transmitqs.
+    CoalesceTx(Coalescing),
+    /// Coalesce notifications of all receiveqs.
+    CoalesceRx(Coalescing),
+    /// Coalesce notifications of one virtqueue.
+    CoalesceQueue(QueueCoalescing),
+    /// How are notifications of one virtqueue coalesced?
+    CoalesceQuery(u16),
+}
+
+/// What is wrong with a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum CommandError {
+    #[error("a command of {size} bytes has no class and no command")]
+    Short { size: usize },
+    #[error("class {class} has no command {command}")]
+    Unknown { class: u8, command: u8 },
+    #[error("command {command} of class {class} with {size} bytes of data")]
+    Size { class: u8, command: u8, size: usize },
+    #[error("a MAC table of {count} entries in {size} bytes")]
+    Table { count: u32, size: usize },
+    #[error("{mac:02x?} is no unicast address")]
+    Mac { mac: MacAddress },
+    #[error("VLAN id {id} is not below {VLAN_COUNT}")]
+    Vlan { id: u16 },
+    #[error("offloads {bits:#x} that there are not")]
+    Offloads { bits: u64 },
+}
+
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawCoalescing {
+    packets_max: U32,
+    delay_us_max: U32,
+}
+
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawQueueCoalescing {
+    index: U16,
+    reserved: U16,
+    coalescing: RawCoalescing,
+}
+
+impl From<RawCoalescing> for Coalescing {
+    fn from(raw: RawCoalescing) -> Self {
+        Self { packets_max: raw.packets_max.get(), delay_us_max: raw.delay_us_max.get() }
+    }
+}
+
+impl Command {
+    /// Parses what the driver wrote before the status byte.
+    ///
+    /// # Errors
+    /// [`CommandError`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, CommandError> {
+        let Some((&[class, command], data)) = bytes.split_first_chunk() else {
+            return Err(CommandError::Short { size: bytes.len() });
+        };
+        let wrong = CommandError::Size { class, command, size: data.len() };
+        let flag = || match data {
+            [value] => Ok(*value != 0),
+            _ => Err(wrong),
+        };
+        let short = || U16::read_from_bytes(data).map(U16::get).map_err(|_| wrong);
+        let vlan = || match short()? {
+            id if id < VLAN_COUNT => Ok(id),
+            id => Err(CommandError::Vlan { id }),
+        };
+        let coalescing =
+            || RawCoalescing::read_from_bytes(data).map(Coalescing::from).map_err(|_| wrong);
+        Ok(match (class, command) {
+            (class::RX, class::RX_PROMISC) => Self::Rx(RxMode::Promisc, flag()?),
+            (class::RX, class::RX_ALLMULTI) => Self::Rx(RxMode::AllMulti, flag()?),
+            (class::RX, class::RX_ALLUNI) => Self::Rx(RxMode::AllUni, flag()?),
+            (class::RX, class::RX_NOMULTI) => Self::Rx(RxMode::NoMulti, flag()?),
+            (class::RX, class::RX_NOUNI) => Self::Rx(RxMode::NoUni, flag()?),
+            (class::RX, class::RX_NOBCAST) => Self::Rx(RxMode::NoBcast, flag()?),
+            (class::MAC, class::MAC_TABLE_SET) => Self::MacTable(parse_tables(data)?),
+            (class::MAC, class::MAC_ADDR_SET) => match MacAddress::try_from(data) {
+                Ok(mac) if is_unicast(mac) => Self::MacAddr(mac),
+                Ok(mac) => return Err(CommandError::Mac { mac }),
+                Err(_) => return Err(wrong),
+            },
+            (class::VLAN, class::VLAN_ADD) => Self::VlanAdd(vlan()?),
+            (class::VLAN, class::VLAN_DEL) => Self::VlanDel(vlan()?),
+            (class::ANNOUNCE, class::ANNOUNCE_ACK) if data.is_empty() => Self::AnnounceAck,
+            (class::ANNOUNCE, class::ANNOUNCE_ACK) => return Err(wrong),
+            (class::MQ, class::MQ_VQ_PAIRS_SET) => Self::QueuePairs(short()?),
+            (class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET) => {
+                let bits = U64::read_from_bytes(data).map(U64::get).map_err(|_| wrong)?;
+                if bits & !GUEST_OFFLOAD_BITS != 0 {
+                    return Err(CommandError::Offloads { bits });
+                }
+                Self::GuestOffloads(bits)
+            }
+            (class::NOTF_COAL, class::NOTF_COAL_TX_SET) => Self::CoalesceTx(coalescing()?),
+            (class::NOTF_COAL, class::NOTF_COAL_RX_SET) => Self::CoalesceRx(coalescing()?),
+            (class::NOTF_COAL, class::NOTF_COAL_VQ_SET) => {
+                let raw = RawQueueCoalescing::read_from_bytes(data).map_err(|_| wrong)?;
+                let (index, coalescing) = (raw.index.get(), raw.coalescing.into());
+                Self::CoalesceQueue(QueueCoalescing { index, coalescing })
+            }
+            // The driver writes the index alone, or the whole structure.
+            (class::NOTF_COAL, class::NOTF_COAL_VQ_GET) if matches!(data.len(), 2 | 4 | 12) => {
+                Self::CoalesceQuery(u16::from_le_bytes([data[0], data[1]]))
+            }
+            (class::NOTF_COAL, class::NOTF_COAL_VQ_GET) => return Err(wrong),
+            _ => return Err(CommandError::Unknown { class, command }),
+        })
+    }
+}
+
+impl QueueCoalescing {
+    /// The answer to [`Command::CoalesceQuery`].
+    #[must_use]
+    pub fn emit(self) -> [u8; 12] {
+        let mut bytes = [0; 12];
+        bytes[0..2].copy_from_slice(&self.index.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.coalescing.packets_max.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.coalescing.delay_us_max.to_le_bytes());
+        bytes
+    }
+}
+
+/// True for an address that a device may have: neither a group's nor zero.
+fn is_unicast(mac: MacAddress) -> bool {
+    mac[0] & 1 == 0 && mac != [0; 6]
+}
+
+/// Unicast table, multicast table; each a count and its entries.
+fn parse_tables(data: &[u8]) -> Result<FilterTable, CommandError> {
+    let (unicast, rest) = parse_table(data)?;
+    let (multicast, rest) = parse_table(rest)?;
+    if rest.is_empty() {
+        Ok(FilterTable { unicast, multicast })
+    } else {
+        let size = data.len();
+        Err(CommandError::Size { class: class::MAC, command: class::MAC_TABLE_SET, size })
+    }
+}
+
+fn parse_table(data: &[u8]) -> Result<(Vec<MacAddress>, &[u8]), CommandError> {
+    let size = data.len();
+    let wrong = |count| CommandError::Table { count, size };
+    let (count, rest) = U32::read_from_prefix(data).map_err(|_| wrong(0))?;
+    let count = count.get();
+    let (macs, _) = rest.as_chunks::<6>();
+    let len = crate::host_size(u64::from(count));
+    let macs = macs.get(..len).ok_or(wrong(count))?;
+    Ok((macs.to_vec(), &rest[len * 6..]))
+}
+
+/// Reads `aa:bb:cc:dd:ee:ff`; only an address that a device may have.
+#[must_use]
+pub fn parse_mac(text: &str) -> Option<MacAddress> {
+    let mut mac = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut mac {
+        let is_hex = |p: &&str| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit());
+        let part = parts.next().filter(is_hex)?;
+        *byte = u8::from_str_radix(part, 16).ok()?;
+    }
+    (parts.next().is_none() && is_unicast(mac)).then_some(mac)
+}
+
+/// True if a device may have this MTU.
+#[must_use]
+pub const fn is_mtu(mtu: u16) -> bool {
+    mtu >= MTU_MIN
+}
