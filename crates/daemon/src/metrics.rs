@@ -6,8 +6,9 @@
 
 use crate::control::State;
 use crate::control::snapshot::Workers;
-use manyring_device::stats::{Histogram, Kind};
+use manyring_device::stats::{Class, Histogram, Kind};
 use manyring_device::{Device, QueueStats};
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -90,8 +91,12 @@ fn all_queues(state: &State) -> Vec<(String, Arc<QueueStats>)> {
 
 fn queues(out: &mut String, state: &State) {
     let all = all_queues(state);
-    let definitions = QueueStats::default();
-    for (at, counter) in definitions.counters().iter().enumerate() {
+    let definitions = [Class::Blk, Class::Net].map(QueueStats::new);
+    let mut seen = HashSet::new();
+    for counter in definitions.iter().flat_map(QueueStats::counters) {
+        if !seen.insert(counter.name) {
+            continue;
+        }
         let (name, unit) = base_name(counter.name);
         let (kind, suffix) = match counter.kind {
             Kind::Counter => ("counter", "_total"),
@@ -99,16 +104,25 @@ fn queues(out: &mut String, state: &State) {
         };
         family(out, &name, kind, unit, counter.help);
         for (labels, stats) in &all {
-            let value = stats.counters()[at].value.to_string();
-            line(out, &format!("{name}{suffix}"), labels, "", "", &value);
+            let counters = stats.counters();
+            let found = counters.iter().find(|c| c.name == counter.name);
+            if let Some(value) = found.map(|c| c.value.to_string()) {
+                line(out, &format!("{name}{suffix}"), labels, "", "", &value);
+            }
         }
     }
-    for (at, histogram) in definitions.histograms().iter().enumerate() {
+    for histogram in definitions.iter().flat_map(QueueStats::histograms) {
+        if !seen.insert(histogram.name) {
+            continue;
+        }
         let (name, unit) = base_name(histogram.name);
         let help = histogram.help.replace(", in nanoseconds", "");
         family(out, &name, "histogram", unit, &help);
         for (labels, stats) in &all {
-            buckets(out, &name, unit == Some("seconds"), labels, stats.histograms()[at].value);
+            let histograms = stats.histograms();
+            if let Some(found) = histograms.iter().find(|h| h.name == histogram.name) {
+                buckets(out, &name, unit == Some("seconds"), labels, found.value);
+            }
         }
     }
 }
@@ -171,11 +185,13 @@ mod tests {
 
     #[test]
     fn every_name_is_unique_and_ends_in_its_unit() {
-        let stats = QueueStats::default();
-        let counters: Vec<_> = stats.counters().iter().map(|c| c.name).collect();
-        let histograms: Vec<_> = stats.histograms().iter().map(|h| h.name).collect();
-        let names: Vec<_> = [counters, histograms].concat().into_iter().map(base_name).collect();
-        let unique: std::collections::HashSet<_> = names.iter().map(|n| &n.0).collect();
+        let mut all = HashSet::new();
+        for stats in [Class::Blk, Class::Net].map(QueueStats::new) {
+            all.extend(stats.counters().iter().map(|c| c.name));
+            all.extend(stats.histograms().iter().map(|h| h.name));
+        }
+        let names: Vec<_> = all.into_iter().map(base_name).collect();
+        let unique: HashSet<_> = names.iter().map(|n| &n.0).collect();
         assert_eq!(unique.len(), names.len());
         for (name, unit) in &names {
             assert!(unit.is_none_or(|unit| name.ends_with(&format!("_{unit}"))), "{name}");

@@ -36,7 +36,7 @@ impl Pool {
                     .zip(self.worker_stats())
                     .map(|(id, stats)| ran_ns(id).saturating_sub(stats.looked_ns.value()))
                     .collect(),
-                requests: routes.iter().map(|r| (r.worker(), r.stats().requests.value())).collect(),
+                requests: routes.iter().map(|r| (r.worker(), r.stats().work())).collect(),
                 idle_ticks: idle_ticks(),
             };
             let before = sample();

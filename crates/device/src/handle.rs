@@ -1,7 +1,9 @@
 //! `QueueHandle`: a running queue as its session holds it; `Route`: which worker owns it.
 
 use crate::doorbell::{Call, Kick};
+use crate::net::{Ask, ControlHandle};
 use crate::pool::{Pool, StopError};
+use crate::queue::Change;
 use crate::stats::QueueStats;
 use crate::worker::{Command, QueueId};
 use manyring_memory::GuestMemory;
@@ -39,6 +41,20 @@ impl Route {
         worker
     }
 
+    /// See [`QueueHandle::set_enabled`].
+    pub(crate) async fn set_enabled(&self, enabled: bool) {
+        let (reply, done) = oneshot::channel();
+        drop(self.send(Command::Enable(self.id, enabled, reply)).await);
+        let _ = done.await;
+    }
+
+    /// Changes what a network queue goes by; returns when its worker does.
+    pub(crate) async fn change(&self, change: Change) {
+        let (reply, done) = oneshot::channel();
+        drop(self.send(Command::Change(self.id, change, reply)).await);
+        let _ = done.await;
+    }
+
     pub(crate) fn stats(&self) -> &QueueStats {
         &self.stats
     }
@@ -74,21 +90,38 @@ impl Route {
     }
 }
 
-/// A running queue. Dropped without [`Self::stop`] the queue runs on until its worker ends.
+/// A running queue. Dropped without [`Self::stop`] a worker's queue runs on until its worker ends.
 #[derive(Debug)]
-pub struct QueueHandle {
-    route: Arc<Route>,
+pub struct QueueHandle(Runs);
+
+/// Who runs the queue.
+#[derive(Debug)]
+enum Runs {
+    Worker(Arc<Route>),
+    Control(ControlHandle),
 }
 
 impl QueueHandle {
     pub(crate) fn new(route: Arc<Route>) -> Self {
-        Self { route }
+        Self(Runs::Worker(route))
     }
 
-    /// The worker that owns the queue; `None` while it moves.
+    pub(crate) fn control(handle: ControlHandle) -> Self {
+        Self(Runs::Control(handle))
+    }
+
+    /// The worker's route, unless the control thread runs the queue.
+    pub(crate) fn route(&self) -> Option<&Arc<Route>> {
+        match &self.0 {
+            Runs::Worker(route) => Some(route),
+            Runs::Control(_) => None,
+        }
+    }
+
+    /// The worker that owns the queue; `None` while it moves, or if the control thread runs it.
     #[must_use]
     pub fn worker(&self) -> Option<usize> {
-        self.route.worker()
+        self.route().and_then(|route| route.worker())
     }
 
     /// Stops the queue once nothing is in flight, and returns its base.
@@ -96,10 +129,15 @@ impl QueueHandle {
     /// # Errors
     /// [`StopError`] if the worker has ended.
     pub async fn stop(self) -> Result<u16, StopError> {
-        let (reply, base) = oneshot::channel();
-        // The lock is kept: a queue that stops does not move.
-        let _stays = self.route.send(Command::Stop(self.route.id, reply)).await;
-        base.await.map_err(|_| StopError)
+        match self.0 {
+            Runs::Worker(route) => {
+                let (reply, base) = oneshot::channel();
+                // The lock is kept: a queue that stops does not move.
+                let _stays = route.send(Command::Stop(route.id, reply)).await;
+                base.await.map_err(|_| StopError)
+            }
+            Runs::Control(handle) => handle.ask(Ask::Stop).await.ok_or(StopError),
+        }
     }
 
     /// Gives the queue a new snapshot; returns when no request uses an older one.
@@ -111,38 +149,61 @@ impl QueueHandle {
         memory: Arc<GuestMemory>,
         addresses: RingAddresses,
     ) -> Result<(), QueueError> {
-        let (reply, done) = oneshot::channel();
-        drop(self.route.send(Command::Memory(self.route.id, memory, addresses, reply)).await);
-        // A worker that has ended uses no memory.
-        done.await.unwrap_or(Ok(()))
+        match &self.0 {
+            Runs::Worker(route) => {
+                let (reply, done) = oneshot::channel();
+                drop(route.send(Command::Memory(route.id, memory, addresses, reply)).await);
+                // A worker that has ended uses no memory.
+                done.await.unwrap_or(Ok(()))
+            }
+            Runs::Control(handle) => {
+                let asked = handle.ask(|reply| Ask::Memory(memory, addresses, reply));
+                asked.await.unwrap_or(Ok(()))
+            }
+        }
     }
 
     /// Serves the ring, or lets it wait; returns when the worker knows.
     pub async fn set_enabled(&self, enabled: bool) {
-        let (reply, done) = oneshot::channel();
-        drop(self.route.send(Command::Enable(self.route.id, enabled, reply)).await);
-        let _ = done.await;
+        match &self.0 {
+            Runs::Worker(route) => route.set_enabled(enabled).await,
+            Runs::Control(handle) => {
+                handle.ask(|reply| Ask::Enable(enabled, reply)).await;
+            }
+        }
     }
 
     /// Replaces the kick.
     pub async fn set_kick(&self, kick: Option<Kick>) {
-        drop(self.route.send(Command::Kick(self.route.id, kick)).await);
+        match &self.0 {
+            Runs::Worker(route) => drop(route.send(Command::Kick(route.id, kick)).await),
+            Runs::Control(handle) => handle.tell(Ask::Kick(kick)),
+        }
     }
 
     /// Replaces the call.
     pub async fn set_call(&self, call: Option<Arc<Call>>) {
-        drop(self.route.send(Command::Call(self.route.id, call)).await);
+        match &self.0 {
+            Runs::Worker(route) => drop(route.send(Command::Call(route.id, call)).await),
+            Runs::Control(handle) => handle.tell(Ask::Call(call)),
+        }
     }
 
     /// Replaces the err.
     pub async fn set_err(&self, err: Option<Arc<Call>>) {
-        drop(self.route.send(Command::Err(self.route.id, err)).await);
+        match &self.0 {
+            Runs::Worker(route) => drop(route.send(Command::Err(route.id, err)).await),
+            Runs::Control(handle) => handle.tell(Ask::Err(err)),
+        }
     }
 
     /// Moves the running queue to worker `index`: it stops popping, reaps what is in flight, and
     /// goes on there. Returns false if there is no such worker, or if a request in flight did not
     /// end in time: the queue goes on where it is. Needs a tokio runtime with time.
     pub async fn move_to(&self, index: usize) -> bool {
-        self.route.move_to(index).await
+        match self.route() {
+            Some(route) => route.move_to(index).await,
+            None => false,
+        }
     }
 }

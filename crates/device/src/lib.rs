@@ -13,6 +13,7 @@ mod doorbell;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handle;
+pub mod net;
 pub mod policy;
 mod pool;
 mod queue;
@@ -27,6 +28,7 @@ pub use queue::{Event, EventKind};
 pub use stats::{QueueStats, WorkerStats};
 
 use manyring_queue::{DeviceQueue, QueueError, RingAddresses};
+use std::pin::Pin;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
@@ -77,6 +79,9 @@ pub enum StartError {
     NoWorker,
 }
 
+/// Something that may take a while: the host's network lock, a worker's acknowledgement.
+pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 /// What a transport may ask of a device. One session at a time uses it.
 pub trait Device: Send + Sync + std::fmt::Debug {
     /// The device's name in the configuration.
@@ -104,16 +109,48 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError>;
 
     /// The driver's features are known, or the device was reset (then 0).
-    fn set_features(&self, features: u64);
+    fn set_features(&self, features: u64) -> Later<'_, ()>;
 
     /// Changes whenever the config space does, other than by the driver.
     fn config_changes(&self) -> watch::Receiver<u64>;
 
-    /// Starts a queue on a worker.
+    /// Starts a queue.
     ///
     /// # Errors
     /// [`StartError`].
-    fn start(&self, activation: Activation) -> Result<QueueHandle, StartError>;
+    fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>>;
+
+    /// Serves the running queue of this index, or lets it wait; returns when its worker knows.
+    fn set_enabled<'a>(
+        &'a self,
+        index: usize,
+        queue: &'a QueueHandle,
+        enabled: bool,
+    ) -> Later<'a, ()> {
+        let _ = index;
+        Box::pin(queue.set_enabled(enabled))
+    }
+
+    /// Stops the running queue of this index once nothing is in flight, and returns its base.
+    ///
+    /// # Errors
+    /// [`StopError`] if the worker has ended.
+    fn stop(&self, index: usize, queue: QueueHandle) -> Later<'_, Result<u16, StopError>> {
+        let _ = index;
+        Box::pin(queue.stop())
+    }
+
+    /// Announces the guest of this MAC address to the network. False: this device has none.
+    fn send_rarp(&self, mac: [u8; 6]) -> Later<'_, bool> {
+        let _ = mac;
+        Box::pin(std::future::ready(false))
+    }
+
+    /// The front-end has told its guest this MTU. False: it cannot be.
+    fn set_front_end_mtu(&self, mtu: u64) -> bool {
+        let _ = mtu;
+        false
+    }
 
     /// Counters of queue `index`; they outlive sessions.
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>>;

@@ -1,13 +1,18 @@
 //! `RunningQueue`: a queue as its worker owns it: ring, doorbells, what serves it, its state.
 
+mod net;
+
 use crate::blk::BlkQueue;
 use crate::doorbell::{Call, Kick};
+use crate::net::{NetRx, NetTx, Rules};
+use crate::policy::moderation::{Decision as Telling, Moderation};
 use crate::policy::polling::{Decision, Polling};
 use crate::stats::QueueStats;
 use crate::wait::{Source, Wait};
 use crate::{Activation, StartError};
 use manyring_memory::GuestMemory;
 use manyring_queue::{DeviceQueue, QueueError, RingAddresses};
+use manyring_wire::net::Coalescing;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
@@ -33,6 +38,17 @@ pub enum EventKind {
 #[derive(Debug)]
 pub(crate) enum Handler {
     Blk(BlkQueue),
+    Tx(NetTx),
+    Rx(NetRx),
+}
+
+/// What a running network queue goes by, changed.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    /// How its notifications are held back.
+    Coalescing(Coalescing),
+    /// What it passes on.
+    Rules(Arc<Rules>),
 }
 
 /// Whether the worker looks at the ring.
@@ -68,6 +84,18 @@ pub(crate) struct RunningQueue {
     worked_at_ns: u64,
     looked_at_ns: u64,
     kicked: bool,
+    moderation: Moderation,
+    held: Option<Held>,
+    /// Its port is watched, and has not reported yet.
+    watches_port: bool,
+}
+
+/// A used buffer notification that is held back.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    since_ns: u64,
+    packets: u64,
+    due_ns: u64,
 }
 
 impl RunningQueue {
@@ -90,14 +118,16 @@ impl RunningQueue {
             worked_at_ns: 0,
             looked_at_ns: 0,
             kicked: false,
+            moderation: Moderation::default(),
+            held: None,
+            watches_port: false,
         }
     }
 
     /// Gets ready on a worker: opens what belongs to its ring, watches the kick.
     pub(crate) fn attach(&mut self, wait: &mut Wait, slot: u32, generation: u32, now_ns: u64) {
-        let tag = Source::Disk { slot, token: 0 }.pack();
-        match &mut self.handler {
-            Handler::Blk(blk) => blk.attach(wait.ring(), tag),
+        if let Handler::Blk(blk) = &mut self.handler {
+            blk.attach(wait.ring(), Source::Disk { slot, token: 0 }.pack());
         }
         if let Some(kick) = &self.kick {
             use rustix::fd::AsFd;
@@ -110,9 +140,10 @@ impl RunningQueue {
 
     /// Lets go of the worker, when nothing is in flight.
     pub(crate) fn detach(&mut self, wait: &mut Wait, slot: u32, generation: u32) {
-        match &mut self.handler {
-            Handler::Blk(blk) => blk.detach(wait.ring()),
+        if let Handler::Blk(blk) = &mut self.handler {
+            blk.detach(wait.ring());
         }
+        self.unwatch_port(wait, slot, generation);
         self.unwatch(wait, slot, generation);
     }
 
@@ -154,8 +185,8 @@ impl RunningQueue {
 
     /// A disk request of this queue has an event.
     pub(crate) fn on_disk(&mut self, token: u32, result: i32, wait: &mut Wait) {
-        match &mut self.handler {
-            Handler::Blk(blk) => blk.on_event(token, result, wait.ring()),
+        if let Handler::Blk(blk) = &mut self.handler {
+            blk.on_event(token, result, wait.ring());
         }
     }
 
@@ -172,25 +203,33 @@ impl RunningQueue {
     /// One turn: pop a batch, serve it, complete what is done, notify. True if there was work.
     #[inline]
     pub(crate) fn turn(&mut self, wait: &mut Wait, now_ns: u64) -> bool {
+        let worked = match &self.handler {
+            Handler::Blk(_) => self.turn_blk(wait, now_ns),
+            Handler::Tx(_) | Handler::Rx(_) => self.turn_net(now_ns),
+        };
+        if self.queue.fault().is_some() && !self.fault_told {
+            self.tell_fault();
+        }
+        if worked {
+            self.worked_at_ns = now_ns;
+        }
+        worked
+    }
+
+    #[inline]
+    fn turn_blk(&mut self, wait: &mut Wait, now_ns: u64) -> bool {
         let mut popped = 0;
         if self.may_pop() {
-            popped = match &mut self.handler {
-                Handler::Blk(blk) => blk.pop_and_submit(&mut self.queue, wait.ring(), now_ns),
-            };
+            if let Handler::Blk(blk) = &mut self.handler {
+                popped = blk.pop_and_submit(&mut self.queue, wait.ring(), now_ns);
+            }
             if popped > 0 {
                 self.count_batch(popped, now_ns);
             }
             self.looked_at_ns = now_ns;
         }
         let completed = self.complete(wait, popped > 0);
-        if self.queue.fault().is_some() && !self.fault_told {
-            self.tell_fault();
-        }
-        let worked = popped > 0 || completed > 0;
-        if worked {
-            self.worked_at_ns = now_ns;
-        }
-        worked
+        popped > 0 || completed > 0
     }
 
     fn count_batch(&mut self, popped: usize, now_ns: u64) {
@@ -206,9 +245,8 @@ impl RunningQueue {
     /// Returns what is done to the driver, and tells it if it wants to know.
     #[inline]
     pub(crate) fn complete(&mut self, wait: &Wait, submitted: bool) -> usize {
-        let (completed, lost) = match &mut self.handler {
-            Handler::Blk(blk) => blk.complete(&mut self.queue, &self.stats, || wait.now_ns()),
-        };
+        let Handler::Blk(blk) = &mut self.handler else { return 0 };
+        let (completed, lost) = blk.complete(&mut self.queue, &self.stats, || wait.now_ns());
         if lost {
             self.lose_memory();
         }
@@ -218,15 +256,20 @@ impl RunningQueue {
         if completed > 0 {
             self.queue.publish();
             if self.queue.needs_notification() {
-                self.stats.calls.add(1);
-                if let Some(call) = &self.call {
-                    call.ring();
-                }
+                self.ring_call();
             } else {
                 self.stats.calls_suppressed.add(1);
             }
         }
         completed
+    }
+
+    #[inline]
+    fn ring_call(&self) {
+        self.stats.calls.add(1);
+        if let Some(call) = &self.call {
+            call.ring();
+        }
     }
 
     fn tell_fault(&mut self) {
@@ -265,22 +308,46 @@ impl RunningQueue {
     }
 
     /// Nothing to do since a while: ask for notifications. False: keep looking.
-    pub(crate) fn settle(&mut self, polling: Polling, now_ns: u64) -> bool {
-        if self.may_pop() && self.kick.is_none() && self.queue.fault().is_none() {
+    pub(crate) fn settle(
+        &mut self,
+        polling: Polling,
+        wait: &mut Wait,
+        slot: u32,
+        generation: u32,
+        now_ns: u64,
+    ) -> bool {
+        let asks_driver = self.asks_driver();
+        if asks_driver && self.kick.is_none() && self.queue.fault().is_none() {
             return false;
         }
         if polling.decide(now_ns, self.worked_at_ns) == Decision::Look {
             return false;
         }
-        if self.may_pop() && self.queue.enable_notifications() {
+        if asks_driver && self.queue.enable_notifications() {
+            return false;
+        }
+        if !asks_driver && !self.watch_port(wait, slot, generation) {
             return false;
         }
         self.look = Look::Armed;
         true
     }
 
+    /// True if the next work is the driver's to bring.
+    fn asks_driver(&self) -> bool {
+        match &self.handler {
+            Handler::Blk(_) => self.may_pop(),
+            Handler::Tx(tx) => self.may_take() && !tx.waits_for_port(),
+            Handler::Rx(rx) => self.may_pop() && !rx.has_room(),
+        }
+    }
+
     pub(crate) fn set_enabled(&mut self, enabled: bool, now_ns: u64) {
         self.enabled = enabled;
+        if let Handler::Rx(rx) = &mut self.handler {
+            // It may have been detached from its port meanwhile.
+            rx.revive();
+        }
         // What arrived before is served now: a kick that came early is not lost.
         self.make_hot(now_ns);
     }
@@ -318,12 +385,15 @@ impl RunningQueue {
         reply: MemoryReply,
         now_ns: u64,
     ) {
+        self.let_go();
         if let Err(error) = self.queue.relocate(addresses, memory.clone()) {
             let _ = reply.send(Err(error));
             return;
         }
         match &mut self.handler {
             Handler::Blk(blk) => blk.retire_memory(memory, reply),
+            // What they held of the former memory they have just let go.
+            Handler::Tx(_) | Handler::Rx(_) => drop(reply.send(Ok(()))),
         }
         self.check_memory();
         self.make_hot(now_ns);
@@ -332,6 +402,7 @@ impl RunningQueue {
     /// No more pops from now on.
     pub(crate) fn drain(&mut self) {
         self.draining = true;
+        self.let_go();
     }
 
     /// Pops again after [`Self::drain`]; what arrived since is served now.
@@ -360,6 +431,7 @@ impl Drop for RunningQueue {
         self.stats.in_flight.set(0);
         match &mut self.handler {
             Handler::Blk(blk) => blk.abandon(&mut self.queue),
+            Handler::Tx(_) | Handler::Rx(_) => self.let_go(),
         }
     }
 }

@@ -134,38 +134,66 @@ pub struct Named<T> {
     pub value: T,
 }
 
+/// What kind of device a queue belongs to: it has the counters of its class, and those of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Class {
+    /// A block device.
+    #[default]
+    Blk,
+    /// A network device.
+    Net,
+}
+
+/// Which classes a counter belongs to.
+#[derive(Clone, Copy)]
+enum Of {
+    All,
+    Blk,
+    Net,
+}
+
+impl Of {
+    const fn has(self, class: Class) -> bool {
+        matches!((self, class), (Self::All, _) | (Self::Blk, Class::Blk) | (Self::Net, Class::Net))
+    }
+}
+
 macro_rules! queue_stats {
-    (counters { $($counter:ident: $kind:ident = $help:literal,)* }
-     histograms { $($histogram:ident = $hhelp:literal,)* }) => {
+    (counters { $($counter:ident: $of:ident $kind:ident = $help:literal,)* }
+     histograms { $($histogram:ident: $hof:ident = $hhelp:literal,)* }) => {
         /// What one queue has done. See the module for who writes.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub struct QueueStats {
+            class: Class,
             $(#[doc = $help] pub $counter: Counter,)*
             $(#[doc = $hhelp] pub $histogram: Histogram,)*
         }
 
         impl QueueStats {
-            /// Every counter with its name and help.
+            /// Every counter of the queue's class with its name and help.
             #[must_use]
             pub fn counters(&self) -> Vec<Named<u64>> {
-                vec![$(Named {
+                let all = [$((Of::$of, Named {
                     name: stringify!($counter),
                     help: $help,
                     kind: Kind::$kind,
                     value: self.$counter.value(),
-                },)*]
+                }),)*];
+                all.into_iter().filter(|(of, _)| of.has(self.class)).map(|(_, n)| n).collect()
             }
 
-            /// Every histogram with its name and help. Names that end in `_ns` are nanoseconds.
+            /// Every histogram of the queue's class with its name and help. Names that end in
+            /// `_ns` are nanoseconds.
             #[must_use]
             pub fn histograms(&self) -> Vec<Named<&Histogram>> {
-                vec![$(Named {
+                let all = [$((Of::$hof, Named {
                     name: stringify!($histogram),
                     help: $hhelp,
                     kind: Kind::Counter,
                     value: &self.$histogram,
-                },)*]
+                }),)*];
+                all.into_iter().filter(|(of, _)| of.has(self.class)).map(|(_, n)| n).collect()
             }
         }
     };
@@ -173,29 +201,60 @@ macro_rules! queue_stats {
 
 queue_stats! {
     counters {
-        requests: Counter = "Requests completed",
-        reads: Counter = "Read requests completed",
-        writes: Counter = "Write requests completed",
-        flushes: Counter = "Flush requests completed",
-        discards: Counter = "Discard, write-zeroes and secure-erase requests completed",
-        bytes_read: Counter = "Bytes read from the disk",
-        bytes_written: Counter = "Bytes written to the disk",
-        errors: Counter = "Requests answered with an error",
-        faults: Counter = "Times the queue was stopped by a fault of its driver",
-        kicks: Counter = "Available buffer notifications received",
-        kicks_suppressed: Counter = "Batches found by looking, without a notification",
-        calls: Counter = "Used buffer notifications sent",
-        calls_suppressed: Counter = "Completion bursts the driver wanted no notification for",
-        moves: Counter = "Times the queue moved to another worker",
-        in_flight: Gauge = "Requests popped and not completed",
-        ring_occupancy: Gauge = "Requests in the ring when it was last looked at",
-        running: Gauge = "1 while the queue runs",
-        worker: Gauge = "Index of the worker that owns the queue, or owned it last",
+        requests: Blk Counter = "Requests completed",
+        reads: Blk Counter = "Read requests completed",
+        writes: Blk Counter = "Write requests completed",
+        flushes: Blk Counter = "Flush requests completed",
+        discards: Blk Counter = "Discard, write-zeroes and secure-erase requests completed",
+        bytes_read: Blk Counter = "Bytes read from the disk",
+        bytes_written: Blk Counter = "Bytes written to the disk",
+        errors: Blk Counter = "Requests answered with an error",
+        packets: Net Counter = "Packets passed on, one that is to be segmented counts once",
+        bytes_passed: Net Counter = "Bytes of the packets passed on, without their virtio headers",
+        gso_packets: Net Counter = "Packets passed on that are to be segmented",
+        dropped_bad_header: Net Counter = "Packets dropped: their virtio header is wrong",
+        dropped_short: Net Counter = "Packets dropped: shorter than their headers",
+        dropped_too_long: Net Counter = "Packets dropped: longer than any packet",
+        dropped_refused: Net Counter = "Packets dropped: the host refuses them",
+        dropped_port_down: Net Counter = "Packets dropped: the host's interface is down or gone",
+        dropped_port_full: Net Counter = "Packets dropped: the port stayed full until its queue ended",
+        dropped_link_down: Net Counter = "Packets dropped: the guest's link is down",
+        dropped_disabled: Net Counter = "Packets dropped: the queue is disabled",
+        dropped_no_memory: Net Counter = "Packets dropped: the host is out of memory",
+        dropped_filtered: Net Counter = "Packets dropped: the guest does not want them",
+        dropped_offload: Net Counter = "Packets dropped: unfinished in a way the guest does not take",
+        dropped_no_room: Net Counter = "Packets dropped: longer than the guest's receive buffers",
+        blocked: Net Counter = "Times the port was full",
+        out_of_buffers: Net Counter = "Times the guest had too few receive buffers",
+        faults: All Counter = "Times the queue was stopped by a fault of its driver",
+        kicks: All Counter = "Available buffer notifications received",
+        kicks_suppressed: All Counter = "Batches found by looking, without a notification",
+        calls: All Counter = "Used buffer notifications sent",
+        calls_suppressed: All Counter = "Completion bursts the driver wanted no notification for",
+        moves: All Counter = "Times the queue moved to another worker",
+        in_flight: All Gauge = "Buffers popped and not returned",
+        ring_occupancy: All Gauge = "Buffers in the ring when it was last looked at",
+        running: All Gauge = "1 while the queue runs",
+        worker: All Gauge = "Index of the worker that owns the queue, or owned it last",
     }
     histograms {
-        batch_size = "Requests popped at once",
-        wait_ns = "Longest time a batch can have waited in the ring, in nanoseconds",
-        serve_ns = "Time from pop to completion, in nanoseconds",
+        batch_size: All = "Requests or packets taken at once",
+        wait_ns: All = "Longest time a batch can have waited, in nanoseconds",
+        serve_ns: Blk = "Time from pop to completion, in nanoseconds",
+    }
+}
+
+impl QueueStats {
+    /// All zero, for a queue of a device of `class`.
+    #[must_use]
+    pub fn new(class: Class) -> Self {
+        Self { class, ..Self::default() }
+    }
+
+    /// Requests or packets: what the balance compares queues by.
+    #[must_use]
+    pub fn work(&self) -> u64 {
+        self.requests.value() + self.packets.value()
     }
 }
 

@@ -16,6 +16,8 @@ pub(crate) enum Source {
     Kick { slot: u32, generation: u32 },
     /// A disk request of the queue in `slot`.
     Disk { slot: u32, token: u32 },
+    /// The port of the queue in `slot` is ready, if it is still of this generation.
+    Port { slot: u32, generation: u32 },
     /// Commands wait.
     Mailbox,
     /// The end of a watch: nothing to do.
@@ -26,6 +28,7 @@ const KICK: u64 = 1 << 56;
 const DISK: u64 = 2 << 56;
 const MAILBOX: u64 = 3 << 56;
 const ENDED: u64 = 4 << 56;
+const PORT: u64 = 5 << 56;
 const SLOT_SHIFT: u32 = 32;
 /// Slots have 24 bits.
 pub(crate) const SLOTS_MAX: usize = 1 << 24;
@@ -37,6 +40,9 @@ impl Source {
                 KICK | (slot as u64) << SLOT_SHIFT | generation as u64
             }
             Self::Disk { slot, token } => DISK | (slot as u64) << SLOT_SHIFT | token as u64,
+            Self::Port { slot, generation } => {
+                PORT | (slot as u64) << SLOT_SHIFT | generation as u64
+            }
             Self::Mailbox => MAILBOX,
             Self::Ended => ENDED,
         }
@@ -48,6 +54,7 @@ impl Source {
         match data & (0xff << 56) {
             KICK => Self::Kick { slot, generation: low },
             DISK => Self::Disk { slot, token: low },
+            PORT => Self::Port { slot, generation: low },
             MAILBOX => Self::Mailbox,
             _ => Self::Ended,
         }
@@ -147,6 +154,21 @@ impl Wait {
         }
     }
 
+    /// Reports once when `fd` is ready for input, or for output; at once if it is already.
+    pub(crate) fn watch_once(&mut self, fd: BorrowedFd<'_>, output: bool, source: Source) {
+        match &mut self.kernel {
+            Kernel::Uring(ring) => ring.poll_once(fd, output, source.pack()),
+            Kernel::Epoll(epoll) => {
+                let ready = if output { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+                let flags = ready | epoll::EventFlags::ONESHOT;
+                let data = epoll::EventData::new_u64(source.pack());
+                if epoll::modify(&epoll.fd, fd, data, flags) == Err(Errno::NOENT) {
+                    let _ = epoll::add(&epoll.fd, fd, data, flags);
+                }
+            }
+        }
+    }
+
     /// Ends the watch of `fd` that reports `source`.
     pub(crate) fn unwatch(&mut self, fd: BorrowedFd<'_>, source: Source) {
         match &mut self.kernel {
@@ -187,16 +209,17 @@ impl Wait {
         }
     }
 
-    /// Sleeps until something happens, and collects it. Queued disk requests are submitted first.
-    pub(crate) fn sleep(&mut self, woken: &mut Vec<Woken>) {
+    /// Sleeps until something happens, or `timeout` has passed, and collects what there is. Queued
+    /// disk requests are submitted first.
+    pub(crate) fn sleep(&mut self, woken: &mut Vec<Woken>, timeout: Option<Duration>) {
         match &mut self.kernel {
             Kernel::Uring(ring) => {
-                if ring.wait(None).is_err() {
+                if ring.wait(timeout).is_err() {
                     std::thread::yield_now();
                 }
                 self.reap(woken);
             }
-            Kernel::Epoll(epoll) => epoll.collect(None, woken),
+            Kernel::Epoll(epoll) => epoll.collect(timeout, woken),
         }
     }
 }
@@ -221,10 +244,10 @@ impl Epoll {
         let buffer = rustix::buffer::spare_capacity(&mut self.events);
         // EINTR: nothing has happened; the loop comes back.
         let _ = epoll::wait(self.fd.as_fd(), buffer, timeout.as_ref());
-        woken.extend(self.events.iter().map(|event| Woken {
-            source: Source::unpack(event.data.u64()),
-            result: 1,
-            ended: false,
+        woken.extend(self.events.iter().map(|event| {
+            let flags = event.flags;
+            let result = i32::try_from(flags.bits()).unwrap_or(1);
+            Woken { source: Source::unpack(event.data.u64()), result, ended: false }
         }));
     }
 }
@@ -239,6 +262,7 @@ mod tests {
         for source in [
             Source::Kick { slot: 0xff_ffff, generation: u32::MAX },
             Source::Disk { slot: 3, token: 255 },
+            Source::Port { slot: 7, generation: 1 << 31 },
             Source::Mailbox,
             Source::Ended,
         ] {
@@ -257,10 +281,29 @@ mod tests {
             for _ in 0..3 {
                 rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
                 let mut woken = Vec::new();
-                wait.sleep(&mut woken);
+                wait.sleep(&mut woken, None);
                 assert!(woken.iter().any(|w| w.source == source), "uring {uring}: {woken:?}");
             }
             wait.unwatch(event.as_fd(), source);
+        }
+    }
+
+    #[test]
+    fn a_watch_for_once_reports_what_is_ready_already_and_then_no_more() {
+        for uring in [true, false] {
+            let mut wait = Wait::new(uring).unwrap();
+            let event = eventfd(1, EventfdFlags::NONBLOCK).unwrap();
+            let source = Source::Port { slot: 1, generation: 2 };
+            for output in [false, true] {
+                wait.watch_once(event.as_fd(), output, source);
+                let mut woken = Vec::new();
+                wait.sleep(&mut woken, None);
+                assert!(woken.iter().any(|w| w.source == source), "uring {uring}: {woken:?}");
+            }
+            let mut woken = Vec::new();
+            rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
+            wait.sleep(&mut woken, Some(Duration::from_millis(20)));
+            assert!(woken.is_empty(), "uring {uring}: {woken:?}");
         }
     }
 }

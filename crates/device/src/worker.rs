@@ -14,7 +14,7 @@
 
 use crate::doorbell::{Call, Kick};
 use crate::policy::polling::Polling;
-use crate::queue::{MemoryReply, RunningQueue, StopReply};
+use crate::queue::{Change, MemoryReply, RunningQueue, StopReply};
 use crate::stats::WorkerStats;
 use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
 use manyring_memory::GuestMemory;
@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 
 /// Names a running queue, in all workers and for all time.
@@ -42,6 +43,7 @@ pub(crate) enum Command {
     Stay(QueueId),
     Memory(QueueId, Arc<GuestMemory>, RingAddresses, MemoryReply),
     Enable(QueueId, bool, oneshot::Sender<()>),
+    Change(QueueId, Change, oneshot::Sender<()>),
     Kick(QueueId, Option<Kick>),
     Call(QueueId, Option<Arc<Call>>),
     Err(QueueId, Option<Arc<Call>>),
@@ -111,6 +113,8 @@ pub(crate) struct Worker {
     by_id: HashMap<QueueId, usize>,
     /// Slots of hot queues.
     hot: Vec<usize>,
+    /// Slots of queues that are not hot and have something to do at a certain time.
+    timed: Vec<(usize, u64)>,
     woken: Vec<Woken>,
     faults_seen: u64,
     now_ns: u64,
@@ -143,6 +147,7 @@ impl Worker {
             slots: Vec::new(),
             by_id: HashMap::new(),
             hot: Vec::new(),
+            timed: Vec::new(),
             woken: Vec::new(),
             faults_seen: manyring_memory::fault_count(),
             now_ns: 0,
@@ -169,6 +174,7 @@ impl Worker {
             }
             self.wait.reap(&mut self.woken);
             let woken = self.dispatch();
+            self.wake_timed();
             let worked = self.turn_hot();
             self.wait.submit();
             self.check_faults();
@@ -190,11 +196,34 @@ impl Worker {
     fn sleep(&mut self) {
         self.stats.sleeps.add(1);
         let slept_at = self.wait.now_ns();
-        self.wait.sleep(&mut self.woken);
+        let deadline_ns = self.timed.iter().map(|(_, at)| *at).min();
+        let timeout = deadline_ns.map(|at| Duration::from_nanos(at.saturating_sub(slept_at)));
+        self.wait.sleep(&mut self.woken, timeout);
         self.now_ns = self.wait.now_ns();
         self.stats.slept_ns.add(self.now_ns.saturating_sub(slept_at));
         self.awake_since_ns = self.now_ns;
         self.dispatch();
+    }
+
+    /// Makes queues hot whose time has come.
+    #[inline]
+    fn wake_timed(&mut self) {
+        if self.timed.is_empty() {
+            return;
+        }
+        let now_ns = self.now_ns;
+        let mut timed = std::mem::take(&mut self.timed);
+        timed.retain(|&(slot, at)| {
+            if at <= now_ns
+                && let Some((_, queue)) = self.slots[slot].entry.as_mut()
+            {
+                queue.wake(now_ns);
+                self.make_listed(slot);
+            }
+            // One that is hot for another reason is asked again when it settles.
+            !self.slots[slot].is_listed
+        });
+        self.timed = timed;
     }
 
     /// Tells the balance when there is more than this thread can do.
@@ -222,6 +251,7 @@ impl Worker {
                         self.make_listed(slot as usize);
                     }
                 }
+                Source::Port { slot, generation } => self.on_port(slot, generation, event.result),
                 Source::Mailbox if event.ended => {
                     self.wait.watch(self.mailbox.event.as_fd(), Source::Mailbox);
                 }
@@ -247,6 +277,15 @@ impl Worker {
         }
     }
 
+    fn on_port(&mut self, slot: u32, generation: u32, result: i32) {
+        let now_ns = self.now_ns;
+        let slots = self.slots.get_mut(slot as usize).filter(|s| s.generation == generation);
+        if let Some((_, queue)) = slots.and_then(|s| s.entry.as_mut()) {
+            queue.on_port(result, now_ns);
+            self.make_listed(slot as usize);
+        }
+    }
+
     /// Puts a slot into the list of those that take turns.
     fn make_listed(&mut self, slot: usize) {
         if !std::mem::replace(&mut self.slots[slot].is_listed, true) {
@@ -267,13 +306,18 @@ impl Worker {
 
     /// Lets queues that have had nothing for a while ask for notifications.
     fn settle_hot(&mut self) {
-        let (slots, polling, now_ns) = (&mut self.slots, self.polling, self.now_ns);
+        let (slots, wait, timed) = (&mut self.slots, &mut self.wait, &mut self.timed);
+        let (polling, now_ns) = (self.polling, self.now_ns);
         self.hot.retain(|&slot| {
-            let entry = slots[slot].entry.as_mut();
-            let stays =
-                entry.is_some_and(|(_, queue)| queue.is_hot() && !queue.settle(polling, now_ns));
-            slots[slot].is_listed = stays;
-            stays
+            let Slot { generation, entry, is_listed, .. } = &mut slots[slot];
+            let index = u32::try_from(slot).unwrap_or(0);
+            *is_listed = entry.as_mut().is_some_and(|(_, queue)| {
+                queue.is_hot() && !queue.settle(polling, wait, index, *generation, now_ns)
+            });
+            if !*is_listed && let Some(at) = entry.as_ref().and_then(|(_, q)| q.deadline_ns()) {
+                timed.push((slot, at));
+            }
+            *is_listed
         });
     }
 
@@ -305,6 +349,11 @@ impl Worker {
                 Command::Enable(id, enabled, reply) => {
                     let now_ns = self.now_ns;
                     self.with(id, |queue, _, _, _| queue.set_enabled(enabled, now_ns));
+                    let _ = reply.send(());
+                }
+                Command::Change(id, change, reply) => {
+                    let now_ns = self.now_ns;
+                    self.with(id, |queue, _, _, _| queue.change(change, now_ns));
                     let _ = reply.send(());
                 }
                 Command::Kick(id, kick) => {

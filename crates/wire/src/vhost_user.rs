@@ -322,8 +322,8 @@ pub const REQUESTS: [Row; 44] = [
     row(16, "SET_PROTOCOL_FEATURES", Payload::U64, Fds::None),
     row(17, "GET_QUEUE_NUM", Payload::None, Fds::None).replies().needs(PROTOCOL_F_MQ),
     row(18, "SET_VRING_ENABLE", Payload::VringState, Fds::None),
-    row(19, "SEND_RARP", Payload::U64, Fds::None).needs(PROTOCOL_F_RARP).not_served(),
-    row(20, "NET_SET_MTU", Payload::U64, Fds::None).needs(PROTOCOL_F_MTU).not_served(),
+    row(19, "SEND_RARP", Payload::U64, Fds::None).needs(PROTOCOL_F_RARP),
+    row(20, "NET_SET_MTU", Payload::U64, Fds::None).needs(PROTOCOL_F_MTU),
     row(21, "SET_BACKEND_REQ_FD", Payload::None, Fds::One).needs(PROTOCOL_F_BACKEND_REQ),
     row(22, "IOTLB_MSG", Payload::Iotlb, Fds::None).replies().not_served(),
     row(23, "SET_VRING_ENDIAN", Payload::VringState, Fds::None)

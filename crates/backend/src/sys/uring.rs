@@ -165,6 +165,14 @@ impl Ring {
         self.push(&entry.user_data(user_data));
     }
 
+    /// Reports once when `fd` is ready for input, or for output; at once if it is already.
+    pub fn poll_once(&mut self, fd: BorrowedFd<'_>, output: bool, user_data: u64) {
+        let events = if output { libc::POLLOUT } else { libc::POLLIN };
+        let events = u32::try_from(events).unwrap_or(1);
+        let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), events).build();
+        self.push(&entry.user_data(user_data));
+    }
+
     /// Ends the watch `target`. Two completions follow: the watch's last and `user_data`.
     pub fn poll_remove(&mut self, target: u64, user_data: u64) {
         self.push(&opcode::PollRemove::new(target).build().user_data(user_data));

@@ -10,7 +10,7 @@ use crate::handle::QueueHandle;
 use crate::pool::Pool;
 use crate::queue::{Handler, RunningQueue};
 use crate::stats::QueueStats;
-use crate::{Activation, ConfigError, Device, StartError};
+use crate::{Activation, ConfigError, Device, Later, StartError};
 use manyring_backend::blk::{Disk, Geometry};
 use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE};
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
@@ -142,6 +142,17 @@ impl BlkDevice {
         Ok(geometry.size)
     }
 
+    fn start_queue(&self, activation: Activation) -> Result<QueueHandle, StartError> {
+        let has_ring = self.pool.has_ring().ok_or(StartError::NoWorker)?;
+        let disk = self.disk.open_queue(has_ring)?;
+        let stats = self.stats.get(activation.index).cloned().unwrap_or_default();
+        let memory = activation.queue.memory().clone();
+        let size = activation.queue.size();
+        let blk = BlkQueue::new(disk, self.shared.clone(), memory, size);
+        let queue = RunningQueue::new(activation, Handler::Blk(blk), stats);
+        self.pool.start(queue).ok_or(StartError::NoWorker)
+    }
+
     /// Write-back only if the driver can flush and wants it (§5.2.6.2).
     fn apply_cache_mode(&self) {
         use manyring_wire::blk::VIRTIO_BLK_F_FLUSH;
@@ -188,27 +199,21 @@ impl Device for BlkDevice {
         }
     }
 
-    fn set_features(&self, features: u64) {
+    fn set_features(&self, features: u64) -> Later<'_, ()> {
         self.features.store(features, Ordering::Relaxed);
         if features == 0 {
             self.writeback.store(self.options.writeback, Ordering::Relaxed);
         }
         self.apply_cache_mode();
+        Box::pin(std::future::ready(()))
     }
 
     fn config_changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    fn start(&self, activation: Activation) -> Result<QueueHandle, StartError> {
-        let has_ring = self.pool.has_ring().ok_or(StartError::NoWorker)?;
-        let disk = self.disk.open_queue(has_ring)?;
-        let stats = self.stats.get(activation.index).cloned().unwrap_or_default();
-        let memory = activation.queue.memory().clone();
-        let size = activation.queue.size();
-        let blk = BlkQueue::new(disk, self.shared.clone(), memory, size);
-        let queue = RunningQueue::new(activation, Handler::Blk(blk), stats);
-        self.pool.start(queue).ok_or(StartError::NoWorker)
+    fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
+        Box::pin(std::future::ready(self.start_queue(activation)))
     }
 
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {

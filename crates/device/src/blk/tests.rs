@@ -294,9 +294,9 @@ fn what_came_before_a_fault_in_a_batch_is_served_and_nothing_after() {
 fn the_cache_is_write_through_unless_the_driver_can_flush_and_wants_write_back() {
     let guest = Guest::plain();
     let write_through = || guest.shared().write_through.load(Ordering::Relaxed);
-    guest.device.set_features(0);
+    drop(guest.device.set_features(0));
     assert!(write_through());
-    guest.device.set_features(VIRTIO_BLK_F_FLUSH);
+    drop(guest.device.set_features(VIRTIO_BLK_F_FLUSH));
     assert!(!write_through());
     guest.device.write_config(CONFIG_WRITEBACK, &[0]).unwrap();
     assert!(write_through());

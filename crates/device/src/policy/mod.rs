@@ -1,4 +1,5 @@
 //! Pure decisions: no I/O, no clock (time is an argument), no unsafe.
 
+pub mod moderation;
 pub mod placement;
 pub mod polling;

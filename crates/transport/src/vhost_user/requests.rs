@@ -1,6 +1,8 @@
 //! What the session's effects do: map memory, start, stop and change queues.
 
-use super::session::{Answer, Effect, MemoryChange, Offer, Outcome, Session, SessionError};
+use super::session::{
+    Answer, Effect, MemoryChange, OFFERED, OFFERED_NET, Offer, Outcome, Session, SessionError,
+};
 use super::socket::Message;
 use super::vring::VringHost;
 use manyring_device::{Activation, Call, Device, DoorbellError, Event, Kick, StartError};
@@ -9,6 +11,7 @@ use manyring_queue::{DeviceQueue, QueueConfig, QueueError, RingAddresses, RingFe
 use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, Region, Reply, VringState,
 };
+use manyring_wire::virtio::VIRTIO_ID_NET;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -40,8 +43,10 @@ pub(super) struct Front {
 
 impl Front {
     pub(super) fn new(device: Arc<dyn Device>, events: mpsc::Sender<Event>) -> Self {
+        let is_net = device.virtio_id() == VIRTIO_ID_NET;
         let offer = Offer {
             features: device.features(),
+            protocol: if is_net { OFFERED | OFFERED_NET } else { OFFERED },
             queue_count: device.queue_count(),
             queue_size_max: device.queue_size_max(),
         };
@@ -86,13 +91,13 @@ impl Front {
     /// Does one effect. False: it was refused, and the session goes on.
     async fn apply(&mut self, effect: Effect<OwnedFd>) -> Result<bool, FrontError> {
         match effect {
-            Effect::Features(bits) => self.device.set_features(bits),
+            Effect::Features(bits) => self.device.set_features(bits).await,
             Effect::Memory(change) => self.change_memory(change).await?,
-            Effect::Start(index) => return Ok(self.start(index)),
+            Effect::Start(index) => return Ok(self.start(index).await),
             Effect::Stop(index) => self.stop(index).await,
             Effect::Enable(index, enabled) => {
                 if let Some(queue) = &self.vrings[index].running {
-                    queue.set_enabled(enabled).await;
+                    self.device.set_enabled(index, queue, enabled).await;
                 }
             }
             Effect::Relocate(index, addresses) => {
@@ -122,6 +127,8 @@ impl Front {
                 }
             }
             Effect::BackendChannel(fd) => self.set_channel(fd)?,
+            Effect::SendRarp(mac) => return Ok(self.device.send_rarp(mac).await),
+            Effect::SetMtu(mtu) => return Ok(self.device.set_front_end_mtu(mtu)),
         }
         Ok(true)
     }
@@ -173,8 +180,8 @@ impl Front {
         }
     }
 
-    fn start(&mut self, index: usize) -> bool {
-        match self.try_start(index) {
+    async fn start(&mut self, index: usize) -> bool {
+        match self.try_start(index).await {
             Ok(()) => {
                 tracing::debug!(device = self.device.name(), queue = index, "queue started");
                 true
@@ -194,7 +201,7 @@ impl Front {
         }
     }
 
-    fn try_start(&mut self, index: usize) -> Result<(), StartError> {
+    async fn try_start(&mut self, index: usize) -> Result<(), StartError> {
         let features = self.session.features();
         let enabled = self.session.is_enabled(index);
         let vring = self.session.vring(index).copied().unwrap_or_default();
@@ -207,7 +214,7 @@ impl Front {
         };
         let queue = DeviceQueue::new(config, self.memory.clone())?;
         let host = &mut self.vrings[index];
-        host.running = Some(self.device.start(Activation {
+        let activation = Activation {
             index,
             queue,
             addresses,
@@ -217,13 +224,14 @@ impl Front {
             enabled,
             features,
             events: self.events.clone(),
-        })?);
+        };
+        host.running = Some(self.device.start(activation).await?);
         Ok(())
     }
 
     async fn stop(&mut self, index: usize) {
         if let Some(queue) = self.vrings[index].running.take()
-            && let Ok(base) = queue.stop().await
+            && let Ok(base) = self.device.stop(index, queue).await
         {
             tracing::debug!(device = self.device.name(), queue = index, base, "queue stopped");
             self.session.stopped(index, base);
@@ -247,7 +255,7 @@ impl Front {
         for index in 0..self.vrings.len() {
             self.stop(index).await;
         }
-        self.device.set_features(0);
+        self.device.set_features(0).await;
     }
 }
 

@@ -6,12 +6,12 @@
 use manyring_queue::RingAddresses;
 use manyring_wire::vhost_user::{
     ConfigAccess, F_PROTOCOL_FEATURES, Header, MEM_SLOTS, PROTOCOL_F_BACKEND_REQ,
-    PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK,
-    PROTOCOL_F_RESET_DEVICE, PROTOCOL_F_STATUS, ParseError, Region, Reply, Request, VringAddr,
-    VringState, row_of,
+    PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_MTU,
+    PROTOCOL_F_RARP, PROTOCOL_F_REPLY_ACK, PROTOCOL_F_RESET_DEVICE, PROTOCOL_F_STATUS, ParseError,
+    Region, Reply, Request, VringAddr, VringState, row_of,
 };
 
-/// Protocol features offered: each is served.
+/// Protocol features offered for every device: each is served.
 pub const OFFERED: u64 = PROTOCOL_F_MQ
     | PROTOCOL_F_REPLY_ACK
     | PROTOCOL_F_BACKEND_REQ
@@ -20,11 +20,16 @@ pub const OFFERED: u64 = PROTOCOL_F_MQ
     | PROTOCOL_F_CONFIGURE_MEM_SLOTS
     | PROTOCOL_F_STATUS;
 
+/// Protocol features offered for network devices beside [`OFFERED`].
+pub const OFFERED_NET: u64 = PROTOCOL_F_RARP | PROTOCOL_F_MTU;
+
 /// What a device brings to the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Virtio features.
     pub features: u64,
+    /// Protocol features.
+    pub protocol: u64,
     /// Virtqueues.
     pub queue_count: usize,
     /// Entries of a virtqueue at most.
@@ -67,6 +72,10 @@ pub enum Effect<F> {
     WriteConfig(ConfigAccess, Vec<u8>),
     /// Keep the back-end request channel.
     BackendChannel(F),
+    /// Announce the guest of this MAC address.
+    SendRarp([u8; 6]),
+    /// The front-end has told the guest this MTU.
+    SetMtu(u64),
 }
 
 /// The answer to a message.
@@ -221,7 +230,7 @@ impl Session {
         fds: Vec<F>,
     ) -> Result<Outcome<F>, SessionError> {
         let row = row_of(header.request).ok_or(ParseError::Unknown { request: header.request })?;
-        if row.needs != 0 && row.needs & OFFERED == 0 {
+        if row.needs != 0 && row.needs & self.offer.protocol == 0 {
             return Err(ParseError::NotServed { name: row.name }.into());
         }
         let request = Request::parse(row, payload, fds.len())?;
@@ -246,7 +255,7 @@ impl Session {
             Request::GetFeatures => {
                 return answer(Reply::U64(self.offer.features | F_PROTOCOL_FEATURES));
             }
-            Request::GetProtocolFeatures => return answer(Reply::U64(OFFERED)),
+            Request::GetProtocolFeatures => return answer(Reply::U64(self.offer.protocol)),
             Request::GetQueueNum => return answer(Reply::U64(self.offer.queue_count as u64)),
             Request::GetMaxMemSlots => return answer(Reply::U64(MEM_SLOTS)),
             Request::GetStatus => return answer(Reply::U64(self.status)),
@@ -289,6 +298,8 @@ impl Session {
             Request::SetBackendReqFd => {
                 fds.next().map(Effect::BackendChannel).into_iter().collect()
             }
+            Request::SendRarp(mac) => vec![Effect::SendRarp(mac)],
+            Request::NetSetMtu(mtu) => vec![Effect::SetMtu(mtu)],
             Request::SetConfig(access, bytes) => vec![Effect::WriteConfig(access, bytes)],
             Request::SetStatus(status) => {
                 self.status = status & 0xff;
@@ -327,8 +338,9 @@ impl Session {
     }
 
     fn set_protocol_features<F>(&mut self, bits: u64) -> Result<Vec<Effect<F>>, SessionError> {
-        if bits & !OFFERED != 0 {
-            return Err(SessionError::ProtocolFeatures { bits: bits & !OFFERED });
+        let unknown = bits & !self.offer.protocol;
+        if unknown != 0 {
+            return Err(SessionError::ProtocolFeatures { bits: unknown });
         }
         self.protocol = bits;
         Ok(Vec::new())

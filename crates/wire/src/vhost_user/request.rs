@@ -41,6 +41,8 @@ pub enum Request {
     SetProtocolFeatures(u64),
     GetQueueNum,
     SetVringEnable(VringState),
+    SendRarp([u8; 6]),
+    NetSetMtu(u64),
     SetBackendReqFd,
     GetConfig(ConfigAccess),
     SetConfig(ConfigAccess, Vec<u8>),
@@ -135,6 +137,11 @@ impl Request {
             16 => Self::SetProtocolFeatures(number()?),
             17 => Self::GetQueueNum,
             18 => Self::SetVringEnable(state()?),
+            19 => {
+                let [a, b, c, d, e, f, ..] = number()?.to_ne_bytes();
+                Self::SendRarp([a, b, c, d, e, f])
+            }
+            20 => Self::NetSetMtu(number()?),
             21 => Self::SetBackendReqFd,
             24 => Self::GetConfig(parse_config(name, payload)?.0),
             25 => parse_config(name, payload).map(|(access, b)| Self::SetConfig(access, b))?,

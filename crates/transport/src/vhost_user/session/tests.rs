@@ -4,7 +4,8 @@ use super::*;
 use manyring_wire::vhost_user::{FLAG_NEED_REPLY, FLAG_VERSION, REQUESTS};
 use zerocopy::IntoBytes;
 
-const OFFER: Offer = Offer { features: 1 << 32 | 1 << 29, queue_count: 4, queue_size_max: 1024 };
+const OFFER: Offer =
+    Offer { protocol: OFFERED, features: 1 << 32 | 1 << 29, queue_count: 4, queue_size_max: 1024 };
 const REGION: Region =
     Region { guest_addr: 0, size: 0x10_0000, user_addr: 0x7000_0000, mmap_offset: 0 };
 

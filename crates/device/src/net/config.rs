@@ -1,0 +1,65 @@
+//! What a network device offers, and its config space (virtio 1.3 §5.1.3, §5.1.4).
+
+use super::{NetOptions, State};
+use manyring_backend::net::Port;
+use manyring_wire::net::{
+    Config, Duplex, SPEED_UNKNOWN, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_MAC_ADDR,
+    VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_RX_EXTRA, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ,
+    VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF,
+    VIRTIO_NET_F_MTU, VIRTIO_NET_F_NOTF_COAL, VIRTIO_NET_F_SPEED_DUPLEX, VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_F_VQ_NOTF_COAL, VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP,
+};
+use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
+use zerocopy::IntoBytes;
+
+/// What is served for every port.
+const ALWAYS: u64 = VIRTIO_F_VERSION_1
+    | VIRTIO_F_INDIRECT_DESC
+    | VIRTIO_F_EVENT_IDX
+    | VIRTIO_NET_F_MAC
+    | VIRTIO_NET_F_MRG_RXBUF
+    | VIRTIO_NET_F_STATUS
+    | VIRTIO_NET_F_CTRL_VQ
+    | VIRTIO_NET_F_CTRL_RX
+    | VIRTIO_NET_F_CTRL_RX_EXTRA
+    | VIRTIO_NET_F_CTRL_VLAN
+    | VIRTIO_NET_F_CTRL_MAC_ADDR
+    | VIRTIO_NET_F_CTRL_GUEST_OFFLOADS
+    | VIRTIO_NET_F_GUEST_ANNOUNCE
+    | VIRTIO_NET_F_NOTF_COAL
+    | VIRTIO_NET_F_VQ_NOTF_COAL;
+
+/// The features offered.
+pub(super) fn features(options: &NetOptions, port: &dyn Port, mtu: Option<u16>) -> u64 {
+    let when = |condition: bool, feature: u64| if condition { feature } else { 0 };
+    ALWAYS
+        | port.taken().host_features()
+        | port.given().guest_features()
+        | when(options.queue_pairs > 1, VIRTIO_NET_F_MQ)
+        | when(mtu.is_some(), VIRTIO_NET_F_MTU)
+        | when(options.speed.is_some(), VIRTIO_NET_F_SPEED_DUPLEX)
+}
+
+/// The config space as it is now.
+pub(super) fn config(options: &NetOptions, state: &State) -> Config {
+    let status = if state.link_up { VIRTIO_NET_S_LINK_UP } else { 0 }
+        | if state.announces { VIRTIO_NET_S_ANNOUNCE } else { 0 };
+    let duplex = if options.speed.is_some() { Duplex::Full } else { Duplex::Unknown };
+    Config {
+        mac: state.mac,
+        status: status.into(),
+        max_virtqueue_pairs: u16::try_from(options.queue_pairs).unwrap_or(u16::MAX).into(),
+        mtu: state.mtu_told.unwrap_or(0).into(),
+        speed: options.speed.unwrap_or(SPEED_UNKNOWN).into(),
+        duplex: duplex as u8,
+    }
+}
+
+/// Reads the config space; bytes past its end are zero.
+pub(super) fn read(config: &Config, offset: u32, bytes: &mut [u8]) {
+    bytes.fill(0);
+    let space = config.as_bytes();
+    let start = (offset as usize).min(space.len());
+    let end = start.saturating_add(bytes.len()).min(space.len());
+    bytes[..end - start].copy_from_slice(&space[start..end]);
+}

@@ -1,0 +1,258 @@
+//! controlq: a task of the control thread that takes commands off the ring, one after the other.
+//!
+//! The status byte of a command is written when every worker has acknowledged, or after a second:
+//! a Linux guest spins until then.
+
+use super::Inner;
+use super::control::{Refusal, Reply};
+use crate::doorbell::{Call, Kick};
+use crate::handle::QueueHandle;
+use crate::queue::{Event, EventKind};
+use crate::stats::QueueStats;
+use crate::{Activation, RingAddresses};
+use manyring_memory::{GuestMemory, copy_from_slices, copy_to_slices, total_len};
+use manyring_queue::{Batch, DeviceQueue, QueueError};
+use manyring_wire::net::{Command, CommandError, CtrlStatus};
+use rustix::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot};
+
+/// Longest wait for the workers.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest command that is read: a MAC table of ten thousand addresses.
+const COMMAND_SIZE_MAX: u64 = 64 << 10;
+/// How often a ring without a kick is looked at.
+const POLL_PERIOD: Duration = Duration::from_millis(5);
+/// Refusals that are logged at warning level; what a guest repeats is no news.
+const REFUSALS_TOLD: u32 = 10;
+
+/// What the session asks of the task.
+#[derive(Debug)]
+pub(crate) enum Ask {
+    Stop(oneshot::Sender<u16>),
+    Memory(Arc<GuestMemory>, RingAddresses, oneshot::Sender<Result<(), QueueError>>),
+    Enable(bool, oneshot::Sender<()>),
+    Kick(Option<Kick>),
+    Call(Option<Arc<Call>>),
+    Err(Option<Arc<Call>>),
+}
+
+/// The task, as its session holds it.
+#[derive(Debug)]
+pub(crate) struct ControlHandle(mpsc::UnboundedSender<Ask>);
+
+impl ControlHandle {
+    /// Asks and waits; `None` if the task has ended.
+    pub(crate) async fn ask<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(ask(reply));
+        answer.await.ok()
+    }
+
+    pub(crate) fn tell(&self, ask: Ask) {
+        let _ = self.0.send(ask);
+    }
+}
+
+/// A kick that the control thread watches.
+#[derive(Debug)]
+struct Watched(Kick);
+
+impl AsRawFd for Watched {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+struct Task {
+    inner: Arc<Inner>,
+    index: usize,
+    queue: DeviceQueue,
+    batch: Batch,
+    kick: Option<AsyncFd<Watched>>,
+    call: Option<Arc<Call>>,
+    err: Option<Arc<Call>>,
+    enabled: bool,
+    events: mpsc::Sender<Event>,
+    stats: Arc<QueueStats>,
+    fault_told: bool,
+    refusals: u32,
+}
+
+/// Starts the task of the control queue.
+pub(super) async fn start(inner: &Arc<Inner>, activation: Activation) -> QueueHandle {
+    inner.begin_control();
+    inner.push_rules().await;
+    inner.apply_pairs().await;
+    let (sender, asks) = mpsc::unbounded_channel();
+    let stats = inner.stats[activation.index].clone();
+    stats.running.set(1);
+    let task = Task {
+        inner: inner.clone(),
+        index: activation.index,
+        queue: activation.queue,
+        batch: Batch::new(),
+        kick: activation.kick.and_then(watched),
+        call: activation.call,
+        err: activation.err,
+        enabled: activation.enabled,
+        events: activation.events,
+        stats,
+        fault_told: false,
+        refusals: 0,
+    };
+    tokio::spawn(task.run(asks));
+    QueueHandle::control(ControlHandle(sender))
+}
+
+#[allow(
+    deprecated,
+    reason = "its replacement is unsafe; `Watched` owns its fd and never changes it"
+)]
+fn watched(kick: Kick) -> Option<AsyncFd<Watched>> {
+    AsyncFd::with_interest(Watched(kick), Interest::READABLE).ok()
+}
+
+/// Returns when the driver may have kicked.
+async fn kicked(kick: Option<&AsyncFd<Watched>>, stats: &QueueStats) {
+    let Some(kick) = kick else { return tokio::time::sleep(POLL_PERIOD).await };
+    match kick.readable().await {
+        Ok(mut guard) => {
+            // Before the drain: what comes later is a new event.
+            guard.clear_ready();
+            guard.get_inner().0.drain();
+            stats.kicks.add(1);
+        }
+        Err(_) => tokio::time::sleep(POLL_PERIOD).await,
+    }
+}
+
+impl Task {
+    async fn run(mut self, mut asks: mpsc::UnboundedReceiver<Ask>) {
+        loop {
+            self.serve_all().await;
+            let looks = self.enabled && self.queue.fault().is_none();
+            tokio::select! {
+                biased;
+                ask = asks.recv() => match ask {
+                    Some(ask) => if self.heed(ask) { return },
+                    None => return,
+                },
+                () = kicked(self.kick.as_ref(), &self.stats), if looks => {}
+            }
+        }
+    }
+
+    /// True if the task is to end.
+    fn heed(&mut self, ask: Ask) -> bool {
+        match ask {
+            Ask::Stop(reply) => {
+                let _ = reply.send(self.queue.base());
+                return true;
+            }
+            Ask::Memory(memory, addresses, reply) => {
+                let _ = reply.send(self.queue.relocate(addresses, memory));
+            }
+            Ask::Enable(enabled, reply) => {
+                self.enabled = enabled;
+                let _ = reply.send(());
+            }
+            Ask::Kick(kick) => self.kick = kick.and_then(watched),
+            Ask::Call(call) => {
+                self.call = call;
+                self.ring();
+            }
+            Ask::Err(err) => self.err = err,
+        }
+        false
+    }
+
+    fn ring(&self) {
+        if let Some(call) = &self.call {
+            call.ring();
+        }
+    }
+
+    /// Serves every command there is, and asks for a kick for the next.
+    async fn serve_all(&mut self) {
+        while self.enabled {
+            if self.queue.pop_batch(&mut self.batch, 1) == 0 {
+                self.tell_fault();
+                if !self.queue.enable_notifications() {
+                    return;
+                }
+                continue;
+            }
+            self.queue.disable_notifications();
+            self.serve_one().await;
+            self.queue.publish();
+            if self.queue.needs_notification() {
+                self.stats.calls.add(1);
+                self.ring();
+            } else {
+                self.stats.calls_suppressed.add(1);
+            }
+        }
+    }
+
+    async fn serve_one(&mut self) {
+        let Some((chain, readable, writable)) = self.batch.take(0) else { return };
+        let (size, room) = (total_len(readable), total_len(writable));
+        let Some(size) = usize::try_from(size.min(COMMAND_SIZE_MAX)).ok().filter(|_| room > 0)
+        else {
+            self.queue.latch_fault(QueueError::Request("command without a status byte"));
+            self.queue.discard(chain);
+            return;
+        };
+        let mut bytes = vec![0; size];
+        copy_from_slices(readable, &mut bytes);
+        // A session that changes memory waits for this task: the slices stay mapped.
+        let writable = writable.to_vec();
+        let reply = self.obey(&bytes).await;
+        let answer = [&[reply.status as u8][..], &reply.result].concat();
+        let written = copy_to_slices(&writable, &answer);
+        self.stats.packets.add(1);
+        self.queue.push_used(chain, u32::try_from(written).unwrap_or(0));
+    }
+
+    async fn obey(&mut self, bytes: &[u8]) -> Reply {
+        let device = &self.inner.options.name;
+        let refusal: &dyn std::fmt::Display = match Command::parse(bytes) {
+            Ok(command) => {
+                tracing::debug!(device, ?command, "command");
+                let obeyed = tokio::time::timeout(PATIENCE, self.inner.obey(command)).await;
+                match obeyed.unwrap_or(Err(Refusal::Time)) {
+                    Ok(reply) => return reply,
+                    Err(refusal) => &{ refusal },
+                }
+            }
+            Err(error) => &{ error } as &CommandError,
+        };
+        self.refusals = self.refusals.saturating_add(1);
+        if self.refusals <= REFUSALS_TOLD {
+            tracing::warn!(device, %refusal, "command of the control queue refused");
+        }
+        Reply::status(CtrlStatus::Err)
+    }
+
+    fn tell_fault(&mut self) {
+        if let Some(fault) = self.queue.fault().filter(|_| !self.fault_told) {
+            self.fault_told = true;
+            self.stats.faults.add(1);
+            let kind = EventKind::Fault(fault);
+            let _ = self.events.try_send(Event { index: self.index, kind });
+            if let Some(err) = &self.err {
+                err.ring();
+            }
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.stats.running.set(0);
+    }
+}

@@ -1,0 +1,403 @@
+//! `NetDevice`: queue pairs, features offered, config space, and what a guest has set.
+//!
+//! The state of a device is the control thread's: sessions, the control queue and the control API
+//! change it, and hand each running queue what it goes by ([`Rules`], coalescing, enabled or not).
+//! Two kinds of front-ends own the control queue. One that keeps it (QEMU, Cloud Hypervisor) tells
+//! which pairs are in use with `SET_VRING_ENABLE`. One that leaves it to us (UML, crosvm) starts
+//! the ring of the control queue: then `VQ_PAIRS_SET` says so too.
+
+mod config;
+mod control;
+mod ctrl;
+mod pairs;
+mod rules;
+mod rx;
+mod tx;
+
+pub(crate) use ctrl::{Ask, ControlHandle};
+pub(crate) use rules::Rules;
+pub(crate) use rx::NetRx;
+pub(crate) use tx::NetTx;
+
+use crate::handle::{QueueHandle, Route};
+use crate::pool::{Pool, StopError};
+use crate::stats::{Class, QueueStats};
+use crate::{Activation, ConfigError, Device, Later, StartError};
+use manyring_backend::net::Port;
+use manyring_wire::net::{
+    Coalescing, FRAME_SIZE_MAX, MacAddress, Offloads, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ,
+    VIRTIO_NET_F_MTU, controlq, is_mtu,
+};
+use manyring_wire::virtio::VIRTIO_ID_NET;
+use rules::Filter;
+use rustix::io::Errno;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use tokio::sync::watch;
+
+/// Largest ring that is served.
+const QUEUE_SIZE_MAX: u16 = 1024;
+/// Ethernet header and VLAN tag.
+const ETHERNET_SIZE: usize = 14 + 4;
+
+/// How a network device looks to the guest.
+#[derive(Clone, Debug)]
+pub struct NetOptions {
+    /// Name in the configuration.
+    pub name: String,
+    /// Queue pairs, 1 to 128.
+    pub queue_pairs: usize,
+    /// MAC address.
+    pub mac: MacAddress,
+    /// MTU the guest is told, 68 or more; none: it is not told.
+    pub mtu: Option<u16>,
+    /// Speed the guest is told, in Mbit/s, full duplex; none: it is not told.
+    pub speed: Option<u32>,
+}
+
+/// What a turn of a network queue did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Turn {
+    /// Frames taken from the guest or the port.
+    pub(crate) packets: usize,
+    /// Chains returned.
+    pub(crate) used: usize,
+    /// Guest memory was cut away.
+    pub(crate) memory_lost: bool,
+}
+
+/// What the control thread knows of one virtqueue.
+#[derive(Clone, Debug, Default)]
+struct Vq {
+    /// It has been started and not stopped.
+    is_started: bool,
+    /// As the front-end says.
+    is_enabled: bool,
+    route: Weak<Route>,
+    coalescing: Coalescing,
+}
+
+/// What is set, by the guest and by the operator.
+#[derive(Debug)]
+struct State {
+    features: u64,
+    link_up: bool,
+    announces: bool,
+    mac: MacAddress,
+    /// What the guest will be told, and what the guest that runs was told.
+    mtu: Option<u16>,
+    mtu_told: Option<u16>,
+    filter: Option<Filter>,
+    given: Offloads,
+    /// The ring of our control queue runs.
+    has_control: bool,
+    /// As `VQ_PAIRS_SET` said; counts while our control queue runs.
+    pairs_in_use: usize,
+    coalescing_tx: Coalescing,
+    coalescing_rx: Coalescing,
+    vqs: Vec<Vq>,
+}
+
+/// A network device.
+#[derive(Debug)]
+pub struct NetDevice(Arc<Inner>);
+
+/// Shared with the task of the control queue.
+#[derive(Debug)]
+struct Inner {
+    options: NetOptions,
+    port: Arc<dyn Port>,
+    pool: Arc<Pool>,
+    state: Mutex<State>,
+    /// Which pairs the host may use; held while that changes, so that changes do not cross.
+    attached: tokio::sync::Mutex<Vec<bool>>,
+    stats: Vec<Arc<QueueStats>>,
+    changes: watch::Sender<u64>,
+}
+
+impl NetDevice {
+    /// A device on `port`, whose queues run in `pool`.
+    #[must_use]
+    pub fn new(options: NetOptions, port: Arc<dyn Port>, pool: Arc<Pool>) -> Self {
+        let vq_count = options.queue_pairs * 2 + 1;
+        let state = State {
+            features: 0,
+            link_up: true,
+            announces: false,
+            mac: options.mac,
+            mtu: options.mtu,
+            mtu_told: options.mtu,
+            filter: None,
+            given: Offloads::default(),
+            has_control: false,
+            pairs_in_use: 1,
+            coalescing_tx: Coalescing::default(),
+            coalescing_rx: Coalescing::default(),
+            vqs: vec![Vq::default(); vq_count],
+        };
+        let stats = (0..vq_count).map(|_| Arc::new(QueueStats::new(Class::Net))).collect();
+        Self(Arc::new(Inner {
+            state: Mutex::new(state),
+            attached: tokio::sync::Mutex::new(vec![false; options.queue_pairs]),
+            options,
+            port,
+            pool,
+            stats,
+            changes: watch::Sender::new(0),
+        }))
+    }
+
+    /// The port behind the device.
+    #[must_use]
+    pub fn port(&self) -> &Arc<dyn Port> {
+        &self.0.port
+    }
+
+    /// The MAC address as it is now: the driver may have changed it.
+    #[must_use]
+    pub fn mac(&self) -> MacAddress {
+        self.0.state().mac
+    }
+
+    /// The MTU the guest is told when it starts its device.
+    #[must_use]
+    pub fn mtu(&self) -> Option<u16> {
+        self.0.state().mtu
+    }
+
+    /// True if the guest's link is up.
+    #[must_use]
+    pub fn is_link_up(&self) -> bool {
+        self.0.state().link_up
+    }
+
+    /// Queue pairs the device has.
+    #[must_use]
+    pub fn queue_pairs(&self) -> usize {
+        self.0.options.queue_pairs
+    }
+
+    /// Queue pairs the host may use now.
+    pub async fn attached_pairs(&self) -> usize {
+        self.0.attached.lock().await.iter().filter(|a| **a).count()
+    }
+
+    /// Pulls the guest's cable, or plugs it in. While it is out, nothing passes.
+    pub async fn set_link(&self, up: bool) {
+        let changed = std::mem::replace(&mut self.0.state().link_up, up) != up;
+        if changed {
+            self.0.changes.send_modify(|n| *n += 1);
+            self.0.push_rules().await;
+            let port = self.0.port.clone();
+            let _ = tokio::task::spawn_blocking(move || port.set_link(up)).await;
+        }
+    }
+
+    /// Sets the host's MTU, and what the guest is told when it starts its device the next time: a
+    /// driver that runs keeps what it was told (§5.1.4.2).
+    ///
+    /// # Errors
+    /// `EINVAL` below 68, else the host's.
+    pub async fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
+        if !is_mtu(mtu) {
+            return Err(Errno::INVAL);
+        }
+        let port = self.0.port.clone();
+        let set = tokio::task::spawn_blocking(move || port.set_mtu(mtu)).await;
+        match set.unwrap_or(Err(Errno::INTR)) {
+            Ok(()) | Err(Errno::OPNOTSUPP) => {}
+            Err(errno) => return Err(errno),
+        }
+        {
+            let mut state = self.0.state();
+            state.mtu = Some(mtu);
+            if state.features == 0 {
+                state.mtu_told = Some(mtu);
+            }
+        }
+        self.0.changes.send_modify(|n| *n += 1);
+        self.0.push_rules().await;
+        Ok(())
+    }
+
+    /// Asks the guest to announce itself (§5.1.6.5.4). False if its driver cannot.
+    #[must_use]
+    pub fn announce(&self) -> bool {
+        use manyring_wire::net::VIRTIO_NET_F_GUEST_ANNOUNCE;
+        let mut state = self.0.state();
+        let can = state.has_control && state.features & VIRTIO_NET_F_GUEST_ANNOUNCE != 0;
+        if can {
+            state.announces = true;
+            self.0.changes.send_modify(|n| *n += 1);
+        }
+        can
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What running queues go by now.
+    fn rules(&self) -> Rules {
+        let state = self.state();
+        let has_mtu = state.features & VIRTIO_NET_F_MTU != 0;
+        let mtu = state.mtu_told.filter(|_| has_mtu).map(usize::from);
+        let expected = self.port.mtu().map(usize::from).or(mtu);
+        let room_size = match expected {
+            Some(mtu) if !state.given.has_gso() => mtu + ETHERNET_SIZE,
+            _ => FRAME_SIZE_MAX,
+        };
+        Rules {
+            link_up: state.link_up,
+            given: state.given,
+            frame_size_max: mtu.map_or(FRAME_SIZE_MAX, |mtu| mtu + ETHERNET_SIZE),
+            room_size: room_size.min(FRAME_SIZE_MAX),
+            filter: state.filter.clone().filter(|f| !f.passes_all()),
+        }
+    }
+
+    /// What the driver has set goes; what the operator has set stays.
+    fn reset(&self, state: &mut State, features: u64) {
+        state.features = features;
+        state.announces = false;
+        state.mac = self.options.mac;
+        state.mtu_told = state.mtu;
+        state.filter = None;
+        state.pairs_in_use = 1;
+        (state.coalescing_tx, state.coalescing_rx) = Default::default();
+        state.vqs.iter_mut().for_each(|vq| vq.coalescing = Coalescing::default());
+        state.given = Offloads::of_guest(features);
+    }
+
+    async fn set_features(&self, features: u64) {
+        {
+            let mut state = self.state();
+            // QEMU says it for each pair.
+            if state.features == features {
+                return;
+            }
+            self.reset(&mut state, features);
+        }
+        self.apply_offloads().await;
+        self.push_rules().await;
+    }
+
+    /// Tells the port what the guest takes.
+    async fn apply_offloads(&self) -> bool {
+        let (port, given) = (self.port.clone(), self.state().given);
+        let set = tokio::task::spawn_blocking(move || port.set_offloads(given)).await;
+        match set.unwrap_or(Err(Errno::INTR)) {
+            Ok(()) => true,
+            Err(errno) => {
+                let device = &self.options.name;
+                tracing::warn!(device, %errno, ?given, "the port cannot switch its offloads");
+                false
+            }
+        }
+    }
+
+    /// The control queue begins: nothing has been set yet.
+    fn begin_control(&self) {
+        let mut state = self.state();
+        let features = state.features;
+        self.reset(&mut state, features);
+        let filters_vlans = features & VIRTIO_NET_F_CTRL_VLAN != 0;
+        state.filter = Some(Filter::new(state.mac, filters_vlans));
+        state.has_control = true;
+    }
+
+    /// Index of our control queue, if the driver wants one.
+    fn control_index(&self, features: u64) -> Option<usize> {
+        let has = features & VIRTIO_NET_F_CTRL_VQ != 0;
+        has.then(|| controlq(features, self.options.queue_pairs))
+    }
+}
+
+impl Device for NetDevice {
+    fn name(&self) -> &str {
+        &self.0.options.name
+    }
+
+    fn virtio_id(&self) -> u32 {
+        VIRTIO_ID_NET
+    }
+
+    fn features(&self) -> u64 {
+        let mtu = self.0.state().mtu;
+        config::features(&self.0.options, &*self.0.port, mtu)
+    }
+
+    fn queue_count(&self) -> usize {
+        self.0.stats.len()
+    }
+
+    fn queue_size_max(&self) -> u16 {
+        QUEUE_SIZE_MAX
+    }
+
+    fn read_config(&self, offset: u32, bytes: &mut [u8]) {
+        let config = config::config(&self.0.options, &self.0.state());
+        config::read(&config, offset, bytes);
+    }
+
+    fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError> {
+        Err(ConfigError { offset, len: bytes.len() })
+    }
+
+    fn set_features(&self, features: u64) -> Later<'_, ()> {
+        Box::pin(self.0.set_features(features))
+    }
+
+    fn config_changes(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+
+    fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
+        Box::pin(async move {
+            let (index, features) = (activation.index, activation.features);
+            if self.0.control_index(features) == Some(index) {
+                return Ok(ctrl::start(&self.0, activation).await);
+            }
+            self.0.start_queue(activation).await
+        })
+    }
+
+    fn set_enabled<'a>(
+        &'a self,
+        index: usize,
+        queue: &'a QueueHandle,
+        enabled: bool,
+    ) -> Later<'a, ()> {
+        Box::pin(async move {
+            if queue.route().is_none() {
+                return queue.set_enabled(enabled).await;
+            }
+            self.0.set_enabled(index, enabled).await;
+        })
+    }
+
+    fn stop(&self, index: usize, queue: QueueHandle) -> Later<'_, Result<u16, StopError>> {
+        Box::pin(async move {
+            let is_control = queue.route().is_none();
+            let base = queue.stop().await;
+            self.0.stopped(index, is_control).await;
+            base
+        })
+    }
+
+    fn send_rarp(&self, mac: MacAddress) -> Later<'_, bool> {
+        Box::pin(self.0.send_rarp(mac))
+    }
+
+    fn set_front_end_mtu(&self, mtu: u64) -> bool {
+        let Some(mtu) = u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) else { return false };
+        let mut state = self.0.state();
+        state.mtu_told = Some(mtu);
+        true
+    }
+
+    fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
+        self.0.stats.get(index).cloned()
+    }
+}

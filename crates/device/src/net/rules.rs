@@ -1,0 +1,184 @@
+//! What a running queue goes by: the link, what the guest takes, and its receive filter.
+
+use manyring_wire::net::{FilterTable, MacAddress, Offloads, RxMode, VLAN_COUNT};
+
+/// What a queue passes on. An immutable snapshot: the control thread makes a new one.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    /// The guest's link is up; else everything is dropped.
+    pub(crate) link_up: bool,
+    /// What the guest takes unfinished.
+    pub(crate) given: Offloads,
+    /// Longest finished frame, with a VLAN tag: longer ones are not for the guest.
+    pub(crate) frame_size_max: usize,
+    /// Longest frame to expect: receive buffers for it are posted before it is read.
+    pub(crate) room_size: usize,
+    /// What the guest wants to receive; none: everything.
+    pub(crate) filter: Option<Filter>,
+}
+
+/// Bytes that a filter looks at: addresses, type, and a VLAN tag with the type behind it.
+pub(crate) const FILTER_SIZE: usize = 18;
+
+/// What a guest wants to receive (virtio 1.3 §5.1.6.5.1 to 5.1.6.5.3).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Filter {
+    mac: MacAddress,
+    promisc: bool,
+    all_multi: bool,
+    all_uni: bool,
+    no_multi: bool,
+    no_uni: bool,
+    no_bcast: bool,
+    table: FilterTable,
+    /// One bit for each VLAN id, if the driver filters them.
+    vlans: Option<Box<[u64; VLAN_COUNT as usize / 64]>>,
+}
+
+/// More addresses than this are not searched one by one: everything of their kind is received.
+const TABLE_MAX: usize = 64;
+const BROADCAST: MacAddress = [0xff; 6];
+const VLAN_TYPE: [u8; 2] = [0x81, 0x00];
+
+impl Filter {
+    /// Everything passes until the driver asks for less; VLANs that it has not asked for pass only
+    /// in promiscuous mode, if it `filters_vlans`.
+    pub(crate) fn new(mac: MacAddress, filters_vlans: bool) -> Self {
+        Self {
+            mac,
+            promisc: true,
+            all_multi: false,
+            all_uni: false,
+            no_multi: false,
+            no_uni: false,
+            no_bcast: false,
+            table: FilterTable::default(),
+            vlans: filters_vlans.then(|| Box::new([0; VLAN_COUNT as usize / 64])),
+        }
+    }
+
+    pub(crate) fn set_mode(&mut self, mode: RxMode, on: bool) {
+        *match mode {
+            RxMode::Promisc => &mut self.promisc,
+            RxMode::AllMulti => &mut self.all_multi,
+            RxMode::AllUni => &mut self.all_uni,
+            RxMode::NoMulti => &mut self.no_multi,
+            RxMode::NoUni => &mut self.no_uni,
+            RxMode::NoBcast => &mut self.no_bcast,
+        } = on;
+    }
+
+    pub(crate) fn set_mac(&mut self, mac: MacAddress) {
+        self.mac = mac;
+    }
+
+    pub(crate) fn set_table(&mut self, table: FilterTable) {
+        self.table = table;
+    }
+
+    pub(crate) fn set_vlan(&mut self, id: u16, on: bool) {
+        if let Some(vlans) = &mut self.vlans {
+            let bit = 1 << (id % 64);
+            if let Some(word) = vlans.get_mut(usize::from(id / 64)) {
+                *word = if on { *word | bit } else { *word & !bit };
+            }
+        }
+    }
+
+    /// True if nothing needs to be looked at.
+    pub(crate) fn passes_all(&self) -> bool {
+        self.promisc
+    }
+
+    /// True if the guest wants the frame that starts with `bytes`.
+    pub(crate) fn passes(&self, bytes: &[u8]) -> bool {
+        if self.promisc {
+            return true;
+        }
+        let Some((mac, rest)) = bytes.split_first_chunk::<6>() else { return false };
+        self.passes_vlan(rest) && self.passes_mac(*mac)
+    }
+
+    fn passes_vlan(&self, behind_mac: &[u8]) -> bool {
+        let (Some(vlans), Some(tag)) = (&self.vlans, behind_mac.get(6..10)) else { return true };
+        if tag[..2] != VLAN_TYPE {
+            return true;
+        }
+        let id = u16::from_be_bytes([tag[2], tag[3]]) & (VLAN_COUNT - 1);
+        vlans.get(usize::from(id / 64)).is_some_and(|word| word >> (id % 64) & 1 == 1)
+    }
+
+    fn passes_mac(&self, mac: MacAddress) -> bool {
+        let is_listed = |list: &[MacAddress]| list.len() > TABLE_MAX || list.contains(&mac);
+        if mac == BROADCAST {
+            !self.no_bcast
+        } else if mac[0] & 1 == 1 {
+            !self.no_multi && (self.all_multi || is_listed(&self.table.multicast))
+        } else {
+            !self.no_uni && (self.all_uni || mac == self.mac || is_listed(&self.table.unicast))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: MacAddress = [2, 0, 0, 0, 0, 1];
+    const OTHER: MacAddress = [2, 0, 0, 0, 0, 2];
+    const GROUP: MacAddress = [0x33, 0x33, 0, 0, 0, 1];
+
+    fn frame(to: MacAddress, vlan: Option<u16>) -> Vec<u8> {
+        let mut bytes = [&to[..], &OTHER].concat();
+        if let Some(id) = vlan {
+            bytes.extend([0x81, 0]);
+            bytes.extend((id | 0x2000).to_be_bytes());
+        }
+        bytes.extend([8, 0, 1, 2, 3, 4]);
+        bytes
+    }
+
+    #[test]
+    fn everything_passes_until_the_driver_asks_for_less() {
+        let filter = Filter::new(OWN, true);
+        assert!(filter.passes(&frame(OTHER, Some(5))) && filter.passes_all());
+    }
+
+    #[test]
+    fn addresses_are_told_apart() {
+        let mut filter = Filter::new(OWN, false);
+        filter.set_mode(RxMode::Promisc, false);
+        let passes = |f: &Filter| [OWN, OTHER, GROUP, BROADCAST].map(|m| f.passes(&frame(m, None)));
+        assert_eq!(passes(&filter), [true, false, false, true]);
+        filter.set_table(FilterTable { unicast: vec![OTHER], multicast: vec![GROUP] });
+        assert_eq!(passes(&filter), [true, true, true, true]);
+        filter.set_mode(RxMode::NoUni, true);
+        filter.set_mode(RxMode::NoMulti, true);
+        filter.set_mode(RxMode::NoBcast, true);
+        assert_eq!(passes(&filter), [false; 4]);
+        let mut filter = Filter::new(OWN, false);
+        filter.set_mode(RxMode::Promisc, false);
+        filter.set_mode(RxMode::AllMulti, true);
+        assert_eq!(passes(&filter), [true, false, true, true]);
+        filter.set_mode(RxMode::AllUni, true);
+        filter.set_mac(OTHER);
+        assert_eq!(passes(&filter), [true; 4]);
+        assert!(!filter.passes(&[1, 2, 3]), "too short for an address");
+    }
+
+    #[test]
+    fn vlans_pass_if_they_were_asked_for() {
+        let mut filter = Filter::new(OWN, true);
+        filter.set_mode(RxMode::Promisc, false);
+        let passes = |f: &Filter| [None, Some(5), Some(4095)].map(|v| f.passes(&frame(OWN, v)));
+        assert_eq!(passes(&filter), [true, false, false]);
+        filter.set_vlan(5, true);
+        filter.set_vlan(4095, true);
+        assert_eq!(passes(&filter), [true, true, true]);
+        filter.set_vlan(5, false);
+        assert_eq!(passes(&filter), [true, false, true]);
+        let mut all = Filter::new(OWN, false);
+        all.set_mode(RxMode::Promisc, false);
+        assert_eq!(passes(&all), [true; 3], "a driver that does not filter gets all");
+    }
+}

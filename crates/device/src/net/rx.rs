@@ -1,0 +1,403 @@
+//! receiveq: `PortRx::recv` -> chains (virtio 1.3 §5.1.6.3, §5.1.6.4).
+//!
+//! Buffers are popped ahead and kept until frames fill them. A frame is read straight into the next
+//! of them; behind them lies a spill of our own, so that a frame that is longer than what was
+//! offered is seen, and copied into further buffers. While frames are short few buffers are
+//! offered, since each costs the system call a little.
+
+use super::rules::FILTER_SIZE;
+use super::{Rules, Turn};
+use crate::stats::QueueStats;
+use manyring_backend::net::{PortRx, Readiness};
+use manyring_memory::{
+    GuestSlice, Mapping, MemoryError, copy_from_slices, copy_to_slices, total_len,
+};
+use manyring_queue::{BATCH_CHAINS, Batch, Chain, DeviceQueue, QueueError};
+use manyring_wire::net::{
+    FRAME_SIZE_MAX, HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6,
+    HDR_GSO_UDP_L4, HEADER_SIZE, NUM_BUFFERS_OFFSET, Offloads,
+};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Header and frame at most.
+const SIZE_MAX: usize = HEADER_SIZE + FRAME_SIZE_MAX;
+/// Frames of one turn at most, and bytes.
+const TURN_FRAMES: usize = 64;
+const TURN_BYTES: usize = 512 << 10;
+/// Frames after which the driver may see what is there.
+const PUBLISH_FRAMES: usize = 16;
+/// Pieces of one receive buffer at most: they must fit one system call with the spill.
+const PIECES_MAX: usize = 512;
+/// Pieces offered at once at most.
+const OFFER_PIECES: usize = 1000;
+/// What is offered while frames are short, and how many short frames in a row show that.
+const OFFER_SMALL: usize = 4096;
+const SMALL_FRAME: usize = 2048;
+const SMALL_ROW: u32 = 32;
+/// An Ethernet header.
+const ETHERNET_SIZE: usize = 14;
+
+/// A receive buffer of the guest that waits for a frame.
+#[derive(Debug)]
+struct Posted {
+    chain: Chain,
+    pieces: usize,
+    size: usize,
+}
+
+/// A receiveq, as its worker runs it.
+#[derive(Debug)]
+pub(crate) struct NetRx {
+    port: Box<dyn PortRx>,
+    rules: Arc<Rules>,
+    /// A frame may fill several buffers.
+    is_mergeable: bool,
+    batch: Batch,
+    posted: VecDeque<Posted>,
+    /// Pieces of all posted buffers, in order.
+    pieces: VecDeque<GuestSlice>,
+    posted_size: usize,
+    /// What the next frame is read into, while nothing about it changes.
+    offer: Vec<GuestSlice>,
+    offered: Offered,
+    spill: Mapping,
+    short_row: u32,
+    /// The port is down, detached or gone.
+    broken: bool,
+    /// The guest has as many buffers in the ring as it can have; what there is has to do.
+    ring_size: usize,
+}
+
+/// How far the offer reaches: buffers, their bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Offered {
+    buffers: usize,
+    size: usize,
+}
+
+/// What becomes of a frame.
+enum Fate {
+    Deliver,
+    Filtered,
+    Offload,
+    LinkDown,
+}
+
+impl NetRx {
+    pub(super) fn new(
+        port: Box<dyn PortRx>,
+        rules: Arc<Rules>,
+        is_mergeable: bool,
+        ring_size: u16,
+    ) -> Result<Self, MemoryError> {
+        Ok(Self {
+            port,
+            rules,
+            is_mergeable,
+            batch: Batch::new(),
+            posted: VecDeque::new(),
+            pieces: VecDeque::new(),
+            posted_size: 0,
+            offer: Vec::new(),
+            offered: Offered::default(),
+            spill: Mapping::anonymous(SIZE_MAX as u64)?,
+            short_row: 0,
+            broken: false,
+            ring_size: usize::from(ring_size),
+        })
+    }
+
+    pub(crate) fn set_rules(&mut self, rules: Arc<Rules>) {
+        self.rules = rules;
+    }
+
+    pub(crate) fn readiness(&self) -> Readiness<'_> {
+        self.port.readiness()
+    }
+
+    /// The port has nothing to wait for: it is down, detached or gone.
+    pub(crate) fn on_broken(&mut self) {
+        self.broken = true;
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// The port may be there again.
+    pub(crate) fn revive(&mut self) {
+        self.broken = false;
+    }
+
+    /// Bytes that must be posted before a frame is read.
+    fn room_needed(&self) -> usize {
+        HEADER_SIZE + self.rules.room_size
+    }
+
+    /// True if a frame may be read: it will fit, or nothing better can come. Without mergeable
+    /// buffers one is enough; a ring of few small ones is used when half of it is there.
+    pub(crate) fn has_room(&self) -> bool {
+        match self.posted.len() {
+            0 => false,
+            _ if !self.is_mergeable => true,
+            count => self.posted_size >= self.room_needed() || count >= self.ring_size / 2,
+        }
+    }
+
+    /// Receives what there is, within a budget.
+    #[inline]
+    pub(crate) fn turn(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) -> Turn {
+        let mut turn = Turn::default();
+        if queue.fault().is_some() || self.broken {
+            return turn;
+        }
+        let (mut bytes, mut unpublished) = (0, 0);
+        while turn.packets < TURN_FRAMES && bytes < TURN_BYTES {
+            if !self.post(queue) {
+                stats.out_of_buffers.add(u64::from(queue.fault().is_none()));
+                break;
+            }
+            self.make_offer();
+            let size = match self.port.recv(&self.offer) {
+                Ok(size) => size.min(SIZE_MAX),
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(errno) => {
+                    turn.memory_lost = errno == Errno::FAULT && queue.memory().is_broken();
+                    self.broken = !turn.memory_lost && errno != Errno::FAULT;
+                    break;
+                }
+            };
+            turn.packets += 1;
+            bytes += size;
+            let used = self.take_frame(queue, stats, size);
+            turn.used += used;
+            unpublished += usize::from(used > 0);
+            if unpublished >= PUBLISH_FRAMES {
+                queue.publish();
+                unpublished = 0;
+            }
+        }
+        turn
+    }
+
+    /// Pops buffers until there is room for a frame, or no more. False: too few.
+    #[inline]
+    fn post(&mut self, queue: &mut DeviceQueue) -> bool {
+        while !self.has_room() {
+            let popped = queue.pop_batch(&mut self.batch, BATCH_CHAINS);
+            for index in 0..popped {
+                self.post_one(queue, index);
+            }
+            if popped == 0 || queue.fault().is_some() {
+                break;
+            }
+        }
+        queue.fault().is_none() && self.has_room()
+    }
+
+    fn post_one(&mut self, queue: &mut DeviceQueue, index: usize) {
+        let Some((chain, _, writable)) = self.batch.take(index) else { return };
+        let size = total_len(writable);
+        let wrong = if size < HEADER_SIZE as u64 {
+            Some("receive buffer shorter than a header of 12 bytes")
+        } else if writable.len() > PIECES_MAX {
+            Some("receive buffer in more than 512 pieces")
+        } else {
+            None
+        };
+        if let Some(wrong) = wrong {
+            queue.latch_fault(QueueError::Request(wrong));
+        }
+        // Behind a fault nothing is filled any more; it is put back when the queue ends.
+        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        self.pieces.extend(writable);
+        self.posted_size = self.posted_size.saturating_add(size);
+        self.posted.push_back(Posted { chain, pieces: writable.len(), size });
+    }
+
+    /// Lays out what the next frame is read into: buffers for it, then the spill.
+    #[inline]
+    fn make_offer(&mut self) {
+        if self.offered.buffers > 0 {
+            return;
+        }
+        let wanted = match self.is_mergeable {
+            true if self.short_row >= SMALL_ROW => OFFER_SMALL.min(self.room_needed()),
+            true => self.room_needed(),
+            false => 0,
+        };
+        self.offer.clear();
+        let (mut offered, mut pieces) = (Offered::default(), 0);
+        for posted in &self.posted {
+            if (offered.buffers > 0 && offered.size >= wanted)
+                || pieces + posted.pieces > OFFER_PIECES
+                || (offered.buffers == 1 && !self.is_mergeable)
+            {
+                break;
+            }
+            offered.buffers += 1;
+            offered.size += posted.size;
+            pieces += posted.pieces;
+        }
+        let (front, back) = self.pieces.as_slices();
+        let from_front = pieces.min(front.len());
+        self.offer.extend_from_slice(&front[..from_front]);
+        self.offer.extend_from_slice(&back[..pieces - from_front]);
+        self.offer.extend(self.spill.slice(0, SIZE_MAX));
+        self.offered = offered;
+    }
+
+    /// Gives the driver a frame of `size` bytes with its header, or drops it. Returns how many
+    /// buffers went back.
+    fn take_frame(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, size: usize) -> usize {
+        self.short_row = if size <= SMALL_FRAME { self.short_row.saturating_add(1) } else { 0 };
+        let mut head = [0; HEADER_SIZE + FILTER_SIZE];
+        let seen = copy_from_slices(&self.offer, &mut head).min(size);
+        let (header, frame) = head[..seen].split_at(HEADER_SIZE.min(seen));
+        if frame.len() < ETHERNET_SIZE {
+            stats.dropped_short.add(1);
+            return 0;
+        }
+        let cause = match fate(&self.rules, header, frame, size - HEADER_SIZE) {
+            Fate::Deliver => None,
+            Fate::Filtered => Some(&stats.dropped_filtered),
+            Fate::Offload => Some(&stats.dropped_offload),
+            Fate::LinkDown => Some(&stats.dropped_link_down),
+        };
+        if let Some(cause) = cause {
+            cause.add(1);
+            return 0;
+        }
+        let spilled = size.saturating_sub(self.offered.size);
+        if spilled > 0 && !self.unspill(queue, spilled) {
+            stats.dropped_no_room.add(1);
+            return 0;
+        }
+        let is_gso = header[1] != HDR_GSO_NONE;
+        if !self.rules.given.csum && header[0] != 0 {
+            copy_to_slices(&self.offer, &[0]);
+        }
+        let used = self.push_frame(queue, size);
+        stats.packets.add(1);
+        stats.bytes_passed.add((size - HEADER_SIZE) as u64);
+        if is_gso {
+            stats.gso_packets.add(1);
+        }
+        used
+    }
+
+    /// Copies what went past the offered buffers into further ones. False: there are none.
+    fn unspill(&mut self, queue: &mut DeviceQueue, spilled: usize) -> bool {
+        if !self.is_mergeable {
+            return false;
+        }
+        while self.posted_size - self.offered.size < spilled {
+            let popped = queue.pop_batch(&mut self.batch, BATCH_CHAINS);
+            for index in 0..popped {
+                self.post_one(queue, index);
+            }
+            if popped == 0 || queue.fault().is_some() {
+                return false;
+            }
+        }
+        let skip: usize = self.posted.iter().take(self.offered.buffers).map(|p| p.pieces).sum();
+        let pieces = self.pieces.make_contiguous();
+        let Some(source) = self.spill.slice(0, spilled) else { return false };
+        let mut rest = source;
+        for target in &pieces[skip..] {
+            let copied = target.copy_from(&rest);
+            rest = rest.split_at(copied).1;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        self.offered.buffers = 0;
+        true
+    }
+
+    /// Returns the buffers that hold the frame, all of them before any can be seen.
+    fn push_frame(&mut self, queue: &mut DeviceQueue, size: usize) -> usize {
+        let (mut left, mut count) = (size, 0);
+        for posted in &self.posted {
+            count += 1;
+            left = left.saturating_sub(posted.size);
+            if left == 0 {
+                break;
+            }
+        }
+        self.write_num_buffers(u16::try_from(count).unwrap_or(u16::MAX));
+        let mut left = size;
+        for posted in self.posted.drain(..count) {
+            let filled = left.min(posted.size);
+            left -= filled;
+            self.pieces.drain(..posted.pieces);
+            self.posted_size -= posted.size;
+            queue.push_used(posted.chain, u32::try_from(filled).unwrap_or(u32::MAX));
+        }
+        self.offered = Offered::default();
+        count
+    }
+
+    fn write_num_buffers(&self, count: u16) {
+        let bytes = count.to_le_bytes();
+        let mut skip = NUM_BUFFERS_OFFSET;
+        let mut written = 0;
+        for piece in &self.pieces {
+            if skip >= piece.len() {
+                skip -= piece.len();
+                continue;
+            }
+            written += piece.split_at(skip).1.write_from(&bytes[written..]);
+            skip = 0;
+            if written == bytes.len() {
+                break;
+            }
+        }
+    }
+
+    /// Puts every buffer back into the ring, the newest first.
+    pub(crate) fn let_go(&mut self, queue: &mut DeviceQueue) {
+        while let Some(posted) = self.posted.pop_back() {
+            queue.unpop(posted.chain);
+        }
+        self.pieces.clear();
+        self.posted_size = 0;
+        self.offered = Offered::default();
+    }
+}
+
+/// Whether the guest gets a frame of `len` bytes. What it does not take unfinished comes only from
+/// before it said so.
+#[inline]
+fn fate(rules: &Rules, header: &[u8], frame: &[u8], len: usize) -> Fate {
+    let (flags, gso_type) = (header[0], header[1]);
+    if !rules.link_up {
+        return Fate::LinkDown;
+    }
+    if flags & HDR_F_NEEDS_CSUM != 0 && !rules.given.csum {
+        return Fate::Offload;
+    }
+    if gso_type == HDR_GSO_NONE {
+        if len > rules.frame_size_max {
+            return Fate::Filtered;
+        }
+    } else if !takes(rules.given, gso_type) {
+        return Fate::Offload;
+    }
+    match &rules.filter {
+        Some(filter) if !filter.passes(frame) => Fate::Filtered,
+        _ => Fate::Deliver,
+    }
+}
+
+fn takes(given: Offloads, gso_type: u8) -> bool {
+    let kind = match gso_type & !HDR_GSO_ECN {
+        HDR_GSO_TCPV4 => given.tso4,
+        HDR_GSO_TCPV6 => given.tso6,
+        HDR_GSO_UDP_L4 => given.uso4 || given.uso6,
+        _ => false,
+    };
+    kind && (gso_type & HDR_GSO_ECN == 0 || given.ecn)
+}

@@ -1,0 +1,271 @@
+//! transmitq: chain -> frame -> `PortTx::send` (virtio 1.3 §5.1.6.2).
+
+use super::{Rules, Turn};
+use crate::stats::QueueStats;
+use manyring_backend::net::{Frames, PortTx, Readiness, Stop};
+use manyring_memory::{GuestSlice, MemoryError, copy_from_slices};
+use manyring_queue::{BATCH_CHAINS, Batch, Chain, DeviceQueue};
+use manyring_wire::net::{FRAME_SIZE_MAX, HDR_GSO_NONE, HEADER_SIZE, Offloads, RawHeader};
+use std::sync::Arc;
+use zerocopy::FromBytes;
+
+/// Shortest frame: an Ethernet header.
+const FRAME_SIZE_MIN: usize = 14;
+/// How long to wait before another try when the host is out of memory.
+const NO_MEMORY_RETRY_NS: u64 = 1_000_000;
+/// Tries after which a frame is dropped that the host has no memory for.
+const NO_MEMORY_TRIES: u32 = 100;
+
+/// A transmitq, as its worker runs it.
+#[derive(Debug)]
+pub(crate) struct NetTx {
+    port: Box<dyn PortTx>,
+    rules: Arc<Rules>,
+    /// What the guest may send unfinished.
+    taken: Offloads,
+    batch: Batch,
+    /// The burst, its chains in the same order, and how many of both are done.
+    frames: Frames,
+    chains: Vec<Chain>,
+    done: usize,
+    stop: Option<Stop>,
+    retry_at_ns: u64,
+    tries: u32,
+    last: Tally,
+}
+
+/// What a burst adds to the counters.
+#[derive(Debug, Default)]
+struct Tally {
+    packets: u64,
+    bytes: u64,
+    gso: u64,
+}
+
+/// Why a chain is no frame.
+enum Wrong {
+    Short,
+    TooLong,
+    Header,
+}
+
+impl NetTx {
+    pub(super) fn new(
+        port: Box<dyn PortTx>,
+        rules: Arc<Rules>,
+        taken: Offloads,
+    ) -> Result<Self, MemoryError> {
+        Ok(Self {
+            port,
+            rules,
+            taken,
+            batch: Batch::new(),
+            frames: Frames::new()?,
+            chains: Vec::with_capacity(BATCH_CHAINS),
+            done: 0,
+            stop: None,
+            retry_at_ns: 0,
+            tries: 0,
+            last: Tally::default(),
+        })
+    }
+
+    pub(crate) fn set_rules(&mut self, rules: Arc<Rules>) {
+        self.rules = rules;
+    }
+
+    pub(crate) fn readiness(&self) -> Readiness<'_> {
+        self.port.readiness()
+    }
+
+    /// True while frames wait that the port did not take.
+    pub(crate) fn waits_for_port(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.stop == Some(Stop::Blocked)
+    }
+
+    pub(crate) fn retry_at_ns(&self) -> Option<u64> {
+        (self.stop == Some(Stop::NoMemory)).then_some(self.retry_at_ns)
+    }
+
+    /// The port may have room again.
+    pub(crate) fn on_port(&mut self) {
+        if self.is_blocked() {
+            self.retry_at_ns = 0;
+        }
+    }
+
+    /// Pops a batch and sends it, or goes on with the one that the port did not take.
+    #[inline]
+    pub(crate) fn turn(
+        &mut self,
+        queue: &mut DeviceQueue,
+        stats: &QueueStats,
+        is_enabled: bool,
+        now_ns: u64,
+    ) -> Turn {
+        let mut turn = Turn::default();
+        if self.stop.is_some() {
+            if now_ns < self.retry_at_ns {
+                return turn;
+            }
+        } else {
+            turn.packets = queue.pop_batch(&mut self.batch, BATCH_CHAINS);
+            if turn.packets == 0 {
+                return turn;
+            }
+            turn.used = self.take_batch(queue, stats, turn.packets, is_enabled);
+        }
+        self.send(queue, stats, now_ns, &mut turn);
+        turn
+    }
+
+    /// Makes frames of the batch. Chains that are none go back at once; returns how many.
+    fn take_batch(
+        &mut self,
+        queue: &mut DeviceQueue,
+        stats: &QueueStats,
+        popped: usize,
+        is_enabled: bool,
+    ) -> usize {
+        let drops = if !is_enabled {
+            Some(&stats.dropped_disabled)
+        } else if !self.rules.link_up {
+            Some(&stats.dropped_link_down)
+        } else {
+            None
+        };
+        let mut dropped = 0;
+        for index in 0..popped {
+            let Some((chain, readable, _)) = self.batch.take(index) else { continue };
+            let cause = match drops {
+                Some(cause) => cause,
+                None => match add_frame(&mut self.frames, &mut self.last, readable, self.taken) {
+                    Ok(()) => {
+                        self.chains.push(chain);
+                        continue;
+                    }
+                    Err(Wrong::Short) => &stats.dropped_short,
+                    Err(Wrong::TooLong) => &stats.dropped_too_long,
+                    Err(Wrong::Header) => &stats.dropped_bad_header,
+                },
+            };
+            cause.add(1);
+            queue.push_used(chain, 0);
+            dropped += 1;
+        }
+        dropped
+    }
+
+    fn send(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, now_ns: u64, turn: &mut Turn) {
+        let sent = self.port.send(&self.frames, self.done);
+        let taken = sent.taken.min(self.chains.len());
+        for chain in self.chains.drain(..taken) {
+            queue.push_used(chain, 0);
+        }
+        self.done += taken;
+        turn.used += taken;
+        turn.memory_lost = sent.faulted > 0;
+        let lost = (sent.refused + sent.down + sent.faulted) as u64;
+        if lost > 0 {
+            stats.dropped_refused.add(sent.refused as u64);
+            stats.dropped_port_down.add(sent.down as u64);
+            self.last.packets = self.last.packets.saturating_sub(lost);
+        }
+        self.stop = sent.stop;
+        match sent.stop {
+            None => return self.finish(stats),
+            Some(Stop::Blocked) => {
+                stats.blocked.add(1);
+                // Until the port reports.
+                self.retry_at_ns = u64::MAX;
+                if matches!(self.port.readiness(), Readiness::Always) {
+                    self.retry_at_ns = now_ns;
+                }
+            }
+            Some(Stop::NoMemory) => {
+                self.tries = if taken > 0 { 0 } else { self.tries + 1 };
+                self.retry_at_ns = now_ns + NO_MEMORY_RETRY_NS;
+            }
+        }
+        if self.tries >= NO_MEMORY_TRIES
+            && let Some(chain) = (!self.chains.is_empty()).then(|| self.chains.remove(0))
+        {
+            stats.dropped_no_memory.add(1);
+            queue.push_used(chain, 0);
+            self.last.packets = self.last.packets.saturating_sub(1);
+            (self.tries, self.done, turn.used) = (0, self.done + 1, turn.used + 1);
+        }
+        if self.chains.is_empty() {
+            self.stop = None;
+            self.finish(stats);
+        }
+    }
+
+    /// The burst is done: counts it.
+    #[inline]
+    fn finish(&mut self, stats: &QueueStats) {
+        let Tally { packets, bytes, gso } = std::mem::take(&mut self.last);
+        stats.packets.add(packets);
+        stats.bytes_passed.add(bytes);
+        if gso > 0 {
+            stats.gso_packets.add(gso);
+        }
+        self.frames.clear();
+        (self.done, self.tries, self.retry_at_ns) = (0, 0, 0);
+    }
+
+    /// Gives every chain back: what the port has not taken by now is dropped.
+    pub(crate) fn let_go(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) {
+        if self.chains.is_empty() {
+            return;
+        }
+        let sent = self.port.send(&self.frames, self.done);
+        let rest = self.chains.len().saturating_sub(sent.taken) as u64;
+        stats.dropped_port_full.add(rest);
+        self.last.packets = self.last.packets.saturating_sub(rest);
+        for chain in self.chains.drain(..) {
+            queue.push_used(chain, 0);
+        }
+        self.stop = None;
+        self.finish(stats);
+    }
+}
+
+/// Copies the header once, checks it, and adds the frame behind it to the burst.
+#[inline]
+fn add_frame(
+    frames: &mut Frames,
+    tally: &mut Tally,
+    readable: &[GuestSlice],
+    taken: Offloads,
+) -> Result<(), Wrong> {
+    let size: usize = readable.iter().map(GuestSlice::len).sum();
+    let len = size.checked_sub(HEADER_SIZE).ok_or(Wrong::Short)?;
+    if len < FRAME_SIZE_MIN {
+        return Err(Wrong::Short);
+    }
+    if len > FRAME_SIZE_MAX {
+        return Err(Wrong::TooLong);
+    }
+    let bytes = match readable.first().and_then(GuestSlice::read_array::<HEADER_SIZE>) {
+        Some(bytes) => bytes,
+        None => {
+            let mut bytes = [0; HEADER_SIZE];
+            copy_from_slices(readable, &mut bytes);
+            bytes
+        }
+    };
+    let header = RawHeader::read_from_bytes(&bytes).map_err(|_| Wrong::Header)?;
+    let header = header.checked(len, taken).map_err(|_| Wrong::Header)?;
+    if !frames.push(&header, readable, HEADER_SIZE, len) {
+        return Err(Wrong::TooLong);
+    }
+    tally.packets += 1;
+    tally.bytes += len as u64;
+    tally.gso += u64::from(header.gso_type != HDR_GSO_NONE);
+    Ok(())
+}
