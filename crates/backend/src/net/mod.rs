@@ -12,6 +12,7 @@
 //! worker. Frames are whole Ethernet frames behind a [`RawHeader`] of 12 bytes.
 
 pub mod null;
+pub mod tap;
 
 use manyring_memory::{GuestSlice, Mapping, MemoryError};
 use manyring_wire::net::{HEADER_SIZE, Offloads, RawHeader};

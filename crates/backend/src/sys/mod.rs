@@ -1,4 +1,6 @@
 //! The system calls the backends share: the only place here that may be unsafe.
 
 pub mod file;
+pub mod link;
+pub mod tuntap;
 pub mod uring;

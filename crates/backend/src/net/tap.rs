@@ -1,0 +1,432 @@
+//! `tap`: a host's interface, one file descriptor per queue pair.
+//!
+//! Joined or created by name, or handed in as file descriptors. What was created goes away with the
+//! port; what was joined stays, with no offload left on. A macvtap is served by the same code.
+
+mod error;
+mod queue;
+
+pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};
+
+use super::{Port, PortRx, PortTx};
+use crate::sys::link::{Change, Link, Links};
+use crate::sys::tuntap as sys;
+use manyring_wire::net::{HEADER_SIZE, MTU_MIN, Offloads};
+use queue::{TapRx, TapTx};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::OFlags;
+use rustix::io::{Errno, retry_on_intr};
+use std::io::IoSlice;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The node of all taps.
+const TUN_NODE: &str = "/dev/net/tun";
+/// What every queue of ours is.
+pub(super) const QUEUE_FLAGS: u16 = sys::IFF_TAP | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
+
+/// Where a tap comes from.
+#[derive(Debug)]
+pub enum TapSource {
+    /// An interface of this name: joined if it exists, created otherwise.
+    Name {
+        /// 1 to 15 bytes; the host counts up in the place of a `%d`.
+        name: String,
+        /// Do not create it.
+        must_exist: bool,
+    },
+    /// Its queues, opened by somebody else.
+    Fds(Vec<OwnedFd>),
+}
+
+/// Which tap, and what to set of it.
+#[derive(Debug)]
+pub struct TapOptions {
+    /// Where it comes from.
+    pub source: TapSource,
+    /// Queue pairs, 1 to 256.
+    pub queue_pairs: usize,
+    /// Bytes sent that the host has not passed on yet, at most; `None`: the host's choice.
+    pub sndbuf: Option<u32>,
+    /// Bytes; `None`: as it is.
+    pub mtu: Option<u16>,
+    /// The bridge to join; `None`: as it is.
+    pub bridge: Option<String>,
+    /// Set it up or down; `None`: as it is.
+    pub up: Option<bool>,
+}
+
+/// The queues as they were opened or handed in.
+pub(super) struct Opened {
+    pub(super) kind: &'static str,
+    pub(super) name: String,
+    pub(super) fds: Vec<OwnedFd>,
+    pub(super) is_multi_queue: bool,
+    /// Which queues the host used already: all of those that we opened.
+    pub(super) attached: Vec<bool>,
+    /// Others may have copies of these file descriptors.
+    pub(super) is_handed_in: bool,
+    pub(super) links: Links,
+    /// The interface, if it is in this network namespace.
+    pub(super) link: Option<Link>,
+}
+
+/// What to set of an interface, of any kind.
+#[derive(Default)]
+pub(super) struct Settings<'a> {
+    pub(super) sndbuf: Option<u32>,
+    pub(super) mtu: Option<u16>,
+    pub(super) bridge: Option<&'a str>,
+    pub(super) up: Option<bool>,
+}
+
+/// What changes while the port runs.
+#[derive(Debug)]
+struct State {
+    attached: Vec<bool>,
+    mtu: Option<u16>,
+}
+
+/// The port.
+#[derive(Debug)]
+pub struct TapPort {
+    kind: &'static str,
+    name: String,
+    queues: Vec<Arc<OwnedFd>>,
+    is_multi_queue: bool,
+    is_handed_in: bool,
+    offloads: Offloads,
+    links: Links,
+    /// The number of the interface, if it is in this network namespace.
+    index: Option<u32>,
+    state: Mutex<State>,
+}
+
+impl TapPort {
+    /// Opens a tap. Of several queues the host uses none yet: see [`Port::set_attached`].
+    ///
+    /// # Errors
+    /// [`TapError`], in words for an operator.
+    pub fn open(options: TapOptions) -> Result<Self, TapError> {
+        check_queue_pairs(options.queue_pairs)?;
+        let settings = Settings {
+            sndbuf: options.sndbuf,
+            mtu: options.mtu,
+            bridge: options.bridge.as_deref(),
+            up: options.up,
+        };
+        check_mtu(settings.mtu)?;
+        let opened = match options.source {
+            TapSource::Name { name, must_exist } => {
+                check_name(&name)?;
+                by_name(&name, must_exist, options.queue_pairs)?
+            }
+            TapSource::Fds(fds) => by_fds(fds, options.queue_pairs)?,
+        };
+        Self::assemble(opened, &settings)
+    }
+
+    /// The port of queues that are open.
+    pub(super) fn assemble(opened: Opened, settings: &Settings<'_>) -> Result<Self, TapError> {
+        let name = opened.name.as_str();
+        let system = |action, errno| TapError::system(name, action, errno);
+        for fd in &opened.fds {
+            sys::set_header(fd.as_fd(), HEADER_SIZE)
+                .map_err(|errno| system("set the size of the virtio-net header", errno))?;
+            if let Some(bytes) = settings.sndbuf {
+                sys::set_send_buffer(fd.as_fd(), bytes)
+                    .map_err(|errno| system("limit its send buffer", errno))?;
+            }
+        }
+        let offloads = probe_offloads(&opened.fds[0]).map_err(|e| system("set its offloads", e))?;
+        let mtu = apply(&opened, settings)?;
+        let port = Self {
+            kind: opened.kind,
+            queues: opened.fds.into_iter().map(Arc::new).collect(),
+            is_multi_queue: opened.is_multi_queue,
+            is_handed_in: opened.is_handed_in,
+            offloads,
+            index: opened.link.as_ref().map(|link| link.index),
+            links: opened.links,
+            state: Mutex::new(State { attached: opened.attached, mtu }),
+            name: opened.name,
+        };
+        port.detach_all()?;
+        Ok(port)
+    }
+
+    /// The interface's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Nobody serves the queues yet; the host must not choose them for its flows.
+    fn detach_all(&self) -> Result<(), TapError> {
+        for (index, queue) in self.queues.iter().enumerate() {
+            match self.set_attached(index, false) {
+                Err(Errno::INVAL) => return Err(TapError::FdTwice(queue.as_raw_fd())),
+                result => {
+                    result.map_err(|errno| TapError::system(&self.name, "detach a queue", errno))?
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn queue(&self, index: usize) -> Result<&Arc<OwnedFd>, Errno> {
+        self.queues.get(index).ok_or(Errno::INVAL)
+    }
+}
+
+impl Drop for TapPort {
+    fn drop(&mut self) {
+        // Both outlive the process where the tap does.
+        let _ = sys::set_offloads(self.queues[0].as_fd(), 0);
+        if self.is_handed_in {
+            for index in 0..self.queues.len() {
+                let _ = self.set_attached(index, true);
+            }
+        }
+    }
+}
+
+impl Port for TapPort {
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.queues.len()
+    }
+
+    fn taken(&self) -> Offloads {
+        self.offloads
+    }
+
+    fn given(&self) -> Offloads {
+        self.offloads
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        self.state().mtu
+    }
+
+    fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
+        Ok(Box::new(TapTx::new(self.queue(index)?.clone())))
+    }
+
+    fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
+        Ok(Box::new(TapRx::new(self.queue(index)?.clone())))
+    }
+
+    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
+        sys::set_offloads(self.queues[0].as_fd(), offload_bits(offloads))
+    }
+
+    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
+        let queue = self.queue(index)?;
+        let mut state = self.state();
+        if self.is_multi_queue && state.attached[index] != attached {
+            sys::set_attached(queue.as_fd(), attached)?;
+            state.attached[index] = attached;
+        }
+        Ok(())
+    }
+
+    fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
+        let index = self.index.ok_or(Errno::OPNOTSUPP)?;
+        self.links.set(index, &Change { mtu: Some(mtu.into()), ..Change::default() })?;
+        self.state().mtu = Some(mtu);
+        Ok(())
+    }
+
+    fn set_link(&self, up: bool) {
+        if let Err(errno) = sys::set_carrier(self.queues[0].as_fd(), up) {
+            tracing::debug!(name = self.name, %errno, "the host cannot be shown the link's state");
+        }
+    }
+
+    fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
+        let header = [0; HEADER_SIZE];
+        let slices = [IoSlice::new(&header), IoSlice::new(frame)];
+        // Frames can be sent by a queue that the host does not use.
+        retry_on_intr(|| rustix::io::writev(&self.queues[0], &slices)).map(drop)
+    }
+}
+
+/// `TUN_F_*` of what may be delivered unfinished. The kernel refuses sets that make no sense.
+fn offload_bits(offloads: Offloads) -> u32 {
+    let has_tso = offloads.tso4 || offloads.tso6;
+    let has_uso = offloads.uso4 && offloads.uso6;
+    let bits = [
+        (offloads.csum, libc::TUN_F_CSUM),
+        (offloads.tso4, libc::TUN_F_TSO4),
+        (offloads.tso6, libc::TUN_F_TSO6),
+        (offloads.ecn && has_tso, libc::TUN_F_TSO_ECN),
+        (has_uso, libc::TUN_F_USO4 | libc::TUN_F_USO6),
+    ];
+    let all = bits.iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, bit)| all | bit);
+    if offloads.csum { all } else { 0 }
+}
+
+/// What the kernel knows to cut; leaves nothing set.
+fn probe_offloads(fd: &OwnedFd) -> Result<Offloads, Errno> {
+    let all = Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
+    let has_uso = sys::set_offloads(fd.as_fd(), offload_bits(all)).is_ok();
+    sys::set_offloads(fd.as_fd(), 0)?;
+    Ok(Offloads { uso4: has_uso, uso6: has_uso, ..all })
+}
+
+pub(super) fn check_queue_pairs(queue_pairs: usize) -> Result<(), TapError> {
+    let is_right = (1..=TAP_QUEUE_PAIRS_MAX).contains(&queue_pairs);
+    if is_right { Ok(()) } else { Err(TapError::QueuePairs(queue_pairs)) }
+}
+
+pub(super) fn check_mtu(mtu: Option<u16>) -> Result<(), TapError> {
+    match mtu {
+        Some(mtu) if mtu < MTU_MIN => Err(TapError::Mtu(mtu)),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn check_name(name: &str) -> Result<(), TapError> {
+    let is_bad = |b: u8| b == b'/' || b == b':' || b == 0 || b.is_ascii_whitespace();
+    let is_name = (1..=sys::NAME_LEN_MAX).contains(&name.len()) && !name.bytes().any(is_bad);
+    if is_name && name != "." && name != ".." {
+        Ok(())
+    } else {
+        Err(TapError::Name(name.to_owned()))
+    }
+}
+
+pub(super) fn open_links(name: &str) -> Result<Links, TapError> {
+    Links::open().map_err(|errno| TapError::system(name, "ask for interfaces", errno))
+}
+
+pub(super) fn find(links: &Links, name: &str) -> Result<Option<Link>, TapError> {
+    links.find(name).map_err(|errno| TapError::system(name, "look at the interface", errno))
+}
+
+/// Joins or creates a tap.
+fn by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opened, TapError> {
+    let links = open_links(name)?;
+    let is_multi_queue = match find(&links, name)? {
+        None if must_exist => return Err(TapError::Missing(name.to_owned())),
+        None => queue_pairs > 1,
+        Some(link) => {
+            let tap = link.tap.ok_or_else(|| TapError::WrongKind(name.to_owned(), "tap"))?;
+            if queue_pairs > 1 && !tap.is_multi_queue {
+                return Err(TapError::SingleQueue { name: name.to_owned(), queue_pairs });
+            }
+            // A second user of a multi-queue tap would take a part of the flows from the first.
+            if tap.attached + tap.detached > 0 {
+                return Err(TapError::Busy(name.to_owned()));
+            }
+            tap.is_multi_queue
+        }
+    };
+    let flags = QUEUE_FLAGS | if is_multi_queue { sys::IFF_MULTI_QUEUE } else { 0 };
+    // The first may get another name than was asked for (`%d`); the others join it.
+    let mut name = name.to_owned();
+    let mut fds = Vec::with_capacity(queue_pairs);
+    for _ in 0..queue_pairs {
+        let fd = sys::open(Path::new(TUN_NODE))
+            .map_err(|errno| TapError::system(TUN_NODE, "open the node of all taps", errno))?;
+        name = sys::join(fd.as_fd(), &name, flags).map_err(|errno| join_error(&name, errno))?;
+        fds.push(fd);
+    }
+    let link = find(&links, &name)?;
+    let attached = vec![true; queue_pairs];
+    let kind = "tap";
+    let is_handed_in = false;
+    Ok(Opened { kind, name, fds, is_multi_queue, attached, is_handed_in, links, link })
+}
+
+pub(super) fn join_error(name: &str, errno: Errno) -> TapError {
+    match errno {
+        Errno::BUSY | Errno::TOOBIG => TapError::Busy(name.to_owned()),
+        errno => TapError::system(name, "create it or join it", errno),
+    }
+}
+
+/// Checks queues that were opened by somebody else.
+fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
+    if fds.len() != queue_pairs {
+        return Err(TapError::FdCount { given: fds.len(), queue_pairs });
+    }
+    let mut name = String::new();
+    let mut all_flags = 0;
+    let mut attached = Vec::with_capacity(queue_pairs);
+    for fd in &fds {
+        let number = fd.as_raw_fd();
+        let (own_name, flags) = sys::interface(fd.as_fd()).map_err(|_| TapError::FdKind(number))?;
+        if flags & sys::IFF_TAP == 0 {
+            return Err(TapError::FdTun(number));
+        }
+        if flags & sys::IFF_VNET_HDR == 0 {
+            return Err(TapError::FdHeader(number));
+        }
+        if flags & sys::IFF_NO_PI == 0 {
+            return Err(TapError::FdPacketInfo(number));
+        }
+        if !name.is_empty() && name != own_name {
+            return Err(TapError::FdOther { fd: number, name: own_name, other: name });
+        }
+        name = own_name;
+        all_flags |= flags;
+        attached.push(flags & sys::IFF_DETACH_QUEUE == 0);
+        let set_flags = rustix::fs::fcntl_getfl(fd)
+            .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK));
+        set_flags.map_err(|errno| TapError::system(&name, "use it without blocking", errno))?;
+    }
+    let links = open_links(&name)?;
+    // The interface may live in another network namespace than ours, where its name is another's.
+    let address = sys::hardware_address(fds[0].as_fd()).ok();
+    let link = find(&links, &name)?.filter(|link| link.address == address);
+    let is_multi_queue = all_flags & sys::IFF_MULTI_QUEUE != 0;
+    let kind = "tap";
+    let is_handed_in = true;
+    Ok(Opened { kind, name, fds, is_multi_queue, attached, is_handed_in, links, link })
+}
+
+/// Sets what was asked for; gives the MTU.
+fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u16>, TapError> {
+    let name = &opened.name;
+    let Some(link) = &opened.link else {
+        let wants = settings.mtu.is_some() || settings.bridge.is_some() || settings.up.is_some();
+        return if wants { Err(TapError::Elsewhere(name.clone())) } else { Ok(None) };
+    };
+    let set = |change| opened.links.set(link.index, &change);
+    if let Some(mtu) = settings.mtu {
+        set(Change { mtu: Some(mtu.into()), ..Change::default() }).map_err(
+            |errno| match errno {
+                Errno::INVAL => TapError::MtuRefused { name: name.clone(), mtu },
+                errno => TapError::system(name, "set its MTU", errno),
+            },
+        )?;
+    }
+    if let Some(bridge) = settings.bridge {
+        let found = find(&opened.links, bridge)?
+            .ok_or_else(|| TapError::BridgeMissing(bridge.to_owned()))?;
+        if found.kind != "bridge" {
+            return Err(TapError::NotABridge(bridge.to_owned()));
+        }
+        if link.master.is_some_and(|master| master != found.index) {
+            return Err(TapError::OtherBridge(name.clone()));
+        }
+        set(Change { master: Some(found.index), ..Change::default() })
+            .map_err(|errno| TapError::system(name, "join the bridge", errno))?;
+    }
+    if let Some(up) = settings.up {
+        set(Change { up: Some(up), ..Change::default() })
+            .map_err(|errno| TapError::system(name, "set it up or down", errno))?;
+    }
+    // A bridge's MTU does not change its ports'.
+    let mtu = find(&opened.links, name)?.map_or(link.mtu, |link| link.mtu);
+    Ok(u16::try_from(mtu).ok())
+}

@@ -1,0 +1,70 @@
+//! Why a tap cannot be opened: one clear sentence each.
+
+use rustix::io::Errno;
+
+/// Queue pairs of one tap at most (`MAX_TAP_QUEUES`).
+pub const TAP_QUEUE_PAIRS_MAX: usize = 256;
+
+/// Why a tap or a macvtap cannot be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each is")]
+pub enum TapError {
+    #[error("{0:?} cannot be an interface's name: 1 to 15 bytes, no space, slash or colon")]
+    Name(String),
+    #[error("{0} queue pairs: a tap has 1 to {TAP_QUEUE_PAIRS_MAX}")]
+    QueuePairs(usize),
+    #[error("{0}: no such interface")]
+    Missing(String),
+    #[error("{0} is an interface, but not a {1}")]
+    WrongKind(String, &'static str),
+    #[error("tap {name} is not multi-queue: it cannot have {queue_pairs} queue pairs")]
+    SingleQueue { name: String, queue_pairs: usize },
+    #[error("{0} is in use by another process")]
+    Busy(String),
+    #[error("{name}: no permission to {action} (needs CAP_NET_ADMIN)")]
+    Permission { name: String, action: &'static str },
+    #[error("{given} tap file descriptors for {queue_pairs} queue pairs: it takes one for each")]
+    FdCount { given: usize, queue_pairs: usize },
+    #[error("file descriptor {0} is not a queue of a tap")]
+    FdKind(i32),
+    #[error("file descriptor {0} belongs to a tun, not to a tap (IFF_TAP)")]
+    FdTun(i32),
+    #[error("file descriptor {0} gives no virtio-net headers (IFF_VNET_HDR)")]
+    FdHeader(i32),
+    #[error("file descriptor {0} puts packet information before frames (lacks IFF_NO_PI)")]
+    FdPacketInfo(i32),
+    #[error("file descriptor {fd} belongs to {name}, others to {other}")]
+    FdOther { fd: i32, name: String, other: String },
+    #[error("file descriptor {0} is the same queue of the tap as another")]
+    FdTwice(i32),
+    #[error("{0} is in another network namespace: its MTU, bridge and state are not ours to set")]
+    Elsewhere(String),
+    #[error("bridge {0}: no such interface")]
+    BridgeMissing(String),
+    #[error("{0} is an interface, but not a bridge")]
+    NotABridge(String),
+    #[error("{0} already belongs to another bridge")]
+    OtherBridge(String),
+    #[error("MTU {0}: at least 68")]
+    Mtu(u16),
+    #[error("the host refuses MTU {mtu} for {name}")]
+    MtuRefused { name: String, mtu: u16 },
+    #[error("{name}: cannot {action}")]
+    System {
+        name: String,
+        action: &'static str,
+        #[source]
+        errno: Errno,
+    },
+}
+
+impl TapError {
+    /// `action` on `name` failed with `errno`.
+    pub(crate) fn system(name: &str, action: &'static str, errno: Errno) -> Self {
+        let name = name.to_owned();
+        match errno {
+            Errno::PERM => Self::Permission { name, action },
+            errno => Self::System { name, action, errno },
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The two halves of a tap's queue: one system call per frame, straight from and to guest memory.
+
+use crate::net::{Frames, PortRx, PortTx, Readiness, Sent, Stop};
+use crate::sys::tuntap as sys;
+use manyring_memory::{GuestSlice, Mapping, copy_from_slices, copy_to_slices, total_len};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::{Errno, retry_on_intr};
+use std::sync::Arc;
+
+/// A private copy of one frame, for those that lie in more slices than one call takes.
+#[derive(Debug, Default)]
+struct Bounce {
+    memory: Option<Mapping>,
+    /// What crosses from one slice to another: safe code has no other way.
+    bytes: Vec<u8>,
+}
+
+impl Bounce {
+    /// The first `len` bytes of the copy's memory.
+    fn slice(&mut self, len: usize) -> Result<GuestSlice, Errno> {
+        if self.memory.is_none() {
+            let size = (HEADER_SIZE + FRAME_SIZE_MAX) as u64;
+            self.memory = Some(Mapping::anonymous(size).map_err(|_| Errno::NOMEM)?);
+        }
+        self.memory.as_ref().and_then(|memory| memory.slice(0, len)).ok_or(Errno::MSGSIZE)
+    }
+
+    /// All bytes of `slices`, in one.
+    fn gather(&mut self, slices: &[GuestSlice]) -> Result<GuestSlice, Errno> {
+        let len = usize::try_from(total_len(slices)).map_err(|_| Errno::MSGSIZE)?;
+        let own = self.slice(len)?;
+        self.bytes.resize(len, 0);
+        copy_from_slices(slices, &mut self.bytes);
+        own.write_from(&self.bytes);
+        Ok(own)
+    }
+
+    /// The first `len` bytes of the copy, to `slices`.
+    fn scatter(&mut self, len: usize, slices: &[GuestSlice]) -> Result<(), Errno> {
+        let own = self.slice(len)?;
+        self.bytes.resize(len, 0);
+        own.read_into(&mut self.bytes);
+        copy_to_slices(slices, &self.bytes);
+        Ok(())
+    }
+}
+
+/// The sending half.
+#[derive(Debug)]
+pub(super) struct TapTx {
+    queue: Arc<OwnedFd>,
+    bounce: Bounce,
+}
+
+impl TapTx {
+    pub(super) fn new(queue: Arc<OwnedFd>) -> Self {
+        Self { queue, bounce: Bounce::default() }
+    }
+
+    #[inline]
+    fn write(&mut self, slices: &[GuestSlice]) -> Result<usize, Errno> {
+        if slices.len() <= sys::IOV_MAX {
+            return retry_on_intr(|| sys::write(self.queue.as_fd(), slices));
+        }
+        let own = self.bounce.gather(slices)?;
+        retry_on_intr(|| sys::write(self.queue.as_fd(), &[own]))
+    }
+}
+
+impl PortTx for TapTx {
+    #[inline]
+    fn send(&mut self, frames: &Frames, first: usize) -> Sent {
+        let mut sent = Sent::default();
+        for index in first..frames.count() {
+            // A short count is a frame that was sent: the kernel's, or it would be an error.
+            if let Err(errno) = self.write(frames.slices(index)) {
+                sent.stop = count_error(&mut sent, errno);
+                if sent.stop.is_some() {
+                    break;
+                }
+            }
+            sent.taken += 1;
+        }
+        sent
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        Readiness::Fd(self.queue.as_fd())
+    }
+}
+
+/// Counts a frame that was not sent, or says why it must wait.
+#[cold]
+fn count_error(sent: &mut Sent, errno: Errno) -> Option<Stop> {
+    match errno {
+        Errno::AGAIN => return Some(Stop::Blocked),
+        Errno::NOMEM | Errno::NOBUFS => return Some(Stop::NoMemory),
+        Errno::FAULT => sent.faulted += 1,
+        // Down, deleted, or (a macvtap) without the interface it stands on.
+        Errno::IO
+        | Errno::BADFD
+        | Errno::NODEV
+        | Errno::NXIO
+        | Errno::NETDOWN
+        | Errno::NOLINK
+        | Errno::NETUNREACH => sent.down += 1,
+        _ => sent.refused += 1,
+    }
+    None
+}
+
+/// The receiving half.
+#[derive(Debug)]
+pub(super) struct TapRx {
+    queue: Arc<OwnedFd>,
+    bounce: Bounce,
+}
+
+impl TapRx {
+    pub(super) fn new(queue: Arc<OwnedFd>) -> Self {
+        Self { queue, bounce: Bounce::default() }
+    }
+
+    #[cold]
+    fn recv_by_copy(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
+        let room = usize::try_from(total_len(buffers)).unwrap_or(usize::MAX);
+        let own = self.bounce.slice(room.min(HEADER_SIZE + FRAME_SIZE_MAX))?;
+        let len = retry_on_intr(|| sys::read(self.queue.as_fd(), &[own]))?;
+        self.bounce.scatter(len, buffers)?;
+        Ok(len)
+    }
+}
+
+impl PortRx for TapRx {
+    #[inline]
+    fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
+        if buffers.len() > sys::IOV_MAX {
+            return self.recv_by_copy(buffers);
+        }
+        retry_on_intr(|| sys::read(self.queue.as_fd(), buffers))
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        Readiness::Fd(self.queue.as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_holds_the_longest_frame_and_no_longer_one() {
+        let guest = Mapping::anonymous(1 << 17).unwrap();
+        let bytes: Vec<_> = (0..=u8::MAX).cycle().take(HEADER_SIZE + FRAME_SIZE_MAX).collect();
+        guest.slice(0, bytes.len()).unwrap().write_from(&bytes);
+        let pieces: Vec<_> = (0..bytes.len()).map(|at| guest.slice(at, 1).unwrap()).collect();
+        let mut bounce = Bounce::default();
+        let own = bounce.gather(&pieces).unwrap();
+        let mut copy = vec![0; bytes.len()];
+        assert_eq!(own.read_into(&mut copy), bytes.len());
+        assert!(copy == bytes);
+        for piece in &pieces {
+            piece.fill_zero();
+        }
+        bounce.scatter(bytes.len(), &pieces).unwrap();
+        assert_eq!(copy_from_slices(&pieces, &mut copy), bytes.len());
+        assert!(copy == bytes);
+        let more = [&pieces[..], &pieces[..1]].concat();
+        assert_eq!(bounce.gather(&more).err(), Some(Errno::MSGSIZE));
+    }
+
+    #[test]
+    fn what_the_system_says_of_a_frame_is_counted_as_what_it_means() {
+        let mut sent = Sent::default();
+        assert_eq!(count_error(&mut sent, Errno::AGAIN), Some(Stop::Blocked));
+        assert_eq!(count_error(&mut sent, Errno::NOBUFS), Some(Stop::NoMemory));
+        assert_eq!(count_error(&mut sent, Errno::NOMEM), Some(Stop::NoMemory));
+        assert_eq!(sent, Sent::default());
+        for errno in [Errno::INVAL, Errno::MSGSIZE, Errno::IO, Errno::BADFD, Errno::FAULT] {
+            assert_eq!(count_error(&mut sent, errno), None);
+        }
+        assert_eq!((sent.refused, sent.down, sent.faulted), (2, 2, 1));
+    }
+}

@@ -1,0 +1,212 @@
+//! Taps: the device node, its ioctls, and frames read into and written from guest memory.
+//!
+//! A macvtap's queue answers to the same calls.
+#![allow(unsafe_code, reason = "allow-listed: ioctls, and system calls on guest memory")]
+
+use manyring_memory::{GuestSlice, as_iovecs};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::{c_int, c_uint, c_ulong};
+use std::path::Path;
+
+/// Most slices of one call (`UIO_MAXIOV`).
+pub const IOV_MAX: usize = 1024;
+/// Longest name of an interface in bytes, without the zero that ends it.
+pub const NAME_LEN_MAX: usize = 15;
+
+/// A tap: whole Ethernet frames.
+pub const IFF_TAP: u16 = 0x0002;
+/// Several queues.
+pub const IFF_MULTI_QUEUE: u16 = 0x0100;
+/// No packet information before the header.
+pub const IFF_NO_PI: u16 = 0x1000;
+/// A virtio-net header before each frame.
+pub const IFF_VNET_HDR: u16 = 0x4000;
+const IFF_ATTACH_QUEUE: u16 = 0x0200;
+/// The host does not use this queue.
+pub const IFF_DETACH_QUEUE: u16 = 0x0400;
+
+/// `struct ifreq`: the name of an interface, and 24 bytes that mean what the request says.
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(8))]
+struct IfReq {
+    name: [u8; NAME_LEN_MAX + 1],
+    /// Flags, or a hardware address behind its type.
+    data: [u8; 24],
+}
+
+impl IfReq {
+    fn named(name: &str, flags: u16) -> Result<Self, Errno> {
+        let mut request = Self::default();
+        if name.len() > NAME_LEN_MAX {
+            return Err(Errno::NAMETOOLONG);
+        }
+        request.name[..name.len()].copy_from_slice(name.as_bytes());
+        request.data[..2].copy_from_slice(&flags.to_ne_bytes());
+        Ok(request)
+    }
+
+    fn name(&self) -> String {
+        let bytes = self.name.split(|&b| b == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    const fn flags(&self) -> u16 {
+        u16::from_ne_bytes([self.data[0], self.data[1]])
+    }
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+fn done(result: isize) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| last_errno())
+}
+
+fn zero(result: c_int) -> Result<(), Errno> {
+    if result < 0 { Err(last_errno()) } else { Ok(()) }
+}
+
+/// Opens the node of all taps, or of one macvtap, without blocking.
+///
+/// # Errors
+/// The system's.
+pub fn open(node: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(node, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Makes `fd` a queue of interface `name` (`TUNSETIFF`); gives its name, which the system chose if
+/// there is a `%d` in it.
+///
+/// # Errors
+/// The system's.
+pub fn join(fd: BorrowedFd<'_>, name: &str, flags: u16) -> Result<String, Errno> {
+    let mut request = IfReq::named(name, flags)?;
+    // SAFETY: TUNSETIFF reads and writes the `struct ifreq` it is given, which outlives the call.
+    zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
+    Ok(request.name())
+}
+
+/// The interface whose queue `fd` is, and its `IFF_*` (`TUNGETIFF`).
+///
+/// # Errors
+/// `EBADFD` if it is no queue yet, `ENOTTY` if it is something else.
+pub fn interface(fd: BorrowedFd<'_>) -> Result<(String, u16), Errno> {
+    let mut request = IfReq::default();
+    // SAFETY: TUNGETIFF writes the `struct ifreq` it is given, which outlives the call. On a file
+    // of another kind this number is refused or, in terminals, unknown too.
+    zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) })?;
+    Ok((request.name(), request.flags()))
+}
+
+/// The hardware address of the interface whose queue `fd` is.
+///
+/// # Errors
+/// The system's.
+pub fn hardware_address(fd: BorrowedFd<'_>) -> Result<[u8; 6], Errno> {
+    let mut request = IfReq::default();
+    // SAFETY: SIOCGIFHWADDR writes the `struct ifreq` it is given, which outlives the call.
+    zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) })?;
+    let mut address = [0; 6];
+    address.copy_from_slice(&request.data[2..8]);
+    Ok(address)
+}
+
+fn set_int(fd: BorrowedFd<'_>, request: c_ulong, value: c_int) -> Result<(), Errno> {
+    // SAFETY: the callers' requests read one int from the pointer, which outlives the call.
+    zero(unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw const value) })
+}
+
+/// Sets the bytes of the header before each frame; its fields are little-endian from now on.
+///
+/// # Errors
+/// The system's.
+pub fn set_header(fd: BorrowedFd<'_>, size: usize) -> Result<(), Errno> {
+    let size = c_int::try_from(size).map_err(|_| Errno::INVAL)?;
+    set_int(fd, libc::TUNSETVNETHDRSZ, size)?;
+    set_int(fd, libc::TUNSETVNETLE, 1)
+}
+
+/// Limits the bytes of sent frames that the host has not passed on yet.
+///
+/// # Errors
+/// The system's; `EINVAL` for 0.
+pub fn set_send_buffer(fd: BorrowedFd<'_>, bytes: u32) -> Result<(), Errno> {
+    set_int(fd, libc::TUNSETSNDBUF, c_int::try_from(bytes).unwrap_or(c_int::MAX))
+}
+
+/// Shows the host whether there is a carrier.
+///
+/// # Errors
+/// The system's; `EINVAL` on a macvtap.
+pub fn set_carrier(fd: BorrowedFd<'_>, up: bool) -> Result<(), Errno> {
+    set_int(fd, libc::TUNSETCARRIER, c_int::from(up))
+}
+
+/// Sets what may be delivered unfinished: `TUN_F_*`.
+///
+/// # Errors
+/// `EINVAL` if the kernel does not know one of them.
+pub fn set_offloads(fd: BorrowedFd<'_>, bits: c_uint) -> Result<(), Errno> {
+    let bits = c_ulong::from(bits);
+    // SAFETY: TUNSETOFFLOAD takes a number and no pointer.
+    zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, bits) })
+}
+
+/// Lets the host use this queue of several, or not. What waits in it is lost when it may not.
+///
+/// # Errors
+/// The system's; `EINVAL` if it is so already.
+pub fn set_attached(fd: BorrowedFd<'_>, attached: bool) -> Result<(), Errno> {
+    let request = IfReq::named("", if attached { IFF_ATTACH_QUEUE } else { IFF_DETACH_QUEUE })?;
+    // SAFETY: TUNSETQUEUE reads the `struct ifreq` it is given, which outlives the call.
+    zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETQUEUE, &raw const request) })
+}
+
+/// Sends one frame behind its header.
+///
+/// # Errors
+/// The system's; `EINVAL` for more than [`IOV_MAX`] slices.
+#[inline]
+pub fn write(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> {
+    let count = c_int::try_from(slices.len()).map_err(|_| Errno::INVAL)?;
+    // SAFETY: `count` iovecs are readable; they name guest memory that the caller keeps mapped
+    // (memory's contract), and which the kernel checks byte by byte.
+    done(unsafe { libc::writev(fd.as_raw_fd(), as_iovecs(slices), count) })
+}
+
+/// Receives one frame behind its header; what does not fit is lost.
+///
+/// # Errors
+/// The system's; `EINVAL` for more than [`IOV_MAX`] slices.
+#[inline]
+pub fn read(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> {
+    let count = c_int::try_from(slices.len()).map_err(|_| Errno::INVAL)?;
+    // SAFETY: as in `write`, and the guest expects this memory to be written.
+    done(unsafe { libc::readv(fd.as_raw_fd(), as_iovecs(slices), count) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsFd;
+
+    #[test]
+    fn a_request_is_as_long_as_the_systems() {
+        assert_eq!(size_of::<IfReq>(), size_of::<libc::ifreq>());
+        assert_eq!(align_of::<IfReq>(), align_of::<libc::ifreq>());
+        let request = IfReq::named("fifteen-letters", IFF_TAP).unwrap();
+        assert_eq!((request.name().as_str(), request.flags()), ("fifteen-letters", IFF_TAP));
+        assert_eq!(IfReq::named("sixteen--letters", 0).err(), Some(Errno::NAMETOOLONG));
+    }
+
+    #[test]
+    fn a_file_that_is_no_tap_says_so() {
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(interface(file.as_fd()), Err(Errno::NOTTY));
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(interface(null.as_fd()), Err(Errno::NOTTY));
+    }
+}
