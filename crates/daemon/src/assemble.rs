@@ -1,14 +1,18 @@
 //! Plan -> running parts: the only place that names every part.
 
-use crate::config::plan::{BlkPlan, DiskPlan, Plan, SocketPlan};
+use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Plan, PortPlan, SocketPlan};
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
+use manyring_backend::net::Port;
+use manyring_backend::net::null::NullPort;
+use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
 use manyring_device::blk::{BlkDevice, BlkOptions};
-use manyring_device::{Pool, PoolOptions};
+use manyring_device::net::{NetDevice, NetOptions};
+use manyring_device::{Device, Pool, PoolOptions};
 use manyring_memory::MemoryError;
 use manyring_transport::vhost_user::{
     Connected, Endpoint, ListenError, ServeOptions, check_path, serve,
@@ -24,14 +28,16 @@ use tokio::task::JoinSet;
 pub(crate) enum AssembleError {
     #[error("{device}: {source}")]
     Image { device: String, source: ImageError },
+    #[error("{device}: {key}: {source}")]
+    Tap { device: String, key: &'static str, source: TapError },
     #[error("{device}: memory: {source}")]
     Memory { device: String, source: MemoryError },
     #[error("{device}: {source}")]
     Socket { device: String, source: ListenError },
     #[error("control: {0}")]
     Control(ListenError),
-    #[error("{device}: fd: {source}")]
-    Fd { device: String, source: crate::fds::FdError },
+    #[error("{device}: {key}: {source}")]
+    Fd { device: String, key: &'static str, source: crate::fds::FdError },
     #[error("no worker thread can be started")]
     Workers,
 }
@@ -39,10 +45,18 @@ pub(crate) enum AssembleError {
 /// A device that is put together.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
-    pub(crate) device: Arc<BlkDevice>,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) kind: Kind,
     pub(crate) connected: Connected,
     /// How the device can be reached, for people.
     pub(crate) socket: String,
+}
+
+/// The device as what it is.
+#[derive(Clone, Debug)]
+pub(crate) enum Kind {
+    Blk(Arc<BlkDevice>),
+    Net(Arc<NetDevice>),
 }
 
 /// All parts of the process.
@@ -68,7 +82,7 @@ impl House {
         });
         let (mut parts, mut endpoints) = (Vec::new(), Vec::new());
         for blk in &plan.blk {
-            let endpoint = endpoint(blk)?;
+            endpoints.push(served(&blk.name, &blk.socket, blk.one_off, blk.handshake_timeout)?);
             let disk = disk(blk, plan.daemon.io_uring)?;
             let options = BlkOptions {
                 name: blk.name.clone(),
@@ -78,21 +92,20 @@ impl House {
                 read_only: blk.read_only,
                 writeback: blk.writeback,
             };
-            parts.push(Part {
-                device: Arc::new(BlkDevice::new(options, disk, pool.clone())),
-                connected: watch::Sender::new(false),
-                socket: match &blk.socket {
-                    SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
-                        path.display().to_string()
-                    }
-                    SocketPlan::Fd(fd) => format!("fd {fd}"),
-                },
-            });
-            let serve = ServeOptions {
-                one_off: blk.one_off,
-                handshake_timeout: Duration::from_secs(blk.handshake_timeout),
+            let device = Arc::new(BlkDevice::new(options, disk, pool.clone()));
+            parts.push(Part::new(device.clone(), Kind::Blk(device), &blk.socket));
+        }
+        for net in &plan.net {
+            endpoints.push(served(&net.name, &net.socket, net.one_off, net.handshake_timeout)?);
+            let options = NetOptions {
+                name: net.name.clone(),
+                queue_pairs: net.queue_pairs,
+                mac: net.mac,
+                mtu: net.mtu,
+                speed: net.speed,
             };
-            endpoints.push((endpoint, serve));
+            let device = Arc::new(NetDevice::new(options, port(net)?, pool.clone()));
+            parts.push(Part::new(device.clone(), Kind::Net(device), &net.socket));
         }
         pool.has_ring().ok_or(AssembleError::Workers)?;
         Ok(Self { pool, parts, endpoints })
@@ -109,7 +122,6 @@ impl House {
             let (device, connected) = (part.device.clone(), part.connected.clone());
             let (stop, name) = (stop.clone(), part.device.clone());
             tasks.spawn(async move {
-                use manyring_device::Device;
                 let served = serve(device, endpoint, options, connected, stop).await;
                 served.map_err(|source| {
                     let device = name.name().to_owned();
@@ -127,21 +139,79 @@ impl House {
     }
 }
 
-fn endpoint(blk: &BlkPlan) -> Result<Endpoint, AssembleError> {
-    let device = || blk.name.clone();
-    match &blk.socket {
+impl Part {
+    fn new(device: Arc<dyn Device>, kind: Kind, socket: &SocketPlan) -> Self {
+        let socket = match socket {
+            SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
+                path.display().to_string()
+            }
+            SocketPlan::Fd(fd) => format!("fd {fd}"),
+        };
+        Self { device, kind, connected: watch::Sender::new(false), socket }
+    }
+}
+
+fn served(
+    name: &str,
+    socket: &SocketPlan,
+    one_off: bool,
+    handshake_timeout: u64,
+) -> Result<(Endpoint, ServeOptions), AssembleError> {
+    let device = || name.to_owned();
+    let endpoint = match socket {
         SocketPlan::Listen { path, permissions } => {
             check_path(path)
                 .map_err(|source| AssembleError::Socket { device: device(), source })?;
-            Ok(Endpoint::Listen { path: path.clone(), permissions: *permissions })
+            Endpoint::Listen { path: path.clone(), permissions: *permissions }
         }
-        SocketPlan::Connect { path } => Ok(Endpoint::Connect { path: path.clone() }),
+        SocketPlan::Connect { path } => Endpoint::Connect { path: path.clone() },
         SocketPlan::Fd(fd) => {
-            let socket = crate::fds::adopt_socket(*fd)
-                .map_err(|source| AssembleError::Fd { device: device(), source })?;
-            Ok(Endpoint::Inherited { socket })
+            let socket = crate::fds::adopt_socket(*fd).map_err(|source| AssembleError::Fd {
+                device: device(),
+                key: "fd",
+                source,
+            })?;
+            Endpoint::Inherited { socket }
         }
-    }
+    };
+    let handshake_timeout = Duration::from_secs(handshake_timeout);
+    Ok((endpoint, ServeOptions { one_off, handshake_timeout }))
+}
+
+fn port(net: &NetPlan) -> Result<Arc<dyn Port>, AssembleError> {
+    let device = || net.name.clone();
+    let (key, source) = match &net.port {
+        PortPlan::Null { generate } => {
+            return Ok(Arc::new(NullPort::new(net.queue_pairs, *generate)));
+        }
+        PortPlan::Tap { name, must_exist } => {
+            ("tap", TapSource::Name { name: name.clone(), must_exist: *must_exist })
+        }
+        PortPlan::TapFds(fds) => {
+            let adopt = |fd: &i32| crate::fds::adopt(*fd);
+            let fds = fds.iter().map(adopt).collect::<Result<Vec<_>, _>>();
+            let key = "tap_fds";
+            let fds = fds.map_err(|source| AssembleError::Fd { device: device(), key, source })?;
+            (key, TapSource::Fds(fds))
+        }
+        PortPlan::Macvtap { name } => {
+            ("macvtap", TapSource::Name { name: name.clone(), must_exist: true })
+        }
+    };
+    let options = TapOptions {
+        source,
+        queue_pairs: net.queue_pairs,
+        sndbuf: net.sndbuf,
+        mtu: net.mtu,
+        bridge: net.bridge.clone(),
+        up: net.up,
+    };
+    let port = TapPort::open(options).map_err(|source| AssembleError::Tap {
+        device: device(),
+        key,
+        source,
+    })?;
+    Ok(Arc::new(port))
 }
 
 fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {

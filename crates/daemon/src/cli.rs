@@ -1,6 +1,6 @@
 //! The command line: options, help and what they mean as a configuration.
 
-use crate::config::raw::{RawBlk, RawConfig, RawDaemon};
+use crate::config::raw::{RawBlk, RawConfig, RawDaemon, RawNet};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -32,6 +32,8 @@ pub(crate) enum LogFormat {
 pub(crate) enum Command {
     /// Serve one block device over vhost-user.
     Blk(Box<BlkArgs>),
+    /// Serve one network device over vhost-user.
+    Net(Box<NetArgs>),
     /// Serve all devices of a configuration file.
     Run(RunArgs),
     /// Show what the queues of a running daemon do.
@@ -211,6 +213,117 @@ pub(crate) struct BlkArgs {
     pub(crate) daemon: DaemonArgs,
 }
 
+/// `manyring net`
+#[derive(Args, Debug)]
+pub(crate) struct NetArgs {
+    /// Print what this back-end can, as JSON, and end.
+    #[arg(long)]
+    pub(crate) print_capabilities: bool,
+    /// Name of the device in logs, counters and the control API.
+    #[arg(long, default_value = "net0")]
+    pub(crate) name: String,
+    /// The vhost-user socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket_path: Option<PathBuf>,
+    /// A socket that was handed in, listening or connected.
+    #[arg(long, value_name = "N")]
+    pub(crate) fd: Option<i32>,
+    /// Connect to the socket instead of listening there.
+    #[arg(long)]
+    pub(crate) client: bool,
+    /// Owner of the socket (user id).
+    #[arg(long, value_name = "UID")]
+    pub(crate) socket_owner: Option<u32>,
+    /// Group of the socket (group id).
+    #[arg(long, value_name = "GID")]
+    pub(crate) socket_group: Option<u32>,
+    /// Mode of the socket, in octal.
+    #[arg(long, value_name = "MODE")]
+    pub(crate) socket_mode: Option<String>,
+    /// End when the first front-end has left.
+    #[arg(long)]
+    pub(crate) one_off: bool,
+    /// Seconds a front-end has from connecting to its first message [default: 10].
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) handshake_timeout: Option<u64>,
+    /// Serve this tap: joined if it exists, else created.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tap: Option<String>,
+    /// Do not create the tap.
+    #[arg(long)]
+    pub(crate) must_exist: bool,
+    /// Serve the tap whose queues were handed in; once for each queue pair.
+    #[arg(long = "tap-fd", value_name = "N", value_delimiter = ',')]
+    pub(crate) tap_fds: Vec<i32>,
+    /// Serve this macvtap.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) macvtap: Option<String>,
+    /// Serve a port that takes everything and keeps nothing.
+    #[arg(long)]
+    pub(crate) null: bool,
+    /// The null port also delivers frames of this size, as fast as they are taken.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) generate: Option<usize>,
+    /// Queue pairs, 1 to 128 [default: 1, or the number of --tap-fd].
+    #[arg(long, value_name = "N")]
+    pub(crate) queue_pairs: Option<usize>,
+    /// MAC address of the guest [default: made from the name].
+    #[arg(long, value_name = "MAC")]
+    pub(crate) mac: Option<String>,
+    /// MTU that the interface is set to and the guest is told [default: neither].
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) mtu: Option<u32>,
+    /// Speed that the guest is told, in Mbit/s.
+    #[arg(long, value_name = "MBITS")]
+    pub(crate) speed: Option<u32>,
+    /// The bridge that the interface joins.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) bridge: Option<String>,
+    /// Set the interface up (true) or down (false) [default: leave it].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) up: Option<bool>,
+    /// Bytes on their way through the host at most, for each queue of the tap.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) sndbuf: Option<u32>,
+    /// Write every frame to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+impl From<NetArgs> for RawConfig {
+    fn from(args: NetArgs) -> Self {
+        let net = RawNet {
+            name: Some(args.name),
+            socket_path: args.socket_path,
+            fd: args.fd,
+            client: args.client,
+            socket_owner: args.socket_owner,
+            socket_group: args.socket_group,
+            socket_mode: args.socket_mode,
+            one_off: args.one_off,
+            handshake_timeout: args.handshake_timeout,
+            tap: args.tap,
+            must_exist: args.must_exist,
+            tap_fds: (!args.tap_fds.is_empty()).then_some(args.tap_fds),
+            macvtap: args.macvtap,
+            null: args.null,
+            generate: args.generate,
+            queue_pairs: args.queue_pairs,
+            mac: args.mac,
+            mtu: args.mtu,
+            speed: args.speed,
+            bridge: args.bridge,
+            up: args.up,
+            sndbuf: args.sndbuf,
+            pcap: args.pcap,
+            fault: None,
+        };
+        Self { daemon: args.daemon.into(), net: vec![net], ..Self::default() }
+    }
+}
+
 impl From<DaemonArgs> for RawDaemon {
     fn from(args: DaemonArgs) -> Self {
         Self {
@@ -245,9 +358,12 @@ impl From<BlkArgs> for RawConfig {
             cache: args.cache,
             fault: None,
         };
-        Self { daemon: args.daemon.into(), blk: vec![blk] }
+        Self { daemon: args.daemon.into(), blk: vec![blk], ..Self::default() }
     }
 }
 
 /// What `--print-capabilities` says of the block back-end.
 pub(crate) const BLK_CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
+
+/// What `--print-capabilities` says of the network back-end.
+pub(crate) const NET_CAPABILITIES: &str = r#"{"type":"net"}"#;

@@ -31,15 +31,22 @@ pub(crate) enum FdError {
 
 /// Takes a unix socket over by its number; the same one a second time is refused.
 pub(crate) fn adopt_socket(fd: i32) -> Result<OwnedFd, FdError> {
+    let adopted = adopt(fd)?;
+    let domain = rustix::net::sockopt::socket_domain(&adopted);
+    if domain == Ok(rustix::net::AddressFamily::UNIX) {
+        Ok(adopted)
+    } else {
+        Err(FdError::Kind { fd })
+    }
+}
+
+/// Takes a file descriptor over by its number; the same one a second time is refused.
+pub(crate) fn adopt(fd: i32) -> Result<OwnedFd, FdError> {
     // SAFETY: the fd is only looked at; if it is not open, the calls below say so.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::io::fcntl_getfd(borrowed).map_err(|errno| FdError::Closed { fd, errno })?;
     if flags.contains(rustix::io::FdFlags::CLOEXEC) {
         return Err(FdError::Own { fd });
-    }
-    let domain = rustix::net::sockopt::socket_domain(borrowed);
-    if domain != Ok(rustix::net::AddressFamily::UNIX) {
-        return Err(FdError::Kind { fd });
     }
     let _ = rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC);
     // SAFETY: it is open, above the standard three, and named by the user for us to own.

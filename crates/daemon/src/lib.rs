@@ -40,12 +40,15 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Installed as `vhost-user-blk` we are `manyring blk`.
+/// Installed as `vhost-user-blk` we are `manyring blk`, as `vhost-user-net` `manyring net`.
 fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let name = arguments.first().map(Path::new).and_then(Path::file_name);
-    if name.is_some_and(|n| n == "vhost-user-blk") {
-        arguments.insert(1, "blk".into());
-    }
+    let command = match name.and_then(|n| n.to_str()) {
+        Some("vhost-user-blk") => "blk",
+        Some("vhost-user-net") => "net",
+        _ => return arguments,
+    };
+    arguments.insert(1, command.into());
     arguments
 }
 
@@ -57,6 +60,11 @@ fn obey(cli: Cli) -> Result<(), String> {
             Ok(())
         }
         Command::Blk(args) => serve(&Plan::new((*args).into()).map_err(|e| e.to_string())?),
+        Command::Net(args) if args.print_capabilities => {
+            println!("{}", cli::NET_CAPABILITIES);
+            Ok(())
+        }
+        Command::Net(args) => serve(&Plan::new((*args).into()).map_err(|e| e.to_string())?),
         Command::Run(args) => {
             let plan = config::read(&args.config)?;
             if args.print_plan {

@@ -4,10 +4,11 @@
 //! exported by being there. `bytes_x` becomes `x_bytes` and `x_ns` becomes `x_seconds`, since
 //! OpenMetrics wants base units last.
 
+use crate::assemble;
 use crate::control::State;
 use crate::control::snapshot::Workers;
+use manyring_device::QueueStats;
 use manyring_device::stats::{Class, Histogram, Kind};
-use manyring_device::{Device, QueueStats};
 use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -51,9 +52,13 @@ fn devices(out: &mut String, state: &State) {
         }
     };
     let parts = |at: usize| &state.devices[at].part;
-    gauge(out, "manyring_device_size_bytes", Some("bytes"), "Size of the disk", &|at| {
-        parts(at).device.size()
-    });
+    family(out, "manyring_device_size_bytes", "gauge", Some("bytes"), "Size of the disk");
+    for part in state.devices.iter().map(|d| &d.part) {
+        if let assemble::Kind::Blk(blk) = &part.kind {
+            let size = blk.size().to_string();
+            line(out, "manyring_device_size_bytes", "device=\"", part.device.name(), "\"", &size);
+        }
+    }
     gauge(out, "manyring_device_connected", None, "1 while a front-end is connected", &|at| {
         u64::from(*parts(at).connected.borrow())
     });

@@ -120,7 +120,9 @@ fn table(devices: &[DeviceInfo], before: Before<'_>) -> String {
         }
     }
     for device in devices {
-        let used = |q: &&QueueInfo| q.counter("running") + q.counter("requests") > 0;
+        let used = |q: &&QueueInfo| {
+            q.counter("running") + q.counter("requests") + q.counter("packets") > 0
+        };
         let first = rows.len();
         for queue in device.queues.iter().filter(used) {
             let old = before.and_then(|(all, seconds)| {
@@ -208,7 +210,7 @@ fn align(rows: &[[String; COLUMNS.len()]]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::snapshot::Summary;
+    use crate::control::snapshot::{Detail, Summary};
     use std::collections::BTreeMap;
 
     fn device(requests: u64, serve: &[(u64, u64)]) -> DeviceInfo {
@@ -219,9 +221,7 @@ mod tests {
         DeviceInfo {
             name: "root".into(),
             kind: "blk".into(),
-            disk: "uring".into(),
-            size: 1 << 30,
-            read_only: false,
+            detail: Detail::Blk { disk: "uring".into(), size: 1 << 30, read_only: false },
             connected: true,
             socket: "/run/root.sock".into(),
             queues: vec![

@@ -54,7 +54,8 @@ fn start(device: &BlkDevice, memory: &Arc<GuestMemory>, queue: &mut BlkQueue) ->
         features: FEATURES,
         events: mpsc::channel(16).0,
     };
-    device.start(activation).unwrap()
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(device.start(activation)).unwrap()
 }
 
 /// Two busy queues, and one of them moves, and the other, `moves` times in all.

@@ -217,7 +217,9 @@ impl Port for TapPort {
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
-        Ok(Box::new(TapTx::new(self.queue(index)?.clone())))
+        // Where epoll is used, waiting for output must not end the other half's wait for input.
+        let own = rustix::io::fcntl_dupfd_cloexec(self.queue(index)?, 3)?;
+        Ok(Box::new(TapTx::new(Arc::new(own))))
     }
 
     fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {

@@ -1,6 +1,10 @@
 //! What will be done: every value resolved and checked, nothing opened yet.
 
-use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault};
+mod net;
+
+pub(crate) use net::{NetPlan, PortPlan};
+
+use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
 use manyring_transport::vhost_user::SocketPermissions;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
@@ -11,6 +15,7 @@ use std::path::PathBuf;
 pub struct Plan {
     pub(crate) daemon: DaemonPlan,
     pub(crate) blk: Vec<BlkPlan>,
+    pub(crate) net: Vec<NetPlan>,
 }
 
 /// What concerns the whole process.
@@ -82,39 +87,52 @@ impl Plan {
             .enumerate()
             .map(|(index, raw)| BlkPlan::new(raw, index))
             .collect::<Result<Vec<_>, _>>()?;
-        let plan = Self { daemon, blk };
+        let net = raw
+            .net
+            .into_iter()
+            .enumerate()
+            .map(|(index, raw)| NetPlan::new(raw, index))
+            .collect::<Result<Vec<_>, _>>()?;
+        let plan = Self { daemon, blk, net };
         plan.check_unique()?;
         Ok(plan)
     }
 
     fn check_unique(&self) -> Result<(), PlanError> {
-        let none = || String::new();
-        if self.blk.is_empty() {
-            return error(none(), "blk", "no device is configured");
+        if self.blk.is_empty() && self.net.is_empty() {
+            return error(String::new(), "blk, net", "no device is configured");
         }
         let (mut names, mut sockets) = (HashSet::new(), HashSet::new());
-        let mut files = HashMap::new();
-        for blk in &self.blk {
-            let place = || format!("{}: ", blk.name);
-            if !names.insert(&blk.name) {
+        let blks = self.blk.iter().map(|blk| (&blk.name, &blk.socket));
+        for (name, socket) in blks.chain(self.net.iter().map(|net| (&net.name, &net.socket))) {
+            let place = || format!("{name}: ");
+            if !names.insert(name) {
                 return error(place(), "name", "is used by two devices");
             }
-            if let SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } = &blk.socket
-                && !sockets.insert(path)
-            {
+            let (SocketPlan::Listen { path, .. } | SocketPlan::Connect { path }) = socket else {
+                continue;
+            };
+            if !sockets.insert(path) {
                 return error(place(), "socket_path", "is used by two devices");
             }
-            if let SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } = &blk.socket
-                && self.daemon.control.as_ref() == Some(path)
-            {
+            if self.daemon.control.as_ref() == Some(path) {
                 return error(place(), "socket_path", "is the control socket's too");
             }
-            // Devices that only read may share a file.
+        }
+        self.check_files()?;
+        net::check_ports(&self.net)
+    }
+
+    /// Devices that only read may share a file.
+    fn check_files(&self) -> Result<(), PlanError> {
+        let mut files = HashMap::new();
+        for blk in &self.blk {
             if let DiskPlan::File { path, .. } = &blk.disk
                 && let Some(reads) = files.insert(path, blk.read_only)
                 && !(reads && blk.read_only)
             {
-                return error(place(), "file", "is used by two devices, and not only read");
+                let place = format!("{}: ", blk.name);
+                return error(place, "file", "is used by two devices, and not only read");
             }
         }
         Ok(())
@@ -146,10 +164,7 @@ impl BlkPlan {
     fn new(raw: RawBlk, index: usize) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("blk{index}"));
         let place = || format!("{name}: ");
-        if !is_device_name(&name) {
-            let problem = "must be 1 to 64 letters, digits, '-', '_' or '.'";
-            return error(format!("{name:?}: "), "name", problem);
-        }
+        check_name(&name)?;
         let num_queues = raw.num_queues.unwrap_or(8);
         if !(1..=256).contains(&num_queues) {
             return error(place(), "num_queues", format!("{num_queues} is not between 1 and 256"));
@@ -171,13 +186,9 @@ impl BlkPlan {
                 return error(place(), "cache", problem);
             }
         };
-        let handshake_timeout = raw.handshake_timeout.unwrap_or(10);
-        if !(1..=3600).contains(&handshake_timeout) {
-            let problem = format!("{handshake_timeout} is not between 1 and 3600 seconds");
-            return error(place(), "handshake_timeout", problem);
-        }
+        let handshake_timeout = handshake_timeout(raw.socket(), place)?;
         Ok(Self {
-            socket: SocketPlan::new(&raw, place)?,
+            socket: SocketPlan::new(raw.socket(), place)?,
             disk: DiskPlan::new(&raw, place)?,
             one_off: raw.one_off,
             handshake_timeout,
@@ -192,10 +203,27 @@ impl BlkPlan {
     }
 }
 
+fn check_name(name: &str) -> Result<(), PlanError> {
+    if is_device_name(name) {
+        return Ok(());
+    }
+    let problem = "must be 1 to 64 letters, digits, '-', '_' or '.'";
+    error(format!("{name:?}: "), "name", problem)
+}
+
+fn handshake_timeout(raw: RawSocket<'_>, place: impl Fn() -> String) -> Result<u64, PlanError> {
+    let seconds = raw.handshake_timeout.unwrap_or(10);
+    if (1..=3600).contains(&seconds) {
+        return Ok(seconds);
+    }
+    let problem = format!("{seconds} is not between 1 and 3600 seconds");
+    error(place(), "handshake_timeout", problem)
+}
+
 impl SocketPlan {
-    fn new(raw: &RawBlk, place: impl Fn() -> String) -> Result<Self, PlanError> {
+    fn new(raw: RawSocket<'_>, place: impl Fn() -> String) -> Result<Self, PlanError> {
         let key = "socket_path";
-        let mode = match raw.socket_mode.as_deref() {
+        let mode = match raw.mode {
             None => None,
             Some(text) => match u32::from_str_radix(text, 8) {
                 Ok(mode) if mode <= 0o777 => Some(mode),
@@ -205,7 +233,7 @@ impl SocketPlan {
                 }
             },
         };
-        match (&raw.socket_path, raw.fd) {
+        match (raw.path, raw.fd) {
             (Some(_), Some(_)) => error(place(), "fd", "contradicts socket_path"),
             (None, None) => error(place(), key, "is missing (or fd)"),
             (None, Some(_)) if raw.client => error(place(), "client", "needs socket_path"),
@@ -216,11 +244,7 @@ impl SocketPlan {
             (Some(path), None) if raw.client => Ok(Self::Connect { path: path.clone() }),
             (Some(path), None) => Ok(Self::Listen {
                 path: path.clone(),
-                permissions: SocketPermissions {
-                    owner: raw.socket_owner,
-                    group: raw.socket_group,
-                    mode,
-                },
+                permissions: SocketPermissions { owner: raw.owner, group: raw.group, mode },
             }),
         }
     }

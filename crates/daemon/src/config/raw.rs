@@ -14,6 +14,9 @@ pub(crate) struct RawConfig {
     /// Block devices.
     #[serde(default)]
     pub(crate) blk: Vec<RawBlk>,
+    /// Network devices.
+    #[serde(default)]
+    pub(crate) net: Vec<RawNet>,
 }
 
 /// `[daemon]`
@@ -77,6 +80,115 @@ pub(crate) struct RawBlk {
     /// What goes wrong, to test guests.
     pub(crate) fault: Option<RawFault>,
 }
+
+/// `[[net]]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawNet {
+    /// Name of the device, unique.
+    pub(crate) name: Option<String>,
+    /// Path of the vhost-user socket.
+    pub(crate) socket_path: Option<PathBuf>,
+    /// A socket that was handed in, by its number.
+    pub(crate) fd: Option<i32>,
+    /// Connect to `socket_path` instead of listening there.
+    #[serde(default)]
+    pub(crate) client: bool,
+    /// Owner of the socket: a user id.
+    pub(crate) socket_owner: Option<u32>,
+    /// Group of the socket: a group id.
+    pub(crate) socket_group: Option<u32>,
+    /// Mode of the socket, in octal: "0660".
+    pub(crate) socket_mode: Option<String>,
+    /// End after the first front-end has left.
+    #[serde(default)]
+    pub(crate) one_off: bool,
+    /// Seconds from connecting to the first message; default 10.
+    pub(crate) handshake_timeout: Option<u64>,
+    /// Serve this tap: joined if it exists, else created.
+    pub(crate) tap: Option<String>,
+    /// The tap must exist.
+    #[serde(default)]
+    pub(crate) must_exist: bool,
+    /// Serve the tap whose queues were handed in, by their numbers.
+    pub(crate) tap_fds: Option<Vec<i32>>,
+    /// Serve this macvtap.
+    pub(crate) macvtap: Option<String>,
+    /// Serve a port that takes everything and keeps nothing.
+    #[serde(default)]
+    pub(crate) null: bool,
+    /// The null port also delivers frames of this many bytes, as fast as they are taken.
+    pub(crate) generate: Option<usize>,
+    /// Queue pairs, 1 to 128; default 1, or the number of `tap_fds`.
+    pub(crate) queue_pairs: Option<usize>,
+    /// MAC address of the guest; default: made from the name.
+    pub(crate) mac: Option<String>,
+    /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.
+    pub(crate) mtu: Option<u32>,
+    /// Speed that the guest is told, in Mbit/s.
+    pub(crate) speed: Option<u32>,
+    /// The bridge that the interface joins.
+    pub(crate) bridge: Option<String>,
+    /// Set the interface up; default: true if it is created here.
+    pub(crate) up: Option<bool>,
+    /// Bytes on their way through the host at most, for each queue of the tap.
+    pub(crate) sndbuf: Option<u32>,
+    /// Write every frame to this file.
+    pub(crate) pcap: Option<PathBuf>,
+    /// What goes wrong, to test guests.
+    pub(crate) fault: Option<RawNetFault>,
+}
+
+/// `[net.fault]`: every n-th time, 0 = never.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct RawNetFault {
+    /// A frame of the guest is lost.
+    pub(crate) drop_tx_every: u64,
+    /// A frame for the guest is lost.
+    pub(crate) drop_rx_every: u64,
+    /// A frame for the guest has a wrong byte.
+    pub(crate) corrupt_rx_every: u64,
+    /// The port is full for a moment.
+    pub(crate) block_tx_every: u64,
+    /// The host is out of memory for a moment.
+    pub(crate) no_memory_every: u64,
+    /// Receiving fails.
+    pub(crate) recv_error_every: u64,
+}
+
+/// The keys of a socket, which every kind of device has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawSocket<'a> {
+    pub(crate) path: Option<&'a PathBuf>,
+    pub(crate) fd: Option<i32>,
+    pub(crate) client: bool,
+    pub(crate) owner: Option<u32>,
+    pub(crate) group: Option<u32>,
+    pub(crate) mode: Option<&'a str>,
+    pub(crate) handshake_timeout: Option<u64>,
+}
+
+macro_rules! socket_keys {
+    ($device:ty) => {
+        impl $device {
+            pub(crate) fn socket(&self) -> RawSocket<'_> {
+                RawSocket {
+                    path: self.socket_path.as_ref(),
+                    fd: self.fd,
+                    client: self.client,
+                    owner: self.socket_owner,
+                    group: self.socket_group,
+                    mode: self.socket_mode.as_deref(),
+                    handshake_timeout: self.handshake_timeout,
+                }
+            }
+        }
+    };
+}
+
+socket_keys!(RawBlk);
+socket_keys!(RawNet);
 
 /// `[blk.fault]`
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]

@@ -2,6 +2,7 @@
 
 use super::snapshot::{DeviceInfo, Devices, Workers};
 use super::{Controlled, State};
+use crate::assemble::Kind;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Path, State as Extract};
@@ -9,7 +10,6 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use manyring_device::Device;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -120,7 +120,9 @@ async fn resize(
     let Ok(permit) = controlled.resizing.clone().try_acquire_owned() else {
         return Err(Refusal::new(StatusCode::CONFLICT, "a resize of this device is under way"));
     };
-    let device = controlled.part.device.clone();
+    let Kind::Blk(device) = controlled.part.kind.clone() else {
+        return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "this device has no disk"));
+    };
     let result = aside(move || {
         let _permit = permit;
         device.resize(wanted)

@@ -1,8 +1,10 @@
 //! What the API says, as JSON: written by the daemon, read by `manyring stats`.
 
 use super::{Controlled, State};
+use crate::assemble::Kind;
+use manyring_device::QueueStats;
+use manyring_device::net::NetDevice;
 use manyring_device::stats::Histogram;
-use manyring_device::{Device, QueueStats};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -17,13 +19,32 @@ pub(crate) struct Devices {
 pub(crate) struct DeviceInfo {
     pub(crate) name: String,
     pub(crate) kind: String,
-    pub(crate) disk: String,
-    /// Bytes.
-    pub(crate) size: u64,
-    pub(crate) read_only: bool,
+    #[serde(flatten)]
+    pub(crate) detail: Detail,
     pub(crate) connected: bool,
     pub(crate) socket: String,
     pub(crate) queues: Vec<QueueInfo>,
+}
+
+/// What only devices of one kind have.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Detail {
+    Blk {
+        disk: String,
+        /// Bytes.
+        size: u64,
+        read_only: bool,
+    },
+    Net {
+        port: String,
+        mac: String,
+        /// Bytes; what the guest is told.
+        mtu: Option<u16>,
+        /// `up` or `down`.
+        link: String,
+        queue_pairs: usize,
+    },
 }
 
 /// One queue of a device.
@@ -74,15 +95,33 @@ impl DeviceInfo {
         let queues = (0..device.queue_count())
             .filter_map(|index| Some(QueueInfo::new(index, &*device.stats(index)?)))
             .collect();
+        let (kind, detail) = match &part.kind {
+            Kind::Blk(blk) => {
+                let (disk, size) = (blk.disk().kind().to_owned(), blk.size());
+                ("blk", Detail::Blk { disk, size, read_only: blk.is_read_only() })
+            }
+            Kind::Net(net) => ("net", Detail::net(net)),
+        };
         Self {
             name: device.name().to_owned(),
-            kind: "blk".to_owned(),
-            disk: device.disk().kind().to_owned(),
-            size: device.size(),
-            read_only: device.is_read_only(),
+            kind: kind.to_owned(),
+            detail,
             connected: *part.connected.borrow(),
             socket: part.socket.clone(),
             queues,
+        }
+    }
+}
+
+impl Detail {
+    fn net(net: &NetDevice) -> Self {
+        let [a, b, c, d, e, f] = net.mac();
+        Self::Net {
+            port: net.port().kind().to_owned(),
+            mac: format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"),
+            mtu: net.mtu(),
+            link: if net.is_link_up() { "up" } else { "down" }.to_owned(),
+            queue_pairs: net.queue_pairs(),
         }
     }
 }

@@ -19,14 +19,16 @@ pub(crate) use rules::Rules;
 pub(crate) use rx::NetRx;
 pub(crate) use tx::NetTx;
 
+pub use manyring_wire::net::{MacAddress, is_mtu, parse_mac};
+
 use crate::handle::{QueueHandle, Route};
 use crate::pool::{Pool, StopError};
 use crate::stats::{Class, QueueStats};
 use crate::{Activation, ConfigError, Device, Later, StartError};
 use manyring_backend::net::Port;
 use manyring_wire::net::{
-    Coalescing, FRAME_SIZE_MAX, MacAddress, Offloads, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ,
-    VIRTIO_NET_F_MTU, controlq, is_mtu,
+    Coalescing, FRAME_SIZE_MAX, Offloads, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ,
+    VIRTIO_NET_F_MTU, controlq,
 };
 use manyring_wire::virtio::VIRTIO_ID_NET;
 use rules::Filter;

@@ -6,6 +6,7 @@ use crate::net::Turn;
 use crate::policy::moderation::Moderation;
 use crate::wait::{Source, Wait};
 use manyring_backend::net::Readiness;
+use manyring_wire::net::Coalescing;
 
 /// Poll masks that say there is nothing to wait for: `POLLERR | POLLHUP | POLLNVAL`.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
@@ -150,7 +151,9 @@ impl RunningQueue {
     /// Goes by something else from now on.
     pub(crate) fn change(&mut self, change: Change, now_ns: u64) {
         match (change, &mut self.handler) {
-            (Change::Coalescing(coalescing), _) => self.moderation = Moderation::new(coalescing),
+            (Change::Coalescing(Coalescing { packets_max, delay_us_max }), _) => {
+                self.moderation = Moderation::new(packets_max, delay_us_max);
+            }
             (Change::Rules(rules), Handler::Tx(tx)) => tx.set_rules(rules),
             (Change::Rules(rules), Handler::Rx(rx)) => rx.set_rules(rules),
             (Change::Rules(_), Handler::Blk(_)) => {}

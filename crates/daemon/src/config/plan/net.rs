@@ -1,0 +1,220 @@
+//! What will be done of a network device.
+
+use super::{PlanError, SocketPlan, check_name, error, handshake_timeout};
+use crate::config::raw::{RawNet, RawNetFault};
+use manyring_device::net::{MacAddress, is_mtu, parse_mac};
+use serde::Serialize;
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+/// Most queue pairs of a device.
+const QUEUE_PAIRS_MAX: usize = 128;
+
+/// A network device.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NetPlan {
+    pub(crate) name: String,
+    pub(crate) socket: SocketPlan,
+    pub(crate) one_off: bool,
+    pub(crate) handshake_timeout: u64,
+    pub(crate) port: PortPlan,
+    pub(crate) queue_pairs: usize,
+    pub(crate) mac: MacAddress,
+    pub(crate) mtu: Option<u16>,
+    pub(crate) speed: Option<u32>,
+    pub(crate) bridge: Option<String>,
+    pub(crate) up: Option<bool>,
+    pub(crate) sndbuf: Option<u32>,
+    pub(crate) pcap: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fault: Option<RawNetFault>,
+}
+
+/// What the packets end in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum PortPlan {
+    Tap { name: String, must_exist: bool },
+    TapFds(Vec<i32>),
+    Macvtap { name: String },
+    Null { generate: usize },
+}
+
+impl NetPlan {
+    pub(super) fn new(raw: RawNet, index: usize) -> Result<Self, PlanError> {
+        let name = raw.name.clone().unwrap_or_else(|| format!("net{index}"));
+        check_name(&name)?;
+        let place = || format!("{name}: ");
+        let port = PortPlan::new(&raw, place)?;
+        let default_pairs = if let PortPlan::TapFds(fds) = &port { fds.len() } else { 1 };
+        let queue_pairs = raw.queue_pairs.unwrap_or(default_pairs);
+        if !(1..=QUEUE_PAIRS_MAX).contains(&queue_pairs) {
+            let problem = format!("{queue_pairs} is not between 1 and {QUEUE_PAIRS_MAX}");
+            return error(place(), "queue_pairs", problem);
+        }
+        let mac = match raw.mac.as_deref() {
+            None => made_from(&name),
+            Some(text) => match parse_mac(text) {
+                Some(mac) => mac,
+                None => {
+                    let problem = format!("{text:?} is no address like 52:54:00:12:34:56");
+                    return error(place(), "mac", problem);
+                }
+            },
+        };
+        let mtu = match raw.mtu {
+            None => None,
+            Some(mtu) => match u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) {
+                Some(mtu) => Some(mtu),
+                None => return error(place(), "mtu", format!("{mtu} is not between 68 and 65535")),
+            },
+        };
+        if raw.speed == Some(0) {
+            return error(place(), "speed", "0 Mbit/s is no speed");
+        }
+        let handshake_timeout = handshake_timeout(raw.socket(), place)?;
+        Ok(Self {
+            socket: SocketPlan::new(raw.socket(), place)?,
+            one_off: raw.one_off,
+            handshake_timeout,
+            queue_pairs,
+            mac,
+            mtu,
+            speed: raw.speed,
+            bridge: raw.bridge,
+            up: raw.up,
+            sndbuf: raw.sndbuf,
+            pcap: raw.pcap,
+            fault: raw.fault,
+            port,
+            name,
+        })
+    }
+}
+
+impl PortPlan {
+    fn new(raw: &RawNet, place: impl Fn() -> String) -> Result<Self, PlanError> {
+        let has_interface = raw.tap.is_some() || raw.macvtap.is_some() || raw.tap_fds.is_some();
+        for (key, is_set) in [
+            ("bridge", raw.bridge.is_some()),
+            ("up", raw.up.is_some()),
+            ("sndbuf", raw.sndbuf.is_some()),
+        ] {
+            if is_set && !has_interface {
+                return error(place(), key, "needs tap, tap_fds or macvtap");
+            }
+        }
+        if raw.must_exist && raw.tap.is_none() {
+            return error(place(), "must_exist", "needs tap");
+        }
+        if raw.generate.is_some() && !raw.null {
+            return error(place(), "generate", "needs null");
+        }
+        match (&raw.tap, &raw.tap_fds, &raw.macvtap, raw.null) {
+            (Some(name), None, None, false) => {
+                Ok(Self::Tap { name: name.clone(), must_exist: raw.must_exist })
+            }
+            (None, Some(fds), None, false) if fds.is_empty() => {
+                error(place(), "tap_fds", "is empty")
+            }
+            (None, Some(fds), None, false) => match fds.iter().find(|fd| **fd < 3) {
+                Some(fd) => error(place(), "tap_fds", format!("{fd} was not handed in")),
+                None => Ok(Self::TapFds(fds.clone())),
+            },
+            (None, None, Some(name), false) => Ok(Self::Macvtap { name: name.clone() }),
+            (None, None, None, true) => {
+                let generate = raw.generate.unwrap_or(0);
+                if generate != 0 && !(60..=65_553).contains(&generate) {
+                    let problem = format!("{generate} is not between 60 and 65553 bytes");
+                    return error(place(), "generate", problem);
+                }
+                Ok(Self::Null { generate })
+            }
+            (None, None, None, false) => {
+                error(place(), "tap", "is missing (or tap_fds, macvtap, null)")
+            }
+            _ => error(place(), "tap", "only one of tap, tap_fds, macvtap and null can be served"),
+        }
+    }
+}
+
+/// A local address that stays the same for a device of this name (FNV-1a of 64 bits).
+fn made_from(name: &str) -> MacAddress {
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
+    let [a, b, c, d, e, ..] = hash.to_be_bytes();
+    [0x02, a, b, c, d, e]
+}
+
+/// Two devices do not share an interface or a queue.
+pub(super) fn check_ports(nets: &[NetPlan]) -> Result<(), PlanError> {
+    let (mut names, mut fds) = (HashSet::new(), HashSet::new());
+    for net in nets {
+        let place = || format!("{}: ", net.name);
+        match &net.port {
+            PortPlan::Tap { name, .. } if !names.insert(name) => {
+                return error(place(), "tap", "is used by two devices");
+            }
+            PortPlan::Macvtap { name } if !names.insert(name) => {
+                return error(place(), "macvtap", "is used by two devices");
+            }
+            PortPlan::TapFds(list) => {
+                if let Some(fd) = list.iter().find(|fd| !fds.insert(**fd)) {
+                    return error(place(), "tap_fds", format!("{fd} is there twice"));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Plan;
+
+    fn plan(toml: &str) -> Result<Plan, String> {
+        let raw = toml::from_str(toml).map_err(|e| e.to_string())?;
+        Plan::new(raw).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_short_file_gets_its_defaults() {
+        let plan = plan("[[net]]\nsocket_path = '/s'\ntap_fds = [7, 8]\n").unwrap();
+        let net = &plan.net[0];
+        assert_eq!((net.name.as_str(), net.queue_pairs), ("net0", 2));
+        assert_eq!((net.mac[0], net.mac), (2, made_from("net0")));
+        assert_ne!(made_from("net0"), made_from("net1"));
+    }
+
+    #[test]
+    fn every_error_names_its_key() {
+        let base = "[[net]]\nname = 'a'\nsocket_path = '/s'\n";
+        for (more, key) in [
+            ("", "tap"),
+            ("tap = 't'\nnull = true", "tap"),
+            ("tap = 't'\nqueue_pairs = 0", "queue_pairs"),
+            ("tap = 't'\nqueue_pairs = 129", "queue_pairs"),
+            ("tap = 't'\nmac = '01:00:00:00:00:00'", "mac"),
+            ("tap = 't'\nmtu = 67", "mtu"),
+            ("tap = 't'\nmtu = 65536", "mtu"),
+            ("tap = 't'\nspeed = 0", "speed"),
+            ("tap = 't'\ngenerate = 64", "generate"),
+            ("null = true\ngenerate = 59", "generate"),
+            ("null = true\nbridge = 'b'", "bridge"),
+            ("null = true\nmust_exist = true", "must_exist"),
+            ("tap_fds = []", "tap_fds"),
+            ("tap_fds = [1]", "tap_fds"),
+            ("tap_fds = [7, 7]", "tap_fds"),
+            ("tap = 't'\nfd = 3", "fd"),
+            ("tap = 't'\ncolour = 1", "colour"),
+        ] {
+            let message = plan(&format!("{base}{more}\n")).expect_err(more);
+            assert!(message.contains(key), "{more}\n-> {message}");
+        }
+        let twice =
+            format!("{base}tap = 't'\n[[net]]\nname = 'b'\nsocket_path = '/t'\ntap = 't'\n");
+        assert!(plan(&twice).expect_err("twice").contains("b: tap"));
+    }
+}
