@@ -1,7 +1,8 @@
 //! `tap`: a host's interface, one file descriptor per queue pair.
 //!
 //! Joined or created by name, or handed in as file descriptors. What was created goes away with the
-//! port; what was joined stays, with no offload left on. A macvtap is served by the same code.
+//! port; what was joined stays, with no offload left on. A macvtap's queues are served by the same
+//! code (see [`super::macvtap`]).
 
 mod error;
 mod queue;
@@ -99,6 +100,7 @@ pub struct TapPort {
     links: Links,
     /// The number of the interface, if it is in this network namespace.
     index: Option<u32>,
+    guest_mac: Option<[u8; 6]>,
     state: Mutex<State>,
 }
 
@@ -140,6 +142,7 @@ impl TapPort {
         }
         let offloads = probe_offloads(&opened.fds[0]).map_err(|e| system("set its offloads", e))?;
         let mtu = apply(&opened, settings)?;
+        let is_stacked = opened.link.as_ref().filter(|link| link.tap.is_none());
         let port = Self {
             kind: opened.kind,
             queues: opened.fds.into_iter().map(Arc::new).collect(),
@@ -147,6 +150,7 @@ impl TapPort {
             is_handed_in: opened.is_handed_in,
             offloads,
             index: opened.link.as_ref().map(|link| link.index),
+            guest_mac: is_stacked.and_then(|link| link.address),
             links: opened.links,
             state: Mutex::new(State { attached: opened.attached, mtu }),
             name: opened.name,
@@ -159,6 +163,12 @@ impl TapPort {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The address that the guest must have to receive anything, if it may not choose one itself.
+    #[must_use]
+    pub fn guest_mac(&self) -> Option<[u8; 6]> {
+        self.guest_mac
     }
 
     /// Nobody serves the queues yet; the host must not choose them for its flows.
@@ -373,9 +383,6 @@ fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
         if flags & sys::IFF_VNET_HDR == 0 {
             return Err(TapError::FdHeader(number));
         }
-        if flags & sys::IFF_NO_PI == 0 {
-            return Err(TapError::FdPacketInfo(number));
-        }
         if !name.is_empty() && name != own_name {
             return Err(TapError::FdOther { fd: number, name: own_name, other: name });
         }
@@ -390,13 +397,18 @@ fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
     // The interface may live in another network namespace than ours, where its name is another's.
     let address = sys::hardware_address(fds[0].as_fd()).ok();
     let link = find(&links, &name)?.filter(|link| link.address == address);
+    // Not told by TUNGETIFF: the bit of IFF_NO_PI says there whether the tap filters.
+    let tap = link.as_ref().and_then(|link| link.tap);
+    if tap.is_some_and(|tap| tap.has_packet_info) {
+        return Err(TapError::FdPacketInfo(fds[0].as_raw_fd()));
+    }
     let is_multi_queue = all_flags & sys::IFF_MULTI_QUEUE != 0;
     let kind = "tap";
     let is_handed_in = true;
     Ok(Opened { kind, name, fds, is_multi_queue, attached, is_handed_in, links, link })
 }
 
-/// Sets what was asked for; gives the MTU.
+/// Sets what was asked for and is not so already (which needs no capability); gives the MTU.
 fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u16>, TapError> {
     let name = &opened.name;
     let Some(link) = &opened.link else {
@@ -404,7 +416,7 @@ fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u16>, TapErr
         return if wants { Err(TapError::Elsewhere(name.clone())) } else { Ok(None) };
     };
     let set = |change| opened.links.set(link.index, &change);
-    if let Some(mtu) = settings.mtu {
+    if let Some(mtu) = settings.mtu.filter(|mtu| u32::from(*mtu) != link.mtu) {
         set(Change { mtu: Some(mtu.into()), ..Change::default() }).map_err(
             |errno| match errno {
                 Errno::INVAL => TapError::MtuRefused { name: name.clone(), mtu },
@@ -421,10 +433,12 @@ fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u16>, TapErr
         if link.master.is_some_and(|master| master != found.index) {
             return Err(TapError::OtherBridge(name.clone()));
         }
-        set(Change { master: Some(found.index), ..Change::default() })
-            .map_err(|errno| TapError::system(name, "join the bridge", errno))?;
+        if link.master.is_none() {
+            set(Change { master: Some(found.index), ..Change::default() })
+                .map_err(|errno| TapError::system(name, "join the bridge", errno))?;
+        }
     }
-    if let Some(up) = settings.up {
+    if let Some(up) = settings.up.filter(|up| *up != link.is_up) {
         set(Change { up: Some(up), ..Change::default() })
             .map_err(|errno| TapError::system(name, "set it up or down", errno))?;
     }

@@ -30,6 +30,7 @@ const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_TUN_TYPE: u16 = 3;
+const IFLA_TUN_PI: u16 = 4;
 const IFLA_TUN_MULTI_QUEUE: u16 = 7;
 const IFLA_TUN_NUM_QUEUES: u16 = 8;
 const IFLA_TUN_NUM_DISABLED_QUEUES: u16 = 9;
@@ -58,9 +59,11 @@ pub struct Link {
 /// What is known of a tap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapLink {
+    /// Puts packet information before frames.
+    pub has_packet_info: bool,
     /// Takes several queues.
     pub is_multi_queue: bool,
-    /// Queues that the host uses.
+    /// Queues that the host uses; 0 if it is not multi-queue, as this is not told then.
     pub attached: u32,
     /// Queues that are open, but which the host does not use.
     pub detached: u32,
@@ -238,6 +241,7 @@ fn parse_info(bytes: &[u8], link: &mut Link) {
     for (kind, value) in attributes(data) {
         match kind {
             IFLA_TUN_TYPE => is_tap = value.first() == Some(&TUN_TYPE_TAP),
+            IFLA_TUN_PI => tap.has_packet_info = value.first() == Some(&1),
             IFLA_TUN_MULTI_QUEUE => tap.is_multi_queue = value.first() == Some(&1),
             IFLA_TUN_NUM_QUEUES => tap.attached = u32_at(value, 0).unwrap_or(0),
             IFLA_TUN_NUM_DISABLED_QUEUES => tap.detached = u32_at(value, 0).unwrap_or(0),

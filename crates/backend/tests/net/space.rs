@@ -1,7 +1,6 @@
 //! A network namespace of a test's own, its interfaces, and frames made by hand.
-#![allow(dead_code, reason = "each test program uses its own part")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a part of tests")]
 
+use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
 use manyring_backend::net::{Frames, Port, PortRx, PortTx, Readiness, Sent};
 use manyring_backend::sys::link::{Link, Links};
 use manyring_memory::{GuestSlice, Mapping};
@@ -9,10 +8,13 @@ use manyring_wire::net::{HEADER_SIZE, RawHeader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::thread::UnshareFlags;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// The address of a frame's maker, as the kernel is told it.
 pub(crate) const GUEST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x11];
+/// The host's address in tests that need one, and the guest's.
+pub(crate) const HOST: [u8; 4] = [10, 77, 0, 1];
+pub(crate) const GUEST: [u8; 4] = [10, 77, 0, 2];
 /// Patience with the kernel in milliseconds.
 const PATIENCE_MS: i64 = 5000;
 
@@ -45,7 +47,9 @@ fn enter_own_space() {
 /// Runs a command, words split at spaces, in the calling thread's namespaces.
 pub(crate) fn run(command: &str) -> String {
     let words: Vec<_> = command.split(' ').collect();
-    let output = Command::new(words[0]).args(&words[1..]).output().expect(command);
+    // There may be no /dev/null.
+    let output = Command::new(words[0]).args(&words[1..]).stdin(Stdio::inherit()).output();
+    let output = output.expect(command);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command}: {error}");
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -60,6 +64,41 @@ pub(crate) fn link(name: &str) -> Option<Link> {
 pub(crate) fn queues(name: &str) -> (u32, u32) {
     let tap = link(name).unwrap().tap.unwrap();
     (tap.attached, tap.detached)
+}
+
+/// Waits until there is no interface `name`. A command that another test starts has copies of all
+/// file descriptors for a moment, which keep a tap alive.
+pub(crate) fn wait_until_gone(name: &str) {
+    wait_until(|| link(name).is_none());
+}
+
+/// Opens a tap that may have been in use a moment ago, for the same reason.
+pub(crate) fn open_when_free(options: impl Fn() -> TapOptions) -> TapPort {
+    let mut port = None;
+    wait_until(|| match TapPort::open(options()) {
+        Err(TapError::Busy(_)) => false,
+        result => {
+            port = Some(result.unwrap());
+            true
+        }
+    });
+    port.unwrap()
+}
+
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    for _ in 0..PATIENCE_MS {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("it never is so");
+}
+
+/// A tap to create or join by name.
+pub(crate) fn named(name: &str, queue_pairs: usize) -> TapOptions {
+    let source = TapSource::Name { name: name.into(), must_exist: false };
+    TapOptions { source, queue_pairs, sndbuf: None, mtu: None, bridge: None, up: Some(true) }
 }
 
 /// Memory for frames, and a burst.

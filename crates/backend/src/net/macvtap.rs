@@ -1,0 +1,120 @@
+//! `macvtap`: an interface on top of another one, whose queues are read and written like a tap's.
+//!
+//! It must exist. Every queue is one opening of its device node, `/dev/tap<number>`, which may be
+//! another interface's (numbers are unique in one network namespace only) or missing (containers):
+//! then a node of our own is made for the moment.
+
+use super::tap::{
+    Opened, QUEUE_FLAGS, Settings, TapError, TapPort, check_mtu, check_name, check_queue_pairs,
+    find, join_error, open_links,
+};
+use crate::sys::link::Link;
+use crate::sys::tuntap as sys;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat, stat, unlink};
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Which macvtap, and what to set of it.
+#[derive(Clone, Debug)]
+pub struct MacvtapOptions {
+    /// The interface: 1 to 15 bytes.
+    pub name: String,
+    /// Queue pairs, 1 to 256.
+    pub queue_pairs: usize,
+    /// Bytes sent that the host has not passed on yet, at most; `None`: the host's choice.
+    pub sndbuf: Option<u32>,
+    /// Bytes; `None`: as it is.
+    pub mtu: Option<u16>,
+    /// Set it up or down; `None`: as it is.
+    pub up: Option<bool>,
+}
+
+/// Opens a macvtap. Of several queues the host uses none yet. Its frames are those to its own
+/// address: see [`TapPort::guest_mac`].
+///
+/// # Errors
+/// [`TapError`], in words for an operator. A macvtap that others have open too is not noticed.
+pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
+    let MacvtapOptions { name, queue_pairs, sndbuf, mtu, up } = options;
+    check_queue_pairs(*queue_pairs)?;
+    check_mtu(*mtu)?;
+    check_name(name)?;
+    let links = open_links(name)?;
+    let link = find(&links, name)?.ok_or_else(|| TapError::Missing(name.clone()))?;
+    if !matches!(link.kind.as_str(), "macvtap" | "ipvtap") {
+        return Err(TapError::WrongKind(name.clone(), "macvtap"));
+    }
+    let is_multi_queue = *queue_pairs > 1;
+    let flags = QUEUE_FLAGS | if is_multi_queue { sys::IFF_MULTI_QUEUE } else { 0 };
+    let fds = (0..*queue_pairs).map(|_| {
+        let fd = open_queue(name, &link)?;
+        sys::join(fd.as_fd(), name, flags).map_err(|errno| join_error(name, errno))?;
+        Ok(fd)
+    });
+    let opened = Opened {
+        kind: "macvtap",
+        name: name.clone(),
+        fds: fds.collect::<Result<_, _>>()?,
+        is_multi_queue,
+        attached: vec![true; *queue_pairs],
+        is_handed_in: false,
+        links,
+        link: Some(link),
+    };
+    TapPort::assemble(opened, &Settings { sndbuf: *sndbuf, mtu: *mtu, up: *up, bridge: None })
+}
+
+/// A new queue of the interface, and of no other.
+fn open_queue(name: &str, link: &Link) -> Result<OwnedFd, TapError> {
+    let failed = |errno| match errno {
+        // All queues that there can be.
+        Errno::BUSY => TapError::Busy(name.to_owned()),
+        Errno::ACCESS => TapError::system(name, "open its device node", Errno::PERM),
+        errno => TapError::system(name, "open its device node", errno),
+    };
+    let node = PathBuf::from(format!("/dev/tap{}", link.index));
+    let there =
+        stat(&node).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode).is_char_device());
+    let wanted = device_number(name, link.index);
+    let fd = match (there, wanted) {
+        (Some(stat), Some(wanted)) if stat.st_rdev == wanted => sys::open(&node),
+        (Some(_), None) => sys::open(&node),
+        (_, Some(wanted)) => open_own_node(wanted),
+        (None, None) => Err(Errno::NOENT),
+    }
+    .map_err(failed)?;
+    let is_it = sys::interface(fd.as_fd()).is_ok_and(|(found, _)| found == name)
+        && sys::hardware_address(fd.as_fd()).ok() == link.address;
+    if is_it { Ok(fd) } else { Err(failed(Errno::NODEV)) }
+}
+
+/// The number of the interface's node; `None` where sysfs does not know this interface, as it
+/// shows those of the network namespace in which it was mounted.
+fn device_number(name: &str, index: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{name}/tap{index}/dev")).ok()?;
+    let (major, minor) = text.trim().split_once(':')?;
+    Some(makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Opens character device `number` by a node that is gone afterwards.
+fn open_own_node(number: u64) -> Result<OwnedFd, Errno> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let mut last = Errno::NOENT;
+    // One of them allows device nodes, and writing.
+    for folder in [Path::new("/dev"), Path::new("/run"), &std::env::temp_dir()] {
+        let unique = COUNT.fetch_add(1, Ordering::Relaxed);
+        let node = folder.join(format!(".manyring-{}-{unique}", std::process::id()));
+        let mode = Mode::RUSR | Mode::WUSR;
+        let result = mknodat(CWD, &node, FileType::CharacterDevice, mode, number).and_then(|()| {
+            let fd = sys::open(&node);
+            unlink(&node).and(fd)
+        });
+        match result {
+            Ok(fd) => return Ok(fd),
+            Err(errno) => last = errno,
+        }
+    }
+    Err(last)
+}

@@ -1,0 +1,103 @@
+//! A macvtap over a veth, whose other end is the kernel's.
+
+use crate::space::{GUEST, Guest, HOST, ether_type, ethernet, halves, in_own_space, ipv4, is_ipv4};
+use crate::space::{checksum, run};
+use manyring_backend::net::Port;
+use manyring_backend::net::macvtap::{self, MacvtapOptions};
+use std::net::UdpSocket;
+
+const UDP: u8 = 17;
+const FLOWS: usize = 64;
+
+fn options(queue_pairs: usize) -> MacvtapOptions {
+    MacvtapOptions { name: "mv0".into(), queue_pairs, sndbuf: None, mtu: None, up: Some(true) }
+}
+
+/// `far0` with the host's address, and `mv0` on top of its other end.
+fn make() {
+    run("ip link add near0 type veth peer name far0");
+    run("ip link set near0 up");
+    run("ip link set far0 up");
+    run("ip addr add 10.77.0.1/24 dev far0");
+    run("ip link add link near0 name mv0 type macvtap mode bridge");
+}
+
+#[test]
+fn a_macvtap_with_two_queues_takes_and_delivers() {
+    in_own_space(|| {
+        make();
+        let port = macvtap::open(&options(2)).unwrap();
+        assert_eq!((port.kind(), port.queue_pairs(), port.mtu()), ("macvtap", 2, Some(1500)));
+        let mac = port.guest_mac().unwrap();
+        let text: Vec<_> = mac.iter().map(|b| format!("{b:02x}")).collect();
+        run(&format!("ip neigh add 10.77.0.2 lladdr {} dev far0 nud permanent", text.join(":")));
+        port.set_attached(0, true).unwrap();
+        port.set_attached(1, true).unwrap();
+        port.set_attached(1, true).unwrap();
+        let (mut tx, mut rx0) = halves(&port, 0);
+        let (mut tx1, mut rx1) = halves(&port, 1);
+        let mut guest = Guest::new();
+        // From the guest by both queues, to a socket of the kernel's.
+        let socket = UdpSocket::bind("10.77.0.1:4000").unwrap();
+        socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+        let host_mac = crate::space::link("far0").unwrap().address.unwrap();
+        for tx in [&mut tx, &mut tx1] {
+            guest.send(&mut **tx, &ethernet(host_mac, mac, 0x0800, &datagram(b"to the host")));
+            let mut bytes = [0; 32];
+            let (len, from) = socket.recv_from(&mut bytes).unwrap();
+            assert_eq!(
+                (&bytes[..len], from.to_string()),
+                (&b"to the host"[..], "10.77.0.2:5000".into())
+            );
+        }
+        // From the kernel, spread over both queues.
+        let mut counts = |guest: &mut Guest| {
+            for _ in 0..FLOWS {
+                let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+                socket.send_to(&[7; 100], "10.77.0.2:9").unwrap();
+            }
+            let is_it = |frame: &[u8]| ether_type(frame) == 0x0800 && is_ipv4(frame, UDP);
+            (guest.drain(&mut *rx0, is_it), guest.drain(&mut *rx1, is_it))
+        };
+        let (first, second) = counts(&mut guest);
+        assert!(first > 0 && second > 0, "{first} {second}");
+        assert_eq!(first + second, FLOWS);
+        port.set_attached(0, false).unwrap();
+        assert_eq!(counts(&mut guest), (0, FLOWS));
+        port.set_offloads(port.given()).unwrap();
+        port.set_mtu(1400).unwrap();
+        assert_eq!(crate::space::link("mv0").unwrap().mtu, 1400);
+        port.set_link(false);
+    });
+}
+
+/// A datagram from port 5000 to port 4000.
+fn datagram(data: &[u8]) -> Vec<u8> {
+    let len = u16::try_from(8 + data.len()).unwrap();
+    let ports = [5000u16.to_be_bytes(), 4000u16.to_be_bytes(), len.to_be_bytes()].concat();
+    let pseudo = [&GUEST[..], &HOST, &[0, UDP], &len.to_be_bytes()].concat();
+    let sum = checksum(&[&pseudo[..], &ports, &[0, 0], data].concat());
+    ipv4(GUEST, HOST, UDP, &[&ports[..], &sum.to_be_bytes(), data].concat())
+}
+
+#[test]
+fn a_macvtap_opens_where_its_node_is_missing() {
+    in_own_space(|| {
+        make();
+        // A folder of devices without any.
+        run("mount -t tmpfs -o mode=755 tmpfs /dev");
+        macvtap::open(&options(1)).unwrap();
+        assert_eq!(std::fs::read_dir("/dev").unwrap().count(), 0, "its own node is gone again");
+        run("umount --lazy /dev");
+        // The system says nothing about it, but its node may be there.
+        let index = crate::space::link("mv0").unwrap().index;
+        let number = std::fs::read_to_string(format!("/sys/class/net/mv0/tap{index}/dev")).unwrap();
+        let (major, minor) = number.trim().split_once(':').unwrap();
+        run("mount -t tmpfs -o mode=755 tmpfs /dev");
+        run("mount -t tmpfs tmpfs /sys");
+        let error = macvtap::open(&options(1)).unwrap_err().to_string();
+        assert_eq!(error, "mv0: cannot open its device node");
+        run(&format!("mknod /dev/tap{index} c {major} {minor}"));
+        macvtap::open(&options(1)).unwrap();
+    });
+}

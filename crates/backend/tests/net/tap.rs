@@ -1,0 +1,165 @@
+//! One queue of a tap: what is sent arrives, what cannot be sent is told apart, and what the tap
+//! was before it is again.
+
+use crate::space::{
+    GUEST, GUEST_MAC, Guest, HOST, arp_request, echo_request, ether_type, ethernet,
+};
+use crate::space::{
+    halves, in_own_space, ipv4, is_ipv4, link, named, open_when_free, run, wait_for_input,
+    wait_until_gone,
+};
+use manyring_backend::net::tap::{TapOptions, TapPort};
+use manyring_backend::net::{Frames, Port, Readiness, Sent, Stop};
+use manyring_memory::{Mapping, install_sigbus_handler};
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawHeader};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+#[test]
+fn the_kernel_answers_arp_and_echo_through_a_tap_that_goes_with_its_port() {
+    in_own_space(|| {
+        let port = TapPort::open(named("mr%d", 1)).unwrap();
+        assert_eq!((port.name(), port.mtu(), port.queue_pairs()), ("mr0", Some(1500), 1));
+        assert_eq!((port.kind(), port.guest_mac()), ("tap", None));
+        run("ip addr add 10.77.0.1/24 dev mr0");
+        let (mut tx, mut rx) = halves(&port, 0);
+        let mut guest = Guest::new();
+        guest.send(&mut *tx, &arp_request(GUEST, HOST));
+        let (_, reply) = guest.recv(&mut *rx, |frame| ether_type(frame) == 0x0806);
+        assert_eq!((&reply[..6], reply[21], &reply[28..32]), (&GUEST_MAC[..], 2, &HOST[..]));
+        let host_mac: [u8; 6] = reply[6..12].try_into().unwrap();
+        assert_eq!(link("mr0").unwrap().address, Some(host_mac));
+        // In one piece, and in more pieces than one call takes.
+        for (sequence, piece) in [(7, 4096), (8, 1)] {
+            let packet = ipv4(GUEST, HOST, 1, &echo_request(sequence, 1400));
+            let frame = ethernet(host_mac, GUEST_MAC, 0x0800, &packet);
+            let sent = guest.send_in(&mut *tx, RawHeader::default(), &frame, piece);
+            assert_eq!(sent, Sent { taken: 1, ..Sent::default() });
+            assert!(wait_for_input(&*rx));
+            let (header, reply) = loop {
+                match guest.try_recv_in(&mut *rx, piece.max(64)) {
+                    Ok((header, frame)) if is_ipv4(&frame, 1) => break (header, frame),
+                    other => assert!(matches!(other, Ok(_) | Err(Errno::AGAIN)), "{other:?}"),
+                }
+            };
+            assert_eq!((header.gso_type, reply.len()), (0, 14 + 28 + 1400));
+            assert_eq!((reply[34], &reply[38..]), (0, &packet[24..]));
+        }
+        drop((tx, rx, port));
+        // What it created goes with it.
+        wait_until_gone("mr0");
+    });
+}
+
+#[test]
+fn a_joined_tap_stays_with_its_settings_and_without_offloads() {
+    in_own_space(|| {
+        run("ip tuntap add dev mr0 mode tap");
+        run("ip link add br0 type bridge");
+        let options = TapOptions {
+            mtu: Some(9000),
+            bridge: Some("br0".into()),
+            sndbuf: Some(1 << 20),
+            ..named("mr0", 1)
+        };
+        let port = TapPort::open(options).unwrap();
+        let there = link("mr0").unwrap();
+        assert_eq!((port.mtu(), there.mtu, there.is_up), (Some(9000), 9000, true));
+        assert_eq!(there.master, Some(link("br0").unwrap().index));
+        port.set_mtu(1400).unwrap();
+        assert_eq!((port.mtu(), link("mr0").unwrap().mtu), (Some(1400), 1400));
+        assert_eq!(port.set_mtu(65522), Err(Errno::INVAL));
+        assert_eq!(port.mtu(), Some(1400));
+        port.set_offloads(port.given()).unwrap();
+        assert!(run("ethtool -k mr0").contains("tcp-segmentation-offload: on"));
+        port.set_link(false);
+        assert!(run("ip link show mr0").contains("NO-CARRIER"));
+        port.set_link(true);
+        assert!(!run("ip link show mr0").contains("NO-CARRIER"));
+        drop(port);
+        assert!(run("ethtool -k mr0").contains("tcp-segmentation-offload: off"));
+        let there = link("mr0").unwrap();
+        assert_eq!((there.mtu, there.is_up), (1400, true));
+        // Once more, without a word about what it is.
+        let again = open_when_free(|| TapOptions { up: None, ..named("mr0", 1) });
+        assert_eq!((again.mtu(), link("mr0").unwrap().master), (Some(1400), there.master));
+    });
+}
+
+#[test]
+fn frames_that_the_host_will_not_have_are_told_apart() {
+    install_sigbus_handler();
+    in_own_space(|| {
+        let port = TapPort::open(TapOptions { up: Some(false), ..named("mr0", 1) }).unwrap();
+        let (mut tx, mut rx) = halves(&port, 0);
+        let mut guest = Guest::new();
+        let frame = arp_request(GUEST, HOST);
+        let sent = guest.send_burst(&mut *tx, &frame, 3);
+        assert_eq!(sent, Sent { taken: 3, down: 3, ..Sent::default() });
+        run("ip link set mr0 up");
+        // The checksum would lie behind the end.
+        let flags = HDR_F_NEEDS_CSUM;
+        let lie = RawHeader { flags, csum_start: 4000.into(), ..RawHeader::default() };
+        let sent = guest.send_in(&mut *tx, lie, &frame, 4096);
+        assert_eq!(sent, Sent { taken: 1, refused: 1, ..Sent::default() });
+        let sent = guest.send_in(&mut *tx, RawHeader::default(), &frame[..9], 4096);
+        assert_eq!(sent, Sent { taken: 1, refused: 1, ..Sent::default() });
+        // Memory that was cut away, between two frames that are whole.
+        let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 8192).unwrap();
+        let memory = Mapping::of_file(&file, 0, 8192).unwrap();
+        memory.slice(0, 4096).unwrap().write_from(&frame);
+        let mut frames = Frames::new().unwrap();
+        for offset in [0, 4096, 0] {
+            let slices = [memory.slice(offset, frame.len()).unwrap()];
+            frames.push(&RawHeader::default(), &slices, 0, frame.len());
+        }
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        assert_eq!(tx.send(&frames, 0), Sent { taken: 3, faulted: 1, ..Sent::default() });
+        assert_eq!(tx.send(&frames, 1), Sent { taken: 2, faulted: 1, ..Sent::default() });
+        guest.drain(&mut *rx, |_| true);
+        run("ip link del mr0");
+        assert_eq!(guest.send_burst(&mut *tx, &frame, 1).down, 1, "it is gone");
+        assert!(!matches!(guest.try_recv(&mut *rx), Err(Errno::AGAIN) | Ok(_)));
+    });
+}
+
+/// Frames are held by a slow interface on the other side of a bridge.
+#[test]
+fn a_full_send_buffer_blocks_in_order_until_there_is_room() {
+    in_own_space(|| {
+        run("ip link add br0 type bridge");
+        run("ip link set br0 up");
+        let bridge = Some("br0".to_owned());
+        let _slow = TapPort::open(TapOptions { bridge: bridge.clone(), ..named("slow0", 1) });
+        run("tc qdisc add dev slow0 root tbf rate 400kbit burst 2000 limit 1000000");
+        let sndbuf = Some(20_000);
+        let options = TapOptions { sndbuf, bridge, ..named("mr0", 1) };
+        let port = TapPort::open(options).unwrap();
+        let (mut tx, _rx) = halves(&port, 0);
+        let mut guest = Guest::new();
+        let frame = ethernet([2; 6], GUEST_MAC, 0x88b5, &[0; 1000]);
+        let sent = guest.send_burst(&mut *tx, &frame, 64);
+        assert_eq!((sent.stop, sent.refused + sent.down), (Some(Stop::Blocked), 0));
+        assert!((1..64).contains(&sent.taken), "{sent:?}");
+        let Readiness::Fd(fd) = tx.readiness() else { panic!("a file descriptor") };
+        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+        let patience = Timespec { tv_sec: 5, tv_nsec: 0 };
+        assert_eq!(poll(&mut fds, Some(&patience)), Ok(1));
+        assert!(guest.send_burst(&mut *tx, &frame, 64).taken > 0);
+    });
+}
+
+#[test]
+fn a_receiver_with_little_room_gets_the_start_of_a_frame() {
+    in_own_space(|| {
+        let port = TapPort::open(named("mr0", 1)).unwrap();
+        run("ip addr add 10.77.0.1/24 dev mr0");
+        let (mut tx, mut rx) = halves(&port, 0);
+        let mut guest = Guest::new();
+        guest.send(&mut *tx, &arp_request(GUEST, HOST));
+        assert!(wait_for_input(&*rx));
+        let room = &guest.buffers(HEADER_SIZE + 14)[..1];
+        assert_eq!(rx.recv(room), Ok(HEADER_SIZE + 14));
+    });
+}
