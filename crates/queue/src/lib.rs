@@ -196,9 +196,17 @@ impl DriverQueue {
         each!(self, queue => queue.publish())
     }
 
-    /// Takes a used chain: its id and how many bytes the device wrote.
+    /// Takes a used chain: its id and how many bytes the device wrote. Looks at the ring only when
+    /// all chains that were seen before are taken.
     pub fn take_used(&mut self) -> Option<(u16, u32)> {
         each!(self, queue => queue.take_used())
+    }
+
+    /// Used chains that the last look has seen and that are not taken: all of them became visible
+    /// before it, those of one frame together.
+    #[must_use]
+    pub fn used_count(&self) -> u16 {
+        each!(self, queue => queue.used_count())
     }
 
     /// Asks for used buffer notifications and looks again. True: there is work, do not sleep.

@@ -178,3 +178,28 @@ fn a_chain_across_two_regions_and_a_table_across_two_regions_are_followed() {
     assert_eq!(readable.iter().map(|s| s.len()).collect::<Vec<_>>(), [5, 7]);
     device.push_used(chain, 0);
 }
+
+#[test]
+fn the_driver_counts_what_became_visible_together_until_it_looks_again() {
+    let rig = Rig::new(8, EVENT_IDX, 65_534);
+    let mut driver = rig.driver();
+    let mut device = rig.device();
+    for n in 0..5 {
+        driver.add(&[], &[(BUFFERS + n, 1)]).unwrap();
+    }
+    driver.publish();
+    let mut batch = Batch::new();
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 5);
+    let mut return_chains = |which: std::ops::Range<usize>| {
+        which.for_each(|n| device.push_used(batch.take(n).unwrap().0, 1));
+        device.publish();
+    };
+    assert_eq!(driver.used_count(), 0);
+    return_chains(0..3);
+    assert!(driver.take_used().is_some());
+    assert_eq!(driver.used_count(), 2);
+    return_chains(3..5);
+    assert_eq!(driver.used_count(), 2, "what came later is not of the same look");
+    assert_eq!((0..4).filter(|_| driver.take_used().is_some()).count(), 4);
+    assert_eq!((driver.used_count(), driver.take_used()), (0, None));
+}

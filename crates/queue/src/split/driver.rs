@@ -25,6 +25,8 @@ pub struct DriverHalf {
     avail_idx: u16,
     published_idx: u16,
     last_used: u16,
+    /// The device's used index as last read: its cache line is fetched once per batch.
+    used_idx: u16,
 }
 
 impl DriverHalf {
@@ -59,6 +61,7 @@ impl DriverHalf {
             avail_idx: config.base,
             published_idx: config.base,
             last_used: config.base,
+            used_idx: config.base,
         }
     }
 
@@ -144,9 +147,12 @@ impl DriverHalf {
 
     /// See [`crate::DriverQueue::take_used`].
     pub fn take_used(&mut self) -> Option<(u16, u32)> {
-        // Acquire: the used entry is read after the index that covers it.
-        if self.areas.used.load_u16_acquire(RING_IDX) == self.last_used {
-            return None;
+        if self.used_idx == self.last_used {
+            // Acquire: the used entry is read after the index that covers it.
+            self.used_idx = self.areas.used.load_u16_acquire(RING_IDX);
+            if self.used_idx == self.last_used {
+                return None;
+            }
         }
         let slot = self.last_used & (self.size - 1);
         let (id, written) = self.areas.used.load_pair(used_entry(slot));
@@ -157,6 +163,12 @@ impl DriverHalf {
         assert!(count > 0, "the device returned chain {head}, which is not in flight");
         self.free_chain(head, count);
         Some((head, written))
+    }
+
+    /// See [`crate::DriverQueue::used_count`].
+    #[must_use]
+    pub fn used_count(&self) -> u16 {
+        self.used_idx.wrapping_sub(self.last_used)
     }
 
     fn free_chain(&mut self, head: u16, count: u16) {
