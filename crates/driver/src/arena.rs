@@ -2,7 +2,8 @@
 
 use crate::DriverError;
 use manyring_memory::{
-    GuestAddr, GuestMemory, LastHit, RegionSpec, Words, copy_from_slices, copy_to_slices,
+    GuestAddr, GuestMemory, GuestSlice, LastHit, RegionSpec, Words, copy_from_slices,
+    copy_to_slices,
 };
 use manyring_wire::vhost_user::Region;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -118,11 +119,16 @@ impl Arena {
         Ok(())
     }
 
-    fn slices(
-        &self,
-        addr: u64,
-        len: usize,
-    ) -> Result<Vec<manyring_memory::GuestSlice>, DriverError> {
+    /// The `len` bytes at guest address `addr`, all in one region. Whoever keeps the slice keeps
+    /// the arena.
+    pub(crate) fn slice(&self, addr: u64, len: usize) -> Result<GuestSlice, DriverError> {
+        match self.slices(addr, len)?[..] {
+            [slice] => Ok(slice),
+            _ => Err(DriverError::TooLong { len, max: 0 }),
+        }
+    }
+
+    fn slices(&self, addr: u64, len: usize) -> Result<Vec<GuestSlice>, DriverError> {
         let mut slices = Vec::with_capacity(1);
         if len > 0 {
             let len32 = u32::try_from(len);

@@ -33,6 +33,12 @@ pub enum DriverError {
     Timeout,
     #[error("the device returned a buffer and did not call")]
     LostCall,
+    #[error("a frame of {buffers} buffers of which {visible} are visible")]
+    Split { buffers: u16, visible: u16 },
+    #[error("a received frame whose first buffer has {written} bytes, no whole header")]
+    ShortFrame { written: u32 },
+    #[error("there is no control queue")]
+    NoControlQueue,
     #[error("the device answered with status {0}")]
     Status(u8),
 }

@@ -1,4 +1,4 @@
-//! The guest's side, for tests and bench: guest memory, a front-end, a virtio-blk driver.
+//! The guest's side, for tests and bench: guest memory, a front-end, virtio drivers.
 //!
 //! transport -> queue -> device -> backend; **driver** stands across from the transport, where a
 //! guest would be. It is never linked into the daemon.
@@ -8,6 +8,7 @@
 //! Vring     a driver queue in an arena, with its kick, call and err eventfds
 //! FrontEnd  the vhost-user front-end over a blocking socket
 //! BlkDriver a virtio-blk driver over the three
+//! NetDriver a virtio-net driver: queue pairs, each movable to a thread; the control queue
 //! hostile   a toolbox that spoils a valid ring
 //! ```
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@ mod arena;
 mod blk;
 mod error;
 pub mod hostile;
+mod net;
 mod request;
 mod vhost_user;
 mod vring;
@@ -23,6 +25,10 @@ mod vring;
 pub use arena::{Arena, TableEntry};
 pub use blk::{BlkDriver, BlkQueue};
 pub use error::DriverError;
+pub use net::{
+    ControlOwner, ControlQueue, CtrlAnswer, NetCounters, NetDriver, NetOptions, NetPair, NetRx,
+    NetTx,
+};
 pub use request::{BlkOptions, Done, Op};
 pub use vhost_user::FrontEnd;
 pub use vring::Vring;

@@ -1,5 +1,6 @@
 //! `FrontEnd`: the vhost-user master over a blocking socket.
 
+mod net;
 mod start;
 
 use crate::vring::now;
@@ -27,7 +28,8 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct FrontEnd {
     stream: UnixStream,
-    reply_ack: bool,
+    /// The protocol features that were agreed on.
+    protocol: u64,
 }
 
 impl Drop for FrontEnd {
@@ -61,7 +63,7 @@ impl FrontEnd {
     pub fn from_stream(stream: UnixStream) -> Result<Self, DriverError> {
         stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
-        Ok(Self { stream, reply_ack: false })
+        Ok(Self { stream, protocol: 0 })
     }
 
     /// The socket.
@@ -141,7 +143,7 @@ impl FrontEnd {
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), DriverError> {
-        if !self.reply_ack {
+        if !self.has_reply_ack() {
             return self.send_message(request, payload, fds);
         }
         self.send_flagged(request, FLAG_VERSION | FLAG_NEED_REPLY, payload, fds)?;
@@ -177,7 +179,13 @@ impl FrontEnd {
     /// True once every setting is acknowledged.
     #[must_use]
     pub fn has_reply_ack(&self) -> bool {
-        self.reply_ack
+        self.protocol & PROTOCOL_F_REPLY_ACK != 0
+    }
+
+    /// The protocol features that were set last.
+    #[must_use]
+    pub fn agreed_protocol_features(&self) -> u64 {
+        self.protocol
     }
 
     /// `GET_FEATURES`
@@ -314,7 +322,7 @@ impl FrontEnd {
     /// See [`Self::features`].
     pub fn set_protocol_features(&mut self, features: u64) -> Result<(), DriverError> {
         self.send_message(16, &features.to_ne_bytes(), &[])?;
-        self.reply_ack = features & PROTOCOL_F_REPLY_ACK != 0;
+        self.protocol = features;
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use manyring_wire::virtqueue::{
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A virtqueue of the guest.
@@ -24,6 +25,8 @@ pub struct Vring {
     call: OwnedFd,
     err: OwnedFd,
     kicks: u64,
+    /// Calls taken off the eventfd.
+    calls: AtomicU64,
 }
 
 impl Vring {
@@ -60,6 +63,7 @@ impl Vring {
             call: eventfd(0, flags)?,
             err: eventfd(0, flags)?,
             kicks: 0,
+            calls: AtomicU64::new(0),
         })
     }
 
@@ -129,6 +133,12 @@ impl Vring {
         self.kicks
     }
 
+    /// Calls seen so far: those that [`Self::wait_call`] and [`Self::clear_call`] took.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
     /// Publishes what was added, and kicks if the device wants it. True if it did.
     ///
     /// # Errors
@@ -156,7 +166,19 @@ impl Vring {
     /// # Errors
     /// [`DriverError::System`].
     pub fn wait_call(&self, timeout: Duration) -> Result<bool, DriverError> {
-        wait_event(&self.call, timeout)
+        let count = wait_event(&self.call, timeout)?;
+        self.calls.fetch_add(count, Ordering::Relaxed);
+        Ok(count > 0)
+    }
+
+    /// Takes the calls that have come, without waiting (for a poll of one's own). False: none.
+    ///
+    /// # Errors
+    /// [`DriverError::System`].
+    pub fn clear_call(&self) -> Result<bool, DriverError> {
+        let count = clear_event(&self.call)?;
+        self.calls.fetch_add(count, Ordering::Relaxed);
+        Ok(count > 0)
     }
 
     /// Sleeps until the device tells of a broken queue, at most `timeout`. False: it did not.
@@ -164,7 +186,7 @@ impl Vring {
     /// # Errors
     /// [`DriverError::System`].
     pub fn wait_err(&self, timeout: Duration) -> Result<bool, DriverError> {
-        wait_event(&self.err, timeout)
+        Ok(wait_event(&self.err, timeout)? > 0)
     }
 
     /// Takes the next used chain, sleeping on the call for it: id and bytes written.
@@ -198,20 +220,24 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Waits for an eventfd and clears it. False: the time is over.
-fn wait_event(event: &OwnedFd, timeout: Duration) -> Result<bool, DriverError> {
+/// Waits for an eventfd and clears it. Returns its count; 0: the time is over.
+fn wait_event(event: &OwnedFd, timeout: Duration) -> Result<u64, DriverError> {
     let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
     let timeout = Timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };
     let mut fds = [PollFd::new(event, PollFlags::IN)];
     match poll(&mut fds, Some(&timeout)) {
-        Ok(0) | Err(Errno::INTR) => Ok(false),
-        Ok(_) => {
-            let mut count = [0; 8];
-            match rustix::io::read(event, &mut count) {
-                Ok(_) | Err(Errno::AGAIN) => Ok(true),
-                Err(error) => Err(error.into()),
-            }
-        }
+        Ok(0) | Err(Errno::INTR) => Ok(0),
+        Ok(_) => clear_event(event),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Takes the count of an eventfd; 0 if it was not signalled.
+fn clear_event(event: &OwnedFd) -> Result<u64, DriverError> {
+    let mut count = [0; 8];
+    match rustix::io::read(event, &mut count) {
+        Ok(_) => Ok(u64::from_ne_bytes(count)),
+        Err(Errno::AGAIN) => Ok(0),
         Err(error) => Err(error.into()),
     }
 }

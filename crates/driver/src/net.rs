@@ -1,0 +1,184 @@
+//! `NetDriver`: a virtio-net driver: queue pairs, the control queue in both ownerships.
+
+mod ctrl;
+mod options;
+mod rx;
+mod slab;
+mod tx;
+
+pub use ctrl::{ControlQueue, CtrlAnswer};
+pub use options::{ControlOwner, NetCounters, NetOptions};
+pub use rx::NetRx;
+pub use tx::NetTx;
+
+use crate::{Arena, DriverError, FrontEnd};
+use manyring_queue::RingFeatures;
+use manyring_wire::net::{
+    Config, CtrlStatus, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ, controlq, receiveq, transmitq,
+};
+use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, PROTOCOL_F_CONFIG};
+use manyring_wire::virtio::VIRTIO_F_VERSION_1;
+use std::path::Path;
+use std::sync::Arc;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// A queue pair. Owned by one thread, or by two: one for each half.
+#[derive(Debug)]
+pub struct NetPair {
+    /// The receiveq.
+    pub rx: NetRx,
+    /// The transmitq.
+    pub tx: NetTx,
+}
+
+/// A guest with a virtio-net device.
+#[derive(Debug)]
+pub struct NetDriver {
+    /// The session.
+    pub front: FrontEnd,
+    /// Guest memory.
+    pub arena: Arc<Arena>,
+    /// The queue pairs; may be moved out, one to each thread.
+    pub pairs: Vec<NetPair>,
+    /// The control queue, if the device serves it.
+    pub control: Option<ControlQueue>,
+    /// The config space as read at the start; zero without `PROTOCOL_F_CONFIG`.
+    pub config: Config,
+    /// The virtio features that were negotiated.
+    pub features: u64,
+    options: NetOptions,
+}
+
+impl NetDriver {
+    /// Connects to the device at `path` and starts its queues.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn connect(path: &Path, options: &NetOptions) -> Result<Self, DriverError> {
+        Self::start(FrontEnd::connect(path, options.patience)?, options)
+    }
+
+    /// Starts the device at the other end of a connection: all queue pairs are set up, filled and
+    /// enabled. A device that serves its control queue begins with one pair in use, as always:
+    /// [`Self::set_queue_pairs`].
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn start(mut front: FrontEnd, options: &NetOptions) -> Result<Self, DriverError> {
+        let features = negotiate(&mut front, options)?;
+        let config = read_config(&mut front)?;
+        let ring = RingFeatures::from_bits(features);
+        let per_pair = NetRx::arena_size(options) + NetTx::arena_size(options);
+        let pairs_size = u64::from(options.queue_pairs) * per_pair;
+        let size = pairs_size + ControlQueue::arena_size() + options.spare;
+        let arena = Arc::new(Arena::new(size)?);
+        let pair = |index| {
+            let rx = NetRx::new(&arena, index, features, options)?;
+            Ok(NetPair { rx, tx: NetTx::new(&arena, index, ring, options)? })
+        };
+        let pairs = (0..options.queue_pairs).map(pair).collect::<Result<_, DriverError>>()?;
+        let control = match features & VIRTIO_NET_F_CTRL_VQ {
+            0 => None,
+            _ => {
+                let index = controlq(features, config.max_virtqueue_pairs.get().into());
+                let index = u32::try_from(index).unwrap_or(u32::MAX);
+                Some(ControlQueue::new(&arena, index, ring)?)
+            }
+        };
+        let options = options.clone();
+        let mut driver = Self { front, arena, pairs, control, config, features, options };
+        driver.start_rings()?;
+        Ok(driver)
+    }
+
+    /// Gives memory and rings to the back-end, each ring from where the last back-end left it.
+    fn start_rings(&mut self) -> Result<(), DriverError> {
+        self.front.set_memory(&self.arena)?;
+        let pairs = self.pairs.iter_mut();
+        let rings = pairs.flat_map(|pair| [pair.rx.vring(), pair.tx.vring()]);
+        for vring in rings.chain(self.control.as_mut().map(ControlQueue::vring)) {
+            self.front.start_vring(vring, vring.used_idx())?;
+        }
+        Ok(())
+    }
+
+    /// Connects again after the back-end has died: same memory, same rings, from `used.idx` on, so
+    /// that frames in flight are sent again. All pairs must be in [`Self::pairs`].
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn reconnect(&mut self, path: &Path) -> Result<(), DriverError> {
+        self.front = FrontEnd::connect(path, self.options.patience)?;
+        negotiate(&mut self.front, &self.options)?;
+        self.start_rings()?;
+        for pair in &mut self.pairs {
+            pair.rx.vring().kick()?;
+            pair.tx.vring().kick()?;
+        }
+        Ok(())
+    }
+
+    /// Uses the first `count` queue pairs, the way of whoever owns the control queue: a command,
+    /// or `SET_VRING_ENABLE` for each ring.
+    ///
+    /// # Errors
+    /// [`DriverError::Status`] or [`DriverError::Refused`] if the device refuses.
+    pub fn set_queue_pairs(&mut self, count: u16) -> Result<(), DriverError> {
+        if let Some(control) = &mut self.control {
+            return match control.set_queue_pairs(count)? {
+                CtrlStatus::Ok => Ok(()),
+                CtrlStatus::Err => Err(DriverError::Status(CtrlStatus::Err as u8)),
+            };
+        }
+        for pair in 0..self.options.queue_pairs {
+            for index in [receiveq(pair.into()), transmitq(pair.into())] {
+                let index = u32::try_from(index).unwrap_or(u32::MAX);
+                self.front.set_vring_enable(index, pair < count)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what the front-end sends after a migration: the device announces the guest.
+    ///
+    /// # Errors
+    /// See [`FrontEnd::features`].
+    pub fn announce(&mut self) -> Result<(), DriverError> {
+        self.front.send_rarp(self.config.mac)
+    }
+
+    /// The control queue.
+    ///
+    /// # Errors
+    /// [`DriverError::NoControlQueue`] if the front-end owns it, or it was not offered.
+    pub fn control(&mut self) -> Result<&mut ControlQueue, DriverError> {
+        self.control.as_mut().ok_or(DriverError::NoControlQueue)
+    }
+
+    /// Queue pairs the device has, as its config space says; 1 where it does not.
+    #[must_use]
+    pub fn queue_pairs_max(&self) -> u16 {
+        match self.features & VIRTIO_NET_F_MQ {
+            0 => 1,
+            _ => self.config.max_virtqueue_pairs.get().max(1),
+        }
+    }
+}
+
+fn negotiate(front: &mut FrontEnd, options: &NetOptions) -> Result<u64, DriverError> {
+    let required = F_PROTOCOL_FEATURES | VIRTIO_F_VERSION_1;
+    front.negotiate(options.wanted(), required, options.protocol_features)
+}
+
+fn read_config(front: &mut FrontEnd) -> Result<Config, DriverError> {
+    let mut config = Config::new_zeroed();
+    if front.agreed_protocol_features() & PROTOCOL_F_CONFIG != 0 {
+        let size = u32::try_from(size_of::<Config>()).unwrap_or(0);
+        let bytes = front.config(0, size)?;
+        config.as_mut_bytes()[..bytes.len()].copy_from_slice(&bytes);
+    }
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,202 @@
+//! `NetRx`: a receiveq: frames out of mergeable buffers or big ones, buffers given back in bursts.
+
+use super::options::NetCounters;
+use super::slab::Slab;
+use crate::{Arena, DriverError, NetOptions, Vring};
+use manyring_memory::{GuestSlice, copy_from_slices};
+use manyring_queue::RingFeatures;
+use manyring_wire::net::{HEADER_SIZE, RawHeader, VIRTIO_NET_F_MRG_RXBUF, receiveq};
+use std::sync::Arc;
+use std::time::Duration;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The receiveq of a queue pair. Owned by one thread.
+#[derive(Debug)]
+pub struct NetRx {
+    vring: Vring,
+    slab: Slab,
+    is_mergeable: bool,
+    /// Header and frame that were taken last.
+    slices: Vec<GuestSlice>,
+    counters: NetCounters,
+}
+
+impl NetRx {
+    /// Makes the receiveq of pair `pair` in `arena` and fills it.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn new(
+        arena: &Arc<Arena>,
+        pair: u16,
+        features: u64,
+        options: &NetOptions,
+    ) -> Result<Self, DriverError> {
+        let index = u32::try_from(receiveq(pair.into())).unwrap_or(u32::MAX);
+        let size = options.queue_size;
+        let is_mergeable = features & VIRTIO_NET_F_MRG_RXBUF != 0;
+        let buffer_size = if is_mergeable { options.mergeable_size } else { options.big_size };
+        let mut vring = Vring::new(arena, index, size, RingFeatures::from_bits(features), 0)?;
+        vring.queue().disable_notifications();
+        let slab = Slab::new(arena, size, buffer_size)?;
+        let (slices, counters) = (Vec::new(), NetCounters::default());
+        let mut rx = Self { vring, slab, is_mergeable, slices, counters };
+        rx.refill()?;
+        Ok(rx)
+    }
+
+    /// Bytes of arena that a receiveq takes at most.
+    #[must_use]
+    pub fn arena_size(options: &NetOptions) -> u64 {
+        let buffer_size = options.mergeable_size.max(options.big_size);
+        let buffers = Slab::arena_size(options.queue_size, buffer_size);
+        Vring::arena_size(options.queue_size) + buffers
+    }
+
+    /// The ring below.
+    #[must_use]
+    pub fn vring(&mut self) -> &mut Vring {
+        &mut self.vring
+    }
+
+    /// What this queue has done.
+    #[must_use]
+    pub fn counters(&self) -> NetCounters {
+        NetCounters { kicks: self.vring.kicks(), calls: self.vring.calls(), ..self.counters }
+    }
+
+    /// Takes the next frame, without waiting: its header, and its bytes behind those of `frame`.
+    /// The buffers go back with [`Self::refill`].
+    ///
+    /// # Errors
+    /// See [`Self::recv_slices`].
+    pub fn recv(&mut self, frame: &mut Vec<u8>) -> Result<Option<RawHeader>, DriverError> {
+        let Some(slices) = self.recv_slices()? else { return Ok(None) };
+        let mut header = RawHeader::default();
+        copy_from_slices(slices, header.as_mut_bytes());
+        let mut skip = HEADER_SIZE;
+        for slice in slices {
+            let rest = slice.split_at(skip).1;
+            skip = skip.saturating_sub(slice.len());
+            let at = frame.len();
+            frame.resize(at + rest.len(), 0);
+            rest.read_into(&mut frame[at..]);
+        }
+        Ok(Some(header))
+    }
+
+    /// Takes the next frame, without waiting, and lends where it lies: header and frame, ready
+    /// for a write to a tap. The bytes stay until [`Self::refill`] gives the buffers back.
+    ///
+    /// # Errors
+    /// [`DriverError::ShortFrame`] if no whole header was written, [`DriverError::Split`] if the
+    /// buffers of one frame did not become visible together, or none is said to hold it.
+    #[inline]
+    pub fn recv_slices(&mut self) -> Result<Option<&[GuestSlice]>, DriverError> {
+        let Some((head, written)) = self.vring.queue().take_used() else { return Ok(None) };
+        self.slices.clear();
+        let first = self.keep(head, written);
+        let header = first.read_array::<HEADER_SIZE>();
+        let header = header.ok_or(DriverError::ShortFrame { written })?;
+        let mut len = first.len() - HEADER_SIZE;
+        if self.is_mergeable {
+            let buffers = RawHeader::read_from_bytes(&header).map_or(0, |h| h.num_buffers.get());
+            let visible = self.vring.queue().used_count() + 1;
+            if buffers == 0 || buffers > visible {
+                return Err(DriverError::Split { buffers, visible });
+            }
+            for _ in 1..buffers {
+                let Some((head, written)) = self.vring.queue().take_used() else { break };
+                len += self.keep(head, written).len();
+            }
+        }
+        self.counters.packets += 1;
+        self.counters.bytes += len as u64;
+        Ok(Some(&self.slices))
+    }
+
+    /// Lists what was written into the buffer of chain `head`, which is to go back.
+    #[inline]
+    fn keep(&mut self, head: u16, written: u32) -> GuestSlice {
+        let slice = self.slab.buffer(head).slice.split_at(written as usize).0;
+        self.slices.push(slice);
+        self.slab.release(head);
+        slice
+    }
+
+    /// Gives all buffers whose frames were taken back to the device. True if it was kicked.
+    ///
+    /// # Errors
+    /// [`DriverError::System`].
+    pub fn refill(&mut self) -> Result<bool, DriverError> {
+        let mut count = 0;
+        while let Some(buffer) = self.slab.next_free() {
+            let writable = [(buffer.addr, self.slab.size())];
+            let Some(head) = self.vring.queue().add(&[], &writable) else { break };
+            self.slab.bind(head);
+            count += 1;
+        }
+        if count == 0 {
+            return Ok(false);
+        }
+        let is_kicked = self.vring.publish()?;
+        self.counters.kicks_suppressed += u64::from(!is_kicked);
+        // With EVENT_IDX the event would come round: it stays behind.
+        self.vring.queue().disable_notifications();
+        Ok(is_kicked)
+    }
+
+    /// Buffers whose frames were taken and that [`Self::refill`] would give back.
+    #[must_use]
+    pub fn spare_count(&self) -> usize {
+        self.slab.free_count()
+    }
+
+    /// Asks for a call when a frame comes, and looks again. True: one is there, do not sleep.
+    pub fn enable_notifications(&mut self) -> bool {
+        self.vring.queue().enable_notifications()
+    }
+
+    /// Asks for no calls.
+    pub fn disable_notifications(&mut self) {
+        self.vring.queue().disable_notifications();
+    }
+
+    /// Sleeps until a frame is there.
+    ///
+    /// # Errors
+    /// [`DriverError::Timeout`], [`DriverError::LostCall`] if one came and nobody called,
+    /// [`DriverError::System`].
+    pub fn wait(&mut self, timeout: Duration) -> Result<(), DriverError> {
+        let deadline = crate::vring::now() + timeout;
+        loop {
+            if self.enable_notifications() {
+                self.disable_notifications();
+                return Ok(());
+            }
+            let left = deadline.saturating_duration_since(crate::vring::now());
+            if !self.vring.wait_call(left)? && left.is_zero() {
+                let is_lost = self.enable_notifications();
+                return Err(if is_lost { DriverError::LostCall } else { DriverError::Timeout });
+            }
+        }
+    }
+
+    /// Takes the next frame, sleeping for it, and gives its buffers back.
+    ///
+    /// # Errors
+    /// See [`Self::recv_slices`] and [`Self::wait`].
+    pub fn recv_wait(
+        &mut self,
+        frame: &mut Vec<u8>,
+        timeout: Duration,
+    ) -> Result<RawHeader, DriverError> {
+        loop {
+            if let Some(header) = self.recv(frame)? {
+                self.refill()?;
+                return Ok(header);
+            }
+            self.wait(timeout)?;
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! `NetTx`: a transmitq: frames in, kicks coalesced, buffers freed late.
+
+use super::options::NetCounters;
+use super::slab::Slab;
+use crate::{Arena, DriverError, NetOptions, Vring};
+use manyring_memory::GuestSlice;
+use manyring_queue::RingFeatures;
+use manyring_wire::net::{Coalescing, HEADER_SIZE, RawHeader, transmitq};
+use std::sync::Arc;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// A kick that the device wants and that waits.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    since_ns: u64,
+    packets: u64,
+}
+
+/// The transmitq of a queue pair. Owned by one thread.
+#[derive(Debug)]
+pub struct NetTx {
+    vring: Vring,
+    slab: Slab,
+    parts: Vec<(u64, u32)>,
+    coalescing: Coalescing,
+    owed: Option<Owed>,
+    /// Frames added and not published.
+    unpublished: u64,
+    counters: NetCounters,
+}
+
+impl NetTx {
+    /// Makes the transmitq of pair `pair` in `arena`.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn new(
+        arena: &Arc<Arena>,
+        pair: u16,
+        features: RingFeatures,
+        options: &NetOptions,
+    ) -> Result<Self, DriverError> {
+        let index = u32::try_from(transmitq(pair.into())).unwrap_or(u32::MAX);
+        let size = options.queue_size;
+        let mut vring = Vring::new(arena, index, size, features, 0)?;
+        // Used buffers are looked for; nobody need call.
+        vring.queue().disable_notifications();
+        Ok(Self {
+            vring,
+            slab: Slab::new(arena, size, options.transmit_size)?,
+            parts: Vec::new(),
+            coalescing: options.kicks,
+            owed: None,
+            unpublished: 0,
+            counters: NetCounters::default(),
+        })
+    }
+
+    /// Bytes of arena that a transmitq takes at most.
+    #[must_use]
+    pub fn arena_size(options: &NetOptions) -> u64 {
+        let buffers = Slab::arena_size(options.queue_size, options.transmit_size);
+        Vring::arena_size(options.queue_size) + buffers
+    }
+
+    /// The ring below.
+    #[must_use]
+    pub fn vring(&mut self) -> &mut Vring {
+        &mut self.vring
+    }
+
+    /// What this queue has done.
+    #[must_use]
+    pub fn counters(&self) -> NetCounters {
+        NetCounters { kicks: self.vring.kicks(), calls: self.vring.calls(), ..self.counters }
+    }
+
+    /// Adds a frame, header and frame in one descriptor. False: no room. Seen after
+    /// [`Self::publish`].
+    ///
+    /// # Errors
+    /// [`DriverError::TooLong`] for a frame that no buffer holds.
+    #[inline]
+    pub fn send(&mut self, header: &RawHeader, frame: &[u8]) -> Result<bool, DriverError> {
+        let len = self.check(frame.len())?;
+        let Some(room) = self.room() else { return Ok(false) };
+        room.write_from(header.as_bytes());
+        room.split_at(HEADER_SIZE).1.write_from(frame);
+        Ok(self.send_filled(len))
+    }
+
+    /// Adds a frame as a chain: a descriptor for the header, one for each of `parts`, also for an
+    /// empty one. False: no room.
+    ///
+    /// # Errors
+    /// [`DriverError::TooLong`] for a frame that no buffer holds.
+    pub fn send_parts(&mut self, header: &RawHeader, parts: &[&[u8]]) -> Result<bool, DriverError> {
+        let len = parts.iter().map(|part| part.len()).sum();
+        self.check(len)?;
+        self.room();
+        let Some(buffer) = self.slab.next_free() else { return Ok(false) };
+        self.parts.clear();
+        let mut rest = buffer.slice;
+        let mut at = buffer.addr;
+        for part in std::iter::once(&header.as_bytes()).chain(parts) {
+            rest.write_from(part);
+            rest = rest.split_at(part.len()).1;
+            let part = u32::try_from(part.len()).unwrap_or(0);
+            self.parts.push((at, part));
+            at += u64::from(part);
+        }
+        let Some(head) = self.vring.queue().add(&self.parts, &[]) else { return Ok(false) };
+        self.sent(head, len);
+        Ok(true)
+    }
+
+    /// Lends the next free buffer, to be filled from its start with a header and a frame (by a
+    /// read from a tap); [`Self::send_filled`] sends it. `None`: no room.
+    #[inline]
+    pub fn room(&mut self) -> Option<GuestSlice> {
+        // Buffers are freed when more than half the ring is used, not one by one: the device's
+        // cache lines are then fetched for many at once.
+        let is_half_used = self.vring.queue().free_count() < self.vring.size() / 2;
+        if is_half_used {
+            self.reclaim();
+        }
+        if self.vring.queue().free_count() == 0 {
+            return None;
+        }
+        self.slab.next_free().map(|buffer| buffer.slice)
+    }
+
+    /// Sends the buffer that [`Self::room`] has lent: `len` bytes of it, the header included.
+    /// False: no room.
+    #[inline]
+    pub fn send_filled(&mut self, len: u32) -> bool {
+        let Some(buffer) = self.slab.next_free() else { return false };
+        let len = len.min(self.slab.size());
+        let Some(head) = self.vring.queue().add(&[(buffer.addr, len)], &[]) else { return false };
+        self.sent(head, (len as usize).saturating_sub(HEADER_SIZE));
+        true
+    }
+
+    #[inline]
+    fn sent(&mut self, head: u16, frame_len: usize) {
+        self.slab.bind(head);
+        self.unpublished += 1;
+        self.counters.packets += 1;
+        self.counters.bytes += frame_len as u64;
+    }
+
+    /// Bytes of header and frame together.
+    fn check(&self, frame_len: usize) -> Result<u32, DriverError> {
+        let max = self.slab.size();
+        let len = frame_len.saturating_add(HEADER_SIZE);
+        let fits = u32::try_from(len).ok().filter(|len| *len <= max);
+        fits.ok_or(DriverError::TooLong { len, max: max as usize })
+    }
+
+    /// Frees the buffers of frames that the device has sent. Returns how many.
+    pub fn reclaim(&mut self) -> u16 {
+        let mut count = 0;
+        while let Some((head, _)) = self.vring.queue().take_used() {
+            self.slab.release(head);
+            count += 1;
+        }
+        if count > 0 {
+            // The event must not come round: it stays behind.
+            self.vring.queue().disable_notifications();
+        }
+        count
+    }
+
+    /// Frames added and not yet freed.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        usize::from(self.vring.size()) - self.slab.free_count()
+    }
+
+    /// Makes what was added available. A kick that the device wants is sent, unless it is to wait
+    /// for more packets or time. `now_ns` is any clock's, of use for waiting kicks only. True if a
+    /// kick was sent.
+    ///
+    /// # Errors
+    /// [`DriverError::System`].
+    pub fn publish(&mut self, now_ns: u64) -> Result<bool, DriverError> {
+        let packets = std::mem::take(&mut self.unpublished);
+        if packets > 0 {
+            let is_wanted = self.vring.queue().publish();
+            match &mut self.owed {
+                Some(owed) => owed.packets += packets,
+                None if is_wanted => self.owed = Some(Owed { since_ns: now_ns, packets }),
+                None => self.counters.kicks_suppressed += 1,
+            }
+        }
+        match self.owed {
+            Some(owed) if self.is_due(owed, now_ns) => self.flush(),
+            Some(_) => {
+                self.counters.kicks_delayed += u64::from(packets > 0);
+                Ok(false)
+            }
+            None => Ok(false),
+        }
+    }
+
+    fn is_due(&self, owed: Owed, now_ns: u64) -> bool {
+        owed.packets >= u64::from(self.coalescing.packets_max) || now_ns >= self.due_ns(owed)
+    }
+
+    fn due_ns(&self, owed: Owed) -> u64 {
+        owed.since_ns.saturating_add(u64::from(self.coalescing.delay_us_max) * 1000)
+    }
+
+    /// When the kick that waits is due, by the clock of [`Self::publish`].
+    #[must_use]
+    pub fn kick_due_ns(&self) -> Option<u64> {
+        self.owed.map(|owed| self.due_ns(owed))
+    }
+
+    /// Sends the kick that waits, if there is one. True if it did.
+    ///
+    /// # Errors
+    /// [`DriverError::System`].
+    pub fn flush(&mut self) -> Result<bool, DriverError> {
+        if self.owed.take().is_none() {
+            return Ok(false);
+        }
+        self.vring.kick()?;
+        Ok(true)
+    }
+
+    /// Asks for a call when the device has sent something, and looks again. True: it has, do not
+    /// sleep. For a driver that sleeps with a full ring.
+    pub fn enable_notifications(&mut self) -> bool {
+        self.vring.queue().enable_notifications()
+    }
+
+    /// Asks for no calls.
+    pub fn disable_notifications(&mut self) {
+        self.vring.queue().disable_notifications();
+    }
+
+    /// Sleeps until the device has sent something, then frees its buffers. Returns how many.
+    ///
+    /// # Errors
+    /// [`DriverError::Timeout`], [`DriverError::LostCall`], [`DriverError::System`].
+    pub fn wait_sent(&mut self, timeout: Duration) -> Result<u16, DriverError> {
+        let (head, _) = self.vring.wait_used(timeout)?;
+        self.slab.release(head);
+        Ok(1 + self.reclaim())
+    }
+
+    /// Sleeps until the device has sent everything that was published.
+    ///
+    /// # Errors
+    /// See [`Self::wait_sent`].
+    pub fn drain(&mut self, timeout: Duration) -> Result<(), DriverError> {
+        self.flush()?;
+        while self.in_flight() > 0 {
+            self.wait_sent(timeout)?;
+        }
+        Ok(())
+    }
+}
