@@ -2,7 +2,11 @@
 //!
 //! [`HostileRing`] writes a correct virtio-blk read into a ring's first descriptors, spoils one
 //! thing about it ([`Spoil`]), and makes it available. It writes words, as a guest's kernel could,
-//! and knows nothing of the device.
+//! and knows nothing of the device. [`HostileNet`] does the same to the rings of a network device.
+
+mod net;
+
+pub use net::{CtrlSpoil, FRAME_SIZE, HostileNet, RxSpoil, TxSpoil};
 
 use crate::{Arena, DriverError, Vring};
 use manyring_memory::Words;

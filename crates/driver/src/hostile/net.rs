@@ -1,0 +1,504 @@
+//! Chains a network device must survive: headers that lie, empty chains, commands that are none.
+
+use super::HostileRing;
+use crate::{Arena, DriverError, Vring};
+use manyring_wire::net::{
+    HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4, HDR_GSO_UDP_L4, HEADER_SIZE, RawHeader, class,
+};
+use manyring_wire::virtqueue::{DESC_F_NEXT, DESC_F_WRITE, Descriptor};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// One way for a frame that a driver sends to be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TxSpoil {
+    /// Headers longer than the frame.
+    HdrLenPastEnd,
+    /// Segments of 0 bytes.
+    GsoSizeZero,
+    /// A segmentation type that there is not.
+    GsoUnknown,
+    /// Segmentation without a partial checksum.
+    GsoWithoutCsum,
+    /// ECN said of UDP.
+    GsoUdpEcn,
+    /// A checksum that begins past the end.
+    CsumStartPastEnd,
+    /// A checksum that goes past the end.
+    CsumOffsetPastEnd,
+    /// A checksum whose place is more than 16 bits away.
+    CsumWraps,
+    /// A chain of one descriptor of 11 bytes.
+    ShortHeader,
+    /// A chain of one descriptor: a header and no frame.
+    HeaderAlone,
+    /// A header and a descriptor of no bytes.
+    EmptyFrame,
+    /// A frame of one byte.
+    OneByte,
+    /// A header in pieces of one byte.
+    HeaderInPieces,
+    /// A chain of one descriptor of no bytes.
+    ZeroLength,
+    /// A chain with nothing the device may read.
+    OnlyWritable,
+    /// A frame, and something the device may write.
+    WritableToo,
+    /// A frame of 70 KiB in one descriptor.
+    TooLong,
+    /// A frame of 70 KiB in four.
+    TooLongInPieces,
+}
+
+impl TxSpoil {
+    /// Every way.
+    pub const ALL: [Self; 18] = [
+        Self::HdrLenPastEnd,
+        Self::GsoSizeZero,
+        Self::GsoUnknown,
+        Self::GsoWithoutCsum,
+        Self::GsoUdpEcn,
+        Self::CsumStartPastEnd,
+        Self::CsumOffsetPastEnd,
+        Self::CsumWraps,
+        Self::ShortHeader,
+        Self::HeaderAlone,
+        Self::EmptyFrame,
+        Self::OneByte,
+        Self::HeaderInPieces,
+        Self::ZeroLength,
+        Self::OnlyWritable,
+        Self::WritableToo,
+        Self::TooLong,
+        Self::TooLongInPieces,
+    ];
+
+    /// True if the chain is in order and the header before the frame lies.
+    #[must_use]
+    pub fn is_header_lie(self) -> bool {
+        matches!(
+            self,
+            Self::HdrLenPastEnd
+                | Self::GsoSizeZero
+                | Self::GsoUnknown
+                | Self::GsoWithoutCsum
+                | Self::GsoUdpEcn
+                | Self::CsumStartPastEnd
+                | Self::CsumOffsetPastEnd
+                | Self::CsumWraps
+        )
+    }
+
+    /// The header: of a frame of [`FRAME_SIZE`] bytes, and right unless it is to lie.
+    fn header(self) -> RawHeader {
+        let csum = RawHeader {
+            flags: HDR_F_NEEDS_CSUM,
+            hdr_len: 54.into(),
+            csum_start: 34.into(),
+            csum_offset: 16.into(),
+            ..RawHeader::default()
+        };
+        let gso = RawHeader { gso_type: HDR_GSO_TCPV4, gso_size: 10.into(), ..csum };
+        let end = u16::try_from(FRAME_SIZE).unwrap_or(0);
+        match self {
+            Self::HdrLenPastEnd => RawHeader { hdr_len: (end + 1).into(), ..gso },
+            Self::GsoSizeZero => RawHeader { gso_size: 0.into(), ..gso },
+            Self::GsoUnknown => RawHeader { gso_type: 0x7f, ..gso },
+            Self::GsoWithoutCsum => RawHeader { flags: 0, ..gso },
+            Self::GsoUdpEcn => RawHeader { gso_type: HDR_GSO_UDP_L4 | 0x80, ..gso },
+            Self::CsumStartPastEnd => RawHeader { csum_start: end.into(), ..csum },
+            Self::CsumOffsetPastEnd => RawHeader { csum_offset: (end - 34 - 1).into(), ..csum },
+            Self::CsumWraps => {
+                RawHeader { csum_start: u16::MAX.into(), csum_offset: u16::MAX.into(), ..csum }
+            }
+            _ => RawHeader::default(),
+        }
+    }
+}
+
+/// One way for a buffer to receive into to be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RxSpoil {
+    /// A buffer the device may only read.
+    ReadOnly,
+    /// A buffer the device may only read, before one that it may write.
+    ReadOnlyFirst,
+    /// A buffer of no bytes.
+    ZeroLength,
+    /// A buffer of one byte.
+    OneByte,
+    /// A buffer of 11 bytes, no room for a header.
+    ShorterThanHeader,
+    /// A buffer that holds a header and nothing else.
+    HeaderAlone,
+}
+
+impl RxSpoil {
+    /// Every way.
+    pub const ALL: [Self; 6] = [
+        Self::ReadOnly,
+        Self::ReadOnlyFirst,
+        Self::ZeroLength,
+        Self::OneByte,
+        Self::ShorterThanHeader,
+        Self::HeaderAlone,
+    ];
+}
+
+/// One way for a command to be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CtrlSpoil {
+    /// A command with nothing the device may write.
+    NoStatus,
+    /// A status byte and no command.
+    OnlyStatus,
+    /// A chain of no bytes.
+    Empty,
+    /// A room for the status of no bytes.
+    EmptyStatus,
+    /// A class and no command.
+    ClassAlone,
+    /// A class that there is not.
+    ClassUnknown,
+    /// A command that its class has not.
+    CommandUnknown,
+    /// A receive mode without its value.
+    DataMissing,
+    /// A receive mode with a value of two bytes.
+    DataLong,
+    /// A command of 16 KiB.
+    DataHuge,
+    /// A MAC table of 2^32 - 1 entries.
+    MacTableHuge,
+    /// A MAC table of one entry more than it holds.
+    MacTableShort,
+    /// A group's address for the device.
+    MacMulticast,
+    /// No queue pairs.
+    PairsZero,
+    /// More queue pairs than any device has.
+    PairsTooMany,
+    /// VLAN 4096.
+    VlanTooLarge,
+    /// Offloads that there are not.
+    OffloadsUnknown,
+    /// Coalescing of a virtqueue that there is not.
+    QueueUnknown,
+}
+
+impl CtrlSpoil {
+    /// Every way.
+    pub const ALL: [Self; 18] = [
+        Self::NoStatus,
+        Self::OnlyStatus,
+        Self::Empty,
+        Self::EmptyStatus,
+        Self::ClassAlone,
+        Self::ClassUnknown,
+        Self::CommandUnknown,
+        Self::DataMissing,
+        Self::DataLong,
+        Self::DataHuge,
+        Self::MacTableHuge,
+        Self::MacTableShort,
+        Self::MacMulticast,
+        Self::PairsZero,
+        Self::PairsTooMany,
+        Self::VlanTooLarge,
+        Self::OffloadsUnknown,
+        Self::QueueUnknown,
+    ];
+
+    /// True if the chain has room for a status byte: the device answers `VIRTIO_NET_ERR`.
+    #[must_use]
+    pub fn has_status(self) -> bool {
+        !matches!(self, Self::NoStatus | Self::Empty | Self::EmptyStatus)
+    }
+
+    /// Class, command and data.
+    fn command(self) -> Vec<u8> {
+        match self {
+            Self::OnlyStatus | Self::Empty => vec![],
+            Self::ClassAlone => vec![class::RX],
+            Self::ClassUnknown => vec![200, 0, 1],
+            Self::CommandUnknown => vec![class::RX, 77, 1],
+            Self::DataMissing => vec![class::RX, class::RX_PROMISC],
+            Self::DataLong => vec![class::RX, class::RX_PROMISC, 1, 1],
+            Self::DataHuge => vec![0; 16 << 10],
+            Self::MacTableHuge => {
+                [&[class::MAC, class::MAC_TABLE_SET, 255, 255, 255, 255][..], &[2; 26]].concat()
+            }
+            Self::MacTableShort => {
+                [&[class::MAC, class::MAC_TABLE_SET, 2, 0, 0, 0][..], &[2; 6], &[0; 4]].concat()
+            }
+            Self::MacMulticast => vec![class::MAC, class::MAC_ADDR_SET, 1, 0, 0x5e, 0, 0, 1],
+            Self::PairsZero => vec![class::MQ, class::MQ_VQ_PAIRS_SET, 0, 0],
+            Self::PairsTooMany => vec![class::MQ, class::MQ_VQ_PAIRS_SET, 0x01, 0x80],
+            Self::VlanTooLarge => vec![class::VLAN, class::VLAN_ADD, 0x00, 0x10],
+            Self::OffloadsUnknown => {
+                [&[class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET][..], &[0xff; 8]].concat()
+            }
+            Self::QueueUnknown => {
+                let (kind, set) = (class::NOTF_COAL, class::NOTF_COAL_VQ_SET);
+                [&[kind, set, 0xff, 0xff, 0, 0][..], &[0; 8]].concat()
+            }
+            Self::NoStatus | Self::EmptyStatus => vec![class::RX, class::RX_PROMISC, 1],
+        }
+    }
+}
+
+/// Bytes of the frame that is offered.
+pub const FRAME_SIZE: usize = 64;
+/// Bytes of a frame that is too long.
+const LONG_SIZE: u32 = 70 << 10;
+/// Bytes of guest memory for one chain.
+const AREA_SIZE: usize = 80 << 10;
+/// A frame: broadcast, of the type for local experiments, then bytes that count up.
+const ETHERNET: [u8; 14] = [255, 255, 255, 255, 255, 255, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
+
+/// A ring of a network device, written word by word. Chains begin at descriptor 0: the device has
+/// to have returned one before the next is offered.
+#[derive(Debug)]
+pub struct HostileNet {
+    /// The ring below.
+    pub ring: HostileRing,
+    arena: Arc<Arena>,
+    area: u64,
+    status: u64,
+}
+
+impl HostileNet {
+    /// Takes over the ring of `vring`, at least 16 entries, with nothing in flight.
+    ///
+    /// # Errors
+    /// [`DriverError::ArenaFull`], [`DriverError::Memory`].
+    pub fn new(arena: &Arc<Arena>, vring: &Vring) -> Result<Self, DriverError> {
+        let ring = HostileRing::new(arena, vring)?;
+        let area = arena.alloc(AREA_SIZE as u64, 4096)?;
+        Ok(Self { ring, arena: arena.clone(), area, status: area })
+    }
+
+    /// The status byte of the command that was offered last; 255 if the device wrote none.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`].
+    pub fn status(&self) -> Result<u8, DriverError> {
+        let mut byte = [0];
+        self.arena.read(self.status, &mut byte)?;
+        Ok(byte[0])
+    }
+
+    /// Offers `bytes` as a chain: a descriptor the device reads for each of `readable` (so many
+    /// bytes), then one it writes for each of `writable`.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`].
+    pub fn offer(
+        &mut self,
+        bytes: &[u8],
+        readable: &[u32],
+        writable: &[u32],
+    ) -> Result<(), DriverError> {
+        self.arena.write(self.area, bytes)?;
+        let parts = readable.iter().map(|len| (*len, 0));
+        let parts: Vec<_> = parts.chain(writable.iter().map(|len| (*len, DESC_F_WRITE))).collect();
+        self.offer_parts(&parts)
+    }
+
+    fn offer_parts(&mut self, parts: &[(u32, u16)]) -> Result<(), DriverError> {
+        let mut addr = self.area;
+        for (index, (len, flags)) in (0..).zip(parts) {
+            let is_last = usize::from(index) + 1 == parts.len();
+            let flags = if is_last { *flags } else { *flags | DESC_F_NEXT };
+            self.ring.set_descriptor(index, Descriptor { addr, len: *len, flags, next: index + 1 });
+            if is_last {
+                self.status = addr;
+                if flags & DESC_F_WRITE != 0 {
+                    self.arena.write(addr, &[255])?;
+                }
+            }
+            addr += u64::from(*len);
+        }
+        self.ring.make_available(0);
+        Ok(())
+    }
+
+    /// Offers a frame of [`FRAME_SIZE`] bytes that is in order.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`].
+    pub fn send_valid(&mut self) -> Result<(), DriverError> {
+        self.offer(&frame(RawHeader::default()), &[HEADER_BYTES, FRAME_BYTES], &[])
+    }
+
+    /// Offers a frame that is wrong in one way.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`].
+    pub fn send(&mut self, spoil: TxSpoil) -> Result<(), DriverError> {
+        let bytes = frame(spoil.header());
+        let (readable, writable): (&[u32], &[u32]) = match spoil {
+            TxSpoil::ShortHeader => (&[HEADER_BYTES - 1], &[]),
+            TxSpoil::HeaderAlone => (&[HEADER_BYTES], &[]),
+            TxSpoil::EmptyFrame => (&[HEADER_BYTES, 0], &[]),
+            TxSpoil::OneByte => (&[HEADER_BYTES, 1], &[]),
+            TxSpoil::HeaderInPieces => (&[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, FRAME_BYTES], &[]),
+            TxSpoil::ZeroLength => (&[0], &[]),
+            TxSpoil::OnlyWritable => (&[], &[HEADER_BYTES, FRAME_BYTES]),
+            TxSpoil::WritableToo => (&[HEADER_BYTES, FRAME_BYTES], &[64]),
+            TxSpoil::TooLong => (&[HEADER_BYTES, LONG_SIZE], &[]),
+            TxSpoil::TooLongInPieces => {
+                (&[HEADER_BYTES, LONG_SIZE / 4, LONG_SIZE / 4, LONG_SIZE / 4, LONG_SIZE / 4], &[])
+            }
+            _ => (&[HEADER_BYTES, FRAME_BYTES], &[]),
+        };
+        self.offer(&bytes, readable, writable)
+    }
+
+    /// Offers a buffer to receive into that is wrong in one way.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`].
+    pub fn receive(&mut self, spoil: RxSpoil) -> Result<(), DriverError> {
+        let (readable, writable): (&[u32], &[u32]) = match spoil {
+            RxSpoil::ReadOnly => (&[2048], &[]),
+            RxSpoil::ReadOnlyFirst => (&[HEADER_BYTES], &[2048]),
+            RxSpoil::ZeroLength => (&[], &[0]),
+            RxSpoil::OneByte => (&[], &[1]),
+            RxSpoil::ShorterThanHeader => (&[], &[HEADER_BYTES - 1]),
+            RxSpoil::HeaderAlone => (&[], &[HEADER_BYTES]),
+        };
+        self.offer(&[], readable, writable)
+    }
+
+    /// Offers a command that is wrong in one way.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`].
+    pub fn command(&mut self, spoil: CtrlSpoil) -> Result<(), DriverError> {
+        let bytes = spoil.command();
+        let len = u32::try_from(bytes.len()).unwrap_or(0);
+        let (readable, writable): (&[u32], &[u32]) = match spoil {
+            CtrlSpoil::NoStatus => (&[len], &[]),
+            CtrlSpoil::OnlyStatus => (&[], &[1]),
+            CtrlSpoil::Empty => (&[0], &[]),
+            CtrlSpoil::EmptyStatus => (&[len], &[0]),
+            _ => (&[len], &[1]),
+        };
+        self.offer(&bytes, readable, writable)
+    }
+}
+
+/// [`HEADER_SIZE`] and [`FRAME_SIZE`] as a descriptor says them.
+const HEADER_BYTES: u32 = 12;
+const FRAME_BYTES: u32 = 64;
+const _: () = assert!(HEADER_BYTES as usize == HEADER_SIZE && FRAME_BYTES as usize == FRAME_SIZE);
+
+/// `header` and the frame.
+fn frame(header: RawHeader) -> Vec<u8> {
+    let count = FRAME_SIZE - ETHERNET.len();
+    let payload: Vec<u8> = (0..=u8::MAX).take(count).collect();
+    [header.as_bytes(), &ETHERNET, &payload].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use manyring_memory::{copy_from_slices, total_len};
+    use manyring_queue::{Batch, DeviceQueue, QueueConfig, RingFeatures};
+    use manyring_wire::net::{Command, Offloads};
+
+    const ALL: Offloads =
+        Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
+
+    /// A hostile ring, and the device half that reads it.
+    struct Rig {
+        hostile: HostileNet,
+        queue: DeviceQueue,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let arena = Arc::new(Arena::new(1 << 20).unwrap());
+            let features = RingFeatures::default();
+            let vring = Vring::new(&arena, 0, 16, features, 0).unwrap();
+            let addresses = vring.addresses();
+            let config = QueueConfig { size: 16, addresses, base: 0, features };
+            let memory = Arc::new(arena.memory().clone());
+            let queue = DeviceQueue::new(config, memory).unwrap();
+            Self { hostile: HostileNet::new(&arena, &vring).unwrap(), queue }
+        }
+
+        /// What the device reads, and how many bytes it may write; `None`: the ring is at fault.
+        fn take(&mut self) -> Option<(Vec<u8>, u64)> {
+            let mut batch = Batch::new();
+            if self.queue.pop_batch(&mut batch, 1) == 0 {
+                assert!(self.queue.fault().is_some(), "nothing was offered");
+                return None;
+            }
+            let (chain, readable, writable) = batch.take(0).unwrap();
+            let mut bytes = vec![0; usize::try_from(total_len(readable)).unwrap()];
+            copy_from_slices(readable, &mut bytes);
+            let room = total_len(writable);
+            self.queue.push_used(chain, 0);
+            self.queue.publish();
+            Some((bytes, room))
+        }
+    }
+
+    fn is_header_right(bytes: &[u8]) -> bool {
+        let header = zerocopy::FromBytes::read_from_prefix(bytes);
+        let (header, rest): (RawHeader, _) = header.unwrap();
+        header.checked(rest.len(), ALL).is_ok()
+    }
+
+    #[test]
+    fn a_valid_frame_passes_the_check_and_every_lie_fails_it() {
+        let mut rig = Rig::new();
+        rig.hostile.send_valid().unwrap();
+        let (bytes, room) = rig.take().unwrap();
+        assert_eq!((bytes.len(), room), (HEADER_SIZE + FRAME_SIZE, 0));
+        assert!(is_header_right(&bytes));
+        for spoil in TxSpoil::ALL.into_iter().filter(|spoil| spoil.is_header_lie()) {
+            rig.hostile.send(spoil).unwrap();
+            let (bytes, _) = rig.take().unwrap();
+            assert_eq!(bytes.len(), HEADER_SIZE + FRAME_SIZE);
+            assert!(!is_header_right(&bytes), "{spoil:?} is no lie");
+        }
+    }
+
+    #[test]
+    fn every_command_with_room_for_a_status_is_one_that_a_device_must_refuse() {
+        for spoil in CtrlSpoil::ALL {
+            let mut rig = Rig::new();
+            rig.hostile.command(spoil).unwrap();
+            let Some((bytes, room)) = rig.take() else { continue };
+            assert_eq!(room > 0, spoil.has_status(), "{spoil:?}");
+            // These three parse: only the device knows how many queues it has.
+            let is_of_device = matches!(
+                spoil,
+                CtrlSpoil::PairsZero | CtrlSpoil::PairsTooMany | CtrlSpoil::QueueUnknown
+            );
+            if spoil.has_status() {
+                assert_eq!(Command::parse(&bytes).is_ok(), is_of_device, "{spoil:?}");
+                assert_eq!(rig.hostile.status().unwrap(), 255);
+            }
+        }
+    }
+
+    #[test]
+    fn chains_have_the_shape_their_names_say() {
+        let mut rig = Rig::new();
+        let mut shape = |offer: &dyn Fn(&mut HostileNet)| {
+            offer(&mut rig.hostile);
+            rig.take().map(|(bytes, room)| (bytes.len(), room))
+        };
+        assert_eq!(shape(&|h| h.send(TxSpoil::TooLong).unwrap()), Some((12 + (70 << 10), 0)));
+        assert_eq!(shape(&|h| h.send(TxSpoil::HeaderAlone).unwrap()), Some((12, 0)));
+        assert_eq!(shape(&|h| h.send(TxSpoil::HeaderInPieces).unwrap()), Some((76, 0)));
+        assert_eq!(shape(&|h| h.send(TxSpoil::OnlyWritable).unwrap()), Some((0, 76)));
+        assert_eq!(shape(&|h| h.receive(RxSpoil::ReadOnly).unwrap()), Some((2048, 0)));
+        assert_eq!(shape(&|h| h.receive(RxSpoil::ReadOnlyFirst).unwrap()), Some((12, 2048)));
+        assert_eq!(shape(&|h| h.receive(RxSpoil::ShorterThanHeader).unwrap()), Some((0, 11)));
+    }
+}
