@@ -2,6 +2,7 @@
 
 use crate::cleanup;
 use crate::command::{child, output, text, wait_for};
+use crate::net::Namespace;
 use crate::{Context, Outcome, check};
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
@@ -34,9 +35,26 @@ impl DaemonOptions {
     /// `manyring blk` on an image, with further arguments.
     #[must_use]
     pub fn blk(binary: &Path, folder: &Path, log: &Path, image: &Path, more: &[&str]) -> Self {
-        let socket = folder.join("blk0.sock");
-        let (socket, image) = (socket.display().to_string(), image.display().to_string());
-        let arguments = ["blk", "--socket-path", &socket, "--blk-file", &image];
+        let image = image.display().to_string();
+        Self::one_device("blk", binary, folder, log, &[&["--blk-file", &image], more].concat())
+    }
+
+    /// `manyring net` in a namespace, with further arguments.
+    #[must_use]
+    pub fn net(
+        binary: &Path,
+        folder: &Path,
+        log: &Path,
+        namespace: &Namespace,
+        more: &[&str],
+    ) -> Self {
+        let wrapper = namespace.wrapper();
+        Self { wrapper, ..Self::one_device("net", binary, folder, log, more) }
+    }
+
+    fn one_device(kind: &str, binary: &Path, folder: &Path, log: &Path, more: &[&str]) -> Self {
+        let socket = folder.join(format!("{kind}0.sock")).display().to_string();
+        let arguments = [kind, "--socket-path", &socket];
         Self {
             binary: binary.to_owned(),
             folder: folder.to_owned(),
@@ -47,14 +65,18 @@ impl DaemonOptions {
         }
     }
 
-    /// The socket of [`DaemonOptions::blk`].
+    /// The socket of [`DaemonOptions::blk`] or [`DaemonOptions::net`].
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.folder.join("blk0.sock")
+        self.folder.join(format!("{}0.sock", self.kind()))
     }
 
     fn control(&self) -> PathBuf {
-        self.folder.join("control.sock")
+        self.folder.join(format!("{}-control.sock", self.kind()))
+    }
+
+    fn kind(&self) -> &str {
+        self.arguments.first().map_or("", String::as_str)
     }
 
     fn command(&self) -> Command {
@@ -111,7 +133,7 @@ impl Daemon {
         std::fs::read_to_string(&options.log).context(options.log.display())
     }
 
-    /// The socket of [`DaemonOptions::blk`].
+    /// Its socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.options.socket()
@@ -155,6 +177,23 @@ impl Daemon {
     /// It refuses.
     pub fn resize(&self, device: &str) -> Outcome {
         output(self.ask("resize").arg(device)).map(|_| ())
+    }
+
+    /// Sets what the guest of a network device sees of its link.
+    ///
+    /// # Errors
+    /// It refuses.
+    pub fn link(&self, device: &str, up: bool) -> Outcome {
+        let word = if up { "up" } else { "down" };
+        output(self.ask("link").args([device, word])).map(|_| ())
+    }
+
+    /// Sets the MTU that the guest of a network device sees, in bytes.
+    ///
+    /// # Errors
+    /// It refuses.
+    pub fn mtu(&self, device: &str, bytes: u32) -> Outcome {
+        output(self.ask("mtu").args([device, &bytes.to_string()])).map(|_| ())
     }
 
     fn ask(&self, what: &str) -> Command {
@@ -225,6 +264,16 @@ impl Counters {
     pub fn value(&self, name: &str) -> Outcome<u64> {
         let value = self.0.get(name).and_then(Value::as_u64);
         value.ok_or_else(|| format!("manyring stats --json: no counter {name} in {}", self.0))
+    }
+
+    /// All counters whose names start so.
+    #[must_use]
+    pub fn starting_with(&self, start: &str) -> Vec<(String, u64)> {
+        let fields = self.0.as_object().into_iter().flatten();
+        fields
+            .filter(|(name, _)| name.starts_with(start))
+            .filter_map(|(name, value)| Some((name.clone(), value.as_u64()?)))
+            .collect()
     }
 }
 

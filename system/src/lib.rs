@@ -1,8 +1,10 @@
-//! Real guests on a Manyring disk: from Debian packages to a booted Linux, and what must hold.
+//! Real guests on Manyring's disks and networks: from Debian packages to a booted Linux, and
+//! what must hold there.
 //!
 //! [`packages`] and [`guest::Kernel`] fetch what is needed, [`guest::Guest`] boots,
-//! [`daemon::Daemon`] is the program under test, [`behaviours`] holds one file per promise,
-//! [`runner`] runs them. Everything started here is ended here, on Ctrl-C as well.
+//! [`daemon::Daemon`] is the program under test, [`net`] the host's side of a network,
+//! [`behaviours`] holds one file per promise, [`runner`] runs them. Everything started here is
+//! ended here, on Ctrl-C as well.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waiting for real guests needs the real clock")]
 
@@ -11,6 +13,7 @@ pub mod cleanup;
 pub mod command;
 pub mod daemon;
 pub mod guest;
+pub mod net;
 pub mod packages;
 pub mod runner;
 

@@ -54,6 +54,7 @@ pub(crate) fn run(kind: Kind) -> Outcome {
         programs: &["fio"],
         script: SCRIPT,
         is_shown: true,
+        ..Default::default()
     };
     let served = serve(&kernel, &guest, &daemon, &folder);
     if served.is_err() {

@@ -23,7 +23,12 @@ fallocate() { /bin/fallocate "$@"; }
 for module in /modules/*; do insmod "$module" || echo "cannot load $module"; done
 DISK=/dev/vda
 tries=0
-while [ "${disk:-yes}" = yes ] && [ ! -b "$DISK" ] && [ "$tries" -lt 100 ]; do
+# disk= and net= are words of the kernel's command line.
+is_complete() {
+    [ "$disk" = no ] || [ -b "$DISK" ] || return 1
+    [ "$net" = no ] || [ -d /sys/class/net/eth0 ]
+}
+while ! is_complete && [ "$tries" -lt 100 ]; do
     sleep 0.1
     tries=$((tries + 1))
 done

@@ -14,7 +14,9 @@ pub enum Kind {
     Qemu,
 }
 
-const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
+/// What is built in, as `virtio_pci` and `af_packet` in some kernels, needs no file.
+const MODULES: [&str; 7] =
+    ["virtio_pci", "virtio_blk", "virtio_net", "ext4", "ipv6", "8021q", "af_packet"];
 
 /// What the guest's userland is made of, and what runs and watches it.
 const USERLAND: [&str; 5] = ["busybox-static", "e2fsprogs", "fio", "kmod", "util-linux"];
@@ -51,7 +53,7 @@ impl Kernel {
         std::fs::create_dir(&lib).context("a folder for UML's modules")?;
         std::os::unix::fs::symlink("/usr/lib/uml/modules", lib.join("modules"))
             .context("UML's modules")?;
-        let modules = modules(root.path(), &["virtio_blk", "ext4"])?;
+        let modules = modules(root.path(), &MODULES[1..])?;
         let modules = modules
             .iter()
             .map(|module| module.canonicalize().context(module.display()))

@@ -31,7 +31,7 @@ pub(super) fn boots(kernel: &Kernel) -> Outcome<bool> {
 
 fn try_once(kernel: &Kernel) -> Outcome<bool> {
     let folder = Folder::new()?;
-    let options = GuestOptions { script: "disk=no", ..GuestOptions::default() };
+    let options = GuestOptions::default();
     let guest = Guest::launch(kernel, &options, &folder.path().join("console"));
     Ok(guest.and_then(|mut guest| guest.until_up(LIMIT)).is_ok())
 }

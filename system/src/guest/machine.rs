@@ -40,8 +40,22 @@ pub(super) fn uml(
         let virtio_blk = 2;
         command.arg(format!("virtio_uml.device={}:{virtio_blk}", socket.display()));
     }
+    if let Some(net) = options.net {
+        let virtio_net = 1;
+        command.arg(format!("virtio_uml.device={}:{virtio_net}", net.socket.display()));
+    }
     command.args(["con=null", "con0=fd:0,fd:1", "ssl=null", "quiet", "noreboot"]);
+    command.args(environment(options));
     Ok(command)
+}
+
+/// What the guest waits for; the kernel hands such words on to the first program.
+fn environment(options: &GuestOptions<'_>) -> [String; 2] {
+    let word = |has: bool| if has { "yes" } else { "no" };
+    [
+        format!("disk={}", word(options.socket.is_some())),
+        format!("net={}", word(options.net.is_some())),
+    ]
 }
 
 pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path) -> Command {
@@ -55,14 +69,26 @@ pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path
     let memory = format!("memory-backend-memfd,id=m0,size={MEMORY_MIB}M,share=on");
     command.args(["-machine", "q35,memory-backend=m0", "-object", &memory]);
     command.args(["-smp", &options.cpus.to_string(), "-m", &format!("{MEMORY_MIB}M")]);
-    command.args(["-nodefaults", "-no-user-config", "-no-reboot"]);
+    command.args(["-nodefaults", "-no-user-config"]);
+    if !options.can_reboot {
+        command.arg("-no-reboot");
+    }
     command.args(["-display", "none", "-serial", "stdio", "-monitor", "none"]);
     command.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(initramfs);
-    command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"]);
+    let environment = environment(options).join(" ");
+    let append = format!("console=ttyS0 quiet panic=-1 no_timer_check {environment}");
+    command.args(["-append", &append]);
     if let Some(socket) = options.socket {
         let chardev = format!("socket,id=c0,path={},reconnect=1", socket.display());
         let device = format!("vhost-user-blk-pci,chardev=c0,num-queues={}", options.queues);
         command.args(["-chardev", &chardev, "-device", &device]);
+    }
+    if let Some(net) = options.net {
+        let chardev = format!("socket,id=c1,path={},reconnect=1", net.socket.display());
+        let netdev = format!("vhost-user,id=n0,chardev=c1,queues={}", net.pairs);
+        // With MSI-X Debian 12's QEMU itself crashes under emulation: no vectors.
+        let device = "virtio-net-pci,netdev=n0,mq=on,vectors=0,romfile=,mac=52:54:00:12:34:56";
+        command.args(["-chardev", &chardev, "-netdev", &netdev, "-device", device]);
     }
     command
 }

@@ -17,6 +17,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+/// A network interface of a guest, `eth0`.
+#[derive(Clone, Copy, Debug)]
+pub struct Net<'a> {
+    /// Its vhost-user socket.
+    pub socket: &'a Path,
+    /// Queue pairs (QEMU; User Mode Linux asks the device).
+    pub pairs: u32,
+}
+
 /// What a guest has and does.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestOptions<'a> {
@@ -24,6 +33,8 @@ pub struct GuestOptions<'a> {
     pub socket: Option<&'a Path>,
     /// Request queues of the disk (QEMU).
     pub queues: u32,
+    /// Its network interface.
+    pub net: Option<Net<'a>>,
     /// CPUs (QEMU).
     pub cpus: u32,
     /// Programs beside busybox, mke2fs, e2fsck, blkdiscard, blockdev and fallocate.
@@ -32,12 +43,22 @@ pub struct GuestOptions<'a> {
     pub script: &'a str,
     /// Show the console while it runs.
     pub is_shown: bool,
+    /// A reboot starts it again (QEMU); else it ends it.
+    pub can_reboot: bool,
 }
 
 impl Default for GuestOptions<'_> {
     fn default() -> Self {
-        let (queues, cpus, programs) = (1, 1, [].as_slice());
-        Self { socket: None, queues, cpus, programs, script: "", is_shown: false }
+        Self {
+            socket: None,
+            queues: 1,
+            net: None,
+            cpus: 1,
+            programs: &[],
+            script: "",
+            is_shown: false,
+            can_reboot: false,
+        }
     }
 }
 
@@ -50,6 +71,8 @@ pub struct Guest {
     child: Child,
     console: PathBuf,
     shown: Option<usize>,
+    /// Bytes of the console that count no more.
+    forgotten: usize,
     // Holds the initramfs and UML's files while the guest runs.
     _folder: Folder,
 }
@@ -85,7 +108,7 @@ impl Guest {
         let child = command.spawn().context("starting the guest")?;
         cleanup::adopt(child.id());
         let shown = options.is_shown.then_some(0);
-        Ok(Self { child, console: console.to_owned(), shown, _folder: folder })
+        Ok(Self { child, console: console.to_owned(), shown, forgotten: 0, _folder: folder })
     }
 
     fn until_up(&mut self, limit: Duration) -> Outcome {
@@ -105,8 +128,25 @@ impl Guest {
     /// # Errors
     /// The guest is gone.
     pub fn proceed(&mut self) -> Outcome {
+        self.answer("")
+    }
+
+    /// Gives a script that reads a line this one.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn answer(&mut self, line: &str) -> Outcome {
         let console = self.child.stdin.as_mut().ok_or("the guest has no console")?;
-        console.write_all(b"\n").and_then(|()| console.flush()).context("the guest's console")
+        writeln!(console, "{line}").and_then(|()| console.flush()).context("the guest's console")
+    }
+
+    /// From now on only what it says later counts: the marks of another boot, say.
+    ///
+    /// # Errors
+    /// The console cannot be read.
+    pub fn forget(&mut self) -> Outcome {
+        self.forgotten = self.said()?.len();
+        Ok(())
     }
 
     /// Waits until the script has ended and the machine is off; gives the whole console.
@@ -129,7 +169,8 @@ impl Guest {
             if let Some(failure) = said.lines().find_map(|l| l.strip_prefix("GUEST_FAIL ")) {
                 return Err(format!("the guest says: {}", failure.trim()));
             }
-            let is_there = said.lines().any(|line| is_line(line, line_start));
+            let counted = said.get(self.forgotten..).unwrap_or_default();
+            let is_there = counted.lines().any(|line| is_line(line, line_start));
             check(is_there || !has_ended, || format!("{what}: the guest ended before"))?;
             Ok(is_there.then_some(()))
         })

@@ -1,0 +1,77 @@
+//! What iperf3 in a guest says of a flow, as the receiver saw it.
+
+use crate::{Outcome, check};
+
+/// A flow that has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Flow {
+    /// Megabits per second that arrived.
+    pub megabits: f64,
+    /// Datagrams lost and sent (UDP).
+    pub datagrams: Option<(u64, u64)>,
+}
+
+impl Flow {
+    /// The flow `name` in what a guest said.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn of(said: &str, name: &str) -> Outcome<Self> {
+        let line = said
+            .lines()
+            .find_map(|line| line.strip_prefix("FLOW ")?.strip_prefix(name)?.strip_prefix(' '));
+        let line = line.ok_or_else(|| format!("the guest says nothing of flow {name}"))?;
+        parse(line).ok_or_else(|| format!("flow {name}: iperf3 said {line:?}"))
+    }
+
+    /// As [`Flow::of`]; and something arrived, without loss beyond `percent` of the datagrams.
+    ///
+    /// # Errors
+    /// It is not so.
+    pub fn arrived(said: &str, name: &str, percent: u64) -> Outcome<Self> {
+        let flow = Self::of(said, name)?;
+        check(flow.megabits >= 1.0, || format!("flow {name}: {} Mbit/s", flow.megabits))?;
+        if let Some((lost, sent)) = flow.datagrams {
+            let few = lost * 100 <= sent * percent;
+            check(few, || format!("flow {name}: {lost} of {sent} datagrams were lost"))?;
+        }
+        Ok(flow)
+    }
+}
+
+/// `[  5]   0.00-2.00   sec  1.19 MBytes  5.00 Mbits/sec  0.003 ms  0/863 (0%)  receiver`
+fn parse(line: &str) -> Option<Flow> {
+    let words: Vec<_> = line.split_whitespace().collect();
+    let unit = words.iter().position(|word| *word == "Mbits/sec")?;
+    let megabits = words.get(unit.checked_sub(1)?)?.parse().ok()?;
+    let datagrams = words[unit..].iter().find_map(|word| {
+        let (lost, sent) = word.split_once('/')?;
+        Some((lost.parse().ok()?, sent.parse().ok()?))
+    });
+    Some(Flow { megabits, datagrams })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAID: &str = "x\n\
+        FLOW tcp [  5]   0.00-2.04   sec   110 MBytes   453 Mbits/sec                  receiver\n\
+        FLOW udp [  5]   0.00-2.00   sec  1.19 MBytes  5.00 Mbits/sec  0.003 ms  9/863 (1%)  \
+        receiver\n\
+        FLOW dead [  5]  0.00-2.00   sec  0.00 Bytes  0.00 Mbits/sec                  receiver\n";
+
+    #[test]
+    fn flows_are_read_as_the_receiver_saw_them() {
+        assert_eq!(Flow::of(SAID, "tcp"), Ok(Flow { megabits: 453.0, datagrams: None }));
+        assert_eq!(Flow::of(SAID, "udp"), Ok(Flow { megabits: 5.0, datagrams: Some((9, 863)) }));
+        assert!(Flow::of(SAID, "ud").unwrap_err().contains("nothing"));
+    }
+
+    #[test]
+    fn a_dead_flow_and_a_lossy_one_did_not_arrive() {
+        assert!(Flow::arrived(SAID, "dead", 0).unwrap_err().contains("0 Mbit/s"));
+        assert!(Flow::arrived(SAID, "udp", 1).unwrap_err().contains("9 of 863"));
+        assert!(Flow::arrived(SAID, "udp", 2).is_ok() && Flow::arrived(SAID, "tcp", 0).is_ok());
+    }
+}

@@ -1,0 +1,155 @@
+//! DPDK's testpmd as a client: a foreign front-end without a guest.
+
+use super::Service;
+use crate::command::{child, wait_for};
+use crate::{Context, Outcome, check, packages};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// What it is and does.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// The vhost-user socket.
+    pub socket: &'a Path,
+    /// Queue pairs.
+    pub pairs: u32,
+    /// Whether it takes mergeable receive buffers.
+    pub is_mergeable: bool,
+    /// testpmd's word: `txonly`, `rxonly`, `icmpecho` ..
+    pub mode: &'a str,
+    /// Bytes of a frame of `txonly`.
+    pub frame_size: u32,
+    /// Further virtual devices of DPDK, its ports from 1 on.
+    pub devices: &'a [&'a str],
+}
+
+/// Frames that testpmd has seen on its virtio port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Received.
+    pub rx: u64,
+    /// Sent.
+    pub tx: u64,
+}
+
+/// A running testpmd; dropped, it is gone.
+#[derive(Debug)]
+pub struct Testpmd {
+    service: Service,
+    log: PathBuf,
+}
+
+impl Testpmd {
+    /// Connects to a back-end; its files lie in `folder`. It does not forward yet.
+    ///
+    /// # Errors
+    /// It does not come up.
+    pub fn start(options: &Options<'_>, folder: &Path, log: &Path) -> Outcome<Self> {
+        packages::need("testpmd", &["dpdk-dev"])?;
+        let mut command = child("dpdk-testpmd");
+        // Ours must be the only files of DPDK's that this run leaves, and they go with the folder.
+        command.env("RUNTIME_DIRECTORY", folder);
+        command.args(["--lcores", "0@0,1@0", "--no-pci", "--no-telemetry"]);
+        command.args(["--file-prefix", "testpmd", "--no-huge", "-m", "256"]);
+        command.arg("--vdev").arg(format!(
+            "net_virtio_user0,path={},queues={},queue_size=1024,packed_vq=0,mrg_rxbuf={},\
+             in_order=0,mac=52:54:00:00:00:01",
+            options.socket.display(),
+            options.pairs,
+            u8::from(options.is_mergeable)
+        ));
+        for device in options.devices {
+            command.args(["--vdev", device]);
+        }
+        command.args(["--", "-i", "--nb-cores=1", "--total-num-mbufs=16384"]);
+        command.args(["--rxd=1024", "--txd=1024"]);
+        for (option, value) in [
+            ("forward-mode", options.mode.to_owned()),
+            ("txpkts", options.frame_size.to_string()),
+            ("rxq", options.pairs.to_string()),
+            ("txq", options.pairs.to_string()),
+        ] {
+            command.arg(format!("--{option}={value}"));
+        }
+        command.stdin(Stdio::piped());
+        let mut service = Service::start(command, log)?;
+        service.until_says("testpmd> ", log)?;
+        Ok(Self { service, log: log.to_owned() })
+    }
+
+    /// Begins to forward.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn forward(&mut self) -> Outcome {
+        self.ask("start", "forwarding ports=").map(|_| ())
+    }
+
+    /// Ends forwarding; everything it has sent is in the ring.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn pause(&mut self) -> Outcome {
+        self.ask("stop", "Done.").map(|_| ())
+    }
+
+    /// What its virtio port has seen.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn counts(&mut self) -> Outcome<Counts> {
+        let answer = self.ask("show port stats 0", "Tx-pps:")?;
+        let counts = || Some(Counts { rx: count(&answer, "RX-")?, tx: count(&answer, "TX-")? });
+        counts().ok_or_else(|| format!("testpmd: no counts in {answer}"))
+    }
+
+    /// Leaves.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn quit(mut self) -> Outcome {
+        self.service.say("quit")?;
+        self.service.finish()
+    }
+
+    fn said(&self) -> Outcome<String> {
+        let bytes = std::fs::read(&self.log).context(self.log.display())?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Says a command; gives what it answers, as soon as that holds `words`.
+    fn ask(&mut self, command: &str, words: &str) -> Outcome<String> {
+        let from = self.said()?.len();
+        self.service.say(command)?;
+        let answer = wait_for(&format!("testpmd's answer to {command:?}"), LIMIT, || {
+            let said = self.said()?;
+            let answer = said.get(from..).unwrap_or_default();
+            Ok(answer.contains(words).then(|| answer.to_owned()))
+        })?;
+        check(!answer.contains("Bad arguments"), || format!("testpmd: {answer}"))?;
+        Ok(answer)
+    }
+}
+
+/// `  RX-packets: 12          RX-missed: 0 ..`
+fn count(answer: &str, direction: &str) -> Option<u64> {
+    let name = format!("{direction}packets:");
+    let rest = answer.lines().find_map(|line| line.trim().strip_prefix(&name))?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_from_the_ports_statistics() {
+        let text = "  RX-packets: 7          RX-missed: 0          RX-bytes:  0\n\
+            \x20 TX-packets: 32781056   TX-errors: 0          TX-bytes:  2097987584\n";
+        assert_eq!((count(text, "RX-"), count(text, "TX-")), (Some(7), Some(32_781_056)));
+        assert_eq!(count("", "RX-"), None);
+    }
+}
