@@ -4,7 +4,8 @@ use crate::cargo::build_daemon;
 use manyring_system::cleanup::Folder;
 use manyring_system::command::{command, output};
 use manyring_system::daemon::{Daemon, DaemonOptions};
-use manyring_system::guest::{Guest, GuestOptions, Kernel, Kind};
+use manyring_system::guest::{Guest, GuestOptions, Kernel, Kind, Net};
+use manyring_system::net::{Far, Namespace, WORDS};
 use manyring_system::{Context, Outcome};
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -27,6 +28,23 @@ must fio --name=load --filename=/mnt/load --size=64M --rw=randrw --bsrange=4k-64
     --runtime=5 --time_based --group_reporting --eta=never --output=/tmp/fio
 grep -E 'read:|write:|err=' /tmp/fio
 must umount /mnt
+"#;
+
+const NETWORK: &str = r#"
+network
+echo "the network: echoes from the host, IPv4 and IPv6"
+pings $HOST
+grep -E 'packets|round-trip' /tmp/ping
+pings $HOST6
+grep -E 'packets|round-trip' /tmp/ping
+echo "random data to the host and back, compared by checksum"
+agrees $HOST 4096 "IPv4"
+agrees $HOST6 4096 "IPv6"
+echo "iperf3 both ways, as the receiver saw it"
+flow tcp-to-host $HOST -t 3
+flow tcp-to-guest $HOST -t 3 -R
+flow udp-to-host $HOST -u -b 100M -t 3
+flow udp-to-guest $HOST -u -b 100M -t 3 -R
 await finished
 "#;
 
@@ -39,40 +57,69 @@ pub(crate) fn run(kind: Kind) -> Outcome {
     let (image, log) = (folder.path().join("disk.img"), folder.path().join("manyring.log"));
     let file = File::create(&image).context(image.display())?;
     file.set_len(512 << 20).context(image.display())?;
+    let namespace = Namespace::new()?;
     let (queues, cpus) = if kind == Kind::Qemu { (4, 4) } else { (1, 1) };
     let queues_text = queues.to_string();
-    let more = ["--num-queues", &queues_text];
-    let options = DaemonOptions::blk(&binary, folder.path(), &log, &image, &more);
-    println!("xtask: starting manyring {}", options.arguments.join(" "));
-    let socket = options.socket();
-    let daemon = Daemon::start(options, &socket)?;
-    println!("xtask: booting Linux on this disk");
+    let disk = start_daemon(DaemonOptions::blk(
+        &binary,
+        folder.path(),
+        &log,
+        &image,
+        &["--num-queues", &queues_text],
+    ))?;
+    let network = start_daemon(DaemonOptions::net(
+        &binary,
+        folder.path(),
+        &log,
+        &namespace,
+        &["--tap", "tap0", "--queue-pairs", &queues_text],
+    ))?;
+    namespace.address("tap0")?;
+    let _far = Far::start(&namespace, folder.path())?;
+    println!("xtask: booting Linux on this disk and this network");
+    let (disk_socket, socket) = (disk.socket(), network.socket());
     let guest = GuestOptions {
-        socket: Some(&socket),
+        socket: Some(&disk_socket),
         queues,
+        net: Some(Net { socket: &socket, pairs: queues }),
         cpus,
-        programs: &["fio"],
-        script: SCRIPT,
+        programs: &["fio", "iperf3"],
+        script: &format!("{WORDS}{SCRIPT}{NETWORK}"),
         is_shown: true,
-        ..Default::default()
+        can_reboot: false,
     };
-    let served = serve(&kernel, &guest, &daemon, &folder);
+    let served = serve(&kernel, &guest, &[&disk, &network], &folder);
     if served.is_err() {
-        println!("xtask: what manyring logged:\n{}", daemon.log()?);
+        println!("xtask: what manyring logged:\n{}", disk.log()?);
     }
     served?;
-    daemon.stop()?;
+    network.stop()?;
+    disk.stop()?;
+    namespace.holds_only(&[])?;
     output(command("e2fsck").arg("-fn").arg(&image))?;
-    println!("xtask: the host's e2fsck finds the image clean");
+    println!("xtask: the host's e2fsck finds the image clean, and the tap is gone");
     println!("xtask: demo done in {:.0} s, nothing is left behind", start.elapsed().as_secs_f64());
     Ok(())
 }
 
-fn serve(kernel: &Kernel, options: &GuestOptions<'_>, daemon: &Daemon, folder: &Folder) -> Outcome {
+fn start_daemon(options: DaemonOptions) -> Outcome<Daemon> {
+    println!("xtask: starting manyring {}", options.arguments.join(" "));
+    let socket = options.socket();
+    Daemon::start(options, &socket)
+}
+
+fn serve(
+    kernel: &Kernel,
+    options: &GuestOptions<'_>,
+    daemons: &[&Daemon],
+    folder: &Folder,
+) -> Outcome {
     let mut guest = Guest::boot(kernel, options, &folder.path().join("console.log"))?;
-    guest.reach("finished", Duration::from_secs(120))?;
+    guest.reach("finished", Duration::from_secs(180))?;
     println!("xtask: what each queue has done (manyring stats):");
-    println!("{}", daemon.stats_text()?.trim_end());
+    for daemon in daemons {
+        println!("{}", daemon.stats_text()?.trim_end());
+    }
     guest.proceed()?;
     guest.finish(Duration::from_secs(30)).map(|_| ())
 }

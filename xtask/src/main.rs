@@ -23,7 +23,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Boot a real Linux guest on a Manyring disk, use the disk, show the counters.
+    /// Boot a real Linux guest on a Manyring disk and network, use both, show the counters.
     Demo {
         /// What runs the guest.
         #[arg(long, value_enum, default_value_t = GuestKind::Uml)]

@@ -2,7 +2,8 @@
 
 use crate::cleanup::Folder;
 use crate::daemon::{Daemon, DaemonOptions};
-use crate::guest::{Guest, GuestOptions, Kernel, Kind};
+use crate::guest::{Guest, GuestOptions, Kernel, Kind, Net};
+use crate::net::{Namespace, WORDS};
 use crate::{Context, Outcome};
 use std::cell::OnceCell;
 use std::fs::File;
@@ -10,14 +11,23 @@ use std::path::{Path, PathBuf};
 
 mod hundred_devices_idle;
 mod image_lock_refuses_others;
+mod macvtap_over_veth;
+mod pcap_opens_in_tshark;
 mod qemu_discard_punches_holes;
 mod qemu_discard_without_io_uring;
 mod qemu_flush_reaches_the_host;
 mod qemu_four_queues;
 mod qemu_live_resize;
+mod qemu_net_four_pairs;
+mod qemu_net_survives;
 mod qemu_survives_daemon_sigkill;
 mod read_only_disk;
+mod testpmd_client;
+mod uml_ethtool;
 mod uml_ext4_checksums;
+mod uml_net_ping_and_iperf3;
+mod uml_offload_matrix;
+mod uml_vlan_between_guests;
 mod uml_where_io_uring_is_refused;
 mod uml_without_io_uring;
 
@@ -36,6 +46,13 @@ pub const ALL: &[Behaviour] = &[
     uml_ext4_checksums::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
     uml_where_io_uring_is_refused::BEHAVIOUR,
+    uml_net_ping_and_iperf3::BEHAVIOUR,
+    uml_ethtool::BEHAVIOUR,
+    uml_vlan_between_guests::BEHAVIOUR,
+    macvtap_over_veth::BEHAVIOUR,
+    pcap_opens_in_tshark::BEHAVIOUR,
+    testpmd_client::BEHAVIOUR,
+    uml_offload_matrix::BEHAVIOUR,
     qemu_flush_reaches_the_host::BEHAVIOUR,
     qemu_live_resize::BEHAVIOUR,
     read_only_disk::BEHAVIOUR,
@@ -43,6 +60,8 @@ pub const ALL: &[Behaviour] = &[
     qemu_discard_punches_holes::BEHAVIOUR,
     qemu_discard_without_io_uring::BEHAVIOUR,
     qemu_four_queues::BEHAVIOUR,
+    qemu_net_survives::BEHAVIOUR,
+    qemu_net_four_pairs::BEHAVIOUR,
 ];
 
 /// What the behaviours share: the binary under test and the kernels, each prepared once.
@@ -98,6 +117,30 @@ impl<'a> Scene<'a> {
         let options = self.options(image, more);
         let socket = options.socket();
         Daemon::start(options, &socket)
+    }
+
+    /// How to serve a network port in a namespace.
+    fn net_options(&self, namespace: &Namespace, more: &[&str]) -> DaemonOptions {
+        let log = self.log("manyring-net.log");
+        let folder = self.folder.path();
+        DaemonOptions::net(&self.stage.binary, folder, &log, namespace, more)
+    }
+
+    /// A daemon that serves a network port in a namespace.
+    fn serve_net(&self, namespace: &Namespace, more: &[&str]) -> Outcome<Daemon> {
+        let options = self.net_options(namespace, more);
+        let socket = options.socket();
+        Daemon::start(options, &socket)
+    }
+
+    /// A guest whose network this daemon serves. Its script has the words of `net/words.sh`.
+    fn boot_net(&self, kind: Kind, daemon: &Daemon, options: GuestOptions<'_>) -> Outcome<Guest> {
+        let socket = daemon.socket();
+        let pairs = options.net.map_or(1, |net| net.pairs);
+        let net = Some(Net { socket: &socket, pairs });
+        let script = format!("{WORDS}{}", options.script);
+        let options = GuestOptions { net, script: &script, ..options };
+        Guest::boot(self.kernel(kind)?, &options, &self.log("guest.log"))
     }
 
     fn kernel(&self, kind: Kind) -> Outcome<&Kernel> {

@@ -1,0 +1,101 @@
+//! Four CPUs, four queue pairs: all carry packets, one flow keeps to one, and a connection
+//! outlives a change of their number.
+
+use super::uml_net_ping_and_iperf3::lost_nothing;
+use super::{Behaviour, Scene};
+use crate::daemon::Daemon;
+use crate::guest::{GuestOptions, Kind, Net};
+use crate::net::{Far, Flow, Namespace};
+use crate::{Outcome, check};
+use std::path::Path;
+use std::time::Duration;
+
+pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "qemu_net_four_pairs", run };
+
+const SCRIPT: &str = r#"
+network
+is "pairs" "$(ethtool -l eth0 | awk '/^Combined/{print $2}' | tail -n 1)" 4
+pings $HOST
+pings $HOST6
+agrees $HOST 1024 "four pairs"
+await start
+flow eight $HOST -P 8 -t 4
+flow eight-back $HOST -P 8 -t 4 -R
+await eight
+flow one $HOST -t 3
+await one
+flow one-back $HOST -t 3 -R
+await one-back
+timeout 60 iperf3 -c $HOST -p 5202 -f m -P 4 -t 10 > /tmp/load 2>&1 &
+load=$!
+sleep 2
+must ethtool -L eth0 combined 1
+await one-pair
+sleep 2
+must ethtool -L eth0 combined 4
+await four-pairs
+wait $load || { cat /tmp/load; fail "a connection was lost"; }
+grep receiver /tmp/load | tail -n 1 | sed "s/^/FLOW load /"
+"#;
+
+const PAIRS: u32 = 4;
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn run(scene: &Scene<'_>) -> Outcome {
+    let namespace = Namespace::new()?;
+    let daemon = scene.serve_net(&namespace, &["--tap", "tap0", "--queue-pairs", "4"])?;
+    namespace.address("tap0")?;
+    let _far = Far::start(&namespace, scene.folder.path())?;
+    let options = GuestOptions {
+        net: Some(Net { socket: Path::new(""), pairs: PAIRS }),
+        cpus: PAIRS,
+        programs: &["iperf3", "ethtool"],
+        script: SCRIPT,
+        ..Default::default()
+    };
+    let mut guest = scene.boot_net(Kind::Qemu, &daemon, options)?;
+    guest.reach("start", LIMIT)?;
+    namespace.until_attached("tap0", PAIRS.into())?;
+    let mut before = moved(&daemon, "packets")?;
+    guest.proceed()?;
+    guest.reach("eight", LIMIT)?;
+    for (index, (then, now)) in before.iter().zip(moved(&daemon, "packets")?).enumerate() {
+        let name = if index % 2 == 0 { "rx" } else { "tx" };
+        let what = || format!("{name} queue of pair {}: {} packets", index / 2, now - then);
+        check(now - then > 100, what)?;
+    }
+    for (mark, direction) in [("one", 1), ("one-back", 0)] {
+        before = moved(&daemon, "bytes_passed")?;
+        guest.proceed()?;
+        guest.reach(mark, LIMIT)?;
+        let now = moved(&daemon, "bytes_passed")?;
+        let of_queues = before.iter().zip(now).map(|(then, now)| now - then);
+        keeps_to_one(mark, &of_queues.skip(direction).step_by(2).collect::<Vec<_>>())?;
+    }
+    for (mark, attached) in [("one-pair", 1), ("four-pairs", PAIRS.into())] {
+        guest.proceed()?;
+        guest.reach(mark, LIMIT)?;
+        namespace.until_attached("tap0", attached)?;
+    }
+    guest.proceed()?;
+    let said = guest.finish(LIMIT)?;
+    for name in ["eight", "eight-back", "one", "one-back", "load"] {
+        Flow::arrived(&said, name, 0)?;
+    }
+    lost_nothing(&daemon.queues()?)?;
+    daemon.stop()
+}
+
+/// A counter of rx and tx of each pair, in the order of the device's queues.
+fn moved(daemon: &Daemon, counter: &str) -> Outcome<Vec<u64>> {
+    let queues = daemon.queues()?;
+    let of_pairs = queues.iter().take(2 * PAIRS as usize);
+    of_pairs.map(|queue| queue.value(counter)).collect()
+}
+
+/// Nearly all bytes of one direction went through one queue.
+fn keeps_to_one(name: &str, bytes: &[u64]) -> Outcome {
+    let (most, all) = (bytes.iter().max().copied().unwrap_or(0), bytes.iter().sum::<u64>());
+    check(all > 1 << 20, || format!("{name}: only {all} bytes"))?;
+    check(most * 100 >= all * 95, || format!("{name}: one flow on several queues: {bytes:?}"))
+}

@@ -1,0 +1,98 @@
+//! User Mode Linux with our disk and our network: echoes, iperf3 both ways, and data unchanged.
+
+use super::{Behaviour, Scene};
+use crate::daemon::{Counters, Daemon};
+use crate::guest::{Guest, GuestOptions, Kind, Net};
+use crate::net::{Far, Flow, Namespace, WORDS};
+use crate::{Outcome, check};
+use std::time::Duration;
+
+pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_net_ping_and_iperf3", run };
+
+const SCRIPT: &str = r#"
+network
+pings $HOST
+pings $HOST -s 1472
+pings $HOST -s 20000
+pings $HOST6
+must mkfs.ext4 -q $DISK
+must mount -t ext4 $DISK /mnt
+flow tcp-to-host $HOST -t 2
+flow tcp-to-guest $HOST -t 2 -R
+flow udp-to-host $HOST -u -b 20M -t 2
+flow udp-to-guest $HOST -u -b 20M -t 2 -R
+flow tcp6-to-host $HOST6 -t 1
+flow tcp6-to-guest $HOST6 -t 1 -R
+agrees $HOST 1024 "IPv4"
+agrees $HOST6 1024 "IPv6"
+# The disk and the network at the same time.
+timeout 20 nc $HOST 7002 < /dev/null > /mnt/file
+must umount /mnt
+must mount -t ext4 $DISK /mnt
+is "the file" "$(sha256sum < /mnt/file)" "$(sha256sum < /tmp/received)"
+must umount /mnt
+await done
+"#;
+
+/// What iperf3 moved in the two seconds of its slowest flow is more than this.
+const BYTES_MIN: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(90);
+
+fn run(scene: &Scene<'_>) -> Outcome {
+    let image = scene.image(64)?;
+    let disk = scene.serve(&image, &[])?;
+    let namespace = Namespace::new()?;
+    let network = scene.serve_net(&namespace, &["--tap", "tap0"])?;
+    namespace.address("tap0")?;
+    let _far = Far::start(&namespace, scene.folder.path())?;
+    let (disk_socket, socket) = (disk.socket(), network.socket());
+    let options = GuestOptions {
+        socket: Some(&disk_socket),
+        net: Some(Net { socket: &socket, pairs: 1 }),
+        programs: &["iperf3"],
+        script: &format!("{WORDS}{SCRIPT}"),
+        ..Default::default()
+    };
+    let mut guest = Guest::boot(scene.kernel(Kind::Uml)?, &options, &scene.log("guest.log"))?;
+    guest.reach("done", LIMIT)?;
+    are_plausible(&network)?;
+    guest.proceed()?;
+    let said = guest.finish(LIMIT)?;
+    for name in ["tcp-to-host", "tcp-to-guest", "tcp6-to-host", "tcp6-to-guest"] {
+        Flow::arrived(&said, name, 0)?;
+    }
+    for name in ["udp-to-host", "udp-to-guest"] {
+        Flow::arrived(&said, name, 5)?;
+    }
+    network.stop()?;
+    disk.stop()?;
+    namespace.holds_only(&[])
+}
+
+/// Both queues of the pair have moved frames, long ones among them, and lost none of their own.
+fn are_plausible(daemon: &Daemon) -> Outcome {
+    let queues = daemon.queues()?;
+    for (name, queue) in ["rx", "tx"].iter().zip(&queues) {
+        let (packets, bytes) = (queue.value("packets")?, queue.value("bytes_passed")?);
+        let (gso, calls) = (queue.value("gso_packets")?, queue.value("calls")?);
+        check(bytes > BYTES_MIN && packets > 500, || format!("{name}: {packets}, {bytes} bytes"))?;
+        check(bytes / packets >= 60, || format!("{name}: frames of {} bytes", bytes / packets))?;
+        check(gso > 100 && gso < packets, || format!("{name}: {gso} of {packets} are GSO"))?;
+        check(calls > 0 && calls <= packets, || format!("{name}: {calls} calls"))?;
+    }
+    let kicks = queues.get(1).ok_or("no tx queue")?.value("kicks")?;
+    check(kicks > 0, || "the tx queue was never kicked".into())?;
+    lost_nothing(&queues)
+}
+
+/// Fails if frames were dropped that the guest, or the host, had made wrong.
+pub(super) fn lost_nothing(queues: &[Counters]) -> Outcome {
+    for (index, queue) in queues.iter().enumerate() {
+        for (name, count) in queue.starting_with("dropped_") {
+            // What comes before the guest is ready is nobody's fault.
+            let is_fault = !["dropped_down", "dropped_filtered"].contains(&name.as_str());
+            check(!is_fault || count == 0, || format!("queue {index}: {name} is {count}"))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! Every combination of offloads, MTUs from 68 to 65,521, IPv4 and IPv6: data unchanged, and every
+//! checksum right on a cable behind the tap.
+
+use super::uml_net_ping_and_iperf3::lost_nothing;
+use super::{Behaviour, Scene};
+use crate::guest::{GuestOptions, Kind};
+use crate::net::{Capture, Far, Namespace};
+use crate::{Outcome, check};
+use std::time::Duration;
+
+pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_offload_matrix", run };
+
+const MTU_MAX: u32 = 65_521;
+const MTUS: [u32; 6] = [1500, 68, 576, 1280, 9000, MTU_MAX];
+
+/// The guest's way out: checksum, scatter-gather, segmentation; and its way in.
+const SCRIPT: &str = r#"
+switch() { must ethtool -K eth0 "$@" > /dev/null; }
+small() { echo "offloads $*"; switch "$@"; }
+# udp ADDRESS: datagrams both ways, as long as a frame and much longer.
+udp() {
+    for size in $(($mtu - 48)) 8000; do
+        [ $size -ge 16 ] || continue
+        flow udp $1 -u -l $size -n 64K -b 50M > /dev/null
+        flow udp-back $1 -u -l $size -n 64K -b 50M -R > /dev/null
+    done
+}
+network
+tx_csum=0
+read -r mtu
+while [ $mtu != end ]; do
+    must ip link set eth0 mtu $mtu
+    kib=256
+    [ $mtu -ge 576 ] || kib=32
+    # IPv6 goes away below its smallest MTU and must be set up again above it.
+    if [ $mtu -ge 1280 ]; then
+        echo 0 > /proc/sys/net/ipv6/conf/eth0/accept_dad
+        ip addr add 2001:db8::2/64 dev eth0 2> /dev/null
+    fi
+    for out in "tx on sg on tso on" "tx on sg on tso off" "tx on sg off tso off" \
+        "tx off sg off tso off"; do
+        for in in on off; do
+            [ $mtu = 1500 ] || [ "$out $in" = "tx on sg on tso on on" ] ||
+                [ "$out $in" = "tx off sg off tso off off" ] || continue
+            switch $out
+            switch rx-gro-hw $in
+            what="MTU $mtu, $out, rx-gro-hw $in"
+            agrees $HOST $kib "$what"
+            [ $mtu -ge 1280 ] && agrees $HOST6 $kib "$what"
+        done
+    done
+    switch tx on sg on tso on
+    udp $HOST
+    [ $mtu -ge 1280 ] && udp $HOST6
+    mark mtu-$mtu
+    read -r mtu
+done
+grep -E '^(Tcp|Udp|Ip):' /proc/net/snmp | sed 's/^/SNMP /'
+"#;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn run(scene: &Scene<'_>) -> Outcome {
+    let namespace = Namespace::new()?;
+    namespace.bridge(MTU_MAX)?;
+    let mtu = MTU_MAX.to_string();
+    let daemon =
+        scene.serve_net(&namespace, &["--tap", "tap0", "--bridge", "br0", "--mtu", &mtu])?;
+    namespace.run("ip link set tap0 up")?;
+    let _far = Far::start(&namespace, scene.folder.path())?;
+    let programs = ["ethtool", "iperf3"].as_slice();
+    let options = GuestOptions { programs, script: SCRIPT, ..Default::default() };
+    let mut guest = scene.boot_net(Kind::Uml, &daemon, options)?;
+    for mtu in MTUS {
+        one_mtu(scene, &namespace, mtu, |limit| {
+            guest.answer(&mtu.to_string())?;
+            guest.reach(&format!("mtu-{mtu}"), limit)
+        })?;
+    }
+    // The host's own offloads, the tap's towards the guest.
+    for feature in ["tso off", "tx off"] {
+        namespace.run(&format!("ethtool -K tap0 {feature}"))?;
+    }
+    guest.forget()?;
+    one_mtu(scene, &namespace, 1500, |limit| {
+        guest.answer("1500")?;
+        guest.reach("mtu-1500", limit)
+    })?;
+    guest.answer("end")?;
+    let said = guest.finish(LIMIT)?;
+    no_checksum_was_wrong(&said)?;
+    lost_nothing(&daemon.queues()?)?;
+    daemon.stop()?;
+    namespace.holds_only(&["br0", "port0", "far0"])
+}
+
+/// All that the guest sends with this MTU, as it comes out of the cable.
+fn one_mtu(
+    scene: &Scene<'_>,
+    namespace: &Namespace,
+    mtu: u32,
+    go: impl FnOnce(Duration) -> Outcome,
+) -> Outcome {
+    for link in ["far0", "port0"] {
+        namespace.run(&format!("ip link set {link} mtu {mtu}"))?;
+    }
+    if mtu >= 1280 {
+        // As in the guest: a smaller MTU took the address away.
+        let _ = namespace.run("ip address add 2001:db8::1/64 dev far0 nodad");
+    }
+    let file = scene.file(&format!("{mtu}.pcap"));
+    let capture = Capture::start(namespace, "far0", "inbound", &file)?;
+    go(LIMIT)?;
+    let frames = capture.stop()?;
+    let name = format!("MTU {mtu}");
+    let enough = if mtu > 9000 { 5 } else { 20 };
+    frames.are_right(&name, "tcp.checksum.status == 1 && tcp.len > 0 && ip", enough)?;
+    frames.are_right(&name, "udp.checksum.status == 1 && ip", enough)?;
+    if mtu >= 1280 {
+        frames.are_right(&name, "tcp.checksum.status == 1 && tcp.len > 0 && ipv6", enough)?;
+        frames.are_right(&name, "udp.checksum.status == 1 && ipv6", enough)?;
+    }
+    let full = frames.count(&format!("tcp && frame.len == {}", mtu + 14))?;
+    let long = frames.count(&format!("frame.len > {}", mtu + 14))?;
+    check(long == 0, || format!("{name}: {long} frames are longer"))?;
+    check(full > 0, || format!("{name}: no TCP frame is as long as it may be"))?;
+    std::fs::remove_file(&file).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// The guest's own counters: `InCsumErrors` is named in the first line of each kind.
+fn no_checksum_was_wrong(said: &str) -> Outcome {
+    let mut lines = said.lines().filter_map(|line| line.strip_prefix("SNMP "));
+    let mut found = 0;
+    while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
+        let pairs = names.split_whitespace().zip(values.split_whitespace());
+        for (name, value) in pairs.filter(|(name, _)| *name == "InCsumErrors") {
+            check(value == "0", || format!("{name}: {value} in the guest: {values}"))?;
+            found += 1;
+        }
+    }
+    check(found >= 2, || format!("the guest counts no checksums: {said}"))
+}
