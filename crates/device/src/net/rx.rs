@@ -66,6 +66,8 @@ pub(crate) struct NetRx {
     short_row: u32,
     /// The port is down, detached or gone.
     broken: bool,
+    /// The guest had too few buffers when it was last looked.
+    is_out: bool,
     /// The guest has as many buffers in the ring as it can have; what there is has to do.
     ring_size: usize,
 }
@@ -105,6 +107,7 @@ impl NetRx {
             spill: Mapping::anonymous(SIZE_MAX as u64)?,
             short_row: 0,
             broken: false,
+            is_out: false,
             ring_size: usize::from(ring_size),
         })
     }
@@ -156,9 +159,12 @@ impl NetRx {
         let (mut bytes, mut unpublished) = (0, 0);
         while turn.packets < TURN_FRAMES && bytes < TURN_BYTES {
             if !self.post(queue) {
-                stats.out_of_buffers.add(u64::from(queue.fault().is_none()));
+                if !std::mem::replace(&mut self.is_out, true) {
+                    stats.out_of_buffers.add(1);
+                }
                 break;
             }
+            self.is_out = false;
             self.make_offer();
             let size = match self.port.recv(&self.offer) {
                 Ok(size) => size.min(SIZE_MAX),
