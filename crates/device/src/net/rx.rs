@@ -32,8 +32,7 @@ const PUBLISH_FRAMES: usize = 16;
 const PIECES_MAX: usize = 512;
 /// Pieces offered at once at most.
 const OFFER_PIECES: usize = 1000;
-/// What is offered while frames are short, and how many short frames in a row show that.
-const OFFER_SMALL: usize = 4096;
+/// One buffer is offered while frames are short: so long at most, so many in a row.
 const SMALL_FRAME: usize = 2048;
 const SMALL_ROW: u32 = 32;
 /// An Ethernet header.
@@ -64,6 +63,7 @@ pub(crate) struct NetRx {
     offered: Offered,
     spill: Mapping,
     short_row: u32,
+    tally: Tally,
     /// The port is down, detached or gone.
     broken: bool,
     /// The guest had too few buffers when it was last looked.
@@ -77,6 +77,14 @@ pub(crate) struct NetRx {
 struct Offered {
     buffers: usize,
     size: usize,
+}
+
+/// What a turn adds to the counters.
+#[derive(Debug, Default)]
+struct Tally {
+    packets: u64,
+    bytes: u64,
+    gso: u64,
 }
 
 /// What becomes of a frame.
@@ -106,6 +114,7 @@ impl NetRx {
             offered: Offered::default(),
             spill: Mapping::anonymous(SIZE_MAX as u64)?,
             short_row: 0,
+            tally: Tally::default(),
             broken: false,
             is_out: false,
             ring_size: usize::from(ring_size),
@@ -185,6 +194,12 @@ impl NetRx {
                 unpublished = 0;
             }
         }
+        let Tally { packets, bytes, gso } = std::mem::take(&mut self.tally);
+        if packets > 0 {
+            stats.packets.add(packets);
+            stats.bytes_passed.add(bytes);
+            stats.gso_packets.add(gso);
+        }
         turn
     }
 
@@ -230,9 +245,8 @@ impl NetRx {
             return;
         }
         let wanted = match self.is_mergeable {
-            true if self.short_row >= SMALL_ROW => OFFER_SMALL.min(self.room_needed()),
-            true => self.room_needed(),
-            false => 0,
+            true if self.short_row < SMALL_ROW => self.room_needed(),
+            _ => 0,
         };
         self.offer.clear();
         let (mut offered, mut pieces) = (Offered::default(), 0);
@@ -259,14 +273,12 @@ impl NetRx {
     /// buffers went back.
     fn take_frame(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, size: usize) -> usize {
         self.short_row = if size <= SMALL_FRAME { self.short_row.saturating_add(1) } else { 0 };
-        let mut head = [0; HEADER_SIZE + FILTER_SIZE];
-        let seen = copy_from_slices(&self.offer, &mut head).min(size);
-        let (header, frame) = head[..seen].split_at(HEADER_SIZE.min(seen));
-        if frame.len() < ETHERNET_SIZE {
+        if size < HEADER_SIZE + ETHERNET_SIZE {
             stats.dropped_short.add(1);
             return 0;
         }
-        let cause = match fate(&self.rules, header, frame, size - HEADER_SIZE) {
+        let header = read_start::<HEADER_SIZE>(&self.offer);
+        let cause = match self.fate(&header, size) {
             Fate::Deliver => None,
             Fate::Filtered => Some(&stats.dropped_filtered),
             Fate::Offload => Some(&stats.dropped_offload),
@@ -281,17 +293,37 @@ impl NetRx {
             stats.dropped_no_room.add(1);
             return 0;
         }
-        let is_gso = header[1] != HDR_GSO_NONE;
         if !self.rules.given.csum && header[0] != 0 {
             copy_to_slices(&self.offer, &[0]);
         }
-        let used = self.push_frame(queue, size);
-        stats.packets.add(1);
-        stats.bytes_passed.add((size - HEADER_SIZE) as u64);
-        if is_gso {
-            stats.gso_packets.add(1);
+        self.tally.packets += 1;
+        self.tally.bytes += (size - HEADER_SIZE) as u64;
+        self.tally.gso += u64::from(header[1] != HDR_GSO_NONE);
+        self.push_frame(queue, size)
+    }
+
+    /// Whether the guest gets the frame that was just read. What it does not take unfinished comes
+    /// only from before it said so.
+    #[inline]
+    fn fate(&self, header: &[u8; HEADER_SIZE], size: usize) -> Fate {
+        let (rules, flags, gso_type) = (&*self.rules, header[0], header[1]);
+        if !rules.link_up {
+            return Fate::LinkDown;
         }
-        used
+        if flags & HDR_F_NEEDS_CSUM != 0 && !rules.given.csum {
+            return Fate::Offload;
+        }
+        if gso_type == HDR_GSO_NONE {
+            if size - HEADER_SIZE > rules.frame_size_max {
+                return Fate::Filtered;
+            }
+        } else if !takes(rules.given, gso_type) {
+            return Fate::Offload;
+        }
+        let Some(filter) = &rules.filter else { return Fate::Deliver };
+        let start = read_start::<{ HEADER_SIZE + FILTER_SIZE }>(&self.offer);
+        let seen = start.len().min(size);
+        if filter.passes(&start[HEADER_SIZE..seen]) { Fate::Deliver } else { Fate::Filtered }
     }
 
     /// Copies what went past the offered buffers into further ones. False: there are none.
@@ -335,10 +367,13 @@ impl NetRx {
         }
         self.write_num_buffers(u16::try_from(count).unwrap_or(u16::MAX));
         let mut left = size;
-        for posted in self.posted.drain(..count) {
+        for _ in 0..count {
+            let Some(posted) = self.posted.pop_front() else { break };
             let filled = left.min(posted.size);
             left -= filled;
-            self.pieces.drain(..posted.pieces);
+            for _ in 0..posted.pieces {
+                self.pieces.pop_front();
+            }
             self.posted_size -= posted.size;
             queue.push_used(posted.chain, u32::try_from(filled).unwrap_or(u32::MAX));
         }
@@ -346,10 +381,10 @@ impl NetRx {
         count
     }
 
+    #[inline]
     fn write_num_buffers(&self, count: u16) {
         let bytes = count.to_le_bytes();
-        let mut skip = NUM_BUFFERS_OFFSET;
-        let mut written = 0;
+        let (mut skip, mut written) = (NUM_BUFFERS_OFFSET, 0);
         for piece in &self.pieces {
             if skip >= piece.len() {
                 skip -= piece.len();
@@ -374,28 +409,14 @@ impl NetRx {
     }
 }
 
-/// Whether the guest gets a frame of `len` bytes. What it does not take unfinished comes only from
-/// before it said so.
+/// The first `N` bytes of what was read.
 #[inline]
-fn fate(rules: &Rules, header: &[u8], frame: &[u8], len: usize) -> Fate {
-    let (flags, gso_type) = (header[0], header[1]);
-    if !rules.link_up {
-        return Fate::LinkDown;
-    }
-    if flags & HDR_F_NEEDS_CSUM != 0 && !rules.given.csum {
-        return Fate::Offload;
-    }
-    if gso_type == HDR_GSO_NONE {
-        if len > rules.frame_size_max {
-            return Fate::Filtered;
-        }
-    } else if !takes(rules.given, gso_type) {
-        return Fate::Offload;
-    }
-    match &rules.filter {
-        Some(filter) if !filter.passes(frame) => Fate::Filtered,
-        _ => Fate::Deliver,
-    }
+fn read_start<const N: usize>(slices: &[GuestSlice]) -> [u8; N] {
+    slices.first().and_then(GuestSlice::read_array::<N>).unwrap_or_else(|| {
+        let mut bytes = [0; N];
+        copy_from_slices(slices, &mut bytes);
+        bytes
+    })
 }
 
 fn takes(given: Offloads, gso_type: u8) -> bool {
