@@ -11,6 +11,7 @@
 //! Everything of [`Port`] itself may block (the host's network lock) and is never called by a
 //! worker. Frames are whole Ethernet frames behind a [`RawHeader`] of 12 bytes.
 
+pub mod fault;
 pub mod macvtap;
 pub mod null;
 pub mod tap;

@@ -1,0 +1,368 @@
+//! `fault`: a decorator that makes another port lose, spoil or not take frames.
+
+use super::{Frames, Port, PortRx, PortTx, Readiness, Sent, Stop};
+use manyring_memory::GuestSlice;
+use manyring_wire::net::{HEADER_SIZE, Offloads, RawHeader};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// What goes wrong. Each half counts its own frames, from 1; 0 = never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultOptions {
+    /// Every n-th frame that is sent is lost without a word.
+    pub drop_tx_every: u64,
+    /// Every n-th frame that comes is lost.
+    pub drop_rx_every: u64,
+    /// Every n-th frame that comes has its last byte inverted.
+    pub corrupt_rx_every: u64,
+    /// The port is full before every n-th frame, once; it is ready at once again.
+    pub block_tx_every: u64,
+    /// The host is out of memory before every n-th frame, once.
+    pub no_memory_every: u64,
+    /// Every n-th attempt to receive fails with `EIO`, and the frame waits.
+    pub recv_error_every: u64,
+}
+
+const fn is_nth(n: u64, every: u64) -> bool {
+    every != 0 && n.is_multiple_of(every)
+}
+
+/// The port.
+#[derive(Debug)]
+pub struct FaultPort {
+    inner: Arc<dyn Port>,
+    options: FaultOptions,
+}
+
+impl FaultPort {
+    /// Decorates `port`.
+    #[must_use]
+    pub fn new(port: Arc<dyn Port>, options: FaultOptions) -> Self {
+        Self { inner: port, options }
+    }
+}
+
+impl Port for FaultPort {
+    fn kind(&self) -> &'static str {
+        "fault"
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.inner.queue_pairs()
+    }
+
+    fn taken(&self) -> Offloads {
+        self.inner.taken()
+    }
+
+    fn given(&self) -> Offloads {
+        self.inner.given()
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        self.inner.mtu()
+    }
+
+    fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
+        Ok(Box::new(FaultTx {
+            inner: self.inner.open_tx(index)?,
+            options: self.options,
+            done: 0,
+            stopped: Stopped::default(),
+            is_blocked: false,
+            ready: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            pass: Frames::new().map_err(|_| Errno::NOMEM)?,
+        }))
+    }
+
+    fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
+        let inner = self.inner.open_rx(index)?;
+        Ok(Box::new(FaultRx { inner, options: self.options, attempts: 0, frames: 0 }))
+    }
+
+    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
+        self.inner.set_offloads(offloads)
+    }
+
+    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
+        self.inner.set_attached(index, attached)
+    }
+
+    fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
+        self.inner.set_mtu(mtu)
+    }
+
+    fn set_link(&self, up: bool) {
+        self.inner.set_link(up);
+    }
+
+    fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
+        self.inner.transmit(frame)
+    }
+}
+
+/// What was already done to the frame that is next.
+#[derive(Debug, Default)]
+struct Stopped {
+    blocked: bool,
+    starved: bool,
+}
+
+#[derive(Debug)]
+struct FaultTx {
+    inner: Box<dyn PortTx>,
+    options: FaultOptions,
+    /// Frames that are done with.
+    done: u64,
+    stopped: Stopped,
+    /// The last stop was ours and no port's.
+    is_blocked: bool,
+    /// Always ready for output.
+    ready: OwnedFd,
+    /// One frame on its way to the port.
+    pass: Frames,
+}
+
+impl FaultTx {
+    /// Stops before frame number `n`, once for each reason.
+    fn stop_before(&mut self, n: u64) -> Option<Stop> {
+        if is_nth(n, self.options.block_tx_every) && !self.stopped.blocked {
+            self.stopped.blocked = true;
+            self.is_blocked = true;
+            return Some(Stop::Blocked);
+        }
+        if is_nth(n, self.options.no_memory_every) && !self.stopped.starved {
+            self.stopped.starved = true;
+            return Some(Stop::NoMemory);
+        }
+        None
+    }
+
+    fn send_one(&mut self, frames: &Frames, index: usize) -> Sent {
+        let Some((own, payload)) = frames.slices(index).split_first() else {
+            return Sent::default();
+        };
+        let header = own.read_array::<HEADER_SIZE>().map_or_else(RawHeader::default, header_of);
+        self.pass.clear();
+        self.pass.push(&header, payload, 0, frames.len(index));
+        self.inner.send(&self.pass, 0)
+    }
+}
+
+fn header_of(bytes: [u8; HEADER_SIZE]) -> RawHeader {
+    zerocopy::transmute!(bytes)
+}
+
+impl PortTx for FaultTx {
+    fn send(&mut self, frames: &Frames, first: usize) -> Sent {
+        let mut sent = Sent::default();
+        self.is_blocked = false;
+        for index in first..frames.count() {
+            let n = self.done + 1;
+            sent.stop = self.stop_before(n);
+            if sent.stop.is_some() {
+                break;
+            }
+            if !is_nth(n, self.options.drop_tx_every) {
+                let one = self.send_one(frames, index);
+                sent.refused += one.refused;
+                sent.down += one.down;
+                sent.faulted += one.faulted;
+                sent.stop = one.stop;
+                if sent.stop.is_some() {
+                    break;
+                }
+            }
+            sent.taken += 1;
+            self.done = n;
+            self.stopped = Stopped::default();
+        }
+        sent
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        if self.is_blocked { Readiness::Fd(self.ready.as_fd()) } else { self.inner.readiness() }
+    }
+}
+
+#[derive(Debug)]
+struct FaultRx {
+    inner: Box<dyn PortRx>,
+    options: FaultOptions,
+    attempts: u64,
+    frames: u64,
+}
+
+impl PortRx for FaultRx {
+    fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
+        self.attempts += 1;
+        if is_nth(self.attempts, self.options.recv_error_every) {
+            return Err(Errno::IO);
+        }
+        loop {
+            let len = self.inner.recv(buffers)?;
+            self.frames += 1;
+            if is_nth(self.frames, self.options.drop_rx_every) {
+                // With every frame lost, one that always has some would never come back.
+                if self.options.drop_rx_every == 1 {
+                    return Err(Errno::AGAIN);
+                }
+                continue;
+            }
+            if is_nth(self.frames, self.options.corrupt_rx_every) {
+                invert_byte(buffers, len.saturating_sub(1));
+            }
+            return Ok(len);
+        }
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        self.inner.readiness()
+    }
+}
+
+/// Inverts byte `at` of `buffers`.
+fn invert_byte(buffers: &[GuestSlice], mut at: usize) {
+    for slice in buffers {
+        if at < slice.len() {
+            let byte = slice.split_at(at).1;
+            let mut value = [0];
+            byte.read_into(&mut value);
+            byte.write_byte(!value[0]);
+            return;
+        }
+        at -= slice.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::FRAMES_MAX;
+    use crate::net::null::NullPort;
+    use manyring_memory::{Mapping, copy_from_slices};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::sync::Mutex;
+
+    /// Takes so many frames, then blocks; remembers the first bytes of each.
+    #[derive(Debug, Default)]
+    struct Keeper {
+        room: usize,
+        kept: Arc<Mutex<Vec<[u8; HEADER_SIZE + 1]>>>,
+    }
+
+    impl PortTx for Keeper {
+        fn send(&mut self, frames: &Frames, first: usize) -> Sent {
+            let mut sent = Sent::default();
+            for index in first..frames.count() {
+                if self.room == 0 {
+                    sent.stop = Some(Stop::Blocked);
+                    break;
+                }
+                self.room -= 1;
+                sent.taken += 1;
+                let mut bytes = [0; HEADER_SIZE + 1];
+                copy_from_slices(frames.slices(index), &mut bytes);
+                self.kept.lock().unwrap().push(bytes);
+            }
+            sent
+        }
+
+        fn readiness(&self) -> Readiness<'_> {
+            Readiness::Never
+        }
+    }
+
+    fn tx(options: FaultOptions, room: usize) -> (FaultTx, Arc<Mutex<Vec<[u8; 13]>>>) {
+        let keeper = Keeper { room, ..Keeper::default() };
+        let kept = keeper.kept.clone();
+        let tx = FaultTx {
+            inner: Box::new(keeper),
+            options,
+            done: 0,
+            stopped: Stopped::default(),
+            is_blocked: false,
+            ready: eventfd(0, EventfdFlags::CLOEXEC).unwrap(),
+            pass: Frames::new().unwrap(),
+        };
+        (tx, kept)
+    }
+
+    /// A full burst: the number of a frame is in its header and in its first byte.
+    fn burst(memory: &Mapping) -> Frames {
+        let mut frames = Frames::new().unwrap();
+        for n in 0..FRAMES_MAX {
+            let n = u8::try_from(n).unwrap();
+            let slice = memory.slice(usize::from(n), 1).unwrap();
+            slice.write_byte(n);
+            let header = RawHeader { gso_size: u16::from(n).into(), ..RawHeader::default() };
+            frames.push(&header, &[slice], 0, 1);
+        }
+        frames
+    }
+
+    #[test]
+    fn every_nth_frame_is_lost_and_the_rest_stays_in_order() {
+        let memory = Mapping::anonymous(4096).unwrap();
+        let frames = burst(&memory);
+        let (mut tx, kept) = tx(FaultOptions { drop_tx_every: 3, ..FaultOptions::default() }, 99);
+        assert_eq!(tx.send(&frames, 1), Sent { taken: 63, ..Sent::default() });
+        let kept = kept.lock().unwrap();
+        let expected: Vec<_> = (1..64).filter(|n| n % 3 != 0).collect();
+        assert_eq!(kept.iter().map(|bytes| bytes[HEADER_SIZE]).collect::<Vec<_>>(), expected);
+        assert!(kept.iter().all(|bytes| bytes[4] == bytes[HEADER_SIZE]), "headers stay too");
+    }
+
+    #[test]
+    fn every_nth_frame_stops_once_for_each_reason_and_is_then_sent() {
+        let memory = Mapping::anonymous(4096).unwrap();
+        let frames = burst(&memory);
+        let options =
+            FaultOptions { block_tx_every: 4, no_memory_every: 8, ..FaultOptions::default() };
+        let (mut tx, kept) = tx(options, 10);
+        let stop = |taken, stop| Sent { taken, stop: Some(stop), ..Sent::default() };
+        assert_eq!(tx.send(&frames, 0), stop(3, Stop::Blocked));
+        let Readiness::Fd(fd) = tx.readiness() else { panic!("there is something to wait for") };
+        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+        assert_eq!(poll(&mut fds, Some(&Timespec { tv_sec: 5, tv_nsec: 0 })), Ok(1));
+        assert_eq!(tx.send(&frames, 3), stop(4, Stop::Blocked));
+        assert_eq!(tx.send(&frames, 7), stop(0, Stop::NoMemory));
+        // Then it is the port's own stop.
+        assert_eq!(tx.send(&frames, 7), stop(3, Stop::Blocked));
+        assert!(matches!(tx.readiness(), Readiness::Never));
+        let numbers: Vec<_> = kept.lock().unwrap().iter().map(|bytes| bytes[12]).collect();
+        assert_eq!(numbers, (0..10).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_comes_is_lost_spoiled_or_fails() {
+        let memory = Mapping::anonymous(4096).unwrap();
+        let port = |options| FaultPort::new(Arc::new(NullPort::new(1, 60)), options);
+        let receive = |rx: &mut dyn PortRx| -> Result<u8, Errno> {
+            // The last byte lies alone in its buffer.
+            let buffers = [memory.slice(0, 71).unwrap(), memory.slice(71, 900).unwrap()];
+            assert_eq!(rx.recv(&buffers)?, 72);
+            let mut last = [0];
+            buffers[1].read_into(&mut last);
+            Ok(last[0])
+        };
+        let options = FaultOptions {
+            corrupt_rx_every: 2,
+            recv_error_every: 3,
+            drop_rx_every: 4,
+            ..FaultOptions::default()
+        };
+        let port_with_all = port(options);
+        let mut rx = port_with_all.open_rx(0).unwrap();
+        let right = 45;
+        let got: Vec<_> = (0..6).map(|_| receive(&mut *rx)).collect();
+        // Frames 1, 2, -, 3, (4 is lost) 5, -.
+        let failed = Err(Errno::IO);
+        assert_eq!(got, [Ok(right), Ok(!right), failed, Ok(right), Ok(right), failed]);
+        assert_eq!(receive(&mut *rx), Ok(!right), "the 6th");
+        let nothing = port(FaultOptions { drop_rx_every: 1, ..FaultOptions::default() });
+        assert_eq!(receive(&mut *nothing.open_rx(0).unwrap()), Err(Errno::AGAIN));
+    }
+}
