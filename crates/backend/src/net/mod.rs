@@ -14,6 +14,7 @@
 pub mod fault;
 pub mod macvtap;
 pub mod null;
+pub mod pcap;
 pub mod tap;
 
 use manyring_memory::{GuestSlice, Mapping, MemoryError};

@@ -3,6 +3,7 @@
 
 mod gso;
 mod macvtap;
+mod pcap;
 mod queues;
 mod space;
 mod start;

@@ -1,0 +1,333 @@
+//! `pcap`: a decorator that writes every frame of another port, both ways, to a capture file.
+//!
+//! Frames are copied into a bounded buffer and written by a thread of its own, so that no worker
+//! waits for a disk: a frame that finds the buffer full is passed on, but not captured. Frames are
+//! captured as they cross the port: a guest's checksums may be partial, its segments uncut.
+
+use super::{Frames, Port, PortRx, PortTx, Readiness, Sent};
+use manyring_memory::{GuestSlice, copy_from_slices};
+use manyring_wire::net::{HEADER_SIZE, Offloads};
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Bytes that wait to be written at most.
+const BUFFER_SIZE_MAX: usize = 16 << 20;
+/// The classic format with nanoseconds.
+const MAGIC: u32 = 0xa1b2_3c4d;
+const VERSION: [u16; 2] = [2, 4];
+/// Longest frame that is captured whole: longer than any.
+const SNAPLEN: u32 = 262_144;
+const LINKTYPE_ETHERNET: u32 = 1;
+const RECORD_HEADER_SIZE: usize = 16;
+
+/// What the halves and the writer share.
+#[derive(Debug, Default)]
+struct Capture {
+    buffer: Mutex<Buffer>,
+    filled: Condvar,
+    missed: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Buffer {
+    /// Records in the file's format, not written yet.
+    bytes: Vec<u8>,
+    /// Nothing is captured any more.
+    is_closed: bool,
+}
+
+impl Capture {
+    fn lock(&self) -> MutexGuard<'_, Buffer> {
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Captures frames, each as its bytes and what copies them.
+    fn add<F: FnOnce(&mut [u8])>(&self, frames: impl Iterator<Item = (usize, F)>) {
+        let now = clock_gettime(ClockId::Realtime);
+        let mut buffer = self.lock();
+        if buffer.is_closed {
+            return;
+        }
+        let was_empty = buffer.bytes.is_empty();
+        for (len, copy) in frames {
+            if buffer.bytes.len() + RECORD_HEADER_SIZE + len > BUFFER_SIZE_MAX {
+                self.miss(1);
+                continue;
+            }
+            let size = u32::try_from(len).unwrap_or(u32::MAX);
+            let seconds = u32::try_from(now.tv_sec).unwrap_or(u32::MAX);
+            let nanoseconds = u32::try_from(now.tv_nsec).unwrap_or(0);
+            for word in [seconds, nanoseconds, size, size] {
+                buffer.bytes.extend_from_slice(&word.to_le_bytes());
+            }
+            let start = buffer.bytes.len();
+            buffer.bytes.resize(start + len, 0);
+            copy(&mut buffer.bytes[start..]);
+        }
+        if was_empty && !buffer.bytes.is_empty() {
+            self.filled.notify_one();
+        }
+    }
+
+    fn miss(&self, frames: u64) {
+        if self.missed.fetch_add(frames, Ordering::Relaxed) == 0 {
+            tracing::warn!("frames pass that are not captured: the capture file is too slow");
+        }
+    }
+
+    /// Writes what comes until the capture is closed and all is written.
+    fn write_to(&self, mut file: File) {
+        let mut taken = Vec::new();
+        loop {
+            let mut buffer = self.lock();
+            while buffer.bytes.is_empty() && !buffer.is_closed {
+                buffer = self.filled.wait(buffer).unwrap_or_else(PoisonError::into_inner);
+            }
+            std::mem::swap(&mut taken, &mut buffer.bytes);
+            drop(buffer);
+            if taken.is_empty() {
+                break;
+            }
+            if let Err(error) = file.write_all(&taken) {
+                tracing::error!(%error, "the capture ends here: its file cannot be written");
+                self.lock().is_closed = true;
+                return;
+            }
+            taken.clear();
+        }
+        if let Err(error) = file.flush() {
+            tracing::error!(%error, "the end of the capture is lost");
+        }
+    }
+}
+
+/// Copies what lies in `slices` behind a virtio-net header.
+fn copy_frame(slices: &[GuestSlice], bytes: &mut [u8]) {
+    let (mut skip, mut done) = (HEADER_SIZE, 0);
+    for slice in slices {
+        let part = slice.split_at(skip).1;
+        skip = skip.saturating_sub(slice.len());
+        done += copy_from_slices(&[part], &mut bytes[done..]);
+    }
+}
+
+/// The port.
+#[derive(Debug)]
+pub struct PcapPort {
+    inner: Arc<dyn Port>,
+    capture: Arc<Capture>,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl PcapPort {
+    /// Decorates `port`; what was in the file at `path` is lost. The file is complete when the
+    /// port is dropped. May block.
+    ///
+    /// # Errors
+    /// The system's: the file cannot be created, or the thread not be started.
+    pub fn new(port: Arc<dyn Port>, path: &Path) -> io::Result<Self> {
+        let mut file = File::create(path)?;
+        let mut header = MAGIC.to_le_bytes().to_vec();
+        header.extend(VERSION.iter().flat_map(|word| word.to_le_bytes()));
+        // Two words that are always 0: time zone and accuracy.
+        header.extend([0, 0, SNAPLEN, LINKTYPE_ETHERNET].iter().flat_map(|w| w.to_le_bytes()));
+        file.write_all(&header)?;
+        let capture = Arc::new(Capture::default());
+        let shared = capture.clone();
+        // A thread that only ever waits for a file: no worker, so not of the pool.
+        let writer = std::thread::Builder::new()
+            .name("capture".into())
+            .spawn(move || shared.write_to(file))?;
+        Ok(Self { inner: port, capture, writer: Some(writer) })
+    }
+
+    /// Frames that passed, but were not captured.
+    #[must_use]
+    pub fn missed(&self) -> u64 {
+        self.capture.missed.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for PcapPort {
+    fn drop(&mut self) {
+        self.capture.lock().is_closed = true;
+        self.capture.filled.notify_one();
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+        let missed = self.missed();
+        if missed > 0 {
+            tracing::warn!(missed, "frames are not in the capture");
+        }
+    }
+}
+
+impl Port for PcapPort {
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.inner.queue_pairs()
+    }
+
+    fn taken(&self) -> Offloads {
+        self.inner.taken()
+    }
+
+    fn given(&self) -> Offloads {
+        self.inner.given()
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        self.inner.mtu()
+    }
+
+    fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
+        let inner = self.inner.open_tx(index)?;
+        Ok(Box::new(PcapTx { inner, capture: self.capture.clone() }))
+    }
+
+    fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
+        let inner = self.inner.open_rx(index)?;
+        Ok(Box::new(PcapRx { inner, capture: self.capture.clone() }))
+    }
+
+    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
+        self.inner.set_offloads(offloads)
+    }
+
+    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
+        self.inner.set_attached(index, attached)
+    }
+
+    fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
+        self.inner.set_mtu(mtu)
+    }
+
+    fn set_link(&self, up: bool) {
+        self.inner.set_link(up);
+    }
+
+    fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
+        self.inner.transmit(frame)?;
+        let copy = |bytes: &mut [u8]| bytes.copy_from_slice(frame);
+        self.capture.add(std::iter::once((frame.len(), copy)));
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct PcapTx {
+    inner: Box<dyn PortTx>,
+    capture: Arc<Capture>,
+}
+
+impl PortTx for PcapTx {
+    fn send(&mut self, frames: &Frames, first: usize) -> Sent {
+        let sent = self.inner.send(frames, first);
+        // What the port took, even if only to refuse it: just that is of interest then.
+        let taken = first..first + sent.taken;
+        if !taken.is_empty() {
+            let copy = |at| move |bytes: &mut [u8]| copy_frame(frames.slices(at), bytes);
+            self.capture.add(taken.map(|at| (frames.len(at), copy(at))));
+        }
+        sent
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        self.inner.readiness()
+    }
+}
+
+#[derive(Debug)]
+struct PcapRx {
+    inner: Box<dyn PortRx>,
+    capture: Arc<Capture>,
+}
+
+impl PortRx for PcapRx {
+    fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
+        let len = self.inner.recv(buffers)?;
+        if let Some(len) = len.checked_sub(HEADER_SIZE) {
+            let copy = |bytes: &mut [u8]| copy_frame(buffers, bytes);
+            self.capture.add(std::iter::once((len, copy)));
+        }
+        Ok(len)
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        self.inner.readiness()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::null::NullPort;
+    use manyring_memory::Mapping;
+    use manyring_wire::net::RawHeader;
+
+    fn word(bytes: &[u8], at: usize) -> u32 {
+        u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+    }
+
+    #[test]
+    fn frames_of_both_ways_are_written_without_their_headers() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let port = PcapPort::new(Arc::new(NullPort::new(1, 64)), file.path()).unwrap();
+        let memory = Mapping::anonymous(8192).unwrap();
+        memory.slice(0, 4096).unwrap().write_from(b"................the frame that is sent");
+        let slices = [memory.slice(4, 18).unwrap(), memory.slice(22, 16).unwrap()];
+        let mut frames = Frames::new().unwrap();
+        for _ in 0..3 {
+            frames.push(&RawHeader::default(), &slices, HEADER_SIZE, 22);
+        }
+        let mut tx = port.open_tx(0).unwrap();
+        assert_eq!(tx.send(&frames, 1).taken, 2);
+        // A header that ends inside the second buffer.
+        let buffers = [memory.slice(4096, 5).unwrap(), memory.slice(4101, 1000).unwrap()];
+        assert_eq!(port.open_rx(0).unwrap().recv(&buffers), Ok(HEADER_SIZE + 64));
+        assert_eq!(port.missed(), 0);
+        drop(port);
+        // The capture is over; the port is not.
+        assert_eq!(tx.send(&frames, 0).taken, 3);
+        let bytes = std::fs::read(file.path()).unwrap();
+        assert_eq!(bytes.len(), 24 + 3 * RECORD_HEADER_SIZE + 22 + 22 + 64);
+        assert_eq!((word(&bytes, 0), word(&bytes, 16), word(&bytes, 20)), (MAGIC, SNAPLEN, 1));
+        for at in [24, 62] {
+            assert_eq!((word(&bytes, at + 8), word(&bytes, at + 12)), (22, 22));
+            assert_eq!(&bytes[at + 16..at + 38], b"the frame that is sent");
+        }
+        assert_eq!((word(&bytes, 108), &bytes[116..122]), (64, &[0xff; 6][..]));
+        assert_eq!(bytes[130..134], [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn frames_that_find_the_buffer_full_are_counted_and_the_others_kept() {
+        // Nobody writes.
+        let capture = Capture::default();
+        let fit = BUFFER_SIZE_MAX / (RECORD_HEADER_SIZE + 65_553);
+        capture.add((0..fit + 2).map(|_| (65_553, |bytes: &mut [u8]| bytes.fill(1))));
+        assert_eq!(capture.missed.load(Ordering::Relaxed), 2);
+        assert_eq!(capture.lock().bytes.len(), fit * (RECORD_HEADER_SIZE + 65_553));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_created_or_written_is_no_harm() {
+        let port: Arc<dyn Port> = Arc::new(NullPort::new(1, 64));
+        let folder = tempfile::tempdir().unwrap();
+        assert!(PcapPort::new(port.clone(), folder.path()).is_err());
+        assert!(PcapPort::new(port, Path::new("/dev/full")).is_err());
+        let capture = Arc::new(Capture::default());
+        capture.add(std::iter::once((64, |_: &mut [u8]| ())));
+        capture.write_to(File::create("/dev/full").unwrap());
+        assert!(capture.lock().is_closed);
+    }
+}
