@@ -3,7 +3,7 @@
 use crate::cargo::{self, build_daemon, cargo};
 use manyring_system::behaviours::ALL;
 use manyring_system::runner::{self, Totals};
-use manyring_system::{Outcome, check};
+use manyring_system::{Outcome, check, packages};
 
 pub(crate) fn run(only: Option<&str>) -> Outcome {
     let totals = all(only)?;
@@ -11,10 +11,14 @@ pub(crate) fn run(only: Option<&str>) -> Outcome {
     check(totals.failed == 0, || "not every test passed".into())
 }
 
+/// What the tests of network ports run beside the kernel.
+const PORT_TESTS: [&str; 3] = ["ethtool", "iproute2", "tshark"];
+
 /// The tests of the workspace (unless only some system tests are wanted), then the system tests.
 pub(crate) fn all(only: Option<&str>) -> Outcome<Totals> {
     let mut totals = Totals::default();
     if only.is_none() {
+        packages::need("the tests of network ports", &PORT_TESTS)?;
         totals.add(cargo::test(&mut cargo(&["test", "--workspace", "--no-fail-fast"]))?);
     }
     let wanted = |name: &str| only.is_none_or(|only| name.contains(only));

@@ -1,6 +1,6 @@
 //! Every bad start gives one clear error.
 
-use crate::space::{in_own_space, named, open_when_free, run, wait_until_gone};
+use crate::space::{in_own_space, named, open_when_free, queues, run, wait_until_gone};
 use manyring_backend::net::Port;
 use manyring_backend::net::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
@@ -74,7 +74,8 @@ fn a_process_without_the_capability_is_told_which() {
     in_own_space(|| {
         run("ip tuntap add dev mr0 mode tap user 65534");
         run("ip tuntap add dev mr2 mode tap");
-        let handed_in = queue("mr1", TAP | NO_PI | VNET_HDR);
+        let flags = TAP | NO_PI | VNET_HDR | tuntap::IFF_MULTI_QUEUE;
+        let handed_in = [queue("mr1", flags), queue("mr1", flags)];
         let mut sets = capabilities(None).unwrap();
         sets.effective.remove(CapabilitySet::NET_ADMIN);
         set_capabilities(None, sets).unwrap();
@@ -84,9 +85,14 @@ fn a_process_without_the_capability_is_told_which() {
         assert_eq!(error(named("mr0", 1)), text("mr0", "create it or join it"));
         assert_eq!(error(named("mr2", 1)), text("mr2", "set it up or down"));
         open_when_free(|| TapOptions { up: Some(false), mtu: Some(1500), ..named("mr2", 1) });
-        let wish = |mtu| TapOptions { mtu, ..fds(vec![handed_in.try_clone().unwrap()], 1) };
+        let copies = || handed_in.iter().map(|fd| fd.try_clone().unwrap()).collect();
+        let wish = |mtu| TapOptions { mtu, ..fds(copies(), 2) };
         assert_eq!(error(wish(Some(1400))), text("mr1", "set its MTU"));
-        TapPort::open(wish(None)).unwrap();
+        // Nothing is needed where queues are handed in.
+        let port = TapPort::open(wish(None)).unwrap();
+        port.set_offloads(port.given()).unwrap();
+        port.set_attached(1, true).unwrap();
+        assert_eq!((queues("mr1"), port.mtu()), ((1, 1), Some(1500)));
     });
 }
 
