@@ -20,9 +20,13 @@ use rustix::io::{Errno, retry_on_intr};
 use std::io::IoSlice;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The node of all taps.
 const TUN_NODE: &str = "/dev/net/tun";
+/// Tries to open a tap that is busy: half a second.
+const BUSY_TRIES: usize = 50;
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
 /// What every queue of ours is.
 pub(super) const QUEUE_FLAGS: u16 = sys::IFF_TAP | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
 
@@ -105,7 +109,8 @@ pub struct TapPort {
 }
 
 impl TapPort {
-    /// Opens a tap. Of several queues the host uses none yet: see [`Port::set_attached`].
+    /// Opens a tap. Of several queues the host uses none yet: see [`Port::set_attached`]. May
+    /// block, half a second if it is busy.
     ///
     /// # Errors
     /// [`TapError`], in words for an operator.
@@ -324,8 +329,18 @@ pub(super) fn find(links: &Links, name: &str) -> Result<Option<Link>, TapError> 
     links.find(name).map_err(|errno| TapError::system(name, "look at the interface", errno))
 }
 
-/// Joins or creates a tap.
+/// Joins or creates a tap. A process that has just ended may hold its queues a little longer.
 fn by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opened, TapError> {
+    for _ in 0..BUSY_TRIES {
+        match try_by_name(name, must_exist, queue_pairs) {
+            Err(TapError::Busy(_)) => std::thread::sleep(BUSY_PAUSE),
+            result => return result,
+        }
+    }
+    try_by_name(name, must_exist, queue_pairs)
+}
+
+fn try_by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opened, TapError> {
     let links = open_links(name)?;
     let is_multi_queue = match find(&links, name)? {
         None if must_exist => return Err(TapError::Missing(name.to_owned())),

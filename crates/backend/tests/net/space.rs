@@ -1,6 +1,6 @@
 //! A network namespace of a test's own, its interfaces, and frames made by hand.
 
-use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
+use manyring_backend::net::tap::{TapOptions, TapSource};
 use manyring_backend::net::{Frames, Port, PortRx, PortTx, Readiness, Sent};
 use manyring_backend::sys::link::{Link, Links};
 use manyring_memory::{GuestSlice, Mapping};
@@ -72,20 +72,7 @@ pub(crate) fn wait_until_gone(name: &str) {
     wait_until(|| link(name).is_none());
 }
 
-/// Opens a tap that may have been in use a moment ago, for the same reason.
-pub(crate) fn open_when_free(options: impl Fn() -> TapOptions) -> TapPort {
-    let mut port = None;
-    wait_until(|| match TapPort::open(options()) {
-        Err(TapError::Busy(_)) => false,
-        result => {
-            port = Some(result.unwrap());
-            true
-        }
-    });
-    port.unwrap()
-}
-
-fn wait_until(mut is_so: impl FnMut() -> bool) {
+fn wait_until(is_so: impl Fn() -> bool) {
     for _ in 0..PATIENCE_MS {
         if is_so() {
             return;

@@ -5,8 +5,7 @@ use crate::space::{
     GUEST, GUEST_MAC, Guest, HOST, arp_request, echo_request, ether_type, ethernet,
 };
 use crate::space::{
-    halves, in_own_space, ipv4, is_ipv4, link, named, open_when_free, run, wait_for_input,
-    wait_until_gone,
+    halves, in_own_space, ipv4, is_ipv4, link, named, run, wait_for_input, wait_until_gone,
 };
 use manyring_backend::net::tap::{TapOptions, TapPort};
 use manyring_backend::net::{Frames, Port, Readiness, Sent, Stop};
@@ -81,7 +80,7 @@ fn a_joined_tap_stays_with_its_settings_and_without_offloads() {
         let there = link("mr0").unwrap();
         assert_eq!((there.mtu, there.is_up), (1400, true));
         // Once more, without a word about what it is.
-        let again = open_when_free(|| TapOptions { up: None, ..named("mr0", 1) });
+        let again = TapPort::open(TapOptions { up: None, ..named("mr0", 1) }).unwrap();
         assert_eq!((again.mtu(), link("mr0").unwrap().master), (Some(1400), there.master));
     });
 }
