@@ -60,6 +60,7 @@ pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
         is_multi_queue,
         attached: vec![true; *queue_pairs],
         is_handed_in: false,
+        is_created: false,
         links,
         link: Some(link),
     };

@@ -31,6 +31,11 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// What it is: `tap`, `macvtap`, `null`.
     fn kind(&self) -> &'static str;
 
+    /// The name of the host's interface, if it is one.
+    fn interface(&self) -> Option<&str> {
+        None
+    }
+
     /// Queue pairs it has.
     fn queue_pairs(&self) -> usize;
 

@@ -57,7 +57,7 @@ pub struct TapOptions {
     pub mtu: Option<u16>,
     /// The bridge to join; `None`: as it is.
     pub bridge: Option<String>,
-    /// Set it up or down; `None`: as it is.
+    /// Set it up or down; `None`: as it is, but up if it is created here.
     pub up: Option<bool>,
 }
 
@@ -71,6 +71,8 @@ pub(super) struct Opened {
     pub(super) attached: Vec<bool>,
     /// Others may have copies of these file descriptors.
     pub(super) is_handed_in: bool,
+    /// The interface was not there before.
+    pub(super) is_created: bool,
     pub(super) links: Links,
     /// The interface, if it is in this network namespace.
     pub(super) link: Option<Link>,
@@ -215,6 +217,10 @@ impl Port for TapPort {
         self.kind
     }
 
+    fn interface(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
     fn queue_pairs(&self) -> usize {
         self.queues.len()
     }
@@ -342,7 +348,9 @@ fn by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opened, T
 
 fn try_by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opened, TapError> {
     let links = open_links(name)?;
-    let is_multi_queue = match find(&links, name)? {
+    let found = find(&links, name)?;
+    let is_created = found.is_none();
+    let is_multi_queue = match found {
         None if must_exist => return Err(TapError::Missing(name.to_owned())),
         None => queue_pairs > 1,
         Some(link) => {
@@ -368,10 +376,17 @@ fn try_by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opene
         fds.push(fd);
     }
     let link = find(&links, &name)?;
-    let attached = vec![true; queue_pairs];
-    let kind = "tap";
-    let is_handed_in = false;
-    Ok(Opened { kind, name, fds, is_multi_queue, attached, is_handed_in, links, link })
+    Ok(Opened {
+        kind: "tap",
+        name,
+        fds,
+        is_multi_queue,
+        attached: vec![true; queue_pairs],
+        is_handed_in: false,
+        is_created,
+        links,
+        link,
+    })
 }
 
 pub(super) fn join_error(name: &str, errno: Errno) -> TapError {
@@ -417,10 +432,17 @@ fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
     if tap.is_some_and(|tap| tap.has_packet_info) {
         return Err(TapError::FdPacketInfo(fds[0].as_raw_fd()));
     }
-    let is_multi_queue = all_flags & sys::IFF_MULTI_QUEUE != 0;
-    let kind = "tap";
-    let is_handed_in = true;
-    Ok(Opened { kind, name, fds, is_multi_queue, attached, is_handed_in, links, link })
+    Ok(Opened {
+        kind: "tap",
+        name,
+        fds,
+        is_multi_queue: all_flags & sys::IFF_MULTI_QUEUE != 0,
+        attached,
+        is_handed_in: true,
+        is_created: false,
+        links,
+        link,
+    })
 }
 
 /// Sets what was asked for and is not so already (which needs no capability); gives the MTU.
@@ -430,6 +452,7 @@ fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u16>, TapErr
         let wants = settings.mtu.is_some() || settings.bridge.is_some() || settings.up.is_some();
         return if wants { Err(TapError::Elsewhere(name.clone())) } else { Ok(None) };
     };
+    let up = settings.up.or(opened.is_created.then_some(true));
     let set = |change| opened.links.set(link.index, &change);
     if let Some(mtu) = settings.mtu.filter(|mtu| u32::from(*mtu) != link.mtu) {
         set(Change { mtu: Some(mtu.into()), ..Change::default() }).map_err(
@@ -453,7 +476,7 @@ fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u16>, TapErr
                 .map_err(|errno| TapError::system(name, "join the bridge", errno))?;
         }
     }
-    if let Some(up) = settings.up.filter(|up| *up != link.is_up) {
+    if let Some(up) = up.filter(|up| *up != link.is_up) {
         set(Change { up: Some(up), ..Change::default() })
             .map_err(|errno| TapError::system(name, "set it up or down", errno))?;
     }

@@ -51,6 +51,20 @@ fn the_kernel_answers_arp_and_echo_through_a_tap_that_goes_with_its_port() {
 }
 
 #[test]
+fn a_tap_that_is_created_is_up_unless_it_shall_not_be_and_a_joined_one_stays_as_it_is() {
+    in_own_space(|| {
+        run("ip tuntap add dev mr2 mode tap");
+        for (name, up, is_up) in
+            [("mr0", None, true), ("mr1", Some(false), false), ("mr2", None, false)]
+        {
+            let port = TapPort::open(TapOptions { up, ..named(name, 1) }).unwrap();
+            assert_eq!(link(name).unwrap().is_up, is_up, "{name}");
+            assert_eq!(port.interface(), Some(name));
+        }
+    });
+}
+
+#[test]
 fn a_joined_tap_stays_with_its_settings_and_without_offloads() {
     in_own_space(|| {
         run("ip tuntap add dev mr0 mode tap");
