@@ -23,7 +23,7 @@ pub use manyring_wire::net::{MacAddress, is_mtu, parse_mac};
 
 use crate::handle::{QueueHandle, Route};
 use crate::pool::{Pool, StopError};
-use crate::stats::{Class, QueueStats};
+use crate::stats::{Class, Counter, QueueStats};
 use crate::{Activation, ConfigError, Device, Later, StartError};
 use manyring_backend::net::Port;
 use manyring_wire::net::{
@@ -112,6 +112,8 @@ struct Inner {
     state: Mutex<State>,
     /// Which pairs the host may use; held while that changes, so that changes do not cross.
     attached: tokio::sync::Mutex<Vec<bool>>,
+    /// How many of them, for those who only look.
+    attached_pairs: Counter,
     stats: Vec<Arc<QueueStats>>,
     changes: watch::Sender<u64>,
 }
@@ -140,6 +142,7 @@ impl NetDevice {
         Self(Arc::new(Inner {
             state: Mutex::new(state),
             attached: tokio::sync::Mutex::new(vec![false; options.queue_pairs]),
+            attached_pairs: Counter::default(),
             options,
             port,
             pool,
@@ -178,9 +181,10 @@ impl NetDevice {
         self.0.options.queue_pairs
     }
 
-    /// Queue pairs the host may use now.
-    pub async fn attached_pairs(&self) -> usize {
-        self.0.attached.lock().await.iter().filter(|a| **a).count()
+    /// Queue pairs the host may use now; does not wait for a change that is under way.
+    #[must_use]
+    pub fn attached_pairs(&self) -> usize {
+        usize::try_from(self.0.attached_pairs.value()).unwrap_or(usize::MAX)
     }
 
     /// Pulls the guest's cable, or plugs it in. While it is out, nothing passes.

@@ -137,7 +137,11 @@ impl Inner {
             let port = self.port.clone();
             let done = tokio::task::spawn_blocking(move || port.set_attached(pair, wanted)).await;
             match done.unwrap_or(Err(Errno::INTR)) {
-                Ok(()) => attached[pair] = wanted,
+                Ok(()) => {
+                    attached[pair] = wanted;
+                    let count = attached.iter().map(|a| u64::from(*a)).sum();
+                    self.attached_pairs.set(count);
+                }
                 Err(errno) => {
                     let device = &self.options.name;
                     tracing::warn!(device, pair, wanted, %errno, "the port does not follow");
