@@ -23,9 +23,9 @@ use std::sync::Arc;
 
 /// Header and frame at most.
 const SIZE_MAX: usize = HEADER_SIZE + FRAME_SIZE_MAX;
-/// Frames of one turn at most, and bytes.
+/// Frames of one turn at most, and bytes: the driver hears of them when the turn ends.
 const TURN_FRAMES: usize = 64;
-const TURN_BYTES: usize = 512 << 10;
+const TURN_BYTES: usize = 128 << 10;
 /// Frames after which the driver may see what is there.
 const PUBLISH_FRAMES: usize = 16;
 /// Pieces of one receive buffer at most: they must fit one system call with the spill.

@@ -5,12 +5,17 @@ use crate::stats::QueueStats;
 use manyring_backend::net::{Frames, PortTx, Readiness, Stop};
 use manyring_memory::{GuestSlice, MemoryError, copy_from_slices};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, DeviceQueue};
+use manyring_wire::host_size;
 use manyring_wire::net::{FRAME_SIZE_MAX, HDR_GSO_NONE, HEADER_SIZE, Offloads, RawHeader};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
 /// Shortest frame: an Ethernet header.
 const FRAME_SIZE_MIN: usize = 14;
+/// Bytes of a burst at most, as far as the last one tells: a driver waits for long frames to come
+/// back, and other queues for their turn. No burst is so short that it is not worth its turn.
+const BURST_BYTES: usize = 256 << 10;
+const BURST_FRAMES_MIN: usize = 4;
 /// How long to wait before another try when the host is out of memory.
 const NO_MEMORY_RETRY_NS: u64 = 1_000_000;
 /// Tries after which a frame is dropped that the host has no memory for.
@@ -32,6 +37,7 @@ pub(crate) struct NetTx {
     retry_at_ns: u64,
     tries: u32,
     last: Tally,
+    burst_max: usize,
 }
 
 /// What a burst adds to the counters.
@@ -67,6 +73,7 @@ impl NetTx {
             retry_at_ns: 0,
             tries: 0,
             last: Tally::default(),
+            burst_max: BATCH_CHAINS,
         })
     }
 
@@ -113,7 +120,7 @@ impl NetTx {
                 return turn;
             }
         } else {
-            turn.packets = queue.pop_batch(&mut self.batch, BATCH_CHAINS);
+            turn.packets = queue.pop_batch(&mut self.batch, self.burst_max);
             if turn.packets == 0 {
                 return turn;
             }
@@ -209,6 +216,10 @@ impl NetTx {
     #[inline]
     fn finish(&mut self, stats: &QueueStats) {
         let Tally { packets, bytes, gso } = std::mem::take(&mut self.last);
+        if let Some(mean) = host_size(bytes).checked_div(self.frames.count()) {
+            let fits = BURST_BYTES / mean.max(1);
+            self.burst_max = fits.clamp(BURST_FRAMES_MIN, BATCH_CHAINS);
+        }
         stats.packets.add(packets);
         stats.bytes_passed.add(bytes);
         if gso > 0 {
