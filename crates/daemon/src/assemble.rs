@@ -1,15 +1,15 @@
 //! Plan -> running parts: the only place that names every part.
 
-use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Plan, PortPlan, SocketPlan};
+mod port;
+
+use crate::config::plan::{BlkPlan, DiskPlan, Plan, SocketPlan};
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
-use manyring_backend::net::Port;
-use manyring_backend::net::null::NullPort;
-use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
+use manyring_backend::net::tap::TapError;
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_device::net::{NetDevice, NetOptions};
 use manyring_device::{Device, Pool, PoolOptions};
@@ -17,6 +17,7 @@ use manyring_memory::MemoryError;
 use manyring_transport::vhost_user::{
     Connected, Endpoint, ListenError, ServeOptions, check_path, serve,
 };
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -28,8 +29,8 @@ use tokio::task::JoinSet;
 pub(crate) enum AssembleError {
     #[error("{device}: {source}")]
     Image { device: String, source: ImageError },
-    #[error("{device}: {key}: {source}")]
-    Tap { device: String, key: &'static str, source: TapError },
+    #[error("{device}: {key}: {}", in_words(source))]
+    Port { device: String, key: &'static str, source: TapError },
     #[error("{device}: memory: {source}")]
     Memory { device: String, source: MemoryError },
     #[error("{device}: {source}")]
@@ -40,6 +41,17 @@ pub(crate) enum AssembleError {
     Fd { device: String, key: &'static str, source: crate::fds::FdError },
     #[error("no worker thread can be started")]
     Workers,
+}
+
+/// An error and what is behind it, in one line.
+fn in_words(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut behind = error.source();
+    while let Some(error) = behind {
+        text = format!("{text}: {error}");
+        behind = error.source();
+    }
+    text
 }
 
 /// A device that is put together.
@@ -97,14 +109,15 @@ impl House {
         }
         for net in &plan.net {
             endpoints.push(served(&net.name, &net.socket, net.one_off, net.handshake_timeout)?);
+            let (port, mac) = port::open(net)?;
             let options = NetOptions {
                 name: net.name.clone(),
                 queue_pairs: net.queue_pairs,
-                mac: net.mac,
+                mac,
                 mtu: net.mtu,
                 speed: net.speed,
             };
-            let device = Arc::new(NetDevice::new(options, port(net)?, pool.clone()));
+            let device = Arc::new(NetDevice::new(options, port, pool.clone()));
             parts.push(Part::new(device.clone(), Kind::Net(device), &net.socket));
         }
         pool.has_ring().ok_or(AssembleError::Workers)?;
@@ -176,42 +189,6 @@ fn served(
     };
     let handshake_timeout = Duration::from_secs(handshake_timeout);
     Ok((endpoint, ServeOptions { one_off, handshake_timeout }))
-}
-
-fn port(net: &NetPlan) -> Result<Arc<dyn Port>, AssembleError> {
-    let device = || net.name.clone();
-    let (key, source) = match &net.port {
-        PortPlan::Null { generate } => {
-            return Ok(Arc::new(NullPort::new(net.queue_pairs, *generate)));
-        }
-        PortPlan::Tap { name, must_exist } => {
-            ("tap", TapSource::Name { name: name.clone(), must_exist: *must_exist })
-        }
-        PortPlan::TapFds(fds) => {
-            let adopt = |fd: &i32| crate::fds::adopt(*fd);
-            let fds = fds.iter().map(adopt).collect::<Result<Vec<_>, _>>();
-            let key = "tap_fds";
-            let fds = fds.map_err(|source| AssembleError::Fd { device: device(), key, source })?;
-            (key, TapSource::Fds(fds))
-        }
-        PortPlan::Macvtap { name } => {
-            ("macvtap", TapSource::Name { name: name.clone(), must_exist: true })
-        }
-    };
-    let options = TapOptions {
-        source,
-        queue_pairs: net.queue_pairs,
-        sndbuf: net.sndbuf,
-        mtu: net.mtu,
-        bridge: net.bridge.clone(),
-        up: net.up,
-    };
-    let port = TapPort::open(options).map_err(|source| AssembleError::Tap {
-        device: device(),
-        key,
-        source,
-    })?;
-    Ok(Arc::new(port))
 }
 
 fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {

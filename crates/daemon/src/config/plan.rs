@@ -2,7 +2,7 @@
 
 mod net;
 
-pub(crate) use net::{NetPlan, PortPlan};
+pub(crate) use net::{NetPlan, PortPlan, mac_text, made_from};
 
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
 use manyring_transport::vhost_user::SocketPermissions;

@@ -3,7 +3,7 @@
 use super::{PlanError, SocketPlan, check_name, error, handshake_timeout};
 use crate::config::raw::{RawNet, RawNetFault};
 use manyring_device::net::{MacAddress, is_mtu, parse_mac};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::collections::HashSet;
 use std::path::PathBuf;
 
@@ -19,7 +19,9 @@ pub(crate) struct NetPlan {
     pub(crate) handshake_timeout: u64,
     pub(crate) port: PortPlan,
     pub(crate) queue_pairs: usize,
-    pub(crate) mac: MacAddress,
+    /// None: the interface's, if its guest must have that one, else made from the name.
+    #[serde(serialize_with = "serialize_mac")]
+    pub(crate) mac: Option<MacAddress>,
     pub(crate) mtu: Option<u16>,
     pub(crate) speed: Option<u32>,
     pub(crate) bridge: Option<String>,
@@ -53,9 +55,9 @@ impl NetPlan {
             return error(place(), "queue_pairs", problem);
         }
         let mac = match raw.mac.as_deref() {
-            None => made_from(&name),
+            None => None,
             Some(text) => match parse_mac(text) {
-                Some(mac) => mac,
+                Some(mac) => Some(mac),
                 None => {
                     let problem = format!("{text:?} is no address like 52:54:00:12:34:56");
                     return error(place(), "mac", problem);
@@ -95,6 +97,9 @@ impl NetPlan {
 impl PortPlan {
     fn new(raw: &RawNet, place: impl Fn() -> String) -> Result<Self, PlanError> {
         let has_interface = raw.tap.is_some() || raw.macvtap.is_some() || raw.tap_fds.is_some();
+        if raw.bridge.is_some() && raw.macvtap.is_some() {
+            return error(place(), "bridge", "a macvtap joins no bridge");
+        }
         for (key, is_set) in [
             ("bridge", raw.bridge.is_some()),
             ("up", raw.up.is_some()),
@@ -139,11 +144,25 @@ impl PortPlan {
 }
 
 /// A local address that stays the same for a device of this name (FNV-1a of 64 bits).
-fn made_from(name: &str) -> MacAddress {
+pub(crate) fn made_from(name: &str) -> MacAddress {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
     let [a, b, c, d, e, ..] = hash.to_be_bytes();
     [0x02, a, b, c, d, e]
+}
+
+/// An address as people write it.
+pub(crate) fn mac_text(mac: MacAddress) -> String {
+    let [a, b, c, d, e, f] = mac;
+    format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+}
+
+#[allow(clippy::ref_option, reason = "what serde gives")]
+fn serialize_mac<S: Serializer>(
+    mac: &Option<MacAddress>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    mac.map(mac_text).serialize(serializer)
 }
 
 /// Two devices do not share an interface or a queue.
@@ -184,7 +203,7 @@ mod tests {
         let plan = plan("[[net]]\nsocket_path = '/s'\ntap_fds = [7, 8]\n").unwrap();
         let net = &plan.net[0];
         assert_eq!((net.name.as_str(), net.queue_pairs), ("net0", 2));
-        assert_eq!((net.mac[0], net.mac), (2, made_from("net0")));
+        assert_eq!((net.mac, made_from("net0")[0]), (None, 2));
         assert_ne!(made_from("net0"), made_from("net1"));
     }
 
@@ -200,6 +219,7 @@ mod tests {
             ("tap = 't'\nmtu = 67", "mtu"),
             ("tap = 't'\nmtu = 65536", "mtu"),
             ("tap = 't'\nspeed = 0", "speed"),
+            ("macvtap = 't'\nbridge = 'b'", "bridge"),
             ("tap = 't'\ngenerate = 64", "generate"),
             ("null = true\ngenerate = 59", "generate"),
             ("null = true\nbridge = 'b'", "bridge"),

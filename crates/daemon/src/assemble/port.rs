@@ -1,0 +1,96 @@
+//! Plan -> port: the host's side of a network device, and the address that goes with it.
+
+use super::AssembleError;
+use crate::config::plan::{NetPlan, PortPlan, mac_text, made_from};
+use manyring_backend::net::Port;
+use manyring_backend::net::macvtap::{self, MacvtapOptions};
+use manyring_backend::net::null::NullPort;
+use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
+use manyring_device::net::MacAddress;
+use std::sync::Arc;
+
+/// Opens the port of `net`; gives the address of its guest too.
+pub(super) fn open(net: &NetPlan) -> Result<(Arc<dyn Port>, MacAddress), AssembleError> {
+    let failed = |key, source: TapError| {
+        let key = key_of(&source).unwrap_or(key);
+        AssembleError::Port { device: net.name.clone(), key, source }
+    };
+    let port = match &net.port {
+        PortPlan::Null { generate } => {
+            let mac = net.mac.unwrap_or_else(|| made_from(&net.name));
+            return Ok((Arc::new(NullPort::new(net.queue_pairs, *generate)), mac));
+        }
+        PortPlan::Tap { name, must_exist } => {
+            let source = TapSource::Name { name: name.clone(), must_exist: *must_exist };
+            tap(net, source).map_err(|error| failed("tap", error))?
+        }
+        PortPlan::TapFds(fds) => {
+            let source = TapSource::Fds(adopted(net, fds)?);
+            tap(net, source).map_err(|error| failed("tap_fds", error))?
+        }
+        PortPlan::Macvtap { name } => {
+            let options = MacvtapOptions {
+                name: name.clone(),
+                queue_pairs: net.queue_pairs,
+                sndbuf: net.sndbuf,
+                mtu: net.mtu,
+                up: net.up,
+            };
+            macvtap::open(&options).map_err(|error| failed("macvtap", error))?
+        }
+    };
+    let mac = mac(net, &port);
+    Ok((Arc::new(port), mac))
+}
+
+fn adopted(net: &NetPlan, fds: &[i32]) -> Result<Vec<rustix::fd::OwnedFd>, AssembleError> {
+    let adopted: Result<_, _> = fds.iter().map(|fd| crate::fds::adopt(*fd)).collect();
+    adopted.map_err(|source| {
+        let device = net.name.clone();
+        AssembleError::Fd { device, key: "tap_fds", source }
+    })
+}
+
+fn tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {
+    TapPort::open(TapOptions {
+        source,
+        queue_pairs: net.queue_pairs,
+        sndbuf: net.sndbuf,
+        mtu: net.mtu,
+        bridge: net.bridge.clone(),
+        up: net.up,
+    })
+}
+
+/// The address that was asked for, or that the interface demands, or one made from the name.
+fn mac(net: &NetPlan, port: &TapPort) -> MacAddress {
+    match (net.mac, port.guest_mac()) {
+        (None, demanded) => demanded.unwrap_or_else(|| made_from(&net.name)),
+        (Some(mac), demanded) => {
+            if let Some(demanded) = demanded.filter(|demanded| *demanded != mac) {
+                tracing::warn!(
+                    device = net.name,
+                    mac = mac_text(mac),
+                    interface = mac_text(demanded),
+                    "the interface has another address: unless it is in mode passthru, it \
+                     delivers no frames to the guest's"
+                );
+            }
+            mac
+        }
+    }
+}
+
+/// The key that is wrong, if it is another than the one that names the port.
+fn key_of(error: &TapError) -> Option<&'static str> {
+    match error {
+        TapError::Mtu(_) | TapError::MtuRefused { .. } => Some("mtu"),
+        TapError::BridgeMissing(_) | TapError::NotABridge(_) | TapError::OtherBridge(_) => {
+            Some("bridge")
+        }
+        TapError::QueuePairs(_) | TapError::SingleQueue { .. } | TapError::FdCount { .. } => {
+            Some("queue_pairs")
+        }
+        _ => None,
+    }
+}
