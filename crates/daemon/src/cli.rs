@@ -40,6 +40,12 @@ pub(crate) enum Command {
     Stats(StatsArgs),
     /// Change the size of a disk that is served, or take the host's size anew.
     Resize(ResizeArgs),
+    /// Pull the cable of a guest, or plug it in.
+    Link(LinkArgs),
+    /// Change the MTU of a network device: the interface's at once, the guest's when it starts it.
+    Mtu(MtuArgs),
+    /// Have a guest announce itself to its network.
+    Announce(AnnounceArgs),
     /// Print what a VMM must be told to use a device.
     Snippet(SnippetArgs),
 }
@@ -81,9 +87,13 @@ pub(crate) enum Vmm {
 }
 
 fn parse_queues(text: &str) -> Result<usize, String> {
+    parse_count(text, 256)
+}
+
+fn parse_count(text: &str, max: usize) -> Result<usize, String> {
     match text.parse() {
-        Ok(n) if (1..=256).contains(&n) => Ok(n),
-        _ => Err("not between 1 and 256".to_owned()),
+        Ok(n) if (1..=max).contains(&n) => Ok(n),
+        _ => Err(format!("not between 1 and {max}")),
     }
 }
 
@@ -119,6 +129,50 @@ pub(crate) struct ResizeArgs {
     pub(crate) device: String,
     /// The new size; without it the host's file or device is measured again.
     pub(crate) size: Option<String>,
+}
+
+/// `manyring link`
+#[derive(Args, Debug)]
+pub(crate) struct LinkArgs {
+    /// The daemon's control socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: PathBuf,
+    /// The device.
+    pub(crate) device: String,
+    /// What the link shall be.
+    #[arg(value_enum)]
+    pub(crate) state: LinkState,
+}
+
+/// Whether a link is up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LinkState {
+    /// Packets pass.
+    Up,
+    /// No packet passes, and the guest sees it.
+    Down,
+}
+
+/// `manyring mtu`
+#[derive(Args, Debug)]
+pub(crate) struct MtuArgs {
+    /// The daemon's control socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: PathBuf,
+    /// The device.
+    pub(crate) device: String,
+    /// Bytes of payload of one frame, 68 to 65535.
+    pub(crate) mtu: u64,
+}
+
+/// `manyring announce`
+#[derive(Args, Debug)]
+pub(crate) struct AnnounceArgs {
+    /// The daemon's control socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: PathBuf,
+    /// The device.
+    pub(crate) device: String,
 }
 
 /// `manyring run`
@@ -267,7 +321,7 @@ pub(crate) struct NetArgs {
     /// Queue pairs, 1 to 128 [default: 1, or the number of --tap-fd].
     #[arg(long, value_name = "N")]
     pub(crate) queue_pairs: Option<usize>,
-    /// MAC address of the guest [default: made from the name].
+    /// MAC address of the guest [default: a macvtap's own, else made from the name].
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<String>,
     /// MTU that the interface is set to and the guest is told [default: neither].
@@ -279,7 +333,7 @@ pub(crate) struct NetArgs {
     /// The bridge that the interface joins.
     #[arg(long, value_name = "NAME")]
     pub(crate) bridge: Option<String>,
-    /// Set the interface up (true) or down (false) [default: leave it].
+    /// Set the interface up (true) or down (false) [default: up if created here, else leave it].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) up: Option<bool>,
     /// Bytes on their way through the host at most, for each queue of the tap.
@@ -365,5 +419,5 @@ impl From<BlkArgs> for RawConfig {
 /// What `--print-capabilities` says of the block back-end.
 pub(crate) const BLK_CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
 
-/// What `--print-capabilities` says of the network back-end.
+/// What `--print-capabilities` says of the network back-end; the convention has no features of it.
 pub(crate) const NET_CAPABILITIES: &str = r#"{"type":"net"}"#;

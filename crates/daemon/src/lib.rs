@@ -4,6 +4,7 @@
 //! `control` and `metrics` show what it does, `log` says it. [`run`] is the whole program.
 #![deny(unsafe_code)]
 
+mod ask;
 mod assemble;
 mod cli;
 pub mod config;
@@ -75,7 +76,10 @@ fn obey(cli: Cli) -> Result<(), String> {
             serve(&plan)
         }
         Command::Stats(args) => runtime()?.block_on(stats::show(&args)),
-        Command::Resize(args) => runtime()?.block_on(stats::resize(&args)),
+        Command::Resize(args) => runtime()?.block_on(ask::resize(&args)),
+        Command::Link(args) => runtime()?.block_on(ask::link(&args)),
+        Command::Mtu(args) => runtime()?.block_on(ask::mtu(&args)),
+        Command::Announce(args) => runtime()?.block_on(ask::announce(&args)),
         Command::Snippet(args) => {
             print!("{}", snippet::text(&args)?);
             Ok(())

@@ -8,6 +8,7 @@ use crate::assemble;
 use crate::control::State;
 use crate::control::snapshot::Workers;
 use manyring_device::QueueStats;
+use manyring_device::net::NetDevice;
 use manyring_device::stats::{Class, Histogram, Kind};
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -59,8 +60,33 @@ fn devices(out: &mut String, state: &State) {
             line(out, "manyring_device_size_bytes", "device=\"", part.device.name(), "\"", &size);
         }
     }
+    nets(out, state);
     gauge(out, "manyring_device_connected", None, "1 while a front-end is connected", &|at| {
         u64::from(*parts(at).connected.borrow())
+    });
+}
+
+fn nets(out: &mut String, state: &State) {
+    let gauge = |out: &mut String, name, unit, help, value: &dyn Fn(&NetDevice) -> Option<u64>| {
+        family(out, name, "gauge", unit, help);
+        for part in state.devices.iter().map(|d| &d.part) {
+            if let assemble::Kind::Net(net) = &part.kind
+                && let Some(value) = value(net)
+            {
+                line(out, name, "device=\"", part.device.name(), "\"", &value.to_string());
+            }
+        }
+    };
+    gauge(out, "manyring_device_link_up", None, "1 while the guest's link is up", &|net| {
+        Some(net.is_link_up().into())
+    });
+    let mtu = "MTU that the guest is told, or else the interface's";
+    gauge(out, "manyring_device_mtu_bytes", Some("bytes"), mtu, &|net| {
+        net.mtu().or_else(|| net.port().mtu()).map(u64::from)
+    });
+    let attached = "Queue pairs that the host may use";
+    gauge(out, "manyring_device_attached_pairs", None, attached, &|net| {
+        u64::try_from(net.attached_pairs()).ok()
     });
 }
 

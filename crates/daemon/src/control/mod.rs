@@ -1,10 +1,12 @@
 //! The control socket: HTTP with JSON over a unix socket, for the owner of the process.
 //!
-//! Runs on the control thread and never blocks it: what may block or take long (a resize, all
-//! counters of many queues) runs on the blocking pool. Names are fixed in `docs/design/0001`.
+//! Runs on the control thread and never blocks it: what may block or take long (a
+//! resize, all counters of many queues) runs on the blocking pool. Names are fixed in `docs/design/0001`.
 
 mod api;
+mod change;
 pub(crate) mod client;
+mod refusal;
 pub(crate) mod snapshot;
 mod socket;
 
@@ -26,14 +28,14 @@ pub(crate) struct State {
 #[derive(Debug)]
 pub(crate) struct Controlled {
     pub(crate) part: Part,
-    /// One resize at a time: a host that hangs must not collect threads.
-    resizing: Arc<Semaphore>,
+    /// One change at a time: a host that hangs must not collect threads.
+    changing: Arc<Semaphore>,
 }
 
 impl State {
     pub(crate) fn new(house: &House) -> Self {
         let controlled =
-            |part: &Part| Controlled { part: part.clone(), resizing: Arc::new(Semaphore::new(1)) };
+            |part: &Part| Controlled { part: part.clone(), changing: Arc::new(Semaphore::new(1)) };
         Self { pool: house.pool.clone(), devices: house.parts.iter().map(controlled).collect() }
     }
 }

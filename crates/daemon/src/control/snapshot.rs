@@ -2,6 +2,7 @@
 
 use super::{Controlled, State};
 use crate::assemble::Kind;
+use crate::config::plan::mac_text;
 use manyring_device::QueueStats;
 use manyring_device::net::NetDevice;
 use manyring_device::stats::Histogram;
@@ -38,12 +39,18 @@ pub(crate) enum Detail {
     },
     Net {
         port: String,
+        /// The host's interface.
+        interface: Option<String>,
         mac: String,
         /// Bytes; what the guest is told.
         mtu: Option<u16>,
+        /// Bytes; the interface's.
+        host_mtu: Option<u16>,
         /// `up` or `down`.
         link: String,
         queue_pairs: usize,
+        /// Those that the host may use now.
+        attached_pairs: usize,
     },
 }
 
@@ -51,6 +58,12 @@ pub(crate) enum Detail {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct QueueInfo {
     pub(crate) index: usize,
+    /// Bytes of a network queue's packets on average, without their headers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) packet_size_average: Option<u64>,
+    /// The share of a network queue's packets that are to be segmented, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gso_share: Option<f64>,
     pub(crate) counters: BTreeMap<String, u64>,
     pub(crate) histograms: BTreeMap<String, Summary>,
 }
@@ -115,13 +128,16 @@ impl DeviceInfo {
 
 impl Detail {
     fn net(net: &NetDevice) -> Self {
-        let [a, b, c, d, e, f] = net.mac();
+        let port = net.port();
         Self::Net {
-            port: net.port().kind().to_owned(),
-            mac: format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"),
+            port: port.kind().to_owned(),
+            interface: port.interface().map(str::to_owned),
+            mac: mac_text(net.mac()),
             mtu: net.mtu(),
+            host_mtu: port.mtu(),
             link: if net.is_link_up() { "up" } else { "down" }.to_owned(),
             queue_pairs: net.queue_pairs(),
+            attached_pairs: net.attached_pairs(),
         }
     }
 }
@@ -131,7 +147,20 @@ impl QueueInfo {
         let counters = stats.counters().into_iter().map(|c| (c.name.to_owned(), c.value));
         let histograms =
             stats.histograms().into_iter().map(|h| (h.name.to_owned(), Summary::of(h.value)));
-        Self { index, counters: counters.collect(), histograms: histograms.collect() }
+        Self::of(index, counters.collect(), histograms.collect())
+    }
+
+    /// A queue with what follows from its counters.
+    pub(crate) fn of(
+        index: usize,
+        counters: BTreeMap<String, u64>,
+        histograms: BTreeMap<String, Summary>,
+    ) -> Self {
+        let value = |name: &str| counters.get(name).copied().unwrap_or(0);
+        let packets = Some(value("packets")).filter(|packets| *packets > 0);
+        let packet_size_average = packets.map(|packets| value("bytes_passed") / packets);
+        let gso_share = packets.map(|packets| as_float(value("gso_packets")) / as_float(packets));
+        Self { index, packet_size_average, gso_share, counters, histograms }
     }
 
     /// A counter's value, 0 if this daemon has none of that name.
@@ -190,6 +219,12 @@ impl Workers {
     }
 }
 
+/// For people to read: what is above 2^53 is rounded.
+#[allow(clippy::cast_precision_loss, reason = "shown with fewer digits than a float holds")]
+pub(crate) fn as_float(n: u64) -> f64 {
+    n as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,6 +239,21 @@ mod tests {
         assert_eq!((summary.count, summary.sum), (histogram.count(), histogram.sum()));
         let percentiles = [50, 90, 99, 100].map(|p| histogram.percentile(p));
         assert_eq!([summary.p50, summary.p90, summary.p99, summary.max], percentiles);
+    }
+
+    #[test]
+    fn what_follows_from_the_counters_of_a_network_queue_is_there_once_it_has_packets() {
+        let of = |counters: &[(&str, u64)]| {
+            let counters = counters.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
+            QueueInfo::of(0, counters, BTreeMap::new())
+        };
+        let idle = of(&[("packets", 0), ("bytes_passed", 0)]);
+        assert_eq!((idle.packet_size_average, idle.gso_share), (None, None));
+        let busy = of(&[("packets", 8), ("bytes_passed", 1000), ("gso_packets", 2)]);
+        assert_eq!((busy.packet_size_average, busy.gso_share), (Some(125), Some(0.25)));
+        let text = serde_json::to_string(&busy).unwrap();
+        assert!(text.contains("\"packet_size_average\":125,\"gso_share\":0.25"), "{text}");
+        assert!(!serde_json::to_string(&idle).unwrap().contains("gso_share"));
     }
 
     #[test]

@@ -1,0 +1,246 @@
+//! The changes that an operator can ask for: the size of a disk; link, MTU and announcement of a
+//! network device.
+
+use super::api::find;
+use super::refusal::{Refusal, aside};
+use super::{Controlled, State};
+use crate::assemble::Kind;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{Path, State as Extract};
+use axum::http::StatusCode;
+use manyring_device::blk::BlkDevice;
+use manyring_device::net::{NetDevice, is_mtu};
+use rustix::io::Errno;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinError;
+
+/// A request's body, as far as it could be read.
+type Body = Result<Bytes, BytesRejection>;
+
+/// The body of a resize; empty means: as large as the host's file is now.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Resize {
+    /// Bytes.
+    size: Option<u64>,
+}
+
+/// The answer to a resize.
+#[derive(Debug, Serialize)]
+pub(super) struct Resized {
+    name: String,
+    /// Bytes.
+    size: u64,
+}
+
+/// The body of a change of the link.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Link {
+    up: bool,
+}
+
+/// The answer to a change of the link.
+#[derive(Debug, Serialize)]
+pub(super) struct Linked {
+    name: String,
+    /// `up` or `down`.
+    link: &'static str,
+}
+
+/// The body of a change of the MTU.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mtu {
+    /// Bytes.
+    mtu: u64,
+}
+
+/// The answer to a change of the MTU.
+#[derive(Debug, Serialize)]
+pub(super) struct MtuSet {
+    name: String,
+    /// Bytes.
+    mtu: u16,
+}
+
+/// The body of an announcement.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Announce {}
+
+/// The answer to an announcement.
+#[derive(Debug, Serialize)]
+pub(super) struct Announced {
+    name: String,
+    /// True: the guest has been told to.
+    announces: bool,
+}
+
+pub(super) async fn resize(
+    Extract(state): Extract<State>,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Json<Resized>, Refusal> {
+    let controlled = find(&state, &name)?;
+    let device = blk_of(controlled)?;
+    let wanted = parse::<Resize>(body)?.size;
+    if let Some(size) = wanted.filter(|size| *size == 0 || !size.is_multiple_of(512)) {
+        return Err(bad(format!("size: {size} bytes are no whole sectors of 512")));
+    }
+    let permit = begin(controlled)?;
+    let result = aside(move || {
+        let _permit = permit;
+        device.resize(wanted)
+    });
+    match result.await? {
+        Ok(size) => {
+            tracing::info!(device = name, size, "resized");
+            Ok(Json(Resized { name, size }))
+        }
+        Err(errno) => {
+            tracing::warn!(device = name, %errno, "cannot resize");
+            Err(refuse_resize(errno))
+        }
+    }
+}
+
+pub(super) async fn link(
+    Extract(state): Extract<State>,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Json<Linked>, Refusal> {
+    let controlled = find(&state, &name)?;
+    let device = net_of(controlled)?;
+    let Link { up } = parse(body)?;
+    let permit = begin(controlled)?;
+    whole(permit, async move { device.set_link(up).await }).await?;
+    let link = if up { "up" } else { "down" };
+    tracing::info!(device = name, link, "link changed");
+    Ok(Json(Linked { name, link }))
+}
+
+pub(super) async fn mtu(
+    Extract(state): Extract<State>,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Json<MtuSet>, Refusal> {
+    let controlled = find(&state, &name)?;
+    let device = net_of(controlled)?;
+    let Mtu { mtu } = parse(body)?;
+    let Some(mtu) = u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) else {
+        return Err(bad(format!("mtu: {mtu} is not between 68 and 65535")));
+    };
+    let permit = begin(controlled)?;
+    match whole(permit, async move { device.set_mtu(mtu).await }).await? {
+        Ok(()) => {
+            tracing::info!(device = name, mtu, "MTU changed");
+            Ok(Json(MtuSet { name, mtu }))
+        }
+        Err(errno) => {
+            tracing::warn!(device = name, mtu, %errno, "cannot change the MTU");
+            Err(refuse_mtu(mtu, errno))
+        }
+    }
+}
+
+pub(super) async fn announce(
+    Extract(state): Extract<State>,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Json<Announced>, Refusal> {
+    let controlled = find(&state, &name)?;
+    let device = net_of(controlled)?;
+    let Announce {} = parse(body)?;
+    if device.announce() {
+        tracing::info!(device = name, "the guest is asked to announce itself");
+        return Ok(Json(Announced { name, announces: true }));
+    }
+    let error = "no driver that can announce itself runs, or the VMM has its control queue";
+    Err(Refusal::new(StatusCode::CONFLICT, error))
+}
+
+fn bad(error: String) -> Refusal {
+    Refusal::new(StatusCode::BAD_REQUEST, error)
+}
+
+/// The body as JSON; an empty one has no keys.
+fn parse<T: DeserializeOwned>(body: Body) -> Result<T, Refusal> {
+    let body = body.map_err(|error| Refusal::new(error.status(), error.body_text()))?;
+    let text = if body.is_empty() { b"{}" } else { &body[..] };
+    serde_json::from_slice(text).map_err(|error| bad(format!("body: {error}")))
+}
+
+fn blk_of(controlled: &Controlled) -> Result<Arc<BlkDevice>, Refusal> {
+    match &controlled.part.kind {
+        Kind::Blk(device) => Ok(device.clone()),
+        Kind::Net(_) => Err(wrong_kind("this device has no disk")),
+    }
+}
+
+fn net_of(controlled: &Controlled) -> Result<Arc<NetDevice>, Refusal> {
+    match &controlled.part.kind {
+        Kind::Net(device) => Ok(device.clone()),
+        Kind::Blk(_) => Err(wrong_kind("this device is no network device")),
+    }
+}
+
+fn wrong_kind(error: &str) -> Refusal {
+    Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error)
+}
+
+/// The right to change the device.
+fn begin(controlled: &Controlled) -> Result<OwnedSemaphorePermit, Refusal> {
+    controlled.changing.clone().try_acquire_owned().map_err(|_| {
+        Refusal::new(StatusCode::CONFLICT, "another change of this device is under way")
+    })
+}
+
+/// Does a change to its end, also if the client leaves meanwhile.
+async fn whole<T: Send + 'static>(
+    permit: OwnedSemaphorePermit,
+    change: impl Future<Output = T> + Send + 'static,
+) -> Result<T, Refusal> {
+    let ended = tokio::spawn(async move {
+        let _permit = permit;
+        change.await
+    });
+    let failed = |error: JoinError| error.to_string();
+    let ended = ended.await.map_err(failed);
+    ended.map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error))
+}
+
+/// What the host refuses is the request's fault if the disk cannot be so, else the host's.
+fn refuse_resize(errno: Errno) -> Refusal {
+    let (status, text) = match errno {
+        Errno::OPNOTSUPP => {
+            (StatusCode::UNPROCESSABLE_ENTITY, "this disk cannot change its size".to_owned())
+        }
+        Errno::ROFS => (StatusCode::CONFLICT, "the disk is read-only".to_owned()),
+        Errno::INVAL => {
+            (StatusCode::UNPROCESSABLE_ENTITY, "the disk cannot have that size".to_owned())
+        }
+        errno => (StatusCode::INTERNAL_SERVER_ERROR, format!("the host refuses: {errno}")),
+    };
+    Refusal::new(status, text)
+}
+
+fn refuse_mtu(mtu: u16, errno: Errno) -> Refusal {
+    let (status, text) = match errno {
+        Errno::INVAL => (
+            StatusCode::UNPROCESSABLE_ENTITY,
+            format!("mtu: {mtu} is not possible for this interface"),
+        ),
+        Errno::PERM => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the host refuses: no permission to set an MTU (needs CAP_NET_ADMIN)".to_owned(),
+        ),
+        errno => (StatusCode::INTERNAL_SERVER_ERROR, format!("the host refuses: {errno}")),
+    };
+    Refusal::new(status, text)
+}

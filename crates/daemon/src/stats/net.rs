@@ -1,0 +1,189 @@
+//! The table of the queues of network devices, and why their packets were dropped.
+
+use super::table::{Before, Column, Seen, lines, number, rate, seen, text, us};
+use crate::control::snapshot::{Detail, DeviceInfo, as_float};
+
+const COLUMNS: [Column; 16] = [
+    text("DEVICE"),
+    text("QUEUE"),
+    number("WORKER"),
+    rate("PACKETS"),
+    rate("MB"),
+    number("AVG-B"),
+    number("GSO%"),
+    rate("KICKS"),
+    rate("KICKS-"),
+    rate("CALLS"),
+    rate("CALLS-"),
+    number("BATCH"),
+    number("WAIT p50"),
+    number("p99 us"),
+    rate("DROPS"),
+    number("FLIGHT"),
+];
+/// What the names of all counters of dropped packets begin with.
+const DROPPED: &str = "dropped_";
+
+/// The table, and below it the causes of drops; numbers are per second if there is a `before`.
+pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
+    let mut out = lines(COLUMNS, devices, before, row);
+    for device in devices {
+        for seen in seen(device, before) {
+            out += &causes(device, seen, before.is_some());
+        }
+    }
+    out
+}
+
+/// What everybody calls the queue: rx and tx from the guest's side.
+fn queue_name(device: &DeviceInfo, index: usize) -> String {
+    match &device.detail {
+        Detail::Net { queue_pairs, .. } if index == queue_pairs * 2 => "ctrl".to_owned(),
+        _ if index.is_multiple_of(2) => format!("rx{}", index / 2),
+        _ => format!("tx{}", index / 2),
+    }
+}
+
+fn row(device: &DeviceInfo, seen: Seen<'_>) -> [String; COLUMNS.len()] {
+    let packets = seen.counted("packets");
+    let per_packet = |n: u64| match packets {
+        0 => "-".to_owned(),
+        packets => format!("{:.0}", as_float(n) / as_float(packets)),
+    };
+    // A sum of none would be -0.
+    let drops = dropped(&seen).fold(0.0, |sum, (_, scaled)| sum + scaled);
+    let wait = seen.histogram("wait_ns");
+    [
+        device.name.clone(),
+        queue_name(device, seen.queue.index),
+        seen.queue.counter("worker").to_string(),
+        seen.count("packets"),
+        seen.megabytes("bytes_passed"),
+        per_packet(seen.counted("bytes_passed")),
+        per_packet(seen.counted("gso_packets") * 100),
+        seen.count("kicks"),
+        seen.count("kicks_suppressed"),
+        seen.count("calls"),
+        seen.count("calls_suppressed"),
+        seen.histogram("batch_size").p50.to_string(),
+        us(wait.p50),
+        us(wait.p99),
+        format!("{drops:.0}"),
+        seen.queue.counter("in_flight").to_string(),
+    ]
+}
+
+/// Each cause of drops that there was, and how many, in all or per second.
+fn dropped<'a>(seen: &'a Seen<'a>) -> impl Iterator<Item = (&'a str, f64)> {
+    let names = seen.queue.counters.keys();
+    names.filter_map(|name| {
+        let cause = name.strip_prefix(DROPPED)?;
+        Some((cause, seen.scaled(name))).filter(|(_, scaled)| *scaled > 0.0)
+    })
+}
+
+/// A line for a queue that dropped packets.
+fn causes(device: &DeviceInfo, seen: Seen<'_>, is_interval: bool) -> String {
+    let digits = usize::from(is_interval);
+    let all: Vec<_> = dropped(&seen)
+        .map(|(cause, scaled)| format!("{scaled:.digits$} {}", cause.replace('_', " ")))
+        .collect();
+    if all.is_empty() {
+        return String::new();
+    }
+    let (name, unit) = (queue_name(device, seen.queue.index), if is_interval { "/s" } else { "" });
+    format!("{} {name} dropped{unit}: {}\n", device.name, all.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::{queue_of, words};
+    use super::super::tables;
+    use super::*;
+
+    fn device(packets: u64, filtered: u64) -> DeviceInfo {
+        let rx = [
+            ("running", 1),
+            ("packets", packets),
+            ("bytes_passed", packets * 1000),
+            ("gso_packets", packets / 4),
+            ("dropped_filtered", filtered),
+            ("dropped_no_room", filtered / 2),
+            ("dropped_short", 0),
+        ];
+        let running = [("running", 1)];
+        DeviceInfo {
+            name: "lan".into(),
+            kind: "net".into(),
+            detail: Detail::Net {
+                port: "tap".into(),
+                interface: Some("tap0".into()),
+                mac: "02:00:00:00:00:01".into(),
+                mtu: None,
+                host_mtu: Some(1500),
+                link: "up".into(),
+                queue_pairs: 2,
+                attached_pairs: 1,
+            },
+            connected: true,
+            socket: "/run/lan.sock".into(),
+            queues: vec![
+                queue_of(0, &rx, "wait_ns", &[(1023, 5)]),
+                queue_of(1, &running, "", &[]),
+                queue_of(2, &[], "", &[]),
+                queue_of(3, &[], "", &[]),
+                queue_of(4, &running, "", &[]),
+            ],
+        }
+    }
+
+    #[test]
+    fn queues_have_the_names_that_drivers_give_them() {
+        let table = table(&[&device(1000, 0)], None);
+        let names: Vec<_> = (1..4).map(|line| words(&table, line)[1]).collect();
+        assert_eq!((names, table.lines().count()), (vec!["rx0", "tx0", "ctrl"], 4), "{table}");
+        let line = words(&table, 1);
+        assert_eq!(line[..7], ["lan", "rx0", "0", "1000", "1.0", "1000", "25"], "{table}");
+        assert_eq!(line[12..], ["1.0", "1.0", "0", "0"], "{table}");
+        assert_eq!(words(&table, 2)[5..7], ["-", "-"], "no packet, no average: {table}");
+    }
+
+    #[test]
+    fn what_was_dropped_is_listed_below_with_its_causes() {
+        let text = table(&[&device(8, 12)], None);
+        assert_eq!(words(&text, 1)[14], "18", "{text}");
+        let last = text.lines().last().unwrap();
+        assert_eq!(last, "lan rx0 dropped: 12 filtered, 6 no room", "{text}");
+    }
+
+    #[test]
+    fn watching_shows_what_happened_in_the_interval() {
+        let before = [device(1000, 12)];
+        let after = device(3000, 13);
+        let text = table(&[&after], Some((&before, 2.0)));
+        assert!(text.contains("PACKETS/s") && text.contains("DROPS/s"), "{text}");
+        assert_eq!(words(&text, 1)[3..6], ["1000", "1.0", "1000"], "{text}");
+        assert_eq!(text.lines().last().unwrap(), "lan rx0 dropped/s: 0.5 filtered", "{text}");
+        let quiet = table(&[&after], Some((std::slice::from_ref(&after), 2.0)));
+        assert!(!quiet.contains("dropped"), "{quiet}");
+    }
+
+    #[test]
+    fn disks_and_networks_have_a_table_each() {
+        let blk = DeviceInfo {
+            kind: "blk".into(),
+            detail: Detail::Blk { disk: "null".into(), size: 512, read_only: false },
+            queues: Vec::new(),
+            ..device(0, 0)
+        };
+        let both = tables(&[device(1, 0), blk.clone()], None);
+        let heads: Vec<_> = both.lines().filter(|line| line.starts_with("DEVICE")).collect();
+        assert_eq!(heads.len(), 2, "{both}");
+        assert!(heads[0].contains("REQUESTS") && heads[1].contains("PACKETS"), "{both}");
+        assert!(both.contains("\n\nDEVICE"), "{both}");
+        for (devices, word) in [(vec![blk], "REQUESTS"), (vec![device(1, 0)], "PACKETS")] {
+            let one = tables(&devices, None);
+            assert_eq!((one.matches("DEVICE").count(), one.contains(word)), (1, true), "{one}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A table of queues: columns, rows for those that run or have run, numbers of an interval.
+
+use crate::control::snapshot::{DeviceInfo, QueueInfo, Summary, as_float};
+
+/// What shows the queues as they were, and the seconds since then.
+pub(super) type Before<'a> = Option<(&'a [DeviceInfo], f64)>;
+
+/// A column of a table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Column {
+    name: &'static str,
+    /// Text, aligned to the left.
+    is_text: bool,
+    /// Shown per second where there is an interval.
+    is_rate: bool,
+}
+
+/// A column of text.
+pub(super) const fn text(name: &'static str) -> Column {
+    Column { name, is_text: true, is_rate: false }
+}
+
+/// A column of numbers.
+pub(super) const fn number(name: &'static str) -> Column {
+    Column { name, is_text: false, is_rate: false }
+}
+
+/// A column of what counts up.
+pub(super) const fn rate(name: &'static str) -> Column {
+    Column { name, is_text: false, is_rate: true }
+}
+
+/// A queue, and what it was at the start of the interval.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen<'a> {
+    pub(super) queue: &'a QueueInfo,
+    before: Option<(&'a QueueInfo, f64)>,
+}
+
+impl Seen<'_> {
+    /// What was counted in all, or in the interval.
+    pub(super) fn counted(&self, name: &str) -> u64 {
+        let now = self.queue.counter(name);
+        self.before.map_or(now, |(old, _)| now.saturating_sub(old.counter(name)))
+    }
+
+    /// The same in all, or per second.
+    pub(super) fn scaled(&self, name: &str) -> f64 {
+        let counted = as_float(self.counted(name));
+        self.before.map_or(counted, |(_, seconds)| counted / seconds)
+    }
+
+    /// [`Self::scaled`] without a fraction.
+    pub(super) fn count(&self, name: &str) -> String {
+        format!("{:.0}", self.scaled(name))
+    }
+
+    /// [`Self::scaled`] in millions of bytes.
+    pub(super) fn megabytes(&self, name: &str) -> String {
+        format!("{:.1}", self.scaled(name) / 1e6)
+    }
+
+    /// A histogram of all, or of the interval.
+    pub(super) fn histogram(&self, name: &str) -> Summary {
+        let now = self.queue.histogram(name);
+        self.before.map_or_else(|| now.clone(), |(old, _)| now.since(&old.histogram(name)))
+    }
+}
+
+/// Microseconds.
+pub(super) fn us(ns: u64) -> String {
+    format!("{:.1}", as_float(ns) / 1e3)
+}
+
+/// The queues of `device` that run or have run.
+pub(super) fn seen<'a>(
+    device: &'a DeviceInfo,
+    before: Before<'a>,
+) -> impl Iterator<Item = Seen<'a>> {
+    let used = |queue: &&QueueInfo| {
+        queue.counter("running") + queue.counter("requests") + queue.counter("packets") > 0
+    };
+    device.queues.iter().filter(used).map(move |queue| {
+        let before = before.and_then(|(all, seconds)| {
+            let old = all.iter().find(|d| d.name == device.name)?;
+            Some((old.queues.iter().find(|q| q.index == queue.index)?, seconds))
+        });
+        Seen { queue, before }
+    })
+}
+
+/// A line for each queue, and one for a device without any, in columns that are aligned.
+pub(super) fn lines<const N: usize>(
+    columns: [Column; N],
+    devices: &[&DeviceInfo],
+    before: Before<'_>,
+    row: impl Fn(&DeviceInfo, Seen<'_>) -> [String; N],
+) -> String {
+    let is_interval = before.is_some();
+    let per_second = |c: &Column| if is_interval && c.is_rate { "/s" } else { "" };
+    let mut rows = vec![columns.map(|c| format!("{}{}", c.name, per_second(&c)))];
+    for device in devices {
+        let first = rows.len();
+        rows.extend(seen(device, before).map(|seen| row(device, seen)));
+        if rows.len() == first {
+            let mut idle = [const { String::new() }; N];
+            idle[0].clone_from(&device.name);
+            idle[1].push_str(if device.connected { "none" } else { "-" });
+            rows.push(idle);
+        }
+    }
+    align(columns, &rows)
+}
+
+fn align<const N: usize>(columns: [Column; N], rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: Vec<_> = (0..N).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for ((cell, width), column) in row.iter().zip(&widths).zip(columns) {
+            line +=
+                &if column.is_text { format!("{cell:<width$}") } else { format!("{cell:>width$}") };
+            line.push_str("  ");
+        }
+        out += line.trim_end();
+        out.push('\n');
+    }
+    out
+}
+
+/// For tests: a queue with these counters, and this histogram if it has a name.
+#[cfg(test)]
+pub(super) fn queue_of(
+    index: usize,
+    counters: &[(&str, u64)],
+    histogram: &str,
+    buckets: &[(u64, u64)],
+) -> QueueInfo {
+    let summary = Summary { buckets: buckets.to_vec(), ..Summary::default() };
+    // As the daemon would say it: percentiles of these buckets.
+    let summary = summary.since(&Summary::default());
+    let histograms = (!histogram.is_empty()).then(|| (histogram.to_owned(), summary));
+    let counters = counters.iter().map(|(name, n)| ((*name).to_owned(), *n));
+    QueueInfo::of(index, counters.collect(), histograms.into_iter().collect())
+}
+
+/// For tests: the words of a line.
+#[cfg(test)]
+pub(super) fn words(table: &str, line: usize) -> Vec<&str> {
+    table.lines().nth(line).unwrap_or_default().split_whitespace().collect()
+}
