@@ -62,9 +62,15 @@ pub(crate) struct SnippetArgs {
     /// Instead of --config: the device's socket.
     #[arg(long, value_name = "PATH", conflicts_with = "config")]
     pub(crate) socket_path: Option<PathBuf>,
+    /// With --socket-path: it is a network device's.
+    #[arg(long, conflicts_with = "config")]
+    pub(crate) net: bool,
     /// Queues the guest shall have, 1 to 256 [default: all of the device's; with --socket-path: 1].
     #[arg(long, value_name = "N", value_parser = parse_queues)]
     pub(crate) num_queues: Option<usize>,
+    /// Queue pairs the guest shall have, 1 to 128 [default: as above].
+    #[arg(long, value_name = "N", value_parser = parse_queue_pairs)]
+    pub(crate) queue_pairs: Option<usize>,
     /// The device.
     pub(crate) device: Option<String>,
 }
@@ -88,6 +94,10 @@ pub(crate) enum Vmm {
 
 fn parse_queues(text: &str) -> Result<usize, String> {
     parse_count(text, 256)
+}
+
+fn parse_queue_pairs(text: &str) -> Result<usize, String> {
+    parse_count(text, 128)
 }
 
 fn parse_count(text: &str, max: usize) -> Result<usize, String> {

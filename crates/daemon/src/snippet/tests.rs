@@ -1,0 +1,207 @@
+//! Snippets as they are pasted.
+
+use super::*;
+use crate::cli::Cli;
+use clap::Parser;
+
+fn snippet(arguments: &[&str]) -> Result<String, String> {
+    let all = ["manyring", "snippet"].iter().chain(arguments);
+    match Cli::try_parse_from(all).map_err(|e| e.to_string())?.command {
+        crate::cli::Command::Snippet(args) => text(&args),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+fn of(vmm: &str) -> String {
+    snippet(&[vmm, "--socket-path", "/run/d.sock", "--num-queues", "4"]).unwrap()
+}
+
+#[test]
+fn qemu_gets_shared_memory_queues_and_a_socket_that_reconnects() {
+    let text = of("qemu");
+    for part in [
+        "-machine q35,memory-backend=mem0",
+        "memory-backend-memfd,id=mem0,size=1G,share=on",
+        "-chardev socket,id=blk_blk0,path=/run/d.sock,reconnect=1",
+        "-device vhost-user-blk-pci,chardev=blk_blk0,num-queues=4",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let lines: Vec<_> = text.lines().collect();
+    let (last, others) = lines.split_last().unwrap();
+    assert!(!last.ends_with('\\') && others.iter().all(|l| l.ends_with('\\')), "{text}");
+}
+
+#[test]
+fn libvirt_gets_a_vhostuser_disk_and_memfd_memory() {
+    let text = of("libvirt");
+    for part in [
+        "<source type='memfd'/>",
+        "<access mode='shared'/>",
+        "<disk type='vhostuser' device='disk'>",
+        "queues='4'",
+        "<source type='unix' path='/run/d.sock'>",
+        "<reconnect enabled='yes' timeout='1'/>",
+        "<target dev='vda' bus='virtio'/>",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    for tag in ["memoryBacking", "disk", "source"] {
+        let opened =
+            text.matches(&format!("<{tag} ")).count() + text.matches(&format!("<{tag}>")).count();
+        let empty = text.lines().filter(|l| l.contains(&format!("<{tag} ")) && l.ends_with("/>"));
+        let closed = text.matches(&format!("</{tag}>")).count() + empty.count();
+        assert_eq!(opened, closed, "{tag}\n{text}");
+    }
+}
+
+#[test]
+fn cloud_hypervisor_gets_shared_memory_and_a_vhost_user_disk() {
+    let text = of("cloud-hypervisor");
+    assert!(text.contains("--memory size=1G,shared=on"), "{text}");
+    let disk = "--disk vhost_user=true,socket=/run/d.sock,num_queues=4,queue_size=128";
+    assert!(text.contains(disk), "{text}");
+}
+
+#[test]
+fn crosvm_gets_a_vhost_user_block_device() {
+    let text = of("crosvm");
+    assert!(text.starts_with("crosvm run ") && text.contains("--cpus 4"), "{text}");
+    assert!(text.contains("--vhost-user block,socket=/run/d.sock"), "{text}");
+}
+
+#[test]
+fn firecracker_gets_a_drive_with_a_socket_and_without_a_file() {
+    let config: serde_json::Value = serde_json::from_str(&of("firecracker")).unwrap();
+    let drive = &config["drives"][0];
+    assert_eq!(drive["socket"], "/run/d.sock");
+    assert_eq!((&drive["drive_id"], &drive["is_root_device"]), (&"blk_blk0".into(), &false.into()));
+    // Firecracker refuses what belongs to a drive with a file.
+    assert!(drive["path_on_host"].is_null() && drive["is_read_only"].is_null());
+}
+
+#[test]
+fn uml_gets_the_socket_with_the_id_of_a_block_device() {
+    assert_eq!(of("uml"), "linux mem=512M virtio_uml.device=/run/d.sock:2\n");
+}
+
+#[test]
+fn a_device_of_a_configuration_keeps_its_queues_and_its_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.toml");
+    let config = "[[blk]]\nname = 'root'\nsocket_path = '/run/r'\nnull = '1G'\nnum_queues = 2\n\
+        [[blk]]\nname = 'data'\nsocket_path = '/run/c'\nclient = true\nnull = '1G'\n\
+        [[blk]]\nname = 'in'\nfd = 5\nnull = '1G'\n";
+    std::fs::write(&file, config).unwrap();
+    let of = |vmm: &str, rest: &[&str]| {
+        let arguments = [&[vmm, "--config", file.to_str().unwrap()], rest].concat();
+        snippet(&arguments)
+    };
+    assert!(of("qemu", &["root"]).unwrap().contains("num-queues=2"));
+    assert!(of("qemu", &["data"]).unwrap().contains("path=/run/c,server=on,wait=off"));
+    for (vmm, rest, word) in [
+        ("uml", &["data"][..], "client"),
+        ("libvirt", &["data"], "client"),
+        ("qemu", &["in"], "fd"),
+        ("qemu", &["none"], "none"),
+        ("qemu", &[], "DEVICE"),
+        ("qemu", &["root", "--num-queues", "9"], "num-queues"),
+    ] {
+        let error = of(vmm, rest).expect_err(word);
+        assert!(error.contains(word), "{error}");
+    }
+}
+
+#[test]
+fn a_path_that_the_vmm_cannot_carry_is_refused() {
+    for (vmm, path) in [("qemu", "/a,b"), ("uml", "/a:b"), ("libvirt", "/a'b"), ("crosvm", "/a b")]
+    {
+        let error = snippet(&[vmm, "--socket-path", path]).expect_err(path);
+        assert!(error.contains(path), "{error}");
+    }
+    assert!(snippet(&["libvirt", "--socket-path", "/a,b:c"]).is_ok());
+}
+
+fn of_net(vmm: &str) -> Result<String, String> {
+    snippet(&[vmm, "--net", "--socket-path", "/run/n.sock", "--queue-pairs", "4"])
+}
+
+#[test]
+fn qemu_gets_a_vhost_user_netdev_with_all_its_pairs() {
+    let text = of_net("qemu").unwrap();
+    for part in [
+        "memory-backend-memfd,id=mem0,size=1G,share=on",
+        "-chardev socket,id=net_net0,path=/run/n.sock,reconnect=1",
+        "-netdev vhost-user,id=netdev_net_net0,chardev=net_net0,queues=4",
+        "-device virtio-net-pci,netdev=netdev_net_net0,mq=on,vectors=10",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let one = snippet(&["qemu", "--net", "--socket-path", "/s"]).unwrap();
+    assert!(one.contains("queues=1") && !one.contains("mq=on"), "{one}");
+}
+
+#[test]
+fn other_vmms_get_a_network_device_each_in_its_words() {
+    for (vmm, part) in [
+        ("cloud-hypervisor", "--memory size=1G,shared=on"),
+        ("cloud-hypervisor", "--net vhost_user=true,socket=/run/n.sock,num_queues=8\n"),
+        ("crosvm", "--vhost-user net,socket=/run/n.sock\n"),
+        ("uml", "linux mem=512M virtio_uml.device=/run/n.sock:1\n"),
+        ("libvirt", "<interface type='vhostuser'>\n  <source type='unix' path='/run/n.sock'"),
+        ("libvirt", "mode='client'>\n    <reconnect enabled='yes' timeout='1'/>\n  </source>\n"),
+        ("libvirt", "  <driver queues='4'/>\n</interface>\n"),
+        ("libvirt", "<access mode='shared'/>"),
+    ] {
+        let text = of_net(vmm).unwrap();
+        assert!(text.contains(part), "{vmm}: {part}\n{text}");
+    }
+    let error = of_net("firecracker").expect_err("it has none");
+    assert!(error.contains("net0: Firecracker has no vhost-user network device"), "{error}");
+}
+
+#[test]
+fn a_network_device_of_a_configuration_brings_its_address_and_its_mtu() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.toml");
+    let config = "[[net]]\nname = 'lan'\nsocket_path = '/run/l'\ntap = 't0'\nqueue_pairs = 2\n\
+        mtu = 9000\nmac = '52:54:00:12:34:56'\n\
+        [[net]]\nname = 'mv'\nsocket_path = '/run/m'\nmacvtap = 'mv0'\n\
+        [[net]]\nname = 'out'\nsocket_path = '/run/o'\nnull = true\nclient = true\n";
+    std::fs::write(&file, config).unwrap();
+    let of = |vmm: &str, rest: &[&str]| {
+        snippet(&[&[vmm, "--config", file.to_str().unwrap()], rest].concat())
+    };
+    for (vmm, part) in [
+        ("qemu", "mac=52:54:00:12:34:56,host_mtu=9000,mq=on,vectors=6"),
+        ("cloud-hypervisor", "num_queues=4,mac=52:54:00:12:34:56,mtu=9000\n"),
+        ("libvirt", "<mac address='52:54:00:12:34:56'/>\n  <source"),
+        ("libvirt", "<mtu size='9000'/>\n</interface>"),
+    ] {
+        let text = of(vmm, &["lan"]).unwrap();
+        assert!(text.contains(part), "{vmm}: {part}\n{text}");
+    }
+    let macvtap = of("qemu", &["mv"]).unwrap();
+    assert!(macvtap.contains("netdev=netdev_net_mv\n"), "its address is its own: {macvtap}");
+    for (vmm, part) in [
+        ("qemu", "path=/run/o,server=on \\"),
+        ("libvirt", "path='/run/o' mode='server'/>"),
+        ("cloud-hypervisor", "socket=/run/o,vhost_mode=server,"),
+    ] {
+        let text = of(vmm, &["out"]).unwrap();
+        assert!(text.contains(part), "{vmm}: {part}\n{text}");
+    }
+    for (vmm, rest, word) in [
+        ("uml", &["out"][..], "client"),
+        ("crosvm", &["out"], "client"),
+        ("qemu", &["lan", "--queue-pairs", "3"], "--queue-pairs: 3 is more than the device's 2"),
+        ("qemu", &["lan", "--num-queues", "2"], "--num-queues"),
+    ] {
+        let error = of(vmm, rest).expect_err(word);
+        assert!(error.contains(word), "{error}");
+    }
+    let error = snippet(&["qemu", "--socket-path", "/s", "--queue-pairs", "2"]).expect_err("blk");
+    assert!(error.contains("--queue-pairs"), "{error}");
+    let error = snippet(&["qemu", "--net", "--config", "/c"]).expect_err("which");
+    assert!(error.contains("--net"), "{error}");
+}
