@@ -32,10 +32,12 @@ nc -ll -p 7003 -e sha256sum /tmp/file &
 must ip link add link eth0 name eth0.6 type vlan id 6
 must ip link set eth0.6 up
 must ip addr add 203.0.113.3/24 dev eth0.6
+# Twenty frames for everybody in VLAN 6; nobody answers.
+to_all() { ping -c 20 -i 0.02 -w 1 203.0.113.255 > /dev/null; }
 await serving
-arping -q -c 20 -w 20 -I eth0.6 203.0.113.2
+to_all
 await asked
-arping -q -c 20 -w 20 -I eth0.6 203.0.113.2
+to_all
 await asked-again
 "#;
 
@@ -111,8 +113,8 @@ impl End {
     fn new(scene: &Scene<'_>, namespace: &Namespace, number: u32) -> Outcome<Self> {
         let folder = Folder::new()?;
         let log = scene.log(&format!("manyring-net{number}.log"));
-        let tap = format!("tap{number}");
-        let arguments = ["--tap", &tap, "--bridge", "br0"];
+        let (tap, mac) = (format!("tap{number}"), format!("52:54:00:00:00:0{number}"));
+        let arguments = ["--tap", &tap, "--bridge", "br0", "--mac", &mac];
         let binary = &scene.stage.binary;
         let options = DaemonOptions::net(binary, folder.path(), &log, namespace, &arguments);
         let socket = options.socket();
