@@ -1,5 +1,7 @@
 //! The programs that are compared: started, watched, ended. Each comes from a Debian package.
 
+pub(crate) mod testpmd;
+
 use crate::measure::{Affinity, now, waited_seconds};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! What a scenario found: medians and ratios, as a table or as JSON.
 
+pub(crate) mod net;
+
 use crate::measure::Calibration;
 use serde::Serialize;
 

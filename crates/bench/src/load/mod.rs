@@ -2,6 +2,10 @@
 
 pub(crate) mod blkio;
 pub(crate) mod driver;
+pub(crate) mod join;
+pub(crate) mod net;
+pub(crate) mod rr;
+pub(crate) mod tap;
 
 use crate::measure::{Latencies, waited_seconds};
 use clap::{Args, ValueEnum};

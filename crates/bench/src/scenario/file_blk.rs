@@ -3,7 +3,9 @@
 //! 4 KiB random reads: past the page cache against fio with io_uring on the same file and against
 //! qemu-storage-daemon (`cache.direct=on`, `aio=io_uring`), then through the page cache.
 
-use super::{Bench, Contender, How, ScenarioArgs, Work, ours, per_million, qemu_storage_daemon};
+use super::{
+    Bench, Client, Contender, How, ScenarioArgs, Work, ours, per_million, qemu_storage_daemon,
+};
 use crate::measure::{Affinity, Random};
 use crate::peer;
 use crate::report::{Report, Sample};
@@ -22,12 +24,15 @@ pub(crate) struct FileBlkArgs {
     /// Size of the file in MiB [default: 1024, or 64 with --smoke].
     #[arg(long, value_name = "MIB")]
     mebibytes: Option<usize>,
+    /// Which client drives the back-ends.
+    #[arg(long, value_enum, default_value_t = Client::Blkio)]
+    client: Client,
 }
 
 /// Runs the scenario.
 pub(crate) fn run(args: &FileBlkArgs) -> Result<Report, String> {
     let scenario = &args.scenario;
-    let mut bench = Bench::new(scenario)?;
+    let mut bench = Bench::new(scenario, args.client)?;
     let image = image(args)?;
     for (direct, depth, poll) in [
         (true, 1, true),

@@ -2,7 +2,12 @@
 //! C), so that what the machine does beside it meets all of them alike.
 
 pub(crate) mod file_blk;
+mod net;
 pub(crate) mod null_blk;
+pub(crate) mod null_net;
+pub(crate) mod tap_small;
+pub(crate) mod tap_stream;
+pub(crate) mod tcp_rr;
 
 use crate::load::{LoadArgs, LoadOptions, LoadResult, Rw};
 use crate::measure::{Affinity, Calibration, machine};
@@ -49,9 +54,6 @@ pub(crate) struct ScenarioArgs {
     /// CPU of the server.
     #[arg(long, default_value_t = 1)]
     server_cpu: usize,
-    /// Which client drives the back-ends.
-    #[arg(long, value_enum, default_value_t = Client::Blkio)]
-    client: Client,
     /// More arguments for our daemon, to try them out.
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     extra: Vec<OsString>,
@@ -108,21 +110,22 @@ struct Work {
 /// A scenario while it runs.
 struct Bench<'a> {
     args: &'a ScenarioArgs,
+    client: Client,
     folder: tempfile::TempDir,
     everywhere: Affinity,
     cells: Vec<Cell>,
 }
 
 impl<'a> Bench<'a> {
-    fn new(args: &'a ScenarioArgs) -> Result<Self, String> {
+    fn new(args: &'a ScenarioArgs, client: Client) -> Result<Self, String> {
         let folder = tempfile::tempdir().map_err(|e| format!("temporary folder: {e}"))?;
-        Ok(Self { args, folder, everywhere: Affinity::current(), cells: Vec::new() })
+        Ok(Self { args, client, folder, everywhere: Affinity::current(), cells: Vec::new() })
     }
 
     /// Runs one cell, unless it was not asked for.
     fn cell(&mut self, name: &str, works: &[Work], contenders: &[Contender]) -> Result<(), String> {
-        let cannot = self.args.client == Client::Driver
-            && works.iter().any(|work| work.one_thread && !work.poll);
+        let cannot =
+            self.client == Client::Driver && works.iter().any(|work| work.one_thread && !work.poll);
         if cannot || self.args.only.as_ref().is_some_and(|text| !name.contains(text)) {
             return Ok(());
         }
@@ -194,7 +197,7 @@ impl<'a> Bench<'a> {
             seed: 1,
         };
         let program = std::env::current_exe().map_err(|e| e.to_string())?;
-        let client = match self.args.client {
+        let client = match self.client {
             Client::Blkio => "blkio",
             Client::Driver => "driver",
         };

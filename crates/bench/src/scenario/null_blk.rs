@@ -4,12 +4,24 @@
 //! export (with `read-zeroes=off`: like ours it touches no data), then four queues against one on
 //! our own daemon.
 
-use super::{Bench, ScenarioArgs, Work, ours, qemu_storage_daemon};
+use super::{Bench, Client, ScenarioArgs, Work, ours, qemu_storage_daemon};
 use crate::report::Report;
+use clap::Args;
+
+/// Options of `null-blk`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NullBlkArgs {
+    #[command(flatten)]
+    pub(crate) scenario: ScenarioArgs,
+    /// Which client drives the back-ends.
+    #[arg(long, value_enum, default_value_t = Client::Blkio)]
+    client: Client,
+}
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<Report, String> {
-    let mut bench = Bench::new(args)?;
+pub(crate) fn run(args: &NullBlkArgs) -> Result<Report, String> {
+    let (client, args) = (args.client, &args.scenario);
+    let mut bench = Bench::new(args, client)?;
     for depth in [1, 32, 64] {
         for poll in [true, false] {
             let client = if poll { "polls" } else { "sleeps" };

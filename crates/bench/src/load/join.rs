@@ -1,0 +1,339 @@
+//! Taps joined to each other: through a back-end (`join`: tap - our driver half - back-end), and
+//! bare (`relay`: tap - tap). One thread that sleeps, nothing copied, segments left whole.
+
+use super::{LoadError, measure_rate};
+use crate::measure::{now, own_cpu_seconds};
+use clap::Args;
+use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
+use manyring_backend::net::{Port, PortRx, Readiness};
+use manyring_backend::sys::tuntap;
+use manyring_driver::wire::net::HEADER_SIZE;
+use manyring_driver::{DriverError, NetDriver, NetOptions, NetPair};
+use manyring_memory::Mapping;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Frames of one turn of a queue.
+const BURST: usize = 64;
+/// Bytes of the longest frame and its header.
+const FRAME_SIZE: u64 = 66 << 10;
+/// Longest sleep: how late the end may be noticed.
+const SLEEP: Duration = Duration::from_millis(20);
+
+/// `manyring-bench load join ..`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct JoinArgs {
+    /// The back-end's socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: PathBuf,
+    /// The tap, of this namespace, that is joined to the back-end.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tap: String,
+    /// Queue pairs of both.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) queue_pairs: u16,
+    /// How long at most, in seconds; less if the standard input ends before.
+    #[arg(long, default_value_t = 10.0)]
+    pub(crate) seconds: f64,
+}
+
+/// `manyring-bench load relay ..`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RelayArgs {
+    /// The tap of this namespace.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tap: String,
+    /// The tap of the other namespace.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) other_tap: String,
+    /// The other namespace.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) other_netns: PathBuf,
+    /// How long at most, in seconds; less if the standard input ends before.
+    #[arg(long, default_value_t = 10.0)]
+    pub(crate) seconds: f64,
+}
+
+/// What went through, both ways.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct JoinResult {
+    /// Frames.
+    pub(crate) packets: u64,
+    /// Their bytes.
+    pub(crate) bytes: u64,
+    /// Frames that a tap did not take.
+    pub(crate) lost: u64,
+    /// Kicks sent.
+    pub(crate) kicks: u64,
+    /// Calls seen.
+    pub(crate) calls: u64,
+    /// CPU seconds of this process.
+    pub(crate) cpu_seconds: f64,
+}
+
+impl JoinResult {
+    /// Prints JSON.
+    pub(crate) fn print(&self) -> Result<(), String> {
+        println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
+        Ok(())
+    }
+
+    /// Bytes of a frame.
+    pub(crate) fn average_size(&self) -> f64 {
+        per(self.bytes, self.packets)
+    }
+
+    /// Kicks and calls for each frame.
+    pub(crate) fn notifications(&self) -> (f64, f64) {
+        (per(self.kicks, self.packets), per(self.calls, self.packets))
+    }
+}
+
+fn per(count: u64, packets: u64) -> f64 {
+    // A rate by another name.
+    match packets {
+        0 => 0.0,
+        packets => measure_rate(count, 1.0) / measure_rate(packets, 1.0),
+    }
+}
+
+fn step(step: &'static str) -> impl Fn(String) -> LoadError {
+    move |problem| LoadError::Client { step, problem }
+}
+
+/// Opens a tap that exists; it delivers everything unfinished, as a guest with all offloads has it.
+pub(super) fn open_tap(name: &str, queue_pairs: u16) -> Result<TapPort, String> {
+    let source = TapSource::Name { name: name.to_owned(), must_exist: true };
+    let queue_pairs = usize::from(queue_pairs);
+    let (sndbuf, mtu, bridge, up) = (None, None, None, None);
+    let port = TapPort::open(TapOptions { source, queue_pairs, sndbuf, mtu, bridge, up });
+    let port = port.map_err(|e| e.to_string())?;
+    port.set_offloads(port.given()).map_err(|e| e.to_string())?;
+    for index in 0..queue_pairs {
+        port.set_attached(index, true).map_err(|e| e.to_string())?;
+    }
+    Ok(port)
+}
+
+fn queue_fd(half: &dyn PortRx) -> Result<BorrowedFd<'_>, LoadError> {
+    match half.readiness() {
+        Readiness::Fd(fd) => Ok(fd),
+        _ => Err(LoadError::Options("a tap without a file descriptor")),
+    }
+}
+
+fn open_halves(port: &TapPort) -> Result<Vec<Box<dyn PortRx>>, LoadError> {
+    let failed = |errno: Errno| step("tap")(errno.to_string());
+    (0..port.queue_pairs()).map(|index| port.open_rx(index).map_err(failed)).collect()
+}
+
+fn open_half(port: &TapPort) -> Result<Box<dyn PortRx>, LoadError> {
+    port.open_rx(0).map_err(|errno| step("tap")(errno.to_string()))
+}
+
+/// Joins the tap to the back-end until the time is over or nobody holds our standard input.
+///
+/// # Errors
+/// [`LoadError`] if tap or back-end cannot be had, or the back-end breaks a rule.
+pub(crate) fn join(args: &JoinArgs) -> Result<JoinResult, LoadError> {
+    let port = open_tap(&args.tap, args.queue_pairs).map_err(step("tap"))?;
+    let halves = open_halves(&port)?;
+    let options = NetOptions {
+        queue_pairs: args.queue_pairs,
+        features: NetOptions::PLAIN | NetOptions::OFFLOADS,
+        ..NetOptions::default()
+    };
+    let failed = |error: DriverError| step("back-end")(error.to_string());
+    let mut driver = NetDriver::connect(&args.socket, &options).map_err(failed)?;
+    let mut lanes = Vec::new();
+    for (pair, half) in std::mem::take(&mut driver.pairs).into_iter().zip(&halves) {
+        lanes.push(Lane { pair, tap: queue_fd(half.as_ref())?, lost: 0 });
+    }
+    let (cpu, end) = (own_cpu_seconds(), end_of(args.seconds));
+    let mut is_open = true;
+    while is_open && now() < end {
+        let mut worked = false;
+        for _ in 0..BURST {
+            worked = false;
+            for lane in &mut lanes {
+                worked |= lane.turn().map_err(failed)?;
+            }
+            if !worked {
+                break;
+            }
+        }
+        if !worked {
+            is_open = sleep(&mut lanes).map_err(failed)?;
+        }
+    }
+    let mut result = JoinResult { cpu_seconds: own_cpu_seconds() - cpu, ..JoinResult::default() };
+    for lane in &lanes {
+        result.lost += lane.lost;
+        for counters in [lane.pair.tx.counters(), lane.pair.rx.counters()] {
+            result.packets += counters.packets;
+            result.bytes += counters.bytes;
+            result.kicks += counters.kicks;
+            result.calls += counters.calls;
+        }
+    }
+    Ok(result)
+}
+
+fn end_of(seconds: f64) -> Instant {
+    now() + Duration::try_from_secs_f64(seconds).unwrap_or_default()
+}
+
+/// A queue pair and its queue of the tap.
+struct Lane<'a> {
+    pair: NetPair,
+    tap: BorrowedFd<'a>,
+    lost: u64,
+}
+
+impl Lane<'_> {
+    /// Moves a burst each way. False: there was nothing.
+    fn turn(&mut self) -> Result<bool, DriverError> {
+        let sent = self.tap_to_ring()?;
+        Ok(self.ring_to_tap()? || sent)
+    }
+
+    fn tap_to_ring(&mut self) -> Result<bool, DriverError> {
+        let mut count = 0;
+        while count < BURST
+            && let Some(room) = self.pair.tx.room()
+        {
+            match tuntap::read(self.tap, &[room]) {
+                Ok(len) => _ = self.pair.tx.send_filled(u32::try_from(len).unwrap_or(0)),
+                Err(Errno::AGAIN) => break,
+                Err(errno) => return Err(errno.into()),
+            }
+            count += 1;
+        }
+        self.pair.tx.publish(0)?;
+        Ok(count > 0)
+    }
+
+    fn ring_to_tap(&mut self) -> Result<bool, DriverError> {
+        let mut count = 0;
+        while count < BURST
+            && let Some(slices) = self.pair.rx.recv_slices()?
+        {
+            self.lost += u64::from(tuntap::write(self.tap, slices).is_err());
+            count += 1;
+        }
+        if count > 0 {
+            self.pair.rx.refill()?;
+        }
+        Ok(count > 0)
+    }
+}
+
+/// Sleeps until a tap or a ring has something. False: the standard input has ended.
+fn sleep(lanes: &mut [Lane<'_>]) -> Result<bool, DriverError> {
+    let mut is_ready = false;
+    let mut is_full = Vec::with_capacity(lanes.len());
+    for lane in &mut *lanes {
+        is_ready |= lane.pair.rx.enable_notifications();
+        // A tap is read again when there is room; until then the transmitq is waited for.
+        let full = lane.pair.tx.room().is_none();
+        is_ready |= full && lane.pair.tx.enable_notifications();
+        is_full.push(full);
+    }
+    let mut is_open = true;
+    if !is_ready {
+        let stdin = std::io::stdin();
+        let mut fds = vec![PollFd::new(&stdin, PollFlags::IN)];
+        for (lane, full) in lanes.iter_mut().zip(&is_full) {
+            fds.push(PollFd::from_borrowed_fd(lane.pair.rx.vring().call_fd(), PollFlags::IN));
+            fds.push(match full {
+                true => PollFd::from_borrowed_fd(lane.pair.tx.vring().call_fd(), PollFlags::IN),
+                false => PollFd::from_borrowed_fd(lane.tap, PollFlags::IN),
+            });
+        }
+        wait(&mut fds)?;
+        is_open = fds.first().is_none_or(|stdin| stdin.revents().is_empty());
+    }
+    for lane in lanes {
+        lane.pair.rx.vring().clear_call()?;
+        lane.pair.tx.vring().clear_call()?;
+        lane.pair.rx.disable_notifications();
+        lane.pair.tx.disable_notifications();
+    }
+    Ok(is_open)
+}
+
+fn wait(fds: &mut [PollFd<'_>]) -> Result<(), Errno> {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: SLEEP.subsec_nanos().into() };
+    match poll(fds, Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Opens a tap of another namespace: on a thread that goes there and ends.
+fn open_tap_elsewhere(args: &RelayArgs) -> Result<TapPort, String> {
+    let netns = std::fs::File::open(&args.other_netns).map_err(|e| e.to_string())?;
+    let open = || {
+        let kind = rustix::thread::LinkNameSpaceType::Network;
+        rustix::thread::move_into_link_name_space(rustix::fd::AsFd::as_fd(&netns), Some(kind))
+            .map_err(|e| e.to_string())?;
+        open_tap(&args.other_tap, 1)
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(open).join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
+    })
+}
+
+/// Reads each tap and writes the other until the time is over or nobody holds our standard input:
+/// what two taps cost with nothing between them.
+///
+/// # Errors
+/// [`LoadError`] if a tap cannot be had.
+pub(crate) fn relay(args: &RelayArgs) -> Result<JoinResult, LoadError> {
+    let other = open_tap_elsewhere(args).map_err(step("other tap"))?;
+    let port = open_tap(&args.tap, 1).map_err(step("tap"))?;
+    let halves = [open_half(&port)?, open_half(&other)?];
+    let failed = |errno: Errno| step("relay")(errno.to_string());
+    let memory = Mapping::anonymous(FRAME_SIZE).map_err(|e| step("memory")(e.to_string()))?;
+    let Some(buffer) = memory.slice(0, memory.size()) else {
+        return Err(LoadError::Options("a buffer of no size"));
+    };
+    let fds = [queue_fd(halves[0].as_ref())?, queue_fd(halves[1].as_ref())?];
+    let stdin = std::io::stdin();
+    let (cpu, end) = (own_cpu_seconds(), end_of(args.seconds));
+    let mut result = JoinResult::default();
+    while now() < end {
+        let mut worked = false;
+        for (from, to) in [(fds[0], fds[1]), (fds[1], fds[0])] {
+            for _ in 0..BURST {
+                let len = match tuntap::read(from, &[buffer]) {
+                    Ok(len) => len,
+                    Err(Errno::AGAIN) => break,
+                    Err(errno) => return Err(failed(errno)),
+                };
+                let frame = buffer.split_at(len).0;
+                result.lost += u64::from(tuntap::write(to, &[frame]).is_err());
+                result.packets += 1;
+                result.bytes += len.saturating_sub(HEADER_SIZE) as u64;
+                worked = true;
+            }
+        }
+        if !worked {
+            let mut polled = [
+                PollFd::new(&stdin, PollFlags::IN),
+                PollFd::from_borrowed_fd(fds[0], PollFlags::IN),
+                PollFd::from_borrowed_fd(fds[1], PollFlags::IN),
+            ];
+            wait(&mut polled).map_err(failed)?;
+            if !polled[0].revents().is_empty() {
+                break;
+            }
+        }
+    }
+    result.cpu_seconds = own_cpu_seconds() - cpu;
+    Ok(result)
+}

@@ -1,0 +1,275 @@
+//! Frames through a vhost-user-net back-end by our own driver half: one thread polls all pairs.
+
+use super::tap::FlowFrame;
+use super::{LoadError, STUCK};
+use crate::measure::{now, own_cpu_seconds, pin, waited_seconds};
+use clap::{Args, ValueEnum};
+use manyring_driver::wire::net::RawHeader;
+use manyring_driver::{DriverError, NetCounters, NetDriver, NetOptions, NetPair};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Frames of one turn of a queue.
+const BURST: usize = 64;
+/// Turns between two looks at the clock.
+const TURNS: u32 = 64;
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Direction {
+    /// The guest sends.
+    Transmit,
+    /// The guest receives.
+    Receive,
+}
+
+impl Direction {
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Transmit => "transmit",
+            Self::Receive => "receive",
+        }
+    }
+}
+
+/// `manyring-bench load net ..`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NetLoadArgs {
+    /// The back-end's socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: PathBuf,
+    /// Queue pairs to drive.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) queue_pairs: u16,
+    /// Entries of a ring.
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) queue_size: u16,
+    /// Which way the frames go.
+    #[arg(long, value_enum, default_value_t = Direction::Transmit)]
+    pub(crate) direction: Direction,
+    /// Bytes of a frame that is sent.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) size: usize,
+    /// Sleep when there is nothing to do, instead of polling (one pair).
+    #[arg(long)]
+    pub(crate) sleep: bool,
+    /// How long, in seconds; fractions are fine.
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) seconds: f64,
+    /// Run on this CPU only.
+    #[arg(long, value_name = "N")]
+    cpu: Option<usize>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl NetLoadArgs {
+    /// A polling load of so many seconds.
+    pub(crate) fn new(
+        socket: PathBuf,
+        direction: Direction,
+        queue_pairs: u16,
+        seconds: f64,
+    ) -> Self {
+        let (queue_size, size, sleep) = (1024, 64, false);
+        Self {
+            socket,
+            queue_pairs,
+            queue_size,
+            direction,
+            size,
+            sleep,
+            seconds,
+            cpu: None,
+            json: true,
+        }
+    }
+
+    /// The arguments of `load net` that give this again.
+    pub(crate) fn arguments(&self) -> Vec<std::ffi::OsString> {
+        let mut arguments = vec!["--json".into(), "--socket".into(), (&self.socket).into()];
+        let mut add = |text: String| arguments.push(text.into());
+        add(format!("--queue-pairs={}", self.queue_pairs));
+        add(format!("--queue-size={}", self.queue_size));
+        add(format!("--direction={}", self.direction.word()));
+        add(format!("--size={}", self.size));
+        add(format!("--seconds={}", self.seconds));
+        if self.sleep {
+            add("--sleep".to_owned());
+        }
+        arguments
+    }
+}
+
+/// What went through.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct NetLoadResult {
+    /// Frames that the device has taken or delivered.
+    pub(crate) packets: u64,
+    /// Their bytes.
+    pub(crate) bytes: u64,
+    /// The time.
+    pub(crate) seconds: f64,
+    /// Kicks sent, of refills as well.
+    pub(crate) kicks: u64,
+    /// Calls seen.
+    pub(crate) calls: u64,
+    /// CPU seconds of this process.
+    pub(crate) client_cpu_seconds: f64,
+    /// Seconds that it was ready to run and another program ran instead.
+    pub(crate) waited_seconds: f64,
+}
+
+impl NetLoadResult {
+    /// Prints one line.
+    pub(crate) fn print(&self, json: bool) -> Result<(), String> {
+        if json {
+            println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
+        } else {
+            println!(
+                "{:.3} Mpps ({} frames, {} bytes in {:.3} s, {} kicks, {} calls, \
+                 client CPU {:.3} s)",
+                super::measure_rate(self.packets, self.seconds) / 1e6,
+                self.packets,
+                self.bytes,
+                self.seconds,
+                self.kicks,
+                self.calls,
+                self.client_cpu_seconds,
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Drives the back-end behind the socket.
+///
+/// # Errors
+/// [`LoadError`] if the client cannot connect, or if no frame gets through.
+pub(crate) fn run(args: &NetLoadArgs) -> Result<NetLoadResult, LoadError> {
+    if args.queue_pairs == 0 || args.size < FlowFrame::SIZE_MIN || args.size > FRAME_MAX {
+        return Err(LoadError::Options("queue pairs from 1, frames of 42 to 1500 bytes"));
+    }
+    if let Some(cpu) = args.cpu {
+        pin(cpu).map_err(|errno| LoadError::Cpu { cpu, errno })?;
+    }
+    let mut driver = connect(args)?;
+    let mut pairs = std::mem::take(&mut driver.pairs);
+    let duration = Duration::try_from_secs_f64(args.seconds).unwrap_or_default();
+    let (cpu, waited, start) = (own_cpu_seconds(), waited_seconds("thread-self"), now());
+    let last = drive(&mut pairs, args, start + duration).map_err(failed)?;
+    let seconds = (last - start).as_secs_f64();
+    let mut result = NetLoadResult {
+        packets: 0,
+        bytes: 0,
+        seconds,
+        kicks: 0,
+        calls: 0,
+        client_cpu_seconds: own_cpu_seconds() - cpu,
+        waited_seconds: waited_seconds("thread-self") - waited,
+    };
+    for pair in &mut pairs {
+        let (counters, in_flight) = match args.direction {
+            Direction::Transmit => (pair.tx.counters(), pair.tx.in_flight() as u64),
+            Direction::Receive => (pair.rx.counters(), 0),
+        };
+        add(&mut result, &counters, in_flight);
+    }
+    if result.packets == 0 {
+        return Err(LoadError::Stuck { in_flight: pairs.len(), seconds: duration.as_secs() });
+    }
+    Ok(result)
+}
+
+/// What a queue has done, without the frames that are still on their way.
+fn add(result: &mut NetLoadResult, counters: &NetCounters, in_flight: u64) {
+    let packets = counters.packets.saturating_sub(in_flight);
+    result.packets += packets;
+    result.bytes += counters.bytes / counters.packets.max(1) * packets;
+    result.kicks += counters.kicks;
+    result.calls += counters.calls;
+}
+
+fn failed(error: DriverError) -> LoadError {
+    LoadError::Client { step: "frames", problem: error.to_string() }
+}
+
+/// Longest frame that is generated.
+pub(super) const FRAME_MAX: usize = 1500;
+
+fn connect(args: &NetLoadArgs) -> Result<NetDriver, LoadError> {
+    let size = u32::try_from(args.size).map_err(|_| LoadError::Options("size is too large"))?;
+    let options = NetOptions {
+        queue_pairs: args.queue_pairs,
+        queue_size: args.queue_size,
+        features: NetOptions::PLAIN,
+        // Buffers lie close together, as a guest's do that sends small frames.
+        transmit_size: size + 12,
+        ..NetOptions::default()
+    };
+    let connected = NetDriver::connect(&args.socket, &options);
+    connected.map_err(|e| LoadError::Client { step: "connect", problem: e.to_string() })
+}
+
+/// Keeps all pairs busy until the end; when that was.
+fn drive(pairs: &mut [NetPair], args: &NetLoadArgs, end: Instant) -> Result<Instant, DriverError> {
+    let mut frame = FlowFrame::new(args.size);
+    loop {
+        for _ in 0..TURNS {
+            let mut moved = 0;
+            for pair in &mut *pairs {
+                moved += match args.direction {
+                    Direction::Transmit => transmit(pair, &mut frame)?,
+                    Direction::Receive => receive(pair)?,
+                };
+            }
+            if moved == 0 && args.sleep {
+                sleep(pairs, args.direction, end)?;
+            }
+        }
+        let at = now();
+        if at >= end {
+            pairs.iter_mut().for_each(|pair| _ = pair.tx.reclaim());
+            return Ok(at);
+        }
+    }
+}
+
+#[inline]
+fn transmit(pair: &mut NetPair, frame: &mut FlowFrame) -> Result<usize, DriverError> {
+    let header = RawHeader::default();
+    let mut count = 0;
+    while count < BURST && pair.tx.send(&header, frame.next())? {
+        count += 1;
+    }
+    pair.tx.publish(0)?;
+    Ok(count)
+}
+
+#[inline]
+fn receive(pair: &mut NetPair) -> Result<usize, DriverError> {
+    let mut count = 0;
+    while count < BURST && pair.rx.recv_slices()?.is_some() {
+        count += 1;
+    }
+    if count > 0 {
+        pair.rx.refill()?;
+    }
+    Ok(count)
+}
+
+/// Sleeps until the first pair has something to do, or until the end.
+fn sleep(pairs: &mut [NetPair], way: Direction, end: Instant) -> Result<(), DriverError> {
+    let left = end.saturating_duration_since(now()).min(STUCK);
+    let Some(pair) = pairs.first_mut() else { return Ok(()) };
+    let slept = match way {
+        Direction::Transmit => pair.tx.wait_sent(left).map(|_| ()),
+        Direction::Receive => pair.rx.wait(left),
+    };
+    match slept {
+        Err(DriverError::Timeout) => Ok(()),
+        result => result,
+    }
+}

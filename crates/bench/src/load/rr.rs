@@ -1,0 +1,244 @@
+//! Requests and responses over TCP: a server that answers, a client with N connections, one
+//! request in flight on each. One thread each, which sleeps in epoll.
+
+use super::{LoadError, STUCK, measure_rate};
+use crate::measure::{Latencies, now};
+use clap::Args;
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// `manyring-bench load rr-server ..`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RrServerArgs {
+    /// Where to listen.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// Bytes of a request, and of its response.
+    #[arg(long, default_value_t = 256)]
+    size: usize,
+    /// How long at most, in seconds.
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+}
+
+/// `manyring-bench load rr ..`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RrArgs {
+    /// The server.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    server: SocketAddr,
+    /// Connections.
+    #[arg(long, default_value_t = 1)]
+    connections: usize,
+    /// Bytes of a request, and of its response.
+    #[arg(long, default_value_t = 256)]
+    size: usize,
+    /// How long, in seconds.
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+}
+
+/// What the client has seen.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct RrResult {
+    /// Transactions.
+    pub(crate) transactions: u64,
+    /// Transactions in a second.
+    pub(crate) rate: f64,
+    /// Latencies in microseconds: half of the transactions were at least as fast.
+    pub(crate) p50_us: f64,
+    /// 99 of 100 were at least as fast.
+    pub(crate) p99_us: f64,
+}
+
+impl RrResult {
+    /// Prints JSON.
+    pub(crate) fn print(&self) -> Result<(), String> {
+        println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
+        Ok(())
+    }
+}
+
+/// A connection and the message that is coming.
+struct Peer {
+    stream: TcpStream,
+    message: Vec<u8>,
+    len: usize,
+    sent: Instant,
+}
+
+impl Peer {
+    fn new(stream: TcpStream, size: usize) -> std::io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, message: vec![0; size], len: 0, sent: now() })
+    }
+
+    /// Sends a whole message; it is small enough for any send buffer.
+    fn send(&mut self) -> std::io::Result<()> {
+        self.stream.write_all(&self.message)
+    }
+
+    /// Reads what is there. True: a message is complete.
+    fn receive(&mut self) -> std::io::Result<bool> {
+        match self.stream.read(&mut self.message[self.len..]) {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => {
+                self.len = (self.len + count) % self.message.len();
+                Ok(self.len == 0)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Connections that are waited for.
+struct Poller {
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+}
+
+/// Events of one wait.
+const EVENTS: usize = 128;
+
+impl Poller {
+    fn new() -> Result<Self, Errno> {
+        Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, events: Vec::with_capacity(EVENTS) })
+    }
+
+    fn add(&self, source: impl rustix::fd::AsFd, token: usize) -> Result<(), Errno> {
+        epoll::add(&self.epoll, source, EventData::new_u64(token as u64), EventFlags::IN)
+    }
+
+    /// The tokens of those that have something.
+    fn wait(&mut self) -> Result<Vec<usize>, Errno> {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+        self.events.clear();
+        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        let tokens = self.events.iter().map(|e| usize::try_from(e.data.u64()).unwrap_or(0));
+        Ok(tokens.collect())
+    }
+}
+
+fn failed(step: &'static str) -> impl Fn(std::io::Error) -> LoadError {
+    move |error| LoadError::Client { step, problem: error.to_string() }
+}
+
+fn poll_failed(errno: Errno) -> LoadError {
+    failed("epoll")(errno.into())
+}
+
+/// Answers each message with itself.
+///
+/// # Errors
+/// [`LoadError`] if it cannot listen.
+pub(crate) fn server(args: &RrServerArgs) -> Result<(), LoadError> {
+    check(args.size)?;
+    let end = now() + Duration::try_from_secs_f64(args.seconds).unwrap_or_default();
+    let listener = TcpListener::bind(args.listen).map_err(failed("listen"))?;
+    listener.set_nonblocking(true).map_err(failed("listen"))?;
+    let mut poller = Poller::new().map_err(poll_failed)?;
+    poller.add(&listener, 0).map_err(poll_failed)?;
+    let mut peers: Vec<Option<Peer>> = vec![None];
+    while now() < end {
+        for token in poller.wait().map_err(poll_failed)? {
+            if token == 0 {
+                while let Ok((stream, _)) = listener.accept() {
+                    let peer = Peer::new(stream, args.size).map_err(failed("accept"))?;
+                    poller.add(&peer.stream, peers.len()).map_err(poll_failed)?;
+                    peers.push(Some(peer));
+                }
+            } else if let Some(peer) = &mut peers[token] {
+                let answered = peer.receive().and_then(|whole| match whole {
+                    true => peer.send(),
+                    false => Ok(()),
+                });
+                if answered.is_err() {
+                    peers[token] = None;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Asks on all connections until the time is over.
+///
+/// # Errors
+/// [`LoadError`] if the server cannot be reached, or goes silent.
+pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
+    check(args.size)?;
+    let mut poller = Poller::new().map_err(poll_failed)?;
+    let mut peers = Vec::with_capacity(args.connections);
+    for token in 0..args.connections {
+        let stream = connect(args.server)?;
+        let peer = Peer::new(stream, args.size).map_err(failed("connect"))?;
+        poller.add(&peer.stream, token).map_err(poll_failed)?;
+        peers.push(peer);
+    }
+    let duration = Duration::try_from_secs_f64(args.seconds).unwrap_or_default();
+    let (start, mut latencies) = (now(), Latencies::new());
+    for peer in &mut peers {
+        peer.sent = start;
+        peer.send().map_err(failed("send"))?;
+    }
+    let (end, mut last) = (start + duration, start);
+    loop {
+        let tokens = poller.wait().map_err(poll_failed)?;
+        let at = now();
+        if at >= end {
+            break;
+        }
+        if tokens.is_empty() && at - last > STUCK.min(duration) {
+            return Err(LoadError::Stuck { in_flight: peers.len(), seconds: STUCK.as_secs() });
+        }
+        for token in tokens {
+            last = at;
+            let peer = &mut peers[token];
+            if peer.receive().map_err(failed("receive"))? {
+                latencies.record(at - peer.sent);
+                peer.sent = at;
+                peer.send().map_err(failed("send"))?;
+            }
+        }
+    }
+    let transactions = latencies.count();
+    Ok(RrResult {
+        transactions,
+        rate: measure_rate(transactions, start.elapsed().as_secs_f64()),
+        p50_us: latencies.quantile_us(0.5),
+        p99_us: latencies.quantile_us(0.99),
+    })
+}
+
+fn check(size: usize) -> Result<(), LoadError> {
+    match size {
+        1..=16_384 => Ok(()),
+        _ => Err(LoadError::Options("messages of 1 to 16384 bytes")),
+    }
+}
+
+/// Connects, waiting for the server to come up.
+fn connect(server: SocketAddr) -> Result<TcpStream, LoadError> {
+    let start = now();
+    loop {
+        match TcpStream::connect_timeout(&server, Duration::from_secs(2)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if start.elapsed() > Duration::from_secs(3) => {
+                return Err(failed("connect")(error));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! DPDK's testpmd: a vhost-user-net back-end that polls, and a front-end that does.
+
+use super::{PeerError, Server, apart, find, spawn};
+use crate::load::net::Direction;
+use crate::measure::{Affinity, now};
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// testpmd and its package.
+const TESTPMD: (&str, &str) = ("dpdk-testpmd", "dpdk-dev");
+/// Longest time a front-end has for its figures.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Reports (one a second) of a front-end before the one that counts: it is under way by then.
+const SKIPPED: usize = 2;
+/// Runs so far: none shares its files with one before.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+fn failed(problem: impl ToString) -> PeerError {
+    PeerError::Failed { program: "testpmd".to_owned(), problem: problem.to_string() }
+}
+
+/// Files of one run; removed on drop.
+#[derive(Debug)]
+struct Prefix(String);
+
+impl Prefix {
+    fn new() -> Self {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self(format!("manyring-bench-{}-{count}", std::process::id()))
+    }
+}
+
+impl Drop for Prefix {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(Path::new("/run/dpdk").join(&self.0));
+    }
+}
+
+/// What all runs are given; both lcores run where the process may.
+fn arguments(prefix: &Prefix, device: OsString, mode: &str, pairs: u16) -> Vec<OsString> {
+    let mut all: Vec<OsString> =
+        ["--no-pci", "--no-telemetry", "--no-huge", "-m", "256", "--file-prefix"]
+            .map(OsString::from)
+            .into();
+    all.push(prefix.0.clone().into());
+    all.extend(["--vdev".into(), device, "--".into()]);
+    all.push(format!("--forward-mode={mode}").into());
+    all.push(format!("--rxq={pairs}").into());
+    all.push(format!("--txq={pairs}").into());
+    let rest = ["--nb-cores=1", "--total-num-mbufs=16384", "--rxd=1024", "--txd=1024"];
+    all.extend(rest.map(OsString::from));
+    all.extend(["--txpkts=64", "--stats-period", "1"].map(OsString::from));
+    all
+}
+
+/// The two lcores of a run on CPU `cpu`.
+fn lcores(cpu: usize) -> [OsString; 2] {
+    ["--lcores".into(), format!("0@{cpu},1@{cpu}").into()]
+}
+
+/// A vhost port: a sink, or a generator.
+#[derive(Debug)]
+pub(crate) struct BackEnd {
+    pub(crate) server: Server,
+    _prefix: Prefix,
+}
+
+impl BackEnd {
+    /// Starts it on CPU `cpu` and waits for its socket.
+    pub(crate) fn start(
+        socket: &Path,
+        direction: Direction,
+        pairs: u16,
+        cpu: usize,
+    ) -> Result<Self, PeerError> {
+        let program = find(TESTPMD)?;
+        let prefix = Prefix::new();
+        let mut device = OsString::from("net_vhost0,iface=");
+        device.push(socket);
+        device.push(format!(",queues={pairs}"));
+        // What the guest transmits this side receives.
+        let mode = match direction {
+            Direction::Transmit => "rxonly",
+            Direction::Receive => "txonly",
+        };
+        let mut all: Vec<OsString> = lcores(cpu).into();
+        all.extend(arguments(&prefix, device, mode, pairs));
+        let server = Server::start(&program, &all, socket, &Affinity::one(cpu))?;
+        Ok(Self { server, _prefix: prefix })
+    }
+}
+
+/// Drives the back-end behind `socket` by a virtio-user port on CPU `cpu`: packets in a second.
+pub(crate) fn front_end(socket: &Path, direction: Direction, cpu: usize) -> Result<f64, PeerError> {
+    let program = find(TESTPMD)?;
+    let prefix = Prefix::new();
+    let mut device = OsString::from("net_virtio_user0,path=");
+    device.push(socket);
+    device
+        .push(",queues=1,queue_size=1024,packed_vq=0,mrg_rxbuf=1,in_order=1,mac=52:54:00:00:00:01");
+    let (mode, word) = match direction {
+        Direction::Transmit => ("txonly", "Tx-pps:"),
+        Direction::Receive => ("rxonly", "Rx-pps:"),
+    };
+    let mut command = apart(&program);
+    command.args(lcores(cpu)).args(arguments(&prefix, device, mode, 1));
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = spawn(&mut command, &Affinity::one(cpu)).map_err(failed)?;
+    let output = child.stdout.take();
+    let _running = Server { child };
+    let start = now();
+    let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines());
+    let mut seen = 0;
+    for line in lines {
+        if start.elapsed() > PATIENCE {
+            break;
+        }
+        if let Some(rate) = rate_of(&line.map_err(failed)?, word) {
+            seen += 1;
+            if seen > SKIPPED {
+                return Ok(rate);
+            }
+        }
+    }
+    Err(failed("ended, or was silent, before it had figures"))
+}
+
+/// The number behind `word`.
+fn rate_of(line: &str, word: &str) -> Option<f64> {
+    line.split_once(word)?.1.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read_from_the_reports() {
+        let line = "  Rx-pps:      1234567          Rx-bps:    632098304";
+        assert_eq!(rate_of(line, "Rx-pps:"), Some(1_234_567.0));
+        assert_eq!(rate_of(line, "Tx-pps:"), None);
+    }
+}

@@ -1,0 +1,209 @@
+//! What a network scenario found: the columns of the reference tables, and ratios.
+
+use super::{Spread, ratio};
+use crate::measure::Calibration;
+use serde::Serialize;
+
+/// One run of one party.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct NetSample {
+    /// In the unit of the cell.
+    pub(crate) throughput: f64,
+    /// Per cent of one CPU: the back-end, and whatever joins taps to it.
+    pub(crate) cpu: f64,
+    /// The same of the back-end alone; 0 if there is none.
+    pub(crate) backend_cpu: f64,
+    /// Bytes of a packet on the ring.
+    pub(crate) avg_pkt_size: f64,
+    /// Kicks for each packet.
+    pub(crate) kicks_per_packet: f64,
+    /// Calls for each packet.
+    pub(crate) calls_per_packet: f64,
+    /// Median latency in microseconds; 0 if there is none.
+    pub(crate) p50_us: f64,
+    /// Other programs had too much of the CPUs, however often it was tried.
+    pub(crate) disturbed: bool,
+}
+
+impl NetSample {
+    /// Throughput for each per cent of a CPU, as the reference tables have it.
+    fn normalized(&self) -> f64 {
+        ratio(self.throughput, self.cpu).floor()
+    }
+}
+
+/// All runs of one party in one cell.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NetParty {
+    pub(crate) name: String,
+    pub(crate) samples: Vec<NetSample>,
+}
+
+/// One party against another: ratios of the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NetAgainst {
+    pub(crate) party: String,
+    pub(crate) peer: String,
+    pub(crate) throughput: Spread,
+    pub(crate) cpu_per_unit: Spread,
+    pub(crate) backend_cpu_per_unit: Spread,
+}
+
+/// Which parties are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compare {
+    /// The first with each of the others.
+    First,
+    /// Each of the others with the last.
+    Last,
+}
+
+/// The same load on each party in turn.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NetCell {
+    pub(crate) name: String,
+    pub(crate) sessions: usize,
+    pub(crate) unit: &'static str,
+    pub(crate) parties: Vec<NetParty>,
+    pub(crate) against: Vec<NetAgainst>,
+}
+
+impl NetCell {
+    pub(crate) fn new(
+        (name, sessions, unit): (String, usize, &'static str),
+        parties: Vec<NetParty>,
+        compare: Compare,
+    ) -> Self {
+        let pairs = match (compare, &parties[..]) {
+            (Compare::First, [first, rest @ ..]) => rest.iter().map(|peer| (first, peer)).collect(),
+            (Compare::Last, [rest @ .., last]) => rest.iter().map(|one| (one, last)).collect(),
+            _ => Vec::new(),
+        };
+        let against = pairs.into_iter().map(|(one, peer)| against(one, peer)).collect();
+        Self { name, sessions, unit, parties, against }
+    }
+}
+
+fn against(one: &NetParty, peer: &NetParty) -> NetAgainst {
+    let ratios = |value: fn(&NetSample) -> f64| {
+        let rounds = one.samples.iter().zip(&peer.samples);
+        Spread::of(rounds.map(|(a, b)| ratio(value(a), value(b))))
+    };
+    NetAgainst {
+        party: one.name.clone(),
+        peer: peer.name.clone(),
+        throughput: ratios(|s| s.throughput),
+        cpu_per_unit: ratios(|s| ratio(s.cpu, s.throughput)),
+        backend_cpu_per_unit: ratios(|s| ratio(s.backend_cpu, s.throughput)),
+    }
+}
+
+/// All of a scenario.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NetReport {
+    pub(crate) scenario: &'static str,
+    pub(crate) machine: String,
+    pub(crate) calibration: Calibration,
+    pub(crate) rounds: usize,
+    pub(crate) seconds: f64,
+    pub(crate) cells: Vec<NetCell>,
+}
+
+impl NetReport {
+    /// Prints a table, or JSON.
+    pub(crate) fn print(&self, json: bool) -> Result<(), String> {
+        if json {
+            println!("{}", serde_json::to_string_pretty(self).map_err(|e| e.to_string())?);
+            return Ok(());
+        }
+        println!(
+            "{}: {} rounds of {} s on {}",
+            self.scenario, self.rounds, self.seconds, self.machine
+        );
+        println!("  {}", self.calibration);
+        self.cells.iter().for_each(NetCell::print);
+        Ok(())
+    }
+}
+
+impl NetCell {
+    fn print(&self) {
+        println!("{}", self.name);
+        println!(
+            "  {:<30} {:>8} {:>10} {:>7} {:>10} {:>8} {:>9} {:>9} {:>8}",
+            "party",
+            "sessions",
+            self.unit,
+            "cpu %",
+            "normalized",
+            "avg size",
+            "kicks/pkt",
+            "calls/pkt",
+            "p50 us"
+        );
+        for party in &self.parties {
+            let median =
+                |value: fn(&NetSample) -> f64| Spread::of(party.samples.iter().map(value)).median;
+            println!(
+                "  {:<30} {:>8} {:>10.1} {:>7.1} {:>10.0} {:>8.0} {:>9.4} {:>9.4} {:>8.1}",
+                party.name,
+                self.sessions,
+                median(|s| s.throughput),
+                median(|s| s.cpu),
+                median(NetSample::normalized),
+                median(|s| s.avg_pkt_size),
+                median(|s| s.kicks_per_packet),
+                median(|s| s.calls_per_packet),
+                median(|s| s.p50_us),
+            );
+        }
+        let all = self.parties.iter().flat_map(|party| &party.samples);
+        let disturbed = all.clone().filter(|sample| sample.disturbed).count();
+        if disturbed > 0 {
+            let count = all.count();
+            println!("  DISTURBED by other load: {disturbed} of {count} runs; do not use");
+        }
+        for against in &self.against {
+            let show = |s: Spread| format!("{:.2}x ({:.2} to {:.2})", s.median, s.min, s.max);
+            println!(
+                "  {} against {}: throughput {}, CPU per unit {}, the back-end's {}",
+                against.party,
+                against.peer,
+                show(against.throughput),
+                show(against.cpu_per_unit),
+                show(against.backend_cpu_per_unit),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn party(name: &str, rates: &[f64]) -> NetParty {
+        let sample = |throughput| NetSample { throughput, cpu: 50.0, ..NetSample::default() };
+        NetParty { name: name.to_owned(), samples: rates.iter().map(|r| sample(*r)).collect() }
+    }
+
+    #[test]
+    fn parties_are_compared_with_the_first_or_with_the_last() {
+        let parties = || vec![party("4", &[8.0]), party("2", &[4.0]), party("1", &[2.0])];
+        let name = || (String::new(), 1, "x");
+        let ratios = |compare| {
+            let cell = NetCell::new(name(), parties(), compare);
+            let one = |a: &NetAgainst| (a.party.clone(), a.peer.clone(), a.throughput.median);
+            cell.against.iter().map(one).collect::<Vec<_>>()
+        };
+        let line = |party: &str, peer: &str, ratio| (party.to_owned(), peer.to_owned(), ratio);
+        assert_eq!(ratios(Compare::First), [line("4", "2", 2.0), line("4", "1", 4.0)]);
+        assert_eq!(ratios(Compare::Last), [line("4", "1", 4.0), line("2", "1", 2.0)]);
+    }
+
+    #[test]
+    fn normalized_is_the_whole_part_of_throughput_by_cpu() {
+        let sample = NetSample { throughput: 9263.0, cpu: 46.84, ..NetSample::default() };
+        assert_eq!(sample.normalized(), 197.0);
+        assert_eq!(NetSample::default().normalized(), 0.0);
+    }
+}

@@ -1,0 +1,249 @@
+//! What the network scenarios share: rounds of runs, back-ends, two namespaces joined by taps.
+
+use super::{ScenarioArgs, TRIES};
+use crate::load::join::JoinResult;
+use crate::measure::{Affinity, Calibration, machine};
+use crate::netns::{Netns, address};
+use crate::peer::{self, Server};
+use crate::report::net::{Compare, NetCell, NetParty, NetReport, NetSample};
+use serde::de::DeserializeOwned;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// One run of a party.
+pub(super) type Run<'a> = Box<dyn Fn() -> Result<NetSample, String> + 'a>;
+
+/// A network scenario while it runs.
+pub(super) struct NetBench<'a> {
+    pub(super) args: &'a ScenarioArgs,
+    folder: tempfile::TempDir,
+    pub(super) client: Affinity,
+    pub(super) server: Affinity,
+    pub(super) everywhere: Affinity,
+}
+
+impl<'a> NetBench<'a> {
+    pub(super) fn new(args: &'a ScenarioArgs) -> Result<Self, String> {
+        Ok(Self {
+            args,
+            folder: tempfile::tempdir().map_err(|e| format!("temporary folder: {e}"))?,
+            client: Affinity::one(args.client_cpu),
+            server: Affinity::one(args.server_cpu),
+            everywhere: Affinity::current(),
+        })
+    }
+
+    /// Where back-ends listen.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// Runs one cell, unless it was not asked for.
+    pub(super) fn cell(
+        &self,
+        head: (String, usize, &'static str),
+        parties: &[(String, Run<'_>)],
+        compare: Compare,
+    ) -> Result<Option<NetCell>, String> {
+        if self.args.only.as_ref().is_some_and(|text| !head.0.contains(text)) {
+            return Ok(None);
+        }
+        let named = |(name, _): &(String, Run<'_>)| (name.clone(), Vec::new());
+        let mut found: Vec<(String, Vec<NetSample>)> = parties.iter().map(named).collect();
+        for _ in 0..self.args.rounds() {
+            for ((name, run), (_, samples)) in parties.iter().zip(&mut found) {
+                let sample = self.run(run).map_err(|e| format!("{}: {name}: {e}", head.0))?;
+                samples.push(sample);
+            }
+        }
+        let found = found.into_iter().map(|(name, samples)| NetParty { name, samples });
+        Ok(Some(NetCell::new(head, found.collect(), compare)))
+    }
+
+    /// One run; again if other programs had too much of the CPUs meanwhile.
+    fn run(&self, run: &Run<'_>) -> Result<NetSample, String> {
+        let mut sample = run()?;
+        for _ in 1..if self.args.smoke { 1 } else { TRIES } {
+            if !sample.disturbed {
+                break;
+            }
+            sample = run()?;
+        }
+        if sample.throughput > 0.0 { Ok(sample) } else { Err("nothing came through".to_owned()) }
+    }
+
+    pub(super) fn report(
+        self,
+        scenario: &'static str,
+        cells: impl IntoIterator<Item = Option<NetCell>>,
+    ) -> NetReport {
+        NetReport {
+            scenario,
+            machine: machine(),
+            calibration: Calibration::measure(self.args.client_cpu, self.args.server_cpu),
+            rounds: self.args.rounds(),
+            seconds: self.args.seconds(),
+            cells: cells.into_iter().flatten().collect(),
+        }
+    }
+
+    /// Starts our daemon with one network device, in a namespace if there is one.
+    pub(super) fn daemon(
+        &self,
+        arguments: &[String],
+        space: Option<&Netns>,
+        affinity: &Affinity,
+    ) -> Result<Server, String> {
+        let program = peer::manyring(self.args.manyring.as_deref()).map_err(|e| e.to_string())?;
+        let socket = self.socket();
+        let mut all: Vec<OsString> = Vec::new();
+        if let Some(space) = space {
+            all.extend(["netns", "exec", space.name()].map(OsString::from));
+            all.push(program.clone().into());
+        }
+        all.extend(["net", "--log-level=error", "--socket-path"].map(OsString::from));
+        all.push(socket.clone().into());
+        all.extend(arguments.iter().map(OsString::from));
+        all.extend(self.args.extra.iter().cloned());
+        let program = if space.is_some() { Path::new("ip") } else { &program };
+        Server::start(program, &all, &socket, affinity).map_err(|e| e.to_string())
+    }
+}
+
+/// This program again, as `load ..` with these arguments.
+pub(super) fn own_load(space: Option<&Netns>, arguments: &[&str]) -> Result<Command, String> {
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let mut command = match space {
+        Some(space) => space.inside(&program),
+        None => peer::apart(&program),
+    };
+    command.arg("load").args(arguments);
+    Ok(command)
+}
+
+/// Runs a load to its end and reads its result.
+pub(super) fn result_of<R: DeserializeOwned>(
+    command: &mut Command,
+    affinity: &Affinity,
+) -> Result<R, String> {
+    let text = peer::output(command, affinity)?;
+    serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))
+}
+
+/// A program that runs beside; it is ended on drop.
+pub(super) struct Beside(Child);
+
+impl Beside {
+    pub(super) fn start(command: &mut Command, affinity: &Affinity) -> Result<Self, String> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        peer::spawn(command, affinity).map(Self).map_err(|error| error.to_string())
+    }
+
+    /// Ends its standard input and reads its result.
+    fn finish<R: DeserializeOwned>(mut self) -> Result<R, String> {
+        use std::io::Read;
+        drop(self.0.stdin.take());
+        let (mut text, mut words) = (String::new(), String::new());
+        if let Some(stdout) = &mut self.0.stdout {
+            stdout.read_to_string(&mut text).map_err(|e| e.to_string())?;
+        }
+        if let Some(stderr) = &mut self.0.stderr {
+            stderr.read_to_string(&mut words).map_err(|e| e.to_string())?;
+        }
+        let status = self.0.wait().map_err(|e| e.to_string())?;
+        serde_json::from_str(&text).map_err(|_| format!("{status}: {}", words.trim()))
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// How the two namespaces are joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// tap - our driver half - our daemon with so many queue pairs and arguments - tap.
+    Ring(u16, Vec<String>),
+    /// tap - a loop that reads and writes - tap.
+    Bare,
+}
+
+/// Seconds of a run by tools that know whole seconds only.
+pub(super) const WHOLE_SECONDS: u32 = 1;
+/// Host numbers of the guest's side and of the host's.
+pub(super) const GUEST: u8 = 1;
+pub(super) const HOST: u8 = 2;
+
+/// Two namespaces, the guest's and the host's, with TCP/IP between them.
+pub(super) struct Road {
+    pub(super) guest: Netns,
+    pub(super) host: Netns,
+    joiner: Beside,
+    server: Option<Server>,
+    cpu: f64,
+}
+
+impl Road {
+    /// Makes the namespaces and joins them, for so many seconds at most.
+    pub(super) fn new(
+        bench: &NetBench<'_>,
+        way: &Way,
+        affinities: (&Affinity, &Affinity),
+        seconds: u32,
+    ) -> Result<Self, String> {
+        let (guest, host) = (Netns::new()?, Netns::new()?);
+        let pairs = if let Way::Ring(pairs, _) = way { *pairs } else { 1 };
+        guest.add_tap("guest", pairs, Some(GUEST))?;
+        host.add_tap("host", pairs, Some(HOST))?;
+        let seconds = format!("--seconds={}", seconds + 20);
+        let (joiner, server) = match way {
+            Way::Ring(pairs, more) => {
+                let pairs = format!("--queue-pairs={pairs}");
+                let mut arguments = vec!["--tap=host".to_owned(), pairs.clone()];
+                arguments.extend(more.iter().cloned());
+                let server = bench.daemon(&arguments, Some(&host), affinities.1)?;
+                let socket = format!("--socket={}", bench.socket().display());
+                let arguments = ["join", "--tap=guest", &pairs, &socket, &seconds];
+                let mut command = own_load(Some(&guest), &arguments)?;
+                (Beside::start(&mut command, affinities.0)?, Some(server))
+            }
+            Way::Bare => {
+                let other = format!("--other-netns={}", host.path().display());
+                let arguments = ["relay", "--tap=guest", "--other-tap=host", &other, &seconds];
+                let mut command = own_load(Some(&guest), &arguments)?;
+                (Beside::start(&mut command, affinities.1)?, None)
+            }
+        };
+        Ok(Self { guest, host, joiner, server, cpu: 0.0 })
+    }
+
+    /// The address of the host's side, and a port.
+    pub(super) fn host_port(port: u16) -> String {
+        format!("{}:{port}", address(HOST))
+    }
+
+    /// What is measured begins.
+    pub(super) fn begin(&mut self) {
+        self.cpu = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
+    }
+
+    /// What is measured has taken so many seconds: the costs of the way.
+    pub(super) fn finish(self, seconds: f64) -> Result<NetSample, String> {
+        let after = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
+        let result: JoinResult = self.joiner.finish()?;
+        let backend_cpu = (after - self.cpu) / seconds * 100.0;
+        let (kicks_per_packet, calls_per_packet) = result.notifications();
+        Ok(NetSample {
+            cpu: backend_cpu + result.cpu_seconds / seconds * 100.0,
+            backend_cpu,
+            avg_pkt_size: result.average_size(),
+            kicks_per_packet,
+            calls_per_packet,
+            ..NetSample::default()
+        })
+    }
+}

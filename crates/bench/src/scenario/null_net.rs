@@ -1,0 +1,116 @@
+//! `null-net`: what the way to a network costs when the network costs nothing.
+//!
+//! 64-byte frames to a port that forgets them and from one that generates them: our daemon and
+//! testpmd's vhost port, each behind our own driver half and behind testpmd's.
+
+use super::net::{NetBench, Run, own_load, result_of};
+use super::{ScenarioArgs, WAITED_MAX};
+use crate::load::net::{Direction, NetLoadArgs, NetLoadResult};
+use crate::measure::now;
+use crate::peer::Server;
+use crate::peer::testpmd::{self, BackEnd};
+use crate::report::net::{Compare, NetCell, NetReport, NetSample};
+
+/// Bytes of a frame.
+const SIZE: usize = 64;
+
+/// Runs the scenario.
+pub(crate) fn run(args: &ScenarioArgs) -> Result<NetReport, String> {
+    let bench = NetBench::new(args)?;
+    let mut cells = Vec::new();
+    for direction in [Direction::Transmit, Direction::Receive] {
+        for pairs in [1, 2, 4] {
+            cells.push(by_our_driver(&bench, direction, pairs)?);
+        }
+        if !args.without_peers {
+            cells.push(by_testpmd(&bench, direction)?);
+        }
+    }
+    Ok(bench.report("null-net", cells))
+}
+
+fn by_our_driver(
+    bench: &NetBench<'_>,
+    direction: Direction,
+    pairs: u16,
+) -> Result<Option<NetCell>, String> {
+    let ours: Run<'_> = Box::new(move || {
+        let server = bench.daemon(&null(pairs), None, &bench.server)?;
+        drive(bench, &server, direction, pairs)
+    });
+    let peer: Run<'_> = Box::new(move || {
+        let cpu = bench.args.server_cpu;
+        let peer = BackEnd::start(&bench.socket(), direction, pairs, cpu);
+        drive(bench, &peer.map_err(|e| e.to_string())?.server, direction, pairs)
+    });
+    let mut parties = vec![("manyring".to_owned(), ours)];
+    if !bench.args.without_peers {
+        parties.push(("testpmd vhost".to_owned(), peer));
+    }
+    let name = format!("guest {}s {SIZE} B, our driver half, {pairs} pairs", direction.word());
+    bench.cell((name, usize::from(pairs), "kpps"), &parties, Compare::First)
+}
+
+/// testpmd's own driver half in front of both.
+fn by_testpmd(bench: &NetBench<'_>, direction: Direction) -> Result<Option<NetCell>, String> {
+    let front = move |server: &Server| {
+        let (cpu, start) = (server.cpu_seconds(), now());
+        let rate = testpmd::front_end(&bench.socket(), direction, bench.args.client_cpu);
+        let throughput = rate.map_err(|e| e.to_string())? / 1000.0;
+        let cpu = (server.cpu_seconds() - cpu) / start.elapsed().as_secs_f64() * 100.0;
+        let avg_pkt_size = 64.0;
+        let sample = NetSample { throughput, cpu, avg_pkt_size, ..NetSample::default() };
+        Ok(NetSample { backend_cpu: cpu, ..sample })
+    };
+    let ours: Run<'_> = Box::new(move || front(&bench.daemon(&null(1), None, &bench.server)?));
+    let peer: Run<'_> = Box::new(move || {
+        let peer = BackEnd::start(&bench.socket(), direction, 1, bench.args.server_cpu);
+        front(&peer.map_err(|e| e.to_string())?.server)
+    });
+    let parties = [("manyring".to_owned(), ours), ("testpmd vhost".to_owned(), peer)];
+    let name = format!("guest {}s {SIZE} B, testpmd's driver half, 1 pair", direction.word());
+    bench.cell((name, 1, "kpps"), &parties, Compare::First)
+}
+
+/// A null port that also generates.
+fn null(pairs: u16) -> Vec<String> {
+    vec![
+        "--null".to_owned(),
+        format!("--generate={SIZE}"),
+        format!("--queue-pairs={pairs}"),
+        "--workers=1".to_owned(),
+    ]
+}
+
+/// Drives a back-end by our driver half.
+pub(super) fn drive(
+    bench: &NetBench<'_>,
+    server: &Server,
+    direction: Direction,
+    pairs: u16,
+) -> Result<NetSample, String> {
+    let load = NetLoadArgs::new(bench.socket(), direction, pairs, bench.args.seconds());
+    let mut command = own_load(None, &["net"])?;
+    command.args(load.arguments());
+    let (cpu, waited) = (server.cpu_seconds(), server.waited_seconds());
+    let result: NetLoadResult = result_of(&mut command, &bench.client)?;
+    let waited = server.waited_seconds() - waited + result.waited_seconds;
+    Ok(sample_of(&result, server.cpu_seconds() - cpu, waited))
+}
+
+/// What a load has seen, with the CPU seconds of the back-end and what both waited for theirs.
+#[allow(clippy::cast_precision_loss, reason = "counts of one run")]
+pub(super) fn sample_of(result: &NetLoadResult, cpu: f64, waited: f64) -> NetSample {
+    let packets = result.packets as f64;
+    let cpu = cpu / result.seconds * 100.0;
+    NetSample {
+        throughput: packets / result.seconds / 1000.0,
+        cpu,
+        backend_cpu: cpu,
+        avg_pkt_size: result.bytes as f64 / packets,
+        kicks_per_packet: result.kicks as f64 / packets,
+        calls_per_packet: result.calls as f64 / packets,
+        p50_us: 0.0,
+        disturbed: waited > result.seconds * WAITED_MAX,
+    }
+}

@@ -1,0 +1,135 @@
+//! `tap-stream`: TCP in segments of up to 64 KiB between two namespaces: through our driver half,
+//! our daemon and its tap, and by a bare loop between two taps; then sessions by queue pairs.
+
+use super::ScenarioArgs;
+use super::net::{Beside, NetBench, Road, Run, WHOLE_SECONDS, Way};
+use crate::measure::Affinity;
+use crate::netns::address;
+use crate::peer;
+use crate::report::net::{Compare, NetCell, NetReport, NetSample};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// TCP streams between namespaces.
+const IPERF3: (&str, &str) = ("iperf3", "iperf3");
+/// Times that a client asks for a server that is only being started.
+const ATTEMPTS: u32 = 20;
+
+/// Runs the scenario.
+pub(crate) fn run(args: &ScenarioArgs) -> Result<NetReport, String> {
+    let bench = NetBench::new(args)?;
+    let mut cells = Vec::new();
+    for to_guest in [false, true] {
+        cells.push(against_bare(&bench, to_guest)?);
+    }
+    for to_guest in [false, true] {
+        for sessions in if args.smoke { &[2][..] } else { &[1, 2, 4, 8] } {
+            cells.push(by_pairs(&bench, to_guest, *sessions)?);
+        }
+    }
+    Ok(bench.report("tap-stream", cells))
+}
+
+fn way(to_guest: bool) -> &'static str {
+    if to_guest { "host to guest" } else { "guest to host" }
+}
+
+/// One stream, one pair, client and joiner on one CPU, back-end and server on the other.
+fn against_bare(bench: &NetBench<'_>, to_guest: bool) -> Result<Option<NetCell>, String> {
+    let on = (&bench.client, &bench.server);
+    let ours = Way::Ring(1, vec!["--workers=1".to_owned()]);
+    let parties: [(String, Run<'_>); 2] = [
+        ("manyring".to_owned(), Box::new(move || stream(bench, &ours, on, (to_guest, 1)))),
+        ("bare loop".to_owned(), Box::new(move || stream(bench, &Way::Bare, on, (to_guest, 1)))),
+    ];
+    let name = format!("{}, one stream, one pair", way(to_guest));
+    bench.cell((name, 1, "Mbit/s"), &parties, Compare::First)
+}
+
+/// So many streams by 4, 2 and 1 queue pairs, wherever the system puts them.
+fn by_pairs(
+    bench: &NetBench<'_>,
+    to_guest: bool,
+    sessions: usize,
+) -> Result<Option<NetCell>, String> {
+    let party = |pairs: u16| {
+        let way = Way::Ring(pairs, Vec::new());
+        let on = (&bench.everywhere, &bench.everywhere);
+        let run: Run<'_> = Box::new(move || stream(bench, &way, on, (to_guest, sessions)));
+        (format!("manyring, {pairs} pairs"), run)
+    };
+    let name = format!("{}, {sessions} streams by queue pairs", way(to_guest));
+    bench.cell((name, sessions, "Mbit/s"), &[party(4), party(2), party(1)], Compare::Last)
+}
+
+fn stream(
+    bench: &NetBench<'_>,
+    way: &Way,
+    on: (&Affinity, &Affinity),
+    (to_guest, sessions): (bool, usize),
+) -> Result<NetSample, String> {
+    let iperf3 = peer::find(IPERF3).map_err(|e| e.to_string())?;
+    let seconds = WHOLE_SECONDS;
+    let mut road = Road::new(bench, way, on, seconds)?;
+    let mut server = road.host.inside(&iperf3);
+    server.args(["--server", "--one-off", "--bind", &address(super::net::HOST)]);
+    let _server = Beside::start(&mut server, on.1)?;
+    road.begin();
+    let text = attempt(|| client(&road, &iperf3, (to_guest, sessions, seconds)), on.0)?;
+    let (throughput, seconds) = parse(&text)?;
+    Ok(NetSample { throughput, ..road.finish(seconds)? })
+}
+
+fn client(
+    road: &Road,
+    iperf3: &Path,
+    (to_guest, sessions, seconds): (bool, usize, u32),
+) -> Command {
+    let mut command = road.guest.inside(iperf3);
+    command
+        .args(["--json", "--connect-timeout=2000", "--client", &address(super::net::HOST)])
+        .arg(format!("--time={seconds}"))
+        .arg(format!("--parallel={sessions}"));
+    if to_guest {
+        command.arg("--reverse");
+    }
+    command
+}
+
+/// Runs a client until its server is there.
+fn attempt(command: impl Fn() -> Command, affinity: &Affinity) -> Result<String, String> {
+    let mut result = Err(String::new());
+    for _ in 0..ATTEMPTS {
+        result = peer::output(&mut command(), affinity);
+        if result.is_ok() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    result
+}
+
+/// Mbit/s and seconds of a report of iperf3.
+fn parse(text: &str) -> Result<(f64, f64), String> {
+    let report: serde_json::Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    let number = |pointer: &str| {
+        let value = report.pointer(pointer).and_then(serde_json::Value::as_f64);
+        value.ok_or_else(|| format!("no {pointer} in iperf3's report: {}", report["error"]))
+    };
+    let seconds = number("/end/sum_received/seconds")?;
+    Ok((number("/end/sum_received/bits_per_second")? / 1e6, seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_received_counts_and_an_error_is_named() {
+        let text = r#"{"end":{"sum_received":{"seconds":1.5,"bits_per_second":2.5e9}}}"#;
+        assert_eq!(parse(text), Ok((2500.0, 1.5)));
+        let error = parse(r#"{"error":"server is busy","end":{}}"#).unwrap_err();
+        assert!(error.contains("server is busy"), "{error}");
+    }
+}

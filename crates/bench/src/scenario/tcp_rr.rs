@@ -1,0 +1,50 @@
+//! `tcp-rr`: requests and responses of 256 bytes over TCP, on 1 and on 100 connections: through our
+//! daemon, through one that never looks before it sleeps, and by a bare loop between two taps.
+
+use super::ScenarioArgs;
+use super::net::{Beside, NetBench, Road, Run, WHOLE_SECONDS, Way, own_load, result_of};
+use crate::load::rr::RrResult;
+use crate::report::net::{Compare, NetReport, NetSample};
+
+/// Where the server listens.
+const PORT: u16 = 7777;
+
+/// Runs the scenario.
+pub(crate) fn run(args: &ScenarioArgs) -> Result<NetReport, String> {
+    let bench = NetBench::new(args)?;
+    let mut cells = Vec::new();
+    for connections in [1, 100] {
+        let run = |way: Way| -> Run<'_> {
+            let bench = &bench;
+            Box::new(move || transact(bench, &way, connections))
+        };
+        let arguments = |more: &[&str]| {
+            let all = std::iter::once("--workers=1").chain(more.iter().copied());
+            all.map(str::to_owned).collect()
+        };
+        let parties = [
+            ("manyring".to_owned(), run(Way::Ring(1, arguments(&[])))),
+            ("manyring, sleeps at once".to_owned(), run(Way::Ring(1, arguments(&["--spin-us=0"])))),
+            ("bare loop".to_owned(), run(Way::Bare)),
+        ];
+        let name = format!("256 B, {connections} connections");
+        cells.push(bench.cell((name, connections, "trans/s"), &parties, Compare::First)?);
+    }
+    Ok(bench.report("tcp-rr", cells))
+}
+
+fn transact(bench: &NetBench<'_>, way: &Way, connections: usize) -> Result<NetSample, String> {
+    let on = (&bench.client, &bench.server);
+    let mut road = Road::new(bench, way, on, WHOLE_SECONDS)?;
+    let listen = format!("--listen={}", Road::host_port(PORT));
+    let mut server = own_load(Some(&road.host), &["rr-server", &listen, "--seconds=20"])?;
+    let _server = Beside::start(&mut server, on.1)?;
+    let to = format!("--server={}", Road::host_port(PORT));
+    let (count, seconds) = (format!("--connections={connections}"), bench.args.seconds());
+    let time = format!("--seconds={seconds}");
+    let mut command = own_load(Some(&road.guest), &["rr", &to, &count, &time])?;
+    road.begin();
+    let result: RrResult = result_of(&mut command, on.0)?;
+    let costs = road.finish(seconds)?;
+    Ok(NetSample { throughput: result.rate, p50_us: result.p50_us, ..costs })
+}
