@@ -223,8 +223,12 @@ impl Task {
         let refusal: &dyn std::fmt::Display = match Command::parse(bytes) {
             Ok(command) => {
                 tracing::debug!(device, ?command, "command");
-                let obeyed = tokio::time::timeout(PATIENCE, self.inner.obey(command)).await;
-                match obeyed.unwrap_or(Err(Refusal::Time)) {
+                // A command that takes too long is refused, and still done to its end: one that
+                // stops half-way would leave queues that differ.
+                let inner = self.inner.clone();
+                let work = tokio::spawn(async move { inner.obey(command).await });
+                let obeyed = tokio::time::timeout(PATIENCE, work).await;
+                match obeyed.unwrap_or(Ok(Err(Refusal::Time))).unwrap_or(Err(Refusal::Time)) {
                     Ok(reply) => return reply,
                     Err(refusal) => &{ refusal },
                 }

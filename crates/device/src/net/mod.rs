@@ -110,7 +110,8 @@ struct Inner {
     port: Arc<dyn Port>,
     pool: Arc<Pool>,
     state: Mutex<State>,
-    /// Which pairs the host may use; held while that changes, so that changes do not cross.
+    /// Which pairs the host may use. Held while that, or what queues go by, changes: changes do not
+    /// cross.
     attached: tokio::sync::Mutex<Vec<bool>>,
     /// How many of them, for those who only look.
     attached_pairs: Counter,

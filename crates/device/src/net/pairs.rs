@@ -41,16 +41,23 @@ impl Inner {
             vq.coalescing = default;
             default
         };
-        self.attach().await;
+        // Held until the queue can be told of changes: none is missed, and none comes twice.
+        let mut attached = self.attached.lock().await;
+        self.attach(&mut attached).await;
         activation.enabled = self.serves(index);
         let queue = match self.handler(pair, is_rx, features, activation.queue.size()) {
             Ok(handler) => RunningQueue::new(activation, handler, self.stats[index].clone()),
             Err(error) => {
+                drop(attached);
                 self.stopped(index, false).await;
                 return Err(error);
             }
         };
-        let handle = self.pool.start(queue).ok_or(StartError::NoWorker)?;
+        let Some(handle) = self.pool.start(queue) else {
+            drop(attached);
+            self.stopped(index, false).await;
+            return Err(StartError::NoWorker);
+        };
         if let Some(route) = handle.route() {
             self.state().vqs[index].route = Arc::downgrade(route);
             route.change(Change::Coalescing(coalescing)).await;
@@ -109,11 +116,12 @@ impl Inner {
     /// Serves the queues of the pairs in use and no others: what begins is attached before it is
     /// served, what ends is served no more before it is detached.
     pub(super) async fn apply_pairs(&self) {
+        let mut attached = self.attached.lock().await;
         let count = self.options.queue_pairs * 2;
         for index in (0..count).filter(|i| !self.serves(*i)) {
             self.enable(index, false).await;
         }
-        self.attach().await;
+        self.attach(&mut attached).await;
         for index in (0..count).filter(|i| self.serves(*i)) {
             self.enable(index, true).await;
         }
@@ -127,8 +135,7 @@ impl Inner {
     }
 
     /// Lets the host use the pairs that are served, and no others.
-    async fn attach(&self) {
-        let mut attached = self.attached.lock().await;
+    async fn attach(&self, attached: &mut [bool]) {
         for pair in 0..attached.len() {
             let wanted = self.serves(pair * 2) || self.serves(pair * 2 + 1);
             if attached[pair] == wanted {
@@ -152,6 +159,8 @@ impl Inner {
 
     /// Gives running queues what they go by now; returns when they do.
     pub(super) async fn push_rules(&self) {
+        // One after the other: the last word is the newest.
+        let _changes = self.attached.lock().await;
         let rules = Arc::new(self.rules());
         for route in self.routes() {
             route.change(Change::Rules(rules.clone())).await;
@@ -164,6 +173,7 @@ impl Inner {
 
     /// Gives the virtqueue its coalescing parameters; returns when it has them.
     pub(super) async fn push_coalescing(&self, index: usize) {
+        let _changes = self.attached.lock().await;
         let found = {
             let state = self.state();
             state.vqs.get(index).map(|vq| (vq.route.upgrade(), vq.coalescing))
