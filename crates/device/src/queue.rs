@@ -60,6 +60,18 @@ enum Look {
     Armed,
 }
 
+/// What a disabled transmitq does with its ring. A driver may have taken the memory back: it is
+/// only looked at after a kick, and written only if that kick had brought something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Discard {
+    /// Leaves it alone.
+    No,
+    /// The driver kicked: takes what is there and drops it.
+    Kicked,
+    /// There was something.
+    Found,
+}
+
 /// A reply to "stop": the base, once nothing is in flight.
 pub(crate) type StopReply = oneshot::Sender<u16>;
 /// A reply to new memory, once no request uses the old.
@@ -73,6 +85,7 @@ pub(crate) struct RunningQueue {
     call: Option<Arc<Call>>,
     err: Option<Arc<Call>>,
     enabled: bool,
+    discard: Discard,
     handler: Handler,
     stats: Arc<QueueStats>,
     events: mpsc::Sender<Event>,
@@ -108,6 +121,7 @@ impl RunningQueue {
             call: activation.call,
             err: activation.err,
             enabled: activation.enabled,
+            discard: Discard::No,
             handler,
             stats,
             events: activation.events,
@@ -157,7 +171,10 @@ impl RunningQueue {
     fn make_hot(&mut self, now_ns: u64) {
         if self.look != Look::Hot {
             self.look = Look::Hot;
-            self.queue.disable_notifications();
+            // The ring of a disabled queue may be the driver's again.
+            if self.enabled {
+                self.queue.disable_notifications();
+            }
         }
         self.worked_at_ns = now_ns;
     }
@@ -168,6 +185,9 @@ impl RunningQueue {
         self.kicked = true;
         if let Some(kick) = &self.kick {
             kick.drain();
+        }
+        if !self.enabled && self.discard == Discard::No {
+            self.discard = Discard::Kicked;
         }
         if self.look == Look::Armed {
             self.looked_at_ns = now_ns;
@@ -323,9 +343,11 @@ impl RunningQueue {
         if polling.decide(now_ns, self.worked_at_ns) == Decision::Look {
             return false;
         }
-        if asks_driver && self.queue.enable_notifications() {
+        let writes = self.enabled || self.discard == Discard::Found;
+        if asks_driver && writes && self.queue.enable_notifications() {
             return false;
         }
+        self.discard = Discard::No;
         if !asks_driver && !self.watch_port(wait, slot, generation) {
             return false;
         }
@@ -342,14 +364,23 @@ impl RunningQueue {
         }
     }
 
-    pub(crate) fn set_enabled(&mut self, enabled: bool, now_ns: u64) {
-        self.enabled = enabled;
-        if let Handler::Rx(rx) = &mut self.handler {
-            // It may have been detached from its port meanwhile.
-            rx.revive();
+    /// Serves the ring from now on, or lets it be: a driver that has no other word for "stop" takes
+    /// the memory back as soon as this is answered.
+    pub(crate) fn set_enabled(&mut self, enabled: bool, wait: &mut Wait, now_ns: u64) {
+        if !enabled && std::mem::replace(&mut self.enabled, false) {
+            self.let_go();
+            self.discard_all(wait, now_ns);
         }
-        // What arrived before is served now: a kick that came early is not lost.
-        self.make_hot(now_ns);
+        if enabled {
+            self.enabled = true;
+            self.discard = Discard::No;
+            if let Handler::Rx(rx) = &mut self.handler {
+                // It may have been detached from its port meanwhile.
+                rx.revive();
+            }
+            // What arrived before is served now: a kick that came early is not lost.
+            self.make_hot(now_ns);
+        }
     }
 
     pub(crate) fn set_kick(

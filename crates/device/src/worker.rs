@@ -348,7 +348,7 @@ impl Worker {
                 }
                 Command::Enable(id, enabled, reply) => {
                     let now_ns = self.now_ns;
-                    self.with(id, |queue, _, _, _| queue.set_enabled(enabled, now_ns));
+                    self.with(id, |queue, wait, _, _| queue.set_enabled(enabled, wait, now_ns));
                     let _ = reply.send(());
                 }
                 Command::Change(id, change, reply) => {

@@ -1,13 +1,15 @@
 //! What a running network queue does beyond a block queue: it waits for its port too, and its
 //! notifications may be held back.
 
-use super::{Change, Handler, Held, RunningQueue, Telling};
+use super::{Change, Discard, Handler, Held, Look, RunningQueue, Telling};
 use crate::net::Turn;
 use crate::policy::moderation::Moderation;
 use crate::wait::{Source, Wait};
 use manyring_backend::net::Readiness;
 use manyring_wire::net::Coalescing;
 
+/// Turns in which a ring of any size is emptied, unless its driver fills it further.
+const DISCARD_TURNS: usize = 64;
 /// Poll masks that say there is nothing to wait for: `POLLERR | POLLHUP | POLLNVAL`.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
 /// `POLLIN | POLLOUT`
@@ -17,7 +19,28 @@ impl RunningQueue {
     /// True if chains may be taken, if only to drop them: a transmitq that is disabled is emptied
     /// (vhost-user, "Ring states").
     pub(super) fn may_take(&self) -> bool {
-        !self.draining && !self.memory_lost && self.queue.fault().is_none()
+        let serves = self.enabled || self.discard != Discard::No;
+        serves && !self.draining && !self.memory_lost && self.queue.fault().is_none()
+    }
+
+    /// Drops what a transmitq that was disabled holds, and asks for a kick.
+    pub(super) fn discard_all(&mut self, wait: &mut Wait, now_ns: u64) {
+        self.discard = Discard::Kicked;
+        if !matches!(self.handler, Handler::Tx(_)) || !self.may_take() {
+            self.discard = Discard::No;
+            return;
+        }
+        for _ in 0..DISCARD_TURNS {
+            if !self.turn(wait, now_ns) {
+                break;
+            }
+        }
+        // A driver that goes on meanwhile is there: it is looked at further on.
+        let goes_on = self.may_take() && self.queue.enable_notifications();
+        if !goes_on || self.kick.is_none() {
+            self.discard = Discard::No;
+            self.look = Look::Armed;
+        }
     }
 
     /// One turn of a transmitq or receiveq. True if there was work.
@@ -31,6 +54,9 @@ impl RunningQueue {
             Handler::Rx(rx) if may_pop => rx.turn(&mut self.queue, &self.stats),
             _ => Turn::default(),
         };
+        if done.used > 0 && !self.enabled {
+            self.discard = Discard::Found;
+        }
         if done.memory_lost {
             self.lose_memory();
         }
