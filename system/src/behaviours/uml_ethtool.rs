@@ -76,7 +76,7 @@ pings $HOST
 must ip link add link eth0 name eth0.5 type vlan id 5
 must ip link set eth0.5 up
 must ip addr add 198.51.100.2/24 dev eth0.5
-arping -c 3 -w 3 -I eth0.5 198.51.100.1 > /dev/null
+arping -c 2 -w 2 -I eth0.5 198.51.100.1 > /dev/null
 await tagged
 must ip link del eth0.5
 pings $HOST
@@ -95,6 +95,9 @@ becomes /sys/class/net/eth0/mtu 1300
 network
 pings $HOST
 agrees $HOST 256 "bound again"
+must ethtool -L eth0 combined 4
+agrees $HOST 256 "bound again, four pairs"
+await bound-again
 "#;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -133,6 +136,12 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let mtu = namespace.run(&format!("cat /sys/class/net/{TAP}/mtu"))?;
     check(mtu.trim() == "1300", || format!("the tap's MTU is {mtu}"))?;
     guest.proceed()?;
+    guest.reach("bound-again", LIMIT)?;
+    for (index, queue) in daemon.queues()?.iter().enumerate() {
+        let faults = queue.value("faults")?;
+        check(faults == 0, || format!("queue {index}: {faults} faults"))?;
+    }
+    guest.proceed()?;
     guest.finish(LIMIT)?;
     daemon.stop()?;
     namespace.holds_only(&[])
@@ -150,7 +159,7 @@ fn filters(namespace: &Namespace, guest: &mut Guest) -> Outcome {
     for mark in ["strangers-1", "strangers-2"] {
         guest.reach(mark, LIMIT)?;
         // Nobody answers: ping says so with its status.
-        let _ = namespace.run(&format!("busybox ping -c 20 -i 0.02 -w 1 {stranger}"));
+        let _ = namespace.run(&format!("busybox ping -c 20 -i 0.02 -W 1 {stranger}"));
         guest.proceed()?;
     }
     guest.reach("tagged", LIMIT)?;

@@ -85,12 +85,14 @@ fn are_plausible(daemon: &Daemon) -> Outcome {
     lost_nothing(&queues)
 }
 
-/// Fails if frames were dropped that the guest, or the host, had made wrong.
+/// Fails if a queue broke, or frames were dropped that the guest, or the host, had made wrong.
 pub(super) fn lost_nothing(queues: &[Counters]) -> Outcome {
     for (index, queue) in queues.iter().enumerate() {
+        let faults = queue.value("faults")?;
+        check(faults == 0, || format!("queue {index}: {faults} faults"))?;
         for (name, count) in queue.starting_with("dropped_") {
             // What comes before the guest is ready is nobody's fault.
-            let is_fault = !["dropped_down", "dropped_filtered"].contains(&name.as_str());
+            let is_fault = !["dropped_port_down", "dropped_filtered"].contains(&name.as_str());
             check(!is_fault || count == 0, || format!("queue {index}: {name} is {count}"))?;
         }
     }

@@ -33,7 +33,7 @@ must ip link add link eth0 name eth0.6 type vlan id 6
 must ip link set eth0.6 up
 must ip addr add 203.0.113.3/24 dev eth0.6
 # Twenty frames for everybody in VLAN 6; nobody answers.
-to_all() { ping -c 20 -i 0.02 -w 1 203.0.113.255 > /dev/null; }
+to_all() { ping -c 20 -i 0.02 -W 1 203.0.113.255 > /dev/null; }
 await serving
 to_all
 await asked
