@@ -74,6 +74,9 @@ pub enum StartError {
     /// The backend has no queue for it.
     #[error("the backend cannot open a queue: {0}")]
     Backend(rustix::io::Errno),
+    /// A driver of before virtio 1.0, whose packets have other headers.
+    #[error("the driver does not follow virtio 1.0: VERSION_1 was not negotiated")]
+    Legacy,
     /// The workers are stopped, or none could be started.
     #[error("no worker runs")]
     NoWorker,

@@ -5,6 +5,7 @@ use crate::handle::QueueHandle;
 use crate::queue::{Change, Handler, RunningQueue};
 use crate::{Activation, StartError};
 use manyring_wire::net::{MacAddress, Offloads, VIRTIO_NET_F_MRG_RXBUF};
+use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -30,6 +31,9 @@ impl Inner {
     ) -> Result<QueueHandle, StartError> {
         let (index, features) = (activation.index, activation.features);
         let (pair, is_rx) = (index / 2, index.is_multiple_of(2));
+        if features & VIRTIO_F_VERSION_1 == 0 {
+            return Err(StartError::Legacy);
+        }
         if pair >= self.options.queue_pairs {
             return Err(StartError::Backend(Errno::NXIO));
         }
