@@ -6,43 +6,19 @@ mod process;
 mod program;
 
 use process::Daemon;
-use program::{manyring, names_in, output_of};
+use program::{manyring, names_in, output_of, refused};
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 use tempfile::TempDir;
-
-/// Size, times, mode and inode of everything in a folder.
-fn state_of(folder: &Path) -> Vec<(String, u64, i64, i64, u32, u64)> {
-    names_in(folder)
-        .into_iter()
-        .map(|name| {
-            let m = std::fs::symlink_metadata(folder.join(&name)).unwrap();
-            (name, m.len(), m.mtime(), m.mtime_nsec(), m.mode(), m.ino())
-        })
-        .collect()
-}
 
 /// A folder with an image in it.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("image"), [7; 4096]).unwrap();
     folder
-}
-
-/// The error of a start that must fail and leave the folder as it is.
-fn refused(folder: &Path, command: &mut Command) -> String {
-    let before = state_of(folder);
-    let Output { status, stderr, stdout } = output_of(command);
-    let text = String::from_utf8(stderr).unwrap();
-    assert_eq!(status.code(), Some(1), "{command:?}: {text}");
-    assert!(stdout.is_empty(), "{command:?}: {stdout:?}");
-    assert_eq!(text.lines().count(), 1, "{command:?}: {text}");
-    assert!(text.starts_with("manyring: "), "{command:?}: {text}");
-    assert_eq!(state_of(folder), before, "{command:?}: {text}");
-    text
 }
 
 /// `manyring blk` with these arguments, in which `@` stands for the folder.

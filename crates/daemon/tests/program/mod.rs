@@ -4,6 +4,7 @@
 
 use crate::process::{PATIENCE, wait_until};
 use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -17,7 +18,12 @@ pub(crate) fn manyring() -> Command {
 
 /// Runs a program to its end; one that serves instead of ending is killed, and fails the test.
 pub(crate) fn output_of(command: &mut Command) -> Output {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    errors_of(command.stdout(Stdio::piped()))
+}
+
+/// The same where standard output is something else.
+fn errors_of(command: &mut Command) -> Output {
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     // What it says here fits into a pipe.
     let ended = wait_until(|| child.try_wait().unwrap().is_some());
     if !ended {
@@ -49,4 +55,33 @@ pub(crate) fn names_in(folder: &Path) -> Vec<String> {
         entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
+}
+
+/// Size, times, mode and inode of everything in a folder.
+pub(crate) fn state_of(folder: &Path) -> Vec<(String, u64, i64, i64, u32, u64)> {
+    names_in(folder)
+        .into_iter()
+        .map(|name| {
+            let m = std::fs::symlink_metadata(folder.join(&name)).unwrap();
+            (name, m.len(), m.mtime(), m.mtime_nsec(), m.mode(), m.ino())
+        })
+        .collect()
+}
+
+/// The error of a start that must fail and leave the folder as it is.
+pub(crate) fn refused(folder: &Path, command: &mut Command) -> String {
+    refused_as_it_is(folder, command.stdout(Stdio::piped()))
+}
+
+/// The same where standard output is something else.
+pub(crate) fn refused_as_it_is(folder: &Path, command: &mut Command) -> String {
+    let before = state_of(folder);
+    let Output { status, stderr, stdout } = errors_of(command);
+    let text = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(1), "{command:?}: {text}");
+    assert!(stdout.is_empty(), "{command:?}: {stdout:?}");
+    assert_eq!(text.lines().count(), 1, "{command:?}: {text}");
+    assert!(text.starts_with("manyring: "), "{command:?}: {text}");
+    assert_eq!(state_of(folder), before, "{command:?}: {text}");
+    text
 }

@@ -1,0 +1,96 @@
+//! A network namespace of a test's own: what is made in it ends with it. Needs root.
+#![allow(dead_code, reason = "every test program uses its own part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+use manyring_backend::sys::link::{Link, Links};
+use manyring_backend::sys::tuntap;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::thread::UnshareFlags;
+use std::fmt::Display;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What a queue of a tap must be for us.
+pub(crate) const RIGHT: u16 = tuntap::IFF_TAP | tuntap::IFF_NO_PI | tuntap::IFF_VNET_HDR;
+/// The same of a tap with several queues.
+pub(crate) const MULTI: u16 = RIGHT | tuntap::IFF_MULTI_QUEUE;
+
+/// What makes nobody of the command that follows it: no capability is left.
+pub(crate) const AS_NOBODY: &str = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+
+/// Runs `test` on a thread in network and mount namespaces of its own; so are the programs that it
+/// starts.
+pub(crate) fn in_own_space(test: impl FnOnce() + Send) {
+    let result = std::thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                enter_own_space();
+                test();
+            })
+            .join()
+    });
+    if let Err(panic) = result {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[allow(deprecated, reason = "unsafe only where file descriptors are unshared, which are not")]
+fn enter_own_space() {
+    let flags = UnshareFlags::NEWNET | UnshareFlags::NEWNS;
+    rustix::thread::unshare(flags).expect("these tests need root");
+    run("mount --make-rprivate /");
+    // Interfaces of this namespace, not of the first.
+    run("mount -t sysfs sysfs /sys");
+    run("ip link set lo up");
+}
+
+/// Runs a command, words split at spaces, in the calling thread's namespaces.
+pub(crate) fn run(command: &str) -> String {
+    let words: Vec<_> = command.split(' ').collect();
+    let output = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+    let output = output.expect(command);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command}: {error}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What the kernel says of interface `name`.
+pub(crate) fn link(name: &str) -> Option<Link> {
+    Links::open().unwrap().find(name).unwrap()
+}
+
+/// Queues of tap `name` that the host uses, and others that are open.
+pub(crate) fn queues(name: &str) -> (u32, u32) {
+    let tap = link(name).unwrap().tap.unwrap();
+    (tap.attached, tap.detached)
+}
+
+/// A new queue of interface `name`, as somebody else would open it.
+pub(crate) fn queue(name: &str, flags: u16) -> OwnedFd {
+    let fd = tuntap::open(Path::new("/dev/net/tun")).unwrap();
+    tuntap::join(fd.as_fd(), name, flags).unwrap();
+    fd
+}
+
+/// A command of a shell that hands `fds` (two at most) to `program` as 7 and 8.
+pub(crate) fn handing_in(program: impl Display, arguments: &str, fds: Vec<OwnedFd>) -> Command {
+    // They come as the shell's input and output, and go on under their numbers: so no other
+    // program that is started meanwhile gets them.
+    let plain = "</dev/null >/dev/null";
+    let script = format!("exec {program} {arguments} 7<&0 8>&1 {plain}");
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script);
+    let mut fds = fds.into_iter().map(Stdio::from);
+    command.stdin(fds.next().unwrap_or_else(Stdio::null));
+    command.stdout(fds.next().unwrap_or_else(Stdio::null));
+    command
+}
+
+/// Starts a program as nobody, with no capability.
+pub(crate) fn as_nobody(program: &Path) -> Command {
+    let mut words = AS_NOBODY.split(' ');
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words).arg(program);
+    command.stdin(Stdio::null());
+    command
+}
