@@ -1,0 +1,231 @@
+//! The ways to start a network device: by another name, with a tap that is made, joined or handed
+//! in, without privileges. Needs root.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+mod program;
+mod space;
+
+use manyring_driver::{ControlOwner, NetDriver, NetOptions};
+use manyring_wire::net::RawHeader;
+use process::{Daemon, PATIENCE, wait_until};
+use program::{http, manyring, output_of};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::{Value, json};
+use space::{AS_NOBODY, MULTI, as_nobody, handing_in, in_own_space, link, queue, queues, run};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+/// A child that is killed when dropped.
+struct Started(Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Started {
+    /// Starts a program and waits for its sockets.
+    fn new(mut command: Command, sockets: &[&Path]) -> Self {
+        let mut started = Self(command.spawn().unwrap());
+        let shown = wait_until(|| {
+            let runs = started.0.try_wait().unwrap().is_none();
+            !runs || sockets.iter().all(|socket| socket.exists())
+        });
+        assert!(shown && started.0.try_wait().unwrap().is_none(), "{command:?} ended");
+        started
+    }
+}
+
+/// A copy of the program where everybody can start it and make sockets.
+fn program_for_all(folder: &Path) -> PathBuf {
+    let program = folder.join("program");
+    std::fs::copy(env!("CARGO_BIN_EXE_manyring"), &program).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
+    program
+}
+
+fn device(control: &Path, name: &str) -> Value {
+    let (status, _, body) = http(control, "GET", &format!("/v1/devices/{name}"), "");
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).unwrap()
+}
+
+fn connect(socket: &Path, queue_pairs: u16) -> NetDriver {
+    let options = NetOptions { queue_pairs, control: ControlOwner::Device, ..Default::default() };
+    NetDriver::connect(socket, &options).unwrap()
+}
+
+/// Sends a broadcast of no known protocol by queue pair 0, filled with `byte`.
+fn send(driver: &mut NetDriver, byte: u8) {
+    let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1, 0x88, 0xb5], &[byte; 86]].concat();
+    assert!(driver.pairs[0].tx.send(&RawHeader::default(), &frame).unwrap());
+    driver.pairs[0].tx.publish(0).unwrap();
+    driver.pairs[0].tx.drain(PATIENCE).unwrap();
+}
+
+/// True once counter `packets` of transmitq 0 is `count`.
+fn has_sent(control: &Path, name: &str, count: u64) -> bool {
+    wait_until(|| device(control, name)["queues"][1]["counters"]["packets"] == count)
+}
+
+#[test]
+fn the_name_vhost_user_net_means_the_command_net() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("vhost-user-net");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_manyring"), &program).unwrap();
+    let output = output_of(Command::new(&program).arg("--print-capabilities"));
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let capabilities: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(capabilities, json!({ "type": "net" }));
+    let output = output_of(manyring().args(["net", "--print-capabilities"]));
+    assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap(), capabilities);
+    let socket = folder.path().join("socket");
+    let mut command = Command::new(&program);
+    command.arg("--socket-path").arg(&socket).arg("--null");
+    let _started = Started::new(command, &[&socket]);
+    assert_eq!(connect(&socket, 1).pairs.len(), 1);
+}
+
+#[test]
+fn a_tap_that_is_handed_in_needs_no_privilege() {
+    in_own_space(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let program = program_for_all(folder.path());
+        let (socket, control) = (folder.path().join("s"), folder.path().join("c"));
+        let fds = vec![queue("mr0", MULTI), queue("mr0", MULTI)];
+        run("ip link set mr0 up mtu 1400");
+        let arguments = format!(
+            "net --tap-fd 7,8 --mtu 1400 --up --socket-path {} --control {}",
+            socket.display(),
+            control.display()
+        );
+        let program = format!("{AS_NOBODY} {}", program.display());
+        let command = handing_in(program, &arguments, fds);
+        let _started = Started::new(command, &[&socket, &control]);
+        let status = std::fs::metadata(&socket).unwrap();
+        assert_eq!(std::os::unix::fs::MetadataExt::uid(&status), 65534);
+        let mut driver = connect(&socket, 2);
+        driver.set_queue_pairs(2).unwrap();
+        assert_eq!(queues("mr0"), (2, 0));
+        send(&mut driver, 1);
+        assert!(has_sent(&control, "net0", 1));
+        let shown = device(&control, "net0");
+        assert_eq!((&shown["interface"], &shown["queue_pairs"]), (&"mr0".into(), &2.into()));
+    });
+}
+
+#[test]
+fn a_tap_of_ones_own_can_be_joined_without_privilege() {
+    in_own_space(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let program = program_for_all(folder.path());
+        let (socket, control) = (folder.path().join("s"), folder.path().join("c"));
+        run("ip tuntap add dev mr0 mode tap multi_queue user 65534");
+        run("ip link set mr0 up");
+        let mut command = as_nobody(&program);
+        command.args(["net", "--tap", "mr0", "--must-exist", "--queue-pairs", "2"]);
+        command.arg("--socket-path").arg(&socket).arg("--control").arg(&control);
+        let _started = Started::new(command, &[&socket, &control]);
+        let mut driver = connect(&socket, 2);
+        send(&mut driver, 1);
+        assert!(has_sent(&control, "net0", 1));
+        // What needs a capability says so, and changes nothing.
+        let (status, _, body) = http(&control, "POST", "/v1/devices/net0/mtu", "{\"mtu\": 1280}");
+        assert_eq!(status, 500, "{body}");
+        assert!(body.contains("needs CAP_NET_ADMIN"), "{body}");
+        assert_eq!(
+            (link("mr0").unwrap().mtu, &device(&control, "net0")["mtu"]),
+            (1500, &Value::Null)
+        );
+    });
+}
+
+#[test]
+fn a_tap_that_is_made_is_on_its_bridge_and_up_unless_it_shall_not_be() {
+    in_own_space(|| {
+        run("ip link add br0 type bridge");
+        let config = "[[net]]\nname = 'a'\nsocket_path = '@/a'\ntap = 'mr0'\nbridge = 'br0'\n\
+            mtu = 1400\n\
+            [[net]]\nname = 'b'\nsocket_path = '@/b'\ntap = 'mr1'\nup = false\n\
+            [[net]]\nname = 'c'\nsocket_path = '@/c'\ntap = 'mr2'\n";
+        run("ip tuntap add dev mr2 mode tap");
+        let daemon = Daemon::run(config, &["a", "b", "c"]);
+        let of = |name| link(name).unwrap();
+        assert_eq!([of("mr0").is_up, of("mr1").is_up, of("mr2").is_up], [true, false, false]);
+        assert_eq!((of("mr0").master, of("mr0").mtu), (Some(of("br0").index), 1400));
+        assert!(daemon.terminate().success());
+        assert_eq!((link("mr0"), link("mr1"), link("mr2").is_some()), (None, None, true));
+    });
+}
+
+#[test]
+fn a_macvtap_gives_its_guest_its_address() {
+    in_own_space(|| {
+        run("ip link add v0 type veth peer name v1");
+        for (name, mac) in [("mv0", "02:00:00:00:00:aa"), ("mv1", "02:00:00:00:00:bb")] {
+            run(&format!("ip link add link v0 name {name} address {mac} type macvtap mode bridge"));
+        }
+        for name in ["v0", "v1"] {
+            run(&format!("ip link set {name} up"));
+        }
+        let config = "[daemon]\ncontrol = '@/control'\n\
+            [[net]]\nname = 'a'\nsocket_path = '@/a'\nmacvtap = 'mv0'\nqueue_pairs = 2\n\
+            up = true\n\
+            [[net]]\nname = 'b'\nsocket_path = '@/b'\nmacvtap = 'mv1'\n\
+            mac = '52:54:00:12:34:56'\n";
+        let daemon = Daemon::run(config, &["a", "b", "control"]);
+        let control = daemon.socket_of("control");
+        let (a, b) = (device(&control, "a"), device(&control, "b"));
+        assert_eq!((&a["port"], &a["interface"]), (&"macvtap".into(), &"mv0".into()));
+        assert_eq!(
+            (&a["mac"], &b["mac"]),
+            (&"02:00:00:00:00:aa".into(), &"52:54:00:12:34:56".into())
+        );
+        let log = daemon.log();
+        let warnings: Vec<_> = log.lines().filter(|line| line.contains("WARN")).collect();
+        assert_eq!(warnings.len(), 1, "{log}");
+        assert!(warnings[0].contains("02:00:00:00:00:bb"), "the other address warns: {log}");
+        let mut driver = connect(&daemon.socket_of("a"), 2);
+        driver.set_queue_pairs(2).unwrap();
+        let far = rustix::net::socket_with(
+            rustix::net::AddressFamily::PACKET,
+            rustix::net::SocketType::RAW,
+            rustix::net::SocketFlags::CLOEXEC,
+            rustix::net::Protocol::from_raw(0x0300_u32.try_into().unwrap()).into(),
+        );
+        let far = far.unwrap();
+        send(&mut driver, 0xa5);
+        assert!(has_sent(&control, "a", 1));
+        let mut frame = [0; 2048];
+        loop {
+            let mut fds = [PollFd::new(&far, PollFlags::IN)];
+            let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
+            assert!(poll(&mut fds, Some(&patience)).unwrap() > 0, "the frame does not come");
+            let len = rustix::io::read(&far, &mut frame).unwrap();
+            if frame[12..14] == [0x88, 0xb5] {
+                assert_eq!(frame[14..len], [0xa5; 86]);
+                break;
+            }
+        }
+    });
+}
+
+#[test]
+fn the_example_is_a_plan_that_holds() {
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/net.toml");
+    let output = output_of(manyring().arg("run").arg("--print-plan").arg("--config").arg(&example));
+    assert!(output.status.success(), "{output:?}");
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let of = |key: &str| -> Vec<Value> {
+        plan["net"].as_array().unwrap().iter().map(|net| net[key].clone()).collect()
+    };
+    assert_eq!(of("name"), ["lan", "wan", "bench"]);
+    assert_eq!(of("queue_pairs"), [4, 2, 1]);
+    assert_eq!(of("mac"), [json!("52:54:00:12:34:56"), Value::Null, Value::Null]);
+}
