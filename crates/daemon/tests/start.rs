@@ -6,6 +6,8 @@ mod process;
 mod program;
 
 use client::Client;
+use manyring_device::QueueStats;
+use manyring_device::stats::Class;
 use process::{Daemon, PATIENCE, wait_until};
 use program::{manyring, names_in, output_of};
 use std::io::{Read, Write};
@@ -175,27 +177,58 @@ fn the_example_is_a_plan_that_holds() {
     assert_eq!(plan["daemon"]["control"], "/run/manyring/control");
 }
 
+/// The keys of these tables of the configuration, as they are defined.
+fn keys(tables: &[&str]) -> Vec<String> {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let raw = std::fs::read_to_string(manifest.join("src/config/raw.rs")).unwrap();
+    let mut keys = Vec::new();
+    for table in tables {
+        let body = raw.split(&format!("pub(crate) struct {table} {{")).nth(1).expect(table);
+        let body = body.split("\n}\n").next().unwrap();
+        let lines = body.lines().filter_map(|line| line.trim().strip_prefix("pub(crate) "));
+        keys.extend(lines.filter_map(|line| Some(line.split_once(':')?.0.to_owned())));
+    }
+    keys
+}
+
 #[test]
 fn every_key_of_the_configuration_is_in_the_guide() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(manifest.join(path)).unwrap();
-    let (guide, names) = (read("../../docs/guide/blk.md"), read("../../docs/design/0001-names.md"));
-    let raw = read("src/config/raw.rs");
-    let keys: Vec<_> = raw
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("pub(crate) ")?.split_once(':'))
-        .map(|(key, _)| key)
-        .filter(|key| !["daemon", "blk", "fault"].contains(key))
-        .collect();
-    assert!(keys.len() > 25, "{keys:?}");
-    for key in keys {
-        assert!(guide.contains(&format!("`{key}`")), "{key} is not in docs/guide/blk.md");
-        assert!(names.contains(key), "{key} is not in docs/design/0001-names.md");
+    let names = read("../../docs/design/0001-names.md");
+    for (command, tables) in [
+        ("blk", ["RawDaemon", "RawBlk", "RawFault"]),
+        ("net", ["RawDaemon", "RawNet", "RawNetFault"]),
+    ] {
+        let path = format!("docs/guide/{command}.md");
+        let guide = read(&format!("../../{path}"));
+        let keys = keys(&tables);
+        assert!(keys.len() > 25, "{keys:?}");
+        for key in keys {
+            assert!(guide.contains(&format!("`{key}`")), "{key} is not in {path}");
+            assert!(names.contains(&key), "{key} is not in docs/design/0001-names.md");
+        }
+        let help = output_of(manyring().args([command, "--help"])).stdout;
+        let help = String::from_utf8(help).unwrap();
+        let options = help.split_whitespace().filter(|w| w.starts_with("--"));
+        for option in options.map(|o| o.trim_end_matches([',', '.', ']'])) {
+            assert!(guide.contains(&format!("`{option}")), "{option} is not in {path}");
+        }
     }
-    let help = output_of(manyring().args(["blk", "--help"])).stdout;
-    let help = String::from_utf8(help).unwrap();
-    let options = help.split_whitespace().filter(|w| w.starts_with("--"));
-    for option in options.map(|o| o.trim_end_matches([',', '.', ']'])) {
-        assert!(guide.contains(&format!("`{option}")), "{option} is not in docs/guide/blk.md");
+}
+
+#[test]
+fn every_counter_is_in_the_guide_and_fixed() {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(manifest.join(path)).unwrap();
+    let (guide, names) = (read("../../docs/guide/net.md"), read("../../docs/design/0001-names.md"));
+    let stats = QueueStats::new(Class::Net);
+    let counters: Vec<_> = stats.counters().iter().map(|c| c.name).collect();
+    assert!(counters.len() > 20, "{counters:?}");
+    for name in counters.into_iter().chain(stats.histograms().iter().map(|h| h.name)) {
+        assert!(guide.contains(&format!("`{name}`")), "{name} is not in docs/guide/net.md");
+        // Those of one family have a common beginning there: `dropped_{..}`.
+        let name = name.strip_prefix("dropped_").unwrap_or(name);
+        assert!(names.contains(name), "{name} is not in docs/design/0001-names.md");
     }
 }
