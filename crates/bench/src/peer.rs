@@ -64,9 +64,33 @@ pub(crate) fn spawn(command: &mut Command, affinity: &Affinity) -> std::io::Resu
     let spawned = command.spawn();
     before.apply();
     let child = spawned?;
-    // Without autogroups, or without the right to do so, the default weight has to do.
-    let _ = std::fs::write(format!("/proc/{}/autogroup", child.id()), "-20");
+    favour(child.id());
     Ok(child)
+}
+
+/// Longest time a program has to get its scheduling group.
+const GROUP: Duration = Duration::from_millis(500);
+
+/// Puts the scheduling group of a program that is [`apart`] before all others. It has a group of
+/// its own once its `setsid` has run: until then a write would favour ours instead.
+fn favour(pid: u32) {
+    let group = |task: &str| {
+        let text = std::fs::read_to_string(format!("/proc/{task}/autogroup")).ok()?;
+        text.split_whitespace().next().map(str::to_owned)
+    };
+    let (task, start) = (pid.to_string(), now());
+    // Without autogroups, or without the right to do so, the default weight has to do.
+    let Some(ours) = group("self") else { return };
+    while start.elapsed() < GROUP {
+        match group(&task) {
+            Some(own) if own == ours => std::thread::sleep(Duration::from_micros(100)),
+            Some(_) => {
+                let _ = std::fs::write(format!("/proc/{task}/autogroup"), "-20");
+                return;
+            }
+            None => return,
+        }
+    }
 }
 
 /// Starts a program that is [`apart`] and waits for its end; what it wrote.
@@ -178,6 +202,21 @@ mod tests {
         let stat = "7 (a ) b) S 1 7 7 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 1 0 99 0 0";
         assert!((cpu_seconds_of(stat, 100) - 3.0).abs() < 1e-9);
         assert!(cpu_seconds_of("", 100).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_scheduling_group_that_is_favoured_is_the_programs_and_not_ours() {
+        // `None` everywhere in a kernel without such groups.
+        let group = |task: &str| std::fs::read_to_string(format!("/proc/{task}/autogroup")).ok();
+        let ours = group("self");
+        let mut child =
+            spawn(apart(Path::new("/bin/sleep")).arg("9"), &Affinity::current()).unwrap();
+        let (theirs, after) = (group(&child.id().to_string()), group("self"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let name = |text: &Option<String>| text.clone()?.split(' ').next().map(str::to_owned);
+        assert!(ours.is_none() || name(&theirs) != name(&ours), "{theirs:?} is our group");
+        assert_eq!(after, ours, "our own group was favoured");
     }
 
     #[test]
