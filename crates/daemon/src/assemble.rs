@@ -18,6 +18,8 @@ use manyring_transport::vhost_user::{
     Connected, Endpoint, ListenError, ServeOptions, check_path, serve,
 };
 use std::error::Error;
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -31,6 +33,8 @@ pub(crate) enum AssembleError {
     Image { device: String, source: ImageError },
     #[error("{device}: {key}: {}", in_words(source))]
     Port { device: String, key: &'static str, source: TapError },
+    #[error("{device}: pcap: {}: {source}", path.display())]
+    Pcap { device: String, path: PathBuf, source: io::Error },
     #[error("{device}: memory: {source}")]
     Memory { device: String, source: MemoryError },
     #[error("{device}: {source}")]
@@ -80,7 +84,8 @@ pub(crate) struct House {
 }
 
 impl House {
-    /// Checks every socket path, opens every disk. Creates no socket and no file.
+    /// Checks every socket path, opens every disk and port, and captures if all that went well.
+    /// Creates no socket; what else it creates goes with it, but for captures.
     pub(crate) fn new(plan: &Plan) -> Result<Self, AssembleError> {
         manyring_memory::install_sigbus_handler();
         raise_fd_limit();
@@ -107,9 +112,14 @@ impl House {
             let device = Arc::new(BlkDevice::new(options, disk, pool.clone()));
             parts.push(Part::new(device.clone(), Kind::Blk(device), &blk.socket));
         }
+        let mut ports = Vec::new();
         for net in &plan.net {
             endpoints.push(served(&net.name, &net.socket, net.one_off, net.handshake_timeout)?);
-            let (port, mac) = port::open(net)?;
+            ports.push((net, port::open(net)?));
+        }
+        pool.has_ring().ok_or(AssembleError::Workers)?;
+        for (net, (port, mac)) in ports {
+            let port = port::decorated(net, port)?;
             let options = NetOptions {
                 name: net.name.clone(),
                 queue_pairs: net.queue_pairs,
@@ -120,7 +130,6 @@ impl House {
             let device = Arc::new(NetDevice::new(options, port, pool.clone()));
             parts.push(Part::new(device.clone(), Kind::Net(device), &net.socket));
         }
-        pool.has_ring().ok_or(AssembleError::Workers)?;
         Ok(Self { pool, parts, endpoints })
     }
 

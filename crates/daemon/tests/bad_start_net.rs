@@ -83,6 +83,15 @@ fn a_bad_configuration_names_its_key() {
         (format!("{base}tap_fds = [2]\n"), vec!["a: tap_fds: 2"]),
         (format!("{base}tap_fds = [7, 8, 7]\n"), vec!["a: tap_fds: 7", "twice"]),
         (format!("{tap}{}", tap.replace("@/s", "@/t")), vec!["a: name", "two devices"]),
+        (
+            format!("{tap}pcap = '@/p'\n{other}null = true\npcap = '@/p'\n"),
+            vec!["b: pcap", "two devices"],
+        ),
+        (
+            format!("{tap}pcap = '@/i'\n[[blk]]\nname = 'd'\nsocket_path = '@/u'\nfile = '@/i'\n"),
+            vec!["a: pcap", "file of a disk"],
+        ),
+        (format!("{tap}[net.fault]\nlose = 1\n"), vec!["unknown field `lose`"]),
         (format!("{tap}{blk}"), vec!["a: name", "two devices"]),
         (format!("{tap}{}", tap.replace("'a'", "'b'")), vec!["b: socket_path", "two devices"]),
         (format!("{tap}{other}tap = 't0'\n"), vec!["b: tap", "two devices"]),
@@ -115,6 +124,25 @@ fn a_bad_option_names_its_key() {
         let error = error_of(arguments);
         assert!(error.starts_with(wanted), "{arguments}\n-> {error}");
     }
+}
+
+#[test]
+fn a_capture_that_cannot_be_written_is_named_and_one_that_is_there_survives_a_bad_start() {
+    let error = error_of("--null --pcap /none/such");
+    assert_eq!(error, "pcap: /none/such: No such file or directory (os error 2)");
+    let folder = tempfile::tempdir().unwrap();
+    let capture = folder.path().join("capture");
+    std::fs::write(&capture, "precious").unwrap();
+    let config = format!(
+        "[[net]]\nsocket_path = '@/a'\nnull = true\npcap = '{}'\n\
+         [[net]]\nsocket_path = '@/b'\ntap = 'mr9'\nmust_exist = true\n",
+        capture.display()
+    );
+    let file = folder.path().join("manyring.toml");
+    std::fs::write(&file, config.replace('@', folder.path().to_str().unwrap())).unwrap();
+    let error = refused(folder.path(), manyring().arg("run").arg("--config").arg(&file));
+    assert_eq!(error, "manyring: net1: tap: mr9: no such interface\n");
+    assert_eq!(std::fs::read(&capture).unwrap(), b"precious");
 }
 
 #[test]

@@ -229,3 +229,62 @@ fn the_example_is_a_plan_that_holds() {
     assert_eq!(of("queue_pairs"), [4, 2, 1]);
     assert_eq!(of("mac"), [json!("52:54:00:12:34:56"), Value::Null, Value::Null]);
 }
+
+/// The frames of a capture, by its own lengths; it must end with a whole one.
+fn captured(path: &Path) -> Vec<Vec<u8>> {
+    let bytes = std::fs::read(path).unwrap();
+    assert_eq!(bytes[..4], 0xa1b2_3c4d_u32.to_le_bytes());
+    let (mut rest, mut frames) = (&bytes[24..], Vec::new());
+    while !rest.is_empty() {
+        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
+        frames.push(rest[16..16 + len].to_vec());
+        rest = &rest[16 + len..];
+    }
+    frames
+}
+
+#[test]
+fn a_capture_is_whole_when_the_daemon_has_ended() {
+    let config = "[daemon]\ncontrol = '@/control'\n\
+        [[net]]\nname = 'a'\nsocket_path = '@/a'\nnull = true\npcap = '@/capture'\n";
+    let daemon = Daemon::run(config, &["a", "control"]);
+    let folder = daemon.folder().to_owned();
+    let mut driver = connect(&daemon.socket_of("a"), 1);
+    for byte in 0..200 {
+        send(&mut driver, byte);
+    }
+    assert!(has_sent(&daemon.socket_of("control"), "a", 200));
+    assert_eq!(device(&daemon.socket_of("control"), "a")["port"], "null");
+    // The guest is still there.
+    let mut daemon = daemon;
+    assert!(daemon.stop().0.success());
+    let frames = captured(&folder.join("capture"));
+    assert_eq!(frames.len(), 200);
+    for (frame, byte) in frames.iter().zip(0..) {
+        assert_eq!((frame.len(), &frame[14..]), (100, &[byte; 86][..]));
+    }
+}
+
+#[test]
+fn what_shall_go_wrong_goes_wrong() {
+    let config = "[daemon]\ncontrol = '@/control'\n\
+        [[net]]\nname = 'a'\nsocket_path = '@/a'\nnull = true\ngenerate = 100\n\
+        [net.fault]\ncorrupt_rx_every = 2\nblock_tx_every = 3\nno_memory_every = 5\n";
+    let daemon = Daemon::run(config, &["a", "control"]);
+    let mut driver = connect(&daemon.socket_of("a"), 1);
+    let mut last_bytes = Vec::new();
+    for _ in 0..6 {
+        let mut frame = Vec::new();
+        driver.pairs[0].rx.recv_wait(&mut frame, PATIENCE).unwrap();
+        last_bytes.push(*frame.last().unwrap());
+    }
+    let (right, wrong) = (last_bytes[0], !last_bytes[0]);
+    assert_eq!(last_bytes, [right, wrong, right, wrong, right, wrong]);
+    for byte in 0..15 {
+        send(&mut driver, byte);
+    }
+    // None is lost; each third one had to wait.
+    assert!(has_sent(&daemon.socket_of("control"), "a", 15));
+    let counters = device(&daemon.socket_of("control"), "a")["queues"][1]["counters"].clone();
+    assert_eq!((&counters["blocked"], &counters["dropped_no_memory"]), (&5.into(), &0.into()));
+}

@@ -49,6 +49,10 @@ impl Port for FaultPort {
         "fault"
     }
 
+    fn interface(&self) -> Option<&str> {
+        self.inner.interface()
+    }
+
     fn queue_pairs(&self) -> usize {
         self.inner.queue_pairs()
     }

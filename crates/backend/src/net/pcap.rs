@@ -173,6 +173,10 @@ impl Port for PcapPort {
         self.inner.kind()
     }
 
+    fn interface(&self) -> Option<&str> {
+        self.inner.interface()
+    }
+
     fn queue_pairs(&self) -> usize {
         self.inner.queue_pairs()
     }

@@ -3,8 +3,10 @@
 use super::AssembleError;
 use crate::config::plan::{NetPlan, PortPlan, mac_text, made_from};
 use manyring_backend::net::Port;
+use manyring_backend::net::fault::{FaultOptions, FaultPort};
 use manyring_backend::net::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::null::NullPort;
+use manyring_backend::net::pcap::PcapPort;
 use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
 use manyring_device::net::MacAddress;
 use std::sync::Arc;
@@ -41,6 +43,33 @@ pub(super) fn open(net: &NetPlan) -> Result<(Arc<dyn Port>, MacAddress), Assembl
     };
     let mac = mac(net, &port);
     Ok((Arc::new(port), mac))
+}
+
+/// The port with what goes wrong and what is captured around it.
+pub(super) fn decorated(
+    net: &NetPlan,
+    mut port: Arc<dyn Port>,
+) -> Result<Arc<dyn Port>, AssembleError> {
+    if let Some(fault) = net.fault {
+        let options = FaultOptions {
+            drop_tx_every: fault.drop_tx_every,
+            drop_rx_every: fault.drop_rx_every,
+            corrupt_rx_every: fault.corrupt_rx_every,
+            block_tx_every: fault.block_tx_every,
+            no_memory_every: fault.no_memory_every,
+            recv_error_every: fault.recv_error_every,
+        };
+        port = Arc::new(FaultPort::new(port, options));
+    }
+    if let Some(path) = &net.pcap {
+        // Outermost: what the guest sends and gets is captured.
+        let pcap = PcapPort::new(port, path).map_err(|source| {
+            let (device, path) = (net.name.clone(), path.clone());
+            AssembleError::Pcap { device, path, source }
+        })?;
+        port = Arc::new(pcap);
+    }
+    Ok(port)
 }
 
 fn adopted(net: &NetPlan, fds: &[i32]) -> Result<Vec<rustix::fd::OwnedFd>, AssembleError> {

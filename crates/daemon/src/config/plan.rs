@@ -135,7 +135,11 @@ impl Plan {
                 return error(place, "file", "is used by two devices, and not only read");
             }
         }
-        Ok(())
+        // A capture begins with an empty file.
+        match self.net.iter().find(|net| net.pcap.as_ref().is_some_and(|p| files.contains_key(p))) {
+            Some(net) => error(format!("{}: ", net.name), "pcap", "is the file of a disk"),
+            None => Ok(()),
+        }
     }
 }
 

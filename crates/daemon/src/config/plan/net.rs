@@ -167,9 +167,12 @@ fn serialize_mac<S: Serializer>(
 
 /// Two devices do not share an interface or a queue.
 pub(super) fn check_ports(nets: &[NetPlan]) -> Result<(), PlanError> {
-    let (mut names, mut fds) = (HashSet::new(), HashSet::new());
+    let (mut names, mut fds, mut captures) = (HashSet::new(), HashSet::new(), HashSet::new());
     for net in nets {
         let place = || format!("{}: ", net.name);
+        if net.pcap.as_ref().is_some_and(|path| !captures.insert(path)) {
+            return error(place(), "pcap", "is used by two devices");
+        }
         match &net.port {
             PortPlan::Tap { name, .. } if !names.insert(name) => {
                 return error(place(), "tap", "is used by two devices");
