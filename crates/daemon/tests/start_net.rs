@@ -11,12 +11,17 @@ use manyring_wire::net::RawHeader;
 use process::{Daemon, PATIENCE, wait_until};
 use program::{http, manyring, output_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, Mode, OFlags};
 use serde_json::{Value, json};
 use space::{AS_NOBODY, MULTI, as_nobody, handing_in, in_own_space, link, queue, queues, run};
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+
+/// Frames that are captured: more than a pipe holds.
+const CAPTURED: u64 = 30;
 
 /// A child that is killed when dropped.
 struct Started(Child);
@@ -231,8 +236,7 @@ fn the_example_is_a_plan_that_holds() {
 }
 
 /// The frames of a capture, by its own lengths; it must end with a whole one.
-fn captured(path: &Path) -> Vec<Vec<u8>> {
-    let bytes = std::fs::read(path).unwrap();
+fn captured(bytes: &[u8]) -> Vec<Vec<u8>> {
     assert_eq!(bytes[..4], 0xa1b2_3c4d_u32.to_le_bytes());
     let (mut rest, mut frames) = (&bytes[24..], Vec::new());
     while !rest.is_empty() {
@@ -243,26 +247,49 @@ fn captured(path: &Path) -> Vec<Vec<u8>> {
     frames
 }
 
+/// A daemon that captures into a pipe which nobody reads yet, and that more has crossed than fits.
+fn capturing() -> (Daemon, File, NetDriver) {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("capture");
+    rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+    let reader = rustix::fs::open(&pipe, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty());
+    let config = format!(
+        "[daemon]\ncontrol = '@/control'\n\
+         [[net]]\nname = 'a'\nsocket_path = '@/a'\nnull = true\npcap = '{}'\n",
+        pipe.display()
+    );
+    let daemon = Daemon::run(&config, &["a", "control"]);
+    let mut driver = connect(&daemon.socket_of("a"), 1);
+    for _ in 0..CAPTURED {
+        let frame = [0xa5; 10_000];
+        assert!(driver.pairs[0].tx.send(&RawHeader::default(), &frame).unwrap());
+        driver.pairs[0].tx.publish(0).unwrap();
+        driver.pairs[0].tx.drain(PATIENCE).unwrap();
+    }
+    assert!(has_sent(&daemon.socket_of("control"), "a", CAPTURED));
+    (daemon, reader.unwrap().into(), driver)
+}
+
 #[test]
 fn a_capture_is_whole_when_the_daemon_has_ended() {
-    let config = "[daemon]\ncontrol = '@/control'\n\
-        [[net]]\nname = 'a'\nsocket_path = '@/a'\nnull = true\npcap = '@/capture'\n";
-    let daemon = Daemon::run(config, &["a", "control"]);
-    let folder = daemon.folder().to_owned();
-    let mut driver = connect(&daemon.socket_of("a"), 1);
-    for byte in 0..200 {
-        send(&mut driver, byte);
-    }
-    assert!(has_sent(&daemon.socket_of("control"), "a", 200));
-    assert_eq!(device(&daemon.socket_of("control"), "a")["port"], "null");
-    // The guest is still there.
-    let mut daemon = daemon;
-    assert!(daemon.stop().0.success());
-    let frames = captured(&folder.join("capture"));
-    assert_eq!(frames.len(), 200);
-    for (frame, byte) in frames.iter().zip(0..) {
-        assert_eq!((frame.len(), &frame[14..]), (100, &[byte; 86][..]));
-    }
+    let (mut daemon, mut reader, _driver) = capturing();
+    let pid = rustix::process::Pid::from_raw(daemon.pid().try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let flags = rustix::fs::fcntl_getfl(&reader).unwrap();
+    rustix::fs::fcntl_setfl(&reader, flags - OFlags::NONBLOCK).unwrap();
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes).unwrap();
+    assert!(daemon.wait().success());
+    let frames = captured(&bytes);
+    assert_eq!(frames.len() as u64, CAPTURED);
+    assert!(frames.iter().all(|frame| frame[..] == [0xa5; 10_000]));
+}
+
+#[test]
+fn a_capture_that_nobody_takes_does_not_keep_the_daemon() {
+    let (mut daemon, _reader, _driver) = capturing();
+    let (status, took) = daemon.stop();
+    assert!(status.success() && took.as_secs() < 10, "{status} after {took:?}");
 }
 
 #[test]

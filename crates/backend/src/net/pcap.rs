@@ -14,10 +14,12 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Bytes that wait to be written at most.
 const BUFFER_SIZE_MAX: usize = 16 << 20;
+/// Longest wait for the end of the file: a disk that hangs must not keep the process.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// The classic format with nanoseconds.
 const MAGIC: u32 = 0xa1b2_3c4d;
 const VERSION: [u16; 2] = [2, 4];
@@ -30,7 +32,7 @@ const RECORD_HEADER_SIZE: usize = 16;
 #[derive(Debug, Default)]
 struct Capture {
     buffer: Mutex<Buffer>,
-    filled: Condvar,
+    changed: Condvar,
     missed: AtomicU64,
 }
 
@@ -40,6 +42,8 @@ struct Buffer {
     bytes: Vec<u8>,
     /// Nothing is captured any more.
     is_closed: bool,
+    /// Nothing is written any more.
+    is_done: bool,
 }
 
 impl Capture {
@@ -71,8 +75,15 @@ impl Capture {
             copy(&mut buffer.bytes[start..]);
         }
         if was_empty && !buffer.bytes.is_empty() {
-            self.filled.notify_one();
+            self.changed.notify_one();
         }
+    }
+
+    /// Waits until everything is written; false if it is not by then.
+    fn is_done_within(&self, patience: Duration) -> bool {
+        let writes = |buffer: &mut Buffer| !buffer.is_done;
+        let waited = self.changed.wait_timeout_while(self.lock(), patience, writes);
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_done
     }
 
     fn miss(&self, frames: u64) {
@@ -87,7 +98,7 @@ impl Capture {
         loop {
             let mut buffer = self.lock();
             while buffer.bytes.is_empty() && !buffer.is_closed {
-                buffer = self.filled.wait(buffer).unwrap_or_else(PoisonError::into_inner);
+                buffer = self.changed.wait(buffer).unwrap_or_else(PoisonError::into_inner);
             }
             std::mem::swap(&mut taken, &mut buffer.bytes);
             drop(buffer);
@@ -122,12 +133,11 @@ fn copy_frame(slices: &[GuestSlice], bytes: &mut [u8]) {
 pub struct PcapPort {
     inner: Arc<dyn Port>,
     capture: Arc<Capture>,
-    writer: Option<JoinHandle<()>>,
 }
 
 impl PcapPort {
     /// Decorates `port`; what was in the file at `path` is lost. The file is complete when the
-    /// port is dropped. May block.
+    /// port is dropped, unless it takes nothing for two seconds then. May block.
     ///
     /// # Errors
     /// The system's: the file cannot be created, or the thread not be started.
@@ -141,10 +151,12 @@ impl PcapPort {
         let capture = Arc::new(Capture::default());
         let shared = capture.clone();
         // A thread that only ever waits for a file: no worker, so not of the pool.
-        let writer = std::thread::Builder::new()
-            .name("capture".into())
-            .spawn(move || shared.write_to(file))?;
-        Ok(Self { inner: port, capture, writer: Some(writer) })
+        std::thread::Builder::new().name("capture".into()).spawn(move || {
+            shared.write_to(file);
+            shared.lock().is_done = true;
+            shared.changed.notify_all();
+        })?;
+        Ok(Self { inner: port, capture })
     }
 
     /// Frames that passed, but were not captured.
@@ -157,9 +169,9 @@ impl PcapPort {
 impl Drop for PcapPort {
     fn drop(&mut self) {
         self.capture.lock().is_closed = true;
-        self.capture.filled.notify_one();
-        if let Some(writer) = self.writer.take() {
-            let _ = writer.join();
+        self.capture.changed.notify_all();
+        if !self.capture.is_done_within(PATIENCE) {
+            tracing::warn!("the end of the capture is lost: its file takes nothing");
         }
         let missed = self.missed();
         if missed > 0 {
