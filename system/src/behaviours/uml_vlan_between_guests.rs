@@ -75,7 +75,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;
     namespace.bridge(1500)?;
     let (server, client) = (End::new(scene, &namespace, 1)?, End::new(scene, &namespace, 0)?);
-    let file = scene.file("vlan.pcap");
+    let file = scene.log("vlan.pcap");
     let capture = Capture::start(&namespace, "tap0", "inbound", &file)?;
     let mut serving = server.boot(scene, &format!("{WORDS}{VLAN}{SERVER}"))?;
     serving.reach("serving", LIMIT)?;

@@ -107,6 +107,8 @@ impl Namespace {
             "ip link set port0 master br0 addrgenmode none up".into(),
             format!("ip link set br0 mtu {mtu} addrgenmode none up"),
             "ethtool -K port0 tx off tso off gso off".into(),
+            // Else the bridge answers, too, for an address of another interface.
+            "busybox sysctl -w net.ipv4.conf.all.arp_ignore=1".into(),
         ] {
             self.run(&words)?;
         }

@@ -49,7 +49,9 @@ impl Testpmd {
     /// It does not come up.
     pub fn start(options: &Options<'_>, folder: &Path, log: &Path) -> Outcome<Self> {
         packages::need("testpmd", &["dpdk-dev"])?;
-        let mut command = child("dpdk-testpmd");
+        // Its answers lie in a buffer unless its output is a terminal.
+        let mut command = child("stdbuf");
+        command.args(["-o0", "dpdk-testpmd"]);
         // Ours must be the only files of DPDK's that this run leaves, and they go with the folder.
         command.env("RUNTIME_DIRECTORY", folder);
         command.args(["--lcores", "0@0,1@0", "--no-pci", "--no-telemetry"]);
