@@ -27,6 +27,8 @@ pub struct NetTx {
     owed: Option<Owed>,
     /// Frames added and not published.
     unpublished: u64,
+    /// Sent buffers were looked for since the last publish.
+    has_looked: bool,
     counters: NetCounters,
 }
 
@@ -53,6 +55,7 @@ impl NetTx {
             coalescing: options.kicks,
             owed: None,
             unpublished: 0,
+            has_looked: false,
             counters: NetCounters::default(),
         })
     }
@@ -119,14 +122,15 @@ impl NetTx {
     /// read from a tap); [`Self::send_filled`] sends it. `None`: no room.
     #[inline]
     pub fn room(&mut self) -> Option<GuestSlice> {
-        // Buffers are freed when more than half the ring is used, not one by one: the device's
-        // cache lines are then fetched for many at once.
-        let is_half_used = self.vring.queue().free_count() < self.vring.size() / 2;
-        if is_half_used {
+        // Buffers are freed when more than half the ring is used, and looked for once a burst, not
+        // one by one: the device's cache lines are then fetched for many at once.
+        let free = self.vring.queue().free_count();
+        if free == 0 || (free < self.vring.size() / 2 && !self.has_looked) {
+            self.has_looked = true;
             self.reclaim();
-        }
-        if self.vring.queue().free_count() == 0 {
-            return None;
+            if self.vring.queue().free_count() == 0 {
+                return None;
+            }
         }
         self.slab.next_free().map(|buffer| buffer.slice)
     }
@@ -186,6 +190,7 @@ impl NetTx {
     /// [`DriverError::System`].
     pub fn publish(&mut self, now_ns: u64) -> Result<bool, DriverError> {
         let packets = std::mem::take(&mut self.unpublished);
+        self.has_looked = false;
         if packets > 0 {
             let is_wanted = self.vring.queue().publish();
             match &mut self.owed {
