@@ -222,6 +222,40 @@ fn a_macvtap_gives_its_guest_its_address() {
 }
 
 #[test]
+fn a_macvtap_that_is_handed_in_gives_its_address_too() {
+    in_own_space(|| {
+        run("ip link add v0 type veth peer name v1");
+        run("ip link add link v0 name mv0 address 02:00:00:00:00:aa type macvtap mode bridge");
+        run("ip link set mv0 up");
+        // Its device node, as a container would have it.
+        run("mount -t tmpfs tmpfs /mnt");
+        let index = link("mv0").unwrap().index;
+        let number = std::fs::read_to_string(format!("/sys/class/net/mv0/tap{index}/dev"));
+        run(&format!("mknod /mnt/tap c {}", number.unwrap().trim().replace(':', " ")));
+        let folder = tempfile::tempdir().unwrap();
+        let program = program_for_all(folder.path());
+        let (socket, control) = (folder.path().join("s"), folder.path().join("c"));
+        let fd = manyring_backend::sys::tuntap::open(Path::new("/mnt/tap")).unwrap();
+        let arguments = format!(
+            "net --tap-fd 7 --socket-path {} --control {}",
+            socket.display(),
+            control.display()
+        );
+        let command =
+            handing_in(format!("{AS_NOBODY} {}", program.display()), &arguments, vec![fd]);
+        let _started = Started::new(command, &[&socket, &control]);
+        let shown = device(&control, "net0");
+        let of = |key: &str| shown[key].clone();
+        assert_eq!((of("interface"), of("mac")), ("mv0".into(), "02:00:00:00:00:aa".into()));
+        run("ip link set v0 up");
+        run("ip link set v1 up");
+        let mut driver = connect(&socket, 1);
+        send(&mut driver, 1);
+        assert!(has_sent(&control, "net0", 1));
+    });
+}
+
+#[test]
 fn the_example_is_a_plan_that_holds() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/net.toml");
     let output = output_of(manyring().arg("run").arg("--print-plan").arg("--config").arg(&example));

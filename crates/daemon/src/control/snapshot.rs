@@ -157,7 +157,9 @@ impl QueueInfo {
         histograms: BTreeMap<String, Summary>,
     ) -> Self {
         let value = |name: &str| counters.get(name).copied().unwrap_or(0);
-        let packets = Some(value("packets")).filter(|packets| *packets > 0);
+        // A control queue counts commands, which have no size.
+        let has_sizes = value("packets") > 0 && value("bytes_passed") > 0;
+        let packets = has_sizes.then(|| value("packets"));
         let packet_size_average = packets.map(|packets| value("bytes_passed") / packets);
         let gso_share = packets.map(|packets| as_float(value("gso_packets")) / as_float(packets));
         Self { index, packet_size_average, gso_share, counters, histograms }
@@ -249,6 +251,8 @@ mod tests {
         };
         let idle = of(&[("packets", 0), ("bytes_passed", 0)]);
         assert_eq!((idle.packet_size_average, idle.gso_share), (None, None));
+        let control = of(&[("packets", 5), ("bytes_passed", 0)]);
+        assert_eq!((control.packet_size_average, control.gso_share), (None, None));
         let busy = of(&[("packets", 8), ("bytes_passed", 1000), ("gso_packets", 2)]);
         assert_eq!((busy.packet_size_average, busy.gso_share), (Some(125), Some(0.25)));
         let text = serde_json::to_string(&busy).unwrap();

@@ -45,10 +45,11 @@ fn queue_name(device: &DeviceInfo, index: usize) -> String {
 }
 
 fn row(device: &DeviceInfo, seen: Seen<'_>) -> [String; COLUMNS.len()] {
-    let packets = seen.counted("packets");
-    let per_packet = |n: u64| match packets {
-        0 => "-".to_owned(),
-        packets => format!("{:.0}", as_float(n) / as_float(packets)),
+    let (packets, bytes) = (seen.counted("packets"), seen.counted("bytes_passed"));
+    let per_packet = |n: u64| match (packets, bytes) {
+        // Nothing, or commands, which have no size.
+        (0, _) | (_, 0) => "-".to_owned(),
+        _ => format!("{:.0}", as_float(n) / as_float(packets)),
     };
     // A sum of none would be -0.
     let drops = dropped(&seen).fold(0.0, |sum, (_, scaled)| sum + scaled);
@@ -59,7 +60,7 @@ fn row(device: &DeviceInfo, seen: Seen<'_>) -> [String; COLUMNS.len()] {
         seen.queue.counter("worker").to_string(),
         seen.count("packets"),
         seen.megabytes("bytes_passed"),
-        per_packet(seen.counted("bytes_passed")),
+        per_packet(bytes),
         per_packet(seen.counted("gso_packets") * 100),
         seen.count("kicks"),
         seen.count("kicks_suppressed"),
@@ -132,7 +133,7 @@ mod tests {
                 queue_of(1, &running, "", &[]),
                 queue_of(2, &[], "", &[]),
                 queue_of(3, &[], "", &[]),
-                queue_of(4, &running, "", &[]),
+                queue_of(4, &[("packets", 2)], "", &[]),
             ],
         }
     }
@@ -145,7 +146,9 @@ mod tests {
         let line = words(&table, 1);
         assert_eq!(line[..7], ["lan", "rx0", "0", "1000", "1.0", "1000", "25"], "{table}");
         assert_eq!(line[12..], ["1.0", "1.0", "0", "0"], "{table}");
-        assert_eq!(words(&table, 2)[5..7], ["-", "-"], "no packet, no average: {table}");
+        for line in [2, 3] {
+            assert_eq!(words(&table, line)[5..7], ["-", "-"], "no size, no average: {table}");
+        }
     }
 
     #[test]
