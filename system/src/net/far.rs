@@ -6,8 +6,8 @@ use std::path::Path;
 
 /// Nothing here outlives this.
 const SECONDS: &str = "300";
-/// iperf3's default port, and one more for a second flow at the same time.
-const IPERF3: [&str; 2] = ["5201", "5202"];
+/// iperf3's default port and more: a server serves one client at a time.
+const IPERF3: [&str; 4] = ["5201", "5202", "5203", "5204"];
 
 /// Servers in a namespace; dropped, they are gone.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub struct Far {
 }
 
 impl Far {
-    /// Starts them: iperf3 at 5201 and 5202; at 7001 what is sent is answered by its sha256, at
+    /// Starts them: iperf3 at 5201 to 5204; at 7001 what is sent is answered by its sha256, at
     /// 7002 there is a file of 1 MiB, at 7003 its sha256. Files and logs lie in `folder`.
     ///
     /// # Errors

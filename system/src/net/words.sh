@@ -17,8 +17,11 @@ network() {
 pings() {
     address=$1
     shift
-    ping -c 3 -i 0.2 -W 3 "$@" $address > /tmp/ping 2>&1 || { cat /tmp/ping; fail "ping $address $*"; }
-    grep -q ' 0% packet loss' /tmp/ping || { cat /tmp/ping; fail "ping $address $* lost some"; }
+    ping -c 3 -i 0.2 -W 3 "$@" $address > /tmp/ping 2>&1
+    grep -q ' 0% packet loss' /tmp/ping || {
+        cat /tmp/ping
+        fail "ping $address $*"
+    }
 }
 
 # agrees ADDRESS KIB WHAT: that much random data arrives unchanged there, and here.
@@ -33,12 +36,13 @@ agrees() {
     [ "$there" = "$here" ] || fail "$3: sent by $1: $there, arrived here: $here"
 }
 
-# flow NAME ADDRESS MORE..: iperf3; says what the receiver got as a line "FLOW NAME ..".
+# flow NAME ADDRESS MORE..: iperf3, run by $PIN if that is set; what the receiver got becomes a
+# line "FLOW NAME ..".
 flow() {
     name=$1
     address=$2
     shift 2
-    timeout 60 iperf3 -c $address -f m "$@" > /tmp/iperf3 2>&1 || {
+    timeout 60 $PIN iperf3 -c $address -f m "$@" > /tmp/iperf3 2>&1 || {
         cat /tmp/iperf3
         fail "iperf3 $name"
     }
