@@ -280,8 +280,8 @@ impl Inner {
     async fn set_features(&self, features: u64) {
         {
             let mut state = self.state();
-            // QEMU says it for each pair. A driver that leaves the control queue to us says it once:
-            // again, and it begins anew.
+            // QEMU says it for each pair. A driver that leaves the control queue to us says it
+            // once: again, and it begins anew.
             if state.features == features && !state.has_control {
                 return;
             }
