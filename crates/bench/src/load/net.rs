@@ -116,6 +116,8 @@ pub(crate) struct NetLoadResult {
     pub(crate) kicks: u64,
     /// Calls seen.
     pub(crate) calls: u64,
+    /// Times that frames or buffers were made available.
+    pub(crate) bursts: u64,
     /// CPU seconds of this process.
     pub(crate) client_cpu_seconds: f64,
     /// Seconds that it was ready to run and another program ran instead.
@@ -129,12 +131,13 @@ impl NetLoadResult {
             println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
         } else {
             println!(
-                "{:.3} Mpps ({} frames, {} bytes in {:.3} s, {} kicks, {} calls, \
+                "{:.3} Mpps ({} frames, {} bytes in {:.3} s, {} bursts, {} kicks, {} calls, \
                  client CPU {:.3} s)",
                 super::measure_rate(self.packets, self.seconds) / 1e6,
                 self.packets,
                 self.bytes,
                 self.seconds,
+                self.bursts,
                 self.kicks,
                 self.calls,
                 self.client_cpu_seconds,
@@ -167,6 +170,7 @@ pub(crate) fn run(args: &NetLoadArgs) -> Result<NetLoadResult, LoadError> {
         seconds,
         kicks: 0,
         calls: 0,
+        bursts: 0,
         client_cpu_seconds: own_cpu_seconds() - cpu,
         waited_seconds: waited_seconds("thread-self") - waited,
     };
@@ -190,6 +194,7 @@ fn add(result: &mut NetLoadResult, counters: &NetCounters, in_flight: u64) {
     result.bytes += counters.bytes / counters.packets.max(1) * packets;
     result.kicks += counters.kicks;
     result.calls += counters.calls;
+    result.bursts += counters.kicks + counters.kicks_suppressed;
 }
 
 fn failed(error: DriverError) -> LoadError {

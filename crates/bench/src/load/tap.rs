@@ -116,6 +116,7 @@ pub(crate) fn run(args: &TapWriteArgs) -> Result<NetLoadResult, LoadError> {
         seconds: (last - start).as_secs_f64(),
         kicks: 0,
         calls: 0,
+        bursts: 0,
         client_cpu_seconds: own_cpu_seconds() - cpu,
         waited_seconds: waited_seconds("thread-self") - waited,
     })
