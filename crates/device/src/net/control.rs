@@ -19,8 +19,8 @@ pub(super) enum Refusal {
     Offloads,
     #[error("the port cannot switch its offloads")]
     Port,
-    #[error("virtqueue {index} of a device with {count}")]
-    Index { index: u16, count: usize },
+    #[error("virtqueue {index} is no transmitq or receiveq that runs")]
+    Index { index: u16 },
     #[error("the workers do not answer")]
     Time,
 }
@@ -81,7 +81,8 @@ impl Inner {
                 self.push_coalescing(at).await;
             }
             Command::CoalesceQuery(index) => {
-                let coalescing = self.state().vqs[self.data_queue(index)?].coalescing;
+                let at = self.data_queue(index)?;
+                let coalescing = self.state().vqs[at].coalescing;
                 let result = QueueCoalescing { index, coalescing }.emit().to_vec();
                 return Ok(Reply { status: CtrlStatus::Ok, result });
             }
@@ -122,6 +123,17 @@ impl Inner {
         Ok(())
     }
 
+    /// What a driver before has set counts no more: tells whoever goes by it.
+    pub(super) async fn forget_commands(&self) {
+        self.begin_control();
+        self.apply_offloads().await;
+        self.push_rules().await;
+        for index in 0..self.options.queue_pairs * 2 {
+            self.push_coalescing(index).await;
+        }
+        self.apply_pairs().await;
+    }
+
     /// Sets the parameters of all transmitqs (1) or receiveqs (0).
     async fn coalesce(&self, odd: usize, coalescing: Coalescing) {
         let count = self.options.queue_pairs * 2;
@@ -142,8 +154,9 @@ impl Inner {
     }
 
     fn data_queue(&self, index: u16) -> Result<usize, Refusal> {
-        let count = self.options.queue_pairs * 2;
         let at = usize::from(index);
-        if at < count { Ok(at) } else { Err(Refusal::Index { index, count }) }
+        let is_data = at < self.options.queue_pairs * 2;
+        let runs = is_data && self.state().vqs[at].is_started;
+        if runs { Ok(at) } else { Err(Refusal::Index { index }) }
     }
 }

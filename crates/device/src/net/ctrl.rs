@@ -84,9 +84,7 @@ struct Task {
 
 /// Starts the task of the control queue.
 pub(super) async fn start(inner: &Arc<Inner>, activation: Activation) -> QueueHandle {
-    inner.begin_control();
-    inner.push_rules().await;
-    inner.apply_pairs().await;
+    inner.forget_commands().await;
     let (sender, asks) = mpsc::unbounded_channel();
     let stats = inner.stats[activation.index].clone();
     stats.running.set(1);
@@ -133,7 +131,9 @@ async fn kicked(kick: Option<&AsyncFd<Watched>>, stats: &QueueStats) {
 impl Task {
     async fn run(mut self, mut asks: mpsc::UnboundedReceiver<Ask>) {
         loop {
-            self.serve_all().await;
+            // One command, then whoever else waits for this thread: a driver that never stops
+            // must not have it.
+            let has_more = self.serve_next().await;
             let looks = self.enabled && self.queue.fault().is_none();
             tokio::select! {
                 biased;
@@ -141,7 +141,8 @@ impl Task {
                     Some(ask) => if self.heed(ask) { return },
                     None => return,
                 },
-                () = kicked(self.kick.as_ref(), &self.stats), if looks => {}
+                () = tokio::task::yield_now(), if has_more => {}
+                () = kicked(self.kick.as_ref(), &self.stats), if looks && !has_more => {}
             }
         }
     }
@@ -176,26 +177,25 @@ impl Task {
         }
     }
 
-    /// Serves every command there is, and asks for a kick for the next.
-    async fn serve_all(&mut self) {
-        while self.enabled {
-            if self.queue.pop_batch(&mut self.batch, 1) == 0 {
-                self.tell_fault();
-                if !self.queue.enable_notifications() {
-                    return;
-                }
-                continue;
-            }
-            self.queue.disable_notifications();
-            self.serve_one().await;
-            self.queue.publish();
-            if self.queue.needs_notification() {
-                self.stats.calls.add(1);
-                self.ring();
-            } else {
-                self.stats.calls_suppressed.add(1);
-            }
+    /// Serves the next command. False: there is none, and a kick was asked for.
+    async fn serve_next(&mut self) -> bool {
+        if !self.enabled {
+            return false;
         }
+        if self.queue.pop_batch(&mut self.batch, 1) == 0 {
+            self.tell_fault();
+            return self.queue.enable_notifications();
+        }
+        self.queue.disable_notifications();
+        self.serve_one().await;
+        self.queue.publish();
+        if self.queue.needs_notification() {
+            self.stats.calls.add(1);
+            self.ring();
+        } else {
+            self.stats.calls_suppressed.add(1);
+        }
+        true
     }
 
     async fn serve_one(&mut self) {
