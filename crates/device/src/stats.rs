@@ -218,6 +218,7 @@ queue_stats! {
         dropped_refused: Net Counter = "Packets dropped: the host refuses them",
         dropped_port_down: Net Counter = "Packets dropped: the host's interface is down or gone",
         dropped_port_full: Net Counter = "Packets dropped: the port was full to the end",
+        dropped_memory: Net Counter = "Packets dropped: in guest memory that is not there",
         dropped_link_down: Net Counter = "Packets dropped: the guest's link is down",
         dropped_disabled: Net Counter = "Packets dropped: the queue is disabled",
         dropped_no_memory: Net Counter = "Packets dropped: the host is out of memory",

@@ -61,8 +61,9 @@ pub struct NetOptions {
 pub(crate) struct Turn {
     /// Frames taken from the guest or the port.
     pub(crate) packets: usize,
-    /// Chains returned.
+    /// Chains returned, and frames in them: a long one fills several receive buffers.
     pub(crate) used: usize,
+    pub(crate) frames: usize,
     /// Guest memory was cut away.
     pub(crate) memory_lost: bool,
 }
@@ -88,6 +89,8 @@ struct State {
     /// What the guest will be told, and what the guest that runs was told.
     mtu: Option<u16>,
     mtu_told: Option<u16>,
+    /// What the front-end says that the guest was told.
+    mtu_front_end: Option<u16>,
     filter: Option<Filter>,
     given: Offloads,
     /// The ring of our control queue runs.
@@ -131,6 +134,7 @@ impl NetDevice {
             mac: options.mac,
             mtu: options.mtu,
             mtu_told: options.mtu,
+            mtu_front_end: None,
             filter: None,
             given: Offloads::default(),
             has_control: false,
@@ -269,7 +273,11 @@ impl Inner {
         state.features = features;
         state.announces = false;
         state.mac = self.options.mac;
-        state.mtu_told = state.mtu;
+        if features == 0 {
+            // The front-end tells the MTU before it tells the features.
+            state.mtu_front_end = None;
+        }
+        state.mtu_told = state.mtu_front_end.or(state.mtu);
         state.filter = None;
         state.pairs_in_use = 1;
         (state.coalescing_tx, state.coalescing_rx) = Default::default();
@@ -401,7 +409,7 @@ impl Device for NetDevice {
     fn set_front_end_mtu(&self, mtu: u64) -> bool {
         let Some(mtu) = u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) else { return false };
         let mut state = self.0.state();
-        state.mtu_told = Some(mtu);
+        (state.mtu_front_end, state.mtu_told) = (Some(mtu), Some(mtu));
         true
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Buffers are popped ahead and kept until frames fill them. A frame is read straight into the next
 //! of them; behind them lies a spill of our own, so that a frame that is longer than what was
-//! offered is seen, and copied into further buffers. While frames are short few buffers are
-//! offered, since each costs the system call a little.
+//! offered is seen, and copied into further buffers, or waits there until the driver posts some.
+//! While frames are short few buffers are offered, since each costs the system call a little.
 
 use super::rules::FILTER_SIZE;
 use super::{Rules, Turn};
@@ -62,13 +62,14 @@ pub(crate) struct NetRx {
     offer: Vec<GuestSlice>,
     offered: Offered,
     spill: Mapping,
+    /// Bytes of the frame that waits in the offer and the spill for more buffers; 0: none does.
+    waiting: usize,
     short_row: u32,
     tally: Tally,
     /// The port is down, detached or gone.
     broken: bool,
     /// The guest had too few buffers when it was last looked.
     is_out: bool,
-    /// The guest has as many buffers in the ring as it can have; what there is has to do.
     ring_size: usize,
 }
 
@@ -113,6 +114,7 @@ impl NetRx {
             offer: Vec::new(),
             offered: Offered::default(),
             spill: Mapping::anonymous(SIZE_MAX as u64)?,
+            waiting: 0,
             short_row: 0,
             tally: Tally::default(),
             broken: false,
@@ -148,14 +150,20 @@ impl NetRx {
         HEADER_SIZE + self.rules.room_size
     }
 
-    /// True if a frame may be read: it will fit, or nothing better can come. Without mergeable
-    /// buffers one is enough; a ring of few small ones is used when half of it is there.
+    /// True if a frame may be read: one that does not fit what there is will wait.
     pub(crate) fn has_room(&self) -> bool {
-        match self.posted.len() {
-            0 => false,
-            _ if !self.is_mergeable => true,
-            count => self.posted_size >= self.room_needed() || count >= self.ring_size / 2,
-        }
+        !self.posted.is_empty() && self.waiting == 0
+    }
+
+    /// True if the longest frame fits what was popped, or it is as good as it gets.
+    #[inline]
+    fn has_plenty(&self) -> bool {
+        self.posted_size >= self.room_needed() || (!self.is_mergeable && !self.posted.is_empty())
+    }
+
+    /// True if so much of the ring is posted that a driver may have nothing to add.
+    fn has_most(&self) -> bool {
+        self.pieces.len() >= self.ring_size / 2
     }
 
     /// Receives what there is, within a budget.
@@ -165,10 +173,13 @@ impl NetRx {
         if queue.fault().is_some() || self.broken {
             return turn;
         }
+        if self.waiting > 0 {
+            self.resume(queue, stats, &mut turn);
+        }
         let (mut bytes, mut unpublished) = (0, 0);
         while turn.packets < TURN_FRAMES && bytes < TURN_BYTES {
             if !self.post(queue) {
-                if !std::mem::replace(&mut self.is_out, true) {
+                if queue.fault().is_none() && !std::mem::replace(&mut self.is_out, true) {
                     stats.out_of_buffers.add(1);
                 }
                 break;
@@ -178,9 +189,14 @@ impl NetRx {
             let size = match self.port.recv(&self.offer) {
                 Ok(size) => size.min(SIZE_MAX),
                 Err(Errno::AGAIN | Errno::INTR) => break,
-                Err(errno) => {
-                    turn.memory_lost = errno == Errno::FAULT && queue.memory().is_broken();
-                    self.broken = !turn.memory_lost && errno != Errno::FAULT;
+                Err(Errno::FAULT) => {
+                    // The frame is gone, and so is guest memory: the kernel is the first to see it.
+                    stats.dropped_memory.add(1);
+                    turn.memory_lost = true;
+                    break;
+                }
+                Err(_) => {
+                    self.broken = true;
                     break;
                 }
             };
@@ -188,6 +204,7 @@ impl NetRx {
             bytes += size;
             let used = self.take_frame(queue, stats, size);
             turn.used += used;
+            turn.frames += usize::from(used > 0);
             unpublished += usize::from(used > 0);
             if unpublished >= PUBLISH_FRAMES {
                 queue.publish();
@@ -203,10 +220,20 @@ impl NetRx {
         turn
     }
 
-    /// Pops buffers until there is room for a frame, or no more. False: too few.
+    /// Gives the driver the frame that waits, if there is room by now.
+    #[cold]
+    fn resume(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, turn: &mut Turn) {
+        let size = std::mem::take(&mut self.waiting);
+        let used = self.take_frame(queue, stats, size);
+        turn.used += used;
+        turn.frames += usize::from(used > 0);
+    }
+
+    /// Pops buffers until there is room for the longest frame, or no more. False: there are none,
+    /// or a frame waits for more.
     #[inline]
     fn post(&mut self, queue: &mut DeviceQueue) -> bool {
-        while !self.has_room() {
+        while self.waiting == 0 && !self.has_plenty() {
             let popped = queue.pop_batch(&mut self.batch, BATCH_CHAINS);
             for index in 0..popped {
                 self.post_one(queue, index);
@@ -290,7 +317,11 @@ impl NetRx {
         }
         let spilled = size.saturating_sub(self.offered.size);
         if spilled > 0 && !self.unspill(queue, spilled) {
-            stats.dropped_no_room.add(1);
+            if self.is_mergeable && queue.fault().is_none() && !self.has_most() {
+                self.waiting = size;
+            } else {
+                stats.dropped_no_room.add(1);
+            }
             return 0;
         }
         if !self.rules.given.csum && header[0] != 0 {
@@ -398,8 +429,12 @@ impl NetRx {
         }
     }
 
-    /// Puts every buffer back into the ring, the newest first.
-    pub(crate) fn let_go(&mut self, queue: &mut DeviceQueue) {
+    /// Puts every buffer back into the ring, the newest first. A frame that waits for more is
+    /// dropped: a part of it lies in those.
+    pub(crate) fn let_go(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) {
+        if std::mem::take(&mut self.waiting) > 0 {
+            stats.dropped_no_room.add(1);
+        }
         while let Some(posted) = self.posted.pop_back() {
             queue.unpop(posted.chain);
         }

@@ -2,7 +2,7 @@
 
 use super::{Rules, Turn};
 use crate::stats::QueueStats;
-use manyring_backend::net::{Frames, PortTx, Readiness, Stop};
+use manyring_backend::net::{Frames, PortTx, Readiness, Sent, Stop};
 use manyring_memory::{GuestSlice, MemoryError, copy_from_slices};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, DeviceQueue};
 use manyring_wire::host_size;
@@ -127,6 +127,7 @@ impl NetTx {
             turn.used = self.take_batch(queue, stats, turn.packets, is_enabled);
         }
         self.send(queue, stats, now_ns, &mut turn);
+        turn.frames = turn.used;
         turn
     }
 
@@ -176,12 +177,7 @@ impl NetTx {
         self.done += taken;
         turn.used += taken;
         turn.memory_lost = sent.faulted > 0;
-        let lost = (sent.refused + sent.down + sent.faulted) as u64;
-        if lost > 0 {
-            stats.dropped_refused.add(sent.refused as u64);
-            stats.dropped_port_down.add(sent.down as u64);
-            self.last.packets = self.last.packets.saturating_sub(lost);
-        }
+        self.count_lost(&sent, stats);
         self.stop = sent.stop;
         match sent.stop {
             None => return self.finish(stats),
@@ -212,6 +208,18 @@ impl NetTx {
         }
     }
 
+    /// Counts what the port has taken and not sent, by cause.
+    #[inline]
+    fn count_lost(&mut self, sent: &Sent, stats: &QueueStats) {
+        let lost = (sent.refused + sent.down + sent.faulted) as u64;
+        if lost > 0 {
+            stats.dropped_refused.add(sent.refused as u64);
+            stats.dropped_port_down.add(sent.down as u64);
+            stats.dropped_memory.add(sent.faulted as u64);
+            self.last.packets = self.last.packets.saturating_sub(lost);
+        }
+    }
+
     /// The burst is done: counts it.
     #[inline]
     fn finish(&mut self, stats: &QueueStats) {
@@ -235,6 +243,7 @@ impl NetTx {
             return;
         }
         let sent = self.port.send(&self.frames, self.done);
+        self.count_lost(&sent, stats);
         let rest = self.chains.len().saturating_sub(sent.taken) as u64;
         stats.dropped_port_full.add(rest);
         self.last.packets = self.last.packets.saturating_sub(rest);

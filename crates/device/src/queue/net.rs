@@ -68,11 +68,11 @@ impl RunningQueue {
             self.stats.in_flight.set(u64::from(self.queue.in_flight()));
             self.queue.publish();
             if self.queue.needs_notification() {
-                self.hold_call(done.used as u64, now_ns);
+                self.hold_call(done.frames as u64, now_ns);
             } else {
                 self.stats.calls_suppressed.add(1);
                 if let Some(held) = &mut self.held {
-                    held.packets += done.used as u64;
+                    held.packets += done.frames as u64;
                 }
             }
         }
@@ -102,8 +102,9 @@ impl RunningQueue {
     /// When there is something to do without anybody asking.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         let retry_ns = match &self.handler {
-            Handler::Tx(tx) => tx.retry_at_ns(),
-            Handler::Blk(_) | Handler::Rx(_) => None,
+            // A queue that takes no turn must not be woken for one.
+            Handler::Tx(tx) if self.may_take() => tx.retry_at_ns(),
+            Handler::Blk(_) | Handler::Tx(_) | Handler::Rx(_) => None,
         };
         let due_ns = self.held.map(|held| held.due_ns);
         [retry_ns, due_ns].into_iter().flatten().min()
@@ -166,7 +167,7 @@ impl RunningQueue {
         match &mut self.handler {
             Handler::Blk(_) => return,
             Handler::Tx(tx) => tx.let_go(&mut self.queue, &self.stats),
-            Handler::Rx(rx) => rx.let_go(&mut self.queue),
+            Handler::Rx(rx) => rx.let_go(&mut self.queue, &self.stats),
         }
         self.queue.publish();
         if self.queue.needs_notification() || self.held.take().is_some() {
