@@ -417,3 +417,6 @@ impl Device for NetDevice {
         self.0.stats.get(index).cloned()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,272 @@
+//! Network queues and the control queue without a daemon: the driver half is the guest, a port
+//! that follows a script is the host.
+
+mod control;
+mod receive;
+mod running;
+mod transmit;
+
+use super::rules::Filter;
+use super::{NetOptions, Rules};
+use crate::stats::{Class, QueueStats};
+use manyring_backend::net::{Frames, Port, PortRx, PortTx, Readiness, Sent, Stop};
+use manyring_memory::{
+    GuestMemory, GuestSlice, Mapping, RegionSpec, copy_from_slices, copy_to_slices, total_len,
+};
+use manyring_queue::{DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use zerocopy::IntoBytes;
+
+/// Bytes of guest memory, and where buffers begin in it: the ring lies below.
+const MEMORY: u64 = 8 << 20;
+const DATA: u64 = 0x1_0000;
+/// Everything that can be left unfinished.
+const ALL: Offloads =
+    Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
+
+/// Rules of a guest that takes everything.
+fn open_rules() -> Rules {
+    Rules {
+        link_up: true,
+        given: ALL,
+        frame_size_max: FRAME_SIZE_MAX,
+        room_size: FRAME_SIZE_MAX,
+        filter: None,
+    }
+}
+
+/// A frame of `len` bytes: broadcast, then bytes that tell `number`.
+fn frame(number: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0xff; 6];
+    bytes.extend([2, 0, 0, 0, 0, 1, 0x88, 0xb5]);
+    let payload = (0u64..).flat_map(|n| (number.wrapping_mul(0x9e37_79b9) ^ n).to_le_bytes());
+    bytes.extend(payload.take(len.saturating_sub(bytes.len())));
+    bytes.truncate(len);
+    bytes
+}
+
+/// What the port does with the next frame that is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Take,
+    Refuse,
+    Down,
+    Fault,
+    Block,
+    NoMemory,
+}
+
+/// What a port is to do, and what it has seen.
+#[derive(Debug, Default)]
+struct Script {
+    /// Behind its end everything is taken.
+    sends: VecDeque<Next>,
+    /// Everything is [`Next::NoMemory`], or blocks, behind its end.
+    then: Option<Next>,
+    /// Header and frame of each that was taken.
+    sent: Vec<Vec<u8>>,
+    /// What arrives; behind its end `EAGAIN`.
+    arrives: VecDeque<Result<Vec<u8>, Errno>>,
+    /// Bytes of room that each receive had.
+    rooms: Vec<usize>,
+    given: Offloads,
+    refuses_offloads: bool,
+    attached: Vec<bool>,
+    /// How long the host's network lock takes.
+    slow: Option<std::time::Duration>,
+}
+
+/// A port that follows its script; clones are the same port.
+#[derive(Clone, Debug, Default)]
+struct Scripted(Arc<Mutex<Script>>);
+
+impl Scripted {
+    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
+        self.0.lock().unwrap()
+    }
+
+    fn arrive(&self, header: RawHeader, frame: &[u8]) {
+        self.script().arrives.push_back(Ok([header.as_bytes(), frame].concat()));
+    }
+
+    /// The frames that were taken, without their headers.
+    fn sent(&self) -> Vec<Vec<u8>> {
+        self.script().sent.iter().map(|bytes| bytes[HEADER_SIZE..].to_vec()).collect()
+    }
+
+    fn blocking(&self) {
+        if let Some(slow) = self.script().slow {
+            std::thread::sleep(slow);
+        }
+    }
+}
+
+impl PortTx for Scripted {
+    fn send(&mut self, frames: &Frames, first: usize) -> Sent {
+        let mut script = self.script();
+        let mut sent = Sent::default();
+        for index in first..frames.count() {
+            let then = script.then.unwrap_or(Next::Take);
+            match script.sends.pop_front().unwrap_or(then) {
+                Next::Take => {
+                    let mut bytes = vec![0; HEADER_SIZE + frames.len(index)];
+                    assert_eq!(copy_from_slices(frames.slices(index), &mut bytes), bytes.len());
+                    script.sent.push(bytes);
+                }
+                Next::Refuse => sent.refused += 1,
+                Next::Down => sent.down += 1,
+                Next::Fault => sent.faulted += 1,
+                Next::Block => sent.stop = Some(Stop::Blocked),
+                Next::NoMemory => sent.stop = Some(Stop::NoMemory),
+            }
+            if sent.stop.is_some() {
+                break;
+            }
+            sent.taken += 1;
+        }
+        sent
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        Readiness::Never
+    }
+}
+
+impl PortRx for Scripted {
+    fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
+        let mut script = self.script();
+        let bytes = script.arrives.pop_front().unwrap_or(Err(Errno::AGAIN))?;
+        script.rooms.push(usize::try_from(total_len(buffers)).unwrap());
+        Ok(copy_to_slices(buffers, &bytes))
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        Readiness::Never
+    }
+}
+
+impl Port for Scripted {
+    fn kind(&self) -> &'static str {
+        "scripted"
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.script().attached.len()
+    }
+
+    fn taken(&self) -> Offloads {
+        ALL
+    }
+
+    fn given(&self) -> Offloads {
+        ALL
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        None
+    }
+
+    fn open_tx(&self, _: usize) -> Result<Box<dyn PortTx>, Errno> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn open_rx(&self, _: usize) -> Result<Box<dyn PortRx>, Errno> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
+        self.blocking();
+        let mut script = self.script();
+        if script.refuses_offloads {
+            return Err(Errno::INVAL);
+        }
+        script.given = offloads;
+        Ok(())
+    }
+
+    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
+        self.blocking();
+        self.script().attached[index] = attached;
+        Ok(())
+    }
+
+    fn set_mtu(&self, _: u16) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn set_link(&self, _: bool) {}
+
+    fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
+        self.script().sent.push([&[0; HEADER_SIZE], frame].concat());
+        Ok(())
+    }
+}
+
+/// A device of `queue_pairs` pairs.
+fn options(queue_pairs: usize) -> NetOptions {
+    let mac = [2, 0, 0, 0, 0, 9];
+    NetOptions { name: "test".to_owned(), queue_pairs, mac, mtu: None, speed: None }
+}
+
+/// Guest memory with one ring in it.
+struct Ring {
+    mapping: Arc<Mapping>,
+    memory: Arc<GuestMemory>,
+    config: QueueConfig,
+    driver: DriverQueue,
+    stats: Arc<QueueStats>,
+}
+
+impl Ring {
+    fn new(size: u16, event_idx: bool) -> Self {
+        let mapping = Arc::new(Mapping::anonymous(MEMORY).unwrap());
+        let spec = RegionSpec { guest_addr: 0, size: MEMORY, user_addr: 0, mmap_offset: 0 };
+        let memory = GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap();
+        let config = QueueConfig {
+            size,
+            addresses: RingAddresses { descriptor: 0, available: 0x8000, used: 0xa000 },
+            base: 0,
+            features: RingFeatures { event_idx, indirect: true },
+        };
+        Self {
+            driver: DriverQueue::new(config, &memory).unwrap(),
+            memory: Arc::new(memory),
+            mapping,
+            config,
+            stats: Arc::new(QueueStats::new(Class::Net)),
+        }
+    }
+
+    fn device_half(&self) -> DeviceQueue {
+        DeviceQueue::new(self.config, self.memory.clone()).unwrap()
+    }
+
+    fn write(&self, addr: u64, bytes: &[u8]) {
+        self.slice(addr, bytes.len()).write_from(bytes);
+    }
+
+    fn read(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.slice(addr, len).read_into(&mut bytes);
+        bytes
+    }
+
+    fn slice(&self, addr: u64, len: usize) -> GuestSlice {
+        self.mapping.slice(usize::try_from(addr).unwrap(), len).unwrap()
+    }
+}
+
+/// A length as a descriptor says it.
+fn len32(len: usize) -> u32 {
+    u32::try_from(len).unwrap()
+}
+
+/// A filter that passes the broadcast only.
+fn broadcast_only() -> Filter {
+    let mut filter = Filter::new([2, 0, 0, 0, 0, 9], false);
+    filter.set_mode(manyring_wire::net::RxMode::Promisc, false);
+    filter
+}

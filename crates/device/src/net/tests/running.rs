@@ -1,0 +1,214 @@
+//! Network queues as a worker runs them: notifications held back, memory replaced, the end.
+
+use super::*;
+use crate::Activation;
+use crate::doorbell::Call;
+use crate::net::{NetRx, NetTx};
+use crate::queue::{Change, Handler, RunningQueue};
+use crate::wait::Wait;
+use manyring_wire::net::Coalescing;
+use manyring_wire::virtqueue::{RING_IDX, avail_ring_size};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use tokio::sync::{mpsc, oneshot};
+
+struct Guest {
+    ring: Ring,
+    port: Scripted,
+    running: RunningQueue,
+    wait: Wait,
+    call: OwnedFd,
+    next: u64,
+}
+
+impl Guest {
+    fn new(is_rx: bool) -> Self {
+        let (ring, port) = (Ring::new(256, false), Scripted::default());
+        let rules = Arc::new(open_rules());
+        let half = Box::new(port.clone());
+        let handler = if is_rx {
+            Handler::Rx(NetRx::new(half, rules, true, 256).unwrap())
+        } else {
+            Handler::Tx(NetTx::new(half, rules, ALL).unwrap())
+        };
+        let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let activation = Activation {
+            index: 0,
+            queue: ring.device_half(),
+            addresses: ring.config.addresses,
+            kick: None,
+            call: Some(Arc::new(Call::new(call.try_clone().unwrap()).unwrap())),
+            err: None,
+            enabled: true,
+            features: 0,
+            events: mpsc::channel(4).0,
+        };
+        let running = RunningQueue::new(activation, handler, ring.stats.clone());
+        Self { ring, port, running, wait: Wait::new(false).unwrap(), call, next: 0 }
+    }
+
+    fn send(&mut self, count: u64) {
+        for _ in 0..count {
+            let at = DATA + self.next % 256 * 0x1000;
+            self.ring.write(at, &[&[0; HEADER_SIZE][..], &frame(self.next, 60)].concat());
+            self.ring.driver.add(&[(at, 72)], &[]).unwrap();
+            self.next += 1;
+        }
+        self.ring.driver.publish();
+    }
+
+    /// Two hundred buffers of 2 KiB.
+    fn post(&mut self) {
+        for index in 0..200 {
+            self.ring.driver.add(&[], &[(DATA + index * 2048, 2048)]).unwrap();
+        }
+        self.ring.driver.publish();
+    }
+
+    fn turn(&mut self, now_ns: u64) {
+        self.running.turn(&mut self.wait, now_ns);
+    }
+
+    /// True if the driver was called since it was asked last.
+    fn is_called(&self) -> bool {
+        rustix::io::read(&self.call, &mut [0; 8]).is_ok()
+    }
+
+    fn returned(&mut self) -> usize {
+        std::iter::from_fn(|| self.ring.driver.take_used()).count()
+    }
+
+    fn coalesce(&mut self, packets_max: u32, delay_us_max: u32) {
+        let coalescing = Coalescing { packets_max, delay_us_max };
+        self.running.change(Change::Coalescing(coalescing), 0);
+    }
+}
+
+#[test]
+fn a_driver_that_coalesces_is_called_after_its_count_or_its_time() {
+    let mut guest = Guest::new(false);
+    guest.send(1);
+    guest.turn(1);
+    assert!(guest.is_called() && guest.running.deadline_ns().is_none(), "at first nothing waits");
+    guest.coalesce(5, 100);
+    guest.send(4);
+    guest.turn(1000);
+    assert!(!guest.is_called());
+    assert_eq!(guest.returned(), 5, "buffers come back at once, only the call waits");
+    assert_eq!(guest.running.deadline_ns(), Some(101_000));
+    guest.send(1);
+    guest.turn(2000);
+    assert!(guest.is_called(), "five packets");
+    assert_eq!(guest.running.deadline_ns(), None);
+    guest.send(1);
+    guest.turn(3000);
+    guest.turn(102_999);
+    assert!(!guest.is_called());
+    guest.turn(103_000);
+    assert!(guest.is_called(), "100 microseconds");
+    guest.coalesce(0, 0);
+    guest.send(1);
+    guest.turn(104_000);
+    assert!(guest.is_called());
+}
+
+#[test]
+fn a_frame_in_many_buffers_is_one_packet_of_a_driver_that_coalesces() {
+    let mut guest = Guest::new(true);
+    guest.post();
+    guest.coalesce(3, 1000);
+    guest.port.arrive(RawHeader::default(), &frame(0, 20_000));
+    guest.turn(1);
+    assert_eq!(guest.returned(), 10);
+    assert!(!guest.is_called(), "ten buffers are one packet");
+    guest.port.arrive(RawHeader::default(), &frame(1, 60));
+    guest.port.arrive(RawHeader::default(), &frame(2, 60));
+    guest.turn(2);
+    assert!(guest.is_called(), "three packets");
+}
+
+#[test]
+fn a_call_that_is_held_back_is_sent_before_the_queue_stops() {
+    let mut guest = Guest::new(false);
+    guest.coalesce(100, 1000);
+    guest.send(2);
+    guest.turn(1);
+    assert!(!guest.is_called());
+    guest.running.drain();
+    assert!(guest.is_called() && guest.running.is_drained());
+    assert_eq!((guest.running.base(), guest.returned()), (2, 2));
+}
+
+#[test]
+fn other_memory_under_a_blocked_transmitq_loses_what_the_port_does_not_take_and_no_chain() {
+    use Next::{Block, Take};
+    let mut guest = Guest::new(false);
+    guest.port.script().sends.extend([Take, Block, Take, Block]);
+    guest.send(4);
+    guest.turn(1);
+    assert!(guest.is_called());
+    let (reply, mut done) = oneshot::channel();
+    let memory = Arc::new((*guest.ring.memory).clone());
+    guest.running.set_memory(memory, guest.ring.config.addresses, reply, 2);
+    assert_eq!(done.try_recv().unwrap(), Ok(()));
+    assert!(guest.is_called(), "the driver hears of the chains that were let go");
+    assert_eq!(guest.returned(), 4);
+    guest.send(1);
+    guest.turn(3);
+    assert_eq!(guest.port.sent(), [frame(0, 60), frame(1, 60), frame(4, 60)]);
+    assert_eq!(guest.ring.stats.dropped_port_full.value(), 2);
+}
+
+#[test]
+fn other_memory_under_a_receiveq_loses_nothing() {
+    let mut guest = Guest::new(true);
+    guest.post();
+    guest.port.arrive(RawHeader::default(), &frame(0, 5000));
+    guest.turn(1);
+    let (reply, mut done) = oneshot::channel();
+    let memory = Arc::new((*guest.ring.memory).clone());
+    guest.running.set_memory(memory, guest.ring.config.addresses, reply, 2);
+    assert_eq!(done.try_recv().unwrap(), Ok(()));
+    guest.port.arrive(RawHeader::default(), &frame(1, 5000));
+    guest.turn(3);
+    guest.running.drain();
+    assert!(guest.running.is_drained());
+    assert_eq!((guest.running.base(), guest.returned()), (6, 6));
+}
+
+#[test]
+fn a_queue_that_broke_while_the_host_had_no_memory_wants_no_turn() {
+    let mut guest = Guest::new(false);
+    guest.port.script().then = Some(Next::NoMemory);
+    guest.send(1);
+    guest.turn(1);
+    assert!(guest.running.deadline_ns().is_some(), "it tries again");
+    // The driver makes more available than the ring has.
+    let avail = guest.ring.memory.words(0x8000, avail_ring_size(256), 2).unwrap();
+    avail.store_u16_release(RING_IDX, 1000);
+    guest.port.script().then = None;
+    guest.turn(1_000_001);
+    guest.port.script().then = Some(Next::NoMemory);
+    guest.turn(1_000_002);
+    assert_eq!(guest.ring.stats.faults.value(), 1);
+    assert_eq!(guest.running.deadline_ns(), None, "a worker would wake for it for ever");
+    guest.running.drain();
+    assert!(guest.running.is_drained());
+}
+
+#[test]
+fn a_queue_that_breaks_in_the_batch_that_finds_no_memory_wants_no_turn() {
+    let mut guest = Guest::new(false);
+    guest.port.script().then = Some(Next::NoMemory);
+    guest.ring.write(DATA, &[&[0; HEADER_SIZE][..], &frame(0, 60)].concat());
+    guest.ring.driver.add(&[(DATA, 72)], &[]).unwrap();
+    guest.ring.driver.add(&[(MEMORY, 72)], &[]).unwrap();
+    guest.ring.driver.publish();
+    guest.turn(1);
+    assert_eq!(guest.ring.stats.faults.value(), 1);
+    guest.turn(2_000_000);
+    assert_eq!(guest.running.deadline_ns(), None, "a worker would wake for it for ever");
+    guest.running.drain();
+    assert!(guest.running.is_drained());
+    assert_eq!(guest.returned(), 1);
+}

@@ -1,0 +1,379 @@
+//! A transmitq: what is sent arrives in order, what is not is counted, every chain comes back.
+
+use super::*;
+use crate::net::NetTx;
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4};
+use proptest::prelude::*;
+
+/// Bytes of guest memory for each chain.
+const ROOM: u64 = 0x1000;
+const RETRY_NS: u64 = 1_000_000;
+
+struct Guest {
+    ring: Ring,
+    queue: DeviceQueue,
+    tx: NetTx,
+    port: Scripted,
+    offered: u64,
+    now_ns: u64,
+}
+
+impl Guest {
+    fn new(sends: impl IntoIterator<Item = Next>) -> Self {
+        Self::with(sends, ALL)
+    }
+
+    fn with(sends: impl IntoIterator<Item = Next>, taken: Offloads) -> Self {
+        let (ring, port) = (Ring::new(256, true), Scripted::default());
+        port.script().sends.extend(sends);
+        Self {
+            queue: ring.device_half(),
+            tx: NetTx::new(Box::new(port.clone()), Arc::new(open_rules()), taken).unwrap(),
+            ring,
+            port,
+            offered: 0,
+            now_ns: 1,
+        }
+    }
+
+    /// Offers `bytes` in pieces of these lengths.
+    fn offer(&mut self, bytes: &[u8], pieces: &[usize]) {
+        let at = DATA + self.offered % 128 * ROOM;
+        self.ring.write(at, bytes);
+        let mut addr = at;
+        let mut readable = Vec::new();
+        for len in pieces {
+            readable.push((addr, len32(*len)));
+            addr += *len as u64;
+        }
+        self.ring.driver.add(&readable, &[]).expect("the ring has room");
+        self.ring.driver.publish();
+        self.offered += 1;
+    }
+
+    /// Offers frame `number` behind a header of zeroes.
+    fn offer_frame(&mut self, number: u64) {
+        let bytes = [&[0; HEADER_SIZE][..], &frame(number, 60)].concat();
+        self.offer(&bytes, &[HEADER_SIZE, 60]);
+    }
+
+    fn turn(&mut self) -> super::super::Turn {
+        let turn = self.tx.turn(&mut self.queue, &self.ring.stats, true, self.now_ns);
+        self.queue.publish();
+        turn
+    }
+
+    /// How many chains come back; the driver half panics where one does twice.
+    fn returned(&mut self) -> usize {
+        let mut count = 0;
+        while let Some((_, written)) = self.ring.driver.take_used() {
+            assert_eq!(written, 0, "nothing is written to what is sent");
+            count += 1;
+        }
+        count
+    }
+
+    fn let_go(&mut self) {
+        self.tx.let_go(&mut self.queue, &self.ring.stats);
+        self.queue.publish();
+    }
+}
+
+fn frames(numbers: impl IntoIterator<Item = u64>) -> Vec<Vec<u8>> {
+    numbers.into_iter().map(|number| frame(number, 60)).collect()
+}
+
+#[test]
+fn frames_leave_in_order_and_their_chains_come_back() {
+    let mut guest = Guest::new([]);
+    (0..100).for_each(|number| guest.offer_frame(number));
+    assert_eq!((guest.turn().packets, guest.turn().packets, guest.turn().packets), (64, 36, 0));
+    assert_eq!(guest.port.sent(), frames(0..100));
+    assert_eq!(guest.returned(), 100);
+    let stats = &guest.ring.stats;
+    assert_eq!((stats.packets.value(), stats.bytes_passed.value()), (100, 6000));
+}
+
+#[test]
+fn a_port_that_blocks_in_a_burst_gets_the_rest_in_order() {
+    use Next::{Block, NoMemory, Take};
+    let mut guest = Guest::new([Take, Take, Take, Block, Take, NoMemory]);
+    (0..6).for_each(|number| guest.offer_frame(number));
+    guest.turn();
+    assert_eq!((guest.returned(), guest.queue.in_flight()), (3, 3));
+    assert!(guest.tx.is_blocked() && guest.tx.retry_at_ns().is_none());
+    // What comes later does not overtake; without the port's word nothing is tried.
+    (6..9).for_each(|number| guest.offer_frame(number));
+    assert_eq!((guest.turn().used, guest.returned()), (0, 0));
+    guest.tx.on_port();
+    guest.turn();
+    assert_eq!(guest.returned(), 1);
+    assert_eq!(guest.tx.retry_at_ns(), Some(1 + RETRY_NS));
+    guest.now_ns = RETRY_NS;
+    assert_eq!(guest.turn().used, 0, "it is too early");
+    guest.now_ns += 1;
+    guest.turn();
+    guest.turn();
+    assert_eq!((guest.returned(), guest.queue.in_flight()), (5, 0));
+    assert_eq!(guest.port.sent(), frames(0..9));
+    assert_eq!((guest.ring.stats.packets.value(), guest.ring.stats.blocked.value()), (9, 1));
+}
+
+#[test]
+fn a_frame_that_the_host_has_no_memory_for_is_given_up_alone() {
+    let mut guest = Guest::new([Next::Take]);
+    guest.port.script().then = Some(Next::NoMemory);
+    (0..4).for_each(|number| guest.offer_frame(number));
+    let mut tries = 0;
+    while guest.queue.in_flight() == 0 || guest.ring.stats.dropped_no_memory.value() == 0 {
+        guest.turn();
+        guest.now_ns += RETRY_NS;
+        tries += 1;
+        assert!(tries < 1000, "it is tried for ever");
+    }
+    guest.port.script().then = None;
+    guest.turn();
+    assert_eq!(guest.port.sent(), frames([0, 2, 3]));
+    assert_eq!(guest.returned(), 4);
+    let stats = &guest.ring.stats;
+    assert_eq!((stats.packets.value(), stats.dropped_no_memory.value()), (3, 1));
+}
+
+#[test]
+fn what_waits_for_the_port_when_the_queue_lets_go_is_sent_or_counted() {
+    use Next::{Block, Take};
+    let mut guest = Guest::new([Take, Block, Take, Block]);
+    (0..5).for_each(|number| guest.offer_frame(number));
+    guest.turn();
+    guest.let_go();
+    assert_eq!((guest.returned(), guest.queue.in_flight()), (5, 0));
+    assert_eq!(guest.port.sent(), frames(0..2));
+    let stats = &guest.ring.stats;
+    assert_eq!((stats.packets.value(), stats.dropped_port_full.value()), (2, 3));
+    assert!(!guest.tx.waits_for_port());
+    // The queue goes on, with other memory or on another worker.
+    guest.offer_frame(5);
+    guest.turn();
+    assert_eq!((guest.returned(), guest.port.sent().len()), (1, 3));
+    assert_eq!(guest.queue.base(), 6);
+}
+
+#[test]
+fn frames_lost_while_the_queue_lets_go_are_counted_by_cause() {
+    use Next::{Block, Down, Fault, Refuse, Take};
+    let mut guest = Guest::new([Block, Take, Refuse, Down, Fault, Block]);
+    (0..6).for_each(|number| guest.offer_frame(number));
+    guest.turn();
+    guest.let_go();
+    assert_eq!(guest.returned(), 6);
+    let stats = &guest.ring.stats;
+    assert_eq!(stats.packets.value(), 1);
+    assert_eq!(stats.dropped_refused.value(), 1);
+    assert_eq!((stats.dropped_port_down.value(), stats.dropped_memory.value()), (1, 1));
+    assert_eq!(stats.dropped_port_full.value(), 2);
+}
+
+#[test]
+fn frames_the_host_refuses_are_counted_by_cause_and_hold_nothing_up() {
+    use Next::{Down, Fault, Refuse, Take};
+    let mut guest = Guest::new([Refuse, Take, Down, Take, Refuse]);
+    (0..6).for_each(|number| guest.offer_frame(number));
+    assert!(!guest.turn().memory_lost);
+    assert_eq!((guest.returned(), guest.port.sent()), (6, frames([1, 3, 5])));
+    let stats = &guest.ring.stats;
+    assert_eq!((stats.dropped_refused.value(), stats.dropped_port_down.value()), (2, 1));
+    assert_eq!(stats.packets.value(), 3);
+    guest.port.script().sends.push_back(Fault);
+    guest.offer_frame(6);
+    assert!(guest.turn().memory_lost, "guest memory is not there");
+    assert_eq!(guest.returned(), 1);
+}
+
+#[test]
+fn a_queue_that_is_disabled_or_has_no_link_drops_and_says_why() {
+    let mut guest = Guest::new([]);
+    guest.offer_frame(0);
+    guest.tx.turn(&mut guest.queue, &guest.ring.stats, false, 1);
+    guest.tx.set_rules(Arc::new(Rules { link_up: false, ..open_rules() }));
+    guest.offer_frame(1);
+    guest.turn();
+    assert_eq!((guest.returned(), guest.port.sent().len()), (2, 0));
+    let stats = &guest.ring.stats;
+    assert_eq!((stats.dropped_disabled.value(), stats.dropped_link_down.value()), (1, 1));
+    assert_eq!((stats.packets.value(), stats.bytes_passed.value()), (0, 0));
+}
+
+#[test]
+fn chains_that_are_no_frames_come_back_counted_and_the_next_one_passes() {
+    let long = vec![0; HEADER_SIZE + FRAME_SIZE_MAX + 1];
+    for len in [1, 11, 12, 13, HEADER_SIZE + 13] {
+        let mut guest = Guest::new([]);
+        guest.offer(&long[..len], &[len]);
+        guest.offer_frame(1);
+        guest.turn();
+        assert_eq!((guest.returned(), guest.port.sent()), (2, frames([1])), "{len}");
+        assert_eq!(guest.ring.stats.dropped_short.value(), 1, "{len}");
+    }
+    let mut guest = Guest::new([]);
+    guest.offer(&long, &[long.len()]);
+    guest.offer(&long[1..], &[long.len() - 1]);
+    // Empty, and with nothing to read.
+    guest.ring.driver.add(&[(DATA, 0)], &[]).unwrap();
+    guest.ring.driver.add(&[], &[(DATA, 2000)]).unwrap();
+    guest.ring.driver.publish();
+    guest.turn();
+    let lens: Vec<_> = guest.port.sent().iter().map(Vec::len).collect();
+    assert_eq!((guest.returned(), lens), (4, vec![FRAME_SIZE_MAX]));
+    let stats = &guest.ring.stats;
+    assert_eq!((stats.dropped_too_long.value(), stats.dropped_short.value()), (1, 2));
+    assert!(guest.queue.fault().is_none());
+}
+
+#[test]
+fn a_header_in_pieces_is_read_whole_and_its_frame_follows() {
+    let header = RawHeader {
+        flags: HDR_F_NEEDS_CSUM,
+        csum_start: 34.into(),
+        csum_offset: 16.into(),
+        ..RawHeader::default()
+    };
+    let bytes = [header.as_bytes(), &frame(7, 60)].concat();
+    for pieces in [&[72][..], &[5, 67], &[5, 7, 60], &[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 59, 1]] {
+        let mut guest = Guest::new([]);
+        guest.offer(&bytes, pieces);
+        guest.turn();
+        assert_eq!(guest.port.script().sent, std::slice::from_ref(&bytes), "{pieces:?}");
+    }
+}
+
+#[test]
+fn a_header_that_lies_or_was_not_negotiated_is_counted() {
+    let csum = RawHeader {
+        flags: 1,
+        csum_start: 34.into(),
+        csum_offset: 16.into(),
+        ..RawHeader::default()
+    };
+    let gso = RawHeader { gso_type: HDR_GSO_TCPV4, gso_size: 10.into(), ..csum };
+    let lies = [
+        RawHeader { csum_start: 60.into(), ..csum },
+        RawHeader { csum_start: u16::MAX.into(), csum_offset: u16::MAX.into(), ..csum },
+        RawHeader { gso_size: 0.into(), ..gso },
+        RawHeader { gso_type: 77, ..gso },
+        RawHeader { flags: 0, ..gso },
+        RawHeader { hdr_len: 61.into(), ..gso },
+    ];
+    let mut guest = Guest::new([]);
+    for header in lies {
+        guest.offer(&[header.as_bytes(), &frame(0, 60)].concat(), &[12, 60]);
+    }
+    guest.offer(&[gso.as_bytes(), &frame(1, 60)].concat(), &[12, 60]);
+    guest.turn();
+    assert_eq!(guest.returned(), lies.len() + 1);
+    let stats = &guest.ring.stats;
+    assert_eq!(stats.dropped_bad_header.value(), lies.len() as u64);
+    assert_eq!((stats.packets.value(), stats.gso_packets.value()), (1, 1));
+    let mut plain = Guest::with([], Offloads::default());
+    plain.offer(&[csum.as_bytes(), &frame(0, 60)].concat(), &[12, 60]);
+    plain.turn();
+    assert_eq!((plain.returned(), plain.ring.stats.dropped_bad_header.value()), (1, 1));
+}
+
+#[test]
+fn a_header_that_changes_after_the_check_is_sent_as_it_was_checked() {
+    let mut guest = Guest::new([Next::Block]);
+    guest.offer_frame(3);
+    guest.turn();
+    guest.ring.write(DATA, &[0xff; HEADER_SIZE]);
+    guest.tx.on_port();
+    guest.turn();
+    assert_eq!(guest.port.script().sent[0][..HEADER_SIZE], [0; HEADER_SIZE]);
+}
+
+/// A step of a driver, a port or a session.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Offer(u8),
+    OfferShort,
+    Turn,
+    Port,
+    Later,
+    LetGo,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (1u8..40).prop_map(Step::Offer),
+        Just(Step::OfferShort),
+        Just(Step::Turn),
+        Just(Step::Turn),
+        Just(Step::Port),
+        Just(Step::Later),
+        Just(Step::LetGo),
+    ]
+}
+
+fn next() -> impl Strategy<Value = Next> {
+    use Next::{Block, Down, NoMemory, Refuse, Take};
+    prop_oneof![
+        8 => Just(Take),
+        1 => Just(Block),
+        1 => Just(NoMemory),
+        1 => Just(Refuse),
+        1 => Just(Down),
+    ]
+}
+
+proptest! {
+    /// Whatever the port does: what arrives is in order and whole, every chain comes back once,
+    /// and every frame is either passed on or counted as dropped.
+    #[test]
+    fn every_frame_is_sent_in_order_or_counted(
+        sends in prop::collection::vec(next(), 0..200),
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let mut guest = Guest::new(sends);
+        let (mut number, mut shorts, mut back) = (0, 0, 0);
+        for step in steps {
+            match step {
+                Step::Offer(count) => {
+                    for _ in 0..u64::from(count).min(120 - (number + shorts - back)) {
+                        guest.offer_frame(number);
+                        number += 1;
+                    }
+                }
+                Step::OfferShort => {
+                    if number + shorts - back < 120 {
+                        guest.offer(&[0; 20], &[20]);
+                        shorts += 1;
+                    }
+                }
+                Step::Turn => drop(guest.turn()),
+                Step::Port => guest.tx.on_port(),
+                Step::Later => guest.now_ns += RETRY_NS,
+                Step::LetGo => guest.let_go(),
+            }
+            back += guest.returned() as u64;
+        }
+        guest.port.script().sends.clear();
+        for _ in 0..20 {
+            guest.now_ns += RETRY_NS;
+            guest.tx.on_port();
+            guest.turn();
+        }
+        back += guest.returned() as u64;
+        prop_assert_eq!(back, number + shorts);
+        prop_assert_eq!(guest.queue.in_flight(), 0);
+        let sent = guest.port.sent();
+        let mut all = frames(0..number).into_iter();
+        for bytes in &sent {
+            prop_assert!(all.any(|frame| frame == *bytes), "out of order, twice or changed");
+        }
+        let stats = &guest.ring.stats;
+        prop_assert_eq!(stats.packets.value(), sent.len() as u64);
+        prop_assert_eq!(stats.dropped_short.value(), shorts);
+        let dropped = stats.dropped_refused.value() + stats.dropped_port_down.value()
+            + stats.dropped_port_full.value() + stats.dropped_no_memory.value();
+        prop_assert_eq!(stats.packets.value() + dropped, number);
+    }
+}
