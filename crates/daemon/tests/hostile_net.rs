@@ -1,0 +1,457 @@
+//! Hostile guests of a network device on a tap: frames, buffers and commands that are none. Each
+//! costs a counted packet, an error, or its queue with one clear line; the neighbour in the same
+//! daemon goes on, and the next guest is served. Needs root.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+mod program;
+mod space;
+
+use manyring_driver::hostile::{
+    CtrlSpoil, HostileNet, HostileRing, Racer, RxSpoil, Spoil, TxSpoil,
+};
+use manyring_driver::{Arena, ControlOwner, FrontEnd, NetDriver, NetOptions, Vring};
+use manyring_queue::RingFeatures;
+use manyring_wire::net::{CtrlStatus, RawHeader, RxMode, VIRTIO_NET_F_MQ, class};
+use manyring_wire::vhost_user::F_PROTOCOL_FEATURES;
+use manyring_wire::virtio::{VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
+use manyring_wire::virtqueue::{DESC_F_NEXT, Descriptor};
+use process::{Daemon, wait_until};
+use program::http;
+use serde_json::Value;
+use space::{in_own_space, run};
+use std::collections::BTreeMap;
+use std::net::UdpSocket;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+const CONFIG: &str = "[daemon]\ncontrol = '@/control'\n\
+    [[net]]\nname = 'bad'\nsocket_path = '@/bad'\ntap = 'bad0'\nqueue_pairs = 1\n\
+    [[net]]\nname = 'good'\nsocket_path = '@/good'\nnull = true\ngenerate = 3000\n";
+const LONG: Duration = Duration::from_secs(10);
+/// Rings of the hostile guest: receiveq, transmitq, controlq.
+const RX: usize = 0;
+const TX: usize = 1;
+const CTRL: usize = 2;
+/// Entries of each.
+const SIZE: u16 = 16;
+
+/// A guest that sends and receives without end.
+struct Neighbour {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Neighbour {
+    fn start(socket: &Path) -> Self {
+        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, count) = (stop.clone(), rounds.clone());
+        let mut guest = NetDriver::connect(socket, &NetOptions::default()).unwrap();
+        let live = move || {
+            // All of the guest lives here, its session too.
+            let guest = &mut guest;
+            let pair = &mut guest.pairs[0];
+            let payload: Vec<u8> = (0..=u8::MAX).cycle().take(3000 - 14).collect();
+            while !stopped.load(Ordering::Relaxed) {
+                assert!(pair.tx.send(&RawHeader::default(), &[0x5a; 900]).unwrap());
+                pair.tx.publish(0).unwrap();
+                pair.tx.drain(LONG).expect("the neighbour's frame is sent");
+                let mut frame = Vec::new();
+                pair.rx.recv_wait(&mut frame, LONG).expect("the neighbour receives");
+                assert!(frame[14..] == payload, "the neighbour's frame");
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let thread = std::thread::Builder::new().spawn(live).unwrap();
+        Self { stop, rounds, thread: Some(thread) }
+    }
+
+    fn end(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().expect("the neighbour");
+    }
+}
+
+/// A daemon with two devices: `bad` for the hostile guest, `good` for its neighbour.
+struct House {
+    daemon: Daemon,
+    neighbour: Neighbour,
+}
+
+/// A guest whose rings are written word by word.
+struct Raw {
+    front: FrontEnd,
+    arena: Arc<Arena>,
+    vrings: Vec<Vring>,
+}
+
+impl House {
+    fn new() -> Self {
+        let daemon = Daemon::run(CONFIG, &["bad", "good", "control"]);
+        let neighbour = Neighbour::start(&daemon.socket_of("good"));
+        Self { daemon, neighbour }
+    }
+
+    /// A guest of all three rings, empty.
+    fn guest(&self) -> Raw {
+        let mut front = FrontEnd::connect(&self.daemon.socket_of("bad"), LONG).unwrap();
+        let wanted = (NetOptions::PLAIN | NetOptions::OFFLOADS | NetOptions::CONTROL)
+            & !VIRTIO_NET_F_MQ
+            | VIRTIO_F_INDIRECT_DESC;
+        let required = F_PROTOCOL_FEATURES | VIRTIO_F_VERSION_1;
+        let protocol = NetOptions::default().protocol_features;
+        let features =
+            RingFeatures::from_bits(front.negotiate(wanted, required, protocol).unwrap());
+        let arena = Arc::new(Arena::new(1 << 20).unwrap());
+        let vring = |index| Vring::new(&arena, index, SIZE, features, 0).unwrap();
+        let vrings: Vec<_> = (0..3).map(vring).collect();
+        front.set_memory(&arena).unwrap();
+        for vring in &vrings {
+            front.start_vring(vring, 0).unwrap();
+        }
+        Raw { front, arena, vrings }
+    }
+
+    /// The counters of a queue of the hostile guest's device.
+    fn counters(&self, queue: usize) -> BTreeMap<String, u64> {
+        let control = self.daemon.socket_of("control");
+        let (status, _, body) = http(&control, "GET", "/v1/devices/bad", "");
+        assert_eq!(status, 200, "{body}");
+        let value: Value = serde_json::from_str(&body).unwrap();
+        serde_json::from_value(value["queues"][queue]["counters"].clone()).unwrap()
+    }
+
+    /// Warnings about the hostile guest's device.
+    fn warnings(&self) -> Vec<String> {
+        let log = self.daemon.log();
+        let lines = log.lines().filter(|l| l.contains("WARN") && l.contains("\"bad\""));
+        lines.map(str::to_owned).collect()
+    }
+
+    /// Does `act`: it costs one line, which says `what`; the neighbour goes on, and the next
+    /// guest is served.
+    fn one_line(&self, what: &str, act: impl FnOnce()) {
+        let before = self.warnings().len();
+        act();
+        assert!(wait_until(|| self.warnings().len() > before), "{what}: no line");
+        self.next_guest_is_served();
+        let after = self.warnings();
+        assert_eq!(after.len(), before + 1, "{what}: {:#?}", &after[before..]);
+        assert!(after[before].contains(what), "{what}: {}", after[before]);
+        self.neighbour_goes_on();
+    }
+
+    fn neighbour_goes_on(&self) {
+        let rounds = || self.neighbour.rounds.load(Ordering::Relaxed);
+        let before = rounds();
+        assert!(wait_until(|| rounds() > before + 1), "the neighbour stands");
+    }
+
+    fn next_guest_is_served(&self) {
+        let options = NetOptions { control: ControlOwner::Device, ..NetOptions::default() };
+        let mut guest = NetDriver::connect(&self.daemon.socket_of("bad"), &options).unwrap();
+        let before = self.counters(TX)["packets"];
+        assert!(guest.pairs[0].tx.send(&RawHeader::default(), &[0x5a; 900]).unwrap());
+        guest.pairs[0].tx.publish(0).unwrap();
+        guest.pairs[0].tx.drain(LONG).unwrap();
+        assert_eq!(self.counters(TX)["packets"], before + 1);
+        let promisc = guest.control().unwrap().set_rx_mode(RxMode::Promisc, true);
+        assert_eq!(promisc.unwrap(), CtrlStatus::Ok);
+    }
+
+    fn end(mut self) {
+        assert!(self.daemon.is_running());
+        self.neighbour.end();
+        let log = self.daemon.log();
+        assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
+        let warned = log.lines().any(|l| l.contains("WARN") && l.contains("\"good\""));
+        assert!(!warned, "{log}");
+        assert_eq!(self.daemon.terminate().code(), Some(0));
+    }
+}
+
+impl Raw {
+    fn hostile(&self, queue: usize) -> HostileNet {
+        HostileNet::new(&self.arena, &self.vrings[queue]).unwrap()
+    }
+
+    /// Kicks, and waits until the device has returned `count` chains in all.
+    fn served(&mut self, queue: usize, hostile: &HostileNet, count: u16) {
+        self.vrings[queue].kick().unwrap();
+        assert!(wait_until(|| hostile.ring.used_idx() == count), "{}", hostile.ring.used_idx());
+    }
+
+    /// Kicks, and waits until the device has said that the queue is broken; the session goes on.
+    fn breaks(&mut self, queue: usize) {
+        self.vrings[queue].kick().unwrap();
+        assert!(self.vrings[queue].wait_err(LONG).unwrap(), "err is silent");
+        self.front.features().expect("the session goes on");
+        let base = self.front.vring_base(u32::try_from(queue).unwrap());
+        assert!(base.expect("the session goes on") <= SIZE);
+    }
+}
+
+/// The counter that a frame which is wrong in this way adds to.
+fn counter_of(spoil: TxSpoil) -> &'static str {
+    match spoil {
+        TxSpoil::HeaderInPieces | TxSpoil::WritableToo => "packets",
+        TxSpoil::TooLong | TxSpoil::TooLongInPieces => "dropped_too_long",
+        spoil if spoil.is_header_lie() => "dropped_bad_header",
+        _ => "dropped_short",
+    }
+}
+
+#[test]
+fn each_frame_that_is_none_comes_back_counted_and_the_next_one_passes() {
+    in_own_space(|| {
+        let house = House::new();
+        let mut guest = house.guest();
+        let mut hostile = guest.hostile(TX);
+        let mut count = 0;
+        for spoil in TxSpoil::ALL {
+            let before = house.counters(TX);
+            hostile.send(spoil).unwrap();
+            count += 1;
+            guest.served(TX, &hostile, count);
+            hostile.send_valid().unwrap();
+            count += 1;
+            guest.served(TX, &hostile, count);
+            let after = house.counters(TX);
+            let mut expected = before.clone();
+            *expected.get_mut("packets").unwrap() += 1;
+            *expected.get_mut(counter_of(spoil)).unwrap() += 1;
+            for (name, value) in after {
+                if name == "packets" || name.starts_with("dropped") || name == "faults" {
+                    assert_eq!(value, expected[&name], "{spoil:?}: {name}");
+                }
+            }
+        }
+        assert!(house.warnings().is_empty(), "{:?}", house.warnings());
+        let passed = house.counters(TX)["packets"];
+        let arrived = run("cat /sys/class/net/bad0/statistics/rx_packets");
+        assert_eq!(arrived.trim(), passed.to_string(), "the host has seen what was counted");
+        drop(guest);
+        house.next_guest_is_served();
+        house.neighbour_goes_on();
+        house.end();
+    });
+}
+
+#[test]
+fn a_header_that_changes_between_reads_is_right_or_refused_and_the_host_sees_no_third() {
+    in_own_space(|| {
+        let house = House::new();
+        let mut guest = house.guest();
+        let mut hostile = guest.hostile(TX);
+        let at = guest.arena.alloc(4096, 16).unwrap();
+        let link = |addr, len, flags, next| Descriptor { addr, len, flags, next };
+        hostile.ring.set_descriptor(0, link(at, 12, DESC_F_NEXT, 1));
+        hostile.ring.set_descriptor(1, link(at + 12, 60, 0, 0));
+        // Nothing to do, and a checksum far past the end: the host would refuse that one.
+        let (right, wrong) = ([0, 0], [0xffff_0000_0000_0001, u64::from(u16::MAX)]);
+        let racer = Racer::start(&guest.arena, at, right, wrong).unwrap();
+        for burst in 1..=250 {
+            (0..8).for_each(|_| hostile.ring.make_available(0));
+            guest.served(TX, &hostile, burst * 8);
+        }
+        drop(racer);
+        let counters = house.counters(TX);
+        assert_eq!(counters["packets"] + counters["dropped_bad_header"], 2000, "{counters:?}");
+        assert_eq!(counters["dropped_refused"], 0, "{counters:?}");
+        house.neighbour_goes_on();
+        house.end();
+    });
+}
+
+#[test]
+fn each_receive_buffer_that_can_hold_nothing_stops_its_queue_with_one_line() {
+    in_own_space(|| {
+        let house = House::new();
+        for spoil in RxSpoil::ALL {
+            let offer = |guest: &mut Raw| guest.hostile(RX).receive(spoil).unwrap();
+            if matches!(spoil, RxSpoil::ReadOnlyFirst | RxSpoil::HeaderAlone) {
+                // A frame may lie there.
+                let mut guest = house.guest();
+                offer(&mut guest);
+                guest.vrings[RX].kick().unwrap();
+                guest.front.features().unwrap();
+                let mut tx = guest.hostile(TX);
+                tx.send_valid().unwrap();
+                guest.served(TX, &tx, 1);
+                continue;
+            }
+            house.one_line("receive buffer shorter than a header", || {
+                let mut guest = house.guest();
+                offer(&mut guest);
+                guest.breaks(RX);
+                // The other half of the pair goes on.
+                let mut tx = guest.hostile(TX);
+                tx.send_valid().unwrap();
+                guest.served(TX, &tx, 1);
+            });
+        }
+        assert_eq!(house.counters(RX)["faults"], 4);
+        house.end();
+    });
+}
+
+#[test]
+fn each_command_that_is_none_is_an_error_or_stops_the_control_queue() {
+    in_own_space(|| {
+        let house = House::new();
+        for spoil in CtrlSpoil::ALL {
+            let what = if spoil.has_status() {
+                "command of the control queue refused"
+            } else {
+                "command without a status byte"
+            };
+            // Its own line is not the next guest's.
+            let before = house.warnings().len();
+            let mut guest = house.guest();
+            let mut hostile = guest.hostile(CTRL);
+            hostile.command(spoil).unwrap();
+            if spoil.has_status() {
+                guest.served(CTRL, &hostile, 1);
+                assert_eq!(hostile.status().unwrap(), 1, "{spoil:?}");
+                let promisc = [class::RX, class::RX_PROMISC, 1];
+                hostile.offer(&promisc, &[3], &[1]).unwrap();
+                guest.served(CTRL, &hostile, 2);
+                assert_eq!(hostile.status().unwrap(), 0, "after {spoil:?}");
+            } else {
+                guest.breaks(CTRL);
+                assert_eq!(hostile.ring.used_idx(), 0, "{spoil:?}");
+            }
+            let mut tx = guest.hostile(TX);
+            tx.send_valid().unwrap();
+            guest.served(TX, &tx, 1);
+            let lines = &house.warnings()[before..];
+            assert_eq!(lines.len(), 1, "{spoil:?}: {lines:?}");
+            assert!(lines[0].contains(what), "{spoil:?}: {lines:?}");
+        }
+        assert_eq!(house.counters(CTRL)["faults"], 3);
+        house.next_guest_is_served();
+        house.neighbour_goes_on();
+        house.end();
+    });
+}
+
+#[test]
+fn a_driver_that_repeats_wrong_commands_fills_no_log() {
+    in_own_space(|| {
+        let house = House::new();
+        let mut guest = house.guest();
+        let mut hostile = guest.hostile(CTRL);
+        for count in 1..=200 {
+            hostile.command(CtrlSpoil::ClassUnknown).unwrap();
+            guest.served(CTRL, &hostile, count);
+        }
+        assert_eq!(house.warnings().len(), 10, "{:#?}", house.warnings());
+        house.end();
+    });
+}
+
+#[test]
+fn each_spoiled_ring_of_a_network_device_stops_its_queue_alone() {
+    in_own_space(|| {
+        let house = House::new();
+        for queue in [TX, RX, CTRL] {
+            for spoil in Spoil::ALL {
+                // What is wrong with a block request may be right here.
+                if matches!(spoil, Spoil::NoStatus | Spoil::ShortHeader) {
+                    continue;
+                }
+                let before = house.warnings().len();
+                let mut guest = house.guest();
+                let mut ring = HostileRing::new(&guest.arena, &guest.vrings[queue]).unwrap();
+                ring.offer(spoil).unwrap();
+                guest.breaks(queue);
+                assert_eq!(ring.used_idx(), 0, "{spoil:?} was answered");
+                let other = if queue == TX { CTRL } else { TX };
+                let mut hostile = guest.hostile(other);
+                if other == TX {
+                    hostile.send_valid().unwrap();
+                } else {
+                    hostile.offer(&[class::RX, class::RX_PROMISC, 1], &[3], &[1]).unwrap();
+                }
+                guest.served(other, &hostile, 1);
+                let lines = &house.warnings()[before..];
+                assert_eq!(lines.len(), 1, "{queue} {spoil:?}: {lines:?}");
+            }
+        }
+        house.next_guest_is_served();
+        house.neighbour_goes_on();
+        house.end();
+    });
+}
+
+#[test]
+fn receive_buffers_cut_away_cost_that_session_only() {
+    in_own_space(|| {
+        let house = House::new();
+        run("ip address add 10.77.3.1/24 dev bad0");
+        run("ip neighbor add 10.77.3.2 lladdr 02:00:00:00:00:33 dev bad0");
+        let host = UdpSocket::bind("10.77.3.1:0").unwrap();
+        house.one_line("guest memory was cut away", || {
+            let mut guest = house.guest();
+            let mut hostile = guest.hostile(RX);
+            for _ in 0..8 {
+                hostile.receive(RxSpoil::ReadOnlyFirst).unwrap();
+            }
+            guest.vrings[RX].kick().unwrap();
+            guest.front.features().unwrap();
+            // The rings lie below what is cut away.
+            rustix::fs::ftruncate(guest.arena.table()[0].1, 0x1000).unwrap();
+            let ended = wait_until(|| {
+                host.send_to(&[7; 1000], "10.77.3.2:9").unwrap();
+                guest.front.is_closed_within(Duration::from_millis(20)).unwrap()
+            });
+            assert!(ended, "the session goes on");
+        });
+        house.end();
+    });
+}
+
+#[test]
+fn after_many_hostile_guests_the_daemon_holds_what_it_held() {
+    in_own_space(|| {
+        let house = House::new();
+        house.next_guest_is_served();
+        let settled = || {
+            let mut last = house.daemon.holdings();
+            assert!(wait_until(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                let now = house.daemon.holdings();
+                std::mem::replace(&mut last, now) == now
+            }));
+            last
+        };
+        let before = settled();
+        for round in 0..60usize {
+            let mut guest = house.guest();
+            match round % 3 {
+                0 => {
+                    guest.hostile(RX).receive(RxSpoil::OneByte).unwrap();
+                    guest.breaks(RX);
+                }
+                1 => {
+                    guest.hostile(CTRL).command(CtrlSpoil::NoStatus).unwrap();
+                    guest.breaks(CTRL);
+                }
+                _ => {
+                    let mut hostile = guest.hostile(TX);
+                    hostile.send(TxSpoil::ALL[round % TxSpoil::ALL.len()]).unwrap();
+                    guest.served(TX, &hostile, 1);
+                }
+            }
+        }
+        house.next_guest_is_served();
+        assert!(wait_until(|| house.daemon.holdings().fds == before.fds), "{before:?}");
+        assert_eq!(settled().threads, before.threads);
+        house.neighbour_goes_on();
+        house.end();
+    });
+}
