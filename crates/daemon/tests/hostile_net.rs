@@ -450,7 +450,9 @@ fn after_many_hostile_guests_the_daemon_holds_what_it_held() {
         }
         house.next_guest_is_served();
         assert!(wait_until(|| house.daemon.holdings().fds == before.fds), "{before:?}");
-        assert_eq!(settled().threads, before.threads);
+        // Threads for calls that may block come and go: at most one for the device and the socket.
+        let after = settled();
+        assert!(after.threads <= before.threads + 2, "{before:?}, {after:?}");
         house.neighbour_goes_on();
         house.end();
     });
