@@ -1,7 +1,8 @@
 //! receiveq: `PortRx::recv` -> chains (virtio 1.3 §5.1.6.3, §5.1.6.4).
 //!
 //! Buffers are popped ahead and kept until frames fill them. A frame is read straight into the next
-//! of them; behind them lies a spill of our own, so that a frame that is longer than what was
+//! of them; its header comes to memory of ours, and is written to the guest once, when it is whole:
+//! reading it back from there would wait for the cache line. Behind the buffers lies a spill, so that a frame that is longer than what was
 //! offered is seen, and copied into further buffers, or waits there until the driver posts some.
 //! While frames are short few buffers are offered, since each costs the system call a little.
 
@@ -9,18 +10,19 @@ use super::rules::FILTER_SIZE;
 use super::{Rules, Turn};
 use crate::stats::QueueStats;
 use manyring_backend::net::{PortRx, Readiness};
-use manyring_memory::{
-    GuestSlice, Mapping, MemoryError, copy_from_slices, copy_to_slices, total_len,
-};
+use manyring_memory::{GuestSlice, Mapping, MemoryError, copy_from_slices, total_len};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, DeviceQueue, QueueError};
 use manyring_wire::net::{
     FRAME_SIZE_MAX, HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6,
-    HDR_GSO_UDP_L4, HEADER_SIZE, NUM_BUFFERS_OFFSET, Offloads,
+    HDR_GSO_UDP_L4, HEADER_SIZE, Offloads, RawHeader,
 };
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use zerocopy::IntoBytes;
 
+/// Where the spill lies in our memory, behind the header.
+const SPILL_AT: usize = 64;
 /// Header and frame at most.
 const SIZE_MAX: usize = HEADER_SIZE + FRAME_SIZE_MAX;
 /// Frames of one turn at most, and bytes: the driver hears of them when the turn ends.
@@ -61,7 +63,8 @@ pub(crate) struct NetRx {
     /// What the next frame is read into, while nothing about it changes.
     offer: Vec<GuestSlice>,
     offered: Offered,
-    spill: Mapping,
+    /// Memory of ours: the header of the next frame, and what goes past the offered buffers.
+    own: Mapping,
     /// Bytes of the frame that waits in the offer and the spill for more buffers; 0: none does.
     waiting: usize,
     short_row: u32,
@@ -113,7 +116,7 @@ impl NetRx {
             posted_size: 0,
             offer: Vec::new(),
             offered: Offered::default(),
-            spill: Mapping::anonymous(SIZE_MAX as u64)?,
+            own: Mapping::anonymous((SPILL_AT + SIZE_MAX) as u64)?,
             waiting: 0,
             short_row: 0,
             tally: Tally::default(),
@@ -288,11 +291,16 @@ impl NetRx {
             offered.size += posted.size;
             pieces += posted.pieces;
         }
-        let (front, back) = self.pieces.as_slices();
-        let from_front = pieces.min(front.len());
-        self.offer.extend_from_slice(&front[..from_front]);
-        self.offer.extend_from_slice(&back[..pieces - from_front]);
-        self.offer.extend(self.spill.slice(0, SIZE_MAX));
+        self.offer.extend(self.own.slice(0, HEADER_SIZE));
+        let mut skip = HEADER_SIZE;
+        for piece in self.pieces.iter().take(pieces) {
+            let (header, rest) = piece.split_at(skip);
+            skip -= header.len();
+            if !rest.is_empty() {
+                self.offer.push(rest);
+            }
+        }
+        self.offer.extend(self.own.slice(SPILL_AT, SIZE_MAX));
         self.offered = offered;
     }
 
@@ -304,7 +312,8 @@ impl NetRx {
             stats.dropped_short.add(1);
             return 0;
         }
-        let header = read_start::<HEADER_SIZE>(&self.offer);
+        let mut header = RawHeader::default();
+        copy_from_slices(&self.offer[..1], header.as_mut_bytes());
         let cause = match self.fate(&header, size) {
             Fate::Deliver => None,
             Fate::Filtered => Some(&stats.dropped_filtered),
@@ -324,20 +333,20 @@ impl NetRx {
             }
             return 0;
         }
-        if !self.rules.given.csum && header[0] != 0 {
-            copy_to_slices(&self.offer, &[0]);
+        if !self.rules.given.csum {
+            header.flags = 0;
         }
         self.tally.packets += 1;
         self.tally.bytes += (size - HEADER_SIZE) as u64;
-        self.tally.gso += u64::from(header[1] != HDR_GSO_NONE);
-        self.push_frame(queue, size)
+        self.tally.gso += u64::from(header.gso_type != HDR_GSO_NONE);
+        self.push_frame(queue, header, size)
     }
 
     /// Whether the guest gets the frame that was just read. What it does not take unfinished comes
     /// only from before it said so.
     #[inline]
-    fn fate(&self, header: &[u8; HEADER_SIZE], size: usize) -> Fate {
-        let (rules, flags, gso_type) = (&*self.rules, header[0], header[1]);
+    fn fate(&self, header: &RawHeader, size: usize) -> Fate {
+        let (rules, flags, gso_type) = (&*self.rules, header.flags, header.gso_type);
         if !rules.link_up {
             return Fate::LinkDown;
         }
@@ -352,9 +361,9 @@ impl NetRx {
             return Fate::Offload;
         }
         let Some(filter) = &rules.filter else { return Fate::Deliver };
-        let start = read_start::<{ HEADER_SIZE + FILTER_SIZE }>(&self.offer);
-        let seen = start.len().min(size);
-        if filter.passes(&start[HEADER_SIZE..seen]) { Fate::Deliver } else { Fate::Filtered }
+        let start = read_start::<FILTER_SIZE>(&self.offer[1..]);
+        let seen = start.len().min(size - HEADER_SIZE);
+        if filter.passes(&start[..seen]) { Fate::Deliver } else { Fate::Filtered }
     }
 
     /// Copies what went past the offered buffers into further ones. False: there are none.
@@ -373,7 +382,7 @@ impl NetRx {
         }
         let skip: usize = self.posted.iter().take(self.offered.buffers).map(|p| p.pieces).sum();
         let pieces = self.pieces.make_contiguous();
-        let Some(source) = self.spill.slice(0, spilled) else { return false };
+        let Some(source) = self.own.slice(SPILL_AT, spilled) else { return false };
         let mut rest = source;
         for target in &pieces[skip..] {
             let copied = target.copy_from(&rest);
@@ -387,7 +396,7 @@ impl NetRx {
     }
 
     /// Returns the buffers that hold the frame, all of them before any can be seen.
-    fn push_frame(&mut self, queue: &mut DeviceQueue, size: usize) -> usize {
+    fn push_frame(&mut self, queue: &mut DeviceQueue, mut header: RawHeader, size: usize) -> usize {
         let (mut left, mut count) = (size, 0);
         for posted in &self.posted {
             count += 1;
@@ -396,7 +405,8 @@ impl NetRx {
                 break;
             }
         }
-        self.write_num_buffers(u16::try_from(count).unwrap_or(u16::MAX));
+        header.num_buffers = u16::try_from(count).unwrap_or(u16::MAX).into();
+        self.write_header(header.as_bytes());
         let mut left = size;
         for _ in 0..count {
             let Some(posted) = self.posted.pop_front() else { break };
@@ -412,18 +422,13 @@ impl NetRx {
         count
     }
 
+    /// Writes the header to where the frame begins in the guest.
     #[inline]
-    fn write_num_buffers(&self, count: u16) {
-        let bytes = count.to_le_bytes();
-        let (mut skip, mut written) = (NUM_BUFFERS_OFFSET, 0);
+    fn write_header(&self, header: &[u8]) {
+        let mut rest = header;
         for piece in &self.pieces {
-            if skip >= piece.len() {
-                skip -= piece.len();
-                continue;
-            }
-            written += piece.split_at(skip).1.write_from(&bytes[written..]);
-            skip = 0;
-            if written == bytes.len() {
+            rest = &rest[piece.write_from(rest)..];
+            if rest.is_empty() {
                 break;
             }
         }
