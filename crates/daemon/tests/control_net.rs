@@ -15,9 +15,11 @@ use manyring_wire::vhost_user::{
 };
 use process::{Daemon, PATIENCE, wait_until};
 use program::{http, manyring, output_of};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use space::{in_own_space, link, queues, run};
+use space::{MULTI, handing_in, in_own_space, link, queue, queues, run};
 use std::io::Read;
+use std::process::Child;
 use zerocopy::FromBytes;
 
 const CONFIG: &str = "[daemon]\ncontrol = '@/control'\n\
@@ -25,6 +27,16 @@ const CONFIG: &str = "[daemon]\ncontrol = '@/control'\n\
     [[net]]\nname = 'lan'\nsocket_path = '@/lan'\nnull = true\nqueue_pairs = 2\n\
     mac = '52:54:00:12:34:56'\n\
     [[net]]\nname = 'gen'\nsocket_path = '@/gen'\nnull = true\ngenerate = 100\nmtu = 1400\n";
+
+/// A child that is killed when dropped.
+struct Started(Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 fn serve() -> Daemon {
     Daemon::run(CONFIG, &["disk", "lan", "gen", "control"])
@@ -79,6 +91,12 @@ fn wait_for(daemon: &Daemon, device: &str, index: usize, name: &str, count: u64)
         value == count
     });
     assert!(is_so, "{name}: {value}, not {count}");
+}
+
+/// What the host knows of a cable; others are told a little later.
+fn has_carrier(interface: &str) -> bool {
+    let file = format!("/sys/class/net/{interface}/carrier");
+    std::fs::read_to_string(file).unwrap() == "1\n"
 }
 
 /// A command of the program that asks this daemon.
@@ -359,15 +377,58 @@ fn the_interface_of_a_tap_follows() {
         assert_eq!(answer["error"], "mtu: 65522 is not possible for this interface");
         let lan = get(&daemon, "lan");
         assert_eq!((&lan["mtu"], &lan["host_mtu"]), (&4000.into(), &4000.into()));
-        let has_carrier = || !run("ip link show mr0").contains("NO-CARRIER");
-        assert!(has_carrier());
+        assert!(has_carrier("mr0"));
         post(&daemon, "lan/link", json!({ "up": false }));
-        assert!(!has_carrier());
+        assert!(!has_carrier("mr0"));
         post(&daemon, "lan/link", json!({ "up": true }));
-        assert!(has_carrier());
+        assert!(has_carrier("mr0"));
         drop(driver);
         assert!(wait_until(|| queues("mr0") == (0, 2)));
         assert!(daemon.terminate().success());
         assert_eq!(link("mr0"), None, "what was created goes away");
+    });
+}
+
+#[test]
+fn a_link_that_is_up_again_is_so_for_the_guest_and_the_daemon_that_come_later() {
+    in_own_space(|| {
+        run("ip tuntap add dev mr0 mode tap multi_queue");
+        run("ip link set mr0 up");
+        let held = queue("mr1", MULTI);
+        run("ip link set mr1 up");
+        for name in ["mr0", "mr1"] {
+            for round in 0..2 {
+                let folder = tempfile::tempdir().unwrap();
+                let (socket, control) = (folder.path().join("s"), folder.path().join("c"));
+                let sockets =
+                    format!("--socket-path {} --control {}", socket.display(), control.display());
+                let program = env!("CARGO_BIN_EXE_manyring");
+                let mut command = if name == "mr0" {
+                    handing_in(program, &format!("net --tap mr0 {sockets}"), Vec::new())
+                } else {
+                    let fds = vec![held.try_clone().unwrap()];
+                    handing_in(program, &format!("net --tap-fd 7 {sockets}"), fds)
+                };
+                let mut started = Started(command.spawn().unwrap());
+                drop(command);
+                assert!(wait_until(|| control.exists()));
+                let set_link = |up: bool| {
+                    let body = json!({ "up": up }).to_string();
+                    let (status, ..) = http(&control, "POST", "/v1/devices/net0/link", &body);
+                    assert_eq!(status, 200);
+                };
+                // While there is no guest, and while there is one.
+                set_link(false);
+                set_link(true);
+                let _driver = NetDriver::connect(&socket, &NetOptions::default()).unwrap();
+                assert!(has_carrier(name), "{name} {round}");
+                set_link(false);
+                assert!(!has_carrier(name), "{name} {round}");
+                let signal = if round == 0 { Signal::KILL } else { Signal::TERM };
+                kill_process(Pid::from_child(&started.0), signal).unwrap();
+                started.0.wait().unwrap();
+            }
+        }
+        assert!(has_carrier("mr1"), "as it was handed in");
     });
 }

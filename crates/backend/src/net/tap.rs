@@ -91,6 +91,7 @@ pub(super) struct Settings<'a> {
 #[derive(Debug)]
 struct State {
     attached: Vec<bool>,
+    link_up: bool,
     mtu: Option<u16>,
 }
 
@@ -159,9 +160,11 @@ impl TapPort {
             index: opened.link.as_ref().map(|link| link.index),
             guest_mac: is_stacked.and_then(|link| link.address),
             links: opened.links,
-            state: Mutex::new(State { attached: opened.attached, mtu }),
+            state: Mutex::new(State { attached: opened.attached, link_up: true, mtu }),
             name: opened.name,
         };
+        // What was handed in may have been left without a carrier.
+        port.show_carrier(true);
         port.detach_all()?;
         Ok(port)
     }
@@ -191,6 +194,14 @@ impl TapPort {
         Ok(())
     }
 
+    /// Shows the host whether there is a carrier. There cannot be one while it uses no queue, so
+    /// this is done again when it does.
+    fn show_carrier(&self, up: bool) {
+        if let Err(errno) = sys::set_carrier(self.queues[0].as_fd(), up) {
+            tracing::debug!(name = self.name, %errno, up, "the host is not shown the link");
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -202,9 +213,10 @@ impl TapPort {
 
 impl Drop for TapPort {
     fn drop(&mut self) {
-        // Both outlive the process where the tap does.
+        // These outlive the process where the tap does.
         let _ = sys::set_offloads(self.queues[0].as_fd(), 0);
         if self.is_handed_in {
+            self.set_link(true);
             for index in 0..self.queues.len() {
                 let _ = self.set_attached(index, true);
             }
@@ -257,6 +269,9 @@ impl Port for TapPort {
         if self.is_multi_queue && state.attached[index] != attached {
             sys::set_attached(queue.as_fd(), attached)?;
             state.attached[index] = attached;
+            if attached {
+                self.show_carrier(state.link_up);
+            }
         }
         Ok(())
     }
@@ -269,9 +284,8 @@ impl Port for TapPort {
     }
 
     fn set_link(&self, up: bool) {
-        if let Err(errno) = sys::set_carrier(self.queues[0].as_fd(), up) {
-            tracing::debug!(name = self.name, %errno, "the host cannot be shown the link's state");
-        }
+        self.state().link_up = up;
+        self.show_carrier(up);
     }
 
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
