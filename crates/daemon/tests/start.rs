@@ -192,6 +192,21 @@ fn keys(tables: &[&str]) -> Vec<String> {
 }
 
 #[test]
+fn the_descriptors_say_what_the_program_says_of_itself() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    for command in ["blk", "net"] {
+        let text = std::fs::read(examples.join(format!("50-manyring-{command}.json"))).unwrap();
+        let descriptor: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let output = output_of(manyring().args([command, "--print-capabilities"]));
+        let capabilities: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(descriptor["type"], capabilities["type"], "{command}");
+        let binary = Path::new(descriptor["binary"].as_str().unwrap());
+        let name = binary.file_name().unwrap().to_str().unwrap();
+        assert_eq!(name, format!("vhost-user-{command}"), "a name that means the command");
+    }
+}
+
+#[test]
 fn every_key_of_the_configuration_is_in_the_guide() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(manifest.join(path)).unwrap();
