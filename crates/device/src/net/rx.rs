@@ -2,9 +2,10 @@
 //!
 //! Buffers are popped ahead and kept until frames fill them. A frame is read straight into the next
 //! of them; its header comes to memory of ours, and is written to the guest once, when it is whole:
-//! reading it back from there would wait for the cache line. Behind the buffers lies a spill, so that a frame that is longer than what was
-//! offered is seen, and copied into further buffers, or waits there until the driver posts some.
-//! While frames are short few buffers are offered, since each costs the system call a little.
+//! reading it back from there would wait for the cache line. Behind the buffers lies a spill, so
+//! that a frame that is longer than what was offered is seen, and copied into further buffers, or
+//! waits there until the driver posts some. While frames are short one buffer is offered, since each
+//! costs the system call a little.
 
 use super::rules::FILTER_SIZE;
 use super::{Rules, Turn};
@@ -44,7 +45,9 @@ const ETHERNET_SIZE: usize = 14;
 #[derive(Debug)]
 struct Posted {
     chain: Chain,
-    pieces: usize,
+    /// Its first piece, most often its only one; `more` lie in [`NetRx::pieces`].
+    first: GuestSlice,
+    more: usize,
     size: usize,
 }
 
@@ -57,7 +60,7 @@ pub(crate) struct NetRx {
     is_mergeable: bool,
     batch: Batch,
     posted: VecDeque<Posted>,
-    /// Pieces of all posted buffers, in order.
+    /// Pieces of all posted buffers behind the first of each, in order.
     pieces: VecDeque<GuestSlice>,
     posted_size: usize,
     /// What the next frame is read into, while nothing about it changes.
@@ -166,7 +169,7 @@ impl NetRx {
 
     /// True if so much of the ring is posted that a driver may have nothing to add.
     fn has_most(&self) -> bool {
-        self.pieces.len() >= self.ring_size / 2
+        self.posted.len() + self.pieces.len() >= self.ring_size / 2
     }
 
     /// Receives what there is, within a budget.
@@ -263,9 +266,14 @@ impl NetRx {
         }
         // Behind a fault nothing is filled any more; it is put back when the queue ends.
         let size = usize::try_from(size).unwrap_or(usize::MAX);
-        self.pieces.extend(writable);
+        let none = || self.own.slice(0, 0);
+        let Some(first) = writable.first().copied().or_else(none) else { return };
+        let more = writable.get(1..).unwrap_or_default();
+        if !more.is_empty() {
+            self.pieces.extend(more);
+        }
         self.posted_size = self.posted_size.saturating_add(size);
-        self.posted.push_back(Posted { chain, pieces: writable.len(), size });
+        self.posted.push_back(Posted { chain, first, more: more.len(), size });
     }
 
     /// Lays out what the next frame is read into: buffers for it, then the spill.
@@ -274,30 +282,44 @@ impl NetRx {
         if self.offered.buffers > 0 {
             return;
         }
+        // Most often short frames come, one to a buffer of one piece.
+        if self.short_row >= SMALL_ROW
+            && let [_, target, _] = &mut self.offer[..]
+            && let Some(&Posted { first, more: 0, size, .. }) = self.posted.front()
+            && size > HEADER_SIZE
+        {
+            *target = first.split_at(HEADER_SIZE).1;
+            self.offered = Offered { buffers: 1, size };
+            return;
+        }
+        self.lay_out();
+    }
+
+    fn lay_out(&mut self) {
         let wanted = match self.is_mergeable {
             true if self.short_row < SMALL_ROW => self.room_needed(),
             _ => 0,
         };
         self.offer.clear();
-        let (mut offered, mut pieces) = (Offered::default(), 0);
+        self.offer.extend(self.own.slice(0, HEADER_SIZE));
+        let (mut offered, mut count, mut skip) = (Offered::default(), 0, HEADER_SIZE);
+        let mut more = self.pieces.iter();
         for posted in &self.posted {
+            count += 1 + posted.more;
             if (offered.buffers > 0 && offered.size >= wanted)
-                || pieces + posted.pieces > OFFER_PIECES
+                || count > OFFER_PIECES
                 || (offered.buffers == 1 && !self.is_mergeable)
             {
                 break;
             }
             offered.buffers += 1;
             offered.size += posted.size;
-            pieces += posted.pieces;
-        }
-        self.offer.extend(self.own.slice(0, HEADER_SIZE));
-        let mut skip = HEADER_SIZE;
-        for piece in self.pieces.iter().take(pieces) {
-            let (header, rest) = piece.split_at(skip);
-            skip -= header.len();
-            if !rest.is_empty() {
-                self.offer.push(rest);
+            for piece in std::iter::once(&posted.first).chain(more.by_ref().take(posted.more)) {
+                let (header, rest) = piece.split_at(skip);
+                skip -= header.len();
+                if !rest.is_empty() {
+                    self.offer.push(rest);
+                }
             }
         }
         self.offer.extend(self.own.slice(SPILL_AT, SIZE_MAX));
@@ -380,15 +402,14 @@ impl NetRx {
                 return false;
             }
         }
-        let skip: usize = self.posted.iter().take(self.offered.buffers).map(|p| p.pieces).sum();
-        let pieces = self.pieces.make_contiguous();
-        let Some(source) = self.own.slice(SPILL_AT, spilled) else { return false };
-        let mut rest = source;
-        for target in &pieces[skip..] {
-            let copied = target.copy_from(&rest);
-            rest = rest.split_at(copied).1;
-            if rest.is_empty() {
-                break;
+        let Some(mut rest) = self.own.slice(SPILL_AT, spilled) else { return false };
+        let mut more = self.pieces.iter();
+        for (index, posted) in self.posted.iter().enumerate() {
+            for target in std::iter::once(&posted.first).chain(more.by_ref().take(posted.more)) {
+                if index >= self.offered.buffers {
+                    let copied = target.copy_from(&rest);
+                    rest = rest.split_at(copied).1;
+                }
             }
         }
         self.offered.buffers = 0;
@@ -412,8 +433,8 @@ impl NetRx {
             let Some(posted) = self.posted.pop_front() else { break };
             let filled = left.min(posted.size);
             left -= filled;
-            for _ in 0..posted.pieces {
-                self.pieces.pop_front();
+            if posted.more > 0 {
+                self.pieces.drain(..posted.more);
             }
             self.posted_size -= posted.size;
             queue.push_used(posted.chain, u32::try_from(filled).unwrap_or(u32::MAX));
@@ -425,12 +446,11 @@ impl NetRx {
     /// Writes the header to where the frame begins in the guest.
     #[inline]
     fn write_header(&self, header: &[u8]) {
-        let mut rest = header;
-        for piece in &self.pieces {
+        let Some(posted) = self.posted.front() else { return };
+        let mut rest = &header[posted.first.write_from(header)..];
+        // A posted buffer is not shorter than a header: the rest is in its further pieces.
+        for piece in self.pieces.iter().take(posted.more) {
             rest = &rest[piece.write_from(rest)..];
-            if rest.is_empty() {
-                break;
-            }
         }
     }
 
