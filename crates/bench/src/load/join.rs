@@ -9,7 +9,7 @@ use manyring_backend::net::{Port, PortRx, Readiness};
 use manyring_backend::sys::tuntap;
 use manyring_driver::wire::net::HEADER_SIZE;
 use manyring_driver::{DriverError, NetDriver, NetOptions, NetPair};
-use manyring_memory::Mapping;
+use manyring_memory::{GuestSlice, Mapping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -20,7 +20,11 @@ use std::time::{Duration, Instant};
 /// Frames of one turn of a queue.
 const BURST: usize = 64;
 /// Bytes of the longest frame and its header.
-const FRAME_SIZE: u64 = 66 << 10;
+const FRAME_SIZE: u64 = (FRAME_BUFFERS * BUFFER_SIZE) as u64;
+/// Bytes of a receive buffer: what a Linux guest has while it receives long frames.
+const BUFFER_SIZE: usize = 4096;
+/// Buffers of the longest frame.
+const FRAME_BUFFERS: usize = 17;
 /// Longest sleep: how late the end may be noticed.
 const SLEEP: Duration = Duration::from_millis(20);
 
@@ -73,6 +77,9 @@ pub(crate) struct JoinResult {
     pub(crate) calls: u64,
     /// CPU seconds of this process.
     pub(crate) cpu_seconds: f64,
+    /// Share of the time in calls on taps that was spent on the other one (`relay`): what a
+    /// back-end of that tap does.
+    pub(crate) other_share: f64,
 }
 
 impl JoinResult {
@@ -145,6 +152,7 @@ pub(crate) fn join(args: &JoinArgs) -> Result<JoinResult, LoadError> {
     let options = NetOptions {
         queue_pairs: args.queue_pairs,
         features: NetOptions::PLAIN | NetOptions::OFFLOADS,
+        mergeable_size: u32::try_from(BUFFER_SIZE).unwrap_or(0),
         ..NetOptions::default()
     };
     let failed = |error: DriverError| step("back-end")(error.to_string());
@@ -202,6 +210,8 @@ impl Lane<'_> {
     }
 
     fn tap_to_ring(&mut self) -> Result<bool, DriverError> {
+        // As Linux does: long frames in buffers that are still in the cache.
+        self.pair.tx.reclaim();
         let mut count = 0;
         while count < BURST
             && let Some(room) = self.pair.tx.room()
@@ -299,34 +309,32 @@ pub(crate) fn relay(args: &RelayArgs) -> Result<JoinResult, LoadError> {
     let halves = [open_half(&port)?, open_half(&other)?];
     let failed = |errno: Errno| step("relay")(errno.to_string());
     let memory = Mapping::anonymous(FRAME_SIZE).map_err(|e| step("memory")(e.to_string()))?;
-    let Some(buffer) = memory.slice(0, memory.size()) else {
-        return Err(LoadError::Options("a buffer of no size"));
-    };
-    let fds = [queue_fd(halves[0].as_ref())?, queue_fd(halves[1].as_ref())?];
+    let buffers = (0..memory.size()).step_by(BUFFER_SIZE);
+    let buffers: Vec<_> = buffers.filter_map(|at| memory.slice(at, BUFFER_SIZE)).collect();
+    let whole = memory.slice(0, memory.size()).into_iter().collect();
+    let (near, far) = (queue_fd(halves[0].as_ref())?, queue_fd(halves[1].as_ref())?);
+    // A guest sends from one piece of memory and receives into many.
+    let mut ways =
+        [Hop { from: near, to: far, buffers: whole }, Hop { from: far, to: near, buffers }];
     let stdin = std::io::stdin();
     let (cpu, end) = (own_cpu_seconds(), end_of(args.seconds));
     let mut result = JoinResult::default();
+    let mut spent = [Duration::ZERO; 2];
     while now() < end {
         let mut worked = false;
-        for (from, to) in [(fds[0], fds[1]), (fds[1], fds[0])] {
+        for (index, hop) in ways.iter_mut().enumerate() {
             for _ in 0..BURST {
-                let len = match tuntap::read(from, &[buffer]) {
-                    Ok(len) => len,
-                    Err(Errno::AGAIN) => break,
-                    Err(errno) => return Err(failed(errno)),
-                };
-                let frame = buffer.split_at(len).0;
-                result.lost += u64::from(tuntap::write(to, &[frame]).is_err());
-                result.packets += 1;
-                result.bytes += len.saturating_sub(HEADER_SIZE) as u64;
+                let Some((read, written)) = hop.pass(&mut result).map_err(failed)? else { break };
+                spent[index] += read;
+                spent[1 - index] += written;
                 worked = true;
             }
         }
         if !worked {
             let mut polled = [
                 PollFd::new(&stdin, PollFlags::IN),
-                PollFd::from_borrowed_fd(fds[0], PollFlags::IN),
-                PollFd::from_borrowed_fd(fds[1], PollFlags::IN),
+                PollFd::from_borrowed_fd(near, PollFlags::IN),
+                PollFd::from_borrowed_fd(far, PollFlags::IN),
             ];
             wait(&mut polled).map_err(failed)?;
             if !polled[0].revents().is_empty() {
@@ -335,5 +343,43 @@ pub(crate) fn relay(args: &RelayArgs) -> Result<JoinResult, LoadError> {
         }
     }
     result.cpu_seconds = own_cpu_seconds() - cpu;
+    let all = spent[0] + spent[1];
+    if !all.is_zero() {
+        result.other_share = spent[1].div_duration_f64(all);
+    }
     Ok(result)
+}
+
+/// One direction of a relay.
+struct Hop<'a> {
+    from: BorrowedFd<'a>,
+    to: BorrowedFd<'a>,
+    buffers: Vec<GuestSlice>,
+}
+
+impl Hop<'_> {
+    /// Passes one frame on; how long the read and the write took. `None`: there is none.
+    fn pass(&mut self, result: &mut JoinResult) -> Result<Option<(Duration, Duration)>, Errno> {
+        let start = now();
+        let len = match tuntap::read(self.from, &self.buffers) {
+            Ok(len) => len,
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(errno) => return Err(errno),
+        };
+        let (read, mut left) = (now(), len);
+        let mut frame = [self.buffers[0]; FRAME_BUFFERS];
+        let mut count = 0;
+        for (target, buffer) in frame.iter_mut().zip(&self.buffers) {
+            if left == 0 {
+                break;
+            }
+            *target = buffer.split_at(left).0;
+            left -= target.len();
+            count += 1;
+        }
+        result.lost += u64::from(tuntap::write(self.to, &frame[..count]).is_err());
+        result.packets += 1;
+        result.bytes += len.saturating_sub(HEADER_SIZE) as u64;
+        Ok(Some((read - start, read.elapsed())))
+    }
 }

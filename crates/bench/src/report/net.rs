@@ -11,7 +11,7 @@ pub(crate) struct NetSample {
     pub(crate) throughput: f64,
     /// Per cent of one CPU: the back-end, and whatever joins taps to it.
     pub(crate) cpu: f64,
-    /// The same of the back-end alone; 0 if there is none.
+    /// The same of the back-end alone; without one, of what is done to the host's tap.
     pub(crate) backend_cpu: f64,
     /// Bytes of a packet on the ring.
     pub(crate) avg_pkt_size: f64,
@@ -130,11 +130,12 @@ impl NetCell {
     fn print(&self) {
         println!("{}", self.name);
         println!(
-            "  {:<30} {:>8} {:>10} {:>7} {:>10} {:>8} {:>9} {:>9} {:>8}",
+            "  {:<24} {:>8} {:>9} {:>6} {:>8} {:>10} {:>8} {:>9} {:>9} {:>8}",
             "party",
             "sessions",
             self.unit,
             "cpu %",
+            "back-end",
             "normalized",
             "avg size",
             "kicks/pkt",
@@ -145,11 +146,12 @@ impl NetCell {
             let median =
                 |value: fn(&NetSample) -> f64| Spread::of(party.samples.iter().map(value)).median;
             println!(
-                "  {:<30} {:>8} {:>10.1} {:>7.1} {:>10.0} {:>8.0} {:>9.4} {:>9.4} {:>8.1}",
+                "  {:<24} {:>8} {:>9.0} {:>6.1} {:>8.1} {:>10.0} {:>8.0} {:>9.4} {:>9.4} {:>8.1}",
                 party.name,
                 self.sessions,
                 median(|s| s.throughput),
                 median(|s| s.cpu),
+                median(|s| s.backend_cpu),
                 median(NetSample::normalized),
                 median(|s| s.avg_pkt_size),
                 median(|s| s.kicks_per_packet),

@@ -235,10 +235,17 @@ impl Road {
     pub(super) fn finish(self, seconds: f64) -> Result<NetSample, String> {
         let after = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
         let result: JoinResult = self.joiner.finish()?;
-        let backend_cpu = (after - self.cpu) / seconds * 100.0;
+        let joiner_cpu = result.cpu_seconds / seconds * 100.0;
+        let (cpu, backend_cpu) = match self.server {
+            Some(_) => {
+                let backend_cpu = (after - self.cpu) / seconds * 100.0;
+                (backend_cpu + joiner_cpu, backend_cpu)
+            }
+            None => (joiner_cpu, joiner_cpu * result.other_share),
+        };
         let (kicks_per_packet, calls_per_packet) = result.notifications();
         Ok(NetSample {
-            cpu: backend_cpu + result.cpu_seconds / seconds * 100.0,
+            cpu,
             backend_cpu,
             avg_pkt_size: result.average_size(),
             kicks_per_packet,
