@@ -20,6 +20,20 @@ pub(crate) fn own_cpu_seconds() -> f64 {
     Duration::try_from(time).unwrap_or_default().as_secs_f64()
 }
 
+/// CPU seconds that all CPUs were busy so far, of whatever program; stolen ones as well.
+#[allow(clippy::cast_precision_loss, reason = "ticks since the system began")]
+pub(crate) fn busy_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    busy_ticks(&text) as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// The first line of `/proc/stat` without idle and waiting; guests are counted twice there.
+fn busy_ticks(stat: &str) -> u64 {
+    let fields = stat.lines().next().into_iter().flat_map(|line| line.split_whitespace().skip(1));
+    let ticks = fields.take(8).map(|field| field.parse::<u64>().unwrap_or(0));
+    ticks.enumerate().filter(|(index, _)| !matches!(index, 3 | 4)).map(|(_, ticks)| ticks).sum()
+}
+
 /// Seconds that a task (`thread-self`, or a folder of its own below `/proc`) was ready to run and
 /// had to wait, since it began; 0 if the kernel does not say.
 #[allow(clippy::cast_precision_loss, reason = "nanoseconds of one run")]
@@ -239,6 +253,12 @@ mod tests {
             }
             assert_eq!(seen, [true; 7], "seed {seed}");
         }
+    }
+
+    #[test]
+    fn busy_is_what_is_neither_idle_nor_waiting() {
+        assert_eq!(busy_ticks("cpu  1 2 4 1000 2000 8 16 32 64 128\ncpu0 7 7 7 7"), 63);
+        assert!(busy_seconds() > 0.0);
     }
 
     #[test]

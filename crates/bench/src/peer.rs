@@ -172,8 +172,7 @@ impl Server {
 
     /// CPU seconds it has used so far: of user and of system.
     pub(crate) fn cpu_seconds(&self) -> f64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
-        cpu_seconds_of(&stat.unwrap_or_default(), rustix::param::clock_ticks_per_second())
+        cpu_seconds(&self.child)
     }
 }
 
@@ -184,12 +183,32 @@ impl Drop for Server {
     }
 }
 
-/// Fields 14 and 15 of `/proc/PID/stat`; the name in field 2 may hold anything but ')'.
+/// CPU seconds that a program has used so far.
+pub(crate) fn cpu_seconds(child: &Child) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id()));
+    cpu_seconds_of(&stat.unwrap_or_default(), USED, rustix::param::clock_ticks_per_second())
+}
+
+/// CPU seconds of all programs that this one has started and that have ended.
+pub(crate) fn ended_cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    cpu_seconds_of(&stat, USED_BY_CHILDREN, rustix::param::clock_ticks_per_second())
+}
+
+/// Where the two times of a process lie behind its name, and those of its children.
+const USED: usize = 11;
+const USED_BY_CHILDREN: usize = 13;
+
+/// Two fields of `/proc/PID/stat`, `skip` behind the name, which may hold anything but ')'.
 #[allow(clippy::cast_precision_loss, reason = "ticks of one run")]
-fn cpu_seconds_of(stat: &str, ticks_per_second: u64) -> f64 {
+fn cpu_seconds_of(stat: &str, skip: usize, ticks_per_second: u64) -> f64 {
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let ticks: u64 =
-        after_name.split_whitespace().skip(11).take(2).filter_map(|f| f.parse::<u64>().ok()).sum();
+    let ticks: u64 = after_name
+        .split_whitespace()
+        .skip(skip)
+        .take(2)
+        .filter_map(|f| f.parse::<u64>().ok())
+        .sum();
     ticks as f64 / ticks_per_second as f64
 }
 
@@ -199,9 +218,10 @@ mod tests {
 
     #[test]
     fn cpu_time_is_found_behind_any_name() {
-        let stat = "7 (a ) b) S 1 7 7 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 1 0 99 0 0";
-        assert!((cpu_seconds_of(stat, 100) - 3.0).abs() < 1e-9);
-        assert!(cpu_seconds_of("", 100).abs() < 1e-9);
+        let stat = "7 (a ) b) S 1 7 7 0 -1 4194304 100 0 0 0 250 50 400 100 20 0 1 0 99 0 0";
+        assert!((cpu_seconds_of(stat, USED, 100) - 3.0).abs() < 1e-9);
+        assert!((cpu_seconds_of(stat, USED_BY_CHILDREN, 100) - 5.0).abs() < 1e-9);
+        assert!(cpu_seconds_of("", USED, 100).abs() < 1e-9);
     }
 
     #[test]

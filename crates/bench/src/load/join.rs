@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 
 /// Frames of one turn of a queue.
 const BURST: usize = 64;
-/// Bytes of the longest frame and its header.
-const FRAME_SIZE: u64 = (FRAME_BUFFERS * BUFFER_SIZE) as u64;
 /// Bytes of a receive buffer: what a Linux guest has while it receives long frames.
 const BUFFER_SIZE: usize = 4096;
-/// Buffers of the longest frame.
+/// Buffers of the longest frame and its header.
 const FRAME_BUFFERS: usize = 17;
+/// Buffers of a relay at most.
+const BUFFERS_MAX: usize = 65_536;
 /// Longest sleep: how late the end may be noticed.
 const SLEEP: Duration = Duration::from_millis(20);
 
@@ -57,6 +57,10 @@ pub(crate) struct RelayArgs {
     /// The other namespace.
     #[arg(long, value_name = "PATH")]
     pub(crate) other_netns: PathBuf,
+    /// Frames go through so many buffers of 4 KiB in turn, as through a ring; 17 hold the longest,
+    /// and stay in the cache.
+    #[arg(long, default_value_t = FRAME_BUFFERS)]
+    pub(crate) buffers: usize,
     /// How long at most, in seconds; less if the standard input ends before.
     #[arg(long, default_value_t = 10.0)]
     pub(crate) seconds: f64,
@@ -308,14 +312,14 @@ pub(crate) fn relay(args: &RelayArgs) -> Result<JoinResult, LoadError> {
     let port = open_tap(&args.tap, 1).map_err(step("tap"))?;
     let halves = [open_half(&port)?, open_half(&other)?];
     let failed = |errno: Errno| step("relay")(errno.to_string());
-    let memory = Mapping::anonymous(FRAME_SIZE).map_err(|e| step("memory")(e.to_string()))?;
-    let buffers = (0..memory.size()).step_by(BUFFER_SIZE);
-    let buffers: Vec<_> = buffers.filter_map(|at| memory.slice(at, BUFFER_SIZE)).collect();
-    let whole = memory.slice(0, memory.size()).into_iter().collect();
+    let size = (args.buffers.clamp(FRAME_BUFFERS, BUFFERS_MAX) * BUFFER_SIZE) as u64;
+    let memory = Mapping::anonymous(size).map_err(|e| step("memory")(e.to_string()))?;
     let (near, far) = (queue_fd(halves[0].as_ref())?, queue_fd(halves[1].as_ref())?);
     // A guest sends from one piece of memory and receives into many.
-    let mut ways =
-        [Hop { from: near, to: far, buffers: whole }, Hop { from: far, to: near, buffers }];
+    let mut ways = [
+        Hop::new(near, far, memory.slice(0, FRAME_BUFFERS * BUFFER_SIZE).into_iter().collect()),
+        Hop::new(far, near, pieces(&memory)),
+    ];
     let stdin = std::io::stdin();
     let (cpu, end) = (own_cpu_seconds(), end_of(args.seconds));
     let mut result = JoinResult::default();
@@ -350,36 +354,51 @@ pub(crate) fn relay(args: &RelayArgs) -> Result<JoinResult, LoadError> {
     Ok(result)
 }
 
+fn pieces(memory: &Mapping) -> Vec<GuestSlice> {
+    let starts = (0..memory.size()).step_by(BUFFER_SIZE);
+    starts.filter_map(|at| memory.slice(at, BUFFER_SIZE)).collect()
+}
+
 /// One direction of a relay.
 struct Hop<'a> {
     from: BorrowedFd<'a>,
     to: BorrowedFd<'a>,
+    /// The buffers, and the first of them again behind the last.
     buffers: Vec<GuestSlice>,
+    count: usize,
+    next: usize,
 }
 
-impl Hop<'_> {
+impl<'a> Hop<'a> {
+    fn new(from: BorrowedFd<'a>, to: BorrowedFd<'a>, mut buffers: Vec<GuestSlice>) -> Self {
+        let count = buffers.len();
+        buffers.extend_from_within(..count.min(FRAME_BUFFERS));
+        Self { from, to, buffers, count, next: 0 }
+    }
+
     /// Passes one frame on; how long the read and the write took. `None`: there is none.
     fn pass(&mut self, result: &mut JoinResult) -> Result<Option<(Duration, Duration)>, Errno> {
         let start = now();
-        let len = match tuntap::read(self.from, &self.buffers) {
+        let window = &self.buffers[self.next..self.next + self.count.min(FRAME_BUFFERS)];
+        let len = match tuntap::read(self.from, window) {
             Ok(len) => len,
             Err(Errno::AGAIN) => return Ok(None),
             Err(errno) => return Err(errno),
         };
-        let (read, mut left) = (now(), len);
-        let mut frame = [self.buffers[0]; FRAME_BUFFERS];
-        let mut count = 0;
-        for (target, buffer) in frame.iter_mut().zip(&self.buffers) {
+        let (read, mut left, mut used) = (now(), len, 0);
+        let mut frame = [window[0]; FRAME_BUFFERS];
+        for (target, buffer) in frame.iter_mut().zip(window) {
             if left == 0 {
                 break;
             }
             *target = buffer.split_at(left).0;
             left -= target.len();
-            count += 1;
+            used += 1;
         }
-        result.lost += u64::from(tuntap::write(self.to, &frame[..count]).is_err());
+        result.lost += u64::from(tuntap::write(self.to, &frame[..used]).is_err());
         result.packets += 1;
         result.bytes += len.saturating_sub(HEADER_SIZE) as u64;
+        self.next = (self.next + used) % self.count;
         Ok(Some((read - start, read.elapsed())))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{ScenarioArgs, TRIES};
 use crate::load::join::JoinResult;
-use crate::measure::{Affinity, Calibration, machine};
+use crate::measure::{Affinity, Calibration, busy_seconds, machine, now};
 use crate::netns::{Netns, address};
 use crate::peer::{self, Server};
 use crate::report::net::{Compare, NetCell, NetParty, NetReport, NetSample};
@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 /// One run of a party.
 pub(super) type Run<'a> = Box<dyn Fn() -> Result<NetSample, String> + 'a>;
@@ -168,12 +169,17 @@ impl Drop for Beside {
 pub(super) enum Way {
     /// tap - our driver half - our daemon with so many queue pairs and arguments - tap.
     Ring(u16, Vec<String>),
-    /// tap - a loop that reads and writes - tap.
-    Bare,
+    /// tap - a loop that reads and writes, into so many pages in turn - tap.
+    Bare(usize),
 }
 
+/// Share of all CPUs that other programs may take while namespaces talk.
+const OTHERS_MAX: f64 = 0.1;
 /// Seconds of a run by tools that know whole seconds only.
 pub(super) const WHOLE_SECONDS: u32 = 1;
+/// Pages of a frame, which stay in the cache; pages of a receiveq.
+pub(super) const FRAME_PAGES: usize = 17;
+pub(super) const RING_PAGES: usize = 256;
 /// Host numbers of the guest's side and of the host's.
 pub(super) const GUEST: u8 = 1;
 pub(super) const HOST: u8 = 2;
@@ -184,7 +190,11 @@ pub(super) struct Road {
     pub(super) host: Netns,
     joiner: Beside,
     server: Option<Server>,
+    /// CPU seconds of the back-end when the measurement began.
     cpu: f64,
+    /// CPU seconds of all programs but ours, and the time, then.
+    others: f64,
+    start: Instant,
 }
 
 impl Road {
@@ -211,14 +221,16 @@ impl Road {
                 let mut command = own_load(Some(&guest), &arguments)?;
                 (Beside::start(&mut command, affinities.0)?, Some(server))
             }
-            Way::Bare => {
+            Way::Bare(pages) => {
                 let other = format!("--other-netns={}", host.path().display());
-                let arguments = ["relay", "--tap=guest", "--other-tap=host", &other, &seconds];
+                let pages = format!("--buffers={pages}");
+                let arguments =
+                    ["relay", "--tap=guest", "--other-tap=host", &other, &pages, &seconds];
                 let mut command = own_load(Some(&guest), &arguments)?;
                 (Beside::start(&mut command, affinities.1)?, None)
             }
         };
-        Ok(Self { guest, host, joiner, server, cpu: 0.0 })
+        Ok(Self { guest, host, joiner, server, cpu: 0.0, others: 0.0, start: now() })
     }
 
     /// The address of the host's side, and a port.
@@ -226,14 +238,26 @@ impl Road {
         format!("{}:{port}", address(HOST))
     }
 
-    /// What is measured begins.
-    pub(super) fn begin(&mut self) {
+    /// What is measured begins; `beside` runs meanwhile.
+    pub(super) fn begin(&mut self, beside: &Beside) {
         self.cpu = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
+        self.others = self.others(beside);
+        self.start = now();
+    }
+
+    /// CPU seconds of everybody but the road, what runs beside, and what has run and ended.
+    fn others(&self, beside: &Beside) -> f64 {
+        let server = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
+        let ours = server + peer::cpu_seconds(&self.joiner.0) + peer::cpu_seconds(&beside.0);
+        busy_seconds() - ours - peer::ended_cpu_seconds()
     }
 
     /// What is measured has taken so many seconds: the costs of the way.
-    pub(super) fn finish(self, seconds: f64) -> Result<NetSample, String> {
+    pub(super) fn finish(self, seconds: f64, beside: &Beside) -> Result<NetSample, String> {
         let after = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
+        let others = self.others(beside) - self.others;
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let all = self.start.elapsed() * u32::try_from(cpus).unwrap_or(1);
         let result: JoinResult = self.joiner.finish()?;
         let joiner_cpu = result.cpu_seconds / seconds * 100.0;
         let (cpu, backend_cpu) = match self.server {
@@ -250,6 +274,7 @@ impl Road {
             avg_pkt_size: result.average_size(),
             kicks_per_packet,
             calls_per_packet,
+            disturbed: others > all.as_secs_f64() * OTHERS_MAX,
             ..NetSample::default()
         })
     }

@@ -2,7 +2,7 @@
 //! our daemon and its tap, and by a bare loop between two taps; then sessions by queue pairs.
 
 use super::ScenarioArgs;
-use super::net::{Beside, NetBench, Road, Run, WHOLE_SECONDS, Way};
+use super::net::{Beside, FRAME_PAGES, NetBench, RING_PAGES, Road, Run, WHOLE_SECONDS, Way};
 use crate::measure::Affinity;
 use crate::netns::address;
 use crate::peer;
@@ -38,10 +38,14 @@ fn way(to_guest: bool) -> &'static str {
 /// One stream, one pair, client and joiner on one CPU, back-end and server on the other.
 fn against_bare(bench: &NetBench<'_>, to_guest: bool) -> Result<Option<NetCell>, String> {
     let on = (&bench.client, &bench.server);
-    let ours = Way::Ring(1, vec!["--workers=1".to_owned()]);
-    let parties: [(String, Run<'_>); 2] = [
-        ("manyring".to_owned(), Box::new(move || stream(bench, &ours, on, (to_guest, 1)))),
-        ("bare loop".to_owned(), Box::new(move || stream(bench, &Way::Bare, on, (to_guest, 1)))),
+    let party = |name: &str, way: Way| {
+        let run: Run<'_> = Box::new(move || stream(bench, &way, on, (to_guest, 1)));
+        (name.to_owned(), run)
+    };
+    let parties = [
+        party("manyring", Way::Ring(1, vec!["--workers=1".to_owned()])),
+        party("bare loop", Way::Bare(FRAME_PAGES)),
+        party("bare loop, ring's pages", Way::Bare(RING_PAGES)),
     ];
     let name = format!("{}, one stream, one pair", way(to_guest));
     bench.cell((name, 1, "Mbit/s"), &parties, Compare::First)
@@ -74,11 +78,11 @@ fn stream(
     let mut road = Road::new(bench, way, on, seconds)?;
     let mut server = road.host.inside(&iperf3);
     server.args(["--server", "--one-off", "--bind", &address(super::net::HOST)]);
-    let _server = Beside::start(&mut server, on.1)?;
-    road.begin();
+    let server = Beside::start(&mut server, on.1)?;
+    road.begin(&server);
     let text = attempt(|| client(&road, &iperf3, (to_guest, sessions, seconds)), on.0)?;
     let (throughput, seconds) = parse(&text)?;
-    Ok(NetSample { throughput, ..road.finish(seconds)? })
+    Ok(NetSample { throughput, ..road.finish(seconds, &server)? })
 }
 
 fn client(

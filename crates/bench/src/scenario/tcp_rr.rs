@@ -2,7 +2,9 @@
 //! daemon, through one that never looks before it sleeps, and by a bare loop between two taps.
 
 use super::ScenarioArgs;
-use super::net::{Beside, NetBench, Road, Run, WHOLE_SECONDS, Way, own_load, result_of};
+use super::net::{
+    Beside, FRAME_PAGES, NetBench, Road, Run, WHOLE_SECONDS, Way, own_load, result_of,
+};
 use crate::load::rr::RrResult;
 use crate::report::net::{Compare, NetReport, NetSample};
 
@@ -25,7 +27,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<NetReport, String> {
         let parties = [
             ("manyring".to_owned(), run(Way::Ring(1, arguments(&[])))),
             ("manyring, sleeps at once".to_owned(), run(Way::Ring(1, arguments(&["--spin-us=0"])))),
-            ("bare loop".to_owned(), run(Way::Bare)),
+            ("bare loop".to_owned(), run(Way::Bare(FRAME_PAGES))),
         ];
         let name = format!("256 B, {connections} connections");
         cells.push(bench.cell((name, connections, "trans/s"), &parties, Compare::First)?);
@@ -38,13 +40,13 @@ fn transact(bench: &NetBench<'_>, way: &Way, connections: usize) -> Result<NetSa
     let mut road = Road::new(bench, way, on, WHOLE_SECONDS)?;
     let listen = format!("--listen={}", Road::host_port(PORT));
     let mut server = own_load(Some(&road.host), &["rr-server", &listen, "--seconds=20"])?;
-    let _server = Beside::start(&mut server, on.1)?;
+    let server = Beside::start(&mut server, on.1)?;
     let to = format!("--server={}", Road::host_port(PORT));
     let (count, seconds) = (format!("--connections={connections}"), bench.args.seconds());
     let time = format!("--seconds={seconds}");
     let mut command = own_load(Some(&road.guest), &["rr", &to, &count, &time])?;
-    road.begin();
+    road.begin(&server);
     let result: RrResult = result_of(&mut command, on.0)?;
-    let costs = road.finish(seconds)?;
+    let costs = road.finish(seconds, &server)?;
     Ok(NetSample { throughput: result.rate, p50_us: result.p50_us, ..costs })
 }
