@@ -9,6 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const IP: (&str, &str) = ("ip", "iproute2");
 /// The network of a run: this, and the last number of an address.
 const NETWORK: &str = "10.77.0.";
+/// What every namespace of a bench is called, before the id of its process.
+const PREFIX: &str = "manyring-bench-";
+/// Where namespaces lie.
+const FOLDER: &str = "/run/netns";
 /// Runs so far: no namespace has the name of one before.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
@@ -23,7 +27,10 @@ impl Netns {
     pub(crate) fn new() -> Result<Self, String> {
         peer::find(IP).map_err(|e| e.to_string())?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("manyring-bench-{}-{count}", std::process::id());
+        if count == 0 {
+            remove_abandoned();
+        }
+        let name = format!("{PREFIX}{}-{count}", std::process::id());
         ip(&["netns", "add", &name])?;
         let space = Self { name };
         space.ip(&["link", "set", "lo", "up"])?;
@@ -37,7 +44,7 @@ impl Netns {
 
     /// Its file.
     pub(crate) fn path(&self) -> PathBuf {
-        Path::new("/run/netns").join(&self.name)
+        Path::new(FOLDER).join(&self.name)
     }
 
     /// A tap that is up; with the address of this host number, if there is one. Programs join it
@@ -75,6 +82,23 @@ impl Drop for Netns {
     }
 }
 
+/// Removes what benches have left that were killed.
+fn remove_abandoned() {
+    for entry in std::fs::read_dir(FOLDER).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if let Some(name) = name.to_str().filter(|name| is_abandoned(name)) {
+            let _ = ip(&["netns", "delete", name]);
+        }
+    }
+}
+
+/// True for a namespace of a bench that does not run any more.
+fn is_abandoned(name: &str) -> bool {
+    let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
+    let pid = pid.and_then(|(pid, _)| pid.parse::<u32>().ok());
+    pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+}
+
 /// The address of a host of a run.
 pub(crate) fn address(host: u8) -> String {
     format!("{NETWORK}{host}")
@@ -87,4 +111,19 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
     }
     let words = String::from_utf8_lossy(&output.stderr);
     Err(format!("ip {}: {}", arguments.join(" "), words.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_namespaces_of_benches_that_are_gone_are_abandoned() {
+        let own = format!("{PREFIX}{}-0", std::process::id());
+        assert!(!is_abandoned(&own));
+        assert!(is_abandoned("manyring-bench-4294967295-3"), "no process has this id");
+        for other in ["manyring-bench", "manyring-bench-x-1", "guest", "manyring-bench-7"] {
+            assert!(!is_abandoned(other), "{other}");
+        }
+    }
 }
