@@ -125,11 +125,19 @@ impl House {
         serde_json::from_value(value["queues"][queue]["counters"].clone()).unwrap()
     }
 
-    /// Warnings about the hostile guest's device.
+    /// Warnings about the hostile guest's device. That the host took more than a second says
+    /// nothing of the guest: others may hold its network lock.
     fn warnings(&self) -> Vec<String> {
         let log = self.daemon.log();
         let lines = log.lines().filter(|l| l.contains("WARN") && l.contains("\"bad\""));
+        let lines = lines.filter(|l| !l.contains("do not answer"));
         lines.map(str::to_owned).collect()
+    }
+
+    /// Warnings behind the first `before`; there is one at least, which may take a moment.
+    fn lines_behind(&self, before: usize) -> Vec<String> {
+        assert!(wait_until(|| self.warnings().len() > before), "no line");
+        self.warnings().split_off(before)
     }
 
     /// Does `act`: it costs one line, which says `what`; the neighbour goes on, and the next
@@ -159,8 +167,9 @@ impl House {
         guest.pairs[0].tx.publish(0).unwrap();
         guest.pairs[0].tx.drain(LONG).unwrap();
         assert_eq!(self.counters(TX)["packets"], before + 1);
-        let promisc = guest.control().unwrap().set_rx_mode(RxMode::Promisc, true);
-        assert_eq!(promisc.unwrap(), CtrlStatus::Ok);
+        let control = guest.control().unwrap();
+        let mut promisc = || control.set_rx_mode(RxMode::Promisc, true).unwrap();
+        assert!(wait_until(|| promisc() == CtrlStatus::Ok));
     }
 
     fn end(mut self) {
@@ -190,8 +199,7 @@ impl Raw {
         self.vrings[queue].kick().unwrap();
         assert!(self.vrings[queue].wait_err(LONG).unwrap(), "err is silent");
         self.front.features().expect("the session goes on");
-        let base = self.front.vring_base(u32::try_from(queue).unwrap());
-        assert!(base.expect("the session goes on") <= SIZE);
+        self.front.vring_base(u32::try_from(queue).unwrap()).expect("the session goes on");
     }
 }
 
@@ -317,10 +325,15 @@ fn each_command_that_is_none_is_an_error_or_stops_the_control_queue() {
             if spoil.has_status() {
                 guest.served(CTRL, &hostile, 1);
                 assert_eq!(hostile.status().unwrap(), 1, "{spoil:?}");
-                let promisc = [class::RX, class::RX_PROMISC, 1];
-                hostile.offer(&promisc, &[3], &[1]).unwrap();
-                guest.served(CTRL, &hostile, 2);
-                assert_eq!(hostile.status().unwrap(), 0, "after {spoil:?}");
+                let mut count = 1;
+                let is_obeyed = wait_until(|| {
+                    let promisc = [class::RX, class::RX_PROMISC, 1];
+                    hostile.offer(&promisc, &[3], &[1]).unwrap();
+                    count += 1;
+                    guest.served(CTRL, &hostile, count);
+                    hostile.status().unwrap() == 0
+                });
+                assert!(is_obeyed, "after {spoil:?}");
             } else {
                 guest.breaks(CTRL);
                 assert_eq!(hostile.ring.used_idx(), 0, "{spoil:?}");
@@ -328,7 +341,7 @@ fn each_command_that_is_none_is_an_error_or_stops_the_control_queue() {
             let mut tx = guest.hostile(TX);
             tx.send_valid().unwrap();
             guest.served(TX, &tx, 1);
-            let lines = &house.warnings()[before..];
+            let lines = house.lines_behind(before);
             assert_eq!(lines.len(), 1, "{spoil:?}: {lines:?}");
             assert!(lines[0].contains(what), "{spoil:?}: {lines:?}");
         }
@@ -349,7 +362,11 @@ fn a_driver_that_repeats_wrong_commands_fills_no_log() {
             hostile.command(CtrlSpoil::ClassUnknown).unwrap();
             guest.served(CTRL, &hostile, count);
         }
-        assert_eq!(house.warnings().len(), 10, "{:#?}", house.warnings());
+        // A later line comes behind those.
+        hostile.command(CtrlSpoil::NoStatus).unwrap();
+        guest.breaks(CTRL);
+        assert!(wait_until(|| house.warnings().iter().any(|l| l.contains("queue stopped"))));
+        assert_eq!(house.warnings().len(), 11, "{:#?}", house.warnings());
         house.end();
     });
 }
@@ -357,8 +374,9 @@ fn a_driver_that_repeats_wrong_commands_fills_no_log() {
 #[test]
 fn each_spoiled_ring_of_a_network_device_stops_its_queue_alone() {
     in_own_space(|| {
-        let house = House::new();
         for queue in [TX, RX, CTRL] {
+            // A daemon each: lines beyond a bound are not written.
+            let house = House::new();
             for spoil in Spoil::ALL {
                 // What is wrong with a block request may be right here.
                 if matches!(spoil, Spoil::NoStatus | Spoil::ShortHeader) {
@@ -378,13 +396,13 @@ fn each_spoiled_ring_of_a_network_device_stops_its_queue_alone() {
                     hostile.offer(&[class::RX, class::RX_PROMISC, 1], &[3], &[1]).unwrap();
                 }
                 guest.served(other, &hostile, 1);
-                let lines = &house.warnings()[before..];
+                let lines = house.lines_behind(before);
                 assert_eq!(lines.len(), 1, "{queue} {spoil:?}: {lines:?}");
             }
+            house.next_guest_is_served();
+            house.neighbour_goes_on();
+            house.end();
         }
-        house.next_guest_is_served();
-        house.neighbour_goes_on();
-        house.end();
     });
 }
 
