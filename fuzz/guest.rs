@@ -60,6 +60,7 @@ impl Place {
     }
 }
 
+#[derive(Debug)]
 pub struct Guest {
     pub memory: Arc<GuestMemory>,
     pub config: QueueConfig,
@@ -168,6 +169,32 @@ impl Guest {
         self.write(DATA, &segment);
         let len = u32::from(segments) * 16;
         self.offer_parts(&[(HEADER, 16, 0), (DATA, len, 0), (STATUS, 1, DESC_F_WRITE)]);
+    }
+
+    /// Offers a frame: its header cut in two, then `times` the same `data` bytes, and something to
+    /// write if wanted.
+    pub fn frame(&self, header: &[u8; 12], cut: u8, data: u16, times: u8, writable: bool) {
+        self.write(HEADER, header);
+        let (cut, len) = (u32::from(cut), u32::from(data));
+        let mut parts = vec![(HEADER, cut, 0), (HEADER + u64::from(cut), 12 - cut, 0)];
+        parts.extend((0..times).map(|_| (DATA, len, 0)));
+        parts.extend(writable.then_some((STATUS, 64, DESC_F_WRITE)));
+        self.offer_parts(&parts);
+    }
+
+    /// Offers a buffer of `pieces` times the same `data` bytes, and something to read if wanted.
+    pub fn buffer(&self, data: u16, pieces: u8, readable: bool) {
+        let mut parts = vec![(HEADER, 16, 0); usize::from(readable)];
+        parts.extend((0..pieces).map(|_| (DATA, u32::from(data), DESC_F_WRITE)));
+        self.offer_parts(&parts);
+    }
+
+    /// Offers a command, and room for its answer.
+    pub fn command(&self, bytes: &[u8], room: u8) {
+        let bytes = &bytes[..bytes.len().min(0x1000)];
+        self.write(DATA, bytes);
+        let len = bytes.len() as u32;
+        self.offer_parts(&[(DATA, len, 0), (STATUS, u32::from(room), DESC_F_WRITE)]);
     }
 
     fn offer_parts(&self, parts: &[(u64, u32, u16)]) {

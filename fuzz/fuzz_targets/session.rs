@@ -25,8 +25,10 @@ struct Message {
     refuse: bool,
 }
 
-fuzz_target!(|messages: Vec<Message>| {
-    let offer = Offer { features: 0x1_3000_7e46, queue_count: QUEUES, queue_size_max: 1024 };
+fuzz_target!(|input: (u64, Vec<Message>)| {
+    let (protocol, messages) = input;
+    let offer =
+        Offer { features: 0x1_3000_7e46, protocol, queue_count: QUEUES, queue_size_max: 1024 };
     let mut session = Session::new(offer);
     for mut message in messages {
         let request = u32::from(message.request % 46);
@@ -83,7 +85,10 @@ fn obey(session: &mut Session, outcome: Outcome<u32>, given: usize, refuse: bool
                 assert!(access.offset + access.size <= CONFIG_SIZE_MAX);
                 assert_eq!(bytes.len(), access.size as usize);
             }
-            Effect::Memory(MemoryChange::Remove(_)) | Effect::Features(_) => {}
+            Effect::Memory(MemoryChange::Remove(_))
+            | Effect::Features(_)
+            | Effect::SendRarp(_)
+            | Effect::SetMtu(_) => {}
         }
     }
     assert!(used <= given, "{used} file descriptors out of {given}");

@@ -1,4 +1,7 @@
-//! A block queue without a worker: what the fuzz target `blk_request` runs.
+//! Queues without a worker: what the fuzz targets `blk_request`, `net_tx`, `net_rx` and
+//! `ctrl_command` run.
+
+pub use crate::net::{SoloControl, SoloRx, SoloTx, passes};
 
 use crate::blk::{BlkDevice, BlkOptions, BlkQueue};
 use crate::pool::{Pool, PoolOptions};

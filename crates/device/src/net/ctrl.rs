@@ -67,7 +67,7 @@ impl AsRawFd for Watched {
     }
 }
 
-struct Task {
+pub(super) struct Task {
     inner: Arc<Inner>,
     index: usize,
     queue: DeviceQueue,
@@ -86,23 +86,7 @@ struct Task {
 pub(super) async fn start(inner: &Arc<Inner>, activation: Activation) -> QueueHandle {
     inner.forget_commands().await;
     let (sender, asks) = mpsc::unbounded_channel();
-    let stats = inner.stats[activation.index].clone();
-    stats.running.set(1);
-    let task = Task {
-        inner: inner.clone(),
-        index: activation.index,
-        queue: activation.queue,
-        batch: Batch::new(),
-        kick: activation.kick.and_then(watched),
-        call: activation.call,
-        err: activation.err,
-        enabled: activation.enabled,
-        events: activation.events,
-        stats,
-        fault_told: false,
-        refusals: 0,
-    };
-    tokio::spawn(task.run(asks));
+    tokio::spawn(Task::new(inner.clone(), activation).run(asks));
     QueueHandle::control(ControlHandle(sender))
 }
 
@@ -129,6 +113,30 @@ async fn kicked(kick: Option<&AsyncFd<Watched>>, stats: &QueueStats) {
 }
 
 impl Task {
+    pub(super) fn new(inner: Arc<Inner>, activation: Activation) -> Self {
+        let stats = inner.stats[activation.index].clone();
+        stats.running.set(1);
+        Self {
+            inner,
+            index: activation.index,
+            queue: activation.queue,
+            batch: Batch::new(),
+            kick: activation.kick.and_then(watched),
+            call: activation.call,
+            err: activation.err,
+            enabled: activation.enabled,
+            events: activation.events,
+            stats,
+            fault_told: false,
+            refusals: 0,
+        }
+    }
+
+    #[cfg(fuzzing)]
+    pub(super) fn queue(&self) -> &DeviceQueue {
+        &self.queue
+    }
+
     async fn run(mut self, mut asks: mpsc::UnboundedReceiver<Ask>) {
         loop {
             // One command, then whoever else waits for this thread: a driver that never stops
@@ -178,7 +186,7 @@ impl Task {
     }
 
     /// Serves the next command. False: there is none, and a kick was asked for.
-    async fn serve_next(&mut self) -> bool {
+    pub(super) async fn serve_next(&mut self) -> bool {
         if !self.enabled {
             return false;
         }

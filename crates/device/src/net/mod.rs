@@ -9,6 +9,8 @@
 mod config;
 mod control;
 mod ctrl;
+#[cfg(fuzzing)]
+mod fuzzing;
 mod pairs;
 mod rules;
 mod rx;
@@ -19,6 +21,8 @@ pub(crate) use rules::Rules;
 pub(crate) use rx::NetRx;
 pub(crate) use tx::NetTx;
 
+#[cfg(fuzzing)]
+pub use fuzzing::{SoloControl, SoloRx, SoloTx, passes};
 pub use manyring_wire::net::{MacAddress, is_mtu, parse_mac};
 
 use crate::handle::{QueueHandle, Route};

@@ -103,7 +103,7 @@ enum Fate {
 }
 
 impl NetRx {
-    pub(super) fn new(
+    pub(crate) fn new(
         port: Box<dyn PortRx>,
         rules: Arc<Rules>,
         is_mergeable: bool,

@@ -56,7 +56,7 @@ enum Wrong {
 }
 
 impl NetTx {
-    pub(super) fn new(
+    pub(crate) fn new(
         port: Box<dyn PortTx>,
         rules: Arc<Rules>,
         taken: Offloads,

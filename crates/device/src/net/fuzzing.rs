@@ -1,0 +1,200 @@
+//! Network queues without a worker, for the fuzz targets.
+
+use super::ctrl::Task;
+use super::rules::Filter;
+use super::{NetDevice, NetOptions, NetRx, NetTx, Rules};
+use crate::pool::{Pool, PoolOptions};
+use crate::stats::QueueStats;
+use crate::{Activation, Device};
+use manyring_backend::net::{Port, PortRx, PortTx};
+use manyring_memory::MemoryError;
+use manyring_queue::{DeviceQueue, RingAddresses};
+use manyring_wire::net::{Command, FRAME_SIZE_MAX, MacAddress, Offloads};
+use std::sync::Arc;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+
+/// Rules of a guest that takes `given` unfinished.
+fn rules(given: Offloads, filter: Option<Filter>) -> Arc<Rules> {
+    Arc::new(Rules {
+        link_up: true,
+        given,
+        frame_size_max: FRAME_SIZE_MAX,
+        room_size: FRAME_SIZE_MAX,
+        filter,
+    })
+}
+
+/// A transmitq, whose turns the caller takes.
+#[derive(Debug)]
+pub struct SoloTx {
+    queue: DeviceQueue,
+    tx: NetTx,
+    stats: QueueStats,
+}
+
+impl SoloTx {
+    /// Serves `queue` into `port`, which takes `taken` unfinished.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub fn new(
+        queue: DeviceQueue,
+        port: Box<dyn PortTx>,
+        taken: Offloads,
+    ) -> Result<Self, MemoryError> {
+        let tx = NetTx::new(port, rules(taken, None), taken)?;
+        Ok(Self { queue, tx, stats: QueueStats::default() })
+    }
+
+    /// Pops a batch and sends it, or what waits. Returns (popped, returned).
+    pub fn turn(&mut self, is_enabled: bool, now_ns: u64) -> (usize, usize) {
+        self.tx.on_port();
+        let turn = self.tx.turn(&mut self.queue, &self.stats, is_enabled, now_ns);
+        self.queue.publish();
+        self.queue.needs_notification();
+        (turn.packets, turn.used)
+    }
+
+    /// Gives every chain back.
+    pub fn let_go(&mut self) {
+        self.tx.let_go(&mut self.queue, &self.stats);
+        self.queue.publish();
+    }
+
+    /// The ring.
+    #[must_use]
+    pub fn queue(&self) -> &DeviceQueue {
+        &self.queue
+    }
+}
+
+impl Drop for SoloTx {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+/// A receiveq, whose turns the caller takes.
+#[derive(Debug)]
+pub struct SoloRx {
+    queue: DeviceQueue,
+    rx: NetRx,
+    stats: QueueStats,
+}
+
+impl SoloRx {
+    /// Serves `queue` from `port`.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub fn new(
+        queue: DeviceQueue,
+        port: Box<dyn PortRx>,
+        given: Offloads,
+        is_mergeable: bool,
+    ) -> Result<Self, MemoryError> {
+        let rx = NetRx::new(port, rules(given, None), is_mergeable, queue.size())?;
+        Ok(Self { queue, rx, stats: QueueStats::default() })
+    }
+
+    /// Receives what there is. Returns buffers returned.
+    pub fn turn(&mut self) -> usize {
+        let turn = self.rx.turn(&mut self.queue, &self.stats);
+        self.queue.publish();
+        self.queue.needs_notification();
+        turn.used
+    }
+
+    /// Puts every buffer back.
+    pub fn let_go(&mut self) {
+        self.rx.let_go(&mut self.queue, &self.stats);
+        self.queue.publish();
+    }
+
+    /// The ring.
+    #[must_use]
+    pub fn queue(&self) -> &DeviceQueue {
+        &self.queue
+    }
+}
+
+impl Drop for SoloRx {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+/// A control queue, whose commands the caller serves.
+pub struct SoloControl {
+    task: Task,
+    device: NetDevice,
+}
+
+impl SoloControl {
+    /// Serves `queue` as the control queue of a device on `port`, with these features negotiated.
+    pub fn new(runtime: &Runtime, queue: DeviceQueue, port: Arc<dyn Port>, features: u64) -> Self {
+        let queue_pairs = port.queue_pairs();
+        let options = NetOptions {
+            name: "solo".to_owned(),
+            queue_pairs,
+            mac: [2, 0, 0, 0, 0, 1],
+            mtu: None,
+            speed: None,
+        };
+        // The pool starts no thread before a queue is started in it.
+        let device = NetDevice::new(options, port, Pool::new(PoolOptions::default()));
+        runtime.block_on(async {
+            device.set_features(features).await;
+            device.0.begin_control();
+        });
+        let activation = Activation {
+            index: queue_pairs * 2,
+            queue,
+            addresses: RingAddresses { descriptor: 0, available: 0, used: 0 },
+            kick: None,
+            call: None,
+            err: None,
+            enabled: true,
+            features,
+            events: mpsc::channel(1).0,
+        };
+        Self { task: Task::new(device.0.clone(), activation), device }
+    }
+
+    /// Serves commands until there are none.
+    pub fn serve(&mut self, runtime: &Runtime) {
+        while runtime.block_on(self.task.serve_next()) {}
+    }
+
+    /// The device, as the commands have left it.
+    #[must_use]
+    pub fn device(&self) -> &NetDevice {
+        &self.device
+    }
+
+    /// The ring.
+    #[must_use]
+    pub fn queue(&self) -> &DeviceQueue {
+        self.task.queue()
+    }
+}
+
+/// True if the filter that `commands` leave passes a frame that starts with `bytes`.
+#[must_use]
+pub fn passes(mac: MacAddress, filters_vlans: bool, commands: Vec<Command>, bytes: &[u8]) -> bool {
+    let mut filter = Filter::new(mac, filters_vlans);
+    for command in commands {
+        match command {
+            Command::Rx(mode, on) => filter.set_mode(mode, on),
+            Command::MacTable(table) => filter.set_table(table),
+            Command::MacAddr(mac) => filter.set_mac(mac),
+            Command::VlanAdd(id) => filter.set_vlan(id, true),
+            Command::VlanDel(id) => filter.set_vlan(id, false),
+            _ => {}
+        }
+    }
+    let passes = filter.passes(bytes);
+    assert!(passes || !filter.passes_all());
+    passes
+}

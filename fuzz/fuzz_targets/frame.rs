@@ -1,0 +1,32 @@
+//! Door: a frame and its header. A header that passes the check is true of the frame, passes again
+//! and is left as it is; a receive filter looks at any bytes.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use manyring_device::fuzzing::passes;
+use manyring_wire::net::{
+    Command, HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE, Offloads, RawHeader,
+};
+use zerocopy::FromBytes;
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+fuzz_target!(|input: (u64, [u8; HEADER_SIZE], u16, bool, Vec<Vec<u8>>, &[u8])| {
+    let (features, header, len, filters_vlans, commands, bytes) = input;
+    let (len, taken) = (usize::from(len), Offloads::of_host(features));
+    let header = RawHeader::read_from_bytes(&header).unwrap();
+    if let Ok(clean) = header.checked(len, taken) {
+        assert_eq!(clean.checked(len, taken), Ok(clean));
+        assert!(clean.flags & !HDR_F_NEEDS_CSUM == 0 && clean.num_buffers.get() == 0);
+        assert!(usize::from(clean.hdr_len.get()) <= len);
+        if clean.flags != 0 {
+            let at = usize::from(clean.csum_start.get()) + usize::from(clean.csum_offset.get());
+            assert!(taken.csum && at + 2 <= len);
+        }
+        if clean.gso_type != HDR_GSO_NONE {
+            assert!(taken.has_gso() && clean.gso_size.get() > 0 && clean.flags != 0);
+        }
+    }
+    let commands = commands.iter().filter_map(|bytes| Command::parse(bytes).ok()).collect();
+    let _ = passes(MAC, filters_vlans, commands, bytes);
+});
