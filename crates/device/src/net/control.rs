@@ -21,7 +21,7 @@ pub(super) enum Refusal {
     Port,
     #[error("virtqueue {index} is no transmitq or receiveq that runs")]
     Index { index: u16 },
-    #[error("the workers do not answer")]
+    #[error("the host or the workers do not answer in time")]
     Time,
 }
 
@@ -108,15 +108,19 @@ impl Inner {
     }
 
     async fn set_guest_offloads(&self, bits: u64) -> Result<(), Refusal> {
+        let wanted = Offloads::of_guest(bits);
         let given = {
             let mut state = self.state();
             if bits & !state.features != 0 {
                 return Err(Refusal::Offloads);
             }
-            std::mem::replace(&mut state.given, Offloads::of_guest(bits))
+            std::mem::replace(&mut state.given, wanted)
         };
         if !self.apply_offloads().await {
-            self.state().given = given;
+            let mut state = self.state();
+            if state.given == wanted {
+                state.given = given;
+            }
             return Err(Refusal::Port);
         }
         self.push_rules().await;

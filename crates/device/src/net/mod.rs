@@ -305,6 +305,8 @@ impl Inner {
 
     /// Tells the port what the guest takes.
     async fn apply_offloads(&self) -> bool {
+        // One after the other: a host that is late must not undo what was said since.
+        let _changes = self.attached.lock().await;
         let (port, given) = (self.port.clone(), self.state().given);
         let set = tokio::task::spawn_blocking(move || port.set_offloads(given)).await;
         match set.unwrap_or(Err(Errno::INTR)) {

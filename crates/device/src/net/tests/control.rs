@@ -422,6 +422,23 @@ fn a_driver_waits_a_second_at_most_and_what_the_host_did_late_is_known() {
 }
 
 #[test]
+fn a_host_that_is_late_does_not_undo_the_next_command() {
+    let mut guest = Guest::new(EVERYTHING);
+    guest.port.script().slow = Some(Duration::from_millis(1500));
+    let csum = VIRTIO_NET_F_GUEST_CSUM.to_le_bytes();
+    assert_eq!(guest.command(class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET, &csum), ERR);
+    guest.port.script().slow = None;
+    assert_eq!(guest.command(class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET, &[0; 8]), OK);
+    guest.runtime.block_on(async { tokio::time::sleep(Duration::from_secs(1)).await });
+    assert_eq!(guest.device.0.rules().given, Offloads::default());
+    assert_eq!(
+        guest.port.script().given,
+        Offloads::default(),
+        "the host goes by what was said last"
+    );
+}
+
+#[test]
 fn commands_go_on_in_other_memory() {
     let mut guest = Guest::new(EVERYTHING);
     assert_eq!(guest.command(class::RX, class::RX_PROMISC, &[1]), OK);

@@ -98,9 +98,9 @@ impl Scripted {
     }
 
     fn blocking(&self) {
-        if let Some(slow) = self.script().slow {
-            std::thread::sleep(slow);
-        }
+        // Others may look at the script meanwhile.
+        let slow = self.script().slow;
+        std::thread::sleep(slow.unwrap_or_default());
     }
 }
 
