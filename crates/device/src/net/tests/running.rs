@@ -23,7 +23,11 @@ struct Guest {
 
 impl Guest {
     fn new(is_rx: bool) -> Self {
-        let (ring, port) = (Ring::new(256, false), Scripted::default());
+        Self::with(is_rx, false)
+    }
+
+    fn with(is_rx: bool, event_idx: bool) -> Self {
+        let (ring, port) = (Ring::new(256, event_idx), Scripted::default());
         let rules = Arc::new(open_rules());
         let half = Box::new(port.clone());
         let handler = if is_rx {
@@ -125,6 +129,34 @@ fn a_frame_in_many_buffers_is_one_packet_of_a_driver_that_coalesces() {
     guest.port.arrive(RawHeader::default(), &frame(2, 60));
     guest.turn(2);
     assert!(guest.is_called(), "three packets");
+}
+
+#[test]
+fn a_driver_that_looks_by_itself_is_not_called() {
+    for event_idx in [false, true] {
+        for is_rx in [false, true] {
+            let mut guest = Guest::with(is_rx, event_idx);
+            if is_rx {
+                guest.post();
+            }
+            let pass = |guest: &mut Guest, number| {
+                if is_rx {
+                    guest.port.arrive(RawHeader::default(), &frame(number, 60));
+                } else {
+                    guest.send(1);
+                }
+                guest.turn(number);
+                assert_eq!(guest.returned(), 1);
+                guest.is_called()
+            };
+            guest.ring.driver.disable_notifications();
+            assert!(!pass(&mut guest, 1), "{event_idx} {is_rx}");
+            assert_eq!(guest.ring.stats.calls_suppressed.value(), 1);
+            assert!(!guest.ring.driver.enable_notifications(), "there is no more");
+            assert!(pass(&mut guest, 2), "{event_idx} {is_rx}");
+            assert_eq!(guest.ring.stats.calls.value(), 1);
+        }
+    }
 }
 
 #[test]
