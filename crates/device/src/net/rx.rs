@@ -4,8 +4,8 @@
 //! of them; its header comes to memory of ours, and is written to the guest once, when it is whole:
 //! reading it back from there would wait for the cache line. Behind the buffers lies a spill, so
 //! that a frame that is longer than what was offered is seen, and copied into further buffers, or
-//! waits there until the driver posts some. While frames are short one buffer is offered, since each
-//! costs the system call a little.
+//! waits there until the driver posts some. While frames are short one buffer is offered: each costs
+//! the system call a little.
 
 use super::rules::FILTER_SIZE;
 use super::{Rules, Turn};
@@ -30,7 +30,7 @@ const SIZE_MAX: usize = HEADER_SIZE + FRAME_SIZE_MAX;
 const TURN_FRAMES: usize = 64;
 const TURN_BYTES: usize = 128 << 10;
 /// Frames after which the driver may see what is there.
-const PUBLISH_FRAMES: usize = 16;
+const PUBLISH_FRAMES: usize = 32;
 /// Pieces of one receive buffer at most: they must fit one system call with the spill.
 const PIECES_MAX: usize = 512;
 /// Pieces offered at once at most.
