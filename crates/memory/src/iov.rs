@@ -3,6 +3,10 @@
 
 use std::ptr::NonNull;
 
+/// Bytes of a cache line.
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE: usize = 64;
+
 /// Bytes of guest memory, contiguous in this process. Layout of `struct iovec`.
 ///
 /// The guest may write them at any time, so they are only ever copied, never borrowed. See the
@@ -107,6 +111,29 @@ impl GuestSlice {
         // SAFETY: `n` bytes are inside both; overlap is allowed.
         unsafe { std::ptr::copy(other.0.iov_base.cast::<u8>(), target, n) };
         n
+    }
+
+    /// Asks for the first two cache lines, to write them soon: a line that another CPU has written
+    /// takes as long to come as a hundred instructions, and several come at once if they are asked
+    /// for ahead. A hint: nothing is read or written.
+    #[inline]
+    pub fn prefetch_for_write(&self) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            let first = self.0.iov_base;
+            let second = first.wrapping_byte_add(CACHE_LINE);
+            // The intrinsic asks to read, unless the whole program needs a CPU that has this.
+            // SAFETY: a hint about addresses, which need not be mapped; CPUs without it ignore it.
+            unsafe {
+                std::arch::asm!(
+                    "prefetchw [{}]",
+                    "prefetchw [{}]",
+                    in(reg) first,
+                    in(reg) second,
+                    options(nostack, preserves_flags, readonly)
+                );
+            }
+        }
     }
 
     /// Sets every byte to zero.

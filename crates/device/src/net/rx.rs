@@ -4,8 +4,8 @@
 //! of them; its header comes to memory of ours, and is written to the guest once, when it is whole:
 //! reading it back from there would wait for the cache line. Behind the buffers lies a spill, so
 //! that a frame that is longer than what was offered is seen, and copied into further buffers, or
-//! waits there until the driver posts some. While frames are short one buffer is offered: each costs
-//! the system call a little.
+//! waits there until the driver posts some. While frames are short one buffer is offered: each
+//! costs the system call a little.
 
 use super::rules::FILTER_SIZE;
 use super::{Rules, Turn};
@@ -268,6 +268,7 @@ impl NetRx {
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         let none = || self.own.slice(0, 0);
         let Some(first) = writable.first().copied().or_else(none) else { return };
+        first.prefetch_for_write();
         let more = writable.get(1..).unwrap_or_default();
         if !more.is_empty() {
             self.pieces.extend(more);
