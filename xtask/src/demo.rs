@@ -43,8 +43,8 @@ agrees $HOST6 4096 "IPv6"
 echo "iperf3 both ways, as the receiver saw it"
 flow tcp-to-host $HOST -t 3
 flow tcp-to-guest $HOST -t 3 -R
-flow udp-to-host $HOST -u -b 100M -t 3
-flow udp-to-guest $HOST -u -b 100M -t 3 -R
+flow udp-to-host $HOST -u -b 20M -t 3
+flow udp-to-guest $HOST -u -b 20M -t 3 -R
 await finished
 "#;
 
