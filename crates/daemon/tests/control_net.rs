@@ -268,6 +268,55 @@ fn attached_pairs_follow_the_guest() {
     }
 }
 
+/// UML's only word for "stop" is `SET_VRING_ENABLE 0`: then the memory is the driver's again.
+#[test]
+fn a_ring_that_is_disabled_is_left_alone_whatever_else_changes() {
+    let daemon = serve();
+    let mut driver = connect(&daemon, "lan", ControlOwner::FrontEnd, 2);
+    send(&mut driver, 20);
+    wait_for(&daemon, "lan", 1, "packets", 20);
+    // Without need_reply the answer to the next message says that this is done.
+    driver.front.set_vring_enable(1, false).unwrap();
+    driver.front.features().unwrap();
+    let ring = driver.pairs[0].tx.vring().addresses();
+    let areas = [ring.descriptor, ring.available, ring.used].map(|a| a - driver.arena.user_addr(0));
+    let junk = [0xa5; 64];
+    for area in areas {
+        driver.arena.write(area, &junk).unwrap();
+    }
+    for (path, body) in [
+        ("lan/link", json!({ "up": false })),
+        ("lan/link", json!({ "up": true })),
+        ("lan/mtu", json!({ "mtu": 1400 })),
+    ] {
+        post(&daemon, path, body);
+    }
+    driver.front.set_vring_enable(3, false).unwrap();
+    let mut found = [0; 64];
+    for area in areas {
+        driver.arena.read(area, &mut found).unwrap();
+        assert_eq!(found, junk, "written behind the driver's back");
+    }
+    let lan = get(&daemon, "lan");
+    assert_eq!(lan["queues"][1]["counters"]["faults"], 0, "{lan}");
+}
+
+/// A transmitq that is disabled is emptied all the same (vhost-user, "Ring states").
+#[test]
+fn what_a_driver_kicks_for_in_a_disabled_transmitq_is_dropped() {
+    let daemon = serve();
+    let mut driver = connect(&daemon, "lan", ControlOwner::FrontEnd, 1);
+    send(&mut driver, 5);
+    driver.front.set_vring_enable(1, false).unwrap();
+    for count in [3, 4] {
+        send(&mut driver, count);
+    }
+    wait_for(&daemon, "lan", 1, "dropped_disabled", 7);
+    driver.front.set_vring_enable(1, true).unwrap();
+    send(&mut driver, 6);
+    wait_for(&daemon, "lan", 1, "packets", 11);
+}
+
 #[test]
 fn the_commands_change_a_device_and_say_so_or_why_not() {
     let daemon = serve();
