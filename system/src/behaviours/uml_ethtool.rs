@@ -39,9 +39,8 @@ for feature in tx-checksum-ip-generic tx-scatter-gather tx-tcp-segmentation \
         must ethtool -K eth0 $feature $state > /dev/null
         ethtool -k eth0 | grep -q "^[[:space:]]*$feature: $state" ||
             fail "$feature is not $state: $(ethtool -k eth0 | grep "$feature:")"
-        pings $HOST
-        agrees $HOST 128 "$feature $state"
-        agrees $HOST6 128 "$feature $state"
+        agrees $HOST 64 "$feature $state"
+        agrees $HOST6 64 "$feature $state"
     done
     # Off took others with it: all on again.
     must ethtool -K eth0 tx on sg on tso on gso on > /dev/null

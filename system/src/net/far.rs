@@ -5,7 +5,7 @@ use crate::{Context, Outcome};
 use std::path::Path;
 
 /// Nothing here outlives this.
-const SECONDS: &str = "300";
+const SECONDS: &str = "600";
 /// iperf3's default port and more: a server serves one client at a time.
 const IPERF3: [&str; 4] = ["5201", "5202", "5203", "5204"];
 
