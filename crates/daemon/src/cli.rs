@@ -331,7 +331,7 @@ pub(crate) struct NetArgs {
     /// Queue pairs, 1 to 128 [default: 1, or the number of --tap-fd].
     #[arg(long, value_name = "N")]
     pub(crate) queue_pairs: Option<usize>,
-    /// MAC address of the guest [default: a macvtap's own, else made from the name].
+    /// MAC address of the guest [default: a macvtap's own, else made from name and socket].
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<String>,
     /// MTU that the interface is set to and the guest is told [default: neither].

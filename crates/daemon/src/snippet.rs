@@ -9,7 +9,7 @@ mod net;
 mod tests;
 
 use crate::cli::{SnippetArgs, Vmm};
-use crate::config::plan::{BlkPlan, NetPlan, PortPlan, SocketPlan, is_device_name, made_from};
+use crate::config::plan::{BlkPlan, NetPlan, PortPlan, SocketPlan, is_device_name};
 use manyring_device::net::MacAddress;
 use std::path::{Path, PathBuf};
 
@@ -93,7 +93,7 @@ fn of_net(net: &NetPlan, args: &SnippetArgs) -> Result<Wanted, String> {
     let (socket, client) = socket_of(&net.name, &net.socket)?;
     // Queues that are handed in may be a macvtap's: its address is not known here either.
     let has_own_mac = matches!(net.port, PortPlan::Macvtap { .. } | PortPlan::TapFds(_));
-    let made = (!has_own_mac).then(|| made_from(&net.name));
+    let made = (!has_own_mac).then(|| net.made_mac());
     Ok(Wanted {
         name: net.name.clone(),
         socket,

@@ -1,7 +1,7 @@
 //! Plan -> port: the host's side of a network device, and the address that goes with it.
 
 use super::AssembleError;
-use crate::config::plan::{NetPlan, PortPlan, mac_text, made_from};
+use crate::config::plan::{NetPlan, PortPlan, mac_text};
 use manyring_backend::net::Port;
 use manyring_backend::net::fault::{FaultOptions, FaultPort};
 use manyring_backend::net::macvtap::{self, MacvtapOptions};
@@ -19,7 +19,7 @@ pub(super) fn open(net: &NetPlan) -> Result<(Arc<dyn Port>, MacAddress), Assembl
     };
     let port = match &net.port {
         PortPlan::Null { generate } => {
-            let mac = net.mac.unwrap_or_else(|| made_from(&net.name));
+            let mac = net.mac.unwrap_or_else(|| net.made_mac());
             return Ok((Arc::new(NullPort::new(net.queue_pairs, *generate)), mac));
         }
         PortPlan::Tap { name, must_exist } => {
@@ -91,10 +91,10 @@ fn tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {
     })
 }
 
-/// The address that was asked for, or that the interface demands, or one made from the name.
+/// The address that was asked for, or that the interface demands, or one that is made up.
 fn mac(net: &NetPlan, port: &TapPort) -> MacAddress {
     match (net.mac, port.guest_mac()) {
-        (None, demanded) => demanded.unwrap_or_else(|| made_from(&net.name)),
+        (None, demanded) => demanded.unwrap_or_else(|| net.made_mac()),
         (Some(mac), demanded) => {
             if let Some(demanded) = demanded.filter(|demanded| *demanded != mac) {
                 tracing::warn!(

@@ -2,7 +2,7 @@
 
 mod net;
 
-pub(crate) use net::{NetPlan, PortPlan, mac_text, made_from};
+pub(crate) use net::{NetPlan, PortPlan, mac_text};
 
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
 use manyring_transport::vhost_user::SocketPermissions;

@@ -121,7 +121,7 @@ pub(crate) struct RawNet {
     pub(crate) generate: Option<usize>,
     /// Queue pairs, 1 to 128; default 1, or the number of `tap_fds`.
     pub(crate) queue_pairs: Option<usize>,
-    /// MAC address of the guest; default: a macvtap's own, else made from the name.
+    /// MAC address of the guest; default: a macvtap's own, else made from name and socket.
     pub(crate) mac: Option<String>,
     /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.
     pub(crate) mtu: Option<u32>,

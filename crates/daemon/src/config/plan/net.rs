@@ -19,7 +19,7 @@ pub(crate) struct NetPlan {
     pub(crate) handshake_timeout: u64,
     pub(crate) port: PortPlan,
     pub(crate) queue_pairs: usize,
-    /// None: the interface's, if its guest must have that one, else made from the name.
+    /// None: the interface's, if its guest must have that one, else made from name and socket.
     #[serde(serialize_with = "serialize_mac")]
     pub(crate) mac: Option<MacAddress>,
     pub(crate) mtu: Option<u16>,
@@ -94,6 +94,20 @@ impl NetPlan {
     }
 }
 
+impl NetPlan {
+    /// The address of a guest that was given none: it stays the same for this name and socket.
+    /// Devices of several processes may have the same name.
+    pub(crate) fn made_mac(&self) -> MacAddress {
+        let socket = match &self.socket {
+            SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
+                path.display().to_string()
+            }
+            SocketPlan::Fd(fd) => fd.to_string(),
+        };
+        made_from(&format!("{}@{socket}", self.name))
+    }
+}
+
 impl PortPlan {
     fn new(raw: &RawNet, place: impl Fn() -> String) -> Result<Self, PlanError> {
         let has_interface = raw.tap.is_some() || raw.macvtap.is_some() || raw.tap_fds.is_some();
@@ -143,10 +157,10 @@ impl PortPlan {
     }
 }
 
-/// A local address that stays the same for a device of this name (FNV-1a of 64 bits).
-pub(crate) fn made_from(name: &str) -> MacAddress {
+/// A local address that stays the same for this text (FNV-1a of 64 bits).
+fn made_from(text: &str) -> MacAddress {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
     let [a, b, c, d, e, ..] = hash.to_be_bytes();
     [0x02, a, b, c, d, e]
 }
@@ -193,7 +207,6 @@ pub(super) fn check_ports(nets: &[NetPlan]) -> Result<(), PlanError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::Plan;
 
     fn plan(toml: &str) -> Result<Plan, String> {
@@ -203,11 +216,16 @@ mod tests {
 
     #[test]
     fn a_short_file_gets_its_defaults() {
-        let plan = plan("[[net]]\nsocket_path = '/s'\ntap_fds = [7, 8]\n").unwrap();
-        let net = &plan.net[0];
+        let short = plan("[[net]]\nsocket_path = '/s'\ntap_fds = [7, 8]\n").unwrap();
+        let net = &short.net[0];
         assert_eq!((net.name.as_str(), net.queue_pairs), ("net0", 2));
-        assert_eq!((net.mac, made_from("net0")[0]), (None, 2));
-        assert_ne!(made_from("net0"), made_from("net1"));
+        assert_eq!((net.mac, net.made_mac()[0]), (None, 2));
+        let made = |socket: &str| {
+            let text = format!("[[net]]\nsocket_path = '{socket}'\nnull = true\n");
+            plan(&text).unwrap().net[0].made_mac()
+        };
+        assert_eq!(made("/run/a"), made("/run/a"));
+        assert_ne!(made("/run/a"), made("/run/b"), "two processes, a device net0 each");
     }
 
     #[test]
