@@ -17,7 +17,7 @@ pub(super) enum Refusal {
     Pairs { pairs: u16, max: usize },
     #[error("offloads that were not negotiated")]
     Offloads,
-    #[error("the port cannot switch its offloads")]
+    #[error("the host's interface does not follow")]
     Port,
     #[error("virtqueue {index} is no transmitq or receiveq that runs")]
     Index { index: u16 },
@@ -102,9 +102,13 @@ impl Inner {
         if !(1..=max).contains(&usize::from(pairs)) {
             return Err(Refusal::Pairs { pairs, max });
         }
-        self.state().pairs_in_use = usize::from(pairs);
+        let before = std::mem::replace(&mut self.state().pairs_in_use, usize::from(pairs));
+        if self.apply_pairs().await {
+            return Ok(());
+        }
+        self.state().pairs_in_use = before;
         self.apply_pairs().await;
-        Ok(())
+        Err(Refusal::Port)
     }
 
     async fn set_guest_offloads(&self, bits: u64) -> Result<(), Refusal> {

@@ -79,6 +79,8 @@ struct Vq {
     is_started: bool,
     /// As the front-end says.
     is_enabled: bool,
+    /// As its worker knows.
+    is_served: bool,
     route: Weak<Route>,
     coalescing: Coalescing,
 }

@@ -49,6 +49,7 @@ impl Inner {
         let mut attached = self.attached.lock().await;
         self.attach(&mut attached).await;
         activation.enabled = self.serves(index);
+        self.state().vqs[index].is_served = activation.enabled;
         let queue = match self.handler(pair, is_rx, features, activation.queue.size()) {
             Ok(handler) => RunningQueue::new(activation, handler, self.stats[index].clone()),
             Err(error) => {
@@ -119,27 +120,35 @@ impl Inner {
 
     /// Serves the queues of the pairs in use and no others: what begins is attached before it is
     /// served, what ends is served no more before it is detached.
-    pub(super) async fn apply_pairs(&self) {
+    /// False if the port does not follow.
+    pub(super) async fn apply_pairs(&self) -> bool {
         let mut attached = self.attached.lock().await;
         let count = self.options.queue_pairs * 2;
         for index in (0..count).filter(|i| !self.serves(*i)) {
             self.enable(index, false).await;
         }
-        self.attach(&mut attached).await;
+        let follows = self.attach(&mut attached).await;
         for index in (0..count).filter(|i| self.serves(*i)) {
             self.enable(index, true).await;
         }
+        follows
     }
 
+    /// Tells a queue, unless it knows.
     async fn enable(&self, index: usize, enabled: bool) {
-        let route = self.state().vqs[index].route.upgrade();
+        let route = {
+            let vq = &mut self.state().vqs[index];
+            let knows = std::mem::replace(&mut vq.is_served, enabled) == enabled;
+            if knows { None } else { vq.route.upgrade() }
+        };
         if let Some(route) = route {
             route.set_enabled(enabled).await;
         }
     }
 
-    /// Lets the host use the pairs that are served, and no others.
-    async fn attach(&self, attached: &mut [bool]) {
+    /// Lets the host use the pairs that are served, and no others. False if it does not all of it.
+    async fn attach(&self, attached: &mut [bool]) -> bool {
+        let mut follows = true;
         for pair in 0..attached.len() {
             let wanted = self.serves(pair * 2) || self.serves(pair * 2 + 1);
             if attached[pair] == wanted {
@@ -154,11 +163,13 @@ impl Inner {
                     self.attached_pairs.set(count);
                 }
                 Err(errno) => {
+                    follows = false;
                     let device = &self.options.name;
                     tracing::warn!(device, pair, wanted, %errno, "the port does not follow");
                 }
             }
         }
+        follows
     }
 
     /// Gives running queues what they go by now; returns when they do.
