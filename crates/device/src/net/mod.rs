@@ -1,7 +1,7 @@
 //! `NetDevice`: queue pairs, features offered, config space, and what a guest has set.
 //!
 //! The state of a device is the control thread's: sessions, the control queue and the control API
-//! change it, and hand each running queue what it goes by ([`Rules`], coalescing, enabled or not).
+//! change it, and hand each running queue what it goes by (`Rules`, coalescing, enabled or not).
 //! Two kinds of front-ends own the control queue. One that keeps it (QEMU, Cloud Hypervisor) tells
 //! which pairs are in use with `SET_VRING_ENABLE`. One that leaves it to us (UML, crosvm) starts
 //! the ring of the control queue: then `VQ_PAIRS_SET` says so too.
