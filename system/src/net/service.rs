@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(10);
+const END: Duration = Duration::from_secs(2);
 
 /// A running program; dropped, it is killed.
 #[derive(Debug)]
@@ -103,8 +104,14 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // `timeout` ends with the program it runs only if it is asked to.
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = kill_process(pid, Signal::TERM);
+        let ended = wait_for("a service's end", END, || self.child.try_wait().context("a service"));
+        if ended.is_err() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
         cleanup::forget(self.child.id());
     }
 }
