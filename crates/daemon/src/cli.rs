@@ -213,15 +213,9 @@ pub(crate) struct DaemonArgs {
     pub(crate) control: Option<PathBuf>,
 }
 
-/// `manyring blk`
+/// Where the front-end of a device comes from.
 #[derive(Args, Debug)]
-pub(crate) struct BlkArgs {
-    /// Print what this back-end can, as JSON, and end.
-    #[arg(long)]
-    pub(crate) print_capabilities: bool,
-    /// Name of the device in logs, counters and the control API.
-    #[arg(long, default_value = "blk0")]
-    pub(crate) name: String,
+pub(crate) struct SocketArgs {
     /// The vhost-user socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket_path: Option<PathBuf>,
@@ -246,6 +240,19 @@ pub(crate) struct BlkArgs {
     /// Seconds a front-end has from connecting to its first message [default: 10].
     #[arg(long, value_name = "SECONDS")]
     pub(crate) handshake_timeout: Option<u64>,
+}
+
+/// `manyring blk`
+#[derive(Args, Debug)]
+pub(crate) struct BlkArgs {
+    /// Print what this back-end can, as JSON, and end.
+    #[arg(long)]
+    pub(crate) print_capabilities: bool,
+    /// Name of the device in logs, counters and the control API.
+    #[arg(long, default_value = "blk0")]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
     /// Serve this file or block device.
     #[arg(long, value_name = "FILE")]
     pub(crate) blk_file: Option<PathBuf>,
@@ -286,30 +293,8 @@ pub(crate) struct NetArgs {
     /// Name of the device in logs, counters and the control API.
     #[arg(long, default_value = "net0")]
     pub(crate) name: String,
-    /// The vhost-user socket.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) socket_path: Option<PathBuf>,
-    /// A socket that was handed in, listening or connected.
-    #[arg(long, value_name = "N")]
-    pub(crate) fd: Option<i32>,
-    /// Connect to the socket instead of listening there.
-    #[arg(long)]
-    pub(crate) client: bool,
-    /// Owner of the socket (user id).
-    #[arg(long, value_name = "UID")]
-    pub(crate) socket_owner: Option<u32>,
-    /// Group of the socket (group id).
-    #[arg(long, value_name = "GID")]
-    pub(crate) socket_group: Option<u32>,
-    /// Mode of the socket, in octal.
-    #[arg(long, value_name = "MODE")]
-    pub(crate) socket_mode: Option<String>,
-    /// End when the first front-end has left.
-    #[arg(long)]
-    pub(crate) one_off: bool,
-    /// Seconds a front-end has from connecting to its first message [default: 10].
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) handshake_timeout: Option<u64>,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
     /// Serve this tap: joined if it exists, else created.
     #[arg(long, value_name = "NAME")]
     pub(crate) tap: Option<String>,
@@ -360,14 +345,14 @@ impl From<NetArgs> for RawConfig {
     fn from(args: NetArgs) -> Self {
         let net = RawNet {
             name: Some(args.name),
-            socket_path: args.socket_path,
-            fd: args.fd,
-            client: args.client,
-            socket_owner: args.socket_owner,
-            socket_group: args.socket_group,
-            socket_mode: args.socket_mode,
-            one_off: args.one_off,
-            handshake_timeout: args.handshake_timeout,
+            socket_path: args.socket.socket_path,
+            fd: args.socket.fd,
+            client: args.socket.client,
+            socket_owner: args.socket.socket_owner,
+            socket_group: args.socket.socket_group,
+            socket_mode: args.socket.socket_mode,
+            one_off: args.socket.one_off,
+            handshake_timeout: args.socket.handshake_timeout,
             tap: args.tap,
             must_exist: args.must_exist,
             tap_fds: (!args.tap_fds.is_empty()).then_some(args.tap_fds),
@@ -403,14 +388,14 @@ impl From<BlkArgs> for RawConfig {
     fn from(args: BlkArgs) -> Self {
         let blk = RawBlk {
             name: Some(args.name),
-            socket_path: args.socket_path,
-            fd: args.fd,
-            client: args.client,
-            socket_owner: args.socket_owner,
-            socket_group: args.socket_group,
-            socket_mode: args.socket_mode,
-            one_off: args.one_off,
-            handshake_timeout: args.handshake_timeout,
+            socket_path: args.socket.socket_path,
+            fd: args.socket.fd,
+            client: args.socket.client,
+            socket_owner: args.socket.socket_owner,
+            socket_group: args.socket.socket_group,
+            socket_mode: args.socket.socket_mode,
+            one_off: args.socket.one_off,
+            handshake_timeout: args.socket.handshake_timeout,
             file: args.blk_file,
             null: args.null,
             memory: args.memory,
