@@ -28,7 +28,7 @@ const SPILL_AT: usize = 64;
 const SIZE_MAX: usize = HEADER_SIZE + FRAME_SIZE_MAX;
 /// Frames of one turn at most, and bytes: the driver hears of them when the turn ends.
 const TURN_FRAMES: usize = 64;
-const TURN_BYTES: usize = 128 << 10;
+const TURN_BYTES: usize = 512 << 10;
 /// Frames after which the driver may see what is there.
 const PUBLISH_FRAMES: usize = 32;
 /// Pieces of one receive buffer at most: they must fit one system call with the spill.
