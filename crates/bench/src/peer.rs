@@ -74,15 +74,11 @@ const GROUP: Duration = Duration::from_millis(500);
 /// Puts the scheduling group of a program that is [`apart`] before all others. It has a group of
 /// its own once its `setsid` has run: until then a write would favour ours instead.
 fn favour(pid: u32) {
-    let group = |task: &str| {
-        let text = std::fs::read_to_string(format!("/proc/{task}/autogroup")).ok()?;
-        text.split_whitespace().next().map(str::to_owned)
-    };
     let (task, start) = (pid.to_string(), now());
     // Without autogroups, or without the right to do so, the default weight has to do.
-    let Some(ours) = group("self") else { return };
+    let Some(ours) = scheduling_group("self") else { return };
     while start.elapsed() < GROUP {
-        match group(&task) {
+        match scheduling_group(&task) {
             Some(own) if own == ours => std::thread::sleep(Duration::from_micros(100)),
             Some(_) => {
                 let _ = std::fs::write(format!("/proc/{task}/autogroup"), "-20");
@@ -91,6 +87,13 @@ fn favour(pid: u32) {
             None => return,
         }
     }
+}
+
+/// Name of the scheduling group of a process. None where the kernel has no such groups, or has
+/// them switched off: then the file is missing, or there and empty.
+fn scheduling_group(task: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{task}/autogroup")).ok()?;
+    text.split_whitespace().next().map(str::to_owned)
 }
 
 /// Starts a program that is [`apart`] and waits for its end; what it wrote.
@@ -226,17 +229,15 @@ mod tests {
 
     #[test]
     fn the_scheduling_group_that_is_favoured_is_the_programs_and_not_ours() {
-        // `None` everywhere in a kernel without such groups.
-        let group = |task: &str| std::fs::read_to_string(format!("/proc/{task}/autogroup")).ok();
-        let ours = group("self");
+        let weight = || std::fs::read_to_string("/proc/self/autogroup").ok();
+        let (ours, before) = (scheduling_group("self"), weight());
         let mut child =
             spawn(apart(Path::new("/bin/sleep")).arg("9"), &Affinity::current()).unwrap();
-        let (theirs, after) = (group(&child.id().to_string()), group("self"));
+        let (theirs, after) = (scheduling_group(&child.id().to_string()), weight());
         child.kill().unwrap();
         child.wait().unwrap();
-        let name = |text: &Option<String>| text.clone()?.split(' ').next().map(str::to_owned);
-        assert!(ours.is_none() || name(&theirs) != name(&ours), "{theirs:?} is our group");
-        assert_eq!(after, ours, "our own group was favoured");
+        assert!(ours.is_none() || theirs != ours, "{theirs:?} is our group");
+        assert_eq!(after, before, "our own group was favoured");
     }
 
     #[test]
