@@ -1,32 +1,34 @@
 //! What a scenario found: medians and ratios, as a table or as JSON.
 
+pub(crate) mod blk;
 pub(crate) mod net;
 
 use crate::measure::Calibration;
 use serde::Serialize;
 
 /// One run of one party.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Sample {
-    /// Requests in a second.
-    pub(crate) iops: f64,
-    /// Median latency in microseconds.
-    pub(crate) p50_us: f64,
-    /// Latency that 99 of 100 requests did not exceed.
-    pub(crate) p99_us: f64,
-    /// CPU seconds of the server for a million requests; of the whole program if there is none.
-    pub(crate) cpu_per_million: f64,
-    /// The same of the client; 0 if there is none.
-    pub(crate) client_cpu_per_million: f64,
+pub(crate) trait Sample: Serialize {
     /// Other programs had too much of the CPUs, however often it was tried.
-    pub(crate) disturbed: bool,
+    fn is_disturbed(&self) -> bool;
 }
 
 /// All runs of one party in one cell.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Party {
+pub(crate) struct Party<S> {
     pub(crate) name: String,
-    pub(crate) samples: Vec<Sample>,
+    pub(crate) samples: Vec<S>,
+}
+
+impl<S> Party<S> {
+    fn median(&self, value: fn(&S) -> f64) -> f64 {
+        Spread::of(self.samples.iter().map(value)).median
+    }
+
+    /// Ratios of the rounds, this party to the other.
+    fn against(&self, peer: &Self, value: fn(&S) -> f64) -> Spread {
+        let rounds = self.samples.iter().zip(&peer.samples);
+        Spread::of(rounds.map(|(a, b)| ratio(value(a), value(b))))
+    }
 }
 
 /// Median, smallest and largest of the rounds.
@@ -49,43 +51,9 @@ impl Spread {
     }
 }
 
-/// The first party against another one: ratios of the rounds.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Against {
-    pub(crate) peer: String,
-    pub(crate) iops: Spread,
-    pub(crate) cpu_per_million: Spread,
-}
-
-/// One line of a scenario: the same load on each party in turn.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Cell {
-    pub(crate) name: String,
-    pub(crate) parties: Vec<Party>,
-    pub(crate) against: Vec<Against>,
-}
-
-impl Cell {
-    /// Puts the first party against each of the others, round by round.
-    pub(crate) fn new(name: String, parties: Vec<Party>) -> Self {
-        let against = parties
-            .iter()
-            .skip(1)
-            .map(|peer| {
-                let ratios = |value: fn(&Sample) -> f64| {
-                    let ours = parties.first().map_or(&[][..], |p| &p.samples);
-                    Spread::of(
-                        ours.iter().zip(&peer.samples).map(|(a, b)| ratio(value(a), value(b))),
-                    )
-                };
-                Against {
-                    peer: peer.name.clone(),
-                    iops: ratios(|s| s.iops),
-                    cpu_per_million: ratios(|s| s.cpu_per_million),
-                }
-            })
-            .collect();
-        Self { name, parties, against }
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.2}x ({:.2} to {:.2})", self.median, self.min, self.max)
     }
 }
 
@@ -93,63 +61,57 @@ fn ratio(ours: f64, theirs: f64) -> f64 {
     if theirs > 0.0 { ours / theirs } else { 0.0 }
 }
 
+/// The same load on each party in turn.
+pub(crate) trait Cell: Serialize {
+    type Sample: Sample;
+
+    fn name(&self) -> &str;
+    fn parties(&self) -> &[Party<Self::Sample>];
+    /// The names of the columns, below that of the cell.
+    fn print_head(&self);
+    /// The medians of a party, below their columns.
+    fn print_party(&self, party: &Party<Self::Sample>);
+    /// A line for each pair of parties that is compared.
+    fn print_ratios(&self);
+
+    fn print(&self) {
+        println!("{}", self.name());
+        self.print_head();
+        for party in self.parties() {
+            self.print_party(party);
+        }
+        let all = self.parties().iter().flat_map(|party| &party.samples);
+        let disturbed = all.clone().filter(|sample| sample.is_disturbed()).count();
+        if disturbed > 0 {
+            let count = all.count();
+            println!("  DISTURBED by other load: {disturbed} of {count} runs; do not use");
+        }
+        self.print_ratios();
+    }
+}
+
 /// All of a scenario.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct Report<C> {
     pub(crate) scenario: &'static str,
     pub(crate) machine: String,
     pub(crate) calibration: Calibration,
     pub(crate) rounds: usize,
     pub(crate) seconds: f64,
-    pub(crate) cells: Vec<Cell>,
+    pub(crate) cells: Vec<C>,
 }
 
-impl Report {
+impl<C: Cell> Report<C> {
     /// Prints a table, or JSON.
     pub(crate) fn print(&self, json: bool) -> Result<(), String> {
         if json {
             println!("{}", serde_json::to_string_pretty(self).map_err(|e| e.to_string())?);
             return Ok(());
         }
-        println!(
-            "{}: {} rounds of {} s on {}",
-            self.scenario, self.rounds, self.seconds, self.machine
-        );
+        let Self { scenario, rounds, seconds, machine, .. } = self;
+        println!("{scenario}: {rounds} rounds of {seconds} s on {machine}");
         println!("  {}", self.calibration);
-        for cell in &self.cells {
-            println!("{}", cell.name);
-            println!(
-                "  {:<28} {:>10} {:>9} {:>9} {:>10} {:>10}",
-                "party", "IOPS", "p50 us", "p99 us", "cpu-s/M", "client/M"
-            );
-            for party in &cell.parties {
-                let median =
-                    |value: fn(&Sample) -> f64| Spread::of(party.samples.iter().map(value)).median;
-                println!(
-                    "  {:<28} {:>10.0} {:>9.2} {:>9.2} {:>10.3} {:>10.3}",
-                    party.name,
-                    median(|s| s.iops),
-                    median(|s| s.p50_us),
-                    median(|s| s.p99_us),
-                    median(|s| s.cpu_per_million),
-                    median(|s| s.client_cpu_per_million),
-                );
-            }
-            let all = cell.parties.iter().flat_map(|party| &party.samples);
-            let disturbed = all.clone().filter(|sample| sample.disturbed).count();
-            if disturbed > 0 {
-                let count = all.count();
-                println!("  DISTURBED by other load: {disturbed} of {count} runs; do not use");
-            }
-            for against in &cell.against {
-                let (iops, cpu) = (against.iops, against.cpu_per_million);
-                println!(
-                    "  against {:<20} IOPS {:.2}x ({:.2} to {:.2}), CPU per request {:.2}x \
-                     ({:.2} to {:.2})",
-                    against.peer, iops.median, iops.min, iops.max, cpu.median, cpu.min, cpu.max
-                );
-            }
-        }
+        self.cells.iter().for_each(C::print);
         Ok(())
     }
 }
@@ -157,28 +119,6 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn party(name: &str, iops: &[f64]) -> Party {
-        let sample = |iops| Sample {
-            iops,
-            p50_us: 1.0,
-            p99_us: 1.0,
-            cpu_per_million: 1000.0 / iops,
-            client_cpu_per_million: 0.0,
-            disturbed: false,
-        };
-        Party { name: name.to_owned(), samples: iops.iter().map(|i| sample(*i)).collect() }
-    }
-
-    #[test]
-    fn a_ratio_is_the_median_of_the_rounds_not_the_ratio_of_medians() {
-        let ours = party("ours", &[10.0, 40.0, 30.0]);
-        let peer = party("peer", &[10.0, 10.0, 60.0]);
-        let cell = Cell::new("c".to_owned(), vec![ours, peer]);
-        let against = &cell.against[0];
-        assert_eq!(against.iops, Spread { median: 1.0, min: 0.5, max: 4.0 });
-        assert_eq!(against.cpu_per_million.median, 1.0);
-    }
 
     #[test]
     fn the_median_of_an_even_number_lies_between_the_two_in_the_middle() {

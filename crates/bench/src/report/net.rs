@@ -1,7 +1,6 @@
 //! What a network scenario found: the columns of the reference tables, and ratios.
 
-use super::{Spread, ratio};
-use crate::measure::Calibration;
+use super::{Cell, Party, Sample, Spread, ratio};
 use serde::Serialize;
 
 /// One run of one party.
@@ -32,11 +31,10 @@ impl NetSample {
     }
 }
 
-/// All runs of one party in one cell.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct NetParty {
-    pub(crate) name: String,
-    pub(crate) samples: Vec<NetSample>,
+impl Sample for NetSample {
+    fn is_disturbed(&self) -> bool {
+        self.disturbed
+    }
 }
 
 /// One party against another: ratios of the rounds.
@@ -64,14 +62,14 @@ pub(crate) struct NetCell {
     pub(crate) name: String,
     pub(crate) sessions: usize,
     pub(crate) unit: &'static str,
-    pub(crate) parties: Vec<NetParty>,
+    pub(crate) parties: Vec<Party<NetSample>>,
     pub(crate) against: Vec<NetAgainst>,
 }
 
 impl NetCell {
     pub(crate) fn new(
         (name, sessions, unit): (String, usize, &'static str),
-        parties: Vec<NetParty>,
+        parties: Vec<Party<NetSample>>,
         compare: Compare,
     ) -> Self {
         let pairs = match (compare, &parties[..]) {
@@ -84,51 +82,28 @@ impl NetCell {
     }
 }
 
-fn against(one: &NetParty, peer: &NetParty) -> NetAgainst {
-    let ratios = |value: fn(&NetSample) -> f64| {
-        let rounds = one.samples.iter().zip(&peer.samples);
-        Spread::of(rounds.map(|(a, b)| ratio(value(a), value(b))))
-    };
+fn against(one: &Party<NetSample>, peer: &Party<NetSample>) -> NetAgainst {
     NetAgainst {
         party: one.name.clone(),
         peer: peer.name.clone(),
-        throughput: ratios(|s| s.throughput),
-        cpu_per_unit: ratios(|s| ratio(s.cpu, s.throughput)),
-        backend_cpu_per_unit: ratios(|s| ratio(s.backend_cpu, s.throughput)),
+        throughput: one.against(peer, |s| s.throughput),
+        cpu_per_unit: one.against(peer, |s| ratio(s.cpu, s.throughput)),
+        backend_cpu_per_unit: one.against(peer, |s| ratio(s.backend_cpu, s.throughput)),
     }
 }
 
-/// All of a scenario.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct NetReport {
-    pub(crate) scenario: &'static str,
-    pub(crate) machine: String,
-    pub(crate) calibration: Calibration,
-    pub(crate) rounds: usize,
-    pub(crate) seconds: f64,
-    pub(crate) cells: Vec<NetCell>,
-}
+impl Cell for NetCell {
+    type Sample = NetSample;
 
-impl NetReport {
-    /// Prints a table, or JSON.
-    pub(crate) fn print(&self, json: bool) -> Result<(), String> {
-        if json {
-            println!("{}", serde_json::to_string_pretty(self).map_err(|e| e.to_string())?);
-            return Ok(());
-        }
-        println!(
-            "{}: {} rounds of {} s on {}",
-            self.scenario, self.rounds, self.seconds, self.machine
-        );
-        println!("  {}", self.calibration);
-        self.cells.iter().for_each(NetCell::print);
-        Ok(())
+    fn name(&self) -> &str {
+        &self.name
     }
-}
 
-impl NetCell {
-    fn print(&self) {
-        println!("{}", self.name);
+    fn parties(&self) -> &[Party<NetSample>] {
+        &self.parties
+    }
+
+    fn print_head(&self) {
         println!(
             "  {:<24} {:>8} {:>9} {:>6} {:>8} {:>10} {:>8} {:>9} {:>9} {:>8}",
             "party",
@@ -142,38 +117,31 @@ impl NetCell {
             "calls/pkt",
             "p50 us"
         );
-        for party in &self.parties {
-            let median =
-                |value: fn(&NetSample) -> f64| Spread::of(party.samples.iter().map(value)).median;
+    }
+
+    fn print_party(&self, party: &Party<NetSample>) {
+        println!(
+            "  {:<24} {:>8} {:>9.0} {:>6.1} {:>8.1} {:>10.0} {:>8.0} {:>9.4} {:>9.4} {:>8.1}",
+            party.name,
+            self.sessions,
+            party.median(|s| s.throughput),
+            party.median(|s| s.cpu),
+            party.median(|s| s.backend_cpu),
+            party.median(NetSample::normalized),
+            party.median(|s| s.avg_pkt_size),
+            party.median(|s| s.kicks_per_packet),
+            party.median(|s| s.calls_per_packet),
+            party.median(|s| s.p50_us),
+        );
+    }
+
+    fn print_ratios(&self) {
+        for NetAgainst { party, peer, throughput, cpu_per_unit, backend_cpu_per_unit } in
+            &self.against
+        {
             println!(
-                "  {:<24} {:>8} {:>9.0} {:>6.1} {:>8.1} {:>10.0} {:>8.0} {:>9.4} {:>9.4} {:>8.1}",
-                party.name,
-                self.sessions,
-                median(|s| s.throughput),
-                median(|s| s.cpu),
-                median(|s| s.backend_cpu),
-                median(NetSample::normalized),
-                median(|s| s.avg_pkt_size),
-                median(|s| s.kicks_per_packet),
-                median(|s| s.calls_per_packet),
-                median(|s| s.p50_us),
-            );
-        }
-        let all = self.parties.iter().flat_map(|party| &party.samples);
-        let disturbed = all.clone().filter(|sample| sample.disturbed).count();
-        if disturbed > 0 {
-            let count = all.count();
-            println!("  DISTURBED by other load: {disturbed} of {count} runs; do not use");
-        }
-        for against in &self.against {
-            let show = |s: Spread| format!("{:.2}x ({:.2} to {:.2})", s.median, s.min, s.max);
-            println!(
-                "  {} against {}: throughput {}, CPU per unit {}, the back-end's {}",
-                against.party,
-                against.peer,
-                show(against.throughput),
-                show(against.cpu_per_unit),
-                show(against.backend_cpu_per_unit),
+                "  {party} against {peer}: throughput {throughput}, CPU per unit {cpu_per_unit}, \
+                 the back-end's {backend_cpu_per_unit}"
             );
         }
     }
@@ -183,9 +151,9 @@ impl NetCell {
 mod tests {
     use super::*;
 
-    fn party(name: &str, rates: &[f64]) -> NetParty {
+    fn party(name: &str, rates: &[f64]) -> Party<NetSample> {
         let sample = |throughput| NetSample { throughput, cpu: 50.0, ..NetSample::default() };
-        NetParty { name: name.to_owned(), samples: rates.iter().map(|r| sample(*r)).collect() }
+        Party { name: name.to_owned(), samples: rates.iter().map(|r| sample(*r)).collect() }
     }
 
     #[test]

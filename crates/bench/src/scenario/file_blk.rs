@@ -8,7 +8,8 @@ use super::{
 };
 use crate::measure::{Affinity, Random};
 use crate::peer;
-use crate::report::{Report, Sample};
+use crate::report::Report;
+use crate::report::blk::{BlkCell, BlkSample};
 use clap::Args;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ pub(crate) struct FileBlkArgs {
 }
 
 /// Runs the scenario.
-pub(crate) fn run(args: &FileBlkArgs) -> Result<Report, String> {
+pub(crate) fn run(args: &FileBlkArgs) -> Result<Report<BlkCell>, String> {
     let scenario = &args.scenario;
     let mut bench = Bench::new(scenario, args.client)?;
     let image = image(args)?;
@@ -140,7 +141,7 @@ fn fio(image: &Path, direct: bool, depth: usize) -> Result<Contender, String> {
 }
 
 /// Takes our figures out of fio's JSON, which may follow lines of notes.
-fn parse_fio(output: &str) -> Result<Sample, String> {
+fn parse_fio(output: &str) -> Result<BlkSample, String> {
     let start = output.find('{').ok_or("no report")?;
     let report: serde_json::Value =
         serde_json::from_str(&output[start..]).map_err(|error| error.to_string())?;
@@ -152,7 +153,7 @@ fn parse_fio(output: &str) -> Result<Sample, String> {
     };
     let cpu_share = (number("/usr_cpu")? + number("/sys_cpu")?) / 100.0;
     let requests = job["read"]["total_ios"].as_u64().ok_or("no total_ios in the report")?;
-    Ok(Sample {
+    Ok(BlkSample {
         iops: number("/read/iops")?,
         p50_us: number("/read/lat_ns/percentile/50.000000")? / 1000.0,
         p99_us: number("/read/lat_ns/percentile/99.000000")? / 1000.0,

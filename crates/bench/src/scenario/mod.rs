@@ -12,7 +12,8 @@ pub(crate) mod tcp_rr;
 use crate::load::{LoadArgs, LoadOptions, LoadResult, Rw};
 use crate::measure::{Affinity, Calibration, machine};
 use crate::peer::{self, Server};
-use crate::report::{Cell, Party, Report, Sample};
+use crate::report::blk::{BlkCell, BlkSample};
+use crate::report::{Party, Report};
 use clap::{Args, ValueEnum};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -87,7 +88,7 @@ struct Contender {
 type Arguments = Box<dyn Fn(&Path) -> Vec<OsString>>;
 
 /// Does the requests for so many seconds on these CPUs.
-type Direct = Box<dyn Fn(f64, &Affinity) -> Result<Sample, String>>;
+type Direct = Box<dyn Fn(f64, &Affinity) -> Result<BlkSample, String>>;
 
 enum How {
     /// A vhost-user back-end.
@@ -113,7 +114,7 @@ struct Bench<'a> {
     client: Client,
     folder: tempfile::TempDir,
     everywhere: Affinity,
-    cells: Vec<Cell>,
+    cells: Vec<BlkCell>,
 }
 
 impl<'a> Bench<'a> {
@@ -129,7 +130,7 @@ impl<'a> Bench<'a> {
         if cannot || self.args.only.as_ref().is_some_and(|text| !name.contains(text)) {
             return Ok(());
         }
-        let mut parties: Vec<Party> = contenders
+        let mut parties: Vec<Party<BlkSample>> = contenders
             .iter()
             .map(|c| Party { name: c.name.clone(), samples: Vec::new() })
             .collect();
@@ -142,12 +143,12 @@ impl<'a> Bench<'a> {
                 parties[index].samples.push(sample);
             }
         }
-        self.cells.push(Cell::new(name.to_owned(), parties));
+        self.cells.push(BlkCell::new(name.to_owned(), parties));
         Ok(())
     }
 
     /// One run; again if other programs had too much of the two CPUs meanwhile.
-    fn run(&self, contender: &Contender, work: &Work) -> Result<Sample, String> {
+    fn run(&self, contender: &Contender, work: &Work) -> Result<BlkSample, String> {
         let tries = if self.args.smoke { 1 } else { TRIES };
         let mut sample = self.run_once(contender, work)?;
         for _ in 1..tries {
@@ -159,7 +160,7 @@ impl<'a> Bench<'a> {
         Ok(sample)
     }
 
-    fn run_once(&self, contender: &Contender, work: &Work) -> Result<Sample, String> {
+    fn run_once(&self, contender: &Contender, work: &Work) -> Result<BlkSample, String> {
         let (client, server) = if work.pinned {
             (Affinity::one(self.args.client_cpu), Affinity::one(self.args.server_cpu))
         } else {
@@ -183,7 +184,7 @@ impl<'a> Bench<'a> {
         socket: &Path,
         work: &Work,
         affinity: &Affinity,
-    ) -> Result<Sample, String> {
+    ) -> Result<BlkSample, String> {
         let options = LoadOptions {
             socket: socket.to_path_buf(),
             queues: work.queues,
@@ -207,7 +208,7 @@ impl<'a> Bench<'a> {
         let text = peer::output(&mut command, affinity)?;
         let result: LoadResult = serde_json::from_str(&text).map_err(|e| e.to_string())?;
         let waited = server.waited_seconds() - waited + result.waited_seconds;
-        Ok(Sample {
+        Ok(BlkSample {
             iops: result.iops,
             p50_us: result.p50_us,
             p99_us: result.p99_us,
@@ -217,7 +218,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    fn report(self, scenario: &'static str) -> Report {
+    fn report(self, scenario: &'static str) -> Report<BlkCell> {
         Report {
             scenario,
             machine: machine(),

@@ -5,7 +5,8 @@ use crate::load::join::JoinResult;
 use crate::measure::{Affinity, Calibration, busy_seconds, machine, now};
 use crate::netns::{Netns, address};
 use crate::peer::{self, Server};
-use crate::report::net::{Compare, NetCell, NetParty, NetReport, NetSample};
+use crate::report::net::{Compare, NetCell, NetSample};
+use crate::report::{Party, Report};
 use serde::de::DeserializeOwned;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -58,7 +59,7 @@ impl<'a> NetBench<'a> {
                 samples.push(sample);
             }
         }
-        let found = found.into_iter().map(|(name, samples)| NetParty { name, samples });
+        let found = found.into_iter().map(|(name, samples)| Party { name, samples });
         Ok(Some(NetCell::new(head, found.collect(), compare)))
     }
 
@@ -78,8 +79,8 @@ impl<'a> NetBench<'a> {
         self,
         scenario: &'static str,
         cells: impl IntoIterator<Item = Option<NetCell>>,
-    ) -> NetReport {
-        NetReport {
+    ) -> Report<NetCell> {
+        Report {
             scenario,
             machine: machine(),
             calibration: Calibration::measure(self.args.client_cpu, self.args.server_cpu),

@@ -6,6 +6,7 @@
 
 use super::{Bench, Client, ScenarioArgs, Work, ours, qemu_storage_daemon};
 use crate::report::Report;
+use crate::report::blk::BlkCell;
 use clap::Args;
 
 /// Options of `null-blk`.
@@ -19,7 +20,7 @@ pub(crate) struct NullBlkArgs {
 }
 
 /// Runs the scenario.
-pub(crate) fn run(args: &NullBlkArgs) -> Result<Report, String> {
+pub(crate) fn run(args: &NullBlkArgs) -> Result<Report<BlkCell>, String> {
     let (client, args) = (args.client, &args.scenario);
     let mut bench = Bench::new(args, client)?;
     for depth in [1, 32, 64] {

@@ -9,13 +9,14 @@ use crate::load::net::{Direction, NetLoadArgs, NetLoadResult};
 use crate::measure::now;
 use crate::peer::Server;
 use crate::peer::testpmd::{self, BackEnd};
-use crate::report::net::{Compare, NetCell, NetReport, NetSample};
+use crate::report::Report;
+use crate::report::net::{Compare, NetCell, NetSample};
 
 /// Bytes of a frame.
 const SIZE: usize = 64;
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<NetReport, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
     let bench = NetBench::new(args)?;
     let mut cells = Vec::new();
     for direction in [Direction::Transmit, Direction::Receive] {

@@ -6,10 +6,11 @@ use super::net::{NetBench, Run, own_load, result_of};
 use super::null_net::{drive, sample_of};
 use crate::load::net::{Direction, NetLoadResult};
 use crate::netns::Netns;
-use crate::report::net::{Compare, NetReport};
+use crate::report::Report;
+use crate::report::net::{Compare, NetCell};
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<NetReport, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
     let bench = NetBench::new(args)?;
     let ours: Run<'_> = Box::new(|| {
         let space = Netns::new()?;

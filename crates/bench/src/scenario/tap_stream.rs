@@ -6,7 +6,8 @@ use super::net::{Beside, FRAME_PAGES, NetBench, RING_PAGES, Road, Run, WHOLE_SEC
 use crate::measure::Affinity;
 use crate::netns::address;
 use crate::peer;
-use crate::report::net::{Compare, NetCell, NetReport, NetSample};
+use crate::report::Report;
+use crate::report::net::{Compare, NetCell, NetSample};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -17,7 +18,7 @@ const IPERF3: (&str, &str) = ("iperf3", "iperf3");
 const ATTEMPTS: u32 = 20;
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<NetReport, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
     let bench = NetBench::new(args)?;
     let mut cells = Vec::new();
     for to_guest in [false, true] {

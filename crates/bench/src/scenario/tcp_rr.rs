@@ -6,13 +6,14 @@ use super::net::{
     Beside, FRAME_PAGES, NetBench, Road, Run, WHOLE_SECONDS, Way, own_load, result_of,
 };
 use crate::load::rr::RrResult;
-use crate::report::net::{Compare, NetReport, NetSample};
+use crate::report::Report;
+use crate::report::net::{Compare, NetCell, NetSample};
 
 /// Where the server listens.
 const PORT: u16 = 7777;
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<NetReport, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
     let bench = NetBench::new(args)?;
     let mut cells = Vec::new();
     for connections in [1, 100] {

@@ -1,0 +1,126 @@
+//! What a scenario of disks found: requests, their latency, and CPU time for a million of them.
+
+use super::{Cell, Party, Sample, Spread};
+use serde::Serialize;
+
+/// One run of one party.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct BlkSample {
+    /// Requests in a second.
+    pub(crate) iops: f64,
+    /// Median latency in microseconds.
+    pub(crate) p50_us: f64,
+    /// Latency that 99 of 100 requests did not exceed.
+    pub(crate) p99_us: f64,
+    /// CPU seconds of the server for a million requests; of the whole program if there is none.
+    pub(crate) cpu_per_million: f64,
+    /// The same of the client; 0 if there is none.
+    pub(crate) client_cpu_per_million: f64,
+    /// Other programs had too much of the CPUs, however often it was tried.
+    pub(crate) disturbed: bool,
+}
+
+impl Sample for BlkSample {
+    fn is_disturbed(&self) -> bool {
+        self.disturbed
+    }
+}
+
+/// The first party against another one: ratios of the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct BlkAgainst {
+    pub(crate) peer: String,
+    pub(crate) iops: Spread,
+    pub(crate) cpu_per_million: Spread,
+}
+
+/// The same load on each party in turn.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct BlkCell {
+    pub(crate) name: String,
+    pub(crate) parties: Vec<Party<BlkSample>>,
+    pub(crate) against: Vec<BlkAgainst>,
+}
+
+impl BlkCell {
+    /// Puts the first party against each of the others, round by round.
+    pub(crate) fn new(name: String, parties: Vec<Party<BlkSample>>) -> Self {
+        let against = match &parties[..] {
+            [ours, peers @ ..] => peers.iter().map(|peer| against(ours, peer)).collect(),
+            [] => Vec::new(),
+        };
+        Self { name, parties, against }
+    }
+}
+
+fn against(ours: &Party<BlkSample>, peer: &Party<BlkSample>) -> BlkAgainst {
+    BlkAgainst {
+        peer: peer.name.clone(),
+        iops: ours.against(peer, |s| s.iops),
+        cpu_per_million: ours.against(peer, |s| s.cpu_per_million),
+    }
+}
+
+impl Cell for BlkCell {
+    type Sample = BlkSample;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn parties(&self) -> &[Party<BlkSample>] {
+        &self.parties
+    }
+
+    fn print_head(&self) {
+        println!(
+            "  {:<28} {:>10} {:>9} {:>9} {:>10} {:>10}",
+            "party", "IOPS", "p50 us", "p99 us", "cpu-s/M", "client/M"
+        );
+    }
+
+    fn print_party(&self, party: &Party<BlkSample>) {
+        println!(
+            "  {:<28} {:>10.0} {:>9.2} {:>9.2} {:>10.3} {:>10.3}",
+            party.name,
+            party.median(|s| s.iops),
+            party.median(|s| s.p50_us),
+            party.median(|s| s.p99_us),
+            party.median(|s| s.cpu_per_million),
+            party.median(|s| s.client_cpu_per_million),
+        );
+    }
+
+    fn print_ratios(&self) {
+        for BlkAgainst { peer, iops, cpu_per_million } in &self.against {
+            println!("  against {peer:<20} IOPS {iops}, CPU per request {cpu_per_million}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn party(name: &str, iops: &[f64]) -> Party<BlkSample> {
+        let sample = |iops| BlkSample {
+            iops,
+            p50_us: 1.0,
+            p99_us: 1.0,
+            cpu_per_million: 1000.0 / iops,
+            client_cpu_per_million: 0.0,
+            disturbed: false,
+        };
+        Party { name: name.to_owned(), samples: iops.iter().map(|i| sample(*i)).collect() }
+    }
+
+    #[test]
+    fn a_ratio_is_the_median_of_the_rounds_not_the_ratio_of_medians() {
+        let ours = party("ours", &[10.0, 40.0, 30.0]);
+        let peer = party("peer", &[10.0, 10.0, 60.0]);
+        let cell = BlkCell::new("c".to_owned(), vec![ours, peer]);
+        let against = &cell.against[0];
+        assert_eq!(against.iops, Spread { median: 1.0, min: 0.5, max: 4.0 });
+        assert_eq!(against.cpu_per_million.median, 1.0);
+    }
+}
