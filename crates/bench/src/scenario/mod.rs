@@ -34,6 +34,10 @@ pub(crate) struct ScenarioArgs {
     /// The daemon [default: the `manyring` beside this program].
     #[arg(long, value_name = "PATH")]
     manyring: Option<PathBuf>,
+    /// Another daemon that takes the same arguments, measured beside ours: an older build, or a
+    /// program that starts another back-end (network scenarios).
+    #[arg(long, value_name = "PATH")]
+    beside: Option<PathBuf>,
     /// Measure ours alone.
     #[arg(long)]
     without_peers: bool,

@@ -90,14 +90,25 @@ impl<'a> NetBench<'a> {
         }
     }
 
-    /// Starts our daemon with one network device, in a namespace if there is one.
+    /// The daemons that take our arguments, with the names of their parties.
+    pub(super) fn daemons(&self) -> Vec<(&'static str, Daemon)> {
+        let beside = self.args.beside.is_some().then_some(("beside", Daemon::Beside));
+        std::iter::once(("manyring", Daemon::Ours)).chain(beside).collect()
+    }
+
+    /// Starts a daemon with one network device, in a namespace if there is one.
     pub(super) fn daemon(
         &self,
+        daemon: Daemon,
         arguments: &[String],
         space: Option<&Netns>,
         affinity: &Affinity,
     ) -> Result<Server, String> {
-        let program = peer::manyring(self.args.manyring.as_deref()).map_err(|e| e.to_string())?;
+        let program = match daemon {
+            Daemon::Ours => self.args.manyring.as_deref(),
+            Daemon::Beside => self.args.beside.as_deref(),
+        };
+        let program = peer::manyring(program).map_err(|e| e.to_string())?;
         let socket = self.socket();
         let mut all: Vec<OsString> = Vec::new();
         if let Some(space) = space {
@@ -111,6 +122,15 @@ impl<'a> NetBench<'a> {
         let program = if space.is_some() { Path::new("ip") } else { &program };
         Server::start(program, &all, &socket, affinity).map_err(|e| e.to_string())
     }
+}
+
+/// A daemon that takes our arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Daemon {
+    /// This build's.
+    Ours,
+    /// The one that `--beside` names.
+    Beside,
 }
 
 /// This program again, as `load ..` with these arguments.
@@ -168,8 +188,8 @@ impl Drop for Beside {
 /// How the two namespaces are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// tap - our driver half - our daemon with so many queue pairs and arguments - tap.
-    Ring(u16, Vec<String>),
+    /// tap - our driver half - a daemon with so many queue pairs and arguments - tap.
+    Ring(Daemon, u16, Vec<String>),
     /// tap - a loop that reads and writes, into so many pages in turn - tap.
     Bare(usize),
 }
@@ -207,16 +227,16 @@ impl Road {
         seconds: u32,
     ) -> Result<Self, String> {
         let (guest, host) = (Netns::new()?, Netns::new()?);
-        let pairs = if let Way::Ring(pairs, _) = way { *pairs } else { 1 };
+        let pairs = if let Way::Ring(_, pairs, _) = way { *pairs } else { 1 };
         guest.add_tap("guest", pairs, Some(GUEST))?;
         host.add_tap("host", pairs, Some(HOST))?;
         let seconds = format!("--seconds={}", seconds + 20);
         let (joiner, server) = match way {
-            Way::Ring(pairs, more) => {
+            Way::Ring(daemon, pairs, more) => {
                 let pairs = format!("--queue-pairs={pairs}");
                 let mut arguments = vec!["--tap=host".to_owned(), pairs.clone()];
                 arguments.extend(more.iter().cloned());
-                let server = bench.daemon(&arguments, Some(&host), affinities.1)?;
+                let server = bench.daemon(*daemon, &arguments, Some(&host), affinities.1)?;
                 let socket = format!("--socket={}", bench.socket().display());
                 let arguments = ["join", "--tap=guest", &pairs, &socket, &seconds];
                 let mut command = own_load(Some(&guest), &arguments)?;

@@ -3,7 +3,7 @@
 //! 64-byte frames to a port that forgets them and from one that generates them: our daemon and
 //! testpmd's vhost port, each behind our own driver half and behind testpmd's.
 
-use super::net::{NetBench, Run, own_load, result_of};
+use super::net::{Daemon, NetBench, Run, own_load, result_of};
 use super::{ScenarioArgs, WAITED_MAX};
 use crate::load::net::{Direction, NetLoadArgs, NetLoadResult};
 use crate::measure::now;
@@ -35,16 +35,19 @@ fn by_our_driver(
     direction: Direction,
     pairs: u16,
 ) -> Result<Option<NetCell>, String> {
-    let ours: Run<'_> = Box::new(move || {
-        let server = bench.daemon(&null(pairs), None, &bench.server)?;
-        drive(bench, &server, direction, pairs)
-    });
+    let through = |daemon: Daemon| -> Run<'_> {
+        Box::new(move || {
+            let server = bench.daemon(daemon, &null(pairs), None, &bench.server)?;
+            drive(bench, &server, direction, pairs)
+        })
+    };
     let peer: Run<'_> = Box::new(move || {
         let cpu = bench.args.server_cpu;
         let peer = BackEnd::start(&bench.socket(), direction, pairs, cpu);
         drive(bench, &peer.map_err(|e| e.to_string())?.server, direction, pairs)
     });
-    let mut parties = vec![("manyring".to_owned(), ours)];
+    let daemons = bench.daemons().into_iter();
+    let mut parties: Vec<_> = daemons.map(|(name, one)| (name.to_owned(), through(one))).collect();
     if !bench.args.without_peers {
         parties.push(("testpmd vhost".to_owned(), peer));
     }
@@ -63,7 +66,8 @@ fn by_testpmd(bench: &NetBench<'_>, direction: Direction) -> Result<Option<NetCe
         let sample = NetSample { throughput, cpu, avg_pkt_size, ..NetSample::default() };
         Ok(NetSample { backend_cpu: cpu, ..sample })
     };
-    let ours: Run<'_> = Box::new(move || front(&bench.daemon(&null(1), None, &bench.server)?));
+    let ours: Run<'_> =
+        Box::new(move || front(&bench.daemon(Daemon::Ours, &null(1), None, &bench.server)?));
     let peer: Run<'_> = Box::new(move || {
         let peer = BackEnd::start(&bench.socket(), direction, 1, bench.args.server_cpu);
         front(&peer.map_err(|e| e.to_string())?.server)

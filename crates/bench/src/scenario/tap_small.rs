@@ -2,7 +2,7 @@
 //! bare loop with one write for each.
 
 use super::ScenarioArgs;
-use super::net::{NetBench, Run, own_load, result_of};
+use super::net::{Daemon, NetBench, Run, own_load, result_of};
 use super::null_net::{drive, sample_of};
 use crate::load::net::{Direction, NetLoadResult};
 use crate::netns::Netns;
@@ -12,13 +12,16 @@ use crate::report::net::{Compare, NetCell};
 /// Runs the scenario.
 pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
     let bench = NetBench::new(args)?;
-    let ours: Run<'_> = Box::new(|| {
-        let space = Netns::new()?;
-        space.add_tap("host", 1, None)?;
-        let arguments = ["--tap=host".to_owned(), "--workers=1".to_owned()];
-        let server = bench.daemon(&arguments, Some(&space), &bench.server)?;
-        drive(&bench, &server, Direction::Transmit, 1)
-    });
+    let through = |daemon: Daemon| -> Run<'_> {
+        let bench = &bench;
+        Box::new(move || {
+            let space = Netns::new()?;
+            space.add_tap("host", 1, None)?;
+            let arguments = ["--tap=host".to_owned(), "--workers=1".to_owned()];
+            let server = bench.daemon(daemon, &arguments, Some(&space), &bench.server)?;
+            drive(bench, &server, Direction::Transmit, 1)
+        })
+    };
     let bare: Run<'_> = Box::new(|| {
         let space = Netns::new()?;
         space.add_tap("host", 1, None)?;
@@ -27,7 +30,9 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
         let result: NetLoadResult = result_of(&mut command, &bench.server)?;
         Ok(sample_of(&result, result.client_cpu_seconds, result.waited_seconds))
     });
-    let parties = [("manyring".to_owned(), ours), ("bare write loop".to_owned(), bare)];
+    let daemons = bench.daemons().into_iter();
+    let mut parties: Vec<_> = daemons.map(|(name, one)| (name.to_owned(), through(one))).collect();
+    parties.push(("bare write loop".to_owned(), bare));
     let name = "guest transmits 64 B, each of its own flow, to a tap".to_owned();
     let cell = bench.cell((name, 1, "kpps"), &parties, Compare::First)?;
     drop(parties);

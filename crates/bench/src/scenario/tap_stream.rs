@@ -2,7 +2,9 @@
 //! our daemon and its tap, and by a bare loop between two taps; then sessions by queue pairs.
 
 use super::ScenarioArgs;
-use super::net::{Beside, FRAME_PAGES, NetBench, RING_PAGES, Road, Run, WHOLE_SECONDS, Way};
+use super::net::{
+    Beside, Daemon, FRAME_PAGES, NetBench, RING_PAGES, Road, Run, WHOLE_SECONDS, Way,
+};
 use crate::measure::Affinity;
 use crate::netns::address;
 use crate::peer;
@@ -43,11 +45,11 @@ fn against_bare(bench: &NetBench<'_>, to_guest: bool) -> Result<Option<NetCell>,
         let run: Run<'_> = Box::new(move || stream(bench, &way, on, (to_guest, 1)));
         (name.to_owned(), run)
     };
-    let parties = [
-        party("manyring", Way::Ring(1, vec!["--workers=1".to_owned()])),
-        party("bare loop", Way::Bare(FRAME_PAGES)),
-        party("bare loop, ring's pages", Way::Bare(RING_PAGES)),
-    ];
+    let ring = |daemon| Way::Ring(daemon, 1, vec!["--workers=1".to_owned()]);
+    let daemons = bench.daemons().into_iter();
+    let mut parties: Vec<_> = daemons.map(|(name, daemon)| party(name, ring(daemon))).collect();
+    parties.push(party("bare loop", Way::Bare(FRAME_PAGES)));
+    parties.push(party("bare loop, ring's pages", Way::Bare(RING_PAGES)));
     let name = format!("{}, one stream, one pair", way(to_guest));
     bench.cell((name, 1, "Mbit/s"), &parties, Compare::First)
 }
@@ -59,7 +61,7 @@ fn by_pairs(
     sessions: usize,
 ) -> Result<Option<NetCell>, String> {
     let party = |pairs: u16| {
-        let way = Way::Ring(pairs, Vec::new());
+        let way = Way::Ring(Daemon::Ours, pairs, Vec::new());
         let on = (&bench.everywhere, &bench.everywhere);
         let run: Run<'_> = Box::new(move || stream(bench, &way, on, (to_guest, sessions)));
         (format!("manyring, {pairs} pairs"), run)

@@ -3,7 +3,7 @@
 
 use super::ScenarioArgs;
 use super::net::{
-    Beside, FRAME_PAGES, NetBench, Road, Run, WHOLE_SECONDS, Way, own_load, result_of,
+    Beside, Daemon, FRAME_PAGES, NetBench, Road, Run, WHOLE_SECONDS, Way, own_load, result_of,
 };
 use crate::load::rr::RrResult;
 use crate::report::Report;
@@ -25,11 +25,13 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
             let all = std::iter::once("--workers=1").chain(more.iter().copied());
             all.map(str::to_owned).collect()
         };
-        let parties = [
-            ("manyring".to_owned(), run(Way::Ring(1, arguments(&[])))),
-            ("manyring, sleeps at once".to_owned(), run(Way::Ring(1, arguments(&["--spin-us=0"])))),
-            ("bare loop".to_owned(), run(Way::Bare(FRAME_PAGES))),
-        ];
+        let ring = |daemon, more: &[&str]| run(Way::Ring(daemon, 1, arguments(more)));
+        let daemons = bench.daemons().into_iter();
+        let mut parties: Vec<_> =
+            daemons.map(|(name, daemon)| (name.to_owned(), ring(daemon, &[]))).collect();
+        let asleep = ring(Daemon::Ours, &["--spin-us=0"]);
+        parties.push(("manyring, sleeps at once".to_owned(), asleep));
+        parties.push(("bare loop".to_owned(), run(Way::Bare(FRAME_PAGES))));
         let name = format!("256 B, {connections} connections");
         cells.push(bench.cell((name, connections, "trans/s"), &parties, Compare::First)?);
     }
