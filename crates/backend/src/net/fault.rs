@@ -2,7 +2,7 @@
 
 use super::{Frames, Port, PortRx, PortTx, Readiness, Sent, Stop};
 use manyring_memory::GuestSlice;
-use manyring_wire::net::{HEADER_SIZE, Offloads, RawHeader};
+use manyring_wire::net::{HEADER_SIZE, Offloads};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -145,18 +145,11 @@ impl FaultTx {
     }
 
     fn send_one(&mut self, frames: &Frames, index: usize) -> Sent {
-        let Some((own, payload)) = frames.slices(index).split_first() else {
-            return Sent::default();
-        };
-        let header = own.read_array::<HEADER_SIZE>().map_or_else(RawHeader::default, header_of);
         self.pass.clear();
-        self.pass.push(&header, payload, 0, frames.len(index));
+        let (header, slices) = (frames.header(index), frames.slices(index));
+        self.pass.push(&header, slices, HEADER_SIZE, frames.len(index));
         self.inner.send(&self.pass, 0)
     }
-}
-
-fn header_of(bytes: [u8; HEADER_SIZE]) -> RawHeader {
-    zerocopy::transmute!(bytes)
 }
 
 impl PortTx for FaultTx {
@@ -174,6 +167,7 @@ impl PortTx for FaultTx {
                 sent.refused += one.refused;
                 sent.down += one.down;
                 sent.faulted += one.faulted;
+                sent.lost |= one.lost << index;
                 sent.stop = one.stop;
                 if sent.stop.is_some() {
                     break;
@@ -247,6 +241,7 @@ mod tests {
     use crate::net::FRAMES_MAX;
     use crate::net::null::NullPort;
     use manyring_memory::{Mapping, copy_from_slices};
+    use manyring_wire::net::RawHeader;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::sync::Mutex;
 

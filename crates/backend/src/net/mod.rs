@@ -22,9 +22,11 @@ use manyring_wire::net::{HEADER_SIZE, Offloads, RawHeader};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::ops::Range;
+use zerocopy::transmute;
 
 /// Frames of one burst at most.
 pub const FRAMES_MAX: usize = 64;
+const _: () = assert!(FRAMES_MAX <= u64::BITS as usize, "`Sent::lost` has a bit for each");
 
 /// Where a device's packets come from and go to.
 pub trait Port: Send + Sync + std::fmt::Debug {
@@ -119,6 +121,8 @@ pub struct Sent {
     pub down: usize,
     /// Of these, frames in guest memory that is not there any more (`EFAULT`).
     pub faulted: usize,
+    /// Which these are, refused, down and faulted: bit n is frame n of the burst.
+    pub lost: u64,
     /// Why the rest was not taken.
     pub stop: Option<Stop>,
 }
@@ -225,6 +229,14 @@ impl Frames {
     #[inline]
     pub fn slices(&self, index: usize) -> &[GuestSlice] {
         self.list.get(index).map_or(&[], |frame| &self.slices[frame.slices.clone()])
+    }
+
+    /// The header of frame `index`; of zeroes where there is none.
+    #[must_use]
+    pub fn header(&self, index: usize) -> RawHeader {
+        let own = self.headers.slice(index * HEADER_SIZE, HEADER_SIZE);
+        let bytes = own.filter(|_| index < self.count()).and_then(|own| own.read_array());
+        bytes.map_or_else(RawHeader::default, |bytes: [u8; HEADER_SIZE]| transmute!(bytes))
     }
 
     /// Bytes of frame `index` without its header.

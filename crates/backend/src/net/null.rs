@@ -143,6 +143,8 @@ mod tests {
         let mut bytes = [0; HEADER_SIZE + 7];
         assert_eq!(copy_from_slices(frames.slices(9), &mut bytes), bytes.len());
         assert_eq!((bytes[4], &bytes[HEADER_SIZE..]), (9, &b"payload"[..]));
+        assert_eq!((frames.header(9).gso_size.get(), frames.len(9)), (9, 7));
+        assert_eq!((frames.header(64), frames.len(64)), (RawHeader::default(), 0));
         assert_eq!(NullTx.send(&frames, 60), Sent { taken: 4, ..Sent::default() });
     }
 

@@ -108,15 +108,15 @@ fn frames_that_the_host_will_not_have_are_told_apart() {
         let mut guest = Guest::new();
         let frame = arp_request(GUEST, HOST);
         let sent = guest.send_burst(&mut *tx, &frame, 3);
-        assert_eq!(sent, Sent { taken: 3, down: 3, ..Sent::default() });
+        assert_eq!(sent, Sent { taken: 3, down: 3, lost: 0b111, ..Sent::default() });
         run("ip link set mr0 up");
         // The checksum would lie behind the end.
         let flags = HDR_F_NEEDS_CSUM;
         let lie = RawHeader { flags, csum_start: 4000.into(), ..RawHeader::default() };
         let sent = guest.send_in(&mut *tx, lie, &frame, 4096);
-        assert_eq!(sent, Sent { taken: 1, refused: 1, ..Sent::default() });
+        assert_eq!(sent, Sent { taken: 1, refused: 1, lost: 1, ..Sent::default() });
         let sent = guest.send_in(&mut *tx, RawHeader::default(), &frame[..9], 4096);
-        assert_eq!(sent, Sent { taken: 1, refused: 1, ..Sent::default() });
+        assert_eq!(sent, Sent { taken: 1, refused: 1, lost: 1, ..Sent::default() });
         // Memory that was cut away, between two frames that are whole.
         let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 8192).unwrap();
@@ -128,8 +128,14 @@ fn frames_that_the_host_will_not_have_are_told_apart() {
             frames.push(&RawHeader::default(), &slices, 0, frame.len());
         }
         rustix::fs::ftruncate(&file, 4096).unwrap();
-        assert_eq!(tx.send(&frames, 0), Sent { taken: 3, faulted: 1, ..Sent::default() });
-        assert_eq!(tx.send(&frames, 1), Sent { taken: 2, faulted: 1, ..Sent::default() });
+        assert_eq!(
+            tx.send(&frames, 0),
+            Sent { taken: 3, faulted: 1, lost: 0b10, ..Sent::default() }
+        );
+        assert_eq!(
+            tx.send(&frames, 1),
+            Sent { taken: 2, faulted: 1, lost: 0b10, ..Sent::default() }
+        );
         guest.drain(&mut *rx, |_| true);
         run("ip link del mr0");
         assert_eq!(guest.send_burst(&mut *tx, &frame, 1).down, 1, "it is gone");

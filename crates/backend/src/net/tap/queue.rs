@@ -75,7 +75,7 @@ impl PortTx for TapTx {
         for index in first..frames.count() {
             // A short count is a frame that was sent: the kernel's, or it would be an error.
             if let Err(errno) = self.write(frames.slices(index)) {
-                sent.stop = count_error(&mut sent, errno);
+                sent.stop = count_error(&mut sent, index, errno);
                 if sent.stop.is_some() {
                     break;
                 }
@@ -90,9 +90,9 @@ impl PortTx for TapTx {
     }
 }
 
-/// Counts a frame that was not sent, or says why it must wait.
+/// Counts frame `index`, which was not sent, or says why it must wait.
 #[cold]
-fn count_error(sent: &mut Sent, errno: Errno) -> Option<Stop> {
+fn count_error(sent: &mut Sent, index: usize, errno: Errno) -> Option<Stop> {
     match errno {
         Errno::AGAIN => return Some(Stop::Blocked),
         Errno::NOMEM | Errno::NOBUFS => return Some(Stop::NoMemory),
@@ -107,6 +107,7 @@ fn count_error(sent: &mut Sent, errno: Errno) -> Option<Stop> {
         | Errno::NETUNREACH => sent.down += 1,
         _ => sent.refused += 1,
     }
+    sent.lost |= 1 << index;
     None
 }
 
@@ -174,13 +175,15 @@ mod tests {
     #[test]
     fn what_the_system_says_of_a_frame_is_counted_as_what_it_means() {
         let mut sent = Sent::default();
-        assert_eq!(count_error(&mut sent, Errno::AGAIN), Some(Stop::Blocked));
-        assert_eq!(count_error(&mut sent, Errno::NOBUFS), Some(Stop::NoMemory));
-        assert_eq!(count_error(&mut sent, Errno::NOMEM), Some(Stop::NoMemory));
+        assert_eq!(count_error(&mut sent, 9, Errno::AGAIN), Some(Stop::Blocked));
+        assert_eq!(count_error(&mut sent, 9, Errno::NOBUFS), Some(Stop::NoMemory));
+        assert_eq!(count_error(&mut sent, 9, Errno::NOMEM), Some(Stop::NoMemory));
         assert_eq!(sent, Sent::default());
-        for errno in [Errno::INVAL, Errno::MSGSIZE, Errno::IO, Errno::BADFD, Errno::FAULT] {
-            assert_eq!(count_error(&mut sent, errno), None);
+        let lost = [Errno::INVAL, Errno::MSGSIZE, Errno::IO, Errno::BADFD, Errno::FAULT];
+        for (index, errno) in (59..).zip(lost) {
+            assert_eq!(count_error(&mut sent, index, errno), None);
         }
         assert_eq!((sent.refused, sent.down, sent.faulted), (2, 2, 1));
+        assert_eq!(sent.lost, 0b11111 << 59);
     }
 }
