@@ -57,7 +57,10 @@ impl PortTx for Port {
             match self.script.pop() {
                 Some(0) => sent.stop = Some(Stop::Blocked),
                 Some(1) => sent.stop = Some(Stop::NoMemory),
-                Some(2) => sent.refused += 1,
+                Some(2) => {
+                    sent.refused += 1;
+                    sent.lost |= 1 << index;
+                }
                 _ => {}
             }
             if sent.stop.is_some() {

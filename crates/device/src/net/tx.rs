@@ -36,16 +36,27 @@ pub(crate) struct NetTx {
     stop: Option<Stop>,
     retry_at_ns: u64,
     tries: u32,
+    /// The burst, and of that what was not passed on.
     last: Tally,
+    lost: Tally,
     burst_max: usize,
 }
 
-/// What a burst adds to the counters.
+/// Frames as the counters count them.
 #[derive(Debug, Default)]
 struct Tally {
     packets: u64,
     bytes: u64,
     gso: u64,
+}
+
+impl Tally {
+    #[inline]
+    fn add(&mut self, header: &RawHeader, len: usize) {
+        self.packets += 1;
+        self.bytes += len as u64;
+        self.gso += u64::from(header.gso_type != HDR_GSO_NONE);
+    }
 }
 
 /// Why a chain is no frame.
@@ -73,6 +84,7 @@ impl NetTx {
             retry_at_ns: 0,
             tries: 0,
             last: Tally::default(),
+            lost: Tally::default(),
             burst_max: BATCH_CHAINS,
         })
     }
@@ -199,7 +211,7 @@ impl NetTx {
         {
             stats.dropped_no_memory.add(1);
             queue.push_used(chain, 0);
-            self.last.packets = self.last.packets.saturating_sub(1);
+            self.lose(self.done);
             (self.tries, self.done, turn.used) = (0, self.done + 1, turn.used + 1);
         }
         if self.chains.is_empty() {
@@ -211,27 +223,34 @@ impl NetTx {
     /// Counts what the port has taken and not sent, by cause.
     #[inline]
     fn count_lost(&mut self, sent: &Sent, stats: &QueueStats) {
-        let lost = (sent.refused + sent.down + sent.faulted) as u64;
-        if lost > 0 {
+        if sent.lost != 0 {
             stats.dropped_refused.add(sent.refused as u64);
             stats.dropped_port_down.add(sent.down as u64);
             stats.dropped_memory.add(sent.faulted as u64);
-            self.last.packets = self.last.packets.saturating_sub(lost);
+            let is_lost = |index: &usize| sent.lost >> index & 1 != 0;
+            (0..self.frames.count()).filter(is_lost).for_each(|index| self.lose(index));
         }
+    }
+
+    /// Frame `index` of the burst is not passed on.
+    #[cold]
+    fn lose(&mut self, index: usize) {
+        self.lost.add(&self.frames.header(index), self.frames.len(index));
     }
 
     /// The burst is done: counts it.
     #[inline]
     fn finish(&mut self, stats: &QueueStats) {
         let Tally { packets, bytes, gso } = std::mem::take(&mut self.last);
+        let lost = std::mem::take(&mut self.lost);
         if let Some(mean) = host_size(bytes).checked_div(self.frames.count()) {
             let fits = BURST_BYTES / mean.max(1);
             self.burst_max = fits.clamp(BURST_FRAMES_MIN, BATCH_CHAINS);
         }
-        stats.packets.add(packets);
-        stats.bytes_passed.add(bytes);
+        stats.packets.add(packets - lost.packets);
+        stats.bytes_passed.add(bytes - lost.bytes);
         if gso > 0 {
-            stats.gso_packets.add(gso);
+            stats.gso_packets.add(gso - lost.gso);
         }
         self.frames.clear();
         (self.done, self.tries, self.retry_at_ns) = (0, 0, 0);
@@ -244,9 +263,9 @@ impl NetTx {
         }
         let sent = self.port.send(&self.frames, self.done);
         self.count_lost(&sent, stats);
-        let rest = self.chains.len().saturating_sub(sent.taken) as u64;
-        stats.dropped_port_full.add(rest);
-        self.last.packets = self.last.packets.saturating_sub(rest);
+        let rest = self.done + sent.taken..self.frames.count();
+        stats.dropped_port_full.add(rest.len() as u64);
+        rest.for_each(|index| self.lose(index));
         for chain in self.chains.drain(..) {
             queue.push_used(chain, 0);
         }
@@ -284,8 +303,6 @@ fn add_frame(
     if !frames.push(&header, readable, HEADER_SIZE, len) {
         return Err(Wrong::TooLong);
     }
-    tally.packets += 1;
-    tally.bytes += len as u64;
-    tally.gso += u64::from(header.gso_type != HDR_GSO_NONE);
+    tally.add(&header, len);
     Ok(())
 }

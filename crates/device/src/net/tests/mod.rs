@@ -110,7 +110,8 @@ impl PortTx for Scripted {
         let mut sent = Sent::default();
         for index in first..frames.count() {
             let then = script.then.unwrap_or(Next::Take);
-            match script.sends.pop_front().unwrap_or(then) {
+            let next = script.sends.pop_front().unwrap_or(then);
+            match next {
                 Next::Take => {
                     let mut bytes = vec![0; HEADER_SIZE + frames.len(index)];
                     assert_eq!(copy_from_slices(frames.slices(index), &mut bytes), bytes.len());
@@ -126,6 +127,8 @@ impl PortTx for Scripted {
                 break;
             }
             sent.taken += 1;
+            let is_lost = matches!(next, Next::Refuse | Next::Down | Next::Fault);
+            sent.lost |= u64::from(is_lost) << index;
         }
         sent
     }

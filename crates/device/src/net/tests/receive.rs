@@ -426,7 +426,7 @@ proptest! {
         let buffer = if size == 256 { buffer.min(4096) } else { buffer };
         let mut guest = Guest::new(size, buffer, is_mergeable);
         let (mut number, mut arrived, mut offered) = (0, VecDeque::new(), 0usize);
-        let (mut seen, mut dropped) = (0, 0);
+        let (mut seen, mut bytes, mut dropped) = (0, 0, 0);
         for step in steps.into_iter().chain([Step::Post(255), Step::Turn, Step::Turn]) {
             match step {
                 Step::Post(count) => {
@@ -453,6 +453,7 @@ proptest! {
                     guest.expect(number, len, needed);
                     offered -= needed;
                     seen += 1;
+                    bytes += len as u64;
                     continue;
                 }
                 let may_grow = is_mergeable && offered < usize::from(size) / 2;
@@ -470,6 +471,7 @@ proptest! {
         dropped += u64::from(waits);
         prop_assert_eq!(guest.queue.in_flight(), 0);
         prop_assert_eq!(guest.ring.stats.packets.value(), seen);
+        prop_assert_eq!(guest.ring.stats.bytes_passed.value(), bytes);
         prop_assert_eq!(guest.ring.stats.dropped_no_room.value(), dropped);
     }
 }

@@ -290,6 +290,42 @@ fn a_header_that_changes_after_the_check_is_sent_as_it_was_checked() {
     assert_eq!(guest.port.script().sent[0][..HEADER_SIZE], [0; HEADER_SIZE]);
 }
 
+#[test]
+fn bytes_and_segments_are_counted_of_the_frames_that_were_passed_on_only() {
+    use Next::{Block, Down, Fault, NoMemory, Refuse, Take};
+    let gso = RawHeader {
+        flags: HDR_F_NEEDS_CSUM,
+        gso_type: HDR_GSO_TCPV4,
+        gso_size: 10.into(),
+        csum_start: 34.into(),
+        csum_offset: 16.into(),
+        ..RawHeader::default()
+    };
+    let lens = [100, 200, 300, 400, 500, 600];
+    let counts = |sends: &[Next], then: Option<Next>| {
+        let mut guest = Guest::new(sends.iter().copied());
+        guest.port.script().then = then;
+        for (number, len) in (0..).zip(lens) {
+            let header = if number % 2 == 0 { gso } else { RawHeader::default() };
+            guest.offer(&[header.as_bytes(), &frame(number, len)].concat(), &[12, len]);
+        }
+        for _ in 0..1000 {
+            guest.turn();
+            guest.now_ns += RETRY_NS;
+        }
+        guest.let_go();
+        assert_eq!(guest.returned(), lens.len());
+        let stats = &guest.ring.stats;
+        (stats.packets.value(), stats.bytes_passed.value(), stats.gso_packets.value())
+    };
+    assert_eq!(counts(&[], None), (6, 2100, 3));
+    assert_eq!(counts(&[Refuse, Take, Down, Take, Take, Fault], None), (3, 1100, 1));
+    // Some are lost after the port was full, and what waits for it in the end is dropped.
+    assert_eq!(counts(&[Take, Block, Take, Refuse], Some(Block)), (2, 300, 1));
+    // The host is out of memory from the third on: each is given up in its turn.
+    assert_eq!(counts(&[Take, Take], Some(NoMemory)), (2, 300, 1));
+}
+
 /// A step of a driver, a port or a session.
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -371,6 +407,7 @@ proptest! {
         }
         let stats = &guest.ring.stats;
         prop_assert_eq!(stats.packets.value(), sent.len() as u64);
+        prop_assert_eq!(stats.bytes_passed.value(), sent.len() as u64 * 60);
         prop_assert_eq!(stats.dropped_short.value(), shorts);
         let dropped = stats.dropped_refused.value() + stats.dropped_port_down.value()
             + stats.dropped_port_full.value() + stats.dropped_no_memory.value();
