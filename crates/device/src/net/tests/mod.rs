@@ -2,6 +2,8 @@
 //! that follows a script is the host.
 
 mod control;
+mod device;
+mod guest;
 mod receive;
 mod running;
 mod transmit;

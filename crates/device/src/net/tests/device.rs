@@ -1,0 +1,84 @@
+//! What sessions and operators ask of a device: queue pairs, MTU, link, announcements.
+
+use super::guest::*;
+use super::*;
+use crate::net::NetDevice;
+use crate::{Activation, Device};
+use manyring_wire::net::*;
+use manyring_wire::virtio::VIRTIO_F_VERSION_1;
+
+#[test]
+fn the_host_uses_the_pairs_that_the_front_end_enables() {
+    let guest = Guest::new(VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MQ);
+    assert_eq!(guest.attached(), [true, true]);
+    let enable = |index: usize, enabled| {
+        let handle = &guest.data[index].1;
+        guest.runtime.block_on(guest.device.set_enabled(index, handle, enabled));
+    };
+    enable(2, false);
+    assert_eq!(guest.attached(), [true, true], "its transmitq is in use");
+    enable(3, false);
+    assert_eq!(guest.attached(), [true, false]);
+    enable(2, true);
+    assert_eq!(guest.attached(), [true, true]);
+}
+
+#[test]
+fn the_mtu_that_a_front_end_tells_before_the_features_is_the_guests() {
+    let guest = Guest::new(VIRTIO_F_VERSION_1);
+    let with_mtu = VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MTU;
+    // QEMU does so each time it starts the device.
+    assert!(guest.device.set_front_end_mtu(9000));
+    guest.runtime.block_on(guest.device.set_features(with_mtu));
+    assert_eq!(guest.device.0.rules().frame_size_max, 9018);
+    assert!(!guest.device.set_front_end_mtu(67) && !guest.device.set_front_end_mtu(65_536));
+    // The next guest is another's.
+    guest.runtime.block_on(guest.device.set_features(0));
+    guest.runtime.block_on(guest.device.set_features(with_mtu));
+    assert_eq!(guest.device.0.rules().frame_size_max, FRAME_SIZE_MAX);
+}
+
+#[test]
+fn the_guest_is_told_of_its_link_and_asked_to_announce_itself() {
+    let mut guest = Guest::new(EVERYTHING);
+    let changes = guest.device.config_changes();
+    let status = |device: &NetDevice| {
+        let mut bytes = [0xff; 2];
+        device.read_config(6, &mut bytes);
+        u16::from_le_bytes(bytes)
+    };
+    assert_eq!(status(&guest.device), VIRTIO_NET_S_LINK_UP);
+    assert!(guest.device.announce());
+    assert_eq!(status(&guest.device), VIRTIO_NET_S_LINK_UP | VIRTIO_NET_S_ANNOUNCE);
+    assert_eq!(guest.command(class::ANNOUNCE, class::ANNOUNCE_ACK, &[]), OK);
+    guest.runtime.block_on(guest.device.set_link(false));
+    assert_eq!(status(&guest.device), 0);
+    assert!(changes.has_changed().unwrap() && !guest.device.0.rules().link_up);
+    assert!(!Guest::new(VIRTIO_F_VERSION_1).device.announce(), "its driver cannot");
+}
+
+#[test]
+fn a_device_announces_its_guest_by_a_rarp_frame() {
+    let guest = Guest::new(VIRTIO_F_VERSION_1);
+    assert!(guest.runtime.block_on(guest.device.send_rarp([2, 0, 0, 0, 0, 9])));
+    let sent = guest.port.sent();
+    assert_eq!((sent.len(), sent[0].len(), &sent[0][12..14]), (1, 60, &[0x80, 0x35][..]));
+}
+
+#[test]
+fn a_queue_that_the_device_has_not_does_not_start() {
+    let guest = Guest::new(VIRTIO_F_VERSION_1);
+    let ring = Ring::new(16, true);
+    let activation = Activation {
+        index: COUNT,
+        queue: ring.device_half(),
+        addresses: ring.config.addresses,
+        kick: None,
+        call: None,
+        err: None,
+        enabled: true,
+        features: guest.features,
+        events: guest.sender.clone(),
+    };
+    assert!(guest.runtime.block_on(guest.device.start(activation)).is_err());
+}
