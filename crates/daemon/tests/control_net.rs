@@ -8,7 +8,8 @@ mod space;
 
 use manyring_driver::{ControlOwner, NetDriver, NetOptions};
 use manyring_wire::net::{
-    Config, CtrlStatus, RawHeader, VIRTIO_NET_F_MTU, VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP,
+    Config, CtrlStatus, RawHeader, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_S_ANNOUNCE,
+    VIRTIO_NET_S_LINK_UP,
 };
 use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, FLAG_VERSION, Header, PROTOCOL_F_BACKEND_REQ,
@@ -370,6 +371,28 @@ fn the_command_stats_has_a_table_for_disks_and_one_for_networks() {
     let queue = &get(&daemon, "lan")["queues"][1];
     let derived = (&queue["packet_size_average"], &queue["gso_share"]);
     assert_eq!(derived, (&200.into(), &0.0.into()), "{queue}");
+}
+
+#[test]
+fn the_control_queue_is_called_so_where_the_driver_has_it() {
+    let daemon = serve();
+    let names = |daemon: &Daemon| -> Vec<Value> {
+        let lan = get(daemon, "lan");
+        lan["queues"].as_array().unwrap().iter().map(|queue| queue["name"].clone()).collect()
+    };
+    assert_eq!(names(&daemon), ["rx0", "tx0", "rx1", "tx1", "ctrl"]);
+    // Without MQ it is the third.
+    let defaults = NetOptions::default();
+    let features = defaults.features & !VIRTIO_NET_F_MQ;
+    let options = NetOptions { control: ControlOwner::Device, features, ..defaults };
+    let driver = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
+    let (_, table, _) = command(&daemon, &["stats", "lan"]);
+    let shown = table.lines().skip(1).map(|line| line.split_whitespace().nth(1).unwrap());
+    assert_eq!(shown.collect::<Vec<_>>(), ["rx0", "tx0", "ctrl"], "{table}");
+    drop(driver);
+    assert_eq!(names(&daemon)[2], "ctrl", "what it counted was commands");
+    let _driver = connect(&daemon, "lan", ControlOwner::Device, 2);
+    assert_eq!(names(&daemon), ["rx0", "tx0", "rx1", "tx1", "ctrl"]);
 }
 
 #[test]

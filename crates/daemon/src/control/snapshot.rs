@@ -58,6 +58,9 @@ pub(crate) enum Detail {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct QueueInfo {
     pub(crate) index: usize,
+    /// What everybody calls a network queue: `rx0`, `tx0`, .. from the guest's side, and `ctrl`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
     /// Bytes of a network queue's packets on average, without their headers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) packet_size_average: Option<u64>,
@@ -105,9 +108,15 @@ impl DeviceInfo {
     pub(crate) fn new(controlled: &Controlled) -> Self {
         let part = &controlled.part;
         let device = &part.device;
-        let queues = (0..device.queue_count())
-            .filter_map(|index| Some(QueueInfo::new(index, &*device.stats(index)?)))
-            .collect();
+        let name = |index| match &part.kind {
+            Kind::Blk(_) => None,
+            Kind::Net(net) => Some(queue_name(index, net.is_control_queue(index))),
+        };
+        let queue = |index| {
+            let queue = QueueInfo::new(index, &*device.stats(index)?);
+            Some(QueueInfo { name: name(index), ..queue })
+        };
+        let queues = (0..device.queue_count()).filter_map(queue).collect();
         let (kind, detail) = match &part.kind {
             Kind::Blk(blk) => {
                 let (disk, size) = (blk.disk().kind().to_owned(), blk.size());
@@ -123,6 +132,15 @@ impl DeviceInfo {
             socket: part.socket.clone(),
             queues,
         }
+    }
+}
+
+/// The name of a network queue.
+fn queue_name(index: usize, is_control: bool) -> String {
+    match index {
+        _ if is_control => "ctrl".to_owned(),
+        _ if index.is_multiple_of(2) => format!("rx{}", index / 2),
+        _ => format!("tx{}", index / 2),
     }
 }
 
@@ -162,7 +180,7 @@ impl QueueInfo {
         let packets = has_sizes.then(|| value("packets"));
         let packet_size_average = packets.map(|packets| value("bytes_passed") / packets);
         let gso_share = packets.map(|packets| as_float(value("gso_packets")) / as_float(packets));
-        Self { index, packet_size_average, gso_share, counters, histograms }
+        Self { index, name: None, packet_size_average, gso_share, counters, histograms }
     }
 
     /// A counter's value, 0 if this daemon has none of that name.

@@ -1,7 +1,7 @@
 //! The table of the queues of network devices, and why their packets were dropped.
 
 use super::table::{Before, Column, Seen, lines, number, rate, seen, text, us};
-use crate::control::snapshot::{Detail, DeviceInfo, as_float};
+use crate::control::snapshot::{DeviceInfo, QueueInfo, as_float};
 
 const COLUMNS: [Column; 16] = [
     text("DEVICE"),
@@ -35,13 +35,9 @@ pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
     out
 }
 
-/// What everybody calls the queue: rx and tx from the guest's side.
-fn queue_name(device: &DeviceInfo, index: usize) -> String {
-    match &device.detail {
-        Detail::Net { queue_pairs, .. } if index == queue_pairs * 2 => "ctrl".to_owned(),
-        _ if index.is_multiple_of(2) => format!("rx{}", index / 2),
-        _ => format!("tx{}", index / 2),
-    }
+/// The queue's name, or its index if this daemon says none.
+fn name(queue: &QueueInfo) -> String {
+    queue.name.clone().unwrap_or_else(|| queue.index.to_string())
 }
 
 fn row(device: &DeviceInfo, seen: Seen<'_>) -> [String; COLUMNS.len()] {
@@ -56,7 +52,7 @@ fn row(device: &DeviceInfo, seen: Seen<'_>) -> [String; COLUMNS.len()] {
     let wait = seen.histogram("wait_ns");
     [
         device.name.clone(),
-        queue_name(device, seen.queue.index),
+        name(seen.queue),
         seen.queue.counter("worker").to_string(),
         seen.count("packets"),
         seen.megabytes("bytes_passed"),
@@ -92,7 +88,7 @@ fn causes(device: &DeviceInfo, seen: Seen<'_>, is_interval: bool) -> String {
     if all.is_empty() {
         return String::new();
     }
-    let (name, unit) = (queue_name(device, seen.queue.index), if is_interval { "/s" } else { "" });
+    let (name, unit) = (name(seen.queue), if is_interval { "/s" } else { "" });
     format!("{} {name} dropped{unit}: {}\n", device.name, all.join(", "))
 }
 
@@ -101,6 +97,7 @@ mod tests {
     use super::super::table::{queue_of, words};
     use super::super::tables;
     use super::*;
+    use crate::control::snapshot::Detail;
 
     fn device(packets: u64, filtered: u64) -> DeviceInfo {
         let rx = [
@@ -113,6 +110,7 @@ mod tests {
             ("dropped_short", 0),
         ];
         let running = [("running", 1)];
+        let named = |name: &str, queue: QueueInfo| QueueInfo { name: Some(name.into()), ..queue };
         DeviceInfo {
             name: "lan".into(),
             kind: "net".into(),
@@ -129,17 +127,16 @@ mod tests {
             connected: true,
             socket: "/run/lan.sock".into(),
             queues: vec![
-                queue_of(0, &rx, "wait_ns", &[(1023, 5)]),
-                queue_of(1, &running, "", &[]),
-                queue_of(2, &[], "", &[]),
-                queue_of(3, &[], "", &[]),
-                queue_of(4, &[("packets", 2)], "", &[]),
+                named("rx0", queue_of(0, &rx, "wait_ns", &[(1023, 5)])),
+                named("tx0", queue_of(1, &running, "", &[])),
+                named("ctrl", queue_of(2, &[("packets", 2)], "", &[])),
+                named("tx1", queue_of(3, &[], "", &[])),
             ],
         }
     }
 
     #[test]
-    fn queues_have_the_names_that_drivers_give_them() {
+    fn queues_have_the_names_that_the_daemon_gives_them() {
         let table = table(&[&device(1000, 0)], None);
         let names: Vec<_> = (1..4).map(|line| words(&table, line)[1]).collect();
         assert_eq!((names, table.lines().count()), (vec!["rx0", "tx0", "ctrl"], 4), "{table}");

@@ -77,6 +77,8 @@ pub(crate) struct Turn {
 struct Vq {
     /// It has been started and not stopped.
     is_started: bool,
+    /// It is our control queue, or was when it was last started.
+    is_control: bool,
     /// As the front-end says.
     is_enabled: bool,
     /// As its worker knows.
@@ -133,6 +135,9 @@ impl NetDevice {
     #[must_use]
     pub fn new(options: NetOptions, port: Arc<dyn Port>, pool: Arc<Pool>) -> Self {
         let vq_count = options.queue_pairs * 2 + 1;
+        let mut vqs = vec![Vq::default(); vq_count];
+        // The last one is never anything else.
+        vqs[vq_count - 1].is_control = true;
         let state = State {
             features: 0,
             link_up: true,
@@ -147,7 +152,7 @@ impl NetDevice {
             pairs_in_use: 1,
             coalescing_tx: Coalescing::default(),
             coalescing_rx: Coalescing::default(),
-            vqs: vec![Vq::default(); vq_count],
+            vqs,
         };
         let stats = (0..vq_count).map(|_| Arc::new(QueueStats::new(Class::Net))).collect();
         Self(Arc::new(Inner {
@@ -196,6 +201,13 @@ impl NetDevice {
     #[must_use]
     pub fn attached_pairs(&self) -> usize {
         usize::try_from(self.0.attached_pairs.value()).unwrap_or(usize::MAX)
+    }
+
+    /// True if virtqueue `index` is our control queue, or was when it was last started. Which one
+    /// that is depends on what was negotiated (§5.1.2): the third without `VIRTIO_NET_F_MQ`.
+    #[must_use]
+    pub fn is_control_queue(&self, index: usize) -> bool {
+        self.0.state().vqs.get(index).is_some_and(|vq| vq.is_control)
     }
 
     /// Pulls the guest's cable, or plugs it in. While it is out, nothing passes.
@@ -381,6 +393,7 @@ impl Device for NetDevice {
         Box::pin(async move {
             let (index, features) = (activation.index, activation.features);
             if self.0.control_index(features) == Some(index) {
+                self.0.state().vqs[index].is_control = true;
                 return Ok(ctrl::start(&self.0, activation).await);
             }
             self.0.start_queue(activation).await

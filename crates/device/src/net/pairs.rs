@@ -42,6 +42,7 @@ impl Inner {
             let default = if is_rx { state.coalescing_rx } else { state.coalescing_tx };
             let vq = &mut state.vqs[index];
             (vq.is_started, vq.is_enabled) = (true, activation.enabled);
+            vq.is_control = false;
             vq.coalescing = default;
             default
         };

@@ -24,6 +24,25 @@ fn the_host_uses_the_pairs_that_the_front_end_enables() {
 }
 
 #[test]
+fn the_control_queue_is_the_one_that_was_negotiated() {
+    let control = |guest: &Guest| -> Vec<usize> {
+        (0..=COUNT + 1).filter(|index| guest.device.is_control_queue(*index)).collect()
+    };
+    assert_eq!(control(&Guest::new(EVERYTHING)), [COUNT]);
+    assert_eq!(control(&Guest::new(VIRTIO_F_VERSION_1)), [COUNT], "no other can be it");
+    let mut guest = Guest::new(EVERYTHING & !VIRTIO_NET_F_MQ);
+    assert_eq!(control(&guest), [2, COUNT]);
+    // What it has counted stays what it is, until a guest has it for something else.
+    guest.stop_control();
+    assert_eq!(control(&guest), [2, COUNT]);
+    guest.stop_data();
+    guest.runtime.block_on(guest.device.set_features(EVERYTHING));
+    guest.features = EVERYTHING;
+    guest.start_data();
+    assert_eq!(control(&guest), [COUNT]);
+}
+
+#[test]
 fn the_mtu_that_a_front_end_tells_before_the_features_is_the_guests() {
     let guest = Guest::new(VIRTIO_F_VERSION_1);
     let with_mtu = VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MTU;

@@ -83,7 +83,8 @@ impl Guest {
     }
 
     pub(super) fn start_data(&mut self) {
-        for index in 0..COUNT {
+        // The control queue lies behind those that the driver may use.
+        for index in 0..self.control_index() {
             let ring = Ring::new(64, true);
             let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
             let handle = self.start(&ring, index, None, call.try_clone().unwrap());
