@@ -8,8 +8,9 @@
 //! 4. [`PortRx::recv`] is a pull: one frame, straight into guest buffers.
 //! 5. A half that would block tells with `readiness` what to wait for.
 //!
-//! Everything of [`Port`] itself may block (the host's network lock) and is never called by a
-//! worker. Frames are whole Ethernet frames behind a [`RawHeader`] of 12 bytes.
+//! Nothing of [`Port`] itself is called by a worker. What of it may block (the host's network lock)
+//! says so; the rest waits for none of these calls, as the control thread asks it. Frames are whole
+//! Ethernet frames behind a [`RawHeader`] of 12 bytes.
 
 pub mod fault;
 pub mod macvtap;

@@ -19,6 +19,7 @@ use rustix::fs::OFlags;
 use rustix::io::{Errno, retry_on_intr};
 use std::io::IoSlice;
 use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -87,12 +88,11 @@ pub(super) struct Settings<'a> {
     pub(super) up: Option<bool>,
 }
 
-/// What changes while the port runs.
+/// What changes while the port runs. Held during the host's calls.
 #[derive(Debug)]
 struct State {
     attached: Vec<bool>,
     link_up: bool,
-    mtu: Option<u16>,
 }
 
 /// The port.
@@ -109,6 +109,8 @@ pub struct TapPort {
     index: Option<u32>,
     guest_mac: Option<[u8; 6]>,
     state: Mutex<State>,
+    /// 0: there is none. Whoever asks for it waits for no call of the host.
+    mtu: AtomicU16,
 }
 
 impl TapPort {
@@ -160,7 +162,8 @@ impl TapPort {
             index: opened.link.as_ref().map(|link| link.index),
             guest_mac: is_stacked.and_then(|link| link.address),
             links: opened.links,
-            state: Mutex::new(State { attached: opened.attached, link_up: true, mtu }),
+            state: Mutex::new(State { attached: opened.attached, link_up: true }),
+            mtu: AtomicU16::new(mtu.unwrap_or(0)),
             name: opened.name,
         };
         // What was handed in may have been left without a carrier.
@@ -184,12 +187,10 @@ impl TapPort {
     /// Nobody serves the queues yet; the host must not choose them for its flows.
     fn detach_all(&self) -> Result<(), TapError> {
         for (index, queue) in self.queues.iter().enumerate() {
-            match self.set_attached(index, false) {
-                Err(Errno::INVAL) => return Err(TapError::FdTwice(queue.as_raw_fd())),
-                result => {
-                    result.map_err(|errno| TapError::system(&self.name, "detach a queue", errno))?
-                }
-            }
+            self.set_attached(index, false).map_err(|errno| match errno {
+                Errno::INVAL => TapError::FdTwice(queue.as_raw_fd()),
+                errno => TapError::system(&self.name, "detach a queue", errno),
+            })?;
         }
         Ok(())
     }
@@ -246,7 +247,7 @@ impl Port for TapPort {
     }
 
     fn mtu(&self) -> Option<u16> {
-        self.state().mtu
+        Some(self.mtu.load(Ordering::Relaxed)).filter(|mtu| *mtu > 0)
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
@@ -279,7 +280,7 @@ impl Port for TapPort {
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
         let index = self.index.ok_or(Errno::OPNOTSUPP)?;
         self.links.set(index, &Change { mtu: Some(mtu.into()), ..Change::default() })?;
-        self.state().mtu = Some(mtu);
+        self.mtu.store(mtu, Ordering::Relaxed);
         Ok(())
     }
 
@@ -325,10 +326,7 @@ pub(super) fn check_queue_pairs(queue_pairs: usize) -> Result<(), TapError> {
 }
 
 pub(super) fn check_mtu(mtu: Option<u16>) -> Result<(), TapError> {
-    match mtu {
-        Some(mtu) if mtu < MTU_MIN => Err(TapError::Mtu(mtu)),
-        _ => Ok(()),
-    }
+    mtu.filter(|mtu| *mtu < MTU_MIN).map_or(Ok(()), |mtu| Err(TapError::Mtu(mtu)))
 }
 
 pub(super) fn check_name(name: &str) -> Result<(), TapError> {
@@ -497,4 +495,36 @@ fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u16>, TapErr
     // A bridge's MTU does not change its ports'.
     let mtu = find(&opened.links, name)?.map_or(link.mtu, |link| link.mtu);
     Ok(u16::try_from(mtu).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mtu_is_told_while_the_host_takes_its_time() {
+        let node = sys::open(Path::new("/dev/zero")).unwrap();
+        let port = TapPort {
+            kind: "tap",
+            name: "none".to_owned(),
+            queues: vec![Arc::new(node)],
+            is_multi_queue: true,
+            is_handed_in: false,
+            offloads: Offloads::default(),
+            links: Links::open().unwrap(),
+            index: None,
+            guest_mac: None,
+            state: Mutex::new(State { attached: vec![false], link_up: true }),
+            mtu: AtomicU16::new(1400),
+        };
+        // As long as a call of the host lasts.
+        let call = port.state();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| tell.send(port.mtu()));
+            let mtu = told.recv_timeout(Duration::from_secs(5));
+            drop(call);
+            assert_eq!(mtu, Ok(Some(1400)));
+        });
+    }
 }
