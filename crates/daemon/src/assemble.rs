@@ -2,7 +2,7 @@
 
 mod port;
 
-use crate::config::plan::{BlkPlan, DiskPlan, Plan, SocketPlan};
+use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, Plan, SocketPlan};
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
@@ -99,10 +99,10 @@ impl House {
         });
         let (mut parts, mut endpoints) = (Vec::new(), Vec::new());
         for blk in &plan.blk {
-            endpoints.push(served(&blk.name, &blk.socket, blk.one_off, blk.handshake_timeout)?);
+            endpoints.push(served(&blk.device)?);
             let disk = disk(blk, plan.daemon.io_uring)?;
             let options = BlkOptions {
-                name: blk.name.clone(),
+                name: blk.device.name.clone(),
                 num_queues: blk.num_queues,
                 queue_size: blk.queue_size,
                 serial: blk.serial.clone(),
@@ -110,25 +110,25 @@ impl House {
                 writeback: blk.writeback,
             };
             let device = Arc::new(BlkDevice::new(options, disk, pool.clone()));
-            parts.push(Part::new(device.clone(), Kind::Blk(device), &blk.socket));
+            parts.push(Part::new(device.clone(), Kind::Blk(device), &blk.device.socket));
         }
         let mut ports = Vec::new();
         for net in &plan.net {
-            endpoints.push(served(&net.name, &net.socket, net.one_off, net.handshake_timeout)?);
+            endpoints.push(served(&net.device)?);
             ports.push((net, port::open(net)?));
         }
         pool.has_ring().ok_or(AssembleError::Workers)?;
         for (net, (port, mac)) in ports {
             let port = port::decorated(net, port)?;
             let options = NetOptions {
-                name: net.name.clone(),
+                name: net.device.name.clone(),
                 queue_pairs: net.queue_pairs,
                 mac,
                 mtu: net.mtu,
                 speed: net.speed,
             };
             let device = Arc::new(NetDevice::new(options, port, pool.clone()));
-            parts.push(Part::new(device.clone(), Kind::Net(device), &net.socket));
+            parts.push(Part::new(device.clone(), Kind::Net(device), &net.device.socket));
         }
         Ok(Self { pool, parts, endpoints })
     }
@@ -173,14 +173,10 @@ impl Part {
     }
 }
 
-fn served(
-    name: &str,
-    socket: &SocketPlan,
-    one_off: bool,
-    handshake_timeout: u64,
-) -> Result<(Endpoint, ServeOptions), AssembleError> {
-    let device = || name.to_owned();
-    let endpoint = match socket {
+/// How a device is served; takes a socket over that was handed in.
+fn served(plan: &DevicePlan) -> Result<(Endpoint, ServeOptions), AssembleError> {
+    let device = || plan.name.clone();
+    let endpoint = match &plan.socket {
         SocketPlan::Listen { path, permissions } => {
             check_path(path)
                 .map_err(|source| AssembleError::Socket { device: device(), source })?;
@@ -196,12 +192,12 @@ fn served(
             Endpoint::Inherited { socket }
         }
     };
-    let handshake_timeout = Duration::from_secs(handshake_timeout);
-    Ok((endpoint, ServeOptions { one_off, handshake_timeout }))
+    let handshake_timeout = Duration::from_secs(plan.handshake_timeout);
+    Ok((endpoint, ServeOptions { one_off: plan.one_off, handshake_timeout }))
 }
 
 fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
-    let device = || blk.name.clone();
+    let device = || blk.device.name.clone();
     let disk: Arc<dyn Disk> = match &blk.disk {
         DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
         DiskPlan::Memory { size } => Arc::new(

@@ -1,6 +1,6 @@
 //! The command line: options, help and what they mean as a configuration.
 
-use crate::config::raw::{RawBlk, RawConfig, RawDaemon, RawNet};
+use crate::config::raw::{RawBlk, RawConfig, RawDaemon, RawNet, RawSocket};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -213,35 +213,6 @@ pub(crate) struct DaemonArgs {
     pub(crate) control: Option<PathBuf>,
 }
 
-/// Where the front-end of a device comes from.
-#[derive(Args, Debug)]
-pub(crate) struct SocketArgs {
-    /// The vhost-user socket.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) socket_path: Option<PathBuf>,
-    /// A socket that was handed in, listening or connected.
-    #[arg(long, value_name = "N")]
-    pub(crate) fd: Option<i32>,
-    /// Connect to the socket instead of listening there.
-    #[arg(long)]
-    pub(crate) client: bool,
-    /// Owner of the socket (user id).
-    #[arg(long, value_name = "UID")]
-    pub(crate) socket_owner: Option<u32>,
-    /// Group of the socket (group id).
-    #[arg(long, value_name = "GID")]
-    pub(crate) socket_group: Option<u32>,
-    /// Mode of the socket, in octal.
-    #[arg(long, value_name = "MODE")]
-    pub(crate) socket_mode: Option<String>,
-    /// End when the first front-end has left.
-    #[arg(long)]
-    pub(crate) one_off: bool,
-    /// Seconds a front-end has from connecting to its first message [default: 10].
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) handshake_timeout: Option<u64>,
-}
-
 /// `manyring blk`
 #[derive(Args, Debug)]
 pub(crate) struct BlkArgs {
@@ -252,7 +223,7 @@ pub(crate) struct BlkArgs {
     #[arg(long, default_value = "blk0")]
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) socket: SocketArgs,
+    pub(crate) socket: RawSocket,
     /// Serve this file or block device.
     #[arg(long, value_name = "FILE")]
     pub(crate) blk_file: Option<PathBuf>,
@@ -294,7 +265,7 @@ pub(crate) struct NetArgs {
     #[arg(long, default_value = "net0")]
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) socket: SocketArgs,
+    pub(crate) socket: RawSocket,
     /// Serve this tap: joined if it exists, else created.
     #[arg(long, value_name = "NAME")]
     pub(crate) tap: Option<String>,
@@ -341,38 +312,6 @@ pub(crate) struct NetArgs {
     pub(crate) daemon: DaemonArgs,
 }
 
-impl From<NetArgs> for RawConfig {
-    fn from(args: NetArgs) -> Self {
-        let net = RawNet {
-            name: Some(args.name),
-            socket_path: args.socket.socket_path,
-            fd: args.socket.fd,
-            client: args.socket.client,
-            socket_owner: args.socket.socket_owner,
-            socket_group: args.socket.socket_group,
-            socket_mode: args.socket.socket_mode,
-            one_off: args.socket.one_off,
-            handshake_timeout: args.socket.handshake_timeout,
-            tap: args.tap,
-            must_exist: args.must_exist,
-            tap_fds: (!args.tap_fds.is_empty()).then_some(args.tap_fds),
-            macvtap: args.macvtap,
-            null: args.null,
-            generate: args.generate,
-            queue_pairs: args.queue_pairs,
-            mac: args.mac,
-            mtu: args.mtu,
-            speed: args.speed,
-            bridge: args.bridge,
-            up: args.up,
-            sndbuf: args.sndbuf,
-            pcap: args.pcap,
-            fault: None,
-        };
-        Self { daemon: args.daemon.into(), net: vec![net], ..Self::default() }
-    }
-}
-
 impl From<DaemonArgs> for RawDaemon {
     fn from(args: DaemonArgs) -> Self {
         Self {
@@ -387,15 +326,6 @@ impl From<DaemonArgs> for RawDaemon {
 impl From<BlkArgs> for RawConfig {
     fn from(args: BlkArgs) -> Self {
         let blk = RawBlk {
-            name: Some(args.name),
-            socket_path: args.socket.socket_path,
-            fd: args.socket.fd,
-            client: args.socket.client,
-            socket_owner: args.socket.socket_owner,
-            socket_group: args.socket.socket_group,
-            socket_mode: args.socket.socket_mode,
-            one_off: args.socket.one_off,
-            handshake_timeout: args.socket.handshake_timeout,
             file: args.blk_file,
             null: args.null,
             memory: args.memory,
@@ -405,9 +335,32 @@ impl From<BlkArgs> for RawConfig {
             queue_size: args.queue_size,
             serial: args.serial,
             cache: args.cache,
-            fault: None,
+            ..RawBlk::new(args.name, args.socket)
         };
         Self { daemon: args.daemon.into(), blk: vec![blk], ..Self::default() }
+    }
+}
+
+impl From<NetArgs> for RawConfig {
+    fn from(args: NetArgs) -> Self {
+        let net = RawNet {
+            tap: args.tap,
+            must_exist: args.must_exist,
+            tap_fds: (!args.tap_fds.is_empty()).then_some(args.tap_fds),
+            macvtap: args.macvtap,
+            null: args.null,
+            generate: args.generate,
+            queue_pairs: args.queue_pairs,
+            mac: args.mac,
+            mtu: args.mtu,
+            speed: args.speed,
+            bridge: args.bridge,
+            up: args.up,
+            sndbuf: args.sndbuf,
+            pcap: args.pcap,
+            ..RawNet::new(args.name, args.socket)
+        };
+        Self { daemon: args.daemon.into(), net: vec![net], ..Self::default() }
     }
 }
 

@@ -9,7 +9,7 @@ mod net;
 mod tests;
 
 use crate::cli::{SnippetArgs, Vmm};
-use crate::config::plan::{BlkPlan, NetPlan, PortPlan, SocketPlan, is_device_name};
+use crate::config::plan::{BlkPlan, DevicePlan, NetPlan, PortPlan, SocketPlan, is_device_name};
 use manyring_device::net::MacAddress;
 use std::path::{Path, PathBuf};
 
@@ -55,10 +55,10 @@ fn wanted(args: &SnippetArgs) -> Result<Wanted, String> {
     let file = args.config.as_ref().ok_or("--config: is missing (or --socket-path)")?;
     let plan = crate::config::read(file)?;
     let name = args.device.as_ref().ok_or("DEVICE: is missing")?;
-    if let Some(blk) = plan.blk.iter().find(|blk| blk.name == *name) {
+    if let Some(blk) = plan.blk.iter().find(|blk| blk.device.name == *name) {
         return of_blk(blk, args);
     }
-    let net = plan.net.iter().find(|net| net.name == *name);
+    let net = plan.net.iter().find(|net| net.device.name == *name);
     let net = net.ok_or_else(|| format!("{}: no device is named {name:?}", file.display()))?;
     of_net(net, args)
 }
@@ -79,9 +79,9 @@ fn of_socket(args: &SnippetArgs, socket: &Path) -> Result<Wanted, String> {
 }
 
 fn of_blk(blk: &BlkPlan, args: &SnippetArgs) -> Result<Wanted, String> {
-    let (socket, client) = socket_of(&blk.name, &blk.socket)?;
+    let (socket, client) = socket_of(&blk.device)?;
     Ok(Wanted {
-        name: blk.name.clone(),
+        name: blk.device.name.clone(),
         socket,
         client,
         queues: num_queues(args, blk.num_queues)?.unwrap_or(blk.num_queues),
@@ -90,12 +90,12 @@ fn of_blk(blk: &BlkPlan, args: &SnippetArgs) -> Result<Wanted, String> {
 }
 
 fn of_net(net: &NetPlan, args: &SnippetArgs) -> Result<Wanted, String> {
-    let (socket, client) = socket_of(&net.name, &net.socket)?;
+    let (socket, client) = socket_of(&net.device)?;
     // Queues that are handed in may be a macvtap's: its address is not known here either.
     let has_own_mac = matches!(net.port, PortPlan::Macvtap { .. } | PortPlan::TapFds(_));
     let made = (!has_own_mac).then(|| net.made_mac());
     Ok(Wanted {
-        name: net.name.clone(),
+        name: net.device.name.clone(),
         socket,
         client,
         queues: queue_pairs(args, net.queue_pairs)?.unwrap_or(net.queue_pairs),
@@ -127,11 +127,11 @@ fn at_most(option: &str, count: Option<usize>, most: usize) -> Result<Option<usi
 }
 
 /// The path of a device's socket, and whether we connect to it.
-fn socket_of(name: &str, socket: &SocketPlan) -> Result<(PathBuf, bool), String> {
-    match socket {
+fn socket_of(device: &DevicePlan) -> Result<(PathBuf, bool), String> {
+    match &device.socket {
         SocketPlan::Listen { path, .. } => Ok((absolute(path)?, false)),
         SocketPlan::Connect { path } => Ok((absolute(path)?, true)),
-        SocketPlan::Fd(_) => Err(format!("{name}: fd: has no path to connect to")),
+        SocketPlan::Fd(_) => Err(format!("{}: fd: has no path to connect to", device.name)),
     }
 }
 

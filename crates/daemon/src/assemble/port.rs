@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub(super) fn open(net: &NetPlan) -> Result<(Arc<dyn Port>, MacAddress), AssembleError> {
     let failed = |key, source: TapError| {
         let key = key_of(&source).unwrap_or(key);
-        AssembleError::Port { device: net.name.clone(), key, source }
+        AssembleError::Port { device: net.device.name.clone(), key, source }
     };
     let port = match &net.port {
         PortPlan::Null { generate } => {
@@ -64,7 +64,7 @@ pub(super) fn decorated(
     if let Some(path) = &net.pcap {
         // Outermost: what the guest sends and gets is captured.
         let pcap = PcapPort::new(port, path).map_err(|source| {
-            let (device, path) = (net.name.clone(), path.clone());
+            let (device, path) = (net.device.name.clone(), path.clone());
             AssembleError::Pcap { device, path, source }
         })?;
         port = Arc::new(pcap);
@@ -75,7 +75,7 @@ pub(super) fn decorated(
 fn adopted(net: &NetPlan, fds: &[i32]) -> Result<Vec<rustix::fd::OwnedFd>, AssembleError> {
     let adopted: Result<_, _> = fds.iter().map(|fd| crate::fds::adopt(*fd)).collect();
     adopted.map_err(|source| {
-        let device = net.name.clone();
+        let device = net.device.name.clone();
         AssembleError::Fd { device, key: "tap_fds", source }
     })
 }
@@ -98,7 +98,7 @@ fn mac(net: &NetPlan, port: &TapPort) -> MacAddress {
         (Some(mac), demanded) => {
             if let Some(demanded) = demanded.filter(|demanded| *demanded != mac) {
                 tracing::warn!(
-                    device = net.name,
+                    device = net.device.name,
                     mac = mac_text(mac),
                     interface = mac_text(demanded),
                     "the interface has another address: unless it is in mode passthru, it \

@@ -8,7 +8,7 @@ use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
 use manyring_transport::vhost_user::SocketPermissions;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The plan of a process.
 #[derive(Clone, Debug, Serialize)]
@@ -27,13 +27,21 @@ pub(crate) struct DaemonPlan {
     pub(crate) control: Option<PathBuf>,
 }
 
-/// A block device.
+/// What a device of every kind has: its name, and its front-end.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct BlkPlan {
+pub(crate) struct DevicePlan {
     pub(crate) name: String,
     pub(crate) socket: SocketPlan,
     pub(crate) one_off: bool,
+    /// Seconds.
     pub(crate) handshake_timeout: u64,
+}
+
+/// A block device.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct BlkPlan {
+    #[serde(flatten)]
+    pub(crate) device: DevicePlan,
     pub(crate) disk: DiskPlan,
     pub(crate) read_only: bool,
     pub(crate) num_queues: usize,
@@ -98,26 +106,28 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Every device, whatever its kind.
+    fn devices(&self) -> impl Iterator<Item = &DevicePlan> {
+        self.blk.iter().map(|blk| &blk.device).chain(self.net.iter().map(|net| &net.device))
+    }
+
     fn check_unique(&self) -> Result<(), PlanError> {
-        if self.blk.is_empty() && self.net.is_empty() {
-            return error(String::new(), "blk, net", "no device is configured");
-        }
         let (mut names, mut sockets) = (HashSet::new(), HashSet::new());
-        let blks = self.blk.iter().map(|blk| (&blk.name, &blk.socket));
-        for (name, socket) in blks.chain(self.net.iter().map(|net| (&net.name, &net.socket))) {
-            let place = || format!("{name}: ");
+        for DevicePlan { name, socket, .. } in self.devices() {
             if !names.insert(name) {
-                return error(place(), "name", "is used by two devices");
+                return error(name, "name", "is used by two devices");
             }
-            let (SocketPlan::Listen { path, .. } | SocketPlan::Connect { path }) = socket else {
-                continue;
-            };
+            let Some(path) = socket.path() else { continue };
             if !sockets.insert(path) {
-                return error(place(), "socket_path", "is used by two devices");
+                return error(name, "socket_path", "is used by two devices");
             }
-            if self.daemon.control.as_ref() == Some(path) {
-                return error(place(), "socket_path", "is the control socket's too");
+            if self.daemon.control.as_deref() == Some(path) {
+                return error(name, "socket_path", "is the control socket's too");
             }
+        }
+        if names.is_empty() {
+            let (key, problem) = ("blk, net", "no device is configured".to_owned());
+            return Err(PlanError { place: String::new(), key, problem });
         }
         self.check_files()?;
         net::check_ports(&self.net)
@@ -131,20 +141,24 @@ impl Plan {
                 && let Some(reads) = files.insert(path, blk.read_only)
                 && !(reads && blk.read_only)
             {
-                let place = format!("{}: ", blk.name);
-                return error(place, "file", "is used by two devices, and not only read");
+                return error(
+                    &blk.device.name,
+                    "file",
+                    "is used by two devices, and not only read",
+                );
             }
         }
         // A capture begins with an empty file.
         match self.net.iter().find(|net| net.pcap.as_ref().is_some_and(|p| files.contains_key(p))) {
-            Some(net) => error(format!("{}: ", net.name), "pcap", "is the file of a disk"),
+            Some(net) => error(&net.device.name, "pcap", "is the file of a disk"),
             None => Ok(()),
         }
     }
 }
 
-fn error<T>(place: String, key: &'static str, problem: impl Into<String>) -> Result<T, PlanError> {
-    Err(PlanError { place, key, problem: problem.into() })
+/// `place` is the name of a device, or `daemon`.
+fn error<T>(place: &str, key: &'static str, problem: impl Into<String>) -> Result<T, PlanError> {
+    Err(PlanError { place: format!("{place}: "), key, problem: problem.into() })
 }
 
 impl DaemonPlan {
@@ -152,12 +166,11 @@ impl DaemonPlan {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let workers = raw.workers.unwrap_or(cpus);
         let spin_us = raw.spin_us.unwrap_or(32);
-        let place = || "daemon: ".to_owned();
         if !(1..=256).contains(&workers) {
-            return error(place(), "workers", format!("{workers} is not between 1 and 256"));
+            return error("daemon", "workers", format!("{workers} is not between 1 and 256"));
         }
         if spin_us > 32 {
-            return error(place(), "spin_us", format!("{spin_us} is more than 32 microseconds"));
+            return error("daemon", "spin_us", format!("{spin_us} is more than 32 microseconds"));
         }
         let io_uring = raw.io_uring.unwrap_or(true);
         Ok(Self { workers, spin_us, io_uring, control: raw.control.clone() })
@@ -167,43 +180,52 @@ impl DaemonPlan {
 impl BlkPlan {
     fn new(raw: RawBlk, index: usize) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("blk{index}"));
-        let place = || format!("{name}: ");
         check_name(&name)?;
         let num_queues = raw.num_queues.unwrap_or(8);
         if !(1..=256).contains(&num_queues) {
-            return error(place(), "num_queues", format!("{num_queues} is not between 1 and 256"));
+            return error(&name, "num_queues", format!("{num_queues} is not between 1 and 256"));
         }
         let queue_size = raw.queue_size.unwrap_or(128);
         if !queue_size.is_power_of_two() || !(4..=1024).contains(&queue_size) {
             let problem = format!("{queue_size} is not a power of two between 4 and 1024");
-            return error(place(), "queue_size", problem);
+            return error(&name, "queue_size", problem);
         }
         let serial = raw.serial.clone().unwrap_or_else(|| name.chars().take(20).collect());
         if serial.len() > 20 || !serial.is_ascii() {
-            return error(place(), "serial", "must be at most 20 ASCII characters");
+            return error(&name, "serial", "must be at most 20 ASCII characters");
         }
         let writeback = match raw.cache.as_deref() {
             None | Some("writeback") => true,
             Some("writethrough") => false,
             Some(other) => {
                 let problem = format!("{other:?} is neither \"writeback\" nor \"writethrough\"");
-                return error(place(), "cache", problem);
+                return error(&name, "cache", problem);
             }
         };
-        let handshake_timeout = handshake_timeout(raw.socket(), place)?;
+        let device = DevicePlan::new(name, raw.socket())?;
         Ok(Self {
-            socket: SocketPlan::new(raw.socket(), place)?,
-            disk: DiskPlan::new(&raw, place)?,
-            one_off: raw.one_off,
-            handshake_timeout,
+            disk: DiskPlan::new(&raw, &device.name)?,
             read_only: raw.read_only,
             num_queues,
             queue_size,
             serial,
             writeback,
             fault: raw.fault,
-            name,
+            device,
         })
+    }
+}
+
+impl DevicePlan {
+    /// `name` has been checked.
+    fn new(name: String, raw: RawSocket) -> Result<Self, PlanError> {
+        let handshake_timeout = raw.handshake_timeout.unwrap_or(10);
+        if !(1..=3600).contains(&handshake_timeout) {
+            let problem = format!("{handshake_timeout} is not between 1 and 3600 seconds");
+            return error(&name, "handshake_timeout", problem);
+        }
+        let (one_off, socket) = (raw.one_off, SocketPlan::new(raw, &name)?);
+        Ok(Self { name, socket, one_off, handshake_timeout })
     }
 }
 
@@ -212,63 +234,61 @@ fn check_name(name: &str) -> Result<(), PlanError> {
         return Ok(());
     }
     let problem = "must be 1 to 64 letters, digits, '-', '_' or '.'";
-    error(format!("{name:?}: "), "name", problem)
-}
-
-fn handshake_timeout(raw: RawSocket<'_>, place: impl Fn() -> String) -> Result<u64, PlanError> {
-    let seconds = raw.handshake_timeout.unwrap_or(10);
-    if (1..=3600).contains(&seconds) {
-        return Ok(seconds);
-    }
-    let problem = format!("{seconds} is not between 1 and 3600 seconds");
-    error(place(), "handshake_timeout", problem)
+    error(&format!("{name:?}"), "name", problem)
 }
 
 impl SocketPlan {
-    fn new(raw: RawSocket<'_>, place: impl Fn() -> String) -> Result<Self, PlanError> {
-        let key = "socket_path";
-        let mode = match raw.mode {
+    fn new(raw: RawSocket, device: &str) -> Result<Self, PlanError> {
+        let mode = match raw.socket_mode.as_deref() {
             None => None,
             Some(text) => match u32::from_str_radix(text, 8) {
                 Ok(mode) if mode <= 0o777 => Some(mode),
                 _ => {
                     let problem = format!("{text:?} is not an octal mode up to 0777");
-                    return error(place(), "socket_mode", problem);
+                    return error(device, "socket_mode", problem);
                 }
             },
         };
-        match (raw.path, raw.fd) {
-            (Some(_), Some(_)) => error(place(), "fd", "contradicts socket_path"),
-            (None, None) => error(place(), key, "is missing (or fd)"),
-            (None, Some(_)) if raw.client => error(place(), "client", "needs socket_path"),
+        match (raw.socket_path, raw.fd) {
+            (Some(_), Some(_)) => error(device, "fd", "contradicts socket_path"),
+            (None, None) => error(device, "socket_path", "is missing (or fd)"),
+            (None, Some(_)) if raw.client => error(device, "client", "needs socket_path"),
             (None, Some(fd)) if fd < 3 => {
-                error(place(), "fd", format!("{fd} is not a socket that was handed in"))
+                error(device, "fd", format!("{fd} is not a socket that was handed in"))
             }
             (None, Some(fd)) => Ok(Self::Fd(fd)),
-            (Some(path), None) if raw.client => Ok(Self::Connect { path: path.clone() }),
-            (Some(path), None) => Ok(Self::Listen {
-                path: path.clone(),
-                permissions: SocketPermissions { owner: raw.owner, group: raw.group, mode },
-            }),
+            (Some(path), None) if raw.client => Ok(Self::Connect { path }),
+            (Some(path), None) => {
+                let (owner, group) = (raw.socket_owner, raw.socket_group);
+                Ok(Self::Listen { path, permissions: SocketPermissions { owner, group, mode } })
+            }
+        }
+    }
+
+    /// The socket's name, if it has one.
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Listen { path, .. } | Self::Connect { path } => Some(path),
+            Self::Fd(_) => None,
         }
     }
 }
 
 impl DiskPlan {
-    fn new(raw: &RawBlk, place: impl Fn() -> String) -> Result<Self, PlanError> {
+    fn new(raw: &RawBlk, device: &str) -> Result<Self, PlanError> {
         let size_of = |key: &'static str, text: &str| match parse_size(text) {
             Some(size) if size >= 512 && size.is_multiple_of(512) => Ok(size),
-            _ => error(place(), key, format!("{text:?} is not a size in whole sectors, like 64G")),
+            _ => error(device, key, format!("{text:?} is not a size in whole sectors, like 64G")),
         };
         if raw.direct && raw.file.is_none() {
-            return error(place(), "direct", "needs file");
+            return error(device, "direct", "needs file");
         }
         match (&raw.file, &raw.null, &raw.memory) {
             (Some(path), None, None) => Ok(Self::File { path: path.clone(), direct: raw.direct }),
             (None, Some(size), None) => Ok(Self::Null { size: size_of("null", size)? }),
             (None, None, Some(size)) => Ok(Self::Memory { size: size_of("memory", size)? }),
-            (None, None, None) => error(place(), "file", "is missing (or null, or memory)"),
-            _ => error(place(), "file", "only one of file, null and memory can be served"),
+            (None, None, None) => error(device, "file", "is missing (or null, or memory)"),
+            _ => error(device, "file", "only one of file, null and memory can be served"),
         }
     }
 }
@@ -297,7 +317,8 @@ pub(crate) fn parse_size(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn plan(toml: &str) -> Result<Plan, String> {
+    /// The plan of a configuration, or the words of the error.
+    pub(super) fn plan(toml: &str) -> Result<Plan, String> {
         let raw = toml::from_str(toml).map_err(|e| e.to_string())?;
         Plan::new(raw).map_err(|e| e.to_string())
     }

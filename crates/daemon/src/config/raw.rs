@@ -1,26 +1,24 @@
 //! The configuration as the user writes it: the keys of `manyring.toml`. Names are fixed in
 //! `docs/design/0001`; unknown keys are refused.
 
+use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The whole file.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub(crate) struct RawConfig {
     /// What concerns the whole process.
-    #[serde(default)]
     pub(crate) daemon: RawDaemon,
     /// Block devices.
-    #[serde(default)]
     pub(crate) blk: Vec<RawBlk>,
     /// Network devices.
-    #[serde(default)]
     pub(crate) net: Vec<RawNet>,
 }
 
 /// `[daemon]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RawDaemon {
     /// Workers at most; default: the CPUs this process may use.
@@ -33,110 +31,167 @@ pub(crate) struct RawDaemon {
     pub(crate) control: Option<PathBuf>,
 }
 
-/// `[[blk]]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct RawBlk {
-    /// Name of the device, unique.
-    pub(crate) name: Option<String>,
-    /// Path of the vhost-user socket.
+/// Where the front-end of a device comes from: keys of every device, and options of every command
+/// that serves one.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RawSocket {
+    /// The vhost-user socket.
+    #[arg(long, value_name = "PATH")]
     pub(crate) socket_path: Option<PathBuf>,
-    /// A socket that was handed in, by its number.
+    /// A socket that was handed in, listening or connected.
+    #[arg(long, value_name = "N")]
     pub(crate) fd: Option<i32>,
-    /// Connect to `socket_path` instead of listening there.
-    #[serde(default)]
+    /// Connect to the socket instead of listening there.
+    #[arg(long)]
     pub(crate) client: bool,
-    /// Owner of the socket: a user id.
+    /// Owner of the socket (user id).
+    #[arg(long, value_name = "UID")]
     pub(crate) socket_owner: Option<u32>,
-    /// Group of the socket: a group id.
+    /// Group of the socket (group id).
+    #[arg(long, value_name = "GID")]
     pub(crate) socket_group: Option<u32>,
-    /// Mode of the socket, in octal: "0660".
+    /// Mode of the socket, in octal.
+    #[arg(long, value_name = "MODE")]
     pub(crate) socket_mode: Option<String>,
-    /// End after the first front-end has left.
-    #[serde(default)]
+    /// End when the first front-end has left.
+    #[arg(long)]
     pub(crate) one_off: bool,
-    /// Seconds from connecting to the first message; default 10.
+    /// Seconds a front-end has from connecting to its first message [default: 10].
+    #[arg(long, value_name = "SECONDS")]
     pub(crate) handshake_timeout: Option<u64>,
-    /// Serve this file or block device.
-    pub(crate) file: Option<PathBuf>,
-    /// Serve a disk of this size that keeps nothing.
-    pub(crate) null: Option<String>,
-    /// Serve a disk of this size in memory.
-    pub(crate) memory: Option<String>,
-    /// The guest may not write.
-    #[serde(default)]
-    pub(crate) read_only: bool,
-    /// Pass the host's page cache by (`O_DIRECT`).
-    #[serde(default)]
-    pub(crate) direct: bool,
-    /// Request queues, 1 to 256; default 8.
-    pub(crate) num_queues: Option<usize>,
-    /// Entries of a ring that the limits of a request are made for; default 128.
-    pub(crate) queue_size: Option<u16>,
-    /// The device id string, at most 20 bytes; default: the name.
-    pub(crate) serial: Option<String>,
-    /// `writeback` (default) or `writethrough`.
-    pub(crate) cache: Option<String>,
-    /// What goes wrong, to test guests.
-    pub(crate) fault: Option<RawFault>,
 }
 
-/// `[[net]]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct RawNet {
-    /// Name of the device, unique.
-    pub(crate) name: Option<String>,
-    /// Path of the vhost-user socket.
-    pub(crate) socket_path: Option<PathBuf>,
-    /// A socket that was handed in, by its number.
-    pub(crate) fd: Option<i32>,
-    /// Connect to `socket_path` instead of listening there.
-    #[serde(default)]
-    pub(crate) client: bool,
-    /// Owner of the socket: a user id.
-    pub(crate) socket_owner: Option<u32>,
-    /// Group of the socket: a group id.
-    pub(crate) socket_group: Option<u32>,
-    /// Mode of the socket, in octal: "0660".
-    pub(crate) socket_mode: Option<String>,
-    /// End after the first front-end has left.
-    #[serde(default)]
-    pub(crate) one_off: bool,
-    /// Seconds from connecting to the first message; default 10.
-    pub(crate) handshake_timeout: Option<u64>,
-    /// Serve this tap: joined if it exists, else created.
-    pub(crate) tap: Option<String>,
-    /// The tap must exist.
-    #[serde(default)]
-    pub(crate) must_exist: bool,
-    /// Serve the tap whose queues were handed in, by their numbers.
-    pub(crate) tap_fds: Option<Vec<i32>>,
-    /// Serve this macvtap.
-    pub(crate) macvtap: Option<String>,
-    /// Serve a port that takes everything and keeps nothing.
-    #[serde(default)]
-    pub(crate) null: bool,
-    /// The null port also delivers frames of this many bytes, as fast as they are taken.
-    pub(crate) generate: Option<usize>,
-    /// Queue pairs, 1 to 128; default 1, or the number of `tap_fds`.
-    pub(crate) queue_pairs: Option<usize>,
-    /// MAC address of the guest; default: a macvtap's own, else made from name and socket.
-    pub(crate) mac: Option<String>,
-    /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.
-    pub(crate) mtu: Option<u32>,
-    /// Speed that the guest is told, in Mbit/s.
-    pub(crate) speed: Option<u32>,
-    /// The bridge that the interface joins.
-    pub(crate) bridge: Option<String>,
-    /// Set the interface up; default: true if it is created here.
-    pub(crate) up: Option<bool>,
-    /// Bytes on their way through the host at most, for each queue of the tap.
-    pub(crate) sndbuf: Option<u32>,
-    /// Write every frame to this file.
-    pub(crate) pcap: Option<PathBuf>,
-    /// What goes wrong, to test guests.
-    pub(crate) fault: Option<RawNetFault>,
+/// The table of a kind of device: the keys of every device, then its own. (With
+/// `serde(flatten)` an error would name neither its line nor the keys that there are.)
+macro_rules! device_table {
+    ($(#[$about:meta])* $table:ident { $($own:tt)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, Default, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub(crate) struct $table {
+            /// Name of the device, unique.
+            pub(crate) name: Option<String>,
+            pub(crate) socket_path: Option<PathBuf>,
+            pub(crate) fd: Option<i32>,
+            pub(crate) client: bool,
+            pub(crate) socket_owner: Option<u32>,
+            pub(crate) socket_group: Option<u32>,
+            pub(crate) socket_mode: Option<String>,
+            pub(crate) one_off: bool,
+            pub(crate) handshake_timeout: Option<u64>,
+            $($own)*
+        }
+
+        impl $table {
+            /// A device with the keys that all have, and none of its own.
+            pub(crate) fn new(name: String, socket: RawSocket) -> Self {
+                Self {
+                    name: Some(name),
+                    socket_path: socket.socket_path,
+                    fd: socket.fd,
+                    client: socket.client,
+                    socket_owner: socket.socket_owner,
+                    socket_group: socket.socket_group,
+                    socket_mode: socket.socket_mode,
+                    one_off: socket.one_off,
+                    handshake_timeout: socket.handshake_timeout,
+                    ..Self::default()
+                }
+            }
+
+            /// Those keys.
+            pub(crate) fn socket(&self) -> RawSocket {
+                RawSocket {
+                    socket_path: self.socket_path.clone(),
+                    fd: self.fd,
+                    client: self.client,
+                    socket_owner: self.socket_owner,
+                    socket_group: self.socket_group,
+                    socket_mode: self.socket_mode.clone(),
+                    one_off: self.one_off,
+                    handshake_timeout: self.handshake_timeout,
+                }
+            }
+        }
+    };
+}
+
+device_table! {
+    /// `[[blk]]`
+    RawBlk {
+        /// Serve this file or block device.
+        pub(crate) file: Option<PathBuf>,
+        /// Serve a disk of this size that keeps nothing.
+        pub(crate) null: Option<String>,
+        /// Serve a disk of this size in memory.
+        pub(crate) memory: Option<String>,
+        /// The guest may not write.
+        pub(crate) read_only: bool,
+        /// Pass the host's page cache by (`O_DIRECT`).
+        pub(crate) direct: bool,
+        /// Request queues, 1 to 256; default 8.
+        pub(crate) num_queues: Option<usize>,
+        /// Entries of a ring that the limits of a request are made for; default 128.
+        pub(crate) queue_size: Option<u16>,
+        /// The device id string, at most 20 bytes; default: the name.
+        pub(crate) serial: Option<String>,
+        /// `writeback` (default) or `writethrough`.
+        pub(crate) cache: Option<String>,
+        /// What goes wrong, to test guests.
+        pub(crate) fault: Option<RawFault>,
+    }
+}
+
+device_table! {
+    /// `[[net]]`
+    RawNet {
+        /// Serve this tap: joined if it exists, else created.
+        pub(crate) tap: Option<String>,
+        /// The tap must exist.
+        pub(crate) must_exist: bool,
+        /// Serve the tap whose queues were handed in, by their numbers.
+        pub(crate) tap_fds: Option<Vec<i32>>,
+        /// Serve this macvtap.
+        pub(crate) macvtap: Option<String>,
+        /// Serve a port that takes everything and keeps nothing.
+        pub(crate) null: bool,
+        /// The null port also delivers frames of this many bytes, as fast as they are taken.
+        pub(crate) generate: Option<usize>,
+        /// Queue pairs, 1 to 128; default 1, or the number of `tap_fds`.
+        pub(crate) queue_pairs: Option<usize>,
+        /// MAC address of the guest; default: a macvtap's own, else made from name and socket.
+        pub(crate) mac: Option<String>,
+        /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.
+        pub(crate) mtu: Option<u32>,
+        /// Speed that the guest is told, in Mbit/s.
+        pub(crate) speed: Option<u32>,
+        /// The bridge that the interface joins.
+        pub(crate) bridge: Option<String>,
+        /// Set the interface up; default: true if it is created here.
+        pub(crate) up: Option<bool>,
+        /// Bytes on their way through the host at most, for each queue of the tap.
+        pub(crate) sndbuf: Option<u32>,
+        /// Write every frame to this file.
+        pub(crate) pcap: Option<PathBuf>,
+        /// What goes wrong, to test guests.
+        pub(crate) fault: Option<RawNetFault>,
+    }
+}
+
+/// `[blk.fault]`
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct RawFault {
+    /// Every n-th request, if it is a read, fails.
+    pub(crate) read_error_every: u64,
+    /// Every n-th request, if it is a write, fails.
+    pub(crate) write_error_every: u64,
+    /// Flushes fail.
+    pub(crate) flush_errors: bool,
+    /// Every n-th request never completes.
+    pub(crate) hold_every: u64,
+    /// Offer secure erase, which writes zeroes.
+    pub(crate) secure_erase: bool,
 }
 
 /// `[net.fault]`: every n-th time, 0 = never.
@@ -155,58 +210,4 @@ pub(crate) struct RawNetFault {
     pub(crate) no_memory_every: u64,
     /// Receiving fails.
     pub(crate) recv_error_every: u64,
-}
-
-/// The keys of a socket, which every kind of device has.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RawSocket<'a> {
-    pub(crate) path: Option<&'a PathBuf>,
-    pub(crate) fd: Option<i32>,
-    pub(crate) client: bool,
-    pub(crate) owner: Option<u32>,
-    pub(crate) group: Option<u32>,
-    pub(crate) mode: Option<&'a str>,
-    pub(crate) handshake_timeout: Option<u64>,
-}
-
-macro_rules! socket_keys {
-    ($device:ty) => {
-        impl $device {
-            pub(crate) fn socket(&self) -> RawSocket<'_> {
-                RawSocket {
-                    path: self.socket_path.as_ref(),
-                    fd: self.fd,
-                    client: self.client,
-                    owner: self.socket_owner,
-                    group: self.socket_group,
-                    mode: self.socket_mode.as_deref(),
-                    handshake_timeout: self.handshake_timeout,
-                }
-            }
-        }
-    };
-}
-
-socket_keys!(RawBlk);
-socket_keys!(RawNet);
-
-/// `[blk.fault]`
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct RawFault {
-    /// Every n-th request, if it is a read, fails.
-    #[serde(default)]
-    pub(crate) read_error_every: u64,
-    /// Every n-th request, if it is a write, fails.
-    #[serde(default)]
-    pub(crate) write_error_every: u64,
-    /// Flushes fail.
-    #[serde(default)]
-    pub(crate) flush_errors: bool,
-    /// Every n-th request never completes.
-    #[serde(default)]
-    pub(crate) hold_every: u64,
-    /// Offer secure erase, which writes zeroes.
-    #[serde(default)]
-    pub(crate) secure_erase: bool,
 }

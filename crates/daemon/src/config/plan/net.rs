@@ -1,6 +1,6 @@
 //! What will be done of a network device.
 
-use super::{PlanError, SocketPlan, check_name, error, handshake_timeout};
+use super::{DevicePlan, PlanError, SocketPlan, check_name, error};
 use crate::config::raw::{RawNet, RawNetFault};
 use manyring_device::net::{MacAddress, is_mtu, parse_mac};
 use serde::{Serialize, Serializer};
@@ -13,10 +13,8 @@ const QUEUE_PAIRS_MAX: usize = 128;
 /// A network device.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct NetPlan {
-    pub(crate) name: String,
-    pub(crate) socket: SocketPlan,
-    pub(crate) one_off: bool,
-    pub(crate) handshake_timeout: u64,
+    #[serde(flatten)]
+    pub(crate) device: DevicePlan,
     pub(crate) port: PortPlan,
     pub(crate) queue_pairs: usize,
     /// None: the interface's, if its guest must have that one, else made from name and socket.
@@ -46,13 +44,12 @@ impl NetPlan {
     pub(super) fn new(raw: RawNet, index: usize) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("net{index}"));
         check_name(&name)?;
-        let place = || format!("{name}: ");
-        let port = PortPlan::new(&raw, place)?;
+        let port = PortPlan::new(&raw, &name)?;
         let default_pairs = if let PortPlan::TapFds(fds) = &port { fds.len() } else { 1 };
         let queue_pairs = raw.queue_pairs.unwrap_or(default_pairs);
         if !(1..=QUEUE_PAIRS_MAX).contains(&queue_pairs) {
             let problem = format!("{queue_pairs} is not between 1 and {QUEUE_PAIRS_MAX}");
-            return error(place(), "queue_pairs", problem);
+            return error(&name, "queue_pairs", problem);
         }
         let mac = match raw.mac.as_deref() {
             None => None,
@@ -60,7 +57,7 @@ impl NetPlan {
                 Some(mac) => Some(mac),
                 None => {
                     let problem = format!("{text:?} is no address like 52:54:00:12:34:56");
-                    return error(place(), "mac", problem);
+                    return error(&name, "mac", problem);
                 }
             },
         };
@@ -68,17 +65,14 @@ impl NetPlan {
             None => None,
             Some(mtu) => match u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) {
                 Some(mtu) => Some(mtu),
-                None => return error(place(), "mtu", format!("{mtu} is not between 68 and 65535")),
+                None => return error(&name, "mtu", format!("{mtu} is not between 68 and 65535")),
             },
         };
         if raw.speed == Some(0) {
-            return error(place(), "speed", "0 Mbit/s is no speed");
+            return error(&name, "speed", "0 Mbit/s is no speed");
         }
-        let handshake_timeout = handshake_timeout(raw.socket(), place)?;
         Ok(Self {
-            socket: SocketPlan::new(raw.socket(), place)?,
-            one_off: raw.one_off,
-            handshake_timeout,
+            device: DevicePlan::new(name, raw.socket())?,
             queue_pairs,
             mac,
             mtu,
@@ -89,30 +83,27 @@ impl NetPlan {
             pcap: raw.pcap,
             fault: raw.fault,
             port,
-            name,
         })
     }
-}
 
-impl NetPlan {
     /// The address of a guest that was given none: it stays the same for this name and socket.
     /// Devices of several processes may have the same name.
     pub(crate) fn made_mac(&self) -> MacAddress {
-        let socket = match &self.socket {
+        let socket = match &self.device.socket {
             SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
                 path.display().to_string()
             }
             SocketPlan::Fd(fd) => fd.to_string(),
         };
-        made_from(&format!("{}@{socket}", self.name))
+        made_from(&format!("{}@{socket}", self.device.name))
     }
 }
 
 impl PortPlan {
-    fn new(raw: &RawNet, place: impl Fn() -> String) -> Result<Self, PlanError> {
+    fn new(raw: &RawNet, device: &str) -> Result<Self, PlanError> {
         let has_interface = raw.tap.is_some() || raw.macvtap.is_some() || raw.tap_fds.is_some();
         if raw.bridge.is_some() && raw.macvtap.is_some() {
-            return error(place(), "bridge", "a macvtap joins no bridge");
+            return error(device, "bridge", "a macvtap joins no bridge");
         }
         for (key, is_set) in [
             ("bridge", raw.bridge.is_some()),
@@ -120,24 +111,24 @@ impl PortPlan {
             ("sndbuf", raw.sndbuf.is_some()),
         ] {
             if is_set && !has_interface {
-                return error(place(), key, "needs tap, tap_fds or macvtap");
+                return error(device, key, "needs tap, tap_fds or macvtap");
             }
         }
         if raw.must_exist && raw.tap.is_none() {
-            return error(place(), "must_exist", "needs tap");
+            return error(device, "must_exist", "needs tap");
         }
         if raw.generate.is_some() && !raw.null {
-            return error(place(), "generate", "needs null");
+            return error(device, "generate", "needs null");
         }
         match (&raw.tap, &raw.tap_fds, &raw.macvtap, raw.null) {
             (Some(name), None, None, false) => {
                 Ok(Self::Tap { name: name.clone(), must_exist: raw.must_exist })
             }
             (None, Some(fds), None, false) if fds.is_empty() => {
-                error(place(), "tap_fds", "is empty")
+                error(device, "tap_fds", "is empty")
             }
             (None, Some(fds), None, false) => match fds.iter().find(|fd| **fd < 3) {
-                Some(fd) => error(place(), "tap_fds", format!("{fd} was not handed in")),
+                Some(fd) => error(device, "tap_fds", format!("{fd} was not handed in")),
                 None => Ok(Self::TapFds(fds.clone())),
             },
             (None, None, Some(name), false) => Ok(Self::Macvtap { name: name.clone() }),
@@ -145,14 +136,14 @@ impl PortPlan {
                 let generate = raw.generate.unwrap_or(0);
                 if generate != 0 && !(60..=65_553).contains(&generate) {
                     let problem = format!("{generate} is not between 60 and 65553 bytes");
-                    return error(place(), "generate", problem);
+                    return error(device, "generate", problem);
                 }
                 Ok(Self::Null { generate })
             }
             (None, None, None, false) => {
-                error(place(), "tap", "is missing (or tap_fds, macvtap, null)")
+                error(device, "tap", "is missing (or tap_fds, macvtap, null)")
             }
-            _ => error(place(), "tap", "only one of tap, tap_fds, macvtap and null can be served"),
+            _ => error(device, "tap", "only one of tap, tap_fds, macvtap and null can be served"),
         }
     }
 }
@@ -183,20 +174,20 @@ fn serialize_mac<S: Serializer>(
 pub(super) fn check_ports(nets: &[NetPlan]) -> Result<(), PlanError> {
     let (mut names, mut fds, mut captures) = (HashSet::new(), HashSet::new(), HashSet::new());
     for net in nets {
-        let place = || format!("{}: ", net.name);
+        let device = &net.device.name;
         if net.pcap.as_ref().is_some_and(|path| !captures.insert(path)) {
-            return error(place(), "pcap", "is used by two devices");
+            return error(device, "pcap", "is used by two devices");
         }
         match &net.port {
             PortPlan::Tap { name, .. } if !names.insert(name) => {
-                return error(place(), "tap", "is used by two devices");
+                return error(device, "tap", "is used by two devices");
             }
             PortPlan::Macvtap { name } if !names.insert(name) => {
-                return error(place(), "macvtap", "is used by two devices");
+                return error(device, "macvtap", "is used by two devices");
             }
             PortPlan::TapFds(list) => {
                 if let Some(fd) = list.iter().find(|fd| !fds.insert(**fd)) {
-                    return error(place(), "tap_fds", format!("{fd} is there twice"));
+                    return error(device, "tap_fds", format!("{fd} is there twice"));
                 }
             }
             _ => {}
@@ -207,18 +198,13 @@ pub(super) fn check_ports(nets: &[NetPlan]) -> Result<(), PlanError> {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::Plan;
-
-    fn plan(toml: &str) -> Result<Plan, String> {
-        let raw = toml::from_str(toml).map_err(|e| e.to_string())?;
-        Plan::new(raw).map_err(|e| e.to_string())
-    }
+    use super::super::tests::plan;
 
     #[test]
     fn a_short_file_gets_its_defaults() {
         let short = plan("[[net]]\nsocket_path = '/s'\ntap_fds = [7, 8]\n").unwrap();
         let net = &short.net[0];
-        assert_eq!((net.name.as_str(), net.queue_pairs), ("net0", 2));
+        assert_eq!((net.device.name.as_str(), net.queue_pairs), ("net0", 2));
         assert_eq!((net.mac, net.made_mac()[0]), (None, 2));
         let made = |socket: &str| {
             let text = format!("[[net]]\nsocket_path = '{socket}'\nnull = true\n");
