@@ -1,7 +1,7 @@
 //! virtio-blk: feature bits, config space, request header, segments, status (virtio 1.3 §5.2).
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
 
 /// Bytes of a sector, the unit of every offset and length of the protocol (§5.2.4).
 pub const SECTOR_SIZE: u64 = 512;
@@ -63,17 +63,7 @@ pub enum Status {
 /// The config space (§5.2.4), as far as `secure_erase_sector_alignment`: zoned devices are not
 /// served.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct Config {
@@ -127,7 +117,7 @@ pub struct Config {
 pub const CONFIG_WRITEBACK: u32 = 32;
 
 /// The request header as it lies in guest memory (§5.2.6).
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RawHeader {
     /// `VIRTIO_BLK_T_*`.
@@ -142,7 +132,7 @@ pub struct RawHeader {
 pub const HEADER_SIZE: usize = 16;
 
 /// A discard, write-zeroes or secure-erase segment as it lies in guest memory (§5.2.6).
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RawSegment {
     /// First sector.

@@ -9,7 +9,7 @@ pub use ctrl::{
 pub use ctrl::{class, is_mtu, parse_mac};
 
 use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
 
 /// Bytes of the header before each packet (§5.1.6); `num_buffers` is always there (`VERSION_1`).
 pub const HEADER_SIZE: usize = 12;
@@ -113,17 +113,7 @@ pub enum Duplex {
 
 /// The config space (§5.1.4), as far as `duplex`: receive-side scaling is not served.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct Config {
@@ -243,17 +233,7 @@ pub const HDR_GSO_ECN: u8 = 0x80;
 
 /// The bytes before a packet (§5.1.6).
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct RawHeader {

@@ -7,7 +7,7 @@ mod request;
 
 pub use request::{ConfigAccess, ParseError, Reply, Request};
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Bytes of the message header.
 pub const HEADER_SIZE: usize = 12;
@@ -141,7 +141,7 @@ impl Header {
 }
 
 /// A vring state description.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct VringState {
     /// Vring index.
@@ -151,7 +151,7 @@ pub struct VringState {
 }
 
 /// A vring address description; the ring addresses are user addresses of the front-end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct VringAddr {
     /// Vring index.
@@ -169,7 +169,7 @@ pub struct VringAddr {
 }
 
 /// A memory region description.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Region {
     /// Guest physical address of the first byte.

@@ -2,7 +2,7 @@
 
 use super::{GUEST_OFFLOAD_BITS, MTU_MIN};
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, Unaligned};
 
 /// Class and command, before the data of a command.
 pub const CTRL_HEADER_SIZE: usize = 2;
@@ -139,14 +139,14 @@ pub enum CommandError {
     Offloads { bits: u64 },
 }
 
-#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(FromBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct RawCoalescing {
     packets_max: U32,
     delay_us_max: U32,
 }
 
-#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(FromBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct RawQueueCoalescing {
     index: U16,
