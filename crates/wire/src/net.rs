@@ -215,6 +215,16 @@ pub const GUEST_OFFLOAD_BITS: u64 = VIRTIO_NET_F_GUEST_CSUM
     | VIRTIO_NET_F_GUEST_ECN
     | VIRTIO_NET_F_GUEST_USO4
     | VIRTIO_NET_F_GUEST_USO6;
+/// The control queue, and every feature whose commands [`Command`] knows, but `VIRTIO_NET_F_MQ`.
+pub const CTRL_BITS: u64 = VIRTIO_NET_F_CTRL_VQ
+    | VIRTIO_NET_F_CTRL_RX
+    | VIRTIO_NET_F_CTRL_RX_EXTRA
+    | VIRTIO_NET_F_CTRL_VLAN
+    | VIRTIO_NET_F_CTRL_MAC_ADDR
+    | VIRTIO_NET_F_CTRL_GUEST_OFFLOADS
+    | VIRTIO_NET_F_GUEST_ANNOUNCE
+    | VIRTIO_NET_F_NOTF_COAL
+    | VIRTIO_NET_F_VQ_NOTF_COAL;
 
 /// Header flag: the checksum is partial (§5.1.6).
 pub const HDR_F_NEEDS_CSUM: u8 = 1;

@@ -22,19 +22,8 @@ const NOT_WRITTEN: u8 = 0xee;
 const ANSWER: u64 = DATA + 0x4_0000;
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Everything but what depends on the port or the options.
-pub(super) const EVERYTHING: u64 = VIRTIO_F_VERSION_1
-    | VIRTIO_NET_F_CTRL_VQ
-    | VIRTIO_NET_F_CTRL_RX
-    | VIRTIO_NET_F_CTRL_RX_EXTRA
-    | VIRTIO_NET_F_CTRL_VLAN
-    | VIRTIO_NET_F_CTRL_MAC_ADDR
-    | VIRTIO_NET_F_CTRL_GUEST_OFFLOADS
-    | VIRTIO_NET_F_GUEST_ANNOUNCE
-    | VIRTIO_NET_F_NOTF_COAL
-    | VIRTIO_NET_F_VQ_NOTF_COAL
-    | VIRTIO_NET_F_MQ
-    | VIRTIO_NET_F_MRG_RXBUF
-    | GUEST_OFFLOAD_BITS;
+pub(super) const EVERYTHING: u64 =
+    VIRTIO_F_VERSION_1 | CTRL_BITS | VIRTIO_NET_F_MQ | VIRTIO_NET_F_MRG_RXBUF | GUEST_OFFLOAD_BITS;
 pub(super) const PAIRS: usize = 2;
 /// Data queues of the device, and the control queue's index.
 pub(super) const COUNT: usize = PAIRS * 2;
