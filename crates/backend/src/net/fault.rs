@@ -1,8 +1,9 @@
 //! `fault`: a decorator that makes another port lose, spoil or not take frames.
 
+use super::decorator::{Decorated, Decorator};
 use super::{Frames, Port, PortRx, PortTx, Readiness, Sent, Stop};
 use manyring_memory::GuestSlice;
-use manyring_wire::net::{HEADER_SIZE, Offloads};
+use manyring_wire::net::HEADER_SIZE;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -30,49 +31,25 @@ const fn is_nth(n: u64, every: u64) -> bool {
 }
 
 /// The port.
-#[derive(Debug)]
-pub struct FaultPort {
-    inner: Arc<dyn Port>,
-    options: FaultOptions,
-}
+pub type FaultPort = Decorated<FaultOptions>;
 
 impl FaultPort {
     /// Decorates `port`.
     #[must_use]
     pub fn new(port: Arc<dyn Port>, options: FaultOptions) -> Self {
-        Self { inner: port, options }
+        Self::around(port, options)
     }
 }
 
-impl Port for FaultPort {
-    fn kind(&self) -> &'static str {
+impl Decorator for FaultOptions {
+    fn kind(&self, _inner: &'static str) -> &'static str {
         "fault"
     }
 
-    fn interface(&self) -> Option<&str> {
-        self.inner.interface()
-    }
-
-    fn queue_pairs(&self) -> usize {
-        self.inner.queue_pairs()
-    }
-
-    fn taken(&self) -> Offloads {
-        self.inner.taken()
-    }
-
-    fn given(&self) -> Offloads {
-        self.inner.given()
-    }
-
-    fn mtu(&self) -> Option<u16> {
-        self.inner.mtu()
-    }
-
-    fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
+    fn around_tx(&self, inner: Box<dyn PortTx>) -> Result<Box<dyn PortTx>, Errno> {
         Ok(Box::new(FaultTx {
-            inner: self.inner.open_tx(index)?,
-            options: self.options,
+            inner,
+            options: *self,
             done: 0,
             stopped: Stopped::default(),
             is_blocked: false,
@@ -81,29 +58,8 @@ impl Port for FaultPort {
         }))
     }
 
-    fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
-        let inner = self.inner.open_rx(index)?;
-        Ok(Box::new(FaultRx { inner, options: self.options, attempts: 0, frames: 0 }))
-    }
-
-    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
-        self.inner.set_offloads(offloads)
-    }
-
-    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
-        self.inner.set_attached(index, attached)
-    }
-
-    fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
-        self.inner.set_mtu(mtu)
-    }
-
-    fn set_link(&self, up: bool) {
-        self.inner.set_link(up);
-    }
-
-    fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
-        self.inner.transmit(frame)
+    fn around_rx(&self, inner: Box<dyn PortRx>) -> Result<Box<dyn PortRx>, Errno> {
+        Ok(Box::new(FaultRx { inner, options: *self, attempts: 0, frames: 0 }))
     }
 }
 

@@ -12,6 +12,7 @@
 //! says so; the rest waits for none of these calls, as the control thread asks it. Frames are whole
 //! Ethernet frames behind a [`RawHeader`] of 12 bytes.
 
+pub mod decorator;
 pub mod fault;
 pub mod macvtap;
 pub mod null;

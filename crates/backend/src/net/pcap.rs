@@ -4,9 +4,10 @@
 //! waits for a disk: a frame that finds the buffer full is passed on, but not captured. Frames are
 //! captured as they cross the port: a guest's checksums may be partial, its segments uncut.
 
+use super::decorator::{Decorated, Decorator};
 use super::{Frames, Port, PortRx, PortTx, Readiness, Sent};
 use manyring_memory::{GuestSlice, copy_from_slices};
-use manyring_wire::net::{HEADER_SIZE, Offloads};
+use manyring_wire::net::HEADER_SIZE;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
@@ -129,9 +130,11 @@ fn copy_frame(slices: &[GuestSlice], bytes: &mut [u8]) {
 }
 
 /// The port.
+pub type PcapPort = Decorated<Pcap>;
+
+/// What captures; it ends with the port.
 #[derive(Debug)]
-pub struct PcapPort {
-    inner: Arc<dyn Port>,
+pub struct Pcap {
     capture: Arc<Capture>,
 }
 
@@ -156,86 +159,42 @@ impl PcapPort {
             shared.lock().is_done = true;
             shared.changed.notify_all();
         })?;
-        Ok(Self { inner: port, capture })
+        Ok(Self::around(port, Pcap { capture }))
     }
 
     /// Frames that passed, but were not captured.
     #[must_use]
     pub fn missed(&self) -> u64 {
-        self.capture.missed.load(Ordering::Relaxed)
+        self.decorator.capture.missed.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for PcapPort {
+impl Drop for Pcap {
     fn drop(&mut self) {
         self.capture.lock().is_closed = true;
         self.capture.changed.notify_all();
         if !self.capture.is_done_within(PATIENCE) {
             tracing::warn!("the end of the capture is lost: its file takes nothing");
         }
-        let missed = self.missed();
+        let missed = self.capture.missed.load(Ordering::Relaxed);
         if missed > 0 {
             tracing::warn!(missed, "frames are not in the capture");
         }
     }
 }
 
-impl Port for PcapPort {
-    fn kind(&self) -> &'static str {
-        self.inner.kind()
-    }
-
-    fn interface(&self) -> Option<&str> {
-        self.inner.interface()
-    }
-
-    fn queue_pairs(&self) -> usize {
-        self.inner.queue_pairs()
-    }
-
-    fn taken(&self) -> Offloads {
-        self.inner.taken()
-    }
-
-    fn given(&self) -> Offloads {
-        self.inner.given()
-    }
-
-    fn mtu(&self) -> Option<u16> {
-        self.inner.mtu()
-    }
-
-    fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
-        let inner = self.inner.open_tx(index)?;
+impl Decorator for Pcap {
+    fn around_tx(&self, inner: Box<dyn PortTx>) -> Result<Box<dyn PortTx>, Errno> {
         Ok(Box::new(PcapTx { inner, capture: self.capture.clone() }))
     }
 
-    fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
-        let inner = self.inner.open_rx(index)?;
+    fn around_rx(&self, inner: Box<dyn PortRx>) -> Result<Box<dyn PortRx>, Errno> {
         Ok(Box::new(PcapRx { inner, capture: self.capture.clone() }))
     }
 
-    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
-        self.inner.set_offloads(offloads)
-    }
-
-    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
-        self.inner.set_attached(index, attached)
-    }
-
-    fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
-        self.inner.set_mtu(mtu)
-    }
-
-    fn set_link(&self, up: bool) {
-        self.inner.set_link(up);
-    }
-
-    fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
-        self.inner.transmit(frame)?;
+    fn transmitted(&self, frame: &[u8]) {
         let copy = |bytes: &mut [u8]| bytes.copy_from_slice(frame);
         self.capture.add(std::iter::once((frame.len(), copy)));
-        Ok(())
     }
 }
 

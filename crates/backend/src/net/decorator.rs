@@ -1,0 +1,100 @@
+//! A port around another: what it does to frames is its [`Decorator`]'s, the rest is the other's.
+
+use super::{Port, PortRx, PortTx};
+use manyring_wire::net::Offloads;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// What a decorator changes of the port it stands around.
+pub trait Decorator: Send + Sync + std::fmt::Debug {
+    /// What the port is called that has `inner` behind it.
+    fn kind(&self, inner: &'static str) -> &'static str {
+        inner
+    }
+
+    /// A sending half that stands before `inner`.
+    ///
+    /// # Errors
+    /// The system's.
+    fn around_tx(&self, inner: Box<dyn PortTx>) -> Result<Box<dyn PortTx>, Errno>;
+
+    /// A receiving half that stands before `inner`.
+    ///
+    /// # Errors
+    /// The system's.
+    fn around_rx(&self, inner: Box<dyn PortRx>) -> Result<Box<dyn PortRx>, Errno>;
+
+    /// A frame has passed by [`Port::transmit`].
+    fn transmitted(&self, frame: &[u8]) {
+        let _ = frame;
+    }
+}
+
+/// A port with a decorator around it.
+#[derive(Debug)]
+pub struct Decorated<D> {
+    pub(super) decorator: D,
+    inner: Arc<dyn Port>,
+}
+
+impl<D: Decorator> Decorated<D> {
+    pub(super) fn around(inner: Arc<dyn Port>, decorator: D) -> Self {
+        Self { decorator, inner }
+    }
+}
+
+impl<D: Decorator> Port for Decorated<D> {
+    fn kind(&self) -> &'static str {
+        self.decorator.kind(self.inner.kind())
+    }
+
+    fn interface(&self) -> Option<&str> {
+        self.inner.interface()
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.inner.queue_pairs()
+    }
+
+    fn taken(&self) -> Offloads {
+        self.inner.taken()
+    }
+
+    fn given(&self) -> Offloads {
+        self.inner.given()
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        self.inner.mtu()
+    }
+
+    fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
+        self.decorator.around_tx(self.inner.open_tx(index)?)
+    }
+
+    fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
+        self.decorator.around_rx(self.inner.open_rx(index)?)
+    }
+
+    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
+        self.inner.set_offloads(offloads)
+    }
+
+    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
+        self.inner.set_attached(index, attached)
+    }
+
+    fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
+        self.inner.set_mtu(mtu)
+    }
+
+    fn set_link(&self, up: bool) {
+        self.inner.set_link(up);
+    }
+
+    fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
+        self.inner.transmit(frame)?;
+        self.decorator.transmitted(frame);
+        Ok(())
+    }
+}
