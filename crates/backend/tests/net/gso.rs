@@ -1,8 +1,8 @@
 //! Unfinished frames between two taps on a bridge: passed on as they are, or finished by the
 //! kernel, as the receiver takes them.
 
-use crate::space::{GUEST, GUEST_MAC, Guest, HOST, checksum, ethernet, halves, in_own_space, ipv4};
-use crate::space::{is_ipv4, named, run};
+use crate::guest::{GUEST, GUEST_MAC, Guest, HOST, checksum, ethernet, halves, ipv4, is_ipv4};
+use crate::space::{in_own_space, named, run};
 use manyring_backend::net::tap::{TapOptions, TapPort};
 use manyring_backend::net::{Port, Sent};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4, HDR_GSO_UDP_L4, Offloads, RawHeader};

@@ -1,7 +1,7 @@
 //! A macvtap over a veth, whose other end is the kernel's.
 
-use crate::space::{GUEST, Guest, HOST, ether_type, ethernet, halves, in_own_space, ipv4, is_ipv4};
-use crate::space::{checksum, run};
+use crate::guest::{GUEST, Guest, HOST, checksum, ether_type, ethernet, halves, ipv4, is_ipv4};
+use crate::space::{in_own_space, run};
 use manyring_backend::net::Port;
 use manyring_backend::net::macvtap::{self, MacvtapOptions};
 use std::net::UdpSocket;

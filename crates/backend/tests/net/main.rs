@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod gso;
+mod guest;
 mod macvtap;
 mod pcap;
 mod queues;

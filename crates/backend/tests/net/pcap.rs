@@ -1,7 +1,9 @@
 //! A capture of real frames, as a foreign tool reads it.
 
-use crate::space::{GUEST, GUEST_MAC, Guest, HOST, arp_request, echo_request, ethernet, halves};
-use crate::space::{in_own_space, ipv4, is_ipv4, link, named, run};
+use crate::guest::{
+    GUEST, GUEST_MAC, Guest, HOST, arp_request, echo_request, ethernet, halves, ipv4, is_ipv4,
+};
+use crate::space::{in_own_space, link, named, run};
 use manyring_backend::net::Port;
 use manyring_backend::net::pcap::PcapPort;
 use manyring_backend::net::tap::TapPort;

@@ -1,7 +1,7 @@
 //! Several queues: the host uses those that are attached, and no others.
 
-use crate::space::{GUEST, GUEST_MAC, Guest, HOST, arp_request, ether_type, halves, in_own_space};
-use crate::space::{is_ipv4, named, queues, run, wait_until_gone};
+use crate::guest::{GUEST, GUEST_MAC, Guest, HOST, arp_request, ether_type, halves, is_ipv4};
+use crate::space::{in_own_space, named, queues, run, wait_until_gone};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_backend::net::{Port, PortRx};
 use manyring_backend::sys::tuntap;

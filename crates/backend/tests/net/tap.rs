@@ -1,12 +1,11 @@
 //! One queue of a tap: what is sent arrives, what cannot be sent is told apart, and what the tap
 //! was before it is again.
 
-use crate::space::{
-    GUEST, GUEST_MAC, Guest, HOST, arp_request, echo_request, ether_type, ethernet,
+use crate::guest::{
+    GUEST, GUEST_MAC, Guest, HOST, arp_request, echo_request, ether_type, ethernet, halves, ipv4,
+    is_ipv4, wait_for_input,
 };
-use crate::space::{
-    halves, in_own_space, ipv4, is_ipv4, link, named, run, wait_for_input, wait_until_gone,
-};
+use crate::space::{in_own_space, link, named, run, wait_until_gone};
 use manyring_backend::net::tap::{TapOptions, TapPort};
 use manyring_backend::net::{Frames, Port, Readiness, Sent, Stop};
 use manyring_memory::{Mapping, install_sigbus_handler};

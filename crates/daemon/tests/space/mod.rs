@@ -2,10 +2,14 @@
 #![allow(dead_code, reason = "every test program uses its own part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
-use manyring_backend::sys::link::{Link, Links};
+#[path = "../../../backend/tests/net/space.rs"]
+mod own;
+
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use own::{in_own_space, link, queues, run};
+
 use manyring_backend::sys::tuntap;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::thread::UnshareFlags;
 use std::fmt::Display;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,53 +21,6 @@ pub(crate) const MULTI: u16 = RIGHT | tuntap::IFF_MULTI_QUEUE;
 
 /// What makes nobody of the command that follows it: no capability is left.
 pub(crate) const AS_NOBODY: &str = "setpriv --reuid=65534 --regid=65534 --clear-groups";
-
-/// Runs `test` on a thread in network and mount namespaces of its own; so are the programs that it
-/// starts.
-pub(crate) fn in_own_space(test: impl FnOnce() + Send) {
-    let result = std::thread::scope(|scope| {
-        scope
-            .spawn(|| {
-                enter_own_space();
-                test();
-            })
-            .join()
-    });
-    if let Err(panic) = result {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-#[allow(deprecated, reason = "unsafe only where file descriptors are unshared, which are not")]
-fn enter_own_space() {
-    let flags = UnshareFlags::NEWNET | UnshareFlags::NEWNS;
-    rustix::thread::unshare(flags).expect("these tests need root");
-    run("mount --make-rprivate /");
-    // Interfaces of this namespace, not of the first.
-    run("mount -t sysfs sysfs /sys");
-    run("ip link set lo up");
-}
-
-/// Runs a command, words split at spaces, in the calling thread's namespaces.
-pub(crate) fn run(command: &str) -> String {
-    let words: Vec<_> = command.split(' ').collect();
-    let output = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
-    let output = output.expect(command);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command}: {error}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// What the kernel says of interface `name`.
-pub(crate) fn link(name: &str) -> Option<Link> {
-    Links::open().unwrap().find(name).unwrap()
-}
-
-/// Queues of tap `name` that the host uses, and others that are open.
-pub(crate) fn queues(name: &str) -> (u32, u32) {
-    let tap = link(name).unwrap().tap.unwrap();
-    (tap.attached, tap.detached)
-}
 
 /// A new queue of interface `name`, as somebody else would open it.
 pub(crate) fn queue(name: &str, flags: u16) -> OwnedFd {
