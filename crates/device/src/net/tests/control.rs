@@ -207,12 +207,16 @@ fn a_port_that_cannot_switch_its_offloads_is_an_error_of_that_command() {
 #[test]
 fn a_driver_waits_a_second_at_most_and_what_the_host_did_late_is_known() {
     let mut guest = Guest::new(EVERYTHING);
-    guest.port.script().slow = Some(Duration::from_millis(1500));
+    guest.port.script().slow = Some(Duration::from_secs(3));
     let start = Instant::now();
     assert_eq!(guest.command(class::MQ, class::MQ_VQ_PAIRS_SET, &[2, 0]), ERR);
-    assert!(start.elapsed() < Duration::from_millis(1400), "{:?}", start.elapsed());
+    // A second, and what a busy machine adds to it: not until the host is there.
+    assert!(start.elapsed() < Duration::from_millis(2500), "{:?}", start.elapsed());
     // The host comes to it all the same, after the driver was told of an error.
-    guest.runtime.block_on(async { tokio::time::sleep(Duration::from_secs(1)).await });
+    while !guest.attached()[1] {
+        assert!(start.elapsed() < PATIENCE, "the host never comes to it");
+        guest.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(1)).await });
+    }
     guest.port.script().slow = None;
     assert_eq!(guest.command(class::MQ, class::MQ_VQ_PAIRS_SET, &[1, 0]), OK);
     assert_eq!(guest.attached(), [true, false], "a pair nobody serves would swallow flows");
