@@ -1,54 +1,34 @@
 //! The table of the queues of block devices.
 
-use super::table::{Before, Column, Seen, lines, number, rate, text, us};
+use super::table::{
+    BATCH, Before, CALLS, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS, KICKS_SUPPRESSED,
+    WAIT_P50, WAIT_P99, WORKER, lines, number, rate, us,
+};
 use crate::control::snapshot::DeviceInfo;
 
 const COLUMNS: [Column; 17] = [
-    text("DEVICE"),
-    number("QUEUE"),
-    number("WORKER"),
-    rate("REQUESTS"),
-    rate("READ MB"),
-    rate("WRITE MB"),
-    rate("KICKS"),
-    rate("KICKS-"),
-    rate("CALLS"),
-    rate("CALLS-"),
-    number("BATCH"),
-    number("WAIT p50"),
-    number("p99 us"),
-    number("SERVE p50"),
-    number("p99 us"),
-    rate("ERRORS"),
-    number("FLIGHT"),
+    DEVICE,
+    number("QUEUE", |seen| seen.queue.index.to_string()),
+    WORKER,
+    rate("REQUESTS", |seen| seen.count("requests")),
+    rate("READ MB", |seen| seen.megabytes("bytes_read")),
+    rate("WRITE MB", |seen| seen.megabytes("bytes_written")),
+    KICKS,
+    KICKS_SUPPRESSED,
+    CALLS,
+    CALLS_SUPPRESSED,
+    BATCH,
+    WAIT_P50,
+    WAIT_P99,
+    number("SERVE p50", |seen| us(seen.histogram("serve_ns").p50)),
+    number("p99 us", |seen| us(seen.histogram("serve_ns").p99)),
+    rate("ERRORS", |seen| seen.count("errors")),
+    FLIGHT,
 ];
 
 /// The table; numbers are per second if there is a `before`.
 pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
-    lines(COLUMNS, devices, before, row)
-}
-
-fn row(device: &DeviceInfo, seen: Seen<'_>) -> [String; COLUMNS.len()] {
-    let (wait, serve) = (seen.histogram("wait_ns"), seen.histogram("serve_ns"));
-    [
-        device.name.clone(),
-        seen.queue.index.to_string(),
-        seen.queue.counter("worker").to_string(),
-        seen.count("requests"),
-        seen.megabytes("bytes_read"),
-        seen.megabytes("bytes_written"),
-        seen.count("kicks"),
-        seen.count("kicks_suppressed"),
-        seen.count("calls"),
-        seen.count("calls_suppressed"),
-        seen.histogram("batch_size").p50.to_string(),
-        us(wait.p50),
-        us(wait.p99),
-        us(serve.p50),
-        us(serve.p99),
-        seen.count("errors"),
-        seen.queue.counter("in_flight").to_string(),
-    ]
+    lines(COLUMNS, devices, before)
 }
 
 #[cfg(test)]
@@ -76,6 +56,26 @@ mod tests {
         assert_eq!(table.lines().count(), 2, "queue 1 has never run:\n{table}");
         let widths: Vec<_> = table.lines().map(str::len).collect();
         assert_eq!(widths[0], widths[1], "{table}");
+    }
+
+    #[test]
+    fn each_number_stands_below_its_name() {
+        let mut busy = device(0, &[]);
+        let counters = [
+            ("worker", 1),
+            ("requests", 2),
+            ("bytes_read", 3_000_000),
+            ("bytes_written", 4_000_000),
+            ("kicks", 5),
+            ("kicks_suppressed", 6),
+            ("calls", 7),
+            ("calls_suppressed", 8),
+            ("errors", 10),
+            ("in_flight", 11),
+        ];
+        busy.queues = vec![queue_of(0, &counters, "batch_size", &[(9, 1)])];
+        let expected = "root 0 1 2 3.0 4.0 5 6 7 8 9 0.0 0.0 0.0 0.0 10 11";
+        assert_eq!(words(&table(&[&busy], None), 1).join(" "), expected);
     }
 
     #[test]

@@ -1,73 +1,61 @@
 //! The table of the queues of network devices, and why their packets were dropped.
 
-use super::table::{Before, Column, Seen, lines, number, rate, seen, text, us};
-use crate::control::snapshot::{DeviceInfo, QueueInfo, as_float};
+use super::table::{
+    BATCH, Before, CALLS, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS, KICKS_SUPPRESSED, Seen,
+    WAIT_P50, WAIT_P99, WORKER, lines, number, rate, seen, text,
+};
+use crate::control::snapshot::{DeviceInfo, as_float};
 
 const COLUMNS: [Column; 16] = [
-    text("DEVICE"),
-    text("QUEUE"),
-    number("WORKER"),
-    rate("PACKETS"),
-    rate("MB"),
-    number("AVG-B"),
-    number("GSO%"),
-    rate("KICKS"),
-    rate("KICKS-"),
-    rate("CALLS"),
-    rate("CALLS-"),
-    number("BATCH"),
-    number("WAIT p50"),
-    number("p99 us"),
-    rate("DROPS"),
-    number("FLIGHT"),
+    DEVICE,
+    text("QUEUE", queue_name),
+    WORKER,
+    rate("PACKETS", |seen| seen.count("packets")),
+    rate("MB", |seen| seen.megabytes("bytes_passed")),
+    number("AVG-B", |seen| per_packet(seen, seen.counted("bytes_passed"))),
+    number("GSO%", |seen| per_packet(seen, seen.counted("gso_packets") * 100)),
+    KICKS,
+    KICKS_SUPPRESSED,
+    CALLS,
+    CALLS_SUPPRESSED,
+    BATCH,
+    WAIT_P50,
+    WAIT_P99,
+    rate("DROPS", drops),
+    FLIGHT,
 ];
 /// What the names of all counters of dropped packets begin with.
 const DROPPED: &str = "dropped_";
 
 /// The table, and below it the causes of drops; numbers are per second if there is a `before`.
 pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
-    let mut out = lines(COLUMNS, devices, before, row);
+    let mut out = lines(COLUMNS, devices, before);
     for device in devices {
         for seen in seen(device, before) {
-            out += &causes(device, seen, before.is_some());
+            out += &causes(&seen, before.is_some());
         }
     }
     out
 }
 
 /// The queue's name, or its index if this daemon says none.
-fn name(queue: &QueueInfo) -> String {
+fn queue_name(seen: &Seen<'_>) -> String {
+    let queue = seen.queue;
     queue.name.clone().unwrap_or_else(|| queue.index.to_string())
 }
 
-fn row(device: &DeviceInfo, seen: Seen<'_>) -> [String; COLUMNS.len()] {
-    let (packets, bytes) = (seen.counted("packets"), seen.counted("bytes_passed"));
-    let per_packet = |n: u64| match (packets, bytes) {
+fn per_packet(seen: &Seen<'_>, n: u64) -> String {
+    match (seen.counted("packets"), seen.counted("bytes_passed")) {
         // Nothing, or commands, which have no size.
         (0, _) | (_, 0) => "-".to_owned(),
-        _ => format!("{:.0}", as_float(n) / as_float(packets)),
-    };
+        (packets, _) => format!("{:.0}", as_float(n) / as_float(packets)),
+    }
+}
+
+fn drops(seen: &Seen<'_>) -> String {
     // A sum of none would be -0.
-    let drops = dropped(&seen).fold(0.0, |sum, (_, scaled)| sum + scaled);
-    let wait = seen.histogram("wait_ns");
-    [
-        device.name.clone(),
-        name(seen.queue),
-        seen.queue.counter("worker").to_string(),
-        seen.count("packets"),
-        seen.megabytes("bytes_passed"),
-        per_packet(bytes),
-        per_packet(seen.counted("gso_packets") * 100),
-        seen.count("kicks"),
-        seen.count("kicks_suppressed"),
-        seen.count("calls"),
-        seen.count("calls_suppressed"),
-        seen.histogram("batch_size").p50.to_string(),
-        us(wait.p50),
-        us(wait.p99),
-        format!("{drops:.0}"),
-        seen.queue.counter("in_flight").to_string(),
-    ]
+    let drops = dropped(seen).fold(0.0, |sum, (_, scaled)| sum + scaled);
+    format!("{drops:.0}")
 }
 
 /// Each cause of drops that there was, and how many, in all or per second.
@@ -80,16 +68,16 @@ fn dropped<'a>(seen: &'a Seen<'a>) -> impl Iterator<Item = (&'a str, f64)> {
 }
 
 /// A line for a queue that dropped packets.
-fn causes(device: &DeviceInfo, seen: Seen<'_>, is_interval: bool) -> String {
+fn causes(seen: &Seen<'_>, is_interval: bool) -> String {
     let digits = usize::from(is_interval);
-    let all: Vec<_> = dropped(&seen)
+    let all: Vec<_> = dropped(seen)
         .map(|(cause, scaled)| format!("{scaled:.digits$} {}", cause.replace('_', " ")))
         .collect();
     if all.is_empty() {
         return String::new();
     }
-    let (name, unit) = (name(seen.queue), if is_interval { "/s" } else { "" });
-    format!("{} {name} dropped{unit}: {}\n", device.name, all.join(", "))
+    let (name, unit) = (queue_name(seen), if is_interval { "/s" } else { "" });
+    format!("{} {name} dropped{unit}: {}\n", seen.device.name, all.join(", "))
 }
 
 #[cfg(test)]
@@ -97,7 +85,7 @@ mod tests {
     use super::super::table::{queue_of, words};
     use super::super::tables;
     use super::*;
-    use crate::control::snapshot::Detail;
+    use crate::control::snapshot::{Detail, QueueInfo};
 
     fn device(packets: u64, filtered: u64) -> DeviceInfo {
         let rx = [

@@ -5,10 +5,11 @@ use crate::control::snapshot::{DeviceInfo, QueueInfo, Summary, as_float};
 /// What shows the queues as they were, and the seconds since then.
 pub(super) type Before<'a> = Option<(&'a [DeviceInfo], f64)>;
 
-/// A column of a table.
+/// A column of a table: its name, and what it shows of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     name: &'static str,
+    cell: fn(&Seen<'_>) -> String,
     /// Text, aligned to the left.
     is_text: bool,
     /// Shown per second where there is an interval.
@@ -16,28 +17,47 @@ pub(super) struct Column {
 }
 
 /// A column of text.
-pub(super) const fn text(name: &'static str) -> Column {
-    Column { name, is_text: true, is_rate: false }
+pub(super) const fn text(name: &'static str, cell: fn(&Seen<'_>) -> String) -> Column {
+    Column { name, cell, is_text: true, is_rate: false }
 }
 
 /// A column of numbers.
-pub(super) const fn number(name: &'static str) -> Column {
-    Column { name, is_text: false, is_rate: false }
+pub(super) const fn number(name: &'static str, cell: fn(&Seen<'_>) -> String) -> Column {
+    Column { name, cell, is_text: false, is_rate: false }
 }
 
 /// A column of what counts up.
-pub(super) const fn rate(name: &'static str) -> Column {
-    Column { name, is_text: false, is_rate: true }
+pub(super) const fn rate(name: &'static str, cell: fn(&Seen<'_>) -> String) -> Column {
+    Column { name, cell, is_text: false, is_rate: true }
 }
+
+// The columns that queues of every kind have.
+pub(super) const DEVICE: Column = text("DEVICE", |seen| seen.device.name.clone());
+pub(super) const WORKER: Column = number("WORKER", |seen| seen.now("worker"));
+pub(super) const KICKS: Column = rate("KICKS", |seen| seen.count("kicks"));
+pub(super) const KICKS_SUPPRESSED: Column = rate("KICKS-", |seen| seen.count("kicks_suppressed"));
+pub(super) const CALLS: Column = rate("CALLS", |seen| seen.count("calls"));
+pub(super) const CALLS_SUPPRESSED: Column = rate("CALLS-", |seen| seen.count("calls_suppressed"));
+pub(super) const BATCH: Column =
+    number("BATCH", |seen| seen.histogram("batch_size").p50.to_string());
+pub(super) const WAIT_P50: Column = number("WAIT p50", |seen| us(seen.histogram("wait_ns").p50));
+pub(super) const WAIT_P99: Column = number("p99 us", |seen| us(seen.histogram("wait_ns").p99));
+pub(super) const FLIGHT: Column = number("FLIGHT", |seen| seen.now("in_flight"));
 
 /// A queue, and what it was at the start of the interval.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
+    pub(super) device: &'a DeviceInfo,
     pub(super) queue: &'a QueueInfo,
     before: Option<(&'a QueueInfo, f64)>,
 }
 
 impl Seen<'_> {
+    /// What a gauge shows.
+    fn now(&self, name: &str) -> String {
+        self.queue.counter(name).to_string()
+    }
+
     /// What was counted in all, or in the interval.
     pub(super) fn counted(&self, name: &str) -> u64 {
         let now = self.queue.counter(name);
@@ -85,7 +105,7 @@ pub(super) fn seen<'a>(
             let old = all.iter().find(|d| d.name == device.name)?;
             Some((old.queues.iter().find(|q| q.index == queue.index)?, seconds))
         });
-        Seen { queue, before }
+        Seen { device, queue, before }
     })
 }
 
@@ -94,14 +114,13 @@ pub(super) fn lines<const N: usize>(
     columns: [Column; N],
     devices: &[&DeviceInfo],
     before: Before<'_>,
-    row: impl Fn(&DeviceInfo, Seen<'_>) -> [String; N],
 ) -> String {
     let is_interval = before.is_some();
     let per_second = |c: &Column| if is_interval && c.is_rate { "/s" } else { "" };
     let mut rows = vec![columns.map(|c| format!("{}{}", c.name, per_second(&c)))];
     for device in devices {
         let first = rows.len();
-        rows.extend(seen(device, before).map(|seen| row(device, seen)));
+        rows.extend(seen(device, before).map(|seen| columns.map(|c| (c.cell)(&seen))));
         if rows.len() == first {
             let mut idle = [const { String::new() }; N];
             idle[0].clone_from(&device.name);
