@@ -157,6 +157,48 @@ fn check_path(vmm: Vmm, path: &Path) -> Result<(), String> {
     }
 }
 
+/// The memory of a domain of libvirt.
+const LIBVIRT_MEMORY: &str = "<!-- in <domain> -->\n\
+     <memoryBacking>\n  \
+       <source type='memfd'/>\n  \
+       <access mode='shared'/>\n\
+     </memoryBacking>\n";
+
+/// QEMU with shared memory and a socket called `id`, which listens as `server` says where we
+/// connect; its device follows.
+fn qemu_machine(wanted: &Wanted, id: &str, server: &str) -> String {
+    let (socket, queues) = (wanted.socket.display(), wanted.queues);
+    let how = if wanted.client { server } else { "reconnect=1" };
+    format!(
+        "qemu-system-x86_64 -machine q35,memory-backend=mem0 \\\n  \
+         -m 1G -object memory-backend-memfd,id=mem0,size=1G,share=on \\\n  \
+         -smp {queues} \\\n  \
+         -chardev socket,id={id},path={socket},{how} \\\n"
+    )
+}
+
+/// Cloud Hypervisor with shared memory; its device follows.
+fn cloud_hypervisor_machine(wanted: &Wanted) -> String {
+    format!("cloud-hypervisor --cpus boot={} --memory size=1G,shared=on \\\n", wanted.queues)
+}
+
+/// crosvm with a device of this `kind`.
+fn crosvm(wanted: &Wanted, kind: &str) -> String {
+    let (socket, queues) = (wanted.socket.display(), wanted.queues);
+    format!("crosvm run --cpus {queues} --mem 1024 \\\n  --vhost-user {kind},socket={socket}\n")
+}
+
+/// User Mode Linux with a device of this virtio id. Its memory is a file that it shares with its
+/// back-ends.
+fn uml(wanted: &Wanted, virtio_id: u32) -> String {
+    format!("linux mem=512M virtio_uml.device={}:{virtio_id}\n", wanted.socket.display())
+}
+
+/// The error where we connect to the VMM's socket, and it cannot listen.
+fn cannot_listen(name: &str) -> String {
+    format!("{name}: client: this VMM cannot listen for its back-end")
+}
+
 /// An id that QEMU and Firecracker take: letters, digits, `_`; begins with a letter.
 fn id(kind: &str, name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
