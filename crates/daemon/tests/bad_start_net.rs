@@ -7,12 +7,10 @@ mod program;
 mod space;
 
 use manyring_backend::sys::tuntap::{self, IFF_NO_PI, IFF_TAP, IFF_VNET_HDR};
-use program::{manyring, refused, refused_as_it_is};
+use program::{manyring, program_for_all, refused, refused_as_it_is};
 use rustix::fd::OwnedFd;
 use space::{MULTI, RIGHT, as_nobody, handing_in, in_own_space, link, queue, run};
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// A tun's queue, not a tap's.
@@ -41,15 +39,6 @@ fn error_with(arguments: &str, fds: Vec<OwnedFd>) -> String {
     let arguments = format!("net --socket-path {} {arguments}", socket.display());
     let error = refused_as_it_is(folder.path(), &mut handing_in(program, &arguments, fds));
     error.trim().strip_prefix("manyring: net0: ").unwrap_or_else(|| panic!("{error}")).to_owned()
-}
-
-/// A copy of the program where everybody can start it.
-fn program_for_all(folder: &Path) -> PathBuf {
-    let program = folder.join("program");
-    std::fs::copy(env!("CARGO_BIN_EXE_manyring"), &program).unwrap();
-    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
-    std::fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
-    program
 }
 
 #[test]

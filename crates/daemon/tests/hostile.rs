@@ -2,8 +2,10 @@
 //! neighbour on the same daemon goes on, and nothing is left behind.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
+mod house;
 mod process;
 
+use house::{House, LONG};
 use manyring_driver::hostile::{HostileRing, Racer, Spoil};
 use manyring_driver::queue::RingFeatures;
 use manyring_driver::wire::blk::VIRTIO_BLK_T_OUT;
@@ -12,13 +14,9 @@ use manyring_driver::wire::vhost_user::{
 };
 use manyring_driver::wire::virtio::VIRTIO_F_EVENT_IDX;
 use manyring_driver::{Arena, BlkDriver, BlkOptions, DriverError, FrontEnd, Op, Vring};
-use process::{Daemon, wait_until};
+use process::wait_until;
 use rustix::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
 use zerocopy::IntoBytes;
 
 const CONFIG: &str = "
@@ -32,62 +30,27 @@ name = 'good'
 socket_path = '@/good'
 memory = '16M'
 ";
-const LONG: Duration = Duration::from_secs(10);
 
-/// A guest that writes and verifies without end.
-struct Neighbour {
-    stop: Arc<AtomicBool>,
-    verified: Arc<AtomicU64>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Neighbour {
-    fn start(socket: &Path) -> Self {
-        let (stop, verified) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, count) = (stop.clone(), verified.clone());
-        let mut guest = BlkDriver::connect(socket, &BlkOptions::default()).unwrap();
-        let live = move || {
-            // All of the guest lives here, its session too.
-            let guest = &mut guest;
-            let queue = &mut guest.queues[0];
-            let mut back = vec![0; 8192];
-            for round in 0u64.. {
-                let data = (round ^ 0x5a5a_5a5a).to_le_bytes().repeat(1024);
-                let sector = round % 2000 * 16;
-                queue.write(sector, &data).expect("the neighbour's write");
-                queue.read(sector, &mut back).expect("the neighbour's read");
-                assert!(data == back, "the neighbour's data");
-                count.fetch_add(1, Ordering::Relaxed);
-                if stopped.load(Ordering::Relaxed) {
-                    return;
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().spawn(live).unwrap();
-        Self { stop, verified, thread: Some(thread) }
+/// The neighbour: it writes, and finds what it has written.
+fn writer(socket: &Path) -> impl FnMut() + Send + use<> {
+    let mut guest = BlkDriver::connect(socket, &BlkOptions::default()).unwrap();
+    let mut back = vec![0; 8192];
+    let mut rounds = 0u64..;
+    move || {
+        // All of the guest lives here, its session too.
+        let guest = &mut guest;
+        let (queue, round) = (&mut guest.queues[0], rounds.next().unwrap());
+        let data = (round ^ 0x5a5a_5a5a).to_le_bytes().repeat(1024);
+        let sector = round % 2000 * 16;
+        queue.write(sector, &data).expect("the neighbour's write");
+        queue.read(sector, &mut back).expect("the neighbour's read");
+        assert!(data == back, "the neighbour's data");
     }
-
-    fn verified(&self) -> u64 {
-        self.verified.load(Ordering::Relaxed)
-    }
-
-    fn end(mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().expect("the neighbour");
-    }
-}
-
-/// A daemon with two devices: `bad` for the hostile guest, `good` for its neighbour.
-struct House {
-    daemon: Daemon,
-    neighbour: Neighbour,
 }
 
 impl House {
     fn new() -> Self {
-        let daemon = Daemon::run(CONFIG, &["bad", "good"]);
-        let neighbour = Neighbour::start(&daemon.socket_of("good"));
-        Self { daemon, neighbour }
+        Self::start(CONFIG, &["bad", "good"], writer)
     }
 
     fn front(&self) -> FrontEnd {
@@ -99,43 +62,12 @@ impl House {
         BlkDriver::start(self.front(), &options).unwrap()
     }
 
-    /// Warnings about the hostile guest's device.
-    fn warnings(&self) -> Vec<String> {
-        let log = self.daemon.log();
-        let lines = log.lines().filter(|l| l.contains("WARN") && l.contains("\"bad\""));
-        lines.map(str::to_owned).collect()
-    }
-
-    /// Does `act`: it costs one line, which says `what`; the neighbour goes on, and the next
-    /// guest is served.
-    fn one_line(&self, what: &str, act: impl FnOnce()) {
-        let before = self.warnings().len();
-        act();
-        assert!(wait_until(|| self.warnings().len() > before), "{what}: no line");
-        self.next_guest_is_served();
-        let after = self.warnings();
-        assert_eq!(after.len(), before + 1, "{what}: {:#?}", &after[before..]);
-        assert!(after[before].contains(what), "{what}: {}", after[before]);
-        self.neighbour_goes_on();
-    }
-
-    fn neighbour_goes_on(&self) {
-        let before = self.neighbour.verified();
-        assert!(wait_until(|| self.neighbour.verified() > before + 1), "the neighbour stands");
-    }
-
-    fn next_guest_is_served(&self) {
+    pub(crate) fn next_guest_is_served(&self) {
         let mut guest = self.guest(BlkOptions::default().features);
         guest.queues[0].write(8, &[9; 512]).unwrap();
         let mut back = [0; 512];
         guest.queues[0].read(8, &mut back).unwrap();
         assert_eq!(back, [9; 512]);
-    }
-
-    fn end(mut self) {
-        assert!(self.daemon.is_running());
-        self.neighbour.end();
-        assert!(self.daemon.terminate().success());
     }
 }
 
@@ -350,16 +282,7 @@ fn memory_cut_away_under_a_running_ring_costs_that_session_only() {
 fn after_a_hundred_hostile_sessions_the_daemon_holds_what_it_held() {
     let house = House::new();
     house.next_guest_is_served();
-    let settled = || {
-        let mut last = house.daemon.holdings();
-        assert!(wait_until(|| {
-            std::thread::sleep(Duration::from_millis(20));
-            let now = house.daemon.holdings();
-            std::mem::replace(&mut last, now) == now
-        }));
-        last
-    };
-    let before = settled();
+    let before = house.settled();
     let null = std::fs::File::open("/dev/null").unwrap();
     for round in 0..100usize {
         match round % 3 {
@@ -373,7 +296,7 @@ fn after_a_hundred_hostile_sessions_the_daemon_holds_what_it_held() {
     }
     house.next_guest_is_served();
     assert!(wait_until(|| house.daemon.holdings().fds == before.fds), "{before:?}");
-    assert_eq!(settled().threads, before.threads);
+    assert_eq!(house.settled().threads, before.threads);
     house.neighbour_goes_on();
     house.end();
 }

@@ -3,10 +3,12 @@
 //! daemon goes on, and the next guest is served. Needs root.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
+mod house;
 mod process;
 mod program;
 mod space;
 
+use house::{House, LONG};
 use manyring_driver::hostile::{
     CtrlSpoil, HostileNet, HostileRing, Racer, RxSpoil, Spoil, TxSpoil,
 };
@@ -16,7 +18,7 @@ use manyring_wire::net::{CtrlStatus, RawHeader, RxMode, VIRTIO_NET_F_MQ, class};
 use manyring_wire::vhost_user::F_PROTOCOL_FEATURES;
 use manyring_wire::virtio::{VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use manyring_wire::virtqueue::{DESC_F_NEXT, Descriptor};
-use process::{Daemon, wait_until};
+use process::wait_until;
 use program::http;
 use serde_json::Value;
 use space::{in_own_space, run};
@@ -24,14 +26,11 @@ use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 const CONFIG: &str = "[daemon]\ncontrol = '@/control'\n\
     [[net]]\nname = 'bad'\nsocket_path = '@/bad'\ntap = 'bad0'\nqueue_pairs = 1\n\
     [[net]]\nname = 'good'\nsocket_path = '@/good'\nnull = true\ngenerate = 3000\n";
-const LONG: Duration = Duration::from_secs(10);
 /// Rings of the hostile guest: receiveq, transmitq, controlq.
 const RX: usize = 0;
 const TX: usize = 1;
@@ -39,47 +38,21 @@ const CTRL: usize = 2;
 /// Entries of each.
 const SIZE: u16 = 16;
 
-/// A guest that sends and receives without end.
-struct Neighbour {
-    stop: Arc<AtomicBool>,
-    rounds: Arc<AtomicU64>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Neighbour {
-    fn start(socket: &Path) -> Self {
-        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, count) = (stop.clone(), rounds.clone());
-        let mut guest = NetDriver::connect(socket, &NetOptions::default()).unwrap();
-        let live = move || {
-            // All of the guest lives here, its session too.
-            let guest = &mut guest;
-            let pair = &mut guest.pairs[0];
-            let payload: Vec<u8> = (0..=u8::MAX).cycle().take(3000 - 14).collect();
-            while !stopped.load(Ordering::Relaxed) {
-                assert!(pair.tx.send(&RawHeader::default(), &[0x5a; 900]).unwrap());
-                pair.tx.publish(0).unwrap();
-                pair.tx.drain(LONG).expect("the neighbour's frame is sent");
-                let mut frame = Vec::new();
-                pair.rx.recv_wait(&mut frame, LONG).expect("the neighbour receives");
-                assert!(frame[14..] == payload, "the neighbour's frame");
-                count.fetch_add(1, Ordering::Relaxed);
-            }
-        };
-        let thread = std::thread::Builder::new().spawn(live).unwrap();
-        Self { stop, rounds, thread: Some(thread) }
+/// The neighbour: it sends, and receives what the host generates.
+fn sender(socket: &Path) -> impl FnMut() + Send + use<> {
+    let mut guest = NetDriver::connect(socket, &NetOptions::default()).unwrap();
+    let payload: Vec<u8> = (0..=u8::MAX).cycle().take(3000 - 14).collect();
+    move || {
+        // All of the guest lives here, its session too.
+        let guest = &mut guest;
+        let pair = &mut guest.pairs[0];
+        assert!(pair.tx.send(&RawHeader::default(), &[0x5a; 900]).unwrap());
+        pair.tx.publish(0).unwrap();
+        pair.tx.drain(LONG).expect("the neighbour's frame is sent");
+        let mut frame = Vec::new();
+        pair.rx.recv_wait(&mut frame, LONG).expect("the neighbour receives");
+        assert!(frame[14..] == payload, "the neighbour's frame");
     }
-
-    fn end(mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().expect("the neighbour");
-    }
-}
-
-/// A daemon with two devices: `bad` for the hostile guest, `good` for its neighbour.
-struct House {
-    daemon: Daemon,
-    neighbour: Neighbour,
 }
 
 /// A guest whose rings are written word by word.
@@ -91,9 +64,7 @@ struct Raw {
 
 impl House {
     fn new() -> Self {
-        let daemon = Daemon::run(CONFIG, &["bad", "good", "control"]);
-        let neighbour = Neighbour::start(&daemon.socket_of("good"));
-        Self { daemon, neighbour }
+        Self::start(CONFIG, &["bad", "good", "control"], sender)
     }
 
     /// A guest of all three rings, empty.
@@ -125,41 +96,7 @@ impl House {
         serde_json::from_value(value["queues"][queue]["counters"].clone()).unwrap()
     }
 
-    /// Warnings about the hostile guest's device. That the host took more than a second says
-    /// nothing of the guest: others may hold its network lock.
-    fn warnings(&self) -> Vec<String> {
-        let log = self.daemon.log();
-        let lines = log.lines().filter(|l| l.contains("WARN") && l.contains("\"bad\""));
-        let lines = lines.filter(|l| !l.contains("do not answer"));
-        lines.map(str::to_owned).collect()
-    }
-
-    /// Warnings behind the first `before`; there is one at least, which may take a moment.
-    fn lines_behind(&self, before: usize) -> Vec<String> {
-        assert!(wait_until(|| self.warnings().len() > before), "no line");
-        self.warnings().split_off(before)
-    }
-
-    /// Does `act`: it costs one line, which says `what`; the neighbour goes on, and the next
-    /// guest is served.
-    fn one_line(&self, what: &str, act: impl FnOnce()) {
-        let before = self.warnings().len();
-        act();
-        assert!(wait_until(|| self.warnings().len() > before), "{what}: no line");
-        self.next_guest_is_served();
-        let after = self.warnings();
-        assert_eq!(after.len(), before + 1, "{what}: {:#?}", &after[before..]);
-        assert!(after[before].contains(what), "{what}: {}", after[before]);
-        self.neighbour_goes_on();
-    }
-
-    fn neighbour_goes_on(&self) {
-        let rounds = || self.neighbour.rounds.load(Ordering::Relaxed);
-        let before = rounds();
-        assert!(wait_until(|| rounds() > before + 1), "the neighbour stands");
-    }
-
-    fn next_guest_is_served(&self) {
+    pub(crate) fn next_guest_is_served(&self) {
         let options = NetOptions { control: ControlOwner::Device, ..NetOptions::default() };
         let mut guest = NetDriver::connect(&self.daemon.socket_of("bad"), &options).unwrap();
         let before = self.counters(TX)["packets"];
@@ -170,16 +107,6 @@ impl House {
         let control = guest.control().unwrap();
         let mut promisc = || control.set_rx_mode(RxMode::Promisc, true).unwrap();
         assert!(wait_until(|| promisc() == CtrlStatus::Ok));
-    }
-
-    fn end(mut self) {
-        assert!(self.daemon.is_running());
-        self.neighbour.end();
-        let log = self.daemon.log();
-        assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
-        let warned = log.lines().any(|l| l.contains("WARN") && l.contains("\"good\""));
-        assert!(!warned, "{log}");
-        assert_eq!(self.daemon.terminate().code(), Some(0));
     }
 }
 
@@ -438,16 +365,7 @@ fn after_many_hostile_guests_the_daemon_holds_what_it_held() {
     in_own_space(|| {
         let house = House::new();
         house.next_guest_is_served();
-        let settled = || {
-            let mut last = house.daemon.holdings();
-            assert!(wait_until(|| {
-                std::thread::sleep(Duration::from_millis(20));
-                let now = house.daemon.holdings();
-                std::mem::replace(&mut last, now) == now
-            }));
-            last
-        };
-        let before = settled();
+        let before = house.settled();
         for round in 0..60usize {
             let mut guest = house.guest();
             match round % 3 {
@@ -469,7 +387,7 @@ fn after_many_hostile_guests_the_daemon_holds_what_it_held() {
         house.next_guest_is_served();
         assert!(wait_until(|| house.daemon.holdings().fds == before.fds), "{before:?}");
         // Threads for calls that may block come and go: at most one for the device and the socket.
-        let after = settled();
+        let after = house.settled();
         assert!(after.threads <= before.threads + 2, "{before:?}, {after:?}");
         house.neighbour_goes_on();
         house.end();

@@ -4,15 +4,16 @@
 
 mod load;
 mod process;
+mod rings;
 
-use load::{Load, StopAtEnd};
-use manyring_driver::{BlkDriver, BlkOptions, BlkQueue, Op, TableEntry};
+use load::Load;
+use manyring_driver::{BlkDriver, BlkOptions, Op, TableEntry};
 use manyring_wire::vhost_user::{
-    PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK, Region,
-    VringAddr,
+    PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK,
 };
 use process::{Daemon, PATIENCE};
-use rustix::fd::{AsFd, OwnedFd};
+use rings::{Restart, StopAtEnd, spare_region};
+use rustix::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -60,15 +61,6 @@ fn under_load(arguments: &[&str], rounds: usize, mut change: impl FnMut(&mut Blk
         }
     });
     assert!(!daemon.log().contains("WARN"), "{}", daemon.log());
-}
-
-/// A region that no request uses.
-fn spare_region(number: u64) -> (Region, OwnedFd) {
-    let file = rustix::fs::memfd_create("spare", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    let size = 1 << 20;
-    rustix::fs::ftruncate(&file, size).unwrap();
-    let guest_addr = (1 << 40) + number * (4 << 20);
-    (Region { guest_addr, size, user_addr: guest_addr + (1 << 44), mmap_offset: 0 }, file)
 }
 
 const ARGUMENTS: [&[&str]; 3] = [
@@ -133,52 +125,12 @@ fn queues_are_disabled_and_enabled_under_load() {
     }
 }
 
-/// What it takes to start a ring that another thread drives.
-struct Restart {
-    addr: VringAddr,
-    size: u32,
-    kick: OwnedFd,
-    call: OwnedFd,
-}
-
-impl Restart {
-    fn of(queue: &mut BlkQueue) -> Self {
-        let vring = queue.vring();
-        let at = vring.addresses();
-        Self {
-            addr: VringAddr {
-                index: vring.index(),
-                flags: 0,
-                descriptor: at.descriptor,
-                used: at.used,
-                available: at.available,
-                log: 0,
-            },
-            size: vring.size().into(),
-            kick: vring.kick_fd().try_clone_to_owned().unwrap(),
-            call: vring.call_fd().try_clone_to_owned().unwrap(),
-        }
-    }
-
-    /// Stops the ring and starts it from where it stopped.
-    fn run(&self, driver: &mut BlkDriver) {
-        let (front, index) = (&mut driver.front, self.addr.index);
-        let base = front.vring_base(index).unwrap();
-        front.set_vring_num(index, self.size).unwrap();
-        front.set_vring_base(index, base).unwrap();
-        front.set_vring_addr(&self.addr).unwrap();
-        front.set_vring_call(index, Some(self.call.as_fd())).unwrap();
-        front.set_vring_kick(index, Some(self.kick.as_fd())).unwrap();
-        front.set_vring_enable(index, true).unwrap();
-    }
-}
-
 #[test]
 fn queues_are_stopped_and_started_under_load() {
     for arguments in ARGUMENTS {
         let daemon = Daemon::blk(arguments);
         let mut driver = connect(&daemon, QUEUES);
-        let restarts: Vec<_> = driver.queues.iter_mut().map(Restart::of).collect();
+        let restarts: Vec<_> = driver.queues.iter_mut().map(|q| Restart::of(q.vring())).collect();
         let mut loads: Vec<_> = driver.queues.drain(..).zip(0..).collect();
         let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
         std::thread::scope(|scope| {
@@ -188,7 +140,7 @@ fn queues_are_stopped_and_started_under_load() {
             }
             let _stop = StopAtEnd(&stop);
             for round in 0..60 {
-                restarts[round % restarts.len()].run(&mut driver);
+                restarts[round % restarts.len()].run(&mut driver.front);
                 let goal = done.load(Ordering::Relaxed) + 50;
                 assert!(process::wait_until(|| done.load(Ordering::Relaxed) >= goal), "{round}");
             }

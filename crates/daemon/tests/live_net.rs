@@ -6,25 +6,25 @@
 
 mod datagram;
 mod process;
+mod rings;
 mod space;
 
 use datagram::{Host, datagram, payload};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_device::net::{NetDevice, NetOptions as DeviceOptions};
-use manyring_device::{Activation, Call, Device, Kick, Pool, PoolOptions, QueueHandle};
+use manyring_device::{Device, Pool, PoolOptions};
 use manyring_driver::{
-    Arena, ControlOwner, NetDriver, NetOptions, NetPair, NetRx, NetTx, TableEntry, Vring,
+    Arena, ControlOwner, NetDriver, NetOptions, NetPair, NetRx, NetTx, TableEntry,
 };
-use manyring_queue::{DeviceQueue, QueueConfig, RingFeatures};
+use manyring_queue::RingFeatures;
 use manyring_wire::net::RawHeader;
-use manyring_wire::vhost_user::{Region, VringAddr};
 use process::{Daemon, PATIENCE, wait_until};
-use rustix::fd::{AsFd, OwnedFd};
+use rings::{Restart, StopAtEnd, activation, spare_region};
+use rustix::fd::AsFd;
 use space::{in_own_space, queues};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::mpsc;
 
 const PAIRS: u16 = 2;
 /// Datagrams that a pair has on their way at most.
@@ -87,15 +87,6 @@ fn drive(pair: &mut NetPair, port: u8, stop: &AtomicBool, back: &AtomicU64) {
     }
 }
 
-/// Ends the threads of a test, also where it fails.
-struct StopAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Runs `change` again and again while `pairs` carry traffic; each time all of it must get on.
 fn under_load(host: &Host, pairs: &mut [NetPair], rounds: usize, mut change: impl FnMut(usize)) {
     let stop = AtomicBool::new(false);
@@ -141,10 +132,7 @@ fn daemon_under_load(
 fn a_memory_table_is_replaced_while_frames_flow() {
     for control in [ControlOwner::FrontEnd, ControlOwner::Device] {
         daemon_under_load(control, 30, |driver, round| {
-            let file = rustix::fs::memfd_create("spare", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-            rustix::fs::ftruncate(&file, 1 << 20).unwrap();
-            let (guest_addr, user_addr) = (1 << 40, 1 << 45);
-            let region = Region { guest_addr, size: 1 << 20, user_addr, mmap_offset: 0 };
+            let (region, file) = spare_region(0);
             let arena = driver.arena.clone();
             let mut table: Vec<TableEntry<'_>> = arena.table();
             if round % 2 == 0 {
@@ -166,47 +154,6 @@ fn queue_pairs_come_and_go_while_frames_flow_and_the_tap_follows() {
     }
 }
 
-/// What it takes to start a ring that another thread drives.
-struct Restart {
-    addr: VringAddr,
-    size: u32,
-    kick: OwnedFd,
-    call: OwnedFd,
-}
-
-impl Restart {
-    fn of(vring: &Vring) -> Self {
-        let at = vring.addresses();
-        let addr = VringAddr {
-            index: vring.index(),
-            flags: 0,
-            descriptor: at.descriptor,
-            used: at.used,
-            available: at.available,
-            log: 0,
-        };
-        let dup = |fd: rustix::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
-        Self {
-            addr,
-            size: vring.size().into(),
-            kick: dup(vring.kick_fd()),
-            call: dup(vring.call_fd()),
-        }
-    }
-
-    /// Stops the ring and starts it from where it stopped.
-    fn run(&self, driver: &mut NetDriver) {
-        let (front, index) = (&mut driver.front, self.addr.index);
-        let base = front.vring_base(index).unwrap();
-        front.set_vring_num(index, self.size).unwrap();
-        front.set_vring_base(index, base).unwrap();
-        front.set_vring_addr(&self.addr).unwrap();
-        front.set_vring_call(index, Some(self.call.as_fd())).unwrap();
-        front.set_vring_kick(index, Some(self.kick.as_fd())).unwrap();
-        front.set_vring_enable(index, true).unwrap();
-    }
-}
-
 #[test]
 fn rings_are_stopped_and_started_while_frames_flow() {
     in_own_space(|| {
@@ -219,7 +166,7 @@ fn rings_are_stopped_and_started_while_frames_flow() {
         for pair in &mut pairs {
             restarts.extend([Restart::of(pair.rx.vring()), Restart::of(pair.tx.vring())]);
         }
-        under_load(&host, &mut pairs, 40, |round| restarts[round % 4].run(&mut driver));
+        under_load(&host, &mut pairs, 40, |round| restarts[round % 4].run(&mut driver.front));
         assert!(!daemon.log().contains("WARN"), "{}", daemon.log());
     });
 }
@@ -256,26 +203,6 @@ fn a_guest_that_ends_without_a_word_is_followed_by_the_next() {
     });
 }
 
-/// Starts the device half of a queue whose driver half we have.
-fn start(device: &NetDevice, arena: &Arena, vring: &Vring, features: u64) -> QueueHandle {
-    let addresses = vring.addresses();
-    let ring = RingFeatures::from_bits(features);
-    let config = QueueConfig { size: vring.size(), addresses, base: vring.base(), features: ring };
-    let dup = |fd: rustix::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
-    let activation = Activation {
-        index: usize::try_from(vring.index()).unwrap(),
-        queue: DeviceQueue::new(config, Arc::new(arena.memory().clone())).unwrap(),
-        addresses,
-        kick: Some(Kick::new(dup(vring.kick_fd())).unwrap()),
-        call: Some(Arc::new(Call::new(dup(vring.call_fd())).unwrap())),
-        err: None,
-        enabled: true,
-        features,
-        events: mpsc::channel(16).0,
-    };
-    runtime().block_on(device.start(activation)).unwrap()
-}
-
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
@@ -299,7 +226,8 @@ fn queues_move_from_worker_to_worker_while_frames_flow() {
             let features = device.features() & NetOptions::PLAIN;
             let size = NetRx::arena_size(&options) + NetTx::arena_size(&options);
             let arena = Arc::new(Arena::new(size * u64::from(PAIRS) + 4096).unwrap());
-            runtime().block_on(device.set_features(features));
+            let control = runtime();
+            control.block_on(device.set_features(features));
             let ring = RingFeatures::from_bits(features);
             let pair = |index| NetPair {
                 rx: NetRx::new(&arena, index, features, &options).unwrap(),
@@ -309,18 +237,18 @@ fn queues_move_from_worker_to_worker_while_frames_flow() {
             let mut handles = Vec::new();
             for pair in &mut pairs {
                 for vring in [pair.rx.vring(), pair.tx.vring()] {
-                    handles.push(start(&device, &arena, vring, features));
+                    let activation = activation(&arena, vring, features);
+                    handles.push(control.block_on(device.start(activation)).unwrap());
                 }
             }
-            let moving = runtime();
             under_load(&host, &mut pairs, 60, |round| {
                 let handle = &handles[round % 4];
                 let to = (handle.worker().unwrap() + 1) % WORKERS;
-                assert!(wait_until(|| moving.block_on(handle.move_to(to))));
+                assert!(wait_until(|| control.block_on(handle.move_to(to))));
                 assert_eq!(handle.worker(), Some(to));
             });
             for (index, handle) in handles.into_iter().enumerate() {
-                moving.block_on(device.stop(index, handle)).unwrap();
+                control.block_on(device.stop(index, handle)).unwrap();
                 let stats = device.stats(index).unwrap();
                 assert_eq!((stats.moves.value(), stats.faults.value()), (15, 0));
                 let lost: u64 = stats

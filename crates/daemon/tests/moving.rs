@@ -4,23 +4,23 @@
 
 mod load;
 mod process;
+mod rings;
 
-use load::{Load, StopAtEnd};
+use load::Load;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
 use manyring_device::blk::{BlkDevice, BlkOptions};
-use manyring_device::{Activation, Call, Device, Kick, Pool, PoolOptions, QueueHandle};
+use manyring_device::{Device, Pool, PoolOptions, QueueHandle};
 use manyring_driver::{Arena, BlkQueue, Op};
-use manyring_memory::GuestMemory;
-use manyring_queue::{DeviceQueue, QueueConfig, RingFeatures};
+use manyring_queue::RingFeatures;
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use process::PATIENCE;
+use rings::{StopAtEnd, activation};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use tokio::sync::mpsc;
 
 const WORKERS: usize = 3;
 const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
@@ -38,23 +38,9 @@ fn device(disk: Arc<dyn Disk>, uring: bool, spin_us: u32) -> BlkDevice {
 }
 
 /// Starts the device half of a queue whose driver half we have.
-fn start(device: &BlkDevice, memory: &Arc<GuestMemory>, queue: &mut BlkQueue) -> QueueHandle {
-    let vring = queue.vring();
-    let (features, addresses) = (RingFeatures::from_bits(FEATURES), vring.addresses());
-    let config = QueueConfig { size: vring.size(), addresses, base: vring.base(), features };
-    let dup = |fd: rustix::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
-    let activation = Activation {
-        index: usize::try_from(vring.index()).unwrap(),
-        queue: DeviceQueue::new(config, memory.clone()).unwrap(),
-        addresses,
-        kick: Some(Kick::new(dup(vring.kick_fd())).unwrap()),
-        call: Some(Arc::new(Call::new(dup(vring.call_fd())).unwrap())),
-        err: None,
-        enabled: true,
-        features: FEATURES,
-        events: mpsc::channel(16).0,
-    };
+fn start(device: &BlkDevice, arena: &Arena, queue: &mut BlkQueue) -> QueueHandle {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let activation = activation(arena, queue.vring(), FEATURES);
     runtime.block_on(device.start(activation)).unwrap()
 }
 
@@ -64,11 +50,10 @@ fn move_under_load(disk: Arc<dyn Disk>, uring: bool, spin_us: u32, moves: usize)
     let device = device(disk, uring, spin_us);
     let options = manyring_driver::BlkOptions::default();
     let arena = Arc::new(Arena::new(2 * BlkQueue::arena_size(&options)).unwrap());
-    let memory = Arc::new(arena.memory().clone());
     let features = RingFeatures::from_bits(FEATURES);
     let mut queues: Vec<_> =
         (0..2).map(|index| BlkQueue::new(&arena, index, features, &options).unwrap()).collect();
-    let handles: Vec<_> = queues.iter_mut().map(|q| start(&device, &memory, q)).collect();
+    let handles: Vec<_> = queues.iter_mut().map(|q| start(&device, &arena, q)).collect();
     let (stop, done) = (AtomicBool::new(false), [AtomicU64::new(0), AtomicU64::new(0)]);
     std::thread::scope(|scope| {
         for ((queue, index), done) in queues.drain(..).zip(0..).zip(&done) {
@@ -133,10 +118,9 @@ fn a_queue_with_a_request_that_hangs_stays_and_goes_on() {
         let device = device(Arc::new(disk), uring, 32);
         let options = manyring_driver::BlkOptions::default();
         let arena = Arc::new(Arena::new(BlkQueue::arena_size(&options)).unwrap());
-        let memory = Arc::new(arena.memory().clone());
         let features = RingFeatures::from_bits(FEATURES);
         let mut queue = BlkQueue::new(&arena, 0, features, &options).unwrap();
-        let handle = start(&device, &memory, &mut queue);
+        let handle = start(&device, &arena, &mut queue);
         // The 50th request hangs, and the 100th.
         let mut read = |count: usize, answered: usize| {
             (0..count).for_each(|_| {

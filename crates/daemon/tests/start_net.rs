@@ -9,15 +9,14 @@ mod space;
 use manyring_driver::{ControlOwner, NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
 use process::{Daemon, PATIENCE, wait_until};
-use program::{http, manyring, output_of};
+use program::{http, manyring, output_of, program_for_all};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 use serde_json::{Value, json};
 use space::{AS_NOBODY, MULTI, as_nobody, handing_in, in_own_space, link, queue, queues, run};
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command};
 
 /// Frames that are captured: more than a pipe holds.
@@ -44,15 +43,6 @@ impl Started {
         assert!(shown && started.0.try_wait().unwrap().is_none(), "{command:?} ended");
         started
     }
-}
-
-/// A copy of the program where everybody can start it and make sockets.
-fn program_for_all(folder: &Path) -> PathBuf {
-    let program = folder.join("program");
-    std::fs::copy(env!("CARGO_BIN_EXE_manyring"), &program).unwrap();
-    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
-    std::fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
-    program
 }
 
 fn device(control: &Path, name: &str) -> Value {

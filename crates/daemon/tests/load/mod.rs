@@ -98,12 +98,3 @@ impl Load {
         }
     }
 }
-
-/// Lets the loads end, also when the test fails.
-pub(crate) struct StopAtEnd<'a>(pub(crate) &'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}

@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 use crate::process::{PATIENCE, wait_until};
+use std::fs::Permissions;
 use std::io::{Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 /// The program.
@@ -14,6 +15,15 @@ pub(crate) fn manyring() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
     command.stdin(Stdio::null());
     command
+}
+
+/// A copy of the program where everybody can start it and make sockets.
+pub(crate) fn program_for_all(folder: &Path) -> PathBuf {
+    let program = folder.join("program");
+    std::fs::copy(env!("CARGO_BIN_EXE_manyring"), &program).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
+    program
 }
 
 /// Runs a program to its end; one that serves instead of ending is killed, and fails the test.

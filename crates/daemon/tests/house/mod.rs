@@ -1,0 +1,112 @@
+//! A daemon with a hostile guest and a neighbour, whatever their devices are: what the one does
+//! must not be felt by the other, and costs one clear line.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+use crate::process::{Daemon, Holdings, wait_until};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Longest wait for an answer that must come.
+pub(crate) const LONG: Duration = Duration::from_secs(10);
+
+/// A guest that works and checks what it gets, again and again, on a thread of its own.
+struct Neighbour {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
+}
+
+impl Neighbour {
+    fn start(mut round: impl FnMut() + Send + 'static) -> Self {
+        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, count) = (stop.clone(), rounds.clone());
+        let live = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                round();
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let thread = std::thread::Builder::new().spawn(live).unwrap();
+        Self { stop, rounds, thread }
+    }
+}
+
+/// A daemon with two devices: `bad` for the hostile guest, `good` for its neighbour. Each test
+/// program adds how its guests connect, and `next_guest_is_served`.
+pub(crate) struct House {
+    pub(crate) daemon: Daemon,
+    neighbour: Neighbour,
+}
+
+impl House {
+    /// Starts the daemon, whose sockets are `names`. `connect` gives what the neighbour does in a
+    /// round.
+    pub(crate) fn start<R: FnMut() + Send + 'static>(
+        config: &str,
+        names: &[&str],
+        connect: impl FnOnce(&Path) -> R,
+    ) -> Self {
+        let daemon = Daemon::run(config, names);
+        let neighbour = Neighbour::start(connect(&daemon.socket_of("good")));
+        Self { daemon, neighbour }
+    }
+
+    /// Warnings about the hostile guest's device. That the host took more than a second says
+    /// nothing of the guest: others may hold its network lock.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let log = self.daemon.log();
+        let lines = log.lines().filter(|l| l.contains("WARN") && l.contains("\"bad\""));
+        let lines = lines.filter(|l| !l.contains("do not answer"));
+        lines.map(str::to_owned).collect()
+    }
+
+    /// Warnings behind the first `before`; there is one at least, which may take a moment.
+    pub(crate) fn lines_behind(&self, before: usize) -> Vec<String> {
+        assert!(wait_until(|| self.warnings().len() > before), "no line");
+        self.warnings().split_off(before)
+    }
+
+    /// Does `act`: it costs one line, which says `what`; the neighbour goes on, and the next
+    /// guest is served.
+    pub(crate) fn one_line(&self, what: &str, act: impl FnOnce()) {
+        let before = self.warnings().len();
+        act();
+        assert!(wait_until(|| self.warnings().len() > before), "{what}: no line");
+        self.next_guest_is_served();
+        let lines = self.lines_behind(before);
+        assert_eq!(lines.len(), 1, "{what}: {lines:#?}");
+        assert!(lines[0].contains(what), "{what}: {lines:?}");
+        self.neighbour_goes_on();
+    }
+
+    pub(crate) fn neighbour_goes_on(&self) {
+        let rounds = || self.neighbour.rounds.load(Ordering::Relaxed);
+        let before = rounds();
+        assert!(wait_until(|| rounds() > before + 1), "the neighbour stands");
+    }
+
+    /// What the daemon holds once that changes no more.
+    pub(crate) fn settled(&self) -> Holdings {
+        let mut last = self.daemon.holdings();
+        assert!(wait_until(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = self.daemon.holdings();
+            std::mem::replace(&mut last, now) == now
+        }));
+        last
+    }
+
+    pub(crate) fn end(mut self) {
+        assert!(self.daemon.is_running());
+        self.neighbour.stop.store(true, Ordering::Relaxed);
+        self.neighbour.thread.join().expect("the neighbour");
+        let log = self.daemon.log();
+        assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
+        let warned = log.lines().any(|l| l.contains("WARN") && l.contains("\"good\""));
+        assert!(!warned, "{log}");
+        assert_eq!(self.daemon.terminate().code(), Some(0));
+    }
+}
