@@ -211,9 +211,10 @@ impl Image {
     }
 }
 
-/// A killed process whose `io_uring` held the file lets go of it only some time after its end, so
-/// a restart waits this long, in steps, before it calls the image "in use".
-const LOCK_WAIT: Duration = Duration::from_millis(1000);
+/// A killed process whose `io_uring` held the file lets go of it only some time after its end, more
+/// than a second on a busy host, so a restart waits this long, in steps, before it calls the image
+/// "in use".
+const LOCK_WAIT: Duration = Duration::from_millis(5000);
 const LOCK_STEP: Duration = Duration::from_millis(20);
 
 fn lock(file: &OwnedFd, path: &Path, exclusive: bool) -> Result<(), ImageError> {
