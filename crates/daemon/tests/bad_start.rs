@@ -6,7 +6,7 @@ mod process;
 mod program;
 
 use process::Daemon;
-use program::{manyring, names_in, output_of, refused};
+use program::{manyring, names_in, output_of, refused, refused_configuration};
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
@@ -177,15 +177,7 @@ fn a_bad_configuration_names_its_key() {
         (format!("[daemon]\ncontrol = '@/s'\n{null}"), vec!["a: socket_path", "control"]),
         (null.replace("name = 'a'", "name = 'a b'"), vec!["name", "a b"]),
     ] {
-        let folder = folder();
-        let at = folder.path();
-        let file = at.join("manyring.toml");
-        std::fs::write(&file, config.replace('@', at.to_str().unwrap())).unwrap();
-        let error = refused(at, manyring().arg("run").arg("--config").arg(&file));
-        assert!(error.contains(file.to_str().unwrap()), "{config}\n-> {error}");
-        for word in words {
-            assert!(error.contains(word), "{config}\n-> {error}");
-        }
+        refused_configuration(folder().path(), &config, &words);
     }
 }
 

@@ -7,7 +7,7 @@ mod program;
 mod space;
 
 use manyring_backend::sys::tuntap::{self, IFF_NO_PI, IFF_TAP, IFF_VNET_HDR};
-use program::{manyring, program_for_all, refused, refused_as_it_is};
+use program::{manyring, program_for_all, refused, refused_as_it_is, refused_configuration};
 use rustix::fd::OwnedFd;
 use space::{MULTI, RIGHT, as_nobody, handing_in, in_own_space, link, queue, run};
 use std::path::Path;
@@ -88,14 +88,7 @@ fn a_bad_configuration_names_its_key() {
         (format!("{base}tap_fds = [7]\n{other}tap_fds = [7]\n"), vec!["b: tap_fds: 7"]),
         (format!("[daemon]\ncontrol = '@/s'\n{tap}"), vec!["a: socket_path", "control"]),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("manyring.toml");
-        std::fs::write(&file, config.replace('@', folder.path().to_str().unwrap())).unwrap();
-        let error = refused(folder.path(), manyring().arg("run").arg("--config").arg(&file));
-        assert!(error.contains(file.to_str().unwrap()), "{config}\n-> {error}");
-        for word in words {
-            assert!(error.contains(word), "{config}\n-> {error}");
-        }
+        refused_configuration(tempfile::tempdir().unwrap().path(), &config, &words);
     }
 }
 

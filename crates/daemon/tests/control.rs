@@ -9,7 +9,7 @@ mod program;
 use client::Client;
 use manyring_device::QueueStats;
 use process::{Daemon, PATIENCE};
-use program::{http, manyring, output_of};
+use program::{http, http_json, manyring, output_of, shown};
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
@@ -47,15 +47,11 @@ fn serve() -> Served {
 
 impl Served {
     fn json(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
-        let (status, head, body) = http(&self.control, method, path, body);
-        assert!(head.contains("content-type: application/json"), "{head}");
-        (status, serde_json::from_str(&body).unwrap())
+        http_json(&self.control, method, path, body)
     }
 
     fn get(&self, path: &str) -> Value {
-        let (status, value) = self.json("GET", path, "");
-        assert_eq!(status, 200, "{path}: {value}");
-        value
+        shown(&self.control, path)
     }
 
     /// A command of the program that asks this daemon.

@@ -15,7 +15,7 @@ use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, FLAG_VERSION, Header, PROTOCOL_F_BACKEND_REQ,
 };
 use process::{Daemon, PATIENCE, wait_until};
-use program::{http, manyring, output_of};
+use program::{http, http_json, manyring, output_of, shown};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use space::{MULTI, handing_in, in_own_space, link, queue, queues, run};
@@ -44,15 +44,11 @@ fn serve() -> Daemon {
 }
 
 fn ask(daemon: &Daemon, method: &str, path: &str, body: &str) -> (u16, Value) {
-    let (status, head, body) = http(&daemon.socket_of("control"), method, path, body);
-    assert!(head.contains("content-type: application/json"), "{head}");
-    (status, serde_json::from_str(&body).unwrap())
+    http_json(&daemon.socket_of("control"), method, path, body)
 }
 
 fn get(daemon: &Daemon, device: &str) -> Value {
-    let (status, value) = ask(daemon, "GET", &format!("/v1/devices/{device}"), "");
-    assert_eq!(status, 200, "{value}");
-    value
+    shown(&daemon.socket_of("control"), &format!("/v1/devices/{device}"))
 }
 
 /// A change that must succeed.

@@ -19,8 +19,7 @@ use manyring_wire::vhost_user::F_PROTOCOL_FEATURES;
 use manyring_wire::virtio::{VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use manyring_wire::virtqueue::{DESC_F_NEXT, Descriptor};
 use process::wait_until;
-use program::http;
-use serde_json::Value;
+use program::shown;
 use space::{in_own_space, run};
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -89,11 +88,8 @@ impl House {
 
     /// The counters of a queue of the hostile guest's device.
     fn counters(&self, queue: usize) -> BTreeMap<String, u64> {
-        let control = self.daemon.socket_of("control");
-        let (status, _, body) = http(&control, "GET", "/v1/devices/bad", "");
-        assert_eq!(status, 200, "{body}");
-        let value: Value = serde_json::from_str(&body).unwrap();
-        serde_json::from_value(value["queues"][queue]["counters"].clone()).unwrap()
+        let device = shown(&self.daemon.socket_of("control"), "/v1/devices/bad");
+        serde_json::from_value(device["queues"][queue]["counters"].clone()).unwrap()
     }
 
     pub(crate) fn next_guest_is_served(&self) {

@@ -7,12 +7,12 @@ mod process;
 mod rings;
 
 use load::Load;
-use manyring_driver::{BlkDriver, BlkOptions, Op, TableEntry};
+use manyring_driver::{BlkDriver, BlkOptions, Op};
 use manyring_wire::vhost_user::{
     PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK,
 };
 use process::{Daemon, PATIENCE};
-use rings::{Restart, StopAtEnd, spare_region};
+use rings::{Restart, StopAtEnd, replace_table, spare_region};
 use rustix::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -73,13 +73,7 @@ const ARGUMENTS: [&[&str]; 3] = [
 fn a_memory_table_is_replaced_under_load() {
     for arguments in ARGUMENTS {
         under_load(arguments, 40, |driver, round| {
-            let (region, file) = spare_region(0);
-            let arena = driver.arena.clone();
-            let mut table: Vec<TableEntry<'_>> = arena.table();
-            if round % 2 == 0 {
-                table.push((region, file.as_fd()));
-            }
-            driver.front.set_mem_table(&table).unwrap();
+            replace_table(&mut driver.front, &driver.arena, round);
         });
     }
 }

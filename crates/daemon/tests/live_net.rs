@@ -13,14 +13,11 @@ use datagram::{Host, datagram, payload};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_device::net::{NetDevice, NetOptions as DeviceOptions};
 use manyring_device::{Device, Pool, PoolOptions};
-use manyring_driver::{
-    Arena, ControlOwner, NetDriver, NetOptions, NetPair, NetRx, NetTx, TableEntry,
-};
+use manyring_driver::{Arena, ControlOwner, NetDriver, NetOptions, NetPair, NetRx, NetTx};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::RawHeader;
 use process::{Daemon, PATIENCE, wait_until};
-use rings::{Restart, StopAtEnd, activation, spare_region};
-use rustix::fd::AsFd;
+use rings::{Restart, StopAtEnd, activation, replace_table};
 use space::{in_own_space, queues};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -132,13 +129,7 @@ fn daemon_under_load(
 fn a_memory_table_is_replaced_while_frames_flow() {
     for control in [ControlOwner::FrontEnd, ControlOwner::Device] {
         daemon_under_load(control, 30, |driver, round| {
-            let (region, file) = spare_region(0);
-            let arena = driver.arena.clone();
-            let mut table: Vec<TableEntry<'_>> = arena.table();
-            if round % 2 == 0 {
-                table.push((region, file.as_fd()));
-            }
-            driver.front.set_mem_table(&table).unwrap();
+            replace_table(&mut driver.front, &driver.arena, round);
         });
     }
 }

@@ -9,7 +9,7 @@ mod space;
 use manyring_driver::{ControlOwner, NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
 use process::{Daemon, PATIENCE, wait_until};
-use program::{http, manyring, output_of, program_for_all};
+use program::{http, manyring, output_of, program_for_all, shown};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 use serde_json::{Value, json};
@@ -46,9 +46,7 @@ impl Started {
 }
 
 fn device(control: &Path, name: &str) -> Value {
-    let (status, _, body) = http(control, "GET", &format!("/v1/devices/{name}"), "");
-    assert_eq!(status, 200, "{body}");
-    serde_json::from_str(&body).unwrap()
+    shown(control, &format!("/v1/devices/{name}"))
 }
 
 fn connect(socket: &Path, queue_pairs: u16) -> NetDriver {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 use crate::process::{PATIENCE, wait_until};
+use serde_json::Value;
 use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -58,6 +59,20 @@ pub(crate) fn http(socket: &Path, method: &str, path: &str, body: &str) -> (u16,
     (status, head.to_ascii_lowercase(), body.to_owned())
 }
 
+/// The same where the answer is JSON: its status, and its body.
+pub(crate) fn http_json(socket: &Path, method: &str, path: &str, body: &str) -> (u16, Value) {
+    let (status, head, body) = http(socket, method, path, body);
+    assert!(head.contains("content-type: application/json"), "{head}");
+    (status, serde_json::from_str(&body).unwrap())
+}
+
+/// What a control socket shows at `path`.
+pub(crate) fn shown(control: &Path, path: &str) -> Value {
+    let (status, value) = http_json(control, "GET", path, "");
+    assert_eq!(status, 200, "{path}: {value}");
+    value
+}
+
 /// The names in a folder, sorted.
 pub(crate) fn names_in(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap();
@@ -94,4 +109,15 @@ pub(crate) fn refused_as_it_is(folder: &Path, command: &mut Command) -> String {
     assert!(text.starts_with("manyring: "), "{command:?}: {text}");
     assert_eq!(state_of(folder), before, "{command:?}: {text}");
     text
+}
+
+/// Starts `manyring run` with this configuration, in which `@` stands for the folder: the error
+/// names the file, and has these words.
+pub(crate) fn refused_configuration(folder: &Path, config: &str, words: &[&str]) {
+    let file = folder.join("manyring.toml");
+    std::fs::write(&file, config.replace('@', folder.to_str().unwrap())).unwrap();
+    let error = refused(folder, manyring().arg("run").arg("--config").arg(&file));
+    for word in words.iter().chain([&file.to_str().unwrap()]) {
+        assert!(error.contains(word), "{config}\n-> {error}");
+    }
 }

@@ -30,6 +30,16 @@ pub(crate) fn spare_region(number: u64) -> (Region, OwnedFd) {
     (Region { guest_addr, size, user_addr: guest_addr + (1 << 44), mmap_offset: 0 }, file)
 }
 
+/// Replaces the memory table: each second time there is a region more in it.
+pub(crate) fn replace_table(front: &mut FrontEnd, arena: &Arena, round: usize) {
+    let (region, file) = spare_region(0);
+    let mut table = arena.table();
+    if round.is_multiple_of(2) {
+        table.push((region, file.as_fd()));
+    }
+    front.set_mem_table(&table).unwrap();
+}
+
 fn dup(fd: BorrowedFd<'_>) -> OwnedFd {
     fd.try_clone_to_owned().unwrap()
 }
