@@ -142,13 +142,10 @@ impl House {
         let balance = tokio::spawn(self.pool.clone().balance());
         for (part, (endpoint, options)) in self.parts.iter().zip(self.endpoints.drain(..)) {
             let (device, connected) = (part.device.clone(), part.connected.clone());
-            let (stop, name) = (stop.clone(), part.device.clone());
+            let (stop, name) = (stop.clone(), device.name().to_owned());
             tasks.spawn(async move {
                 let served = serve(device, endpoint, options, connected, stop).await;
-                served.map_err(|source| {
-                    let device = name.name().to_owned();
-                    AssembleError::Socket { device, source }
-                })
+                served.map_err(|source| AssembleError::Socket { device: name, source })
             });
         }
         while let Some(ended) = tasks.join_next().await {

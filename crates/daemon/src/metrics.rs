@@ -4,14 +4,14 @@
 //! exported by being there. `bytes_x` becomes `x_bytes` and `x_ns` becomes `x_seconds`, since
 //! OpenMetrics wants base units last.
 
-use crate::assemble;
+use crate::assemble::{self, Part};
 use crate::control::State;
-use crate::control::snapshot::Workers;
+use crate::control::snapshot::{WorkerInfo, Workers};
 use manyring_device::QueueStats;
 use manyring_device::net::NetDevice;
 use manyring_device::stats::{Class, Histogram, Kind};
 use std::collections::HashSet;
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::sync::Arc;
 
 /// Exponents of the histogram buckets' bounds, `2^n - 1`: nanoseconds from 1 us to 17 s.
@@ -23,7 +23,8 @@ const COUNT_BOUNDS: std::ops::RangeInclusive<u32> = 1..=10;
 pub(crate) fn text(state: &State) -> String {
     let mut out = String::new();
     family(&mut out, "manyring_build", "info", None, "The program");
-    line(&mut out, "manyring_build_info", "version=\"", env!("CARGO_PKG_VERSION"), "\"", "1");
+    let version = env!("CARGO_PKG_VERSION");
+    line(&mut out, "manyring_build_info", format_args!("version=\"{version}\""), 1);
     devices(&mut out, state);
     workers(&mut out, state);
     queues(&mut out, state);
@@ -39,72 +40,63 @@ fn family(out: &mut String, name: &str, kind: &str, unit: Option<&str>, help: &s
     let _ = writeln!(out, "# HELP {name} {help}.");
 }
 
-/// One sample, its label text in three parts.
-fn line(out: &mut String, name: &str, label: &str, value: &str, rest: &str, number: &str) {
-    let _ = writeln!(out, "{name}{{{label}{value}{rest}}} {number}");
+/// One sample.
+fn line(out: &mut String, name: &str, labels: impl Display, value: impl Display) {
+    let _ = writeln!(out, "{name}{{{labels}}} {value}");
 }
 
 fn devices(out: &mut String, state: &State) {
-    let gauge = |out: &mut String, name: &str, unit, help, value: &dyn Fn(usize) -> u64| {
-        family(out, name, "gauge", unit, help);
-        for (at, device) in state.devices.iter().enumerate() {
-            let name_of = device.part.device.name();
-            line(out, name, "device=\"", name_of, "\"", &value(at).to_string());
-        }
-    };
-    let parts = |at: usize| &state.devices[at].part;
-    family(out, "manyring_device_size_bytes", "gauge", Some("bytes"), "Size of the disk");
-    for part in state.devices.iter().map(|d| &d.part) {
-        if let assemble::Kind::Blk(blk) = &part.kind {
-            let size = blk.size().to_string();
-            line(out, "manyring_device_size_bytes", "device=\"", part.device.name(), "\"", &size);
-        }
-    }
-    nets(out, state);
-    gauge(out, "manyring_device_connected", None, "1 while a front-end is connected", &|at| {
-        u64::from(*parts(at).connected.borrow())
-    });
-}
-
-fn nets(out: &mut String, state: &State) {
-    let gauge = |out: &mut String, name, unit, help, value: &dyn Fn(&NetDevice) -> Option<u64>| {
+    let mut gauge = |name: &str, unit, help, value: &dyn Fn(&Part) -> Option<u64>| {
         family(out, name, "gauge", unit, help);
         for part in state.devices.iter().map(|d| &d.part) {
-            if let assemble::Kind::Net(net) = &part.kind
-                && let Some(value) = value(net)
-            {
-                line(out, name, "device=\"", part.device.name(), "\"", &value.to_string());
+            if let Some(value) = value(part) {
+                line(out, name, format_args!("device=\"{}\"", part.device.name()), value);
             }
         }
     };
-    gauge(out, "manyring_device_link_up", None, "1 while the guest's link is up", &|net| {
-        Some(net.is_link_up().into())
+    let bytes = Some("bytes");
+    gauge("manyring_device_size_bytes", bytes, "Size of the disk", &|part| match &part.kind {
+        assemble::Kind::Blk(blk) => Some(blk.size()),
+        assemble::Kind::Net(_) => None,
+    });
+    gauge("manyring_device_link_up", None, "1 while the guest's link is up", &|part| {
+        net_of(part).map(|net| net.is_link_up().into())
     });
     let mtu = "MTU that the guest is told, or else the interface's";
-    gauge(out, "manyring_device_mtu_bytes", Some("bytes"), mtu, &|net| {
+    gauge("manyring_device_mtu_bytes", bytes, mtu, &|part| {
+        let net = net_of(part)?;
         net.mtu().or_else(|| net.port().mtu()).map(u64::from)
     });
     let attached = "Queue pairs that the host may use";
-    gauge(out, "manyring_device_attached_pairs", None, attached, &|net| {
-        u64::try_from(net.attached_pairs()).ok()
+    gauge("manyring_device_attached_pairs", None, attached, &|part| {
+        u64::try_from(net_of(part)?.attached_pairs()).ok()
     });
+    gauge("manyring_device_connected", None, "1 while a front-end is connected", &|part| {
+        Some((*part.connected.borrow()).into())
+    });
+}
+
+fn net_of(part: &Part) -> Option<&NetDevice> {
+    match &part.kind {
+        assemble::Kind::Net(net) => Some(net),
+        assemble::Kind::Blk(_) => None,
+    }
 }
 
 fn workers(out: &mut String, state: &State) {
     let workers = Workers::new(state).workers;
-    let index = |at: usize| workers[at].index.to_string();
-    let each = |out: &mut String, name: &str, value: &dyn Fn(usize) -> String| {
-        for at in 0..workers.len() {
-            line(out, name, "worker=\"", &index(at), "\"", &value(at));
+    let each = |out: &mut String, name: &str, value: &dyn Fn(&WorkerInfo) -> String| {
+        for worker in &workers {
+            line(out, name, format_args!("worker=\"{}\"", worker.index), value(worker));
         }
     };
     family(out, "manyring_worker_queues", "gauge", None, "Queues the worker owns");
-    each(out, "manyring_worker_queues", &|at| workers[at].queues.to_string());
+    each(out, "manyring_worker_queues", &|worker| worker.queues.to_string());
     family(out, "manyring_worker_sleeps", "counter", None, "Times the worker slept");
-    each(out, "manyring_worker_sleeps_total", &|at| workers[at].sleeps.to_string());
+    each(out, "manyring_worker_sleeps_total", &|worker| worker.sleeps.to_string());
     let slept = "manyring_worker_slept_seconds";
     family(out, slept, "counter", Some("seconds"), "Time the worker slept");
-    each(out, "manyring_worker_slept_seconds_total", &|at| seconds(workers[at].slept_ns));
+    each(out, "manyring_worker_slept_seconds_total", &|worker| seconds(worker.slept_ns));
 }
 
 /// Every queue's stats with its labels.
@@ -136,9 +128,8 @@ fn queues(out: &mut String, state: &State) {
         family(out, &name, kind, unit, counter.help);
         for (labels, stats) in &all {
             let counters = stats.counters();
-            let found = counters.iter().find(|c| c.name == counter.name);
-            if let Some(value) = found.map(|c| c.value.to_string()) {
-                line(out, &format!("{name}{suffix}"), labels, "", "", &value);
+            if let Some(found) = counters.iter().find(|c| c.name == counter.name) {
+                line(out, &format!("{name}{suffix}"), labels, found.value);
             }
         }
     }
@@ -181,13 +172,12 @@ fn buckets(out: &mut String, name: &str, is_time: bool, labels: &str, histogram:
         while let Some((_, n)) = rest.next_if(|(max, _)| *max <= bound) {
             count += n;
         }
-        let le = format!(",le=\"{}\"", number(bound));
-        line(out, &bucket, labels, "", &le, &count.to_string());
+        line(out, &bucket, format_args!("{labels},le=\"{}\"", number(bound)), count);
     }
-    let count = filled.iter().map(|b| b.1).sum::<u64>().to_string();
-    line(out, &bucket, labels, "", ",le=\"+Inf\"", &count);
-    line(out, &format!("{name}_count"), labels, "", "", &count);
-    line(out, &format!("{name}_sum"), labels, "", "", &number(histogram.sum()));
+    let count = filled.iter().map(|b| b.1).sum::<u64>();
+    line(out, &bucket, format_args!("{labels},le=\"+Inf\""), count);
+    line(out, &format!("{name}_count"), labels, count);
+    line(out, &format!("{name}_sum"), labels, number(histogram.sum()));
 }
 
 /// Nanoseconds as seconds, exactly.
