@@ -16,8 +16,8 @@ use manyring_wire::net::{Command, CommandError, CtrlStatus};
 use rustix::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, Ready};
 use tokio::sync::{mpsc, oneshot};
 
 /// Longest wait for the workers.
@@ -103,6 +103,10 @@ async fn kicked(kick: Option<&AsyncFd<Watched>>, stats: &QueueStats) {
     let Some(kick) = kick else { return tokio::time::sleep(POLL_PERIOD).await };
     match kick.readable().await {
         Ok(mut guard) => {
+            // What stays when the other end is closed: nobody can kick any more.
+            if guard.ready() & Ready::READABLE == Ready::EMPTY {
+                return std::future::pending().await;
+            }
             // Before the drain: what comes later is a new event.
             guard.clear_ready();
             guard.get_inner().0.drain();

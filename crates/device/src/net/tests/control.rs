@@ -266,3 +266,31 @@ fn a_session_is_heard_between_two_commands() {
     let base = guest.stop_control();
     assert!(base < 32, "the whole ring was served before the session was heard");
 }
+
+#[test]
+fn a_kick_whose_other_end_is_closed_costs_nothing() {
+    let mut guest = Guest::new(EVERYTHING);
+    guest.stop_control();
+    guest.ring = Ring::new(64, true);
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let kick = Some(Kick::new(reader).unwrap());
+    guest.control = Some(guest.start(&guest.ring, COUNT, kick, call));
+    // The last kick is heard, though its end is closed behind it.
+    let eventfd = std::mem::replace(&mut guest.kick, writer);
+    guest.offer(&[class::RX, class::RX_PROMISC, 1], 1);
+    drop(std::mem::replace(&mut guest.kick, eventfd));
+    let kicks = || guest.device.0.stats[COUNT].kicks.value();
+    let pause = |guest: &Guest| {
+        guest.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await })
+    };
+    pause(&guest);
+    assert_eq!(guest.ring.driver.take_used().map(|(_, written)| written), Some(1));
+    let heard = kicks();
+    pause(&guest);
+    assert!(heard <= 2 && kicks() == heard, "{heard} kicks, then {}", kicks() - heard);
+    // Another one is as good as the first was.
+    let kick = Kick::new(guest.kick.try_clone().unwrap()).unwrap();
+    guest.runtime.block_on(guest.control.as_ref().unwrap().set_kick(Some(kick)));
+    assert_eq!(guest.command(class::RX, class::RX_PROMISC, &[1]), OK);
+}
