@@ -170,7 +170,8 @@ impl RunningQueue {
             Handler::Rx(rx) => rx.let_go(&mut self.queue, &self.stats),
         }
         self.queue.publish();
-        if self.queue.needs_notification() || self.held.take().is_some() {
+        let was_held = self.held.take().is_some();
+        if self.queue.needs_notification() || was_held {
             self.ring_call();
         }
     }

@@ -244,3 +244,23 @@ fn a_queue_that_breaks_in_the_batch_that_finds_no_memory_wants_no_turn() {
     assert!(guest.running.is_drained());
     assert_eq!(guest.returned(), 1);
 }
+
+#[test]
+fn a_queue_that_moved_holds_a_call_back_by_its_new_workers_clock() {
+    let mut guest = Guest::new(false);
+    guest.coalesce(100, 1000);
+    guest.port.script().sends.extend([Next::Take, Next::Block, Next::Block]);
+    guest.send(2);
+    guest.turn(1_000_000_000);
+    assert!(!guest.is_called(), "one packet waits for more");
+    guest.running.drain();
+    assert!(guest.is_called() && guest.running.is_drained());
+    // The clock of every worker begins with it.
+    guest.running.attach(&mut guest.wait, 0, 1, 5);
+    guest.send(1);
+    guest.turn(10);
+    assert!(!guest.is_called());
+    assert_eq!(guest.running.deadline_ns(), Some(1_000_010));
+    guest.turn(1_000_010);
+    assert!(guest.is_called());
+}
