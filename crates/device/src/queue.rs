@@ -360,7 +360,7 @@ impl RunningQueue {
         match &self.handler {
             Handler::Blk(_) => self.may_pop(),
             Handler::Tx(tx) => self.may_take() && !tx.waits_for_port(),
-            Handler::Rx(rx) => self.may_pop() && !rx.has_room(),
+            Handler::Rx(rx) => self.may_pop() && !rx.is_broken() && !rx.has_room(),
         }
     }
 

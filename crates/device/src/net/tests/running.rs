@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::Activation;
-use crate::doorbell::Call;
+use crate::doorbell::{Call, Kick};
 use crate::net::{NetRx, NetTx};
+use crate::policy::polling::Polling;
 use crate::queue::{Change, Handler, RunningQueue};
 use crate::wait::Wait;
 use manyring_wire::net::Coalescing;
@@ -263,4 +264,29 @@ fn a_queue_that_moved_holds_a_call_back_by_its_new_workers_clock() {
     assert_eq!(guest.running.deadline_ns(), Some(1_000_010));
     guest.turn(1_000_010);
     assert!(guest.is_called());
+}
+
+#[test]
+fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts() {
+    let mut guest = Guest::new(true);
+    let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let kick = Kick::new(kick).unwrap();
+    guest.running.set_kick(Some(kick), &mut guest.wait, 0, 1, 0);
+    guest.post();
+    guest.port.script().arrives.push_back(Err(Errno::BADFD));
+    guest.turn(1);
+    let settles = |guest: &mut Guest, now_ns| {
+        guest.running.settle(Polling::new(0), &mut guest.wait, 0, 1, now_ns)
+    };
+    assert!(settles(&mut guest, 2));
+    let (reply, _done) = oneshot::channel();
+    let memory = Arc::new((*guest.ring.memory).clone());
+    guest.running.set_memory(memory, guest.ring.config.addresses, reply, 3);
+    guest.turn(4);
+    assert!(settles(&mut guest, 5), "it would look for ever");
+    // It may be there again when the driver enables the queue.
+    guest.port.arrive(RawHeader::default(), &frame(0, 60));
+    guest.running.set_enabled(true, &mut guest.wait, 6);
+    guest.turn(7);
+    assert_eq!(guest.returned(), 1);
 }
