@@ -307,8 +307,8 @@ impl Inner {
         {
             let mut state = self.state();
             // QEMU says it for each pair. A driver that leaves the control queue to us says it
-            // once: again, and it begins anew.
-            if state.features == features && !state.has_control {
+            // once: again, and it begins anew. So does the next one, whatever was told before.
+            if features != 0 && state.features == features && !state.has_control {
                 return;
             }
             self.reset(&mut state, features);

@@ -53,6 +53,9 @@ fn the_mtu_that_a_front_end_tells_before_the_features_is_the_guests() {
     assert!(!guest.device.set_front_end_mtu(67) && !guest.device.set_front_end_mtu(65_536));
     // The next guest is another's.
     guest.runtime.block_on(guest.device.set_features(0));
+    assert!(guest.device.set_front_end_mtu(9000));
+    // So is the next one of a front-end that left before it told the features.
+    guest.runtime.block_on(guest.device.set_features(0));
     guest.runtime.block_on(guest.device.set_features(with_mtu));
     assert_eq!(guest.device.0.rules().frame_size_max, FRAME_SIZE_MAX);
 }
