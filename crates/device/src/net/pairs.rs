@@ -200,9 +200,13 @@ impl Inner {
     }
 
     pub(super) async fn send_rarp(&self, mac: MacAddress) -> bool {
+        let device = &self.options.name;
+        if !self.state().link_up {
+            tracing::info!(device, ?mac, "guest not announced: its link is down");
+            return true;
+        }
         let (port, frame) = (self.port.clone(), rarp(mac));
         let sent = tokio::task::spawn_blocking(move || port.transmit(&frame)).await;
-        let device = &self.options.name;
         match sent.unwrap_or(Err(Errno::INTR)) {
             Ok(()) => tracing::info!(device, ?mac, "guest announced"),
             Err(errno) => tracing::warn!(device, %errno, "guest could not be announced"),

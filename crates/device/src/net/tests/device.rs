@@ -104,3 +104,11 @@ fn a_queue_that_the_device_has_not_does_not_start() {
     };
     assert!(guest.runtime.block_on(guest.device.start(activation)).is_err());
 }
+
+#[test]
+fn nothing_is_announced_while_the_link_is_down() {
+    let guest = Guest::new(VIRTIO_F_VERSION_1);
+    guest.runtime.block_on(guest.device.set_link(false));
+    assert!(guest.runtime.block_on(guest.device.send_rarp([2, 0, 0, 0, 0, 9])));
+    assert!(guest.port.sent().is_empty());
+}
