@@ -306,4 +306,25 @@ mod tests {
             assert!(woken.is_empty(), "uring {uring}: {woken:?}");
         }
     }
+
+    #[test]
+    fn a_kick_whose_other_end_is_closed_is_reported_and_then_no_more() {
+        for uring in [true, false] {
+            let mut wait = Wait::new(uring).unwrap();
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            let (socket, peer) = std::os::unix::net::UnixStream::pair().unwrap();
+            let source = Source::Kick { slot: 1, generation: 2 };
+            wait.watch(reader.as_fd(), source);
+            wait.watch(socket.as_fd(), source);
+            drop((writer, peer));
+            let mut woken = Vec::new();
+            wait.sleep(&mut woken, None);
+            wait.sleep(&mut woken, Some(Duration::from_millis(20)));
+            assert!((1..=4).contains(&woken.len()), "uring {uring}: {woken:?}");
+            assert!(woken.iter().all(|w| !w.ended), "it would be watched again at once");
+            woken.clear();
+            wait.sleep(&mut woken, Some(Duration::from_millis(20)));
+            assert!(woken.is_empty(), "uring {uring}: {woken:?}");
+        }
+    }
 }
