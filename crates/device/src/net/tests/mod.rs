@@ -1,6 +1,7 @@
 //! Network queues and the control queue without a daemon: the driver half is the guest, a port
 //! that follows a script is the host.
 
+mod churn;
 mod control;
 mod device;
 mod guest;

@@ -1,0 +1,341 @@
+//! Frames go round while everything that can be done to a running queue is done to it: no wake-up
+//! may be lost on either side, and no frame change or overtake another.
+
+use super::*;
+use crate::doorbell::{Call, Kick};
+use crate::handle::QueueHandle;
+use crate::net::NetDevice;
+use crate::pool::{Pool, PoolOptions};
+use crate::queue::Change;
+use crate::{Activation, Device};
+use manyring_wire::net::{Coalescing, VIRTIO_NET_F_MRG_RXBUF};
+use manyring_wire::virtio::VIRTIO_F_VERSION_1;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::HashMap;
+use std::os::unix::net::UnixDatagram;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// Longer than anything takes, unless somebody waits for a wake-up that never comes.
+const STALL: Timespec = Timespec { tv_sec: 6, tv_nsec: 0 };
+const STALL_MS: usize = 3000;
+/// Buffers of each ring that are used.
+const DEPTH: u64 = 16;
+const LEN: usize = 200;
+const DISTURBANCES: usize = 200;
+
+/// A port whose frames go into a socket of few frames, and come from it.
+#[derive(Clone, Debug)]
+struct Wire(Arc<UnixDatagram>);
+
+impl PortTx for Wire {
+    fn send(&mut self, frames: &Frames, first: usize) -> Sent {
+        let mut sent = Sent::default();
+        for index in first..frames.count() {
+            let mut bytes = vec![0; HEADER_SIZE + frames.len(index)];
+            copy_from_slices(frames.slices(index), &mut bytes);
+            if self.0.send(&bytes).is_err() {
+                sent.stop = Some(Stop::Blocked);
+                break;
+            }
+            sent.taken += 1;
+        }
+        sent
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        Readiness::Fd(self.0.as_fd())
+    }
+}
+
+impl PortRx for Wire {
+    fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
+        let mut bytes = vec![0; 4096];
+        let len = self.0.recv(&mut bytes).map_err(|_| Errno::AGAIN)?;
+        Ok(copy_to_slices(buffers, &bytes[..len]))
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        Readiness::Fd(self.0.as_fd())
+    }
+}
+
+impl Port for Wire {
+    fn kind(&self) -> &'static str {
+        "wire"
+    }
+
+    fn queue_pairs(&self) -> usize {
+        1
+    }
+
+    fn taken(&self) -> Offloads {
+        ALL
+    }
+
+    fn given(&self) -> Offloads {
+        ALL
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        None
+    }
+
+    fn open_tx(&self, _: usize) -> Result<Box<dyn PortTx>, Errno> {
+        // As a tap's: the other half's wait is apart.
+        let own = self.0.try_clone().map_err(|_| Errno::MFILE)?;
+        Ok(Box::new(Self(Arc::new(own))))
+    }
+
+    fn open_rx(&self, _: usize) -> Result<Box<dyn PortRx>, Errno> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn set_offloads(&self, _: Offloads) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn set_attached(&self, _: usize, _: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn set_mtu(&self, _: u16) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn set_link(&self, _: bool) {}
+
+    fn transmit(&self, _: &[u8]) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+/// One side of the guest: a ring, its doorbells, and how far it has come.
+struct Side {
+    ring: Ring,
+    kick: OwnedFd,
+    call: OwnedFd,
+    frames: Arc<AtomicU64>,
+    ends: Arc<AtomicBool>,
+    is_rx: bool,
+}
+
+impl Side {
+    fn add(&mut self, slot: u64, number: u64) -> u16 {
+        let at = DATA + slot * 0x1000;
+        if self.is_rx {
+            return self.ring.driver.add(&[], &[(at, 1024)]).unwrap();
+        }
+        self.ring.write(at, &[&[0; HEADER_SIZE][..], &frame(number, LEN)].concat());
+        self.ring.driver.add(&[(at, len32(HEADER_SIZE + LEN))], &[]).unwrap()
+    }
+
+    fn publish(&mut self) {
+        if self.ring.driver.publish() {
+            rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    /// Sends, or receives, until the end; sleeps like a driver whose only alarm is the call.
+    fn run(mut self) {
+        let (mut next, mut seen, mut slots) = (0u64, None, HashMap::new());
+        let mut random = 1u64;
+        for slot in 0..DEPTH {
+            slots.insert(self.add(slot, next), slot);
+            next += 1;
+        }
+        self.publish();
+        while !self.ends.load(SeqCst) {
+            self.ring.driver.disable_notifications();
+            while let Some((id, written)) = self.ring.driver.take_used() {
+                let slot = slots.remove(&id).unwrap();
+                if self.is_rx {
+                    assert_eq!(written as usize, HEADER_SIZE + LEN);
+                    let bytes = self.ring.read(DATA + slot * 0x1000 + HEADER_SIZE as u64, LEN);
+                    let number = u64::from_le_bytes(*bytes[14..].first_chunk().unwrap());
+                    assert!(seen.is_none_or(|seen| seen < number), "{seen:?}, then {number}");
+                    seen = Some(number);
+                }
+                self.frames.fetch_add(1, SeqCst);
+                slots.insert(self.add(slot, next), slot);
+                next += 1;
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                if random >> 61 == 0 {
+                    self.publish();
+                }
+                if random >> 58 == 1 {
+                    // Whoever serves it falls asleep.
+                    std::thread::sleep(Duration::from_micros(random >> 20 & 0xff));
+                }
+            }
+            self.publish();
+            if !self.ring.driver.enable_notifications() {
+                self.sleep();
+            }
+        }
+    }
+
+    fn sleep(&mut self) {
+        let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
+        let count = poll(&mut fds, Some(&STALL)).unwrap();
+        if count == 0 && !self.ends.load(SeqCst) {
+            let used = self.ring.driver.take_used().is_some();
+            panic!("rx {}: no call; there is something used: {used}", self.is_rx);
+        }
+        let _ = rustix::io::read(&self.call, &mut [0; 8]);
+    }
+}
+
+/// Sends every frame back.
+fn echo(host: &UnixDatagram, ends: &AtomicBool) {
+    let mut bytes = vec![0; 4096];
+    while !ends.load(SeqCst) {
+        if let Ok(len) = host.recv(&mut bytes) {
+            while host.send(&bytes[..len]).is_err() && !ends.load(SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// A queue as the session knows it.
+struct Started {
+    index: usize,
+    config: QueueConfig,
+    memory: Arc<GuestMemory>,
+    kick: OwnedFd,
+    call: OwnedFd,
+    handle: Option<QueueHandle>,
+}
+
+impl Started {
+    async fn start(&mut self, device: &NetDevice) {
+        let activation = Activation {
+            index: self.index,
+            queue: DeviceQueue::new(self.config, self.memory.clone()).unwrap(),
+            addresses: self.config.addresses,
+            kick: Some(self.kick()),
+            call: Some(Arc::new(Call::new(self.call.try_clone().unwrap()).unwrap())),
+            err: None,
+            enabled: true,
+            features: VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF,
+            events: mpsc::channel(4).0,
+        };
+        self.handle = Some(device.start(activation).await.unwrap());
+    }
+
+    async fn stop(&mut self, device: &NetDevice) {
+        let handle = self.handle.take().unwrap();
+        self.config.base = device.stop(self.index, handle).await.unwrap();
+    }
+
+    fn kick(&self) -> Kick {
+        Kick::new(self.kick.try_clone().unwrap()).unwrap()
+    }
+
+    /// Does one of the things that can be done to a queue that runs.
+    async fn disturb(&mut self, device: &NetDevice, what: u64) {
+        let (index, more) = (self.index, what / 8);
+        let number = |below: u64| u32::try_from(more % below).unwrap();
+        let Some(handle) = &self.handle else { return };
+        match what % 8 {
+            0 | 1 => drop(handle.move_to(usize::from(more % 2 == 1)).await),
+            2 => {
+                device.set_enabled(index, handle, false).await;
+                tokio::time::sleep(Duration::from_micros(number(500).into())).await;
+                device.set_enabled(index, handle, true).await;
+            }
+            3 => {
+                let memory = Arc::new((*self.memory).clone());
+                assert_eq!(handle.set_memory(memory, self.config.addresses).await, Ok(()));
+            }
+            4 => handle.set_kick(Some(self.kick())).await,
+            5 => {
+                let (packets_max, delay_us_max) = (number(40), number(300));
+                let coalescing = Coalescing { packets_max, delay_us_max };
+                handle.route().unwrap().change(Change::Coalescing(coalescing)).await;
+            }
+            6 => {
+                device.set_link(false).await;
+                device.set_link(true).await;
+            }
+            _ => {
+                self.stop(device).await;
+                self.start(device).await;
+            }
+        }
+    }
+}
+
+/// Waits until both sides have come further: nothing else wakes them meanwhile.
+fn goes_on(frames: &[Arc<AtomicU64>]) {
+    let before: Vec<_> = frames.iter().map(|count| count.load(SeqCst)).collect();
+    for _ in 0..STALL_MS {
+        let on = |(count, before): (&Arc<AtomicU64>, &u64)| count.load(SeqCst) > *before + 1;
+        if frames.iter().zip(&before).all(on) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let after: Vec<_> = frames.iter().map(|count| count.load(SeqCst)).collect();
+    panic!("received, sent: {before:?}, and three seconds later {after:?}");
+}
+
+fn churn(uring: bool, event_idx: bool, seed: u64) {
+    println!("uring {uring}, EVENT_IDX {event_idx}, seed {seed}");
+    let (ours, host) = UnixDatagram::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    host.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    host.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let pool = Pool::new(PoolOptions { workers_max: 2, spin_us: 1, uring });
+    let device = NetDevice::new(options(1), Arc::new(Wire(Arc::new(ours))), pool);
+    runtime.block_on(device.set_features(VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF));
+    let ends = Arc::new(AtomicBool::new(false));
+    let (mut queues, mut threads, mut frames) = (Vec::new(), Vec::new(), Vec::new());
+    for index in 0..2 {
+        let ring = Ring::new(32, event_idx);
+        let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let (config, memory) = (ring.config, ring.memory.clone());
+        let (kick_too, call_too) = (kick.try_clone().unwrap(), call.try_clone().unwrap());
+        let mut queue = Started { index, config, memory, kick, call, handle: None };
+        runtime.block_on(queue.start(&device));
+        queues.push(queue);
+        frames.push(Arc::new(AtomicU64::new(0)));
+        let (frames, ends) = (frames[index].clone(), ends.clone());
+        let side = Side { ring, kick: kick_too, call: call_too, frames, ends, is_rx: index == 0 };
+        threads.push(std::thread::Builder::new().spawn(move || side.run()).unwrap());
+    }
+    let until = ends.clone();
+    let host = std::thread::Builder::new().spawn(move || echo(&host, &until)).unwrap();
+    let mut random = seed;
+    for _ in 0..DISTURBANCES {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
+        let index = usize::try_from(random >> 63).unwrap();
+        runtime.block_on(queues[index].disturb(&device, random >> 20 & 0xfff_ffff));
+        goes_on(&frames);
+    }
+    ends.store(true, SeqCst);
+    for queue in &mut queues {
+        runtime.block_on(queue.stop(&device));
+        // Nobody else wakes it any more.
+        rustix::io::write(&queue.call, &1u64.to_ne_bytes()).unwrap();
+    }
+    let counts: Vec<_> = frames.iter().map(|count| count.load(SeqCst)).collect();
+    println!("received, sent: {counts:?}");
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    host.join().unwrap();
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+}
+
+#[test]
+fn no_wake_up_is_lost_whatever_is_done_to_a_running_queue() {
+    let seed = std::env::var("MANYRING_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    for uring in [true, false] {
+        for event_idx in [true, false] {
+            churn(uring, event_idx, seed);
+        }
+    }
+}
