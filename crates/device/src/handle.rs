@@ -177,7 +177,9 @@ impl QueueHandle {
     pub async fn set_kick(&self, kick: Option<Kick>) {
         match &self.0 {
             Runs::Worker(route) => drop(route.send(Command::Kick(route.id, kick)).await),
-            Runs::Control(handle) => handle.tell(Ask::Kick(kick)),
+            Runs::Control(handle) => {
+                handle.ask(|reply| Ask::Kick(kick, reply)).await;
+            }
         }
     }
 
@@ -185,7 +187,9 @@ impl QueueHandle {
     pub async fn set_call(&self, call: Option<Arc<Call>>) {
         match &self.0 {
             Runs::Worker(route) => drop(route.send(Command::Call(route.id, call)).await),
-            Runs::Control(handle) => handle.tell(Ask::Call(call)),
+            Runs::Control(handle) => {
+                handle.ask(|reply| Ask::Call(call, reply)).await;
+            }
         }
     }
 
@@ -193,7 +197,9 @@ impl QueueHandle {
     pub async fn set_err(&self, err: Option<Arc<Call>>) {
         match &self.0 {
             Runs::Worker(route) => drop(route.send(Command::Err(route.id, err)).await),
-            Runs::Control(handle) => handle.tell(Ask::Err(err)),
+            Runs::Control(handle) => {
+                handle.ask(|reply| Ask::Err(err, reply)).await;
+            }
         }
     }
 

@@ -35,9 +35,9 @@ pub(crate) enum Ask {
     Stop(oneshot::Sender<u16>),
     Memory(Arc<GuestMemory>, RingAddresses, oneshot::Sender<Result<(), QueueError>>),
     Enable(bool, oneshot::Sender<()>),
-    Kick(Option<Kick>),
-    Call(Option<Arc<Call>>),
-    Err(Option<Arc<Call>>),
+    Kick(Option<Kick>, oneshot::Sender<()>),
+    Call(Option<Arc<Call>>, oneshot::Sender<()>),
+    Err(Option<Arc<Call>>, oneshot::Sender<()>),
 }
 
 /// The task, as its session holds it.
@@ -45,15 +45,12 @@ pub(crate) enum Ask {
 pub(crate) struct ControlHandle(mpsc::UnboundedSender<Ask>);
 
 impl ControlHandle {
-    /// Asks and waits; `None` if the task has ended.
+    /// Asks and waits; `None` if the task has ended. Nothing is asked without waiting: a task that
+    /// waits for the host must not gather what a front-end sends meanwhile, fds above all.
     pub(crate) async fn ask<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        self.tell(ask(reply));
+        let _ = self.0.send(ask(reply));
         answer.await.ok()
-    }
-
-    pub(crate) fn tell(&self, ask: Ask) {
-        let _ = self.0.send(ask);
     }
 }
 
@@ -173,12 +170,19 @@ impl Task {
                 self.enabled = enabled;
                 let _ = reply.send(());
             }
-            Ask::Kick(kick) => self.kick = kick.and_then(watched),
-            Ask::Call(call) => {
+            Ask::Kick(kick, reply) => {
+                self.kick = kick.and_then(watched);
+                let _ = reply.send(());
+            }
+            Ask::Call(call, reply) => {
                 self.call = call;
                 self.ring();
+                let _ = reply.send(());
             }
-            Ask::Err(err) => self.err = err,
+            Ask::Err(err, reply) => {
+                self.err = err;
+                let _ = reply.send(());
+            }
         }
         false
     }

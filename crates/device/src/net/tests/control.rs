@@ -294,3 +294,19 @@ fn a_kick_whose_other_end_is_closed_costs_nothing() {
     guest.runtime.block_on(guest.control.as_ref().unwrap().set_kick(Some(kick)));
     assert_eq!(guest.command(class::RX, class::RX_PROMISC, &[1]), OK);
 }
+
+#[test]
+fn a_session_brings_no_more_than_one_fd_to_a_control_queue_that_waits_for_the_host() {
+    let mut guest = Guest::new(EVERYTHING);
+    guest.port.script().slow = Some(Duration::from_millis(300));
+    let command = [&[class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET][..], &[0; 8]].concat();
+    guest.offer(&command, 1);
+    let handle = guest.control.as_ref().unwrap();
+    let told = guest.runtime.block_on(async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::timeout(Duration::from_millis(50), handle.set_call(None)).await
+    });
+    assert!(told.is_err(), "it goes on to the next message, and its fd");
+    guest.runtime.block_on(handle.set_err(None));
+    assert_eq!(guest.ring.driver.take_used().map(|(_, written)| written), Some(1));
+}
