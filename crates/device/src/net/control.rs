@@ -1,12 +1,20 @@
 //! What the commands of the control queue do (virtio 1.3 §5.1.6.5).
 
+use super::rules::Filter;
 use super::{Inner, State};
 use manyring_wire::net::{
-    Coalescing, Command, CtrlStatus, Offloads, QueueCoalescing, RxMode,
+    Coalescing, Command, CtrlStatus, MacAddress, Offloads, QueueCoalescing, RxMode,
     VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_RX,
     VIRTIO_NET_F_CTRL_RX_EXTRA, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_GUEST_ANNOUNCE,
     VIRTIO_NET_F_MQ, VIRTIO_NET_F_NOTF_COAL, VIRTIO_NET_F_VQ_NOTF_COAL,
 };
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
+/// Longest wait for the workers and the host.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why a command is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,110 +63,262 @@ fn needs(command: &Command) -> u64 {
     }
 }
 
-impl Inner {
-    /// Does what the driver wants; returns when every worker goes by it.
-    pub(super) async fn obey(&self, command: Command) -> Result<Reply, Refusal> {
-        if self.state().features & needs(&command) == 0 {
+/// Who is told what a command has set.
+#[derive(Clone, Debug)]
+enum Reach {
+    /// All queues: their filter.
+    Rules,
+    /// These queues: when they call.
+    Coalescing(Vec<usize>),
+    /// The queues of all pairs, and the host.
+    Pairs,
+    /// The host, then all queues.
+    Offloads,
+}
+
+/// What a command has set, as it was before.
+#[derive(Debug)]
+enum Before {
+    Filter(MacAddress, Option<Filter>),
+    Coalescing { tx: Coalescing, rx: Coalescing, queues: Vec<(usize, Coalescing)> },
+    Pairs(usize),
+    Offloads(Offloads),
+}
+
+/// The two kinds of commands: what one has left behind holds back those of its kind alone.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// Workers are told, and no more.
+    Workers,
+    /// The host is called, which may take long.
+    Host,
+}
+
+impl Reach {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Rules | Self::Coalescing(_) => Kind::Workers,
+            Self::Pairs | Self::Offloads => Kind::Host,
+        }
+    }
+}
+
+/// Obeys the commands of one driver, one after the other.
+///
+/// A command sets its part of the state, then those who go by it are told. What is refused, or
+/// takes too long, is put back, and they are told again. A call of the host cannot be recalled: it
+/// goes on behind the answer, and another one follows it that undoes what it did.
+#[derive(Debug)]
+pub(super) struct Commands {
+    inner: Arc<Inner>,
+    /// What goes on behind an answer, of each [`Kind`]: never more than one.
+    late: [Option<JoinHandle<bool>>; 2],
+}
+
+impl Commands {
+    /// For a driver that has set nothing yet.
+    pub(super) fn new(inner: Arc<Inner>) -> Self {
+        Self { inner, late: [None, None] }
+    }
+
+    /// For a driver that begins: what another has set counts no more, and whoever goes by it is
+    /// told. A host that is late is not waited for: commands that do not need it are served.
+    pub(super) async fn begin(inner: Arc<Inner>) -> Self {
+        inner.begin_control();
+        let mut commands = Self::new(inner);
+        let deadline = Instant::now() + PATIENCE;
+        let queues = (0..commands.inner.options.queue_pairs * 2).collect();
+        commands.leave(Kind::Workers, vec![Reach::Rules, Reach::Coalescing(queues)]);
+        commands.leave(Kind::Host, vec![Reach::Offloads, Reach::Pairs]);
+        for kind in [Kind::Workers, Kind::Host] {
+            let _ = commands.settle(kind, deadline).await;
+        }
+        commands
+    }
+
+    /// Does what the driver wants: returns when every worker and the host go by it. What is
+    /// refused has no effect, or one that is undone.
+    pub(super) async fn obey(&mut self, command: Command) -> Result<Reply, Refusal> {
+        let deadline = Instant::now() + PATIENCE;
+        let inner = &self.inner;
+        if inner.state().features & needs(&command) == 0 {
             return Err(Refusal::Feature);
         }
-        match command {
-            Command::Rx(mode, on) => self.set_filter(|f| f.set_mode(mode, on)).await,
-            Command::MacTable(table) => self.set_filter(|f| f.set_table(table)).await,
-            Command::VlanAdd(id) => self.set_filter(|f| f.set_vlan(id, true)).await,
-            Command::VlanDel(id) => self.set_filter(|f| f.set_vlan(id, false)).await,
-            Command::MacAddr(mac) => {
-                self.state().mac = mac;
-                self.set_filter(|f| f.set_mac(mac)).await;
-            }
-            Command::AnnounceAck => self.state().announces = false,
-            Command::QueuePairs(pairs) => self.use_pairs(pairs).await?,
-            Command::GuestOffloads(bits) => self.set_guest_offloads(bits).await?,
-            Command::CoalesceTx(coalescing) => self.coalesce(1, coalescing).await,
-            Command::CoalesceRx(coalescing) => self.coalesce(0, coalescing).await,
-            Command::CoalesceQueue(QueueCoalescing { index, coalescing }) => {
-                let at = self.data_queue(index)?;
-                self.state().vqs[at].coalescing = coalescing;
-                self.push_coalescing(at).await;
-            }
-            Command::CoalesceQuery(index) => {
-                let at = self.data_queue(index)?;
-                let coalescing = self.state().vqs[at].coalescing;
-                let result = QueueCoalescing { index, coalescing }.emit().to_vec();
-                return Ok(Reply { status: CtrlStatus::Ok, result });
-            }
+        if let Command::CoalesceQuery(index) = command {
+            let coalescing = inner.coalescing_of(index)?;
+            let result = QueueCoalescing { index, coalescing }.emit().to_vec();
+            return Ok(Reply { status: CtrlStatus::Ok, result });
         }
-        Ok(Reply::status(CtrlStatus::Ok))
+        let Some(reach) = inner.reach(&command)? else {
+            inner.state().announces = false;
+            return Ok(Reply::status(CtrlStatus::Ok));
+        };
+        let kind = reach.kind();
+        self.settle(kind, deadline).await?;
+        let (driver, before) = self.inner.set(command);
+        self.leave(kind, vec![reach.clone()]);
+        let refusal = match self.settle(kind, deadline).await {
+            Ok(true) => return Ok(Reply::status(CtrlStatus::Ok)),
+            Ok(false) => Refusal::Port,
+            Err(refusal) => refusal,
+        };
+        self.inner.put_back(driver, before);
+        // What is still under way ends before this: it has the locks.
+        self.leave(kind, vec![reach]);
+        let _ = self.settle(kind, deadline).await;
+        Err(refusal)
     }
 
-    async fn set_filter(&self, change: impl FnOnce(&mut super::rules::Filter)) {
-        if let State { filter: Some(filter), .. } = &mut *self.state() {
+    /// Tells whom it concerns, behind the driver's back.
+    fn leave(&mut self, kind: Kind, reaches: Vec<Reach>) {
+        let inner = self.inner.clone();
+        let work = tokio::spawn(async move {
+            let mut follows = true;
+            for reach in &reaches {
+                follows &= inner.spread(reach).await;
+            }
+            follows
+        });
+        self.late[kind as usize] = Some(work);
+    }
+
+    /// Waits until everybody has heard what was left; false if the host does not follow.
+    async fn settle(&mut self, kind: Kind, deadline: Instant) -> Result<bool, Refusal> {
+        let slot = &mut self.late[kind as usize];
+        let Some(late) = slot else { return Ok(true) };
+        let done = timeout_at(deadline, late).await.map_err(|_| Refusal::Time)?;
+        *slot = None;
+        Ok(done.unwrap_or(false))
+    }
+}
+
+impl State {
+    fn change_filter(&mut self, change: impl FnOnce(&mut Filter)) -> Before {
+        let before = Before::Filter(self.mac, self.filter.clone());
+        if let Some(filter) = &mut self.filter {
             change(filter);
         }
-        self.push_rules().await;
+        before
     }
 
-    async fn use_pairs(&self, pairs: u16) -> Result<(), Refusal> {
-        let max = self.options.queue_pairs;
-        if !(1..=max).contains(&usize::from(pairs)) {
-            return Err(Refusal::Pairs { pairs, max });
-        }
-        let before = std::mem::replace(&mut self.state().pairs_in_use, usize::from(pairs));
-        if self.apply_pairs().await {
-            return Ok(());
-        }
-        self.state().pairs_in_use = before;
-        self.apply_pairs().await;
-        Err(Refusal::Port)
-    }
-
-    async fn set_guest_offloads(&self, bits: u64) -> Result<(), Refusal> {
-        let wanted = Offloads::of_guest(bits);
-        let given = {
-            let mut state = self.state();
-            if bits & !state.features != 0 {
-                return Err(Refusal::Offloads);
-            }
-            std::mem::replace(&mut state.given, wanted)
+    /// Sets the parameters of these virtqueues.
+    fn coalesce(&mut self, indices: impl Iterator<Item = usize>, coalescing: Coalescing) -> Before {
+        let (tx, rx) = (self.coalescing_tx, self.coalescing_rx);
+        let set = |index: usize| {
+            let own = &mut self.vqs[index].coalescing;
+            (index, std::mem::replace(own, coalescing))
         };
-        if !self.apply_offloads().await {
-            let mut state = self.state();
-            if state.given == wanted {
-                state.given = given;
+        Before::Coalescing { tx, rx, queues: indices.map(set).collect() }
+    }
+}
+
+impl Inner {
+    /// Whom `command` concerns: nobody, if only the config space changes.
+    fn reach(&self, command: &Command) -> Result<Option<Reach>, Refusal> {
+        Ok(Some(match command {
+            Command::Rx(..)
+            | Command::MacTable(_)
+            | Command::VlanAdd(_)
+            | Command::VlanDel(_)
+            | Command::MacAddr(_) => Reach::Rules,
+            Command::CoalesceTx(_) => Reach::Coalescing(self.data_queues(1).collect()),
+            Command::CoalesceRx(_) => Reach::Coalescing(self.data_queues(0).collect()),
+            Command::CoalesceQueue(queue) => Reach::Coalescing(vec![self.data_queue(queue.index)?]),
+            Command::QueuePairs(pairs) => {
+                let (pairs, max) = (*pairs, self.options.queue_pairs);
+                if !(1..=max).contains(&usize::from(pairs)) {
+                    return Err(Refusal::Pairs { pairs, max });
+                }
+                Reach::Pairs
             }
-            return Err(Refusal::Port);
-        }
-        self.push_rules().await;
-        Ok(())
+            Command::GuestOffloads(bits) => {
+                if bits & !self.state().features != 0 {
+                    return Err(Refusal::Offloads);
+                }
+                Reach::Offloads
+            }
+            Command::AnnounceAck | Command::CoalesceQuery(_) => return Ok(None),
+        }))
     }
 
-    /// What a driver before has set counts no more: tells whoever goes by it.
-    pub(super) async fn forget_commands(&self) {
-        self.begin_control();
-        self.apply_offloads().await;
-        self.push_rules().await;
-        for index in 0..self.options.queue_pairs * 2 {
-            self.push_coalescing(index).await;
-        }
-        self.apply_pairs().await;
-    }
-
-    /// Sets the parameters of all transmitqs (1) or receiveqs (0).
-    async fn coalesce(&self, odd: usize, coalescing: Coalescing) {
-        let count = self.options.queue_pairs * 2;
-        {
-            let mut state = self.state();
-            if odd == 1 {
+    /// Sets what `command` says; gives the driver that it counts for, and what was before.
+    fn set(&self, command: Command) -> (u64, Option<Before>) {
+        let state = &mut *self.state();
+        let before = match command {
+            Command::Rx(mode, on) => state.change_filter(|f| f.set_mode(mode, on)),
+            Command::MacTable(table) => state.change_filter(|f| f.set_table(table)),
+            Command::VlanAdd(id) => state.change_filter(|f| f.set_vlan(id, true)),
+            Command::VlanDel(id) => state.change_filter(|f| f.set_vlan(id, false)),
+            Command::MacAddr(mac) => {
+                let before = state.change_filter(|f| f.set_mac(mac));
+                state.mac = mac;
+                before
+            }
+            Command::CoalesceTx(coalescing) => {
+                let before = state.coalesce(self.data_queues(1), coalescing);
                 state.coalescing_tx = coalescing;
-            } else {
+                before
+            }
+            Command::CoalesceRx(coalescing) => {
+                let before = state.coalesce(self.data_queues(0), coalescing);
                 state.coalescing_rx = coalescing;
+                before
             }
-            for vq in state.vqs[..count].iter_mut().skip(odd).step_by(2) {
-                vq.coalescing = coalescing;
+            Command::CoalesceQueue(QueueCoalescing { index, coalescing }) => {
+                state.coalesce(std::iter::once(usize::from(index)), coalescing)
+            }
+            Command::QueuePairs(pairs) => {
+                Before::Pairs(std::mem::replace(&mut state.pairs_in_use, pairs.into()))
+            }
+            Command::GuestOffloads(bits) => {
+                // Another driver may have begun since this was checked.
+                let wanted = Offloads::of_guest(bits & state.features);
+                Before::Offloads(std::mem::replace(&mut state.given, wanted))
+            }
+            Command::AnnounceAck | Command::CoalesceQuery(_) => return (state.drivers, None),
+        };
+        (state.drivers, Some(before))
+    }
+
+    /// What `driver` has set counts no more, unless another one has begun since.
+    fn put_back(&self, driver: u64, before: Option<Before>) {
+        let state = &mut *self.state();
+        if state.drivers != driver {
+            return;
+        }
+        match before {
+            Some(Before::Filter(mac, filter)) => (state.mac, state.filter) = (mac, filter),
+            Some(Before::Coalescing { tx, rx, queues }) => {
+                (state.coalescing_tx, state.coalescing_rx) = (tx, rx);
+                for (index, coalescing) in queues {
+                    state.vqs[index].coalescing = coalescing;
+                }
+            }
+            Some(Before::Pairs(pairs)) => state.pairs_in_use = pairs,
+            Some(Before::Offloads(given)) => state.given = given,
+            None => {}
+        }
+    }
+
+    /// Tells those in `reach` what is set now; returns when they go by it. False if the host does
+    /// not.
+    async fn spread(&self, reach: &Reach) -> bool {
+        match reach {
+            Reach::Rules => self.push_rules().await,
+            Reach::Coalescing(queues) => self.push_coalescing(queues).await,
+            Reach::Pairs => return self.apply_pairs().await,
+            Reach::Offloads => {
+                let follows = self.apply_offloads().await;
+                self.push_rules().await;
+                return follows;
             }
         }
-        for index in (odd..count).step_by(2) {
-            self.push_coalescing(index).await;
-        }
+        true
+    }
+
+    /// All transmitqs (1) or receiveqs (0).
+    fn data_queues(&self, odd: usize) -> impl Iterator<Item = usize> + use<> {
+        (odd..self.options.queue_pairs * 2).step_by(2)
     }
 
     fn data_queue(&self, index: u16) -> Result<usize, Refusal> {
@@ -166,5 +326,10 @@ impl Inner {
         let is_data = at < self.options.queue_pairs * 2;
         let runs = is_data && self.state().vqs[at].is_started;
         if runs { Ok(at) } else { Err(Refusal::Index { index }) }
+    }
+
+    fn coalescing_of(&self, index: u16) -> Result<Coalescing, Refusal> {
+        let at = self.data_queue(index)?;
+        Ok(self.state().vqs[at].coalescing)
     }
 }

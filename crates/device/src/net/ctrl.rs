@@ -1,10 +1,10 @@
 //! controlq: a task of the control thread that takes commands off the ring, one after the other.
 //!
-//! The status byte of a command is written when every worker has acknowledged, or after a second:
-//! a Linux guest spins until then.
+//! The status byte of a command is written when everybody goes by it, or after a second: a Linux
+//! guest spins until then.
 
 use super::Inner;
-use super::control::{Refusal, Reply};
+use super::control::{Commands, Reply};
 use crate::doorbell::{Call, Kick};
 use crate::handle::QueueHandle;
 use crate::queue::{Event, EventKind};
@@ -20,8 +20,6 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 use tokio::sync::{mpsc, oneshot};
 
-/// Longest wait for the workers.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// Longest command that is read: a MAC table of ten thousand addresses.
 const COMMAND_SIZE_MAX: u64 = 64 << 10;
 /// How often a ring without a kick is looked at.
@@ -65,7 +63,8 @@ impl AsRawFd for Watched {
 }
 
 pub(super) struct Task {
-    inner: Arc<Inner>,
+    device: String,
+    commands: Commands,
     index: usize,
     queue: DeviceQueue,
     batch: Batch,
@@ -81,9 +80,9 @@ pub(super) struct Task {
 
 /// Starts the task of the control queue.
 pub(super) async fn start(inner: &Arc<Inner>, activation: Activation) -> QueueHandle {
-    inner.forget_commands().await;
+    let commands = Commands::begin(inner.clone()).await;
     let (sender, asks) = mpsc::unbounded_channel();
-    tokio::spawn(Task::new(inner.clone(), activation).run(asks));
+    tokio::spawn(Task::new(inner, commands, activation).run(asks));
     QueueHandle::control(ControlHandle(sender))
 }
 
@@ -114,11 +113,12 @@ async fn kicked(kick: Option<&AsyncFd<Watched>>, stats: &QueueStats) {
 }
 
 impl Task {
-    pub(super) fn new(inner: Arc<Inner>, activation: Activation) -> Self {
+    pub(super) fn new(inner: &Inner, commands: Commands, activation: Activation) -> Self {
         let stats = inner.stats[activation.index].clone();
         stats.running.set(1);
         Self {
-            inner,
+            device: inner.options.name.clone(),
+            commands,
             index: activation.index,
             queue: activation.queue,
             batch: Batch::new(),
@@ -235,16 +235,11 @@ impl Task {
     }
 
     async fn obey(&mut self, bytes: &[u8]) -> Reply {
-        let device = &self.inner.options.name;
+        let device = &self.device;
         let refusal: &dyn std::fmt::Display = match Command::parse(bytes) {
             Ok(command) => {
                 tracing::debug!(device, ?command, "command");
-                // A command that takes too long is refused, and still done to its end: one that
-                // stops half-way would leave queues that differ.
-                let inner = self.inner.clone();
-                let work = tokio::spawn(async move { inner.obey(command).await });
-                let obeyed = tokio::time::timeout(PATIENCE, work).await;
-                match obeyed.unwrap_or(Ok(Err(Refusal::Time))).unwrap_or(Err(Refusal::Time)) {
+                match self.commands.obey(command).await {
                     Ok(reply) => return reply,
                     Err(refusal) => &{ refusal },
                 }

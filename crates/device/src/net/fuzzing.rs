@@ -1,5 +1,6 @@
 //! Network queues without a worker, for the fuzz targets.
 
+use super::control::Commands;
 use super::ctrl::Task;
 use super::rules::Filter;
 use super::{NetDevice, NetOptions, NetRx, NetTx, Rules};
@@ -159,7 +160,8 @@ impl SoloControl {
             features,
             events: mpsc::channel(1).0,
         };
-        Self { task: Task::new(device.0.clone(), activation), device }
+        let commands = Commands::new(device.0.clone());
+        Self { task: Task::new(&device.0, commands, activation), device }
     }
 
     /// Serves commands until there are none.

@@ -27,7 +27,7 @@ pub use manyring_wire::net::{MacAddress, is_mtu, parse_mac};
 
 use crate::handle::{QueueHandle, Route};
 use crate::pool::{Pool, StopError};
-use crate::stats::{Class, Counter, QueueStats};
+use crate::stats::{Class, QueueStats};
 use crate::{Activation, ConfigError, Device, Later, StartError};
 use manyring_backend::net::Port;
 use manyring_wire::net::{
@@ -91,6 +91,8 @@ struct Vq {
 #[derive(Debug)]
 struct State {
     features: u64,
+    /// Drivers so far: each begins with nothing set.
+    drivers: u64,
     link_up: bool,
     announces: bool,
     mac: MacAddress,
@@ -108,6 +110,9 @@ struct State {
     coalescing_tx: Coalescing,
     coalescing_rx: Coalescing,
     vqs: Vec<Vq>,
+    /// Pairs that the host may use, and what it leaves unfinished: as it was told last.
+    attached: Vec<bool>,
+    host_given: Option<Offloads>,
 }
 
 /// A network device.
@@ -121,11 +126,12 @@ struct Inner {
     port: Arc<dyn Port>,
     pool: Arc<Pool>,
     state: Mutex<State>,
-    /// Which pairs the host may use. Held while that, or what queues go by, changes: changes do not
-    /// cross.
-    attached: tokio::sync::Mutex<Vec<bool>>,
-    /// How many of them, for those who only look.
-    attached_pairs: Counter,
+    /// Held while the host is called, which may take long: its calls do not cross. What has them
+    /// made is the state as it is then; the last word is the newest.
+    host: tokio::sync::Mutex<()>,
+    /// Held while workers are told, and never during a call of the host: what they hear does not
+    /// cross either. Taken after `host` where both are.
+    told: tokio::sync::Mutex<()>,
     stats: Vec<Arc<QueueStats>>,
     changes: watch::Sender<u64>,
 }
@@ -140,6 +146,7 @@ impl NetDevice {
         vqs[vq_count - 1].is_control = true;
         let state = State {
             features: 0,
+            drivers: 0,
             link_up: true,
             announces: false,
             mac: options.mac,
@@ -153,12 +160,14 @@ impl NetDevice {
             coalescing_tx: Coalescing::default(),
             coalescing_rx: Coalescing::default(),
             vqs,
+            attached: vec![false; options.queue_pairs],
+            host_given: None,
         };
         let stats = (0..vq_count).map(|_| Arc::new(QueueStats::new(Class::Net))).collect();
         Self(Arc::new(Inner {
             state: Mutex::new(state),
-            attached: tokio::sync::Mutex::new(vec![false; options.queue_pairs]),
-            attached_pairs: Counter::default(),
+            host: tokio::sync::Mutex::default(),
+            told: tokio::sync::Mutex::default(),
             options,
             port,
             pool,
@@ -200,7 +209,7 @@ impl NetDevice {
     /// Queue pairs the host may use now; does not wait for a change that is under way.
     #[must_use]
     pub fn attached_pairs(&self) -> usize {
-        usize::try_from(self.0.attached_pairs.value()).unwrap_or(usize::MAX)
+        self.0.state().attached.iter().filter(|attached| **attached).count()
     }
 
     /// True if virtqueue `index` is our control queue, or was when it was last started. Which one
@@ -289,6 +298,7 @@ impl Inner {
     /// What the driver has set goes; what the operator has set stays.
     fn reset(&self, state: &mut State, features: u64) {
         state.features = features;
+        state.drivers += 1;
         state.announces = false;
         state.mac = self.options.mac;
         if features == 0 {
@@ -317,19 +327,25 @@ impl Inner {
         self.push_rules().await;
     }
 
-    /// Tells the port what the guest takes.
+    /// Tells the port what the guest takes, until it goes by that. False if it does not.
     async fn apply_offloads(&self) -> bool {
-        // One after the other: a host that is late must not undo what was said since.
-        let _changes = self.attached.lock().await;
-        let (port, given) = (self.port.clone(), self.state().given);
-        let set = tokio::task::spawn_blocking(move || port.set_offloads(given)).await;
-        match set.unwrap_or(Err(Errno::INTR)) {
-            Ok(()) => true,
-            Err(errno) => {
+        let _calls = self.host.lock().await;
+        loop {
+            let (given, told) = {
+                let state = self.state();
+                (state.given, state.host_given)
+            };
+            if told == Some(given) {
+                return true;
+            }
+            let port = self.port.clone();
+            let set = tokio::task::spawn_blocking(move || port.set_offloads(given)).await;
+            if let Err(errno) = set.unwrap_or(Err(Errno::INTR)) {
                 let device = &self.options.name;
                 tracing::warn!(device, %errno, ?given, "the port cannot switch its offloads");
-                false
+                return false;
             }
+            self.state().host_given = Some(given);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Which queue pairs are in use: starts, stops and enables virtqueues, and lets the port follow.
 
-use super::{Inner, NetRx, NetTx};
+use super::{Inner, NetRx, NetTx, State};
 use crate::handle::QueueHandle;
 use crate::queue::{Change, Handler, RunningQueue};
 use crate::{Activation, StartError};
@@ -23,11 +23,27 @@ fn rarp(mac: MacAddress) -> Vec<u8> {
     frame
 }
 
+impl State {
+    /// True if the virtqueue runs, is enabled, and its pair is in use.
+    fn serves(&self, index: usize) -> bool {
+        let in_use = !self.has_control || index / 2 < self.pairs_in_use;
+        self.vqs.get(index).is_some_and(|vq| vq.is_started && vq.is_enabled && in_use)
+    }
+
+    /// The next pair that the host is to use, or to use no more; not one that `is_refused`.
+    fn next_pair(&self, is_refused: &[bool]) -> Option<(usize, bool)> {
+        let wanted = |pair: usize| self.serves(pair * 2) || self.serves(pair * 2 + 1);
+        let differs = |pair: &usize| self.attached[*pair] != wanted(*pair) && !is_refused[*pair];
+        let pair = (0..self.attached.len()).find(differs)?;
+        Some((pair, wanted(pair)))
+    }
+}
+
 impl Inner {
     /// Starts a receiveq or transmitq. The host may use its pair before the first frame passes.
     pub(super) async fn start_queue(
         &self,
-        mut activation: Activation,
+        activation: Activation,
     ) -> Result<QueueHandle, StartError> {
         let (index, features) = (activation.index, activation.features);
         let (pair, is_rx) = (index / 2, index.is_multiple_of(2));
@@ -37,35 +53,45 @@ impl Inner {
         if pair >= self.options.queue_pairs {
             return Err(StartError::Backend(Errno::NXIO));
         }
-        let coalescing = {
+        {
             let mut state = self.state();
             let default = if is_rx { state.coalescing_rx } else { state.coalescing_tx };
             let vq = &mut state.vqs[index];
             (vq.is_started, vq.is_enabled) = (true, activation.enabled);
             vq.is_control = false;
             vq.coalescing = default;
-            default
+        }
+        let started = {
+            let _calls = self.host.lock().await;
+            self.attach().await;
+            self.start_attached(activation).await
         };
-        // Held until the queue can be told of changes: none is missed, and none comes twice.
-        let mut attached = self.attached.lock().await;
-        self.attach(&mut attached).await;
-        activation.enabled = self.serves(index);
-        self.state().vqs[index].is_served = activation.enabled;
-        let queue = match self.handler(pair, is_rx, features, activation.queue.size()) {
-            Ok(handler) => RunningQueue::new(activation, handler, self.stats[index].clone()),
-            Err(error) => {
-                drop(attached);
-                self.stopped(index, false).await;
-                return Err(error);
-            }
-        };
-        let Some(handle) = self.pool.start(queue) else {
-            drop(attached);
+        if started.is_err() {
             self.stopped(index, false).await;
-            return Err(StartError::NoWorker);
+        }
+        started
+    }
+
+    async fn start_attached(&self, mut activation: Activation) -> Result<QueueHandle, StartError> {
+        let (index, features) = (activation.index, activation.features);
+        let (pair, is_rx) = (index / 2, index.is_multiple_of(2));
+        // Held until the queue can be told of changes: none is missed, and none comes twice.
+        let _told = self.told.lock().await;
+        activation.enabled = {
+            let mut state = self.state();
+            let serves = state.serves(index);
+            state.vqs[index].is_served = serves;
+            serves
         };
+        let handler = self.handler(pair, is_rx, features, activation.queue.size())?;
+        let queue = RunningQueue::new(activation, handler, self.stats[index].clone());
+        let handle = self.pool.start(queue).ok_or(StartError::NoWorker)?;
         if let Some(route) = handle.route() {
-            self.state().vqs[index].route = Arc::downgrade(route);
+            let coalescing = {
+                let vq = &mut self.state().vqs[index];
+                vq.route = Arc::downgrade(route);
+                vq.coalescing
+            };
             route.change(Change::Coalescing(coalescing)).await;
         }
         Ok(handle)
@@ -88,13 +114,6 @@ impl Inner {
             let port = self.port.open_tx(pair)?;
             Handler::Tx(NetTx::new(port, rules, Offloads::of_host(features)).map_err(no_memory)?)
         })
-    }
-
-    /// True if the virtqueue runs, is enabled, and its pair is in use.
-    fn serves(&self, index: usize) -> bool {
-        let state = self.state();
-        let in_use = !state.has_control || index / 2 < state.pairs_in_use;
-        state.vqs.get(index).is_some_and(|vq| vq.is_started && vq.is_enabled && in_use)
     }
 
     pub(super) async fn set_enabled(&self, index: usize, enabled: bool) {
@@ -123,60 +142,60 @@ impl Inner {
     /// served, what ends is served no more before it is detached.
     /// False if the port does not follow.
     pub(super) async fn apply_pairs(&self) -> bool {
-        let mut attached = self.attached.lock().await;
-        let count = self.options.queue_pairs * 2;
-        for index in (0..count).filter(|i| !self.serves(*i)) {
-            self.enable(index, false).await;
-        }
-        let follows = self.attach(&mut attached).await;
-        for index in (0..count).filter(|i| self.serves(*i)) {
-            self.enable(index, true).await;
-        }
+        // What needs no call of the host waits for none.
+        self.tell_served(|state, pair| state.attached[pair]).await;
+        let _calls = self.host.lock().await;
+        let follows = self.attach().await;
+        // Where the host refuses, frames pass one way at least.
+        self.tell_served(|_, _| true).await;
         follows
     }
 
-    /// Tells a queue, unless it knows.
-    async fn enable(&self, index: usize, enabled: bool) {
-        let route = {
-            let vq = &mut self.state().vqs[index];
-            let knows = std::mem::replace(&mut vq.is_served, enabled) == enabled;
-            if knows { None } else { vq.route.upgrade() }
-        };
-        if let Some(route) = route {
-            route.set_enabled(enabled).await;
+    /// Tells queues that are not served, and those that are if their pair `may_begin`.
+    async fn tell_served(&self, may_begin: impl Fn(&State, usize) -> bool) {
+        let _told = self.told.lock().await;
+        for index in 0..self.options.queue_pairs * 2 {
+            let (serves, route) = {
+                let mut state = self.state();
+                let serves = state.serves(index);
+                let waits = serves && !may_begin(&state, index / 2);
+                let vq = &mut state.vqs[index];
+                if waits || vq.is_served == serves {
+                    continue;
+                }
+                vq.is_served = serves;
+                (serves, vq.route.upgrade())
+            };
+            if let Some(route) = route {
+                route.set_enabled(serves).await;
+            }
         }
     }
 
-    /// Lets the host use the pairs that are served, and no others. False if it does not all of it.
-    async fn attach(&self, attached: &mut [bool]) -> bool {
-        let mut follows = true;
-        for pair in 0..attached.len() {
-            let wanted = self.serves(pair * 2) || self.serves(pair * 2 + 1);
-            if attached[pair] == wanted {
-                continue;
-            }
+    /// Lets the host use the pairs that are served, and no others, until it is so. False if it
+    /// does not all of it. The caller holds `host`.
+    async fn attach(&self) -> bool {
+        let mut is_refused = vec![false; self.options.queue_pairs];
+        loop {
+            let next = self.state().next_pair(&is_refused);
+            let Some((pair, wanted)) = next else { break };
             let port = self.port.clone();
             let done = tokio::task::spawn_blocking(move || port.set_attached(pair, wanted)).await;
             match done.unwrap_or(Err(Errno::INTR)) {
-                Ok(()) => {
-                    attached[pair] = wanted;
-                    let count = attached.iter().map(|a| u64::from(*a)).sum();
-                    self.attached_pairs.set(count);
-                }
+                Ok(()) => self.state().attached[pair] = wanted,
                 Err(errno) => {
-                    follows = false;
+                    is_refused[pair] = true;
                     let device = &self.options.name;
                     tracing::warn!(device, pair, wanted, %errno, "the port does not follow");
                 }
             }
         }
-        follows
+        !is_refused.contains(&true)
     }
 
     /// Gives running queues what they go by now; returns when they do.
     pub(super) async fn push_rules(&self) {
-        // One after the other: the last word is the newest.
-        let _changes = self.attached.lock().await;
+        let _told = self.told.lock().await;
         let rules = Arc::new(self.rules());
         for route in self.routes() {
             route.change(Change::Rules(rules.clone())).await;
@@ -187,15 +206,17 @@ impl Inner {
         self.state().vqs.iter().filter_map(|vq| vq.route.upgrade()).collect()
     }
 
-    /// Gives the virtqueue its coalescing parameters; returns when it has them.
-    pub(super) async fn push_coalescing(&self, index: usize) {
-        let _changes = self.attached.lock().await;
-        let found = {
-            let state = self.state();
-            state.vqs.get(index).map(|vq| (vq.route.upgrade(), vq.coalescing))
-        };
-        if let Some((Some(route), coalescing)) = found {
-            route.change(Change::Coalescing(coalescing)).await;
+    /// Gives virtqueues their coalescing parameters; returns when they have them.
+    pub(super) async fn push_coalescing(&self, indices: &[usize]) {
+        let _told = self.told.lock().await;
+        for index in indices {
+            let found = {
+                let state = self.state();
+                state.vqs.get(*index).map(|vq| (vq.route.upgrade(), vq.coalescing))
+            };
+            if let Some((Some(route), coalescing)) = found {
+                route.change(Change::Coalescing(coalescing)).await;
+            }
         }
     }
 

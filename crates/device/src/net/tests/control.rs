@@ -1,5 +1,7 @@
 //! The control queue as a task of the control thread: what each command does, and when.
 
+mod late;
+
 use super::guest::*;
 use super::*;
 use crate::Device;
@@ -202,41 +204,6 @@ fn a_port_that_cannot_switch_its_offloads_is_an_error_of_that_command() {
     guest.port.script().refuses_offloads = false;
     assert_eq!(guest.command(class::GUEST_OFFLOADS, 0, &[0; 8]), OK);
     assert_eq!(guest.device.0.rules().given, Offloads::default());
-}
-
-#[test]
-fn a_driver_waits_a_second_at_most_and_what_the_host_did_late_is_known() {
-    let mut guest = Guest::new(EVERYTHING);
-    guest.port.script().slow = Some(Duration::from_secs(3));
-    let start = Instant::now();
-    assert_eq!(guest.command(class::MQ, class::MQ_VQ_PAIRS_SET, &[2, 0]), ERR);
-    // A second, and what a busy machine adds to it: not until the host is there.
-    assert!(start.elapsed() < Duration::from_millis(2500), "{:?}", start.elapsed());
-    // The host comes to it all the same, after the driver was told of an error.
-    while !guest.attached()[1] {
-        assert!(start.elapsed() < PATIENCE, "the host never comes to it");
-        guest.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(1)).await });
-    }
-    guest.port.script().slow = None;
-    assert_eq!(guest.command(class::MQ, class::MQ_VQ_PAIRS_SET, &[1, 0]), OK);
-    assert_eq!(guest.attached(), [true, false], "a pair nobody serves would swallow flows");
-}
-
-#[test]
-fn a_host_that_is_late_does_not_undo_the_next_command() {
-    let mut guest = Guest::new(EVERYTHING);
-    guest.port.script().slow = Some(Duration::from_millis(1500));
-    let csum = VIRTIO_NET_F_GUEST_CSUM.to_le_bytes();
-    assert_eq!(guest.command(class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET, &csum), ERR);
-    guest.port.script().slow = None;
-    assert_eq!(guest.command(class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET, &[0; 8]), OK);
-    guest.runtime.block_on(async { tokio::time::sleep(Duration::from_secs(1)).await });
-    assert_eq!(guest.device.0.rules().given, Offloads::default());
-    assert_eq!(
-        guest.port.script().given,
-        Offloads::default(),
-        "the host goes by what was said last"
-    );
 }
 
 #[test]

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 pub(super) const OK: u8 = 0;
 pub(super) const ERR: u8 = 1;
 const NOT_WRITTEN: u8 = 0xee;
-const ANSWER: u64 = DATA + 0x4_0000;
+pub(super) const ANSWER: u64 = DATA + 0x4_0000;
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Everything but what depends on the port or the options.
 pub(super) const EVERYTHING: u64 =
@@ -188,6 +188,8 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
+        self.port.script().is_held = false;
+        self.port.script().holds_worker = false;
         // Workers end before the rings do.
         self.stop_data();
     }

@@ -26,6 +26,8 @@ use zerocopy::IntoBytes;
 /// Bytes of guest memory, and where buffers begin in it: the ring lies below.
 const MEMORY: u64 = 8 << 20;
 const DATA: u64 = 0x1_0000;
+/// Longest time that a script holds up who calls its port.
+const HELD_MS_MAX: usize = 8000;
 /// Everything that can be left unfinished.
 const ALL: Offloads =
     Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
@@ -78,8 +80,15 @@ struct Script {
     given: Offloads,
     refuses_offloads: bool,
     attached: Vec<bool>,
+    /// What the host was called for, one after the other.
+    attach_calls: Vec<(usize, bool)>,
+    offload_calls: Vec<Offloads>,
     /// How long the host's network lock takes.
     slow: Option<std::time::Duration>,
+    /// Somebody else has it, until this is false.
+    is_held: bool,
+    /// The worker is held up too: nothing is sent.
+    holds_worker: bool,
 }
 
 /// A port that follows its script; clones are the same port.
@@ -104,11 +113,23 @@ impl Scripted {
         // Others may look at the script meanwhile.
         let slow = self.script().slow;
         std::thread::sleep(slow.unwrap_or_default());
+        self.wait_while(|script| script.is_held);
+    }
+
+    fn wait_while(&self, is_so: impl Fn(&Script) -> bool) {
+        // A test that fails ends all the same.
+        for _ in 0..HELD_MS_MAX {
+            if !is_so(&self.script()) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 }
 
 impl PortTx for Scripted {
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
+        self.wait_while(|script| script.holds_worker);
         let mut script = self.script();
         let mut sent = Sent::default();
         for index in first..frames.count() {
@@ -190,12 +211,15 @@ impl Port for Scripted {
             return Err(Errno::INVAL);
         }
         script.given = offloads;
+        script.offload_calls.push(offloads);
         Ok(())
     }
 
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
         self.blocking();
-        self.script().attached[index] = attached;
+        let mut script = self.script();
+        script.attached[index] = attached;
+        script.attach_calls.push((index, attached));
         Ok(())
     }
 
