@@ -269,8 +269,9 @@ impl Port for TapPort {
         let mut state = self.state();
         if self.is_multi_queue && state.attached[index] != attached {
             sys::set_attached(queue.as_fd(), attached)?;
+            let had_none = !state.attached.contains(&true);
             state.attached[index] = attached;
-            if attached {
+            if had_none {
                 self.show_carrier(state.link_up);
             }
         }

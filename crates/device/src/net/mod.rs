@@ -323,7 +323,11 @@ impl Inner {
             }
             self.reset(&mut state, features);
         }
-        self.apply_offloads().await;
+        // Nobody reads what the host leaves unfinished for a guest that is gone, and the next one
+        // most often takes the same: a call of the host saved for each.
+        if features != 0 {
+            self.apply_offloads().await;
+        }
         self.push_rules().await;
     }
 

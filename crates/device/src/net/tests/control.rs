@@ -8,6 +8,7 @@ use crate::Device;
 use crate::doorbell::Kick;
 use crate::queue::EventKind;
 use manyring_wire::net::*;
+use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::event::{EventfdFlags, eventfd};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -204,6 +205,22 @@ fn a_port_that_cannot_switch_its_offloads_is_an_error_of_that_command() {
     guest.port.script().refuses_offloads = false;
     assert_eq!(guest.command(class::GUEST_OFFLOADS, 0, &[0; 8]), OK);
     assert_eq!(guest.device.0.rules().given, Offloads::default());
+}
+
+#[test]
+fn the_host_is_called_for_a_guest_that_takes_something_else_than_the_one_before() {
+    let guest = Guest::new(EVERYTHING);
+    let calls = || guest.port.script().offload_calls.clone();
+    assert_eq!(calls().len(), 1, "not once more for the control queue");
+    let next = |features| {
+        guest.runtime.block_on(guest.device.set_features(0));
+        assert_eq!(guest.device.0.rules().given, Offloads::default());
+        guest.runtime.block_on(guest.device.set_features(features));
+    };
+    next(EVERYTHING);
+    assert_eq!(calls().len(), 1);
+    next(VIRTIO_F_VERSION_1);
+    assert_eq!(calls()[1..], [Offloads::default()]);
 }
 
 #[test]
