@@ -20,7 +20,8 @@ use manyring_wire::virtio::{VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use manyring_wire::virtqueue::{DESC_F_NEXT, Descriptor};
 use process::wait_until;
 use program::shown;
-use space::{in_own_space, run};
+use serde_json::Value;
+use space::{in_shared_space, run};
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::path::Path;
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const CONFIG: &str = "[daemon]\ncontrol = '@/control'\n\
-    [[net]]\nname = 'bad'\nsocket_path = '@/bad'\ntap = 'bad0'\nqueue_pairs = 1\n\
+    [[net]]\nname = 'bad'\nsocket_path = '@/bad'\ntap = 'bad%d'\nqueue_pairs = 1\n\
     [[net]]\nname = 'good'\nsocket_path = '@/good'\nnull = true\ngenerate = 3000\n";
 /// Rings of the hostile guest: receiveq, transmitq, controlq.
 const RX: usize = 0;
@@ -86,10 +87,18 @@ impl House {
         Raw { front, arena, vrings }
     }
 
+    fn bad(&self) -> Value {
+        shown(&self.daemon.socket_of("control"), "/v1/devices/bad")
+    }
+
+    /// The host's interface of the hostile guest: each daemon's has a number of its own.
+    fn tap(&self) -> String {
+        self.bad()["interface"].as_str().unwrap().to_owned()
+    }
+
     /// The counters of a queue of the hostile guest's device.
     fn counters(&self, queue: usize) -> BTreeMap<String, u64> {
-        let device = shown(&self.daemon.socket_of("control"), "/v1/devices/bad");
-        serde_json::from_value(device["queues"][queue]["counters"].clone()).unwrap()
+        serde_json::from_value(self.bad()["queues"][queue]["counters"].clone()).unwrap()
     }
 
     pub(crate) fn next_guest_is_served(&self) {
@@ -100,9 +109,8 @@ impl House {
         guest.pairs[0].tx.publish(0).unwrap();
         guest.pairs[0].tx.drain(LONG).unwrap();
         assert_eq!(self.counters(TX)["packets"], before + 1);
-        let control = guest.control().unwrap();
-        let mut promisc = || control.set_rx_mode(RxMode::Promisc, true).unwrap();
-        assert!(wait_until(|| promisc() == CtrlStatus::Ok));
+        let promisc = guest.control().unwrap().set_rx_mode(RxMode::Promisc, true);
+        assert_eq!(promisc.unwrap(), CtrlStatus::Ok);
     }
 }
 
@@ -138,7 +146,7 @@ fn counter_of(spoil: TxSpoil) -> &'static str {
 
 #[test]
 fn each_frame_that_is_none_comes_back_counted_and_the_next_one_passes() {
-    in_own_space(|| {
+    in_shared_space(|| {
         let house = House::new();
         let mut guest = house.guest();
         let mut hostile = guest.hostile(TX);
@@ -163,7 +171,7 @@ fn each_frame_that_is_none_comes_back_counted_and_the_next_one_passes() {
         }
         assert!(house.warnings().is_empty(), "{:?}", house.warnings());
         let passed = house.counters(TX)["packets"];
-        let arrived = run("cat /sys/class/net/bad0/statistics/rx_packets");
+        let arrived = run(&format!("cat /sys/class/net/{}/statistics/rx_packets", house.tap()));
         assert_eq!(arrived.trim(), passed.to_string(), "the host has seen what was counted");
         drop(guest);
         house.next_guest_is_served();
@@ -174,7 +182,7 @@ fn each_frame_that_is_none_comes_back_counted_and_the_next_one_passes() {
 
 #[test]
 fn a_header_that_changes_between_reads_is_right_or_refused_and_the_host_sees_no_third() {
-    in_own_space(|| {
+    in_shared_space(|| {
         let house = House::new();
         let mut guest = house.guest();
         let mut hostile = guest.hostile(TX);
@@ -200,7 +208,7 @@ fn a_header_that_changes_between_reads_is_right_or_refused_and_the_host_sees_no_
 
 #[test]
 fn each_receive_buffer_that_can_hold_nothing_stops_its_queue_with_one_line() {
-    in_own_space(|| {
+    in_shared_space(|| {
         let house = House::new();
         for spoil in RxSpoil::ALL {
             let offer = |guest: &mut Raw| guest.hostile(RX).receive(spoil).unwrap();
@@ -232,7 +240,7 @@ fn each_receive_buffer_that_can_hold_nothing_stops_its_queue_with_one_line() {
 
 #[test]
 fn each_command_that_is_none_is_an_error_or_stops_the_control_queue() {
-    in_own_space(|| {
+    in_shared_space(|| {
         let house = House::new();
         for spoil in CtrlSpoil::ALL {
             let what = if spoil.has_status() {
@@ -248,15 +256,9 @@ fn each_command_that_is_none_is_an_error_or_stops_the_control_queue() {
             if spoil.has_status() {
                 guest.served(CTRL, &hostile, 1);
                 assert_eq!(hostile.status().unwrap(), 1, "{spoil:?}");
-                let mut count = 1;
-                let is_obeyed = wait_until(|| {
-                    let promisc = [class::RX, class::RX_PROMISC, 1];
-                    hostile.offer(&promisc, &[3], &[1]).unwrap();
-                    count += 1;
-                    guest.served(CTRL, &hostile, count);
-                    hostile.status().unwrap() == 0
-                });
-                assert!(is_obeyed, "after {spoil:?}");
+                hostile.offer(&[class::RX, class::RX_PROMISC, 1], &[3], &[1]).unwrap();
+                guest.served(CTRL, &hostile, 2);
+                assert_eq!(hostile.status().unwrap(), 0, "after {spoil:?}");
             } else {
                 guest.breaks(CTRL);
                 assert_eq!(hostile.ring.used_idx(), 0, "{spoil:?}");
@@ -277,7 +279,7 @@ fn each_command_that_is_none_is_an_error_or_stops_the_control_queue() {
 
 #[test]
 fn a_driver_that_repeats_wrong_commands_fills_no_log() {
-    in_own_space(|| {
+    in_shared_space(|| {
         let house = House::new();
         let mut guest = house.guest();
         let mut hostile = guest.hostile(CTRL);
@@ -296,7 +298,7 @@ fn a_driver_that_repeats_wrong_commands_fills_no_log() {
 
 #[test]
 fn each_spoiled_ring_of_a_network_device_stops_its_queue_alone() {
-    in_own_space(|| {
+    in_shared_space(|| {
         for queue in [TX, RX, CTRL] {
             // A daemon each: lines beyond a bound are not written.
             let house = House::new();
@@ -331,10 +333,11 @@ fn each_spoiled_ring_of_a_network_device_stops_its_queue_alone() {
 
 #[test]
 fn receive_buffers_cut_away_cost_that_session_only() {
-    in_own_space(|| {
+    in_shared_space(|| {
         let house = House::new();
-        run("ip address add 10.77.3.1/24 dev bad0");
-        run("ip neighbor add 10.77.3.2 lladdr 02:00:00:00:00:33 dev bad0");
+        let tap = house.tap();
+        run(&format!("ip address add 10.77.3.1/24 dev {tap}"));
+        run(&format!("ip neighbor add 10.77.3.2 lladdr 02:00:00:00:00:33 dev {tap}"));
         let host = UdpSocket::bind("10.77.3.1:0").unwrap();
         house.one_line("guest memory was cut away", || {
             let mut guest = house.guest();
@@ -358,7 +361,7 @@ fn receive_buffers_cut_away_cost_that_session_only() {
 
 #[test]
 fn after_many_hostile_guests_the_daemon_holds_what_it_held() {
-    in_own_space(|| {
+    in_shared_space(|| {
         let house = House::new();
         house.next_guest_is_served();
         let before = house.settled();

@@ -2,8 +2,11 @@
 
 use manyring_backend::net::tap::{TapOptions, TapSource};
 use manyring_backend::sys::link::{Link, Links};
-use rustix::thread::UnshareFlags;
+use rustix::fd::AsFd;
+use rustix::thread::{UnshareFlags, move_into_link_name_space};
+use std::fs::File;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Patience with the kernel.
@@ -12,23 +15,44 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// Runs `test` on a thread in network and mount namespaces of its own, which end with it; so are
 /// the programs that it starts.
 pub(crate) fn in_own_space(test: impl FnOnce() + Send) {
-    let result = std::thread::scope(|scope| {
-        scope
-            .spawn(|| {
-                enter_own_space();
-                test();
-            })
-            .join()
+    on_a_thread(|| {
+        enter_own_space();
+        test();
     });
-    if let Err(panic) = result {
-        std::panic::resume_unwind(panic);
-    }
+}
+
+/// The same in namespaces that all tests of this program share, where each interface needs a name
+/// of its own. To make namespaces, and to end them, takes the host's network lock, for long if
+/// others do so too.
+#[allow(dead_code, reason = "not every test program shares one")]
+pub(crate) fn in_shared_space(test: impl FnOnce() + Send) {
+    static SPACE: OnceLock<[File; 2]> = OnceLock::new();
+    let space = SPACE.get_or_init(|| {
+        on_a_thread(|| {
+            enter_own_space();
+            ["net", "mnt"].map(|kind| File::open(format!("/proc/thread-self/ns/{kind}")).unwrap())
+        })
+    });
+    on_a_thread(|| {
+        // A thread that shares its folder with others cannot go elsewhere.
+        unshare(UnshareFlags::FS);
+        space.iter().for_each(|file| move_into_link_name_space(file.as_fd(), None).unwrap());
+        test();
+    });
+}
+
+fn on_a_thread<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    let result = std::thread::scope(|scope| scope.spawn(act).join());
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 #[allow(deprecated, reason = "unsafe only where file descriptors are unshared, which are not")]
-fn enter_own_space() {
-    let flags = UnshareFlags::NEWNET | UnshareFlags::NEWNS;
+fn unshare(flags: UnshareFlags) {
     rustix::thread::unshare(flags).expect("these tests need root");
+}
+
+fn enter_own_space() {
+    unshare(UnshareFlags::NEWNET | UnshareFlags::NEWNS);
     run("mount --make-rprivate /");
     // Interfaces of this namespace, not of the first.
     run("mount -t sysfs sysfs /sys");

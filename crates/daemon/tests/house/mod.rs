@@ -54,12 +54,10 @@ impl House {
         Self { daemon, neighbour }
     }
 
-    /// Warnings about the hostile guest's device. That the host took more than a second says
-    /// nothing of the guest: others may hold its network lock.
+    /// Warnings about the hostile guest's device.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let log = self.daemon.log();
         let lines = log.lines().filter(|l| l.contains("WARN") && l.contains("\"bad\""));
-        let lines = lines.filter(|l| !l.contains("do not answer"));
         lines.map(str::to_owned).collect()
     }
 

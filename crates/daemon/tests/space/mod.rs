@@ -6,7 +6,7 @@
 mod own;
 
 #[allow(unused_imports, reason = "as above")]
-pub(crate) use own::{in_own_space, link, queues, run};
+pub(crate) use own::{in_own_space, in_shared_space, link, queues, run};
 
 use manyring_backend::sys::tuntap;
 use rustix::fd::{AsFd, OwnedFd};
