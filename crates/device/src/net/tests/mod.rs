@@ -27,7 +27,7 @@ use zerocopy::IntoBytes;
 const MEMORY: u64 = 8 << 20;
 const DATA: u64 = 0x1_0000;
 /// Longest time that a script holds up who calls its port.
-const HELD_MS_MAX: usize = 8000;
+const HELD_MS_MAX: usize = 10_000;
 /// Everything that can be left unfinished.
 const ALL: Offloads =
     Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
@@ -87,8 +87,9 @@ struct Script {
     slow: Option<std::time::Duration>,
     /// Somebody else has it, until this is false.
     is_held: bool,
-    /// The worker is held up too: nothing is sent.
+    /// The worker is held up too: nothing is sent. It has come to that.
     holds_worker: bool,
+    worker_waits: bool,
 }
 
 /// A port that follows its script; clones are the same port.
@@ -129,6 +130,7 @@ impl Scripted {
 
 impl PortTx for Scripted {
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
+        self.script().worker_waits = true;
         self.wait_while(|script| script.holds_worker);
         let mut script = self.script();
         let mut sent = Sent::default();
