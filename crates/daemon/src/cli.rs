@@ -68,7 +68,7 @@ pub(crate) struct SnippetArgs {
     /// Queues the guest shall have, 1 to 256 [default: all of the device's; with --socket-path: 1].
     #[arg(long, value_name = "N", value_parser = parse_queues)]
     pub(crate) num_queues: Option<usize>,
-    /// Queue pairs the guest shall have, 1 to 128 [default: as above].
+    /// Queue pairs the guest shall have, 1 to 127 [default: as above].
     #[arg(long, value_name = "N", value_parser = parse_queue_pairs)]
     pub(crate) queue_pairs: Option<usize>,
     /// The device.
@@ -97,7 +97,7 @@ fn parse_queues(text: &str) -> Result<usize, String> {
 }
 
 fn parse_queue_pairs(text: &str) -> Result<usize, String> {
-    parse_count(text, 128)
+    parse_count(text, 127)
 }
 
 fn parse_count(text: &str, max: usize) -> Result<usize, String> {
@@ -284,7 +284,7 @@ pub(crate) struct NetArgs {
     /// The null port also delivers frames of this size, as fast as they are taken.
     #[arg(long, value_name = "BYTES")]
     pub(crate) generate: Option<usize>,
-    /// Queue pairs, 1 to 128 [default: 1, or the number of --tap-fd].
+    /// Queue pairs, 1 to 127 [default: 1, or the number of --tap-fd].
     #[arg(long, value_name = "N")]
     pub(crate) queue_pairs: Option<usize>,
     /// MAC address of the guest [default: a macvtap's own, else made from name and socket].

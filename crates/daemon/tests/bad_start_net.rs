@@ -60,7 +60,7 @@ fn a_bad_configuration_names_its_key() {
         (format!("{base}null = true\nmust_exist = true\n"), vec!["a: must_exist", "needs tap"]),
         (format!("{base}macvtap = 'm0'\nbridge = 'br0'\n"), vec!["a: bridge", "macvtap"]),
         (format!("{tap}queue_pairs = 0\n"), vec!["a: queue_pairs: 0"]),
-        (format!("{tap}queue_pairs = 129\n"), vec!["a: queue_pairs: 129"]),
+        (format!("{tap}queue_pairs = 128\n"), vec!["a: queue_pairs: 128"]),
         (format!("{tap}mtu = 67\n"), vec!["a: mtu: 67 is not between 68 and 65535"]),
         (format!("{tap}mtu = 65536\n"), vec!["a: mtu: 65536"]),
         (format!("{tap}mtu = -1\n"), vec!["line 5", "mtu"]),

@@ -157,7 +157,7 @@ device_table! {
         pub(crate) null: bool,
         /// The null port also delivers frames of this many bytes, as fast as they are taken.
         pub(crate) generate: Option<usize>,
-        /// Queue pairs, 1 to 128; default 1, or the number of `tap_fds`.
+        /// Queue pairs, 1 to 127; default 1, or the number of `tap_fds`.
         pub(crate) queue_pairs: Option<usize>,
         /// MAC address of the guest; default: a macvtap's own, else made from name and socket.
         pub(crate) mac: Option<String>,

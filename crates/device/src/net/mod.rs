@@ -50,7 +50,7 @@ const ETHERNET_SIZE: usize = 14 + 4;
 pub struct NetOptions {
     /// Name in the configuration.
     pub name: String,
-    /// Queue pairs, 1 to 128.
+    /// Queue pairs, 1 to 127: with the control queue, as many vrings as a message can name.
     pub queue_pairs: usize,
     /// MAC address.
     pub mac: MacAddress,

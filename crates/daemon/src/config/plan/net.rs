@@ -7,8 +7,8 @@ use serde::{Serialize, Serializer};
 use std::collections::HashSet;
 use std::path::PathBuf;
 
-/// Most queue pairs of a device.
-const QUEUE_PAIRS_MAX: usize = 128;
+/// Most queue pairs of a device: kick and call name 256 vrings, one of them the control queue.
+const QUEUE_PAIRS_MAX: usize = 127;
 
 /// A network device.
 #[derive(Clone, Debug, Serialize)]
@@ -221,7 +221,7 @@ mod tests {
             ("", "tap"),
             ("tap = 't'\nnull = true", "tap"),
             ("tap = 't'\nqueue_pairs = 0", "queue_pairs"),
-            ("tap = 't'\nqueue_pairs = 129", "queue_pairs"),
+            ("tap = 't'\nqueue_pairs = 128", "queue_pairs"),
             ("tap = 't'\nmac = '01:00:00:00:00:00'", "mac"),
             ("tap = 't'\nmtu = 67", "mtu"),
             ("tap = 't'\nmtu = 65536", "mtu"),
