@@ -9,6 +9,8 @@ use std::path::PathBuf;
 
 /// Most queue pairs of a device: kick and call name 256 vrings, one of them the control queue.
 const QUEUE_PAIRS_MAX: usize = 127;
+/// Highest speed that a guest can be told (§5.1.4), in Mbit/s.
+const SPEED_MAX: u32 = 0x7fff_ffff;
 
 /// A network device.
 #[derive(Clone, Debug, Serialize)]
@@ -68,8 +70,9 @@ impl NetPlan {
                 None => return error(&name, "mtu", format!("{mtu} is not between 68 and 65535")),
             },
         };
-        if raw.speed == Some(0) {
-            return error(&name, "speed", "0 Mbit/s is no speed");
+        if raw.speed.is_some_and(|speed| !(1..=SPEED_MAX).contains(&speed)) {
+            let problem = format!("it is not between 1 and {SPEED_MAX} Mbit/s");
+            return error(&name, "speed", problem);
         }
         Ok(Self {
             device: DevicePlan::new(name, raw.socket())?,
@@ -226,6 +229,7 @@ mod tests {
             ("tap = 't'\nmtu = 67", "mtu"),
             ("tap = 't'\nmtu = 65536", "mtu"),
             ("tap = 't'\nspeed = 0", "speed"),
+            ("tap = 't'\nspeed = 2147483648", "speed"),
             ("macvtap = 't'\nbridge = 'b'", "bridge"),
             ("tap = 't'\ngenerate = 64", "generate"),
             ("null = true\ngenerate = 59", "generate"),
