@@ -20,10 +20,12 @@ use manyring_wire::virtio::{VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use manyring_wire::virtqueue::{DESC_F_NEXT, Descriptor};
 use process::wait_until;
 use program::shown;
+use rustix::fd::{AsFd, OwnedFd};
 use serde_json::Value;
 use space::{in_shared_space, run};
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -292,6 +294,32 @@ fn a_driver_that_repeats_wrong_commands_fills_no_log() {
         guest.breaks(CTRL);
         assert!(wait_until(|| house.warnings().iter().any(|l| l.contains("queue stopped"))));
         assert_eq!(house.warnings().len(), 11, "{:#?}", house.warnings());
+        house.end();
+    });
+}
+
+#[test]
+fn kicks_whose_other_end_is_closed_cost_the_daemon_nothing() {
+    in_shared_space(|| {
+        let house = House::new();
+        let mut guest = house.guest();
+        for queue in [RX, TX, CTRL] {
+            let (pipe, writer) = rustix::pipe::pipe().unwrap();
+            let (socket, peer) = UnixStream::pair().unwrap();
+            for (ours, theirs) in [(pipe, writer), (socket.into(), peer.into())] {
+                let index = u32::try_from(queue).unwrap();
+                guest.front.set_vring_kick(index, Some(ours.as_fd())).unwrap();
+                drop::<OwnedFd>(theirs);
+            }
+            // A message that is answered behind those, and a look through the control API.
+            guest.front.features().unwrap();
+            let heard = house.counters(queue)["kicks"];
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(house.counters(queue)["kicks"] <= heard + 2, "queue {queue}");
+        }
+        house.neighbour_goes_on();
+        drop(guest);
+        house.next_guest_is_served();
         house.end();
     });
 }
