@@ -128,7 +128,7 @@ impl NetTx {
     ) -> Turn {
         let mut turn = Turn::default();
         if self.stop.is_some() {
-            if now_ns < self.retry_at_ns {
+            if now_ns < self.retry_at_ns && self.rules.link_up {
                 return turn;
             }
         } else {
@@ -180,8 +180,21 @@ impl NetTx {
         dropped
     }
 
+    /// Gives the port what is left of the burst. While the link is down all of that is dropped.
+    #[inline]
+    fn send_rest(&mut self, stats: &QueueStats) -> Sent {
+        if self.rules.link_up {
+            return self.port.send(&self.frames, self.done);
+        }
+        let rest = self.done..self.frames.count();
+        let taken = rest.len();
+        stats.dropped_link_down.add(taken as u64);
+        rest.for_each(|index| self.lose(index));
+        Sent { taken, ..Sent::default() }
+    }
+
     fn send(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, now_ns: u64, turn: &mut Turn) {
-        let sent = self.port.send(&self.frames, self.done);
+        let sent = self.send_rest(stats);
         let taken = sent.taken.min(self.chains.len());
         for chain in self.chains.drain(..taken) {
             queue.push_used(chain, 0);
@@ -261,7 +274,7 @@ impl NetTx {
         if self.chains.is_empty() {
             return;
         }
-        let sent = self.port.send(&self.frames, self.done);
+        let sent = self.send_rest(stats);
         self.count_lost(&sent, stats);
         let rest = self.done + sent.taken..self.frames.count();
         stats.dropped_port_full.add(rest.len() as u64);

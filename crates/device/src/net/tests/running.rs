@@ -290,3 +290,24 @@ fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts
     guest.turn(7);
     assert_eq!(guest.returned(), 1);
 }
+
+#[test]
+fn frames_that_wait_for_the_port_do_not_pass_while_the_link_is_down() {
+    for is_let_go in [false, true] {
+        let mut guest = Guest::new(false);
+        guest.port.script().sends.extend([Next::Take, Next::Block]);
+        guest.send(3);
+        guest.turn(1);
+        let down = Rules { link_up: false, ..open_rules() };
+        guest.running.change(Change::Rules(Arc::new(down)), 2);
+        if is_let_go {
+            guest.running.drain();
+        } else {
+            guest.turn(3);
+        }
+        assert_eq!(guest.returned(), 3);
+        assert_eq!(guest.port.sent(), [frame(0, 60)]);
+        let stats = &guest.ring.stats;
+        assert_eq!((stats.packets.value(), stats.dropped_link_down.value()), (1, 2));
+    }
+}
