@@ -85,6 +85,13 @@ impl Kick {
         Ok(Self { fd, kind })
     }
 
+    /// True if it is kept for ever that the driver kicked, and it did.
+    pub(crate) fn keeps(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        self.kind == Kind::Eventfd && poll(&mut fds, Some(&Timespec::default())) == Ok(1)
+    }
+
     /// Takes what a pipe holds, so that it does not fill up.
     pub(crate) fn drain(&self) {
         let mut bytes = [0; 512];

@@ -82,6 +82,8 @@ pub(crate) struct RunningQueue {
     index: usize,
     queue: DeviceQueue,
     kick: Option<Kick>,
+    /// The next event of the kick tells of one that was heard before.
+    is_kick_stale: bool,
     call: Option<Arc<Call>>,
     err: Option<Arc<Call>>,
     enabled: bool,
@@ -118,6 +120,7 @@ impl RunningQueue {
             index: activation.index,
             queue: activation.queue,
             kick: activation.kick,
+            is_kick_stale: false,
             call: activation.call,
             err: activation.err,
             enabled: activation.enabled,
@@ -143,10 +146,7 @@ impl RunningQueue {
         if let Handler::Blk(blk) = &mut self.handler {
             blk.attach(wait.ring(), Source::Disk { slot, token: 0 }.pack());
         }
-        if let Some(kick) = &self.kick {
-            use rustix::fd::AsFd;
-            wait.watch(kick.as_fd(), Source::Kick { slot, generation });
-        }
+        self.rewatch(wait, slot, generation);
         self.looked_at_ns = now_ns;
         self.make_hot(now_ns);
         self.draining = false;
@@ -181,6 +181,9 @@ impl RunningQueue {
 
     /// The driver kicked.
     pub(crate) fn on_kick(&mut self, now_ns: u64) {
+        if std::mem::take(&mut self.is_kick_stale) {
+            return;
+        }
         self.stats.kicks.add(1);
         self.kicked = true;
         if let Some(kick) = &self.kick {
@@ -195,10 +198,13 @@ impl RunningQueue {
         self.make_hot(now_ns);
     }
 
-    /// Watches the kick again after the kernel ended the watch.
+    /// Watches the kick, here or after the kernel ended the watch. An eventfd, which is never
+    /// read, reports at once what it had at any time: that is no reason to look at a ring that is
+    /// disabled, whose memory may be the driver's again.
     pub(crate) fn rewatch(&mut self, wait: &mut Wait, slot: u32, generation: u32) {
         if let Some(kick) = &self.kick {
             use rustix::fd::AsFd;
+            self.is_kick_stale = !self.enabled && kick.keeps();
             wait.watch(kick.as_fd(), Source::Kick { slot, generation });
         }
     }
@@ -373,6 +379,7 @@ impl RunningQueue {
         }
         if enabled {
             self.enabled = true;
+            self.is_kick_stale = false;
             self.discard = Discard::No;
             if let Handler::Rx(rx) = &mut self.handler {
                 // It may have been detached from its port meanwhile.

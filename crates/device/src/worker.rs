@@ -265,7 +265,9 @@ impl Worker {
     fn on_kick(&mut self, slot: u32, generation: u32, event: Woken) {
         let now_ns = self.now_ns;
         let current = self.slots.get(slot as usize).is_some_and(|s| s.generation == generation);
-        if !current {
+        // The end of the watch of a former kick is none.
+        let is_cancelled = event.result == -Errno::CANCELED.raw_os_error();
+        if !current || is_cancelled {
             return;
         }
         if let Some((_, queue)) = self.slots[slot as usize].entry.as_mut() {

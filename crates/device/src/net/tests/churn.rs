@@ -331,6 +331,40 @@ fn churn(uring: bool, event_idx: bool, seed: u64) {
 }
 
 #[test]
+fn a_queue_that_is_disabled_moves_and_is_kicked_elsewhere_without_a_look_at_its_ring() {
+    for uring in [true, false] {
+        let port = Scripted::default();
+        port.script().attached = vec![false];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let pool = Pool::new(PoolOptions { workers_max: 2, spin_us: 0, uring });
+        let device = NetDevice::new(options(1), Arc::new(port), pool);
+        let mut ring = Ring::new(32, true);
+        let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let (config, memory) = (ring.config, ring.memory.clone());
+        let mut queue = Started { index: 1, config, memory, kick, call, handle: None };
+        runtime.block_on(queue.start(&device));
+        let pause = || std::thread::sleep(Duration::from_millis(50));
+        ring.write(DATA, &[&[0; HEADER_SIZE][..], &frame(0, LEN)].concat());
+        ring.driver.add(&[(DATA, len32(HEADER_SIZE + LEN))], &[]).unwrap();
+        ring.driver.publish();
+        rustix::io::write(&queue.kick, &1u64.to_ne_bytes()).unwrap();
+        pause();
+        assert!(ring.driver.take_used().is_some());
+        let handle = queue.handle.as_ref().unwrap();
+        runtime.block_on(device.set_enabled(1, handle, false));
+        // The memory is the driver's again.
+        ring.write(config.addresses.available, &[0xa5; 64]);
+        assert!(runtime.block_on(handle.move_to(1)));
+        pause();
+        runtime.block_on(handle.set_kick(Some(queue.kick())));
+        pause();
+        let stats = device.stats(1).unwrap();
+        assert_eq!((stats.moves.value(), stats.faults.value()), (1, 0), "uring {uring}");
+        runtime.block_on(queue.stop(&device));
+    }
+}
+
+#[test]
 fn no_wake_up_is_lost_whatever_is_done_to_a_running_queue() {
     let seed = std::env::var("MANYRING_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
     for uring in [true, false] {
