@@ -18,7 +18,7 @@ use manyring_queue::RingFeatures;
 use manyring_wire::net::RawHeader;
 use process::{Daemon, PATIENCE, wait_until};
 use rings::{Restart, StopAtEnd, activation, replace_table};
-use space::{in_own_space, queues};
+use space::{in_own_space, queues, run};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -143,6 +143,36 @@ fn queue_pairs_come_and_go_while_frames_flow_and_the_tap_follows() {
             assert_eq!(queues("lan0"), (count.into(), (PAIRS - count).into()));
         });
     }
+}
+
+/// Hundredths of a second that the daemon has run, the kernel for it included.
+fn cpu_ticks(daemon: &Daemon) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid())).unwrap();
+    let behind_name = stat.rsplit_once(')').unwrap().1;
+    let times = behind_name.split_whitespace().skip(11).take(2);
+    times.map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn a_tap_that_is_deleted_is_told_and_costs_no_cpu() {
+    in_own_space(|| {
+        let daemon = Daemon::run(CONFIG, &["lan"]);
+        let options = options(ControlOwner::FrontEnd);
+        let mut driver = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
+        driver.set_queue_pairs(PAIRS).unwrap();
+        run("ip link del lan0");
+        let told = || daemon.log().matches("the host's interface is gone").count();
+        assert!(wait_until(|| told() == usize::from(PAIRS)), "{}", daemon.log());
+        // Frames to it are dropped and counted; its receiveqs ask for nothing.
+        let tx = &mut driver.pairs[0].tx;
+        assert!(tx.send(&RawHeader::default(), &[0; 60]).unwrap());
+        tx.publish(0).unwrap();
+        let before = cpu_ticks(&daemon);
+        std::thread::sleep(Duration::from_millis(500));
+        let used = cpu_ticks(&daemon) - before;
+        assert!(used < 10, "a worker looks for ever: {used} of 50 ticks");
+        assert_eq!(told(), usize::from(PAIRS), "{}", daemon.log());
+    });
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub enum EventKind {
     Fault(QueueError),
     /// Guest memory was cut away: the session must end.
     MemoryLost,
+    /// The port is down or gone: nothing is received until the driver enables the queue again.
+    PortGone,
 }
 
 /// What serves the chains. One match per turn.
@@ -93,6 +95,7 @@ pub(crate) struct RunningQueue {
     events: mpsc::Sender<Event>,
     look: Look,
     fault_told: bool,
+    is_port_told: bool,
     memory_lost: bool,
     /// No more pops: the queue stops or moves when nothing is in flight.
     draining: bool,
@@ -130,6 +133,7 @@ impl RunningQueue {
             events: activation.events,
             look: Look::Hot,
             fault_told: false,
+            is_port_told: false,
             memory_lost: false,
             draining: false,
             worked_at_ns: 0,
@@ -342,6 +346,7 @@ impl RunningQueue {
         generation: u32,
         now_ns: u64,
     ) -> bool {
+        self.tell_port();
         let asks_driver = self.asks_driver();
         if asks_driver && self.kick.is_none() && self.queue.fault().is_none() {
             return false;
@@ -384,6 +389,7 @@ impl RunningQueue {
             if let Handler::Rx(rx) = &mut self.handler {
                 // It may have been detached from its port meanwhile.
                 rx.revive();
+                self.is_port_told = false;
             }
             // What arrived before is served now: a kick that came early is not lost.
             self.make_hot(now_ns);

@@ -215,7 +215,7 @@ queue_stats! {
         dropped_bad_header: Net Counter = "Packets dropped: their virtio header is wrong",
         dropped_short: Net Counter = "Packets dropped: shorter than their headers",
         dropped_too_long: Net Counter = "Packets dropped: longer than any packet",
-        dropped_refused: Net Counter = "Packets dropped: the host refuses them",
+        dropped_refused: Net Counter = "Packets dropped: the host refuses to pass them on",
         dropped_port_down: Net Counter = "Packets dropped: the host's interface is down or gone",
         dropped_port_full: Net Counter = "Packets dropped: the port was full to the end",
         dropped_memory: Net Counter = "Packets dropped: in guest memory that is not there",

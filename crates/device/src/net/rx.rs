@@ -8,6 +8,7 @@
 //! costs the system call a little.
 
 use super::rules::FILTER_SIZE;
+use super::tx::Tally;
 use super::{Rules, Turn};
 use crate::stats::QueueStats;
 use manyring_backend::net::{PortRx, Readiness};
@@ -40,6 +41,8 @@ const SMALL_FRAME: usize = 2048;
 const SMALL_ROW: u32 = 32;
 /// An Ethernet header.
 const ETHERNET_SIZE: usize = 14;
+/// Frames in a row that the host cannot hand out before its port counts as gone.
+const REFUSALS_MAX: u32 = 64;
 
 /// A receive buffer of the guest that waits for a frame.
 #[derive(Debug)]
@@ -71,9 +74,11 @@ pub(crate) struct NetRx {
     /// Bytes of the frame that waits in the offer and the spill for more buffers; 0: none does.
     waiting: usize,
     short_row: u32,
+    /// What a turn adds to the counters.
     tally: Tally,
     /// The port is down, detached or gone.
     broken: bool,
+    refusals: u32,
     /// The guest had too few buffers when it was last looked.
     is_out: bool,
     ring_size: usize,
@@ -84,14 +89,6 @@ pub(crate) struct NetRx {
 struct Offered {
     buffers: usize,
     size: usize,
-}
-
-/// What a turn adds to the counters.
-#[derive(Debug, Default)]
-struct Tally {
-    packets: u64,
-    bytes: u64,
-    gso: u64,
 }
 
 /// What becomes of a frame.
@@ -124,6 +121,7 @@ impl NetRx {
             short_row: 0,
             tally: Tally::default(),
             broken: false,
+            refusals: 0,
             is_out: false,
             ring_size: usize::from(ring_size),
         })
@@ -148,7 +146,7 @@ impl NetRx {
 
     /// The port may be there again.
     pub(crate) fn revive(&mut self) {
-        self.broken = false;
+        (self.broken, self.refusals) = (false, 0);
     }
 
     /// Bytes that must be posted before a frame is read.
@@ -201,11 +199,19 @@ impl NetRx {
                     turn.memory_lost = true;
                     break;
                 }
+                // A frame that the host has no header for is gone; the port is not.
+                Err(Errno::INVAL) if self.refusals < REFUSALS_MAX => {
+                    stats.dropped_refused.add(1);
+                    self.refusals += 1;
+                    turn.packets += 1;
+                    continue;
+                }
                 Err(_) => {
                     self.broken = true;
                     break;
                 }
             };
+            self.refusals = 0;
             turn.packets += 1;
             bytes += size;
             let used = self.take_frame(queue, stats, size);
@@ -359,9 +365,7 @@ impl NetRx {
         if !self.rules.given.csum {
             header.flags = 0;
         }
-        self.tally.packets += 1;
-        self.tally.bytes += (size - HEADER_SIZE) as u64;
-        self.tally.gso += u64::from(header.gso_type != HDR_GSO_NONE);
+        self.tally.add(&header, size - HEADER_SIZE);
         self.push_frame(queue, header, size)
     }
 

@@ -44,15 +44,15 @@ pub(crate) struct NetTx {
 
 /// Frames as the counters count them.
 #[derive(Debug, Default)]
-struct Tally {
-    packets: u64,
-    bytes: u64,
-    gso: u64,
+pub(super) struct Tally {
+    pub(super) packets: u64,
+    pub(super) bytes: u64,
+    pub(super) gso: u64,
 }
 
 impl Tally {
     #[inline]
-    fn add(&mut self, header: &RawHeader, len: usize) {
+    pub(super) fn add(&mut self, header: &RawHeader, len: usize) {
         self.packets += 1;
         self.bytes += len as u64;
         self.gso += u64::from(header.gso_type != HDR_GSO_NONE);

@@ -1,7 +1,7 @@
 //! What a running network queue does beyond a block queue: it waits for its port too, and its
 //! notifications may be held back.
 
-use super::{Change, Discard, Handler, Held, Look, RunningQueue, Telling};
+use super::{Change, Discard, Event, EventKind, Handler, Held, Look, RunningQueue, Telling};
 use crate::net::Turn;
 use crate::policy::moderation::Moderation;
 use crate::wait::{Source, Wait};
@@ -126,6 +126,14 @@ impl RunningQueue {
         }
         self.looked_at_ns = now_ns;
         self.make_hot(now_ns);
+    }
+
+    /// Says once that there is nothing to receive from any more, while the driver wants to.
+    pub(super) fn tell_port(&mut self) {
+        let Handler::Rx(rx) = &self.handler else { return };
+        if rx.is_broken() && self.enabled && !std::mem::replace(&mut self.is_port_told, true) {
+            let _ = self.events.try_send(Event { index: self.index, kind: EventKind::PortGone });
+        }
     }
 
     /// Asks the port for an event. False: it has something now.

@@ -326,6 +326,10 @@ impl Server {
                 tracing::warn!(device, queue, "session ends: guest memory was cut away");
                 true
             }
+            EventKind::PortGone => {
+                tracing::warn!(device, queue, "receives no more: the host's interface is gone");
+                false
+            }
         }
     }
 

@@ -374,6 +374,23 @@ fn a_port_that_is_gone_is_left_alone_until_it_may_be_back() {
 }
 
 #[test]
+fn a_frame_that_the_host_cannot_hand_out_costs_that_frame_alone() {
+    let mut guest = Guest::new(64, 2048, true);
+    guest.post_all();
+    guest.port.script().arrives.push_back(Err(Errno::INVAL));
+    guest.arrive(0, 60);
+    guest.turn();
+    guest.expect(0, 60, 1);
+    assert_eq!(guest.ring.stats.dropped_refused.value(), 1);
+    // One that hands out nothing is gone.
+    guest.port.script().arrives.extend(std::iter::repeat_n(Err(Errno::INVAL), 100));
+    guest.turn();
+    guest.turn();
+    assert!(guest.rx.is_broken() && guest.turn().packets == 0);
+    assert_eq!(guest.ring.stats.dropped_refused.value(), 65);
+}
+
+#[test]
 fn guest_memory_that_is_not_there_is_told() {
     let mut guest = Guest::new(64, 2048, true);
     guest.post_all();

@@ -5,7 +5,7 @@ use crate::Activation;
 use crate::doorbell::{Call, Kick};
 use crate::net::{NetRx, NetTx};
 use crate::policy::polling::Polling;
-use crate::queue::{Change, Handler, RunningQueue};
+use crate::queue::{Change, Event, EventKind, Handler, RunningQueue};
 use crate::wait::Wait;
 use manyring_wire::net::Coalescing;
 use manyring_wire::virtqueue::{RING_IDX, avail_ring_size};
@@ -19,6 +19,7 @@ struct Guest {
     running: RunningQueue,
     wait: Wait,
     call: OwnedFd,
+    events: mpsc::Receiver<Event>,
     next: u64,
 }
 
@@ -37,6 +38,7 @@ impl Guest {
             Handler::Tx(NetTx::new(half, rules, ALL).unwrap())
         };
         let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let (sender, events) = mpsc::channel(4);
         let activation = Activation {
             index: 0,
             queue: ring.device_half(),
@@ -46,10 +48,10 @@ impl Guest {
             err: None,
             enabled: true,
             features: 0,
-            events: mpsc::channel(4).0,
+            events: sender,
         };
         let running = RunningQueue::new(activation, handler, ring.stats.clone());
-        Self { ring, port, running, wait: Wait::new(false).unwrap(), call, next: 0 }
+        Self { ring, port, running, wait: Wait::new(false).unwrap(), call, events, next: 0 }
     }
 
     fn send(&mut self, count: u64) {
@@ -279,11 +281,13 @@ fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts
         guest.running.settle(Polling::new(0), &mut guest.wait, 0, 1, now_ns)
     };
     assert!(settles(&mut guest, 2));
+    assert_eq!(guest.events.try_recv().unwrap().kind, EventKind::PortGone);
     let (reply, _done) = oneshot::channel();
     let memory = Arc::new((*guest.ring.memory).clone());
     guest.running.set_memory(memory, guest.ring.config.addresses, reply, 3);
     guest.turn(4);
     assert!(settles(&mut guest, 5), "it would look for ever");
+    assert!(guest.events.try_recv().is_err(), "said once");
     // It may be there again when the driver enables the queue.
     guest.port.arrive(RawHeader::default(), &frame(0, 60));
     guest.running.set_enabled(true, &mut guest.wait, 6);
