@@ -11,10 +11,14 @@ use manyring_wire::net::{
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// Longest wait for the workers and the host.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// What has kept the host busy is followed by a rest so many times as long, within a limit: its
+/// network lock is everybody's, and one guest gets a fifth of it at most.
+const REST: u32 = 4;
+const REST_MAX: Duration = Duration::from_millis(100);
 
 /// Why a command is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -113,12 +117,16 @@ pub(super) struct Commands {
     inner: Arc<Inner>,
     /// What goes on behind an answer, of each [`Kind`]: never more than one.
     late: [Option<JoinHandle<bool>>; 2],
+    /// When the host was called last, and when it may be called again.
+    called_at: Instant,
+    rests_until: Instant,
 }
 
 impl Commands {
     /// For a driver that has set nothing yet.
     pub(super) fn new(inner: Arc<Inner>) -> Self {
-        Self { inner, late: [None, None] }
+        let now = Instant::now();
+        Self { inner, late: [None, None], called_at: now, rests_until: now }
     }
 
     /// For a driver that begins: what another has set counts no more, and whoever goes by it is
@@ -155,6 +163,9 @@ impl Commands {
         };
         let kind = reach.kind();
         self.settle(kind, deadline).await?;
+        if matches!(kind, Kind::Host) {
+            sleep_until(self.rests_until).await;
+        }
         let (driver, before) = self.inner.set(command);
         self.leave(kind, vec![reach.clone()]);
         let refusal = match self.settle(kind, deadline).await {
@@ -180,6 +191,9 @@ impl Commands {
             follows
         });
         self.late[kind as usize] = Some(work);
+        if matches!(kind, Kind::Host) {
+            self.called_at = Instant::now();
+        }
     }
 
     /// Waits until everybody has heard what was left; false if the host does not follow.
@@ -188,6 +202,10 @@ impl Commands {
         let Some(late) = slot else { return Ok(true) };
         let done = timeout_at(deadline, late).await.map_err(|_| Refusal::Time)?;
         *slot = None;
+        if matches!(kind, Kind::Host) {
+            let now = Instant::now();
+            self.rests_until = now + ((now - self.called_at) * REST).min(REST_MAX);
+        }
         Ok(done.unwrap_or(false))
     }
 }

@@ -101,6 +101,21 @@ fn commands_that_do_not_need_the_host_do_not_wait_for_it() {
 }
 
 #[test]
+fn a_driver_that_goes_on_changing_pairs_leaves_the_host_to_others() {
+    let mut guest = Guest::new(EVERYTHING);
+    assert_eq!(guest.use_pairs(2), OK);
+    let call = Duration::from_millis(10);
+    guest.port.script().slow = Some(call);
+    let start = Instant::now();
+    for round in 0..6 {
+        assert_eq!(guest.use_pairs(1 + round % 2), OK);
+    }
+    // Five rests between six calls, four times as long.
+    assert!(start.elapsed() >= call * 26, "{:?}", start.elapsed());
+    assert_eq!(guest.set_promisc(false), OK);
+}
+
+#[test]
 fn pairs_that_were_refused_to_the_driver_are_not_used_in_the_end() {
     let mut guest = Guest::new(EVERYTHING);
     guest.hold_host(true);
