@@ -12,6 +12,9 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// How long a call may take that is on its way.
+const CALL_GRACE: Duration = Duration::from_secs(1);
+
 /// A virtqueue of the guest.
 #[derive(Debug)]
 pub struct Vring {
@@ -189,6 +192,18 @@ impl Vring {
         Ok(wait_event(&self.err, timeout)? > 0)
     }
 
+    /// The time is over and nobody has called: was there a reason to?
+    ///
+    /// # Errors
+    /// [`DriverError::Timeout`] if not, [`DriverError::LostCall`] if so, and even now nobody does.
+    pub(crate) fn find_lost_call(&mut self) -> Result<(), DriverError> {
+        if !self.queue.enable_notifications() {
+            return Err(DriverError::Timeout);
+        }
+        // What was returned this very moment is announced in the next.
+        if self.wait_call(CALL_GRACE)? { Ok(()) } else { Err(DriverError::LostCall) }
+    }
+
     /// Takes the next used chain, sleeping on the call for it: id and bytes written.
     ///
     /// # Errors
@@ -205,11 +220,7 @@ impl Vring {
             }
             let left = deadline.saturating_duration_since(now());
             if !self.wait_call(left)? && left.is_zero() {
-                // Used buffers that nobody announced are a call that was lost.
-                return Err(match self.queue.take_used() {
-                    Some(_) => DriverError::LostCall,
-                    None => DriverError::Timeout,
-                });
+                self.find_lost_call()?;
             }
         }
     }

@@ -176,8 +176,7 @@ impl NetRx {
             }
             let left = deadline.saturating_duration_since(crate::vring::now());
             if !self.vring.wait_call(left)? && left.is_zero() {
-                let is_lost = self.enable_notifications();
-                return Err(if is_lost { DriverError::LostCall } else { DriverError::Timeout });
+                self.vring.find_lost_call()?;
             }
         }
     }

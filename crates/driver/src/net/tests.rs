@@ -333,6 +333,25 @@ fn enables(heard: &Heard) -> Vec<(u8, bool)> {
 }
 
 #[test]
+fn a_call_that_is_on_its_way_when_the_time_is_over_is_not_lost() {
+    let (mut rx, mut device) = rx_rig(VIRTIO_F_EVENT_IDX);
+    rx.refill().unwrap();
+    assert!(matches!(rx.vring().find_lost_call(), Err(DriverError::Timeout)));
+    device.deliver(&with_buffers(1, b"frame"));
+    device.queue.publish();
+    let call = rx.vring().call_fd().try_clone_to_owned().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(SHORT);
+            rustix::io::write(&call, &1u64.to_ne_bytes()).unwrap();
+        });
+        rx.vring().find_lost_call().unwrap();
+    });
+    rx.wait(SHORT).unwrap();
+    assert!(matches!(rx.vring().find_lost_call(), Err(DriverError::LostCall)), "nobody calls");
+}
+
+#[test]
 fn a_front_end_that_owns_the_control_queue_enables_the_pairs_in_use_ring_by_ring() {
     let (front, thread) = scripted(2);
     let options = NetOptions { queue_pairs: 2, ..options(8) };
