@@ -337,10 +337,21 @@ impl RunningQueue {
         }
     }
 
-    /// Nothing to do since a while: ask for notifications. False: keep looking.
+    fn may_look(&self, polling: Polling, now_ns: u64) -> bool {
+        polling.decide(now_ns, self.worked_at_ns) == Decision::Look
+    }
+
+    /// True if the ring is worth a further look: it costs a read.
+    pub(crate) fn looks_at_ring(&self, polling: Polling, now_ns: u64) -> bool {
+        self.asks_driver() && self.may_look(polling, now_ns)
+    }
+
+    /// Nothing to do since a while: ask for notifications. False: keep looking. A look at a port
+    /// is a system call and most often in vain: that is done only while the worker `looks_on`
+    /// anyway, at the ring of some other queue.
     pub(crate) fn settle(
         &mut self,
-        polling: Polling,
+        (polling, looks_on): (Polling, bool),
         wait: &mut Wait,
         slot: u32,
         generation: u32,
@@ -351,7 +362,7 @@ impl RunningQueue {
         if asks_driver && self.kick.is_none() && self.queue.fault().is_none() {
             return false;
         }
-        if polling.decide(now_ns, self.worked_at_ns) == Decision::Look {
+        if (asks_driver || looks_on) && self.may_look(polling, now_ns) {
             return false;
         }
         let writes = self.enabled || self.discard == Discard::Found;

@@ -310,11 +310,16 @@ impl Worker {
     fn settle_hot(&mut self) {
         let (slots, wait, timed) = (&mut self.slots, &mut self.wait, &mut self.timed);
         let (polling, now_ns) = (self.polling, self.now_ns);
+        let looks_on = self.hot.iter().any(|&slot| {
+            let queue = slots[slot].entry.as_ref();
+            queue.is_some_and(|(_, queue)| queue.looks_at_ring(polling, now_ns))
+        });
         self.hot.retain(|&slot| {
             let Slot { generation, entry, is_listed, .. } = &mut slots[slot];
             let index = u32::try_from(slot).unwrap_or(0);
             *is_listed = entry.as_mut().is_some_and(|(_, queue)| {
-                queue.is_hot() && !queue.settle(polling, wait, index, *generation, now_ns)
+                let how = (polling, looks_on);
+                queue.is_hot() && !queue.settle(how, wait, index, *generation, now_ns)
             });
             if !*is_listed && let Some(at) = entry.as_ref().and_then(|(_, q)| q.deadline_ns()) {
                 timed.push((slot, at));

@@ -278,7 +278,7 @@ fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts
     guest.port.script().arrives.push_back(Err(Errno::BADFD));
     guest.turn(1);
     let settles = |guest: &mut Guest, now_ns| {
-        guest.running.settle(Polling::new(0), &mut guest.wait, 0, 1, now_ns)
+        guest.running.settle((Polling::new(0), false), &mut guest.wait, 0, 1, now_ns)
     };
     assert!(settles(&mut guest, 2));
     assert_eq!(guest.events.try_recv().unwrap().kind, EventKind::PortGone);
@@ -293,6 +293,29 @@ fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts
     guest.running.set_enabled(true, &mut guest.wait, 6);
     guest.turn(7);
     assert_eq!(guest.returned(), 1);
+}
+
+#[test]
+fn a_port_is_looked_at_only_while_its_worker_looks_at_rings_anyway() {
+    let mut guest = Guest::new(true);
+    let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    guest.running.set_kick(Some(Kick::new(kick).unwrap()), &mut guest.wait, 0, 1, 0);
+    guest.post();
+    guest.port.arrive(RawHeader::default(), &frame(0, 60));
+    guest.turn(1000);
+    assert_eq!(guest.returned(), 1);
+    let settles = |guest: &mut Guest, looks_on, now_ns| {
+        guest.running.settle((Polling::new(32), looks_on), &mut guest.wait, 0, 1, now_ns)
+    };
+    assert!(!guest.running.looks_at_ring(Polling::new(32), 2000), "its next work is the port's");
+    assert!(!settles(&mut guest, true, 2000));
+    assert!(settles(&mut guest, true, 40_000), "it looked long enough");
+    guest.running.wake(41_000);
+    assert!(settles(&mut guest, false, 41_000));
+    // A transmitq waits for its ring.
+    let guest = Guest::new(false);
+    assert!(guest.running.looks_at_ring(Polling::new(32), 2000));
+    assert!(!guest.running.looks_at_ring(Polling::new(32), 40_000));
 }
 
 #[test]
