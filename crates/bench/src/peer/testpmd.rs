@@ -40,6 +40,10 @@ impl Drop for Prefix {
     }
 }
 
+/// Buffers for each pair: both rings twice over. A pool of many more goes round and round, and on
+/// pages of 4 KiB that measures how long the CPU takes to find a page.
+const MBUFS: u32 = 4096;
+
 /// What all runs are given; both lcores run where the process may.
 fn arguments(prefix: &Prefix, device: OsString, mode: &str, pairs: u16) -> Vec<OsString> {
     let mut all: Vec<OsString> =
@@ -51,8 +55,8 @@ fn arguments(prefix: &Prefix, device: OsString, mode: &str, pairs: u16) -> Vec<O
     all.push(format!("--forward-mode={mode}").into());
     all.push(format!("--rxq={pairs}").into());
     all.push(format!("--txq={pairs}").into());
-    let rest = ["--nb-cores=1", "--total-num-mbufs=16384", "--rxd=1024", "--txd=1024"];
-    all.extend(rest.map(OsString::from));
+    all.push(format!("--total-num-mbufs={}", MBUFS * u32::from(pairs)).into());
+    all.extend(["--nb-cores=1", "--rxd=1024", "--txd=1024"].map(OsString::from));
     all.extend(["--txpkts=64", "--stats-period", "1"].map(OsString::from));
     all
 }
