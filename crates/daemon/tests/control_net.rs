@@ -18,7 +18,7 @@ use process::{Daemon, PATIENCE, wait_until};
 use program::{http, http_json, manyring, output_of, shown};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use space::{MULTI, handing_in, in_own_space, link, queue, queues, run};
+use space::{MULTI, handing_in, has_carrier, in_own_space, link, queue, queues, run};
 use std::io::Read;
 use std::process::Child;
 use zerocopy::FromBytes;
@@ -88,12 +88,6 @@ fn wait_for(daemon: &Daemon, device: &str, index: usize, name: &str, count: u64)
         value == count
     });
     assert!(is_so, "{name}: {value}, not {count}");
-}
-
-/// What the host knows of a cable; others are told a little later.
-fn has_carrier(interface: &str) -> bool {
-    let file = format!("/sys/class/net/{interface}/carrier");
-    std::fs::read_to_string(file).unwrap() == "1\n"
 }
 
 /// A command of the program that asks this daemon.

@@ -15,7 +15,7 @@ const TESTPMD: (&str, &str) = ("dpdk-testpmd", "dpdk-dev");
 /// Longest time a front-end has for its figures.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Reports (one a second) of a front-end before the one that counts: it is under way by then.
-const SKIPPED: usize = 2;
+const WARM_UP: usize = 2;
 /// Runs so far: none shares its files with one before.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
@@ -125,7 +125,7 @@ pub(crate) fn front_end(socket: &Path, direction: Direction, cpu: usize) -> Resu
         }
         if let Some(rate) = rate_of(&line.map_err(failed)?, word) {
             seen += 1;
-            if seen > SKIPPED {
+            if seen > WARM_UP {
                 return Ok(rate);
             }
         }

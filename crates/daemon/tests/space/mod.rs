@@ -29,6 +29,12 @@ pub(crate) fn queue(name: &str, flags: u16) -> OwnedFd {
     fd
 }
 
+/// What the host knows of a cable; others are told a little later.
+pub(crate) fn has_carrier(interface: &str) -> bool {
+    let file = format!("/sys/class/net/{interface}/carrier");
+    std::fs::read_to_string(file).unwrap() == "1\n"
+}
+
 /// A command of a shell that hands `fds` (two at most) to `program` as 7 and 8.
 pub(crate) fn handing_in(program: impl Display, arguments: &str, fds: Vec<OwnedFd>) -> Command {
     // They come as the shell's input and output, and go on under their numbers: so no other
