@@ -70,8 +70,8 @@ impl NetPlan {
                 None => return error(&name, "mtu", format!("{mtu} is not between 68 and 65535")),
             },
         };
-        if raw.speed.is_some_and(|speed| !(1..=SPEED_MAX).contains(&speed)) {
-            let problem = format!("it is not between 1 and {SPEED_MAX} Mbit/s");
+        if let Some(speed) = raw.speed.filter(|speed| !(1..=SPEED_MAX).contains(speed)) {
+            let problem = format!("{speed} is not between 1 and {SPEED_MAX} Mbit/s");
             return error(&name, "speed", problem);
         }
         Ok(Self {
