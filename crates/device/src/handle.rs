@@ -2,10 +2,10 @@
 
 use crate::doorbell::{Call, Kick};
 use crate::net::{Ask, ControlHandle};
+use crate::orders::{Command, QueueId};
 use crate::pool::{Pool, StopError};
 use crate::queue::Change;
 use crate::stats::QueueStats;
-use crate::worker::{Command, QueueId};
 use manyring_memory::GuestMemory;
 use manyring_queue::{QueueError, RingAddresses};
 use std::sync::Arc;

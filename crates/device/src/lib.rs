@@ -14,6 +14,7 @@ mod doorbell;
 pub mod fuzzing;
 mod handle;
 pub mod net;
+mod orders;
 pub mod policy;
 mod pool;
 mod queue;

@@ -1,10 +1,11 @@
 //! The workers: start (the only place that starts threads), place, move a queue, stop.
 
 use crate::handle::{QueueHandle, Route};
+use crate::orders::{Command, Mailbox, QueueId};
 use crate::policy::polling::Polling;
 use crate::queue::RunningQueue;
 use crate::stats::WorkerStats;
-use crate::worker::{Command, Mailbox, QueueId, Worker};
+use crate::worker::Worker;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;

@@ -1,5 +1,6 @@
 //! `RunningQueue`: a queue as its worker owns it: ring, doorbells, what serves it, its state.
 
+mod kick;
 mod net;
 
 use crate::blk::BlkQueue;
@@ -79,12 +80,20 @@ pub(crate) type StopReply = oneshot::Sender<u16>;
 /// A reply to new memory, once no request uses the old.
 pub(crate) type MemoryReply = oneshot::Sender<Result<(), QueueError>>;
 
+/// How long a queue without work still takes turns of a worker that is busy with others. Longer
+/// than a worker looks that has nothing else to do: a look costs such a worker little, and a kick
+/// costs the guest much.
+const BUSY_REST_NS: u64 = 1_000_000;
+
 #[derive(Debug)]
 pub(crate) struct RunningQueue {
     index: usize,
     queue: DeviceQueue,
     kick: Option<Kick>,
-    /// The next event of the kick tells of one that was heard before.
+    /// The number under which the worker watches the kick.
+    kick_watch: u32,
+    /// An eventfd that is never read reports its old count when it is watched anew: the next
+    /// event of the kick is that report, and not a kick.
     is_kick_stale: bool,
     call: Option<Arc<Call>>,
     err: Option<Arc<Call>>,
@@ -123,6 +132,7 @@ impl RunningQueue {
             index: activation.index,
             queue: activation.queue,
             kick: activation.kick,
+            kick_watch: 0,
             is_kick_stale: false,
             call: activation.call,
             err: activation.err,
@@ -146,11 +156,11 @@ impl RunningQueue {
     }
 
     /// Gets ready on a worker: opens what belongs to its ring, watches the kick.
-    pub(crate) fn attach(&mut self, wait: &mut Wait, slot: u32, generation: u32, now_ns: u64) {
+    pub(crate) fn attach(&mut self, wait: &mut Wait, slot: u32, now_ns: u64) {
         if let Handler::Blk(blk) = &mut self.handler {
             blk.attach(wait.ring(), Source::Disk { slot, token: 0 }.pack());
         }
-        self.rewatch(wait, slot, generation);
+        self.watch_kick(wait, slot);
         self.looked_at_ns = now_ns;
         self.make_hot(now_ns);
         self.draining = false;
@@ -162,14 +172,7 @@ impl RunningQueue {
             blk.detach(wait.ring());
         }
         self.unwatch_port(wait, slot, generation);
-        self.unwatch(wait, slot, generation);
-    }
-
-    fn unwatch(&mut self, wait: &mut Wait, slot: u32, generation: u32) {
-        if let Some(kick) = &self.kick {
-            use rustix::fd::AsFd;
-            wait.unwatch(kick.as_fd(), Source::Kick { slot, generation });
-        }
+        self.unwatch_kick(wait, slot);
     }
 
     fn make_hot(&mut self, now_ns: u64) {
@@ -181,36 +184,6 @@ impl RunningQueue {
             }
         }
         self.worked_at_ns = now_ns;
-    }
-
-    /// The driver kicked.
-    pub(crate) fn on_kick(&mut self, now_ns: u64) {
-        if std::mem::take(&mut self.is_kick_stale) {
-            return;
-        }
-        self.stats.kicks.add(1);
-        self.kicked = true;
-        if let Some(kick) = &self.kick {
-            kick.drain();
-        }
-        if !self.enabled && self.discard == Discard::No {
-            self.discard = Discard::Kicked;
-        }
-        if self.look == Look::Armed {
-            self.looked_at_ns = now_ns;
-        }
-        self.make_hot(now_ns);
-    }
-
-    /// Watches the kick, here or after the kernel ended the watch. An eventfd, which is never
-    /// read, reports at once what it had at any time: that is no reason to look at a ring that is
-    /// disabled, whose memory may be the driver's again.
-    pub(crate) fn rewatch(&mut self, wait: &mut Wait, slot: u32, generation: u32) {
-        if let Some(kick) = &self.kick {
-            use rustix::fd::AsFd;
-            self.is_kick_stale = !self.enabled && kick.keeps();
-            wait.watch(kick.as_fd(), Source::Kick { slot, generation });
-        }
     }
 
     /// A disk request of this queue has an event.
@@ -337,6 +310,15 @@ impl RunningQueue {
         }
     }
 
+    /// True if the queue should leave the list of those that take turns although its worker is
+    /// busy with others: it has had nothing for a while, or waits for its port, which nobody
+    /// watches until the queue settles.
+    #[inline]
+    pub(crate) fn is_overdue(&self, now_ns: u64) -> bool {
+        let idle_ns = now_ns.saturating_sub(self.worked_at_ns);
+        self.look == Look::Armed || idle_ns >= BUSY_REST_NS || self.is_port_blocked()
+    }
+
     fn may_look(&self, polling: Polling, now_ns: u64) -> bool {
         polling.decide(now_ns, self.worked_at_ns) == Decision::Look
     }
@@ -407,20 +389,6 @@ impl RunningQueue {
         }
     }
 
-    pub(crate) fn set_kick(
-        &mut self,
-        kick: Option<Kick>,
-        wait: &mut Wait,
-        slot: u32,
-        generation: u32,
-        now_ns: u64,
-    ) {
-        self.unwatch(wait, slot, generation);
-        self.kick = kick;
-        self.rewatch(wait, slot, generation);
-        self.make_hot(now_ns);
-    }
-
     pub(crate) fn set_call(&mut self, call: Option<Arc<Call>>) {
         self.call = call;
         // The driver may wait for a call that went to the former fd: one too many is harmless.
@@ -473,6 +441,11 @@ impl RunningQueue {
     /// The next available index.
     pub(crate) fn base(&self) -> u16 {
         self.queue.base()
+    }
+
+    /// True if both belong to one session, as far as a worker can tell guests apart.
+    pub(crate) fn is_of_same_guest(&self, other: &Self) -> bool {
+        self.events.same_channel(&other.events)
     }
 
     pub(crate) fn stats(&self) -> &Arc<QueueStats> {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 /// What an event is about; packed into the 64 bits that the kernel hands back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// The kick of the queue in `slot`, if it is still of this generation.
-    Kick { slot: u32, generation: u32 },
+    /// The kick of the queue in `slot`, if the queue still watches it under this number.
+    Kick { slot: u32, watch: u32 },
     /// A disk request of the queue in `slot`.
     Disk { slot: u32, token: u32 },
     /// The port of the queue in `slot` is ready, if it is still of this generation.
@@ -36,9 +36,7 @@ pub(crate) const SLOTS_MAX: usize = 1 << 24;
 impl Source {
     pub(crate) const fn pack(self) -> u64 {
         match self {
-            Self::Kick { slot, generation } => {
-                KICK | (slot as u64) << SLOT_SHIFT | generation as u64
-            }
+            Self::Kick { slot, watch } => KICK | (slot as u64) << SLOT_SHIFT | watch as u64,
             Self::Disk { slot, token } => DISK | (slot as u64) << SLOT_SHIFT | token as u64,
             Self::Port { slot, generation } => {
                 PORT | (slot as u64) << SLOT_SHIFT | generation as u64
@@ -52,7 +50,7 @@ impl Source {
     pub(crate) const fn unpack(data: u64) -> Self {
         let (slot, low) = ((data >> SLOT_SHIFT) as u32 & 0xff_ffff, data as u32);
         match data & (0xff << 56) {
-            KICK => Self::Kick { slot, generation: low },
+            KICK => Self::Kick { slot, watch: low },
             DISK => Self::Disk { slot, token: low },
             PORT => Self::Port { slot, generation: low },
             MAILBOX => Self::Mailbox,
@@ -78,11 +76,12 @@ enum Kernel {
 }
 
 /// The twin. Looking is a system call there, so a busy worker looks only every
-/// [`EPOLL_TURNS`] turns.
+/// [`EPOLL_TURNS`] turns, or after [`EPOLL_LOOK_NS`] if its turns are long.
 struct Epoll {
     fd: OwnedFd,
     events: Vec<epoll::Event>,
     turns: u32,
+    looked_at_ns: u64,
 }
 
 /// How a worker sleeps.
@@ -91,12 +90,16 @@ pub(crate) struct Wait {
     kernel: Kernel,
     origin: Instant,
     events: Vec<RingEvent>,
+    /// How many kicks have been watched so far.
+    kick_watches: u32,
 }
 
 /// Room for the events of one epoll call.
 const EPOLL_EVENTS: usize = 64;
 /// Turns between two looks of a worker that does not sleep.
 const EPOLL_TURNS: u32 = 16;
+/// Longest time without a look, in nanoseconds.
+const EPOLL_LOOK_NS: u64 = 100_000;
 /// `POLLERR | POLLHUP | POLLNVAL`: a watch that reports these is over.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
 
@@ -113,11 +116,12 @@ impl Wait {
                 fd: epoll::create(epoll::CreateFlags::CLOEXEC)?,
                 events: Vec::with_capacity(EPOLL_EVENTS),
                 turns: 0,
+                looked_at_ns: 0,
             }),
         };
         #[allow(clippy::disallowed_methods, reason = "this is the file that reads the clock")]
         let origin = Instant::now();
-        Ok(Self { kernel, origin, events: Vec::new() })
+        Ok(Self { kernel, origin, events: Vec::new(), kick_watches: 0 })
     }
 
     /// True if disks can use io_uring on this thread.
@@ -138,6 +142,14 @@ impl Wait {
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// A number for the next watch of a kick. Each watch has its own, so that a late event of a
+    /// kick that was replaced is told from one of its successor, and ends no other watch than its
+    /// own.
+    pub(crate) fn next_kick_watch(&mut self) -> u32 {
+        self.kick_watches = self.kick_watches.wrapping_add(1);
+        self.kick_watches
     }
 
     /// Reports every write to `fd` from now on.
@@ -193,7 +205,7 @@ impl Wait {
 
     /// Collects what has happened, without waiting.
     #[inline]
-    pub(crate) fn reap(&mut self, woken: &mut Vec<Woken>) {
+    pub(crate) fn reap(&mut self, woken: &mut Vec<Woken>, now_ns: u64) {
         match &mut self.kernel {
             Kernel::Uring(ring) => {
                 self.events.clear();
@@ -202,7 +214,9 @@ impl Wait {
             }
             Kernel::Epoll(epoll) => {
                 epoll.turns += 1;
-                if epoll.turns.is_multiple_of(EPOLL_TURNS) {
+                let is_late = now_ns.saturating_sub(epoll.looked_at_ns) >= EPOLL_LOOK_NS;
+                if is_late || epoll.turns.is_multiple_of(EPOLL_TURNS) {
+                    epoll.looked_at_ns = now_ns;
                     epoll.collect(Some(Duration::ZERO), woken);
                 }
             }
@@ -217,7 +231,7 @@ impl Wait {
                 if ring.wait(timeout).is_err() {
                     std::thread::yield_now();
                 }
-                self.reap(woken);
+                self.reap(woken, 0);
             }
             Kernel::Epoll(epoll) => epoll.collect(timeout, woken),
         }
@@ -260,7 +274,7 @@ mod tests {
     #[test]
     fn sources_survive_the_packing() {
         for source in [
-            Source::Kick { slot: 0xff_ffff, generation: u32::MAX },
+            Source::Kick { slot: 0xff_ffff, watch: u32::MAX },
             Source::Disk { slot: 3, token: 255 },
             Source::Port { slot: 7, generation: 1 << 31 },
             Source::Mailbox,
@@ -276,7 +290,7 @@ mod tests {
             let mut wait = Wait::new(uring).unwrap();
             assert_eq!(wait.has_ring(), uring);
             let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-            let source = Source::Kick { slot: 1, generation: 2 };
+            let source = Source::Kick { slot: 1, watch: 2 };
             wait.watch(event.as_fd(), source);
             for _ in 0..3 {
                 rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
@@ -313,7 +327,7 @@ mod tests {
             let mut wait = Wait::new(uring).unwrap();
             let (reader, writer) = rustix::pipe::pipe().unwrap();
             let (socket, peer) = std::os::unix::net::UnixStream::pair().unwrap();
-            let source = Source::Kick { slot: 1, generation: 2 };
+            let source = Source::Kick { slot: 1, watch: 2 };
             wait.watch(reader.as_fd(), source);
             wait.watch(socket.as_fd(), source);
             drop((writer, peer));

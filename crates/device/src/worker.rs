@@ -3,88 +3,29 @@
 //! ```text
 //! loop:  commands, if there are some
 //!        events: kicks make queues hot, disk events complete requests
-//!        every hot queue takes a turn
+//!        every hot queue takes a turn, another one first each time, while its guest has time left
 //!        submit what the turns queued
-//!        worked? again.   recently? look again.
-//!        settle every hot queue (ask for notifications, look once more)
+//!        somebody worked? the queues that have had nothing for long settle; again
+//!        else every queue settles that has looked for long enough
 //!        none hot? sleep
+//! settle: ask the driver for a kick and look at the ring once more, or watch the port
 //! ```
-//! A worker with no hot queue makes no system call and no timer: it sleeps until a kick, a disk
-//! completion or a command.
+//! A queue settles by itself, whatever the others do: a transmitq that waits for its port is
+//! watched at once, also beside a neighbour that always has work. A worker with no hot queue makes
+//! no system call and no timer: it sleeps until a kick, a disk completion or a command.
 
-use crate::doorbell::{Call, Kick};
+use crate::orders::{Command, Mailbox, QueueId};
 use crate::policy::polling::Polling;
-use crate::queue::{Change, MemoryReply, RunningQueue, StopReply};
+use crate::policy::share::Shares;
+use crate::queue::{RunningQueue, StopReply};
 use crate::stats::WorkerStats;
 use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
-use manyring_memory::GuestMemory;
-use manyring_queue::RingAddresses;
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::AsFd;
 use rustix::io::Errno;
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
-
-/// Names a running queue, in all workers and for all time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct QueueId(pub(crate) u64);
-
-/// What the control thread asks of a worker.
-#[derive(Debug)]
-pub(crate) enum Command {
-    Start(QueueId, Box<RunningQueue>),
-    Stop(QueueId, StopReply),
-    /// Give the queue back, to move it.
-    Detach(QueueId, oneshot::Sender<Box<RunningQueue>>),
-    /// Keep the queue, if it has not been given back yet.
-    Stay(QueueId),
-    Memory(QueueId, Arc<GuestMemory>, RingAddresses, MemoryReply),
-    Enable(QueueId, bool, oneshot::Sender<()>),
-    Change(QueueId, Change, oneshot::Sender<()>),
-    Kick(QueueId, Option<Kick>),
-    Call(QueueId, Option<Arc<Call>>),
-    Err(QueueId, Option<Arc<Call>>),
-    Quit,
-}
-
-/// Commands on their way to a worker, and the eventfd that wakes it.
-#[derive(Debug)]
-pub(crate) struct Mailbox {
-    commands: Mutex<VecDeque<Command>>,
-    pending: AtomicBool,
-    event: OwnedFd,
-}
-
-impl Mailbox {
-    pub(crate) fn new() -> Result<Self, Errno> {
-        Ok(Self {
-            commands: Mutex::default(),
-            pending: AtomicBool::new(false),
-            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-        })
-    }
-
-    /// Puts a command in and wakes the worker.
-    pub(crate) fn send(&self, command: Command) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
-        self.pending.store(true, Ordering::Release);
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
-    }
-
-    #[inline]
-    fn is_pending(&self) -> bool {
-        self.pending.load(Ordering::Acquire)
-    }
-
-    fn take(&self) -> VecDeque<Command> {
-        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        self.pending.store(false, Ordering::Release);
-        std::mem::take(&mut *commands)
-    }
-}
 
 /// What becomes of a queue when it is drained.
 #[derive(Debug)]
@@ -98,8 +39,19 @@ struct Slot {
     generation: u32,
     entry: Option<(QueueId, Box<RunningQueue>)>,
     ending: Option<Ending>,
+    /// Whose queue it is: a number that all queues of a session share.
+    guest: usize,
     /// In the list of hot slots.
     is_listed: bool,
+}
+
+/// What a round of turns has come to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    /// A queue had work, or must wait for the next round to do it.
+    worked: bool,
+    /// A queue should not wait for the others to settle.
+    overdue: bool,
 }
 
 /// A worker: its thread runs [`Worker::run`] to the end.
@@ -113,6 +65,10 @@ pub(crate) struct Worker {
     by_id: HashMap<QueueId, usize>,
     /// Slots of hot queues.
     hot: Vec<usize>,
+    /// Which of them takes the first turn of a round.
+    first: usize,
+    /// How the guests share a round.
+    shares: Shares,
     /// Slots of queues that are not hot and have something to do at a certain time.
     timed: Vec<(usize, u64)>,
     woken: Vec<Woken>,
@@ -137,7 +93,7 @@ impl Worker {
         saturated: Arc<Notify>,
     ) -> Result<Self, Errno> {
         let mut wait = Wait::new(uring)?;
-        wait.watch(mailbox.event.as_fd(), Source::Mailbox);
+        wait.watch(mailbox.as_fd(), Source::Mailbox);
         wait.submit();
         Ok(Self {
             wait,
@@ -147,6 +103,8 @@ impl Worker {
             slots: Vec::new(),
             by_id: HashMap::new(),
             hot: Vec::new(),
+            first: 0,
+            shares: Shares::default(),
             timed: Vec::new(),
             woken: Vec::new(),
             faults_seen: manyring_memory::fault_count(),
@@ -172,14 +130,17 @@ impl Worker {
                     break;
                 }
             }
-            self.wait.reap(&mut self.woken);
+            self.wait.reap(&mut self.woken, self.now_ns);
             let woken = self.dispatch();
             self.wake_timed();
-            let worked = self.turn_hot();
+            let Round { worked, overdue } = self.turn_hot();
             self.wait.submit();
             self.check_faults();
             self.finish_drained();
             if worked || woken {
+                if overdue {
+                    self.settle_overdue();
+                }
                 self.tell_if_saturated();
                 continue;
             }
@@ -243,7 +204,7 @@ impl Worker {
         let any = !woken.is_empty();
         for event in woken.drain(..) {
             match event.source {
-                Source::Kick { slot, generation } => self.on_kick(slot, generation, event),
+                Source::Kick { slot, watch } => self.on_kick(slot, watch, event),
                 Source::Disk { slot, token } => {
                     let slots = self.slots.get_mut(slot as usize);
                     if let Some((_, queue)) = slots.and_then(|s| s.entry.as_mut()) {
@@ -253,7 +214,7 @@ impl Worker {
                 }
                 Source::Port { slot, generation } => self.on_port(slot, generation, event.result),
                 Source::Mailbox if event.ended => {
-                    self.wait.watch(self.mailbox.event.as_fd(), Source::Mailbox);
+                    self.wait.watch(self.mailbox.as_fd(), Source::Mailbox);
                 }
                 Source::Mailbox | Source::Ended => {}
             }
@@ -262,19 +223,11 @@ impl Worker {
         any
     }
 
-    fn on_kick(&mut self, slot: u32, generation: u32, event: Woken) {
+    fn on_kick(&mut self, slot: u32, watch: u32, event: Woken) {
         let now_ns = self.now_ns;
-        let current = self.slots.get(slot as usize).is_some_and(|s| s.generation == generation);
-        // The end of the watch of a former kick is none.
-        let is_cancelled = event.result == -Errno::CANCELED.raw_os_error();
-        if !current || is_cancelled {
-            return;
-        }
-        if let Some((_, queue)) = self.slots[slot as usize].entry.as_mut() {
-            queue.on_kick(now_ns);
-            if event.ended {
-                queue.rewatch(&mut self.wait, slot, generation);
-            }
+        let slots = self.slots.get_mut(slot as usize);
+        if let Some((_, queue)) = slots.and_then(|s| s.entry.as_mut()) {
+            queue.on_kick((slot, watch), event, &mut self.wait, now_ns);
             self.make_listed(slot as usize);
         }
     }
@@ -295,31 +248,67 @@ impl Worker {
         }
     }
 
+    /// Every hot queue takes a turn, unless its guest has used up its time.
     #[inline]
-    fn turn_hot(&mut self) -> bool {
-        let mut worked = false;
-        for &slot in &self.hot {
-            if let Some((_, queue)) = &mut self.slots[slot].entry {
-                worked |= queue.turn(&mut self.wait, self.now_ns);
+    fn turn_hot(&mut self) -> Round {
+        let mut round = Round::default();
+        let count = self.hot.len();
+        self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
+        self.shares.begin_round();
+        let mut began_ns = self.now_ns;
+        for step in 0..count {
+            let at = self.first + step;
+            let slot = self.hot[if at < count { at } else { at - count }];
+            let Slot { entry, guest, .. } = &mut self.slots[slot];
+            let Some((_, queue)) = entry else { continue };
+            if !self.shares.may_turn(*guest) {
+                round.worked = true;
+                continue;
+            }
+            if queue.turn(&mut self.wait, self.now_ns) {
+                round.worked = true;
+                if self.shares.is_divided() {
+                    let ended_ns = self.wait.now_ns();
+                    self.shares.charge(*guest, ended_ns.saturating_sub(began_ns));
+                    began_ns = ended_ns;
+                }
+            } else {
+                round.overdue |= queue.is_overdue(self.now_ns);
             }
         }
-        worked
+        round
     }
 
     /// Lets queues that have had nothing for a while ask for notifications.
     fn settle_hot(&mut self) {
-        let (slots, wait, timed) = (&mut self.slots, &mut self.wait, &mut self.timed);
         let (polling, now_ns) = (self.polling, self.now_ns);
         let looks_on = self.hot.iter().any(|&slot| {
-            let queue = slots[slot].entry.as_ref();
+            let queue = self.slots[slot].entry.as_ref();
             queue.is_some_and(|(_, queue)| queue.looks_at_ring(polling, now_ns))
         });
+        self.settle(|_| true, looks_on);
+    }
+
+    /// Lets those queues go for which a busy worker should not look any more.
+    #[cold]
+    fn settle_overdue(&mut self) {
+        let now_ns = self.now_ns;
+        self.settle(|queue| queue.is_overdue(now_ns), false);
+    }
+
+    /// Takes the queues that `should` settle, and can, out of the list of hot ones.
+    fn settle(&mut self, should: impl Fn(&RunningQueue) -> bool, looks_on: bool) {
+        let (slots, wait, timed) = (&mut self.slots, &mut self.wait, &mut self.timed);
+        let (polling, now_ns) = (self.polling, self.now_ns);
         self.hot.retain(|&slot| {
             let Slot { generation, entry, is_listed, .. } = &mut slots[slot];
-            let index = u32::try_from(slot).unwrap_or(0);
+            let index = index_of(slot);
             *is_listed = entry.as_mut().is_some_and(|(_, queue)| {
                 let how = (polling, looks_on);
-                queue.is_hot() && !queue.settle(how, wait, index, *generation, now_ns)
+                let mut stays = |queue: &mut RunningQueue| {
+                    queue.is_hot() && !queue.settle(how, wait, index, *generation, now_ns)
+                };
+                !should(queue) || stays(queue)
             });
             if !*is_listed && let Some(at) = entry.as_ref().and_then(|(_, q)| q.deadline_ns()) {
                 timed.push((slot, at));
@@ -349,39 +338,36 @@ impl Worker {
                 Command::Stay(id) => self.stay(id),
                 Command::Memory(id, memory, addresses, reply) => {
                     let now_ns = self.now_ns;
-                    self.with(id, |queue, _, _, _| {
+                    self.with(id, |queue, _, _| {
                         queue.set_memory(memory, addresses, reply, now_ns);
                     });
                 }
                 Command::Enable(id, enabled, reply) => {
                     let now_ns = self.now_ns;
-                    self.with(id, |queue, wait, _, _| queue.set_enabled(enabled, wait, now_ns));
+                    self.with(id, |queue, wait, _| queue.set_enabled(enabled, wait, now_ns));
                     let _ = reply.send(());
                 }
                 Command::Change(id, change, reply) => {
                     let now_ns = self.now_ns;
-                    self.with(id, |queue, _, _, _| queue.change(change, now_ns));
+                    self.with(id, |queue, _, _| queue.change(change, now_ns));
                     let _ = reply.send(());
                 }
                 Command::Kick(id, kick) => {
                     let now_ns = self.now_ns;
-                    self.with(id, |queue, wait, slot, generation| {
-                        queue.set_kick(kick, wait, slot, generation, now_ns);
-                    });
+                    self.with(id, |queue, wait, slot| queue.set_kick(kick, wait, slot, now_ns));
                 }
-                Command::Call(id, call) => self.with(id, |queue, _, _, _| queue.set_call(call)),
-                Command::Err(id, err) => self.with(id, |queue, _, _, _| queue.set_err(err)),
+                Command::Call(id, call) => self.with(id, |queue, _, _| queue.set_call(call)),
+                Command::Err(id, err) => self.with(id, |queue, _, _| queue.set_err(err)),
                 Command::Quit => self.quit = true,
             }
         }
     }
 
     /// Does something with a queue, if it is here, and looks at it afterwards.
-    fn with(&mut self, id: QueueId, act: impl FnOnce(&mut RunningQueue, &mut Wait, u32, u32)) {
+    fn with(&mut self, id: QueueId, act: impl FnOnce(&mut RunningQueue, &mut Wait, u32)) {
         let Some(&slot) = self.by_id.get(&id) else { return };
-        let generation = self.slots[slot].generation;
         if let Some((_, queue)) = &mut self.slots[slot].entry {
-            act(queue, &mut self.wait, u32::try_from(slot).unwrap_or(0), generation);
+            act(queue, &mut self.wait, index_of(slot));
         }
         self.make_listed(slot);
     }
@@ -389,19 +375,34 @@ impl Worker {
     fn start(&mut self, id: QueueId, mut queue: Box<RunningQueue>) {
         let free = self.slots.iter().position(|s| s.entry.is_none());
         let slot = free.unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, entry: None, ending: None, is_listed: false });
+            self.slots.push(Slot {
+                generation: 0,
+                entry: None,
+                ending: None,
+                guest: 0,
+                is_listed: false,
+            });
             self.slots.len() - 1
         });
-        debug_assert!(slot < SLOTS_MAX);
-        let generation = self.slots[slot].generation;
-        let index = u32::try_from(slot).unwrap_or(0);
-        queue.attach(&mut self.wait, index, generation, self.now_ns);
+        self.slots[slot].guest = self.guest_of(&queue);
+        queue.attach(&mut self.wait, index_of(slot), self.now_ns);
         // It may have been cut away before it came here: the count has moved on already.
         queue.check_memory();
         self.slots[slot].entry = Some((id, queue));
         self.by_id.insert(id, slot);
         self.stats.queues.set(self.by_id.len() as u64);
         self.make_listed(slot);
+    }
+
+    /// The number of the guest that `queue` belongs to: the lowest free one if it is new here.
+    fn guest_of(&self, queue: &RunningQueue) -> usize {
+        let here = || self.slots.iter().filter_map(|s| s.entry.as_ref().map(|(_, q)| (s.guest, q)));
+        if let Some((guest, _)) = here().find(|(_, other)| other.is_of_same_guest(queue)) {
+            return guest;
+        }
+        let mut taken = vec![false; self.slots.len() + 1];
+        here().for_each(|(guest, _)| taken[guest] = true);
+        taken.iter().position(|taken| !taken).unwrap_or(0)
     }
 
     /// Drains a queue; what then happens is `ending`.
@@ -446,7 +447,7 @@ impl Worker {
         let generation = self.slots[slot].generation;
         self.slots[slot].generation = generation.wrapping_add(1);
         let Some((id, mut queue)) = self.slots[slot].entry.take() else { return };
-        queue.detach(&mut self.wait, u32::try_from(slot).unwrap_or(0), generation);
+        queue.detach(&mut self.wait, index_of(slot), generation);
         self.by_id.remove(&id);
         self.stats.queues.set(self.by_id.len() as u64);
         match self.slots[slot].ending.take() {
@@ -460,4 +461,10 @@ impl Worker {
             None => {}
         }
     }
+}
+
+/// The number of a slot, as events carry it.
+fn index_of(slot: usize) -> u32 {
+    assert!(slot < SLOTS_MAX, "more queues than a worker has slots");
+    u32::try_from(slot).unwrap_or(u32::MAX)
 }

@@ -3,3 +3,4 @@
 pub mod moderation;
 pub mod placement;
 pub mod polling;
+pub mod share;

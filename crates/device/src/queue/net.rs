@@ -99,6 +99,12 @@ impl RunningQueue {
         }
     }
 
+    /// True while frames wait that the port did not take.
+    #[inline]
+    pub(super) fn is_port_blocked(&self) -> bool {
+        matches!(&self.handler, Handler::Tx(tx) if tx.waits_for_port())
+    }
+
     /// When there is something to do without anybody asking.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         let retry_ns = match &self.handler {

@@ -283,14 +283,17 @@ fn goes_on(frames: &[Arc<AtomicU64>]) {
     panic!("received, sent: {before:?}, and three seconds later {after:?}");
 }
 
-fn churn(uring: bool, event_idx: bool, seed: u64) {
-    println!("uring {uring}, EVENT_IDX {event_idx}, seed {seed}");
+fn churn(uring: bool, event_idx: bool, neighbour: bool, seed: u64) {
+    println!("uring {uring}, EVENT_IDX {event_idx}, neighbour {neighbour}, seed {seed}");
     let (ours, host) = UnixDatagram::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     host.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     host.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let pool = Pool::new(PoolOptions { workers_max: 2, spin_us: 1, uring });
+    // Beside a neighbour there is no way out to another worker.
+    let workers_max = if neighbour { 1 } else { 2 };
+    let pool = Pool::new(PoolOptions { workers_max, spin_us: 1, uring });
+    let busy = neighbour.then(|| runtime.block_on(Busy::start(&pool)));
     let device = NetDevice::new(options(1), Arc::new(Wire(Arc::new(ours))), pool);
     runtime.block_on(device.set_features(VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF));
     let ends = Arc::new(AtomicBool::new(false));
@@ -328,6 +331,55 @@ fn churn(uring: bool, event_idx: bool, seed: u64) {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     host.join().unwrap();
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+    if let Some(busy) = busy {
+        runtime.block_on(busy.stop());
+    }
+}
+
+/// A port on which a frame has always just arrived, of a length that no guest takes: its receiveq
+/// has work in every turn of its worker, and its guest does nothing for it.
+#[derive(Clone, Debug)]
+pub(super) struct Endless;
+
+impl PortRx for Endless {
+    fn recv(&mut self, _: &[GuestSlice]) -> Result<usize, Errno> {
+        Ok(1)
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        Readiness::Always
+    }
+}
+
+/// Another guest, whose receiveq keeps the first worker of the pool busy for ever.
+struct Busy {
+    device: NetDevice,
+    queue: Started,
+}
+
+impl Busy {
+    async fn start(pool: &Arc<Pool>) -> Self {
+        let port = Scripted::default();
+        {
+            let mut script = port.script();
+            script.attached = vec![false];
+            script.endless = true;
+        }
+        let device = NetDevice::new(options(1), Arc::new(port), pool.clone());
+        let mut ring = Ring::new(32, true);
+        ring.driver.add(&[], &[(DATA, 2048)]).unwrap();
+        ring.driver.publish();
+        let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let (config, memory) = (ring.config, ring.memory.clone());
+        let mut queue = Started { index: 0, config, memory, kick, call, handle: None };
+        queue.start(&device).await;
+        Self { device, queue }
+    }
+
+    async fn stop(mut self) {
+        self.queue.stop(&self.device).await;
+        assert!(self.device.stats(0).unwrap().dropped_short.value() > 1000, "it was busy");
+    }
 }
 
 #[test]
@@ -369,7 +421,14 @@ fn no_wake_up_is_lost_whatever_is_done_to_a_running_queue() {
     let seed = std::env::var("MANYRING_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
     for uring in [true, false] {
         for event_idx in [true, false] {
-            churn(uring, event_idx, seed);
+            churn(uring, event_idx, false, seed);
         }
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost_beside_a_neighbour_that_always_has_work() {
+    for uring in [true, false] {
+        churn(uring, true, true, 7);
     }
 }

@@ -77,6 +77,8 @@ struct Script {
     arrives: VecDeque<Result<Vec<u8>, Errno>>,
     /// Bytes of room that each receive had.
     rooms: Vec<usize>,
+    /// A receiveq is opened on a port that always has something.
+    endless: bool,
     given: Offloads,
     refuses_offloads: bool,
     attached: Vec<bool>,
@@ -203,6 +205,9 @@ impl Port for Scripted {
     }
 
     fn open_rx(&self, _: usize) -> Result<Box<dyn PortRx>, Errno> {
+        if self.script().endless {
+            return Ok(Box::new(churn::Endless));
+        }
         Ok(Box::new(self.clone()))
     }
 

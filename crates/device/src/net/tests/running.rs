@@ -259,7 +259,7 @@ fn a_queue_that_moved_holds_a_call_back_by_its_new_workers_clock() {
     guest.running.drain();
     assert!(guest.is_called() && guest.running.is_drained());
     // The clock of every worker begins with it.
-    guest.running.attach(&mut guest.wait, 0, 1, 5);
+    guest.running.attach(&mut guest.wait, 0, 5);
     guest.send(1);
     guest.turn(10);
     assert!(!guest.is_called());
@@ -273,7 +273,7 @@ fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts
     let mut guest = Guest::new(true);
     let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let kick = Kick::new(kick).unwrap();
-    guest.running.set_kick(Some(kick), &mut guest.wait, 0, 1, 0);
+    guest.running.set_kick(Some(kick), &mut guest.wait, 0, 0);
     guest.post();
     guest.port.script().arrives.push_back(Err(Errno::BADFD));
     guest.turn(1);
@@ -299,7 +299,7 @@ fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts
 fn a_port_is_looked_at_only_while_its_worker_looks_at_rings_anyway() {
     let mut guest = Guest::new(true);
     let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    guest.running.set_kick(Some(Kick::new(kick).unwrap()), &mut guest.wait, 0, 1, 0);
+    guest.running.set_kick(Some(Kick::new(kick).unwrap()), &mut guest.wait, 0, 0);
     guest.post();
     guest.port.arrive(RawHeader::default(), &frame(0, 60));
     guest.turn(1000);
