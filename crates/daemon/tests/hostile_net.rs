@@ -388,6 +388,24 @@ fn receive_buffers_cut_away_cost_that_session_only() {
 }
 
 #[test]
+fn a_command_cut_away_costs_that_session_though_only_the_control_queue_touches_it() {
+    in_shared_space(|| {
+        let house = House::new();
+        house.one_line("guest memory was cut away", || {
+            let mut guest = house.guest();
+            let mut hostile = guest.hostile(CTRL);
+            hostile.command(CtrlSpoil::DataHuge).unwrap();
+            guest.front.features().unwrap();
+            // The rings lie below what is cut away, and no other queue has anything to do.
+            rustix::fs::ftruncate(guest.arena.table()[0].1, 0x1000).unwrap();
+            guest.vrings[CTRL].kick().unwrap();
+            assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
+        });
+        house.end();
+    });
+}
+
+#[test]
 fn after_many_hostile_guests_the_daemon_holds_what_it_held() {
     in_shared_space(|| {
         let house = House::new();

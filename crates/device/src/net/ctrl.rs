@@ -75,6 +75,7 @@ pub(super) struct Task {
     events: mpsc::Sender<Event>,
     stats: Arc<QueueStats>,
     fault_told: bool,
+    memory_lost: bool,
     refusals: u32,
 }
 
@@ -129,6 +130,7 @@ impl Task {
             events: activation.events,
             stats,
             fault_told: false,
+            memory_lost: false,
             refusals: 0,
         }
     }
@@ -143,7 +145,8 @@ impl Task {
             // One command, then whoever else waits for this thread: a driver that never stops
             // must not have it.
             let has_more = self.serve_next().await;
-            let looks = self.enabled && self.queue.fault().is_none();
+            self.check_memory();
+            let looks = self.enabled && !self.memory_lost && self.queue.fault().is_none();
             tokio::select! {
                 biased;
                 ask = asks.recv() => match ask {
@@ -195,7 +198,7 @@ impl Task {
 
     /// Serves the next command. False: there is none, and a kick was asked for.
     pub(super) async fn serve_next(&mut self) -> bool {
-        if !self.enabled {
+        if !self.enabled || self.memory_lost {
             return false;
         }
         if self.queue.pop_batch(&mut self.batch, 1) == 0 {
@@ -225,6 +228,11 @@ impl Task {
         };
         let mut bytes = vec![0; size];
         copy_from_slices(readable, &mut bytes);
+        // What was cut away reads as zeroes: those are no command of the driver's.
+        if self.queue.memory().is_broken() {
+            self.queue.discard(chain);
+            return;
+        }
         // A session that changes memory waits for this task: the slices stay mapped.
         let writable = writable.to_vec();
         let reply = self.obey(&bytes).await;
@@ -253,7 +261,20 @@ impl Task {
         Reply::status(CtrlStatus::Err)
     }
 
+    /// Ends the session if a region was cut away: this task may be the only one that touches it,
+    /// and what it reads there are zeroes.
+    fn check_memory(&mut self) {
+        if !self.memory_lost && self.queue.memory().is_broken() {
+            self.memory_lost = true;
+            self.stats.faults.add(1);
+            let _ = self.events.try_send(Event { index: self.index, kind: EventKind::MemoryLost });
+        }
+    }
+
     fn tell_fault(&mut self) {
+        if self.queue.memory().is_broken() {
+            return;
+        }
         if let Some(fault) = self.queue.fault().filter(|_| !self.fault_told) {
             self.fault_told = true;
             self.stats.faults.add(1);

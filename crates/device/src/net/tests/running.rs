@@ -6,7 +6,7 @@ use crate::doorbell::{Call, Kick};
 use crate::net::{NetRx, NetTx};
 use crate::policy::polling::Polling;
 use crate::queue::{Change, Event, EventKind, Handler, RunningQueue};
-use crate::wait::Wait;
+use crate::wait::{Source, Wait, Woken};
 use manyring_wire::net::Coalescing;
 use manyring_wire::virtqueue::{RING_IDX, avail_ring_size};
 use rustix::event::{EventfdFlags, eventfd};
@@ -336,5 +336,41 @@ fn frames_that_wait_for_the_port_do_not_pass_while_the_link_is_down() {
         assert_eq!(guest.port.sent(), [frame(0, 60)]);
         let stats = &guest.ring.stats;
         assert_eq!((stats.packets.value(), stats.dropped_link_down.value()), (1, 2));
+    }
+}
+
+/// What the kicks that are watched report within some milliseconds.
+fn kick_events(wait: &mut Wait) -> Vec<Woken> {
+    let (mut all, mut woken) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        wait.sleep(&mut woken, Some(std::time::Duration::from_millis(10)));
+        all.append(&mut woken);
+    }
+    all.retain(|event| matches!(event.source, Source::Kick { .. }));
+    all
+}
+
+#[test]
+fn a_late_event_of_a_replaced_kick_is_no_kick_and_leaves_one_watch() {
+    for uring in [true, false] {
+        let mut guest = Guest::new(false);
+        guest.wait = Wait::new(uring).unwrap();
+        let eventfds = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let kick = |at: usize| Some(Kick::new(eventfds[at].try_clone().unwrap()).unwrap());
+        let ring = |at: usize| rustix::io::write(&eventfds[at], &1u64.to_ne_bytes()).unwrap();
+        guest.running.set_kick(kick(0), &mut guest.wait, 0, 0);
+        ring(0);
+        let [late] = kick_events(&mut guest.wait)[..] else { panic!("one event of one kick") };
+        guest.running.set_kick(kick(1), &mut guest.wait, 0, 0);
+        // As if the kernel had ended the former watch before it heard of the change.
+        let Source::Kick { slot, watch } = late.source else { panic!("a kick") };
+        let late = Woken { ended: true, ..late };
+        guest.running.on_kick((slot, watch), late, &mut guest.wait, 1);
+        let kicks = guest.ring.stats.kicks.value();
+        assert_eq!(kicks, 0, "uring {uring}: the former kick was heard");
+        kick_events(&mut guest.wait);
+        ring(1);
+        let events = kick_events(&mut guest.wait);
+        assert_eq!(events.len(), 1, "uring {uring}: {events:?}");
     }
 }
