@@ -207,6 +207,7 @@ struct Started {
     memory: Arc<GuestMemory>,
     kick: OwnedFd,
     call: OwnedFd,
+    events: mpsc::Sender<crate::Event>,
     handle: Option<QueueHandle>,
 }
 
@@ -221,7 +222,7 @@ impl Started {
             err: None,
             enabled: true,
             features: VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF,
-            events: mpsc::channel(4).0,
+            events: self.events.clone(),
         };
         self.handle = Some(device.start(activation).await.unwrap());
     }
@@ -293,7 +294,7 @@ fn churn(uring: bool, event_idx: bool, neighbour: bool, seed: u64) {
     // Beside a neighbour there is no way out to another worker.
     let workers_max = if neighbour { 1 } else { 2 };
     let pool = Pool::new(PoolOptions { workers_max, spin_us: 1, uring });
-    let busy = neighbour.then(|| runtime.block_on(Busy::start(&pool)));
+    let busy = neighbour.then(|| runtime.block_on(Busy::start(&pool, 1)));
     let device = NetDevice::new(options(1), Arc::new(Wire(Arc::new(ours))), pool);
     runtime.block_on(device.set_features(VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF));
     let ends = Arc::new(AtomicBool::new(false));
@@ -303,7 +304,8 @@ fn churn(uring: bool, event_idx: bool, neighbour: bool, seed: u64) {
         let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
         let (config, memory) = (ring.config, ring.memory.clone());
         let (kick_too, call_too) = (kick.try_clone().unwrap(), call.try_clone().unwrap());
-        let mut queue = Started { index, config, memory, kick, call, handle: None };
+        let events = mpsc::channel(4).0;
+        let mut queue = Started { index, config, memory, kick, call, events, handle: None };
         runtime.block_on(queue.start(&device));
         queues.push(queue);
         frames.push(Arc::new(AtomicU64::new(0)));
@@ -351,35 +353,65 @@ impl PortRx for Endless {
     }
 }
 
-/// Another guest, whose receiveq keeps the first worker of the pool busy for ever.
+/// Another guest, whose receiveqs keep the first worker of the pool busy for ever.
 struct Busy {
     device: NetDevice,
-    queue: Started,
+    queues: Vec<Started>,
 }
 
 impl Busy {
-    async fn start(pool: &Arc<Pool>) -> Self {
+    async fn start(pool: &Arc<Pool>, queue_pairs: usize) -> Self {
         let port = Scripted::default();
         {
             let mut script = port.script();
-            script.attached = vec![false];
+            script.attached = vec![false; queue_pairs];
             script.endless = true;
         }
-        let device = NetDevice::new(options(1), Arc::new(port), pool.clone());
-        let mut ring = Ring::new(32, true);
-        ring.driver.add(&[], &[(DATA, 2048)]).unwrap();
-        ring.driver.publish();
-        let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let (config, memory) = (ring.config, ring.memory.clone());
-        let mut queue = Started { index: 0, config, memory, kick, call, handle: None };
-        queue.start(&device).await;
-        Self { device, queue }
+        let device = NetDevice::new(options(queue_pairs), Arc::new(port), pool.clone());
+        let (events, mut queues) = (mpsc::channel(4).0, Vec::new());
+        for pair in 0..queue_pairs {
+            let mut ring = Ring::new(32, true);
+            ring.driver.add(&[], &[(DATA, 2048)]).unwrap();
+            ring.driver.publish();
+            let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+            let (config, memory, events) = (ring.config, ring.memory.clone(), events.clone());
+            let index = 2 * pair;
+            let mut queue = Started { index, config, memory, kick, call, events, handle: None };
+            queue.start(&device).await;
+            queues.push(queue);
+        }
+        Self { device, queues }
+    }
+
+    /// Frames that its queues have thrown away so far.
+    fn frames(&self) -> u64 {
+        let of = |queue: &Started| self.device.stats(queue.index).unwrap().dropped_short.value();
+        self.queues.iter().map(of).sum()
     }
 
     async fn stop(mut self) {
-        self.queue.stop(&self.device).await;
-        assert!(self.device.stats(0).unwrap().dropped_short.value() > 1000, "it was busy");
+        for queue in &mut self.queues {
+            queue.stop(&self.device).await;
+        }
+        assert!(self.frames() > 1000, "it was busy");
     }
+}
+
+#[test]
+fn a_guest_of_one_busy_queue_gets_as_much_as_one_of_sixteen() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let pool = Pool::new(PoolOptions { workers_max: 1, spin_us: 1, uring: true });
+    let many = runtime.block_on(Busy::start(&pool, 16));
+    let one = runtime.block_on(Busy::start(&pool, 1));
+    let before = (many.frames(), one.frames());
+    while many.frames() - before.0 < 200_000 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (many_got, one_got) = (many.frames() - before.0, one.frames() - before.1);
+    // Equal shares, but for what a turn overdraws; without a budget it is a sixteenth.
+    assert!(one_got * 4 > many_got, "{one_got} of one queue, {many_got} of sixteen");
+    runtime.block_on(many.stop());
+    runtime.block_on(one.stop());
 }
 
 #[test]
@@ -393,7 +425,8 @@ fn a_queue_that_is_disabled_moves_and_is_kicked_elsewhere_without_a_look_at_its_
         let mut ring = Ring::new(32, true);
         let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
         let (config, memory) = (ring.config, ring.memory.clone());
-        let mut queue = Started { index: 1, config, memory, kick, call, handle: None };
+        let events = mpsc::channel(4).0;
+        let mut queue = Started { index: 1, config, memory, kick, call, events, handle: None };
         runtime.block_on(queue.start(&device));
         let pause = || std::thread::sleep(Duration::from_millis(50));
         ring.write(DATA, &[&[0; HEADER_SIZE][..], &frame(0, LEN)].concat());
