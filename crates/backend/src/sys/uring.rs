@@ -3,12 +3,26 @@
 //! `SINGLE_ISSUER | DEFER_TASKRUN | TASKRUN_FLAG`: completions are run when the worker asks, and a
 //! flag in shared memory says that there are some, so that looking costs two nanoseconds. The
 //! ring belongs to one thread and must be created on it.
+//!
+//! An entry of the submission queue names an array of iovecs, which the kernel reads when the
+//! entry is submitted and not later (`IORING_FEAT_SUBMIT_STABLE`). The two are one [`Task`] here,
+//! and there is one function that writes them:
+//! ```text
+//! place:  parked tasks, or no room for the entry or for its slices? submit what waits
+//!         still no room? park the task, with its slices in memory of their own
+//!         write the slices, then the entry: no submission lies between the two
+//! submit: place what is parked, as much as there is room for; enter the kernel; again
+//! ```
+//! So the slices of an entry that was not submitted yet are never forgotten or overwritten, and a
+//! kernel that takes no entries for a while (`EBUSY`, `EAGAIN`) does not hold the worker: the task
+//! is parked, and the worker comes back with its next turn.
 #![allow(unsafe_code, reason = "allow-listed: submission queue entries are raw")]
 
-use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
+use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use manyring_memory::GuestSlice;
 use rustix::fd::{AsRawFd, BorrowedFd};
+use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
@@ -21,6 +35,9 @@ const COMPLETIONS: u32 = 16384;
 const FILES: u32 = 1024;
 /// Slices that can wait for the next submit.
 const SLICES: usize = 8192;
+/// Slices of one entry at most (`UIO_MAXIOV`); the kernel does what they hold and reports a short
+/// count.
+const SLICES_OF_ENTRY: usize = 1024;
 
 /// A completion: what was asked (`user_data`), its result, and whether more will come.
 #[derive(Clone, Copy, Debug)]
@@ -54,12 +71,33 @@ pub enum RingFile {
     Plain(i32),
 }
 
+/// What an entry asks of the kernel. The slices of a transfer travel beside it.
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Poll { fd: i32, events: u32, multi: bool },
+    PollRemove { target: u64 },
+    Transfer { op: FileOp, file: RingFile, offset: u64 },
+    Flush { file: RingFile },
+    Fallocate { file: RingFile, mode: i32, offset: u64, len: u64 },
+}
+
+/// An entry that is not written yet.
+#[derive(Clone, Copy, Debug)]
+struct Task {
+    work: Work,
+    user_data: u64,
+}
+
 /// An io_uring and the slices that wait for its next submit.
 pub struct Ring {
     uring: IoUring,
-    /// iovecs of entries that the kernel has not read yet. Never grows past its capacity, so that
-    /// their addresses stay.
+    /// The iovecs of the entries in the submission queue, and of no others. Never grows past its
+    /// capacity, so that their addresses stay. Only [`Self::write`] adds to it, and it is emptied
+    /// only when the submission queue is empty.
     slices: Vec<GuestSlice>,
+    /// Tasks for which there was no room, in order, with their slices. As many as there are
+    /// requests and watches at most.
+    parked: VecDeque<(Task, Vec<GuestSlice>)>,
     free_files: Vec<u32>,
 }
 
@@ -83,16 +121,53 @@ impl Ring {
             .build(SUBMISSIONS)?;
         let registered = uring.submitter().register_files_sparse(FILES).is_ok();
         let free_files = if registered { (0..FILES).rev().collect() } else { Vec::new() };
-        Ok(Self { uring, slices: Vec::with_capacity(SLICES), free_files })
+        Ok(Self { uring, slices: Vec::with_capacity(SLICES), parked: VecDeque::new(), free_files })
     }
 
-    /// Queues an entry; submits what waits if the queue is full.
-    fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the entry's pointers go into `slices` (kept until the submit) or nowhere.
-        while unsafe { self.uring.submission().push(entry) }.is_err() {
-            if self.submit().is_err() {
-                std::thread::yield_now();
+    /// Queues a task with its slices: both, or neither.
+    fn place(&mut self, work: Work, slices: &[GuestSlice], user_data: u64) {
+        let task = Task { work, user_data };
+        let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
+        if !self.parked.is_empty() || !self.has_room(slices) {
+            // An error leaves the queue full: the task is parked.
+            let _ = self.submit();
+            if !self.parked.is_empty() || !self.has_room(slices) {
+                self.parked.push_back((task, slices.to_vec()));
+                return;
             }
+        }
+        self.write(task, slices);
+    }
+
+    /// True if the submission queue takes one more entry, and `self.slices` takes its slices.
+    fn has_room(&mut self, slices: &[GuestSlice]) -> bool {
+        self.slices.len() + slices.len() <= SLICES && !self.uring.submission().is_full()
+    }
+
+    /// Writes a task for which there is room.
+    fn write(&mut self, task: Task, slices: &[GuestSlice]) {
+        let first = self.slices.len();
+        // One slice needs no iovec: the entry holds address and length itself.
+        let listed = if slices.len() > 1 { slices } else { &[] };
+        assert!(first + listed.len() <= SLICES, "room was made before");
+        self.slices.extend_from_slice(listed);
+        let entry = entry_of(task.work, slices, &self.slices[first..]).user_data(task.user_data);
+        // SAFETY: the iovecs that the entry names lie in `self.slices`, which neither grows past
+        // its capacity (asserted above) nor is emptied before the kernel has taken the entry. The
+        // memory that the slices name is kept until the completion by whoever asked (memory's
+        // contract).
+        let pushed = unsafe { self.uring.submission().push(&entry) };
+        assert!(pushed.is_ok(), "room was made before");
+    }
+
+    /// Places what was parked, in order, until there is no more room.
+    fn unpark(&mut self) {
+        while let Some((task, slices)) = self.parked.pop_front() {
+            if !self.has_room(&slices) {
+                self.parked.push_front((task, slices));
+                return;
+            }
+            self.write(task, &slices);
         }
     }
 
@@ -101,18 +176,19 @@ impl Ring {
     /// # Errors
     /// The system's. `EBUSY` and `EAGAIN` pass: try again after reaping.
     pub fn submit(&mut self) -> io::Result<()> {
-        if self.uring.submission().is_empty() {
-            return Ok(());
+        loop {
+            if !self.parked.is_empty() {
+                self.unpark();
+            }
+            if self.uring.submission().is_empty() {
+                return Ok(());
+            }
+            let result = self.uring.submit();
+            self.forget_slices();
+            if result? == 0 || self.parked.is_empty() {
+                return Ok(());
+            }
         }
-        let result = self.uring.submit().map(drop);
-        self.forget_slices();
-        result
-    }
-
-    /// True if entries wait for a submit.
-    #[must_use]
-    pub fn has_unsubmitted(&mut self) -> bool {
-        !self.uring.submission().is_empty()
     }
 
     fn forget_slices(&mut self) {
@@ -126,6 +202,12 @@ impl Ring {
     /// # Errors
     /// The system's; `ETIME` and `EINTR` are not errors.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if !self.parked.is_empty() {
+            self.submit()?;
+            if !self.parked.is_empty() {
+                return Ok(());
+            }
+        }
         let result = match timeout {
             None => self.uring.submit_and_wait(1).map(drop),
             Some(timeout) => {
@@ -146,8 +228,12 @@ impl Ring {
     /// Takes all completions that are there into `events`. Enters the kernel only if it has some
     /// to run.
     pub fn reap(&mut self, events: &mut Vec<Event>) {
-        if self.uring.submission().taskrun() {
-            // Runs the deferred work, submits what waits; an error here means "try again later".
+        let submission = self.uring.submission();
+        let must_enter = submission.taskrun() || submission.cq_overflow();
+        drop(submission);
+        if must_enter {
+            // Runs the deferred work, fetches completions for which the queue had no room, submits
+            // what waits; an error here means "try again later".
             let _ = self.uring.submit();
             self.forget_slices();
         }
@@ -160,22 +246,19 @@ impl Ring {
 
     /// Watches `fd` for input until it is removed: an event for every write, none is lost.
     pub fn poll(&mut self, fd: BorrowedFd<'_>, user_data: u64) {
-        let events = u32::try_from(libc::POLLIN).unwrap_or(1);
-        let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), events).multi(true).build();
-        self.push(&entry.user_data(user_data));
+        let events = poll_mask(libc::POLLIN);
+        self.place(Work::Poll { fd: fd.as_raw_fd(), events, multi: true }, &[], user_data);
     }
 
     /// Reports once when `fd` is ready for input, or for output; at once if it is already.
     pub fn poll_once(&mut self, fd: BorrowedFd<'_>, output: bool, user_data: u64) {
-        let events = if output { libc::POLLOUT } else { libc::POLLIN };
-        let events = u32::try_from(events).unwrap_or(1);
-        let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), events).build();
-        self.push(&entry.user_data(user_data));
+        let events = poll_mask(if output { libc::POLLOUT } else { libc::POLLIN });
+        self.place(Work::Poll { fd: fd.as_raw_fd(), events, multi: false }, &[], user_data);
     }
 
     /// Ends the watch `target`. Two completions follow: the watch's last and `user_data`.
     pub fn poll_remove(&mut self, target: u64, user_data: u64) {
-        self.push(&opcode::PollRemove::new(target).build().user_data(user_data));
+        self.place(Work::PollRemove { target }, &[], user_data);
     }
 
     /// Registers a file if there is room; otherwise it is used as it is.
@@ -200,7 +283,7 @@ impl Ring {
         }
     }
 
-    /// Reads or writes guest memory at `offset` of `file`.
+    /// Reads or writes guest memory at `offset` of `file`; may be short.
     pub fn transfer(
         &mut self,
         op: FileOp,
@@ -209,57 +292,84 @@ impl Ring {
         offset: u64,
         user_data: u64,
     ) {
-        let count = slices.len().min(1024);
-        while self.slices.len() + count > SLICES {
-            if self.submit().is_err() {
-                std::thread::yield_now();
-            }
-        }
-        let first = self.slices.len();
-        self.slices.extend_from_slice(&slices[..count]);
-        let iovecs = manyring_memory::as_iovecs(&self.slices[first..]);
-        let count = u32::try_from(count).unwrap_or(0);
-        let entry = match (op, file) {
-            (FileOp::Read, RingFile::Registered(slot)) => {
-                opcode::Readv::new(Fixed(slot), iovecs, count).offset(offset).build()
-            }
-            (FileOp::Read, RingFile::Plain(fd)) => {
-                opcode::Readv::new(Fd(fd), iovecs, count).offset(offset).build()
-            }
-            (FileOp::Write { dsync }, RingFile::Registered(slot)) => {
-                let op = opcode::Writev::new(Fixed(slot), iovecs, count).offset(offset);
-                op.rw_flags(rw_flags(dsync)).build()
-            }
-            (FileOp::Write { dsync }, RingFile::Plain(fd)) => {
-                let op = opcode::Writev::new(Fd(fd), iovecs, count).offset(offset);
-                op.rw_flags(rw_flags(dsync)).build()
-            }
-        };
-        self.push(&entry.user_data(user_data));
+        self.place(Work::Transfer { op, file, offset }, slices, user_data);
     }
 
     /// `fdatasync`: all completed writes are durable at completion.
     pub fn flush(&mut self, file: RingFile, user_data: u64) {
-        let flags = io_uring::types::FsyncFlags::DATASYNC;
-        let entry = match file {
-            RingFile::Registered(slot) => opcode::Fsync::new(Fixed(slot)).flags(flags).build(),
-            RingFile::Plain(fd) => opcode::Fsync::new(Fd(fd)).flags(flags).build(),
-        };
-        self.push(&entry.user_data(user_data));
+        self.place(Work::Flush { file }, &[], user_data);
     }
 
     /// `fallocate` with `mode` (`FALLOC_FL_*`).
     pub fn fallocate(&mut self, file: RingFile, mode: i32, offset: u64, len: u64, user_data: u64) {
-        let entry = match file {
-            RingFile::Registered(slot) => {
-                opcode::Fallocate::new(Fixed(slot), len).offset(offset).mode(mode).build()
-            }
-            RingFile::Plain(fd) => {
-                opcode::Fallocate::new(Fd(fd), len).offset(offset).mode(mode).build()
-            }
-        };
-        self.push(&entry.user_data(user_data));
+        self.place(Work::Fallocate { file, mode, offset, len }, &[], user_data);
     }
+}
+
+/// The entry for `work`. `slices` are those of a transfer, `listed` the same where the kernel will
+/// read them.
+fn entry_of(work: Work, slices: &[GuestSlice], listed: &[GuestSlice]) -> squeue::Entry {
+    match work {
+        Work::Poll { fd, events, multi } => {
+            opcode::PollAdd::new(Fd(fd), events).multi(multi).build()
+        }
+        Work::PollRemove { target } => opcode::PollRemove::new(target).build(),
+        Work::Transfer { op, file, offset } => transfer_entry(op, file, offset, slices, listed),
+        Work::Flush { file } => {
+            let flags = io_uring::types::FsyncFlags::DATASYNC;
+            named(file, |fd| opcode::Fsync::new(fd).flags(flags).build())
+        }
+        Work::Fallocate { file, mode, offset, len } => {
+            named(file, |fd| opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build())
+        }
+    }
+}
+
+fn transfer_entry(
+    op: FileOp,
+    file: RingFile,
+    offset: u64,
+    slices: &[GuestSlice],
+    listed: &[GuestSlice],
+) -> squeue::Entry {
+    let iovecs = manyring_memory::as_iovecs(listed);
+    let count = u32::try_from(listed.len()).unwrap_or(u32::MAX);
+    let single = match slices {
+        // A call transfers less than 2 GiB whatever it is asked for; the rest comes with the next.
+        [slice] => {
+            let len = u32::try_from(slice.len()).unwrap_or(u32::MAX);
+            Some((slice.address() as *mut u8, len))
+        }
+        _ => None,
+    };
+    named(file, |fd| match (op, single) {
+        (FileOp::Read, Some((address, len))) => {
+            opcode::Read::new(fd, address, len).offset(offset).build()
+        }
+        (FileOp::Read, None) => opcode::Readv::new(fd, iovecs, count).offset(offset).build(),
+        (FileOp::Write { dsync }, Some((address, len))) => {
+            let op = opcode::Write::new(fd, address, len).offset(offset);
+            op.rw_flags(rw_flags(dsync)).build()
+        }
+        (FileOp::Write { dsync }, None) => {
+            let op = opcode::Writev::new(fd, iovecs, count).offset(offset);
+            op.rw_flags(rw_flags(dsync)).build()
+        }
+    })
+}
+
+/// The entry that `build` makes for the file: by its slot if it is registered.
+fn named(file: RingFile, build: impl FnOnce(Fd) -> squeue::Entry) -> squeue::Entry {
+    match file {
+        RingFile::Registered(slot) => {
+            build(Fd(i32::try_from(slot).unwrap_or(-1))).flags(squeue::Flags::FIXED_FILE)
+        }
+        RingFile::Plain(fd) => build(Fd(fd)),
+    }
+}
+
+fn poll_mask(events: i16) -> u32 {
+    u32::from(events.cast_unsigned())
 }
 
 const fn rw_flags(dsync: bool) -> i32 {
@@ -267,52 +377,4 @@ const fn rw_flags(dsync: bool) -> i32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use manyring_memory::Mapping;
-    use rustix::fd::AsFd;
-
-    #[test]
-    fn a_write_and_a_read_pass_through_the_ring() {
-        let mut ring = Ring::new().unwrap();
-        let file = tempfile::tempfile().unwrap();
-        let registered = ring.register_file(file.as_fd());
-        let memory = Mapping::anonymous(8192).unwrap();
-        let (source, target) = (memory.slice(0, 4096).unwrap(), memory.slice(4096, 4096).unwrap());
-        source.write_from(&[7; 4096]);
-        let mut events = Vec::new();
-        ring.transfer(FileOp::Write { dsync: true }, registered, &[source], 512, 1);
-        ring.wait(None).unwrap();
-        ring.reap(&mut events);
-        ring.transfer(FileOp::Read, RingFile::Plain(file.as_raw_fd()), &[target], 512, 2);
-        ring.wait(None).unwrap();
-        ring.reap(&mut events);
-        assert_eq!(
-            events.iter().map(|e| (e.user_data, e.result)).collect::<Vec<_>>(),
-            [(1, 4096), (2, 4096)]
-        );
-        let mut byte = [0];
-        target.read_into(&mut byte);
-        assert_eq!(byte, [7]);
-        ring.unregister_file(registered);
-    }
-
-    #[test]
-    fn every_write_to_a_watched_eventfd_is_an_event_though_it_is_never_read() {
-        let mut ring = Ring::new().unwrap();
-        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-        ring.poll(event.as_fd(), 9);
-        ring.submit().unwrap();
-        for _ in 0..3 {
-            rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
-            let mut events = Vec::new();
-            ring.wait(Some(Duration::from_secs(5))).unwrap();
-            ring.reap(&mut events);
-            assert!(events.iter().any(|e| e.user_data == 9 && e.more), "{events:?}");
-        }
-        let mut events = Vec::new();
-        ring.wait(Some(Duration::from_millis(1))).unwrap();
-        ring.reap(&mut events);
-        assert!(events.is_empty());
-    }
-}
+mod tests;

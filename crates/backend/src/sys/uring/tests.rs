@@ -1,0 +1,133 @@
+//! The ring against real files and eventfds.
+
+use super::*;
+use manyring_memory::Mapping;
+use rustix::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+#[test]
+fn a_write_and_a_read_pass_through_the_ring() {
+    let mut ring = Ring::new().unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let registered = ring.register_file(file.as_fd());
+    let memory = Mapping::anonymous(8192).unwrap();
+    let (source, target) = (memory.slice(0, 4096).unwrap(), memory.slice(4096, 4096).unwrap());
+    source.write_from(&[7; 4096]);
+    let mut events = Vec::new();
+    ring.transfer(FileOp::Write { dsync: true }, registered, &[source], 512, 1);
+    ring.wait(None).unwrap();
+    ring.reap(&mut events);
+    ring.transfer(FileOp::Read, RingFile::Plain(file.as_raw_fd()), &[target], 512, 2);
+    ring.wait(None).unwrap();
+    ring.reap(&mut events);
+    assert_eq!(
+        events.iter().map(|e| (e.user_data, e.result)).collect::<Vec<_>>(),
+        [(1, 4096), (2, 4096)]
+    );
+    let mut byte = [0];
+    target.read_into(&mut byte);
+    assert_eq!(byte, [7]);
+    ring.unregister_file(registered);
+}
+
+#[test]
+fn every_write_to_a_watched_eventfd_is_an_event_though_it_is_never_read() {
+    let mut ring = Ring::new().unwrap();
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    ring.poll(event.as_fd(), 9);
+    ring.submit().unwrap();
+    for _ in 0..3 {
+        rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
+        let mut events = Vec::new();
+        ring.wait(Some(Duration::from_secs(5))).unwrap();
+        ring.reap(&mut events);
+        assert!(events.iter().any(|e| e.user_data == 9 && e.more), "{events:?}");
+    }
+    let mut events = Vec::new();
+    ring.wait(Some(Duration::from_millis(1))).unwrap();
+    ring.reap(&mut events);
+    assert!(events.is_empty());
+}
+
+/// Every transfer writes bytes of its own to a place of its own; `slices_of` says how many slices
+/// the n-th has. Nothing is submitted in between, so the submission queue runs full.
+fn every_transfer_writes_its_own_bytes(count: u16, slices_of: impl Fn(u16) -> usize) {
+    let mut ring = Ring::new().unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let plain = RingFile::Plain(file.as_raw_fd());
+    let memory = Mapping::anonymous(u64::from(count) * 512).unwrap();
+    for n in 0..count {
+        let at = usize::from(n) * 512;
+        memory.slice(at, 512).unwrap().write_from(&n.to_le_bytes().repeat(256));
+        let pieces = slices_of(n);
+        let piece = |i| memory.slice(at + i * (512 / pieces), 512 / pieces).unwrap();
+        let slices: Vec<_> = (0..pieces).map(piece).collect();
+        let op = FileOp::Write { dsync: false };
+        ring.transfer(op, plain, &slices, u64::from(n) * 512, n.into());
+    }
+    let mut events = Vec::new();
+    while events.len() < usize::from(count) {
+        ring.wait(Some(Duration::from_secs(10))).unwrap();
+        let before = events.len();
+        ring.reap(&mut events);
+        assert!(events.len() > before, "{before} of {count} completed");
+    }
+    let odd: Vec<_> = events.iter().filter(|e| e.result != 512).collect();
+    assert!(odd.is_empty(), "{odd:?}");
+    for n in 0..count {
+        let mut bytes = [0; 512];
+        file.read_exact_at(&mut bytes, u64::from(n) * 512).unwrap();
+        assert_eq!(bytes[..], n.to_le_bytes().repeat(256), "transfer {n}");
+    }
+}
+
+#[test]
+fn a_transfer_that_finds_the_submission_queue_full_keeps_its_slices() {
+    // The entry after a full queue has its slices where those of the next entries, which have
+    // more of them, would be written if its own were forgotten with those of the full queue.
+    every_transfer_writes_its_own_bytes(600, |n| if n <= 256 { 2 } else { 4 });
+}
+
+#[test]
+fn a_transfer_that_finds_no_room_for_slices_keeps_those_of_the_others() {
+    every_transfer_writes_its_own_bytes(200, |n| if n % 2 == 0 { 64 } else { 128 });
+}
+
+#[test]
+fn a_task_that_was_parked_goes_out_with_its_own_slices_and_in_its_turn() {
+    let mut ring = Ring::new().unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let file_of_ring = RingFile::Plain(file.as_raw_fd());
+    let memory = Mapping::anonymous(4096).unwrap();
+    let piece = |at| memory.slice(at, 512).unwrap();
+    memory.slice(0, 1024).unwrap().write_from(&[1; 1024]);
+    memory.slice(1024, 1024).unwrap().write_from(&[2; 1024]);
+    let op = FileOp::Write { dsync: false };
+    // As if the kernel had taken nothing just now.
+    let work = Work::Transfer { op, file: file_of_ring, offset: 0 };
+    ring.parked.push_back((Task { work, user_data: 1 }, vec![piece(0), piece(512)]));
+    ring.transfer(op, file_of_ring, &[piece(1024), piece(1536)], 1024, 2);
+    let mut events = Vec::new();
+    while events.len() < 2 {
+        ring.wait(Some(Duration::from_secs(10))).unwrap();
+        ring.reap(&mut events);
+    }
+    assert_eq!(events.iter().map(|e| e.result).collect::<Vec<_>>(), [1024, 1024]);
+    let mut bytes = [0; 2048];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes[..1024].iter().all(|b| *b == 1) && bytes[1024..].iter().all(|b| *b == 2));
+}
+
+#[test]
+fn a_transfer_of_more_slices_than_an_entry_takes_is_short() {
+    let mut ring = Ring::new().unwrap();
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 20).unwrap();
+    let memory = Mapping::anonymous(1 << 20).unwrap();
+    let slices: Vec<_> = (0..2000).map(|n| memory.slice(n * 512, 512).unwrap()).collect();
+    let mut events = Vec::new();
+    ring.transfer(FileOp::Read, RingFile::Plain(file.as_raw_fd()), &slices, 0, 1);
+    ring.wait(Some(Duration::from_secs(10))).unwrap();
+    ring.reap(&mut events);
+    assert_eq!(events[0].result, 1024 * 512);
+}
