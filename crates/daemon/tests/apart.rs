@@ -1,0 +1,169 @@
+//! Two guests whose queues share one worker: neither's bytes get into the other's disk or memory,
+//! and neither's long requests keep the other's short ones waiting.
+//! No daemon here: the pool and the device are used as the transport uses them.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+mod rings;
+
+use manyring_backend::blk::uring::UringDisk;
+use manyring_backend::blk::{Disk, Image, ImageOptions};
+use manyring_device::blk::{BlkDevice, BlkOptions};
+use manyring_device::{Device, Pool, PoolOptions, QueueHandle};
+use manyring_driver::{Arena, BlkQueue, Op};
+use manyring_queue::RingFeatures;
+use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
+use process::PATIENCE;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
+
+/// A guest with a disk of its own, whose queues run in `pool`.
+struct Guest {
+    queues: Vec<BlkQueue>,
+    handles: Vec<QueueHandle>,
+    _device: BlkDevice,
+}
+
+impl Guest {
+    fn new(pool: &Arc<Pool>, disk: Arc<dyn Disk>, options: &manyring_driver::BlkOptions) -> Self {
+        let device = BlkOptions {
+            name: "apart".to_owned(),
+            num_queues: options.queues.into(),
+            queue_size: 128,
+            serial: String::new(),
+            read_only: false,
+            writeback: true,
+        };
+        let device = BlkDevice::new(device, disk, pool.clone());
+        let size = u64::from(options.queues) * BlkQueue::arena_size(options);
+        let arena = Arc::new(Arena::new(size).unwrap());
+        let features = RingFeatures::from_bits(FEATURES);
+        let queue = |index: u16| BlkQueue::new(&arena, index.into(), features, options).unwrap();
+        let mut queues: Vec<_> = (0..options.queues).map(queue).collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let start = |queue: &mut BlkQueue| {
+            let activation = rings::activation(&arena, queue.vring(), FEATURES);
+            runtime.block_on(device.start(activation)).unwrap()
+        };
+        let handles = queues.iter_mut().map(start).collect();
+        Self { queues, handles, _device: device }
+    }
+
+    fn stop(self) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for handle in self.handles {
+            runtime.block_on(handle.stop()).unwrap();
+        }
+    }
+}
+
+fn one_worker(uring: bool) -> Arc<Pool> {
+    Pool::new(PoolOptions { workers_max: 1, spin_us: 32, uring })
+}
+
+fn image(path: &Path, direct: bool) -> Image {
+    Image::open(path, ImageOptions { read_only: false, direct }).unwrap()
+}
+
+const REQUEST: usize = 4096;
+
+/// What `guest` writes in `round` to its request `index`: no two are alike in any sector.
+fn pattern(guest: u64, round: u64, index: usize) -> Vec<u8> {
+    let word = |at: usize| (guest << 56) | (round << 40) | ((index * REQUEST + at * 8) as u64);
+    (0..REQUEST / 8).flat_map(|at| word(at).to_le_bytes()).collect()
+}
+
+/// Fills every queue of both guests with `depth` requests, then publishes all, then waits for all;
+/// `check` sees what each request got.
+fn run_all<'a>(
+    guests: &mut [Guest; 2],
+    depth: usize,
+    op: impl Fn(usize, usize) -> Op<'a>,
+    check: impl Fn(usize, usize, Vec<u8>),
+) {
+    let mut indexes = HashMap::new();
+    for (number, guest) in guests.iter_mut().enumerate() {
+        for (at, queue) in guest.queues.iter_mut().enumerate() {
+            for index in at * depth..(at + 1) * depth {
+                let tag = queue.submit(op(number, index)).unwrap().expect("room in the ring");
+                indexes.insert((number, at, tag), index);
+            }
+        }
+    }
+    for queue in guests.iter_mut().flat_map(|g| &mut g.queues) {
+        queue.publish().unwrap();
+    }
+    for (number, guest) in guests.iter_mut().enumerate() {
+        for (at, queue) in guest.queues.iter_mut().enumerate() {
+            for _ in 0..depth {
+                let done = queue.wait(PATIENCE).expect("no request is stuck");
+                assert_eq!(done.status, 0);
+                let mut bytes = vec![0; REQUEST];
+                queue.read_data(done.tag, &mut bytes).unwrap();
+                check(number, indexes[&(number, at, done.tag)], bytes);
+            }
+        }
+    }
+}
+
+/// More requests in one turn than the submission queue holds, each of several slices, of two
+/// guests: every image and every buffer holds the bytes of its own guest.
+fn bytes_stay_apart(direct: bool, queues: u16, depth: u16) {
+    let size = usize::from(queues) * usize::from(depth) * REQUEST;
+    let pool = one_worker(true);
+    let files = [(); 2].map(|()| {
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        file.as_file().set_len(size as u64).unwrap();
+        file
+    });
+    // The second guest, which has its turns after the first, has more slices to each request.
+    let mut segment_sizes = [2048, 512].into_iter();
+    let mut guests = files.each_ref().map(|file| {
+        let disk = UringDisk::new(image(file.path(), direct)).unwrap();
+        let options = manyring_driver::BlkOptions {
+            queues,
+            queue_size: depth,
+            buffer_size: u32::try_from(REQUEST).unwrap(),
+            segment_size: segment_sizes.next().unwrap(),
+            ..Default::default()
+        };
+        Guest::new(&pool, Arc::new(disk), &options)
+    });
+    let depth = usize::from(depth);
+    let sector = |index: usize| (index * REQUEST / 512) as u64;
+    for round in 1..=2 {
+        let of = |guest| (0..size / REQUEST).map(move |i| pattern(guest, round, i)).collect();
+        let written: [Vec<Vec<u8>>; 2] = [of(0), of(1)];
+        let write = |guest: usize, index: usize| Op::Write {
+            sector: sector(index),
+            data: &written[guest][index],
+        };
+        run_all(&mut guests, depth, write, |_, _, _| {});
+        for (number, file) in files.iter().enumerate() {
+            let found = std::fs::read(file.path()).unwrap();
+            for (index, bytes) in found.chunks(REQUEST).enumerate() {
+                let same = bytes == written[number][index];
+                assert!(same, "round {round}: image {number}, request {index}");
+            }
+        }
+        let read = |_, index| Op::Read { sector: sector(index), len: REQUEST };
+        run_all(&mut guests, depth, read, |number, index, bytes| {
+            let same = bytes == written[number][index];
+            assert!(same, "round {round}: memory of {number}, request {index}");
+        });
+    }
+    guests.into_iter().for_each(Guest::stop);
+}
+
+#[test]
+fn bytes_of_two_guests_with_many_buffered_queues_stay_apart() {
+    bytes_stay_apart(false, 34, 128);
+}
+
+#[test]
+fn bytes_of_two_guests_with_many_direct_queues_stay_apart() {
+    bytes_stay_apart(true, 96, 32);
+}
