@@ -6,6 +6,10 @@
 mod process;
 mod rings;
 
+use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
+use manyring_backend::blk::file::FileDisk;
+use manyring_backend::blk::memory::MemoryDisk;
+use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
 use manyring_device::blk::{BlkDevice, BlkOptions};
@@ -14,6 +18,7 @@ use manyring_driver::{Arena, BlkQueue, Op};
 use manyring_queue::RingFeatures;
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use process::PATIENCE;
+use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +29,7 @@ const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIREC
 struct Guest {
     queues: Vec<BlkQueue>,
     handles: Vec<QueueHandle>,
-    _device: BlkDevice,
+    device: BlkDevice,
 }
 
 impl Guest {
@@ -49,7 +54,7 @@ impl Guest {
             runtime.block_on(device.start(activation)).unwrap()
         };
         let handles = queues.iter_mut().map(start).collect();
-        Self { queues, handles, _device: device }
+        Self { queues, handles, device }
     }
 
     fn stop(self) {
@@ -166,4 +171,100 @@ fn bytes_of_two_guests_with_many_buffered_queues_stay_apart() {
 #[test]
 fn bytes_of_two_guests_with_many_direct_queues_stay_apart() {
     bytes_stay_apart(true, 96, 32);
+}
+
+/// One guest with one long request, and a neighbour with a null disk that flushes again and again:
+/// the neighbour's flushes are answered while the long request is under way, not after it.
+fn neighbour_goes_on(uring: bool, disk: impl Disk + 'static, op: Op<'_>) {
+    let pool = one_worker(uring);
+    let (buffer_size, segment_size) = (LONG, 1 << 20);
+    let long = manyring_driver::BlkOptions {
+        queue_size: 2,
+        buffer_size,
+        segment_size,
+        ..Default::default()
+    };
+    let mut guest = Guest::new(&pool, Arc::new(disk), &long);
+    let null = Arc::new(NullDisk::new(1 << 20));
+    let mut neighbour = Guest::new(&pool, null, &manyring_driver::BlkOptions::default());
+    // Both are served before; the worker sleeps.
+    guest.queues[0].read(0, &mut [0; 512]).unwrap();
+    neighbour.queues[0].flush().unwrap();
+    guest.queues[0].submit(op).unwrap().expect("room in the ring");
+    guest.queues[0].publish().unwrap();
+    let mut flushes = 0;
+    let done = loop {
+        neighbour.queues[0].flush().unwrap();
+        if let Some(done) = guest.queues[0].take() {
+            break done;
+        }
+        flushes += 1;
+    };
+    assert_eq!(done.status, 0);
+    assert!(flushes >= 5, "{flushes} flushes while the request was under way");
+    guest.stop();
+    neighbour.stop();
+}
+
+/// Bytes of a long request.
+const LONG: u32 = 256 << 20;
+const LONG_SECTORS: u32 = LONG / 512;
+
+/// A file in memory of `size` bytes, and its image.
+fn tmpfs_image(size: u64) -> (OwnedFd, Image) {
+    let file = rustix::fs::memfd_create("image", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, size).unwrap();
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let image = image(Path::new(&path), false);
+    (file, image)
+}
+
+/// A file on a disk, of zeroes that the page cache holds, and its image.
+fn cached_image(direct: bool) -> (tempfile::NamedTempFile, Image) {
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.as_file().set_len(LONG.into()).unwrap();
+    std::io::copy(&mut file.reopen().unwrap(), &mut std::io::sink()).unwrap();
+    let image = image(file.path(), direct);
+    (file, image)
+}
+
+const READ: Op<'_> = Op::Read { sector: 0, len: LONG as usize };
+const ZERO: Op<'_> = Op::WriteZeroes { sector: 0, count: LONG_SECTORS, unmap: false };
+
+#[test]
+fn a_neighbour_goes_on_during_write_zeroes_of_a_file_in_memory() {
+    for uring in [true, false] {
+        let (_file, image) = tmpfs_image(LONG.into());
+        neighbour_goes_on(uring, UringDisk::new(image).unwrap(), ZERO);
+    }
+}
+
+#[test]
+fn a_neighbour_goes_on_during_a_long_read_of_a_file_in_memory() {
+    for uring in [true, false] {
+        let (_file, image) = tmpfs_image(LONG.into());
+        neighbour_goes_on(uring, UringDisk::new(image).unwrap(), READ);
+    }
+}
+
+#[test]
+fn a_neighbour_goes_on_during_a_long_read_of_the_page_cache() {
+    let (_file, image) = cached_image(false);
+    neighbour_goes_on(true, UringDisk::new(image).unwrap(), READ);
+    let (_file, image) = cached_image(false);
+    neighbour_goes_on(false, FileDisk::new(image), READ);
+}
+
+#[test]
+fn a_neighbour_goes_on_while_a_disk_without_a_ring_writes_for_long() {
+    let (_file, image) = cached_image(true);
+    let write = Op::WriteAny { sector: 0, len: LONG as usize };
+    neighbour_goes_on(false, FileDisk::new(image), write);
+}
+
+#[test]
+fn a_neighbour_goes_on_during_long_requests_of_a_memory_disk() {
+    for op in [READ, ZERO] {
+        neighbour_goes_on(true, MemoryDisk::new(LONG.into()).unwrap(), op);
+    }
 }

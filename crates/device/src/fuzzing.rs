@@ -43,7 +43,7 @@ impl SoloQueue {
     /// Pops a batch, serves it, completes it. Returns (popped, completed).
     pub fn turn(&mut self) -> (usize, usize) {
         let popped = self.blk.pop_and_submit(&mut self.queue, None, 0);
-        let (completed, _) = self.blk.complete(&mut self.queue, &self.stats, || 0);
+        let completed = self.blk.complete(&mut self.queue, &self.stats, || 0).count;
         self.queue.publish();
         self.queue.needs_notification();
         (popped, completed)

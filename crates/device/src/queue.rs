@@ -3,7 +3,7 @@
 mod kick;
 mod net;
 
-use crate::blk::BlkQueue;
+use crate::blk::{BlkQueue, Completed};
 use crate::doorbell::{Call, Kick};
 use crate::net::{NetRx, NetTx, Rules};
 use crate::policy::moderation::{Decision as Telling, Moderation};
@@ -115,6 +115,8 @@ pub(crate) struct RunningQueue {
     held: Option<Held>,
     /// Its port is watched, and has not reported yet.
     watches_port: bool,
+    /// Its disk has more to do on this thread in the next turn.
+    has_more: bool,
 }
 
 /// A used buffer notification that is held back.
@@ -152,14 +154,16 @@ impl RunningQueue {
             moderation: Moderation::default(),
             held: None,
             watches_port: false,
+            has_more: false,
         }
     }
 
     /// Gets ready on a worker: opens what belongs to its ring, watches the kick.
-    pub(crate) fn attach(&mut self, wait: &mut Wait, slot: u32, now_ns: u64) {
+    pub(crate) fn attach(&mut self, wait: &mut Wait, slot: u32, generation: u32, now_ns: u64) {
         if let Handler::Blk(blk) = &mut self.handler {
             blk.attach(wait.ring(), Source::Disk { slot, token: 0 }.pack());
         }
+        self.watch_disk(wait, slot, generation);
         self.watch_kick(wait, slot);
         self.looked_at_ns = now_ns;
         self.make_hot(now_ns);
@@ -170,9 +174,21 @@ impl RunningQueue {
     pub(crate) fn detach(&mut self, wait: &mut Wait, slot: u32, generation: u32) {
         if let Handler::Blk(blk) = &mut self.handler {
             blk.detach(wait.ring());
+            if let Some(fd) = blk.readiness() {
+                wait.unwatch(fd, Source::Offload { slot, generation });
+            }
         }
         self.unwatch_port(wait, slot, generation);
         self.unwatch_kick(wait, slot);
+    }
+
+    /// Watches what the disk does aside from the ring, here or after the kernel ended the watch.
+    pub(crate) fn watch_disk(&mut self, wait: &mut Wait, slot: u32, generation: u32) {
+        if let Handler::Blk(blk) = &self.handler
+            && let Some(fd) = blk.readiness()
+        {
+            wait.watch(fd, Source::Offload { slot, generation });
+        }
     }
 
     fn make_hot(&mut self, now_ns: u64) {
@@ -232,7 +248,11 @@ impl RunningQueue {
             self.looked_at_ns = now_ns;
         }
         let completed = self.complete(wait, popped > 0);
-        popped > 0 || completed > 0
+        if self.has_more {
+            // The rest of a long request needs no kick and no event, but the next turn.
+            self.make_hot(now_ns);
+        }
+        popped > 0 || completed > 0 || self.has_more
     }
 
     fn count_batch(&mut self, popped: usize, now_ns: u64) {
@@ -249,7 +269,9 @@ impl RunningQueue {
     #[inline]
     pub(crate) fn complete(&mut self, wait: &Wait, submitted: bool) -> usize {
         let Handler::Blk(blk) = &mut self.handler else { return 0 };
-        let (completed, lost) = blk.complete(&mut self.queue, &self.stats, || wait.now_ns());
+        let Completed { count: completed, lost, has_more } =
+            blk.complete(&mut self.queue, &self.stats, || wait.now_ns());
+        self.has_more = has_more;
         if lost {
             self.lose_memory();
         }
@@ -340,6 +362,9 @@ impl RunningQueue {
         now_ns: u64,
     ) -> bool {
         self.tell_port();
+        if self.has_more {
+            return false;
+        }
         let asks_driver = self.asks_driver();
         if asks_driver && self.kick.is_none() && self.queue.fault().is_none() {
             return false;

@@ -18,6 +18,9 @@ pub(crate) enum Source {
     Disk { slot: u32, token: u32 },
     /// The port of the queue in `slot` is ready, if it is still of this generation.
     Port { slot: u32, generation: u32 },
+    /// The disk of the queue in `slot` has finished something aside from the ring, if the queue is
+    /// still of this generation.
+    Offload { slot: u32, generation: u32 },
     /// Commands wait.
     Mailbox,
     /// The end of a watch: nothing to do.
@@ -29,6 +32,7 @@ const DISK: u64 = 2 << 56;
 const MAILBOX: u64 = 3 << 56;
 const ENDED: u64 = 4 << 56;
 const PORT: u64 = 5 << 56;
+const OFFLOAD: u64 = 6 << 56;
 const SLOT_SHIFT: u32 = 32;
 /// Slots have 24 bits.
 pub(crate) const SLOTS_MAX: usize = 1 << 24;
@@ -40,6 +44,9 @@ impl Source {
             Self::Disk { slot, token } => DISK | (slot as u64) << SLOT_SHIFT | token as u64,
             Self::Port { slot, generation } => {
                 PORT | (slot as u64) << SLOT_SHIFT | generation as u64
+            }
+            Self::Offload { slot, generation } => {
+                OFFLOAD | (slot as u64) << SLOT_SHIFT | generation as u64
             }
             Self::Mailbox => MAILBOX,
             Self::Ended => ENDED,
@@ -53,6 +60,7 @@ impl Source {
             KICK => Self::Kick { slot, watch: low },
             DISK => Self::Disk { slot, token: low },
             PORT => Self::Port { slot, generation: low },
+            OFFLOAD => Self::Offload { slot, generation: low },
             MAILBOX => Self::Mailbox,
             _ => Self::Ended,
         }
@@ -240,7 +248,7 @@ impl Wait {
 
 fn woken_by_ring(event: &RingEvent) -> Woken {
     let source = Source::unpack(event.user_data);
-    let watch = matches!(source, Source::Kick { .. } | Source::Mailbox);
+    let watch = matches!(source, Source::Kick { .. } | Source::Offload { .. } | Source::Mailbox);
     let broken = event.result < 0 || event.result & POLL_BROKEN != 0;
     Woken { source, result: event.result, ended: watch && !event.more && !broken }
 }
@@ -277,6 +285,7 @@ mod tests {
             Source::Kick { slot: 0xff_ffff, watch: u32::MAX },
             Source::Disk { slot: 3, token: 255 },
             Source::Port { slot: 7, generation: 1 << 31 },
+            Source::Offload { slot: 7, generation: 9 },
             Source::Mailbox,
             Source::Ended,
         ] {

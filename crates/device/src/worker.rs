@@ -213,6 +213,7 @@ impl Worker {
                     }
                 }
                 Source::Port { slot, generation } => self.on_port(slot, generation, event.result),
+                Source::Offload { slot, generation } => self.on_offload(slot, generation, event),
                 Source::Mailbox if event.ended => {
                     self.wait.watch(self.mailbox.as_fd(), Source::Mailbox);
                 }
@@ -237,6 +238,17 @@ impl Worker {
         let slots = self.slots.get_mut(slot as usize).filter(|s| s.generation == generation);
         if let Some((_, queue)) = slots.and_then(|s| s.entry.as_mut()) {
             queue.on_port(result, now_ns);
+            self.make_listed(slot as usize);
+        }
+    }
+
+    /// A turn takes what the disk has finished; the watch goes on as long as the queue is here.
+    fn on_offload(&mut self, slot: u32, generation: u32, event: Woken) {
+        let slots = self.slots.get_mut(slot as usize).filter(|s| s.generation == generation);
+        if let Some((_, queue)) = slots.and_then(|s| s.entry.as_mut()) {
+            if event.ended {
+                queue.watch_disk(&mut self.wait, slot, generation);
+            }
             self.make_listed(slot as usize);
         }
     }
@@ -385,7 +397,8 @@ impl Worker {
             self.slots.len() - 1
         });
         self.slots[slot].guest = self.guest_of(&queue);
-        queue.attach(&mut self.wait, index_of(slot), self.now_ns);
+        let generation = self.slots[slot].generation;
+        queue.attach(&mut self.wait, index_of(slot), generation, self.now_ns);
         // It may have been cut away before it came here: the count has moved on already.
         queue.check_memory();
         self.slots[slot].entry = Some((id, queue));

@@ -3,6 +3,7 @@
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Op, Request};
 use crate::sys::uring::Ring;
 use manyring_memory::GuestSlice;
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -171,11 +172,15 @@ impl DiskQueue for FaultQueue {
         self.inner.on_event(token, result, ring, done);
     }
 
-    fn reap(&mut self, done: &mut Vec<Completion>) {
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.readiness()
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
         if self.switch.is_released() {
             let failed = |token| Completion { token, result: Err(Errno::IO) };
             done.extend(self.held.drain(..).map(failed));
         }
-        self.inner.reap(done);
+        self.inner.reap(done)
     }
 }

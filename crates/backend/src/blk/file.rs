@@ -1,10 +1,22 @@
-//! `file`: pread and pwrite on the worker's thread. The plain twin of `uring`, and what is used
-//! where io_uring is refused.
+//! `file`: pread and pwrite. The plain twin of `uring`, and what is used where io_uring is refused
+//! or has no advantage: files in memory (tmpfs).
+//!
+//! ```text
+//! read, write: a file in memory -> here, in pieces: as much as the turn's quota allows
+//!              a file on a disk -> what the page cache has or takes without waiting, here in
+//!              pieces; the rest, and all of O_DIRECT, on the disk's thread
+//! all others:  on the disk's thread; a flush of a file in memory is nothing, and done here
+//! ```
+//! Nothing waits for a disk or copies without end on the worker's thread: its other queues belong
+//! to other guests.
 
+use super::offload::{Aside, Offload};
+use super::quota::Patience;
+use super::task::{Backlog, Step, Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::sys::file as sys;
 use crate::sys::uring::Ring;
-use manyring_memory::{GuestSlice, advance};
+use manyring_memory::GuestSlice;
 use rustix::fd::BorrowedFd;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -14,13 +26,15 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct FileDisk {
     image: Arc<Image>,
+    offload: Arc<Offload>,
 }
 
 impl FileDisk {
     /// Serves `image`.
     #[must_use]
     pub fn new(image: Image) -> Self {
-        Self { image: Arc::new(image) }
+        let image = Arc::new(image);
+        Self { offload: Arc::new(Offload::new(image.clone())), image }
     }
 }
 
@@ -30,7 +44,7 @@ impl Disk for FileDisk {
     }
 
     fn open_queue(&self, _has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
-        Ok(Box::new(FileQueue::new(self.image.clone())))
+        Ok(Box::new(FileQueue::new(self.image.clone(), &self.offload)?))
     }
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
@@ -42,65 +56,70 @@ impl Disk for FileDisk {
     }
 }
 
-/// A queue that serves each request before the next.
+/// A queue that serves its requests one after another.
 #[derive(Debug)]
 pub(crate) struct FileQueue {
     image: Arc<Image>,
-    rest: Vec<GuestSlice>,
+    backlog: Backlog,
+    aside: Aside,
+    /// The file system can write without waiting, as far as is known.
+    can_write_at_once: bool,
+    /// Reused for requests that are done at once.
+    task: Task,
 }
 
 impl FileQueue {
-    pub(crate) fn new(image: Arc<Image>) -> Self {
-        Self { image, rest: Vec::new() }
+    pub(crate) fn new(image: Arc<Image>, offload: &Arc<Offload>) -> Result<Self, Errno> {
+        let nothing = Request { token: 0, op: Op::Flush, offset: 0, len: 0, slices: 0..0 };
+        Ok(Self {
+            can_write_at_once: !image.is_direct(),
+            image,
+            backlog: Backlog::default(),
+            aside: Aside::new(offload.clone())?,
+            task: Task::new(&nothing, &[]),
+        })
     }
 
-    fn serve(&mut self, request: &Request, slices: &[GuestSlice]) -> Result<(), Errno> {
-        let image = self.image.clone();
+    /// Serves a request here, or as much of it as this turn allows, or sends it to the thread.
+    fn start(&mut self, request: &Request, slices: &[GuestSlice]) -> Step {
         match request.op {
-            Op::Read | Op::Write { .. } => {
-                let aligned = image.is_aligned(request.offset, slices);
-                let file = if aligned { image.file() } else { image.buffered() };
-                self.transfer(file, request, slices)
+            Op::Read | Op::Write { .. } if self.backlog.takes_at_once(request.len) => {
+                self.task.begin(request, slices);
+                let step = self.serve(request.len);
+                if matches!(step, Step::More) {
+                    // A short count: the rest keeps its place before all later requests.
+                    self.backlog.push(self.task.take());
+                }
+                step
             }
-            op => serve_without_data(&image, op, request.offset, request.len),
+            Op::Read | Op::Write { .. } => {
+                self.backlog.push(Task::new(request, slices));
+                Step::More
+            }
+            Op::Flush if self.image.is_in_memory() => {
+                Step::Done(serve_without_data(&self.image, Op::Flush, 0, 0))
+            }
+            _ => {
+                self.aside.send(Task::new(request, slices));
+                Step::Left
+            }
         }
     }
 
-    /// All of a read or write: short counts go on where they ended.
-    fn transfer(
-        &mut self,
-        file: BorrowedFd<'_>,
-        request: &Request,
-        slices: &[GuestSlice],
-    ) -> Result<(), Errno> {
-        let flags = match request.op {
-            Op::Write { durable: true } => sys::RWF_DSYNC,
-            _ => 0,
-        };
-        self.rest.clear();
-        self.rest.extend_from_slice(slices);
-        let mut at = request.offset;
-        while !self.rest.is_empty() {
-            let result = match request.op {
-                Op::Read => sys::read(file, &self.rest, at, flags),
-                _ => sys::write(file, &self.rest, at, flags),
-            };
-            match result {
-                // The file ends early: it was cut behind our back.
-                Ok(0) => return Err(Errno::IO),
-                Ok(n) => {
-                    advance(&mut self.rest, n);
-                    at += n as u64;
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
+    /// A piece of `self.task`.
+    fn serve(&mut self, bytes: u64) -> Step {
+        let writes = &mut self.can_write_at_once;
+        match piece(&mut self.task, &self.image, bytes, writes) {
+            Step::Left => {
+                self.aside.send(self.task.take());
+                Step::Left
             }
+            step => step,
         }
-        Ok(())
     }
 }
 
-/// Requests served between two looks at the ring.
+/// Requests popped in one turn.
 pub(crate) const INLINE_BURST: usize = 8;
 
 impl DiskQueue for FileQueue {
@@ -110,7 +129,109 @@ impl DiskQueue for FileQueue {
 
     fn submit(&mut self, burst: &Burst, _ring: Option<&mut Ring>, done: &mut Vec<Completion>) {
         for (request, slices) in burst.iter() {
-            done.push(Completion { token: request.token, result: self.serve(request, slices) });
+            if let Step::Done(result) = self.start(request, slices) {
+                done.push(Completion { token: request.token, result });
+            }
+        }
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.aside.readiness())
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
+        self.aside.reap(done);
+        let Self { image, backlog, aside, can_write_at_once, .. } = self;
+        backlog.run(done, |task, bytes| match piece(task, image, bytes, can_write_at_once) {
+            Step::Left => {
+                aside.send(task.take());
+                Step::Left
+            }
+            step => step,
+        })
+    }
+}
+
+/// At most `bytes` of a read or write, on the thread of a worker. [`Step::Left`]: it would wait.
+fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> Step {
+    let in_memory = image.is_in_memory();
+    let flags = match task.op {
+        _ if image.is_direct() => return Step::Left,
+        Op::Write { durable: true } if !in_memory => return Step::Left,
+        Op::Write { .. } if !in_memory && !*can_write => return Step::Left,
+        Op::Read if !in_memory && !image.has_nowait() => return Step::Left,
+        Op::Write { durable: true } => sys::RWF_DSYNC,
+        _ if in_memory => 0,
+        _ => sys::RWF_NOWAIT,
+    };
+    match transfer(task, image.file(), bytes, flags) {
+        Err(Errno::AGAIN) if !in_memory => Step::Left,
+        Err(Errno::OPNOTSUPP) if !in_memory => {
+            *can_write &= task.op == Op::Read;
+            Step::Left
+        }
+        Err(errno) => went_wrong(task, errno),
+        Ok(()) => task.step(),
+    }
+}
+
+/// One call for at most `bytes` of a read or write.
+fn transfer(task: &mut Task, file: BorrowedFd<'_>, bytes: u64, flags: i32) -> Result<(), Errno> {
+    let mut first = Vec::new();
+    let slices = if bytes < task.len {
+        head(&task.rest, bytes, &mut first);
+        &first
+    } else {
+        &task.rest
+    };
+    let n = match task.op {
+        Op::Read => sys::read(file, slices, task.offset, flags)?,
+        _ => sys::write(file, slices, task.offset, flags)?,
+    };
+    // The file ends early: it was cut behind our back.
+    if n == 0 {
+        return Err(Errno::IO);
+    }
+    task.went_on(n as u64);
+    Ok(())
+}
+
+/// "Again" is obeyed for a while; anything else, and that for too long, is an error.
+fn went_wrong(task: &mut Task, errno: Errno) -> Step {
+    match errno {
+        Errno::AGAIN | Errno::INTR if task.patience.may_try_again() => Step::More,
+        Errno::AGAIN | Errno::INTR => Step::Done(Err(Errno::IO)),
+        errno => Step::Done(Err(errno)),
+    }
+}
+
+/// All of a task, waiting for each of its calls: for a thread that may.
+pub(crate) fn serve_to_the_end(task: &mut Task, image: &Image) -> Result<(), Errno> {
+    let flags = match task.op {
+        Op::Read | Op::Write { durable: false } => 0,
+        Op::Write { durable: true } => sys::RWF_DSYNC,
+        op => return patiently(|| serve_without_data(image, op, task.offset, task.len)),
+    };
+    loop {
+        let aligned = image.is_aligned(task.offset, &task.rest);
+        let file = if aligned { image.file() } else { image.buffered() };
+        let step = match transfer(task, file, task.len, flags) {
+            Ok(()) => task.step(),
+            Err(errno) => went_wrong(task, errno),
+        };
+        if let Step::Done(result) = step {
+            return result;
+        }
+    }
+}
+/// Makes a call again while it says "again", for a while.
+fn patiently(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
+    let mut patience = Patience::default();
+    loop {
+        match call() {
+            Err(Errno::AGAIN | Errno::INTR) if patience.may_try_again() => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Err(Errno::IO),
+            result => return result,
         }
     }
 }
@@ -157,12 +278,13 @@ fn write_zeroes(image: &Image, offset: u64, len: u64, unmap: bool) -> Result<(),
     let (mut at, end) = (offset, offset + len);
     while at < end {
         let n = usize::try_from(end - at).unwrap_or(ZEROES.len()).min(ZEROES.len());
-        match rustix::io::pwrite(image.buffered(), &ZEROES[..n], at) {
-            Ok(0) => return Err(Errno::IO),
-            Ok(n) => at += n as u64,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
+        patiently(|| match rustix::io::pwrite(image.buffered(), &ZEROES[..n], at)? {
+            0 => Err(Errno::IO),
+            n => {
+                at += n as u64;
+                Ok(())
+            }
+        })?;
     }
     Ok(())
 }

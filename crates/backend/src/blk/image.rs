@@ -52,6 +52,7 @@ pub struct Image {
     offset_align: u64,
     /// Reads that would wait can be told so (`RWF_NOWAIT`).
     nowait: bool,
+    in_memory: bool,
 }
 
 impl Image {
@@ -126,6 +127,7 @@ impl Image {
             secure_erase_max: if secure { u64::MAX } else { 0 },
         };
         let nowait = can_nowait(&file);
+        let in_memory = !block_device && is_in_memory(&file);
         Self {
             size: AtomicU64::new(geometry.size),
             file,
@@ -135,6 +137,7 @@ impl Image {
             memory_align,
             offset_align,
             nowait,
+            in_memory,
         }
     }
 
@@ -191,6 +194,12 @@ impl Image {
     #[must_use]
     pub fn has_nowait(&self) -> bool {
         self.nowait
+    }
+
+    /// True if the file lies in memory: reads and writes copy, and wait for no disk.
+    #[must_use]
+    pub fn is_in_memory(&self) -> bool {
+        self.in_memory
     }
 
     /// True for a block device.
@@ -259,6 +268,11 @@ fn can_nowait(file: &OwnedFd) -> bool {
     let Ok(memory) = manyring_memory::Mapping::anonymous(1) else { return false };
     let byte = memory.slice(0, 1);
     sys::read(file.as_fd(), byte.as_slice(), 0, sys::RWF_NOWAIT) != Err(Errno::OPNOTSUPP)
+}
+
+/// The file is one of tmpfs or ramfs (`TMPFS_MAGIC`, `RAMFS_MAGIC`).
+fn is_in_memory(file: &OwnedFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|s| matches!(s.f_type, 0x0102_1994 | 0x8584_58f6))
 }
 
 /// Holes can be punched: tried past the end, where it changes nothing.

@@ -1,5 +1,7 @@
-//! `memory`: a disk in anonymous memory, allocated as it is written, gone at the end.
+//! `memory`: a disk in anonymous memory, allocated as it is written, gone at the end. A request
+//! that is longer than a turn's quota is copied in pieces, one in each turn.
 
+use super::task::{Backlog, Step, Task};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Op, Request};
 use crate::sys::uring::Ring;
 use manyring_memory::{GuestSlice, Mapping, MemoryError};
@@ -37,7 +39,8 @@ impl Disk for MemoryDisk {
     }
 
     fn open_queue(&self, _has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
-        Ok(Box::new(MemoryQueue { storage: self.storage.clone() }))
+        let storage = self.storage.clone();
+        Ok(Box::new(MemoryQueue { storage, backlog: Backlog::default() }))
     }
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
@@ -52,35 +55,55 @@ impl Disk for MemoryDisk {
 #[derive(Debug)]
 struct MemoryQueue {
     storage: Arc<Mapping>,
+    backlog: Backlog,
 }
 
-impl MemoryQueue {
-    fn serve(&self, request: &Request, slices: &[GuestSlice]) -> Result<(), Errno> {
-        let range = |offset: u64, len: u64| {
-            let offset = usize::try_from(offset).map_err(|_| Errno::INVAL)?;
-            let len = usize::try_from(len).map_err(|_| Errno::INVAL)?;
-            self.storage.slice(offset, len).ok_or(Errno::INVAL)
-        };
-        match request.op {
-            Op::Read | Op::Write { .. } => {
-                let mut at = request.offset;
-                for slice in slices {
-                    let stored = range(at, slice.len() as u64)?;
-                    if request.op == Op::Read {
-                        slice.copy_from(&stored);
-                    } else {
-                        stored.copy_from(slice);
-                    }
-                    at += slice.len() as u64;
+/// Serves `len` bytes of a request from `offset` on.
+fn serve(
+    storage: &Mapping,
+    op: Op,
+    offset: u64,
+    len: u64,
+    slices: &[GuestSlice],
+) -> Result<(), Errno> {
+    let range = |offset: u64, len: u64| {
+        let offset = usize::try_from(offset).map_err(|_| Errno::INVAL)?;
+        let len = usize::try_from(len).map_err(|_| Errno::INVAL)?;
+        storage.slice(offset, len).ok_or(Errno::INVAL)
+    };
+    match op {
+        Op::Read | Op::Write { .. } => {
+            let (mut at, end) = (offset, offset + len);
+            for slice in slices {
+                let stored = range(at, (slice.len() as u64).min(end - at))?;
+                if op == Op::Read {
+                    slice.copy_from(&stored);
+                } else {
+                    stored.copy_from(slice);
                 }
-                Ok(())
+                at += stored.len() as u64;
+                if at == end {
+                    break;
+                }
             }
-            Op::Flush => Ok(()),
-            Op::Discard | Op::WriteZeroes { .. } => {
-                range(request.offset, request.len)?.fill_zero();
-                Ok(())
-            }
-            Op::SecureErase => Err(Errno::OPNOTSUPP),
+            Ok(())
+        }
+        Op::Flush => Ok(()),
+        Op::Discard | Op::WriteZeroes { .. } => {
+            range(offset, len)?.fill_zero();
+            Ok(())
+        }
+        Op::SecureErase => Err(Errno::OPNOTSUPP),
+    }
+}
+
+/// `bytes` of what is left of a task.
+fn piece(storage: &Mapping, task: &mut Task, bytes: u64) -> Step {
+    match serve(storage, task.op, task.offset, bytes, &task.rest) {
+        Err(errno) => Step::Done(Err(errno)),
+        Ok(()) => {
+            task.went_on(bytes);
+            task.step()
         }
     }
 }
@@ -88,7 +111,18 @@ impl MemoryQueue {
 impl DiskQueue for MemoryQueue {
     fn submit(&mut self, burst: &Burst, _ring: Option<&mut Ring>, done: &mut Vec<Completion>) {
         for (request, slices) in burst.iter() {
-            done.push(Completion { token: request.token, result: self.serve(request, slices) });
+            let Request { token, op, offset, len, .. } = *request;
+            if self.backlog.takes_at_once(len) {
+                let result = serve(&self.storage, op, offset, len, slices);
+                done.push(Completion { token, result });
+            } else {
+                self.backlog.push(Task::new(request, slices));
+            }
         }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
+        let storage = &self.storage;
+        self.backlog.run(done, |task, bytes| piece(storage, task, bytes))
     }
 }

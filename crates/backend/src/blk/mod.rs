@@ -5,7 +5,13 @@
 //! 2. [`DiskQueue::attach`] on the worker: registers files with the worker's ring, if there is one.
 //! 3. [`DiskQueue::submit`] takes a burst of requests. What is done at once is in `done` already.
 //! 4. [`DiskQueue::on_event`] for each completion of the ring that carries this queue's tag.
-//! 5. [`DiskQueue::detach`] when nothing is in flight: before a move, and before the drop.
+//! 5. [`DiskQueue::reap`] at the end of every turn: what is done without the ring, and a piece of
+//!    what takes long. It is called again at once while it says that there is more, and when
+//!    [`DiskQueue::readiness`] is written.
+//! 6. [`DiskQueue::detach`] when nothing is in flight: before a move, and before the drop.
+//!
+//! The worker's thread is shared with the queues of other guests: `submit` and `reap` together
+//! copy a bounded number of bytes there (`quota.rs`), and do not wait for the host.
 //!
 //! Every token that was submitted comes back in exactly one [`Completion`]. The device has checked
 //! that a request lies inside the disk; it keeps the guest memory of a request mapped until then.
@@ -15,12 +21,16 @@ pub mod file;
 mod image;
 pub mod memory;
 pub mod null;
+mod offload;
+mod quota;
+mod task;
 pub mod uring;
 
 pub use image::{Image, ImageError, ImageOptions};
 
 use crate::sys::uring::Ring;
 use manyring_memory::GuestSlice;
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::ops::Range;
 
@@ -100,6 +110,12 @@ impl Burst {
     /// The list to push a request's slices to, before [`Self::push`].
     pub fn slices(&mut self) -> &mut Vec<GuestSlice> {
         &mut self.slices
+    }
+
+    /// The slices pushed since the last request.
+    #[must_use]
+    pub fn new_slices(&self) -> &[GuestSlice] {
+        &self.slices[self.requests.last().map_or(0, |r| r.slices.end)..]
     }
 
     /// Drops slices that were pushed for a request that will not be.
@@ -189,9 +205,16 @@ pub trait DiskQueue: Send + std::fmt::Debug {
         let _ = (token, result, ring, done);
     }
 
-    /// Finishes what is held without the ring (decorators); the worker calls it while it spins
-    /// and when it stops a queue.
-    fn reap(&mut self, done: &mut Vec<Completion>) {
+    /// Becomes readable, by a further write to an eventfd, when [`Self::reap`] has something that
+    /// came from outside of the worker's thread. Watched while the queue is attached.
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Ends the turn: pushes what is finished without the ring, and does a piece of what takes
+    /// long. True if there is more to do here in the next turn.
+    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
         let _ = done;
+        false
     }
 }

@@ -1,21 +1,34 @@
 //! `uring`: the same image through the worker's io_uring.
 //!
 //! ```text
-//! submit: read through the page cache -> try preadv2(RWF_NOWAIT) here: a hit costs no round trip
-//!         else -> an entry of the ring, submitted once per burst
-//! event:  all bytes -> done;  a part -> the rest again;  EAGAIN, EINTR -> again
+//! submit: short read through the page cache -> try preadv2(RWF_NOWAIT) here: a hit costs no round
+//!         trip
+//!         else -> an entry of the ring, submitted once per burst; a long one is forced to a kernel
+//!         thread (IOSQE_ASYNC), and has no more than PIECE_BYTES at a time
+//!         secure erase -> the disk's thread (`offload.rs`): the ring has no such operation
+//! event:  all bytes -> done;  a part -> the rest again;  EAGAIN, EINTR -> again, for a while
 //! ```
 //! What was measured: a cache hit served inline is as cheap as a batched entry and has no latency;
-//! a file system that cannot say "would wait" (tmpfs) has every entry punted to a kernel thread,
-//! at 2-3 times the cost, so such a file is served inline like `file`.
+//! a file in memory (tmpfs) cannot say "would wait" and has every entry punted to a kernel thread,
+//! at 2-3 times the cost, so it is served inline like `file`.
+//!
+//! The kernel copies a transfer through the page cache while the worker submits it, if it can do so
+//! without waiting. So the bytes that are submitted without `IOSQE_ASYNC` count against the turn of
+//! the queue and of the worker like those that are copied here: a long transfer, and what is too
+//! much for one turn, is copied by a kernel thread. The kernel always gives `fallocate` and
+//! `fdatasync` to such a thread.
 
 use super::file::{FileQueue, INLINE_BURST};
+use super::offload::{Aside, Offload};
+use super::quota::{Patience, Quota};
+use super::task::{Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::sys::file as sys;
 use crate::sys::uring::{FileOp, Ring, RingFile};
 use manyring_memory::{GuestSlice, Mapping, MemoryError, advance};
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// `FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE`
 const PUNCH_HOLE: i32 = 1 | 2;
@@ -25,19 +38,35 @@ const ZERO_RANGE: i32 = 1 | 16;
 /// all of it is prepared, so a long one lets the disk wait: measured at a depth of 32, bursts of 4
 /// reach 0.94 of what fio reaches without a guest, unbounded ones 0.82.
 const DIRECT_BURST: usize = 4;
-/// A longer read goes to the ring even if it is in the page cache: it would hold the worker up.
-const INLINE_BYTES: u64 = 1 << 20;
+/// A transfer that costs more than copying this many bytes does not happen on the worker's thread.
+const INLINE_BYTES: u64 = 128 << 10;
+/// Past the page cache nothing is copied, but pages are looked up, at this part of the cost.
+const DIRECT_SHARE: u64 = 8;
+/// Bytes of one entry at most: the kernel's threads, which are few, take turns among requests.
+const PIECE_BYTES: u64 = 4 << 20;
 /// Slices that a request may keep memory for after it is done.
 const SLICES_KEPT: usize = 256;
 /// Zeroes that are written where no file system call can make them: this many bytes of memory,
 /// this many times in one entry.
-const ZEROES: (u64, usize) = (256 << 10, 64);
+const ZEROES: (u64, usize) = (256 << 10, 16);
 
 /// The disk.
 #[derive(Debug)]
 pub struct UringDisk {
     image: Arc<Image>,
-    zeroes: Arc<Mapping>,
+    offload: Arc<Offload>,
+    zeroes: &'static Mapping,
+}
+
+/// The zeroes of this process. Never written, so never allocated: the kernel reads its zero page.
+/// Never unmapped: the kernel may still write them to a disk when the queue that asked is gone.
+fn shared_zeroes() -> Result<&'static Mapping, MemoryError> {
+    static SHARED: OnceLock<Mapping> = OnceLock::new();
+    if let Some(mapping) = SHARED.get() {
+        return Ok(mapping);
+    }
+    let mapping = Mapping::anonymous(ZEROES.0)?;
+    Ok(SHARED.get_or_init(|| mapping))
 }
 
 impl UringDisk {
@@ -46,8 +75,23 @@ impl UringDisk {
     /// # Errors
     /// [`MemoryError::Map`] if there is no address space left.
     pub fn new(image: Image) -> Result<Self, MemoryError> {
-        let zeroes = Arc::new(Mapping::anonymous(ZEROES.0)?);
-        Ok(Self { image: Arc::new(image), zeroes })
+        let (image, zeroes) = (Arc::new(image), shared_zeroes()?);
+        Ok(Self { offload: Arc::new(Offload::new(image.clone())), image, zeroes })
+    }
+
+    fn queue(&self, can_erase: bool) -> Result<UringQueue, Errno> {
+        let aside = can_erase.then(|| Aside::new(self.offload.clone())).transpose()?;
+        Ok(UringQueue {
+            image: self.image.clone(),
+            aside,
+            quota: Quota::default(),
+            piece: Vec::new(),
+            tag: 0,
+            file: RingFile::Plain(-1),
+            buffered: RingFile::Plain(-1),
+            zeroes: self.zeroes,
+            in_flight: Vec::new(),
+        })
     }
 }
 
@@ -57,18 +101,12 @@ impl Disk for UringDisk {
     }
 
     fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
-        let punts = !self.image.is_direct() && !self.image.has_nowait();
-        if !has_ring || punts {
-            return Ok(Box::new(FileQueue::new(self.image.clone())));
+        let copies = self.image.is_in_memory() && !self.image.is_direct();
+        if !has_ring || copies {
+            return Ok(Box::new(FileQueue::new(self.image.clone(), &self.offload)?));
         }
-        Ok(Box::new(UringQueue {
-            image: self.image.clone(),
-            tag: 0,
-            file: RingFile::Plain(-1),
-            buffered: RingFile::Plain(-1),
-            zeroes: self.zeroes.clone(),
-            in_flight: Vec::new(),
-        }))
+        let can_erase = self.image.geometry().secure_erase_max > 0;
+        Ok(Box::new(self.queue(can_erase)?))
     }
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
@@ -103,6 +141,7 @@ struct InFlight {
     len: u64,
     aligned: bool,
     rest: Vec<GuestSlice>,
+    patience: Patience,
 }
 
 #[derive(Debug)]
@@ -111,8 +150,12 @@ struct UringQueue {
     tag: u64,
     file: RingFile,
     buffered: RingFile,
-    /// Never written, so never allocated: the kernel reads its zero page.
-    zeroes: Arc<Mapping>,
+    zeroes: &'static Mapping,
+    /// For secure erase, if the disk can.
+    aside: Option<Aside>,
+    quota: Quota,
+    /// The slices of an entry that is a piece of its request.
+    piece: Vec<GuestSlice>,
     /// By token; the slices' memory is reused.
     in_flight: Vec<InFlight>,
 }
@@ -133,6 +176,7 @@ impl UringQueue {
             _ => Stage::Fallocate(PUNCH_HOLE),
         };
         entry.aligned = self.image.is_aligned(request.offset, slices);
+        entry.patience.renew();
         entry.rest.clear();
         entry.rest.shrink_to(SLICES_KEPT.max(slices.len()));
         entry.rest.extend_from_slice(slices);
@@ -141,60 +185,84 @@ impl UringQueue {
     /// Gives what is left of a request to the ring.
     fn start(&mut self, token: u32, ring: &mut Ring) {
         let entry = &mut self.in_flight[token as usize];
-        let file = if entry.aligned { self.file } else { self.buffered };
         let user_data = self.tag | u64::from(token);
         match (entry.stage, entry.op) {
-            (Stage::Transfer, Op::Write { durable }) => {
-                let op = FileOp::Write { dsync: durable };
-                ring.transfer(op, file, &entry.rest, entry.offset, user_data);
-            }
-            (Stage::Transfer, _) => {
-                ring.transfer(FileOp::Read, file, &entry.rest, entry.offset, user_data);
+            (Stage::Transfer, op) => {
+                let op = match op {
+                    Op::Write { durable } => FileOp::Write { dsync: durable },
+                    _ => FileOp::Read,
+                };
+                let copies = !self.image.is_direct() || !entry.aligned;
+                let cost = if copies { entry.len } else { entry.len / DIRECT_SHARE };
+                let punt = entry.patience.is_tried()
+                    || cost > INLINE_BYTES
+                    || !self.quota.take(cost)
+                    || !ring.take_inline(cost);
+                let file = if entry.aligned { self.file } else { self.buffered };
+                let slices = if entry.len > PIECE_BYTES {
+                    head(&entry.rest, PIECE_BYTES, &mut self.piece);
+                    &self.piece
+                } else {
+                    &entry.rest
+                };
+                ring.transfer(op, file, slices, entry.offset, punt, user_data);
             }
             (Stage::Fallocate(mode), _) => {
                 ring.fallocate(self.file, mode, entry.offset, entry.len, user_data);
             }
             (Stage::Zeroes, _) => {
-                zeroes(&self.zeroes, entry.len, &mut entry.rest);
+                zeroes(self.zeroes, entry.len, &mut entry.rest);
                 let op = FileOp::Write { dsync: false };
-                ring.transfer(op, self.buffered, &entry.rest, entry.offset, user_data);
+                ring.transfer(op, self.buffered, &entry.rest, entry.offset, true, user_data);
             }
             (Stage::Flush, _) => ring.flush(self.file, user_data),
         }
     }
 
-    /// Tries a read of the page cache here. `None`: it would wait, the ring takes the rest.
+    /// Tries a read of the page cache here. `None`: it would wait, or a signal came: the ring takes
+    /// the rest.
     fn read_cached(&mut self, token: u32) -> Option<Result<(), Errno>> {
         let entry = &mut self.in_flight[token as usize];
         loop {
             match sys::read(self.image.file(), &entry.rest, entry.offset, sys::RWF_NOWAIT) {
                 Ok(0) => return Some(Err(Errno::IO)),
                 Ok(n) => {
-                    advance(&mut entry.rest, n);
-                    entry.offset += n as u64;
+                    entry.advance(n);
                     if entry.rest.is_empty() {
                         return Some(Ok(()));
                     }
                 }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return None,
+                Err(Errno::AGAIN | Errno::INTR) => return None,
                 Err(errno) => return Some(Err(errno)),
             }
         }
     }
 
-    /// Serves what the ring is not needed for.
-    fn serve_inline(&mut self, request: &Request) -> Option<Result<(), Errno>> {
-        match request.op {
-            Op::Read if !self.image.is_direct() && request.len <= INLINE_BYTES => {
-                self.read_cached(request.token)
-            }
-            // The kernel has no other way to ask for it.
-            Op::SecureErase => {
-                Some(sys::secure_erase(self.image.file(), request.offset, request.len))
-            }
-            _ => None,
+    /// True if a read of `len` bytes is tried here first.
+    fn reads_here(&mut self, len: u64, ring: &mut Ring) -> bool {
+        self.image.has_nowait()
+            && !self.image.is_direct()
+            && len <= INLINE_BYTES
+            && self.quota.take(len)
+            && ring.take_inline(len)
+    }
+
+    /// Serves a request here, or gives it to the ring or to the disk's thread.
+    fn begin(&mut self, request: &Request, slices: &[GuestSlice], ring: &mut Ring) -> Option<Done> {
+        if request.op == Op::SecureErase {
+            let Some(aside) = &self.aside else { return Some(Err(Errno::OPNOTSUPP)) };
+            aside.send(Task::new(request, slices));
+            return None;
         }
+        self.remember(request, slices);
+        if request.op == Op::Read && self.reads_here(request.len, ring) {
+            let result = self.read_cached(request.token);
+            if result.is_some() {
+                return result;
+            }
+        }
+        self.start(request.token, ring);
+        None
     }
 }
 
@@ -231,12 +299,22 @@ impl DiskQueue for UringQueue {
             return;
         };
         for (request, slices) in burst.iter() {
-            self.remember(request, slices);
-            match self.serve_inline(request) {
-                Some(result) => done.push(Completion { token: request.token, result }),
-                None => self.start(request.token, ring),
+            if let Some(result) = self.begin(request, slices, ring) {
+                done.push(Completion { token: request.token, result });
             }
         }
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        self.aside.as_ref().map(Aside::readiness)
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
+        if let Some(aside) = &self.aside {
+            aside.reap(done);
+        }
+        self.quota.renew();
+        false
     }
 
     fn on_event(
@@ -262,6 +340,8 @@ impl DiskQueue for UringQueue {
     }
 }
 
+type Done = Result<(), Errno>;
+
 /// What comes after an event.
 enum Step {
     /// There is more to do.
@@ -273,19 +353,27 @@ enum Step {
 impl Default for InFlight {
     fn default() -> Self {
         let (op, stage) = (Op::Flush, Stage::Flush);
-        Self { op, stage, offset: 0, len: 0, aligned: true, rest: Vec::new() }
+        let patience = Patience::default();
+        Self { op, stage, offset: 0, len: 0, aligned: true, rest: Vec::new(), patience }
     }
 }
 
 impl InFlight {
+    /// `n` bytes of the guest's memory are done.
+    fn advance(&mut self, n: usize) {
+        advance(&mut self.rest, n);
+        self.offset += n as u64;
+        self.len = self.len.saturating_sub(n as u64);
+    }
+
     /// The kernel did `n` bytes, or all of a stage that has none.
     fn went_on(&mut self, n: usize, image: &Image) -> Step {
+        self.patience.renew();
         match self.stage {
             // The file ends early: it was cut behind our back.
             Stage::Transfer | Stage::Zeroes if n == 0 => return Step::Failed(Errno::IO),
             Stage::Transfer => {
-                advance(&mut self.rest, n);
-                self.offset += n as u64;
+                self.advance(n);
                 if !self.rest.is_empty() {
                     self.aligned &= image.is_aligned(self.offset, &self.rest);
                     return Step::Again;
@@ -311,7 +399,8 @@ impl InFlight {
     /// The kernel refused.
     fn failed(&mut self, errno: Errno) -> Step {
         match (errno, self.op, self.stage) {
-            (Errno::AGAIN | Errno::INTR, ..) => Step::Again,
+            (Errno::AGAIN | Errno::INTR, ..) if self.patience.may_try_again() => Step::Again,
+            (Errno::AGAIN | Errno::INTR, ..) => Step::Failed(Errno::IO),
             // A discard is a hint.
             (Errno::OPNOTSUPP, Op::Discard, _) => Step::Done,
             (Errno::OPNOTSUPP, Op::WriteZeroes { .. }, Stage::Fallocate(PUNCH_HOLE)) => {

@@ -31,6 +31,9 @@ const SUBMISSIONS: u32 = 256;
 /// Entries of the completion queue. A full one would end multishot polls: it holds a completion
 /// for every queue and request of a busy worker.
 const COMPLETIONS: u32 = 16384;
+/// Bytes that the queues of a worker together copy between two looks at its completions: some
+/// hundreds of microseconds.
+const INLINE_BYTES: u64 = 4 << 20;
 /// Files that can be registered with one ring.
 const FILES: u32 = 1024;
 /// Slices that can wait for the next submit.
@@ -76,7 +79,7 @@ pub enum RingFile {
 enum Work {
     Poll { fd: i32, events: u32, multi: bool },
     PollRemove { target: u64 },
-    Transfer { op: FileOp, file: RingFile, offset: u64 },
+    Transfer { op: FileOp, file: RingFile, offset: u64, punt: bool },
     Flush { file: RingFile },
     Fallocate { file: RingFile, mode: i32, offset: u64, len: u64 },
 }
@@ -99,6 +102,8 @@ pub struct Ring {
     /// requests and watches at most.
     parked: VecDeque<(Task, Vec<GuestSlice>)>,
     free_files: Vec<u32>,
+    /// What is left of [`INLINE_BYTES`] until the next [`Self::reap`].
+    inline_left: u64,
 }
 
 impl std::fmt::Debug for Ring {
@@ -121,7 +126,13 @@ impl Ring {
             .build(SUBMISSIONS)?;
         let registered = uring.submitter().register_files_sparse(FILES).is_ok();
         let free_files = if registered { (0..FILES).rev().collect() } else { Vec::new() };
-        Ok(Self { uring, slices: Vec::with_capacity(SLICES), parked: VecDeque::new(), free_files })
+        Ok(Self {
+            uring,
+            slices: Vec::with_capacity(SLICES),
+            parked: VecDeque::new(),
+            free_files,
+            inline_left: INLINE_BYTES,
+        })
     }
 
     /// Queues a task with its slices: both, or neither.
@@ -228,6 +239,7 @@ impl Ring {
     /// Takes all completions that are there into `events`. Enters the kernel only if it has some
     /// to run.
     pub fn reap(&mut self, events: &mut Vec<Event>) {
+        self.inline_left = INLINE_BYTES;
         let submission = self.uring.submission();
         let must_enter = submission.taskrun() || submission.cq_overflow();
         drop(submission);
@@ -283,16 +295,29 @@ impl Ring {
         }
     }
 
-    /// Reads or writes guest memory at `offset` of `file`; may be short.
+    /// True if the worker may copy `bytes` more before it looks around again. Each queue has a quota
+    /// for its turn; this one is for all queues together, which may be hundreds of one guest.
+    #[inline]
+    pub fn take_inline(&mut self, bytes: u64) -> bool {
+        let fits = bytes <= self.inline_left;
+        if fits {
+            self.inline_left -= bytes;
+        }
+        fits
+    }
+
+    /// Reads or writes guest memory at `offset` of `file`; may be short. With `punt` a thread of
+    /// the kernel does it, and never the submitting one.
     pub fn transfer(
         &mut self,
         op: FileOp,
         file: RingFile,
         slices: &[GuestSlice],
         offset: u64,
+        punt: bool,
         user_data: u64,
     ) {
-        self.place(Work::Transfer { op, file, offset }, slices, user_data);
+        self.place(Work::Transfer { op, file, offset, punt }, slices, user_data);
     }
 
     /// `fdatasync`: all completed writes are durable at completion.
@@ -314,7 +339,10 @@ fn entry_of(work: Work, slices: &[GuestSlice], listed: &[GuestSlice]) -> squeue:
             opcode::PollAdd::new(Fd(fd), events).multi(multi).build()
         }
         Work::PollRemove { target } => opcode::PollRemove::new(target).build(),
-        Work::Transfer { op, file, offset } => transfer_entry(op, file, offset, slices, listed),
+        Work::Transfer { op, file, offset, punt } => {
+            let entry = transfer_entry(op, file, offset, slices, listed);
+            if punt { entry.flags(squeue::Flags::ASYNC) } else { entry }
+        }
         Work::Flush { file } => {
             let flags = io_uring::types::FsyncFlags::DATASYNC;
             named(file, |fd| opcode::Fsync::new(fd).flags(flags).build())

@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 /// Largest data descriptor: 2 MiB. With the most segments a ring allows, 1022, the product stays
 /// below 2^31, in which libblkio counts it.
-const SIZE_MAX: u32 = 2 << 20;
+pub(super) const SIZE_MAX: u32 = 2 << 20;
 /// Segments of one discard, write-zeroes or secure erase.
 pub(super) const RANGES_MAX: u32 = 1;
 /// Largest range of one discard-like request: 1 GiB keeps a request short, so a longer one is

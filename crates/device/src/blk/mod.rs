@@ -4,7 +4,7 @@ mod config;
 mod pending;
 mod virtio;
 
-pub(crate) use virtio::BlkQueue;
+pub(crate) use virtio::{BlkQueue, Completed};
 
 use crate::handle::QueueHandle;
 use crate::pool::Pool;
@@ -147,8 +147,8 @@ impl BlkDevice {
         let disk = self.disk.open_queue(has_ring)?;
         let stats = self.stats.get(activation.index).cloned().unwrap_or_default();
         let memory = activation.queue.memory().clone();
-        let size = activation.queue.size();
-        let blk = BlkQueue::new(disk, self.shared.clone(), memory, size);
+        let (size, features) = (activation.queue.size(), activation.features);
+        let blk = BlkQueue::new(disk, self.shared.clone(), memory, size).with_features(features);
         let queue = RunningQueue::new(activation, Handler::Blk(blk), stats);
         self.pool.start(queue).ok_or(StartError::NoWorker)
     }

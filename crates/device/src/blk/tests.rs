@@ -17,14 +17,16 @@ use manyring_queue::{
 };
 use manyring_wire::blk::{
     CONFIG_WRITEBACK, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO,
-    VIRTIO_BLK_F_SECURE_ERASE, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
-    VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_SECURE_ERASE, VIRTIO_BLK_T_WRITE_ZEROES,
+    VIRTIO_BLK_F_SECURE_ERASE, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
+    VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_SECURE_ERASE,
+    VIRTIO_BLK_T_WRITE_ZEROES,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const DISK_SIZE: u64 = 1 << 20;
 const SIZE: u16 = 16;
+const MEMORY: u64 = 8 << 20;
 /// Where things lie in the guest: the ring below, header, data and status above.
 const HEADER: u64 = 0x4000;
 const DATA: u64 = 0x5000;
@@ -43,8 +45,8 @@ struct Guest {
 
 impl Guest {
     fn new(disk: Arc<dyn Disk>, read_only: bool) -> Self {
-        let mapping = Arc::new(Mapping::anonymous(0x1_0000).unwrap());
-        let spec = RegionSpec { guest_addr: 0, size: 0x1_0000, user_addr: 0, mmap_offset: 0 };
+        let mapping = Arc::new(Mapping::anonymous(MEMORY).unwrap());
+        let spec = RegionSpec { guest_addr: 0, size: MEMORY, user_addr: 0, mmap_offset: 0 };
         let memory = GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap();
         let memory = Arc::new(memory);
         let config = QueueConfig {
@@ -268,6 +270,35 @@ fn disk_errors_reach_the_driver_and_the_queue_goes_on() {
     let statuses: Vec<_> = (0..4).map(|_| guest.request(VIRTIO_BLK_T_IN, 0, 0, 512).0).collect();
     assert_eq!(statuses, [0, 1, 0, 1]);
     assert_eq!(guest.request(VIRTIO_BLK_T_FLUSH, 0, 0, 0).0, 1);
+}
+
+#[test]
+fn a_segment_longer_than_size_max_is_an_error_for_a_driver_that_knows_the_limit() {
+    let size_max = 2 << 20;
+    for (features, expected) in [(0, 0), (VIRTIO_BLK_F_SIZE_MAX, 1)] {
+        let mut guest = Guest::new(Arc::new(NullDisk::new(1 << 30)), false);
+        assert_ne!(guest.device.features() & VIRTIO_BLK_F_SIZE_MAX, 0);
+        guest.blk = guest.blk.with_features(features);
+        assert_eq!(guest.request(VIRTIO_BLK_T_OUT, 0, size_max, 0).0, 0);
+        assert_eq!(guest.request(VIRTIO_BLK_T_OUT, 0, size_max + 512, 0).0, expected);
+    }
+}
+
+#[test]
+fn a_long_request_is_served_in_pieces_of_a_turn_each() {
+    let mut guest = Guest::new(Arc::new(MemoryDisk::new(DISK_SIZE).unwrap()), false);
+    guest.slice(DATA, 1 << 20).write_from(&vec![7; 1 << 20]);
+    guest.write_header(VIRTIO_BLK_T_OUT, 0);
+    guest.driver.add(&[(HEADER, 16), (DATA, 1 << 20)], &[(STATUS, 1)]).unwrap();
+    let mut turns = 1;
+    while guest.serve().is_none() {
+        turns += 1;
+        assert!(turns < 100, "it never ends");
+    }
+    assert!(turns >= 4, "{turns} turns for a megabyte");
+    guest.slice(DATA, 1 << 20).fill_zero();
+    assert_eq!(guest.request(VIRTIO_BLK_T_IN, (1 << 11) - 1, 0, 512), (0, 513));
+    assert_eq!(guest.data(512), [7; 512]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! virtio-blk chain <-> `Request` / `Completion` (virtio 1.3 §5.2.6).
 
 use super::Shared;
-use super::config::{RANGE_BYTES_MAX, RANGES_MAX};
+use super::config::{RANGE_BYTES_MAX, RANGES_MAX, SIZE_MAX};
 use super::pending::{InFlight, Kind, Pending};
 use crate::queue::MemoryReply;
 use crate::stats::QueueStats;
@@ -11,12 +11,17 @@ use manyring_memory::{GuestMemory, GuestSlice, copy_from_slices, copy_to_slices,
 use manyring_queue::{Batch, DeviceQueue, QueueError};
 use manyring_wire::blk::{
     HEADER_SIZE, ID_SIZE, RawHeader, RawSegment, RequestKind, SECTOR_SIZE, SEGMENT_SIZE, Segment,
-    Status,
+    Status, VIRTIO_BLK_F_SIZE_MAX,
 };
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
+
+/// Requests popped in one turn at most: each may have a thousand descriptors, which are walked
+/// while queues of other guests wait.
+const BURST_MAX: usize = 128;
 
 /// A queue of a block device, as its worker runs it.
 #[derive(Debug)]
@@ -24,6 +29,8 @@ pub(crate) struct BlkQueue {
     disk: Box<dyn DiskQueue>,
     shared: Arc<Shared>,
     burst_max: usize,
+    /// Bytes of a data descriptor at most: SIZE_MAX, if the driver has accepted it.
+    slice_max: usize,
     pending: Pending,
     batch: Batch,
     burst: Burst,
@@ -54,7 +61,8 @@ impl BlkQueue {
         size: u16,
     ) -> Self {
         Self {
-            burst_max: disk.burst_max(),
+            burst_max: disk.burst_max().min(BURST_MAX),
+            slice_max: usize::MAX,
             disk,
             shared,
             pending: Pending::new(memory, size),
@@ -63,6 +71,19 @@ impl BlkQueue {
             done: Vec::new(),
             answered: Vec::new(),
         }
+    }
+
+    /// The same for a driver that has accepted `features`.
+    pub(super) fn with_features(mut self, features: u64) -> Self {
+        if features & VIRTIO_BLK_F_SIZE_MAX != 0 {
+            self.slice_max = SIZE_MAX as usize;
+        }
+        self
+    }
+
+    /// See [`DiskQueue::readiness`].
+    pub(crate) fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        self.disk.readiness()
     }
 
     pub(crate) fn attach(&mut self, ring: Option<&mut Ring>, tag: u64) {
@@ -128,7 +149,11 @@ impl BlkQueue {
                 return;
             }
         };
-        let parsed = parse(&self.shared, header, readable, writable, &mut self.burst);
+        let mut parsed = parse(&self.shared, header, readable, writable, &mut self.burst);
+        let slice_max = self.slice_max;
+        if self.burst.new_slices().iter().any(|slice| slice.len() > slice_max) {
+            parsed = Parsed::refuse(Status::IoErr);
+        }
         match parsed {
             Parsed::Submit { op, offset, len, kind } => {
                 let bytes = u32::try_from(len).unwrap_or(u32::MAX);
@@ -145,17 +170,17 @@ impl BlkQueue {
         }
     }
 
-    /// Returns what is done to the driver. Returns how many, and whether guest memory was lost.
+    /// Ends a turn of the disk, and returns what is done to the driver.
     #[inline]
     pub(crate) fn complete(
         &mut self,
         queue: &mut DeviceQueue,
         stats: &QueueStats,
         clock: impl FnOnce() -> u64,
-    ) -> (usize, bool) {
-        self.disk.reap(&mut self.done);
+    ) -> Completed {
+        let has_more = self.disk.reap(&mut self.done);
         if self.done.is_empty() && self.answered.is_empty() {
-            return (0, false);
+            return Completed { count: 0, lost: false, has_more };
         }
         let now_ns = clock();
         let count = self.done.len() + self.answered.len();
@@ -181,8 +206,19 @@ impl BlkQueue {
         }
         self.pending.acknowledge();
         tally.store(stats);
-        (count, lost)
+        Completed { count, lost, has_more }
     }
+}
+
+/// What came of the end of a turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Completed {
+    /// Requests returned to the driver.
+    pub(crate) count: usize,
+    /// Guest memory was cut away.
+    pub(crate) lost: bool,
+    /// The disk has more to do on this thread in the next turn.
+    pub(crate) has_more: bool,
 }
 
 /// Counters of a burst, added to the queue's once.

@@ -42,15 +42,28 @@ impl Bench {
         burst.push(3, op, offset, len);
         let (mut done, mut events) = (Vec::new(), Vec::new());
         self.queue.submit(&burst, Some(&mut self.ring), &mut done);
-        while done.is_empty() {
+        // What the disk's thread does is heard through the eventfd, which is never read.
+        let offload = u64::MAX;
+        if let Some(fd) = self.queue.readiness() {
+            self.ring.poll(fd, offload);
+        }
+        loop {
+            let has_more = self.queue.reap(&mut done);
+            if !done.is_empty() {
+                break;
+            }
+            if has_more {
+                continue;
+            }
             self.ring.wait(Some(std::time::Duration::from_secs(10))).unwrap();
             self.ring.reap(&mut events);
-            assert!(!events.is_empty(), "the kernel did not answer");
-            for event in events.drain(..) {
+            assert!(!events.is_empty(), "nobody answers");
+            for event in events.drain(..).filter(|e| e.user_data != offload) {
                 let ring = Some(&mut self.ring);
                 self.queue.on_event(3, event.result, ring, &mut done);
             }
         }
+        self.ring.poll_remove(offload, offload);
         assert_eq!((done.len(), done[0].token), (1, 3));
         done[0].result
     }
@@ -133,9 +146,9 @@ fn zeroes_are_written_where_no_call_makes_them() {
     };
     assert!(matches!(entry.failed(Errno::OPNOTSUPP), Step::Again));
     assert_eq!(entry.stage, Stage::Zeroes);
-    zeroes(&disk.zeroes, entry.len, &mut entry.rest);
+    zeroes(disk.zeroes, entry.len, &mut entry.rest);
     let plain = RingFile::Plain(std::os::fd::AsRawFd::as_raw_fd(&disk.image.file()));
-    ring.transfer(FileOp::Write { dsync: false }, plain, &entry.rest, entry.offset, 0);
+    ring.transfer(FileOp::Write { dsync: false }, plain, &entry.rest, entry.offset, true, 0);
     let mut events = Vec::new();
     ring.wait(None).unwrap();
     ring.reap(&mut events);
@@ -170,4 +183,70 @@ fn a_file_system_that_cannot_say_would_wait_is_read_all_the_same() {
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
     let mut bench = Bench::new(Path::new(&path), true, false);
     assert_eq!(bench.run(Op::Read, 0, 4096, 0), Ok(()));
+}
+
+#[test]
+fn a_disk_that_says_again_for_ever_fails_the_request() {
+    for errno in [Errno::AGAIN, Errno::INTR] {
+        let file = image();
+        let mut bench = Bench::new(file.path(), true, true);
+        let mut burst = Burst::default();
+        burst.slices().push(bench.memory.slice(0, 4096).unwrap());
+        burst.push(0, Op::Read, 0, 4096);
+        let mut done = Vec::new();
+        bench.queue.submit(&burst, Some(&mut bench.ring), &mut done);
+        let mut times = 0;
+        while done.is_empty() {
+            times += 1;
+            assert!(times < 100_000, "it is tried for ever");
+            let result = -errno.raw_os_error();
+            bench.queue.on_event(0, result, Some(&mut bench.ring), &mut done);
+        }
+        assert_eq!(done, [Completion { token: 0, result: Err(Errno::IO) }]);
+        assert!(times > 100, "a shortage that passes is no error");
+        // The kernel may still read into the memory.
+        std::mem::forget(bench);
+    }
+}
+
+#[test]
+fn a_request_longer_than_an_entry_is_whole() {
+    let file = image();
+    let size = 3 * PIECE_BYTES + 512;
+    file.as_file().set_len(size).unwrap();
+    for (uring, direct) in [(true, false), (true, true), (false, false)] {
+        let mut bench = Bench::new(file.path(), uring, direct);
+        bench.memory = Mapping::anonymous(size).unwrap();
+        let whole = bench.memory.slice(0, usize::try_from(size).unwrap()).unwrap();
+        let byte = |at: u64| (at / 512).to_le_bytes();
+        let bytes: Vec<u8> = (0..size / 8).flat_map(|at| byte(at * 8)).collect();
+        whole.write_from(&bytes);
+        assert_eq!(bench.run(Op::Write { durable: false }, 0, size, 0), Ok(()));
+        assert!(std::fs::read(file.path()).unwrap() == bytes, "{uring} {direct}");
+        whole.fill_zero();
+        assert_eq!(bench.run(Op::Read, 0, size, 0), Ok(()));
+        let mut found = vec![0; bytes.len()];
+        whole.read_into(&mut found);
+        assert!(found == bytes, "{uring} {direct}");
+    }
+}
+
+#[test]
+fn a_secure_erase_leaves_the_thread_of_the_worker() {
+    let file = image();
+    let image = Image::open(file.path(), ImageOptions::default()).unwrap();
+    let disk = UringDisk::new(image).unwrap();
+    let mut ring = Ring::new().unwrap();
+    let mut queue = disk.queue(true).unwrap();
+    queue.attach(Some(&mut ring), 0);
+    let mut burst = Burst::default();
+    burst.push(3, Op::SecureErase, 0, 512);
+    let mut done = Vec::new();
+    queue.submit(&burst, Some(&mut ring), &mut done);
+    assert_eq!(done, [], "it was served here");
+    ring.poll(queue.readiness().unwrap(), 0);
+    ring.wait(Some(std::time::Duration::from_secs(10))).unwrap();
+    assert!(!queue.reap(&mut done));
+    // A file is no block device; the thread has asked.
+    assert_eq!(done, [Completion { token: 3, result: Err(Errno::NOTTY) }]);
 }

@@ -14,10 +14,10 @@ fn a_write_and_a_read_pass_through_the_ring() {
     let (source, target) = (memory.slice(0, 4096).unwrap(), memory.slice(4096, 4096).unwrap());
     source.write_from(&[7; 4096]);
     let mut events = Vec::new();
-    ring.transfer(FileOp::Write { dsync: true }, registered, &[source], 512, 1);
+    ring.transfer(FileOp::Write { dsync: true }, registered, &[source], 512, true, 1);
     ring.wait(None).unwrap();
     ring.reap(&mut events);
-    ring.transfer(FileOp::Read, RingFile::Plain(file.as_raw_fd()), &[target], 512, 2);
+    ring.transfer(FileOp::Read, RingFile::Plain(file.as_raw_fd()), &[target], 512, false, 2);
     ring.wait(None).unwrap();
     ring.reap(&mut events);
     assert_eq!(
@@ -63,7 +63,7 @@ fn every_transfer_writes_its_own_bytes(count: u16, slices_of: impl Fn(u16) -> us
         let piece = |i| memory.slice(at + i * (512 / pieces), 512 / pieces).unwrap();
         let slices: Vec<_> = (0..pieces).map(piece).collect();
         let op = FileOp::Write { dsync: false };
-        ring.transfer(op, plain, &slices, u64::from(n) * 512, n.into());
+        ring.transfer(op, plain, &slices, u64::from(n) * 512, false, n.into());
     }
     let mut events = Vec::new();
     while events.len() < usize::from(count) {
@@ -104,9 +104,9 @@ fn a_task_that_was_parked_goes_out_with_its_own_slices_and_in_its_turn() {
     memory.slice(1024, 1024).unwrap().write_from(&[2; 1024]);
     let op = FileOp::Write { dsync: false };
     // As if the kernel had taken nothing just now.
-    let work = Work::Transfer { op, file: file_of_ring, offset: 0 };
+    let work = Work::Transfer { op, file: file_of_ring, offset: 0, punt: false };
     ring.parked.push_back((Task { work, user_data: 1 }, vec![piece(0), piece(512)]));
-    ring.transfer(op, file_of_ring, &[piece(1024), piece(1536)], 1024, 2);
+    ring.transfer(op, file_of_ring, &[piece(1024), piece(1536)], 1024, false, 2);
     let mut events = Vec::new();
     while events.len() < 2 {
         ring.wait(Some(Duration::from_secs(10))).unwrap();
@@ -126,7 +126,7 @@ fn a_transfer_of_more_slices_than_an_entry_takes_is_short() {
     let memory = Mapping::anonymous(1 << 20).unwrap();
     let slices: Vec<_> = (0..2000).map(|n| memory.slice(n * 512, 512).unwrap()).collect();
     let mut events = Vec::new();
-    ring.transfer(FileOp::Read, RingFile::Plain(file.as_raw_fd()), &slices, 0, 1);
+    ring.transfer(FileOp::Read, RingFile::Plain(file.as_raw_fd()), &slices, 0, false, 1);
     ring.wait(Some(Duration::from_secs(10))).unwrap();
     ring.reap(&mut events);
     assert_eq!(events[0].result, 1024 * 512);

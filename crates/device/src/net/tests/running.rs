@@ -259,7 +259,7 @@ fn a_queue_that_moved_holds_a_call_back_by_its_new_workers_clock() {
     guest.running.drain();
     assert!(guest.is_called() && guest.running.is_drained());
     // The clock of every worker begins with it.
-    guest.running.attach(&mut guest.wait, 0, 5);
+    guest.running.attach(&mut guest.wait, 0, 1, 5);
     guest.send(1);
     guest.turn(10);
     assert!(!guest.is_called());
