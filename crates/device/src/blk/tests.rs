@@ -273,6 +273,17 @@ fn disk_errors_reach_the_driver_and_the_queue_goes_on() {
 }
 
 #[test]
+fn a_read_that_fails_has_written_its_status_byte_and_nothing_else() {
+    let plan = FaultPlan { read_error_every: 1, write_error_every: 1, ..FaultPlan::default() };
+    let disk = FaultDisk::new(Arc::new(MemoryDisk::new(DISK_SIZE).unwrap()), plan);
+    let mut guest = Guest::new(Arc::new(disk), false);
+    assert_eq!(guest.request(VIRTIO_BLK_T_IN, 0, 0, 512), (1, 1));
+    assert_eq!(guest.request(VIRTIO_BLK_T_OUT, 0, 512, 0), (1, 1));
+    assert_eq!((guest.stats.reads.value(), guest.stats.bytes_read.value()), (1, 0));
+    assert_eq!((guest.stats.writes.value(), guest.stats.bytes_written.value()), (1, 0));
+}
+
+#[test]
 fn a_segment_longer_than_size_max_is_an_error_for_a_driver_that_knows_the_limit() {
     let size_max = 2 << 20;
     for (features, expected) in [(0, 0), (VIRTIO_BLK_F_SIZE_MAX, 1)] {

@@ -249,20 +249,23 @@ impl Tally {
         stats: &QueueStats,
     ) {
         request.status.write_byte(status as u8);
+        // What a request that failed has moved is unknown: it counts as nothing, and the status
+        // byte is all that the driver may rely on (§2.7.8.2).
+        let len = if status == Status::Ok { request.len } else { 0 };
         let mut written = 1;
         match request.kind {
             Kind::Read => {
                 self.reads += 1;
-                self.bytes_read += u64::from(request.len);
-                written += request.len;
+                self.bytes_read += u64::from(len);
+                written += len;
             }
             Kind::Write => {
                 self.writes += 1;
-                self.bytes_written += u64::from(request.len);
+                self.bytes_written += u64::from(len);
             }
             Kind::Flush => self.flushes += 1,
             Kind::Range => self.ranges += 1,
-            Kind::Other => written += request.len,
+            Kind::Other => written += len,
         }
         self.requests += 1;
         self.errors += u64::from(status != Status::Ok);
