@@ -2,6 +2,12 @@
 //!
 //! A request carries the epoch of the snapshot its slices came from. A new snapshot begins a new
 //! epoch; the former one is kept, and its change not acknowledged, until its last request is done.
+//! Whoever works on a request - the worker, the kernel, a thread of the disk - may use its slices
+//! until its completion has come back here.
+//!
+//! A queue that ends with requests in flight (its worker quits) cannot know when the kernel or a
+//! thread stops using their memory: it leaves those snapshots mapped for ever. That happens when
+//! the daemon ends, and to nobody else.
 
 use crate::queue::MemoryReply;
 use manyring_memory::{GuestMemory, GuestSlice};
@@ -34,7 +40,7 @@ pub(super) struct InFlight {
 struct Retiring {
     epoch: u32,
     left: usize,
-    _memory: Arc<GuestMemory>,
+    memory: Arc<GuestMemory>,
     reply: Option<MemoryReply>,
 }
 
@@ -103,15 +109,20 @@ impl Pending {
         self.retiring.push(Retiring {
             epoch: self.epoch,
             left: in_flight - older,
-            _memory: std::mem::replace(&mut self.memory, memory),
+            memory: std::mem::replace(&mut self.memory, memory),
             reply: Some(reply),
         });
         self.epoch = self.epoch.wrapping_add(1);
         self.acknowledge();
     }
 
-    /// Takes all that is left, when the queue ends.
+    /// Takes all that is left, when the queue ends. Their memory is never unmapped: a disk may
+    /// still write to it.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight> {
+        if self.slots.len() > self.free.len() {
+            std::mem::forget(self.memory.clone());
+            self.retiring.drain(..).for_each(|retiring| std::mem::forget(retiring.memory));
+        }
         self.slots.drain(..).flatten().map(|(_, request)| request)
     }
 }

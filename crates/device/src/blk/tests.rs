@@ -296,6 +296,22 @@ fn a_segment_longer_than_size_max_is_an_error_for_a_driver_that_knows_the_limit(
 }
 
 #[test]
+fn memory_of_requests_in_flight_stays_mapped_when_their_queue_ends() {
+    for (hold_every, holders) in [(0, 1), (1, 2)] {
+        let plan = FaultPlan { hold_every, ..FaultPlan::default() };
+        let disk = FaultDisk::new(Arc::new(MemoryDisk::new(DISK_SIZE).unwrap()), plan);
+        let mut guest = Guest::new(Arc::new(disk), false);
+        guest.write_header(VIRTIO_BLK_T_IN, 0);
+        guest.driver.add(&[(HEADER, 16)], &[(DATA, 512), (STATUS, 1)]).unwrap();
+        guest.serve();
+        let Guest { mapping, driver, mut queue, device, mut blk, .. } = guest;
+        blk.abandon(&mut queue);
+        drop((driver, queue, device, blk));
+        assert_eq!(Arc::strong_count(&mapping), holders, "held every {hold_every}");
+    }
+}
+
+#[test]
 fn a_long_request_is_served_in_pieces_of_a_turn_each() {
     let mut guest = Guest::new(Arc::new(MemoryDisk::new(DISK_SIZE).unwrap()), false);
     guest.slice(DATA, 1 << 20).write_from(&vec![7; 1 << 20]);
