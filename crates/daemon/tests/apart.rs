@@ -268,3 +268,36 @@ fn a_neighbour_goes_on_during_long_requests_of_a_memory_disk() {
         neighbour_goes_on(true, MemoryDisk::new(LONG.into()).unwrap(), op);
     }
 }
+
+#[test]
+fn a_disk_is_cut_when_no_request_reaches_beyond_its_new_end() {
+    let plan = FaultPlan { hold_every: 1, ..FaultPlan::default() };
+    let disk = FaultDisk::new(Arc::new(NullDisk::new(1 << 20)), plan);
+    let switch = disk.switch();
+    let pool = one_worker(true);
+    let options = manyring_driver::BlkOptions::default();
+    let mut guest = Guest::new(&pool, Arc::new(disk), &options);
+    let last = Op::Write { sector: 2047, data: &[1; 512] };
+    let queue = &mut guest.queues[0];
+    queue.submit(last).unwrap().unwrap();
+    queue.publish().unwrap();
+    let device = &guest.device;
+    assert!(process::wait_until(|| device.stats(0).unwrap().in_flight.value() == 1));
+    std::thread::scope(|scope| {
+        let resize = scope.spawn(|| device.resize(Some(1 << 19)));
+        assert!(process::wait_until(|| device.size() == 1 << 19), "the guest sees the new size");
+        // A request beyond the new end is refused from now on, but one is still under way.
+        queue.submit(last).unwrap().unwrap();
+        queue.publish().unwrap();
+        assert_eq!(queue.wait(PATIENCE).unwrap().status, 1);
+        assert_eq!(device.disk().geometry().size, 1 << 20, "it is not cut yet");
+        switch.release();
+        // What is held is released in a turn.
+        queue.submit(Op::Flush).unwrap().unwrap();
+        queue.publish().unwrap();
+        (0..2).for_each(|_| assert!(queue.wait(PATIENCE).is_ok()));
+        assert_eq!(resize.join().unwrap(), Ok(1 << 19));
+    });
+    assert_eq!(guest.device.disk().geometry().size, 1 << 19);
+    guest.stop();
+}

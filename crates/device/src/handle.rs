@@ -55,6 +55,14 @@ impl Route {
         let _ = done.await;
     }
 
+    /// Returns when every request that the queue has popped until now is done.
+    pub(crate) async fn barrier(&self) {
+        let (reply, done) = oneshot::channel();
+        drop(self.send(Command::Barrier(self.id, reply)).await);
+        // A queue that has stopped has none.
+        let _ = done.await;
+    }
+
     pub(crate) fn stats(&self) -> &QueueStats {
         &self.stats
     }

@@ -26,6 +26,8 @@ pub(crate) enum Command {
     /// Keep the queue, if it has not been given back yet.
     Stay(QueueId),
     Memory(QueueId, Arc<GuestMemory>, RingAddresses, MemoryReply),
+    /// Tell when every request that was popped until now is done.
+    Barrier(QueueId, MemoryReply),
     Enable(QueueId, bool, oneshot::Sender<()>),
     Change(QueueId, Change, oneshot::Sender<()>),
     Kick(QueueId, Option<Kick>),

@@ -114,10 +114,11 @@ impl Pool {
         let route = Arc::new(Route::new(id, self.clone(), queue.stats().clone()));
         let mailbox = self.lock().first()?.mailbox.clone();
         queue.stats().worker.set(0);
-        mailbox.send(Command::Start(id, Box::new(queue)));
+        // Known before it pops: whoever looks for running queues misses none that has requests.
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.retain(|r| r.strong_count() > 0);
         routes.push(Arc::downgrade(&route));
+        mailbox.send(Command::Start(id, Box::new(queue)));
         Some(QueueHandle::new(route))
     }
 

@@ -1,9 +1,10 @@
 //! `RunningQueue`: a queue as its worker owns it: ring, doorbells, what serves it, its state.
 
+mod blk;
 mod kick;
 mod net;
 
-use crate::blk::{BlkQueue, Completed};
+use crate::blk::BlkQueue;
 use crate::doorbell::{Call, Kick};
 use crate::net::{NetRx, NetTx, Rules};
 use crate::policy::moderation::{Decision as Telling, Moderation};
@@ -182,15 +183,6 @@ impl RunningQueue {
         self.unwatch_kick(wait, slot);
     }
 
-    /// Watches what the disk does aside from the ring, here or after the kernel ended the watch.
-    pub(crate) fn watch_disk(&mut self, wait: &mut Wait, slot: u32, generation: u32) {
-        if let Handler::Blk(blk) = &self.handler
-            && let Some(fd) = blk.readiness()
-        {
-            wait.watch(fd, Source::Offload { slot, generation });
-        }
-    }
-
     fn make_hot(&mut self, now_ns: u64) {
         if self.look != Look::Hot {
             self.look = Look::Hot;
@@ -200,13 +192,6 @@ impl RunningQueue {
             }
         }
         self.worked_at_ns = now_ns;
-    }
-
-    /// A disk request of this queue has an event.
-    pub(crate) fn on_disk(&mut self, token: u32, result: i32, wait: &mut Wait) {
-        if let Handler::Blk(blk) = &mut self.handler {
-            blk.on_event(token, result, wait.ring());
-        }
     }
 
     /// True if the worker should look at this queue every turn.
@@ -235,26 +220,6 @@ impl RunningQueue {
         worked
     }
 
-    #[inline]
-    fn turn_blk(&mut self, wait: &mut Wait, now_ns: u64) -> bool {
-        let mut popped = 0;
-        if self.may_pop() {
-            if let Handler::Blk(blk) = &mut self.handler {
-                popped = blk.pop_and_submit(&mut self.queue, wait.ring(), now_ns);
-            }
-            if popped > 0 {
-                self.count_batch(popped, now_ns);
-            }
-            self.looked_at_ns = now_ns;
-        }
-        let completed = self.complete(wait, popped > 0);
-        if self.has_more {
-            // The rest of a long request needs no kick and no event, but the next turn.
-            self.make_hot(now_ns);
-        }
-        popped > 0 || completed > 0 || self.has_more
-    }
-
     fn count_batch(&mut self, popped: usize, now_ns: u64) {
         let popped = popped as u64;
         self.stats.batch_size.record(popped, 1);
@@ -263,30 +228,6 @@ impl RunningQueue {
         if !std::mem::take(&mut self.kicked) {
             self.stats.kicks_suppressed.add(1);
         }
-    }
-
-    /// Returns what is done to the driver, and tells it if it wants to know.
-    #[inline]
-    pub(crate) fn complete(&mut self, wait: &Wait, submitted: bool) -> usize {
-        let Handler::Blk(blk) = &mut self.handler else { return 0 };
-        let Completed { count: completed, lost, has_more } =
-            blk.complete(&mut self.queue, &self.stats, || wait.now_ns());
-        self.has_more = has_more;
-        if lost {
-            self.lose_memory();
-        }
-        if submitted || completed > 0 {
-            self.stats.in_flight.set(u64::from(self.queue.in_flight()));
-        }
-        if completed > 0 {
-            self.queue.publish();
-            if self.queue.needs_notification() {
-                self.ring_call();
-            } else {
-                self.stats.calls_suppressed.add(1);
-            }
-        }
-        completed
     }
 
     #[inline]

@@ -354,6 +354,7 @@ impl Worker {
                         queue.set_memory(memory, addresses, reply, now_ns);
                     });
                 }
+                Command::Barrier(id, reply) => self.with(id, |queue, _, _| queue.barrier(reply)),
                 Command::Enable(id, enabled, reply) => {
                     let now_ns = self.now_ns;
                     self.with(id, |queue, wait, _| queue.set_enabled(enabled, wait, now_ns));

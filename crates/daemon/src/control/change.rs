@@ -222,6 +222,10 @@ fn refuse_resize(errno: Errno) -> Refusal {
             (StatusCode::UNPROCESSABLE_ENTITY, "this disk cannot change its size".to_owned())
         }
         Errno::ROFS => (StatusCode::CONFLICT, "the disk is read-only".to_owned()),
+        Errno::BUSY => (
+            StatusCode::CONFLICT,
+            "requests in flight did not end: the disk keeps its size".to_owned(),
+        ),
         Errno::INVAL => {
             (StatusCode::UNPROCESSABLE_ENTITY, "the disk cannot have that size".to_owned())
         }

@@ -6,7 +6,7 @@ mod virtio;
 
 pub(crate) use virtio::{BlkQueue, Completed};
 
-use crate::handle::QueueHandle;
+use crate::handle::{QueueHandle, Route};
 use crate::pool::Pool;
 use crate::queue::{Handler, RunningQueue};
 use crate::stats::QueueStats;
@@ -17,11 +17,15 @@ use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// Largest ring that is served: no front-end makes larger ones, and what is kept for each request
 /// in flight stays within bounds.
 const QUEUE_SIZE_MAX: u16 = 1024;
+
+/// Longest wait for the requests in flight before a disk is cut.
+const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a block device looks to the guest.
 #[derive(Clone, Debug)]
@@ -58,6 +62,7 @@ pub struct BlkDevice {
     pool: Arc<Pool>,
     shared: Arc<Shared>,
     geometry: Mutex<Geometry>,
+    resizing: Mutex<()>,
     /// The driver's view of `writeback`, and what was negotiated.
     writeback: AtomicBool,
     features: AtomicU64,
@@ -88,6 +93,7 @@ impl BlkDevice {
             pool,
             shared,
             geometry: Mutex::new(geometry),
+            resizing: Mutex::default(),
             features: AtomicU64::new(0),
             stats,
             changes: watch::Sender::new(0),
@@ -130,16 +136,52 @@ impl BlkDevice {
     /// Takes the disk's size anew, after changing it to `size` if one is given, and tells the
     /// guest. May block: not for the control thread.
     ///
+    /// A smaller disk is cut last: a write that was accepted before would make the file grow again.
+    /// ```text
+    /// lower the capacity: no request that is popped from now on reaches beyond it
+    /// wait until every request that was popped before is done
+    /// cut the disk
+    /// ```
+    ///
     /// # Errors
-    /// The disk's.
+    /// The disk's. `EBUSY`: requests in flight did not end, the disk is as it was.
     pub fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
-        let geometry = self.disk.resize(size)?;
+        let _one_at_a_time = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.shared.capacity.load(Ordering::Relaxed);
+        let shrinks = size.is_some_and(|size| size < old);
+        let resized = if shrinks {
+            self.shared.capacity.store(size.unwrap_or(old), Ordering::Relaxed);
+            self.await_requests().and_then(|()| self.disk.resize(size))
+        } else {
+            self.disk.resize(size)
+        };
+        let geometry = resized.inspect_err(|_| {
+            self.shared.capacity.store(old, Ordering::Relaxed);
+        })?;
         *self.geometry.lock().unwrap_or_else(PoisonError::into_inner) = geometry;
-        let old = self.shared.capacity.swap(geometry.size, Ordering::Relaxed);
+        self.shared.capacity.store(geometry.size, Ordering::Relaxed);
         if old != geometry.size {
             self.changes.send_modify(|n| *n += 1);
         }
         Ok(geometry.size)
+    }
+
+    /// Waits until every request that a queue of this device has popped until now is done.
+    fn await_requests(&self) -> Result<(), Errno> {
+        let is_ours = |route: &Arc<Route>| {
+            self.stats.iter().any(|stats| std::ptr::eq(Arc::as_ptr(stats), route.stats()))
+        };
+        let routes: Vec<_> = self.pool.routes().into_iter().filter(is_ours).collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.map_err(|_| Errno::NOMEM)?;
+        runtime.block_on(async {
+            let deadline = tokio::time::Instant::now() + RESIZE_PATIENCE;
+            for route in routes {
+                let done = tokio::time::timeout_at(deadline, route.barrier()).await;
+                done.map_err(|_| Errno::BUSY)?;
+            }
+            Ok(())
+        })
     }
 
     fn start_queue(&self, activation: Activation) -> Result<QueueHandle, StartError> {

@@ -116,6 +116,12 @@ impl Pending {
         self.acknowledge();
     }
 
+    /// Begins a new epoch with the same memory; `reply` is told when no request of an older one is
+    /// left.
+    pub(super) fn barrier(&mut self, reply: MemoryReply) {
+        self.retire(self.memory.clone(), reply);
+    }
+
     /// Takes all that is left, when the queue ends. Their memory is never unmapped: a disk may
     /// still write to it.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight> {

@@ -102,6 +102,11 @@ impl BlkQueue {
         self.pending.retire(memory, reply);
     }
 
+    /// `reply` is told when every request that was popped until now is done.
+    pub(crate) fn barrier(&mut self, reply: MemoryReply) {
+        self.pending.barrier(reply);
+    }
+
     /// Gives up what is in flight, when the queue ends.
     pub(crate) fn abandon(&mut self, queue: &mut DeviceQueue) {
         self.pending.drain().for_each(|request| queue.discard(request.chain));
