@@ -8,6 +8,7 @@ use manyring_memory::{
 use manyring_wire::vhost_user::Region;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One entry of a memory table: where the region lies, and its file.
@@ -25,7 +26,7 @@ const PAGE: u64 = 4096;
 #[derive(Debug)]
 pub struct Arena {
     files: Vec<(RegionSpec, OwnedFd)>,
-    memory: GuestMemory,
+    memory: Arc<GuestMemory>,
     /// Next free guest address; always in the newest region.
     next: AtomicU64,
     end: u64,
@@ -37,7 +38,7 @@ impl Arena {
     /// # Errors
     /// The system's.
     pub fn new(size: u64) -> Result<Self, DriverError> {
-        let memory = GuestMemory::default();
+        let memory = Arc::default();
         let mut arena = Self { files: Vec::new(), memory, next: AtomicU64::new(0), end: 0 };
         arena.add_region(size)?;
         Ok(arena)
@@ -54,7 +55,7 @@ impl Arena {
         let guest_addr = if self.files.is_empty() { FIRST_ADDR } else { self.end + GAP };
         let user_addr = guest_addr + USER_OFFSET;
         let spec = RegionSpec { guest_addr, size, user_addr, mmap_offset: 0 };
-        self.memory = self.memory.with_region(spec, &file)?;
+        self.memory = Arc::new(self.memory.with_region(spec, &file)?);
         self.files.push((spec, file));
         self.end = guest_addr + size;
         self.next.store(guest_addr, Ordering::Relaxed);
@@ -69,7 +70,7 @@ impl Arena {
 
     /// The regions mapped here.
     #[must_use]
-    pub fn memory(&self) -> &GuestMemory {
+    pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
@@ -119,16 +120,7 @@ impl Arena {
         Ok(())
     }
 
-    /// The `len` bytes at guest address `addr`, all in one region. Whoever keeps the slice keeps
-    /// the arena.
-    pub(crate) fn slice(&self, addr: u64, len: usize) -> Result<GuestSlice, DriverError> {
-        match self.slices(addr, len)?[..] {
-            [slice] => Ok(slice),
-            _ => Err(DriverError::TooLong { len, max: 0 }),
-        }
-    }
-
-    fn slices(&self, addr: u64, len: usize) -> Result<Vec<GuestSlice>, DriverError> {
+    fn slices(&self, addr: u64, len: usize) -> Result<Vec<GuestSlice<'_>>, DriverError> {
         let mut slices = Vec::with_capacity(1);
         if len > 0 {
             let len32 = u32::try_from(len);

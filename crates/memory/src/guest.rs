@@ -3,9 +3,11 @@
 use crate::error::MemoryError;
 use crate::iov::GuestSlice;
 use crate::mapping::Mapping;
+use crate::region::Region;
 use crate::shared::Words;
 use rustix::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A guest physical address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,12 +24,6 @@ pub struct RegionSpec {
     pub user_addr: u64,
     /// Offset of the first byte in the file.
     pub mmap_offset: u64,
-}
-
-#[derive(Clone, Debug)]
-struct Region {
-    spec: RegionSpec,
-    mapping: Arc<Mapping>,
 }
 
 /// Where the last addresses were found: the last region first, then the one before it, since
@@ -51,12 +47,34 @@ impl LastHit {
 pub struct GuestMemory {
     /// Sorted by guest address, free of overlap.
     regions: Vec<Region>,
+    /// Names these regions and no others, for as long as the process lives; clones share it.
+    id: u64,
 }
 
+/// The id of the next snapshot. That without regions is 0.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
 impl GuestMemory {
+    /// One region from guest address 0 on.
+    #[must_use]
+    pub fn of_mapping(mapping: Arc<Mapping>) -> Self {
+        let size = mapping.size() as u64;
+        let spec = RegionSpec { guest_addr: 0, size, user_addr: 0, mmap_offset: 0 };
+        // The mapping is as long as itself.
+        Self::of_regions(Region::new(spec, mapping).into_iter().collect())
+    }
+
+    fn of_regions(regions: Vec<Region>) -> Self {
+        Self { regions, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// The regions, by guest address.
     pub fn specs(&self) -> impl Iterator<Item = &RegionSpec> {
-        self.regions.iter().map(|r| &r.spec)
+        self.regions.iter().map(Region::spec)
     }
 
     /// How many regions there are.
@@ -74,7 +92,7 @@ impl GuestMemory {
     /// True once a region was cut away under us.
     #[must_use]
     pub fn is_broken(&self) -> bool {
-        self.regions.iter().any(|r| r.mapping.is_broken())
+        self.regions.iter().any(|r| r.mapping().is_broken())
     }
 
     /// A snapshot with `spec` of `file` added; the same snapshot if it is already there.
@@ -100,19 +118,16 @@ impl GuestMemory {
     ) -> Result<Self, MemoryError> {
         let end = spec.guest_addr.checked_add(spec.size).ok_or(MemoryError::Overflow)?;
         spec.user_addr.checked_add(spec.size).ok_or(MemoryError::Overflow)?;
-        if (mapping.size() as u64) < spec.size {
-            let file_size = mapping.size() as u64;
-            return Err(MemoryError::TooShort { file_size, end: spec.size });
-        }
+        let region = Region::new(spec, mapping)?;
         let overlaps =
             |s: &RegionSpec| s.guest_addr < end && spec.guest_addr < s.guest_addr + s.size;
         if self.specs().any(overlaps) {
             return Err(MemoryError::Overlap { guest_addr: spec.guest_addr });
         }
         let mut regions = self.regions.clone();
-        let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
-        regions.insert(at, Region { spec, mapping });
-        Ok(Self { regions })
+        let at = regions.partition_point(|r| r.spec().guest_addr < spec.guest_addr);
+        regions.insert(at, region);
+        Ok(Self::of_regions(regions))
     }
 
     /// A snapshot without the region at these addresses; the same snapshot if there is none.
@@ -121,67 +136,89 @@ impl GuestMemory {
         let same = |s: &RegionSpec| {
             (s.guest_addr, s.size, s.user_addr) == (spec.guest_addr, spec.size, spec.user_addr)
         };
-        Self { regions: self.regions.iter().filter(|r| !same(&r.spec)).cloned().collect() }
+        Self::of_regions(self.regions.iter().filter(|r| !same(r.spec())).cloned().collect())
     }
 
     /// Appends the slices of `len` bytes at `addr` to `out`: one, or more where the bytes cross
-    /// from a region into its neighbour.
+    /// from a region into its neighbour. They stay mapped as long as this snapshot is borrowed.
     ///
     /// # Errors
     /// [`MemoryError::GuestRange`] if a byte is in no region; `out` is then unspecified.
     #[inline]
-    pub fn slices(
-        &self,
+    pub fn slices<'m>(
+        &'m self,
         addr: GuestAddr,
         len: u32,
         last: &mut LastHit,
-        out: &mut Vec<GuestSlice>,
+        out: &mut Vec<GuestSlice<'m>>,
     ) -> Result<(), MemoryError> {
+        self.each_slice(addr, len, last, |slice| out.push(slice))
+    }
+
+    /// Calls `each` for every slice of `len` bytes at `addr`, in order.
+    #[inline]
+    pub(crate) fn each_slice<'m>(
+        &'m self,
+        addr: GuestAddr,
+        len: u32,
+        last: &mut LastHit,
+        mut each: impl FnMut(GuestSlice<'m>),
+    ) -> Result<(), MemoryError> {
+        if let Some(slice) = self.slice(addr, len, last) {
+            each(slice);
+            return Ok(());
+        }
+        self.slices_searched(addr, len.into(), last, each)
+    }
+
+    /// The `len` bytes at `addr`, if one of the last two regions that were hit holds them all.
+    #[must_use]
+    #[inline]
+    pub fn slice<'m>(
+        &'m self,
+        addr: GuestAddr,
+        len: u32,
+        last: &mut LastHit,
+    ) -> Option<GuestSlice<'m>> {
         let len = u64::from(len);
         if let Some(slice) = self.slice_in(last.last, addr, len) {
-            out.push(slice);
-            return Ok(());
+            return Some(slice);
         }
-        if let Some(slice) = self.slice_in(last.before, addr, len) {
-            last.note(last.before);
-            out.push(slice);
-            return Ok(());
-        }
-        self.slices_searched(addr, len, last, out)
+        let slice = self.slice_in(last.before, addr, len)?;
+        last.note(last.before);
+        Some(slice)
     }
 
     /// The slice, if all of it is in region `index`.
     #[inline]
-    fn slice_in(&self, index: usize, addr: GuestAddr, len: u64) -> Option<GuestSlice> {
-        let region = self.regions.get(index)?;
-        let offset = addr.0.wrapping_sub(region.spec.guest_addr);
-        let inside = offset < region.spec.size && region.spec.size - offset >= len;
-        inside.then(|| region.slice(offset, len))
+    fn slice_in(&self, index: usize, addr: GuestAddr, len: u64) -> Option<GuestSlice<'_>> {
+        self.regions.get(index)?.slice(addr, len)
     }
 
     /// The way past the last hits: search, and follow from region to region.
-    fn slices_searched(
-        &self,
+    fn slices_searched<'m>(
+        &'m self,
         addr: GuestAddr,
         len: u64,
         last: &mut LastHit,
-        out: &mut Vec<GuestSlice>,
+        mut each: impl FnMut(GuestSlice<'m>),
     ) -> Result<(), MemoryError> {
         let refused = MemoryError::GuestRange { addr: addr.0, len };
         let (mut at, mut left) = (addr.0, len);
         let mut index = self
             .regions
-            .partition_point(|r| r.spec.guest_addr <= at)
+            .partition_point(|r| r.spec().guest_addr <= at)
             .checked_sub(1)
             .ok_or(refused)?;
         loop {
             let region = self.regions.get(index).ok_or(refused)?;
-            let offset = at.wrapping_sub(region.spec.guest_addr);
-            if offset >= region.spec.size {
+            let RegionSpec { guest_addr, size, .. } = *region.spec();
+            let offset = at.wrapping_sub(guest_addr);
+            if offset >= size {
                 return Err(refused);
             }
-            let n = left.min(region.spec.size - offset);
-            out.push(region.slice(offset, n));
+            let n = left.min(size - offset);
+            each(region.slice(GuestAddr(at), n).ok_or(refused)?);
             left -= n;
             if left == 0 {
                 last.note(index);
@@ -202,22 +239,14 @@ impl GuestMemory {
             .regions
             .iter()
             .find_map(|r| {
-                let offset = addr.wrapping_sub(r.spec.user_addr);
-                let fits = offset < r.spec.size && r.spec.size - offset >= len as u64;
+                let RegionSpec { user_addr, size, .. } = *r.spec();
+                let offset = addr.wrapping_sub(user_addr);
+                let fits = offset < size && size - offset >= len as u64;
                 fits.then_some((r, host_size(offset)))
             })
             .ok_or(refused)?;
-        Words::new(region.mapping.clone(), offset, len, align)
+        Words::new(region.mapping().clone(), offset, len, align)
             .ok_or(MemoryError::Align { addr, align })
-    }
-}
-
-impl Region {
-    /// `len` bytes at `offset`, which the caller has checked to be inside.
-    #[inline]
-    fn slice(&self, offset: u64, len: u64) -> GuestSlice {
-        debug_assert!(offset <= self.spec.size && self.spec.size - offset >= len);
-        GuestSlice::new(self.mapping.address(host_size(offset)), host_size(len))
     }
 }
 

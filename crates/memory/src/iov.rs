@@ -1,32 +1,56 @@
 //! Slices of guest memory: a pointer and a length, given to system calls as an iovec.
 #![allow(unsafe_code, reason = "allow-listed: copies bytes to and from guest memory")]
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 /// Bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
 const CACHE_LINE: usize = 64;
 
-/// Bytes of guest memory, contiguous in this process. Layout of `struct iovec`.
+/// Bytes of guest memory, contiguous in this process and mapped for `'m`: the slice borrows the
+/// mapping or the snapshot that it came from. Layout of `struct iovec`.
 ///
-/// The guest may write them at any time, so they are only ever copied, never borrowed. See the
-/// crate's contract for how long a slice may be kept.
+/// The guest may write the bytes at any time, so they are only ever copied, never borrowed.
+/// [`crate::SliceList`] and [`crate::SliceQueue`] keep slices together with their snapshot where
+/// they must outlive a borrow of it.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct GuestSlice(libc::iovec);
+pub struct GuestSlice<'m>(libc::iovec, PhantomData<&'m [u8]>);
 
-// SAFETY: a slice is an address and a length; the memory behind it is shared by nature.
-unsafe impl Send for GuestSlice {}
+// SAFETY: a slice is an address and a length; the memory behind it is shared by nature, and stays
+// mapped for `'m` on whatever thread.
+unsafe impl Send for GuestSlice<'_> {}
+// SAFETY: as above; all access is by copies that assume other writers.
+unsafe impl Sync for GuestSlice<'_> {}
 
-impl std::fmt::Debug for GuestSlice {
+impl std::fmt::Debug for GuestSlice<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "GuestSlice({:p}, {})", self.0.iov_base, self.0.iov_len)
     }
 }
 
-impl GuestSlice {
-    pub(crate) fn new(base: NonNull<u8>, len: usize) -> Self {
-        Self(libc::iovec { iov_base: base.as_ptr().cast(), iov_len: len })
+impl<'m> GuestSlice<'m> {
+    /// A slice of `len` bytes at `base`.
+    ///
+    /// # Safety
+    /// The bytes must be mapped, readable and writable, for all of `'m`.
+    #[inline]
+    pub(crate) unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
+        Self::at(base.as_ptr().cast(), len)
+    }
+
+    const fn at(iov_base: *mut libc::c_void, iov_len: usize) -> Self {
+        Self(libc::iovec { iov_base, iov_len }, PhantomData)
+    }
+
+    /// The same bytes for another lifetime.
+    ///
+    /// # Safety
+    /// The bytes must stay mapped for all of `'k`: whoever keeps the result keeps what maps them.
+    #[inline]
+    pub(crate) unsafe fn keep<'k>(self) -> GuestSlice<'k> {
+        GuestSlice(self.0, PhantomData)
     }
 
     /// Bytes.
@@ -54,10 +78,7 @@ impl GuestSlice {
     pub fn split_at(self, at: usize) -> (Self, Self) {
         let at = at.min(self.len());
         let rest = self.0.iov_base.wrapping_byte_add(at);
-        (
-            Self(libc::iovec { iov_base: self.0.iov_base, iov_len: at }),
-            Self(libc::iovec { iov_base: rest, iov_len: self.len() - at }),
-        )
+        (Self::at(self.0.iov_base, at), Self::at(rest, self.len() - at))
     }
 
     /// Copies bytes out; returns how many (the shorter of both).
@@ -65,7 +86,8 @@ impl GuestSlice {
     pub fn read_into(&self, bytes: &mut [u8]) -> usize {
         let n = self.len().min(bytes.len());
         let source = self.0.iov_base.cast::<u8>();
-        // SAFETY: `n` bytes are inside both; a slice of guest memory never overlaps a Rust borrow.
+        // SAFETY: `n` bytes are inside both; ours are mapped for `'m` (`new`), and guest memory
+        // never overlaps a Rust borrow.
         unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), n) };
         n
     }
@@ -80,7 +102,8 @@ impl GuestSlice {
         }
         let mut bytes = [0; N];
         let source = self.0.iov_base.cast::<u8>();
-        // SAFETY: `N` bytes are inside both; a slice of guest memory never overlaps a Rust borrow.
+        // SAFETY: `N` bytes are inside both; ours are mapped for `'m` (`new`), and guest memory
+        // never overlaps a Rust borrow.
         unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), N) };
         Some(bytes)
     }
@@ -89,7 +112,7 @@ impl GuestSlice {
     #[inline]
     pub fn write_byte(&self, byte: u8) {
         if !self.is_empty() {
-            // SAFETY: the first byte is inside.
+            // SAFETY: the first byte is inside, and mapped for `'m` (`new`).
             unsafe { self.0.iov_base.cast::<u8>().write_volatile(byte) };
         }
     }
@@ -99,16 +122,18 @@ impl GuestSlice {
     pub fn write_from(&self, bytes: &[u8]) -> usize {
         let n = self.len().min(bytes.len());
         let target = self.0.iov_base.cast::<u8>();
-        // SAFETY: `n` bytes are inside both; a slice of guest memory never overlaps a Rust borrow.
+        // SAFETY: `n` bytes are inside both; ours are mapped for `'m` (`new`), and guest memory
+        // never overlaps a Rust borrow.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, n) };
         n
     }
 
     /// Copies from another slice, which may overlap; returns how many (the shorter of both).
-    pub fn copy_from(&self, other: &Self) -> usize {
+    pub fn copy_from(&self, other: &GuestSlice<'_>) -> usize {
         let n = self.len().min(other.len());
         let target = self.0.iov_base.cast::<u8>();
-        // SAFETY: `n` bytes are inside both; overlap is allowed.
+        // SAFETY: `n` bytes are inside both, and both are mapped as long as they are borrowed
+        // (`new`); overlap is allowed.
         unsafe { std::ptr::copy(other.0.iov_base.cast::<u8>(), target, n) };
         n
     }
@@ -138,16 +163,18 @@ impl GuestSlice {
 
     /// Sets every byte to zero.
     pub fn fill_zero(&self) {
-        // SAFETY: all `len` bytes are inside the mapping.
+        // SAFETY: all `len` bytes are mapped for `'m` (`new`).
         unsafe { std::ptr::write_bytes(self.0.iov_base.cast::<u8>(), 0, self.len()) };
     }
 }
 
-/// The slices as the iovec array of a system call.
+/// The slices as the iovec array of a system call. The bytes are mapped as long as the slices are
+/// borrowed: a call that goes on after it has returned (io_uring) needs more than this borrow.
 #[must_use]
 #[inline]
-pub fn as_iovecs(slices: &[GuestSlice]) -> *const libc::iovec {
-    slices.as_ptr().cast()
+pub fn as_iovecs<'a>(slices: &'a [GuestSlice<'_>]) -> &'a [libc::iovec] {
+    // SAFETY: a slice is an iovec (`repr(transparent)`).
+    unsafe { std::slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) }
 }
 
 /// Bytes of all slices together.
@@ -157,7 +184,7 @@ pub fn total_len(slices: &[GuestSlice]) -> u64 {
 }
 
 /// Drops the first `n` bytes, after a system call that did only a part.
-pub fn advance(slices: &mut Vec<GuestSlice>, mut n: usize) {
+pub fn advance(slices: &mut Vec<GuestSlice<'_>>, mut n: usize) {
     let mut whole = 0;
     for slice in slices.iter_mut() {
         if n < slice.len() {

@@ -4,22 +4,28 @@
 //! regions into a [`GuestMemory`], an immutable snapshot. A queue resolves its ring once into
 //! [`Words`] (which keep their mapping alive) and every buffer into [`GuestSlice`]s.
 //!
-//! **Contract of [`GuestSlice`].** A slice is a bare pointer and length, so that it can be handed
-//! to system calls as an iovec with no reference count per request. Whoever keeps a slice keeps
-//! the snapshot it came from alive; `device` does so with an epoch per snapshot
-//! (ARCHITECTURE.md, "Threads and ownership").
+//! **How long a slice may be kept.** [`GuestSlice`] is a bare pointer and length, so that it can be
+//! handed to system calls as an iovec. The compiler keeps it from outliving what maps its bytes:
+//! it borrows the mapping or the snapshot. What must be kept for longer goes into a [`SliceList`]
+//! or [`SliceQueue`], which holds the snapshot beside the slices: one reference for a list, not one
+//! for each slice or request. What the kernel is given to go on with after a call has returned is
+//! the business of the one file that does so (`backend/sys/uring.rs`), which says on what its
+//! callers' word must rest.
 #![deny(unsafe_code)]
 
 mod error;
 mod guest;
 mod iov;
+mod list;
 mod mapping;
+mod region;
 mod shared;
 mod sigbus;
 
 pub use error::MemoryError;
 pub use guest::{GuestAddr, GuestMemory, LastHit, RegionSpec};
 pub use iov::{GuestSlice, advance, as_iovecs, copy_from_slices, copy_to_slices, total_len};
+pub use list::{Gather, KeptByte, Pieces, SliceList, SliceQueue};
 pub use mapping::Mapping;
 pub use shared::{Words, fence_full};
 pub use sigbus::{fault_count, install as install_sigbus_handler};

@@ -117,11 +117,17 @@ impl Mapping {
         self.watch.as_ref().is_some_and(sigbus::Watch::is_broken)
     }
 
-    /// `len` bytes at `offset`, or `None` if they are not all inside.
+    /// `len` bytes at `offset`, or `None` if they are not all inside. They stay mapped as long as
+    /// the mapping is borrowed: it is unmapped when it is dropped, and at no other time. (Memory
+    /// that is cut away is replaced in place.)
     #[must_use]
-    pub fn slice(&self, offset: usize, len: usize) -> Option<GuestSlice> {
-        (offset <= self.size() && self.size() - offset >= len)
-            .then(|| GuestSlice::new(self.address(offset), len))
+    #[inline]
+    pub fn slice(&self, offset: usize, len: usize) -> Option<GuestSlice<'_>> {
+        if offset > self.size || self.size - offset < len {
+            return None;
+        }
+        // SAFETY: the bytes are inside (checked above) and mapped as long as `self` is borrowed.
+        Some(unsafe { GuestSlice::new(self.address(offset), len) })
     }
 
     /// The address of byte `offset`, which the caller has checked to be inside or at the end.

@@ -1,7 +1,8 @@
 //! `Chain`: a popped buffer, a token that must be returned; `Batch`: chains and their slices.
 
-use manyring_memory::GuestSlice;
+use manyring_memory::{GuestMemory, Pieces, SliceList};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Most chains of one batch.
 pub const BATCH_CHAINS: usize = 64;
@@ -61,11 +62,12 @@ pub(crate) struct Entry {
     pub(crate) writable: Range<usize>,
 }
 
-/// Chains popped together, with their slices in one list. Reused: no allocation once it has grown.
+/// Chains popped together, with their slices in one list, which keeps the snapshot that they lie
+/// in. Reused: no allocation once it has grown.
 #[derive(Debug, Default)]
 pub struct Batch {
     pub(crate) entries: Vec<Entry>,
-    pub(crate) slices: Vec<GuestSlice>,
+    pub(crate) slices: SliceList,
 }
 
 impl Batch {
@@ -90,15 +92,30 @@ impl Batch {
     /// Takes the chain at `index` and lends its slices: what the device reads, what it writes.
     /// `None` if it was taken before.
     #[inline]
-    pub fn take(&mut self, index: usize) -> Option<(Chain, &[GuestSlice], &[GuestSlice])> {
+    pub fn take(&mut self, index: usize) -> Option<(Chain, Pieces<'_>, Pieces<'_>)> {
         let entry = self.entries.get_mut(index)?;
         let chain = entry.chain.take()?;
-        Some((chain, &self.slices[entry.readable.clone()], &self.slices[entry.writable.clone()]))
+        let (readable, writable) = (entry.readable.clone(), entry.writable.clone());
+        Some((chain, self.slices.pieces(readable), self.slices.pieces(writable)))
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Empties the batch and lets go of the snapshot that its chains came from, which may be
+    /// unmapped then.
+    pub fn release(&mut self) {
+        self.clear();
+        self.slices.release();
+    }
+
+    /// Empties the batch, for chains that lie in `memory`.
+    #[inline]
+    pub(crate) fn restart(&mut self, memory: &Arc<GuestMemory>) {
+        self.clear();
+        self.slices.restart(memory);
+    }
+
+    #[inline]
+    fn clear(&mut self) {
         debug_assert!(self.entries.iter().all(|e| e.chain.is_none()), "a chain was not taken");
         self.entries.clear();
-        self.slices.clear();
     }
 }

@@ -333,7 +333,7 @@ proptest! {
                     prop_assert!(!broken || popped == 0);
                     for index in 0..popped {
                         let (chain, readable, writable) = batch.take(index).unwrap();
-                        for slice in readable.iter().chain(writable) {
+                        for slice in readable.iter().chain(writable.iter()) {
                             let (from, to) = (slice.address(), slice.address() + slice.len());
                             prop_assert!(low <= from && to <= high && !slice.is_empty());
                         }

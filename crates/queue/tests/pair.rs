@@ -7,7 +7,7 @@ mod guest;
 
 use guest::model::{Model, ModelChain};
 use guest::{BUFFERS, Rig};
-use manyring_memory::{GuestSlice, copy_from_slices, copy_to_slices, total_len};
+use manyring_memory::{GuestSlice, SliceList, copy_from_slices, copy_to_slices, total_len};
 use manyring_queue::split::{DeviceHalf, DriverHalf};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, RingFeatures};
 use proptest::prelude::*;
@@ -66,7 +66,7 @@ struct Pair {
     model: Model,
     batch: Batch,
     /// Chains in flight with their slices, by id.
-    held: HashMap<u16, (Chain, Vec<GuestSlice>)>,
+    held: HashMap<u16, (Chain, SliceList)>,
     areas: Vec<u64>,
     area_of: HashMap<u16, u64>,
     fill: u8,
@@ -189,18 +189,20 @@ impl Pair {
             let expected = self.model.pop().unwrap();
             let (chain, readable, writable) = self.batch.take(index).unwrap();
             assert_eq!(chain.head(), expected.id);
-            let mut bytes = vec![0; usize::try_from(total_len(readable)).unwrap()];
-            copy_from_slices(readable, &mut bytes);
+            let mut bytes = vec![0; usize::try_from(total_len(&readable)).unwrap()];
+            copy_from_slices(&readable, &mut bytes);
             let places = |list: &[(u64, u32)]| -> Vec<(usize, usize)> {
                 list.iter().map(|(a, len)| (self.rig.host(*a), *len as usize)).collect()
             };
             let found = |slices: &[GuestSlice]| -> Vec<(usize, usize)> {
                 slices.iter().map(|s| (s.address(), s.len())).collect()
             };
-            assert_eq!(found(readable), places(&expected.readable));
-            assert_eq!(found(writable), places(&expected.writable));
+            assert_eq!(found(&readable), places(&expected.readable));
+            assert_eq!(found(&writable), places(&expected.writable));
             assert!(bytes.iter().all(|byte| *byte == expected.fill));
-            self.held.insert(chain.head(), (chain, writable.to_vec()));
+            let mut kept = SliceList::new();
+            kept.extend(writable);
+            self.held.insert(chain.head(), (chain, kept));
             if self.rig.config.features.event_idx {
                 self.device_armed = Armed::Unsaid;
             }
@@ -224,9 +226,12 @@ impl Pair {
         let at = which % self.model.in_flight.len();
         let id = self.model.in_flight[at].id;
         let (chain, writable) = self.held.remove(&id).unwrap();
-        let room = u32::try_from(total_len(&writable)).unwrap();
+        let room = u32::try_from(total_len(writable.as_slices())).unwrap();
         let written = written.min(room);
-        copy_to_slices(&writable, &vec![!self.model.in_flight[at].fill; written as usize]);
+        copy_to_slices(
+            writable.as_slices(),
+            &vec![!self.model.in_flight[at].fill; written as usize],
+        );
         self.device.push_used(chain, written);
         self.model.push(at, written);
     }

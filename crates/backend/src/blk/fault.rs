@@ -2,7 +2,7 @@
 
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Op, Request};
 use crate::sys::uring::Ring;
-use manyring_memory::GuestSlice;
+use manyring_memory::Pieces;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -117,14 +117,14 @@ impl FaultQueue {
         fails.then_some(Verdict::Fail)
     }
 
-    fn pass_on(&mut self, request: &Request, slices: &[GuestSlice]) {
+    fn pass_on(&mut self, request: &Request, pieces: Pieces<'_>) {
         let op = match request.op {
             Op::SecureErase if self.plan.secure_erase => {
                 Op::WriteZeroes { unmap: true, durable: true }
             }
             op => op,
         };
-        self.pass.slices().extend_from_slice(slices);
+        self.pass.slices().extend(pieces);
         self.pass.push(request.token, op, request.offset, request.len);
     }
 }
@@ -148,14 +148,14 @@ impl DiskQueue for FaultQueue {
     }
 
     fn submit(&mut self, burst: &Burst, ring: Option<&mut Ring>, done: &mut Vec<Completion>) {
-        for (request, slices) in burst.iter() {
+        for (request, pieces) in burst.iter() {
             let n = self.count.fetch_add(1, Ordering::Relaxed) + 1;
             match self.verdict(request, n) {
                 Some(Verdict::Fail) => {
                     done.push(Completion { token: request.token, result: Err(Errno::IO) });
                 }
                 Some(Verdict::Hold) => self.held.push(request.token),
-                None => self.pass_on(request, slices),
+                None => self.pass_on(request, pieces),
             }
         }
         self.inner.submit(&self.pass, ring, done);
@@ -170,6 +170,11 @@ impl DiskQueue for FaultQueue {
         done: &mut Vec<Completion>,
     ) {
         self.inner.on_event(token, result, ring, done);
+    }
+
+    fn release_memory(&mut self) {
+        self.pass.release();
+        self.inner.release_memory();
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {

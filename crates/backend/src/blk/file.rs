@@ -16,7 +16,7 @@ use super::task::{Backlog, Step, Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::sys::file as sys;
 use crate::sys::uring::Ring;
-use manyring_memory::GuestSlice;
+use manyring_memory::{Pieces, SliceList};
 use rustix::fd::BorrowedFd;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -70,21 +70,20 @@ pub(crate) struct FileQueue {
 
 impl FileQueue {
     pub(crate) fn new(image: Arc<Image>, offload: &Arc<Offload>) -> Result<Self, Errno> {
-        let nothing = Request { token: 0, op: Op::Flush, offset: 0, len: 0, slices: 0..0 };
         Ok(Self {
             can_write_at_once: !image.is_direct(),
             image,
             backlog: Backlog::default(),
             aside: Aside::new(offload.clone())?,
-            task: Task::new(&nothing, &[]),
+            task: Task::default(),
         })
     }
 
     /// Serves a request here, or as much of it as this turn allows, or sends it to the thread.
-    fn start(&mut self, request: &Request, slices: &[GuestSlice]) -> Step {
+    fn start(&mut self, request: &Request, pieces: Pieces<'_>) -> Step {
         match request.op {
             Op::Read | Op::Write { .. } if self.backlog.takes_at_once(request.len) => {
-                self.task.begin(request, slices);
+                self.task.begin(request, pieces);
                 let step = self.serve(request.len);
                 if matches!(step, Step::More) {
                     // A short count: the rest keeps its place before all later requests.
@@ -93,14 +92,14 @@ impl FileQueue {
                 step
             }
             Op::Read | Op::Write { .. } => {
-                self.backlog.push(Task::new(request, slices));
+                self.backlog.push(Task::new(request, pieces));
                 Step::More
             }
             Op::Flush if self.image.is_in_memory() => {
                 Step::Done(serve_without_data(&self.image, Op::Flush, 0, 0))
             }
             _ => {
-                self.aside.send(Task::new(request, slices));
+                self.aside.send(Task::new(request, pieces));
                 Step::Left
             }
         }
@@ -128,11 +127,15 @@ impl DiskQueue for FileQueue {
     }
 
     fn submit(&mut self, burst: &Burst, _ring: Option<&mut Ring>, done: &mut Vec<Completion>) {
-        for (request, slices) in burst.iter() {
-            if let Step::Done(result) = self.start(request, slices) {
+        for (request, pieces) in burst.iter() {
+            if let Step::Done(result) = self.start(request, pieces) {
                 done.push(Completion { token: request.token, result });
             }
         }
+    }
+
+    fn release_memory(&mut self) {
+        self.task.rest.release();
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
@@ -177,12 +180,12 @@ fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> St
 
 /// One call for at most `bytes` of a read or write.
 fn transfer(task: &mut Task, file: BorrowedFd<'_>, bytes: u64, flags: i32) -> Result<(), Errno> {
-    let mut first = Vec::new();
+    let mut first = SliceList::new();
     let slices = if bytes < task.len {
         head(&task.rest, bytes, &mut first);
-        &first
+        first.as_slices()
     } else {
-        &task.rest
+        task.rest.as_slices()
     };
     let n = match task.op {
         Op::Read => sys::read(file, slices, task.offset, flags)?,
@@ -213,7 +216,7 @@ pub(crate) fn serve_to_the_end(task: &mut Task, image: &Image) -> Result<(), Err
         op => return patiently(|| serve_without_data(image, op, task.offset, task.len)),
     };
     loop {
-        let aligned = image.is_aligned(task.offset, &task.rest);
+        let aligned = image.is_aligned(task.offset, task.rest.as_slices());
         let file = if aligned { image.file() } else { image.buffered() };
         let step = match transfer(task, file, task.len, flags) {
             Ok(()) => task.step(),
@@ -224,6 +227,7 @@ pub(crate) fn serve_to_the_end(task: &mut Task, image: &Image) -> Result<(), Err
         }
     }
 }
+
 /// Makes a call again while it says "again", for a while.
 fn patiently(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     let mut patience = Patience::default();

@@ -99,7 +99,7 @@ fn serve(
 
 /// `bytes` of what is left of a task.
 fn piece(storage: &Mapping, task: &mut Task, bytes: u64) -> Step {
-    match serve(storage, task.op, task.offset, bytes, &task.rest) {
+    match serve(storage, task.op, task.offset, bytes, task.rest.as_slices()) {
         Err(errno) => Step::Done(Err(errno)),
         Ok(()) => {
             task.went_on(bytes);
@@ -113,7 +113,7 @@ impl DiskQueue for MemoryQueue {
         for (request, slices) in burst.iter() {
             let Request { token, op, offset, len, .. } = *request;
             if self.backlog.takes_at_once(len) {
-                let result = serve(&self.storage, op, offset, len, slices);
+                let result = serve(&self.storage, op, offset, len, &slices);
                 done.push(Completion { token, result });
             } else {
                 self.backlog.push(Task::new(request, slices));

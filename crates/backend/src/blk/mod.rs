@@ -14,7 +14,8 @@
 //! copy a bounded number of bytes there (`quota.rs`), and do not wait for the host.
 //!
 //! Every token that was submitted comes back in exactly one [`Completion`]. The device has checked
-//! that a request lies inside the disk; it keeps the guest memory of a request mapped until then.
+//! that a request lies inside the disk. A disk that does not finish a request before `submit`
+//! returns keeps its slices in a list of its own ([`SliceList`]), and with them their memory.
 
 pub mod fault;
 pub mod file;
@@ -29,7 +30,7 @@ pub mod uring;
 pub use image::{Image, ImageError, ImageOptions};
 
 use crate::sys::uring::Ring;
-use manyring_memory::GuestSlice;
+use manyring_memory::{GuestSlice, Pieces, SliceList};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::ops::Range;
@@ -96,7 +97,7 @@ pub struct Request {
 #[derive(Debug, Default)]
 pub struct Burst {
     requests: Vec<Request>,
-    slices: Vec<GuestSlice>,
+    slices: SliceList,
 }
 
 impl Burst {
@@ -108,14 +109,14 @@ impl Burst {
     }
 
     /// The list to push a request's slices to, before [`Self::push`].
-    pub fn slices(&mut self) -> &mut Vec<GuestSlice> {
+    pub fn slices(&mut self) -> &mut SliceList {
         &mut self.slices
     }
 
     /// The slices pushed since the last request.
     #[must_use]
-    pub fn new_slices(&self) -> &[GuestSlice] {
-        &self.slices[self.requests.last().map_or(0, |r| r.slices.end)..]
+    pub fn new_slices(&self) -> &[GuestSlice<'_>] {
+        &self.slices.as_slices()[self.requests.last().map_or(0, |r| r.slices.end)..]
     }
 
     /// Drops slices that were pushed for a request that will not be.
@@ -125,14 +126,20 @@ impl Burst {
     }
 
     /// The requests with their slices.
-    pub fn iter(&self) -> impl Iterator<Item = (&Request, &[GuestSlice])> {
-        self.requests.iter().map(|r| (r, &self.slices[r.slices.clone()]))
+    pub fn iter(&self) -> impl Iterator<Item = (&Request, Pieces<'_>)> {
+        self.requests.iter().map(|r| (r, self.slices.pieces(r.slices.clone())))
     }
 
     /// True if there is no request.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
+    }
+
+    /// Empties the burst, and lets go of the snapshot that its slices came from.
+    pub fn release(&mut self) {
+        self.requests.clear();
+        self.slices.release();
     }
 
     /// Empties the burst, keeps its memory.
@@ -193,6 +200,10 @@ pub trait DiskQueue: Send + std::fmt::Debug {
 
     /// Starts every request of the burst; pushes to `done` what is finished at once.
     fn submit(&mut self, burst: &Burst, ring: Option<&mut Ring>, done: &mut Vec<Completion>);
+
+    /// Guest memory is about to change: lets go of what no request uses any more, and of the rest
+    /// as soon as its request is done.
+    fn release_memory(&mut self) {}
 
     /// An event of the ring for `token`.
     fn on_event(

@@ -3,7 +3,7 @@
 
 use super::quota::{Patience, Quota};
 use super::{Completion, Op, Request};
-use manyring_memory::{GuestSlice, advance};
+use manyring_memory::{Pieces, SliceList};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
@@ -16,8 +16,8 @@ pub(crate) struct Task {
     pub(crate) offset: u64,
     /// Bytes left.
     pub(crate) len: u64,
-    /// What is left of its memory.
-    pub(crate) rest: Vec<GuestSlice>,
+    /// What is left of its memory, which stays mapped as long as it is listed here.
+    pub(crate) rest: SliceList,
     pub(crate) patience: Patience,
 }
 
@@ -33,23 +33,21 @@ pub(crate) enum Step {
 }
 
 impl Task {
-    pub(crate) fn new(request: &Request, slices: &[GuestSlice]) -> Self {
-        Self {
-            token: request.token,
-            op: request.op,
-            offset: request.offset,
-            len: request.len,
-            rest: slices.to_vec(),
-            patience: Patience::default(),
-        }
+    pub(crate) fn new(request: &Request, pieces: Pieces<'_>) -> Self {
+        let mut task = Self::default();
+        task.begin(request, pieces);
+        task
     }
 
-    /// Begins `request`, with the memory of an earlier one.
-    pub(crate) fn begin(&mut self, request: &Request, slices: &[GuestSlice]) {
-        let mut rest = std::mem::take(&mut self.rest);
-        rest.clear();
-        *self = Self { rest, ..Self::new(request, &[]) };
-        self.rest.extend_from_slice(slices);
+    /// Begins `request`, in the list of an earlier one.
+    pub(crate) fn begin(&mut self, request: &Request, pieces: Pieces<'_>) {
+        self.token = request.token;
+        self.op = request.op;
+        self.offset = request.offset;
+        self.len = request.len;
+        self.rest.clear();
+        self.rest.extend(pieces);
+        self.patience = Patience::default();
     }
 
     /// Moves what is left of the task elsewhere.
@@ -59,7 +57,7 @@ impl Task {
 
     /// `n` bytes more are done.
     pub(crate) fn went_on(&mut self, n: u64) {
-        advance(&mut self.rest, usize::try_from(n).unwrap_or(usize::MAX));
+        self.rest.advance(usize::try_from(n).unwrap_or(usize::MAX));
         self.offset += n;
         self.len = self.len.saturating_sub(n);
         self.patience.renew();
@@ -71,17 +69,22 @@ impl Task {
     }
 }
 
-/// Fills `out` with the first `bytes` bytes of `slices`.
-pub(crate) fn head(slices: &[GuestSlice], bytes: u64, out: &mut Vec<GuestSlice>) {
+/// Fills `out` with the first `bytes` bytes of `list`.
+pub(crate) fn head(list: &SliceList, bytes: u64, out: &mut SliceList) {
     out.clear();
-    let mut left = usize::try_from(bytes).unwrap_or(usize::MAX);
-    for slice in slices {
-        if left == 0 {
-            break;
+    out.extend_part(list.all(), 0, usize::try_from(bytes).unwrap_or(usize::MAX));
+}
+
+impl Default for Task {
+    fn default() -> Self {
+        Self {
+            token: 0,
+            op: Op::Flush,
+            offset: 0,
+            len: 0,
+            rest: SliceList::new(),
+            patience: Patience::default(),
         }
-        let (piece, _) = slice.split_at(left);
-        left -= piece.len();
-        out.push(piece);
     }
 }
 

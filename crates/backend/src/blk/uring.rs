@@ -18,6 +18,8 @@
 //! much for one turn, is copied by a kernel thread. The kernel always gives `fallocate` and
 //! `fdatasync` to such a thread.
 
+#![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
+
 use super::file::{FileQueue, INLINE_BURST};
 use super::offload::{Aside, Offload};
 use super::quota::{Patience, Quota};
@@ -25,7 +27,7 @@ use super::task::{Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::sys::file as sys;
 use crate::sys::uring::{FileOp, Ring, RingFile};
-use manyring_memory::{GuestSlice, Mapping, MemoryError, advance};
+use manyring_memory::{GuestSlice, Mapping, MemoryError, Pieces, SliceList};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::sync::{Arc, OnceLock};
@@ -85,7 +87,7 @@ impl UringDisk {
             image: self.image.clone(),
             aside,
             quota: Quota::default(),
-            piece: Vec::new(),
+            piece: SliceList::new(),
             tag: 0,
             file: RingFile::Plain(-1),
             buffered: RingFile::Plain(-1),
@@ -140,8 +142,13 @@ struct InFlight {
     offset: u64,
     len: u64,
     aligned: bool,
-    rest: Vec<GuestSlice>,
+    /// What is left of its memory, which stays mapped as long as it is listed here.
+    rest: SliceList,
     patience: Patience,
+    /// The kernel has an entry for it.
+    is_open: bool,
+    /// Guest memory has changed since: `rest` lets go of it when the request is done.
+    is_retired: bool,
 }
 
 #[derive(Debug)]
@@ -155,17 +162,18 @@ struct UringQueue {
     aside: Option<Aside>,
     quota: Quota,
     /// The slices of an entry that is a piece of its request.
-    piece: Vec<GuestSlice>,
-    /// By token; the slices' memory is reused.
+    piece: SliceList,
+    /// By token; the lists are reused.
     in_flight: Vec<InFlight>,
 }
 
 impl UringQueue {
     /// Remembers a request under its token.
-    fn remember(&mut self, request: &Request, slices: &[GuestSlice]) {
+    fn remember(&mut self, request: &Request, pieces: Pieces<'_>) {
         let at = request.token as usize;
         self.in_flight.resize_with(self.in_flight.len().max(at + 1), InFlight::default);
         let entry = &mut self.in_flight[at];
+        assert!(!entry.is_open, "a token came twice");
         entry.op = request.op;
         entry.offset = request.offset;
         entry.len = request.len;
@@ -175,16 +183,17 @@ impl UringQueue {
             Op::WriteZeroes { unmap: false, .. } => Stage::Fallocate(ZERO_RANGE),
             _ => Stage::Fallocate(PUNCH_HOLE),
         };
-        entry.aligned = self.image.is_aligned(request.offset, slices);
+        entry.aligned = self.image.is_aligned(request.offset, &pieces);
         entry.patience.renew();
         entry.rest.clear();
-        entry.rest.shrink_to(SLICES_KEPT.max(slices.len()));
-        entry.rest.extend_from_slice(slices);
+        entry.rest.shrink_to(SLICES_KEPT.max(pieces.len()));
+        entry.rest.extend(pieces);
     }
 
     /// Gives what is left of a request to the ring.
     fn start(&mut self, token: u32, ring: &mut Ring) {
         let entry = &mut self.in_flight[token as usize];
+        entry.is_open = true;
         let user_data = self.tag | u64::from(token);
         match (entry.stage, entry.op) {
             (Stage::Transfer, op) => {
@@ -201,19 +210,25 @@ impl UringQueue {
                 let file = if entry.aligned { self.file } else { self.buffered };
                 let slices = if entry.len > PIECE_BYTES {
                     head(&entry.rest, PIECE_BYTES, &mut self.piece);
-                    &self.piece
+                    self.piece.as_slices()
                 } else {
-                    &entry.rest
+                    entry.rest.as_slices()
                 };
-                ring.transfer(op, file, slices, entry.offset, punt, user_data);
+                // SAFETY: these bytes are listed in `entry.rest`, which neither changes nor lets go
+                // of their snapshot while `is_open`: until the event of this token, or for ever if
+                // this queue is dropped before.
+                unsafe { ring.transfer(op, file, slices, entry.offset, punt, user_data) };
             }
             (Stage::Fallocate(mode), _) => {
                 ring.fallocate(self.file, mode, entry.offset, entry.len, user_data);
             }
             (Stage::Zeroes, _) => {
-                zeroes(self.zeroes, entry.len, &mut entry.rest);
+                let zeroes = zeroes(self.zeroes, entry.len);
                 let op = FileOp::Write { dsync: false };
-                ring.transfer(op, self.buffered, &entry.rest, entry.offset, true, user_data);
+                // SAFETY: our zeroes are mapped for ever.
+                unsafe {
+                    ring.transfer(op, self.buffered, &zeroes, entry.offset, true, user_data);
+                }
             }
             (Stage::Flush, _) => ring.flush(self.file, user_data),
         }
@@ -224,7 +239,12 @@ impl UringQueue {
     fn read_cached(&mut self, token: u32) -> Option<Result<(), Errno>> {
         let entry = &mut self.in_flight[token as usize];
         loop {
-            match sys::read(self.image.file(), &entry.rest, entry.offset, sys::RWF_NOWAIT) {
+            match sys::read(
+                self.image.file(),
+                entry.rest.as_slices(),
+                entry.offset,
+                sys::RWF_NOWAIT,
+            ) {
                 Ok(0) => return Some(Err(Errno::IO)),
                 Ok(n) => {
                     entry.advance(n);
@@ -248,13 +268,13 @@ impl UringQueue {
     }
 
     /// Serves a request here, or gives it to the ring or to the disk's thread.
-    fn begin(&mut self, request: &Request, slices: &[GuestSlice], ring: &mut Ring) -> Option<Done> {
+    fn begin(&mut self, request: &Request, pieces: Pieces<'_>, ring: &mut Ring) -> Option<Done> {
         if request.op == Op::SecureErase {
             let Some(aside) = &self.aside else { return Some(Err(Errno::OPNOTSUPP)) };
-            aside.send(Task::new(request, slices));
+            aside.send(Task::new(request, pieces));
             return None;
         }
-        self.remember(request, slices);
+        self.remember(request, pieces);
         if request.op == Op::Read && self.reads_here(request.len, ring) {
             let result = self.read_cached(request.token);
             if result.is_some() {
@@ -298,8 +318,8 @@ impl DiskQueue for UringQueue {
             done.extend(burst.iter().map(|(r, _)| Completion { token: r.token, result: refused }));
             return;
         };
-        for (request, slices) in burst.iter() {
-            if let Some(result) = self.begin(request, slices, ring) {
+        for (request, pieces) in burst.iter() {
+            if let Some(result) = self.begin(request, pieces, ring) {
                 done.push(Completion { token: request.token, result });
             }
         }
@@ -336,7 +356,27 @@ impl DiskQueue for UringQueue {
             Step::Done => Ok(()),
             Step::Failed(errno) => Err(errno),
         };
+        entry.close();
         done.push(Completion { token, result });
+    }
+
+    fn release_memory(&mut self) {
+        self.piece.release();
+        for entry in &mut self.in_flight {
+            entry.is_retired = true;
+            if !entry.is_open {
+                entry.close();
+            }
+        }
+    }
+}
+
+impl Drop for UringQueue {
+    fn drop(&mut self) {
+        // The kernel may still write to the memory of requests that have not ended.
+        for entry in self.in_flight.drain(..).filter(|entry| entry.is_open) {
+            std::mem::forget(entry.rest);
+        }
     }
 }
 
@@ -354,14 +394,32 @@ impl Default for InFlight {
     fn default() -> Self {
         let (op, stage) = (Op::Flush, Stage::Flush);
         let patience = Patience::default();
-        Self { op, stage, offset: 0, len: 0, aligned: true, rest: Vec::new(), patience }
+        Self {
+            op,
+            stage,
+            offset: 0,
+            len: 0,
+            aligned: true,
+            rest: SliceList::new(),
+            patience,
+            is_open: false,
+            is_retired: false,
+        }
     }
 }
 
 impl InFlight {
+    /// The kernel has no entry for it any more.
+    fn close(&mut self) {
+        self.is_open = false;
+        if std::mem::take(&mut self.is_retired) {
+            self.rest.release();
+        }
+    }
+
     /// `n` bytes of the guest's memory are done.
     fn advance(&mut self, n: usize) {
-        advance(&mut self.rest, n);
+        self.rest.advance(n);
         self.offset += n as u64;
         self.len = self.len.saturating_sub(n as u64);
     }
@@ -375,7 +433,7 @@ impl InFlight {
             Stage::Transfer => {
                 self.advance(n);
                 if !self.rest.is_empty() {
-                    self.aligned &= image.is_aligned(self.offset, &self.rest);
+                    self.aligned &= image.is_aligned(self.offset, self.rest.as_slices());
                     return Step::Again;
                 }
             }
@@ -416,15 +474,15 @@ impl InFlight {
     }
 }
 
-/// Fills `out` with slices of zeroes: `len` bytes, or as many as one entry takes.
-fn zeroes(source: &Mapping, len: u64, out: &mut Vec<GuestSlice>) {
-    out.clear();
-    let mut left = len;
-    while left > 0 && out.len() < ZEROES.1 {
+/// Slices of zeroes: `len` bytes, or as many as one entry takes.
+fn zeroes(source: &'static Mapping, len: u64) -> Vec<GuestSlice<'static>> {
+    let (mut left, mut slices) = (len, Vec::new());
+    while left > 0 && slices.len() < ZEROES.1 {
         let n = left.min(ZEROES.0);
-        out.extend(source.slice(0, usize::try_from(n).unwrap_or(0)));
+        slices.extend(source.slice(0, usize::try_from(n).unwrap_or(0)));
         left -= n;
     }
+    slices
 }
 
 #[cfg(test)]

@@ -19,11 +19,12 @@ pub mod null;
 pub mod pcap;
 pub mod tap;
 
-use manyring_memory::{GuestSlice, Mapping, MemoryError};
+use manyring_memory::{Gather, GuestSlice, Mapping, MemoryError, Pieces};
 use manyring_wire::net::{HEADER_SIZE, Offloads, RawHeader};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::ops::Range;
+use std::sync::Arc;
 use zerocopy::transmute;
 
 /// Frames of one burst at most.
@@ -163,10 +164,10 @@ struct Frame {
 /// A burst of frames: each its own checked header, then slices of guest memory.
 #[derive(Debug)]
 pub struct Frames {
-    /// The headers lie in memory of ours, so that the guest cannot change them after the check.
-    headers: Mapping,
     list: Vec<Frame>,
-    slices: Vec<GuestSlice>,
+    /// The headers lie in memory of ours, so that the guest cannot change them after the check. The
+    /// payload stays mapped as long as it is listed.
+    slices: Gather,
 }
 
 impl Frames {
@@ -176,16 +177,20 @@ impl Frames {
     /// [`MemoryError::Map`].
     pub fn new() -> Result<Self, MemoryError> {
         let headers = Mapping::anonymous((FRAMES_MAX * HEADER_SIZE) as u64)?;
-        Ok(Self { headers, list: Vec::with_capacity(FRAMES_MAX), slices: Vec::new() })
+        let slices = Gather::new(Arc::new(headers));
+        Ok(Self { list: Vec::with_capacity(FRAMES_MAX), slices })
     }
 
-    /// Adds a frame: `header`, then what lies in `slices` behind the first `skip` bytes, which is
+    /// Adds a frame: `header`, then what lies in `pieces` behind the first `skip` bytes, which is
     /// `len` bytes. False if the burst is full.
+    ///
+    /// # Panics
+    /// If the burst holds frames of another snapshot.
     #[inline]
     pub fn push(
         &mut self,
         header: &RawHeader,
-        slices: &[GuestSlice],
+        pieces: Pieces<'_>,
         skip: usize,
         len: usize,
     ) -> bool {
@@ -193,21 +198,12 @@ impl Frames {
         if index == FRAMES_MAX {
             return false;
         }
-        let Some(own) = self.headers.slice(index * HEADER_SIZE, HEADER_SIZE) else { return false };
-        own.write_from(zerocopy::IntoBytes::as_bytes(header));
         let start = self.slices.len();
-        self.slices.push(own);
-        let mut skip = skip;
-        for slice in slices {
-            if skip == 0 {
-                self.slices.push(*slice);
-            } else if skip < slice.len() {
-                self.slices.push(slice.split_at(skip).1);
-                skip = 0;
-            } else {
-                skip -= slice.len();
-            }
+        if !self.slices.push_own(index * HEADER_SIZE, HEADER_SIZE) {
+            return false;
         }
+        self.slices.as_slices()[start].write_from(zerocopy::IntoBytes::as_bytes(header));
+        self.slices.extend(pieces, skip);
         self.list.push(Frame { slices: start..self.slices.len(), len });
         true
     }
@@ -217,6 +213,12 @@ impl Frames {
     pub fn clear(&mut self) {
         self.list.clear();
         self.slices.clear();
+    }
+
+    /// Forgets all frames, and lets go of the snapshot that they came from.
+    pub fn release(&mut self) {
+        self.list.clear();
+        self.slices.release();
     }
 
     /// Frames in the burst.
@@ -229,14 +231,22 @@ impl Frames {
     /// Header and payload of frame `index`, as an iovec.
     #[must_use]
     #[inline]
-    pub fn slices(&self, index: usize) -> &[GuestSlice] {
-        self.list.get(index).map_or(&[], |frame| &self.slices[frame.slices.clone()])
+    pub fn slices(&self, index: usize) -> &[GuestSlice<'_>] {
+        let slices = self.slices.as_slices();
+        self.list.get(index).map_or(&[], |frame| &slices[frame.slices.clone()])
+    }
+
+    /// The payload of frame `index`, as another burst takes it.
+    #[must_use]
+    pub fn payload(&self, index: usize) -> Option<Pieces<'_>> {
+        let Frame { slices, .. } = self.list.get(index)?;
+        self.slices.pieces(slices.start + 1..slices.end)
     }
 
     /// The header of frame `index`; of zeroes where there is none.
     #[must_use]
     pub fn header(&self, index: usize) -> RawHeader {
-        let own = self.headers.slice(index * HEADER_SIZE, HEADER_SIZE);
+        let own = self.slices.own().slice(index * HEADER_SIZE, HEADER_SIZE);
         let bytes = own.filter(|_| index < self.count()).and_then(|own| own.read_array());
         bytes.map_or_else(RawHeader::default, |bytes: [u8; HEADER_SIZE]| transmute!(bytes))
     }

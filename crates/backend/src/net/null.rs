@@ -126,20 +126,20 @@ impl PortRx for NullRx {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use manyring_memory::{Mapping, copy_from_slices};
+    use manyring_memory::{Mapping, SliceList, copy_from_slices};
     use manyring_wire::net::RawHeader;
 
     #[test]
     fn a_burst_keeps_headers_apart_and_skips_the_guests() {
-        let guest = Mapping::anonymous(4096).unwrap();
+        let guest = Arc::new(Mapping::anonymous(4096).unwrap());
         guest.slice(0, 4096).unwrap().write_from(b"HHHHHHHHHHHHpayload");
-        let slices = [guest.slice(0, 15).unwrap(), guest.slice(15, 4).unwrap()];
+        let slices = SliceList::of_mapping(&guest, &[(0, 15), (15, 4)]).unwrap();
         let mut frames = Frames::new().unwrap();
         for n in 0..u16::try_from(super::super::FRAMES_MAX).unwrap() {
             let header = RawHeader { gso_size: n.into(), ..RawHeader::default() };
-            assert!(frames.push(&header, &slices, HEADER_SIZE, 7));
+            assert!(frames.push(&header, slices.all(), HEADER_SIZE, 7));
         }
-        assert!(!frames.push(&RawHeader::default(), &slices, HEADER_SIZE, 7), "it is full");
+        assert!(!frames.push(&RawHeader::default(), slices.all(), HEADER_SIZE, 7), "it is full");
         let mut bytes = [0; HEADER_SIZE + 7];
         assert_eq!(copy_from_slices(frames.slices(9), &mut bytes), bytes.len());
         assert_eq!((bytes[4], &bytes[HEADER_SIZE..]), (9, &b"payload"[..]));

@@ -246,7 +246,7 @@ impl PortRx for PcapRx {
 mod tests {
     use super::*;
     use crate::net::null::NullPort;
-    use manyring_memory::Mapping;
+    use manyring_memory::{Mapping, SliceList};
     use manyring_wire::net::RawHeader;
 
     fn word(bytes: &[u8], at: usize) -> u32 {
@@ -257,12 +257,12 @@ mod tests {
     fn frames_of_both_ways_are_written_without_their_headers() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let port = PcapPort::new(Arc::new(NullPort::new(1, 64)), file.path()).unwrap();
-        let memory = Mapping::anonymous(8192).unwrap();
+        let memory = Arc::new(Mapping::anonymous(8192).unwrap());
         memory.slice(0, 4096).unwrap().write_from(b"................the frame that is sent");
-        let slices = [memory.slice(4, 18).unwrap(), memory.slice(22, 16).unwrap()];
+        let slices = SliceList::of_mapping(&memory, &[(4, 18), (22, 16)]).unwrap();
         let mut frames = Frames::new().unwrap();
         for _ in 0..3 {
-            frames.push(&RawHeader::default(), &slices, HEADER_SIZE, 22);
+            frames.push(&RawHeader::default(), slices.all(), HEADER_SIZE, 22);
         }
         let mut tx = port.open_tx(0).unwrap();
         assert_eq!(tx.send(&frames, 1).taken, 2);

@@ -39,7 +39,7 @@ pub fn read(
     offset: u64,
     flags: i32,
 ) -> Result<usize, Errno> {
-    let (iovecs, count) = (as_iovecs(slices), iov_count(slices));
+    let (iovecs, count) = (as_iovecs(slices).as_ptr(), iov_count(slices));
     let offset = file_offset(offset)?;
     // SAFETY: `count` iovecs are readable; they name guest memory that the caller keeps mapped
     // (memory's contract), and which the kernel checks byte by byte.
@@ -56,7 +56,7 @@ pub fn write(
     offset: u64,
     flags: i32,
 ) -> Result<usize, Errno> {
-    let (iovecs, count) = (as_iovecs(slices), iov_count(slices));
+    let (iovecs, count) = (as_iovecs(slices).as_ptr(), iov_count(slices));
     let offset = file_offset(offset)?;
     // SAFETY: as in `read`.
     done(unsafe { libc::pwritev2(file.as_raw_fd(), iovecs, count, offset, flags) })

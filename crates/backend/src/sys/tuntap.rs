@@ -174,7 +174,7 @@ pub fn write(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> 
     let count = c_int::try_from(slices.len()).map_err(|_| Errno::INVAL)?;
     // SAFETY: `count` iovecs are readable; they name guest memory that the caller keeps mapped
     // (memory's contract), and which the kernel checks byte by byte.
-    done(unsafe { libc::writev(fd.as_raw_fd(), as_iovecs(slices), count) })
+    done(unsafe { libc::writev(fd.as_raw_fd(), as_iovecs(slices).as_ptr(), count) })
 }
 
 /// Receives one frame behind its header; what does not fit is lost.
@@ -185,7 +185,7 @@ pub fn write(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> 
 pub fn read(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> {
     let count = c_int::try_from(slices.len()).map_err(|_| Errno::INVAL)?;
     // SAFETY: as in `write`, and the guest expects this memory to be written.
-    done(unsafe { libc::readv(fd.as_raw_fd(), as_iovecs(slices), count) })
+    done(unsafe { libc::readv(fd.as_raw_fd(), as_iovecs(slices).as_ptr(), count) })
 }
 
 #[cfg(test)]

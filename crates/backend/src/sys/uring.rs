@@ -20,7 +20,8 @@
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
-use manyring_memory::GuestSlice;
+use libc::iovec;
+use manyring_memory::{GuestSlice, as_iovecs};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::collections::VecDeque;
 use std::io;
@@ -97,10 +98,10 @@ pub struct Ring {
     /// The iovecs of the entries in the submission queue, and of no others. Never grows past its
     /// capacity, so that their addresses stay. Only [`Self::write`] adds to it, and it is emptied
     /// only when the submission queue is empty.
-    slices: Vec<GuestSlice>,
+    slices: Vec<iovec>,
     /// Tasks for which there was no room, in order, with their slices. As many as there are
     /// requests and watches at most.
-    parked: VecDeque<(Task, Vec<GuestSlice>)>,
+    parked: VecDeque<(Task, Vec<iovec>)>,
     free_files: Vec<u32>,
     /// What is left of [`INLINE_BYTES`] until the next [`Self::reap`].
     inline_left: u64,
@@ -136,7 +137,7 @@ impl Ring {
     }
 
     /// Queues a task with its slices: both, or neither.
-    fn place(&mut self, work: Work, slices: &[GuestSlice], user_data: u64) {
+    fn place(&mut self, work: Work, slices: &[iovec], user_data: u64) {
         let task = Task { work, user_data };
         let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
         if !self.parked.is_empty() || !self.has_room(slices) {
@@ -151,12 +152,12 @@ impl Ring {
     }
 
     /// True if the submission queue takes one more entry, and `self.slices` takes its slices.
-    fn has_room(&mut self, slices: &[GuestSlice]) -> bool {
+    fn has_room(&mut self, slices: &[iovec]) -> bool {
         self.slices.len() + slices.len() <= SLICES && !self.uring.submission().is_full()
     }
 
     /// Writes a task for which there is room.
-    fn write(&mut self, task: Task, slices: &[GuestSlice]) {
+    fn write(&mut self, task: Task, slices: &[iovec]) {
         let first = self.slices.len();
         // One slice needs no iovec: the entry holds address and length itself.
         let listed = if slices.len() > 1 { slices } else { &[] };
@@ -165,8 +166,8 @@ impl Ring {
         let entry = entry_of(task.work, slices, &self.slices[first..]).user_data(task.user_data);
         // SAFETY: the iovecs that the entry names lie in `self.slices`, which neither grows past
         // its capacity (asserted above) nor is emptied before the kernel has taken the entry. The
-        // memory that the slices name is kept until the completion by whoever asked (memory's
-        // contract).
+        // memory that they name stays mapped until the completion, or for ever, by the contract of
+        // `transfer`, the only function that places slices.
         let pushed = unsafe { self.uring.submission().push(&entry) };
         assert!(pushed.is_ok(), "room was made before");
     }
@@ -295,8 +296,8 @@ impl Ring {
         }
     }
 
-    /// True if the worker may copy `bytes` more before it looks around again. Each queue has a quota
-    /// for its turn; this one is for all queues together, which may be hundreds of one guest.
+    /// True if the worker may copy `bytes` more before it looks around again. Each queue has a
+    /// quota for its turn; this one is for all queues together: one guest may have hundreds.
     #[inline]
     pub fn take_inline(&mut self, bytes: u64) -> bool {
         let fits = bytes <= self.inline_left;
@@ -308,7 +309,11 @@ impl Ring {
 
     /// Reads or writes guest memory at `offset` of `file`; may be short. With `punt` a thread of
     /// the kernel does it, and never the submitting one.
-    pub fn transfer(
+    ///
+    /// # Safety
+    /// What `slices` name must stay mapped until the completion of `user_data` has been reaped, or
+    /// for ever: also when the caller, this ring, or its thread ends before.
+    pub unsafe fn transfer(
         &mut self,
         op: FileOp,
         file: RingFile,
@@ -317,7 +322,7 @@ impl Ring {
         punt: bool,
         user_data: u64,
     ) {
-        self.place(Work::Transfer { op, file, offset, punt }, slices, user_data);
+        self.place(Work::Transfer { op, file, offset, punt }, as_iovecs(slices), user_data);
     }
 
     /// `fdatasync`: all completed writes are durable at completion.
@@ -333,7 +338,7 @@ impl Ring {
 
 /// The entry for `work`. `slices` are those of a transfer, `listed` the same where the kernel will
 /// read them.
-fn entry_of(work: Work, slices: &[GuestSlice], listed: &[GuestSlice]) -> squeue::Entry {
+fn entry_of(work: Work, slices: &[iovec], listed: &[iovec]) -> squeue::Entry {
     match work {
         Work::Poll { fd, events, multi } => {
             opcode::PollAdd::new(Fd(fd), events).multi(multi).build()
@@ -357,16 +362,16 @@ fn transfer_entry(
     op: FileOp,
     file: RingFile,
     offset: u64,
-    slices: &[GuestSlice],
-    listed: &[GuestSlice],
+    slices: &[iovec],
+    listed: &[iovec],
 ) -> squeue::Entry {
-    let iovecs = manyring_memory::as_iovecs(listed);
+    let iovecs = listed.as_ptr();
     let count = u32::try_from(listed.len()).unwrap_or(u32::MAX);
     let single = match slices {
         // A call transfers less than 2 GiB whatever it is asked for; the rest comes with the next.
         [slice] => {
-            let len = u32::try_from(slice.len()).unwrap_or(u32::MAX);
-            Some((slice.address() as *mut u8, len))
+            let len = u32::try_from(slice.iov_len).unwrap_or(u32::MAX);
+            Some((slice.iov_base.cast::<u8>(), len))
         }
         _ => None,
     };

@@ -2,10 +2,11 @@
 
 use crate::space::PATIENCE;
 use manyring_backend::net::{Frames, Port, PortRx, PortTx, Readiness, Sent};
-use manyring_memory::{GuestSlice, Mapping};
+use manyring_memory::{GuestSlice, Mapping, SliceList};
 use manyring_wire::net::{HEADER_SIZE, RawHeader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use std::sync::Arc;
 
 /// The address of a frame's maker, as the kernel is told it.
 pub(crate) const GUEST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x11];
@@ -15,7 +16,7 @@ pub(crate) const GUEST: [u8; 4] = [10, 77, 0, 2];
 
 /// Memory for frames, and a burst.
 pub(crate) struct Guest {
-    memory: Mapping,
+    memory: Arc<Mapping>,
     frames: Frames,
 }
 
@@ -24,7 +25,7 @@ const ROOM: usize = 1 << 17;
 
 impl Guest {
     pub(crate) fn new() -> Self {
-        let memory = Mapping::anonymous(2 * ROOM as u64).unwrap();
+        let memory = Arc::new(Mapping::anonymous(2 * ROOM as u64).unwrap());
         Self { memory, frames: Frames::new().unwrap() }
     }
 
@@ -37,12 +38,11 @@ impl Guest {
         piece: usize,
     ) -> Sent {
         self.memory.slice(0, ROOM).unwrap().write_from(frame);
-        let slices: Vec<_> = (0..frame.len())
-            .step_by(piece)
-            .map(|at| self.memory.slice(at, piece.min(frame.len() - at)).unwrap())
-            .collect();
+        let place = |at: usize| (at as u64, u32::try_from(piece.min(frame.len() - at)).unwrap());
+        let places: Vec<_> = (0..frame.len()).step_by(piece).map(place).collect();
+        let slices = SliceList::of_mapping(&self.memory, &places).unwrap();
         self.frames.clear();
-        assert!(self.frames.push(&header, &slices, 0, frame.len()));
+        assert!(self.frames.push(&header, slices.all(), 0, frame.len()));
         tx.send(&self.frames, 0)
     }
 
@@ -55,16 +55,17 @@ impl Guest {
     /// Sends the same small frame `count` times in one burst.
     pub(crate) fn send_burst(&mut self, tx: &mut dyn PortTx, frame: &[u8], count: usize) -> Sent {
         self.memory.slice(0, ROOM).unwrap().write_from(frame);
-        let slices = [self.memory.slice(0, frame.len()).unwrap()];
+        let len = u32::try_from(frame.len()).unwrap();
+        let slices = SliceList::of_mapping(&self.memory, &[(0, len)]).unwrap();
         self.frames.clear();
         for _ in 0..count {
-            assert!(self.frames.push(&RawHeader::default(), &slices, 0, frame.len()));
+            assert!(self.frames.push(&RawHeader::default(), slices.all(), 0, frame.len()));
         }
         tx.send(&self.frames, 0)
     }
 
     /// Buffers for the longest frame, in pieces of `piece` bytes.
-    pub(crate) fn buffers(&self, piece: usize) -> Vec<GuestSlice> {
+    pub(crate) fn buffers(&self, piece: usize) -> Vec<GuestSlice<'_>> {
         let slice = |at| self.memory.slice(ROOM + at, piece.min(ROOM - at)).unwrap();
         (0..ROOM).step_by(piece).map(slice).collect()
     }

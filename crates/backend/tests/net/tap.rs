@@ -8,10 +8,11 @@ use crate::guest::{
 use crate::space::{in_own_space, link, named, run, wait_until_gone};
 use manyring_backend::net::tap::{TapOptions, TapPort};
 use manyring_backend::net::{Frames, Port, Readiness, Sent, Stop};
-use manyring_memory::{Mapping, install_sigbus_handler};
+use manyring_memory::{Mapping, SliceList, install_sigbus_handler};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawHeader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use std::sync::Arc;
 
 #[test]
 fn the_kernel_answers_arp_and_echo_through_a_tap_that_goes_with_its_port() {
@@ -119,12 +120,14 @@ fn frames_that_the_host_will_not_have_are_told_apart() {
         // Memory that was cut away, between two frames that are whole.
         let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 8192).unwrap();
-        let memory = Mapping::of_file(&file, 0, 8192).unwrap();
+        let memory = Arc::new(Mapping::of_file(&file, 0, 8192).unwrap());
         memory.slice(0, 4096).unwrap().write_from(&frame);
         let mut frames = Frames::new().unwrap();
-        for offset in [0, 4096, 0] {
-            let slices = [memory.slice(offset, frame.len()).unwrap()];
-            frames.push(&RawHeader::default(), &slices, 0, frame.len());
+        let len = u32::try_from(frame.len()).unwrap();
+        let slices = SliceList::of_mapping(&memory, &[(0, len), (4096, len), (0, len)]).unwrap();
+        for index in 0..3 {
+            let piece = slices.pieces(index..index + 1);
+            frames.push(&RawHeader::default(), piece, 0, frame.len());
         }
         rustix::fs::ftruncate(&file, 4096).unwrap();
         assert_eq!(

@@ -354,7 +354,7 @@ pub(crate) fn relay(args: &RelayArgs) -> Result<JoinResult, LoadError> {
     Ok(result)
 }
 
-fn pieces(memory: &Mapping) -> Vec<GuestSlice> {
+fn pieces(memory: &Mapping) -> Vec<GuestSlice<'_>> {
     let starts = (0..memory.size()).step_by(BUFFER_SIZE);
     starts.filter_map(|at| memory.slice(at, BUFFER_SIZE)).collect()
 }
@@ -364,13 +364,13 @@ struct Hop<'a> {
     from: BorrowedFd<'a>,
     to: BorrowedFd<'a>,
     /// The buffers, and the first of them again behind the last.
-    buffers: Vec<GuestSlice>,
+    buffers: Vec<GuestSlice<'a>>,
     count: usize,
     next: usize,
 }
 
 impl<'a> Hop<'a> {
-    fn new(from: BorrowedFd<'a>, to: BorrowedFd<'a>, mut buffers: Vec<GuestSlice>) -> Self {
+    fn new(from: BorrowedFd<'a>, to: BorrowedFd<'a>, mut buffers: Vec<GuestSlice<'a>>) -> Self {
         let count = buffers.len();
         buffers.extend_from_within(..count.min(FRAME_BUFFERS));
         Self { from, to, buffers, count, next: 0 }

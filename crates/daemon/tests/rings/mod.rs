@@ -87,7 +87,7 @@ pub(crate) fn activation(arena: &Arena, vring: &Vring, features: u64) -> Activat
     let config = QueueConfig { size: vring.size(), addresses, base: vring.base(), features: ring };
     Activation {
         index: usize::try_from(vring.index()).unwrap(),
-        queue: DeviceQueue::new(config, Arc::new(arena.memory().clone())).unwrap(),
+        queue: DeviceQueue::new(config, arena.memory().clone()).unwrap(),
         addresses,
         kick: Some(Kick::new(dup(vring.kick_fd())).unwrap()),
         call: Some(Arc::new(Call::new(dup(vring.call_fd())).unwrap())),

@@ -10,7 +10,7 @@
 //! the daemon ends, and to nobody else.
 
 use crate::queue::MemoryReply;
-use manyring_memory::{GuestMemory, GuestSlice};
+use manyring_memory::{GuestMemory, KeptByte};
 use manyring_queue::Chain;
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(super) enum Kind {
 pub(super) struct InFlight {
     pub(super) chain: Chain,
     /// Where the status byte goes.
-    pub(super) status: GuestSlice,
+    pub(super) status: KeptByte,
     pub(super) kind: Kind,
     /// Bytes of data; for reads they count as written to the guest.
     pub(super) len: u32,
@@ -86,6 +86,17 @@ impl Pending {
         Some(request)
     }
 
+    /// Writes the status byte of a request that was taken, before [`Self::acknowledge`].
+    #[inline]
+    pub(super) fn write_status(&self, request: &InFlight, status: u8) {
+        let byte = &request.status;
+        if byte.is_in(&self.memory) {
+            byte.write(&self.memory, status);
+        } else if let Some(older) = self.retiring.iter().find(|r| byte.is_in(&r.memory)) {
+            byte.write(&older.memory, status);
+        }
+    }
+
     /// Acknowledges the changes whose older snapshots are all out of use: in order, since a
     /// request of an older epoch may use what a later change removed. Called when all requests
     /// that were taken have been answered: it unmaps what nobody else holds.
@@ -122,13 +133,9 @@ impl Pending {
         self.retire(self.memory.clone(), reply);
     }
 
-    /// Takes all that is left, when the queue ends. Their memory is never unmapped: a disk may
-    /// still write to it.
+    /// Takes all that is left, when the queue ends. Memory that a disk may still write to is kept
+    /// by the disk's queue.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight> {
-        if self.slots.len() > self.free.len() {
-            std::mem::forget(self.memory.clone());
-            self.retiring.drain(..).for_each(|retiring| std::mem::forget(retiring.memory));
-        }
         self.slots.drain(..).flatten().map(|(_, request)| request)
     }
 }

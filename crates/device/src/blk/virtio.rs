@@ -7,12 +7,15 @@ use crate::queue::MemoryReply;
 use crate::stats::QueueStats;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
-use manyring_memory::{GuestMemory, GuestSlice, copy_from_slices, copy_to_slices, total_len};
+use manyring_memory::{
+    GuestMemory, GuestSlice, Pieces, SliceList, copy_from_slices, copy_to_slices, total_len,
+};
 use manyring_queue::{Batch, DeviceQueue, QueueError};
 use manyring_wire::blk::{
     HEADER_SIZE, ID_SIZE, RawHeader, RawSegment, RequestKind, SECTOR_SIZE, SEGMENT_SIZE, Segment,
     Status, VIRTIO_BLK_F_SIZE_MAX,
 };
+use manyring_wire::host_size;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -99,6 +102,9 @@ impl BlkQueue {
     }
 
     pub(crate) fn retire_memory(&mut self, memory: Arc<GuestMemory>, reply: MemoryReply) {
+        self.batch.release();
+        self.burst.release();
+        self.disk.release_memory();
         self.pending.retire(memory, reply);
     }
 
@@ -142,8 +148,8 @@ impl BlkQueue {
             queue.discard(chain);
             return;
         }
-        let (header, status) = match (read_header(readable), split_status(writable)) {
-            (Some(header), Some((status, _))) => (header, status),
+        let (header, status) = match (read_header(&readable), writable.last_byte()) {
+            (Some(header), Some(status)) => (header, status),
             (header, _) => {
                 queue.latch_fault(QueueError::Request(if header.is_none() {
                     "shorter than its header of 16 bytes"
@@ -193,6 +199,7 @@ impl BlkQueue {
         let mut tally = Tally::default();
         for (token, status) in self.answered.drain(..) {
             if let Some(request) = self.pending.take(token) {
+                self.pending.write_status(&request, status as u8);
                 tally.finish(request, status, now_ns, queue, stats);
             }
         }
@@ -206,6 +213,7 @@ impl BlkQueue {
                 }
             };
             if let Some(request) = self.pending.take(completion.token) {
+                self.pending.write_status(&request, status as u8);
                 tally.finish(request, status, now_ns, queue, stats);
             }
         }
@@ -243,7 +251,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Writes the status byte and returns the chain.
+    /// Counts a request and returns its chain.
     #[inline]
     fn finish(
         &mut self,
@@ -253,7 +261,6 @@ impl Tally {
         queue: &mut DeviceQueue,
         stats: &QueueStats,
     ) {
-        request.status.write_byte(status as u8);
         // What a request that failed has moved is unknown: it counts as nothing, and the status
         // byte is all that the driver may rely on (§2.7.8.2).
         let len = if status == Status::Ok { request.len } else { 0 };
@@ -320,34 +327,16 @@ fn read_header(readable: &[GuestSlice]) -> Option<RawHeader> {
     RawHeader::read_from_bytes(&bytes).ok()
 }
 
-/// The status byte (the last writable one), and how much of the last slice is data.
+/// Adds the data a device reads: all after the header.
 #[inline]
-fn split_status(writable: &[GuestSlice]) -> Option<(GuestSlice, GuestSlice)> {
-    let last = writable.last()?;
-    let (data, status) = last.split_at(last.len().checked_sub(1)?);
-    Some((status, data))
+fn push_readable(readable: Pieces<'_>, out: &mut SliceList) {
+    out.extend_part(readable, HEADER_SIZE, usize::MAX);
 }
 
-/// Pushes the data a device reads: all after the header.
-fn push_readable(readable: &[GuestSlice], out: &mut Vec<GuestSlice>) {
-    let mut skip = HEADER_SIZE;
-    for slice in readable {
-        let (header, data) = slice.split_at(skip);
-        skip -= header.len();
-        if !data.is_empty() {
-            out.push(data);
-        }
-    }
-}
-
-/// Pushes the data a device writes: all before the status byte.
-fn push_writable(writable: &[GuestSlice], out: &mut Vec<GuestSlice>) {
-    if let (Some((_, tail)), [whole @ .., _]) = (split_status(writable), writable) {
-        out.extend_from_slice(whole);
-        if !tail.is_empty() {
-            out.push(tail);
-        }
-    }
+/// Adds the data a device writes, `len` bytes: all before the status byte.
+#[inline]
+fn push_writable(writable: Pieces<'_>, len: u64, out: &mut SliceList) {
+    out.extend_part(writable, 0, host_size(len));
 }
 
 /// Parses a request; the slices of a read or write are pushed to the burst.
@@ -355,21 +344,21 @@ fn push_writable(writable: &[GuestSlice], out: &mut Vec<GuestSlice>) {
 fn parse(
     shared: &Shared,
     header: RawHeader,
-    readable: &[GuestSlice],
-    writable: &[GuestSlice],
+    readable: Pieces<'_>,
+    writable: Pieces<'_>,
     burst: &mut Burst,
 ) -> Parsed {
     let kind = RequestKind::parse(&header);
     match kind {
         RequestKind::In { offset } => {
-            push_writable(writable, burst.slices());
-            let len = total_len(writable) - 1;
+            let len = total_len(&writable) - 1;
+            push_writable(writable, len, burst.slices());
             transfer(shared, Op::Read, Kind::Read, offset, len)
         }
         RequestKind::Out { .. } if shared.read_only => Parsed::refuse(Status::IoErr),
         RequestKind::Out { offset } => {
             push_readable(readable, burst.slices());
-            let len = total_len(readable) - HEADER_SIZE as u64;
+            let len = total_len(&readable) - HEADER_SIZE as u64;
             let durable = shared.write_through.load(Ordering::Relaxed);
             transfer(shared, Op::Write { durable }, Kind::Write, offset, len)
         }
@@ -377,9 +366,9 @@ fn parse(
             Parsed::Submit { op: Op::Flush, offset: 0, len: 0, kind: Kind::Flush }
         }
         RequestKind::GetId => {
-            let mut data = Vec::with_capacity(writable.len());
-            push_writable(writable, &mut data);
-            let len = copy_to_slices(&data, &shared.serial);
+            let mut data = SliceList::new();
+            push_writable(writable, total_len(&writable) - 1, &mut data);
+            let len = copy_to_slices(data.as_slices(), &shared.serial);
             debug_assert!(len <= ID_SIZE);
             Parsed::Answer {
                 status: Status::Ok,
@@ -388,7 +377,7 @@ fn parse(
             }
         }
         RequestKind::Discard | RequestKind::WriteZeroes | RequestKind::SecureErase => {
-            range(shared, kind, readable)
+            range(shared, kind, &readable)
         }
         RequestKind::Unknown(_) => Parsed::refuse(Status::Unsupp),
         RequestKind::OutOfRange => Parsed::refuse(Status::IoErr),

@@ -10,7 +10,7 @@ use crate::handle::QueueHandle;
 use crate::queue::{Event, EventKind};
 use crate::stats::QueueStats;
 use crate::{Activation, RingAddresses};
-use manyring_memory::{GuestMemory, copy_from_slices, copy_to_slices, total_len};
+use manyring_memory::{GuestMemory, SliceList, copy_from_slices, copy_to_slices, total_len};
 use manyring_queue::{Batch, DeviceQueue, QueueError};
 use manyring_wire::net::{Command, CommandError, CtrlStatus};
 use rustix::fd::{AsFd, AsRawFd, RawFd};
@@ -167,6 +167,7 @@ impl Task {
                 return true;
             }
             Ask::Memory(memory, addresses, reply) => {
+                self.batch.release();
                 let _ = reply.send(self.queue.relocate(addresses, memory));
             }
             Ask::Enable(enabled, reply) => {
@@ -219,7 +220,7 @@ impl Task {
 
     async fn serve_one(&mut self) {
         let Some((chain, readable, writable)) = self.batch.take(0) else { return };
-        let (size, room) = (total_len(readable), total_len(writable));
+        let (size, room) = (total_len(&readable), total_len(&writable));
         let Some(size) = usize::try_from(size.min(COMMAND_SIZE_MAX)).ok().filter(|_| room > 0)
         else {
             self.queue.latch_fault(QueueError::Request("command without a status byte"));
@@ -227,17 +228,18 @@ impl Task {
             return;
         };
         let mut bytes = vec![0; size];
-        copy_from_slices(readable, &mut bytes);
+        copy_from_slices(&readable, &mut bytes);
         // What was cut away reads as zeroes: those are no command of the driver's.
         if self.queue.memory().is_broken() {
             self.queue.discard(chain);
             return;
         }
-        // A session that changes memory waits for this task: the slices stay mapped.
-        let writable = writable.to_vec();
+        // The command may take a while: its room for the answer stays mapped until then.
+        let mut room = SliceList::new();
+        room.extend(writable);
         let reply = self.obey(&bytes).await;
         let answer = [&[reply.status as u8][..], &reply.result].concat();
-        let written = copy_to_slices(&writable, &answer);
+        let written = copy_to_slices(room.as_slices(), &answer);
         self.stats.packets.add(1);
         self.queue.push_used(chain, u32::try_from(written).unwrap_or(0));
     }

@@ -12,7 +12,9 @@ use super::tx::Tally;
 use super::{Rules, Turn};
 use crate::stats::QueueStats;
 use manyring_backend::net::{PortRx, Readiness};
-use manyring_memory::{GuestSlice, Mapping, MemoryError, copy_from_slices, total_len};
+use manyring_memory::{
+    Gather, GuestSlice, Mapping, MemoryError, SliceQueue, copy_from_slices, total_len,
+};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, DeviceQueue, QueueError};
 use manyring_wire::net::{
     FRAME_SIZE_MAX, HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6,
@@ -48,9 +50,8 @@ const REFUSALS_MAX: u32 = 64;
 #[derive(Debug)]
 struct Posted {
     chain: Chain,
-    /// Its first piece, most often its only one; `more` lie in [`NetRx::pieces`].
-    first: GuestSlice,
-    more: usize,
+    /// How many of [`NetRx::pieces`] are its own: most often one.
+    pieces: usize,
     size: usize,
 }
 
@@ -63,14 +64,13 @@ pub(crate) struct NetRx {
     is_mergeable: bool,
     batch: Batch,
     posted: VecDeque<Posted>,
-    /// Pieces of all posted buffers behind the first of each, in order.
-    pieces: VecDeque<GuestSlice>,
+    /// The pieces of all posted buffers, in order.
+    pieces: SliceQueue,
     posted_size: usize,
-    /// What the next frame is read into, while nothing about it changes.
-    offer: Vec<GuestSlice>,
+    /// What the next frame is read into, while nothing about it changes. Its memory of ours takes
+    /// the header of the frame, and what goes past the offered buffers.
+    offer: Gather,
     offered: Offered,
-    /// Memory of ours: the header of the next frame, and what goes past the offered buffers.
-    own: Mapping,
     /// Bytes of the frame that waits in the offer and the spill for more buffers; 0: none does.
     waiting: usize,
     short_row: u32,
@@ -112,11 +112,10 @@ impl NetRx {
             is_mergeable,
             batch: Batch::new(),
             posted: VecDeque::new(),
-            pieces: VecDeque::new(),
+            pieces: SliceQueue::new(),
             posted_size: 0,
-            offer: Vec::new(),
+            offer: Gather::new(Arc::new(Mapping::anonymous((SPILL_AT + SIZE_MAX) as u64)?)),
             offered: Offered::default(),
-            own: Mapping::anonymous((SPILL_AT + SIZE_MAX) as u64)?,
             waiting: 0,
             short_row: 0,
             tally: Tally::default(),
@@ -167,7 +166,7 @@ impl NetRx {
 
     /// True if so much of the ring is posted that a driver may have nothing to add.
     fn has_most(&self) -> bool {
-        self.posted.len() + self.pieces.len() >= self.ring_size / 2
+        self.pieces.len() >= self.ring_size / 2
     }
 
     /// Receives what there is, within a budget.
@@ -190,7 +189,7 @@ impl NetRx {
             }
             self.is_out = false;
             self.make_offer();
-            let size = match self.port.recv(&self.offer) {
+            let size = match self.port.recv(self.offer.as_slices()) {
                 Ok(size) => size.min(SIZE_MAX),
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 Err(Errno::FAULT) => {
@@ -259,7 +258,7 @@ impl NetRx {
 
     fn post_one(&mut self, queue: &mut DeviceQueue, index: usize) {
         let Some((chain, _, writable)) = self.batch.take(index) else { return };
-        let size = total_len(writable);
+        let size = total_len(&writable);
         let wrong = if size < HEADER_SIZE as u64 {
             Some("receive buffer shorter than a header of 12 bytes")
         } else if writable.len() > PIECES_MAX {
@@ -272,15 +271,12 @@ impl NetRx {
         }
         // Behind a fault nothing is filled any more; it is put back when the queue ends.
         let size = usize::try_from(size).unwrap_or(usize::MAX);
-        let none = || self.own.slice(0, 0);
-        let Some(first) = writable.first().copied().or_else(none) else { return };
-        first.prefetch_for_write();
-        let more = writable.get(1..).unwrap_or_default();
-        if !more.is_empty() {
-            self.pieces.extend(more);
+        if let Some(first) = writable.first() {
+            first.prefetch_for_write();
         }
+        self.pieces.extend(writable);
         self.posted_size = self.posted_size.saturating_add(size);
-        self.posted.push_back(Posted { chain, first, more: more.len(), size });
+        self.posted.push_back(Posted { chain, pieces: writable.len(), size });
     }
 
     /// Lays out what the next frame is read into: buffers for it, then the spill.
@@ -291,11 +287,12 @@ impl NetRx {
         }
         // Most often short frames come, one to a buffer of one piece.
         if self.short_row >= SMALL_ROW
-            && let [_, target, _] = &mut self.offer[..]
-            && let Some(&Posted { first, more: 0, size, .. }) = self.posted.front()
+            && self.offer.len() == 3
+            && let Some(&Posted { pieces: 1, size, .. }) = self.posted.front()
             && size > HEADER_SIZE
+            && let Some(first) = self.pieces.piece(0)
         {
-            *target = first.split_at(HEADER_SIZE).1;
+            self.offer.replace(1, first, HEADER_SIZE);
             self.offered = Offered { buffers: 1, size };
             return;
         }
@@ -308,28 +305,24 @@ impl NetRx {
             _ => 0,
         };
         self.offer.clear();
-        self.offer.extend(self.own.slice(0, HEADER_SIZE));
+        self.offer.push_own(0, HEADER_SIZE);
         let (mut offered, mut count, mut skip) = (Offered::default(), 0, HEADER_SIZE);
-        let mut more = self.pieces.iter();
         for posted in &self.posted {
-            count += 1 + posted.more;
             if (offered.buffers > 0 && offered.size >= wanted)
-                || count > OFFER_PIECES
+                || count + posted.pieces > OFFER_PIECES
                 || (offered.buffers == 1 && !self.is_mergeable)
             {
                 break;
             }
             offered.buffers += 1;
             offered.size += posted.size;
-            for piece in std::iter::once(&posted.first).chain(more.by_ref().take(posted.more)) {
-                let (header, rest) = piece.split_at(skip);
-                skip -= header.len();
-                if !rest.is_empty() {
-                    self.offer.push(rest);
-                }
+            for piece in (count..count + posted.pieces).filter_map(|at| self.pieces.piece(at)) {
+                self.offer.extend(piece, skip);
+                skip = skip.saturating_sub(piece[0].len());
             }
+            count += posted.pieces;
         }
-        self.offer.extend(self.own.slice(SPILL_AT, SIZE_MAX));
+        self.offer.push_own(SPILL_AT, SIZE_MAX);
         self.offered = offered;
     }
 
@@ -342,7 +335,7 @@ impl NetRx {
             return 0;
         }
         let mut header = RawHeader::default();
-        copy_from_slices(&self.offer[..1], header.as_mut_bytes());
+        copy_from_slices(&self.offer.as_slices()[..1], header.as_mut_bytes());
         let cause = match self.fate(&header, size) {
             Fate::Deliver => None,
             Fate::Filtered => Some(&stats.dropped_filtered),
@@ -388,7 +381,7 @@ impl NetRx {
             return Fate::Offload;
         }
         let Some(filter) = &rules.filter else { return Fate::Deliver };
-        let start = read_start::<FILTER_SIZE>(&self.offer[1..]);
+        let start = read_start::<FILTER_SIZE>(&self.offer.as_slices()[1..]);
         let seen = start.len().min(size - HEADER_SIZE);
         if filter.passes(&start[..seen]) { Fate::Deliver } else { Fate::Filtered }
     }
@@ -407,15 +400,11 @@ impl NetRx {
                 return false;
             }
         }
-        let Some(mut rest) = self.own.slice(SPILL_AT, spilled) else { return false };
-        let mut more = self.pieces.iter();
-        for (index, posted) in self.posted.iter().enumerate() {
-            for target in std::iter::once(&posted.first).chain(more.by_ref().take(posted.more)) {
-                if index >= self.offered.buffers {
-                    let copied = target.copy_from(&rest);
-                    rest = rest.split_at(copied).1;
-                }
-            }
+        let Some(mut rest) = self.offer.own().slice(SPILL_AT, spilled) else { return false };
+        let offered = self.posted.iter().take(self.offered.buffers).map(|posted| posted.pieces);
+        for target in self.pieces.iter().skip(offered.sum()) {
+            let copied = target.copy_from(&rest);
+            rest = rest.split_at(copied).1;
         }
         self.offered.buffers = 0;
         true
@@ -438,9 +427,7 @@ impl NetRx {
             let Some(posted) = self.posted.pop_front() else { break };
             let filled = left.min(posted.size);
             left -= filled;
-            if posted.more > 0 {
-                self.pieces.drain(..posted.more);
-            }
+            self.pieces.drop_front(posted.pieces);
             self.posted_size -= posted.size;
             queue.push_used(posted.chain, u32::try_from(filled).unwrap_or(u32::MAX));
         }
@@ -451,16 +438,18 @@ impl NetRx {
     /// Writes the header to where the frame begins in the guest.
     #[inline]
     fn write_header(&self, header: &[u8]) {
-        let Some(posted) = self.posted.front() else { return };
-        let mut rest = &header[posted.first.write_from(header)..];
-        // A posted buffer is not shorter than a header: the rest is in its further pieces.
-        for piece in self.pieces.iter().take(posted.more) {
+        let mut rest = header;
+        // A posted buffer is not shorter than a header, which most often lies in its first piece.
+        for piece in self.pieces.iter() {
             rest = &rest[piece.write_from(rest)..];
+            if rest.is_empty() {
+                break;
+            }
         }
     }
 
     /// Puts every buffer back into the ring, the newest first. A frame that waits for more is
-    /// dropped: a part of it lies in those.
+    /// dropped: a part of it lies in those. Nothing of guest memory is held after that.
     pub(crate) fn let_go(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) {
         if std::mem::take(&mut self.waiting) > 0 {
             stats.dropped_no_room.add(1);
@@ -468,7 +457,9 @@ impl NetRx {
         while let Some(posted) = self.posted.pop_back() {
             queue.unpop(posted.chain);
         }
-        self.pieces.clear();
+        self.pieces.release();
+        self.offer.release();
+        self.batch.release();
         self.posted_size = 0;
         self.offered = Offered::default();
     }

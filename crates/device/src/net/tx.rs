@@ -3,7 +3,7 @@
 use super::{Rules, Turn};
 use crate::stats::QueueStats;
 use manyring_backend::net::{Frames, PortTx, Readiness, Sent, Stop};
-use manyring_memory::{GuestSlice, MemoryError, copy_from_slices};
+use manyring_memory::{GuestSlice, MemoryError, Pieces, copy_from_slices};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, DeviceQueue};
 use manyring_wire::host_size;
 use manyring_wire::net::{FRAME_SIZE_MAX, HDR_GSO_NONE, HEADER_SIZE, Offloads, RawHeader};
@@ -269,11 +269,17 @@ impl NetTx {
         (self.done, self.tries, self.retry_at_ns) = (0, 0, 0);
     }
 
-    /// Gives every chain back: what the port has not taken by now is dropped.
+    /// Gives every chain back: what the port has not taken by now is dropped. Nothing of guest
+    /// memory is held after that.
     pub(crate) fn let_go(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) {
-        if self.chains.is_empty() {
-            return;
+        if !self.chains.is_empty() {
+            self.give_up(queue, stats);
         }
+        self.frames.release();
+        self.batch.release();
+    }
+
+    fn give_up(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) {
         let sent = self.send_rest(stats);
         self.count_lost(&sent, stats);
         let rest = self.done + sent.taken..self.frames.count();
@@ -292,7 +298,7 @@ impl NetTx {
 fn add_frame(
     frames: &mut Frames,
     tally: &mut Tally,
-    readable: &[GuestSlice],
+    readable: Pieces<'_>,
     taken: Offloads,
 ) -> Result<(), Wrong> {
     let size: usize = readable.iter().map(GuestSlice::len).sum();
@@ -307,7 +313,7 @@ fn add_frame(
         Some(bytes) => bytes,
         None => {
             let mut bytes = [0; HEADER_SIZE];
-            copy_from_slices(readable, &mut bytes);
+            copy_from_slices(&readable, &mut bytes);
             bytes
         }
     };

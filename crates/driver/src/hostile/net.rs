@@ -192,7 +192,7 @@ mod tests {
             let vring = Vring::new(&arena, 0, 16, features, 0).unwrap();
             let addresses = vring.addresses();
             let config = QueueConfig { size: 16, addresses, base: 0, features };
-            let memory = Arc::new(arena.memory().clone());
+            let memory = arena.memory().clone();
             let queue = DeviceQueue::new(config, memory).unwrap();
             Self { hostile: HostileNet::new(&arena, &vring).unwrap(), queue }
         }
@@ -205,9 +205,9 @@ mod tests {
                 return None;
             }
             let (chain, readable, writable) = batch.take(0).unwrap();
-            let mut bytes = vec![0; usize::try_from(total_len(readable)).unwrap()];
-            copy_from_slices(readable, &mut bytes);
-            let room = total_len(writable);
+            let mut bytes = vec![0; usize::try_from(total_len(&readable)).unwrap()];
+            copy_from_slices(&readable, &mut bytes);
+            let room = total_len(&writable);
             self.queue.push_used(chain, 0);
             self.queue.publish();
             Some((bytes, room))

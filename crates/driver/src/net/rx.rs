@@ -3,7 +3,7 @@
 use super::options::NetCounters;
 use super::slab::Slab;
 use crate::{Arena, DriverError, NetOptions, Vring};
-use manyring_memory::{GuestSlice, copy_from_slices};
+use manyring_memory::{GuestSlice, SliceList, copy_from_slices};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::{HEADER_SIZE, RawHeader, VIRTIO_NET_F_MRG_RXBUF, receiveq};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub struct NetRx {
     slab: Slab,
     is_mergeable: bool,
     /// Header and frame that were taken last.
-    slices: Vec<GuestSlice>,
+    slices: SliceList,
     counters: NetCounters,
 }
 
@@ -39,7 +39,7 @@ impl NetRx {
         let mut vring = Vring::new(arena, index, size, RingFeatures::from_bits(features), 0)?;
         vring.queue().disable_notifications();
         let slab = Slab::new(arena, size, buffer_size)?;
-        let (slices, counters) = (Vec::new(), NetCounters::default());
+        let (slices, counters) = (SliceList::new(), NetCounters::default());
         let mut rx = Self { vring, slab, is_mergeable, slices, counters };
         rx.refill()?;
         Ok(rx)
@@ -92,13 +92,14 @@ impl NetRx {
     /// [`DriverError::ShortFrame`] if no whole header was written, [`DriverError::Split`] if the
     /// buffers of one frame did not become visible together, or none is said to hold it.
     #[inline]
-    pub fn recv_slices(&mut self) -> Result<Option<&[GuestSlice]>, DriverError> {
+    pub fn recv_slices(&mut self) -> Result<Option<&[GuestSlice<'_>]>, DriverError> {
         let Some((head, written)) = self.vring.queue().take_used() else { return Ok(None) };
         self.slices.clear();
-        let first = self.keep(head, written);
-        let header = first.read_array::<HEADER_SIZE>();
+        let first_len = self.keep(head, written);
+        let header =
+            self.slices.as_slices().first().and_then(GuestSlice::read_array::<HEADER_SIZE>);
         let header = header.ok_or(DriverError::ShortFrame { written })?;
-        let mut len = first.len() - HEADER_SIZE;
+        let mut len = first_len - HEADER_SIZE;
         if self.is_mergeable {
             let buffers = RawHeader::read_from_bytes(&header).map_or(0, |h| h.num_buffers.get());
             let visible = self.vring.queue().used_count() + 1;
@@ -107,21 +108,22 @@ impl NetRx {
             }
             for _ in 1..buffers {
                 let Some((head, written)) = self.vring.queue().take_used() else { break };
-                len += self.keep(head, written).len();
+                len += self.keep(head, written);
             }
         }
         self.counters.packets += 1;
         self.counters.bytes += len as u64;
-        Ok(Some(&self.slices))
+        Ok(Some(self.slices.as_slices()))
     }
 
-    /// Lists what was written into the buffer of chain `head`, which is to go back.
+    /// Lists what was written into the buffer of chain `head`, which is to go back. Returns its
+    /// bytes.
     #[inline]
-    fn keep(&mut self, head: u16, written: u32) -> GuestSlice {
-        let slice = self.slab.buffer(head).slice.split_at(written as usize).0;
-        self.slices.push(slice);
+    fn keep(&mut self, head: u16, written: u32) -> usize {
+        let pieces = self.slab.buffer(head).pieces;
+        self.slices.extend_part(pieces, 0, written as usize);
         self.slab.release(head);
-        slice
+        written.min(self.slab.size()) as usize
     }
 
     /// Gives all buffers whose frames were taken back to the device. True if it was kicked.

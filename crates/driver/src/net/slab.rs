@@ -1,44 +1,57 @@
 //! `Slab`: the buffers of one queue, of equal size, each with the chain it is in.
 
 use crate::{Arena, DriverError};
-use manyring_memory::GuestSlice;
-use std::sync::Arc;
+use manyring_memory::{GuestAddr, GuestSlice, LastHit, Pieces, SliceList};
 
 /// Alignment of a buffer: a cache line.
 const ALIGN: u64 = 64;
 
-/// A buffer of guest memory.
+/// A buffer of guest memory: where it lies, as one slice.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Buffer {
+pub(super) struct Buffer<'a> {
     pub(super) addr: u64,
-    pub(super) slice: GuestSlice,
+    pub(super) pieces: Pieces<'a>,
+}
+
+impl<'a> Buffer<'a> {
+    /// All its bytes.
+    #[inline]
+    pub(super) fn slice(self) -> GuestSlice<'a> {
+        self.pieces.as_slices()[0]
+    }
 }
 
 /// As many buffers as the ring has entries; which are in no chain; which chain has which.
 #[derive(Debug)]
 pub(super) struct Slab {
-    buffers: Vec<Buffer>,
+    addrs: Vec<u64>,
+    /// One of each buffer.
+    slices: SliceList,
     free: Vec<u16>,
     /// The buffer of each chain, by its head.
     of_head: Vec<u16>,
     size: u32,
-    /// Keeps the slices valid.
-    _arena: Arc<Arena>,
 }
 
 impl Slab {
     /// `count` buffers of `size` bytes.
-    pub(super) fn new(arena: &Arc<Arena>, count: u16, size: u32) -> Result<Self, DriverError> {
-        let buffer = |_| {
+    pub(super) fn new(arena: &Arena, count: u16, size: u32) -> Result<Self, DriverError> {
+        let (mut addrs, mut slices) = (Vec::new(), SliceList::new());
+        slices.restart(arena.memory());
+        let mut last = LastHit::default();
+        for _ in 0..count {
             let addr = arena.alloc(size.into(), ALIGN)?;
-            Ok(Buffer { addr, slice: arena.slice(addr, size as usize)? })
-        };
+            slices.resolve(GuestAddr(addr), size, &mut last)?;
+            addrs.push(addr);
+        }
+        // What is allocated lies in one region.
+        assert_eq!(slices.len(), addrs.len(), "a buffer across two regions");
         Ok(Self {
-            buffers: (0..count).map(buffer).collect::<Result<_, DriverError>>()?,
+            addrs,
+            slices,
             free: (0..count).rev().collect(),
             of_head: vec![0; count.into()],
             size,
-            _arena: arena.clone(),
         })
     }
 
@@ -54,8 +67,14 @@ impl Slab {
 
     /// A buffer that is in no chain.
     #[inline]
-    pub(super) fn next_free(&self) -> Option<Buffer> {
-        self.free.last().map(|slot| self.buffers[usize::from(*slot)])
+    pub(super) fn next_free(&self) -> Option<Buffer<'_>> {
+        self.free.last().map(|slot| self.at(*slot))
+    }
+
+    #[inline]
+    fn at(&self, slot: u16) -> Buffer<'_> {
+        let slot = usize::from(slot);
+        Buffer { addr: self.addrs[slot], pieces: self.slices.pieces(slot..slot + 1) }
     }
 
     /// The buffer that [`Self::next_free`] named is in the chain `head` now.
@@ -68,8 +87,8 @@ impl Slab {
 
     /// The buffer of chain `head`.
     #[inline]
-    pub(super) fn buffer(&self, head: u16) -> Buffer {
-        self.buffers[usize::from(self.of_head[usize::from(head)])]
+    pub(super) fn buffer(&self, head: u16) -> Buffer<'_> {
+        self.at(self.of_head[usize::from(head)])
     }
 
     /// The chain `head` has come back: its buffer is in no chain.

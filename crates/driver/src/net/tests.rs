@@ -36,7 +36,7 @@ impl Device {
         let features = RingFeatures::from_bits(features);
         let (size, addresses) = (vring.size(), vring.addresses());
         let config = QueueConfig { size, addresses, base: 0, features };
-        let memory = Arc::new(arena.memory().clone());
+        let memory = arena.memory().clone();
         Self { queue: DeviceQueue::new(config, memory).unwrap(), batch: Batch::new() }
     }
 
@@ -46,8 +46,8 @@ impl Device {
         while self.queue.pop_batch(&mut self.batch, BATCH_CHAINS) > 0 {
             for index in 0..self.batch.len() {
                 let (chain, readable, _) = self.batch.take(index).unwrap();
-                let mut bytes = vec![0; usize::try_from(total_len(readable)).unwrap()];
-                copy_from_slices(readable, &mut bytes);
+                let mut bytes = vec![0; usize::try_from(total_len(&readable)).unwrap()];
+                copy_from_slices(&readable, &mut bytes);
                 frames
                     .push((readable.iter().map(manyring_memory::GuestSlice::len).collect(), bytes));
                 self.queue.push_used(chain, 0);
@@ -62,7 +62,7 @@ impl Device {
         while !bytes.is_empty() {
             assert_eq!(self.queue.pop_batch(&mut self.batch, 1), 1, "the driver gave no buffer");
             let (chain, _, writable) = self.batch.take(0).unwrap();
-            let count = copy_to_slices(writable, bytes);
+            let count = copy_to_slices(&writable, bytes);
             self.queue.push_used(chain, u32::try_from(count).unwrap());
             bytes = &bytes[count..];
         }
@@ -269,10 +269,10 @@ fn a_command_carries_its_class_its_data_and_room_for_the_answer() {
             rustix::io::read(&kick, &mut [0; 8]).unwrap();
             assert_eq!(device.queue.pop_batch(&mut device.batch, 8), 1);
             let (chain, readable, writable) = device.batch.take(0).unwrap();
-            let mut bytes = vec![0; usize::try_from(total_len(readable)).unwrap()];
-            copy_from_slices(readable, &mut bytes);
-            let written = u32::try_from(copy_to_slices(writable, answer)).unwrap();
-            seen.push((bytes, total_len(writable)));
+            let mut bytes = vec![0; usize::try_from(total_len(&readable)).unwrap()];
+            copy_from_slices(&readable, &mut bytes);
+            let written = u32::try_from(copy_to_slices(&writable, answer)).unwrap();
+            seen.push((bytes, total_len(&writable)));
             device.queue.push_used(chain, written);
             device.queue.publish();
             rustix::io::write(&call, &1u64.to_ne_bytes()).unwrap();

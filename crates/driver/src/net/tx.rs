@@ -1,7 +1,7 @@
 //! `NetTx`: a transmitq: frames in, kicks coalesced, buffers freed late.
 
 use super::options::NetCounters;
-use super::slab::Slab;
+use super::slab::{Buffer, Slab};
 use crate::{Arena, DriverError, NetOptions, Vring};
 use manyring_memory::GuestSlice;
 use manyring_queue::RingFeatures;
@@ -104,7 +104,7 @@ impl NetTx {
         self.room();
         let Some(buffer) = self.slab.next_free() else { return Ok(false) };
         self.parts.clear();
-        let mut rest = buffer.slice;
+        let mut rest = buffer.slice();
         let mut at = buffer.addr;
         for part in std::iter::once(&header.as_bytes()).chain(parts) {
             rest.write_from(part);
@@ -121,7 +121,7 @@ impl NetTx {
     /// Lends the next free buffer, to be filled from its start with a header and a frame (by a
     /// read from a tap); [`Self::send_filled`] sends it. `None`: no room.
     #[inline]
-    pub fn room(&mut self) -> Option<GuestSlice> {
+    pub fn room(&mut self) -> Option<GuestSlice<'_>> {
         // Buffers are freed when more than half the ring is used, and looked for once a burst, not
         // one by one: the device's cache lines are then fetched for many at once.
         let free = self.vring.queue().free_count();
@@ -132,7 +132,7 @@ impl NetTx {
                 return None;
             }
         }
-        self.slab.next_free().map(|buffer| buffer.slice)
+        self.slab.next_free().map(Buffer::slice)
     }
 
     /// Sends the buffer that [`Self::room`] has lent: `len` bytes of it, the header included.

@@ -14,7 +14,9 @@
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, CHAIN_SLICES, Chain, Entry};
 use crate::config::{QueueConfig, RingAddresses, RingAreas, RingFeatures};
 use crate::error::QueueError;
-use manyring_memory::{GuestAddr, GuestMemory, GuestSlice, LastHit, copy_from_slices, fence_full};
+use manyring_memory::{
+    GuestAddr, GuestMemory, GuestSlice, LastHit, SliceList, copy_from_slices, fence_full,
+};
 use manyring_wire::virtqueue::{
     AVAIL_F_NO_INTERRUPT, DESCRIPTOR_SIZE, Descriptor, RING_FLAGS, RING_IDX, USED_F_NO_NOTIFY,
     avail_entry, avail_event, need_event, used_entry, used_event,
@@ -84,7 +86,7 @@ impl DeviceHalf {
     /// See [`crate::DeviceQueue::pop_batch`].
     #[inline]
     pub fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
-        batch.clear();
+        batch.restart(&self.memory);
         if !self.has_available() {
             return 0;
         }
@@ -129,7 +131,7 @@ impl DeviceHalf {
         &mut self,
         head: u16,
         walk: &mut Walk,
-        slices: &mut Vec<GuestSlice>,
+        slices: &mut SliceList,
     ) -> Result<(), QueueError> {
         let mut index = head;
         for _ in 0..self.size {
@@ -145,7 +147,7 @@ impl DeviceHalf {
                 }
                 return self.walk_indirect(desc, walk, slices);
             }
-            walk.add(desc, &self.memory, &mut self.last_hit, slices)?;
+            walk.add(desc, &mut self.last_hit, slices)?;
             if !desc.has_next() {
                 return Ok(());
             }
@@ -159,7 +161,7 @@ impl DeviceHalf {
         &mut self,
         desc: Descriptor,
         walk: &mut Walk,
-        slices: &mut Vec<GuestSlice>,
+        slices: &mut SliceList,
     ) -> Result<(), QueueError> {
         if !self.features.indirect {
             return Err(QueueError::IndirectNotNegotiated);
@@ -171,21 +173,21 @@ impl DeviceHalf {
         {
             return Err(QueueError::IndirectSize { len: desc.len });
         }
-        let first = slices.len();
-        self.memory
-            .slices(GuestAddr(desc.addr), desc.len, &mut self.last_hit, slices)
-            .map_err(QueueError::Buffer)?;
+        let addr = GuestAddr(desc.addr);
         // A table that crosses regions is rare: only then is it gathered.
         let gathered: Vec<u8>;
-        let table = if let [one] = slices[first..] {
+        let table = if let Some(one) = self.memory.slice(addr, desc.len, &mut self.last_hit) {
             Table::Guest(one)
         } else {
+            let mut parts = Vec::new();
+            self.memory
+                .slices(addr, desc.len, &mut self.last_hit, &mut parts)
+                .map_err(QueueError::Buffer)?;
             let mut bytes = vec![0; desc.len as usize];
-            copy_from_slices(&slices[first..], &mut bytes);
+            copy_from_slices(&parts, &mut bytes);
             gathered = bytes;
             Table::Copied(&gathered)
         };
-        slices.truncate(first);
         let size = u16::try_from(count).unwrap_or(u16::MAX);
         let mut index = 0;
         for _ in 0..count {
@@ -196,7 +198,7 @@ impl DeviceHalf {
             if desc.is_indirect() {
                 return Err(QueueError::IndirectNested);
             }
-            walk.add(desc, &self.memory, &mut self.last_hit, slices)?;
+            walk.add(desc, &mut self.last_hit, slices)?;
             if !desc.has_next() {
                 return Ok(());
             }
@@ -377,7 +379,7 @@ impl DeviceHalf {
 
 /// An indirect table: in one piece of guest memory, or gathered from several.
 enum Table<'a> {
-    Guest(GuestSlice),
+    Guest(GuestSlice<'a>),
     Copied(&'a [u8]),
 }
 
@@ -413,9 +415,8 @@ impl Walk {
     fn add(
         &mut self,
         desc: Descriptor,
-        memory: &GuestMemory,
         last_hit: &mut LastHit,
-        slices: &mut Vec<GuestSlice>,
+        slices: &mut SliceList,
     ) -> Result<(), QueueError> {
         if desc.is_writable() {
             self.writable_at.get_or_insert(slices.len());
@@ -429,9 +430,7 @@ impl Walk {
         if desc.len == 0 {
             return Ok(());
         }
-        memory
-            .slices(GuestAddr(desc.addr), desc.len, last_hit, slices)
-            .map_err(QueueError::Buffer)?;
+        slices.resolve(GuestAddr(desc.addr), desc.len, last_hit).map_err(QueueError::Buffer)?;
         if slices.len() - self.first > CHAIN_SLICES {
             return Err(QueueError::ChainSlices { max: CHAIN_SLICES });
         }

@@ -69,7 +69,7 @@ impl Rig {
         bytes
     }
 
-    fn slice(&self, addr: u64, len: usize) -> manyring_memory::GuestSlice {
+    fn slice(&self, addr: u64, len: usize) -> manyring_memory::GuestSlice<'_> {
         self.mapping.slice(usize::try_from(addr - GUEST).unwrap(), len).unwrap()
     }
 

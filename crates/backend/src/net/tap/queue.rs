@@ -17,31 +17,31 @@ struct Bounce {
 }
 
 impl Bounce {
-    /// The first `len` bytes of the copy's memory.
-    fn slice(&mut self, len: usize) -> Result<GuestSlice, Errno> {
+    /// The first `len` bytes of the copy's memory, and the bytes beside it.
+    fn parts(&mut self, len: usize) -> Result<(GuestSlice<'_>, &mut Vec<u8>), Errno> {
         if self.memory.is_none() {
             let size = (HEADER_SIZE + FRAME_SIZE_MAX) as u64;
             self.memory = Some(Mapping::anonymous(size).map_err(|_| Errno::NOMEM)?);
         }
-        self.memory.as_ref().and_then(|memory| memory.slice(0, len)).ok_or(Errno::MSGSIZE)
+        self.bytes.resize(len, 0);
+        let own = self.memory.as_ref().and_then(|memory| memory.slice(0, len));
+        Ok((own.ok_or(Errno::MSGSIZE)?, &mut self.bytes))
     }
 
     /// All bytes of `slices`, in one.
-    fn gather(&mut self, slices: &[GuestSlice]) -> Result<GuestSlice, Errno> {
+    fn gather(&mut self, slices: &[GuestSlice]) -> Result<GuestSlice<'_>, Errno> {
         let len = usize::try_from(total_len(slices)).map_err(|_| Errno::MSGSIZE)?;
-        let own = self.slice(len)?;
-        self.bytes.resize(len, 0);
-        copy_from_slices(slices, &mut self.bytes);
-        own.write_from(&self.bytes);
+        let (own, bytes) = self.parts(len)?;
+        copy_from_slices(slices, bytes);
+        own.write_from(bytes);
         Ok(own)
     }
 
     /// The first `len` bytes of the copy, to `slices`.
     fn scatter(&mut self, len: usize, slices: &[GuestSlice]) -> Result<(), Errno> {
-        let own = self.slice(len)?;
-        self.bytes.resize(len, 0);
-        own.read_into(&mut self.bytes);
-        copy_to_slices(slices, &self.bytes);
+        let (own, bytes) = self.parts(len)?;
+        own.read_into(bytes);
+        copy_to_slices(slices, bytes);
         Ok(())
     }
 }
@@ -126,7 +126,7 @@ impl TapRx {
     #[cold]
     fn recv_by_copy(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
         let room = usize::try_from(total_len(buffers)).unwrap_or(usize::MAX);
-        let own = self.bounce.slice(room.min(HEADER_SIZE + FRAME_SIZE_MAX))?;
+        let (own, _) = self.bounce.parts(room.min(HEADER_SIZE + FRAME_SIZE_MAX))?;
         let len = retry_on_intr(|| sys::read(self.queue.as_fd(), &[own]))?;
         self.bounce.scatter(len, buffers)?;
         Ok(len)

@@ -5,6 +5,19 @@ use manyring_memory::Mapping;
 use rustix::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
+/// [`Ring::transfer`] of memory that outlives its completion.
+fn transfer(
+    ring: &mut Ring,
+    op: FileOp,
+    (file, offset): (RingFile, u64),
+    slices: &[GuestSlice],
+    punt: bool,
+    user_data: u64,
+) {
+    // SAFETY: every test waits for all its completions before its memory is unmapped.
+    unsafe { ring.transfer(op, file, slices, offset, punt, user_data) };
+}
+
 #[test]
 fn a_write_and_a_read_pass_through_the_ring() {
     let mut ring = Ring::new().unwrap();
@@ -14,10 +27,11 @@ fn a_write_and_a_read_pass_through_the_ring() {
     let (source, target) = (memory.slice(0, 4096).unwrap(), memory.slice(4096, 4096).unwrap());
     source.write_from(&[7; 4096]);
     let mut events = Vec::new();
-    ring.transfer(FileOp::Write { dsync: true }, registered, &[source], 512, true, 1);
+    transfer(&mut ring, FileOp::Write { dsync: true }, (registered, 512), &[source], true, 1);
     ring.wait(None).unwrap();
     ring.reap(&mut events);
-    ring.transfer(FileOp::Read, RingFile::Plain(file.as_raw_fd()), &[target], 512, false, 2);
+    let plain = RingFile::Plain(file.as_raw_fd());
+    transfer(&mut ring, FileOp::Read, (plain, 512), &[target], false, 2);
     ring.wait(None).unwrap();
     ring.reap(&mut events);
     assert_eq!(
@@ -63,7 +77,7 @@ fn every_transfer_writes_its_own_bytes(count: u16, slices_of: impl Fn(u16) -> us
         let piece = |i| memory.slice(at + i * (512 / pieces), 512 / pieces).unwrap();
         let slices: Vec<_> = (0..pieces).map(piece).collect();
         let op = FileOp::Write { dsync: false };
-        ring.transfer(op, plain, &slices, u64::from(n) * 512, false, n.into());
+        transfer(&mut ring, op, (plain, u64::from(n) * 512), &slices, false, n.into());
     }
     let mut events = Vec::new();
     while events.len() < usize::from(count) {
@@ -105,8 +119,9 @@ fn a_task_that_was_parked_goes_out_with_its_own_slices_and_in_its_turn() {
     let op = FileOp::Write { dsync: false };
     // As if the kernel had taken nothing just now.
     let work = Work::Transfer { op, file: file_of_ring, offset: 0, punt: false };
-    ring.parked.push_back((Task { work, user_data: 1 }, vec![piece(0), piece(512)]));
-    ring.transfer(op, file_of_ring, &[piece(1024), piece(1536)], 1024, false, 2);
+    let parked = as_iovecs(&[piece(0), piece(512)]).to_vec();
+    ring.parked.push_back((Task { work, user_data: 1 }, parked));
+    transfer(&mut ring, op, (file_of_ring, 1024), &[piece(1024), piece(1536)], false, 2);
     let mut events = Vec::new();
     while events.len() < 2 {
         ring.wait(Some(Duration::from_secs(10))).unwrap();
@@ -126,7 +141,8 @@ fn a_transfer_of_more_slices_than_an_entry_takes_is_short() {
     let memory = Mapping::anonymous(1 << 20).unwrap();
     let slices: Vec<_> = (0..2000).map(|n| memory.slice(n * 512, 512).unwrap()).collect();
     let mut events = Vec::new();
-    ring.transfer(FileOp::Read, RingFile::Plain(file.as_raw_fd()), &slices, 0, false, 1);
+    let plain = RingFile::Plain(file.as_raw_fd());
+    transfer(&mut ring, FileOp::Read, (plain, 0), &slices, false, 1);
     ring.wait(Some(Duration::from_secs(10))).unwrap();
     ring.reap(&mut events);
     assert_eq!(events[0].result, 1024 * 512);

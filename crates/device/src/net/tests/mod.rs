@@ -291,7 +291,7 @@ impl Ring {
         bytes
     }
 
-    fn slice(&self, addr: u64, len: usize) -> GuestSlice {
+    fn slice(&self, addr: u64, len: usize) -> GuestSlice<'_> {
         self.mapping.slice(usize::try_from(addr).unwrap(), len).unwrap()
     }
 }
