@@ -109,6 +109,11 @@ fn piece(storage: &Mapping, task: &mut Task, bytes: u64) -> Step {
 }
 
 impl DiskQueue for MemoryQueue {
+    /// As many requests of a page as fit in a turn.
+    fn burst_max(&self) -> usize {
+        32
+    }
+
     fn submit(&mut self, burst: &Burst, _ring: Option<&mut Ring>, done: &mut Vec<Completion>) {
         for (request, slices) in burst.iter() {
             let Request { token, op, offset, len, .. } = *request;

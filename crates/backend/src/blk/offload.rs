@@ -4,7 +4,7 @@
 //! ```text
 //! queue:  send a task with the queue's inbox       (starts the thread if none runs)
 //! thread: first task; serve it to its end; put the completion into its inbox; write the eventfd
-//!         no task for a second? end
+//!         no task for a second, or the disk is gone? end
 //! queue:  the worker hears the eventfd, gives the queue a turn, and the queue empties its inbox
 //! ```
 //! The tasks of a disk are served one after another, so that a guest's long request delays that
@@ -40,8 +40,17 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     /// As many as the rings of the disk's queues have entries at most.
-    tasks: VecDeque<(Task, Arc<Inbox>)>,
+    tasks: VecDeque<Job>,
     is_running: bool,
+    is_closed: bool,
+}
+
+/// A task with its file and the way back. An idle thread holds no image: it would keep its lock.
+#[derive(Debug)]
+struct Job {
+    task: Task,
+    image: Arc<Image>,
+    inbox: Arc<Inbox>,
 }
 
 impl Shared {
@@ -49,20 +58,22 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next task; `None` when there was none for [`IDLE`]: the thread counts as ended then.
-    fn next(&self) -> Option<(Task, Arc<Inbox>)> {
+    /// The next job; `None` when there was none for [`IDLE`]: the thread counts as ended then.
+    fn next(&self) -> Option<Job> {
         let mut state = self.lock();
+        let mut is_idle = false;
         loop {
-            if let Some(task) = state.tasks.pop_front() {
-                return Some(task);
+            if let Some(job) = state.tasks.pop_front() {
+                return Some(job);
+            }
+            if is_idle || state.is_closed {
+                state.is_running = false;
+                return None;
             }
             let waited = self.wake.wait_timeout(state, IDLE);
             let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
             state = guard;
-            if timeout.timed_out() && state.tasks.is_empty() {
-                state.is_running = false;
-                return None;
-            }
+            is_idle = timeout.timed_out();
         }
     }
 }
@@ -76,11 +87,11 @@ impl Offload {
     /// is served here, and the worker waits.
     fn send(&self, task: Task, inbox: Arc<Inbox>) {
         let mut state = self.shared.lock();
-        state.tasks.push_back((task, inbox));
+        state.tasks.push_back(Job { task, image: self.image.clone(), inbox });
         if !state.is_running {
-            let (shared, image) = (self.shared.clone(), self.image.clone());
+            let shared = self.shared.clone();
             let thread = std::thread::Builder::new().name("disk-offload".to_owned());
-            state.is_running = thread.spawn(move || serve(&shared, &image)).is_ok();
+            state.is_running = thread.spawn(move || serve(&shared)).is_ok();
         }
         if state.is_running {
             self.shared.wake.notify_one();
@@ -88,19 +99,30 @@ impl Offload {
         }
         let tasks = std::mem::take(&mut state.tasks);
         drop(state);
-        tasks.into_iter().for_each(|(task, inbox)| finish(task, &inbox, &self.image));
+        tasks.into_iter().for_each(Job::run);
     }
 }
 
-fn serve(shared: &Shared, image: &Image) {
-    while let Some((task, inbox)) = shared.next() {
-        finish(task, &inbox, image);
+impl Drop for Offload {
+    fn drop(&mut self) {
+        self.shared.lock().is_closed = true;
+        self.shared.wake.notify_one();
     }
 }
 
-fn finish(mut task: Task, inbox: &Inbox, image: &Image) {
-    let result = serve_to_the_end(&mut task, image);
-    inbox.put(Completion { token: task.token, result });
+fn serve(shared: &Shared) {
+    while let Some(job) = shared.next() {
+        job.run();
+    }
+}
+
+impl Job {
+    fn run(mut self) {
+        let result = serve_to_the_end(&mut self.task, &self.image);
+        // Before the completion: whoever hears it may drop the disk and open the image again.
+        drop(self.image);
+        self.inbox.put(Completion { token: self.task.token, result });
+    }
 }
 
 /// Completions on their way from the thread to a queue, and the eventfd that wakes its worker.
@@ -155,5 +177,44 @@ impl Aside {
             let mut arrived = self.inbox.done.lock().unwrap_or_else(PoisonError::into_inner);
             done.append(&mut arrived);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blk::ImageOptions;
+
+    fn wait_until(done: impl Fn() -> bool) {
+        let step = Duration::from_millis(10);
+        assert!((0..3000).any(|_| done() || {
+            std::thread::sleep(step);
+            false
+        }));
+    }
+
+    #[test]
+    fn the_thread_of_a_disk_starts_with_a_task_and_ends_when_it_is_idle_or_the_disk_is_gone() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let open = || Image::open(file.path(), ImageOptions::default()).unwrap();
+        let offload = Arc::new(Offload::new(Arc::new(open())));
+        let shared = offload.shared.clone();
+        let aside = Aside::new(offload.clone()).unwrap();
+        let mut done = Vec::new();
+        for round in 1..=2 {
+            aside.send(Task { token: round, ..Task::default() });
+            while done.is_empty() {
+                aside.reap(&mut done);
+            }
+            assert_eq!(done.pop(), Some(Completion { token: round, result: Ok(()) }));
+            if round == 1 {
+                wait_until(|| !shared.lock().is_running);
+            }
+        }
+        drop((aside, offload));
+        // Nobody holds the image: it is opened at once.
+        drop(open());
+        wait_until(|| Arc::strong_count(&shared) == 1);
     }
 }

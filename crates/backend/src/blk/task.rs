@@ -1,7 +1,7 @@
 //! `Task`: a request as far as it is done; `Backlog`: the tasks of a queue that go on with its next
 //! turns.
 
-use super::quota::{Patience, Quota};
+use super::quota::{PIECE, Patience, Quota};
 use super::{Completion, Op, Request};
 use manyring_memory::{Pieces, SliceList};
 use rustix::io::Errno;
@@ -90,10 +90,16 @@ impl Default for Task {
 
 /// The tasks of a queue that do not fit in one turn, in order: as many as its ring has entries at
 /// most. Each turn does a [`Quota`] of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Backlog {
     quota: Quota,
     tasks: VecDeque<Task>,
+}
+
+impl Default for Backlog {
+    fn default() -> Self {
+        Self { quota: Quota::new(PIECE), tasks: VecDeque::new() }
+    }
 }
 
 impl Backlog {

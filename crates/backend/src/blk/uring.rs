@@ -22,7 +22,7 @@
 
 use super::file::{FileQueue, INLINE_BURST};
 use super::offload::{Aside, Offload};
-use super::quota::{Patience, Quota};
+use super::quota::{BURST, Patience, Quota};
 use super::task::{Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::sys::file as sys;
@@ -86,7 +86,7 @@ impl UringDisk {
         Ok(UringQueue {
             image: self.image.clone(),
             aside,
-            quota: Quota::default(),
+            quota: Quota::new(BURST),
             piece: SliceList::new(),
             tag: 0,
             file: RingFile::Plain(-1),
