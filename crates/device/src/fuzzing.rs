@@ -40,10 +40,17 @@ impl SoloQueue {
         Ok(Self { queue, blk, stats: QueueStats::default() })
     }
 
-    /// Pops a batch, serves it, completes it. Returns (popped, completed).
+    /// Pops a batch, serves it to its end, completes it. Returns (popped, completed).
     pub fn turn(&mut self) -> (usize, usize) {
         let popped = self.blk.pop_and_submit(&mut self.queue, None, 0);
-        let completed = self.blk.complete(&mut self.queue, &self.stats, || 0).count;
+        let mut completed = 0;
+        loop {
+            let ended = self.blk.complete(&mut self.queue, &self.stats, || 0);
+            completed += ended.count;
+            if !ended.has_more {
+                break;
+            }
+        }
         self.queue.publish();
         self.queue.needs_notification();
         (popped, completed)

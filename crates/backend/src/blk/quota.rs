@@ -2,8 +2,8 @@
 //! `Patience`: how often a disk may say "again". Pure: no clock, no I/O.
 
 /// Bytes of a turn where the rest goes on in the next one: some 15 microseconds from a page cache,
-/// some 90 where pages must be allocated. The smaller it is, the sooner the next queue has its turn;
-/// below this the system call of each piece begins to show.
+/// some 90 where pages must be allocated. The smaller it is, the sooner the next queue has its
+/// turn; below this the system call of each piece begins to show.
 pub(crate) const PIECE: u64 = 128 << 10;
 /// Bytes of a turn where the rest goes to a thread of the kernel, which costs twice as much.
 pub(crate) const BURST: u64 = 256 << 10;
