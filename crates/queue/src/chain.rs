@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 /// Most chains of one batch.
 pub const BATCH_CHAINS: usize = 64;
-/// A batch stops growing when it holds this many slices (a single chain may exceed it).
+/// A batch stops growing when it holds this many slices and empty descriptors (a single chain may
+/// exceed it): chains of a large ring can share their descriptors, so that its size is no bound
+/// for what a batch of them costs.
 pub(crate) const BATCH_SLICES: usize = 1024;
 
 /// A descriptor chain that was popped. It must be pushed, or put back, exactly once; debug builds
@@ -51,7 +53,8 @@ impl Drop for Chain {
     }
 }
 
-/// Slices of one chain at most: its descriptors, and the crossings between memory regions.
+/// Slices of one chain at most: its descriptors, and the crossings between memory regions. Empty
+/// descriptors count.
 pub(crate) const CHAIN_SLICES: usize = 2048;
 
 /// One chain of a batch: the token and where its slices lie.

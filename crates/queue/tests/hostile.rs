@@ -9,7 +9,7 @@ use guest::{BUFFERS, GUEST, Rig, SIZE, set};
 use manyring_queue::split::DeviceHalf;
 use manyring_queue::{BATCH_CHAINS, Batch, QueueError, RingFeatures};
 use manyring_wire::virtqueue::{
-    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Descriptor, RING_IDX, avail_entry,
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Descriptor, QUEUE_SIZE_MAX, RING_IDX, avail_entry,
 };
 use proptest::prelude::*;
 
@@ -262,6 +262,46 @@ fn chains_before_the_fault_are_delivered() {
     assert!(device.fault().is_some());
     device.push_used(chain, 0);
     assert_eq!(device.publish(), 1);
+}
+
+/// The largest ring there is, with chains of empty descriptors that all end at the same one.
+fn rig_of_empty_chains(longest: u16) -> Rig {
+    let rig = Rig::new(QUEUE_SIZE_MAX, RingFeatures::default(), 0);
+    rig.driver();
+    (0..longest).for_each(|n| rig.set(n, desc(BUFFERS, 0, DESC_F_NEXT, n + 1)));
+    rig.set(longest - 1, desc(BUFFERS, 0, 0, 0));
+    rig
+}
+
+#[test]
+fn a_chain_of_more_empty_descriptors_than_a_chain_may_have_pieces_is_refused() {
+    let rig = rig_of_empty_chains(2049);
+    let mut device = rig.device();
+    rig.offer(0);
+    assert_eq!(fault_of(&rig, &mut device), Some(QueueError::ChainSlices { max: 2048 }));
+    let rig = rig_of_empty_chains(2048);
+    let mut device = rig.device();
+    rig.offer(0);
+    let mut batch = Batch::new();
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1);
+    device.push_used(batch.take(0).unwrap().0, 0);
+}
+
+#[test]
+fn a_batch_of_long_chains_ends_early_also_where_their_descriptors_are_empty() {
+    let rig = rig_of_empty_chains(600);
+    let mut device = rig.device();
+    (0..8).for_each(|head| rig.offer(head));
+    let mut batch = Batch::new();
+    for expected in [2, 2, 2, 2, 0] {
+        assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), expected);
+        for index in 0..expected {
+            let (chain, readable, writable) = batch.take(index).unwrap();
+            assert!(readable.is_empty() && writable.is_empty());
+            device.push_used(chain, 0);
+        }
+    }
+    assert_eq!(device.fault(), None);
 }
 
 /// One word of the ring's memory, or of an indirect table, set to something.

@@ -288,7 +288,7 @@ proptest! {
 
     #[test]
     fn both_halves_agree_with_the_model_in_any_order(
-        size in prop::sample::select(vec![1u16, 2, 4, 8, 32, 128, 256]),
+        size in prop::sample::select(vec![1u16, 2, 4, 8, 32, 128, 256, 32768]),
         features in features(),
         base in prop_oneof![Just(0u16), 65500..=65535u16, any::<u16>()],
         steps in prop::collection::vec(step(), 1..400),

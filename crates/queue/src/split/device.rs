@@ -91,15 +91,17 @@ impl DeviceHalf {
             return 0;
         }
         let available = usize::from(self.avail_idx.wrapping_sub(self.last_avail));
+        // Descriptors of no bytes leave no slice behind, but cost a read each: they count as well.
+        let mut empty = 0;
         for _ in 0..available.min(BATCH_CHAINS).min(max) {
-            match self.pop_chain(batch) {
+            match self.pop_chain(batch, &mut empty) {
                 Ok(entry) => batch.entries.push(entry),
                 Err(fault) => {
                     self.latch_fault(fault);
                     break;
                 }
             }
-            if batch.slices.len() >= BATCH_SLICES {
+            if batch.slices.len() + empty >= BATCH_SLICES {
                 break;
             }
         }
@@ -108,15 +110,16 @@ impl DeviceHalf {
 
     /// Reads the next head and walks its chain.
     #[inline]
-    fn pop_chain(&mut self, batch: &mut Batch) -> Result<Entry, QueueError> {
+    fn pop_chain(&mut self, batch: &mut Batch, empty: &mut usize) -> Result<Entry, QueueError> {
         let slot = self.last_avail & (self.size - 1);
         let head = self.areas.avail.load_u16(avail_entry(slot));
         if head >= self.size {
             return Err(QueueError::DescriptorIndex { index: head, size: self.size });
         }
         let start = batch.slices.len();
-        let mut walk = Walk { first: start, bytes: 0, writable_at: None };
+        let mut walk = Walk { first: start, empty: 0, bytes: 0, writable_at: None };
         self.walk_table(head, &mut walk, &mut batch.slices)?;
+        *empty += walk.empty;
         let end = batch.slices.len();
         let border = walk.writable_at.unwrap_or(end);
         self.last_avail = self.last_avail.wrapping_add(1);
@@ -403,6 +406,8 @@ impl Table<'_> {
 struct Walk {
     /// Where the slices of the chain begin.
     first: usize,
+    /// Descriptors of no bytes.
+    empty: usize,
     bytes: u64,
     /// Where the writable slices begin.
     writable_at: Option<usize>,
@@ -428,10 +433,11 @@ impl Walk {
             return Err(QueueError::ChainBytes);
         }
         if desc.len == 0 {
-            return Ok(());
+            self.empty += 1;
+        } else {
+            slices.resolve(GuestAddr(desc.addr), desc.len, last_hit).map_err(QueueError::Buffer)?;
         }
-        slices.resolve(GuestAddr(desc.addr), desc.len, last_hit).map_err(QueueError::Buffer)?;
-        if slices.len() - self.first > CHAIN_SLICES {
+        if slices.len() - self.first + self.empty > CHAIN_SLICES {
             return Err(QueueError::ChainSlices { max: CHAIN_SLICES });
         }
         Ok(())

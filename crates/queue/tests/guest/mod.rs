@@ -16,9 +16,9 @@ use std::sync::Arc;
 /// Guest address of the only region; its user address is `USER` ahead.
 pub(crate) const GUEST: u64 = 0x4000_0000;
 pub(crate) const USER: u64 = 0x7a00_0000_0000;
-pub(crate) const SIZE: u64 = 1 << 20;
+pub(crate) const SIZE: u64 = 64 << 20;
 /// Where the buffers begin; before them lie the ring's areas.
-pub(crate) const BUFFERS: u64 = GUEST + (1 << 19);
+pub(crate) const BUFFERS: u64 = GUEST + (1 << 20);
 
 /// A ring of `size` entries and its memory.
 pub(crate) struct Rig {
