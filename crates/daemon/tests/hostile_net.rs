@@ -139,7 +139,8 @@ impl Raw {
 /// The counter that a frame which is wrong in this way adds to.
 fn counter_of(spoil: TxSpoil) -> &'static str {
     match spoil {
-        TxSpoil::HeaderInPieces | TxSpoil::WritableToo => "packets",
+        // A device must not rely on `hdr_len`: it is cut to the frame, which then is in order.
+        TxSpoil::HdrLenPastEnd | TxSpoil::HeaderInPieces | TxSpoil::WritableToo => "packets",
         TxSpoil::TooLong | TxSpoil::TooLongInPieces => "dropped_too_long",
         spoil if spoil.is_header_lie() => "dropped_bad_header",
         _ => "dropped_short",

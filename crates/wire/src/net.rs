@@ -277,8 +277,6 @@ pub enum HeaderError {
     GsoSize,
     #[error("segmentation without a partial checksum")]
     GsoCsum,
-    #[error("headers longer than the frame")]
-    HdrLen,
 }
 
 impl RawHeader {
@@ -328,10 +326,10 @@ impl RawHeader {
             clean.gso_type = self.gso_type;
             clean.gso_size = self.gso_size;
         }
-        if usize::from(self.hdr_len.get()) > len {
-            return Err(HeaderError::HdrLen);
-        }
-        clean.hdr_len = self.hdr_len;
+        // A hint that a device must not rely on (§5.1.6.2.2), so no reason to drop the frame; but
+        // a tap refuses headers that are longer than what it gets.
+        let frame = u16::try_from(len).unwrap_or(u16::MAX);
+        clean.hdr_len = self.hdr_len.get().min(frame).into();
         Ok(clean)
     }
 }

@@ -261,7 +261,6 @@ fn a_header_that_lies_or_was_not_negotiated_is_counted() {
         RawHeader { gso_size: 0.into(), ..gso },
         RawHeader { gso_type: 77, ..gso },
         RawHeader { flags: 0, ..gso },
-        RawHeader { hdr_len: 61.into(), ..gso },
     ];
     let mut guest = Guest::new([]);
     for header in lies {
@@ -277,6 +276,25 @@ fn a_header_that_lies_or_was_not_negotiated_is_counted() {
     plain.offer(&[csum.as_bytes(), &frame(0, 60)].concat(), &[12, 60]);
     plain.turn();
     assert_eq!((plain.returned(), plain.ring.stats.dropped_bad_header.value()), (1, 1));
+}
+
+#[test]
+fn a_header_longer_than_its_frame_is_cut_and_the_frame_is_sent() {
+    let header = RawHeader {
+        flags: HDR_F_NEEDS_CSUM,
+        gso_type: HDR_GSO_TCPV4,
+        hdr_len: 61.into(),
+        gso_size: 10.into(),
+        csum_start: 34.into(),
+        csum_offset: 16.into(),
+        ..RawHeader::default()
+    };
+    let mut guest = Guest::new([]);
+    guest.offer(&[header.as_bytes(), &frame(0, 60)].concat(), &[12, 60]);
+    guest.turn();
+    let cut = RawHeader { hdr_len: 60.into(), ..header };
+    assert_eq!(guest.port.script().sent[0][..HEADER_SIZE], *cut.as_bytes());
+    assert_eq!((guest.returned(), guest.ring.stats.packets.value()), (1, 1));
 }
 
 #[test]

@@ -72,8 +72,7 @@ impl TxSpoil {
     pub fn is_header_lie(self) -> bool {
         matches!(
             self,
-            Self::HdrLenPastEnd
-                | Self::GsoSizeZero
+            Self::GsoSizeZero
                 | Self::GsoUnknown
                 | Self::GsoWithoutCsum
                 | Self::GsoUdpEcn
