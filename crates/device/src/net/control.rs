@@ -153,8 +153,7 @@ impl Commands {
             return Err(Refusal::Feature);
         }
         if let Command::CoalesceQuery(index) = command {
-            let coalescing = inner.coalescing_of(index)?;
-            let result = QueueCoalescing { index, coalescing }.emit().to_vec();
+            let result = inner.coalescing_of(index)?.emit().to_vec();
             return Ok(Reply { status: CtrlStatus::Ok, result });
         }
         let Some(reach) = inner.reach(&command)? else {

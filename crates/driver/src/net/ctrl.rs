@@ -214,7 +214,7 @@ impl ControlQueue {
     /// # Errors
     /// See [`Self::set_rx_mode`].
     pub fn coalesce_tx(&mut self, coalescing: Coalescing) -> Result<CtrlStatus, DriverError> {
-        self.run(class::NOTF_COAL, class::NOTF_COAL_TX_SET, &[&coalescing_bytes(coalescing)])
+        self.run(class::NOTF_COAL, class::NOTF_COAL_TX_SET, &[&coalescing.emit()])
     }
 
     /// `NOTF_COAL_RX_SET`: coalesces the notifications of all receiveqs.
@@ -222,7 +222,7 @@ impl ControlQueue {
     /// # Errors
     /// See [`Self::set_rx_mode`].
     pub fn coalesce_rx(&mut self, coalescing: Coalescing) -> Result<CtrlStatus, DriverError> {
-        self.run(class::NOTF_COAL, class::NOTF_COAL_RX_SET, &[&coalescing_bytes(coalescing)])
+        self.run(class::NOTF_COAL, class::NOTF_COAL_RX_SET, &[&coalescing.emit()])
     }
 
     /// `NOTF_COAL_VQ_SET`: coalesces the notifications of one virtqueue.
@@ -239,9 +239,9 @@ impl ControlQueue {
     /// # Errors
     /// See [`Self::set_rx_mode`].
     pub fn coalescing_of(&mut self, index: u16) -> Result<Option<QueueCoalescing>, DriverError> {
-        let index = index.to_le_bytes();
         let (kind, get) = (class::NOTF_COAL, class::NOTF_COAL_VQ_GET);
-        let answer = self.command(kind, get, &[&index], 12)?;
+        // The index, and the reserved field behind it.
+        let answer = self.command(kind, get, &[&index.to_le_bytes(), &[0; 2]], 8)?;
         if status(answer.status)? == CtrlStatus::Err {
             return Ok(None);
         }
@@ -250,9 +250,8 @@ impl ControlQueue {
             Some(u32::from_le_bytes(bytes))
         };
         let parse = || {
-            let bytes = answer.data.first_chunk()?;
-            let coalescing = Coalescing { packets_max: number(4)?, delay_us_max: number(8)? };
-            Some(QueueCoalescing { index: u16::from_le_bytes(*bytes), coalescing })
+            let coalescing = Coalescing { packets_max: number(0)?, delay_us_max: number(4)? };
+            Some(QueueCoalescing { index, coalescing })
         };
         Ok(parse())
     }
@@ -270,11 +269,4 @@ fn status(byte: u8) -> Result<CtrlStatus, DriverError> {
 fn mac_list(macs: &[MacAddress]) -> Vec<u8> {
     let count = u32::try_from(macs.len()).unwrap_or(u32::MAX);
     [&count.to_le_bytes()[..], macs.as_flattened()].concat()
-}
-
-fn coalescing_bytes(coalescing: Coalescing) -> [u8; 8] {
-    let mut bytes = [0; 8];
-    bytes[..4].copy_from_slice(&coalescing.packets_max.to_le_bytes());
-    bytes[4..].copy_from_slice(&coalescing.delay_us_max.to_le_bytes());
-    bytes
 }

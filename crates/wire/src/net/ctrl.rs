@@ -213,7 +213,8 @@ impl Command {
                 let (index, coalescing) = (raw.index.get(), raw.coalescing.into());
                 Self::CoalesceQueue(QueueCoalescing { index, coalescing })
             }
-            // The driver writes the index alone, or the whole structure.
+            // A driver writes the index and the reserved field; some the index alone, or room for
+            // the parameters too.
             (class::NOTF_COAL, class::NOTF_COAL_VQ_GET) if matches!(data.len(), 2 | 4 | 12) => {
                 Self::CoalesceQuery(u16::from_le_bytes([data[0], data[1]]))
             }
@@ -223,14 +224,24 @@ impl Command {
     }
 }
 
+impl Coalescing {
+    /// The answer to [`Command::CoalesceQuery`], `struct virtio_net_ctrl_coal`.
+    #[must_use]
+    pub fn emit(self) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        bytes[0..4].copy_from_slice(&self.packets_max.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.delay_us_max.to_le_bytes());
+        bytes
+    }
+}
+
 impl QueueCoalescing {
-    /// The answer to [`Command::CoalesceQuery`].
+    /// What a driver writes to set it, `struct virtio_net_ctrl_coal_vq`.
     #[must_use]
     pub fn emit(self) -> [u8; 12] {
         let mut bytes = [0; 12];
         bytes[0..2].copy_from_slice(&self.index.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.coalescing.packets_max.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.coalescing.delay_us_max.to_le_bytes());
+        bytes[4..12].copy_from_slice(&self.coalescing.emit());
         bytes
     }
 }

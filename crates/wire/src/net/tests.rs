@@ -92,6 +92,8 @@ fn commands_parse() {
     let data = [&[6, 2][..], &queue.emit()].concat();
     assert_eq!(parse(&data), Ok(Command::CoalesceQueue(queue)));
     assert_eq!(parse(&[6, 3, 3, 0]), Ok(Command::CoalesceQuery(3)));
+    assert_eq!(parse(&[6, 3, 3, 0, 0, 0]), Ok(Command::CoalesceQuery(3)));
+    assert_eq!(coalescing.emit(), [5, 0, 0, 0, 0xd0, 7, 0, 0], "what VQ_GET is answered with");
     let table = [&[1, 0, 1, 0, 0, 0][..], &[2, 0, 0, 0, 0, 9], &[0, 0, 0, 0]].concat();
     let filter = FilterTable { unicast: vec![[2, 0, 0, 0, 0, 9]], multicast: vec![] };
     assert_eq!(parse(&table), Ok(Command::MacTable(filter)));
@@ -99,7 +101,7 @@ fn commands_parse() {
 
 #[test]
 fn malformed_commands_are_named() {
-    let cases: [&[u8]; 13] = [
+    let cases: [&[u8]; 15] = [
         &[],
         &[0],
         &[0, 0],
@@ -112,6 +114,8 @@ fn malformed_commands_are_named() {
         &[3, 0, 0],
         &[4, 0, 1],
         &[5, 0, 0, 0, 0, 0, 0, 0, 0, 0x80],
+        &[6, 3],
+        &[6, 3, 1],
         &[7, 0],
     ];
     for bytes in cases {
