@@ -328,7 +328,7 @@ impl RunningQueue {
     /// True if the next work is the driver's to bring.
     fn asks_driver(&self) -> bool {
         match &self.handler {
-            Handler::Blk(_) => self.may_pop(),
+            Handler::Blk(_) => self.may_pop() && !self.is_full(),
             Handler::Tx(tx) => self.may_take() && !tx.waits_for_port(),
             Handler::Rx(rx) => self.may_pop() && !rx.is_broken() && !rx.has_room(),
         }

@@ -20,9 +20,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Largest ring that is served: no front-end makes larger ones, and what is kept for each request
-/// in flight stays within bounds.
-const QUEUE_SIZE_MAX: u16 = 1024;
+/// Requests of a queue that are taken out of its ring and not answered, at most: more of a larger
+/// ring waits in it. So what is kept for requests in flight has the same bound for rings of every
+/// size, and no disk has use for more.
+pub(crate) const IN_FLIGHT_MAX: u16 = 1024;
 
 /// Longest wait for the requests in flight before a disk is cut.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
@@ -34,7 +35,7 @@ pub struct BlkOptions {
     pub name: String,
     /// Request queues, 1 to 256.
     pub num_queues: usize,
-    /// Entries of a ring at most; a power of two.
+    /// Entries of a ring that `seg_max` is made for; a power of two. Rings may be of any size.
     pub queue_size: u16,
     /// The device id string; longer ones are cut at 20 bytes.
     pub serial: String,
@@ -222,7 +223,7 @@ impl Device for BlkDevice {
     }
 
     fn queue_size_max(&self) -> u16 {
-        QUEUE_SIZE_MAX
+        manyring_wire::virtqueue::QUEUE_SIZE_MAX
     }
 
     fn read_config(&self, offset: u32, bytes: &mut [u8]) {

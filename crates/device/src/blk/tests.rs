@@ -1,6 +1,8 @@
 //! Every kind of request, well-formed and not, from a driver's ring to a disk and back, without a
 //! thread: the driver half is the guest, a memory disk the host.
 
+mod room;
+
 use super::config::RANGES_MAX;
 use super::virtio::BlkQueue;
 use super::{BlkDevice, BlkOptions, Shared};

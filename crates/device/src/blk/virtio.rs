@@ -1,8 +1,8 @@
 //! virtio-blk chain <-> `Request` / `Completion` (virtio 1.3 §5.2.6).
 
-use super::Shared;
 use super::config::{RANGE_BYTES_MAX, RANGES_MAX, SIZE_MAX};
 use super::pending::{InFlight, Kind, Pending};
+use super::{IN_FLIGHT_MAX, Shared};
 use crate::queue::MemoryReply;
 use crate::stats::QueueStats;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
@@ -113,6 +113,11 @@ impl BlkQueue {
         self.pending.barrier(reply);
     }
 
+    /// True if no more is taken out of the ring until a request is done.
+    pub(crate) fn is_full(&self, queue: &DeviceQueue) -> bool {
+        queue.in_flight() >= IN_FLIGHT_MAX
+    }
+
     /// Gives up what is in flight, when the queue ends.
     pub(crate) fn abandon(&mut self, queue: &mut DeviceQueue) {
         self.pending.drain().for_each(|request| queue.discard(request.chain));
@@ -126,7 +131,8 @@ impl BlkQueue {
         ring: Option<&mut Ring>,
         now_ns: u64,
     ) -> usize {
-        let popped = queue.pop_batch(&mut self.batch, self.burst_max);
+        let room = usize::from(IN_FLIGHT_MAX.saturating_sub(queue.in_flight()));
+        let popped = queue.pop_batch(&mut self.batch, self.burst_max.min(room));
         if popped == 0 {
             return 0;
         }

@@ -40,8 +40,6 @@ use rustix::io::Errno;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::watch;
 
-/// Largest ring that is served.
-const QUEUE_SIZE_MAX: u16 = 1024;
 /// Ethernet header and VLAN tag.
 const ETHERNET_SIZE: usize = 14 + 4;
 
@@ -389,7 +387,7 @@ impl Device for NetDevice {
     }
 
     fn queue_size_max(&self) -> u16 {
-        QUEUE_SIZE_MAX
+        manyring_wire::virtqueue::QUEUE_SIZE_MAX
     }
 
     fn read_config(&self, offset: u32, bytes: &mut [u8]) {

@@ -1,4 +1,5 @@
-//! What a running block queue does beyond: its disk's completions, and the rest of long requests.
+//! What a running block queue does beyond: its disk's completions, the rest of long requests, and
+//! a bound for what it takes out of its ring.
 
 use super::{Handler, MemoryReply, RunningQueue};
 use crate::blk::Completed;
@@ -33,12 +34,20 @@ impl RunningQueue {
             }
             self.looked_at_ns = now_ns;
         }
+        let was_full = self.is_full();
         let completed = self.complete(wait, popped > 0);
-        if self.has_more {
-            // The rest of a long request needs no kick and no event, but the next turn.
+        // The rest of a long request needs no kick and no event, but the next turn. A completion of
+        // a full queue makes room for what waits in the ring, for which no kick was asked.
+        if self.has_more || (was_full && completed > 0) {
             self.make_hot(now_ns);
         }
         popped > 0 || completed > 0 || self.has_more
+    }
+
+    /// True if a block queue has taken so much of its ring that the rest must wait in it. Only the
+    /// disk can change that: the driver is not asked for kicks meanwhile.
+    pub(super) fn is_full(&self) -> bool {
+        matches!(&self.handler, Handler::Blk(blk) if blk.is_full(&self.queue))
     }
 
     /// Returns what is done to the driver, and tells it if it wants to know.

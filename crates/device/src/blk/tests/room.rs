@@ -1,0 +1,120 @@
+//! A ring that holds more requests than a queue takes at once: the rest waits in the ring, costs
+//! nothing meanwhile, and is served as the disk gets on.
+
+use super::*;
+use crate::policy::polling::Polling;
+use crate::queue::{Handler, RunningQueue};
+use crate::{Activation, blk::IN_FLIGHT_MAX};
+use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
+use manyring_backend::sys::uring::Ring;
+use rustix::io::Errno;
+use std::sync::atomic::AtomicBool;
+use tokio::sync::mpsc;
+
+const RING: u16 = 32768;
+/// More than a queue takes at once, twice.
+const REQUESTS: u16 = 3000;
+/// Where the ring of this test lies; header and status lie behind it.
+const MEMORY: usize = 1 << 20;
+const BEHIND: u64 = (1 << 20) - 4096;
+
+/// A disk that answers when its gate is open.
+#[derive(Debug)]
+struct GatedDisk(Arc<AtomicBool>);
+
+#[derive(Debug)]
+struct GatedQueue {
+    is_open: Arc<AtomicBool>,
+    held: Vec<u32>,
+}
+
+impl Disk for GatedDisk {
+    fn geometry(&self) -> Geometry {
+        NullDisk::new(DISK_SIZE).geometry()
+    }
+
+    fn open_queue(&self, _has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
+        Ok(Box::new(GatedQueue { is_open: self.0.clone(), held: Vec::new() }))
+    }
+
+    fn resize(&self, _size: Option<u64>) -> Result<Geometry, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn kind(&self) -> &'static str {
+        "gated"
+    }
+}
+
+impl DiskQueue for GatedQueue {
+    fn submit(&mut self, burst: &Burst, _ring: Option<&mut Ring>, _done: &mut Vec<Completion>) {
+        self.held.extend(burst.iter().map(|(request, _)| request.token));
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
+        if self.is_open.load(Ordering::Relaxed) {
+            done.extend(self.held.drain(..).map(|token| Completion { token, result: Ok(()) }));
+        }
+        false
+    }
+}
+
+/// A full ring, and the queue that serves it.
+fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue) {
+    let mapping = Arc::new(Mapping::anonymous(MEMORY as u64).unwrap());
+    let spec = RegionSpec { guest_addr: 0, size: MEMORY as u64, user_addr: 0, mmap_offset: 0 };
+    let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap());
+    let addresses = RingAddresses { descriptor: 0, available: 0x8_0000, used: 0xa_0000 };
+    let config = QueueConfig { size: RING, addresses, base: 0, features: RingFeatures::default() };
+    let mut driver = DriverQueue::new(config, &memory).unwrap();
+    let header = mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap();
+    header.write_from(&[&VIRTIO_BLK_T_FLUSH.to_le_bytes()[..], &[0; 12]].concat());
+    for _ in 0..REQUESTS {
+        driver.add(&[(BEHIND, 16)], &[(BEHIND + 64, 1)]).unwrap();
+    }
+    driver.publish();
+    let device = Guest::plain().device;
+    let blk =
+        BlkQueue::new(disk.open_queue(false).unwrap(), device.shared.clone(), memory.clone(), RING);
+    let activation = Activation {
+        index: 0,
+        queue: DeviceQueue::new(config, memory).unwrap(),
+        addresses,
+        kick: Some(crate::Kick::new(eventfd()).unwrap()),
+        call: None,
+        err: None,
+        enabled: true,
+        features: 0,
+        events: mpsc::channel(1).0,
+    };
+    let stats = Arc::new(QueueStats::default());
+    (mapping, driver, RunningQueue::new(activation, Handler::Blk(blk), stats))
+}
+
+fn eventfd() -> rustix::fd::OwnedFd {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap()
+}
+
+#[test]
+fn a_queue_takes_a_bounded_number_of_requests_at_once_and_sleeps_until_it_has_room_again() {
+    let gate = Arc::new(AtomicBool::new(false));
+    let (_mapping, mut driver, mut queue) = rig(&GatedDisk(gate.clone()));
+    let mut wait = Wait::new(false).unwrap();
+    queue.attach(&mut wait, 0, 0, 0);
+    let late = 1_000_000_000;
+    while queue.turn(&mut wait, 0) {}
+    let in_flight = queue.stats().in_flight.value();
+    assert_eq!(in_flight, u64::from(IN_FLIGHT_MAX), "of {REQUESTS} in the ring");
+    // More in the ring is no reason to go on looking at it.
+    assert!(queue.settle((Polling::new(32), false), &mut wait, 0, 0, late));
+    assert!(!queue.is_hot());
+    gate.store(true, Ordering::Relaxed);
+    assert!(queue.turn(&mut wait, late), "what the disk has done is returned");
+    assert!(queue.is_hot(), "there is room: the ring is looked at without a kick");
+    while queue.turn(&mut wait, late) {}
+    let returned = std::iter::from_fn(|| driver.take_used()).count();
+    assert_eq!((returned, queue.stats().in_flight.value()), (usize::from(REQUESTS), 0));
+    // Now the next work is the driver's to bring.
+    assert!(queue.settle((Polling::new(32), false), &mut wait, 0, 0, 2 * late));
+    assert!(driver.add(&[(BEHIND, 16)], &[(BEHIND + 64, 1)]).is_some() && driver.publish());
+}
