@@ -52,6 +52,8 @@ pub(crate) struct Shared {
     /// Every write is durable at completion.
     pub(crate) write_through: AtomicBool,
     pub(crate) read_only: bool,
+    /// The features offered: a request of one that was not is unsupported.
+    pub(crate) offered: u64,
     pub(crate) serial: [u8; ID_SIZE],
 }
 
@@ -84,6 +86,7 @@ impl BlkDevice {
             capacity: AtomicU64::new(geometry.size),
             write_through: AtomicBool::new(!options.writeback),
             read_only: options.read_only,
+            offered: config::features(&options, &geometry),
             serial,
         });
         let stats = (0..options.num_queues).map(|_| Arc::new(QueueStats::default())).collect();

@@ -246,7 +246,10 @@ fn a_range_longer_than_the_config_space_allows_is_refused() {
 fn secure_erase_is_offered_only_by_a_disk_that_can() {
     let mut guest = Guest::plain();
     assert_eq!(guest.device.features() & VIRTIO_BLK_F_SECURE_ERASE, 0);
-    assert_eq!(guest.range_request(VIRTIO_BLK_T_SECURE_ERASE, 0, 1, 0), 2);
+    for sectors in [0, 1, 1 << 22] {
+        assert_eq!(guest.range_request(VIRTIO_BLK_T_SECURE_ERASE, 0, sectors, 0), 2);
+    }
+    assert_eq!(guest.request(VIRTIO_BLK_T_SECURE_ERASE, 0, 8, 0).0, 2, "whatever follows it");
     let plan = FaultPlan { secure_erase: true, ..FaultPlan::default() };
     let disk = FaultDisk::new(Arc::new(MemoryDisk::new(DISK_SIZE).unwrap()), plan);
     let mut guest = Guest::new(Arc::new(disk), false);
@@ -259,8 +262,10 @@ fn nothing_writes_to_a_read_only_device() {
     let mut guest = Guest::new(Arc::new(MemoryDisk::new(DISK_SIZE).unwrap()), true);
     assert_ne!(guest.device.features() & VIRTIO_BLK_F_RO, 0);
     assert_eq!(guest.request(VIRTIO_BLK_T_OUT, 0, 512, 0).0, 1);
-    assert_eq!(guest.range_request(VIRTIO_BLK_T_DISCARD, 0, 1, 0), 1);
-    assert_eq!(guest.range_request(VIRTIO_BLK_T_WRITE_ZEROES, 0, 1, 0), 1);
+    let not_offered = [VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_T_SECURE_ERASE];
+    for kind in not_offered {
+        assert_eq!(guest.range_request(kind, 0, 1, 0), 2);
+    }
     assert_eq!(guest.request(VIRTIO_BLK_T_IN, 0, 0, 512).0, 0);
 }
 

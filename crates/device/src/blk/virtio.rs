@@ -13,7 +13,8 @@ use manyring_memory::{
 use manyring_queue::{Batch, DeviceQueue, QueueError};
 use manyring_wire::blk::{
     HEADER_SIZE, ID_SIZE, RawHeader, RawSegment, RequestKind, SECTOR_SIZE, SEGMENT_SIZE, Segment,
-    Status, VIRTIO_BLK_F_SIZE_MAX,
+    Status, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_SECURE_ERASE, VIRTIO_BLK_F_SIZE_MAX,
+    VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use manyring_wire::host_size;
 use rustix::fd::BorrowedFd;
@@ -407,12 +408,21 @@ fn transfer(shared: &Shared, op: Op, kind: Kind, offset: u64, len: u64) -> Parse
     Parsed::Submit { op, offset, len, kind }
 }
 
-/// Discard, write-zeroes, secure erase: a segment follows the header.
+/// Discard, write-zeroes, secure erase: a segment follows the header. One whose feature is not
+/// offered is unsupported, whatever follows; on a read-only device none is offered.
 fn range(shared: &Shared, kind: RequestKind, readable: &[GuestSlice]) -> Parsed {
+    let feature = match kind {
+        RequestKind::Discard => VIRTIO_BLK_F_DISCARD,
+        RequestKind::WriteZeroes => VIRTIO_BLK_F_WRITE_ZEROES,
+        _ => VIRTIO_BLK_F_SECURE_ERASE,
+    };
+    if shared.offered & feature == 0 {
+        return Parsed::refuse(Status::Unsupp);
+    }
     let mut bytes = [0; HEADER_SIZE + SEGMENT_SIZE];
     let len = total_len(readable);
     let ranges = u64::from(RANGES_MAX);
-    if len != (HEADER_SIZE as u64) + ranges * (SEGMENT_SIZE as u64) || shared.read_only {
+    if len != (HEADER_SIZE as u64) + ranges * (SEGMENT_SIZE as u64) {
         return Parsed::refuse(Status::IoErr);
     }
     copy_from_slices(readable, &mut bytes);
