@@ -112,6 +112,11 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// [`ConfigError`] if a byte is not writable.
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError>;
 
+    /// The driver has reset the device (status 0): the fields of the config space that it wrote
+    /// are again what they were. Rings, features and memory stay: the front-end says what becomes
+    /// of them.
+    fn reset_config(&self) {}
+
     /// The driver's features are known, or the device was reset (then 0).
     fn set_features(&self, features: u64) -> Later<'_, ()>;
 

@@ -12,7 +12,7 @@ use crate::queue::{Handler, RunningQueue};
 use crate::stats::QueueStats;
 use crate::{Activation, ConfigError, Device, Later, StartError};
 use manyring_backend::blk::{Disk, Geometry};
-use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE};
+use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE, VIRTIO_BLK_F_FLUSH};
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,8 +66,10 @@ pub struct BlkDevice {
     shared: Arc<Shared>,
     geometry: Mutex<Geometry>,
     resizing: Mutex<()>,
-    /// The driver's view of `writeback`, and what was negotiated.
+    /// The field `writeback` as a driver that can flush reads it, and what was negotiated.
     writeback: AtomicBool,
+    /// Writes are durable whatever `writeback` says, see [`Device::reset_config`].
+    stays_durable: AtomicBool,
     features: AtomicU64,
     stats: Vec<Arc<QueueStats>>,
     changes: watch::Sender<u64>,
@@ -92,6 +94,7 @@ impl BlkDevice {
         let stats = (0..options.num_queues).map(|_| Arc::new(QueueStats::default())).collect();
         Self {
             writeback: AtomicBool::new(options.writeback),
+            stays_durable: AtomicBool::new(false),
             options,
             disk,
             pool,
@@ -199,11 +202,15 @@ impl BlkDevice {
         self.pool.start(queue).ok_or(StartError::NoWorker)
     }
 
+    /// True if the driver that runs has negotiated `VIRTIO_BLK_F_FLUSH`.
+    fn can_flush(&self) -> bool {
+        self.features.load(Ordering::Relaxed) & VIRTIO_BLK_F_FLUSH != 0
+    }
+
     /// Write-back only if the driver can flush and wants it (§5.2.6.2).
     fn apply_cache_mode(&self) {
-        use manyring_wire::blk::VIRTIO_BLK_F_FLUSH;
-        let can_flush = self.features.load(Ordering::Relaxed) & VIRTIO_BLK_F_FLUSH != 0;
-        let writeback = can_flush && self.writeback.load(Ordering::Relaxed);
+        let wanted = self.writeback.load(Ordering::Relaxed);
+        let writeback = wanted && self.can_flush() && !self.stays_durable.load(Ordering::Relaxed);
         self.shared.write_through.store(!writeback, Ordering::Release);
     }
 }
@@ -237,7 +244,9 @@ impl Device for BlkDevice {
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError> {
         match bytes {
             [value] if offset == CONFIG_WRITEBACK => {
-                self.writeback.store(*value != 0, Ordering::Relaxed);
+                // Without a flush there is no write-back to switch to: the field stays 0.
+                self.writeback.store(*value != 0 && self.can_flush(), Ordering::Relaxed);
+                self.stays_durable.store(false, Ordering::Relaxed);
                 self.apply_cache_mode();
                 Ok(())
             }
@@ -245,9 +254,28 @@ impl Device for BlkDevice {
         }
     }
 
+    /// The field is as at the start. But QEMU says status 0 also when it pauses its guest, which
+    /// goes on afterwards and relies on the mode that it had: where that was write-through, writes
+    /// stay durable until a driver asks for write-back, or the device begins anew.
+    fn reset_config(&self) {
+        let initial = self.options.writeback;
+        let former = self.writeback.swap(initial, Ordering::Relaxed);
+        if initial && !former && self.can_flush() {
+            self.stays_durable.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn set_features(&self, features: u64) -> Later<'_, ()> {
-        self.features.store(features, Ordering::Relaxed);
+        let former = self.features.swap(features, Ordering::Relaxed);
+        let can_flush = features & VIRTIO_BLK_F_FLUSH != 0;
         if features == 0 {
+            self.writeback.store(self.options.writeback, Ordering::Relaxed);
+            self.stays_durable.store(false, Ordering::Relaxed);
+        } else if !can_flush {
+            // A driver that may switch and cannot flush finds 0 (§5.2.5.2).
+            self.writeback.store(false, Ordering::Relaxed);
+        } else if former != 0 && former & VIRTIO_BLK_F_FLUSH == 0 {
+            // Features do not change in the life of a driver: this is the next one.
             self.writeback.store(self.options.writeback, Ordering::Relaxed);
         }
         self.apply_cache_mode();

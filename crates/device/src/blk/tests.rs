@@ -18,11 +18,12 @@ use manyring_queue::{
     DeviceQueue, DriverQueue, QueueConfig, QueueError, RingAddresses, RingFeatures,
 };
 use manyring_wire::blk::{
-    CONFIG_WRITEBACK, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO,
-    VIRTIO_BLK_F_SECURE_ERASE, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
-    VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_SECURE_ERASE,
-    VIRTIO_BLK_T_WRITE_ZEROES,
+    CONFIG_WRITEBACK, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
+    VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SECURE_ERASE, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_T_DISCARD,
+    VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
+    VIRTIO_BLK_T_SECURE_ERASE, VIRTIO_BLK_T_WRITE_ZEROES,
 };
+use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -356,6 +357,55 @@ fn the_cache_is_write_through_unless_the_driver_can_flush_and_wants_write_back()
     assert!(!write_through());
     assert!(guest.device.write_config(0, &[0]).is_err());
     assert!(guest.device.write_config(CONFIG_WRITEBACK, &[0, 0]).is_err());
+}
+
+fn writeback_of(device: &BlkDevice) -> u8 {
+    let mut byte = [9];
+    device.read_config(CONFIG_WRITEBACK, &mut byte);
+    byte[0]
+}
+
+#[test]
+fn a_driver_that_cannot_flush_reads_write_through_and_a_reset_restores_the_field() {
+    let guest = Guest::plain();
+    let is_durable = || guest.shared().write_through.load(Ordering::Relaxed);
+    let device = &guest.device;
+    assert_eq!(writeback_of(device), 1);
+    drop(device.set_features(VIRTIO_F_VERSION_1 | VIRTIO_BLK_F_CONFIG_WCE));
+    assert_eq!((writeback_of(device), is_durable()), (0, true));
+    device.write_config(CONFIG_WRITEBACK, &[1]).unwrap();
+    assert_eq!((writeback_of(device), is_durable()), (0, true), "it cannot flush");
+    device.reset_config();
+    assert_eq!(writeback_of(device), 1);
+    // The next driver can.
+    drop(device.set_features(VIRTIO_F_VERSION_1 | VIRTIO_BLK_F_FLUSH));
+    assert_eq!((writeback_of(device), is_durable()), (1, false));
+    // Without a reset between: the features say that it is another driver.
+    drop(device.set_features(VIRTIO_F_VERSION_1));
+    assert_eq!((writeback_of(device), is_durable()), (0, true));
+    drop(device.set_features(VIRTIO_F_VERSION_1 | VIRTIO_BLK_F_FLUSH));
+    assert_eq!((writeback_of(device), is_durable()), (1, false));
+}
+
+#[test]
+fn a_reset_does_not_weaken_the_writes_of_a_guest_that_chose_write_through() {
+    let guest = Guest::plain();
+    let is_durable = || guest.shared().write_through.load(Ordering::Relaxed);
+    let (device, features) = (&guest.device, VIRTIO_F_VERSION_1 | VIRTIO_BLK_F_FLUSH);
+    drop(device.set_features(features));
+    device.write_config(CONFIG_WRITEBACK, &[0]).unwrap();
+    // As QEMU does when it is paused and goes on: the guest has not heard of it.
+    device.reset_config();
+    drop(device.set_features(features));
+    assert_eq!((writeback_of(device), is_durable()), (1, true));
+    device.write_config(CONFIG_WRITEBACK, &[1]).unwrap();
+    assert!(!is_durable(), "the driver has asked for it");
+    device.write_config(CONFIG_WRITEBACK, &[0]).unwrap();
+    device.reset_config();
+    // RESET_DEVICE, or the end of the session.
+    drop(device.set_features(0));
+    drop(device.set_features(features));
+    assert!(!is_durable());
 }
 
 #[test]
