@@ -28,7 +28,7 @@ struct Message {
 fuzz_target!(|input: (u64, Vec<Message>)| {
     let (protocol, messages) = input;
     let offer =
-        Offer { features: 0x1_3000_7e46, protocol, queue_count: QUEUES, queue_size_max: 1024 };
+        Offer { features: 0x1_3000_7e46, protocol, queue_count: QUEUES, queue_size_max: 32768 };
     let mut session = Session::new(offer);
     for mut message in messages {
         let request = u32::from(message.request % 46);
@@ -88,7 +88,9 @@ fn obey(session: &mut Session, outcome: Outcome<u32>, given: usize, refuse: bool
             Effect::Memory(MemoryChange::Remove(_))
             | Effect::Features(_)
             | Effect::SendRarp(_)
-            | Effect::SetMtu(_) => {}
+            | Effect::SetMtu(_)
+            | Effect::ResetConfig
+            | Effect::Refuse(_) => {}
         }
     }
     assert!(used <= given, "{used} file descriptors out of {given}");

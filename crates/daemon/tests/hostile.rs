@@ -172,7 +172,9 @@ fn each_wrong_message_ends_its_session_with_one_line() {
     ended("SET_OWNER with 1 file descriptors", &|f| f.send_message(3, &[], &[fd]));
     ended("more file descriptors than any message has", &|f| f.send_message(5, &[0; 8], &[fd; 40]));
     ended("SET_VRING_KICK with 0 file descriptors", &|f| f.send_message(12, &[0; 8], &[]));
-    ended("SET_VRING_NUM for vring 99", &|f| f.send_message(8, &state(99, 16), &[]));
+    ended("vring 99 of a device with 8: the front-end is set to more queues", &|f| {
+        f.send_message(8, &state(99, 16), &[])
+    });
     ended("SET_VRING_NUM of 100", &|f| f.send_message(8, &state(0, 100), &[]));
     ended("half a message, then silence", &|f| f.send_bytes(&[2, 0, 0, 0, 1, 0], &[]));
     house.end();

@@ -231,7 +231,8 @@ impl Payload {
             Self::MemTable => (8, 8 + TABLE_REGIONS_MAX * size_of::<Region>()),
             Self::Log => (8, 16),
             Self::Iotlb => (32, 32),
-            Self::Config => (12, 12 + CONFIG_SIZE_MAX as usize),
+            // Also of what cannot be: it is answered with an error, and the session goes on.
+            Self::Config => (12, PAYLOAD_SIZE_MAX),
             Self::Inflight => (20, 24),
             Self::Opaque => (0, PAYLOAD_SIZE_MAX),
         }

@@ -129,6 +129,11 @@ impl Front {
             Effect::BackendChannel(fd) => self.set_channel(fd)?,
             Effect::SendRarp(mac) => return Ok(self.device.send_rarp(mac).await),
             Effect::SetMtu(mtu) => return Ok(self.device.set_front_end_mtu(mtu)),
+            Effect::ResetConfig => self.device.reset_config(),
+            Effect::Refuse(error) => {
+                tracing::warn!(device = self.device.name(), %error, "request refused");
+                return Ok(false);
+            }
         }
         Ok(true)
     }

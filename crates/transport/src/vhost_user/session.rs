@@ -3,12 +3,16 @@
 //! No I/O, no clock, no fd: file descriptors are values of type `F` that pass through into the
 //! effects. What real front-ends send, in whatever order, ends here; each case is a named test.
 
+mod outcome;
+
+pub use outcome::{Answer, Effect, MemoryChange, Outcome, SessionError};
+
 use manyring_queue::RingAddresses;
 use manyring_wire::vhost_user::{
     ConfigAccess, F_PROTOCOL_FEATURES, Header, MEM_SLOTS, PROTOCOL_F_BACKEND_REQ,
     PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_MTU,
     PROTOCOL_F_RARP, PROTOCOL_F_REPLY_ACK, PROTOCOL_F_RESET_DEVICE, PROTOCOL_F_STATUS, ParseError,
-    Region, Reply, Request, VringAddr, VringState, row_of,
+    Region, Reply, Request, Row, VringAddr, VringState, row_of,
 };
 
 /// Protocol features offered for every device: each is served.
@@ -34,90 +38,6 @@ pub struct Offer {
     pub queue_count: usize,
     /// Entries of a virtqueue at most.
     pub queue_size_max: u16,
-}
-
-/// A change of guest memory.
-#[derive(Debug, PartialEq, Eq)]
-pub enum MemoryChange<F> {
-    /// These regions and no others.
-    Replace(Vec<(Region, F)>),
-    /// One more.
-    Add(Region, F),
-    /// One less.
-    Remove(Region),
-}
-
-/// What the transport has to do, in order, before it replies.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Effect<F> {
-    /// Tell the device what was negotiated.
-    Features(u64),
-    /// Change guest memory, for running queues too.
-    Memory(MemoryChange<F>),
-    /// Build the vring and start it.
-    Start(usize),
-    /// Stop the running queue and keep its base.
-    Stop(usize),
-    /// Serve a running queue, or let it wait.
-    Enable(usize, bool),
-    /// A running queue's ring is elsewhere.
-    Relocate(usize, RingAddresses),
-    /// Keep the kick, or give it to the running queue; `None` = the ring is polled.
-    Kick(usize, Option<F>),
-    /// Keep the call, or give it to the running queue; `None` = the driver polls.
-    Call(usize, Option<F>),
-    /// Keep the err, or give it to the running queue.
-    Err(usize, Option<F>),
-    /// Write the config space.
-    WriteConfig(ConfigAccess, Vec<u8>),
-    /// Keep the back-end request channel.
-    BackendChannel(F),
-    /// Announce the guest of this MAC address.
-    SendRarp([u8; 6]),
-    /// The front-end has told the guest this MTU.
-    SetMtu(u64),
-}
-
-/// The answer to a message.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// None is due.
-    None,
-    /// This.
-    Reply(Reply),
-    /// An acknowledgement: 0 once the effects are done, else 1.
-    Ack,
-    /// The base of a vring, once it has stopped.
-    Base(usize),
-    /// A read of the config space.
-    Config(ConfigAccess),
-}
-
-/// What a message leads to.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Outcome<F> {
-    /// To do, in order.
-    pub effects: Vec<Effect<F>>,
-    /// To answer afterwards.
-    pub answer: Answer,
-}
-
-/// Why a session must end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the Display text says what each field is")]
-pub enum SessionError {
-    #[error(transparent)]
-    Parse(#[from] ParseError),
-    #[error("{name} for vring {index} of a device with {count}")]
-    Index { name: &'static str, index: usize, count: usize },
-    #[error("{name} of {value}")]
-    Value { name: &'static str, value: u64 },
-    #[error("SET_FEATURES with bits {bits:#x} that were not offered")]
-    Features { bits: u64 },
-    #[error("SET_PROTOCOL_FEATURES with bits {bits:#x} that were not offered")]
-    ProtocolFeatures { bits: u64 },
-    #[error("more than {max} memory regions")]
-    Slots { max: u64 },
 }
 
 /// Whether a vring has a kick.
@@ -229,18 +149,47 @@ impl Session {
         payload: &[u8],
         fds: Vec<F>,
     ) -> Result<Outcome<F>, SessionError> {
-        let row = row_of(header.request).ok_or(ParseError::Unknown { request: header.request })?;
-        if row.needs != 0 && row.needs & self.offer.protocol == 0 {
-            return Err(ParseError::NotServed { name: row.name }.into());
-        }
-        let request = Request::parse(row, payload, fds.len())?;
-        let mut outcome = self.obey(row.name, request, fds)?;
-        let wants_ack = header.needs_reply() && self.protocol & PROTOCOL_F_REPLY_ACK != 0;
-        if outcome.answer == Answer::None && wants_ack {
+        let row = row_of(header.request).ok_or(ParseError::Unknown { request: header.request });
+        let row = match row {
+            Ok(row) if self.serves(row) => row,
+            Ok(row) => {
+                let error = ParseError::NotServed { name: row.name };
+                return self.refuse_request(header, row.replies, error);
+            }
+            Err(error) => return self.refuse_request(header, false, error),
+        };
+        let mut outcome = match Request::parse(row, payload, fds.len()) {
+            Err(error @ ParseError::Config { .. }) => refuse_config(row, error),
+            request => self.obey(row.name, request?, fds)?,
+        };
+        if outcome.answer == Answer::None && self.wants_ack(header) {
             outcome.answer = Answer::Ack;
         }
         self.start_ready(&mut outcome.effects);
         Ok(outcome)
+    }
+
+    fn serves(&self, row: &Row) -> bool {
+        row.served && (row.needs == 0 || row.needs & self.offer.protocol != 0)
+    }
+
+    fn wants_ack(&self, header: Header) -> bool {
+        header.needs_reply() && self.protocol & PROTOCOL_F_REPLY_ACK != 0
+    }
+
+    /// A request that this back-end does not serve. A front-end that asks for an acknowledgement
+    /// hears "no" and can go on. One that does not ask would believe that it was obeyed, and one
+    /// that waits for an answer of another form would wait for ever: these sessions end.
+    fn refuse_request<F>(
+        &self,
+        header: Header,
+        has_own_answer: bool,
+        error: ParseError,
+    ) -> Result<Outcome<F>, SessionError> {
+        if has_own_answer || !self.wants_ack(header) {
+            return Err(error.into());
+        }
+        Ok(Outcome { effects: vec![Effect::Refuse(error)], answer: Answer::Ack })
     }
 
     fn obey<F>(
@@ -303,7 +252,7 @@ impl Session {
             Request::SetConfig(access, bytes) => vec![Effect::WriteConfig(access, bytes)],
             Request::SetStatus(status) => {
                 self.status = status & 0xff;
-                Vec::new()
+                if self.status == 0 { vec![Effect::ResetConfig] } else { Vec::new() }
             }
             Request::ResetDevice => self.reset(),
         };
@@ -467,6 +416,20 @@ impl Session {
 
 fn restart_if<F>(condition: bool, index: usize) -> Vec<Effect<F>> {
     if condition { vec![Effect::Stop(index)] } else { Vec::new() }
+}
+
+/// A config access outside of the config space, or with another size than it says: a guest can
+/// cause it through its front-end, and must not end its own machine by it. A read is answered with
+/// size 0, which is the protocol's "it failed"; a write changes nothing.
+fn refuse_config<F>(row: &Row, error: ParseError) -> Outcome<F> {
+    let answer = match error {
+        ParseError::Config { offset, .. } if row.replies => {
+            let access = ConfigAccess { offset, size: 0, flags: 0 };
+            Answer::Reply(Reply::Config(access, Vec::new()))
+        }
+        _ => Answer::None,
+    };
+    Outcome { effects: vec![Effect::Refuse(error)], answer }
 }
 
 /// `REM_MEM_REG` names a region by its addresses and size; the offset in the file is no matter.

@@ -105,7 +105,10 @@ impl Connection {
         {
             let header = Header::parse(bytes)?;
             let request = header.request;
-            row_of(request).ok_or(ParseError::Unknown { request })?;
+            // One that asks for an acknowledgement may hear "no": the session decides.
+            if row_of(request).is_none() && !header.needs_reply() {
+                return Err(ParseError::Unknown { request }.into());
+            }
             self.header = Some(header);
         }
         Ok(self.header.is_some_and(|h| self.bytes.len() == HEADER_SIZE + h.size as usize))

@@ -72,8 +72,8 @@ pub enum ParseError {
     Regions { name: &'static str, count: u32, size: usize },
     #[error("{name} with an empty or overflowing region")]
     Region { name: &'static str },
-    #[error("{name} of {size} config bytes in a payload of {payload}")]
-    Config { name: &'static str, size: u32, payload: usize },
+    #[error("{name} of {size} bytes at offset {offset} of the config space, with {payload} bytes")]
+    Config { name: &'static str, offset: u32, size: u32, payload: usize },
     #[error("{name} with {count} file descriptors, {expected} expected")]
     Fds { name: &'static str, count: usize, expected: usize },
 }
@@ -193,7 +193,7 @@ fn parse_config(name: &'static str, payload: &[u8]) -> Result<(ConfigAccess, Vec
     let [offset, size, flags] = words;
     let in_space = offset.checked_add(size).is_some_and(|end| end <= CONFIG_SIZE_MAX);
     if !in_space || size as usize != body.len() {
-        return Err(ParseError::Config { name, size, payload: payload.len() });
+        return Err(ParseError::Config { name, offset, size, payload: body.len() });
     }
     Ok((ConfigAccess { offset, size, flags }, body.to_vec()))
 }

@@ -5,7 +5,7 @@ use manyring_wire::vhost_user::{FLAG_NEED_REPLY, FLAG_VERSION, REQUESTS};
 use zerocopy::IntoBytes;
 
 const OFFER: Offer =
-    Offer { protocol: OFFERED, features: 1 << 32 | 1 << 29, queue_count: 4, queue_size_max: 1024 };
+    Offer { protocol: OFFERED, features: 1 << 32 | 1 << 29, queue_count: 4, queue_size_max: 32768 };
 const REGION: Region =
     Region { guest_addr: 0, size: 0x10_0000, user_addr: 0x7000_0000, mmap_offset: 0 };
 
@@ -231,7 +231,8 @@ fn status_zero_clears_no_index() {
     peer.map();
     peer.describe(0);
     peer.effects("SET_VRING_BASE", [0u32, 17].as_bytes(), &[]);
-    assert_eq!(peer.effects("SET_STATUS", 0u64.as_bytes(), &[]), []);
+    assert_eq!(peer.effects("SET_STATUS", 15u64.as_bytes(), &[]), []);
+    assert_eq!(peer.effects("SET_STATUS", 0u64.as_bytes(), &[]), [Effect::ResetConfig]);
     assert_eq!(peer.0.vring(0).unwrap().base(), 17);
     let outcome = peer.send("GET_STATUS", &[], &[]).unwrap();
     assert_eq!(outcome.answer, Answer::Reply(Reply::U64(0)));
@@ -265,12 +266,112 @@ fn an_acknowledgement_needs_the_feature_and_the_flag() {
 }
 
 #[test]
+fn every_power_of_two_up_to_32768_is_a_ring_size() {
+    let mut peer = Peer::new();
+    for size in (0..16).map(|bit| 1u32 << bit) {
+        peer.effects("SET_VRING_NUM", [0u32, size].as_bytes(), &[]);
+        assert_eq!(u32::from(peer.0.vring(0).unwrap().size()), size);
+    }
+}
+
+/// Offset, size and flags of a config access, and so many bytes.
+fn config(offset: u32, size: u32, bytes: usize) -> Vec<u8> {
+    [[offset, size, 0].as_bytes(), &vec![1; bytes]].concat()
+}
+
+/// Accesses that the config space does not have, or that contradict themselves.
+fn wrong_config_accesses() -> Vec<Vec<u8>> {
+    vec![
+        config(256, 1, 1),
+        config(255, 2, 2),
+        config(u32::MAX, 4, 4),
+        config(0, 257, 257),
+        config(0, 1, 256),
+        config(0, 8, 0),
+        config(0, u32::MAX, 0),
+    ]
+}
+
+#[test]
+fn a_config_read_that_cannot_be_is_answered_with_size_0() {
+    let mut peer = Peer::new();
+    peer.negotiate();
+    for payload in wrong_config_accesses() {
+        let Outcome { effects, answer } = peer.send("GET_CONFIG", &payload, &[]).unwrap();
+        assert!(matches!(effects[..], [Effect::Refuse(ParseError::Config { .. })]), "{effects:?}");
+        let Answer::Reply(reply) = answer else { panic!("{answer:?}") };
+        assert_eq!(reply.emit(), [&payload[..4], &[0; 8]].concat());
+    }
+    let outcome = peer.send("GET_CONFIG", &config(255, 1, 1), &[]).unwrap();
+    assert!(matches!(outcome.answer, Answer::Config(_)) && outcome.effects.is_empty());
+}
+
+#[test]
+fn a_config_write_that_cannot_be_changes_nothing_and_is_refused_if_asked() {
+    let mut peer = Peer::new();
+    peer.negotiate();
+    for payload in wrong_config_accesses() {
+        for (flags, answer) in [(0, Answer::None), (FLAG_NEED_REPLY, Answer::Ack)] {
+            let outcome = peer.send_flagged("SET_CONFIG", &payload, &[], flags).unwrap();
+            // The refused effect turns the acknowledgement into a 1.
+            assert!(matches!(outcome.effects[..], [Effect::Refuse(_)]), "{:?}", outcome.effects);
+            assert_eq!(outcome.answer, answer);
+        }
+    }
+}
+
+#[test]
+fn what_is_not_served_is_refused_if_it_asks_and_has_no_answer_of_its_own() {
+    for row in REQUESTS.iter().filter(|row| row.needs & OFFERED == 0) {
+        if row.needs == 0 && row.served {
+            continue;
+        }
+        let mut peer = Peer::new();
+        let payload = vec![0; row.payload.sizes().0];
+        let early = peer.send_flagged(row.name, &payload, &[], FLAG_NEED_REPLY);
+        assert!(early.is_err(), "{}: acknowledgements are not negotiated", row.name);
+        peer.negotiate();
+        assert!(peer.send(row.name, &payload, &[]).is_err(), "{}: asks for nothing", row.name);
+        let asked = peer.send_flagged(row.name, &payload, &[7], FLAG_NEED_REPLY);
+        if row.replies {
+            assert!(asked.is_err(), "{}: waits for another answer", row.name);
+        } else {
+            let refusal = Effect::Refuse(ParseError::NotServed { name: row.name });
+            let wanted = Outcome { effects: vec![refusal], answer: Answer::Ack };
+            assert_eq!(asked, Ok(wanted), "{}", row.name);
+        }
+    }
+}
+
+#[test]
+fn an_unknown_request_is_refused_if_it_asks_and_ends_the_session_else() {
+    let mut peer = Peer::new();
+    peer.negotiate();
+    let header = |flags| Header { request: 200, flags: FLAG_VERSION | flags, size: 0 };
+    let asked = peer.0.handle(header(FLAG_NEED_REPLY), &[], vec![7]).unwrap();
+    let refusal = Effect::Refuse(ParseError::Unknown { request: 200 });
+    assert_eq!(asked, Outcome { effects: vec![refusal], answer: Answer::Ack });
+    assert!(peer.0.handle(header(0), &[], vec![7]).is_err());
+}
+
+#[test]
+fn a_front_end_with_more_queues_than_the_device_hears_so_in_one_line() {
+    let error = Peer::new().send("SET_VRING_CALL", 5u64.as_bytes(), &[7]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "SET_VRING_CALL for vring 5 of a device with 4: the front-end is set to more queues or \
+         queue pairs than the device has"
+    );
+}
+
+#[test]
 fn what_breaks_the_protocol_ends_the_session() {
     let ends = |name: &str, payload: &[u8]| Peer::new().send(name, payload, &[]).is_err();
     assert!(ends("SET_FEATURES", (1u64 << 33).as_bytes()));
     assert!(ends("SET_PROTOCOL_FEATURES", (1u64 << 14).as_bytes()));
     assert!(ends("SET_VRING_NUM", [0u32, 100].as_bytes()));
-    assert!(ends("SET_VRING_NUM", [0u32, 2048].as_bytes()));
+    assert!(ends("SET_VRING_NUM", [0u32, 0].as_bytes()));
+    assert!(ends("SET_VRING_NUM", [0u32, 0x1_0000].as_bytes()));
     assert!(ends("SET_VRING_NUM", [4u32, 128].as_bytes()));
     assert!(ends("SET_VRING_BASE", [0u32, 0x1_0000].as_bytes()));
     assert!(ends("SET_VRING_ENABLE", [0u32, 2].as_bytes()));
