@@ -32,7 +32,7 @@ const QUIT_TIMEOUT: Duration = Duration::from_millis(300);
 /// Runs the program with its arguments, the first of which is its own name.
 #[must_use]
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    match obey(Cli::parse_from(with_command(arguments))) {
+    match obey(Cli::parse_from(only_capabilities(with_command(arguments)))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("manyring: {message}");
@@ -51,6 +51,18 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     };
     arguments.insert(1, command.into());
     arguments
+}
+
+/// Asked for its capabilities, a vhost-user back-end ignores every other option and argument, also
+/// those that it does not know (QEMU, "Backend program conventions").
+fn only_capabilities(arguments: Vec<OsString>) -> Vec<OsString> {
+    const ASKED: &str = "--print-capabilities";
+    let is_asked = arguments.iter().skip(1).any(|argument| argument == ASKED);
+    let command = arguments.iter().skip(1).find(|a| *a == "blk" || *a == "net");
+    match (is_asked, arguments.first(), command) {
+        (true, Some(name), Some(command)) => vec![name.clone(), command.clone(), ASKED.into()],
+        _ => arguments,
+    }
 }
 
 fn obey(cli: Cli) -> Result<(), String> {

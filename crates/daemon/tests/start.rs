@@ -167,6 +167,36 @@ fn capabilities_are_printed_without_anything_else() {
 }
 
 #[test]
+fn capabilities_are_printed_whatever_else_is_asked_under_every_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let asked = |program: &str, arguments: &str| {
+        let path = folder.path().join(program);
+        if !path.exists() {
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_manyring"), &path).unwrap();
+        }
+        output_of(Command::new(&path).args(arguments.split_whitespace()))
+    };
+    for (program, arguments, kind) in [
+        ("vhost-user-blk", "--print-capabilities", "block"),
+        ("vhost-user-blk", "--print-capabilities --colour red --no-such", "block"),
+        ("vhost-user-blk", "--num-queues none --fd=3 --print-capabilities x y", "block"),
+        ("vhost-user-blk", "blk --print-capabilities", "block"),
+        ("vhost-user-net", "--print-capabilities --no-such", "net"),
+        ("vhost-user-net", "-x --print-capabilities", "net"),
+        ("manyring", "blk --no-such=1 --print-capabilities", "block"),
+        ("manyring", "net --print-capabilities --no-such", "net"),
+        ("manyring", "--log-level=debug --no-such net --print-capabilities", "net"),
+    ] {
+        let output = asked(program, arguments);
+        assert!(output.status.success() && output.stderr.is_empty(), "{arguments}: {output:?}");
+        let capabilities: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(capabilities["type"], kind, "{program} {arguments}");
+    }
+    // Of which device, nobody can tell.
+    assert!(!asked("manyring", "--print-capabilities").status.success());
+}
+
+#[test]
 fn the_example_is_a_plan_that_holds() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/blk.toml");
     let output = output_of(manyring().arg("run").arg("--print-plan").arg("--config").arg(&example));
