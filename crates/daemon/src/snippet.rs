@@ -164,6 +164,19 @@ const LIBVIRT_MEMORY: &str = "<!-- in <domain> -->\n\
        <access mode='shared'/>\n\
      </memoryBacking>\n";
 
+/// Who must be able to open our socket, as a comment in the domain: libvirt says nothing of a QEMU
+/// that cannot, and waits.
+fn libvirt_permissions(wanted: &Wanted) -> String {
+    if wanted.client {
+        return String::new();
+    }
+    "<!-- QEMU's user must be able to open the socket, else the domain hangs at its start.\n     \
+     Where that is Debian's libvirt-qemu, serve the device with socket_owner = what\n     \
+     `id -u libvirt-qemu` says; or with socket_group = what `id -g libvirt-qemu` says,\n     \
+     and socket_mode = \"0660\". -->\n"
+        .to_owned()
+}
+
 /// QEMU with shared memory and a socket called `id`, which listens as `server` says where we
 /// connect; its device follows.
 fn qemu_machine(wanted: &Wanted, id: &str, server: &str) -> String {
@@ -182,10 +195,14 @@ fn cloud_hypervisor_machine(wanted: &Wanted) -> String {
     format!("cloud-hypervisor --cpus boot={} --memory size=1G,shared=on \\\n", wanted.queues)
 }
 
-/// crosvm with a device of this `kind`.
-fn crosvm(wanted: &Wanted, kind: &str) -> String {
+/// crosvm with a device of this `kind`. Its rings have 32768 entries unless it is told otherwise:
+/// that works, but its guest keeps memory for each entry.
+fn crosvm(wanted: &Wanted, kind: &str, queue_size: u16) -> String {
     let (socket, queues) = (wanted.socket.display(), wanted.queues);
-    format!("crosvm run --cpus {queues} --mem 1024 \\\n  --vhost-user {kind},socket={socket}\n")
+    format!(
+        "crosvm run --cpus {queues} --mem 1024 \\\n  \
+         --vhost-user {kind},socket={socket},max-queue-size={queue_size}\n"
+    )
 }
 
 /// User Mode Linux with a device of this virtio id. Its memory is a file that it shares with its

@@ -1,7 +1,8 @@
 //! What a VMM is told of a block device.
 
 use super::{
-    LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id, qemu_machine, uml,
+    LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id,
+    libvirt_permissions, qemu_machine, uml,
 };
 use crate::cli::Vmm;
 
@@ -17,7 +18,7 @@ pub(super) fn text(vmm: Vmm, wanted: &Wanted, queue_size: u16) -> Result<String,
         Vmm::Qemu => qemu(wanted),
         Vmm::Libvirt => libvirt(wanted),
         Vmm::CloudHypervisor => cloud_hypervisor(wanted, queue_size),
-        Vmm::Crosvm => crosvm(wanted, "block"),
+        Vmm::Crosvm => crosvm(wanted, "block", queue_size),
         Vmm::Firecracker => firecracker(wanted),
         Vmm::Uml => uml(wanted, VIRTIO_ID_BLOCK),
     })
@@ -31,8 +32,9 @@ fn qemu(wanted: &Wanted) -> String {
 
 fn libvirt(wanted: &Wanted) -> String {
     let (socket, queues) = (wanted.socket.display(), wanted.queues);
+    let permissions = libvirt_permissions(wanted);
     format!(
-        "{LIBVIRT_MEMORY}\
+        "{LIBVIRT_MEMORY}{permissions}\
          <!-- in <devices> -->\n\
          <disk type='vhostuser' device='disk'>\n    \
            <driver name='qemu' type='raw' queues='{queues}'/>\n    \

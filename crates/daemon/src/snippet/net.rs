@@ -1,7 +1,8 @@
 //! What a VMM is told of a network device.
 
 use super::{
-    LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id, qemu_machine, uml,
+    LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id,
+    libvirt_permissions, qemu_machine, uml,
 };
 use crate::cli::Vmm;
 use crate::config::plan::mac_text;
@@ -9,6 +10,8 @@ use manyring_device::net::MacAddress;
 
 /// What virtio calls a network device.
 const VIRTIO_ID_NET: u32 = 1;
+/// Entries of crosvm's rings: as QEMU's, and its guest posts a buffer for each.
+const CROSVM_QUEUE_SIZE: u16 = 256;
 
 /// The text for the VMM. Where the VMM owns the config space, it must be told address and MTU too.
 pub(super) fn text(
@@ -28,7 +31,7 @@ pub(super) fn text(
         Vmm::Libvirt => Ok(libvirt(wanted, mac, mtu)),
         Vmm::CloudHypervisor => Ok(cloud_hypervisor(wanted, mac, mtu)),
         // It reads address, MTU and queue pairs out of the device's config space.
-        Vmm::Crosvm => Ok(crosvm(wanted, "net")),
+        Vmm::Crosvm => Ok(crosvm(wanted, "net", CROSVM_QUEUE_SIZE)),
         Vmm::Uml => Ok(uml(wanted, VIRTIO_ID_NET)),
     }
 }
@@ -66,8 +69,9 @@ fn libvirt(wanted: &Wanted, mac: Option<MacAddress>, mtu: Option<u16>) -> String
              </source>\n"
         )
     };
+    let permissions = libvirt_permissions(wanted);
     format!(
-        "{LIBVIRT_MEMORY}\
+        "{LIBVIRT_MEMORY}{permissions}\
          <!-- in <devices> -->\n\
          <interface type='vhostuser'>\n\
          {mac}{source}  <model type='virtio'/>\n  \

@@ -56,6 +56,17 @@ fn libvirt_gets_a_vhostuser_disk_and_memfd_memory() {
 }
 
 #[test]
+fn libvirt_is_told_who_must_be_able_to_open_the_socket() {
+    for text in [of("libvirt"), of_net("libvirt").unwrap()] {
+        for part in ["hangs", "socket_owner", "`id -u libvirt-qemu`", "socket_mode = \"0660\""] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+        let comments = text.split("<!--").skip(1).map(|c| c.split("-->").next().unwrap());
+        assert!(comments.into_iter().all(|c| !c.contains("--")), "no XML comment: {text}");
+    }
+}
+
+#[test]
 fn cloud_hypervisor_gets_shared_memory_and_a_vhost_user_disk() {
     let text = of("cloud-hypervisor");
     assert!(text.contains("--memory size=1G,shared=on"), "{text}");
@@ -67,7 +78,7 @@ fn cloud_hypervisor_gets_shared_memory_and_a_vhost_user_disk() {
 fn crosvm_gets_a_vhost_user_block_device() {
     let text = of("crosvm");
     assert!(text.starts_with("crosvm run ") && text.contains("--cpus 4"), "{text}");
-    assert!(text.contains("--vhost-user block,socket=/run/d.sock"), "{text}");
+    assert!(text.contains("--vhost-user block,socket=/run/d.sock,max-queue-size=128\n"), "{text}");
 }
 
 #[test]
@@ -146,7 +157,7 @@ fn other_vmms_get_a_network_device_each_in_its_words() {
     for (vmm, part) in [
         ("cloud-hypervisor", "--memory size=1G,shared=on"),
         ("cloud-hypervisor", "--net vhost_user=true,socket=/run/n.sock,num_queues=8\n"),
-        ("crosvm", "--vhost-user net,socket=/run/n.sock\n"),
+        ("crosvm", "--vhost-user net,socket=/run/n.sock,max-queue-size=256\n"),
         ("uml", "linux mem=512M virtio_uml.device=/run/n.sock:1\n"),
         ("libvirt", "<interface type='vhostuser'>\n  <source type='unix' path='/run/n.sock'"),
         ("libvirt", "mode='client'>\n    <reconnect enabled='yes' timeout='1'/>\n  </source>\n"),
