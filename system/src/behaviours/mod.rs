@@ -21,6 +21,7 @@ mod qemu_live_resize;
 mod qemu_net_four_pairs;
 mod qemu_net_survives;
 mod qemu_survives_daemon_sigkill;
+mod qemu_under_libvirt;
 mod read_only_disk;
 mod testpmd_client;
 mod uml_ethtool;
@@ -60,6 +61,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_discard_punches_holes::BEHAVIOUR,
     qemu_discard_without_io_uring::BEHAVIOUR,
     qemu_four_queues::BEHAVIOUR,
+    qemu_under_libvirt::BEHAVIOUR,
     qemu_net_survives::BEHAVIOUR,
     qemu_net_four_pairs::BEHAVIOUR,
 ];

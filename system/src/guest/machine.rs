@@ -6,7 +6,7 @@ use crate::{Context, Outcome};
 use std::path::Path;
 use std::process::Command;
 
-const MEMORY_MIB: u64 = 512;
+pub(super) const MEMORY_MIB: u64 = 512;
 
 /// A pid namespace of its own: killing UML alone would leave its traced children behind.
 fn namespace() -> Command {
@@ -50,7 +50,7 @@ pub(super) fn uml(
 }
 
 /// What the guest waits for; the kernel hands such words on to the first program.
-fn environment(options: &GuestOptions<'_>) -> [String; 2] {
+pub(super) fn environment(options: &GuestOptions<'_>) -> [String; 2] {
     let word = |has: bool| if has { "yes" } else { "no" };
     [
         format!("disk={}", word(options.socket.is_some())),

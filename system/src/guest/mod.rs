@@ -4,6 +4,7 @@ mod cpio;
 mod initramfs;
 mod kernel;
 mod kvm;
+pub mod libvirt;
 mod machine;
 
 pub use kernel::{Kernel, Kind, cache};
@@ -73,8 +74,10 @@ pub struct Guest {
     shown: Option<usize>,
     /// Bytes of the console that count no more.
     forgotten: usize,
-    // Holds the initramfs and UML's files while the guest runs.
-    _folder: Folder,
+    /// Holds the initramfs and the files of UML or libvirt while the guest runs.
+    folder: Folder,
+    /// Where the console is copied to in the end, if it lies in the folder.
+    kept: Option<PathBuf>,
 }
 
 impl Guest {
@@ -108,7 +111,30 @@ impl Guest {
         let child = command.spawn().context("starting the guest")?;
         cleanup::adopt(child.id());
         let shown = options.is_shown.then_some(0);
-        Ok(Self { child, console: console.to_owned(), shown, forgotten: 0, _folder: folder })
+        Ok(Self { child, console: console.to_owned(), shown, forgotten: 0, folder, kept: None })
+    }
+
+    /// Boots a guest that libvirt starts, with these elements of a domain's `<devices>`, and waits
+    /// until it is up. Nothing can be typed at its console, which is copied to `kept` in the end.
+    ///
+    /// # Errors
+    /// libvirt does not start it, or it does not come up.
+    pub fn boot_by_libvirt(
+        kernel: &Kernel,
+        options: &GuestOptions<'_>,
+        devices: &str,
+        kept: &Path,
+    ) -> Outcome<Self> {
+        let folder = Folder::new()?;
+        let initramfs = folder.path().join("initramfs");
+        initramfs::write(&initramfs, kernel, options.programs, options.script)?;
+        let child = libvirt::start(kernel, options, devices, folder.path())?;
+        cleanup::adopt(child.id());
+        let (console, kept) = (folder.path().join("console"), Some(kept.to_owned()));
+        let mut guest = Self { child, console, shown: None, forgotten: 0, folder, kept };
+        libvirt::create(guest.folder.path())?;
+        guest.until_up(BOOT)?;
+        Ok(guest)
     }
 
     fn until_up(&mut self, limit: Duration) -> Outcome {
@@ -210,6 +236,9 @@ impl Drop for Guest {
         let _ = self.child.kill();
         let _ = self.child.wait();
         cleanup::forget(self.child.id());
+        if let Some(kept) = &self.kept {
+            let _ = std::fs::copy(&self.console, kept);
+        }
     }
 }
 

@@ -1,0 +1,131 @@
+//! A guest that libvirt starts: a libvirtd of its own, as a user of its own, in folders that go
+//! with the guest. Nothing of the host's libvirt is used or changed.
+
+use super::{GuestOptions, Kernel};
+use crate::command::{child, command, output, wait_for};
+use crate::{Context, Outcome};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// What the domain is called.
+const DOMAIN: &str = "manyring";
+/// libvirtd ends by itself so many seconds after its last domain has.
+const IDLE: &str = "5";
+const START: Duration = Duration::from_secs(20);
+/// libvirt first asks this QEMU for all that it can do.
+const CREATE: &str = "90";
+/// Who runs libvirtd and QEMU where we are root: `nobody`.
+const NOBODY: u32 = 65_534;
+/// The first process reaps what QEMU leaves behind, for which libvirtd would wait.
+const FIRST: &str = "\"$@\" & wait $!";
+
+/// The user that QEMU runs as, if it is another one than ours: its sockets must be that one's.
+#[must_use]
+pub fn user() -> Option<u32> {
+    rustix::process::geteuid().is_root().then_some(NOBODY)
+}
+
+/// Starts libvirtd in a pid namespace of its own. `folder` holds the initramfs.
+pub(super) fn start(
+    kernel: &Kernel,
+    options: &GuestOptions<'_>,
+    devices: &str,
+    folder: &Path,
+) -> Outcome<Child> {
+    crate::packages::need(
+        "a guest under libvirt",
+        &["libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-clients", "qemu-system-x86"],
+    )?;
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))
+        .context(folder.display())?;
+    std::fs::copy(kernel.image(), folder.join("vmlinuz")).context("the guest's kernel")?;
+    for name in ["run", "config/libvirt", "cache", "data"] {
+        std::fs::create_dir_all(folder.join(name)).context(name)?;
+    }
+    let files = [
+        // No virtlogd, and no part of the host that a test cannot have.
+        (
+            "config/libvirt/qemu.conf",
+            "stdio_handler = \"file\"\nsecurity_driver = \"none\"\n".into(),
+        ),
+        ("libvirtd.conf", format!("log_outputs = \"2:file:{}/libvirtd.log\"\n", folder.display())),
+        ("domain.xml", domain(options, devices, folder)),
+        ("libvirtd.log", String::new()),
+        ("console", String::new()),
+    ];
+    for (name, content) in files {
+        std::fs::write(folder.join(name), content).context(name)?;
+    }
+    if let Some(user) = user() {
+        for name in ["run", "config", "config/libvirt", "cache", "data", "libvirtd.log", "console"]
+        {
+            chown(folder.join(name), Some(user), Some(user)).context(name)?;
+        }
+    }
+    let mut first = child("unshare");
+    if user().is_none() {
+        first.args(["--user", "--map-current-user"]);
+    }
+    first.args(["--fork", "--pid", "--kill-child", "--mount-proc", "--", "sh", "-c", FIRST, "sh"]);
+    let libvirtd = crate::command::find("libvirtd").ok_or("libvirtd is not installed")?;
+    let config = folder.join("libvirtd.conf");
+    as_user(&mut first, &libvirtd, folder).args(["--timeout", IDLE, "--config"]).arg(config);
+    first.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    first.spawn().context("libvirtd")
+}
+
+/// Has libvirtd create the domain.
+pub(super) fn create(folder: &Path) -> Outcome {
+    let socket = folder.join("run/libvirt/libvirt-sock");
+    wait_for("libvirtd's socket", START, || Ok(socket.exists().then_some(())))?;
+    let mut virsh = command("timeout");
+    let program = crate::command::find("virsh").ok_or("virsh is not installed")?;
+    virsh.arg(CREATE);
+    let uri = format!("qemu:///session?socket={}", socket.display());
+    as_user(&mut virsh, &program, folder).args(["--connect", &uri, "create"]);
+    let created = output(virsh.arg(folder.join("domain.xml")));
+    let log = || std::fs::read_to_string(folder.join("libvirtd.log")).unwrap_or_default();
+    created.map(|_| ()).map_err(|error| format!("{error}; libvirtd says: {}", log().trim()))
+}
+
+/// Goes on with `program` as the user of libvirt, whose folders are all in `folder`.
+fn as_user<'a>(command: &'a mut Command, program: &Path, folder: &Path) -> &'a mut Command {
+    command.env("HOME", folder);
+    for (name, value) in [
+        ("XDG_RUNTIME_DIR", "run"),
+        ("XDG_CONFIG_HOME", "config"),
+        ("XDG_CACHE_HOME", "cache"),
+        ("XDG_DATA_HOME", "data"),
+    ] {
+        command.env(name, folder.join(value));
+    }
+    if let Some(user) = user() {
+        let user = user.to_string();
+        command.args(["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups", "--"]);
+    }
+    command.arg(program)
+}
+
+fn domain(options: &GuestOptions<'_>, devices: &str, folder: &Path) -> String {
+    let (folder, environment) = (folder.display(), super::machine::environment(options).join(" "));
+    let (mib, cpus) = (super::machine::MEMORY_MIB, options.cpus);
+    // With MSI-X Debian 12's QEMU itself crashes under emulation: no vectors for the network.
+    format!(
+        "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>\n\
+           <name>{DOMAIN}</name><memory unit='MiB'>{mib}</memory><vcpu>{cpus}</vcpu>\n\
+           <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\n\
+           <os><type arch='x86_64' machine='q35'>hvm</type><kernel>{folder}/vmlinuz</kernel>\
+           <initrd>{folder}/initramfs</initrd><cmdline>console=ttyS0 quiet panic=-1 \
+           no_timer_check {environment}</cmdline></os>\n\
+           <cpu mode='maximum'/><features><acpi/></features><on_reboot>destroy</on_reboot>\n\
+           <devices>\n<controller type='usb' model='none'/><memballoon model='none'/>\n\
+           <serial type='file'><source path='{folder}/console'/></serial>\n\
+           {devices}</devices>\n\
+           <qemu:override><qemu:device alias='ua-net'><qemu:frontend>\
+           <qemu:property name='vectors' type='unsigned' value='0'/>\
+           </qemu:frontend></qemu:device></qemu:override>\n\
+         </domain>\n"
+    )
+}
