@@ -37,12 +37,17 @@ fn of_threads(daemon: &Daemon, key: &str) -> Vec<u64> {
     let tasks = format!("/proc/{}/task", daemon.pid());
     std::fs::read_dir(tasks)
         .unwrap()
-        .map(|task| number(&task.unwrap().path().join("status").display().to_string(), key))
+        // A thread may end while it is looked at.
+        .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok())
+        .map(|text| number_in(&text, key))
         .collect()
 }
 
 fn number(path: &str, key: &str) -> u64 {
-    let text = std::fs::read_to_string(path).unwrap();
+    number_in(&std::fs::read_to_string(path).unwrap(), key)
+}
+
+fn number_in(text: &str, key: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
     line.split_whitespace().next().unwrap().parse().unwrap()
 }

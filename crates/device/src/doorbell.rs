@@ -1,211 +1,200 @@
-//! Kick, call, err and the back-end channel: fds of the front-end, checked at the door.
+//! Kick, call, err and the back-end channel: what a front-end gave, checked at the door.
 //!
-//! QEMU passes eventfds, UML what it calls a pipe, which is a socket pair or a pipe. Anything else
-//! is refused: a file would always be readable, a terminal could block the worker.
-//!
-//! The flags of such an fd are the front-end's too: it could take `O_NONBLOCK` back. A socket is
-//! told with each call not to wait, a pipe is opened anew so that its flags are ours. An eventfd
-//! allows neither: see SECURITY.md.
+//! QEMU passes eventfds, UML what it calls a pipe, which is a pair of unix sockets or a pipe.
+//! Anything else is refused. A worker only touches eventfds: the front-end's own, guarded by the
+//! sentry (`sentry.rs`), or one of ours that stands for an odd doorbell (`bridge.rs`).
 
+use crate::bridge::{OddKind, OurEnd};
+use crate::foreign::ForeignFd;
+use crate::sentry;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::AddressFamily;
 
 /// Why a doorbell is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DoorbellError {
-    /// Neither an eventfd nor a pipe.
-    #[error("the file descriptor is neither an eventfd nor a pipe nor a socket")]
+    /// Neither an eventfd nor a pipe nor a unix socket.
+    #[error("the file descriptor is neither an eventfd nor a pipe nor a unix socket")]
     Kind,
     /// The system refused to look at it or to make it non-blocking.
     #[error("the file descriptor cannot be used: {0}")]
     System(Errno),
+    /// No thread could be had to look at it.
+    #[error("no thread to check the file descriptor")]
+    NoThread,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Eventfd,
-    Pipe,
-    Socket,
-}
-
-fn kind_of(fd: &OwnedFd) -> Result<Kind, DoorbellError> {
-    let stat = rustix::fs::fstat(fd).map_err(DoorbellError::System)?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Fifo => return Ok(Kind::Pipe),
-        FileType::Socket => return Ok(Kind::Socket),
-        _ => {}
-    }
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()));
-    match info {
-        Ok(text) if text.contains("eventfd-count:") => Ok(Kind::Eventfd),
-        Ok(_) => Err(DoorbellError::Kind),
-        // Without /proc: an anonymous inode has no file type. Better than nothing.
-        Err(_) if stat.st_mode & 0o170_000 == 0 => Ok(Kind::Eventfd),
-        Err(_) => Err(DoorbellError::Kind),
+impl From<Errno> for DoorbellError {
+    fn from(errno: Errno) -> Self {
+        Self::System(errno)
     }
 }
 
-/// Makes sure that reading or writing does not wait.
-fn nonblocking(fd: OwnedFd, kind: Kind, access: OFlags) -> Result<OwnedFd, DoorbellError> {
-    if kind == Kind::Pipe {
-        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-        // Fails without /proc, or if the other end is closed: then the flag has to do.
-        if let Ok(ours) = rustix::fs::open(path, flags, Mode::empty()) {
-            return Ok(ours);
+/// What a doorbell rings.
+#[derive(Debug)]
+enum Bell {
+    /// An eventfd of nobody else's.
+    Own(OwnedFd),
+    /// The front-end's eventfd.
+    Foreign(ForeignFd),
+    /// Ours, which stands for a pipe or socket of the front-end.
+    Bridged(OurEnd),
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Own(fd) => fd.as_fd(),
+            Self::Foreign(fd) => fd.as_fd(),
+            Self::Bridged(end) => end.event.as_fd(),
         }
     }
-    if kind != Kind::Socket {
-        let flags = rustix::fs::fcntl_getfl(&fd).map_err(DoorbellError::System)?;
-        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(DoorbellError::System)?;
+}
+
+/// Tells what a file descriptor is. May block: for the janitor's thread only. `None` is an eventfd.
+fn kind_of(fd: &impl AsFd) -> Result<Option<OddKind>, DoorbellError> {
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    // The kernel alone gives out this name: the paths of files begin with a slash.
+    if rustix::fs::readlink(path, Vec::new())?.as_bytes() == b"anon_inode:[eventfd]" {
+        return Ok(None);
     }
-    Ok(fd)
+    match FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) {
+        FileType::Fifo => Ok(Some(OddKind::Pipe)),
+        FileType::Socket if rustix::net::sockopt::socket_domain(fd)? == AddressFamily::UNIX => {
+            Ok(Some(OddKind::Socket))
+        }
+        _ => Err(DoorbellError::Kind),
+    }
 }
 
-/// Available buffer notifications of a queue. An eventfd is watched and never read.
+/// A front-end can clear the flag again; then the sentry interrupts a write that waits.
+fn make_nonblocking(fd: &impl AsFd) -> Result<(), Errno> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
+}
+
+/// Available buffer notifications of a queue. Its eventfd is watched and never read.
 #[derive(Debug)]
-pub struct Kick {
-    fd: OwnedFd,
-    kind: Kind,
-}
-
-/// Reads of one drain at most: a front-end that writes without end must not hold the worker.
-const DRAIN_READS: usize = 1024;
+pub struct Kick(Bell);
 
 impl Kick {
-    /// Checks `fd`.
+    /// Takes an eventfd of one's own, for a queue without a front-end.
     ///
     /// # Errors
-    /// [`DoorbellError`]; the fd is closed.
+    /// [`DoorbellError::Kind`] if it is none.
     pub fn new(fd: OwnedFd) -> Result<Self, DoorbellError> {
-        let kind = kind_of(&fd)?;
-        let fd = if kind == Kind::Eventfd { fd } else { nonblocking(fd, kind, OFlags::RDONLY)? };
-        Ok(Self { fd, kind })
+        own(fd).map(Self)
     }
 
-    /// True if it is kept for ever that the driver kicked, and it did.
+    /// Checks what a front-end sent.
+    ///
+    /// # Errors
+    /// [`DoorbellError`].
+    pub async fn of_front_end(fd: ForeignFd) -> Result<Self, DoorbellError> {
+        let janitor = fd.origin().janitor().clone();
+        let bell = janitor.with_bridge(move |bridge| match kind_of(&fd)? {
+            None => Ok(Bell::Foreign(fd)),
+            Some(kind) => Ok(Bell::Bridged(bridge.add_kick(fd, kind)?)),
+        });
+        bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
+    }
+
+    /// True if the driver has kicked at any time: an eventfd that nobody reads keeps it.
     pub(crate) fn keeps(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
-        self.kind == Kind::Eventfd && poll(&mut fds, Some(&Timespec::default())) == Ok(1)
-    }
-
-    /// Takes what a pipe holds, so that it does not fill up.
-    pub(crate) fn drain(&self) {
-        let mut bytes = [0; 512];
-        for _ in 0..DRAIN_READS {
-            let read = match self.kind {
-                Kind::Eventfd => return,
-                Kind::Pipe => rustix::io::read(&self.fd, &mut bytes),
-                Kind::Socket => {
-                    rustix::net::recv(&self.fd, &mut bytes, RecvFlags::DONTWAIT).map(|(n, _)| n)
-                }
-            };
-            if read != Ok(bytes.len()) {
-                break;
-            }
-        }
+        let mut fds = [PollFd::new(self, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())) == Ok(1)
     }
 }
 
 impl AsFd for Kick {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.0.as_fd()
     }
 }
 
-/// What we write to: used buffer notifications of a queue, its error notifications, or the
-/// back-end request channel.
+/// Used buffer notifications of a queue, or its error notifications.
 #[derive(Debug)]
-pub struct Call {
-    fd: OwnedFd,
-    kind: Kind,
-}
+pub struct Call(Bell);
 
 impl Call {
-    /// Checks `fd` and makes it non-blocking.
+    /// Takes an eventfd of one's own, for a queue without a front-end.
     ///
     /// # Errors
-    /// [`DoorbellError`]; the fd is closed.
+    /// [`DoorbellError::Kind`] if it is none, [`DoorbellError::System`] if it cannot be made
+    /// non-blocking.
     pub fn new(fd: OwnedFd) -> Result<Self, DoorbellError> {
-        let kind = kind_of(&fd)?;
-        Ok(Self { fd: nonblocking(fd, kind, OFlags::WRONLY)?, kind })
+        make_nonblocking(&fd)?;
+        own(fd).map(Self)
     }
 
-    /// Rings. A full pipe or counter means "already told"; a peer that is gone needs no telling.
+    /// Checks what a front-end sent, and makes it non-blocking.
+    ///
+    /// # Errors
+    /// [`DoorbellError`].
+    pub async fn of_front_end(fd: ForeignFd) -> Result<Self, DoorbellError> {
+        let janitor = fd.origin().janitor().clone();
+        let bell = janitor.with_bridge(move |bridge| match kind_of(&fd)? {
+            None => {
+                make_nonblocking(&fd)?;
+                Ok(Bell::Foreign(fd))
+            }
+            Some(kind) => {
+                Ok(Bell::Bridged(bridge.add_call(fd, kind, 1u64.to_ne_bytes().into())?))
+            }
+        });
+        bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
+    }
+
+    /// Rings. A full counter means "already told". One that the front-end made blocking holds us
+    /// for some milliseconds, once: then its session is told to end, and rings no more.
     #[inline]
     pub fn ring(&self) {
-        let _ = self.write(&1u64.to_ne_bytes());
+        match &self.0 {
+            Bell::Foreign(fd) => {
+                let origin = fd.origin();
+                if !origin.is_blocked() && sentry::write(fd.as_fd(), 1) == Err(Errno::INTR) {
+                    origin.tell_blocked();
+                }
+            }
+            ours => drop(rustix::io::write(ours, &1u64.to_ne_bytes())),
+        }
     }
+}
 
-    /// Writes bytes without waiting.
+/// The back-end request channel: one message, which is sent whenever it is due.
+#[derive(Debug)]
+pub struct Channel(OurEnd);
+
+impl Channel {
+    /// Checks what a front-end sent.
     ///
     /// # Errors
-    /// The system's: `EAGAIN` if there is no room, `EPIPE` if the peer is gone.
-    #[inline]
-    pub fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
-        loop {
-            let written = match self.kind {
-                Kind::Socket => {
-                    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                    rustix::net::send(&self.fd, bytes, flags)
-                }
-                Kind::Eventfd | Kind::Pipe => rustix::io::write(&self.fd, bytes),
-            };
-            match written {
-                Err(Errno::INTR) => {}
-                other => return other.map(drop),
-            }
-        }
+    /// [`DoorbellError`]; [`DoorbellError::Kind`] for an eventfd too, which carries no messages.
+    pub async fn of_front_end(fd: ForeignFd, message: Vec<u8>) -> Result<Self, DoorbellError> {
+        let janitor = fd.origin().janitor().clone();
+        let end = janitor.with_bridge(move |bridge| {
+            let kind = kind_of(&fd)?.ok_or(DoorbellError::Kind)?;
+            Ok(bridge.add_call(fd, kind, message)?)
+        });
+        end.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
+    }
+
+    /// Sends the message, without waiting. A full channel means that the front-end has one to read
+    /// already.
+    pub fn send(&self) {
+        let _ = rustix::io::write(&self.0.event, &1u64.to_ne_bytes());
+    }
+}
+
+fn own(fd: OwnedFd) -> Result<Bell, DoorbellError> {
+    match kind_of(&fd)? {
+        None => Ok(Bell::Own(fd)),
+        Some(_) => Err(DoorbellError::Kind),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::event::{EventfdFlags, eventfd};
-
-    #[test]
-    fn eventfds_and_pipes_are_doorbells() {
-        assert!(Kick::new(eventfd(0, EventfdFlags::empty()).unwrap()).is_ok());
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
-        assert!(Kick::new(reader).is_ok());
-        let call = Call::new(writer).unwrap();
-        (0..70_000 / 8).for_each(|_| call.ring());
-    }
-
-    #[test]
-    fn a_front_end_cannot_make_a_pipe_or_socket_block_again() {
-        let blocking = |fd: &OwnedFd| {
-            let flags = rustix::fs::fcntl_getfl(fd).unwrap();
-            rustix::fs::fcntl_setfl(fd, flags - OFlags::NONBLOCK).unwrap();
-        };
-        let (_reader, writer) = rustix::pipe::pipe().unwrap();
-        let theirs = rustix::io::dup(&writer).unwrap();
-        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
-        let socket = OwnedFd::from(socket);
-        let theirs_too = rustix::io::dup(&socket).unwrap();
-        for (ours, theirs) in [(writer, theirs), (socket, theirs_too)] {
-            let call = Call::new(ours).unwrap();
-            blocking(&theirs);
-            while call.write(&[0; 8]).is_ok() {}
-            assert_eq!(call.write(&[0; 8]), Err(Errno::AGAIN));
-        }
-        let (reader, _writer) = rustix::pipe::pipe().unwrap();
-        let theirs = rustix::io::dup(&reader).unwrap();
-        let kick = Kick::new(reader).unwrap();
-        blocking(&theirs);
-        kick.drain();
-    }
-
-    #[test]
-    fn files_are_refused_and_sockets_do_not_block() {
-        let file = tempfile::tempfile().unwrap();
-        assert_eq!(Kick::new(file.into()).unwrap_err(), DoorbellError::Kind);
-        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
-        let call = Call::new(socket.into()).unwrap();
-        (0..300_000 / 8).for_each(|_| call.ring());
-    }
-}
+mod tests;

@@ -9,7 +9,9 @@
 
 mod balance;
 pub mod blk;
+mod bridge;
 mod doorbell;
+mod foreign;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handle;
@@ -18,11 +20,13 @@ mod orders;
 pub mod policy;
 mod pool;
 mod queue;
+mod sentry;
 pub mod stats;
 mod wait;
 mod worker;
 
-pub use doorbell::{Call, DoorbellError, Kick};
+pub use doorbell::{Call, Channel, DoorbellError, Kick};
+pub use foreign::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
 pub use handle::QueueHandle;
 pub use pool::{Pool, PoolOptions, StopError};
 pub use queue::{Event, EventKind};

@@ -194,7 +194,9 @@ impl Wait {
         match &mut self.kernel {
             Kernel::Uring(ring) => {
                 ring.poll_remove(source.pack(), Source::Ended.pack());
-                let _ = ring.submit();
+                // The poll holds a reference to the file. Were it the last one, whoever gives it
+                // back would close the file: that must not be this thread.
+                ring.settle();
             }
             Kernel::Epoll(epoll) => {
                 let _ = epoll::delete(&epoll.fd, fd);

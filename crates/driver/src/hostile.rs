@@ -3,9 +3,12 @@
 //! [`HostileRing`] writes a correct virtio-blk read into a ring's first descriptors, spoils one
 //! thing about it ([`Spoil`]), and makes it available. It writes words, as a guest's kernel could,
 //! and knows nothing of the device. [`HostileNet`] does the same to the rings of a network device.
+//! [`Hold`] holds locks of the kernel behind file descriptors.
 
+mod hold;
 mod net;
 
+pub use hold::Hold;
 pub use net::{CtrlSpoil, FRAME_SIZE, HostileNet, RxSpoil, TxSpoil};
 
 use crate::{Arena, DriverError, Vring};

@@ -11,7 +11,7 @@
 //! NetDriver a virtio-net driver: queue pairs, each movable to a thread; the control queue
 //! hostile   a toolbox that spoils a valid ring
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod arena;
 mod blk;

@@ -6,6 +6,10 @@
 pub enum MemoryError {
     #[error("memory region is not backed by a file of the kernel's own")]
     NotAFile,
+    #[error("memory region lies on a file system (type {kind:#x}) that could make its users wait")]
+    FileSystem { kind: u64 },
+    #[error("memory region cannot be mapped: no thread to do it")]
+    NoThread,
     #[error("memory region ends at byte {end} of a file of {file_size} bytes")]
     TooShort { file_size: u64, end: u64 },
     #[error("memory region overflows the address space")]

@@ -8,8 +8,22 @@ use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::ptr::NonNull;
 
-/// `f_type` of FUSE.
-const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
+/// `f_type` of the file systems that guest memory may lie on: tmpfs (memfd, /dev/shm), hugetlbfs,
+/// ramfs, ext4, XFS, btrfs, F2FS, bcachefs, ZFS, overlayfs. Each takes its pages from this host's
+/// memory or disks. FUSE and network file systems are not here: whoever serves them could make a
+/// page fault of any of our threads wait, and with it everybody who maps memory.
+const LOCAL_FILE_SYSTEMS: [u64; 10] = [
+    0x0102_1994,
+    0x9584_58f6,
+    0x8584_58f6,
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0xf2f5_2010,
+    0xca45_1a4e,
+    0x2fc1_2fc1,
+    0x794c_7630,
+];
 
 /// Memory mapped into this process, writable and shared.
 #[derive(Debug)]
@@ -35,18 +49,20 @@ impl Mapping {
     /// mapping then begins at the page's start.
     ///
     /// # Errors
-    /// [`MemoryError::NotAFile`], [`MemoryError::TooShort`] if the file does not hold the range,
-    /// [`MemoryError::Map`], [`MemoryError::TooMany`]. May block if the file's system does: not
+    /// [`MemoryError::NotAFile`], [`MemoryError::FileSystem`] if its system could make us wait,
+    /// [`MemoryError::TooShort`] if the file does not hold the range, [`MemoryError::Map`],
+    /// [`MemoryError::TooMany`]. May block if the file's system does: not
     /// for the control thread.
     pub fn of_file(file: impl AsFd, offset: u64, size: u64) -> Result<Self, MemoryError> {
         let stat = rustix::fs::fstat(&file).map_err(MemoryError::Map)?;
         if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
             return Err(MemoryError::NotAFile);
         }
-        // Whoever serves a FUSE file could hold any thread that touches it.
         let system = rustix::fs::fstatfs(&file).map_err(MemoryError::Map)?;
-        if u64::try_from(system.f_type) == Ok(FUSE_SUPER_MAGIC) {
-            return Err(MemoryError::NotAFile);
+        // A magic number has 32 bits, whatever the sign of the field that holds it.
+        let kind = u64::try_from(system.f_type & 0xffff_ffff).unwrap_or(0);
+        if !LOCAL_FILE_SYSTEMS.contains(&kind) {
+            return Err(MemoryError::FileSystem { kind });
         }
         let file_size = u64::try_from(stat.st_size).unwrap_or(0);
         let end = offset.checked_add(size).ok_or(MemoryError::Overflow)?;

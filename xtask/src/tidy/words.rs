@@ -15,6 +15,7 @@ const UNSAFE: &[&str] = &[
     "crates/memory/src/region.rs",
     "crates/memory/src/shared.rs",
     "crates/memory/src/sigbus.rs",
+    "crates/driver/src/hostile/hold.rs",
     // The foreign client's own interface takes raw pointers.
     "crates/bench/src/load/blkio.rs",
     "crates/daemon/tests/foreign/mod.rs",

@@ -19,7 +19,7 @@
 #![allow(unsafe_code, reason = "allow-listed: submission queue entries are raw")]
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
-use io_uring::{IoUring, cqueue, opcode, squeue};
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use libc::iovec;
 use manyring_memory::{GuestSlice, as_iovecs};
 use rustix::fd::{AsRawFd, BorrowedFd};
@@ -272,6 +272,19 @@ impl Ring {
     /// Ends the watch `target`. Two completions follow: the watch's last and `user_data`.
     pub fn poll_remove(&mut self, target: u64, user_data: u64) {
         self.place(Work::PollRemove { target }, &[], user_data);
+    }
+
+    /// Submits what waits and runs the work that the kernel has deferred to this thread. A watch
+    /// that was removed before holds its file no more afterwards.
+    pub fn settle(&mut self) {
+        let _ = self.submit();
+        // SAFETY: nothing is submitted, and no argument is given that the kernel would read.
+        let entered = unsafe {
+            let flags = EnterFlags::GETEVENTS.bits();
+            self.uring.submitter().enter::<libc::sigset_t>(0, 0, flags, None)
+        };
+        // An error means that there was nothing to run.
+        drop(entered);
     }
 
     /// Registers a file if there is room; otherwise it is used as it is.

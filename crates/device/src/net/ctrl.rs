@@ -104,9 +104,7 @@ async fn kicked(kick: Option<&AsyncFd<Watched>>, stats: &QueueStats) {
             if guard.ready() & Ready::READABLE == Ready::EMPTY {
                 return std::future::pending().await;
             }
-            // Before the drain: what comes later is a new event.
             guard.clear_ready();
-            guard.get_inner().0.drain();
             stats.kicks.add(1);
         }
         Err(_) => tokio::time::sleep(POLL_PERIOD).await,

@@ -30,9 +30,6 @@ impl RunningQueue {
     fn kicked(&mut self, now_ns: u64) {
         self.stats.kicks.add(1);
         self.kicked = true;
-        if let Some(kick) = &self.kick {
-            kick.drain();
-        }
         if !self.enabled && self.discard == Discard::No {
             self.discard = Discard::Kicked;
         }

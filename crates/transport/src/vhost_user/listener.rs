@@ -123,6 +123,12 @@ impl Listener {
         &self.socket
     }
 
+    /// The socket, without its name, to be closed where that may block: what was sent to clients
+    /// that nobody has accepted is closed with it.
+    pub(super) fn into_socket(self) -> UnixListener {
+        self.socket
+    }
+
     /// Takes the name, to remove it before the socket closes.
     pub(super) fn take_name(&mut self) -> Option<SocketName> {
         self.name.take()

@@ -17,14 +17,14 @@ pub use listener::{ListenError, Listener, PATH_LEN_MAX, SocketPermissions, check
 pub use requests::FrontError;
 pub use socket::SocketError;
 
-use manyring_device::{Device, Event, EventKind};
+use manyring_device::{Device, Event, EventKind, Janitor, Origin};
 use requests::Front;
-use socket::Connection;
+use socket::{Connection, ForeignStream};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::net::UnixStream;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -67,6 +67,10 @@ impl Default for ServeOptions {
 
 /// First and longest pause between two attempts to connect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Pause before the next session after one that held a thread of ours.
+const PENANCE: Duration = Duration::from_secs(1);
+/// How long a file descriptor of the former session may take to close without a word.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a second client may turn out to be the next one: a front-end that has just closed its
 /// socket still holds it while a process that it was starting has not come to its exec.
 const DOUBT: Duration = Duration::from_millis(50);
@@ -91,22 +95,24 @@ pub async fn serve(
     connected: Connected,
     stop: watch::Receiver<bool>,
 ) -> Result<(), ListenError> {
-    let server = Server { device, options, connected, stop, deadline: OnceLock::new() };
+    let janitor = Arc::new(Janitor::default());
+    let server = Server { device, options, connected, stop, janitor, deadline: OnceLock::new() };
     match endpoint {
         Endpoint::Listen { path, permissions } => {
             let mut listener = Listener::bind(&path, permissions)?;
             tracing::info!(device = server.device.name(), path = %path.display(), "listening");
             let name = listener.take_name();
-            let serving = server.accept_for_ever(listener.socket());
-            tokio::pin!(serving);
+            let without_name = async {
+                server.stopped().await;
+                drop(name);
+                std::future::pending().await
+            };
             tokio::select! {
                 biased;
-                () = server.stopped() => {
-                    drop(name);
-                    serving.await;
-                }
-                () = &mut serving => {}
+                () = without_name => {}
+                () = server.accept_for_ever(listener.socket()) => {}
             }
+            server.close(listener.into_socket());
         }
         Endpoint::Connect { path } => server.connect_for_ever(&path).await,
         Endpoint::Inherited { socket } => {
@@ -122,6 +128,8 @@ struct Server {
     options: ServeOptions,
     connected: Connected,
     stop: watch::Receiver<bool>,
+    /// Touches what the front-ends send.
+    janitor: Arc<Janitor>,
     /// When what still hangs is given up, once the daemon stops.
     deadline: OnceLock<Instant>,
 }
@@ -139,13 +147,13 @@ impl Server {
         tokio::time::sleep_until(*deadline).await;
     }
 
-    async fn accept_for_ever(&self, listener: &tokio::net::UnixListener) {
+    async fn accept_for_ever(&self, listener: &UnixListener) {
         let mut waiting = None;
         while !*self.stop.borrow() {
             let stream = Arc::new(match waiting.take() {
                 Some(stream) => stream,
                 None => tokio::select! {
-                    stream = accept(listener) => stream,
+                    stream = self.accept(listener) => stream,
                     () = self.stopped() => return,
                 },
             });
@@ -157,7 +165,7 @@ impl Server {
                     // The end of the session is seen before the next client.
                     biased;
                     ended = &mut run => break ended,
-                    next = accept(listener) => {
+                    next = self.accept(listener) => {
                         if self.admit(next, &mut waiting) && !has_left(&stream) {
                             doubt = Some(Instant::now() + DOUBT);
                         }
@@ -177,7 +185,7 @@ impl Server {
             loop {
                 tokio::select! {
                     () = &mut tear_down => break,
-                    next = accept(listener) => {
+                    next = self.accept(listener) => {
                         self.admit(next, &mut waiting);
                     }
                 }
@@ -188,14 +196,35 @@ impl Server {
         }
     }
 
+    fn close(&self, listener: UnixListener) {
+        if let Ok(listener) = listener.into_std() {
+            self.janitor.dispose(listener);
+        }
+    }
+
     /// Lets a client wait for the end of the one before it, unless another one waits already.
-    fn admit(&self, next: UnixStream, waiting: &mut Option<UnixStream>) -> bool {
+    fn admit(&self, next: ForeignStream, waiting: &mut Option<ForeignStream>) -> bool {
         if waiting.is_some() {
             self.tell_refused();
             return false;
         }
         *waiting = Some(next);
         true
+    }
+
+    /// Accepts the next client, once those that were refused are closed. Out of fds: waits, rather
+    /// than spin on a socket that stays readable.
+    async fn accept(&self, listener: &UnixListener) -> ForeignStream {
+        loop {
+            self.janitor.room().await;
+            match listener.accept().await {
+                Ok((stream, _)) => return ForeignStream::new(stream, self.janitor.clone()),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept");
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+            }
+        }
     }
 
     fn tell_refused(&self) {
@@ -231,7 +260,9 @@ impl Server {
         if listening {
             let listener = std::os::unix::net::UnixListener::from(socket);
             listener.set_nonblocking(true)?;
-            self.accept_for_ever(&tokio::net::UnixListener::from_std(listener)?).await;
+            let listener = UnixListener::from_std(listener)?;
+            self.accept_for_ever(&listener).await;
+            self.close(listener);
         } else {
             let stream = std::os::unix::net::UnixStream::from(socket);
             stream.set_nonblocking(true)?;
@@ -241,13 +272,14 @@ impl Server {
     }
 
     async fn run_to_end(&self, stream: UnixStream) {
-        let ended = self.run(stream).await;
+        let stream = ForeignStream::new(stream, self.janitor.clone());
+        let ended = self.run(Arc::new(stream)).await;
         self.tear_down(ended).await;
     }
 
     /// Stops every queue. While the daemon stops, this may not take for ever.
     async fn tear_down(&self, ended: Ended) {
-        let Ended { front, connection } = ended;
+        let Ended { front, connection, origin } = ended;
         tokio::select! {
             () = front.tear_down() => {}
             () = self.given_up() => {
@@ -257,15 +289,36 @@ impl Server {
         }
         drop(connection);
         self.connected.send_replace(false);
+        let closed = async {
+            if origin.is_blocked() {
+                tokio::time::sleep(PENANCE).await;
+            }
+            self.closed().await;
+        };
+        tokio::select! {
+            () = closed => {}
+            () = self.stopped() => {}
+        }
+    }
+
+    /// Returns when everything that a session has left is closed. Until then none begins: what its
+    /// front-ends can make hang is one thread for each device, and the fds of one session.
+    async fn closed(&self) {
+        if tokio::time::timeout(CLOSE_PATIENCE, self.janitor.idle()).await.is_err() {
+            let device = self.device.name();
+            tracing::warn!(device, "a file descriptor of the front-end does not close: waiting");
+            self.janitor.idle().await;
+        }
     }
 
     /// Runs a session until it ends; what is left must be torn down.
-    async fn run(&self, stream: impl Into<Arc<UnixStream>>) -> Ended {
+    async fn run(&self, stream: Arc<ForeignStream>) -> Ended {
         let (sender, mut events) = mpsc::channel(EVENTS_MAX);
-        let mut front = Front::new(self.device.clone(), sender);
+        let origin = Origin::new(self.janitor.clone());
+        let mut front = Front::new(self.device.clone(), sender, self.janitor.clone());
         let mut changes = self.device.config_changes();
         changes.mark_unchanged();
-        let mut connection = Connection::new(stream);
+        let mut connection = Connection::new(stream, origin.clone());
         let mut silence = Some(self.options.handshake_timeout);
         let device = self.device.name();
         self.connected.send_replace(true);
@@ -285,16 +338,22 @@ impl Server {
                             self.hear(event);
                         }
                         self.tell_end(&end);
-                        return Ended { front, connection: None };
+                        return Ended { front, connection: None, origin };
                     }
                 }
                 Some(event) = events.recv() => {
                     if self.hear(event) {
-                        return Ended { front, connection: None };
+                        return Ended { front, connection: None, origin };
                     }
                 }
+                () = origin.blocked() => {
+                    tracing::warn!(device, "session ends: its eventfd is full and blocks us");
+                    return Ended { front, connection: None, origin };
+                }
                 Ok(()) = changes.changed() => front.send_config_change(),
-                () = self.stopped() => return Ended { front, connection: Some(connection) },
+                () = self.stopped() => {
+                    return Ended { front, connection: Some(connection), origin };
+                }
             }
         }
     }
@@ -355,6 +414,7 @@ struct Ended {
     front: Front,
     /// Open still if the daemon stops: the front-end sees the end when its requests are done.
     connection: Option<Connection>,
+    origin: Arc<Origin>,
 }
 
 /// Why a session ended.
@@ -381,17 +441,4 @@ fn has_left(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
     let polled = poll(&mut fds, Some(&Timespec::default()));
     polled.is_ok() && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP)
-}
-
-/// Accepts the next client. Out of fds: waits, rather than spin on a socket that stays readable.
-async fn accept(listener: &tokio::net::UnixListener) -> UnixStream {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return stream,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept");
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
-        }
-    }
 }

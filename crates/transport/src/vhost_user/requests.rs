@@ -5,14 +5,15 @@ use super::session::{
 };
 use super::socket::Message;
 use super::vring::VringHost;
-use manyring_device::{Activation, Call, Device, DoorbellError, Event, Kick, StartError};
+use manyring_device::{
+    Activation, Call, Channel, Device, DoorbellError, Event, ForeignFd, Janitor, Kick, StartError,
+};
 use manyring_memory::{GuestMemory, MemoryError, RegionSpec};
 use manyring_queue::{DeviceQueue, QueueConfig, QueueError, RingAddresses, RingFeatures};
 use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, Region, Reply, VringState,
 };
 use manyring_wire::virtio::VIRTIO_ID_NET;
-use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -37,12 +38,17 @@ pub(super) struct Front {
     session: Session,
     memory: Arc<GuestMemory>,
     vrings: Vec<VringHost>,
-    channel: Option<Call>,
+    channel: Option<Channel>,
     events: mpsc::Sender<Event>,
+    janitor: Arc<Janitor>,
 }
 
 impl Front {
-    pub(super) fn new(device: Arc<dyn Device>, events: mpsc::Sender<Event>) -> Self {
+    pub(super) fn new(
+        device: Arc<dyn Device>,
+        events: mpsc::Sender<Event>,
+        janitor: Arc<Janitor>,
+    ) -> Self {
         let is_net = device.virtio_id() == VIRTIO_ID_NET;
         let offer = Offer {
             features: device.features(),
@@ -58,6 +64,7 @@ impl Front {
             vrings,
             channel: None,
             events,
+            janitor,
         }
     }
 
@@ -89,7 +96,7 @@ impl Front {
     }
 
     /// Does one effect. False: it was refused, and the session goes on.
-    async fn apply(&mut self, effect: Effect<OwnedFd>) -> Result<bool, FrontError> {
+    async fn apply(&mut self, effect: Effect<ForeignFd>) -> Result<bool, FrontError> {
         match effect {
             Effect::Features(bits) => self.device.set_features(bits).await,
             Effect::Memory(change) => self.change_memory(change).await?,
@@ -105,7 +112,7 @@ impl Front {
             }
             Effect::Kick(index, fd) => self.set_kick(index, fd).await?,
             Effect::Call(index, fd) => {
-                let call = doorbell("SET_VRING_CALL", index, fd)?;
+                let call = doorbell("SET_VRING_CALL", index, fd).await?;
                 let host = &mut self.vrings[index];
                 host.call.clone_from(&call);
                 if let Some(queue) = &host.running {
@@ -113,7 +120,7 @@ impl Front {
                 }
             }
             Effect::Err(index, fd) => {
-                let err = doorbell("SET_VRING_ERR", index, fd)?;
+                let err = doorbell("SET_VRING_ERR", index, fd).await?;
                 let host = &mut self.vrings[index];
                 host.err.clone_from(&err);
                 if let Some(queue) = &host.running {
@@ -126,7 +133,7 @@ impl Front {
                     return Ok(false);
                 }
             }
-            Effect::BackendChannel(fd) => self.set_channel(fd)?,
+            Effect::BackendChannel(fd) => self.set_channel(fd).await?,
             Effect::SendRarp(mac) => return Ok(self.device.send_rarp(mac).await),
             Effect::SetMtu(mtu) => return Ok(self.device.set_front_end_mtu(mtu)),
             Effect::ResetConfig => self.device.reset_config(),
@@ -138,10 +145,13 @@ impl Front {
         Ok(true)
     }
 
-    async fn set_kick(&mut self, index: usize, fd: Option<OwnedFd>) -> Result<(), FrontError> {
+    async fn set_kick(&mut self, index: usize, fd: Option<ForeignFd>) -> Result<(), FrontError> {
         let name = "SET_VRING_KICK";
         let wrong = |source| FrontError::Doorbell { name, index, source };
-        let kick = fd.map(Kick::new).transpose().map_err(wrong)?;
+        let kick = match fd {
+            Some(fd) => Some(Kick::of_front_end(fd).await.map_err(wrong)?),
+            None => None,
+        };
         let host = &mut self.vrings[index];
         match &host.running {
             Some(queue) => queue.set_kick(kick).await,
@@ -150,21 +160,29 @@ impl Front {
         Ok(())
     }
 
-    fn set_channel(&mut self, fd: OwnedFd) -> Result<(), FrontError> {
-        self.channel = Some(Call::new(fd).map_err(FrontError::Channel)?);
+    async fn set_channel(&mut self, fd: ForeignFd) -> Result<(), FrontError> {
+        let request = BACKEND_CONFIG_CHANGE_MSG;
+        let message = Header { request, flags: FLAG_VERSION, size: 0 }.emit().to_vec();
+        let channel = Channel::of_front_end(fd, message).await;
+        self.channel = Some(channel.map_err(FrontError::Channel)?);
         Ok(())
     }
 
     /// Makes the new snapshot and gives it to every running queue; returns when none uses the old.
-    async fn change_memory(&mut self, change: MemoryChange<OwnedFd>) -> Result<(), FrontError> {
-        let memory = map(self.memory.clone(), change).await?;
-        self.memory = Arc::new(memory);
+    async fn change_memory(&mut self, change: MemoryChange<ForeignFd>) -> Result<(), FrontError> {
+        let memory = self.memory.clone();
+        // A file system that hangs holds this device only.
+        let mapped = self.janitor.run(move || map(&memory, change).map(Arc::new)).await;
+        let former =
+            std::mem::replace(&mut self.memory, mapped.unwrap_or(Err(MemoryError::NoThread))?);
         for index in 0..self.vrings.len() {
             let addresses = self.session.vring(index).and_then(|v| v.addresses());
             if let (Some(_), Some(addresses)) = (&self.vrings[index].running, addresses) {
                 self.set_memory(index, addresses).await;
             }
         }
+        // The last use of a file is given back where it is unmapped.
+        self.janitor.dispose(former);
         Ok(())
     }
 
@@ -246,12 +264,7 @@ impl Front {
     /// Tells the front-end that the config space has changed, if it gave a channel.
     pub(super) fn send_config_change(&self) {
         if let Some(channel) = &self.channel {
-            let request = BACKEND_CONFIG_CHANGE_MSG;
-            let message = Header { request, flags: FLAG_VERSION, size: 0 }.emit();
-            // A full channel means that the front-end has one to read already.
-            if let Err(error) = channel.write(&message) {
-                tracing::debug!(device = self.device.name(), %error, "config change not sent");
-            }
+            channel.send();
         }
     }
 
@@ -261,15 +274,13 @@ impl Front {
             self.stop(index).await;
         }
         self.device.set_features(0).await;
+        self.janitor.dispose(self.memory);
     }
 }
 
-/// Makes the new snapshot on the blocking pool: a file system that hangs holds this session only.
-async fn map(
-    memory: Arc<GuestMemory>,
-    change: MemoryChange<OwnedFd>,
-) -> Result<GuestMemory, MemoryError> {
-    let mapping = tokio::task::spawn_blocking(move || match change {
+/// Makes the new snapshot. May block.
+fn map(memory: &GuestMemory, change: MemoryChange<ForeignFd>) -> Result<GuestMemory, MemoryError> {
+    match change {
         MemoryChange::Replace(regions) => {
             regions.into_iter().try_fold(GuestMemory::default(), |memory, (region, fd)| {
                 memory.with_region(spec(&region), fd)
@@ -277,17 +288,17 @@ async fn map(
         }
         MemoryChange::Add(region, fd) => memory.with_region(spec(&region), fd),
         MemoryChange::Remove(region) => Ok(memory.without_region(&spec(&region))),
-    });
-    mapping.await.unwrap_or(Err(MemoryError::Overflow))
+    }
 }
 
-fn doorbell(
+async fn doorbell(
     name: &'static str,
     index: usize,
-    fd: Option<OwnedFd>,
+    fd: Option<ForeignFd>,
 ) -> Result<Option<Arc<Call>>, FrontError> {
+    let Some(fd) = fd else { return Ok(None) };
     let wrong = |source| FrontError::Doorbell { name, index, source };
-    Ok(fd.map(Call::new).transpose().map_err(wrong)?.map(Arc::new))
+    Ok(Some(Arc::new(Call::of_front_end(fd).await.map_err(wrong)?)))
 }
 
 fn spec(region: &Region) -> RegionSpec {

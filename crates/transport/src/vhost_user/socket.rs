@@ -1,5 +1,6 @@
 //! Framing and fd passing: whole messages in, whole messages out.
 
+use manyring_device::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
 use manyring_wire::vhost_user::{
     HEADER_SIZE, Header, PAYLOAD_SIZE_MAX, ParseError, TABLE_REGIONS_MAX, row_of,
 };
@@ -8,6 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
@@ -43,25 +45,61 @@ pub(super) struct Message {
     pub(super) header: Header,
     /// As many bytes as the header says.
     pub(super) payload: Vec<u8>,
-    /// What came with it; closed if dropped.
-    pub(super) fds: Vec<OwnedFd>,
+    /// What came with it; closed by the janitor if dropped.
+    pub(super) fds: Vec<ForeignFd>,
+}
+
+/// A socket that somebody has connected to. The file descriptors in messages that nobody has read
+/// are closed with it, so the janitor closes it.
+#[derive(Debug)]
+pub(super) struct ForeignStream {
+    /// Taken by the drop only.
+    stream: Option<UnixStream>,
+    janitor: Arc<Janitor>,
+}
+
+impl ForeignStream {
+    pub(super) fn new(stream: UnixStream, janitor: Arc<Janitor>) -> Self {
+        Self { stream: Some(stream), janitor }
+    }
+}
+
+impl Deref for ForeignStream {
+    type Target = UnixStream;
+
+    fn deref(&self) -> &UnixStream {
+        match &self.stream {
+            Some(stream) => stream,
+            None => unreachable!("only the drop takes it"),
+        }
+    }
+}
+
+impl Drop for ForeignStream {
+    fn drop(&mut self) {
+        // It leaves the runtime's poll here; that closes nothing.
+        if let Some(Ok(stream)) = self.stream.take().map(UnixStream::into_std) {
+            self.janitor.dispose(stream);
+        }
+    }
 }
 
 /// A connected front-end. [`Connection::receive`] may be cancelled and called again.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: Arc<UnixStream>,
+    stream: Arc<ForeignStream>,
+    origin: Arc<Origin>,
     /// Bytes of the current message so far: header, then payload.
     bytes: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<ForeignFd>,
     header: Option<Header>,
 }
 
 impl Connection {
     /// Takes a connected stream.
     #[must_use]
-    pub(super) fn new(stream: impl Into<Arc<UnixStream>>) -> Self {
-        Self { stream: stream.into(), bytes: Vec::new(), fds: Vec::new(), header: None }
+    pub(super) fn new(stream: Arc<ForeignStream>, origin: Arc<Origin>) -> Self {
+        Self { stream, origin, bytes: Vec::new(), fds: Vec::new(), header: None }
     }
 
     /// Receives the next message. Waits at most `silence` for it to begin, for ever if `None`.
@@ -123,11 +161,26 @@ impl Connection {
     /// Receives some bytes of the current message, and the fds that come with them.
     async fn receive_some(&mut self) -> Result<(), SocketError> {
         let missing = self.missing().min(PAYLOAD_SIZE_MAX);
-        let (bytes, fds) = {
-            let stream = &self.stream;
-            stream.async_io(Interest::READABLE, || receive_once(stream.as_fd(), missing)).await?
+        let stream = &self.stream;
+        let (bytes, fds, is_truncated) = loop {
+            stream.readable().await?;
+            // Nothing is received that could neither be closed nor be given a number.
+            self.origin.janitor().room().await;
+            let mut room = Room::for_message().await;
+            let receive = || receive_once(stream.as_fd(), missing);
+            match stream.try_io(Interest::READABLE, receive) {
+                Ok(Received { bytes, fds, is_truncated }) => {
+                    let adopt = |fd| self.origin.adopt(fd, &mut room);
+                    break (bytes, fds.into_iter().map(adopt).collect::<Vec<_>>(), is_truncated);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
         };
-        self.fds.extend(fds.map_err(|()| SocketError::TooManyFds)?);
+        self.fds.extend(fds);
+        if is_truncated {
+            return Err(SocketError::TooManyFds);
+        }
         if bytes.is_empty() {
             let between = self.bytes.is_empty() && self.header.is_none();
             return Err(if between { SocketError::Closed } else { SocketError::ClosedInMessage });
@@ -146,7 +199,7 @@ impl Connection {
     pub(super) async fn send(&self, mut message: &[u8]) -> Result<(), SocketError> {
         let sending = async {
             while !message.is_empty() {
-                let stream = &self.stream;
+                let stream: &UnixStream = &self.stream;
                 let send = || {
                     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
                     rustix::net::send(stream, message, flags).map_err(io::Error::from)
@@ -163,20 +216,27 @@ impl Connection {
     }
 }
 
-type Received = (Vec<u8>, Result<Vec<OwnedFd>, ()>);
+/// What one recvmsg brought.
+struct Received {
+    bytes: Vec<u8>,
+    /// Taken one by one into `ForeignFd`s before anything else happens.
+    fds: Vec<OwnedFd>,
+    /// The kernel had no number for some.
+    is_truncated: bool,
+}
 
-/// One recvmsg without waiting. `Err(())` for the fds: some were dropped by the kernel.
+/// One recvmsg without waiting.
 fn receive_once(stream: impl AsFd, missing: usize) -> io::Result<Received> {
     let mut bytes = vec![0; missing];
-    // Room for one more than any message has, so that too many are seen and closed.
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TABLE_REGIONS_MAX + 1))];
+    // Room for all that a message can have: what does not fit is closed by the kernel, here.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let mut slices = [IoSliceMut::new(&mut bytes)];
     let received = rustix::net::recvmsg(stream, &mut slices, &mut control, flags);
-    let received = match received {
-        Err(Errno::CONNRESET) => return Ok((Vec::new(), Ok(Vec::new()))),
-        other => other?,
+    let (len, is_truncated) = match received {
+        Err(Errno::CONNRESET) => (0, false),
+        other => other.map(|r| (r.bytes, r.flags.contains(ReturnFlags::CTRUNC)))?,
     };
     let mut fds = Vec::new();
     for message in control.drain() {
@@ -184,7 +244,6 @@ fn receive_once(stream: impl AsFd, missing: usize) -> io::Result<Received> {
             fds.extend(rights);
         }
     }
-    bytes.truncate(received.bytes);
-    let truncated = received.flags.contains(ReturnFlags::CTRUNC);
-    Ok((bytes, if truncated { Err(()) } else { Ok(fds) }))
+    bytes.truncate(len);
+    Ok(Received { bytes, fds, is_truncated })
 }

@@ -6,6 +6,7 @@ use super::guest::*;
 use super::*;
 use crate::Device;
 use crate::doorbell::Kick;
+use crate::foreign::{Origin, Room};
 use crate::queue::EventKind;
 use manyring_wire::net::*;
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
@@ -258,7 +259,11 @@ fn a_kick_whose_other_end_is_closed_costs_nothing() {
     guest.ring = Ring::new(64, true);
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    let kick = Some(Kick::new(reader).unwrap());
+    let origin = Origin::new(Arc::default());
+    let kick = guest.runtime.block_on(async {
+        let reader = origin.adopt(reader, &mut Room::for_message().await);
+        Some(Kick::of_front_end(reader).await.unwrap())
+    });
     guest.control = Some(guest.start(&guest.ring, COUNT, kick, call));
     // The last kick is heard, though its end is closed behind it.
     let eventfd = std::mem::replace(&mut guest.kick, writer);

@@ -1,0 +1,82 @@
+//! Interrupts a thread that sleeps in a system call, by a signal whose handler does nothing.
+#![allow(unsafe_code, reason = "allow-listed: installs a signal handler and sends its signal")]
+
+use std::sync::Once;
+
+static INSTALL: Once = Once::new();
+
+/// The signal: one of the real-time signals that nobody else uses here.
+fn signal() -> i32 {
+    libc::SIGRTMIN() + 4
+}
+
+/// A thread that can be interrupted.
+#[derive(Debug)]
+pub struct Interruptible {
+    process: i32,
+    thread: i32,
+}
+
+impl Interruptible {
+    /// The calling thread. Installs the handler, and lets the signal reach this thread: the mask
+    /// that the process was started with may hold it back.
+    #[must_use]
+    pub fn this_thread() -> Self {
+        INSTALL.call_once(install);
+        // SAFETY: all-zero is a valid sigset_t; it is emptied below before it is used.
+        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `set` is writable.
+        unsafe { libc::sigemptyset(&raw mut set) };
+        // SAFETY: `set` is an initialized set, and the number is that of a signal.
+        unsafe { libc::sigaddset(&raw mut set, signal()) };
+        // SAFETY: `set` is readable; the former mask is not asked for.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
+        let process = rustix::process::getpid().as_raw_nonzero().get();
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        Self { process, thread }
+    }
+
+    /// Interrupts what the thread sleeps in: a call that can be interrupted fails with `EINTR`. A
+    /// thread that has ended, or sleeps in nothing, is not harmed.
+    pub fn interrupt(&self) {
+        // SAFETY: the call touches no memory of ours. The signal stays in this process, and its
+        // handler is installed, so that it ends nobody.
+        unsafe { libc::syscall(libc::SYS_tgkill, self.process, self.thread, signal()) };
+    }
+}
+
+fn install() {
+    // SAFETY: all-zero is a valid sigaction: no flags (above all no SA_RESTART), empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_signal as *const () as usize;
+    // SAFETY: the handler does nothing, so it may run anywhere.
+    unsafe { libc::sigaction(signal(), &raw const action, std::ptr::null_mut()) };
+}
+
+extern "C" fn on_signal(_signal: i32) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::io::Errno;
+
+    #[test]
+    fn a_write_that_waits_for_a_full_eventfd_is_interrupted() {
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let build = std::thread::Builder::new();
+        let writer = build.spawn(move || {
+            sender.send(Interruptible::this_thread()).unwrap();
+            rustix::io::write(&event, &1u64.to_ne_bytes())
+        });
+        let (target, writer) = (receiver.recv().unwrap(), writer.unwrap());
+        while !writer.is_finished() {
+            target.interrupt();
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(writer.join().unwrap(), Err(Errno::INTR));
+        target.interrupt();
+    }
+}

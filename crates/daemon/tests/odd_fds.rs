@@ -1,0 +1,417 @@
+//! File descriptors that block whoever touches or closes them: a hostile front-end sends them in
+//! every place, and neither the neighbour's flush nor the control API waits for one. Needs root,
+//! to hold locks of the kernel.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+mod program;
+
+use manyring_driver::hostile::{Hold, HostileRing, Spoil};
+use manyring_driver::wire::vhost_user::PROTOCOL_F_BACKEND_REQ;
+use manyring_driver::{BlkDriver, BlkOptions, DriverError, FrontEnd, Op};
+use process::{Daemon, wait_until};
+use program::shown;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::OFlags;
+use rustix::process::{Pid, Signal, kill_process};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+const CONFIG: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
+    [[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nmemory = '16M'\n\
+    [[blk]]\nname = 'good'\nsocket_path = '@/good'\nmemory = '16M'\n";
+const LONG: Duration = Duration::from_secs(30);
+/// How long a lingering socket holds whoever closes it: longer than anything here may take.
+const LINGER: Duration = Duration::from_secs(40);
+/// What a neighbour may wait: a hundred times what it takes, a tenth of what it would be held.
+const BOUND: Duration = Duration::from_secs(4);
+/// Rounds in which a neighbour looks for a while.
+const ROUNDS: usize = 12;
+
+/// One at a time: a process that another test starts holds a copy of every fd until its exec.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A daemon with a hostile guest and a neighbour on one worker.
+struct House {
+    daemon: Daemon,
+    good: BlkDriver,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl House {
+    fn new() -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let daemon = Daemon::run(CONFIG, &["bad", "good", "control"]);
+        let good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
+        Self { daemon, good, _alone: alone }
+    }
+
+    fn front(&self) -> FrontEnd {
+        let mut front = FrontEnd::connect(&self.daemon.socket_of("bad"), LONG).unwrap();
+        let protocol = PROTOCOL_F_BACKEND_REQ;
+        front.negotiate(0, 1 << 30, protocol).unwrap();
+        front
+    }
+
+    fn guest(&self) -> BlkDriver {
+        let options = BlkOptions { queue_size: 16, ..BlkOptions::default() };
+        BlkDriver::connect(&self.daemon.socket_of("bad"), &options).unwrap()
+    }
+
+    /// Does `act` while the daemon stands still.
+    fn while_stopped(&self, act: impl FnOnce()) {
+        let pid = Pid::from_raw(self.daemon.pid().cast_signed()).unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
+        act();
+        kill_process(pid, Signal::CONT).unwrap();
+    }
+
+    /// The neighbour and the control API are answered at once, for a while.
+    fn goes_on(&mut self, case: &str) {
+        for _ in 0..ROUNDS {
+            let start = SystemTime::now();
+            self.good.queues[0].run(Op::Flush).unwrap();
+            let flushed = start.elapsed().unwrap();
+            shown(&self.daemon.socket_of("control"), "/v1/devices");
+            let answered = start.elapsed().unwrap();
+            assert!(flushed < BOUND && answered < BOUND, "{case}: {flushed:?}, {answered:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn next_guest_is_served(&self) {
+        let mut guest = self.guest();
+        guest.queues[0].run(Op::Flush).unwrap();
+    }
+
+    fn said(&self, what: &str) {
+        assert!(wait_until(|| self.daemon.log().contains(what)), "{}", self.daemon.log());
+    }
+}
+
+/// A TCP socket whose last close waits for its peer, which does not read.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while std::io::Write::write(&mut &socket, &[0; 65536]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&socket, Some(LINGER)).unwrap();
+    (socket.into(), peer)
+}
+
+type Place = fn(&mut FrontEnd, BorrowedFd<'_>) -> Result<(), DriverError>;
+
+/// Every place of a message where a front-end can put a file descriptor.
+const PLACES: [(&str, Place); 6] = [
+    ("kick", |front, fd| front.set_vring_kick(0, Some(fd))),
+    ("call", |front, fd| front.set_vring_call(0, Some(fd))),
+    ("err", |front, fd| front.set_vring_err(0, Some(fd))),
+    ("back-end channel", |front, fd| front.send_message(21, &[], &[fd])),
+    ("memory", |front, fd| {
+        let region = [1u32.to_ne_bytes(), [0; 4]].concat();
+        front.send_message(5, &[region, vec![0; 32]].concat(), &[fd])
+    }),
+    ("unexpected", |front, fd| front.send_message(3, &[], &[fd])),
+];
+
+#[test]
+fn a_socket_that_lingers_holds_its_own_device_only() {
+    let mut house = House::new();
+    for (place, send) in PLACES {
+        let (fd, peer) = lingering();
+        let mut front = house.front();
+        house.while_stopped(|| {
+            send(&mut front, fd.as_fd()).unwrap();
+            drop(fd);
+        });
+        house.goes_on(place);
+        drop((peer, front));
+        house.next_guest_is_served();
+    }
+}
+
+#[test]
+fn a_socket_that_lingers_among_too_many_holds_its_own_device_only() {
+    let mut house = House::new();
+    let (fd, peer) = lingering();
+    let mut front = house.front();
+    house.while_stopped(|| {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let mut fds = [null.as_fd(); 64];
+        fds[63] = fd.as_fd();
+        front.send_message(5, &[0; 8], &fds).unwrap();
+        drop(fd);
+    });
+    house.goes_on("too many");
+    house.said("more file descriptors than any message has");
+    drop((peer, front));
+    house.next_guest_is_served();
+}
+
+#[test]
+fn a_socket_that_lingers_in_a_message_nobody_read_holds_its_own_device_only() {
+    let mut house = House::new();
+    let (fd, peer) = lingering();
+    let mut front = house.front();
+    house.while_stopped(|| {
+        front.send_message(200, &[], &[]).unwrap();
+        front.send_message(3, &[], &[fd.as_fd()]).unwrap();
+        drop(fd);
+    });
+    house.goes_on("unread");
+    house.said("request 200");
+    drop((peer, front));
+    house.next_guest_is_served();
+}
+
+#[test]
+fn a_socket_that_lingers_sent_by_a_second_client_holds_its_own_device_only() {
+    let mut house = House::new();
+    let (fd, peer) = lingering();
+    let first = house.front();
+    house.while_stopped(|| {
+        let mut second = FrontEnd::connect(&house.daemon.socket_of("bad"), LONG).unwrap();
+        second.send_message(3, &[], &[fd.as_fd()]).unwrap();
+        drop(fd);
+        // Dropped here: whoever closes the other end closes what was sent.
+    });
+    house.goes_on("second client");
+    house.said("second client refused");
+    drop((peer, first));
+    house.next_guest_is_served();
+}
+
+/// An epoll set in which something is ready.
+fn ready_set() -> (OwnedFd, OwnedFd) {
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let event = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
+    let data = epoll::EventData::new_u64(1);
+    epoll::add(&set, &event, data, epoll::EventFlags::IN).unwrap();
+    (set, event)
+}
+
+#[test]
+fn an_epoll_set_whose_lock_is_held_holds_its_own_device_only() {
+    let mut house = House::new();
+    for (place, send) in PLACES {
+        let (set, _event) = ready_set();
+        let hold = Hold::epoll(set.try_clone().unwrap()).unwrap();
+        let mut front = house.front();
+        send(&mut front, set.as_fd()).unwrap();
+        house.goes_on(place);
+        drop((hold, front));
+        house.next_guest_is_served();
+    }
+}
+
+#[test]
+fn an_eventfd_in_an_epoll_set_whose_lock_is_held_holds_its_own_device_only() {
+    let mut house = House::new();
+    for (place, send) in &PLACES[..3] {
+        let (set, event) = ready_set();
+        let hold = Hold::epoll(set).unwrap();
+        let mut front = house.front();
+        house.while_stopped(|| {
+            send(&mut front, event.as_fd()).unwrap();
+            // The back-end's copy is the last one now.
+            drop(event);
+        });
+        house.goes_on(place);
+        drop(front);
+        house.goes_on(&format!("{place}, at the end of its session"));
+        drop(hold);
+        house.next_guest_is_served();
+    }
+}
+
+#[test]
+fn a_kick_that_a_worker_watched_is_not_closed_by_the_worker() {
+    let mut house = House::new();
+    let mut guest = house.guest();
+    let (set, event) = ready_set();
+    guest.front.set_vring_kick(0, Some(event.as_fd())).unwrap();
+    guest.queues[0].run(Op::Flush).unwrap();
+    let hold = Hold::epoll(set).unwrap();
+    drop(event);
+    house.goes_on("watched");
+    // Another one takes its place: the worker ends its watch.
+    let next = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    house.while_stopped(|| {
+        guest.front.send_message(12, &0u64.to_ne_bytes(), &[next.as_fd()]).unwrap();
+    });
+    house.goes_on("replaced");
+    drop(guest);
+    house.goes_on("ended");
+    drop(hold);
+    house.next_guest_is_served();
+}
+
+#[test]
+fn a_pipe_whose_lock_is_held_holds_its_own_device_only() {
+    let mut house = House::new();
+    for (place, send) in PLACES {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let fd = if place == "kick" { reader.as_fd() } else { writer.as_fd() };
+        let hold = Hold::pipe(writer.try_clone().unwrap()).unwrap();
+        let mut front = house.front();
+        send(&mut front, fd).unwrap();
+        house.goes_on(place);
+        drop(front);
+        house.goes_on(&format!("{place}, at the end of its session"));
+        drop(hold);
+        house.next_guest_is_served();
+    }
+}
+
+#[test]
+fn a_running_queue_whose_pipes_are_held_holds_its_own_device_only() {
+    for is_kick in [true, false] {
+        let mut house = House::new();
+        let mut guest = house.guest();
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        if is_kick {
+            guest.front.set_vring_kick(0, Some(reader.as_fd())).unwrap();
+        } else {
+            guest.front.set_vring_call(0, Some(writer.as_fd())).unwrap();
+            rustix::io::read(&reader, &mut [0; 8]).unwrap();
+        }
+        let mut hold = None;
+        house.while_stopped(|| {
+            if is_kick {
+                rustix::io::write(&writer, b"k").unwrap();
+            } else {
+                let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
+                ring.offer_valid().unwrap();
+                guest.queues[0].vring().kick().unwrap();
+            }
+            hold = Some(Hold::pipe(writer.try_clone().unwrap()).unwrap());
+        });
+        house.goes_on("running");
+        drop(guest);
+        house.goes_on("ended");
+        drop(hold);
+        house.next_guest_is_served();
+    }
+}
+
+/// Fills an eventfd, and lets who writes to it wait.
+fn fill(event: BorrowedFd<'_>) {
+    let flags = rustix::fs::fcntl_getfl(event).unwrap();
+    let _ = rustix::io::read(event, &mut [0; 8]);
+    rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    rustix::fs::fcntl_setfl(event, flags - OFlags::NONBLOCK).unwrap();
+}
+
+const HELD: &str = "its eventfd is full and blocks us";
+
+#[test]
+fn a_full_call_that_blocks_ends_its_session_and_holds_nobody() {
+    let mut house = House::new();
+    let mut guest = house.guest();
+    let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
+    let vring = guest.queues[0].vring();
+    fill(vring.call_fd());
+    ring.offer_valid().unwrap();
+    vring.kick().unwrap();
+    house.goes_on("call");
+    assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
+    house.said(HELD);
+    drop(guest);
+    house.next_guest_is_served();
+}
+
+#[test]
+fn a_full_err_that_blocks_ends_its_session_and_holds_nobody() {
+    let mut house = House::new();
+    let mut guest = house.guest();
+    let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
+    let vring = guest.queues[0].vring();
+    fill(vring.err_fd());
+    ring.offer(Spoil::SelfLoop).unwrap();
+    vring.kick().unwrap();
+    house.goes_on("err");
+    assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
+    house.said(HELD);
+    drop(guest);
+    house.next_guest_is_served();
+}
+
+/// A ring that is refused is told by the control thread.
+#[test]
+fn a_full_err_of_a_ring_that_does_not_start_holds_nobody() {
+    let mut house = House::new();
+    let guest = house.guest();
+    drop(guest);
+    let mut front = house.front();
+    let err = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    front.set_vring_num(0, 16).unwrap();
+    front.set_vring_err(0, Some(err.as_fd())).unwrap();
+    let addr = manyring_driver::wire::vhost_user::VringAddr {
+        index: 0,
+        flags: 0,
+        descriptor: 0x1000,
+        used: 0x2000,
+        available: 0x3000,
+        log: 0,
+    };
+    let arena = manyring_driver::Arena::new(1 << 20).unwrap();
+    front.set_memory(&arena).unwrap();
+    front.set_vring_addr(&addr).unwrap();
+    front.features().unwrap();
+    fill(err.as_fd());
+    front.set_vring_kick(0, Some(kick.as_fd())).unwrap();
+    house.goes_on("err of a ring");
+    assert!(front.is_closed_within(LONG).unwrap(), "the session goes on");
+    house.said(HELD);
+}
+
+#[test]
+fn pipes_and_sockets_are_doorbells_and_nothing_of_them_is_left() {
+    let house = House::new();
+    house.next_guest_is_served();
+    let settled = || {
+        let mut last = house.daemon.holdings();
+        assert!(wait_until(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            let now = house.daemon.holdings();
+            std::mem::replace(&mut last, now) == now
+        }));
+        last
+    };
+    let before = settled();
+    for _ in 0..20 {
+        let mut guest = house.guest();
+        let (kick, kicks) = rustix::pipe::pipe().unwrap();
+        let (calls, call) = std::os::unix::net::UnixStream::pair().unwrap();
+        guest.front.set_vring_kick(0, Some(kick.as_fd())).unwrap();
+        guest.front.set_vring_call(0, Some(call.as_fd())).unwrap();
+        calls.set_read_timeout(Some(LONG)).unwrap();
+        // The new call is rung once, for one that may have gone to the former.
+        std::io::Read::read_exact(&mut &calls, &mut [0; 8]).unwrap();
+        let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
+        ring.offer_valid().unwrap();
+        rustix::io::write(&kicks, b"k").unwrap();
+        std::io::Read::read_exact(&mut &calls, &mut [0; 8]).unwrap();
+        assert_eq!(ring.status().unwrap(), 0);
+    }
+    let left = |now: process::Holdings| (now.fds, now.threads);
+    assert!(wait_until(|| left(house.daemon.holdings()) == left(before)), "{before:?}");
+}
+
+#[test]
+fn a_guest_of_a_device_that_was_held_is_served_when_the_hold_ends() {
+    let house = House::new();
+    let (fd, peer) = lingering();
+    let mut front = house.front();
+    house.while_stopped(|| {
+        front.send_message(3, &[], &[fd.as_fd()]).unwrap();
+        drop(fd);
+    });
+    // The peer stays: the janitor's close is interrupted after a second.
+    house.next_guest_is_served();
+    drop((peer, front));
+}

@@ -1,0 +1,176 @@
+//! What a front-end may give as a doorbell, and what passes through it.
+
+use super::*;
+use crate::foreign::{Janitor, Origin, Room};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use tokio::runtime::Runtime;
+
+/// A session without a socket.
+struct Session {
+    runtime: Runtime,
+    origin: Arc<Origin>,
+}
+
+impl Session {
+    fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Self { runtime, origin: Origin::new(Arc::new(Janitor::default())) }
+    }
+
+    fn send(&self, fd: impl Into<OwnedFd>) -> ForeignFd {
+        let mut room = self.runtime.block_on(Room::for_message());
+        self.origin.adopt(fd.into(), &mut room)
+    }
+
+    fn kick(&self, fd: impl Into<OwnedFd>) -> Result<Kick, DoorbellError> {
+        self.runtime.block_on(Kick::of_front_end(self.send(fd)))
+    }
+
+    fn call(&self, fd: impl Into<OwnedFd>) -> Result<Call, DoorbellError> {
+        self.runtime.block_on(Call::of_front_end(self.send(fd)))
+    }
+
+    fn is_idle(&self) {
+        self.runtime.block_on(self.origin.janitor().idle());
+    }
+}
+
+/// Waits until there is something to read.
+fn is_rung(fd: impl AsFd) -> bool {
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })) == Ok(1)
+}
+
+fn blocking(fd: &impl AsFd) {
+    let flags = rustix::fs::fcntl_getfl(fd).unwrap();
+    rustix::fs::fcntl_setfl(fd, flags - OFlags::NONBLOCK).unwrap();
+}
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    let (one, other) = UnixStream::pair().unwrap();
+    (one.into(), other.into())
+}
+
+#[test]
+fn an_eventfd_is_rung_itself() {
+    let session = Session::new();
+    let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
+    let call = session.call(theirs.try_clone().unwrap()).unwrap();
+    assert!(matches!(call.0, Bell::Foreign(_)));
+    call.ring();
+    assert!(is_rung(&theirs));
+    assert!(matches!(session.kick(theirs).unwrap().0, Bell::Foreign(_)));
+}
+
+#[test]
+fn pipes_and_unix_sockets_ring_through_an_eventfd_of_ours() {
+    let session = Session::new();
+    let (socket, peer) = pair();
+    for (reader, writer) in [rustix::pipe::pipe().unwrap(), (socket, peer)] {
+        let kick = session.kick(reader.try_clone().unwrap()).unwrap();
+        rustix::io::write(&writer, b"k").unwrap();
+        assert!(is_rung(&kick), "the kick is lost");
+        drop(kick);
+        session.is_idle();
+        let call = session.call(writer).unwrap();
+        call.ring();
+        assert!(is_rung(&reader), "the call is lost");
+    }
+}
+
+#[test]
+fn the_last_call_is_passed_on_though_its_doorbell_is_dropped_behind_it() {
+    let session = Session::new();
+    for _ in 0..50 {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let call = session.call(writer).unwrap();
+        call.ring();
+        drop(call);
+        session.is_idle();
+        assert_eq!(rustix::io::read(&reader, &mut [0; 64]), Ok(8));
+        assert_eq!(rustix::io::read(&reader, &mut [0; 64]), Ok(0), "the pipe is kept open");
+    }
+}
+
+#[test]
+fn a_front_end_cannot_make_a_pipe_or_socket_block_the_thread() {
+    let session = Session::new();
+    let (_reader, writer) = rustix::pipe::pipe().unwrap();
+    let (socket, _peer) = pair();
+    for theirs in [writer, socket] {
+        let call = session.call(theirs.try_clone().unwrap()).unwrap();
+        let flags = rustix::fs::fcntl_getfl(&theirs).unwrap();
+        rustix::fs::fcntl_setfl(&theirs, flags | OFlags::NONBLOCK).unwrap();
+        while rustix::io::write(&theirs, &[0; 4096]).is_ok() {}
+        blocking(&theirs);
+        call.ring();
+        session.is_idle();
+        drop(call);
+        session.is_idle();
+    }
+}
+
+#[test]
+fn a_kick_whose_other_end_is_closed_lets_the_thread_sleep() {
+    let session = Session::new();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let kick = session.kick(reader).unwrap();
+    rustix::io::write(&writer, b"k").unwrap();
+    drop(writer);
+    assert!(is_rung(&kick), "the last kick is lost");
+    session.is_idle();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    rustix::io::read(&kick, &mut [0; 8]).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let mut fds = [PollFd::new(&kick, PollFlags::IN)];
+    assert_eq!(poll(&mut fds, Some(&Timespec::default())), Ok(0), "it rings again and again");
+}
+
+#[test]
+fn a_full_eventfd_that_blocks_is_rung_once_and_its_session_is_told() {
+    let session = Session::new();
+    let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
+    let call = session.call(theirs.try_clone().unwrap()).unwrap();
+    rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    call.ring();
+    assert!(!session.origin.is_blocked(), "full, and it does not block");
+    blocking(&theirs);
+    call.ring();
+    session.runtime.block_on(session.origin.blocked());
+    assert!(session.origin.is_blocked());
+    call.ring();
+}
+
+#[test]
+fn what_is_no_doorbell_is_refused() {
+    let session = Session::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    for fd in [listener.into(), epoll, OwnedFd::from(file)] {
+        let again = fd.try_clone().unwrap();
+        assert_eq!(session.kick(fd).unwrap_err(), DoorbellError::Kind);
+        assert_eq!(session.call(again).unwrap_err(), DoorbellError::Kind);
+    }
+    let message = Channel::of_front_end(
+        session.send(eventfd(0, EventfdFlags::empty()).unwrap()),
+        vec![0; 12],
+    );
+    assert_eq!(session.runtime.block_on(message).unwrap_err(), DoorbellError::Kind);
+}
+
+#[test]
+fn what_is_dropped_is_closed_by_the_janitor_whose_thread_ends() {
+    let session = Session::new();
+    let (reader, writer) = pair();
+    let fd = session.send(writer);
+    drop(fd);
+    session.is_idle();
+    assert_eq!(rustix::io::read(&reader, &mut [0; 8]), Ok(0), "it is still open");
+    // The thread holds the janitor while it runs.
+    while Arc::strong_count(session.origin.janitor()) > 1 {
+        std::thread::yield_now();
+    }
+}

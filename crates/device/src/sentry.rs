@@ -1,0 +1,155 @@
+//! The sentry over threads that write to an eventfd of a front-end.
+//!
+//! The kernel lets a write to an eventfd wait while the count is at its maximum, unless
+//! `O_NONBLOCK` is set; both the count and the flag are shared with the front-end, and there is no
+//! write that is told not to wait. So a thread that writes says so in its [`Place`], and one thread
+//! of the process, the sentry, interrupts a write that it has seen twice, one tick apart:
+//!
+//! ```text
+//! writer:  writes += 1 (odd: inside);  is the sentry asleep? wake it;  write;  writes += 1
+//! sentry:  every tick: interrupt each writer whose count is odd and what it was a tick ago
+//!          no count has changed for a while: say "asleep", look once more, sleep
+//! ```
+//! 1. Only a write that waits looks at signals: `EINTR` means that the eventfd was full and
+//!    blocking. A writer that was merely slow to be scheduled is not harmed by the signal.
+//! 2. The writer counts before it looks whether the sentry sleeps, the sentry says that it sleeps
+//!    before it looks at the counts (both in one total order): one of them sees the other.
+//! 3. While nobody writes, the sentry sleeps without a timer: an idle daemon has no tick.
+
+use manyring_backend::sys::interrupt::Interruptible;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, Weak};
+use std::thread::Thread;
+use std::time::Duration;
+
+/// How often the sentry looks: a write may wait this long, and at most twice as long.
+const TICK: Duration = Duration::from_millis(5);
+/// Ticks without a write after which the sentry goes to sleep.
+const QUIET_TICKS: u32 = 20;
+
+/// A thread that writes to eventfds of front-ends.
+#[derive(Debug)]
+struct Place {
+    thread: Interruptible,
+    /// Writes begun and writes ended: odd while the thread is inside of one.
+    writes: AtomicU64,
+    /// What `writes` was when the sentry looked last.
+    seen: AtomicU64,
+}
+
+thread_local! {
+    static PLACE: Arc<Place> = enter();
+}
+
+static PLACES: Mutex<Vec<Weak<Place>>> = Mutex::new(Vec::new());
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+static SENTRY: OnceLock<Thread> = OnceLock::new();
+static START: Once = Once::new();
+
+/// Writes to an eventfd of a front-end, from any thread; waits for two ticks at most.
+///
+/// # Errors
+/// `EINTR`: the eventfd is full and was made blocking, so the write was given up. `EAGAIN`: it is
+/// full, so its reader has been told already.
+#[inline]
+pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Errno> {
+    let bytes = count.to_ne_bytes();
+    PLACE.with(|place| {
+        let writes = place.writes.fetch_add(1, Ordering::SeqCst);
+        if ASLEEP.load(Ordering::SeqCst) {
+            wake();
+        }
+        let written = rustix::io::write(fd, &bytes);
+        place.writes.store(writes + 2, Ordering::Release);
+        written.map(drop)
+    })
+}
+
+/// Gives the calling thread a place, and starts the sentry with the first.
+fn enter() -> Arc<Place> {
+    let place = Arc::new(Place {
+        thread: Interruptible::this_thread(),
+        writes: AtomicU64::new(0),
+        seen: AtomicU64::new(0),
+    });
+    let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    places.retain(|place| place.strong_count() > 0);
+    places.push(Arc::downgrade(&place));
+    START.call_once(|| {
+        match std::thread::Builder::new().name("sentry".to_owned()).spawn(stand_guard) {
+            Ok(thread) => drop(SENTRY.set(thread.thread().clone())),
+            Err(error) => {
+                tracing::error!(%error, "no thread to interrupt calls that block");
+            }
+        }
+    });
+    place
+}
+
+#[cold]
+fn wake() {
+    if ASLEEP.swap(false, Ordering::SeqCst)
+        && let Some(thread) = SENTRY.get()
+    {
+        thread.unpark();
+    }
+}
+
+fn stand_guard() {
+    let mut quiet = 0;
+    loop {
+        std::thread::sleep(TICK);
+        quiet = if look() { 0 } else { quiet + 1 };
+        if quiet < QUIET_TICKS {
+            continue;
+        }
+        ASLEEP.store(true, Ordering::SeqCst);
+        if look() {
+            ASLEEP.store(false, Ordering::SeqCst);
+        }
+        while ASLEEP.load(Ordering::SeqCst) {
+            std::thread::park();
+        }
+        quiet = 0;
+    }
+}
+
+/// Interrupts every write that lasts since the last look. True if there was a write since.
+fn look() -> bool {
+    let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut any = false;
+    for place in places.iter().filter_map(Weak::upgrade) {
+        let writes = place.writes.load(Ordering::SeqCst);
+        let before = place.seen.swap(writes, Ordering::Relaxed);
+        let is_inside = writes % 2 == 1;
+        if is_inside && before == writes {
+            place.thread.interrupt();
+        }
+        any |= is_inside || before != writes;
+    }
+    any
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fd::AsFd;
+
+    #[test]
+    fn a_write_to_a_full_blocking_eventfd_is_given_up() {
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        assert_eq!(write(event.as_fd(), u64::MAX - 1), Ok(()));
+        for round in 0..3 {
+            assert_eq!(write(event.as_fd(), 1), Err(Errno::INTR));
+            // The second time the sentry has gone to sleep, and is woken by the write.
+            if round == 0 {
+                while !ASLEEP.load(Ordering::SeqCst) {
+                    std::thread::sleep(TICK);
+                }
+            }
+        }
+    }
+}

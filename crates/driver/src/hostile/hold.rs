@@ -1,0 +1,108 @@
+//! Holds a lock of the kernel for as long as one likes: a thread of ours is inside a system call
+//! that waits, with the lock, for a page which userfaultfd keeps from it.
+#![allow(unsafe_code, reason = "allow-listed: a page that is missing, and calls that touch it")]
+
+use crate::DriverError;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::ioctl::{Updater, ioctl, opcode};
+use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, munmap, userfaultfd};
+use std::mem::MaybeUninit;
+use std::thread::JoinHandle;
+
+/// `UFFDIO_API`: version, features, ioctls.
+const API: rustix::ioctl::Opcode = opcode::read_write::<[u64; 3]>(0xaa, 0x3f);
+/// `UFFDIO_REGISTER`: start, length, mode, ioctls.
+const REGISTER: rustix::ioctl::Opcode = opcode::read_write::<[u64; 4]>(0xaa, 0x00);
+/// `UFFD_API`
+const VERSION: u64 = 0xaa;
+/// `UFFDIO_REGISTER_MODE_MISSING`
+const MISSING: u64 = 1;
+const PAGE_SIZE: usize = 4096;
+const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
+
+/// A lock that is held until this is dropped. Needs root, since it is the kernel that waits.
+#[derive(Debug)]
+pub struct Hold {
+    /// Closed first: then the page is there, and the call goes on.
+    faults: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+    page: usize,
+}
+
+impl Hold {
+    /// Holds the lock of a pipe, by its writing end.
+    ///
+    /// # Errors
+    /// [`DriverError::System`]: userfaultfd is refused; [`DriverError::Timeout`].
+    pub fn pipe(writer: OwnedFd) -> Result<Self, DriverError> {
+        Self::new(move |page| {
+            // SAFETY: the page stays mapped until the thread that runs this has ended.
+            let bytes = unsafe { std::slice::from_raw_parts(page as *const u8, PAGE_SIZE) };
+            let _ = rustix::io::write(&writer, bytes);
+        })
+    }
+
+    /// Holds the lock of an epoll set in which something is ready.
+    ///
+    /// # Errors
+    /// See [`Self::pipe`].
+    pub fn epoll(set: OwnedFd) -> Result<Self, DriverError> {
+        Self::new(move |page| {
+            let events = page as *mut MaybeUninit<epoll::Event>;
+            // SAFETY: the page stays mapped until the thread that runs this has ended, and nobody
+            // else has it.
+            let events = unsafe { std::slice::from_raw_parts_mut(events, 8) };
+            let _ = epoll::wait(&set, events, None);
+        })
+    }
+
+    fn new(call: impl FnOnce(usize) + Send + 'static) -> Result<Self, DriverError> {
+        // SAFETY: the new fd is ours alone.
+        let faults = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC) }?;
+        let mut api = [VERSION, 0, 0];
+        // SAFETY: the number and the three words are those of UFFDIO_API.
+        let argument = unsafe { Updater::<API, _>::new(&mut api) };
+        // SAFETY: the call changes nothing but the three words.
+        unsafe { ioctl(&faults, argument) }?;
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let page = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE_SIZE, protection, flags) }?;
+        let page = page as usize;
+        let mut range = [page as u64, PAGE_SIZE as u64, MISSING, 0];
+        // SAFETY: the number and the four words are those of UFFDIO_REGISTER.
+        let argument = unsafe { Updater::<REGISTER, _>::new(&mut range) };
+        // SAFETY: only our page becomes one that waits.
+        unsafe { ioctl(&faults, argument) }?;
+        let thread = std::thread::Builder::new().spawn(move || call(page))?;
+        let hold = Self { faults: Some(faults), thread: Some(thread), page };
+        hold.wait_until_held()?;
+        Ok(hold)
+    }
+
+    /// Returns when the call waits for its page, and so has the lock.
+    fn wait_until_held(&self) -> Result<(), DriverError> {
+        let Some(faults) = &self.faults else { return Ok(()) };
+        let mut fds = [PollFd::from_borrowed_fd(faults.as_fd(), PollFlags::IN)];
+        loop {
+            match poll(&mut fds, Some(&PATIENCE)) {
+                Ok(0) => return Err(DriverError::Timeout),
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.faults = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        // SAFETY: the mapping is that of `new`, and the only thread that used it has ended.
+        let _ = unsafe { munmap(self.page as *mut core::ffi::c_void, PAGE_SIZE) };
+    }
+}
