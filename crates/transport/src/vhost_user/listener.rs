@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 use tokio::net::UnixListener;
 
 /// Longest path of a unix socket, in bytes (`sun_path` without its terminator).
@@ -36,11 +37,31 @@ pub enum ListenError {
     Io { path: PathBuf, source: io::Error },
 }
 
-/// Checks a path without creating anything: length, folder, and who is there.
+/// A killed process holds its sockets until its memory has been freed, which takes seconds where
+/// there is much of it: a path that is taken is waited for this long, in steps. (An image that is
+/// locked is waited for as long.)
+const TAKEN_WAIT: Duration = Duration::from_millis(5000);
+const TAKEN_STEP: Duration = Duration::from_millis(20);
+
+/// Checks a path without creating anything: length, folder, and who is there. Blocks while another
+/// process is there, until that one may be thought to live on.
 ///
 /// # Errors
 /// [`ListenError`].
 pub fn check_path(path: &Path) -> Result<(), ListenError> {
+    let mut waited = Duration::ZERO;
+    loop {
+        match check_path_now(path) {
+            Err(ListenError::Taken { .. }) if waited < TAKEN_WAIT => {
+                std::thread::sleep(TAKEN_STEP);
+                waited += TAKEN_STEP;
+            }
+            checked => return checked,
+        }
+    }
+}
+
+fn check_path_now(path: &Path) -> Result<(), ListenError> {
     let at = || path.to_path_buf();
     if path.as_os_str().len() > PATH_LEN_MAX {
         return Err(ListenError::PathTooLong { path: at() });
@@ -57,18 +78,25 @@ pub fn check_path(path: &Path) -> Result<(), ListenError> {
         Ok(_) => match is_stale(path) {
             Ok(true) => Ok(()),
             Ok(false) => Err(ListenError::Taken { path: at() }),
+            // It was removed meanwhile, by a process that ends in good order.
+            Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(ListenError::Io { path: at(), source: errno.into() }),
         },
     }
 }
 
-/// A socket that nobody listens on is left from a process that was killed.
+/// A socket that no process holds is left from one that was killed.
+///
+/// It is asked for with a datagram socket. The system looks for the socket behind the name first
+/// (`ECONNREFUSED`: nobody has it), and for its type then (`EPROTOTYPE`: somebody has it, and it is
+/// a stream's, as ours are). So whoever listens there never sees a connection, which would be a
+/// client to it: one that comes and goes ends a back-end that serves only one.
 fn is_stale(path: &Path) -> Result<bool, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
     match rustix::net::connect(&probe, &SocketAddrUnix::new(path)?) {
         Err(Errno::CONNREFUSED) => Ok(true),
-        Ok(()) | Err(Errno::AGAIN) => Ok(false),
+        Ok(()) | Err(Errno::PROTOTYPE | Errno::AGAIN | Errno::PERM) => Ok(false),
         Err(errno) => Err(errno),
     }
 }
@@ -100,7 +128,7 @@ impl Listener {
     /// # Errors
     /// [`ListenError`]; nothing is left behind then.
     pub fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
-        check_path(path)?;
+        check_path_now(path)?;
         let failed = |source| ListenError::Io { path: path.to_path_buf(), source };
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let name = format!(".mr-{}-{number}", std::process::id());
