@@ -3,6 +3,7 @@
 //! transport -> queue -> device -> **backend**. A backend answers and never calls: the device
 //! submits and reaps. Two doors: [`net::Port`] and [`blk::Disk`].
 #![deny(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod blk;
 pub mod net;

@@ -6,6 +6,7 @@
 //! which the running queue is told of new memory, fds, enable and stop. What a session must hear
 //! comes to it as an [`Event`] through one bounded mailbox.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod balance;
 pub mod blk;

@@ -12,6 +12,7 @@
 //! the business of the one file that does so (`backend/sys/uring.rs`), which says on what its
 //! callers' word must rest.
 #![deny(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod error;
 mod guest;

@@ -14,6 +14,7 @@
 //! [`DeviceQueue`] and [`DriverQueue`] are enums over the ring format: one match per batch.
 //! Nothing above this crate can tell the formats apart.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod chain;
 mod config;

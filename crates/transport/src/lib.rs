@@ -4,5 +4,6 @@
 //! leaves; while it runs, the queues belong to the device's workers. Today's transport is
 //! [`vhost_user`]; `xenbus` is a later tenant.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod vhost_user;

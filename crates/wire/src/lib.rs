@@ -7,6 +7,7 @@
 //! Pinned specifications: virtio 1.3 (OASIS committee specification) and the vhost-user protocol
 //! as documented in QEMU 11.0, plus the request and the two feature bits of 11.1.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("Manyring serves 64-bit hosts only: guest sizes are 64-bit and must fit `usize`");
