@@ -202,7 +202,11 @@ fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
                 .map_err(|source| AssembleError::Memory { device: device(), source })?,
         ),
         DiskPlan::File { path, direct } => {
-            let options = ImageOptions { read_only: blk.read_only, direct: *direct };
+            let options = ImageOptions {
+                read_only: blk.read_only,
+                direct: *direct,
+                ..ImageOptions::default()
+            };
             let image = Image::open(path, options)
                 .map_err(|source| AssembleError::Image { device: device(), source })?;
             if io_uring {

@@ -86,7 +86,8 @@ fn move_under_load(disk: Arc<dyn Disk>, uring: bool, spin_us: u32, moves: usize)
 fn image(direct: bool) -> (tempfile::NamedTempFile, Image) {
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.as_file().set_len(16 << 20).unwrap();
-    let image = Image::open(file.path(), ImageOptions { read_only: false, direct }).unwrap();
+    let image =
+        Image::open(file.path(), ImageOptions { direct, ..ImageOptions::default() }).unwrap();
     (file, image)
 }
 

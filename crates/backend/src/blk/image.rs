@@ -1,6 +1,6 @@
 //! `Image`: a file or block device opened, locked and measured; `file` and `uring` share it.
 
-use super::Geometry;
+use super::{Geometry, container, holder};
 use crate::sys::file as sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, StatxFlags};
@@ -16,6 +16,9 @@ pub struct ImageOptions {
     pub read_only: bool,
     /// Pass the host's page cache by (`O_DIRECT`).
     pub direct: bool,
+    /// Serve the bytes also where they look like an image of another format. A guest can write
+    /// such bytes to its own disk.
+    pub any_content: bool,
 }
 
 /// Why an image cannot be served.
@@ -28,14 +31,37 @@ pub enum ImageError {
     Kind { path: PathBuf },
     #[error("{} is smaller than one sector of 512 bytes", path.display())]
     Empty { path: PathBuf },
-    #[error("{} is in use by another process", path.display())]
-    InUse { path: PathBuf },
+    #[error("{} is not whole sectors of 512 bytes: {size} bytes", path.display())]
+    Sectors { path: PathBuf, size: u64 },
+    #[error(
+        "{} is a {format} image: its guest would see the image, not the disk in it",
+        path.display()
+    )]
+    Container { path: PathBuf, format: &'static str },
+    #[error("{} is in use by another process{}", path.display(), named(*holder))]
+    InUse {
+        path: PathBuf,
+        /// Its process id, where the system tells.
+        holder: Option<u32>,
+    },
     #[error("cannot lock {}: {errno}", path.display())]
     Lock { path: PathBuf, errno: Errno },
     #[error("{} does not allow direct I/O: {errno}", path.display())]
     Direct { path: PathBuf, errno: Errno },
     #[error("cannot read the size of {}: {errno}", path.display())]
     Size { path: PathBuf, errno: Errno },
+    #[error("cannot read {}: {errno}", path.display())]
+    Read { path: PathBuf, errno: Errno },
+}
+
+fn named(holder: Option<u32>) -> String {
+    holder.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+}
+
+impl ImageError {
+    fn in_use(path: &Path) -> Self {
+        Self::InUse { path: path.to_path_buf(), holder: holder::pid_of(path) }
+    }
 }
 
 /// An open image.
@@ -77,7 +103,7 @@ impl Image {
         }
         let open = |flags| rustix::fs::open(path, flags, Mode::empty());
         let plain = open(flags).map_err(|errno| match errno {
-            Errno::BUSY => ImageError::InUse { path: at() },
+            Errno::BUSY => ImageError::in_use(path),
             errno => open_error(errno),
         })?;
         lock(&plain, path, !options.read_only)?;
@@ -85,6 +111,16 @@ impl Image {
             size_of_file(&plain).map_err(|errno| ImageError::Size { path: at(), errno })?;
         if file_size < 512 {
             return Err(ImageError::Empty { path: at() });
+        }
+        if !file_size.is_multiple_of(512) {
+            return Err(ImageError::Sectors { path: at(), size: file_size });
+        }
+        if !options.any_content {
+            let format = container_format(&plain, file_size)
+                .map_err(|errno| ImageError::Read { path: at(), errno })?;
+            if let Some(format) = format {
+                return Err(ImageError::Container { path: at(), format });
+            }
         }
         let direct = options.direct.then(|| {
             // The second description must not ask for O_EXCL: the first holds the device.
@@ -118,7 +154,7 @@ impl Image {
             // An odd range is refused by a device that can, and by none that cannot.
             && sys::secure_erase(&file, 1, 1) == Err(Errno::INVAL);
         let geometry = Geometry {
-            size: file_size & !511,
+            size: file_size,
             block_size,
             physical_block_size: physical.max(block_size),
             read_only,
@@ -164,8 +200,8 @@ impl Image {
             }
             rustix::fs::ftruncate(&self.file, size)?;
         }
-        let size = size_of_file(&self.file)? & !511;
-        if size == 0 {
+        let size = size_of_file(&self.file)?;
+        if size == 0 || !size.is_multiple_of(512) {
             return Err(Errno::INVAL);
         }
         self.size.store(size, Ordering::Release);
@@ -236,17 +272,25 @@ fn lock(file: &OwnedFd, path: &Path, exclusive: bool) -> Result<(), ImageError> 
         locked = sys::lock(file, exclusive);
     }
     locked.map_err(|errno| match errno {
-        Errno::AGAIN | Errno::ACCESS => ImageError::InUse { path: path.to_path_buf() },
+        Errno::AGAIN | Errno::ACCESS => ImageError::in_use(path),
         errno => ImageError::Lock { path: path.to_path_buf(), errno },
     })?;
     if !exclusive && sys::has_qemu_writer(file) {
-        return Err(ImageError::InUse { path: path.to_path_buf() });
+        return Err(ImageError::in_use(path));
     }
     Ok(())
 }
 
 fn size_of_file(file: &OwnedFd) -> Result<u64, Errno> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
+}
+
+/// The format of an image that is more than a disk's bytes, from its first and last sector.
+fn container_format(file: &OwnedFd, size: u64) -> Result<Option<&'static str>, Errno> {
+    let (mut head, mut tail) = ([0; container::HEAD_LEN], [0; container::TAIL_LEN]);
+    let head_len = rustix::io::pread(file, &mut head, 0)?;
+    let tail_len = rustix::io::pread(file, &mut tail, size - container::TAIL_LEN as u64)?;
+    Ok(container::format_of(&head[..head_len], &tail[..tail_len]))
 }
 
 /// What `O_DIRECT` asks of memory and offsets: statx tells since Linux 6.1, else one page.

@@ -17,8 +17,10 @@
 //! that a request lies inside the disk. A disk that does not finish a request before `submit`
 //! returns keeps its slices in a list of its own ([`SliceList`]), and with them their memory.
 
+mod container;
 pub mod fault;
 pub mod file;
+mod holder;
 mod image;
 pub mod memory;
 pub mod null;

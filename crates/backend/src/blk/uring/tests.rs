@@ -17,7 +17,7 @@ struct Bench {
 
 impl Bench {
     fn new(path: &Path, uring: bool, direct: bool) -> Self {
-        let options = ImageOptions { read_only: false, direct };
+        let options = ImageOptions { direct, ..ImageOptions::default() };
         let image = Image::open(path, options).unwrap();
         let disk: Box<dyn Disk> = if uring {
             Box::new(UringDisk::new(image).unwrap())

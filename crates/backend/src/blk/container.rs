@@ -1,0 +1,56 @@
+//! Images that are more than the bytes of a disk: known by the magic numbers of their formats.
+//!
+//! Served as they lie there, a guest would see the container and write into it.
+
+/// Bytes of a file's beginning that are looked at.
+pub(super) const HEAD_LEN: usize = 512;
+/// Bytes of its end.
+pub(super) const TAIL_LEN: usize = 512;
+
+/// A magic number at an offset of the file's beginning, and the format it belongs to.
+const MAGICS: [(usize, &[u8], &str); 10] = [
+    (0, b"QFI\xfb\0\0\0\x01", "qcow"),
+    (0, b"QFI\xfb\0\0\0\x02", "qcow2"),
+    (0, b"QFI\xfb\0\0\0\x03", "qcow2"),
+    (0, b"QED\0", "QED"),
+    (0, b"KDMV", "VMDK"),
+    (0, b"COWD", "VMDK"),
+    (0, b"# Disk DescriptorFile", "VMDK"),
+    (0, b"vhdxfile", "VHDX"),
+    (0, b"LUKS\xba\xbe", "LUKS"),
+    (64, b"\x7f\x10\xda\xbe", "VDI"),
+];
+
+/// The footer of a VHD, of which one that grows has a copy at its beginning.
+const VHD: &[u8] = b"conectix";
+
+/// The format of an image that begins and ends with these bytes; None for a disk as it is.
+pub(super) fn format_of(head: &[u8], tail: &[u8]) -> Option<&'static str> {
+    let has = |(offset, magic, _): &&(usize, &[u8], &str)| {
+        head.get(*offset..).is_some_and(|bytes| bytes.starts_with(magic))
+    };
+    let is_vhd = head.starts_with(VHD) || tail.starts_with(VHD);
+    MAGICS.iter().find(has).map(|(_, _, format)| *format).or(is_vhd.then_some("VHD"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_magic_is_found_in_its_place_only() {
+        for (offset, magic, format) in MAGICS {
+            let mut head = [0; HEAD_LEN];
+            head[offset..][..magic.len()].copy_from_slice(magic);
+            assert_eq!(format_of(&head, &[0; TAIL_LEN]), Some(format));
+            // Somewhere else it is data, and so is one that is not whole.
+            head.rotate_right(1);
+            assert_eq!(format_of(&head, &[0; TAIL_LEN]), None, "{format}");
+            assert_eq!(format_of(&magic[..magic.len() - 1], &[]), None, "{format}");
+        }
+        assert_eq!(format_of(b"conectix", &[]), Some("VHD"));
+        assert_eq!(format_of(&[0; 512], b"conectix\0"), Some("VHD"));
+        assert_eq!(format_of(&[0; 512], &[0; 512]), None);
+        assert_eq!(format_of(&[], &[]), None);
+    }
+}
