@@ -4,47 +4,44 @@
 use crate::cli::{AnnounceArgs, LinkArgs, LinkState, MtuArgs, ResizeArgs};
 use crate::config::plan::{is_device_name, parse_size};
 use crate::control::client::ask;
+use crate::output::{Failure, print};
 use hyper::Method;
 use serde_json::{Value, json};
-use std::io::Write;
 use std::path::Path;
 
 /// `manyring resize`
-pub(crate) async fn resize(args: &ResizeArgs) -> Result<(), String> {
+pub(crate) async fn resize(args: &ResizeArgs) -> Result<(), Failure> {
     let body = match &args.size {
         None => String::new(),
         Some(text) => {
-            let size = parse_size(text).ok_or_else(|| format!("SIZE: {text:?} is not a size"))?;
+            let wrong = || Failure::Wrong(format!("SIZE: {text:?} is not a size, like 20G"));
+            let size = parse_size(text).ok_or_else(wrong)?;
             json!({ "size": size }).to_string()
         }
     };
     let answer = change(&args.control, &args.device, "resize", body).await?;
-    say(&format!("{}: {} bytes", args.device, answer["size"]));
-    Ok(())
+    print(&format!("{}: {} bytes\n", args.device, answer["size"]))
 }
 
 /// `manyring link`
-pub(crate) async fn link(args: &LinkArgs) -> Result<(), String> {
+pub(crate) async fn link(args: &LinkArgs) -> Result<(), Failure> {
     let up = args.state == LinkState::Up;
     let body = json!({ "up": up }).to_string();
     change(&args.control, &args.device, "link", body).await?;
-    say(&format!("{}: link {}", args.device, if up { "up" } else { "down" }));
-    Ok(())
+    print(&format!("{}: link {}\n", args.device, if up { "up" } else { "down" }))
 }
 
 /// `manyring mtu`
-pub(crate) async fn mtu(args: &MtuArgs) -> Result<(), String> {
+pub(crate) async fn mtu(args: &MtuArgs) -> Result<(), Failure> {
     let body = json!({ "mtu": args.mtu }).to_string();
     let answer = change(&args.control, &args.device, "mtu", body).await?;
-    say(&format!("{}: MTU {}", args.device, answer["mtu"]));
-    Ok(())
+    print(&format!("{}: MTU {}\n", args.device, answer["mtu"]))
 }
 
 /// `manyring announce`
-pub(crate) async fn announce(args: &AnnounceArgs) -> Result<(), String> {
+pub(crate) async fn announce(args: &AnnounceArgs) -> Result<(), Failure> {
     change(&args.control, &args.device, "announce", String::new()).await?;
-    say(&format!("{}: the guest has been told to announce itself", args.device));
-    Ok(())
+    print(&format!("{}: the guest has been told to announce itself\n", args.device))
 }
 
 async fn change(control: &Path, device: &str, what: &str, body: String) -> Result<Value, String> {
@@ -56,9 +53,4 @@ async fn change(control: &Path, device: &str, what: &str, body: String) -> Resul
 /// A name that no device can have is not put into a path.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
     if is_device_name(name) { Ok(()) } else { Err(format!("no device is named {name:?}")) }
-}
-
-/// That nobody reads it changes nothing.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
 }

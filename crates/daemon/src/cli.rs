@@ -365,7 +365,8 @@ impl From<NetArgs> for RawConfig {
 }
 
 /// What `--print-capabilities` says of the block back-end.
-pub(crate) const BLK_CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
+pub(crate) const BLK_CAPABILITIES: &str =
+    "{\"type\":\"block\",\"features\":[\"read-only\",\"blk-file\"]}\n";
 
 /// What `--print-capabilities` says of the network back-end; the convention has no features of it.
-pub(crate) const NET_CAPABILITIES: &str = r#"{"type":"net"}"#;
+pub(crate) const NET_CAPABILITIES: &str = "{\"type\":\"net\"}\n";

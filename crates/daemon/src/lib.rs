@@ -2,7 +2,11 @@
 //!
 //! A configuration is read ([`config`]), put together (`assemble`) and served until a signal comes;
 //! `control` and `metrics` show what it does, `log` says it. [`run`] is the whole program.
+//!
+//! Nothing here writes to standard output or standard error but `output` and `log`: the macros that
+//! print panic where a write fails, and a panic ends the process with every device in it.
 #![deny(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod ask;
 mod assemble;
@@ -12,18 +16,20 @@ mod control;
 mod fds;
 mod log;
 mod metrics;
+mod output;
+mod signals;
 mod snippet;
 mod stats;
 
 use clap::Parser;
 use cli::{Cli, Command};
 use config::Plan;
+use output::{Failure, print};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 /// Longest wait for the workers at the end; a host call that hangs must not keep the process.
@@ -32,13 +38,16 @@ const QUIT_TIMEOUT: Duration = Duration::from_millis(300);
 /// Runs the program with its arguments, the first of which is its own name.
 #[must_use]
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    match obey(Cli::parse_from(only_capabilities(with_command(arguments)))) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            eprintln!("manyring: {message}");
-            ExitCode::FAILURE
-        }
+    if log::open().is_err() {
+        // There is no thread to say it; whoever waits for us sees the status.
+        return ExitCode::FAILURE;
     }
+    let status = match Cli::try_parse_from(only_capabilities(with_command(arguments))) {
+        Ok(cli) => output::end(obey(cli)),
+        Err(error) => output::explain(&error),
+    };
+    log::finish();
+    status
 }
 
 /// Installed as `vhost-user-blk` we are `manyring blk`, as `vhost-user-net` `manyring net`.
@@ -65,25 +74,18 @@ fn only_capabilities(arguments: Vec<OsString>) -> Vec<OsString> {
     }
 }
 
-fn obey(cli: Cli) -> Result<(), String> {
+fn obey(cli: Cli) -> Result<(), Failure> {
     log::start(&cli.log_level, cli.log_format)?;
     match cli.command {
-        Command::Blk(args) if args.print_capabilities => {
-            println!("{}", cli::BLK_CAPABILITIES);
-            Ok(())
-        }
+        Command::Blk(args) if args.print_capabilities => print(cli::BLK_CAPABILITIES),
         Command::Blk(args) => serve(&Plan::new((*args).into()).map_err(|e| e.to_string())?),
-        Command::Net(args) if args.print_capabilities => {
-            println!("{}", cli::NET_CAPABILITIES);
-            Ok(())
-        }
+        Command::Net(args) if args.print_capabilities => print(cli::NET_CAPABILITIES),
         Command::Net(args) => serve(&Plan::new((*args).into()).map_err(|e| e.to_string())?),
         Command::Run(args) => {
             let plan = config::read(&args.config)?;
             if args.print_plan {
                 let text = serde_json::to_string_pretty(&plan).map_err(|e| e.to_string())?;
-                println!("{text}");
-                return Ok(());
+                return print(&(text + "\n"));
             }
             serve(&plan)
         }
@@ -92,10 +94,7 @@ fn obey(cli: Cli) -> Result<(), String> {
         Command::Link(args) => runtime()?.block_on(ask::link(&args)),
         Command::Mtu(args) => runtime()?.block_on(ask::mtu(&args)),
         Command::Announce(args) => runtime()?.block_on(ask::announce(&args)),
-        Command::Snippet(args) => {
-            print!("{}", snippet::text(&args)?);
-            Ok(())
-        }
+        Command::Snippet(args) => print(&snippet::text(&args).map_err(Failure::Wrong)?),
     }
 }
 
@@ -107,20 +106,21 @@ fn runtime() -> Result<Runtime, String> {
 }
 
 /// Puts the parts together and serves until a signal comes.
-fn serve(plan: &Plan) -> Result<(), String> {
+fn serve(plan: &Plan) -> Result<(), Failure> {
     let runtime = runtime()?;
     let served = runtime.block_on(async {
+        signals::outlive()?;
+        // A disk or a socket may be waited for here: SIGTERM still ends us at once.
         let mut house = assemble::House::new(plan).map_err(|error| error.to_string())?;
+        // What follows creates sockets, which go in good order only.
+        let mut ends = signals::Ends::new()?;
+        // What was said up to here stands in the log before a socket shows that we serve.
+        log::finish();
         let control = plan.daemon.control.as_deref().map(control::bind).transpose()?;
         let (stop_sender, stop) = watch::channel(false);
-        let mut terminate = signal(SignalKind::terminate()).map_err(|e| e.to_string())?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| e.to_string())?;
         let signals = async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            tracing::info!("stopping");
+            let signal = ends.next().await;
+            tracing::info!(signal, "stopping");
             stop_sender.send_replace(true);
             std::future::pending::<()>().await;
         };
@@ -139,5 +139,5 @@ fn serve(plan: &Plan) -> Result<(), String> {
     });
     // A host call that hangs in the blocking pool must not keep us either.
     runtime.shutdown_background();
-    served
+    served.map_err(Failure::Refused)
 }

@@ -2,10 +2,16 @@
 //!
 //! Most lines are about what a guest or front-end did; one that misbehaves without end must not
 //! fill the host's disk. What is not shown is counted and said. Warnings and what is only told
-//! have a bound each, so that none hides the other; debug and trace have none.
+//! have a bound each, so that none hides the other; debug and trace have none. What is shown goes
+//! through a queue to a thread of its own ([`lines`]): a log that cannot be written, or that
+//! blocks, neither ends nor delays whoever logs.
+
+mod lines;
 
 use crate::cli::LogFormat;
+use lines::{Lines, Stderr};
 use rustix::time::{ClockId, clock_gettime};
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -20,6 +26,39 @@ const INFO_BURST: u64 = 1000;
 /// Lines a second after that, of each sort.
 const PER_SECOND: u64 = 10;
 
+/// Longest wait at the end for lines that are still to be written.
+const FINISH_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// The way to standard error.
+static LINES: Lines = Lines::new();
+
+/// Opens the way to standard error, for the log and for all else that is said there; a panic goes
+/// the same way.
+pub(crate) fn open() -> io::Result<()> {
+    let write = || LINES.write_to(&mut Stderr);
+    std::thread::Builder::new().name("log".to_owned()).spawn(write)?;
+    std::panic::set_hook(Box::new(|info| {
+        let mut text = format!("{info}\n");
+        let backtrace = Backtrace::capture();
+        if backtrace.status() == BacktraceStatus::Captured {
+            text = format!("{text}{backtrace}\n");
+        }
+        say(text);
+        finish();
+    }));
+    Ok(())
+}
+
+/// Writes to standard error what is not a line of the log.
+pub(crate) fn say(text: String) {
+    LINES.push(text.into_bytes());
+}
+
+/// Waits until everything has been written, but not for ever.
+pub(crate) fn finish() {
+    LINES.finish(FINISH_TIMEOUT);
+}
+
 /// Starts logging. A level that is not known is one error.
 pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
     let known = ["error", "warn", "info", "debug", "trace"];
@@ -31,7 +70,9 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::new(format!("warn,{}", ours.join(",")));
     let limit = |burst| Mutex::new(Limit::new(burst));
     let limited = Limited { warnings: limit(BURST), infos: limit(INFO_BURST), format };
+    LINES.set_format(format);
     let builder = tracing_subscriber::fmt()
+        .log_internal_errors(false)
         .with_env_filter(filter)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(limited);
@@ -96,14 +137,18 @@ struct Limited {
 
 impl Limited {
     fn notice(&self, text: &str) {
-        let line = match self.format {
-            LogFormat::Text => format!(" WARN {text}\n"),
-            LogFormat::Json => {
-                let fields = serde_json::json!({ "message": text });
-                serde_json::json!({ "level": "WARN", "fields": fields }).to_string() + "\n"
-            }
-        };
-        let _ = io::stderr().write_all(line.as_bytes());
+        say(warning(self.format, text));
+    }
+}
+
+/// A line of level warn about the log itself.
+fn warning(format: LogFormat, text: &str) -> String {
+    match format {
+        LogFormat::Text => format!(" WARN {text}\n"),
+        LogFormat::Json => {
+            let fields = serde_json::json!({ "message": text });
+            serde_json::json!({ "level": "WARN", "fields": fields }).to_string() + "\n"
+        }
     }
 }
 
@@ -140,11 +185,14 @@ struct Line {
 
 impl Write for Line {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.shown { io::stderr().write(bytes) } else { Ok(bytes.len()) }
+        if self.shown {
+            LINES.push(bytes.to_vec());
+        }
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        Ok(())
     }
 }
 

@@ -8,17 +8,15 @@ use crate::ask::check_name;
 use crate::cli::StatsArgs;
 use crate::control::client::ask;
 use crate::control::snapshot::{Detail, DeviceInfo, Devices};
+use crate::output::{Failure, print};
 use hyper::Method;
-use std::io::Write;
 use std::time::Duration;
 use table::Before;
 
 /// `manyring stats`
-pub(crate) async fn show(args: &StatsArgs) -> Result<(), String> {
+pub(crate) async fn show(args: &StatsArgs) -> Result<(), Failure> {
     let mut before = fetch(args).await?;
-    if print(&render(args, &before, None)?).is_err() {
-        return Ok(());
-    }
+    print(&render(args, &before, None)?)?;
     let Some(period) = args.watch.map(Duration::from_secs) else { return Ok(()) };
     let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + period, period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -27,9 +25,7 @@ pub(crate) async fn show(args: &StatsArgs) -> Result<(), String> {
         let devices = fetch(args).await?;
         let now = tokio::time::Instant::now();
         let elapsed = (now - last).as_secs_f64().max(0.001);
-        if print(&render(args, &devices, Some((&before, elapsed)))?).is_err() {
-            return Ok(());
-        }
+        print(&render(args, &devices, Some((&before, elapsed)))?)?;
         (before, last) = (devices, now);
         ticks.tick().await;
     }
@@ -48,13 +44,6 @@ async fn fetch(args: &StatsArgs) -> Result<Vec<DeviceInfo>, String> {
             Ok(vec![ask(&args.control, Method::GET, &path, String::new()).await?])
         }
     }
-}
-
-/// Fails when nobody reads any more.
-fn print(text: &str) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
 }
 
 fn render(args: &StatsArgs, devices: &[DeviceInfo], before: Before<'_>) -> Result<String, String> {

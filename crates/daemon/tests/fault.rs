@@ -152,3 +152,23 @@ fn a_disk_that_hangs_does_not_hold_another_device_up() {
         well();
     }
 }
+
+#[test]
+fn a_write_past_the_hosts_limit_for_files_fails_and_ends_nothing() {
+    // The host sends SIGXFSZ to whoever writes there, whose default ends a process.
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(4 << 20).unwrap();
+    let file = image.path().to_str().unwrap();
+    for more in ["--cache=writeback", "--no-io-uring"] {
+        // 1 MiB, in units of 512 bytes.
+        let mut daemon = Daemon::blk_under("ulimit -f 2048", &["--blk-file", file, more]);
+        let mut driver = connect(&daemon.socket());
+        let sector = 2 << 11;
+        for _ in 0..3 {
+            assert_eq!(status(&mut driver, Op::Write { sector, data: &[1; 512] }), IOERR);
+            assert_eq!(status(&mut driver, Op::Write { sector: 8, data: &[1; 512] }), OK);
+            assert_eq!(status(&mut driver, Op::Read { sector, len: 512 }), OK);
+        }
+        assert!(daemon.is_running(), "{more}");
+    }
+}

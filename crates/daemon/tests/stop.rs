@@ -8,6 +8,7 @@ mod program;
 use client::Client;
 use process::{Daemon, PATIENCE, wait_until};
 use program::{http, names_in};
+use rustix::process::Signal;
 use std::time::Duration;
 
 /// The end of a daemon whose disks answer.
@@ -90,4 +91,48 @@ fn a_guest_that_leaves_ends_nothing_and_the_next_is_served_at_once() {
     }
     assert!(daemon.is_running());
     assert!(!daemon.log().contains("second client refused"), "{}", daemon.log());
+}
+
+#[test]
+fn signals_that_are_not_meant_to_end_it_end_nothing() {
+    let mut daemon = Daemon::blk(&["--null", "1G"]);
+    let mut client = Client::connect(&daemon.socket(), 2);
+    for (signal, name) in [
+        (Signal::HUP, "SIGHUP"),
+        (Signal::USR1, "SIGUSR1"),
+        (Signal::USR2, "SIGUSR2"),
+        (Signal::XFSZ, "SIGXFSZ"),
+    ] {
+        daemon.send(signal);
+        assert!(wait_until(|| !daemon.is_running() || daemon.log().contains(name)), "{name}");
+        assert!(daemon.is_running(), "{name}");
+        client.submit_reads(0, 3);
+        assert_eq!(client.wait_for(0, 3, PATIENCE), 3, "{name}");
+    }
+    daemon.send(Signal::PIPE);
+    client.submit_reads(1, 3);
+    assert_eq!(client.wait_for(1, 3, PATIENCE), 3);
+    assert!(daemon.is_running());
+    // A storm of them holds nobody up.
+    for _ in 0..1000 {
+        daemon.send(Signal::USR1);
+    }
+    client.submit_reads(1, 3);
+    assert_eq!(client.wait_for(1, 3, PATIENCE), 3);
+    assert!(daemon.stop().0.success());
+    assert_eq!(names_in(daemon.folder()), ["log"]);
+}
+
+#[test]
+fn the_signal_that_ends_it_is_named() {
+    for (signal, name) in [(Signal::TERM, "SIGTERM"), (Signal::INT, "SIGINT")] {
+        let mut daemon = Daemon::blk(&["--null", "1G"]);
+        // The socket may be there a moment before its end is in good order.
+        assert!(wait_until(|| daemon.log().contains("listening")));
+        daemon.send(signal);
+        assert!(daemon.wait().success(), "{name}");
+        let log = daemon.log();
+        assert!(log.lines().any(|l| l.contains("stopping") && l.contains(name)), "{log}");
+        assert_eq!(names_in(daemon.folder()), ["log"], "{name}");
+    }
 }

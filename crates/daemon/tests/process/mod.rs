@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 use std::ffi::OsStr;
+use std::io::PipeWriter;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
@@ -22,6 +23,15 @@ pub(crate) fn wait_until(mut done: impl FnMut() -> bool) -> bool {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Fills a pipe: whoever writes to it waits for its reader.
+pub(crate) fn fill(writer: &PipeWriter) {
+    use rustix::fs::{OFlags, fcntl_setfl};
+    fcntl_setfl(writer, OFlags::NONBLOCK).unwrap();
+    while rustix::io::write(writer, &[b'x'; 4096]).is_ok() {}
+    while rustix::io::write(writer, b"x").is_ok() {}
+    fcntl_setfl(writer, OFlags::empty()).unwrap();
 }
 
 /// A running `manyring`; killed when dropped.
@@ -49,6 +59,17 @@ impl Daemon {
         let socket = folder.path().join("blk0");
         let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
         command.arg("blk").arg("--socket-path").arg(&socket).args(arguments);
+        Self::start(command, folder, &[socket])
+    }
+
+    /// The same, started by a shell after it has run `limits`.
+    pub(crate) fn blk_under(limits: &str, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let socket = folder.path().join("blk0");
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("{limits}; exec \"$0\" \"$@\""));
+        command.arg(env!("CARGO_BIN_EXE_manyring")).arg("blk").arg("--socket-path").arg(&socket);
+        command.args(arguments);
         Self::start(command, folder, &[socket])
     }
 
@@ -113,11 +134,16 @@ impl Daemon {
         self.stop().0
     }
 
+    /// Sends a signal.
+    pub(crate) fn send(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("signal");
+    }
+
     /// Sends SIGTERM and waits; the status it ends with, and how long it took.
     pub(crate) fn stop(&mut self) -> (ExitStatus, Duration) {
-        let pid = rustix::process::Pid::from_child(&self.child);
         let start = SystemTime::now();
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal");
+        self.send(rustix::process::Signal::TERM);
         (self.wait(), start.elapsed().unwrap_or_default())
     }
 

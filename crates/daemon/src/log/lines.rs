@@ -1,0 +1,237 @@
+//! The thread that writes to standard error, and the queue of lines before it.
+//!
+//! Standard error belongs to the host: a full disk or a dead pipe fails a write, a pipe that nobody
+//! reads blocks it for ever. One log is shared by the workers of every guest and by the control
+//! thread, so none of them writes to it: they put their lines into a queue, which has a bound, and
+//! one thread writes. A line that the queue has no room for, or that standard error refuses, is
+//! lost; lost lines are counted, and the next line that can be written is preceded by the count.
+
+use crate::cli::LogFormat;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Most bytes of lines that wait to be written: more than the burst of a start with 1000 devices.
+const BYTES_MAX: usize = 1 << 20;
+
+/// Lines on their way to one thread that writes them.
+#[derive(Debug)]
+pub(super) struct Lines {
+    state: Mutex<State>,
+    /// A line has come.
+    filled: Condvar,
+    /// Every line has been written or lost.
+    drained: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    waiting: VecDeque<Vec<u8>>,
+    /// Bytes of `waiting`.
+    bytes: usize,
+    /// The thread is writing a line that it has taken out of `waiting`.
+    writing: bool,
+    /// Lines lost since the last one that was written.
+    lost: u64,
+    format: LogFormat,
+}
+
+impl Lines {
+    pub(super) const fn new() -> Self {
+        let waiting = VecDeque::new();
+        let state = State { waiting, bytes: 0, writing: false, lost: 0, format: LogFormat::Text };
+        Self { state: Mutex::new(state), filled: Condvar::new(), drained: Condvar::new() }
+    }
+
+    /// Says how the count of lost lines is to be written.
+    pub(super) fn set_format(&self, format: LogFormat) {
+        self.state().format = format;
+    }
+
+    /// Puts a line, with its end, into the queue. Never waits for standard error.
+    pub(super) fn push(&self, line: Vec<u8>) {
+        let mut state = self.state();
+        if state.bytes.saturating_add(line.len()) > BYTES_MAX {
+            state.lost += 1;
+            return;
+        }
+        state.bytes += line.len();
+        state.waiting.push_back(line);
+        drop(state);
+        self.filled.notify_one();
+    }
+
+    /// Waits until every line has been written or lost, at most for so long.
+    pub(super) fn finish(&self, at_most: Duration) {
+        let busy = |state: &mut State| state.writing || !state.waiting.is_empty();
+        let _ = self.drained.wait_timeout_while(self.state(), at_most, busy);
+    }
+
+    /// Writes every line that comes, for ever.
+    pub(super) fn write_to(&self, out: &mut impl Write) -> ! {
+        // A write that failed half-way has left a line without its end.
+        let mut torn = false;
+        loop {
+            let (line, lost, format) = self.take();
+            let mut text = Vec::with_capacity(line.len());
+            if torn {
+                text.push(b'\n');
+            }
+            if lost > 0 {
+                let told = format!("{lost} lines lost: standard error did not take them");
+                text.extend(super::warning(format, &told).into_bytes());
+            }
+            text.extend(line);
+            let taken = write_whole(out, &text);
+            torn = if taken == 0 { torn } else { taken < text.len() };
+            self.end(if taken == text.len() { 0 } else { lost + 1 });
+        }
+    }
+
+    /// Waits for a line and takes it, with the count of those lost before it.
+    fn take(&self) -> (Vec<u8>, u64, LogFormat) {
+        let mut state = self.state();
+        loop {
+            if let Some(line) = state.waiting.pop_front() {
+                state.bytes -= line.len();
+                state.writing = true;
+                return (line, std::mem::take(&mut state.lost), state.format);
+            }
+            state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The line that was taken has been written, or so many are lost with it.
+    fn end(&self, lost: u64) {
+        let mut state = self.state();
+        state.writing = false;
+        state.lost += lost;
+        if state.waiting.is_empty() {
+            self.drained.notify_all();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Writes until nothing is left or a write fails; how many bytes were taken.
+fn write_whole(out: &mut impl Write, text: &[u8]) -> usize {
+    let mut taken = 0;
+    while taken < text.len() {
+        match out.write(&text[taken..]) {
+            Ok(0) => break,
+            Ok(count) => taken += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    taken
+}
+
+/// Standard error, also where its open file description has `O_NONBLOCK`.
+#[derive(Debug)]
+pub(super) struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let stderr = rustix::stdio::stderr();
+        loop {
+            match rustix::io::write(stderr, bytes) {
+                Err(Errno::AGAIN) => {
+                    let _ = poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], None);
+                }
+                written => return Ok(written?),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A writer that does with each write what the test says, and waits until it says so.
+    struct Told {
+        orders: Receiver<Result<usize, io::ErrorKind>>,
+        written: Sender<String>,
+    }
+
+    impl Write for Told {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            // Without a test there is nobody to write for.
+            let order = self.orders.recv().unwrap_or(Ok(usize::MAX));
+            let count = order?.min(bytes.len());
+            let _ = self.written.send(String::from_utf8_lossy(&bytes[..count]).into_owned());
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    type Orders = Sender<Result<usize, io::ErrorKind>>;
+
+    fn started() -> (Arc<Lines>, Orders, Receiver<String>) {
+        let lines = Arc::new(Lines::new());
+        let ((orders, told), (sender, written)) = (channel(), channel());
+        let mut out = Told { orders: told, written: sender };
+        let writer = lines.clone();
+        let _ = std::thread::Builder::new().spawn(move || writer.write_to(&mut out)).unwrap();
+        (lines, orders, written)
+    }
+
+    #[test]
+    fn lines_that_find_no_room_are_counted_and_told_when_writing_goes_on() {
+        let (lines, orders, written) = started();
+        // Nothing can be written yet: the queue fills up, and no push waits.
+        let line = format!("{}\n", "x".repeat(1023));
+        for _ in 0..2000 {
+            lines.push(line.clone().into_bytes());
+        }
+        lines.finish(Duration::from_millis(1));
+        for _ in 0..2000 {
+            orders.send(Ok(usize::MAX)).unwrap();
+        }
+        lines.finish(PATIENCE);
+        drop(orders);
+        lines.push(b"last\n".to_vec());
+        lines.finish(PATIENCE);
+        let text: String = written.try_iter().collect();
+        let whole = text.matches(&line).count();
+        assert!((1024..=1025).contains(&whole), "{whole} lines of 1 KiB written");
+        let told = format!("{} lines lost", 2000 - whole);
+        assert_eq!(text.matches(&told).count(), 1, "{told}");
+        assert!(text.ends_with("last\n"));
+    }
+
+    #[test]
+    fn lines_that_are_refused_are_counted_and_a_torn_one_is_ended() {
+        let (lines, orders, written) = started();
+        for order in [Ok(3), Err(io::ErrorKind::StorageFull), Err(io::ErrorKind::BrokenPipe)] {
+            orders.send(order).unwrap();
+        }
+        lines.push(b"first\n".to_vec());
+        lines.push(b"second\n".to_vec());
+        lines.finish(PATIENCE);
+        orders.send(Ok(usize::MAX)).unwrap();
+        lines.push(b"third\n".to_vec());
+        lines.finish(PATIENCE);
+        let text: String = written.try_iter().collect();
+        let told = "fir\n WARN 2 lines lost: standard error did not take them\nthird\n";
+        assert_eq!(text, told);
+    }
+}

@@ -1,0 +1,73 @@
+//! What the program says to whoever started it, and the status it ends with.
+
+use crate::log;
+use std::fmt;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::process::ExitCode;
+
+/// Why a command has not done what it was asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The command line or the configuration is wrong: status 2.
+    Wrong(String),
+    /// The host refuses, or the daemon that was asked: status 1.
+    Refused(String),
+    /// Whoever read standard output reads no more, as `head` does: nothing has failed, status 0.
+    Unread,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wrong(message) | Self::Refused(message) => f.write_str(message),
+            Self::Unread => f.write_str("nobody reads standard output"),
+        }
+    }
+}
+
+impl From<String> for Failure {
+    fn from(message: String) -> Self {
+        Self::Refused(message)
+    }
+}
+
+/// Prints to standard output.
+///
+/// # Errors
+/// [`Failure::Unread`] if nobody reads it, [`Failure::Refused`] if it cannot be written.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(Failure::Unread),
+        Err(error) => Err(Failure::Refused(format!("cannot write to standard output: {error}"))),
+    }
+}
+
+/// Says why a command ends, and gives the status for it.
+pub(crate) fn end(ended: Result<(), Failure>) -> ExitCode {
+    match ended {
+        Ok(()) | Err(Failure::Unread) => ExitCode::SUCCESS,
+        Err(Failure::Refused(message)) => {
+            log::say(format!("manyring: {message}\n"));
+            ExitCode::FAILURE
+        }
+        Err(Failure::Wrong(message)) => {
+            log::say(format!("manyring: {message}\n"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Ends where the command line was not understood, or asked for help or the version.
+pub(crate) fn explain(error: &clap::Error) -> ExitCode {
+    let styled = |is_terminal: bool| {
+        let text = error.render();
+        if is_terminal { text.ansi().to_string() } else { text.to_string() }
+    };
+    if error.use_stderr() {
+        log::say(styled(io::stderr().is_terminal()));
+        return ExitCode::from(2);
+    }
+    end(print(&styled(io::stdout().is_terminal())))
+}

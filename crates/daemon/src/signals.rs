@@ -1,0 +1,55 @@
+//! Signals: those that end the process in good order, and those that must not end it.
+
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind, signal};
+
+/// Signals whose default ends a process, and that reach a daemon without anybody's wish to end it:
+/// a terminal that closes and scripts that rotate logs (SIGHUP), scripts that ask other daemons for
+/// their state (SIGUSR1, SIGUSR2), a write past the host's limit for the size of a file (SIGXFSZ;
+/// the write then fails with `EFBIG`). A pipe without a reader (SIGPIPE) is ignored by Rust itself.
+const OUTLIVED: [(Signal, &str); 4] = [
+    (Signal::HUP, "SIGHUP"),
+    (Signal::USR1, "SIGUSR1"),
+    (Signal::USR2, "SIGUSR2"),
+    (Signal::XFSZ, "SIGXFSZ"),
+];
+
+fn handled(which: Signal) -> Result<unix::Signal, String> {
+    signal(SignalKind::from_raw(which.as_raw()))
+        .map_err(|error| format!("cannot handle signal {}: {error}", which.as_raw()))
+}
+
+/// From here on the signals of [`OUTLIVED`] end nothing; each that comes is said.
+pub(crate) fn outlive() -> Result<(), String> {
+    for (which, name) in OUTLIVED {
+        let mut coming = handled(which)?;
+        tokio::spawn(async move {
+            while coming.recv().await.is_some() {
+                tracing::info!(signal = name, "ignored");
+            }
+        });
+    }
+    Ok(())
+}
+
+/// The signals that end the process.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    terminate: unix::Signal,
+    interrupt: unix::Signal,
+}
+
+impl Ends {
+    /// From here on they are only told: whoever calls this must wait for them.
+    pub(crate) fn new() -> Result<Self, String> {
+        Ok(Self { terminate: handled(Signal::TERM)?, interrupt: handled(Signal::INT)? })
+    }
+
+    /// Waits for one; its name.
+    pub(crate) async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
