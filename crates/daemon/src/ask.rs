@@ -16,7 +16,7 @@ pub(crate) async fn resize(args: &ResizeArgs) -> Result<(), Failure> {
         Some(text) => {
             let wrong = || Failure::Wrong(format!("SIZE: {text:?} is not a size, like 20G"));
             let size = parse_size(text).ok_or_else(wrong)?;
-            json!({ "size": size }).to_string()
+            json!({ "size": size, "shrink": args.shrink }).to_string()
         }
     };
     let answer = change(&args.control, &args.device, "resize", body).await?;

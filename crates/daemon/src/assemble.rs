@@ -2,7 +2,7 @@
 
 mod port;
 
-use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, Plan, SocketPlan};
+use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, Format, Plan, SocketPlan};
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
@@ -25,24 +25,22 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Why the parts cannot be put together.
+/// Why the parts cannot be put together. `at` names the key as it was typed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub(crate) enum AssembleError {
-    #[error("{device}: {source}")]
-    Image { device: String, source: ImageError },
-    #[error("{device}: {key}: {}", in_words(source))]
-    Port { device: String, key: &'static str, source: TapError },
-    #[error("{device}: pcap: {}: {source}", path.display())]
-    Pcap { device: String, path: PathBuf, source: io::Error },
-    #[error("{device}: memory: {source}")]
-    Memory { device: String, source: MemoryError },
-    #[error("{device}: {source}")]
-    Socket { device: String, source: ListenError },
-    #[error("control: {0}")]
-    Control(ListenError),
-    #[error("{device}: {key}: {source}")]
-    Fd { device: String, key: &'static str, source: crate::fds::FdError },
+    #[error("{at}: {source}{hint}")]
+    Image { at: String, source: ImageError, hint: String },
+    #[error("{at}: {}", in_words(source))]
+    Port { at: String, source: TapError },
+    #[error("{at}: {}: {source}", path.display())]
+    Pcap { at: String, path: PathBuf, source: io::Error },
+    #[error("{at}: {source}")]
+    Memory { at: String, source: MemoryError },
+    #[error("{at}: {source}")]
+    Socket { at: String, source: ListenError },
+    #[error("{at}: {source}")]
+    Fd { at: String, source: crate::fds::FdError },
     #[error("no worker thread can be started")]
     Workers,
 }
@@ -80,7 +78,16 @@ pub(crate) enum Kind {
 pub(crate) struct House {
     pub(crate) pool: Arc<Pool>,
     pub(crate) parts: Vec<Part>,
-    endpoints: Vec<(Endpoint, ServeOptions)>,
+    endpoints: Vec<Served>,
+}
+
+/// How a device is served, and what its errors name.
+#[derive(Debug)]
+struct Served {
+    endpoint: Endpoint,
+    options: ServeOptions,
+    /// The key of the socket, as it was typed.
+    at: String,
 }
 
 impl House {
@@ -90,7 +97,8 @@ impl House {
         manyring_memory::install_sigbus_handler();
         raise_fd_limit();
         if let Some(control) = &plan.daemon.control {
-            check_path(control).map_err(AssembleError::Control)?;
+            let at = || plan.daemon.place.at("control");
+            check_path(control).map_err(|source| AssembleError::Socket { at: at(), source })?;
         }
         let pool = Pool::new(PoolOptions {
             workers_max: plan.daemon.workers,
@@ -140,12 +148,12 @@ impl House {
     ) -> Result<(), AssembleError> {
         let mut tasks = JoinSet::new();
         let balance = tokio::spawn(self.pool.clone().balance());
-        for (part, (endpoint, options)) in self.parts.iter().zip(self.endpoints.drain(..)) {
+        for (part, served) in self.parts.iter().zip(self.endpoints.drain(..)) {
             let (device, connected) = (part.device.clone(), part.connected.clone());
-            let (stop, name) = (stop.clone(), device.name().to_owned());
+            let (stop, Served { endpoint, options, at }) = (stop.clone(), served);
             tasks.spawn(async move {
                 let served = serve(device, endpoint, options, connected, stop).await;
-                served.map_err(|source| AssembleError::Socket { device: name, source })
+                served.map_err(|source| AssembleError::Socket { at, source })
             });
         }
         while let Some(ended) = tasks.join_next().await {
@@ -171,48 +179,49 @@ impl Part {
 }
 
 /// How a device is served; takes a socket over that was handed in.
-fn served(plan: &DevicePlan) -> Result<(Endpoint, ServeOptions), AssembleError> {
-    let device = || plan.name.clone();
+fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
+    let mut at = plan.place.at("socket_path");
     let endpoint = match &plan.socket {
-        SocketPlan::Listen { path, permissions } => {
-            check_path(path)
-                .map_err(|source| AssembleError::Socket { device: device(), source })?;
-            Endpoint::Listen { path: path.clone(), permissions: *permissions }
+        SocketPlan::Listen { path, access } => {
+            if let Err(source) = check_path(path) {
+                return Err(AssembleError::Socket { at, source });
+            }
+            Endpoint::Listen { path: path.clone(), permissions: access.permissions() }
         }
         SocketPlan::Connect { path } => Endpoint::Connect { path: path.clone() },
         SocketPlan::Fd(fd) => {
-            let socket = crate::fds::adopt_socket(*fd).map_err(|source| AssembleError::Fd {
-                device: device(),
-                key: "fd",
-                source,
-            })?;
-            Endpoint::Inherited { socket }
+            at = plan.place.at("fd");
+            match crate::fds::adopt_socket(*fd) {
+                Ok(socket) => Endpoint::Inherited { socket },
+                Err(source) => return Err(AssembleError::Fd { at, source }),
+            }
         }
     };
     let handshake_timeout = Duration::from_secs(plan.handshake_timeout);
-    Ok((endpoint, ServeOptions { one_off: plan.one_off, handshake_timeout }))
+    Ok(Served { endpoint, options: ServeOptions { one_off: plan.one_off, handshake_timeout }, at })
 }
 
 fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
-    let device = || blk.device.name.clone();
+    let place = &blk.device.place;
+    let memory = |key| move |source| AssembleError::Memory { at: place.at(key), source };
     let disk: Arc<dyn Disk> = match &blk.disk {
         DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
-        DiskPlan::Memory { size } => Arc::new(
-            MemoryDisk::new(*size)
-                .map_err(|source| AssembleError::Memory { device: device(), source })?,
-        ),
-        DiskPlan::File { path, direct } => {
-            let options = ImageOptions {
-                read_only: blk.read_only,
-                direct: *direct,
-                ..ImageOptions::default()
-            };
-            let image = Image::open(path, options)
-                .map_err(|source| AssembleError::Image { device: device(), source })?;
+        DiskPlan::Memory { size } => Arc::new(MemoryDisk::new(*size).map_err(memory("memory"))?),
+        DiskPlan::File { path, direct, format } => {
+            let any_content = *format == Some(Format::Raw);
+            let options = ImageOptions { read_only: blk.read_only, direct: *direct, any_content };
+            let image = Image::open(path, options).map_err(|source| {
+                let insist = place.setting("format", "raw");
+                let hint = match source {
+                    ImageError::Container { .. } => {
+                        format!("; convert it (qemu-img convert -O raw), or insist: {insist}")
+                    }
+                    _ => String::new(),
+                };
+                AssembleError::Image { at: place.at("file"), source, hint }
+            })?;
             if io_uring {
-                let disk = UringDisk::new(image)
-                    .map_err(|source| AssembleError::Memory { device: device(), source })?;
-                Arc::new(disk)
+                Arc::new(UringDisk::new(image).map_err(memory("file"))?)
             } else {
                 Arc::new(FileDisk::new(image))
             }

@@ -139,6 +139,9 @@ pub(crate) struct ResizeArgs {
     pub(crate) device: String,
     /// The new size; without it the host's file or device is measured again.
     pub(crate) size: Option<String>,
+    /// Allow a smaller size, and lose what is behind it.
+    #[arg(long, requires = "size")]
+    pub(crate) shrink: bool,
 }
 
 /// `manyring link`
@@ -239,6 +242,9 @@ pub(crate) struct BlkArgs {
     /// Pass the host's page cache by (O_DIRECT).
     #[arg(long)]
     pub(crate) direct: bool,
+    /// raw: serve the file's bytes even if they look like a disk image of another format.
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<String>,
     /// Request queues, 1 to 256 [default: 8].
     #[arg(long, value_name = "N")]
     pub(crate) num_queues: Option<usize>,
@@ -331,6 +337,7 @@ impl From<BlkArgs> for RawConfig {
             memory: args.memory,
             read_only: args.read_only,
             direct: args.direct,
+            format: args.format,
             num_queues: args.num_queues,
             queue_size: args.queue_size,
             serial: args.serial,

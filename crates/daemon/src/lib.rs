@@ -75,12 +75,12 @@ fn only_capabilities(arguments: Vec<OsString>) -> Vec<OsString> {
 }
 
 fn obey(cli: Cli) -> Result<(), Failure> {
-    log::start(&cli.log_level, cli.log_format)?;
+    log::start(&cli.log_level, cli.log_format).map_err(Failure::Wrong)?;
     match cli.command {
         Command::Blk(args) if args.print_capabilities => print(cli::BLK_CAPABILITIES),
-        Command::Blk(args) => serve(&Plan::new((*args).into()).map_err(|e| e.to_string())?),
+        Command::Blk(args) => serve(&config::planned((*args).into())?),
         Command::Net(args) if args.print_capabilities => print(cli::NET_CAPABILITIES),
-        Command::Net(args) => serve(&Plan::new((*args).into()).map_err(|e| e.to_string())?),
+        Command::Net(args) => serve(&config::planned((*args).into())?),
         Command::Run(args) => {
             let plan = config::read(&args.config)?;
             if args.print_plan {
@@ -116,7 +116,7 @@ fn serve(plan: &Plan) -> Result<(), Failure> {
         let mut ends = signals::Ends::new()?;
         // What was said up to here stands in the log before a socket shows that we serve.
         log::finish();
-        let control = plan.daemon.control.as_deref().map(control::bind).transpose()?;
+        let control = control::bind(&plan.daemon)?;
         let (stop_sender, stop) = watch::channel(false);
         let signals = async {
             let signal = ends.next().await;

@@ -53,8 +53,8 @@ fn wanted(args: &SnippetArgs) -> Result<Wanted, String> {
         return of_socket(args, socket);
     }
     let file = args.config.as_ref().ok_or("--config: is missing (or --socket-path)")?;
-    let plan = crate::config::read(file)?;
-    let name = args.device.as_ref().ok_or("DEVICE: is missing")?;
+    let plan = crate::config::read(file).map_err(|failure| failure.to_string())?;
+    let name = args.device.as_ref().ok_or_else(|| plan.devices_of(file))?;
     if let Some(blk) = plan.blk.iter().find(|blk| blk.device.name == *name) {
         return of_blk(blk, args);
     }

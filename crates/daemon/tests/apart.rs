@@ -70,7 +70,7 @@ fn one_worker(uring: bool) -> Arc<Pool> {
 }
 
 fn image(path: &Path, direct: bool) -> Image {
-    Image::open(path, ImageOptions { read_only: false, direct }).unwrap()
+    Image::open(path, ImageOptions { direct, ..ImageOptions::default() }).unwrap()
 }
 
 const REQUEST: usize = 4096;

@@ -7,7 +7,10 @@ mod program;
 mod space;
 
 use manyring_backend::sys::tuntap::{self, IFF_NO_PI, IFF_TAP, IFF_VNET_HDR};
-use program::{manyring, program_for_all, refused, refused_as_it_is, refused_configuration};
+use program::{
+    manyring, misused, misused_as_it_is, program_for_all, refused, refused_as_it_is,
+    refused_configuration,
+};
 use rustix::fd::OwnedFd;
 use space::{MULTI, RIGHT, as_nobody, handing_in, in_own_space, link, queue, run};
 use std::path::Path;
@@ -27,8 +30,11 @@ fn net(folder: &Path, arguments: &str) -> Command {
 /// The error of `manyring net` with these arguments, without what all of them begin with.
 fn error_of(arguments: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
-    let error = refused(folder.path(), &mut net(folder.path(), arguments));
-    error.trim().strip_prefix("manyring: net0: ").unwrap_or_else(|| panic!("{error}")).to_owned()
+    bare(&refused(folder.path(), &mut net(folder.path(), arguments)))
+}
+
+fn bare(error: &str) -> String {
+    error.trim().strip_prefix("manyring: --").unwrap_or_else(|| panic!("{error}")).to_owned()
 }
 
 /// The same where these queues are handed in as 7 and 8.
@@ -38,7 +44,7 @@ fn error_with(arguments: &str, fds: Vec<OwnedFd>) -> String {
     let socket = folder.path().join("s");
     let arguments = format!("net --socket-path {} {arguments}", socket.display());
     let error = refused_as_it_is(folder.path(), &mut handing_in(program, &arguments, fds));
-    error.trim().strip_prefix("manyring: net0: ").unwrap_or_else(|| panic!("{error}")).to_owned()
+    bare(&error)
 }
 
 #[test]
@@ -95,17 +101,20 @@ fn a_bad_configuration_names_its_key() {
 #[test]
 fn a_bad_option_names_its_key() {
     for (arguments, wanted) in [
-        ("--tap t0 --generate 64", "generate: needs null"),
-        ("--null --tap t0", "tap: only one of tap, tap_fds, macvtap and null can be served"),
+        ("--tap t0 --generate 64", "generate: needs --null"),
+        ("--null --up", "up: needs --tap, --tap-fd or --macvtap"),
+        ("--null --tap t0", "tap: only one of --tap, --tap-fd, --macvtap and --null can be"),
         ("--null --mtu 65536", "mtu: 65536 is not between 68 and 65535"),
         ("--null --mac ff:ff:ff:ff:ff:ff", "mac: \"ff:ff:ff:ff:ff:ff\" is no address"),
-        ("--tap-fd 4000", "tap_fds: 4000 is not open"),
-        ("--tap-fd 7,7", "tap_fds: 7 is there twice"),
+        ("--tap-fd 7,7", "tap-fd: 7 is there twice"),
         ("--macvtap m0 --bridge b0", "bridge: a macvtap joins no bridge"),
     ] {
-        let error = error_of(arguments);
+        let folder = tempfile::tempdir().unwrap();
+        let error = bare(&misused(folder.path(), &mut net(folder.path(), arguments)));
         assert!(error.starts_with(wanted), "{arguments}\n-> {error}");
     }
+    let error = error_of("--tap-fd 4000");
+    assert!(error.starts_with("tap-fd: 4000 is not open"), "{error}");
 }
 
 #[test]
@@ -123,7 +132,7 @@ fn a_capture_that_cannot_be_written_is_named_and_one_that_is_there_survives_a_ba
     let file = folder.path().join("manyring.toml");
     std::fs::write(&file, config.replace('@', folder.path().to_str().unwrap())).unwrap();
     let error = refused(folder.path(), manyring().arg("run").arg("--config").arg(&file));
-    assert_eq!(error, "manyring: net1: tap: mr9: no such interface\n");
+    assert_eq!(error, "manyring: [[net]] net1: tap: mr9: no such interface\n");
     assert_eq!(std::fs::read(&capture).unwrap(), b"precious");
 }
 
@@ -138,7 +147,7 @@ fn an_interface_that_cannot_be_served_says_why() {
             ("--tap mr9 --must-exist", "tap: mr9: no such interface"),
             (
                 "--tap mr0 --queue-pairs 2",
-                "queue_pairs: tap mr0 is not multi-queue: it cannot have 2 queue pairs",
+                "queue-pairs: tap mr0 is not multi-queue: it cannot have 2 queue pairs",
             ),
             ("--tap mr1", "tap: mr1 is in use by another process"),
             ("--tap mr2 --queue-pairs 2", "tap: mr2 is in use by another process"),
@@ -182,7 +191,7 @@ fn a_bridge_or_an_mtu_that_cannot_be_leaves_no_interface() {
         let file = folder.path().join("manyring.toml");
         std::fs::write(&file, config.replace('@', folder.path().to_str().unwrap())).unwrap();
         let error = refused(folder.path(), manyring().arg("run").arg("--config").arg(&file));
-        assert_eq!(error, "manyring: b: tap: mr3: no such interface\n");
+        assert_eq!(error, "manyring: [[net]] b: tap: mr3: no such interface\n");
         assert_eq!((link("mr2"), link("mr3")), (None, None));
     });
 }
@@ -203,7 +212,7 @@ fn a_process_without_the_capability_is_told_which() {
             let mut command = as_nobody(&program);
             command.args(["net", "--socket-path", "/tmp/none"]).args(arguments.split(' '));
             let error = refused(folder.path(), &mut command);
-            let wanted = format!("manyring: net0: {wanted} (needs CAP_NET_ADMIN)\n");
+            let wanted = format!("manyring: --{wanted} (needs CAP_NET_ADMIN)\n");
             assert_eq!(error, wanted, "{arguments}");
         }
     });
@@ -216,34 +225,34 @@ fn a_wrong_file_descriptor_says_what_is_wrong_with_it() {
         let unused = || tuntap::open(Path::new("/dev/net/tun")).unwrap();
         let one = queue("mr9", MULTI);
         for (fds, wanted) in [
-            (vec![file()], "tap_fds: file descriptor 7 is not a queue of a tap"),
-            (vec![unused()], "tap_fds: file descriptor 7 is not a queue of a tap"),
+            (vec![file()], "tap-fd: file descriptor 7 is not a queue of a tap"),
+            (vec![unused()], "tap-fd: file descriptor 7 is not a queue of a tap"),
             (
                 vec![queue("tun%d", IFF_TUN | IFF_NO_PI | IFF_VNET_HDR)],
-                "tap_fds: file descriptor 7 belongs to a tun, not to a tap (IFF_TAP)",
+                "tap-fd: file descriptor 7 belongs to a tun, not to a tap (IFF_TAP)",
             ),
             (
                 vec![queue("mr%d", IFF_TAP | IFF_NO_PI)],
-                "tap_fds: file descriptor 7 gives no virtio-net headers (IFF_VNET_HDR)",
+                "tap-fd: file descriptor 7 gives no virtio-net headers (IFF_VNET_HDR)",
             ),
             (
                 vec![queue("mr%d", IFF_TAP | IFF_VNET_HDR)],
-                "tap_fds: file descriptor 7 puts packet information before frames (lacks \
+                "tap-fd: file descriptor 7 puts packet information before frames (lacks \
                  IFF_NO_PI)",
             ),
             (
                 vec![queue("mr7", RIGHT), queue("mr8", RIGHT)],
-                "tap_fds: file descriptor 8 belongs to mr8, others to mr7",
+                "tap-fd: file descriptor 8 belongs to mr8, others to mr7",
             ),
             (
                 vec![one.try_clone().unwrap(), one],
-                "tap_fds: file descriptor 8 is the same queue of the tap as another",
+                "tap-fd: file descriptor 8 is the same queue of the tap as another",
             ),
         ] {
             let arguments = if fds.len() == 2 { "--tap-fd 7,8" } else { "--tap-fd 7" };
             assert_eq!(error_with(arguments, fds), wanted);
         }
-        let wanted = "queue_pairs: 1 tap file descriptors for 2 queue pairs: it takes one for each";
+        let wanted = "queue-pairs: 1 tap file descriptors for 2 queue pairs: it takes one for each";
         assert_eq!(error_with("--tap-fd 7 --queue-pairs 2", vec![queue("mr6", RIGHT)]), wanted);
     });
 }
@@ -255,7 +264,7 @@ fn what_was_not_handed_in_is_not_taken() {
         let folder = tempfile::tempdir().unwrap();
         let mut command = net(folder.path(), "--tap-fd 1");
         command.stdout(Stdio::from(queue("mr0", RIGHT)));
-        let error = refused_as_it_is(folder.path(), &mut command);
-        assert_eq!(error, "manyring: net0: tap_fds: 1 was not handed in\n");
+        let error = misused_as_it_is(folder.path(), &mut command);
+        assert_eq!(error, "manyring: --tap-fd: 1 was not handed in\n");
     });
 }

@@ -157,8 +157,8 @@ fn what_cannot_be_is_refused_with_its_reason() {
         ("POST", vda, "{\"size\": 0}", 400, "size: 0"),
         ("POST", vda, "{\"size\": 1000}", 400, "size: 1000"),
         ("POST", vda, &long, 413, "limit"),
-        ("POST", "/v1/devices/ro/resize", "{\"size\": 512}", 409, "read-only"),
-        ("POST", "/v1/devices/ram/resize", "{\"size\": 512}", 422, "cannot change its size"),
+        ("POST", "/v1/devices/ro/resize", "{\"size\": 2097152}", 409, "read-only"),
+        ("POST", "/v1/devices/ram/resize", "{\"size\": 2097152}", 422, "cannot change its size"),
     ] {
         let (code, answer) = served.json(method, path, body);
         assert_eq!(code, status, "{method} {path} {body}: {answer}");
@@ -228,6 +228,37 @@ fn the_command_resize_does_the_same() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
         assert!(error.contains(word) && error.lines().count() == 1, "{arguments:?}: {error}");
     }
+}
+
+#[test]
+fn a_disk_becomes_smaller_only_where_that_is_asked_for() {
+    let served = serve();
+    let size = || served.get("/v1/devices/vda")["size"].as_u64().unwrap();
+    let len = || std::fs::metadata(&served.image).unwrap().len();
+    let resize = |body: &str| served.json("POST", "/v1/devices/vda/resize", body);
+    for body in ["{\"size\": 524288}", "{\"size\": 1048064, \"shrink\": false}"] {
+        let (status, answer) = resize(body);
+        let error = answer["error"].as_str().unwrap();
+        assert_eq!(status, 409, "{error}");
+        assert!(error.contains("1048576") && error.contains("--shrink"), "{error}");
+        assert_eq!((size(), len()), (1 << 20, 1 << 20));
+    }
+    let output = output_of(&mut served.command("resize", &["vda", "512K"]));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+    assert!(error.contains("would be lost") && error.contains("--shrink"), "{error}");
+    assert_eq!((size(), len()), (1 << 20, 1 << 20));
+    // The same size is no shrinking.
+    assert_eq!(resize("{\"size\": 1048576}").0, 200);
+    let output = output_of(&mut served.command("resize", &["vda", "512K", "--shrink"]));
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!((size(), len()), (512 << 10, 512 << 10));
+    assert_eq!(resize("{\"size\": 4096, \"shrink\": true}").0, 200);
+    assert_eq!((size(), len()), (4096, 4096));
+    assert_eq!(resize("{\"shrink\": true}").0, 400);
+    // What somebody else has done to the file is no whole number of sectors: nothing is rounded.
+    std::fs::File::options().write(true).open(&served.image).unwrap().set_len(4097).unwrap();
+    assert_eq!((resize("").0, size()), (422, 4096));
 }
 
 #[test]

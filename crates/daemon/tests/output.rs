@@ -73,7 +73,7 @@ fn a_command_whose_output_finds_no_space_says_so() {
 
 #[test]
 fn a_wrong_option_is_a_status_also_where_nobody_can_be_told() {
-    for arguments in ["blk --no-such-option", "blk --workers x"] {
+    for arguments in ["blk --no-such-option", "blk --null 1G"] {
         for is_dead in [true, false] {
             let (reader, writer) = std::io::pipe().unwrap();
             let reader = if is_dead {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub(super) fn open(net: &NetPlan) -> Result<(Arc<dyn Port>, MacAddress), AssembleError> {
     let failed = |key, source: TapError| {
         let key = key_of(&source).unwrap_or(key);
-        AssembleError::Port { device: net.device.name.clone(), key, source }
+        AssembleError::Port { at: net.device.place.at(key), source }
     };
     let port = match &net.port {
         PortPlan::Null { generate } => {
@@ -64,8 +64,8 @@ pub(super) fn decorated(
     if let Some(path) = &net.pcap {
         // Outermost: what the guest sends and gets is captured.
         let pcap = PcapPort::new(port, path).map_err(|source| {
-            let (device, path) = (net.device.name.clone(), path.clone());
-            AssembleError::Pcap { device, path, source }
+            let (at, path) = (net.device.place.at("pcap"), path.clone());
+            AssembleError::Pcap { at, path, source }
         })?;
         port = Arc::new(pcap);
     }
@@ -74,10 +74,7 @@ pub(super) fn decorated(
 
 fn adopted(net: &NetPlan, fds: &[i32]) -> Result<Vec<rustix::fd::OwnedFd>, AssembleError> {
     let adopted: Result<_, _> = fds.iter().map(|fd| crate::fds::adopt(*fd)).collect();
-    adopted.map_err(|source| {
-        let device = net.device.name.clone();
-        AssembleError::Fd { device, key: "tap_fds", source }
-    })
+    adopted.map_err(|source| AssembleError::Fd { at: net.device.place.at("tap_fds"), source })
 }
 
 fn tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {

@@ -5,6 +5,9 @@ pub(crate) mod raw;
 
 pub use plan::Plan;
 
+use crate::output::Failure;
+use plan::Source;
+use raw::RawConfig;
 use std::path::Path;
 
 /// Reads a configuration file's text: syntax, names and values are checked, nothing is opened.
@@ -19,16 +22,30 @@ pub fn parse(text: &str) -> Result<Plan, String> {
         let problem = error.message().replace('\n', ": ");
         format!("line {}: `{line}`: {problem}", number + 1)
     })?;
-    Plan::new(raw).map_err(|error| error.to_string())
+    Plan::new(raw, Source::File).map_err(|error| error.to_string())
 }
 
-/// Reads a configuration file.
+/// Reads a configuration file, and checks what the host finds under its paths.
 ///
 /// # Errors
-/// As [`parse`]; also names the file.
-pub(crate) fn read(path: &Path) -> Result<Plan, String> {
+/// One line, which names the file: [`Failure::Refused`] if it cannot be read, [`Failure::Wrong`] if
+/// it cannot be served.
+pub(crate) fn read(path: &Path) -> Result<Plan, Failure> {
     let at = path.display();
     let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("--config: cannot read {at}: {error}"))?;
-    parse(&text).map_err(|error| format!("{at}: {error}"))
+        .map_err(|error| Failure::Refused(format!("--config: cannot read {at}: {error}")))?;
+    let wrong = |error: String| Failure::Wrong(format!("{at}: {error}"));
+    let plan = parse(&text).map_err(wrong)?;
+    plan.check_found().map_err(|error| wrong(error.to_string()))?;
+    Ok(plan)
+}
+
+/// Plans what the options of a command say.
+///
+/// # Errors
+/// [`Failure::Wrong`], one line, which names the option.
+pub(crate) fn planned(options: RawConfig) -> Result<Plan, Failure> {
+    let plan = Plan::new(options, Source::CommandLine);
+    let found = plan.and_then(|plan| plan.check_found().map(|()| plan));
+    found.map_err(|error| Failure::Wrong(error.to_string()))
 }

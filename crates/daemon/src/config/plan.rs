@@ -1,13 +1,17 @@
 //! What will be done: every value resolved and checked, nothing opened yet.
 
+mod access;
 mod net;
+mod place;
+mod unique;
 
+pub(crate) use access::AccessPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
+pub(crate) use place::{Place, PlanError, Source};
 
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
-use manyring_transport::vhost_user::SocketPermissions;
+use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// The plan of a process.
@@ -21,6 +25,8 @@ pub struct Plan {
 /// What concerns the whole process.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DaemonPlan {
+    #[serde(skip)]
+    pub(crate) place: Place,
     pub(crate) workers: usize,
     pub(crate) spin_us: u32,
     pub(crate) io_uring: bool,
@@ -30,6 +36,8 @@ pub(crate) struct DaemonPlan {
 /// What a device of every kind has: its name, and its front-end.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DevicePlan {
+    #[serde(skip)]
+    pub(crate) place: Place,
     pub(crate) name: String,
     pub(crate) socket: SocketPlan,
     pub(crate) one_off: bool,
@@ -58,8 +66,8 @@ pub(crate) struct BlkPlan {
 pub(crate) enum SocketPlan {
     Listen {
         path: PathBuf,
-        #[serde(skip)]
-        permissions: SocketPermissions,
+        #[serde(flatten)]
+        access: AccessPlan,
     },
     Connect {
         path: PathBuf,
@@ -71,140 +79,113 @@ pub(crate) enum SocketPlan {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DiskPlan {
-    File { path: PathBuf, direct: bool },
-    Null { size: u64 },
-    Memory { size: u64 },
+    File {
+        path: PathBuf,
+        direct: bool,
+        /// None: raw, and refused if it looks like another format.
+        format: Option<Format>,
+    },
+    Null {
+        size: u64,
+    },
+    Memory {
+        size: u64,
+    },
 }
 
-/// What is wrong with a configuration; names the device and the key.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{place}{key}: {problem}")]
-pub(crate) struct PlanError {
-    place: String,
-    key: &'static str,
-    problem: String,
+/// What the bytes of a file are, whatever they look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Format {
+    /// Those of the disk.
+    Raw,
 }
 
 impl Plan {
-    /// Resolves and checks a whole configuration.
-    pub(crate) fn new(raw: RawConfig) -> Result<Self, PlanError> {
-        let daemon = DaemonPlan::new(&raw.daemon)?;
+    /// Resolves and checks a whole configuration. Accounts are looked up, nothing else.
+    pub(crate) fn new(raw: RawConfig, source: Source) -> Result<Self, PlanError> {
+        let daemon = DaemonPlan::new(&raw.daemon, source.daemon())?;
         let blk = raw
             .blk
             .into_iter()
             .enumerate()
-            .map(|(index, raw)| BlkPlan::new(raw, index))
+            .map(|(index, raw)| BlkPlan::new(raw, index, source))
             .collect::<Result<Vec<_>, _>>()?;
         let net = raw
             .net
             .into_iter()
             .enumerate()
-            .map(|(index, raw)| NetPlan::new(raw, index))
+            .map(|(index, raw)| NetPlan::new(raw, index, source))
             .collect::<Result<Vec<_>, _>>()?;
         let plan = Self { daemon, blk, net };
-        plan.check_unique()?;
+        unique::check(&plan)?;
         Ok(plan)
+    }
+
+    /// Checks that no two devices share what the host finds under their paths.
+    pub(crate) fn check_found(&self) -> Result<(), PlanError> {
+        unique::check_found(self)
+    }
+
+    /// The devices of a file, for whoever has to name one of them.
+    pub(crate) fn devices_of(&self, file: &Path) -> String {
+        let names: Vec<_> = self.devices().map(|device| device.name.as_str()).collect();
+        format!("DEVICE: is missing; those of {} are: {}", file.display(), names.join(", "))
     }
 
     /// Every device, whatever its kind.
     fn devices(&self) -> impl Iterator<Item = &DevicePlan> {
         self.blk.iter().map(|blk| &blk.device).chain(self.net.iter().map(|net| &net.device))
     }
-
-    fn check_unique(&self) -> Result<(), PlanError> {
-        let (mut names, mut sockets) = (HashSet::new(), HashSet::new());
-        for DevicePlan { name, socket, .. } in self.devices() {
-            if !names.insert(name) {
-                return error(name, "name", "is used by two devices");
-            }
-            let Some(path) = socket.path() else { continue };
-            if !sockets.insert(path) {
-                return error(name, "socket_path", "is used by two devices");
-            }
-            if self.daemon.control.as_deref() == Some(path) {
-                return error(name, "socket_path", "is the control socket's too");
-            }
-        }
-        if names.is_empty() {
-            let (key, problem) = ("blk, net", "no device is configured".to_owned());
-            return Err(PlanError { place: String::new(), key, problem });
-        }
-        self.check_files()?;
-        net::check_ports(&self.net)
-    }
-
-    /// Devices that only read may share a file.
-    fn check_files(&self) -> Result<(), PlanError> {
-        let mut files = HashMap::new();
-        for blk in &self.blk {
-            if let DiskPlan::File { path, .. } = &blk.disk
-                && let Some(reads) = files.insert(path, blk.read_only)
-                && !(reads && blk.read_only)
-            {
-                return error(
-                    &blk.device.name,
-                    "file",
-                    "is used by two devices, and not only read",
-                );
-            }
-        }
-        // A capture begins with an empty file.
-        match self.net.iter().find(|net| net.pcap.as_ref().is_some_and(|p| files.contains_key(p))) {
-            Some(net) => error(&net.device.name, "pcap", "is the file of a disk"),
-            None => Ok(()),
-        }
-    }
-}
-
-/// `place` is the name of a device, or `daemon`.
-fn error<T>(place: &str, key: &'static str, problem: impl Into<String>) -> Result<T, PlanError> {
-    Err(PlanError { place: format!("{place}: "), key, problem: problem.into() })
 }
 
 impl DaemonPlan {
-    fn new(raw: &RawDaemon) -> Result<Self, PlanError> {
+    fn new(raw: &RawDaemon, place: Place) -> Result<Self, PlanError> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let workers = raw.workers.unwrap_or(cpus);
         let spin_us = raw.spin_us.unwrap_or(32);
         if !(1..=256).contains(&workers) {
-            return error("daemon", "workers", format!("{workers} is not between 1 and 256"));
+            return place.error("workers", format!("{workers} is not between 1 and 256"));
         }
         if spin_us > 32 {
-            return error("daemon", "spin_us", format!("{spin_us} is more than 32 microseconds"));
+            return place.error("spin_us", format!("{spin_us} is more than 32 microseconds"));
+        }
+        if let Some(path) = &raw.control {
+            check_len(path, &place, "control")?;
         }
         let io_uring = raw.io_uring.unwrap_or(true);
-        Ok(Self { workers, spin_us, io_uring, control: raw.control.clone() })
+        Ok(Self { place, workers, spin_us, io_uring, control: raw.control.clone() })
     }
 }
 
 impl BlkPlan {
-    fn new(raw: RawBlk, index: usize) -> Result<Self, PlanError> {
+    fn new(raw: RawBlk, index: usize, source: Source) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("blk{index}"));
-        check_name(&name)?;
+        let place = device_place(&name, "[[blk]]", source)?;
         let num_queues = raw.num_queues.unwrap_or(8);
         if !(1..=256).contains(&num_queues) {
-            return error(&name, "num_queues", format!("{num_queues} is not between 1 and 256"));
+            return place.error("num_queues", format!("{num_queues} is not between 1 and 256"));
         }
         let queue_size = raw.queue_size.unwrap_or(128);
         if !queue_size.is_power_of_two() || !(4..=1024).contains(&queue_size) {
             let problem = format!("{queue_size} is not a power of two between 4 and 1024");
-            return error(&name, "queue_size", problem);
+            return place.error("queue_size", problem);
         }
         let serial = raw.serial.clone().unwrap_or_else(|| name.chars().take(20).collect());
         if serial.len() > 20 || !serial.is_ascii() {
-            return error(&name, "serial", "must be at most 20 ASCII characters");
+            return place.error("serial", "must be at most 20 ASCII characters");
         }
         let writeback = match raw.cache.as_deref() {
             None | Some("writeback") => true,
             Some("writethrough") => false,
             Some(other) => {
                 let problem = format!("{other:?} is neither \"writeback\" nor \"writethrough\"");
-                return error(&name, "cache", problem);
+                return place.error("cache", problem);
             }
         };
-        let device = DevicePlan::new(name, raw.socket())?;
+        let device = DevicePlan::new(name, place, raw.socket())?;
         Ok(Self {
-            disk: DiskPlan::new(&raw, &device.name)?,
+            disk: DiskPlan::new(&raw, &device.place)?,
             read_only: raw.read_only,
             num_queues,
             queue_size,
@@ -218,49 +199,68 @@ impl BlkPlan {
 
 impl DevicePlan {
     /// `name` has been checked.
-    fn new(name: String, raw: RawSocket) -> Result<Self, PlanError> {
+    fn new(name: String, place: Place, raw: RawSocket) -> Result<Self, PlanError> {
         let handshake_timeout = raw.handshake_timeout.unwrap_or(10);
         if !(1..=3600).contains(&handshake_timeout) {
             let problem = format!("{handshake_timeout} is not between 1 and 3600 seconds");
-            return error(&name, "handshake_timeout", problem);
+            return place.error("handshake_timeout", problem);
         }
-        let (one_off, socket) = (raw.one_off, SocketPlan::new(raw, &name)?);
-        Ok(Self { name, socket, one_off, handshake_timeout })
+        let (one_off, socket) = (raw.one_off, SocketPlan::new(raw, &place)?);
+        Ok(Self { place, name, socket, one_off, handshake_timeout })
     }
 }
 
-fn check_name(name: &str) -> Result<(), PlanError> {
+/// The place of a device's keys, once its name has been checked.
+fn device_place(name: &str, table: &str, source: Source) -> Result<Place, PlanError> {
     if is_device_name(name) {
-        return Ok(());
+        return Ok(source.device(table, name));
     }
     let problem = "must be 1 to 64 letters, digits, '-', '_' or '.'";
-    error(&format!("{name:?}"), "name", problem)
+    source.device(table, format!("{name:?}")).error("name", problem)
+}
+
+/// A longer path has no room in the address of a socket.
+fn check_len(path: &Path, place: &Place, key: &'static str) -> Result<(), PlanError> {
+    if path.as_os_str().len() <= PATH_LEN_MAX {
+        return Ok(());
+    }
+    place.error(key, format!("{} is longer than {PATH_LEN_MAX} bytes", path.display()))
 }
 
 impl SocketPlan {
-    fn new(raw: RawSocket, device: &str) -> Result<Self, PlanError> {
-        let mode = match raw.socket_mode.as_deref() {
-            None => None,
-            Some(text) => match u32::from_str_radix(text, 8) {
-                Ok(mode) if mode <= 0o777 => Some(mode),
-                _ => {
-                    let problem = format!("{text:?} is not an octal mode up to 0777");
-                    return error(device, "socket_mode", problem);
+    fn new(raw: RawSocket, place: &Place) -> Result<Self, PlanError> {
+        let access = AccessPlan::new(&raw, place)?;
+        let key = |key| place.key(key);
+        if raw.client || raw.fd.is_some() {
+            // The socket is somebody else's: nothing of it is ours to set.
+            let whose = key(if raw.client { "client" } else { "fd" });
+            for (name, is_set) in [
+                ("socket_owner", raw.socket_owner.is_some()),
+                ("socket_group", raw.socket_group.is_some()),
+                ("socket_mode", raw.socket_mode.is_some()),
+            ] {
+                if is_set {
+                    let problem = format!("contradicts {whose}: the socket is not made here");
+                    return place.error(name, problem);
                 }
-            },
-        };
+            }
+        }
         match (raw.socket_path, raw.fd) {
-            (Some(_), Some(_)) => error(device, "fd", "contradicts socket_path"),
-            (None, None) => error(device, "socket_path", "is missing (or fd)"),
-            (None, Some(_)) if raw.client => error(device, "client", "needs socket_path"),
+            (Some(_), Some(_)) => place.error("fd", format!("contradicts {}", key("socket_path"))),
+            (None, None) => place.error("socket_path", format!("is missing (or {})", key("fd"))),
+            (None, Some(_)) if raw.client => {
+                place.error("client", format!("needs {}", key("socket_path")))
+            }
             (None, Some(fd)) if fd < 3 => {
-                error(device, "fd", format!("{fd} is not a socket that was handed in"))
+                place.error("fd", format!("{fd} is not a socket that was handed in"))
             }
             (None, Some(fd)) => Ok(Self::Fd(fd)),
-            (Some(path), None) if raw.client => Ok(Self::Connect { path }),
             (Some(path), None) => {
-                let (owner, group) = (raw.socket_owner, raw.socket_group);
-                Ok(Self::Listen { path, permissions: SocketPermissions { owner, group, mode } })
+                check_len(&path, place, "socket_path")?;
+                if raw.client {
+                    return Ok(Self::Connect { path });
+                }
+                Ok(Self::Listen { path, access })
             }
         }
     }
@@ -275,20 +275,38 @@ impl SocketPlan {
 }
 
 impl DiskPlan {
-    fn new(raw: &RawBlk, device: &str) -> Result<Self, PlanError> {
+    fn new(raw: &RawBlk, place: &Place) -> Result<Self, PlanError> {
         let size_of = |key: &'static str, text: &str| match parse_size(text) {
             Some(size) if size >= 512 && size.is_multiple_of(512) => Ok(size),
-            _ => error(device, key, format!("{text:?} is not a size in whole sectors, like 64G")),
+            _ => place.error(key, format!("{text:?} is not a size in whole sectors, like 64G")),
         };
-        if raw.direct && raw.file.is_none() {
-            return error(device, "direct", "needs file");
+        for (key, is_set) in [("direct", raw.direct), ("format", raw.format.is_some())] {
+            if is_set && raw.file.is_none() {
+                return place.error(key, format!("needs {}", place.key("file")));
+            }
         }
+        let format = match raw.format.as_deref() {
+            None => None,
+            Some("raw") => Some(Format::Raw),
+            Some(other) => {
+                let problem = format!("{other:?} is not served: \"raw\" is the only format");
+                return place.error("format", problem);
+            }
+        };
         match (&raw.file, &raw.null, &raw.memory) {
-            (Some(path), None, None) => Ok(Self::File { path: path.clone(), direct: raw.direct }),
+            (Some(path), None, None) => {
+                Ok(Self::File { path: path.clone(), direct: raw.direct, format })
+            }
             (None, Some(size), None) => Ok(Self::Null { size: size_of("null", size)? }),
             (None, None, Some(size)) => Ok(Self::Memory { size: size_of("memory", size)? }),
-            (None, None, None) => error(device, "file", "is missing (or null, or memory)"),
-            _ => error(device, "file", "only one of file, null and memory can be served"),
+            (None, None, None) => {
+                let others = place.keys(&["null", "memory"], "or");
+                place.error("file", format!("is missing (or {others})"))
+            }
+            _ => {
+                let all = place.keys(&["file", "null", "memory"], "and");
+                place.error("file", format!("only one of {all} can be served"))
+            }
         }
     }
 }
@@ -320,7 +338,7 @@ mod tests {
     /// The plan of a configuration, or the words of the error.
     pub(super) fn plan(toml: &str) -> Result<Plan, String> {
         let raw = toml::from_str(toml).map_err(|e| e.to_string())?;
-        Plan::new(raw).map_err(|e| e.to_string())
+        Plan::new(raw, Source::File).map_err(|e| e.to_string())
     }
 
     #[test]

@@ -2,8 +2,12 @@
 //! `docs/design/0001`; unknown keys are refused.
 
 use clap::Args;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::convert::Infallible;
+use std::fmt::Formatter;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// The whole file.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -44,12 +48,12 @@ pub(crate) struct RawSocket {
     /// Connect to the socket instead of listening there.
     #[arg(long)]
     pub(crate) client: bool,
-    /// Owner of the socket (user id).
-    #[arg(long, value_name = "UID")]
-    pub(crate) socket_owner: Option<u32>,
-    /// Group of the socket (group id).
-    #[arg(long, value_name = "GID")]
-    pub(crate) socket_group: Option<u32>,
+    /// Owner of the socket, by name or number.
+    #[arg(long, value_name = "USER")]
+    pub(crate) socket_owner: Option<RawAccount>,
+    /// Group of the socket, by name or number.
+    #[arg(long, value_name = "GROUP")]
+    pub(crate) socket_group: Option<RawAccount>,
     /// Mode of the socket, in octal.
     #[arg(long, value_name = "MODE")]
     pub(crate) socket_mode: Option<String>,
@@ -59,6 +63,40 @@ pub(crate) struct RawSocket {
     /// Seconds a front-end has from connecting to its first message [default: 10].
     #[arg(long, value_name = "SECONDS")]
     pub(crate) handshake_timeout: Option<u64>,
+}
+
+/// A user or group: its name, or its number, which a file may have without quotes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RawAccount(pub(crate) String);
+
+impl FromStr for RawAccount {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl<'de> Deserialize<'de> for RawAccount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Account;
+        impl Visitor<'_> for Account {
+            type Value = RawAccount;
+
+            fn expecting(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a name or a number")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<RawAccount, E> {
+                Ok(RawAccount(text.to_owned()))
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<RawAccount, E> {
+                Ok(RawAccount(number.to_string()))
+            }
+        }
+        deserializer.deserialize_any(Account)
+    }
 }
 
 /// The table of a kind of device: the keys of every device, then its own. (With
@@ -74,8 +112,8 @@ macro_rules! device_table {
             pub(crate) socket_path: Option<PathBuf>,
             pub(crate) fd: Option<i32>,
             pub(crate) client: bool,
-            pub(crate) socket_owner: Option<u32>,
-            pub(crate) socket_group: Option<u32>,
+            pub(crate) socket_owner: Option<RawAccount>,
+            pub(crate) socket_group: Option<RawAccount>,
             pub(crate) socket_mode: Option<String>,
             pub(crate) one_off: bool,
             pub(crate) handshake_timeout: Option<u64>,
@@ -105,8 +143,8 @@ macro_rules! device_table {
                     socket_path: self.socket_path.clone(),
                     fd: self.fd,
                     client: self.client,
-                    socket_owner: self.socket_owner,
-                    socket_group: self.socket_group,
+                    socket_owner: self.socket_owner.clone(),
+                    socket_group: self.socket_group.clone(),
                     socket_mode: self.socket_mode.clone(),
                     one_off: self.one_off,
                     handshake_timeout: self.handshake_timeout,
@@ -129,6 +167,8 @@ device_table! {
         pub(crate) read_only: bool,
         /// Pass the host's page cache by (`O_DIRECT`).
         pub(crate) direct: bool,
+        /// `raw`: serve the file's bytes even if they look like an image of another format.
+        pub(crate) format: Option<String>,
         /// Request queues, 1 to 256; default 8.
         pub(crate) num_queues: Option<usize>,
         /// Entries of a ring that the limits of a request are made for; default 128.

@@ -28,6 +28,9 @@ type Body = Result<Bytes, BytesRejection>;
 struct Resize {
     /// Bytes.
     size: Option<u64>,
+    /// The size may be smaller than it is.
+    #[serde(default)]
+    shrink: bool,
 }
 
 /// The answer to a resize.
@@ -89,11 +92,19 @@ pub(super) async fn resize(
 ) -> Result<Json<Resized>, Refusal> {
     let controlled = find(&state, &name)?;
     let device = blk_of(controlled)?;
-    let wanted = parse::<Resize>(body)?.size;
+    let Resize { size: wanted, shrink } = parse(body)?;
+    if shrink && wanted.is_none() {
+        return Err(bad("shrink: needs size".to_owned()));
+    }
     if let Some(size) = wanted.filter(|size| *size == 0 || !size.is_multiple_of(512)) {
         return Err(bad(format!("size: {size} bytes are no whole sectors of 512")));
     }
     let permit = begin(controlled)?;
+    // Nobody else changes the size meanwhile: that takes the permit.
+    let size = device.size();
+    if let Some(wanted) = wanted.filter(|wanted| *wanted < size && !shrink) {
+        return Err(refuse_shrink(wanted, size));
+    }
     let result = aside(move || {
         let _permit = permit;
         device.resize(wanted)
@@ -213,6 +224,16 @@ async fn whole<T: Send + 'static>(
     let failed = |error: JoinError| error.to_string();
     let ended = ended.await.map_err(failed);
     ended.map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error))
+}
+
+/// A size that is smaller by a slip costs the guest its data: it must be asked for.
+fn refuse_shrink(wanted: u64, size: u64) -> Refusal {
+    let error = format!(
+        "size: {wanted} bytes are less than the disk has ({size}): everything behind them would \
+         be lost. Make what the guest has on the disk smaller first, then ask again with --shrink \
+         (\"shrink\": true)"
+    );
+    Refusal::new(StatusCode::CONFLICT, error)
 }
 
 /// What the host refuses is the request's fault if the disk cannot be so, else the host's.

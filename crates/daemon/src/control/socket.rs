@@ -1,10 +1,10 @@
 //! The listening half: a private socket, a bounded number of clients.
 
 use super::{State, api};
+use crate::config::plan::DaemonPlan;
 use axum::serve::Listener;
 use manyring_transport::vhost_user::{Listener as Named, SocketPermissions};
 use std::io;
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,10 +16,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Clients at a time; more wait in the socket's backlog.
 const CLIENTS_MAX: usize = 64;
 
-/// Listens at `path`, for the owner alone.
-pub(crate) fn bind(path: &Path) -> Result<Named, String> {
+/// Listens where the plan says, for the owner alone; not at all where it says nothing.
+pub(crate) fn bind(plan: &DaemonPlan) -> Result<Option<Named>, String> {
     let permissions = SocketPermissions { mode: Some(0o600), ..SocketPermissions::default() };
-    Named::bind(path, permissions).map_err(|error| format!("control: {error}"))
+    let bound = plan.control.as_deref().map(|path| Named::bind(path, permissions));
+    bound.transpose().map_err(|error| format!("{}: {error}", plan.place.at("control")))
 }
 
 /// Answers for ever; without a socket only waits for ever.

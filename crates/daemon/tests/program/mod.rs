@@ -93,17 +93,31 @@ pub(crate) fn state_of(folder: &Path) -> Vec<(String, u64, i64, i64, u32, u64)> 
         .collect()
 }
 
-/// The error of a start that must fail and leave the folder as it is.
+/// The error of a start that the host refuses, and that must leave the folder as it is.
 pub(crate) fn refused(folder: &Path, command: &mut Command) -> String {
     refused_as_it_is(folder, command.stdout(Stdio::piped()))
 }
 
 /// The same where standard output is something else.
 pub(crate) fn refused_as_it_is(folder: &Path, command: &mut Command) -> String {
+    error_of(folder, command, 1)
+}
+
+/// The error of a start with a wrong option or configuration, that must leave the folder as it is.
+pub(crate) fn misused(folder: &Path, command: &mut Command) -> String {
+    misused_as_it_is(folder, command.stdout(Stdio::piped()))
+}
+
+/// The same where standard output is something else.
+pub(crate) fn misused_as_it_is(folder: &Path, command: &mut Command) -> String {
+    error_of(folder, command, 2)
+}
+
+fn error_of(folder: &Path, command: &mut Command, code: i32) -> String {
     let before = state_of(folder);
     let Output { status, stderr, stdout } = errors_of(command);
     let text = String::from_utf8(stderr).unwrap();
-    assert_eq!(status.code(), Some(1), "{command:?}: {text}");
+    assert_eq!(status.code(), Some(code), "{command:?}: {text}");
     assert!(stdout.is_empty(), "{command:?}: {stdout:?}");
     assert_eq!(text.lines().count(), 1, "{command:?}: {text}");
     assert!(text.starts_with("manyring: "), "{command:?}: {text}");
@@ -116,7 +130,7 @@ pub(crate) fn refused_as_it_is(folder: &Path, command: &mut Command) -> String {
 pub(crate) fn refused_configuration(folder: &Path, config: &str, words: &[&str]) {
     let file = folder.join("manyring.toml");
     std::fs::write(&file, config.replace('@', folder.to_str().unwrap())).unwrap();
-    let error = refused(folder, manyring().arg("run").arg("--config").arg(&file));
+    let error = misused(folder, manyring().arg("run").arg("--config").arg(&file));
     for word in words.iter().chain([&file.to_str().unwrap()]) {
         assert!(error.contains(word), "{config}\n-> {error}");
     }

@@ -1,10 +1,9 @@
 //! What will be done of a network device.
 
-use super::{DevicePlan, PlanError, SocketPlan, check_name, error};
+use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place};
 use crate::config::raw::{RawNet, RawNetFault};
 use manyring_device::net::{MacAddress, is_mtu, parse_mac};
 use serde::{Serialize, Serializer};
-use std::collections::HashSet;
 use std::path::PathBuf;
 
 /// Most queue pairs of a device: kick and call name 256 vrings, one of them the control queue.
@@ -43,15 +42,15 @@ pub(crate) enum PortPlan {
 }
 
 impl NetPlan {
-    pub(super) fn new(raw: RawNet, index: usize) -> Result<Self, PlanError> {
+    pub(super) fn new(raw: RawNet, index: usize, source: Source) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("net{index}"));
-        check_name(&name)?;
-        let port = PortPlan::new(&raw, &name)?;
+        let place = device_place(&name, "[[net]]", source)?;
+        let port = PortPlan::new(&raw, &place)?;
         let default_pairs = if let PortPlan::TapFds(fds) = &port { fds.len() } else { 1 };
         let queue_pairs = raw.queue_pairs.unwrap_or(default_pairs);
         if !(1..=QUEUE_PAIRS_MAX).contains(&queue_pairs) {
             let problem = format!("{queue_pairs} is not between 1 and {QUEUE_PAIRS_MAX}");
-            return error(&name, "queue_pairs", problem);
+            return place.error("queue_pairs", problem);
         }
         let mac = match raw.mac.as_deref() {
             None => None,
@@ -59,7 +58,7 @@ impl NetPlan {
                 Some(mac) => Some(mac),
                 None => {
                     let problem = format!("{text:?} is no address like 52:54:00:12:34:56");
-                    return error(&name, "mac", problem);
+                    return place.error("mac", problem);
                 }
             },
         };
@@ -67,15 +66,15 @@ impl NetPlan {
             None => None,
             Some(mtu) => match u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) {
                 Some(mtu) => Some(mtu),
-                None => return error(&name, "mtu", format!("{mtu} is not between 68 and 65535")),
+                None => return place.error("mtu", format!("{mtu} is not between 68 and 65535")),
             },
         };
         if let Some(speed) = raw.speed.filter(|speed| !(1..=SPEED_MAX).contains(speed)) {
             let problem = format!("{speed} is not between 1 and {SPEED_MAX} Mbit/s");
-            return error(&name, "speed", problem);
+            return place.error("speed", problem);
         }
         Ok(Self {
-            device: DevicePlan::new(name, raw.socket())?,
+            device: DevicePlan::new(name, place, raw.socket())?,
             queue_pairs,
             mac,
             mtu,
@@ -103,10 +102,10 @@ impl NetPlan {
 }
 
 impl PortPlan {
-    fn new(raw: &RawNet, device: &str) -> Result<Self, PlanError> {
+    fn new(raw: &RawNet, place: &Place) -> Result<Self, PlanError> {
         let has_interface = raw.tap.is_some() || raw.macvtap.is_some() || raw.tap_fds.is_some();
         if raw.bridge.is_some() && raw.macvtap.is_some() {
-            return error(device, "bridge", "a macvtap joins no bridge");
+            return place.error("bridge", "a macvtap joins no bridge");
         }
         for (key, is_set) in [
             ("bridge", raw.bridge.is_some()),
@@ -114,24 +113,25 @@ impl PortPlan {
             ("sndbuf", raw.sndbuf.is_some()),
         ] {
             if is_set && !has_interface {
-                return error(device, key, "needs tap, tap_fds or macvtap");
+                return place.error(
+                    key,
+                    format!("needs {}", place.keys(&["tap", "tap_fds", "macvtap"], "or")),
+                );
             }
         }
         if raw.must_exist && raw.tap.is_none() {
-            return error(device, "must_exist", "needs tap");
+            return place.error("must_exist", format!("needs {}", place.key("tap")));
         }
         if raw.generate.is_some() && !raw.null {
-            return error(device, "generate", "needs null");
+            return place.error("generate", format!("needs {}", place.key("null")));
         }
         match (&raw.tap, &raw.tap_fds, &raw.macvtap, raw.null) {
             (Some(name), None, None, false) => {
                 Ok(Self::Tap { name: name.clone(), must_exist: raw.must_exist })
             }
-            (None, Some(fds), None, false) if fds.is_empty() => {
-                error(device, "tap_fds", "is empty")
-            }
+            (None, Some(fds), None, false) if fds.is_empty() => place.error("tap_fds", "is empty"),
             (None, Some(fds), None, false) => match fds.iter().find(|fd| **fd < 3) {
-                Some(fd) => error(device, "tap_fds", format!("{fd} was not handed in")),
+                Some(fd) => place.error("tap_fds", format!("{fd} was not handed in")),
                 None => Ok(Self::TapFds(fds.clone())),
             },
             (None, None, Some(name), false) => Ok(Self::Macvtap { name: name.clone() }),
@@ -139,14 +139,18 @@ impl PortPlan {
                 let generate = raw.generate.unwrap_or(0);
                 if generate != 0 && !(60..=65_553).contains(&generate) {
                     let problem = format!("{generate} is not between 60 and 65553 bytes");
-                    return error(device, "generate", problem);
+                    return place.error("generate", problem);
                 }
                 Ok(Self::Null { generate })
             }
             (None, None, None, false) => {
-                error(device, "tap", "is missing (or tap_fds, macvtap, null)")
+                let others = place.keys(&["tap_fds", "macvtap", "null"], "or");
+                place.error("tap", format!("is missing (or {others})"))
             }
-            _ => error(device, "tap", "only one of tap, tap_fds, macvtap and null can be served"),
+            _ => {
+                let all = place.keys(&["tap", "tap_fds", "macvtap", "null"], "and");
+                place.error("tap", format!("only one of {all} can be served"))
+            }
         }
     }
 }
@@ -171,32 +175,6 @@ fn serialize_mac<S: Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     mac.map(mac_text).serialize(serializer)
-}
-
-/// Two devices do not share an interface or a queue.
-pub(super) fn check_ports(nets: &[NetPlan]) -> Result<(), PlanError> {
-    let (mut names, mut fds, mut captures) = (HashSet::new(), HashSet::new(), HashSet::new());
-    for net in nets {
-        let device = &net.device.name;
-        if net.pcap.as_ref().is_some_and(|path| !captures.insert(path)) {
-            return error(device, "pcap", "is used by two devices");
-        }
-        match &net.port {
-            PortPlan::Tap { name, .. } if !names.insert(name) => {
-                return error(device, "tap", "is used by two devices");
-            }
-            PortPlan::Macvtap { name } if !names.insert(name) => {
-                return error(device, "macvtap", "is used by two devices");
-            }
-            PortPlan::TapFds(list) => {
-                if let Some(fd) = list.iter().find(|fd| !fds.insert(**fd)) {
-                    return error(device, "tap_fds", format!("{fd} is there twice"));
-                }
-            }
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

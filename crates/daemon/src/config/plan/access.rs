@@ -1,0 +1,73 @@
+//! Who may connect to a socket: owner and group by name or number, and mode.
+
+use super::place::{Place, PlanError};
+use crate::config::raw::{RawAccount, RawSocket};
+use manyring_transport::vhost_user::SocketPermissions;
+use nix::errno::Errno;
+use nix::unistd::{Group, User};
+use serde::{Serialize, Serializer};
+
+/// Owner, group and mode of a socket that we make. What is not given is as for any file that the
+/// process makes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct AccessPlan {
+    /// A user id.
+    owner: Option<u32>,
+    /// A group id.
+    group: Option<u32>,
+    #[serde(serialize_with = "serialize_mode")]
+    mode: Option<u32>,
+}
+
+impl AccessPlan {
+    pub(super) fn new(raw: &RawSocket, place: &Place) -> Result<Self, PlanError> {
+        let user = |name: &str| Ok(User::from_name(name)?.map(|user| user.uid.as_raw()));
+        let group = |name: &str| Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()));
+        Ok(Self {
+            owner: id(raw.socket_owner.as_ref(), place, "socket_owner", "user", user)?,
+            group: id(raw.socket_group.as_ref(), place, "socket_group", "group", group)?,
+            mode: mode(raw.socket_mode.as_deref(), place)?,
+        })
+    }
+
+    /// The same for the transport.
+    pub(crate) fn permissions(&self) -> SocketPermissions {
+        SocketPermissions { owner: self.owner, group: self.group, mode: self.mode }
+    }
+}
+
+/// The id of an account: a number, or the name of one that the host knows.
+fn id(
+    account: Option<&RawAccount>,
+    place: &Place,
+    key: &'static str,
+    kind: &str,
+    find: impl Fn(&str) -> Result<Option<u32>, Errno>,
+) -> Result<Option<u32>, PlanError> {
+    let Some(RawAccount(text)) = account else { return Ok(None) };
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        // The largest number means "leave it as it is" where an owner is set.
+        return match text.parse() {
+            Ok(id) if id != u32::MAX => Ok(Some(id)),
+            _ => place.error(key, format!("{text} is not between 0 and {}", u32::MAX - 1)),
+        };
+    }
+    match find(text) {
+        Ok(Some(id)) => Ok(Some(id)),
+        Ok(None) => place.error(key, format!("no {kind} is called {text:?}")),
+        Err(errno) => place.error(key, format!("cannot look up the {kind} {text:?}: {errno}")),
+    }
+}
+
+fn mode(text: Option<&str>, place: &Place) -> Result<Option<u32>, PlanError> {
+    let Some(text) = text else { return Ok(None) };
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(Some(mode)),
+        _ => place.error("socket_mode", format!("{text:?} is not an octal mode up to 0777")),
+    }
+}
+
+#[allow(clippy::ref_option, reason = "what serde gives")]
+fn serialize_mode<S: Serializer>(mode: &Option<u32>, serializer: S) -> Result<S::Ok, S::Error> {
+    mode.map(|mode| format!("{mode:04o}")).serialize(serializer)
+}

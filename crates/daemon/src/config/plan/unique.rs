@@ -1,0 +1,174 @@
+//! What two devices cannot both have: a name, a socket, a file, an interface, a queue.
+//!
+//! The same rules are applied twice: to the paths as they are written, when a plan is made from a
+//! text, and to what the host finds under them, before anything is opened: one file has many
+//! names (links, other folders), and so has the folder of a socket.
+
+use super::place::PlanError;
+use super::{DevicePlan, DiskPlan, Plan, PortPlan, SocketPlan};
+use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// What tells a file or a socket from another one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Identity {
+    /// A name, in a folder.
+    Name(PathBuf),
+    /// A file, whatever its names.
+    Inode { filesystem: u64, inode: u64 },
+    /// A block or character device, whatever its nodes.
+    Device(u64),
+}
+
+/// How paths are told apart.
+struct Look {
+    /// That of a file, which may be a link.
+    file: fn(&Path) -> Identity,
+    /// That of a socket: a link is replaced, not followed, where we listen.
+    socket: fn(&Path) -> Identity,
+}
+
+/// As they are written.
+const WRITTEN: Look = Look { file: written, socket: written };
+/// As the host finds them.
+const FOUND: Look = Look { file: found_file, socket: found_name };
+
+fn written(path: &Path) -> Identity {
+    Identity::Name(path.to_path_buf())
+}
+
+fn found_file(path: &Path) -> Identity {
+    match std::fs::metadata(path) {
+        Err(_) => found_name(path),
+        Ok(found) if found.file_type().is_block_device() || found.file_type().is_char_device() => {
+            Identity::Device(found.rdev())
+        }
+        Ok(found) => Identity::Inode { filesystem: found.dev(), inode: found.ino() },
+    }
+}
+
+fn found_name(path: &Path) -> Identity {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let folder = absolute.parent().and_then(|folder| std::fs::canonicalize(folder).ok());
+    Identity::Name(match (folder, absolute.file_name()) {
+        (Some(folder), Some(name)) => folder.join(name),
+        _ => absolute,
+    })
+}
+
+/// Checks a plan as it is written; nothing is looked at.
+pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
+    names(plan)?;
+    paths(plan, &WRITTEN)?;
+    fds(plan)?;
+    interfaces(plan)
+}
+
+/// Checks what the host finds under the paths of a plan; nothing is opened.
+pub(super) fn check_found(plan: &Plan) -> Result<(), PlanError> {
+    paths(plan, &FOUND)
+}
+
+fn names(plan: &Plan) -> Result<(), PlanError> {
+    let mut names = HashSet::new();
+    for DevicePlan { name, place, .. } in plan.devices() {
+        if !names.insert(name) {
+            return place.error("name", "is used by two devices");
+        }
+    }
+    if names.is_empty() {
+        let (at, problem) = ("blk, net".to_owned(), "no device is configured".to_owned());
+        return Err(PlanError { at, problem });
+    }
+    Ok(())
+}
+
+fn paths(plan: &Plan, look: &Look) -> Result<(), PlanError> {
+    sockets(plan, look)?;
+    let disks = disks(plan, look)?;
+    let mut captures = HashMap::new();
+    for net in &plan.net {
+        let (place, Some(path)) = (&net.device.place, &net.pcap) else { continue };
+        let identity = (look.file)(path);
+        // A capture begins with an empty file.
+        if let Some((disk, _)) = disks.get(&identity) {
+            return place
+                .error("pcap", format!("{} is the file of a disk, {disk}", path.display()));
+        }
+        if let Some(other) = captures.insert(identity, &net.device.name) {
+            return place.error("pcap", twice(path, other));
+        }
+    }
+    Ok(())
+}
+
+fn twice(path: &Path, other: &str) -> String {
+    format!("{} is used by two devices, also by {other}", path.display())
+}
+
+fn sockets(plan: &Plan, look: &Look) -> Result<(), PlanError> {
+    let control = plan.daemon.control.as_deref().map(look.socket);
+    let mut sockets = HashMap::new();
+    for DevicePlan { name, place, socket, .. } in plan.devices() {
+        let Some(path) = socket.path() else { continue };
+        let identity = (look.socket)(path);
+        if control.as_ref() == Some(&identity) {
+            let problem = format!("{} is the control socket's too", path.display());
+            return place.error("socket_path", problem);
+        }
+        if let Some(other) = sockets.insert(identity, name) {
+            return place.error("socket_path", twice(path, other));
+        }
+    }
+    Ok(())
+}
+
+/// Devices that only read may share a file. By file: a device, and whether it only reads.
+fn disks<'a>(plan: &'a Plan, look: &Look) -> Result<HashMap<Identity, (&'a str, bool)>, PlanError> {
+    let mut disks = HashMap::new();
+    for blk in &plan.blk {
+        let DiskPlan::File { path, .. } = &blk.disk else { continue };
+        let (name, place) = (blk.device.name.as_str(), &blk.device.place);
+        if let Some((other, reads)) = disks.insert((look.file)(path), (name, blk.read_only))
+            && !(reads && blk.read_only)
+        {
+            return place.error("file", format!("{}, and not only read", twice(path, other)));
+        }
+    }
+    Ok(disks)
+}
+
+/// Whoever adopts a file descriptor is its only owner.
+fn fds(plan: &Plan) -> Result<(), PlanError> {
+    let mut fds = HashSet::new();
+    for DevicePlan { place, socket, .. } in plan.devices() {
+        if let SocketPlan::Fd(fd) = socket
+            && !fds.insert(*fd)
+        {
+            return place.error("fd", format!("{fd} is used by two devices"));
+        }
+    }
+    for net in &plan.net {
+        let PortPlan::TapFds(list) = &net.port else { continue };
+        if let Some(fd) = list.iter().find(|fd| !fds.insert(**fd)) {
+            return net.device.place.error("tap_fds", format!("{fd} is there twice"));
+        }
+    }
+    Ok(())
+}
+
+fn interfaces(plan: &Plan) -> Result<(), PlanError> {
+    let mut names: HashSet<&str> = HashSet::new();
+    for net in &plan.net {
+        let (key, name) = match &net.port {
+            PortPlan::Tap { name, .. } => ("tap", name),
+            PortPlan::Macvtap { name } => ("macvtap", name),
+            PortPlan::TapFds(_) | PortPlan::Null { .. } => continue,
+        };
+        if !names.insert(name.as_str()) {
+            return net.device.place.error(key, "is used by two devices");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,238 @@
+//! What the plan catches before anything is opened, what it shows, and images that are no disks.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+mod program;
+
+use process::Daemon;
+use program::{manyring, misused, names_in, output_of, refused, refused_configuration};
+use serde_json::{Value, json};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use tempfile::TempDir;
+
+/// A folder with an image, a link and a hard link to it, and itself under another name.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(at.join("image"), [7; 4096]).unwrap();
+    std::fs::hard_link(at.join("image"), at.join("hard")).unwrap();
+    symlink("image", at.join("link")).unwrap();
+    symlink(".", at.join("self")).unwrap();
+    folder
+}
+
+/// The plan of a configuration, in which `@` stands for the folder.
+fn planned(at: &Path, config: &str) -> Value {
+    let file = at.join("manyring.toml");
+    std::fs::write(&file, config.replace('@', at.to_str().unwrap())).unwrap();
+    let output = output_of(manyring().args(["run", "--print-plan", "--config"]).arg(&file));
+    assert!(output.status.success(), "{config}: {output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Planning and starting are refused alike, with these words.
+fn refused_twice(folder: &TempDir, config: &str, words: &[&str]) {
+    let at = folder.path();
+    refused_configuration(at, config, words);
+    let file = at.join("manyring.toml");
+    let mut plan = manyring();
+    let error = misused(at, plan.args(["run", "--print-plan", "--config"]).arg(&file));
+    assert!(words.iter().all(|word| error.contains(word)), "{config}\n-> {error}");
+}
+
+#[test]
+fn one_image_under_two_names_is_found_unless_both_only_read() {
+    let folder = folder();
+    let disk = |name: &str, file: &str, read_only: bool| {
+        let sockets = format!("[[blk]]\nname = '{name}'\nsocket_path = '@/{name}'\n");
+        format!("{sockets}file = '@/{file}'\nread_only = {read_only}\n")
+    };
+    for other in ["image", "link", "hard", "self/image", "./image", "self/self/./link"] {
+        let (first, second) = (disk("a", "image", false), disk("b", other, true));
+        let words = ["[[blk]] b: file", "two devices, also by a", "not only read"];
+        refused_twice(&folder, &(first + &second), &words);
+        let both = disk("a", "image", true) + &disk("b", other, true);
+        assert_eq!(planned(folder.path(), &both)["blk"].as_array().unwrap().len(), 2);
+        // A capture begins with an empty file: it would be the end of the disk.
+        let capture = "[[net]]\nname = 'n'\nsocket_path = '@/n'\nnull = true\n";
+        let capture = format!("{}{capture}pcap = '@/{other}'\n", disk("a", "image", false));
+        refused_twice(&folder, &capture, &["[[net]] n: pcap", "file of a disk, a"]);
+    }
+    assert_eq!(std::fs::read(folder.path().join("image")).unwrap(), [7; 4096]);
+}
+
+#[test]
+fn one_socket_under_two_names_is_found() {
+    let folder = folder();
+    let disk = |name: &str, socket: &str| {
+        format!("[[blk]]\nname = '{name}'\nsocket_path = '@/{socket}'\nnull = '1G'\n")
+    };
+    for other in ["s", "self/s", "./s", "self/./self/s"] {
+        let words = ["[[blk]] b: socket_path", "two devices, also by a"];
+        refused_twice(&folder, &(disk("a", "s") + &disk("b", other)), &words);
+        let control = format!("[daemon]\ncontrol = '@/{other}'\n{}", disk("a", "s"));
+        refused_twice(&folder, &control, &["[[blk]] a: socket_path", "control"]);
+    }
+    // A link that is a name of its own is another socket: it would be replaced.
+    let at = folder.path();
+    symlink("s", at.join("t")).unwrap();
+    planned(at, &(disk("a", "s") + &disk("b", "t")));
+    let fds = "[[blk]]\nname = 'a'\nfd = 7\nnull = '1G'\n\
+        [[net]]\nname = 'b'\nfd = 8\ntap_fds = [7]\n";
+    refused_twice(&folder, fds, &["[[net]] b: tap_fds: 7", "twice"]);
+    let fds = "[[blk]]\nname = 'a'\nfd = 7\nnull = '1G'\n\
+        [[blk]]\nname = 'b'\nfd = 7\nnull = '1G'\n";
+    refused_twice(&folder, fds, &["[[blk]] b: fd: 7", "two devices"]);
+}
+
+#[test]
+fn keys_of_a_socket_that_is_not_made_here_contradict() {
+    let folder = folder();
+    for (key, value) in
+        [("socket_owner", "0"), ("socket_group", "'root'"), ("socket_mode", "'0660'")]
+    {
+        let set = format!("{key} = {value}\nnull = '1G'\n");
+        let client = format!("[[blk]]\nname = 'a'\nsocket_path = '@/s'\nclient = true\n{set}");
+        let words = [&format!("[[blk]] a: {key}"), "contradicts client"];
+        refused_twice(&folder, &client, &words);
+        let fd = format!("[[blk]]\nname = 'a'\nfd = 7\n{set}");
+        refused_twice(&folder, &fd, &[&format!("[[blk]] a: {key}"), "contradicts fd"]);
+    }
+    let mut command = manyring();
+    let options = "blk --client --socket-path /tmp/none --null 1G --socket-mode 0660";
+    let error = misused(folder.path(), command.args(options.split(' ')));
+    assert!(error.starts_with("manyring: --socket-mode: contradicts --client"), "{error}");
+}
+
+#[test]
+fn the_plan_shows_who_may_connect_by_number() {
+    let folder = folder();
+    let null = "null = '1G'\n";
+    let base = format!("[[blk]]\nname = 'a'\nsocket_path = '@/s'\n{null}");
+    let shown = |keys: &str| {
+        let plan = planned(folder.path(), &format!("{base}{keys}"));
+        let listen = &plan["blk"][0]["socket"]["listen"];
+        json!([listen["owner"], listen["group"], listen["mode"]])
+    };
+    assert_eq!(shown(""), json!([null, null, null]));
+    let keys = "socket_owner = 'root'\nsocket_group = 'root'\nsocket_mode = '660'\n";
+    assert_eq!(shown(keys), json!([0, 0, "0660"]));
+    let keys = "socket_owner = 12\nsocket_group = '34'\nsocket_mode = '0007'\n";
+    assert_eq!(shown(keys), json!([12, 34, "0007"]));
+    for (keys, words) in [
+        ("socket_owner = 'no such user'\n", ["a: socket_owner", "no user is called"]),
+        ("socket_group = 'no-such-group'\n", ["a: socket_group", "no group is called"]),
+        ("socket_owner = \"a\\u0000b\"\n", ["a: socket_owner", "no user is called"]),
+        ("socket_owner = ''\n", ["a: socket_owner", "no user is called"]),
+        ("socket_owner = -1\n", ["a: socket_owner", "\"-1\""]),
+        // It would mean "leave it".
+        ("socket_owner = 4294967295\n", ["a: socket_owner", "4294967295"]),
+        ("socket_owner = '99999999999999999999'\n", ["a: socket_owner", "99999999999"]),
+        ("socket_group = true\n", ["line 5", "a name or a number"]),
+    ] {
+        refused_twice(&folder, &format!("{base}{keys}"), &words);
+    }
+}
+
+#[test]
+fn a_socket_belongs_to_whom_the_options_name() {
+    use std::os::unix::fs::MetadataExt;
+    let ours = rustix::process::geteuid().is_root();
+    let owner = if ours { "nobody" } else { "4294967294" };
+    let options = ["--null", "1G", "--socket-owner", owner, "--socket-mode", "0606"];
+    if !ours {
+        // Only root gives sockets away.
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let mut command = manyring();
+        command.arg("blk").arg("--socket-path").arg(&socket).args(options);
+        refused(folder.path(), &mut command);
+        return;
+    }
+    let daemon = Daemon::blk(&options);
+    let socket = std::fs::metadata(daemon.socket()).unwrap();
+    let nobody = nix::unistd::User::from_name("nobody").unwrap().unwrap().uid.as_raw();
+    assert_eq!((socket.uid(), socket.mode() & 0o777), (nobody, 0o606));
+}
+
+#[test]
+fn a_snippet_without_a_device_lists_them() {
+    let folder = folder();
+    let file = folder.path().join("manyring.toml");
+    let text = "[[blk]]\nname = 'web'\nsocket_path = '/s'\nnull = '1G'\n\
+        [[net]]\nname = 'lan'\nsocket_path = '/t'\nnull = true\n";
+    std::fs::write(&file, text).unwrap();
+    let error = misused(folder.path(), manyring().args(["snippet", "qemu", "--config"]).arg(&file));
+    assert!(error.contains("DEVICE") && error.contains("web, lan"), "{error}");
+}
+
+/// The beginning of an image of each format that is not a disk's bytes.
+fn headers() -> [(&'static str, Vec<u8>); 7] {
+    let mut vdi = vec![0; 64];
+    vdi.extend(0xbeda_107f_u32.to_le_bytes());
+    [
+        ("qcow2", b"QFI\xfb\0\0\0\x03".to_vec()),
+        ("qcow", b"QFI\xfb\0\0\0\x01".to_vec()),
+        ("VMDK", b"KDMV\x01\0\0\0".to_vec()),
+        ("VHDX", b"vhdxfile".to_vec()),
+        ("VHD", b"conectix".to_vec()),
+        ("LUKS", b"LUKS\xba\xbe\0\x02".to_vec()),
+        ("VDI", vdi),
+    ]
+}
+
+#[test]
+fn an_image_of_another_format_is_refused_unless_raw_is_insisted_on() {
+    let folder = folder();
+    let (at, image) = (folder.path(), folder.path().join("disk"));
+    for (format, header) in headers() {
+        let mut bytes = header;
+        bytes.resize(1 << 20, 0);
+        std::fs::write(&image, bytes).unwrap();
+        let mut command = manyring();
+        command.arg("blk").arg("--socket-path").arg(at.join("s")).arg("--blk-file").arg(&image);
+        let error = refused(at, &mut command);
+        let words = format!("manyring: --blk-file: {} is a {format} image", image.display());
+        assert!(error.starts_with(&words) && error.contains("--format raw"), "{error}");
+        let file = image.to_str().unwrap();
+        let config = format!("[[blk]]\nname = 'a'\nsocket_path = '@/a'\nfile = '{file}'\n");
+        std::fs::write(at.join("c.toml"), config.replace('@', at.to_str().unwrap())).unwrap();
+        let error = refused(at, manyring().arg("run").arg("--config").arg(at.join("c.toml")));
+        assert!(error.contains("[[blk]] a: file") && error.contains("format = \"raw\""), "{error}");
+        let insists = Daemon::blk(&["--blk-file", file, "--format", "raw"]);
+        assert!(insists.terminate().success());
+        let insists = Daemon::run(&format!("{config}format = 'raw'\n"), &["a"]);
+        assert!(insists.terminate().success());
+    }
+    // A header that ends the file: a VHD of fixed size.
+    let mut bytes = vec![0; 4096];
+    bytes[4096 - 512..][..8].copy_from_slice(b"conectix");
+    std::fs::write(&image, bytes).unwrap();
+    let mut command = manyring();
+    command.arg("blk").arg("--socket-path").arg(at.join("s")).arg("--blk-file").arg(&image);
+    assert!(refused(at, &mut command).contains("is a VHD image"));
+    assert!(!names_in(at).contains(&"s".to_owned()));
+}
+
+#[test]
+fn a_guest_that_writes_such_a_header_is_served_and_again_where_raw_is_insisted_on() {
+    use manyring_driver::{BlkDriver, BlkOptions};
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(1 << 20).unwrap();
+    let file = image.path().to_str().unwrap();
+    let mut sector = [0; 512];
+    sector[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+    let daemon = Daemon::blk(&["--blk-file", file]);
+    for _ in 0..2 {
+        let mut driver = BlkDriver::connect(&daemon.socket(), &BlkOptions::default()).unwrap();
+        driver.queues[0].write(0, &sector).unwrap();
+        driver.queues[0].flush().unwrap();
+    }
+    assert!(daemon.terminate().success());
+    let daemon = Daemon::blk(&["--blk-file", file, "--format", "raw"]);
+    let mut driver = BlkDriver::connect(&daemon.socket(), &BlkOptions::default()).unwrap();
+    let mut found = [0; 512];
+    driver.queues[0].read(0, &mut found).unwrap();
+    assert_eq!(found, sector);
+}
