@@ -1,5 +1,7 @@
 //! What front-ends really send, as calls of the state machine. A file descriptor is a number.
 
+mod limits;
+
 use super::*;
 use manyring_wire::vhost_user::{FLAG_NEED_REPLY, FLAG_VERSION, REQUESTS};
 use zerocopy::IntoBytes;
