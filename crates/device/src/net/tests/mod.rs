@@ -5,6 +5,7 @@ mod churn;
 mod control;
 mod device;
 mod guest;
+mod limits;
 mod receive;
 mod running;
 mod transmit;
