@@ -51,6 +51,8 @@ enum Command {
     BenchSmoke,
     /// Check licences, bans and sources of the dependencies.
     Deny,
+    /// Break the code in one place at a time, and count what the tests notice: minutes to hours.
+    Mutants(gate::mutants::Which),
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -92,5 +94,6 @@ fn run(command: Command) -> Outcome {
         Command::Loom => gate::loom().map(|_| ()),
         Command::BenchSmoke => gate::bench::smoke(),
         Command::Deny => gate::deny::run(),
+        Command::Mutants(which) => gate::mutants::run(&which),
     }
 }

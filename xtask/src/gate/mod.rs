@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod deny;
 pub(crate) mod fuzz;
+pub(crate) mod mutants;
 mod tools;
 
 use crate::cargo::{self, cargo, see, target};
