@@ -1,0 +1,363 @@
+//! A session over a real socket: what a front-end's messages do to the device, and what it is
+//! answered. The device is a recorder; it starts no queue.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+#![allow(clippy::disallowed_methods, reason = "the server has a thread, the front-end the test's")]
+
+use manyring_device::{
+    Activation, ConfigError, Device, Later, QueueHandle, QueueStats, StartError,
+};
+use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
+use manyring_wire::vhost_user::{
+    F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, HEADER_SIZE, Header, REQUESTS, Region,
+};
+use manyring_wire::virtio::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::watch;
+use zerocopy::IntoBytes;
+
+/// Longest wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+const VERSION_1: u64 = 1 << 32;
+const REGION: Region =
+    Region { guest_addr: 0, size: 0x1_0000, user_addr: 0x7000_0000, mmap_offset: 0 };
+
+/// What a device was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Asked {
+    Features(u64),
+    Write(u32, Vec<u8>),
+    Rarp([u8; 6]),
+    Mtu(u64),
+    /// Index, size and base of the queue, whether it is enabled, and which doorbells it has.
+    Start(usize, u16, u16, bool, [bool; 3]),
+}
+
+#[derive(Debug)]
+struct Recorder {
+    virtio_id: u32,
+    /// What it answers to what can be refused.
+    agrees: bool,
+    asked: Mutex<Vec<Asked>>,
+    changes: watch::Sender<u64>,
+}
+
+impl Recorder {
+    fn note(&self, asked: Asked) {
+        self.asked.lock().unwrap().push(asked);
+    }
+
+    fn asked(&self) -> Vec<Asked> {
+        std::mem::take(&mut *self.asked.lock().unwrap())
+    }
+}
+
+impl Device for Recorder {
+    fn name(&self) -> &'static str {
+        "recorder"
+    }
+
+    fn virtio_id(&self) -> u32 {
+        self.virtio_id
+    }
+
+    fn features(&self) -> u64 {
+        VERSION_1
+    }
+
+    fn queue_count(&self) -> usize {
+        2
+    }
+
+    fn queue_size_max(&self) -> u16 {
+        256
+    }
+
+    fn read_config(&self, offset: u32, bytes: &mut [u8]) {
+        for (n, byte) in (offset..).zip(bytes) {
+            *byte = u8::try_from(n).unwrap();
+        }
+    }
+
+    fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError> {
+        self.note(Asked::Write(offset, bytes.to_vec()));
+        if self.agrees { Ok(()) } else { Err(ConfigError { offset, len: bytes.len() }) }
+    }
+
+    fn set_features(&self, features: u64) -> Later<'_, ()> {
+        self.note(Asked::Features(features));
+        Box::pin(std::future::ready(()))
+    }
+
+    fn config_changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
+        let Activation { index, queue, enabled, kick, call, err, .. } = activation;
+        let doorbells = [kick.is_some(), call.is_some(), err.is_some()];
+        self.note(Asked::Start(index, queue.size(), queue.base(), enabled, doorbells));
+        Box::pin(std::future::ready(Err(StartError::NoWorker)))
+    }
+
+    fn send_rarp(&self, mac: [u8; 6]) -> Later<'_, bool> {
+        self.note(Asked::Rarp(mac));
+        Box::pin(std::future::ready(self.agrees))
+    }
+
+    fn set_front_end_mtu(&self, mtu: u64) -> bool {
+        self.note(Asked::Mtu(mtu));
+        self.agrees
+    }
+
+    fn stats(&self, _: usize) -> Option<Arc<QueueStats>> {
+        None
+    }
+}
+
+/// A front-end that is connected.
+struct Front {
+    device: Arc<Recorder>,
+    socket: Option<UnixStream>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl Front {
+    fn new(virtio_id: u32, agrees: bool) -> Self {
+        let (asked, changes) = (Mutex::default(), watch::Sender::new(0));
+        let device = Arc::new(Recorder { virtio_id, agrees, asked, changes });
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        let served: Arc<dyn Device> = device.clone();
+        let server = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let (_stop, stopped) = watch::channel(false);
+            let endpoint = Endpoint::Inherited { socket: OwnedFd::from(theirs) };
+            let options = ServeOptions::default();
+            let connected = watch::Sender::new(false);
+            runtime
+                .unwrap()
+                .block_on(serve(served, endpoint, options, connected, stopped))
+                .unwrap();
+        });
+        let mut front = Self { device, socket: Some(ours), server: Some(server) };
+        let features = VERSION_1 | F_PROTOCOL_FEATURES;
+        front.send("SET_FEATURES", 0, features.as_bytes(), &[]);
+        front.send("GET_PROTOCOL_FEATURES", 0, &[], &[]);
+        let offered = front.number();
+        front.send("SET_PROTOCOL_FEATURES", 0, offered.as_bytes(), &[]);
+        front
+    }
+
+    fn send(&self, name: &str, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        let request = REQUESTS.iter().find(|row| row.name == name).unwrap().id;
+        let size = u32::try_from(payload.len()).unwrap();
+        let header = Header { request, flags: FLAG_VERSION | flags, size }.emit();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let bytes = [&header[..], payload].concat();
+        let socket = self.socket.as_ref().unwrap();
+        let slices = [IoSlice::new(&bytes)];
+        assert_eq!(sendmsg(socket, &slices, &mut control, SendFlags::NOSIGNAL), Ok(bytes.len()));
+    }
+
+    /// The payload of the next reply.
+    fn reply(&mut self) -> Vec<u8> {
+        let socket = self.socket.as_mut().unwrap();
+        let mut header = [0; HEADER_SIZE];
+        socket.read_exact(&mut header).unwrap();
+        let header = Header::parse(&header).unwrap();
+        let mut payload = vec![0; header.size as usize];
+        socket.read_exact(&mut payload).unwrap();
+        payload
+    }
+
+    fn number(&mut self) -> u64 {
+        u64::from_ne_bytes(self.reply()[..].try_into().unwrap())
+    }
+
+    /// Sends a message and returns its acknowledgement: 0 is success.
+    fn ask(&mut self, name: &str, payload: &[u8], fds: &[BorrowedFd<'_>]) -> u64 {
+        self.send(name, FLAG_NEED_REPLY, payload, fds);
+        self.number()
+    }
+
+    /// True if the session ends without an answer.
+    fn ends_with(&mut self, name: &str, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+        self.send(name, FLAG_NEED_REPLY, payload, fds);
+        let mut byte = [0];
+        !matches!(self.socket.as_mut().unwrap().read(&mut byte), Ok(1..))
+    }
+
+    /// Size, base and addresses of vring `index`, whose ring lies at the start of [`REGION`].
+    fn describe(&mut self, index: u32) {
+        let base = REGION.user_addr;
+        let mut addr = [index, 0].as_bytes().to_vec();
+        addr.extend([base, base + 0x2000, base + 0x1000, 0].as_bytes());
+        assert_eq!(self.ask("SET_VRING_NUM", [index, 128].as_bytes(), &[]), 0);
+        assert_eq!(self.ask("SET_VRING_BASE", [index, 77].as_bytes(), &[]), 0);
+        assert_eq!(self.ask("SET_VRING_ADDR", &addr, &[]), 0);
+    }
+
+    fn leave(&mut self) -> Vec<Asked> {
+        self.socket = None;
+        self.server.take().unwrap().join().unwrap();
+        self.device.asked()
+    }
+}
+
+fn doorbell() -> OwnedFd {
+    eventfd(0, EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn memory(size: u64) -> OwnedFd {
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, size).unwrap();
+    file
+}
+
+fn region(region: Region) -> Vec<u8> {
+    [&[0; 8], region.as_bytes()].concat()
+}
+
+#[test]
+fn what_the_device_refuses_is_acknowledged_with_1_and_the_session_goes_on() {
+    for agrees in [true, false] {
+        let mut front = Front::new(VIRTIO_ID_NET, agrees);
+        assert_eq!(front.ask("SET_OWNER", &[], &[]), 0);
+        assert_eq!(front.device.asked(), [Asked::Features(VERSION_1)]);
+        let refused = u64::from(!agrees);
+        let mac = [1, 2, 3, 4, 5, 6];
+        assert_eq!(front.ask("SEND_RARP", &[1, 2, 3, 4, 5, 6, 0, 0], &[]), refused);
+        assert_eq!(front.ask("NET_SET_MTU", 1500u64.as_bytes(), &[]), refused);
+        let write = [[4u32, 2, 0].as_bytes(), &[8, 9]].concat();
+        assert_eq!(front.ask("SET_CONFIG", &write, &[]), refused);
+        let asked = [Asked::Rarp(mac), Asked::Mtu(1500), Asked::Write(4, vec![8, 9])];
+        assert_eq!(front.device.asked(), asked);
+        assert_eq!(front.leave(), [Asked::Features(0)], "nothing of this guest is left");
+    }
+}
+
+#[test]
+fn the_config_space_is_read_from_its_offset_on() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let read = [[20u32, 3, 0].as_bytes(), &[0; 3]].concat();
+    front.send("GET_CONFIG", 0, &read, &[]);
+    assert_eq!(front.reply(), [[20u32, 3, 0].as_bytes(), &[20, 21, 22]].concat());
+}
+
+#[test]
+fn requests_of_networks_are_offered_to_networks_only() {
+    for (id, offered) in [(VIRTIO_ID_NET, true), (VIRTIO_ID_BLOCK, false)] {
+        let mut front = Front::new(id, true);
+        front.send("GET_PROTOCOL_FEATURES", 0, &[], &[]);
+        let features = front.number();
+        assert_eq!(features & (1 << 2 | 1 << 4) == 1 << 2 | 1 << 4, offered);
+    }
+}
+
+#[test]
+fn a_vring_is_handed_to_the_device_with_all_that_was_said() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let (kick, call, file) = (doorbell(), doorbell(), memory(REGION.size));
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    front.describe(1);
+    assert_eq!(front.ask("SET_VRING_ENABLE", [1u32, 1].as_bytes(), &[]), 0);
+    assert_eq!(front.ask("SET_VRING_CALL", 1u64.as_bytes(), &[call.as_fd()]), 0);
+    front.device.asked();
+    let started = front.ask("SET_VRING_KICK", 1u64.as_bytes(), &[kick.as_fd()]);
+    assert_eq!(started, 1, "the device could not");
+    let doorbells = [true, true, false];
+    assert_eq!(front.device.asked(), [Asked::Start(1, 128, 77, true, doorbells)]);
+    // The kick went with the attempt: nothing but a new one starts the vring again.
+    assert_eq!(front.ask("SET_VRING_NUM", [1u32, 64].as_bytes(), &[]), 0);
+    assert_eq!(front.device.asked(), []);
+    let err = doorbell();
+    assert_eq!(front.ask("SET_VRING_ERR", 1u64.as_bytes(), &[err.as_fd()]), 0);
+    front.ask("SET_VRING_KICK", (1u64 | 1 << 8).as_bytes(), &[]);
+    let doorbells = [false, true, true];
+    assert_eq!(front.device.asked(), [Asked::Start(1, 64, 77, true, doorbells)]);
+    front.send("GET_VRING_BASE", 0, [1u32, 0].as_bytes(), &[]);
+    assert_eq!(front.reply(), [1u32, 77].as_bytes());
+}
+
+#[test]
+fn a_ring_that_is_not_in_memory_is_told_at_its_err_and_starts_when_it_is() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let (kick, err, file) = (doorbell(), doorbell(), memory(REGION.size));
+    let elsewhere = Region { guest_addr: 1 << 30, user_addr: 0x1000, ..REGION };
+    assert_eq!(front.ask("ADD_MEM_REG", &region(elsewhere), &[file.as_fd()]), 0);
+    front.describe(0);
+    assert_eq!(front.ask("SET_VRING_ERR", 0u64.as_bytes(), &[err.as_fd()]), 0);
+    front.device.asked();
+    assert_eq!(front.ask("SET_VRING_KICK", 0u64.as_bytes(), &[kick.as_fd()]), 1);
+    assert!(rustix::io::read(&err, &mut [0; 8]).is_ok(), "its err was rung");
+    assert_eq!(front.device.asked(), []);
+    front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]);
+    let doorbells = [true, false, true];
+    assert_eq!(front.device.asked(), [Asked::Start(0, 128, 77, false, doorbells)]);
+}
+
+#[test]
+fn memory_that_is_removed_or_replaced_is_gone() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let (err, file) = (doorbell(), memory(REGION.size));
+    let other = Region { guest_addr: 1 << 30, user_addr: 0x1000, ..REGION };
+    front.describe(0);
+    assert_eq!(front.ask("SET_VRING_ERR", 0u64.as_bytes(), &[err.as_fd()]), 0);
+    let starts = |front: &mut Front| {
+        let kick = doorbell();
+        front.device.asked();
+        front.ask("SET_VRING_KICK", 0u64.as_bytes(), &[kick.as_fd()]);
+        !front.device.asked().is_empty()
+    };
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    assert_eq!(front.ask("ADD_MEM_REG", &region(other), &[file.as_fd()]), 0);
+    assert!(starts(&mut front));
+    assert_eq!(front.ask("REM_MEM_REG", &region(REGION), &[]), 0);
+    assert!(!starts(&mut front), "its region was removed");
+    let table = [2u32.as_bytes(), &[0; 4], other.as_bytes(), REGION.as_bytes()].concat();
+    front.ask("SET_MEM_TABLE", &table, &[file.as_fd(), file.as_fd()]);
+    assert!(starts(&mut front));
+    let table = [1u32.as_bytes(), &[0; 4], other.as_bytes()].concat();
+    assert_eq!(front.ask("SET_MEM_TABLE", &table, &[file.as_fd()]), 0);
+    assert!(!starts(&mut front), "the table is all there is");
+}
+
+#[test]
+fn memory_and_doorbells_that_are_none_end_the_session() {
+    let (short, file) = (memory(REGION.size - 1), memory(REGION.size));
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    assert!(front.ends_with("ADD_MEM_REG", &region(REGION), &[short.as_fd()]));
+    for name in ["SET_VRING_KICK", "SET_VRING_CALL", "SET_VRING_ERR"] {
+        let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+        assert!(front.ends_with(name, 0u64.as_bytes(), &[file.as_fd()]), "{name}");
+    }
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    assert!(front.ends_with("SET_BACKEND_REQ_FD", &[], &[file.as_fd()]));
+}
+
+#[test]
+fn a_change_of_the_config_space_is_told_on_the_back_end_channel() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    front.device.changes.send_modify(|n| *n += 1);
+    assert_eq!(front.ask("SET_BACKEND_REQ_FD", &[], &[theirs.as_fd()]), 0);
+    front.device.changes.send_modify(|n| *n += 1);
+    let mut bytes = [0; HEADER_SIZE];
+    ours.read_exact(&mut bytes).unwrap();
+    // BACKEND_CONFIG_CHANGE_MSG, version 1, no payload.
+    assert_eq!(bytes[..], *[2u32, 1, 0].as_bytes());
+}
