@@ -4,7 +4,7 @@
 
 use manyring_memory::{
     GuestAddr, GuestMemory, GuestSlice, LastHit, Mapping, MemoryError, RegionSpec, advance,
-    copy_from_slices, copy_to_slices, total_len,
+    as_iovecs, copy_from_slices, copy_to_slices, total_len,
 };
 use std::sync::Arc;
 
@@ -290,4 +290,44 @@ fn a_transfer_goes_on_where_it_was_cut_short() {
     assert_eq!((copy_from_slices(&rest, &mut more), &more), (2, b"fg"));
     assert_eq!(copy_to_slices(&rest, b"XY"), 2);
     assert_eq!((copy_from_slices(&rest, &mut bytes), &bytes), (3, b"XYh"));
+}
+
+#[test]
+fn a_region_that_was_cut_away_is_broken_wherever_it_is_touched_and_the_others_are_not() {
+    manyring_memory::install_sigbus_handler();
+    for touched in [0, 1, 2 * PAGE - 1] {
+        let file = |name: &str| {
+            let file = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&file, 2 * PAGE).unwrap();
+            file
+        };
+        let (cut, whole) = (file("cut"), file("whole"));
+        let memory = GuestMemory::default()
+            .with_region(spec(0, 2 * PAGE), &cut)
+            .and_then(|memory| memory.with_region(spec(1 << 30, 2 * PAGE), &whole))
+            .unwrap();
+        let other = GuestMemory::default().with_region(spec(0, 2 * PAGE), &whole).unwrap();
+        let ring = memory.words(1 << 40, 64, 16).unwrap();
+        let (faults, mut out) = (manyring_memory::fault_count(), Vec::new());
+        memory.slices(GuestAddr(touched), 1, &mut LastHit::default(), &mut out).unwrap();
+        assert_eq!(out[0].read_array(), Some([0]));
+        assert!(!memory.is_broken() && !ring.is_broken());
+        rustix::fs::ftruncate(&cut, 0).unwrap();
+        out[0].write_byte(7);
+        assert!(memory.is_broken() && ring.is_broken() && !other.is_broken(), "{touched}");
+        assert!(manyring_memory::fault_count() > faults);
+        // The other region of the same guest is what it was.
+        memory.slices(GuestAddr(1 << 30), 1, &mut LastHit::default(), &mut out).unwrap();
+        out[1].write_byte(8);
+        let mut byte = [0];
+        rustix::io::pread(&whole, &mut byte, 0).unwrap();
+        assert_eq!(byte, [8]);
+    }
+}
+
+#[test]
+fn slices_are_the_iovecs_of_a_system_call() {
+    let mapping = Mapping::anonymous(PAGE).unwrap();
+    let slices = [mapping.slice(0, 4).unwrap(), mapping.slice(8, 4).unwrap()];
+    assert_eq!(as_iovecs(&slices).cast::<GuestSlice>(), slices.as_ptr());
 }
