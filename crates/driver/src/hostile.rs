@@ -3,11 +3,16 @@
 //! [`HostileRing`] writes a correct virtio-blk read into a ring's first descriptors, spoils one
 //! thing about it ([`Spoil`]), and makes it available. It writes words, as a guest's kernel could,
 //! and knows nothing of the device. [`HostileNet`] does the same to the rings of a network device.
-//! [`Hold`] holds locks of the kernel behind file descriptors.
+//! [`GiantRing`] offers requests as large as the limits allow, [`OddFd`] makes file descriptors
+//! that block whoever touches them, [`Hold`] holds locks of the kernel behind file descriptors.
 
+mod fds;
+mod giant;
 mod hold;
 mod net;
 
+pub use fds::{Odd, OddFd, fill_eventfd};
+pub use giant::GiantRing;
 pub use hold::Hold;
 pub use net::{CtrlSpoil, FRAME_SIZE, HostileNet, RxSpoil, TxSpoil};
 

@@ -1,0 +1,224 @@
+//! File descriptors that are not what a message promises: each could block whoever touches it.
+
+use crate::DriverError;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{MemfdFlags, Mode, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+use std::io::{ErrorKind, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::Duration;
+
+/// A kind of file descriptor that a front-end may pass where another one is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OddFd {
+    /// A TCP connection whose peer reads nothing, with `SO_LINGER` and unsent bytes: the last
+    /// `close()` of it waits.
+    TcpLinger,
+    /// An epoll instance that watches further ones.
+    Epoll,
+    /// An eventfd at its largest count without `O_NONBLOCK`: a write to it waits.
+    FullEventfd,
+    /// The writing end of a full pipe without `O_NONBLOCK`.
+    FullPipe,
+    /// The reading end of an empty pipe without `O_NONBLOCK`.
+    EmptyPipe,
+    /// One end of a socket pair whose buffer is full.
+    FullSocket,
+    /// A file, always readable.
+    File,
+    /// The master of a pseudo terminal.
+    Tty,
+    /// A timer that never runs off.
+    Timerfd,
+    /// A folder.
+    Folder,
+    /// A file that was opened with `O_PATH`.
+    PathOnly,
+}
+
+impl OddFd {
+    /// Every kind.
+    pub const ALL: [Self; 11] = [
+        Self::TcpLinger,
+        Self::Epoll,
+        Self::FullEventfd,
+        Self::FullPipe,
+        Self::EmptyPipe,
+        Self::FullSocket,
+        Self::File,
+        Self::Tty,
+        Self::Timerfd,
+        Self::Folder,
+        Self::PathOnly,
+    ];
+
+    /// Makes one.
+    ///
+    /// # Errors
+    /// [`DriverError::System`], [`DriverError::Io`]: the system refuses (no terminal, no loopback).
+    pub fn open(self) -> Result<Odd, DriverError> {
+        Ok(match self {
+            Self::TcpLinger => tcp_linger()?,
+            Self::Epoll => nested_epolls()?,
+            Self::FullEventfd => {
+                let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+                fill_eventfd(&event)?;
+                Odd::new(event, [])
+            }
+            Self::FullPipe => {
+                let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+                fill(&write)?;
+                set_blocking(&write)?;
+                Odd::new(write, [read])
+            }
+            Self::EmptyPipe => {
+                let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+                Odd::new(read, [write])
+            }
+            Self::FullSocket => {
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                let (one, other) =
+                    socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+                fill(&one)?;
+                set_blocking(&one)?;
+                Odd::new(one, [other])
+            }
+            Self::File => {
+                let file = memfd_create("odd", MemfdFlags::CLOEXEC)?;
+                ftruncate(&file, 4096)?;
+                Odd::new(file, [])
+            }
+            Self::Tty => Odd::new(open("/dev/ptmx", OFlags::RDWR | OFlags::NOCTTY)?, []),
+            Self::Timerfd => {
+                let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
+                Odd::new(timer, [])
+            }
+            Self::Folder => Odd::new(open("/", OFlags::RDONLY | OFlags::DIRECTORY)?, []),
+            Self::PathOnly => Odd::new(open("/", OFlags::PATH)?, []),
+        })
+    }
+}
+
+/// An odd file descriptor, and what must stay open so that it stays odd.
+#[derive(Debug)]
+pub struct Odd {
+    /// The other ends. They are closed first: our own close of `fd` must not wait.
+    pub rest: Vec<OwnedFd>,
+    /// What is passed. Dropped after that, the receiver holds the last copy.
+    pub fd: OwnedFd,
+}
+
+impl Odd {
+    fn new<const N: usize>(fd: OwnedFd, rest: [OwnedFd; N]) -> Self {
+        Self { fd, rest: rest.into() }
+    }
+}
+
+/// Brings an eventfd, of whatever count, to its largest one and takes `O_NONBLOCK` away: whoever
+/// writes to it next waits until somebody reads it.
+///
+/// # Errors
+/// [`DriverError::System`].
+pub fn fill_eventfd(event: impl AsFd) -> Result<(), DriverError> {
+    let flags = fcntl_getfl(&event)?;
+    fcntl_setfl(&event, flags | OFlags::NONBLOCK)?;
+    // The largest count that a write may reach; nothing is lost if others write meanwhile.
+    let mut step = u64::MAX - 1;
+    while step > 0 {
+        if rustix::io::write(&event, &step.to_ne_bytes()).is_err() {
+            step /= 2;
+        }
+    }
+    set_blocking(event)
+}
+
+fn set_blocking(fd: impl AsFd) -> Result<(), DriverError> {
+    let flags = fcntl_getfl(&fd)?;
+    Ok(fcntl_setfl(&fd, flags - OFlags::NONBLOCK)?)
+}
+
+/// Writes until nothing more fits.
+fn fill(fd: impl AsFd) -> Result<(), DriverError> {
+    let bytes = [0x5a; 4096];
+    loop {
+        match rustix::io::write(&fd, &bytes) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::AGAIN) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn open(path: &str, flags: OFlags) -> Result<OwnedFd, DriverError> {
+    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// How long the close of a lingering socket may wait.
+const LINGER: Duration = Duration::from_secs(3);
+
+fn tcp_linger() -> Result<Odd, DriverError> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let mut stream = TcpStream::connect(listener.local_addr()?)?;
+    stream.set_nonblocking(true)?;
+    loop {
+        match stream.write(&[0x5a; 4096]) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    stream.set_nonblocking(false)?;
+    sockopt::set_socket_linger(&stream, Some(LINGER))?;
+    Ok(Odd::new(stream.into(), [listener.into()]))
+}
+
+/// An epoll instance over a chain of four: the kernel walks all of them for each question.
+fn nested_epolls() -> Result<Odd, DriverError> {
+    let mut inner = eventfd(1, EventfdFlags::CLOEXEC)?;
+    let mut rest = Vec::new();
+    for _ in 0..4 {
+        let outer = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&outer, &inner, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        rest.push(std::mem::replace(&mut inner, outer));
+    }
+    Ok(Odd { fd: inner, rest })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    fn is_ready(fd: &OwnedFd, flags: PollFlags) -> bool {
+        poll(&mut [PollFd::new(fd, flags)], Some(&Timespec::default())).unwrap() > 0
+    }
+
+    #[test]
+    fn a_filled_eventfd_takes_no_further_write_and_would_wait() {
+        for count in [0, 1, 12345] {
+            let event = eventfd(count, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+            fill_eventfd(&event).unwrap();
+            assert!(!is_ready(&event, PollFlags::OUT) && is_ready(&event, PollFlags::IN));
+            assert!(!fcntl_getfl(&event).unwrap().contains(OFlags::NONBLOCK));
+        }
+    }
+
+    #[test]
+    fn every_kind_can_be_made_and_those_that_are_full_take_no_byte() {
+        for kind in OddFd::ALL {
+            // A container may have no terminals.
+            let Ok(odd) = kind.open() else {
+                assert_eq!(kind, OddFd::Tty);
+                continue;
+            };
+            let is_full = matches!(
+                kind,
+                OddFd::TcpLinger | OddFd::FullEventfd | OddFd::FullPipe | OddFd::FullSocket
+            );
+            assert!(!is_full || !is_ready(&odd.fd, PollFlags::OUT), "{kind:?} is not full");
+        }
+    }
+}
