@@ -39,10 +39,19 @@ enum Command {
     Ci,
     /// Check the house rules.
     Tidy,
-    /// Fuzz every door for a short while.
+    /// Fuzz every door for a short while, two at a time.
     FuzzSmoke {
-        /// Seconds, shared by all targets.
+        /// Seconds for all doors together.
         #[arg(long, default_value_t = gate::fuzz::SMOKE_SECONDS)]
+        seconds: u64,
+    },
+    /// Fuzz every door for a long while, two at a time, or one door.
+    Fuzz {
+        /// Only this door: a target of fuzz/.
+        #[arg(value_name = "DOOR")]
+        door: Option<String>,
+        /// Seconds for each door.
+        #[arg(long, default_value_t = gate::fuzz::LONG_SECONDS)]
         seconds: u64,
     },
     /// Run the ring's race tests under every interleaving.
@@ -91,6 +100,7 @@ fn run(command: Command) -> Outcome {
         Command::Ci => gate::run(),
         Command::Tidy => tidy::run(),
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
+        Command::Fuzz { door, seconds } => gate::fuzz::long(door.as_deref(), seconds),
         Command::Loom => gate::loom().map(|_| ()),
         Command::BenchSmoke => gate::bench::smoke(),
         Command::Deny => gate::deny::run(),

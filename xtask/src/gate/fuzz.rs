@@ -1,53 +1,127 @@
-//! Every door of fuzz/ is knocked at for its share of the time.
+//! Every door of fuzz/ is knocked at: for its share of four minutes in the gate, for an hour alone.
 
 use super::tools;
 use crate::cargo::{cargo, see};
 use manyring_system::guest::cache;
 use manyring_system::{Context, Outcome, check, packages};
 use std::path::Path;
+use std::process::Stdio;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, PoisonError};
 
-/// Seconds for all targets together in the gate.
+/// Seconds that the gate spends on all targets together.
 pub(crate) const SMOKE_SECONDS: u64 = 240;
+/// Seconds for each target when fuzzing is not a part of the gate.
+pub(crate) const LONG_SECONDS: u64 = 3600;
 
+/// Targets that run at the same time.
+const AT_ONCE: u64 = 2;
+
+/// Fuzzes every target; all of them together take about `seconds`.
 pub(crate) fn smoke(seconds: u64) -> Outcome {
+    let targets = all_targets()?;
+    let share = share(seconds, targets.len() as u64);
+    fuzz_targets(targets, share)
+}
+
+/// Fuzzes one target, or every target, for `seconds` each.
+pub(crate) fn long(target: Option<&str>, seconds: u64) -> Outcome {
+    fuzz_targets(chosen(all_targets()?, target)?, seconds.max(1))
+}
+
+/// Seconds for each of `targets` targets, so that all of them end after about `seconds`.
+fn share(seconds: u64, targets: u64) -> u64 {
+    (seconds / targets.div_ceil(AT_ONCE).max(1)).max(1)
+}
+
+fn chosen(all: Vec<String>, target: Option<&str>) -> Outcome<Vec<String>> {
+    let Some(target) = target else { return Ok(all) };
+    check(all.iter().any(|name| name == target), || {
+        format!("no door is called {target}; there are {}", all.join(", "))
+    })?;
+    Ok(vec![target.to_owned()])
+}
+
+fn all_targets() -> Outcome<Vec<String>> {
     let manifest = std::fs::read_to_string("fuzz/Cargo.toml").context("fuzz/Cargo.toml")?;
     let targets = targets(&manifest)?;
     check(!targets.is_empty(), || "fuzz/Cargo.toml: no target".into())?;
+    Ok(targets)
+}
+
+/// How the run of one target ended, and everything that it printed.
+struct Ended {
+    target: String,
+    text: String,
+    outcome: Outcome,
+}
+
+/// Runs the targets, two at a time. Each one's output is shown in one piece when it has ended.
+fn fuzz_targets(targets: Vec<String>, seconds: u64) -> Outcome {
     packages::need("fuzzing", &["g++"])?;
     tools::need_nightly()?;
     tools::need("fuzz", "0.13.2")?;
     let cache = cache()?.join("fuzz");
-    fuzz(&["build"], &cache, &[])?;
-    let share = (seconds / targets.len() as u64).max(1);
-    println!("xtask: {} targets, {share} s each: {}", targets.len(), targets.join(", "));
+    see(cargo(&["+nightly", "fuzz", "build", "--target-dir"])
+        .arg(cache.join("target"))
+        .env("PATH", tools::path()?))?;
+    println!("xtask: {} doors, {seconds} s each: {}", targets.len(), targets.join(", "));
+    let waiting = Mutex::new(targets.into_iter());
     let mut failures = Vec::new();
-    for target in &targets {
-        let corpus = cache.join("corpus").join(target);
-        std::fs::create_dir_all(&corpus).context(corpus.display())?;
-        let mut inputs = vec![corpus.display().to_string()];
-        let seeds = format!("fuzz/seeds/{target}");
-        if Path::new(&seeds).is_dir() {
-            inputs.push(seeds);
+    std::thread::scope(|scope| {
+        let (ended, reports) = channel();
+        for _ in 0..AT_ONCE {
+            let (ended, waiting, cache) = (ended.clone(), &waiting, &cache);
+            scope.spawn(move || fuzz_one_by_one(waiting, cache, seconds, &ended));
         }
-        inputs.extend(["--".to_owned(), format!("-max_total_time={share}")]);
-        // One input may not hang, and what is found in a minute needs no gigabytes.
-        inputs.extend(["-timeout=10", "-rss_limit_mb=2048"].map(str::to_owned));
-        // A finding is shown whole, progress is not: the number of inputs says enough.
-        inputs
-            .extend(["-verbosity=0", "-print_funcs=0", "-print_final_stats=1"].map(str::to_owned));
-        if let Err(sentence) = fuzz(&["run", target], &cache, &inputs) {
-            println!("xtask: {sentence}");
-            failures.push(target.as_str());
+        drop(ended);
+        for report in reports {
+            println!("\n== fuzz {}\n{}", report.target, report.text.trim_end());
+            if let Err(sentence) = report.outcome {
+                println!("xtask: {sentence}");
+                failures.push(report.target);
+            }
         }
-    }
+    });
     check(failures.is_empty(), || format!("fuzzing failed: {}", failures.join(", ")))
 }
 
-fn fuzz(arguments: &[&str], cache: &Path, inputs: &[String]) -> Outcome {
-    let mut command = cargo(&["+nightly", "fuzz"]);
-    let (subcommand, rest) = arguments.split_first().ok_or("no fuzz subcommand")?;
-    command.arg(subcommand).arg("--target-dir").arg(cache.join("target"));
-    see(command.args(rest).args(inputs).env("PATH", tools::path()?))
+fn fuzz_one_by_one(
+    waiting: &Mutex<std::vec::IntoIter<String>>,
+    cache: &Path,
+    seconds: u64,
+    ended: &Sender<Ended>,
+) {
+    loop {
+        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let Some(target) = next else { return };
+        let mut text = String::new();
+        let outcome = fuzz(&target, cache, seconds, &mut text);
+        // The receiver reads until the last sender is gone, so a send cannot fail.
+        let _ = ended.send(Ended { target, text, outcome });
+    }
+}
+
+/// Runs one target to its end; `text` becomes what it printed.
+fn fuzz(target: &str, cache: &Path, seconds: u64, text: &mut String) -> Outcome {
+    let corpus = cache.join("corpus").join(target);
+    std::fs::create_dir_all(&corpus).context(corpus.display())?;
+    let mut command = cargo(&["+nightly", "fuzz", "run", "--target-dir"]);
+    command.arg(cache.join("target")).arg(target).arg(&corpus).env("PATH", tools::path()?);
+    let seeds = format!("fuzz/seeds/{target}");
+    if Path::new(&seeds).is_dir() {
+        command.arg(seeds);
+    }
+    command.args(["--", &format!("-max_total_time={seconds}")]);
+    // One input may not hang, and what is found in a minute needs no gigabytes.
+    command.args(["-timeout=10", "-rss_limit_mb=2048"]);
+    // A finding is shown whole, progress is not: the number of inputs says enough.
+    command.args(["-verbosity=0", "-print_funcs=0", "-print_final_stats=1"]);
+    let output = command.stdin(Stdio::null()).output().context("cargo fuzz")?;
+    for stream in [&output.stdout, &output.stderr] {
+        text.push_str(&String::from_utf8_lossy(stream));
+    }
+    check(output.status.success(), || format!("cargo fuzz run {target}: {}", output.status))
 }
 
 /// The names of all `[[bin]]`.
@@ -68,5 +142,21 @@ mod tests {
         assert_eq!(targets(manifest).unwrap(), ["a", "b"]);
         assert!(targets("[package]\nname = 'f'\n").unwrap().is_empty());
         assert!(targets("[[bin").is_err());
+    }
+
+    #[test]
+    fn two_at_a_time_the_targets_end_when_the_seconds_are_over() {
+        assert_eq!(share(240, 8), 60);
+        assert_eq!(share(240, 9), 48);
+        assert_eq!((share(240, 1), share(3, 8)), (240, 1));
+    }
+
+    #[test]
+    fn a_target_that_is_none_is_refused_with_the_names_there_are() {
+        let all = || vec!["a".to_owned(), "b".to_owned()];
+        assert_eq!(chosen(all(), None).unwrap(), ["a", "b"]);
+        assert_eq!(chosen(all(), Some("b")).unwrap(), ["b"]);
+        let error = chosen(all(), Some("c")).unwrap_err();
+        assert!(error.contains("called c") && error.contains("a, b"), "{error}");
     }
 }
