@@ -69,7 +69,15 @@ impl Folder {
     /// # Errors
     /// It cannot be made.
     pub fn new() -> Outcome<Self> {
-        let folder = tempfile::Builder::new().prefix("manyring-").tempdir();
+        Self::inside(&std::env::temp_dir())
+    }
+
+    /// A new folder in another one, for files that must not lie in memory.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn inside(parent: &Path) -> Outcome<Self> {
+        let folder = tempfile::Builder::new().prefix("manyring-").tempdir_in(parent);
         let folder = folder.context("a folder for temporary files")?;
         living().folders.push(folder.path().to_owned());
         Ok(Self(folder))

@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::fs::OpenOptions;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 const START: Duration = Duration::from_secs(10);
@@ -143,6 +143,14 @@ impl Daemon {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn ended(&mut self) -> Outcome<Option<ExitStatus>> {
+        self.child.try_wait().context("manyring")
     }
 
     /// Its log so far.

@@ -3,8 +3,9 @@
 //!
 //! [`packages`] and [`guest::Kernel`] fetch what is needed, [`guest::Guest`] boots,
 //! [`daemon::Daemon`] is the program under test, [`net`] the host's side of a network,
-//! [`behaviours`] holds one file per promise, [`runner`] runs them. Everything started here is
-//! ended here, on Ctrl-C as well.
+//! [`behaviours`] holds one file per promise, [`runner`] runs them, [`soak`] sets hostile guests
+//! beside well-behaved ones for as long as one likes. Everything started here is ended here, on
+//! Ctrl-C as well.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waiting for real guests needs the real clock")]
 
@@ -16,6 +17,7 @@ pub mod guest;
 pub mod net;
 pub mod packages;
 pub mod runner;
+pub mod soak;
 
 /// What everything here gives: a value, or one sentence for the person who ran it.
 pub type Outcome<T = ()> = Result<T, String>;

@@ -5,6 +5,7 @@
 mod cargo;
 mod demo;
 mod gate;
+mod soak;
 mod test;
 mod tidy;
 
@@ -44,6 +45,24 @@ enum Command {
         /// Seconds for all doors together.
         #[arg(long, default_value_t = gate::fuzz::SMOKE_SECONDS)]
         seconds: u64,
+    },
+    /// Set four hostile guests beside four well-behaved ones on one daemon; report what these saw.
+    Soak {
+        /// How long.
+        #[arg(long, default_value_t = 10.0)]
+        minutes: f64,
+        /// Repeats a run: the tricks, their order and the kills come from it [default: the clock].
+        #[arg(long, value_name = "N")]
+        seed: Option<u64>,
+        /// Only these tricks of the hostile guests.
+        #[arg(long, value_name = "NAME,..")]
+        tricks: Option<String>,
+    },
+    /// One guest of the soak: a process that the soak starts, and may kill.
+    #[command(hide = true)]
+    SoakGuest {
+        /// What it is told.
+        words: Vec<String>,
     },
     /// Fuzz every door for a long while, two at a time, or one door.
     Fuzz {
@@ -93,13 +112,18 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Outcome {
     std::env::set_current_dir(cargo::ROOT).map_err(|error| format!("{}: {error}", cargo::ROOT))?;
-    cleanup::on_signals()?;
+    // A guest of the soak is ended by it, not by a signal of the terminal.
+    if !matches!(command, Command::SoakGuest { .. }) {
+        cleanup::on_signals()?;
+    }
     match command {
         Command::Demo { guest } => demo::run(guest.into()),
         Command::Test { only } => test::run(only.as_deref()),
         Command::Ci => gate::run(),
         Command::Tidy => tidy::run(),
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
+        Command::Soak { minutes, seed, tricks } => soak::run(minutes, seed, tricks),
+        Command::SoakGuest { words } => manyring_system::soak::run_guest(&words),
         Command::Fuzz { door, seconds } => gate::fuzz::long(door.as_deref(), seconds),
         Command::Loom => gate::loom().map(|_| ()),
         Command::BenchSmoke => gate::bench::smoke(),

@@ -23,6 +23,7 @@ mod qemu_net_survives;
 mod qemu_survives_daemon_sigkill;
 mod qemu_under_libvirt;
 mod read_only_disk;
+mod soak_short;
 mod testpmd_client;
 mod uml_ethtool;
 mod uml_ext4_checksums;
@@ -43,6 +44,7 @@ pub struct Behaviour {
 /// All of them, the quick ones first.
 pub const ALL: &[Behaviour] = &[
     hundred_devices_idle::BEHAVIOUR,
+    soak_short::BEHAVIOUR,
     image_lock_refuses_others::BEHAVIOUR,
     uml_ext4_checksums::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,

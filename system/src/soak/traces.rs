@@ -1,0 +1,193 @@
+//! What a process holds: fds by kind, mappings of guest memory, threads, memory, CPU time.
+
+use crate::command::wait_for;
+use crate::{Context, Outcome, check};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+/// Longest time until what a guest left is gone: idle threads of the kernel and of the control
+/// thread's pool live for some seconds.
+const SETTLE: Duration = Duration::from_secs(30);
+/// What the allocator may keep for the next guest.
+const RESIDENT_MORE_KIB: u64 = 32 << 10;
+/// Mappings of the allocator and of stacks that a started thread may add.
+const MAPPINGS_MORE: u64 = 32;
+/// Kinds of fds that a worker has for itself, two of each at most.
+const OF_WORKERS: [&str; 4] = [
+    "anon_inode:[io_uring]",
+    "anon_inode:[eventfd]",
+    "anon_inode:[eventpoll]",
+    "anon_inode:[timerfd]",
+];
+
+/// What a process holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Traces {
+    fds: BTreeMap<String, u64>,
+    workers: u64,
+    /// Threads that are no workers.
+    threads: u64,
+    /// Mappings of guest memory.
+    guest_mappings: u64,
+    mappings: u64,
+    resident_kib: u64,
+}
+
+impl Traces {
+    /// Those of the process `pid`.
+    pub(super) fn of(pid: u32) -> Outcome<Self> {
+        let folder = |name: &str| {
+            let path = format!("/proc/{pid}/{name}");
+            std::fs::read_dir(&path).context(path)
+        };
+        let mut fds = BTreeMap::new();
+        for entry in folder("fd")?.flatten() {
+            // One that is closed at this moment has no name any more.
+            if let Ok(name) = std::fs::read_link(entry.path()) {
+                *fds.entry(kind(&name.to_string_lossy())).or_default() += 1;
+            }
+        }
+        let names = folder("task")?
+            .flatten()
+            .map(|entry| std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default());
+        let (workers, others): (Vec<_>, Vec<_>) =
+            names.partition(|name| name.starts_with("worker-"));
+        let maps = proc(pid, "maps")?;
+        let is_guest = |line: &&str| line.contains("/memfd:");
+        Ok(Self {
+            fds,
+            workers: workers.len() as u64,
+            threads: others.len() as u64,
+            guest_mappings: maps.lines().filter(is_guest).count() as u64,
+            mappings: maps.lines().count() as u64,
+            resident_kib: resident_kib(pid)?,
+        })
+    }
+
+    /// What this has more of than `before`, of things that belong to guests.
+    fn more_than(&self, before: &Self) -> Vec<String> {
+        let mut more = Vec::new();
+        let workers = self.workers.saturating_sub(before.workers);
+        let mut compare = |what: &str, now: u64, then: u64, free: u64| {
+            if now > then + free {
+                more.push(format!("{} of {what}", now - then));
+            }
+        };
+        for (kind, count) in &self.fds {
+            let free = if OF_WORKERS.contains(&kind.as_str()) { 2 * workers } else { 0 };
+            compare(kind, *count, before.fds.get(kind).copied().unwrap_or(0), free);
+        }
+        compare("threads", self.threads, before.threads, 0);
+        compare("guest mappings", self.guest_mappings, before.guest_mappings, 0);
+        let free = MAPPINGS_MORE * (workers + 1);
+        compare("mappings", self.mappings, before.mappings, free);
+        compare("KiB resident", self.resident_kib, before.resident_kib, RESIDENT_MORE_KIB);
+        more
+    }
+}
+
+impl std::fmt::Display for Traces {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let fds: u64 = self.fds.values().sum();
+        write!(
+            f,
+            "{fds} fds, {} workers and {} other threads, {} mappings ({} of guests), {} KiB \
+             resident",
+            self.workers, self.threads, self.mappings, self.guest_mappings, self.resident_kib
+        )
+    }
+}
+
+/// Waits until a process holds no more than before. The list of its mappings then goes to the
+/// folder `logs`.
+pub(super) fn settle(pid: u32, before: &Traces, logs: &Path) -> Outcome {
+    let mut more = Vec::new();
+    let settled = wait_for("the end of what guests leave", SETTLE, || {
+        more = Traces::of(pid)?.more_than(before);
+        Ok(more.is_empty().then_some(()))
+    });
+    let path = logs.join("mappings.txt");
+    std::fs::write(&path, proc(pid, "maps")?).context(path.display())?;
+    settled.map_err(|error| format!("{error}: {}", more.join(", ")))
+}
+
+/// Fails if a process that nobody uses uses the CPU: more than 5 ticks (50 ms) in 3 seconds.
+pub(super) fn rests(pid: u32) -> Outcome {
+    let before = ticks(pid)?;
+    std::thread::sleep(Duration::from_secs(3));
+    let used = ticks(pid)?.saturating_sub(before);
+    println!("soak: {used} ticks of CPU time in 3 idle seconds");
+    check(used <= 5, || format!("{used} ticks of CPU time in 3 idle seconds"))
+}
+
+/// What an fd is, without its number.
+fn kind(name: &str) -> String {
+    match name.split_once(":[") {
+        Some((kind @ ("socket" | "pipe"), _)) => kind.to_owned(),
+        _ => name.to_owned(),
+    }
+}
+
+fn proc(pid: u32, name: &str) -> Outcome<String> {
+    let path = format!("/proc/{pid}/{name}");
+    std::fs::read_to_string(&path).context(path)
+}
+
+/// User and system time, in clock ticks: fields 14 and 15, counted after the name in brackets.
+fn ticks(pid: u32) -> Outcome<u64> {
+    let stat = proc(pid, "stat")?;
+    let fields = stat.rsplit_once(") ").ok_or("/proc/PID/stat has no name")?.1;
+    let mut times = fields.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
+    Ok(times.next().ok_or("no utime")? + times.next().ok_or("no stime")?)
+}
+
+fn resident_kib(pid: u32) -> Outcome<u64> {
+    let status = proc(pid, "status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.ok_or("/proc/PID/status has no VmRSS".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traces() -> Traces {
+        let fds = [("socket", 9), ("anon_inode:[eventfd]", 4)];
+        Traces {
+            fds: fds.map(|(kind, count)| (kind.to_owned(), count)).into(),
+            workers: 1,
+            threads: 1,
+            guest_mappings: 0,
+            mappings: 100,
+            resident_kib: 5000,
+        }
+    }
+
+    #[test]
+    fn what_guests_leave_is_named_and_what_a_new_worker_needs_is_not() {
+        let mut after = traces();
+        after.workers = 2;
+        after.fds.insert("anon_inode:[eventfd]".into(), 6);
+        after.fds.insert("anon_inode:[io_uring]".into(), 1);
+        assert!(after.more_than(&traces()).is_empty());
+        after.fds.insert("/memfd:guest (deleted)".into(), 1);
+        after.fds.insert("socket".into(), 11);
+        after.guest_mappings = 3;
+        let more = after.more_than(&traces());
+        assert_eq!(more, ["1 of /memfd:guest (deleted)", "2 of socket", "3 of guest mappings"]);
+    }
+
+    #[test]
+    fn sockets_and_pipes_are_counted_without_their_numbers() {
+        let names = ["socket:[12]", "pipe:[7]", "anon_inode:[eventfd]", "/a/b"];
+        assert_eq!(names.map(kind), ["socket", "pipe", "anon_inode:[eventfd]", "/a/b"]);
+    }
+
+    #[test]
+    fn a_process_of_our_own_has_traces() {
+        let traces = Traces::of(std::process::id()).unwrap();
+        assert!(traces.threads > 0 && traces.mappings > 0 && traces.resident_kib > 0);
+    }
+}

@@ -1,0 +1,24 @@
+//! `cargo xtask soak`: hostile guests beside well-behaved ones on one daemon, for minutes or hours.
+
+use crate::cargo::{build_daemon, target};
+use manyring_system::soak::{self, Options};
+use manyring_system::{Context, Outcome, check};
+use std::time::{Duration, SystemTime};
+
+/// Soaks the release build. Without a seed the clock gives one.
+pub(crate) fn run(minutes: f64, seed: Option<u64>, tricks: Option<String>) -> Outcome {
+    let time = Duration::try_from_secs_f64(minutes * 60.0).context("--minutes")?;
+    check(!time.is_zero(), || "--minutes must be more than 0".into())?;
+    println!("xtask: building manyring");
+    let binary = build_daemon("release")?;
+    let logs = soak::fresh_logs(target()?.join("soak-logs"))?;
+    println!("xtask: the logs of daemon and guests lie in {}", logs.display());
+    let tricks = tricks.unwrap_or_default();
+    let seed = seed.unwrap_or_else(seed_of_the_clock);
+    soak::run(&Options { binary, time, seed, tricks, logs, promise: Options::PROMISE })
+}
+
+fn seed_of_the_clock() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    now.as_secs() % 1_000_000
+}
