@@ -313,7 +313,7 @@ fn a_read_into_memory_that_was_cut_away_ends_the_session() {
     manyring_memory::install_sigbus_handler();
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(SECTORS * 512).unwrap();
-    let options = ImageOptions { read_only: false, direct: false };
+    let options = ImageOptions::default();
     let disk = FileDisk::new(Image::open(file.path(), options).unwrap());
     let mut guest = Guest::new(Arc::new(disk), &USUAL);
     assert_eq!(guest.read(0, 4096), OK);

@@ -26,7 +26,7 @@ fn three() -> GuestMemory {
 }
 
 /// The slices of a range as a queue sees it that has looked elsewhere, here and there before.
-fn slices(memory: &GuestMemory, addr: u64, len: u32) -> Result<Vec<GuestSlice>, MemoryError> {
+fn slices(memory: &GuestMemory, addr: u64, len: u32) -> Result<Vec<GuestSlice<'_>>, MemoryError> {
     let fresh = {
         let mut out = Vec::new();
         let result = memory.slices(GuestAddr(addr), len, &mut LastHit::default(), &mut out);
@@ -40,7 +40,7 @@ fn slices(memory: &GuestMemory, addr: u64, len: u32) -> Result<Vec<GuestSlice>, 
             }
             out.clear();
             let result = memory.slices(GuestAddr(addr), len, &mut hit, &mut out).map(|()| out);
-            let places = |r: &Result<Vec<GuestSlice>, MemoryError>| {
+            let places = |r: &Result<Vec<GuestSlice<'_>>, MemoryError>| {
                 r.as_ref()
                     .map(|s| s.iter().map(|s| (s.address(), s.len())).collect::<Vec<_>>())
                     .map_err(|error| *error)
@@ -329,5 +329,5 @@ fn a_region_that_was_cut_away_is_broken_wherever_it_is_touched_and_the_others_ar
 fn slices_are_the_iovecs_of_a_system_call() {
     let mapping = Mapping::anonymous(PAGE).unwrap();
     let slices = [mapping.slice(0, 4).unwrap(), mapping.slice(8, 4).unwrap()];
-    assert_eq!(as_iovecs(&slices).cast::<GuestSlice>(), slices.as_ptr());
+    assert_eq!(as_iovecs(&slices).as_ptr().cast::<GuestSlice>(), slices.as_ptr());
 }

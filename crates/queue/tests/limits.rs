@@ -139,7 +139,7 @@ fn a_ring_may_go_on_in_an_indirect_table_behind_direct_descriptors() {
     let mut batch = Batch::new();
     assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1);
     let (chain, readable, writable) = batch.take(0).unwrap();
-    assert_eq!((total_len(readable), total_len(writable)), (1, 5));
+    assert_eq!((total_len(&readable), total_len(&writable)), (1, 5));
     device.push_used(chain, 5);
 }
 
@@ -265,10 +265,10 @@ fn a_queue_of_any_format_does_what_its_halves_do() {
     assert_eq!((device.in_flight(), device.available_count(), device.base()), (0, 2, 5));
     assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 2);
     let (first, readable, writable) = batch.take(0).unwrap();
-    assert_eq!((first.head(), total_len(readable), total_len(writable)), (0, 1, 2));
+    assert_eq!((first.head(), total_len(&readable), total_len(&writable)), (0, 1, 2));
     device.push_used(first, 2);
     let (second, readable, writable) = batch.take(1).unwrap();
-    assert_eq!((second.head(), total_len(readable), total_len(writable)), (2, 3, 4));
+    assert_eq!((second.head(), total_len(&readable), total_len(&writable)), (2, 3, 4));
     device.push_used(second, 4);
     assert_eq!((device.publish(), device.publish()), (2, 0));
     assert!(device.needs_notification() && !device.needs_notification());

@@ -140,7 +140,7 @@ mod tests {
         let features = RingFeatures { indirect: true, ..RingFeatures::default() };
         let vring = Vring::new(&arena, 0, 16, features, 0).unwrap();
         let config = QueueConfig { size: 16, addresses: vring.addresses(), base: 0, features };
-        let mut queue = DeviceQueue::new(config, Arc::new(arena.memory().clone())).unwrap();
+        let mut queue = DeviceQueue::new(config, arena.memory().clone()).unwrap();
         let mut giant = GiantRing::new(&arena, &vring, 3).unwrap();
         giant.offer_data(0, VIRTIO_BLK_T_IN, 0, u16::MAX, true).unwrap();
         giant.offer_data(1, VIRTIO_BLK_T_OUT, 8, 3, false).unwrap();
@@ -150,7 +150,7 @@ mod tests {
             let mut batch = Batch::new();
             assert_eq!(queue.pop_batch(&mut batch, 1), 1);
             let (chain, readable, writable) = batch.take(0).unwrap();
-            assert_eq!((total_len(readable), total_len(writable)), want);
+            assert_eq!((total_len(&readable), total_len(&writable)), want);
             queue.push_used(chain, 0);
         }
     }
