@@ -43,6 +43,8 @@ struct Slot {
     guest: usize,
     /// In the list of hot slots.
     is_listed: bool,
+    /// Something has happened to its queue since its last turn, which may have been put off.
+    is_due: bool,
 }
 
 /// What a round of turns has come to.
@@ -255,6 +257,7 @@ impl Worker {
 
     /// Puts a slot into the list of those that take turns.
     fn make_listed(&mut self, slot: usize) {
+        self.slots[slot].is_due = true;
         if !std::mem::replace(&mut self.slots[slot].is_listed, true) {
             self.hot.push(slot);
         }
@@ -271,12 +274,13 @@ impl Worker {
         for step in 0..count {
             let at = self.first + step;
             let slot = self.hot[if at < count { at } else { at - count }];
-            let Slot { entry, guest, .. } = &mut self.slots[slot];
+            let Slot { entry, guest, is_due, .. } = &mut self.slots[slot];
             let Some((_, queue)) = entry else { continue };
             if !self.shares.may_turn(*guest) {
                 round.worked = true;
                 continue;
             }
+            *is_due = false;
             if queue.turn(&mut self.wait, self.now_ns) {
                 round.worked = true;
                 if self.shares.is_divided() {
@@ -313,14 +317,15 @@ impl Worker {
         let (slots, wait, timed) = (&mut self.slots, &mut self.wait, &mut self.timed);
         let (polling, now_ns) = (self.polling, self.now_ns);
         self.hot.retain(|&slot| {
-            let Slot { generation, entry, is_listed, .. } = &mut slots[slot];
+            let Slot { generation, entry, is_listed, is_due, .. } = &mut slots[slot];
             let index = index_of(slot);
+            let is_due = *is_due;
             *is_listed = entry.as_mut().is_some_and(|(_, queue)| {
                 let how = (polling, looks_on);
                 let mut stays = |queue: &mut RunningQueue| {
                     queue.is_hot() && !queue.settle(how, wait, index, *generation, now_ns)
                 };
-                !should(queue) || stays(queue)
+                is_due || !should(queue) || stays(queue)
             });
             if !*is_listed && let Some(at) = entry.as_ref().and_then(|(_, q)| q.deadline_ns()) {
                 timed.push((slot, at));
@@ -394,6 +399,7 @@ impl Worker {
                 ending: None,
                 guest: 0,
                 is_listed: false,
+                is_due: false,
             });
             self.slots.len() - 1
         });
