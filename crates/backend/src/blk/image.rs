@@ -106,6 +106,7 @@ impl Image {
             Errno::BUSY => ImageError::in_use(path),
             errno => open_error(errno),
         })?;
+        leave_atime(&plain);
         lock(&plain, path, !options.read_only)?;
         let file_size =
             size_of_file(&plain).map_err(|errno| ImageError::Size { path: at(), errno })?;
@@ -127,7 +128,9 @@ impl Image {
             open((flags & !OFlags::EXCL) | OFlags::DIRECT)
                 .map_err(|errno| ImageError::Direct { path: at(), errno })
         });
-        let (file, buffered) = match direct.transpose()? {
+        let direct = direct.transpose()?;
+        direct.iter().for_each(leave_atime);
+        let (file, buffered) = match direct {
             Some(direct) => (direct, Some(plain)),
             None => (plain, None),
         };
@@ -340,9 +343,40 @@ fn discard_max_bytes(file: &OwnedFd) -> Option<u64> {
     })
 }
 
+/// Asks for reads that do not note the time of access: the file system would note it in its journal,
+/// within the read, and a reader waits there while the journal is committed, whether or not it said
+/// that it would not wait. Only who owns the file or has `CAP_FOWNER` may ask.
+fn leave_atime(file: &OwnedFd) {
+    if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
+        let _ = rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_of_an_image_are_not_noted_in_its_journal() {
+        // Older than a day, and than the last change: a file system that notes reads at all would
+        // note the next one (`relatime`).
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8192).unwrap();
+        let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1 << 20);
+        let times = std::fs::FileTimes::new().set_accessed(long_ago);
+        for direct in [false, true] {
+            file.as_file().set_times(times).unwrap();
+            let options = ImageOptions { direct, ..ImageOptions::default() };
+            let image = Image::open(file.path(), options).unwrap();
+            let mut bytes = [0; 4096];
+            rustix::io::pread(image.buffered(), &mut bytes, 0).unwrap();
+            if !direct {
+                rustix::io::pread(image.file(), &mut bytes, 0).unwrap();
+            }
+            let accessed = file.as_file().metadata().unwrap().accessed().unwrap();
+            assert_eq!(accessed, long_ago, "direct {direct}");
+        }
+    }
 
     #[test]
     fn a_lock_that_a_dying_process_still_holds_is_waited_for() {
