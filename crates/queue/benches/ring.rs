@@ -3,9 +3,15 @@
 //! `cargo bench -p manyring-queue --bench ring` prints ns per chain: median of the rounds, and the
 //! spread from the first to the third quartile. `-- --callgrind` prints instructions per chain
 //! instead, which are the same on every run: it starts itself under valgrind once for each row
-//! with `--once SHAPE BATCH ROUNDS` and collects in `serve` only.
+//! `SHAPE/BATCH` with `--once SHAPE BATCH ROUNDS` and collects in `serve` only. The gate compares
+//! these with `ring.baseline`, which `cargo xtask bench-smoke --renew` writes.
+//!
+//! A count contains the device half, from pop to the question whether the driver wants a call, and
+//! nothing of the driver half. Of the C library it has copies of a few bytes at most.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench ends where it fails")]
 #![cfg(not(loom))]
+
+mod callgrind;
 
 use manyring_memory::{GuestMemory, Mapping, RegionSpec};
 use manyring_queue::{
@@ -13,7 +19,6 @@ use manyring_queue::{
 };
 use manyring_wire::virtqueue::DESC_ALIGN;
 use std::hint::black_box;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -151,21 +156,8 @@ fn once(shape: Shape, batch: usize, rounds: usize) {
 /// Instructions per chain, counted by valgrind.
 fn count(shape: Shape, name: &str, batch: usize) -> f64 {
     let rounds = 20;
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .args(["--collect-atstart=no", "--toggle-collect=*Pair::serve*"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--once", name, &batch.to_string(), &rounds.to_string()])
-        .output()
-        .expect("valgrind does not run: apt-get install valgrind");
-    let text = String::from_utf8_lossy(&output.stderr);
-    let collected = text
-        .lines()
-        .find_map(|line| line.split_once("Collected :"))
-        .and_then(|(_, number)| number.trim().parse::<f64>().ok());
-    let collected = collected.unwrap_or_else(|| panic!("valgrind says:\n{text}"));
-    assert!(collected > 0.0, "nothing was collected in `serve`:\n{text}");
-    collected / (shape.chains() * rounds) as f64
+    let arguments = ["--once", name, &batch.to_string(), &rounds.to_string()];
+    callgrind::count("*Pair::serve*", &arguments) / (shape.chains() * rounds) as f64
 }
 
 fn main() {
@@ -178,10 +170,11 @@ fn main() {
             once(shape, batch.parse().expect("BATCH"), rounds.parse().expect("ROUNDS"));
         }
         ["--callgrind"] => {
-            println!("device half, split ring: instructions per chain");
+            println!("# device half, split ring: instructions per chain");
             for (shape, name) in Shape::ALL {
                 for batch in BATCHES {
-                    println!("{name:9} batch {batch:2}: {:6.1}", count(shape, name, batch));
+                    let row = format!("{name}/{batch}");
+                    println!("{row:16} {:8.1}", count(shape, name, batch));
                 }
             }
         }
