@@ -9,6 +9,9 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod balance;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench;
 pub mod blk;
 mod bridge;
 mod doorbell;

@@ -108,7 +108,7 @@ impl BlkDevice {
     }
 
     /// A queue of this device that no worker runs.
-    #[cfg(fuzzing)]
+    #[cfg(any(fuzzing, feature = "bench"))]
     pub(crate) fn solo(
         &self,
         disk: Box<dyn manyring_backend::blk::DiskQueue>,

@@ -1,0 +1,219 @@
+//! What a request or frame costs the running queue: instructions of whole turns, without a thread.
+//!
+//! `cargo bench -p manyring-device --features bench --bench turn` prints instructions per request
+//! or frame; it starts itself under valgrind once for each row with `--once ROW` and collects in
+//! `serve` only, after some rounds that warm up. The gate compares these with `turn.baseline`,
+//! which `cargo xtask bench-smoke --renew` writes.
+//!
+//! In each round the driver half makes B chains available and asks for a call, then the queue takes
+//! one turn: that is what a row `NAME/B` counts. It contains everything between the worker's call
+//! of `turn` and its return: pop, walk and translate, parse, the disk or port, push, publish, the
+//! counters, one clock read of a block queue, and one write to the eventfd of the call. A turn
+//! serves the B chains of its round, so what it does once is divided by B; a receiveq also looks in
+//! vain for another buffer. `blk-null/qd1` is a kick and its one request: the event of the kick,
+//! the turn that serves it, the turn that finds nothing, and the settling of the queue until it
+//! waits for the next kick; not the sleep.
+//!
+//! A count contains what the C library does: its `memcpy` in `blk-memory/32`, half of that row, and
+//! the way to the clock, which is a system call under valgrind. It contains nothing of the kernel,
+//! of the driver half, and of the worker around the queue: its list of hot queues, the guests'
+//! shares, its io_uring.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench ends where it fails")]
+
+#[path = "../../queue/benches/callgrind/mod.rs"]
+mod callgrind;
+
+use manyring_backend::blk::Disk;
+use manyring_backend::blk::memory::MemoryDisk;
+use manyring_backend::blk::null::NullDisk;
+use manyring_backend::net::null::NullPort;
+use manyring_device::bench::SoloRunning;
+use manyring_device::{Activation, Call, Event, Kick};
+use manyring_memory::{GuestMemory, Mapping, RegionSpec};
+use manyring_queue::{DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use std::hint::black_box;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+const RING_SIZE: u16 = 256;
+/// Requests or frames of a run that are counted, and those before them.
+const ITEMS: usize = 4096;
+const WARM_ITEMS: usize = 1024;
+/// Where headers, status bytes and data of the chains lie, and how much data each has.
+const HEADERS: u64 = 0x8000;
+const STATUS: u64 = 0xc000;
+const DATA: u64 = 0x10_0000;
+const BLOCK: u32 = 4096;
+const MEMORY: u64 = 0x20_0000;
+const DISK_SIZE: u64 = 1 << 20;
+/// Bytes of a frame, of the header before it, and of a receive buffer.
+const FRAME: u32 = 64;
+const HEADER: u32 = 12;
+const BUFFER: u32 = 2048;
+
+/// What serves the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Reads of 4 KiB from a disk that does nothing.
+    BlkNull,
+    /// The same from a disk that copies.
+    BlkMemory,
+    /// Frames of 64 bytes to a port that forgets them.
+    Tx,
+    /// Frames of 64 bytes from a port that always has one.
+    Rx,
+}
+
+/// A row: its name, what serves the queue, how many chains a turn finds, and whether it then
+/// settles until the next kick.
+type Row = (&'static str, Kind, usize, bool);
+
+const ROWS: [Row; 9] = [
+    ("blk-null/1", Kind::BlkNull, 1, false),
+    ("blk-null/8", Kind::BlkNull, 8, false),
+    ("blk-null/32", Kind::BlkNull, 32, false),
+    ("blk-null/qd1", Kind::BlkNull, 1, true),
+    ("blk-memory/32", Kind::BlkMemory, 32, false),
+    ("tx/1", Kind::Tx, 1, false),
+    ("tx/32", Kind::Tx, 32, false),
+    ("rx/1", Kind::Rx, 1, false),
+    ("rx/32", Kind::Rx, 32, false),
+];
+
+struct Pair {
+    kind: Kind,
+    driver: DriverQueue,
+    running: SoloRunning,
+    kick: OwnedFd,
+    _events: mpsc::Receiver<Event>,
+}
+
+impl Pair {
+    fn new(kind: Kind) -> Self {
+        let mapping = Arc::new(Mapping::anonymous(MEMORY).unwrap());
+        write_headers(&mapping);
+        let spec = RegionSpec { guest_addr: 0, size: MEMORY, user_addr: 0, mmap_offset: 0 };
+        let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping).unwrap());
+        let config = QueueConfig {
+            size: RING_SIZE,
+            addresses: RingAddresses { descriptor: 0, available: 0x2000, used: 0x4000 },
+            base: 0,
+            features: RingFeatures { event_idx: true, indirect: true },
+        };
+        let driver = DriverQueue::new(config, &memory).unwrap();
+        let doorbell = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        let (kick, (sender, events)) = (doorbell(), mpsc::channel(1));
+        let activation = Activation {
+            index: 0,
+            queue: DeviceQueue::new(config, memory).unwrap(),
+            addresses: config.addresses,
+            kick: Some(Kick::new(kick.try_clone().unwrap()).unwrap()),
+            call: Some(Arc::new(Call::new(doorbell()).unwrap())),
+            err: None,
+            enabled: true,
+            features: 0,
+            events: sender,
+        };
+        let port = NullPort::new(1, FRAME as usize);
+        let running = match kind {
+            Kind::BlkNull => SoloRunning::blk(activation, Arc::new(NullDisk::new(DISK_SIZE))),
+            Kind::BlkMemory => {
+                let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(DISK_SIZE).unwrap());
+                SoloRunning::blk(activation, disk)
+            }
+            Kind::Tx => SoloRunning::tx(activation, &port),
+            Kind::Rx => SoloRunning::rx(activation, &port),
+        };
+        Self { kind, driver, running: running.unwrap(), kick, _events: events }
+    }
+
+    /// The driver's part: takes what is used, makes `batch` chains available, asks for a call.
+    /// True if the device wants a kick.
+    fn fill(&mut self, batch: usize) -> bool {
+        while self.driver.take_used().is_some() {}
+        self.driver.enable_notifications();
+        for n in 0..batch as u64 {
+            let data = DATA + n * u64::from(BLOCK);
+            let added = match self.kind {
+                Kind::BlkNull | Kind::BlkMemory => {
+                    let header = (HEADERS + n * 16, 16);
+                    self.driver.add(&[header], &[(data, BLOCK), (STATUS + n, 1)])
+                }
+                Kind::Tx => self.driver.add(&[(data, HEADER + FRAME)], &[]),
+                Kind::Rx => self.driver.add(&[], &[(data, BUFFER)]),
+            };
+            added.expect("the ring is full");
+        }
+        self.driver.publish()
+    }
+
+    /// The device's part: what is counted.
+    #[inline(never)]
+    fn serve(&mut self, settles: bool) -> bool {
+        self.take_turn(settles)
+    }
+
+    /// The same, not counted: the symbol is another.
+    #[inline(never)]
+    fn warm_up(&mut self, settles: bool) -> bool {
+        self.take_turn(settles)
+    }
+
+    #[inline(always)]
+    fn take_turn(&mut self, settles: bool) -> bool {
+        black_box(if settles { self.running.serve_kick() } else { self.running.turn() })
+    }
+
+    /// One round, which the device serves by `serve`.
+    fn round(&mut self, batch: usize, settles: bool, serve: fn(&mut Self, bool) -> bool) {
+        let wants_kick = self.fill(batch);
+        if settles {
+            assert!(wants_kick, "the queue has settled and asks for no kick");
+            rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+            self.running.sleep();
+        }
+        assert!(serve(self, settles), "no work, or the queue did not settle");
+        self.driver.enable_notifications();
+        assert!(self.driver.take_used().is_some(), "nothing was used");
+        assert_eq!(usize::from(self.driver.used_count()) + 1, batch, "not every chain was used");
+    }
+}
+
+/// Headers of virtio-blk in guest memory, each for a read of another block. The headers of frames
+/// are zeroes.
+fn write_headers(mapping: &Mapping) {
+    for n in 0..DISK_SIZE / u64::from(BLOCK) {
+        let sector = n * u64::from(BLOCK) / 512;
+        let at = usize::try_from(HEADERS + n * 16).unwrap();
+        let slice = mapping.slice(at, 16).unwrap();
+        slice.write_from(&[&[0; 8][..], &sector.to_le_bytes()].concat());
+    }
+}
+
+/// Serves the rounds of a row and does nothing else.
+fn once((_, kind, batch, settles): Row) {
+    let mut pair = Pair::new(kind);
+    for _ in 0..WARM_ITEMS / batch {
+        pair.round(batch, settles, Pair::warm_up);
+    }
+    for _ in 0..ITEMS / batch {
+        pair.round(batch, settles, Pair::serve);
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [once_word, name] = &arguments[..]
+        && once_word == "--once"
+    {
+        let row = ROWS.iter().find(|row| row.0 == name).expect("ROW is one of those printed");
+        return once(*row);
+    }
+    println!("# running queue, split ring: instructions per request or frame");
+    for (name, ..) in ROWS {
+        let count = callgrind::count("*Pair::serve*", &["--once", name]);
+        println!("{name:16} {:8.1}", count / ITEMS as f64);
+    }
+}

@@ -1,0 +1,137 @@
+//! A running queue without a worker: what the bench `turn` counts the instructions of.
+//!
+//! The bench stands where a worker stands. It hands the queue the same calls in the same order as
+//! `worker.rs` does; the queue, its handler and its disk or port are those of the daemon.
+
+use crate::blk::{BlkDevice, BlkOptions};
+use crate::net::{NetRx, NetTx, Rules};
+use crate::policy::polling::Polling;
+use crate::pool::{Pool, PoolOptions};
+use crate::queue::{Handler, RunningQueue};
+use crate::stats::{Class, QueueStats};
+use crate::wait::{Source, Wait, Woken};
+use crate::{Activation, StartError};
+use manyring_backend::blk::Disk;
+use manyring_backend::net::Port;
+use manyring_memory::MemoryError;
+use manyring_wire::net::{FRAME_SIZE_MAX, Offloads};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// The slot that the queue would have in a worker, and the generation of that slot.
+const SLOT: (u32, u32) = (0, 0);
+/// Time between two turns.
+const TURN_NS: u64 = 1000;
+/// Where time begins: so late that no clock of this machine reaches it. A block queue reads the
+/// clock itself when requests are done; every request then has taken 0 ns, on every run.
+const EPOCH_NS: u64 = 1 << 62;
+/// Longest frame that the guest of a receiveq expects: an MTU of 1500, Ethernet header, VLAN tag.
+const ROOM_SIZE: usize = 1500 + 18;
+
+/// A running queue that no worker owns. Its time is simulated.
+#[derive(Debug)]
+pub struct SoloRunning {
+    queue: RunningQueue,
+    wait: Wait,
+    woken: Vec<Woken>,
+    now_ns: u64,
+}
+
+impl SoloRunning {
+    /// A queue of a block device on `disk`, which completes its requests as they are submitted.
+    ///
+    /// # Errors
+    /// What the disk says when it has no queue for it, or the system when epoll cannot be had.
+    pub fn blk(activation: Activation, disk: Arc<dyn Disk>) -> Result<Self, StartError> {
+        let (size, memory) = (activation.queue.size(), activation.queue.memory().clone());
+        let options = BlkOptions {
+            name: "solo".to_owned(),
+            num_queues: 1,
+            queue_size: size,
+            serial: "solo-serial".to_owned(),
+            read_only: false,
+            writeback: true,
+        };
+        let disk_queue = disk.open_queue(false)?;
+        // The pool starts no thread before a queue is started in it.
+        let device = BlkDevice::new(options, disk, Pool::new(PoolOptions::default()));
+        let handler = Handler::Blk(device.solo(disk_queue, memory, size));
+        Self::new(activation, handler, Class::Blk)
+    }
+
+    /// A transmitq that sends into pair 0 of `port`, for a guest that uses every offload.
+    ///
+    /// # Errors
+    /// What the port says when it has no queue for it, or the system when epoll or memory cannot
+    /// be had.
+    pub fn tx(activation: Activation, port: &dyn Port) -> Result<Self, StartError> {
+        let half = port.open_tx(0)?;
+        let tx = NetTx::new(half, rules(), port.taken()).map_err(no_memory)?;
+        Self::new(activation, Handler::Tx(tx), Class::Net)
+    }
+
+    /// A receiveq that pair 0 of `port` fills, for a guest that merges buffers and takes no
+    /// offload.
+    ///
+    /// # Errors
+    /// What the port says when it has no queue for it, or the system when epoll or memory cannot
+    /// be had.
+    pub fn rx(activation: Activation, port: &dyn Port) -> Result<Self, StartError> {
+        let half = port.open_rx(0)?;
+        let rx = NetRx::new(half, rules(), true, activation.queue.size()).map_err(no_memory)?;
+        Self::new(activation, Handler::Rx(rx), Class::Net)
+    }
+
+    fn new(activation: Activation, handler: Handler, class: Class) -> Result<Self, StartError> {
+        let stats = Arc::new(QueueStats::new(class));
+        let mut queue = RunningQueue::new(activation, handler, stats);
+        let (mut wait, now_ns) = (Wait::new(false)?, EPOCH_NS);
+        queue.attach(&mut wait, SLOT.0, SLOT.1, now_ns);
+        Ok(Self { queue, wait, woken: Vec::new(), now_ns })
+    }
+
+    /// Takes one turn of a hot queue. True if there was work.
+    #[inline]
+    pub fn turn(&mut self) -> bool {
+        self.now_ns += TURN_NS;
+        self.queue.turn(&mut self.wait, self.now_ns)
+    }
+
+    /// Sleeps until the driver kicks.
+    pub fn sleep(&mut self) {
+        self.wait.sleep(&mut self.woken, None);
+    }
+
+    /// Serves what the driver has kicked for: the kick, turns until one has found nothing, and the
+    /// queue asks for the next kick. False if it does not, because there is work again.
+    ///
+    /// It asks at once: how long a worker looks before that is a matter of time, and each further
+    /// look is a turn that finds nothing.
+    #[inline]
+    pub fn serve_kick(&mut self) -> bool {
+        for event in self.woken.drain(..) {
+            if let Source::Kick { slot, watch } = event.source {
+                self.queue.on_kick((slot, watch), event, &mut self.wait, self.now_ns);
+            }
+        }
+        while self.turn() {}
+        let never = Polling::new(0);
+        let looks_on = self.queue.looks_at_ring(never, self.now_ns);
+        self.queue.settle((never, looks_on), &mut self.wait, SLOT.0, SLOT.1, self.now_ns)
+    }
+}
+
+/// What the network queues go by.
+fn rules() -> Arc<Rules> {
+    Arc::new(Rules {
+        link_up: true,
+        given: Offloads::default(),
+        frame_size_max: FRAME_SIZE_MAX,
+        room_size: ROOM_SIZE,
+        filter: None,
+    })
+}
+
+fn no_memory(_: MemoryError) -> StartError {
+    StartError::Backend(Errno::NOMEM)
+}
