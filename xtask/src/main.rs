@@ -75,8 +75,12 @@ enum Command {
     },
     /// Run the ring's race tests under every interleaving.
     Loom,
-    /// Run every bench once, the ring bench with instruction counts.
-    BenchSmoke,
+    /// Run every bench once, and compare instruction counts with their baselines.
+    BenchSmoke {
+        /// Only count, and write what was counted as the baselines.
+        #[arg(long)]
+        renew: bool,
+    },
     /// Check licences, bans and sources of the dependencies.
     Deny,
     /// Break the code in one place at a time, and count what the tests notice: minutes to hours.
@@ -126,7 +130,8 @@ fn run(command: Command) -> Outcome {
         Command::SoakGuest { words } => manyring_system::soak::run_guest(&words),
         Command::Fuzz { door, seconds } => gate::fuzz::long(door.as_deref(), seconds),
         Command::Loom => gate::loom().map(|_| ()),
-        Command::BenchSmoke => gate::bench::smoke(),
+        Command::BenchSmoke { renew: false } => gate::bench::smoke(),
+        Command::BenchSmoke { renew: true } => gate::bench::renew(),
         Command::Deny => gate::deny::run(),
         Command::Mutants(which) => gate::mutants::run(&which),
     }

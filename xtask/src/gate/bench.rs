@@ -1,5 +1,6 @@
-//! Every bench runs once, so that none is broken when it is needed; no figure is judged here.
+//! Every bench runs once, so that none is broken when it is needed; instruction counts are judged.
 
+use super::counts;
 use crate::cargo::{build_daemon, cargo, see};
 use manyring_system::{Outcome, packages};
 
@@ -10,12 +11,19 @@ const SCENARIOS: [&str; 6] =
 const PACKAGES: [&str; 6] =
     ["valgrind", "qemu-system-common", "fio", "dpdk-dev", "iperf3", "iproute2"];
 
+/// Judges the counts, then runs every scenario for a moment; no figure of these is judged.
 pub(crate) fn smoke() -> Outcome {
     packages::need("the benches", &PACKAGES)?;
-    see(&mut cargo(&["bench", "-p", "manyring-queue", "--bench", "ring", "--", "--callgrind"]))?;
+    counts::judge()?;
     build_daemon("dev")?;
     for scenario in SCENARIOS {
         see(&mut cargo(&["run", "--quiet", "-p", "manyring-bench", "--", scenario, "--smoke"]))?;
     }
     Ok(())
+}
+
+/// Counts, and writes what was counted as the baselines.
+pub(crate) fn renew() -> Outcome {
+    packages::need("the benches that count", &PACKAGES[..1])?;
+    counts::renew()
 }

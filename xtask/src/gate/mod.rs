@@ -1,6 +1,7 @@
 //! `cargo xtask ci`: the gate. Every step is a command of its own too; each is timed.
 
 pub(crate) mod bench;
+mod counts;
 pub(crate) mod deny;
 pub(crate) mod fuzz;
 pub(crate) mod mutants;
