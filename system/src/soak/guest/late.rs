@@ -3,8 +3,10 @@
 //! A request is late by the clock also when a thread that serves it was ready and the host ran
 //! something else. The kernel counts that time for each thread (`schedstat`, run delay). Between a
 //! request's start and end we add the run delays of the guest's process and those of the daemon
-//! thread that had the largest one, a worker and a thread of io_uring, and for a disk the time that
-//! the host's own disk was late ([`Probe`]); what is left of the request is the daemon's own.
+//! thread that had the largest one, a worker and a thread of io_uring, the same of the kernel's
+//! threads that pass packets on (`ksoftirqd`), the time that the machine's own host gave a CPU to
+//! others (steal), and for a disk the time that the host's own disk was late ([`Probe`]); what is
+//! left of the request is the daemon's own.
 
 use super::probe::Probe;
 use crate::{Context, Outcome};
@@ -27,12 +29,18 @@ pub(super) struct Mark {
     own: u64,
     daemon: HashMap<u32, u64>,
     kernel: HashMap<u32, u64>,
+    /// Threads that pass packets on, by process id.
+    packets: HashMap<u32, u64>,
+    /// Time that each CPU was not ours, by its number.
+    stolen: HashMap<u32, u64>,
 }
 
 /// Latencies of a guest's requests.
 #[derive(Debug)]
 pub(super) struct Latencies {
     daemon: u32,
+    /// Process ids of the kernel's threads that pass packets on.
+    packets: Vec<u32>,
     disk: Option<Arc<Probe>>,
     histogram: Histogram<u64>,
     worst: Worst,
@@ -53,7 +61,8 @@ impl Latencies {
     /// Of requests to the daemon of this process id, which goes to the disk that `disk` probes.
     pub(super) fn new(daemon: u32, disk: Option<Arc<Probe>>) -> Outcome<Self> {
         let histogram = Histogram::new_with_max(SLOWEST_US, 3).context("a histogram")?;
-        Ok(Self { daemon, disk, histogram, worst: Worst::default(), late: 0, broken: 0 })
+        let (packets, worst) = (packet_threads(), Worst::default());
+        Ok(Self { daemon, packets, disk, histogram, worst, late: 0, broken: 0 })
     }
 
     /// Run delays at this moment, for requests that start now.
@@ -64,6 +73,10 @@ impl Latencies {
             let threads = if is_kernel { &mut mark.kernel } else { &mut mark.daemon };
             threads.insert(thread, delay);
         }
+        for process in &self.packets {
+            mark.packets.extend(run_delay(&format!("/proc/{process}")).map(|d| (*process, d)));
+        }
+        mark.stolen = stolen();
         mark
     }
 
@@ -116,7 +129,8 @@ impl Mark {
         };
         let own = end.own.saturating_sub(self.own);
         let daemon = largest(&self.daemon, &end.daemon) + largest(&self.kernel, &end.kernel);
-        Duration::from_nanos(own + daemon)
+        let host = largest(&self.packets, &end.packets) + largest(&self.stolen, &end.stolen);
+        Duration::from_nanos(own + daemon + host)
     }
 }
 
@@ -126,11 +140,40 @@ fn run_delays(process: &str) -> impl Iterator<Item = (u32, u64, bool)> {
     threads.filter_map(|thread| {
         let path = thread.ok()?.path();
         let id = path.file_name()?.to_str()?.parse().ok()?;
-        let text = std::fs::read_to_string(path.join("schedstat")).ok()?;
-        let delay = text.split_whitespace().nth(1)?.parse().ok()?;
+        let delay = run_delay(path.to_str()?)?;
         let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
         Some((id, delay, name.starts_with("iou-")))
     })
+}
+
+/// The run delay of a thread, in nanoseconds.
+fn run_delay(folder: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("{folder}/schedstat")).ok()?;
+    text.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The kernel's threads that pass packets on when a CPU has too many: one for each CPU.
+fn packet_threads() -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_one = |id: &u32| {
+        let name = std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
+        name.starts_with("ksoftirqd/")
+    };
+    ids.filter(is_one).collect()
+}
+
+/// Nanoseconds that the machine's own host gave each CPU to others, as far as it tells.
+fn stolen() -> HashMap<u32, u64> {
+    const TICK_NS: u64 = 10_000_000;
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let of_cpu = |line: &str| {
+        let mut words = line.strip_prefix("cpu")?.split_whitespace();
+        let cpu = words.next()?.parse().ok()?;
+        Some((cpu, words.nth(7)?.parse::<u64>().ok()? * TICK_NS))
+    };
+    // The sum over all CPUs has no number.
+    text.lines().filter_map(of_cpu).collect()
 }
 
 fn micros(duration: Duration) -> u64 {
@@ -142,12 +185,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn run_delays_of_the_guest_and_of_one_thread_that_served_it_are_taken_off() {
+    fn delays_of_the_host_are_taken_off_one_of_each_kind() {
         let daemon = |delays: &[(u32, u64)]| delays.iter().copied().collect::<HashMap<_, _>>();
         let start = Mark { own: 5, daemon: daemon(&[(1, 10), (2, 10)]), ..Mark::default() };
-        let end =
-            Mark { own: 7, daemon: daemon(&[(1, 40), (2, 110)]), kernel: daemon(&[(9, 1000)]) };
-        assert_eq!(start.until(&end), Duration::from_nanos(2 + 100 + 1000));
+        let end = Mark {
+            own: 7,
+            daemon: daemon(&[(1, 40), (2, 110)]),
+            kernel: daemon(&[(9, 1000)]),
+            packets: daemon(&[(7, 20_000)]),
+            stolen: daemon(&[(0, 300_000)]),
+        };
+        assert_eq!(start.until(&end), Duration::from_nanos(2 + 100 + 1000 + 20_000 + 300_000));
         assert_eq!(end.until(&end), Duration::ZERO);
     }
 
