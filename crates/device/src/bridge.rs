@@ -30,7 +30,7 @@ pub(crate) enum OddKind {
 
 #[derive(Debug)]
 enum Direction {
-    /// From the front-end; `is_over` once its other end is closed and it is empty.
+    /// From the front-end; `is_over` once nobody can ring it any more, and it is empty.
     Kick { is_over: bool },
     /// To the front-end: these bytes.
     Call(Vec<u8>),
@@ -176,15 +176,18 @@ impl OddBell {
             let _ = self.write(bytes);
             return;
         }
+        let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+        let mut is_over = events.intersects(gone);
         if events.contains(PollFlags::IN) {
-            let is_empty = self.drain();
+            let drained = self.drain();
             let _ = rustix::io::write(&self.ours, &1u64.to_ne_bytes());
-            if !is_empty {
-                return;
+            match drained {
+                Drained::Nothing => is_over = true,
+                Drained::All => {}
+                Drained::Some => return,
             }
         }
-        let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-        self.direction = Direction::Kick { is_over: events.intersects(gone) };
+        self.direction = Direction::Kick { is_over };
     }
 
     fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
@@ -196,22 +199,35 @@ impl OddBell {
         }
     }
 
-    /// Takes what is there. True if that was all.
-    fn drain(&self) -> bool {
+    /// Takes what is there.
+    fn drain(&self) -> Drained {
         let mut bytes = [0; 512];
-        for _ in 0..DRAIN_READS {
+        for n in 0..DRAIN_READS {
             let read = match self.kind {
                 OddKind::Pipe => rustix::io::read(self.fd(), &mut bytes),
                 OddKind::Socket => {
                     rustix::net::recv(self.fd(), &mut bytes, RecvFlags::DONTWAIT).map(|(n, _)| n)
                 }
             };
-            if read != Ok(bytes.len()) {
-                return true;
+            match read {
+                Ok(len) if len == bytes.len() => {}
+                Ok(1..) | Err(Errno::INTR) => return Drained::All,
+                _ if n > 0 => return Drained::All,
+                _ => return Drained::Nothing,
             }
         }
-        false
+        Drained::Some
     }
+}
+
+/// What a kick that was ready had.
+enum Drained {
+    /// Nothing, and it will be ready for ever: a socket that was shut down, or that listens.
+    Nothing,
+    /// All that was there has been taken.
+    All,
+    /// There is more.
+    Some,
 }
 
 /// A pipe opened anew, or `None` where that cannot be done (its other end is closed): then the

@@ -128,8 +128,34 @@ fn a_kick_whose_other_end_is_closed_lets_the_thread_sleep() {
     assert_eq!(poll(&mut fds, Some(&Timespec::default())), Ok(0), "it rings again and again");
 }
 
+/// A socket is "ready" for ever once somebody has shut it down, or listens on it: that costs its
+/// front-end nothing, and must not cost a thread and a worker all their time.
+#[test]
+fn a_kick_that_is_ready_and_has_nothing_lets_the_thread_sleep() {
+    let session = Session::new();
+    let (shut, peer) = UnixStream::pair().unwrap();
+    peer.shutdown(std::net::Shutdown::Write).unwrap();
+    let (deaf, _peer) = UnixStream::pair().unwrap();
+    deaf.shutdown(std::net::Shutdown::Read).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("listens");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let _client = UnixStream::connect(&path).unwrap();
+    for fd in [OwnedFd::from(shut), deaf.into(), listener.into()] {
+        let kick = session.kick(fd).unwrap();
+        assert!(is_rung(&kick), "what has come is lost");
+        session.is_idle();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        rustix::io::read(&kick, &mut [0; 8]).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let mut fds = [PollFd::new(&kick, PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&Timespec::default())), Ok(0), "it rings again and again");
+    }
+}
+
 #[test]
 fn a_full_eventfd_that_blocks_is_rung_once_and_its_session_is_told() {
+    assert!(sentry::start());
     let session = Session::new();
     let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
     let call = session.call(theirs.try_clone().unwrap()).unwrap();
