@@ -185,15 +185,31 @@ fn budget() -> &'static Semaphore {
 }
 
 /// Room for the file descriptors of one message. Those for which the kernel finds no number it
-/// closes on the thread that receives, so nobody receives without it.
+/// closes on the thread that receives, so nobody receives a message that has some without it.
 #[derive(Debug)]
 pub struct Room(Option<SemaphorePermit<'static>>);
 
+/// Permits for a message with as many fds as there can be.
+const ROOM: u32 = 253;
+const _: () = assert!(ROOM as usize == MESSAGE_FDS_MAX);
+
 impl Room {
-    /// Waits until there is room for a message with as many fds as there can be.
+    /// Waits until there is room for a message. What others hoard may never be given back: not to
+    /// be awaited for ever.
     pub async fn for_message() -> Self {
-        let count = u32::try_from(MESSAGE_FDS_MAX).unwrap_or(u32::MAX);
-        Self(budget().acquire_many(count).await.ok())
+        Self(budget().acquire_many(ROOM).await.ok())
+    }
+
+    /// Room for a message, if there is some now.
+    #[must_use]
+    pub fn at_once() -> Option<Self> {
+        budget().try_acquire_many(ROOM).ok().map(|permit| Self(Some(permit)))
+    }
+
+    /// For a message that has no file descriptors.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(None)
     }
 }
 

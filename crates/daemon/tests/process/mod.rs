@@ -86,6 +86,25 @@ impl Daemon {
         Self::start(command, folder, &sockets)
     }
 
+    /// The same, started by a shell behind `how`: limits and `exec`, or a program that starts it.
+    /// Whoever it is then, it finds its folder and can make its sockets there.
+    pub(crate) fn run_behind(how: &str, configuration: &str, names: &[&str]) -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let everybody = |mode| std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(folder.path(), everybody(0o777)).expect("permissions");
+        let program = folder.path().join("program");
+        std::fs::copy(env!("CARGO_BIN_EXE_manyring"), &program).expect("program");
+        let file = folder.path().join("manyring.toml");
+        let text = configuration.replace('@', &folder.path().display().to_string());
+        std::fs::write(&file, text).expect("configuration");
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("{how} \"$0\" \"$@\"")).arg(program);
+        command.arg("run").arg("--config").arg(&file);
+        let sockets: Vec<_> = names.iter().map(|name| folder.path().join(name)).collect();
+        Self::start(command, folder, &sockets)
+    }
+
     fn start(mut command: Command, folder: tempfile::TempDir, sockets: &[PathBuf]) -> Self {
         let log = std::fs::File::create(folder.path().join("log")).expect("log");
         let child = command.stdin(Stdio::null()).stderr(log).spawn().expect("the daemon starts");

@@ -32,6 +32,8 @@ pub enum SocketError {
     Silent { after: Duration },
     #[error("more file descriptors than any message has, or none free for them")]
     TooManyFds,
+    #[error("too few open files are allowed (ulimit -n) for the file descriptors that it sent")]
+    NoRoom,
     #[error(transparent)]
     Parse(#[from] ParseError),
     #[error("socket: {0}")]
@@ -166,8 +168,8 @@ impl Connection {
             stream.readable().await?;
             // Nothing is received that could neither be closed nor be given a number.
             self.origin.janitor().room().await;
-            let mut room = Room::for_message().await;
-            let receive = || receive_once(stream.as_fd(), missing);
+            let Some((mut room, len)) = self.room_for(missing).await? else { continue };
+            let receive = || receive_once(stream.as_fd(), len);
             match stream.try_io(Interest::READABLE, receive) {
                 Ok(Received { bytes, fds, is_truncated }) => {
                     let adopt = |fd| self.origin.adopt(fd, &mut room);
@@ -190,6 +192,27 @@ impl Connection {
         }
         self.bytes.extend_from_slice(&bytes);
         Ok(())
+    }
+
+    /// Room for what comes next, and how many bytes of it may be received with that. Where others
+    /// have taken all there is, what has no fds needs none: a session goes on, stops its queues and
+    /// ends, and so gives its fds back. One whose message has some waits, and ends if it waits in
+    /// vain. `None`: nothing is there.
+    async fn room_for(&self, missing: usize) -> Result<Option<(Room, usize)>, SocketError> {
+        if let Some(room) = Room::at_once() {
+            return Ok(Some((room, missing)));
+        }
+        let stream = &self.stream;
+        match stream.try_io(Interest::READABLE, || peek_plain(stream.as_fd(), missing)) {
+            Ok(Some(len)) => return Ok(Some((Room::none(), len))),
+            Ok(None) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        match tokio::time::timeout(MESSAGE_TIMEOUT, Room::for_message()).await {
+            Ok(room) => Ok(Some((room, missing))),
+            Err(_) => Err(SocketError::NoRoom),
+        }
     }
 
     /// Sends a whole message.
@@ -223,6 +246,23 @@ struct Received {
     fds: Vec<OwnedFd>,
     /// The kernel had no number for some.
     is_truncated: bool,
+}
+
+/// How many bytes come next without a file descriptor, at most `missing`; `None` if there is one.
+/// Takes nothing: the kernel says of fds for which it is given no space that they were left out.
+fn peek_plain(stream: impl AsFd, missing: usize) -> io::Result<Option<usize>> {
+    let mut bytes = vec![0; missing];
+    let mut control = RecvAncillaryBuffer::default();
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    match rustix::net::recvmsg(stream, &mut slices, &mut control, flags) {
+        Err(Errno::CONNRESET) => Ok(Some(0)),
+        received => {
+            let received = received?;
+            let has_fds = received.flags.contains(ReturnFlags::CTRUNC);
+            Ok((!has_fds).then_some(received.bytes))
+        }
+    }
 }
 
 /// One recvmsg without waiting.

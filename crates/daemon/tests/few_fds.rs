@@ -1,0 +1,64 @@
+//! Few open files: what a front-end hoards stops neither its neighbours nor itself for good.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+
+use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
+use process::Daemon;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::AsFd;
+use std::time::{Duration, SystemTime};
+
+const CONFIG: &str = "[[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nmemory = '16M'\n\
+    num_queues = 128\n\
+    [[blk]]\nname = 'good'\nsocket_path = '@/good'\nmemory = '16M'\n";
+const LONG: Duration = Duration::from_secs(30);
+/// What an answer may take: a hundred times what it takes, less than a message may be awaited.
+const BOUND: Duration = Duration::from_secs(2);
+const SET_VRING_KICK: u32 = 12;
+const SET_VRING_ERR: u32 = 14;
+
+#[test]
+fn a_front_end_that_hoards_fds_stops_no_neighbour_and_goes_when_it_leaves() {
+    let daemon = Daemon::run_behind("ulimit -n 700; exec", CONFIG, &["bad", "good"]);
+    let mut good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
+    let mut bad = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    // More than there is room for: the last ones are never taken.
+    'hoard: for queue in 0..128u64 {
+        for request in SET_VRING_KICK..=SET_VRING_ERR {
+            let sent = bad.send_message(request, &queue.to_ne_bytes(), &[event.as_fd()]);
+            if sent.is_err() {
+                break 'hoard;
+            }
+        }
+    }
+    // Messages without fds are answered at once, and I/O goes on.
+    let start = SystemTime::now();
+    good.queues[0].run(Op::Flush).unwrap();
+    good.front.features().expect("the neighbour's question is answered");
+    good.front.vring_base(0).expect("the neighbour's queue stops");
+    let took = start.elapsed().unwrap();
+    assert!(took < BOUND, "{took:?}");
+    drop(good);
+    // Whoever leaves gives back what it had, also while it waits for more.
+    drop(bad);
+    for name in ["bad", "good"] {
+        let mut guest = BlkDriver::connect(&daemon.socket_of(name), &BlkOptions::default());
+        guest.as_mut().expect("the next guest is served").queues[0].run(Op::Flush).unwrap();
+    }
+}
+
+#[test]
+fn a_front_end_whose_fds_find_no_room_is_told_so_by_the_end_of_its_session() {
+    let daemon = Daemon::run_behind("ulimit -n 700; exec", CONFIG, &["bad", "good"]);
+    let mut bad = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    for queue in 0..128u64 {
+        for request in SET_VRING_KICK..=SET_VRING_ERR {
+            let _ = bad.send_message(request, &queue.to_ne_bytes(), &[event.as_fd()]);
+        }
+    }
+    assert!(bad.is_closed_within(LONG).unwrap(), "it waits for ever");
+    assert!(daemon.log().contains("too few open files"), "{}", daemon.log());
+}
