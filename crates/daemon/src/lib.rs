@@ -131,13 +131,13 @@ fn serve(plan: &Plan) -> Result<(), Failure> {
             () = signals => Ok(()),
         };
         let pool = house.pool.clone();
-        let quit = tokio::task::spawn_blocking(move || pool.quit());
+        let quit = manyring_device::aside(move || pool.quit());
         if tokio::time::timeout(QUIT_TIMEOUT, quit).await.is_err() {
             tracing::warn!("a worker hangs in a host call: the process ends without it");
         }
         served.map_err(|error| error.to_string())
     });
-    // A host call that hangs in the blocking pool must not keep us either.
+    // A task that waits for a host call must not keep us either.
     runtime.shutdown_background();
     served.map_err(Failure::Refused)
 }

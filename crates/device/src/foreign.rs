@@ -129,9 +129,15 @@ impl Janitor {
         self: &Arc<Self>,
         job: impl FnOnce(&mut Bridge) -> T + Send + 'static,
     ) -> Option<T> {
-        let (reply, done) = oneshot::channel();
+        let (reply, mut done) = oneshot::channel();
         self.push(Box::new(move |bridge| drop(reply.send(job(bridge)))));
-        done.await.ok()
+        loop {
+            match tokio::time::timeout(NUDGE, &mut done).await {
+                Ok(answer) => return answer.ok(),
+                // It may wait for a thread that could not be had.
+                Err(_) => self.rouse(&mut self.lock()),
+            }
+        }
     }
 
     /// Does something there that may block; `None` if it came to nothing.

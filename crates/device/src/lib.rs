@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod aside;
 mod balance;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
@@ -29,6 +30,7 @@ pub mod stats;
 mod wait;
 mod worker;
 
+pub use aside::aside;
 pub use doorbell::{Call, Channel, DoorbellError, Kick};
 pub use foreign::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
 pub use handle::QueueHandle;

@@ -24,6 +24,6 @@ impl IntoResponse for Refusal {
 pub(super) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Refusal> {
-    let ended = tokio::task::spawn_blocking(work).await;
-    ended.map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+    let failed = || Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the daemon has failed");
+    manyring_device::aside(work).await.ok_or_else(failed)
 }

@@ -25,6 +25,7 @@ pub(crate) use tx::NetTx;
 pub use fuzzing::{SoloControl, SoloRx, SoloTx, passes};
 pub use manyring_wire::net::{MacAddress, is_mtu, parse_mac};
 
+use crate::aside::aside;
 use crate::handle::{QueueHandle, Route};
 use crate::pool::{Pool, StopError};
 use crate::stats::{Class, QueueStats};
@@ -224,7 +225,7 @@ impl NetDevice {
             self.0.changes.send_modify(|n| *n += 1);
             self.0.push_rules().await;
             let port = self.0.port.clone();
-            let _ = tokio::task::spawn_blocking(move || port.set_link(up)).await;
+            let _ = aside(move || port.set_link(up)).await;
         }
     }
 
@@ -238,7 +239,7 @@ impl NetDevice {
             return Err(Errno::INVAL);
         }
         let port = self.0.port.clone();
-        let set = tokio::task::spawn_blocking(move || port.set_mtu(mtu)).await;
+        let set = aside(move || port.set_mtu(mtu)).await;
         match set.unwrap_or(Err(Errno::INTR)) {
             Ok(()) | Err(Errno::OPNOTSUPP) => {}
             Err(errno) => return Err(errno),
@@ -341,7 +342,7 @@ impl Inner {
                 return true;
             }
             let port = self.port.clone();
-            let set = tokio::task::spawn_blocking(move || port.set_offloads(given)).await;
+            let set = aside(move || port.set_offloads(given)).await;
             if let Err(errno) = set.unwrap_or(Err(Errno::INTR)) {
                 let device = &self.options.name;
                 tracing::warn!(device, %errno, ?given, "the port cannot switch its offloads");

@@ -1,6 +1,7 @@
 //! Which queue pairs are in use: starts, stops and enables virtqueues, and lets the port follow.
 
 use super::{Inner, NetRx, NetTx, State};
+use crate::aside::aside;
 use crate::handle::QueueHandle;
 use crate::queue::{Change, Handler, RunningQueue};
 use crate::{Activation, StartError};
@@ -180,7 +181,7 @@ impl Inner {
             let next = self.state().next_pair(&is_refused);
             let Some((pair, wanted)) = next else { break };
             let port = self.port.clone();
-            let done = tokio::task::spawn_blocking(move || port.set_attached(pair, wanted)).await;
+            let done = aside(move || port.set_attached(pair, wanted)).await;
             match done.unwrap_or(Err(Errno::INTR)) {
                 Ok(()) => self.state().attached[pair] = wanted,
                 Err(errno) => {
@@ -227,7 +228,7 @@ impl Inner {
             return true;
         }
         let (port, frame) = (self.port.clone(), rarp(mac));
-        let sent = tokio::task::spawn_blocking(move || port.transmit(&frame)).await;
+        let sent = aside(move || port.transmit(&frame)).await;
         match sent.unwrap_or(Err(Errno::INTR)) {
             Ok(()) => tracing::info!(device, ?mac, "guest announced"),
             Err(errno) => tracing::warn!(device, %errno, "guest could not be announced"),

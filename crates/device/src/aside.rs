@@ -1,0 +1,53 @@
+//! Calls that may block, beside the control thread: each on a thread of its own.
+//!
+//! A pool of threads would be cheaper, but these calls are rare. What counts is what happens where
+//! the system has no thread to give (a limit of processes): the call waits until there is one. The
+//! runtime's own pool panics there, and a panic ends the guests of all devices.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Pause before a thread is asked for again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Does `call` on a thread of its own; goes on with it to the end once it has begun, also if the
+/// answer is no longer awaited. `None` if it panicked. Needs a tokio runtime with time.
+pub async fn aside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (reply, answer) = oneshot::channel();
+    // A thread that cannot be had must not take the call with it.
+    let call = Arc::new(Mutex::new(Some((call, reply))));
+    let mut is_told = false;
+    loop {
+        let theirs = call.clone();
+        let work = move || {
+            let call = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some((call, reply)) = call {
+                drop(reply.send(call()));
+            }
+        };
+        match std::thread::Builder::new().name("aside".to_owned()).spawn(work) {
+            Ok(_) => break,
+            Err(error) if !std::mem::replace(&mut is_told, true) => {
+                tracing::warn!(%error, "no thread for a call that may block: it waits for one");
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+    // Else the call and its reply would live as long as this does, and so for ever.
+    drop(call);
+    answer.await.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_answered_and_one_that_panics_is_none() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        assert_eq!(runtime.block_on(aside(|| 7)), Some(7));
+        assert_eq!(runtime.block_on(aside(|| -> u8 { panic!("as the test wants it") })), None);
+    }
+}
