@@ -4,6 +4,7 @@ use crate::handle::{QueueHandle, Route};
 use crate::orders::{Command, Mailbox, QueueId};
 use crate::policy::polling::Polling;
 use crate::queue::RunningQueue;
+use crate::sentry;
 use crate::stats::WorkerStats;
 use crate::worker::Worker;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -166,6 +167,7 @@ fn start_worker(
     options: &PoolOptions,
     saturated: Arc<Notify>,
 ) -> Option<WorkerHandle> {
+    sentry::start().then_some(())?;
     let mailbox = Arc::new(Mailbox::new().ok()?);
     let stats = Arc::new(WorkerStats::default());
     let (ready, started) = std::sync::mpsc::sync_channel(1);

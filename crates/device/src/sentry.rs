@@ -15,12 +15,13 @@
 //! 2. The writer counts before it looks whether the sentry sleeps, the sentry says that it sleeps
 //!    before it looks at the counts (both in one total order): one of them sees the other.
 //! 3. While nobody writes, the sentry sleeps without a timer: an idle daemon has no tick.
+//! 4. It stands before the first worker runs: a thread may not be had later.
 
 use manyring_backend::sys::interrupt::Interruptible;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ thread_local! {
 static PLACES: Mutex<Vec<Weak<Place>>> = Mutex::new(Vec::new());
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 static SENTRY: OnceLock<Thread> = OnceLock::new();
-static START: Once = Once::new();
+static START: Mutex<()> = Mutex::new(());
 
 /// Writes to an eventfd of a front-end, from any thread; waits for two ticks at most.
 ///
@@ -67,7 +68,23 @@ pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Errno> {
     })
 }
 
-/// Gives the calling thread a place, and starts the sentry with the first.
+/// Starts the sentry, unless it stands already. False if no thread could be had for it: then a
+/// write could wait for ever.
+pub(crate) fn start() -> bool {
+    let _one_at_a_time = START.lock().unwrap_or_else(PoisonError::into_inner);
+    if SENTRY.get().is_some() {
+        return true;
+    }
+    match std::thread::Builder::new().name("sentry".to_owned()).spawn(stand_guard) {
+        Ok(thread) => SENTRY.set(thread.thread().clone()).is_ok(),
+        Err(error) => {
+            tracing::error!(%error, "no thread to interrupt calls that block");
+            false
+        }
+    }
+}
+
+/// Gives the calling thread a place.
 fn enter() -> Arc<Place> {
     let place = Arc::new(Place {
         thread: Interruptible::this_thread(),
@@ -77,14 +94,6 @@ fn enter() -> Arc<Place> {
     let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
     places.retain(|place| place.strong_count() > 0);
     places.push(Arc::downgrade(&place));
-    START.call_once(|| {
-        match std::thread::Builder::new().name("sentry".to_owned()).spawn(stand_guard) {
-            Ok(thread) => drop(SENTRY.set(thread.thread().clone())),
-            Err(error) => {
-                tracing::error!(%error, "no thread to interrupt calls that block");
-            }
-        }
-    });
     place
 }
 
@@ -140,6 +149,7 @@ mod tests {
 
     #[test]
     fn a_write_to_a_full_blocking_eventfd_is_given_up() {
+        assert!(start());
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         assert_eq!(write(event.as_fd(), u64::MAX - 1), Ok(()));
         for round in 0..3 {
