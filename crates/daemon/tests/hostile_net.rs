@@ -10,7 +10,7 @@ mod space;
 
 use house::{House, LONG};
 use manyring_driver::hostile::{
-    CtrlSpoil, HostileNet, HostileRing, Racer, RxSpoil, Spoil, TxSpoil,
+    CtrlSpoil, HostileNet, HostileRing, Racer, RxSpoil, Spoil, TxSpoil, fill_eventfd,
 };
 use manyring_driver::{Arena, ControlOwner, FrontEnd, NetDriver, NetOptions, Vring};
 use manyring_queue::RingFeatures;
@@ -237,6 +237,39 @@ fn each_receive_buffer_that_can_hold_nothing_stops_its_queue_with_one_line() {
             });
         }
         assert_eq!(house.counters(RX)["faults"], 4);
+        house.end();
+    });
+}
+
+/// The calls of the transmitq and receiveq are rung by a worker, that of the control queue by the
+/// control thread.
+#[test]
+fn a_full_call_that_blocks_ends_its_session_whatever_its_ring() {
+    in_shared_space(|| {
+        let house = House::new();
+        let tap = house.tap();
+        run(&format!("ip address add 10.77.9.1/24 dev {tap}"));
+        run(&format!("ip neighbor add 10.77.9.2 lladdr 02:00:00:00:00:33 dev {tap}"));
+        let host = UdpSocket::bind("10.77.9.1:0").unwrap();
+        for queue in [RX, TX, CTRL] {
+            house.one_line("its eventfd is full and blocks us", || {
+                let mut guest = house.guest();
+                let mut hostile = guest.hostile(queue);
+                fill_eventfd(guest.vrings[queue].call_fd()).unwrap();
+                match queue {
+                    RX => hostile.offer(&[], &[], &[2048]).unwrap(),
+                    TX => hostile.send_valid().unwrap(),
+                    _ => hostile.offer(&[class::RX, class::RX_PROMISC, 1], &[3], &[1]).unwrap(),
+                }
+                guest.vrings[queue].kick().unwrap();
+                let has_ended = || {
+                    host.send_to(b"?", "10.77.9.2:9").unwrap();
+                    guest.front.is_closed_within(Duration::from_millis(50)).unwrap()
+                };
+                assert!(wait_until(has_ended), "queue {queue}: the session goes on");
+                assert_eq!(hostile.ring.used_idx(), 1);
+            });
+        }
         house.end();
     });
 }
