@@ -415,3 +415,39 @@ fn a_guest_of_a_device_that_was_held_is_served_when_the_hold_ends() {
     house.next_guest_is_served();
     drop((peer, front));
 }
+
+/// A thread in the kernel keeps the process from ending; nothing else may be kept with it.
+#[test]
+fn a_daemon_that_is_held_lets_go_of_images_and_names_when_it_is_stopped() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(1 << 20).unwrap();
+    let image = image.path().to_str().unwrap();
+    let config = format!(
+        "[[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nmemory = '16M'\n\
+         [[blk]]\nname = 'good'\nsocket_path = '@/good'\nfile = '{image}'\n"
+    );
+    for place in ["call", "kick"] {
+        let mut daemon = Daemon::run(&config, &["bad", "good"]);
+        let mut good =
+            BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
+        good.queues[0].run(Op::Flush).unwrap();
+        let mut front = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
+        front.negotiate(0, 1 << 30, 0).unwrap();
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let hold = Hold::pipe(writer.try_clone().unwrap()).unwrap();
+        if place == "call" {
+            front.set_vring_call(0, Some(writer.as_fd())).unwrap();
+        } else {
+            front.set_vring_kick(0, Some(reader.as_fd())).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        daemon.send(Signal::TERM);
+        assert!(good.front.is_closed_within(LONG).unwrap(), "{place}: its socket stays open");
+        assert!(wait_until(|| !daemon.socket_of("good").exists()), "{place}");
+        let mut next = Daemon::blk(&["--blk-file", image]);
+        assert!(next.stop().0.success());
+        drop((hold, front));
+        assert!(daemon.wait().success());
+    }
+}
