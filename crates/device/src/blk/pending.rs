@@ -99,15 +99,18 @@ impl Pending {
 
     /// Acknowledges the changes whose older snapshots are all out of use: in order, since a
     /// request of an older epoch may use what a later change removed. Called when all requests
-    /// that were taken have been answered: it unmaps what nobody else holds.
+    /// that were taken have been answered: it lets go of their snapshots.
     #[inline]
     pub(super) fn acknowledge(&mut self) {
         if self.retiring.is_empty() {
             return;
         }
         let done = self.retiring.iter().take_while(|r| r.left == 0).count();
-        for mut retired in self.retiring.drain(..done) {
-            if let Some(reply) = retired.reply.take() {
+        for Retiring { memory, reply, .. } in self.retiring.drain(..done) {
+            // First: whoever hears the reply is then the last to hold it, and unmaps it where
+            // that may take long.
+            drop(memory);
+            if let Some(reply) = reply {
                 let _ = reply.send(Ok(()));
             }
         }
@@ -137,5 +140,42 @@ impl Pending {
     /// by the disk's queue.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight> {
         self.slots.drain(..).flatten().map(|(_, request)| request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::Pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Mutex, Weak};
+    use std::task::{Context, Wake, Waker};
+    use tokio::sync::oneshot;
+
+    /// Counts the holders of a snapshot when it is woken.
+    struct Holders {
+        memory: Mutex<Weak<GuestMemory>>,
+        seen: AtomicUsize,
+    }
+
+    impl Wake for Holders {
+        fn wake(self: Arc<Self>) {
+            let holders = self.memory.lock().unwrap().strong_count();
+            self.seen.store(holders, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_let_go_of_before_its_change_is_acknowledged() {
+        // As the control thread holds it, until it hears the reply.
+        let memory = Arc::new(GuestMemory::default());
+        let mut pending = Pending::new(memory.clone(), 16);
+        let (reply, mut heard) = oneshot::channel();
+        let (held, seen) = (Mutex::new(Arc::downgrade(&memory)), AtomicUsize::new(usize::MAX));
+        let holders = Arc::new(Holders { memory: held, seen });
+        let waker = Waker::from(holders.clone());
+        assert!(Pin::new(&mut heard).poll(&mut Context::from_waker(&waker)).is_pending());
+        pending.retire(Arc::default(), reply);
+        assert_eq!(holders.seen.load(Ordering::Relaxed), 1, "the worker may unmap it");
     }
 }
