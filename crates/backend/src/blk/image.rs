@@ -343,9 +343,9 @@ fn discard_max_bytes(file: &OwnedFd) -> Option<u64> {
     })
 }
 
-/// Asks for reads that do not note the time of access: the file system would note it in its journal,
-/// within the read, and a reader waits there while the journal is committed, whether or not it said
-/// that it would not wait. Only who owns the file or has `CAP_FOWNER` may ask.
+/// Asks for reads that do not note the time of access: the file system would note it in its
+/// journal, within the read, and a reader waits there while the journal is committed, whether or
+/// not it said that it would not wait. Only who owns the file or has `CAP_FOWNER` may ask.
 fn leave_atime(file: &OwnedFd) {
     if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
         let _ = rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME);

@@ -161,7 +161,7 @@ pub struct Completion {
 }
 
 /// A disk, shared by its queues. Its methods may block (a network disk that hangs): they are for
-/// the control plane's blocking pool.
+/// a thread that may wait.
 pub trait Disk: Send + Sync + std::fmt::Debug {
     /// What the disk is now.
     fn geometry(&self) -> Geometry;

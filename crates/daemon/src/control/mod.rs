@@ -1,7 +1,7 @@
 //! The control socket: HTTP with JSON over a unix socket, for the owner of the process.
 //!
 //! Runs on the control thread and never blocks it: what may block or take long (a resize, all
-//! counters of many queues) runs on the blocking pool. Names are fixed in `docs/design/0001`.
+//! counters of many queues) runs on a thread of its own. Names are fixed in `docs/design/0001`.
 
 mod api;
 mod change;
