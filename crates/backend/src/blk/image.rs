@@ -362,7 +362,7 @@ mod tests {
         // note the next one (`relatime`).
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(8192).unwrap();
-        let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1 << 20);
+        let long_ago = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 20);
         let times = std::fs::FileTimes::new().set_accessed(long_ago);
         for direct in [false, true] {
             file.as_file().set_times(times).unwrap();
