@@ -11,7 +11,8 @@ use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
-use manyring_backend::blk::{Disk, Image, ImageOptions};
+use manyring_backend::blk::{Burst, Completion, Disk, DiskQueue, Geometry, Image, ImageOptions};
+use manyring_backend::sys::uring::Ring;
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_device::{Device, Pool, PoolOptions, QueueHandle};
 use manyring_driver::{Arena, BlkQueue, Op};
@@ -19,9 +20,12 @@ use manyring_queue::RingFeatures;
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use process::PATIENCE;
 use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
 
@@ -34,6 +38,16 @@ struct Guest {
 
 impl Guest {
     fn new(pool: &Arc<Pool>, disk: Arc<dyn Disk>, options: &manyring_driver::BlkOptions) -> Self {
+        Self::with(pool, disk, options, true)
+    }
+
+    /// Without a kick the queues are looked at for ever.
+    fn with(
+        pool: &Arc<Pool>,
+        disk: Arc<dyn Disk>,
+        options: &manyring_driver::BlkOptions,
+        has_kick: bool,
+    ) -> Self {
         let device = BlkOptions {
             name: "apart".to_owned(),
             num_queues: options.queues.into(),
@@ -49,8 +63,12 @@ impl Guest {
         let queue = |index: u16| BlkQueue::new(&arena, index.into(), features, options).unwrap();
         let mut queues: Vec<_> = (0..options.queues).map(queue).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        // By this a worker tells that its queues are one guest's.
+        let events = tokio::sync::mpsc::channel(16).0;
         let start = |queue: &mut BlkQueue| {
-            let activation = rings::activation(&arena, queue.vring(), FEATURES);
+            let mut activation = rings::activation(&arena, queue.vring(), FEATURES);
+            activation.events = events.clone();
+            activation.kick = activation.kick.filter(|_| has_kick);
             runtime.block_on(device.start(activation)).unwrap()
         };
         let handles = queues.iter_mut().map(start).collect();
@@ -300,4 +318,124 @@ fn a_disk_is_cut_when_no_request_reaches_beyond_its_new_end() {
     });
     assert_eq!(guest.device.disk().geometry().size, 1 << 19);
     guest.stop();
+}
+
+/// Turns of all queues of a [`TurnsDisk`], and how many there were when a request was served.
+#[derive(Clone, Debug, Default)]
+struct Turns {
+    count: Arc<AtomicU64>,
+    served_at: Arc<AtomicU64>,
+}
+
+impl Turns {
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::SeqCst)
+    }
+}
+
+/// What a turn of a queue of a [`TurnsDisk`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Does {
+    /// Ends every request at once.
+    Serve,
+    /// Goes on with a request for ever, for a millisecond in each turn.
+    Work,
+    /// Finds nothing to do, in a millisecond.
+    Look,
+}
+
+#[derive(Debug)]
+struct TurnsDisk(Turns, Does);
+
+impl Disk for TurnsDisk {
+    fn geometry(&self) -> Geometry {
+        NullDisk::new(1 << 20).geometry()
+    }
+
+    fn open_queue(&self, _has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
+        Ok(Box::new(TurnsQueue { turns: self.0.clone(), does: self.1, busy: false }))
+    }
+
+    fn resize(&self, _size: Option<u64>) -> Result<Geometry, Errno> {
+        Ok(self.geometry())
+    }
+
+    fn kind(&self) -> &'static str {
+        "turns"
+    }
+}
+
+#[derive(Debug)]
+struct TurnsQueue {
+    turns: Turns,
+    does: Does,
+    busy: bool,
+}
+
+impl DiskQueue for TurnsQueue {
+    fn submit(&mut self, burst: &Burst, _ring: Option<&mut Ring>, done: &mut Vec<Completion>) {
+        if self.does == Does::Work {
+            self.busy = true;
+            return;
+        }
+        self.turns.served_at.store(self.turns.count(), Ordering::SeqCst);
+        done.extend(burst.iter().map(|(r, _)| Completion { token: r.token, result: Ok(()) }));
+    }
+
+    fn reap(&mut self, _done: &mut Vec<Completion>) -> bool {
+        if self.busy || self.does == Does::Look {
+            std::thread::sleep(Duration::from_millis(1));
+            self.turns.count.fetch_add(1, Ordering::SeqCst);
+        }
+        self.busy
+    }
+}
+
+#[test]
+fn a_neighbour_that_was_idle_waits_for_no_full_round_of_a_guest_with_many_queues() {
+    const QUEUES: u16 = 64;
+    for uring in [true, false] {
+        let (pool, turns) = (one_worker(uring), Turns::default());
+        let disk = |does| Arc::new(TurnsDisk(turns.clone(), does));
+        let options = manyring_driver::BlkOptions { queue_size: 2, ..Default::default() };
+        let busy = manyring_driver::BlkOptions { queues: QUEUES, ..options.clone() };
+        let mut guest = Guest::new(&pool, disk(Does::Work), &busy);
+        let mut neighbour = Guest::new(&pool, disk(Does::Serve), &options);
+        for queue in &mut guest.queues {
+            queue.submit(Op::Flush).unwrap().expect("room in the ring");
+            queue.publish().unwrap();
+        }
+        for _ in 0..4 {
+            // The worker does not look at the neighbour's ring any more.
+            let began = turns.count();
+            assert!(process::wait_until(|| turns.count() > began + 3 * u64::from(QUEUES)));
+            let queue = &mut neighbour.queues[0];
+            queue.submit(Op::Flush).unwrap().expect("room in the ring");
+            queue.publish().unwrap();
+            let kicked_at = turns.count();
+            assert_eq!(queue.wait(PATIENCE).unwrap().status, 0);
+            let waited = turns.served_at.load(Ordering::SeqCst).saturating_sub(kicked_at);
+            assert!(waited <= u64::from(QUEUES) / 4, "{waited} turns of the other guest first");
+        }
+    }
+}
+
+#[test]
+fn a_neighbour_gets_its_share_beside_many_queues_that_are_looked_at_for_ever() {
+    let pool = one_worker(true);
+    let (looks, work) = (Turns::default(), Turns::default());
+    let options = manyring_driver::BlkOptions { queue_size: 2, ..Default::default() };
+    let many = manyring_driver::BlkOptions { queues: 64, ..options.clone() };
+    let disk = Arc::new(TurnsDisk(looks.clone(), Does::Look));
+    let _guest = Guest::with(&pool, disk, &many, false);
+    let disk = Arc::new(TurnsDisk(work.clone(), Does::Work));
+    let mut neighbour = Guest::new(&pool, disk, &options);
+    let queue = &mut neighbour.queues[0];
+    queue.submit(Op::Flush).unwrap().expect("room in the ring");
+    queue.publish().unwrap();
+    assert!(process::wait_until(|| work.count() > 0));
+    let (looked, worked) = (looks.count(), work.count());
+    assert!(process::wait_until(|| looks.count() + work.count() > looked + worked + 500));
+    let (looked, worked) = (looks.count() - looked, work.count() - worked);
+    assert!(worked > looked / 4, "{worked} turns beside {looked} looks");
 }

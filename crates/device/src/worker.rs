@@ -14,12 +14,15 @@
 //! watched at once, also beside a neighbour that always has work. A worker with no hot queue makes
 //! no system call and no timer: it sleeps until a kick, a disk completion or a command.
 
+mod round;
+
 use crate::orders::{Command, Mailbox, QueueId};
 use crate::policy::polling::Polling;
 use crate::policy::share::Shares;
 use crate::queue::{RunningQueue, StopReply};
 use crate::stats::WorkerStats;
 use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
+use round::Round;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -45,15 +48,6 @@ struct Slot {
     is_listed: bool,
     /// Something has happened to its queue since its last turn, which may have been put off.
     is_due: bool,
-}
-
-/// What a round of turns has come to.
-#[derive(Clone, Copy, Debug, Default)]
-struct Round {
-    /// A queue had work, or must wait for the next round to do it.
-    worked: bool,
-    /// A queue should not wait for the others to settle.
-    overdue: bool,
 }
 
 /// A worker: its thread runs [`Worker::run`] to the end.
@@ -261,38 +255,6 @@ impl Worker {
         if !std::mem::replace(&mut self.slots[slot].is_listed, true) {
             self.hot.push(slot);
         }
-    }
-
-    /// Every hot queue takes a turn, unless its guest has used up its time.
-    #[inline]
-    fn turn_hot(&mut self) -> Round {
-        let mut round = Round::default();
-        let count = self.hot.len();
-        self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
-        self.shares.begin_round();
-        let mut began_ns = self.now_ns;
-        for step in 0..count {
-            let at = self.first + step;
-            let slot = self.hot[if at < count { at } else { at - count }];
-            let Slot { entry, guest, is_due, .. } = &mut self.slots[slot];
-            let Some((_, queue)) = entry else { continue };
-            if !self.shares.may_turn(*guest) {
-                round.worked = true;
-                continue;
-            }
-            *is_due = false;
-            if queue.turn(&mut self.wait, self.now_ns) {
-                round.worked = true;
-                if self.shares.is_divided() {
-                    let ended_ns = self.wait.now_ns();
-                    self.shares.charge(*guest, ended_ns.saturating_sub(began_ns));
-                    began_ns = ended_ns;
-                }
-            } else {
-                round.overdue |= queue.is_overdue(self.now_ns);
-            }
-        }
-        round
     }
 
     /// Lets queues that have had nothing for a while ask for notifications.

@@ -5,7 +5,7 @@
 //! keeps account of how far each guest is ahead of the guest that has had the least:
 //!
 //! ```text
-//! a turn that did some work:  lead[guest] += its time
+//! a turn:                     lead[guest] += its time
 //! a queue may take its turn:  lead[guest] < LEAD_NS
 //! after a round:              a guest that had turns and no work is lifted to the highest lead;
 //!                             the lowest lead is taken off all
@@ -44,19 +44,21 @@ pub struct Shares {
     /// Those that have been seen in the present round.
     seen: Vec<usize>,
     round: u64,
-    /// Several guests had hot queues in the last round.
+    /// Several guests have hot queues.
     is_divided: bool,
 }
 
 impl Shares {
-    /// Begins a round, and closes the accounts of the one before it.
+    /// Begins a round, and closes the accounts of the one before it. `is_divided`: hot queues of
+    /// several guests are there. It holds for this round, so that a guest that comes waits for
+    /// no full round of another one.
     #[inline]
-    pub fn begin_round(&mut self) {
+    pub fn begin_round(&mut self, is_divided: bool) {
         self.round += 1;
-        self.is_divided = self.seen.len() > 1;
         if self.is_divided {
             self.level();
         }
+        self.is_divided = is_divided;
         self.seen.clear();
     }
 
@@ -111,13 +113,16 @@ impl Shares {
         self.seen.push(guest);
     }
 
-    /// A turn of a queue of `guest`, which [`Self::may_turn`] has allowed, took so long and did
-    /// some work. Not counted while [`Self::is_divided`] is false.
+    /// A turn of a queue of `guest`, which [`Self::may_turn`] has allowed, took so long. Not counted
+    /// while [`Self::is_divided`] is false. One that found no work counts as well: a guest can
+    /// have hundreds of queues that must be looked at.
     #[inline]
-    pub fn charge(&mut self, guest: usize, ns: u64) {
+    pub fn charge(&mut self, guest: usize, ns: u64, worked: bool) {
         if let Some(known) = self.guests.get_mut(guest).filter(|_| self.is_divided) {
             known.lead_ns = known.lead_ns.saturating_add(ns);
-            known.came = Came::Busy;
+            if worked {
+                known.came = Came::Busy;
+            }
         }
     }
 }
@@ -132,13 +137,13 @@ mod tests {
         let mut shares = Shares::default();
         let mut turns = vec![0; queues.len()];
         for round in 0..rounds {
-            shares.begin_round();
+            shares.begin_round(queues.iter().any(|(guest, _)| *guest != queues[0].0));
             for step in 0..queues.len() {
                 let at = (round + step) % queues.len();
                 let (guest, turn_ns) = queues[at];
                 if shares.may_turn(guest) && turn_ns > 0 {
                     turns[at] += 1;
-                    shares.charge(guest, turn_ns);
+                    shares.charge(guest, turn_ns, true);
                 }
             }
         }
@@ -169,17 +174,32 @@ mod tests {
     }
 
     #[test]
+    fn looks_at_hundreds_of_idle_queues_take_no_more_time_than_the_work_of_another_guest() {
+        let (mut shares, mut spent_ns) = (Shares::default(), [0, 0]);
+        for _ in 0..10_000 {
+            shares.begin_round(true);
+            for (guest, turn_ns, worked) in [(0, 2000, true), (1, LEAD_NS, false)] {
+                if shares.may_turn(guest) {
+                    spent_ns[guest] += turn_ns;
+                    shares.charge(guest, turn_ns, worked);
+                }
+            }
+        }
+        assert!(spent_ns[0] > spent_ns[1] * 9 / 10, "{spent_ns:?}");
+    }
+
+    #[test]
     fn a_guest_that_was_away_has_saved_nothing_up() {
         let mut shares = Shares::default();
         let mut turns = [0, 0];
         for round in 0..2000 {
-            shares.begin_round();
             // The second one comes in the middle.
             let here = if round < 1000 { 1 } else { 2 };
+            shares.begin_round(here > 1);
             for (guest, turns) in turns.iter_mut().enumerate().take(here) {
                 if shares.may_turn(guest) {
                     *turns += u64::from(round >= 1000);
-                    shares.charge(guest, LEAD_NS / 2);
+                    shares.charge(guest, LEAD_NS / 2, true);
                 }
             }
         }
