@@ -113,9 +113,9 @@ impl Shares {
         self.seen.push(guest);
     }
 
-    /// A turn of a queue of `guest`, which [`Self::may_turn`] has allowed, took so long. Not counted
-    /// while [`Self::is_divided`] is false. One that found no work counts as well: a guest can
-    /// have hundreds of queues that must be looked at.
+    /// A turn of a queue of `guest`, which [`Self::may_turn`] has allowed, took so long. Not
+    /// counted while [`Self::is_divided`] is false. One that found no work counts as well: a guest
+    /// can have hundreds of queues that must be looked at.
     #[inline]
     pub fn charge(&mut self, guest: usize, ns: u64, worked: bool) {
         if let Some(known) = self.guests.get_mut(guest).filter(|_| self.is_divided) {
