@@ -16,7 +16,7 @@
 //! without waiting. So the bytes that are submitted without `IOSQE_ASYNC` count against the turn of
 //! the queue and of the worker like those that are copied here: a long transfer, and what is too
 //! much for one turn, is copied by a kernel thread. The kernel always gives `fallocate` and
-//! `fdatasync` to such a thread.
+//! `fdatasync` to such a thread. Of each disk a few have one at a time (`sys/uring/lanes.rs`).
 
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
@@ -30,6 +30,7 @@ use crate::sys::uring::{FileOp, Ring, RingFile};
 use manyring_memory::{GuestSlice, Mapping, MemoryError, Pieces, SliceList};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// `FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE`
@@ -56,6 +57,8 @@ const ZEROES: (u64, usize) = (256 << 10, 16);
 #[derive(Debug)]
 pub struct UringDisk {
     image: Arc<Image>,
+    /// Names the disk to the kernel's threads.
+    number: u64,
     offload: Arc<Offload>,
     zeroes: &'static Mapping,
 }
@@ -77,14 +80,17 @@ impl UringDisk {
     /// # Errors
     /// [`MemoryError::Map`] if there is no address space left.
     pub fn new(image: Image) -> Result<Self, MemoryError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let (image, zeroes) = (Arc::new(image), shared_zeroes()?);
-        Ok(Self { offload: Arc::new(Offload::new(image.clone())), image, zeroes })
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { offload: Arc::new(Offload::new(image.clone())), number, image, zeroes })
     }
 
     fn queue(&self, can_erase: bool) -> Result<UringQueue, Errno> {
         let aside = can_erase.then(|| Aside::new(self.offload.clone())).transpose()?;
         Ok(UringQueue {
             image: self.image.clone(),
+            disk: self.number,
             aside,
             quota: Quota::new(BURST),
             piece: SliceList::new(),
@@ -154,6 +160,7 @@ struct InFlight {
 #[derive(Debug)]
 struct UringQueue {
     image: Arc<Image>,
+    disk: u64,
     tag: u64,
     file: RingFile,
     buffered: RingFile,
@@ -207,6 +214,7 @@ impl UringQueue {
                     || cost > INLINE_BYTES
                     || !self.quota.take(cost)
                     || !ring.take_inline(cost);
+                let aside = punt.then_some(self.disk);
                 let file = if entry.aligned { self.file } else { self.buffered };
                 let slices = if entry.len > PIECE_BYTES {
                     head(&entry.rest, PIECE_BYTES, &mut self.piece);
@@ -217,20 +225,22 @@ impl UringQueue {
                 // SAFETY: these bytes are listed in `entry.rest`, which neither changes nor lets go
                 // of their snapshot while `is_open`: until the event of this token, or for ever if
                 // this queue is dropped before.
-                unsafe { ring.transfer(op, file, slices, entry.offset, punt, user_data) };
+                unsafe { ring.transfer(op, file, slices, entry.offset, aside, user_data) };
             }
             (Stage::Fallocate(mode), _) => {
-                ring.fallocate(self.file, mode, entry.offset, entry.len, user_data);
+                let file = (self.disk, self.file);
+                ring.fallocate(file, mode, (entry.offset, entry.len), user_data);
             }
             (Stage::Zeroes, _) => {
                 let zeroes = zeroes(self.zeroes, entry.len);
                 let op = FileOp::Write { dsync: false };
                 // SAFETY: our zeroes are mapped for ever.
                 unsafe {
-                    ring.transfer(op, self.buffered, &zeroes, entry.offset, true, user_data);
+                    let aside = Some(self.disk);
+                    ring.transfer(op, self.buffered, &zeroes, entry.offset, aside, user_data);
                 }
             }
-            (Stage::Flush, _) => ring.flush(self.file, user_data),
+            (Stage::Flush, _) => ring.flush(self.disk, self.file, user_data),
         }
     }
 

@@ -18,8 +18,11 @@
 //! is parked, and the worker comes back with its next turn.
 #![allow(unsafe_code, reason = "allow-listed: submission queue entries are raw")]
 
+mod lanes;
+
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
+use lanes::Lanes;
 use libc::iovec;
 use manyring_memory::{GuestSlice, as_iovecs};
 use rustix::fd::{AsRawFd, BorrowedFd};
@@ -102,6 +105,8 @@ pub struct Ring {
     /// Tasks for which there was no room, in order, with their slices. As many as there are
     /// requests and watches at most.
     parked: VecDeque<(Task, Vec<iovec>)>,
+    /// What is for the kernel's threads, by disk. As `parked`, what waits has slices of its own.
+    lanes: Lanes<(Task, Vec<iovec>)>,
     free_files: Vec<u32>,
     /// What is left of [`INLINE_BYTES`] until the next [`Self::reap`].
     inline_left: u64,
@@ -131,6 +136,7 @@ impl Ring {
             uring,
             slices: Vec::with_capacity(SLICES),
             parked: VecDeque::new(),
+            lanes: Lanes::default(),
             free_files,
             inline_left: INLINE_BYTES,
         })
@@ -151,6 +157,17 @@ impl Ring {
         self.write(task, slices);
     }
 
+    /// Queues a task that a thread of the kernel will do, when such tasks of `disk` are not too
+    /// many.
+    fn place_aside(&mut self, disk: u64, work: Work, slices: &[iovec], user_data: u64) {
+        if self.lanes.enter(disk, user_data) {
+            self.place(work, slices, user_data);
+        } else {
+            let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
+            self.lanes.wait(disk, (Task { work, user_data }, slices.to_vec()));
+        }
+    }
+
     /// True if the submission queue takes one more entry, and `self.slices` takes its slices.
     fn has_room(&mut self, slices: &[iovec]) -> bool {
         self.slices.len() + slices.len() <= SLICES && !self.uring.submission().is_full()
@@ -167,7 +184,7 @@ impl Ring {
         // SAFETY: the iovecs that the entry names lie in `self.slices`, which neither grows past
         // its capacity (asserted above) nor is emptied before the kernel has taken the entry. The
         // memory that they name stays mapped until the completion, or for ever, by the contract of
-        // `transfer`, the only function that places slices.
+        // `transfer`, the only function that places slices or lets them wait in a lane.
         let pushed = unsafe { self.uring.submission().push(&entry) };
         assert!(pushed.is_ok(), "room was made before");
     }
@@ -250,11 +267,17 @@ impl Ring {
             let _ = self.uring.submit();
             self.forget_slices();
         }
+        let first = events.len();
         events.extend(self.uring.completion().map(|entry| Event {
             user_data: entry.user_data(),
             result: entry.result(),
             more: cqueue::more(entry.flags()),
         }));
+        for event in &events[first..] {
+            if let Some((disk, (task, slices))) = self.lanes.leave(event.user_data) {
+                self.place_aside(disk, task.work, &slices, task.user_data);
+            }
+        }
     }
 
     /// Watches `fd` for input until it is removed: an event for every write, none is lost.
@@ -320,8 +343,8 @@ impl Ring {
         fits
     }
 
-    /// Reads or writes guest memory at `offset` of `file`; may be short. With `punt` a thread of
-    /// the kernel does it, and never the submitting one.
+    /// Reads or writes guest memory at `offset` of `file`; may be short. With `aside`, which names
+    /// the disk, a thread of the kernel does it, and never the submitting one.
     ///
     /// # Safety
     /// What `slices` name must stay mapped until the completion of `user_data` has been reaped, or
@@ -332,20 +355,30 @@ impl Ring {
         file: RingFile,
         slices: &[GuestSlice],
         offset: u64,
-        punt: bool,
+        aside: Option<u64>,
         user_data: u64,
     ) {
-        self.place(Work::Transfer { op, file, offset, punt }, as_iovecs(slices), user_data);
+        let work = Work::Transfer { op, file, offset, punt: aside.is_some() };
+        match aside {
+            Some(disk) => self.place_aside(disk, work, as_iovecs(slices), user_data),
+            None => self.place(work, as_iovecs(slices), user_data),
+        }
     }
 
-    /// `fdatasync`: all completed writes are durable at completion.
-    pub fn flush(&mut self, file: RingFile, user_data: u64) {
-        self.place(Work::Flush { file }, &[], user_data);
+    /// `fdatasync` of the file of `disk`: all completed writes are durable at completion.
+    pub fn flush(&mut self, disk: u64, file: RingFile, user_data: u64) {
+        self.place_aside(disk, Work::Flush { file }, &[], user_data);
     }
 
-    /// `fallocate` with `mode` (`FALLOC_FL_*`).
-    pub fn fallocate(&mut self, file: RingFile, mode: i32, offset: u64, len: u64, user_data: u64) {
-        self.place(Work::Fallocate { file, mode, offset, len }, &[], user_data);
+    /// `fallocate` of a range of the file of `disk` with `mode` (`FALLOC_FL_*`).
+    pub fn fallocate(
+        &mut self,
+        (disk, file): (u64, RingFile),
+        mode: i32,
+        (offset, len): (u64, u64),
+        user_data: u64,
+    ) {
+        self.place_aside(disk, Work::Fallocate { file, mode, offset, len }, &[], user_data);
     }
 }
 

@@ -153,7 +153,7 @@ fn zeroes_are_written_where_no_call_makes_them() {
     let plain = RingFile::Plain(std::os::fd::AsRawFd::as_raw_fd(&disk.image.file()));
     let op = FileOp::Write { dsync: false };
     // SAFETY: our zeroes are mapped for ever.
-    unsafe { ring.transfer(op, plain, &slices, entry.offset, true, 0) };
+    unsafe { ring.transfer(op, plain, &slices, entry.offset, Some(1), 0) };
     let mut events = Vec::new();
     ring.wait(None).unwrap();
     ring.reap(&mut events);

@@ -15,7 +15,7 @@ fn transfer(
     user_data: u64,
 ) {
     // SAFETY: every test waits for all its completions before its memory is unmapped.
-    unsafe { ring.transfer(op, file, slices, offset, punt, user_data) };
+    unsafe { ring.transfer(op, file, slices, offset, punt.then_some(1), user_data) };
 }
 
 #[test]
