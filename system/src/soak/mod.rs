@@ -2,9 +2,9 @@
 //!
 //! Four guests behave well: they write, send, and compare every byte that comes back. Four are
 //! hostile: they change their tricks every second and are killed in the middle of them. Each guest
-//! is a process ([`guest`]), the daemon a child with disks on files and taps in a network namespace
-//! ([`stage`]). The end is a report: what the well-behaved saw, and what the daemon still holds
-//! ([`traces`]) when everybody has left. Every number that looks random comes from one seed.
+//! is a process (`guest`), the daemon a child with disks on files and taps in a network namespace
+//! (`stage`). The end is a report: what the well-behaved saw, and what the daemon still holds
+//! (`traces`) when everybody has left. Every number that looks random comes from one seed.
 
 mod guest;
 mod processes;

@@ -117,11 +117,13 @@ fn serve(shared: &Shared) {
 }
 
 impl Job {
-    fn run(mut self) {
-        let result = serve_to_the_end(&mut self.task, &self.image);
-        // Before the completion: whoever hears it may drop the disk and open the image again.
-        drop(self.image);
-        self.inbox.put(Completion { token: self.task.token, result });
+    fn run(self) {
+        let Self { mut task, image, inbox, .. } = self;
+        let (result, token) = (serve_to_the_end(&mut task, &image), task.token);
+        // Before the completion: whoever hears it may drop the disk and open the image again, or
+        // give guest memory back, which this thread would then be the last to unmap.
+        drop((task, image));
+        inbox.put(Completion { token, result });
     }
 }
 

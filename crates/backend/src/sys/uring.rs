@@ -5,7 +5,7 @@
 //! ring belongs to one thread and must be created on it.
 //!
 //! An entry of the submission queue names an array of iovecs, which the kernel reads when the
-//! entry is submitted and not later (`IORING_FEAT_SUBMIT_STABLE`). The two are one [`Task`] here,
+//! entry is submitted and not later (`IORING_FEAT_SUBMIT_STABLE`). The two are one `Task` here,
 //! and there is one function that writes them:
 //! ```text
 //! place:  parked tasks, or no room for the entry or for its slices? submit what waits
@@ -37,7 +37,7 @@ const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 16384;
 /// Bytes that the queues of a worker together copy between two looks at its completions: some
 /// hundreds of microseconds.
-const INLINE_BYTES: u64 = 4 << 20;
+const INLINE_BYTES: u64 = 1 << 20;
 /// Files that can be registered with one ring.
 const FILES: u32 = 1024;
 /// Slices that can wait for the next submit.
