@@ -482,6 +482,28 @@ mod tests {
     }
 
     #[test]
+    fn lists_of_every_kind_know_how_many_slices_they_hold() {
+        let source = list(&memory(4096), &[(0, 4), (8, 4), (16, 4)]);
+        let mut queue = SliceQueue::new();
+        let mut gather = Gather::new(Arc::new(Mapping::anonymous(16).unwrap()));
+        let mut target = SliceList::new();
+        for held in 0..=3 {
+            target.clear();
+            target.extend(source.pieces(0..held));
+            assert_eq!((target.len(), target.is_empty()), (held, held == 0));
+            assert_eq!((gather.len(), gather.is_empty()), (held, held == 0));
+            assert_eq!((queue.len(), queue.is_empty()), (held, held == 0));
+            gather.extend(source.pieces(0..1), 0);
+            queue.extend(source.pieces(0..1));
+        }
+        target.truncate(2);
+        assert_eq!((source.len(), target.len()), (3, 2));
+        gather.release();
+        queue.release();
+        assert!(gather.is_empty() && queue.is_empty());
+    }
+
+    #[test]
     #[should_panic(expected = "a byte of another snapshot")]
     fn a_kept_byte_is_written_in_its_own_snapshot_only() {
         let (one, other) = (memory(4096), memory(4096));

@@ -178,4 +178,64 @@ mod tests {
         assert!(fault_count() > before);
         mapping.slice(0, 4).unwrap().write_from(b"more");
     }
+
+    /// Set in the process that is to die of a fault.
+    const FAULTING: &str = "MANYRING_TEST_FAULTS";
+    /// With what the action ends the process that was there before ours.
+    const CHAINED: i32 = 42;
+
+    extern "C" fn end_process(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+        // SAFETY: the kernel, or the handler before this one, passes a valid siginfo_t.
+        let is_fault = unsafe { (*info).si_code } > 0;
+        // SAFETY: ends the process at once; a signal handler may.
+        unsafe { libc::_exit(if is_fault { CHAINED } else { 1 }) };
+    }
+
+    /// Touches a page that lies behind the end of its file: below all mappings of ours if
+    /// `is_below`, above them otherwise.
+    fn fault_beside_a_mapping(is_below: bool) {
+        let file = rustix::fs::memfd_create("theirs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let map = || {
+            // SAFETY: a new mapping at an address of the kernel's choice takes nobody's memory.
+            let page = unsafe {
+                let (read, shared) = (libc::PROT_READ, libc::MAP_SHARED);
+                let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+                libc::mmap(std::ptr::null_mut(), 4096, read, shared, fd, 0)
+            };
+            assert_ne!(page, libc::MAP_FAILED);
+            page as usize
+        };
+        let healthy = rustix::fs::memfd_create("ours", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&healthy, 4096).unwrap();
+        let (one, ours, other) = (map(), Mapping::of_file(&healthy, 0, 4096).unwrap(), map());
+        let place = ours.slice(0, 1).unwrap().address();
+        let page = if is_below { one.min(other) } else { one.max(other) };
+        assert_eq!(page < place, is_below, "the kernel places mappings one after the other");
+        // SAFETY: it is mapped; the access ends this process.
+        unsafe { std::ptr::read_volatile(page as *const u8) };
+    }
+
+    #[test]
+    fn a_fault_outside_of_our_memory_goes_to_the_action_installed_before() {
+        if let Ok(place) = std::env::var(FAULTING) {
+            // SAFETY: all-zero is a valid sigaction: no flags, empty mask, default handler.
+            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+            action.sa_sigaction = end_process as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO;
+            // SAFETY: `end_process` is of the type that SA_SIGINFO asks for.
+            unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) };
+            // SAFETY: changes no memory; it ends a process whose handler never ends.
+            unsafe { libc::alarm(10) };
+            install();
+            fault_beside_a_mapping(place == "below");
+            return;
+        }
+        let name = "a_fault_outside_of_our_memory_goes_to_the_action_installed_before";
+        for place in ["below", "above"] {
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", &format!("sigbus::tests::{name}")]).env(FAULTING, place);
+            let output = child.output().unwrap();
+            assert_eq!(output.status.code(), Some(CHAINED), "{place}: {output:?}");
+        }
+    }
 }
