@@ -130,7 +130,7 @@ impl Guest {
         let memory = Arc::new(memory);
         let features = RingFeatures { event_idx: true, indirect: true };
         let config = QueueConfig { size: 64, addresses: RING, base: 0, features };
-        let pool = Pool::new(PoolOptions { workers_max: 1, spin_us: 0, uring: false });
+        let pool = Pool::new(PoolOptions { workers_max: 2, spin_us: 0, uring: false });
         let options = BlkOptions {
             name: "test".to_owned(),
             num_queues: 1,
@@ -398,6 +398,41 @@ fn a_queue_stops_when_nothing_is_in_flight_and_says_where() {
     guest.until_used();
     let stats = guest.stats();
     assert_eq!((stats.in_flight.value(), stats.running.value()), (0, 0));
+}
+
+#[test]
+fn a_queue_whose_move_is_withdrawn_serves_what_came_meanwhile() {
+    let plan = FaultPlan { hold_every: 2, ..FaultPlan::default() };
+    let mut guest = Guest::new(Arc::new(FaultDisk::new(null(), plan)), &USUAL);
+    assert_eq!(guest.read(0, 512), OK);
+    let held = guest.add(VIRTIO_BLK_T_IN, 0, &[], &[(DATA, 512)]);
+    guest.publish();
+    until("the disk has the request", || guest.stats().in_flight.value() == 1);
+    let sleeps = guest.sleeps();
+    guest.set_enabled(true);
+    guest.until_asleep(sleeps);
+    let meanwhile = guest.add(VIRTIO_BLK_T_IN, 0, &[], &[(DATA, 512)]);
+    let (handle, before) = (guest.handle.take().unwrap(), guest.sleeps());
+    let (worker, driver) = (guest.pool.worker_stats()[0].clone(), &mut guest.driver);
+    let moved = guest.runtime.block_on(async {
+        let publish = async {
+            // It has heard of the move and waits for the request that the disk holds.
+            while worker.sleeps.value() == before {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            driver.publish();
+        };
+        tokio::join!(handle.move_to(1), publish).0
+    });
+    assert!(!moved, "the disk may still write");
+    assert_eq!(handle.worker(), Some(0));
+    guest.handle = Some(handle);
+    // The driver was not asked for a kick while the queue was to move, and has given none.
+    guest.until_used();
+    assert_eq!((guest.status(held), guest.status(meanwhile)), (NOT_WRITTEN, OK));
+    // The next one is held again, and the one after that is served.
+    guest.add(VIRTIO_BLK_T_FLUSH, 0, &[], &[]);
+    assert_eq!(guest.flush(), OK);
 }
 
 #[test]

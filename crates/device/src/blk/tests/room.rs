@@ -108,6 +108,14 @@ fn a_queue_takes_a_bounded_number_of_requests_at_once_and_sleeps_until_it_has_ro
     // More in the ring is no reason to go on looking at it.
     assert!(queue.settle((Polling::new(32), false), &mut wait, 0, 0, late));
     assert!(!queue.is_hot());
+    // Neither is a turn in which the disk has done nothing, for whatever reason it was taken.
+    queue.wake(late);
+    assert!(!queue.turn(&mut wait, 2 * late));
+    assert!(
+        queue.settle((Polling::new(32), true), &mut wait, 0, 0, 2 * late),
+        "its worker looks at other rings, and not for this queue"
+    );
+    assert!(!queue.turn(&mut wait, 2 * late) && !queue.is_hot());
     gate.store(true, Ordering::Relaxed);
     assert!(queue.turn(&mut wait, late), "what the disk has done is returned");
     assert!(queue.is_hot(), "there is room: the ring is looked at without a kick");
@@ -117,4 +125,17 @@ fn a_queue_takes_a_bounded_number_of_requests_at_once_and_sleeps_until_it_has_ro
     // Now the next work is the driver's to bring.
     assert!(queue.settle((Polling::new(32), false), &mut wait, 0, 0, 2 * late));
     assert!(driver.add(&[(BEHIND, 16)], &[(BEHIND + 64, 1)]).is_some() && driver.publish());
+}
+
+#[test]
+fn a_queue_that_ends_with_requests_in_flight_gives_them_up() {
+    let (_mapping, mut driver, mut queue) = rig(&GatedDisk(Arc::default()));
+    let (mut wait, stats) = (Wait::new(false).unwrap(), queue.stats().clone());
+    queue.attach(&mut wait, 0, 0, 0);
+    assert!(queue.turn(&mut wait, 0));
+    assert!(stats.in_flight.value() > 0);
+    // A debug build panics at a chain that is neither returned nor given up.
+    drop(queue);
+    assert_eq!((stats.in_flight.value(), stats.running.value()), (0, 0));
+    assert!(driver.take_used().is_none(), "nobody knows what became of them");
 }

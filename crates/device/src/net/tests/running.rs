@@ -374,3 +374,35 @@ fn a_late_event_of_a_replaced_kick_is_no_kick_and_leaves_one_watch() {
         assert_eq!(events.len(), 1, "uring {uring}: {events:?}");
     }
 }
+
+#[test]
+fn a_batch_waits_from_its_kick_on_or_from_the_last_look_at_the_ring() {
+    let mut guest = Guest::new(false);
+    let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let ours = Kick::new(kick.try_clone().unwrap()).unwrap();
+    guest.running.set_kick(Some(ours), &mut guest.wait, 0, 0);
+    rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+    let [event] = kick_events(&mut guest.wait)[..] else { panic!("one event of one kick") };
+    let Source::Kick { slot, watch } = event.source else { panic!("a kick") };
+    let mut waited = 0;
+    let mut wait_of_batch = |guest: &mut Guest| {
+        let sum = guest.ring.stats.wait_ns.sum();
+        sum - std::mem::replace(&mut waited, sum)
+    };
+    guest.send(1);
+    guest.turn(1000);
+    wait_of_batch(&mut guest);
+    // The ring was looked at until here: the frame may have come right behind that.
+    guest.turn(2000);
+    guest.send(1);
+    guest.running.on_kick((slot, watch), event, &mut guest.wait, 2300);
+    guest.turn(2500);
+    assert_eq!(wait_of_batch(&mut guest), 500, "since the last look");
+    // Nobody looks until the kick.
+    guest.turn(3000);
+    assert!(guest.running.settle((Polling::new(0), false), &mut guest.wait, 0, 1, 4000));
+    guest.send(1);
+    guest.running.on_kick((slot, watch), event, &mut guest.wait, 1_000_000);
+    guest.turn(1_000_700);
+    assert_eq!(wait_of_batch(&mut guest), 700, "since the kick");
+}
