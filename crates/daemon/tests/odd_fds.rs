@@ -233,7 +233,12 @@ fn a_kick_that_a_worker_watched_is_not_closed_by_the_worker() {
     let mut guest = house.guest();
     let (set, event) = ready_set();
     guest.front.set_vring_kick(0, Some(event.as_fd())).unwrap();
-    guest.queues[0].run(Op::Flush).unwrap();
+    let queue = &mut guest.queues[0];
+    queue.submit(Op::Flush).unwrap().expect("room in the ring");
+    queue.publish().unwrap();
+    // The queue kicks the eventfd that it began with, which the worker does not watch any more.
+    rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
+    queue.wait(LONG).unwrap();
     let hold = Hold::epoll(set).unwrap();
     drop(event);
     house.goes_on("watched");

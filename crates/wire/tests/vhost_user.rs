@@ -65,7 +65,6 @@ fn a_region_may_reach_the_end_of_every_address_space_and_not_past_it() {
 
 #[test]
 fn payloads_have_the_sizes_of_the_specification() {
-    let config_max = 12 + CONFIG_SIZE_MAX as usize;
     for (payload, sizes) in [
         (Payload::None, (0, 0)),
         (Payload::U64, (8, 8)),
@@ -80,7 +79,8 @@ fn payloads_have_the_sizes_of_the_specification() {
     ] {
         assert_eq!(payload.sizes(), sizes, "{payload:?}");
     }
-    assert_eq!(Payload::Config.sizes().1, config_max);
+    // SPDK's is longer than what it says, and is refused with an answer.
+    assert_eq!(Payload::Config.sizes(), (12, PAYLOAD_SIZE_MAX));
 }
 
 #[test]

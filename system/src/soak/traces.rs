@@ -50,7 +50,9 @@ impl Traces {
         }
         let names = folder("task")?
             .flatten()
-            .map(|entry| std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default());
+            .map(|entry| std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default())
+            // The kernel keeps the last idle thread of an io_uring for as long as the ring lives.
+            .filter(|name| !name.starts_with("iou-"));
         let (workers, others): (Vec<_>, Vec<_>) =
             names.partition(|name| name.starts_with("worker-"));
         let maps = proc(pid, "maps")?;
