@@ -100,7 +100,10 @@ fn a_ring_that_moves_goes_on_where_it_was() {
         available: shift(old.available),
         used: shift(old.used),
     };
-    device.relocate(addresses, Arc::new(memory)).unwrap();
+    let memory = Arc::new(memory);
+    assert!(Arc::ptr_eq(device.memory(), &rig.memory));
+    device.relocate(addresses, memory.clone()).unwrap();
+    assert!(Arc::ptr_eq(device.memory(), &memory), "chains are resolved in the new snapshot");
     device.push_used(chain, 5);
     device.publish();
     assert_eq!(driver.take_used(), Some((0, 5)));
@@ -118,8 +121,9 @@ fn a_ring_that_moves_out_of_memory_stays_where_it_was() {
     let mut driver = rig.driver();
     let mut device = DeviceQueue::new(rig.config, rig.memory.clone()).unwrap();
     let nowhere = RingAddresses { descriptor: 0, ..rig.config.addresses };
-    let refused = device.relocate(nowhere, rig.memory.clone());
+    let refused = device.relocate(nowhere, Arc::new((*rig.memory).clone()));
     assert!(matches!(refused, Err(QueueError::Ring(MemoryError::UserRange { .. }))));
+    assert!(Arc::ptr_eq(device.memory(), &rig.memory));
     driver.add(&[(BUFFERS, 1)], &[]).unwrap();
     driver.publish();
     let mut batch = Batch::new();

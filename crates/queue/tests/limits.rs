@@ -276,6 +276,7 @@ fn a_queue_of_any_format_does_what_its_halves_do() {
     assert_eq!(driver.used_count(), 1);
     assert!(driver.enable_notifications(), "there is one more");
     assert_eq!(driver.take_used(), Some((2, 4)));
+    assert_eq!(driver.used_count(), 0);
     assert!(!driver.enable_notifications());
     assert_eq!(driver.free_count(), 4);
 }
