@@ -37,7 +37,7 @@ fuzz_target!(|input: (bool, bool, u8, u16, Vec<Step>)| {
                 assert!(popped <= BATCH_CHAINS && (fault.is_none() || popped == 0));
                 for index in 0..popped {
                     let (chain, readable, writable) = batch.take(index).unwrap();
-                    for slice in readable.iter().chain(writable) {
+                    for slice in readable.iter().chain(writable.iter()) {
                         guest.assert_inside(slice);
                     }
                     held.push(chain);
