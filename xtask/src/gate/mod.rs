@@ -11,6 +11,7 @@ use crate::cargo::{self, cargo, see, target};
 use crate::{test, tidy};
 use manyring_system::runner::Totals;
 use manyring_system::{Outcome, check};
+use std::fmt::Write as _;
 use std::time::Instant;
 
 /// A step gives the tests it ran; one that counts none counts as one.
@@ -34,6 +35,7 @@ pub(crate) fn run() -> Outcome {
     let start = Instant::now();
     let mut totals = Totals::default();
     let mut report = Vec::new();
+    let mut failures = String::new();
     for (name, step) in STEPS {
         println!("\n== {name}");
         let begin = Instant::now();
@@ -41,6 +43,8 @@ pub(crate) fn run() -> Outcome {
             Ok(counted) => (counted, if counted.failed == 0 { "passed" } else { "FAILED" }),
             Err(sentence) => {
                 println!("xtask: {sentence}");
+                // Told again at the end, where the last lines are all that somebody keeps.
+                let _ = writeln!(failures, "{name}: {sentence}");
                 (Totals { passed: 0, failed: 1 }, "FAILED")
             }
         };
@@ -51,7 +55,8 @@ pub(crate) fn run() -> Outcome {
     }
     println!("\n{}", report.join("\n"));
     println!("{:12}        {:6.0} s", "all", start.elapsed().as_secs_f64());
-    println!("\n{totals}");
+    print!("\n{failures}");
+    println!("{totals}");
     check(totals.failed == 0, || "the gate is closed".into())
 }
 
