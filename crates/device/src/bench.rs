@@ -4,10 +4,12 @@
 //! `worker.rs` does; the queue, its handler and its disk or port are those of the daemon.
 
 use crate::blk::{BlkDevice, BlkOptions};
+use crate::handler::Handler;
+use crate::io::QueueIo;
 use crate::net::{NetRx, NetTx, Rules};
 use crate::policy::polling::Polling;
 use crate::pool::{Pool, PoolOptions};
-use crate::queue::{Handler, RunningQueue};
+use crate::running::{Happened, Run, RunningQueue};
 use crate::stats::{Class, QueueStats};
 use crate::wait::{Source, Wait, Woken};
 use crate::{Activation, StartError};
@@ -31,7 +33,7 @@ const ROOM_SIZE: usize = 1500 + 18;
 /// A running queue that no worker owns. Its time is simulated.
 #[derive(Debug)]
 pub struct SoloRunning {
-    queue: RunningQueue,
+    queue: Box<dyn Run>,
     wait: Wait,
     woken: Vec<Woken>,
     now_ns: u64,
@@ -55,7 +57,7 @@ impl SoloRunning {
         let disk_queue = disk.open_queue(false)?;
         // The pool starts no thread before a queue is started in it.
         let device = BlkDevice::new(options, disk, Pool::new(PoolOptions::default()));
-        let handler = Handler::Blk(device.solo(disk_queue, memory, size));
+        let handler = device.solo(disk_queue, memory, size);
         Self::new(activation, handler, Class::Blk)
     }
 
@@ -67,7 +69,7 @@ impl SoloRunning {
     pub fn tx(activation: Activation, port: &dyn Port) -> Result<Self, StartError> {
         let half = port.open_tx(0)?;
         let tx = NetTx::new(half, rules(), port.taken()).map_err(no_memory)?;
-        Self::new(activation, Handler::Tx(tx), Class::Net)
+        Self::new(activation, tx, Class::Net)
     }
 
     /// A receiveq that pair 0 of `port` fills, for a guest that merges buffers and takes no
@@ -79,14 +81,18 @@ impl SoloRunning {
     pub fn rx(activation: Activation, port: &dyn Port) -> Result<Self, StartError> {
         let half = port.open_rx(0)?;
         let rx = NetRx::new(half, rules(), true, activation.queue.size()).map_err(no_memory)?;
-        Self::new(activation, Handler::Rx(rx), Class::Net)
+        Self::new(activation, rx, Class::Net)
     }
 
-    fn new(activation: Activation, handler: Handler, class: Class) -> Result<Self, StartError> {
+    fn new<H: Handler>(
+        activation: Activation,
+        handler: H,
+        class: Class,
+    ) -> Result<Self, StartError> {
         let stats = Arc::new(QueueStats::new(class));
-        let mut queue = RunningQueue::new(activation, handler, stats);
+        let mut queue: Box<dyn Run> = Box::new(RunningQueue::new(activation, handler, stats));
         let (mut wait, now_ns) = (Wait::new(false)?, EPOCH_NS);
-        queue.attach(&mut wait, SLOT.0, SLOT.1, now_ns);
+        queue.attach(&mut QueueIo::new(&mut wait, SLOT.0, SLOT.1, now_ns));
         Ok(Self { queue, wait, woken: Vec::new(), now_ns })
     }
 
@@ -94,7 +100,7 @@ impl SoloRunning {
     #[inline]
     pub fn turn(&mut self) -> bool {
         self.now_ns += TURN_NS;
-        self.queue.turn(&mut self.wait, self.now_ns)
+        self.queue.turn(&mut QueueIo::new(&mut self.wait, SLOT.0, SLOT.1, self.now_ns)).worked
     }
 
     /// Sleeps until the driver kicks.
@@ -110,14 +116,16 @@ impl SoloRunning {
     #[inline]
     pub fn serve_kick(&mut self) -> bool {
         for event in self.woken.drain(..) {
-            if let Source::Kick { slot, watch } = event.source {
-                self.queue.on_kick((slot, watch), event, &mut self.wait, self.now_ns);
+            if let Source::Kick { watch, .. } = event.source {
+                let mut io = QueueIo::new(&mut self.wait, SLOT.0, SLOT.1, self.now_ns);
+                self.queue.on_event(Happened::Kick(watch), event, &mut io);
             }
         }
         while self.turn() {}
         let never = Polling::new(0);
         let looks_on = self.queue.looks_at_ring(never, self.now_ns);
-        self.queue.settle((never, looks_on), &mut self.wait, SLOT.0, SLOT.1, self.now_ns)
+        let mut io = QueueIo::new(&mut self.wait, SLOT.0, SLOT.1, self.now_ns);
+        self.queue.settle((never, looks_on), &mut io)
     }
 }
 

@@ -65,6 +65,6 @@ impl SoloQueue {
 
 impl Drop for SoloQueue {
     fn drop(&mut self) {
-        self.blk.abandon(&mut self.queue);
+        self.blk.discard_all(&mut self.queue);
     }
 }

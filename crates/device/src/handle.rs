@@ -1,16 +1,14 @@
 //! `QueueHandle`: a running queue as its session holds it; `Route`: which worker owns it.
 
 use crate::doorbell::{Call, Kick};
-use crate::net::{Ask, ControlHandle};
-use crate::orders::{Command, QueueId};
+use crate::orders::{Command, Order, QueueId, Reply};
 use crate::pool::{Pool, StopError};
-use crate::queue::Change;
 use crate::stats::QueueStats;
 use manyring_memory::GuestMemory;
 use manyring_queue::{QueueError, RingAddresses};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, MutexGuard, oneshot};
+use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot};
 
 /// Longest time that a queue which is to move waits for its requests in flight. A disk that hangs
 /// must not hold back the requests that it would still serve, nor every other move.
@@ -32,35 +30,31 @@ impl Route {
         Self { id, pool, worker: Mutex::new(0), stats }
     }
 
-    /// Sends a command to the worker that owns the queue; the lock is kept by the caller.
-    async fn send(&self, command: Command) -> MutexGuard<'_, usize> {
+    /// Sends an order to the worker that owns the queue; the lock is kept by the caller.
+    async fn send(&self, order: Order) -> MutexGuard<'_, usize> {
         let worker = self.worker.lock().await;
         if let Some(mailbox) = self.pool.mailbox(*worker) {
-            mailbox.send(command);
+            mailbox.send(Command::Order(self.id, order));
         }
         worker
     }
 
-    /// See [`QueueHandle::set_enabled`].
-    pub(crate) async fn set_enabled(&self, enabled: bool) {
-        let (reply, done) = oneshot::channel();
-        drop(self.send(Command::Enable(self.id, enabled, reply)).await);
-        let _ = done.await;
+    /// Gives an order and waits for its reply; `None` if the queue runs no more.
+    pub(crate) async fn ask<T>(&self, order: impl FnOnce(Reply<T>) -> Order) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        drop(self.send(order(reply)).await);
+        answer.await.ok()
     }
 
-    /// Changes what a network queue goes by; returns when its worker does.
-    pub(crate) async fn change(&self, change: Change) {
-        let (reply, done) = oneshot::channel();
-        drop(self.send(Command::Change(self.id, change, reply)).await);
-        let _ = done.await;
+    /// See [`QueueHandle::set_enabled`].
+    pub(crate) async fn set_enabled(&self, enabled: bool) {
+        self.ask(|fence| Order::Enable(enabled, fence)).await;
     }
 
     /// Returns when every request that the queue has popped until now is done.
-    pub(crate) async fn barrier(&self) {
-        let (reply, done) = oneshot::channel();
-        drop(self.send(Command::Barrier(self.id, reply)).await);
+    pub(crate) async fn fence(&self) {
         // A queue that has stopped has none.
-        let _ = done.await;
+        self.ask(Order::Fence).await;
     }
 
     pub(crate) fn stats(&self) -> &QueueStats {
@@ -81,11 +75,11 @@ impl Route {
         }
         let Some(mailbox) = self.pool.mailbox(*worker) else { return false };
         let (reply, mut detached) = oneshot::channel();
-        mailbox.send(Command::Detach(self.id, reply));
+        mailbox.send(Command::Order(self.id, Order::Detach(reply)));
         let queue = match tokio::time::timeout(MOVE_PATIENCE, &mut detached).await {
             Ok(queue) => queue,
             Err(_) => {
-                mailbox.send(Command::Stay(self.id));
+                mailbox.send(Command::Order(self.id, Order::Stay));
                 detached.await
             }
         };
@@ -102,11 +96,12 @@ impl Route {
 #[derive(Debug)]
 pub struct QueueHandle(Runs);
 
-/// Who runs the queue.
+/// Who runs the queue, and so hears its orders.
 #[derive(Debug)]
 enum Runs {
     Worker(Arc<Route>),
-    Control(ControlHandle),
+    /// A task of the control thread.
+    Task(mpsc::UnboundedSender<Order>),
 }
 
 impl QueueHandle {
@@ -114,15 +109,30 @@ impl QueueHandle {
         Self(Runs::Worker(route))
     }
 
-    pub(crate) fn control(handle: ControlHandle) -> Self {
-        Self(Runs::Control(handle))
+    /// A queue that a task of the control thread runs: it heeds all orders but those of a move.
+    pub(crate) fn of_task(orders: mpsc::UnboundedSender<Order>) -> Self {
+        Self(Runs::Task(orders))
     }
 
     /// The worker's route, unless the control thread runs the queue.
     pub(crate) fn route(&self) -> Option<&Arc<Route>> {
         match &self.0 {
             Runs::Worker(route) => Some(route),
-            Runs::Control(_) => None,
+            Runs::Task(_) => None,
+        }
+    }
+
+    /// Gives an order and waits for its reply; `None` if the queue runs no more. Nothing is asked
+    /// without waiting: who is slow must not gather what a front-end sends meanwhile, fds above
+    /// all.
+    async fn ask<T>(&self, order: impl FnOnce(Reply<T>) -> Order) -> Option<T> {
+        match &self.0 {
+            Runs::Worker(route) => route.ask(order).await,
+            Runs::Task(orders) => {
+                let (reply, answer) = oneshot::channel();
+                let _ = orders.send(order(reply));
+                answer.await.ok()
+            }
         }
     }
 
@@ -137,15 +147,16 @@ impl QueueHandle {
     /// # Errors
     /// [`StopError`] if the worker has ended.
     pub async fn stop(self) -> Result<u16, StopError> {
-        match self.0 {
+        let base = match &self.0 {
             Runs::Worker(route) => {
                 let (reply, base) = oneshot::channel();
                 // The lock is kept: a queue that stops does not move.
-                let _stays = route.send(Command::Stop(route.id, reply)).await;
-                base.await.map_err(|_| StopError)
+                let _stays = route.send(Order::Stop(reply)).await;
+                base.await.ok()
             }
-            Runs::Control(handle) => handle.ask(Ask::Stop).await.ok_or(StopError),
-        }
+            Runs::Task(_) => self.ask(Order::Stop).await,
+        };
+        base.ok_or(StopError)
     }
 
     /// Gives the queue a new snapshot; returns when no request uses an older one.
@@ -157,58 +168,29 @@ impl QueueHandle {
         memory: Arc<GuestMemory>,
         addresses: RingAddresses,
     ) -> Result<(), QueueError> {
-        match &self.0 {
-            Runs::Worker(route) => {
-                let (reply, done) = oneshot::channel();
-                drop(route.send(Command::Memory(route.id, memory, addresses, reply)).await);
-                // A worker that has ended uses no memory.
-                done.await.unwrap_or(Ok(()))
-            }
-            Runs::Control(handle) => {
-                let asked = handle.ask(|reply| Ask::Memory(memory, addresses, reply));
-                asked.await.unwrap_or(Ok(()))
-            }
-        }
+        // A queue that runs no more uses no memory.
+        self.ask(|fence| Order::Memory(memory, addresses, fence)).await.unwrap_or(Ok(()))
     }
 
-    /// Serves the ring, or lets it wait; returns when the worker knows.
+    /// Serves the ring, or lets it wait. Returns when the worker knows, and if the ring is to wait,
+    /// when nothing that was taken from it is in flight any more.
     pub async fn set_enabled(&self, enabled: bool) {
-        match &self.0 {
-            Runs::Worker(route) => route.set_enabled(enabled).await,
-            Runs::Control(handle) => {
-                handle.ask(|reply| Ask::Enable(enabled, reply)).await;
-            }
-        }
+        self.ask(|fence| Order::Enable(enabled, fence)).await;
     }
 
     /// Replaces the kick.
     pub async fn set_kick(&self, kick: Option<Kick>) {
-        match &self.0 {
-            Runs::Worker(route) => drop(route.send(Command::Kick(route.id, kick)).await),
-            Runs::Control(handle) => {
-                handle.ask(|reply| Ask::Kick(kick, reply)).await;
-            }
-        }
+        self.ask(|reply| Order::Kick(kick, reply)).await;
     }
 
     /// Replaces the call.
     pub async fn set_call(&self, call: Option<Arc<Call>>) {
-        match &self.0 {
-            Runs::Worker(route) => drop(route.send(Command::Call(route.id, call)).await),
-            Runs::Control(handle) => {
-                handle.ask(|reply| Ask::Call(call, reply)).await;
-            }
-        }
+        self.ask(|reply| Order::Call(call, reply)).await;
     }
 
     /// Replaces the err.
     pub async fn set_err(&self, err: Option<Arc<Call>>) {
-        match &self.0 {
-            Runs::Worker(route) => drop(route.send(Command::Err(route.id, err)).await),
-            Runs::Control(handle) => {
-                handle.ask(|reply| Ask::Err(err, reply)).await;
-            }
-        }
+        self.ask(|reply| Order::Err(err, reply)).await;
     }
 
     /// Moves the running queue to worker `index`: it stops popping, reaps what is in flight, and

@@ -20,11 +20,16 @@ mod foreign;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handle;
+mod handler;
+mod io;
+mod life;
+mod live;
 pub mod net;
+mod notifier;
 mod orders;
 pub mod policy;
 mod pool;
-mod queue;
+mod running;
 mod sentry;
 pub mod stats;
 mod wait;
@@ -34,8 +39,8 @@ pub use aside::aside;
 pub use doorbell::{Call, Channel, DoorbellError, Kick};
 pub use foreign::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
 pub use handle::QueueHandle;
+pub use life::{Event, EventKind};
 pub use pool::{Pool, PoolOptions, StopError};
-pub use queue::{Event, EventKind};
 pub use stats::{QueueStats, WorkerStats};
 
 use manyring_queue::{DeviceQueue, QueueError, RingAddresses};
@@ -173,4 +178,10 @@ pub trait Device: Send + Sync + std::fmt::Debug {
 
     /// Counters of queue `index`; they outlive sessions.
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>>;
+}
+
+impl From<rustix::io::Errno> for StartError {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::Backend(errno)
+    }
 }

@@ -1,9 +1,10 @@
-//! What the control thread asks of a worker, and the mailbox through which it does.
+//! What the control thread asks of a running queue, and the mailbox through which a worker hears it.
 
 use crate::doorbell::{Call, Kick};
-use crate::queue::{Change, MemoryReply, RunningQueue, StopReply};
+use crate::running::Run;
 use manyring_memory::GuestMemory;
-use manyring_queue::RingAddresses;
+use manyring_queue::{QueueError, RingAddresses};
+use manyring_wire::net::Coalescing;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -16,23 +17,47 @@ use tokio::sync::oneshot;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct QueueId(pub(crate) u64);
 
-/// What the control thread asks of a worker.
+/// A reply to an order.
+pub(crate) type Reply<T> = oneshot::Sender<T>;
+/// A reply to an order that takes guest memory away: sent once nothing uses it any more. An error
+/// if the order was refused, and nothing has changed.
+pub(crate) type Fence = Reply<Result<(), QueueError>>;
+
+/// What a session or a device asks of a running queue. A reply that is dropped says that the queue
+/// runs no more.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// End, once nothing is in flight; the reply is the base.
+    Stop(Reply<u16>),
+    /// Give the queue back, to move it.
+    Detach(Reply<Box<dyn Run>>),
+    /// Keep the queue, if it has not been given back yet.
+    Stay,
+    /// Serve the ring at these addresses of this memory.
+    Memory(Arc<GuestMemory>, RingAddresses, Fence),
+    /// Tell when everything that was taken until now is done.
+    Fence(Fence),
+    /// Serve the ring, or let it be.
+    Enable(bool, Fence),
+    /// Look again at what the queue goes by.
+    Refresh(Reply<()>),
+    /// Hold notifications back like this.
+    Coalesce(Coalescing, Reply<()>),
+    /// Replace the kick.
+    Kick(Option<Kick>, Reply<()>),
+    /// Replace the call.
+    Call(Option<Arc<Call>>, Reply<()>),
+    /// Replace the err.
+    Err(Option<Arc<Call>>, Reply<()>),
+}
+
+/// What a worker is told.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Start(QueueId, Box<RunningQueue>),
-    Stop(QueueId, StopReply),
-    /// Give the queue back, to move it.
-    Detach(QueueId, oneshot::Sender<Box<RunningQueue>>),
-    /// Keep the queue, if it has not been given back yet.
-    Stay(QueueId),
-    Memory(QueueId, Arc<GuestMemory>, RingAddresses, MemoryReply),
-    /// Tell when every request that was popped until now is done.
-    Barrier(QueueId, MemoryReply),
-    Enable(QueueId, bool, oneshot::Sender<()>),
-    Change(QueueId, Change, oneshot::Sender<()>),
-    Kick(QueueId, Option<Kick>),
-    Call(QueueId, Option<Arc<Call>>),
-    Err(QueueId, Option<Arc<Call>>),
+    /// Run this queue.
+    Start(QueueId, Box<dyn Run>),
+    /// Something for a queue, which may have ended by now.
+    Order(QueueId, Order),
     Quit,
 }
 

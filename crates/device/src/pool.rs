@@ -3,7 +3,7 @@
 use crate::handle::{QueueHandle, Route};
 use crate::orders::{Command, Mailbox, QueueId};
 use crate::policy::polling::Polling;
-use crate::queue::RunningQueue;
+use crate::running::Run;
 use crate::sentry;
 use crate::stats::WorkerStats;
 use crate::worker::Worker;
@@ -109,7 +109,7 @@ impl Pool {
     }
 
     /// Places a queue on the first worker; the balance moves it when that is worth it.
-    pub(crate) fn start(self: &Arc<Self>, queue: RunningQueue) -> Option<QueueHandle> {
+    pub(crate) fn start(self: &Arc<Self>, queue: impl Run + 'static) -> Option<QueueHandle> {
         self.has_ring()?;
         let id = QueueId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let route = Arc::new(Route::new(id, self.clone(), queue.stats().clone()));

@@ -16,10 +16,11 @@
 
 mod round;
 
-use crate::orders::{Command, Mailbox, QueueId};
+use crate::io::QueueIo;
+use crate::orders::{Command, Mailbox, Order, QueueId, Reply};
 use crate::policy::polling::Polling;
 use crate::policy::share::Shares;
-use crate::queue::{RunningQueue, StopReply};
+use crate::running::{Happened, Run};
 use crate::stats::WorkerStats;
 use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
 use round::Round;
@@ -28,19 +29,19 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
 /// What becomes of a queue when it is drained.
 #[derive(Debug)]
 enum Ending {
-    Stop(StopReply),
-    Detach(oneshot::Sender<Box<RunningQueue>>),
+    Stop(Reply<u16>),
+    Detach(Reply<Box<dyn Run>>),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Slot {
     generation: u32,
-    entry: Option<(QueueId, Box<RunningQueue>)>,
+    entry: Option<(QueueId, Box<dyn Run>)>,
     ending: Option<Ending>,
     /// Whose queue it is: a number that all queues of a session share.
     guest: usize,
@@ -200,16 +201,18 @@ impl Worker {
         let any = !woken.is_empty();
         for event in woken.drain(..) {
             match event.source {
-                Source::Kick { slot, watch } => self.on_kick(slot, watch, event),
-                Source::Disk { slot, token } => {
-                    let slots = self.slots.get_mut(slot as usize);
-                    if let Some((_, queue)) = slots.and_then(|s| s.entry.as_mut()) {
-                        queue.on_disk(token, event.result, &mut self.wait);
-                        self.make_listed(slot as usize);
-                    }
+                Source::Kick { slot, watch } => {
+                    self.on_event(slot, None, Happened::Kick(watch), event);
                 }
-                Source::Port { slot, generation } => self.on_port(slot, generation, event.result),
-                Source::Offload { slot, generation } => self.on_offload(slot, generation, event),
+                Source::Disk { slot, token } => {
+                    self.on_event(slot, None, Happened::Disk(token), event);
+                }
+                Source::Port { slot, generation } => {
+                    self.on_event(slot, Some(generation), Happened::Port, event);
+                }
+                Source::Offload { slot, generation } => {
+                    self.on_event(slot, Some(generation), Happened::Offload, event);
+                }
                 Source::Mailbox if event.ended => {
                     self.wait.watch(self.mailbox.as_fd(), Source::Mailbox);
                 }
@@ -220,32 +223,17 @@ impl Worker {
         any
     }
 
-    fn on_kick(&mut self, slot: u32, watch: u32, event: Woken) {
-        let now_ns = self.now_ns;
-        let slots = self.slots.get_mut(slot as usize);
-        if let Some((_, queue)) = slots.and_then(|s| s.entry.as_mut()) {
-            queue.on_kick((slot, watch), event, &mut self.wait, now_ns);
-            self.make_listed(slot as usize);
+    /// Tells the queue in `slot`, if it is still the one of this generation where that counts.
+    fn on_event(&mut self, slot: u32, generation: Option<u32>, happened: Happened, event: Woken) {
+        let index = slot as usize;
+        let Some(found) = self.slots.get_mut(index) else { return };
+        if generation.is_some_and(|generation| generation != found.generation) {
+            return;
         }
-    }
-
-    fn on_port(&mut self, slot: u32, generation: u32, result: i32) {
-        let now_ns = self.now_ns;
-        let slots = self.slots.get_mut(slot as usize).filter(|s| s.generation == generation);
-        if let Some((_, queue)) = slots.and_then(|s| s.entry.as_mut()) {
-            queue.on_port(result, now_ns);
-            self.make_listed(slot as usize);
-        }
-    }
-
-    /// A turn takes what the disk has finished; the watch goes on as long as the queue is here.
-    fn on_offload(&mut self, slot: u32, generation: u32, event: Woken) {
-        let slots = self.slots.get_mut(slot as usize).filter(|s| s.generation == generation);
-        if let Some((_, queue)) = slots.and_then(|s| s.entry.as_mut()) {
-            if event.ended {
-                queue.watch_disk(&mut self.wait, slot, generation);
-            }
-            self.make_listed(slot as usize);
+        if let Some((_, queue)) = &mut found.entry {
+            let mut io = QueueIo::new(&mut self.wait, slot, found.generation, self.now_ns);
+            queue.on_event(happened, event, &mut io);
+            self.make_listed(index);
         }
     }
 
@@ -275,19 +263,17 @@ impl Worker {
     }
 
     /// Takes the queues that `should` settle, and can, out of the list of hot ones.
-    fn settle(&mut self, should: impl Fn(&RunningQueue) -> bool, looks_on: bool) {
+    fn settle(&mut self, should: impl Fn(&dyn Run) -> bool, looks_on: bool) {
         let (slots, wait, timed) = (&mut self.slots, &mut self.wait, &mut self.timed);
-        let (polling, now_ns) = (self.polling, self.now_ns);
+        let (how, now_ns) = ((self.polling, looks_on), self.now_ns);
         self.hot.retain(|&slot| {
             let Slot { generation, entry, is_listed, is_due, .. } = &mut slots[slot];
-            let index = index_of(slot);
-            let is_due = *is_due;
             *is_listed = entry.as_mut().is_some_and(|(_, queue)| {
-                let how = (polling, looks_on);
-                let mut stays = |queue: &mut RunningQueue| {
-                    queue.is_hot() && !queue.settle(how, wait, index, *generation, now_ns)
-                };
-                is_due || !should(queue) || stays(queue)
+                if *is_due || !should(&**queue) {
+                    return true;
+                }
+                let mut io = QueueIo::new(wait, index_of(slot), *generation, now_ns);
+                queue.is_hot() && !queue.settle(how, &mut io)
             });
             if !*is_listed && let Some(at) = entry.as_ref().and_then(|(_, q)| q.deadline_ns()) {
                 timed.push((slot, at));
@@ -312,64 +298,39 @@ impl Worker {
         for command in self.mailbox.take() {
             match command {
                 Command::Start(id, queue) => self.start(id, queue),
-                Command::Stop(id, reply) => self.end(id, Ending::Stop(reply)),
-                Command::Detach(id, reply) => self.end(id, Ending::Detach(reply)),
-                Command::Stay(id) => self.stay(id),
-                Command::Memory(id, memory, addresses, reply) => {
-                    let now_ns = self.now_ns;
-                    self.with(id, |queue, _, _| {
-                        queue.set_memory(memory, addresses, reply, now_ns);
-                    });
-                }
-                Command::Barrier(id, reply) => self.with(id, |queue, _, _| queue.barrier(reply)),
-                Command::Enable(id, enabled, reply) => {
-                    let now_ns = self.now_ns;
-                    self.with(id, |queue, wait, _| queue.set_enabled(enabled, wait, now_ns));
-                    let _ = reply.send(());
-                }
-                Command::Change(id, change, reply) => {
-                    let now_ns = self.now_ns;
-                    self.with(id, |queue, _, _| queue.change(change, now_ns));
-                    let _ = reply.send(());
-                }
-                Command::Kick(id, kick) => {
-                    let now_ns = self.now_ns;
-                    self.with(id, |queue, wait, slot| queue.set_kick(kick, wait, slot, now_ns));
-                }
-                Command::Call(id, call) => self.with(id, |queue, _, _| queue.set_call(call)),
-                Command::Err(id, err) => self.with(id, |queue, _, _| queue.set_err(err)),
+                Command::Order(id, order) => self.heed(id, order),
                 Command::Quit => self.quit = true,
             }
         }
     }
 
-    /// Does something with a queue, if it is here, and looks at it afterwards.
-    fn with(&mut self, id: QueueId, act: impl FnOnce(&mut RunningQueue, &mut Wait, u32)) {
+    /// Gives an order to its queue, if it is here, and looks at the queue afterwards.
+    fn heed(&mut self, id: QueueId, order: Order) {
         let Some(&slot) = self.by_id.get(&id) else { return };
-        if let Some((_, queue)) = &mut self.slots[slot].entry {
-            act(queue, &mut self.wait, index_of(slot));
+        match order {
+            Order::Stop(reply) => self.end(slot, Ending::Stop(reply)),
+            Order::Detach(reply) => self.end(slot, Ending::Detach(reply)),
+            Order::Stay => self.stay(slot),
+            order => {
+                let Slot { entry, generation, .. } = &mut self.slots[slot];
+                if let Some((_, queue)) = entry {
+                    let (slot, now_ns) = (index_of(slot), self.now_ns);
+                    queue.heed(order, &mut QueueIo::new(&mut self.wait, slot, *generation, now_ns));
+                }
+            }
         }
         self.make_listed(slot);
     }
 
-    fn start(&mut self, id: QueueId, mut queue: Box<RunningQueue>) {
+    fn start(&mut self, id: QueueId, mut queue: Box<dyn Run>) {
         let free = self.slots.iter().position(|s| s.entry.is_none());
         let slot = free.unwrap_or_else(|| {
-            self.slots.push(Slot {
-                generation: 0,
-                entry: None,
-                ending: None,
-                guest: 0,
-                is_listed: false,
-                is_due: false,
-            });
+            self.slots.push(Slot::default());
             self.slots.len() - 1
         });
-        self.slots[slot].guest = self.guest_of(&queue);
+        self.slots[slot].guest = self.guest_of(&*queue);
         let generation = self.slots[slot].generation;
-        queue.attach(&mut self.wait, index_of(slot), generation, self.now_ns);
-        // It may have been cut away before it came here: the count has moved on already.
-        queue.check_memory();
+        queue.attach(&mut QueueIo::new(&mut self.wait, index_of(slot), generation, self.now_ns));
         self.slots[slot].entry = Some((id, queue));
         self.by_id.insert(id, slot);
         self.stats.queues.set(self.by_id.len() as u64);
@@ -377,9 +338,9 @@ impl Worker {
     }
 
     /// The number of the guest that `queue` belongs to: the lowest free one if it is new here.
-    fn guest_of(&self, queue: &RunningQueue) -> usize {
+    fn guest_of(&self, queue: &dyn Run) -> usize {
         let here = || self.slots.iter().filter_map(|s| s.entry.as_ref().map(|(_, q)| (s.guest, q)));
-        if let Some((guest, _)) = here().find(|(_, other)| other.is_of_same_guest(queue)) {
+        if let Some((guest, _)) = here().find(|(_, other)| other.is_of_guest(queue.guest())) {
             return guest;
         }
         let mut taken = vec![false; self.slots.len() + 1];
@@ -388,25 +349,21 @@ impl Worker {
     }
 
     /// Drains a queue; what then happens is `ending`.
-    fn end(&mut self, id: QueueId, ending: Ending) {
-        let Some(&slot) = self.by_id.get(&id) else { return };
+    fn end(&mut self, slot: usize, ending: Ending) {
         if let Some((_, queue)) = &mut self.slots[slot].entry {
             queue.drain();
         }
         self.slots[slot].ending = Some(ending);
-        self.make_listed(slot);
     }
 
     /// Takes a detach back: the queue pops again, and whoever waits for it is told so.
-    fn stay(&mut self, id: QueueId) {
-        let Some(&slot) = self.by_id.get(&id) else { return };
+    fn stay(&mut self, slot: usize) {
         let now_ns = self.now_ns;
         if let Some(Ending::Detach(_)) = self.slots[slot].ending
             && let Some((_, queue)) = &mut self.slots[slot].entry
         {
             queue.resume(now_ns);
             self.slots[slot].ending = None;
-            self.make_listed(slot);
         }
     }
 
@@ -429,7 +386,7 @@ impl Worker {
         let generation = self.slots[slot].generation;
         self.slots[slot].generation = generation.wrapping_add(1);
         let Some((id, mut queue)) = self.slots[slot].entry.take() else { return };
-        queue.detach(&mut self.wait, index_of(slot), generation);
+        queue.detach(&mut QueueIo::new(&mut self.wait, index_of(slot), generation, self.now_ns));
         self.by_id.remove(&id);
         self.stats.queues.set(self.by_id.len() as u64);
         match self.slots[slot].ending.take() {

@@ -1,14 +1,15 @@
 //! `BlkDevice`: queues, features offered, config space.
 
 mod config;
+mod handler;
 mod pending;
 mod virtio;
 
-pub(crate) use virtio::{BlkQueue, Completed};
+pub(crate) use virtio::BlkQueue;
 
 use crate::handle::{QueueHandle, Route};
 use crate::pool::Pool;
-use crate::queue::{Handler, RunningQueue};
+use crate::running::RunningQueue;
 use crate::stats::QueueStats;
 use crate::{Activation, ConfigError, Device, Later, StartError};
 use manyring_backend::blk::{Disk, Geometry};
@@ -184,7 +185,7 @@ impl BlkDevice {
         runtime.block_on(async {
             let deadline = tokio::time::Instant::now() + RESIZE_PATIENCE;
             for route in routes {
-                let done = tokio::time::timeout_at(deadline, route.barrier()).await;
+                let done = tokio::time::timeout_at(deadline, route.fence()).await;
                 done.map_err(|_| Errno::BUSY)?;
             }
             Ok(())
@@ -198,7 +199,7 @@ impl BlkDevice {
         let memory = activation.queue.memory().clone();
         let (size, features) = (activation.queue.size(), activation.features);
         let blk = BlkQueue::new(disk, self.shared.clone(), memory, size).with_features(features);
-        let queue = RunningQueue::new(activation, Handler::Blk(blk), stats);
+        let queue = RunningQueue::new(activation, blk, stats);
         self.pool.start(queue).ok_or(StartError::NoWorker)
     }
 

@@ -9,7 +9,7 @@
 //! thread stops using their memory: it leaves those snapshots mapped for ever. That happens when
 //! the daemon ends, and to nobody else.
 
-use crate::queue::MemoryReply;
+use crate::orders::Fence;
 use manyring_memory::{GuestMemory, KeptByte};
 use manyring_queue::Chain;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ struct Retiring {
     epoch: u32,
     left: usize,
     memory: Arc<GuestMemory>,
-    reply: Option<MemoryReply>,
+    reply: Option<Fence>,
 }
 
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl Pending {
     }
 
     /// Begins a new epoch with `memory`; `reply` is told when no request uses an older snapshot.
-    pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, reply: MemoryReply) {
+    pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, reply: Fence) {
         let older: usize = self.retiring.iter().map(|r| r.left).sum();
         let in_flight = self.slots.len() - self.free.len();
         self.retiring.push(Retiring {
@@ -132,7 +132,7 @@ impl Pending {
 
     /// Begins a new epoch with the same memory; `reply` is told when no request of an older one is
     /// left.
-    pub(super) fn barrier(&mut self, reply: MemoryReply) {
+    pub(super) fn barrier(&mut self, reply: Fence) {
         self.retire(self.memory.clone(), reply);
     }
 

@@ -3,7 +3,7 @@
 use super::config::{RANGE_BYTES_MAX, RANGES_MAX, SIZE_MAX};
 use super::pending::{InFlight, Kind, Pending};
 use super::{IN_FLIGHT_MAX, Shared};
-use crate::queue::MemoryReply;
+use crate::orders::Fence;
 use crate::stats::QueueStats;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
@@ -86,23 +86,23 @@ impl BlkQueue {
     }
 
     /// See [`DiskQueue::readiness`].
-    pub(crate) fn readiness(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn offload(&self) -> Option<BorrowedFd<'_>> {
         self.disk.readiness()
     }
 
-    pub(crate) fn attach(&mut self, ring: Option<&mut Ring>, tag: u64) {
+    pub(super) fn attach_disk(&mut self, ring: Option<&mut Ring>, tag: u64) {
         self.disk.attach(ring, tag);
     }
 
-    pub(crate) fn detach(&mut self, ring: Option<&mut Ring>) {
+    pub(super) fn detach_disk(&mut self, ring: Option<&mut Ring>) {
         self.disk.detach(ring);
     }
 
-    pub(crate) fn on_event(&mut self, token: u32, result: i32, ring: Option<&mut Ring>) {
+    pub(super) fn on_disk(&mut self, token: u32, result: i32, ring: Option<&mut Ring>) {
         self.disk.on_event(token, result, ring, &mut self.done);
     }
 
-    pub(crate) fn retire_memory(&mut self, memory: Arc<GuestMemory>, reply: MemoryReply) {
+    pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, reply: Fence) {
         self.batch.release();
         self.burst.release();
         self.disk.release_memory();
@@ -110,7 +110,7 @@ impl BlkQueue {
     }
 
     /// `reply` is told when every request that was popped until now is done.
-    pub(crate) fn barrier(&mut self, reply: MemoryReply) {
+    pub(crate) fn barrier(&mut self, reply: Fence) {
         self.pending.barrier(reply);
     }
 
@@ -120,7 +120,7 @@ impl BlkQueue {
     }
 
     /// Gives up what is in flight, when the queue ends.
-    pub(crate) fn abandon(&mut self, queue: &mut DeviceQueue) {
+    pub(crate) fn discard_all(&mut self, queue: &mut DeviceQueue) {
         self.pending.drain().for_each(|request| queue.discard(request.chain));
     }
 

@@ -5,12 +5,13 @@
 
 use super::Inner;
 use super::control::{Commands, Reply};
+use crate::Activation;
 use crate::doorbell::{Call, Kick};
 use crate::handle::QueueHandle;
-use crate::queue::{Event, EventKind};
+use crate::life::{Event, EventKind};
+use crate::orders::Order;
 use crate::stats::QueueStats;
-use crate::{Activation, RingAddresses};
-use manyring_memory::{GuestMemory, SliceList, copy_from_slices, copy_to_slices, total_len};
+use manyring_memory::{SliceList, copy_from_slices, copy_to_slices, total_len};
 use manyring_queue::{Batch, DeviceQueue, QueueError};
 use manyring_wire::net::{Command, CommandError, CtrlStatus};
 use rustix::fd::{AsFd, AsRawFd, RawFd};
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 /// Longest command that is read: a MAC table of ten thousand addresses.
 const COMMAND_SIZE_MAX: u64 = 64 << 10;
@@ -26,31 +27,6 @@ const COMMAND_SIZE_MAX: u64 = 64 << 10;
 const POLL_PERIOD: Duration = Duration::from_millis(5);
 /// Refusals that are logged at warning level; what a guest repeats is no news.
 const REFUSALS_TOLD: u32 = 10;
-
-/// What the session asks of the task.
-#[derive(Debug)]
-pub(crate) enum Ask {
-    Stop(oneshot::Sender<u16>),
-    Memory(Arc<GuestMemory>, RingAddresses, oneshot::Sender<Result<(), QueueError>>),
-    Enable(bool, oneshot::Sender<()>),
-    Kick(Option<Kick>, oneshot::Sender<()>),
-    Call(Option<Arc<Call>>, oneshot::Sender<()>),
-    Err(Option<Arc<Call>>, oneshot::Sender<()>),
-}
-
-/// The task, as its session holds it.
-#[derive(Debug)]
-pub(crate) struct ControlHandle(mpsc::UnboundedSender<Ask>);
-
-impl ControlHandle {
-    /// Asks and waits; `None` if the task has ended. Nothing is asked without waiting: a task that
-    /// waits for the host must not gather what a front-end sends meanwhile, fds above all.
-    pub(crate) async fn ask<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Option<T> {
-        let (reply, answer) = oneshot::channel();
-        let _ = self.0.send(ask(reply));
-        answer.await.ok()
-    }
-}
 
 /// A kick that the control thread watches.
 #[derive(Debug)]
@@ -82,9 +58,9 @@ pub(super) struct Task {
 /// Starts the task of the control queue.
 pub(super) async fn start(inner: &Arc<Inner>, activation: Activation) -> QueueHandle {
     let commands = Commands::begin(inner.clone()).await;
-    let (sender, asks) = mpsc::unbounded_channel();
-    tokio::spawn(Task::new(inner, commands, activation).run(asks));
-    QueueHandle::control(ControlHandle(sender))
+    let (sender, orders) = mpsc::unbounded_channel();
+    tokio::spawn(Task::new(inner, commands, activation).run(orders));
+    QueueHandle::of_task(sender)
 }
 
 #[allow(
@@ -138,7 +114,7 @@ impl Task {
         &self.queue
     }
 
-    async fn run(mut self, mut asks: mpsc::UnboundedReceiver<Ask>) {
+    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
         loop {
             // One command, then whoever else waits for this thread: a driver that never stops
             // must not have it.
@@ -147,8 +123,8 @@ impl Task {
             let looks = self.enabled && !self.memory_lost && self.queue.fault().is_none();
             tokio::select! {
                 biased;
-                ask = asks.recv() => match ask {
-                    Some(ask) => if self.heed(ask) { return },
+                order = orders.recv() => match order {
+                    Some(order) => if self.heed(order) { return },
                     None => return,
                 },
                 () = tokio::task::yield_now(), if has_more => {}
@@ -158,30 +134,34 @@ impl Task {
     }
 
     /// True if the task is to end.
-    fn heed(&mut self, ask: Ask) -> bool {
-        match ask {
-            Ask::Stop(reply) => {
+    fn heed(&mut self, order: Order) -> bool {
+        match order {
+            Order::Stop(reply) => {
                 let _ = reply.send(self.queue.base());
                 return true;
             }
-            Ask::Memory(memory, addresses, reply) => {
+            Order::Memory(memory, addresses, reply) => {
                 self.batch.release();
                 let _ = reply.send(self.queue.relocate(addresses, memory));
             }
-            Ask::Enable(enabled, reply) => {
+            // A command is served to its end before the next order is heard.
+            Order::Enable(enabled, fence) => {
                 self.enabled = enabled;
-                let _ = reply.send(());
+                let _ = fence.send(Ok(()));
             }
-            Ask::Kick(kick, reply) => {
+            Order::Fence(fence) => drop(fence.send(Ok(()))),
+            // What goes by rules, is told of frames, or moves, is a queue of a worker.
+            Order::Refresh(_) | Order::Coalesce(..) | Order::Detach(_) | Order::Stay => {}
+            Order::Kick(kick, reply) => {
                 self.kick = kick.and_then(watched);
                 let _ = reply.send(());
             }
-            Ask::Call(call, reply) => {
+            Order::Call(call, reply) => {
                 self.call = call;
                 self.ring();
                 let _ = reply.send(());
             }
-            Ask::Err(err, reply) => {
+            Order::Err(err, reply) => {
                 self.err = err;
                 let _ = reply.send(());
             }

@@ -11,12 +11,12 @@ mod control;
 mod ctrl;
 #[cfg(fuzzing)]
 mod fuzzing;
+mod handler;
 mod pairs;
 mod rules;
 mod rx;
 mod tx;
 
-pub(crate) use ctrl::{Ask, ControlHandle};
 pub(crate) use rules::Rules;
 pub(crate) use rx::NetRx;
 pub(crate) use tx::NetTx;
@@ -27,6 +27,7 @@ pub use manyring_wire::net::{MacAddress, is_mtu, parse_mac};
 
 use crate::aside::aside;
 use crate::handle::{QueueHandle, Route};
+use crate::live::Live;
 use crate::pool::{Pool, StopError};
 use crate::stats::{Class, QueueStats};
 use crate::{Activation, ConfigError, Device, Later, StartError};
@@ -124,6 +125,8 @@ struct Inner {
     options: NetOptions,
     port: Arc<dyn Port>,
     pool: Arc<Pool>,
+    /// What running queues go by.
+    live: Arc<Live<Rules>>,
     state: Mutex<State>,
     /// Held while the host is called, which may take long: its calls do not cross. What has them
     /// made is the state as it is then; the last word is the newest.
@@ -170,6 +173,7 @@ impl NetDevice {
             options,
             port,
             pool,
+            live: Live::new(Rules::default()),
             stats,
             changes: watch::Sender::new(0),
         }))

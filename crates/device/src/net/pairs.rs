@@ -1,10 +1,12 @@
 //! Which queue pairs are in use: starts, stops and enables virtqueues, and lets the port follow.
 
-use super::{Inner, NetRx, NetTx, State};
+use super::{Inner, NetRx, NetTx, Rules, State};
 use crate::aside::aside;
 use crate::handle::QueueHandle;
-use crate::queue::{Change, Handler, RunningQueue};
+use crate::orders::Order;
+use crate::running::RunningQueue;
 use crate::{Activation, StartError};
+use manyring_memory::MemoryError;
 use manyring_wire::net::{MacAddress, Offloads, VIRTIO_NET_F_MRG_RXBUF};
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::io::Errno;
@@ -22,6 +24,10 @@ fn rarp(mac: MacAddress) -> Vec<u8> {
     }
     frame.resize(60, 0);
     frame
+}
+
+fn no_memory(_: MemoryError) -> StartError {
+    StartError::Backend(Errno::NOMEM)
 }
 
 impl State {
@@ -84,37 +90,45 @@ impl Inner {
             state.vqs[index].is_served = serves;
             serves
         };
-        let handler = self.handler(pair, is_rx, features, activation.queue.size())?;
-        let queue = RunningQueue::new(activation, handler, self.stats[index].clone());
-        let handle = self.pool.start(queue).ok_or(StartError::NoWorker)?;
+        let stats = self.stats[index].clone();
+        let started = if is_rx {
+            let rx = self.receiver(pair, features, activation.queue.size())?;
+            self.pool.start(RunningQueue::new(activation, rx, stats))
+        } else {
+            let tx = self.transmitter(pair, features)?;
+            self.pool.start(RunningQueue::new(activation, tx, stats))
+        };
+        let handle = started.ok_or(StartError::NoWorker)?;
         if let Some(route) = handle.route() {
             let coalescing = {
                 let vq = &mut self.state().vqs[index];
                 vq.route = Arc::downgrade(route);
                 vq.coalescing
             };
-            route.change(Change::Coalescing(coalescing)).await;
+            route.ask(|reply| Order::Coalesce(coalescing, reply)).await;
         }
         Ok(handle)
     }
 
-    fn handler(
-        &self,
-        pair: usize,
-        is_rx: bool,
-        features: u64,
-        ring_size: u16,
-    ) -> Result<Handler, StartError> {
-        let rules = Arc::new(self.rules());
-        let no_memory = |_| StartError::Backend(Errno::NOMEM);
-        Ok(if is_rx {
-            let port = self.port.open_rx(pair)?;
-            let is_mergeable = features & VIRTIO_NET_F_MRG_RXBUF != 0;
-            Handler::Rx(NetRx::new(port, rules, is_mergeable, ring_size).map_err(no_memory)?)
-        } else {
-            let port = self.port.open_tx(pair)?;
-            Handler::Tx(NetTx::new(port, rules, Offloads::of_host(features)).map_err(no_memory)?)
-        })
+    /// The handler of a receiveq. The caller holds `told`.
+    fn receiver(&self, pair: usize, features: u64, ring_size: u16) -> Result<NetRx, StartError> {
+        let port = self.port.open_rx(pair)?;
+        let is_mergeable = features & VIRTIO_NET_F_MRG_RXBUF != 0;
+        let rx = NetRx::new(port, self.renew_rules(), is_mergeable, ring_size);
+        Ok(rx.map_err(no_memory)?.follow(self.live.clone()))
+    }
+
+    /// The handler of a transmitq. The caller holds `told`.
+    fn transmitter(&self, pair: usize, features: u64) -> Result<NetTx, StartError> {
+        let port = self.port.open_tx(pair)?;
+        let tx = NetTx::new(port, self.renew_rules(), Offloads::of_host(features));
+        Ok(tx.map_err(no_memory)?.follow(self.live.clone()))
+    }
+
+    /// What queues go by from now on: those that run must be told.
+    fn renew_rules(&self) -> Arc<Rules> {
+        self.live.set(self.rules());
+        self.live.load()
     }
 
     pub(super) async fn set_enabled(&self, index: usize, enabled: bool) {
@@ -197,9 +211,9 @@ impl Inner {
     /// Gives running queues what they go by now; returns when they do.
     pub(super) async fn push_rules(&self) {
         let _told = self.told.lock().await;
-        let rules = Arc::new(self.rules());
+        self.renew_rules();
         for route in self.routes() {
-            route.change(Change::Rules(rules.clone())).await;
+            route.ask(Order::Refresh).await;
         }
     }
 
@@ -216,7 +230,7 @@ impl Inner {
                 state.vqs.get(*index).map(|vq| (vq.route.upgrade(), vq.coalescing))
             };
             if let Some((Some(route), coalescing)) = found {
-                route.change(Change::Coalescing(coalescing)).await;
+                route.ask(|reply| Order::Coalesce(coalescing, reply)).await;
             }
         }
     }

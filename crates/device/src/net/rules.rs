@@ -2,8 +2,9 @@
 
 use manyring_wire::net::{FilterTable, MacAddress, Offloads, RxMode, VLAN_COUNT};
 
-/// What a queue passes on. An immutable snapshot: the control thread makes a new one.
-#[derive(Clone, Debug)]
+/// What a queue passes on: nothing by default. An immutable snapshot: the control thread makes a
+/// new one.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Rules {
     /// The guest's link is up; else everything is dropped.
     pub(crate) link_up: bool,

@@ -10,6 +10,7 @@
 use super::rules::FILTER_SIZE;
 use super::tx::Tally;
 use super::{Rules, Turn};
+use crate::live::Live;
 use crate::stats::QueueStats;
 use manyring_backend::net::{PortRx, Readiness};
 use manyring_memory::{
@@ -60,6 +61,8 @@ struct Posted {
 pub(crate) struct NetRx {
     port: Box<dyn PortRx>,
     rules: Arc<Rules>,
+    /// Where they come from.
+    live: Option<Arc<Live<Rules>>>,
     /// A frame may fill several buffers.
     is_mergeable: bool,
     batch: Batch,
@@ -109,6 +112,7 @@ impl NetRx {
         Ok(Self {
             port,
             rules,
+            live: None,
             is_mergeable,
             batch: Batch::new(),
             posted: VecDeque::new(),
@@ -126,6 +130,20 @@ impl NetRx {
         })
     }
 
+    /// The same, going by what `live` says whenever it is told to look.
+    pub(crate) fn follow(mut self, live: Arc<Live<Rules>>) -> Self {
+        self.live = Some(live);
+        self
+    }
+
+    /// Goes by the rules as they are now.
+    pub(crate) fn refresh_rules(&mut self) {
+        if let Some(live) = &self.live {
+            self.rules = live.load();
+        }
+    }
+
+    #[cfg(test)]
     pub(crate) fn set_rules(&mut self, rules: Arc<Rules>) {
         self.rules = rules;
     }

@@ -1,6 +1,7 @@
 //! transmitq: chain -> frame -> `PortTx::send` (virtio 1.3 §5.1.6.2).
 
 use super::{Rules, Turn};
+use crate::live::Live;
 use crate::stats::QueueStats;
 use manyring_backend::net::{Frames, PortTx, Readiness, Sent, Stop};
 use manyring_memory::{GuestSlice, MemoryError, Pieces, copy_from_slices};
@@ -26,6 +27,8 @@ const NO_MEMORY_TRIES: u32 = 100;
 pub(crate) struct NetTx {
     port: Box<dyn PortTx>,
     rules: Arc<Rules>,
+    /// Where they come from.
+    live: Option<Arc<Live<Rules>>>,
     /// What the guest may send unfinished.
     taken: Offloads,
     batch: Batch,
@@ -75,6 +78,7 @@ impl NetTx {
         Ok(Self {
             port,
             rules,
+            live: None,
             taken,
             batch: Batch::new(),
             frames: Frames::new()?,
@@ -89,6 +93,20 @@ impl NetTx {
         })
     }
 
+    /// The same, going by what `live` says whenever it is told to look.
+    pub(crate) fn follow(mut self, live: Arc<Live<Rules>>) -> Self {
+        self.live = Some(live);
+        self
+    }
+
+    /// Goes by the rules as they are now.
+    pub(crate) fn refresh_rules(&mut self) {
+        if let Some(live) = &self.live {
+            self.rules = live.load();
+        }
+    }
+
+    #[cfg(test)]
     pub(crate) fn set_rules(&mut self, rules: Arc<Rules>) {
         self.rules = rules;
     }

@@ -1,6 +1,8 @@
 //! A round of the loop: every hot queue takes a turn, while its guest has time left.
 
-use super::{Slot, Worker};
+use super::{Slot, Worker, index_of};
+use crate::io::QueueIo;
+use crate::running::Turned;
 
 /// What a round of turns has come to.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,21 +33,23 @@ impl Worker {
             let at = self.first + step;
             let at = if at < count { at } else { at - count };
             let slot = self.hot[at];
-            let Slot { entry, guest, is_due, .. } = &mut self.slots[slot];
+            let Slot { entry, guest, is_due, generation, .. } = &mut self.slots[slot];
             let Some((_, queue)) = entry else { continue };
             if !self.shares.may_turn(*guest) {
                 round.worked = true;
                 continue;
             }
             *is_due = false;
-            let worked = queue.turn(&mut self.wait, self.now_ns);
+            let (place, now_ns) = (index_of(slot), self.now_ns);
+            let mut io = QueueIo::new(&mut self.wait, place, *generation, now_ns);
+            let Turned { worked, is_overdue } = queue.turn(&mut io);
             if self.shares.is_divided() {
                 let ended_ns = self.wait.now_ns();
                 self.shares.charge(*guest, ended_ns.saturating_sub(began_ns), worked);
                 began_ns = ended_ns;
             }
             if !worked {
-                round.overdue |= queue.is_overdue(self.now_ns);
+                round.overdue |= is_overdue;
                 continue;
             }
             round.worked = true;

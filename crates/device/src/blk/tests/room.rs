@@ -2,8 +2,9 @@
 //! nothing meanwhile, and is served as the disk gets on.
 
 use super::*;
+use crate::io::QueueIo;
 use crate::policy::polling::Polling;
-use crate::queue::{Handler, RunningQueue};
+use crate::running::{Run, RunningQueue};
 use crate::{Activation, blk::IN_FLIGHT_MAX};
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
 use manyring_backend::sys::uring::Ring;
@@ -60,7 +61,7 @@ impl DiskQueue for GatedQueue {
 }
 
 /// A full ring, and the queue that serves it.
-fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue) {
+fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue<BlkQueue>) {
     let mapping = Arc::new(Mapping::anonymous(MEMORY as u64).unwrap());
     let spec = RegionSpec { guest_addr: 0, size: MEMORY as u64, user_addr: 0, mmap_offset: 0 };
     let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap());
@@ -88,7 +89,22 @@ fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue) {
         events: mpsc::channel(1).0,
     };
     let stats = Arc::new(QueueStats::default());
-    (mapping, driver, RunningQueue::new(activation, Handler::Blk(blk), stats))
+    (mapping, driver, RunningQueue::new(activation, blk, stats))
+}
+
+/// A turn of the queue at the time `now_ns`. True if there was work.
+fn turn(queue: &mut RunningQueue<BlkQueue>, wait: &mut Wait, now_ns: u64) -> bool {
+    queue.turn(&mut QueueIo::new(wait, 0, 0, now_ns)).worked
+}
+
+/// True if the queue settles at the time `now_ns`.
+fn settles(
+    queue: &mut RunningQueue<BlkQueue>,
+    wait: &mut Wait,
+    looks_on: bool,
+    now_ns: u64,
+) -> bool {
+    queue.settle((Polling::new(32), looks_on), &mut QueueIo::new(wait, 0, 0, now_ns))
 }
 
 fn eventfd() -> rustix::fd::OwnedFd {
@@ -100,30 +116,30 @@ fn a_queue_takes_a_bounded_number_of_requests_at_once_and_sleeps_until_it_has_ro
     let gate = Arc::new(AtomicBool::new(false));
     let (_mapping, mut driver, mut queue) = rig(&GatedDisk(gate.clone()));
     let mut wait = Wait::new(false).unwrap();
-    queue.attach(&mut wait, 0, 0, 0);
+    queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
     let late = 1_000_000_000;
-    while queue.turn(&mut wait, 0) {}
+    while turn(&mut queue, &mut wait, 0) {}
     let in_flight = queue.stats().in_flight.value();
     assert_eq!(in_flight, u64::from(IN_FLIGHT_MAX), "of {REQUESTS} in the ring");
     // More in the ring is no reason to go on looking at it.
-    assert!(queue.settle((Polling::new(32), false), &mut wait, 0, 0, late));
+    assert!(settles(&mut queue, &mut wait, false, late));
     assert!(!queue.is_hot());
     // Neither is a turn in which the disk has done nothing, for whatever reason it was taken.
     queue.wake(late);
-    assert!(!queue.turn(&mut wait, 2 * late));
+    assert!(!turn(&mut queue, &mut wait, 2 * late));
     assert!(
-        queue.settle((Polling::new(32), true), &mut wait, 0, 0, 2 * late),
+        settles(&mut queue, &mut wait, true, 2 * late),
         "its worker looks at other rings, and not for this queue"
     );
-    assert!(!queue.turn(&mut wait, 2 * late) && !queue.is_hot());
+    assert!(!turn(&mut queue, &mut wait, 2 * late) && !queue.is_hot());
     gate.store(true, Ordering::Relaxed);
-    assert!(queue.turn(&mut wait, late), "what the disk has done is returned");
+    assert!(turn(&mut queue, &mut wait, late), "what the disk has done is returned");
     assert!(queue.is_hot(), "there is room: the ring is looked at without a kick");
-    while queue.turn(&mut wait, late) {}
+    while turn(&mut queue, &mut wait, late) {}
     let returned = std::iter::from_fn(|| driver.take_used()).count();
     assert_eq!((returned, queue.stats().in_flight.value()), (usize::from(REQUESTS), 0));
     // Now the next work is the driver's to bring.
-    assert!(queue.settle((Polling::new(32), false), &mut wait, 0, 0, 2 * late));
+    assert!(settles(&mut queue, &mut wait, false, 2 * late));
     assert!(driver.add(&[(BEHIND, 16)], &[(BEHIND + 64, 1)]).is_some() && driver.publish());
 }
 
@@ -131,8 +147,8 @@ fn a_queue_takes_a_bounded_number_of_requests_at_once_and_sleeps_until_it_has_ro
 fn a_queue_that_ends_with_requests_in_flight_gives_them_up() {
     let (_mapping, mut driver, mut queue) = rig(&GatedDisk(Arc::default()));
     let (mut wait, stats) = (Wait::new(false).unwrap(), queue.stats().clone());
-    queue.attach(&mut wait, 0, 0, 0);
-    assert!(queue.turn(&mut wait, 0));
+    queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
+    assert!(turn(&mut queue, &mut wait, 0));
     assert!(stats.in_flight.value() > 0);
     // A debug build panics at a chain that is neither returned nor given up.
     drop(queue);

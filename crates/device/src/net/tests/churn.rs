@@ -5,8 +5,8 @@ use super::*;
 use crate::doorbell::{Call, Kick};
 use crate::handle::QueueHandle;
 use crate::net::NetDevice;
+use crate::orders::Order;
 use crate::pool::{Pool, PoolOptions};
-use crate::queue::Change;
 use crate::{Activation, Device};
 use manyring_wire::net::{Coalescing, VIRTIO_NET_F_MRG_RXBUF};
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
@@ -256,7 +256,8 @@ impl Started {
             5 => {
                 let (packets_max, delay_us_max) = (number(40), number(300));
                 let coalescing = Coalescing { packets_max, delay_us_max };
-                handle.route().unwrap().change(Change::Coalescing(coalescing)).await;
+                let route = handle.route().unwrap();
+                route.ask(|reply| Order::Coalesce(coalescing, reply)).await;
             }
             6 => {
                 device.set_link(false).await;

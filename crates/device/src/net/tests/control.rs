@@ -7,7 +7,7 @@ use super::*;
 use crate::Device;
 use crate::doorbell::Kick;
 use crate::foreign::{Origin, Room};
-use crate::queue::EventKind;
+use crate::life::EventKind;
 use manyring_wire::net::*;
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::event::{EventfdFlags, eventfd};

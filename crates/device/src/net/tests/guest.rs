@@ -3,9 +3,9 @@
 use super::*;
 use crate::doorbell::{Call, Kick};
 use crate::handle::QueueHandle;
+use crate::life::{Event, EventKind};
 use crate::net::NetDevice;
 use crate::pool::{Pool, PoolOptions};
-use crate::queue::{Event, EventKind};
 use crate::{Activation, Device};
 use manyring_wire::net::*;
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;

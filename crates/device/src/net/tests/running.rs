@@ -3,9 +3,13 @@
 use super::*;
 use crate::Activation;
 use crate::doorbell::{Call, Kick};
+use crate::io::QueueIo;
+use crate::life::{Event, EventKind};
+use crate::live::Live;
 use crate::net::{NetRx, NetTx};
+use crate::orders::Order;
 use crate::policy::polling::Polling;
-use crate::queue::{Change, Event, EventKind, Handler, RunningQueue};
+use crate::running::{Happened, Run, RunningQueue};
 use crate::wait::{Source, Wait, Woken};
 use manyring_wire::net::Coalescing;
 use manyring_wire::virtqueue::{RING_IDX, avail_ring_size};
@@ -16,7 +20,8 @@ use tokio::sync::{mpsc, oneshot};
 struct Guest {
     ring: Ring,
     port: Scripted,
-    running: RunningQueue,
+    running: Box<dyn Run>,
+    rules: Arc<Live<Rules>>,
     wait: Wait,
     call: OwnedFd,
     events: mpsc::Receiver<Event>,
@@ -30,13 +35,8 @@ impl Guest {
 
     fn with(is_rx: bool, event_idx: bool) -> Self {
         let (ring, port) = (Ring::new(256, event_idx), Scripted::default());
-        let rules = Arc::new(open_rules());
+        let rules = Live::new(open_rules());
         let half = Box::new(port.clone());
-        let handler = if is_rx {
-            Handler::Rx(NetRx::new(half, rules, true, 256).unwrap())
-        } else {
-            Handler::Tx(NetTx::new(half, rules, ALL).unwrap())
-        };
         let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let (sender, events) = mpsc::channel(4);
         let activation = Activation {
@@ -50,8 +50,16 @@ impl Guest {
             features: 0,
             events: sender,
         };
-        let running = RunningQueue::new(activation, handler, ring.stats.clone());
-        Self { ring, port, running, wait: Wait::new(false).unwrap(), call, events, next: 0 }
+        let stats = ring.stats.clone();
+        let running: Box<dyn Run> = if is_rx {
+            let rx = NetRx::new(half, rules.load(), true, 256).unwrap().follow(rules.clone());
+            Box::new(RunningQueue::new(activation, rx, stats))
+        } else {
+            let tx = NetTx::new(half, rules.load(), ALL).unwrap().follow(rules.clone());
+            Box::new(RunningQueue::new(activation, tx, stats))
+        };
+        let wait = Wait::new(false).unwrap();
+        Self { ring, port, running, rules, wait, call, events, next: 0 }
     }
 
     fn send(&mut self, count: u64) {
@@ -73,7 +81,37 @@ impl Guest {
     }
 
     fn turn(&mut self, now_ns: u64) {
-        self.running.turn(&mut self.wait, now_ns);
+        self.running.turn(&mut QueueIo::new(&mut self.wait, 0, 1, now_ns));
+    }
+
+    /// Gives an order; returns its reply.
+    fn heed<T>(&mut self, order: impl FnOnce(oneshot::Sender<T>) -> Order, now_ns: u64) -> T {
+        let (reply, mut done) = oneshot::channel();
+        self.running.heed(order(reply), &mut QueueIo::new(&mut self.wait, 0, 1, now_ns));
+        done.try_recv().unwrap()
+    }
+
+    fn set_kick(&mut self, kick: Kick) {
+        self.heed(|reply| Order::Kick(Some(kick), reply), 0);
+    }
+
+    /// Other memory with the same content, at the time `now_ns`.
+    fn set_memory(&mut self, now_ns: u64) {
+        let memory = Arc::new((*self.ring.memory).clone());
+        let addresses = self.ring.config.addresses;
+        let heard = self.heed(|fence| Order::Memory(memory, addresses, fence), now_ns);
+        assert_eq!(heard, Ok(()));
+    }
+
+    fn settles(&mut self, how: (Polling, bool), now_ns: u64) -> bool {
+        self.running.settle(how, &mut QueueIo::new(&mut self.wait, 0, 1, now_ns))
+    }
+
+    /// The queue hears of an event of its kick.
+    fn hear(&mut self, event: Woken, now_ns: u64) {
+        let Source::Kick { slot, watch } = event.source else { panic!("a kick") };
+        let mut io = QueueIo::new(&mut self.wait, slot, 1, now_ns);
+        self.running.on_event(Happened::Kick(watch), event, &mut io);
     }
 
     /// True if the driver was called since it was asked last.
@@ -87,7 +125,7 @@ impl Guest {
 
     fn coalesce(&mut self, packets_max: u32, delay_us_max: u32) {
         let coalescing = Coalescing { packets_max, delay_us_max };
-        self.running.change(Change::Coalescing(coalescing), 0);
+        self.heed(|reply| Order::Coalesce(coalescing, reply), 0);
     }
 }
 
@@ -182,10 +220,7 @@ fn other_memory_under_a_blocked_transmitq_loses_what_the_port_does_not_take_and_
     guest.send(4);
     guest.turn(1);
     assert!(guest.is_called());
-    let (reply, mut done) = oneshot::channel();
-    let memory = Arc::new((*guest.ring.memory).clone());
-    guest.running.set_memory(memory, guest.ring.config.addresses, reply, 2);
-    assert_eq!(done.try_recv().unwrap(), Ok(()));
+    guest.set_memory(2);
     assert!(guest.is_called(), "the driver hears of the chains that were let go");
     assert_eq!(guest.returned(), 4);
     guest.send(1);
@@ -200,10 +235,7 @@ fn other_memory_under_a_receiveq_loses_nothing() {
     guest.post();
     guest.port.arrive(RawHeader::default(), &frame(0, 5000));
     guest.turn(1);
-    let (reply, mut done) = oneshot::channel();
-    let memory = Arc::new((*guest.ring.memory).clone());
-    guest.running.set_memory(memory, guest.ring.config.addresses, reply, 2);
-    assert_eq!(done.try_recv().unwrap(), Ok(()));
+    guest.set_memory(2);
     guest.port.arrive(RawHeader::default(), &frame(1, 5000));
     guest.turn(3);
     guest.running.drain();
@@ -258,8 +290,7 @@ fn a_queue_that_moved_holds_a_call_back_by_its_new_workers_clock() {
     assert!(!guest.is_called(), "one packet waits for more");
     guest.running.drain();
     assert!(guest.is_called() && guest.running.is_drained());
-    // The clock of every worker begins with it.
-    guest.running.attach(&mut guest.wait, 0, 1, 5);
+    guest.running.attach(&mut QueueIo::new(&mut guest.wait, 0, 1, 5));
     guest.send(1);
     guest.turn(10);
     assert!(!guest.is_called());
@@ -273,24 +304,20 @@ fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts
     let mut guest = Guest::new(true);
     let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let kick = Kick::new(kick).unwrap();
-    guest.running.set_kick(Some(kick), &mut guest.wait, 0, 0);
+    guest.set_kick(kick);
     guest.post();
     guest.port.script().arrives.push_back(Err(Errno::BADFD));
     guest.turn(1);
-    let settles = |guest: &mut Guest, now_ns| {
-        guest.running.settle((Polling::new(0), false), &mut guest.wait, 0, 1, now_ns)
-    };
+    let settles = |guest: &mut Guest, now_ns| guest.settles((Polling::new(0), false), now_ns);
     assert!(settles(&mut guest, 2));
     assert_eq!(guest.events.try_recv().unwrap().kind, EventKind::PortGone);
-    let (reply, _done) = oneshot::channel();
-    let memory = Arc::new((*guest.ring.memory).clone());
-    guest.running.set_memory(memory, guest.ring.config.addresses, reply, 3);
+    guest.set_memory(3);
     guest.turn(4);
     assert!(settles(&mut guest, 5), "it would look for ever");
     assert!(guest.events.try_recv().is_err(), "said once");
     // It may be there again when the driver enables the queue.
     guest.port.arrive(RawHeader::default(), &frame(0, 60));
-    guest.running.set_enabled(true, &mut guest.wait, 6);
+    assert_eq!(guest.heed(|fence| Order::Enable(true, fence), 6), Ok(()));
     guest.turn(7);
     assert_eq!(guest.returned(), 1);
 }
@@ -299,14 +326,13 @@ fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts
 fn a_port_is_looked_at_only_while_its_worker_looks_at_rings_anyway() {
     let mut guest = Guest::new(true);
     let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    guest.running.set_kick(Some(Kick::new(kick).unwrap()), &mut guest.wait, 0, 0);
+    guest.set_kick(Kick::new(kick).unwrap());
     guest.post();
     guest.port.arrive(RawHeader::default(), &frame(0, 60));
     guest.turn(1000);
     assert_eq!(guest.returned(), 1);
-    let settles = |guest: &mut Guest, looks_on, now_ns| {
-        guest.running.settle((Polling::new(32), looks_on), &mut guest.wait, 0, 1, now_ns)
-    };
+    let settles =
+        |guest: &mut Guest, looks_on, now_ns| guest.settles((Polling::new(32), looks_on), now_ns);
     assert!(!guest.running.looks_at_ring(Polling::new(32), 2000), "its next work is the port's");
     assert!(!settles(&mut guest, true, 2000));
     assert!(settles(&mut guest, true, 40_000), "it looked long enough");
@@ -326,7 +352,8 @@ fn frames_that_wait_for_the_port_do_not_pass_while_the_link_is_down() {
         guest.send(3);
         guest.turn(1);
         let down = Rules { link_up: false, ..open_rules() };
-        guest.running.change(Change::Rules(Arc::new(down)), 2);
+        guest.rules.set(down);
+        guest.heed(Order::Refresh, 2);
         if is_let_go {
             guest.running.drain();
         } else {
@@ -356,16 +383,14 @@ fn a_late_event_of_a_replaced_kick_is_no_kick_and_leaves_one_watch() {
         let mut guest = Guest::new(false);
         guest.wait = Wait::new(uring).unwrap();
         let eventfds = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let kick = |at: usize| Some(Kick::new(eventfds[at].try_clone().unwrap()).unwrap());
+        let kick = |at: usize| Kick::new(eventfds[at].try_clone().unwrap()).unwrap();
         let ring = |at: usize| rustix::io::write(&eventfds[at], &1u64.to_ne_bytes()).unwrap();
-        guest.running.set_kick(kick(0), &mut guest.wait, 0, 0);
+        guest.set_kick(kick(0));
         ring(0);
         let [late] = kick_events(&mut guest.wait)[..] else { panic!("one event of one kick") };
-        guest.running.set_kick(kick(1), &mut guest.wait, 0, 0);
+        guest.set_kick(kick(1));
         // As if the kernel had ended the former watch before it heard of the change.
-        let Source::Kick { slot, watch } = late.source else { panic!("a kick") };
-        let late = Woken { ended: true, ..late };
-        guest.running.on_kick((slot, watch), late, &mut guest.wait, 1);
+        guest.hear(Woken { ended: true, ..late }, 1);
         let kicks = guest.ring.stats.kicks.value();
         assert_eq!(kicks, 0, "uring {uring}: the former kick was heard");
         kick_events(&mut guest.wait);
@@ -380,10 +405,9 @@ fn a_batch_waits_from_its_kick_on_or_from_the_last_look_at_the_ring() {
     let mut guest = Guest::new(false);
     let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let ours = Kick::new(kick.try_clone().unwrap()).unwrap();
-    guest.running.set_kick(Some(ours), &mut guest.wait, 0, 0);
+    guest.set_kick(ours);
     rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
     let [event] = kick_events(&mut guest.wait)[..] else { panic!("one event of one kick") };
-    let Source::Kick { slot, watch } = event.source else { panic!("a kick") };
     let mut waited = 0;
     let mut wait_of_batch = |guest: &mut Guest| {
         let sum = guest.ring.stats.wait_ns.sum();
@@ -395,14 +419,14 @@ fn a_batch_waits_from_its_kick_on_or_from_the_last_look_at_the_ring() {
     // The ring was looked at until here: the frame may have come right behind that.
     guest.turn(2000);
     guest.send(1);
-    guest.running.on_kick((slot, watch), event, &mut guest.wait, 2300);
+    guest.hear(event, 2300);
     guest.turn(2500);
     assert_eq!(wait_of_batch(&mut guest), 500, "since the last look");
     // Nobody looks until the kick.
     guest.turn(3000);
-    assert!(guest.running.settle((Polling::new(0), false), &mut guest.wait, 0, 1, 4000));
+    assert!(guest.settles((Polling::new(0), false), 4000));
     guest.send(1);
-    guest.running.on_kick((slot, watch), event, &mut guest.wait, 1_000_000);
+    guest.hear(event, 1_000_000);
     guest.turn(1_000_700);
     assert_eq!(wait_of_batch(&mut guest), 700, "since the kick");
 }

@@ -1,0 +1,68 @@
+//! A block queue as the engine runs it.
+
+use super::BlkQueue;
+use super::virtio::Completed;
+use crate::handler::{Done, Handler, Mode, Turn, Waits};
+use crate::io::QueueIo;
+use crate::orders::Fence;
+use manyring_memory::GuestMemory;
+use manyring_queue::DeviceQueue;
+use std::sync::Arc;
+
+impl Handler for BlkQueue {
+    fn attach(&mut self, io: &mut QueueIo<'_>) {
+        let tag = io.disk_tag();
+        self.attach_disk(io.ring(), tag);
+    }
+
+    fn detach(&mut self, io: &mut QueueIo<'_>) {
+        self.detach_disk(io.ring());
+        if let Some(fd) = self.offload() {
+            io.unwatch_offload(fd);
+        }
+    }
+
+    fn watch(&mut self, io: &mut QueueIo<'_>) {
+        if let Some(fd) = self.offload() {
+            io.watch_offload(fd);
+        }
+    }
+
+    #[inline]
+    fn turn(&mut self, queue: &mut DeviceQueue, turn: &mut Turn<'_, '_>) -> Done {
+        let mut popped = 0;
+        if turn.mode == Mode::Serve {
+            let now_ns = turn.io.now_ns();
+            popped = self.pop_and_submit(queue, turn.io.ring(), now_ns);
+        }
+        let was_full = self.is_full(queue);
+        let Completed { count, lost, has_more } =
+            self.complete(queue, turn.stats, || turn.io.read_clock_ns());
+        // A completion of a full queue makes room for what waits in the ring, for which no kick
+        // was asked.
+        let has_more = has_more || (was_full && count > 0);
+        Done { popped, used: count, told: count, memory_lost: lost, has_more }
+    }
+
+    /// A queue that has taken so much of its ring that the rest must wait in it asks the driver for
+    /// nothing: only the disk can change that.
+    fn waits(&self, queue: &DeviceQueue) -> Waits {
+        Waits { driver: !self.is_full(queue), ..Waits::default() }
+    }
+
+    fn on_event(&mut self, token: u32, result: i32, io: &mut QueueIo<'_>) {
+        self.on_disk(token, result, io.ring());
+    }
+
+    fn retire_memory(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
+        self.retire(memory, fence);
+    }
+
+    fn fence(&mut self, fence: Fence) {
+        self.barrier(fence);
+    }
+
+    fn abandon(&mut self, queue: &mut DeviceQueue) {
+        self.discard_all(queue);
+    }
+}

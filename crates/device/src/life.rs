@@ -1,0 +1,198 @@
+//! `Life`: whether a running queue serves its ring, drops what is in it, or rests; what its session
+//! hears of it.
+
+use crate::doorbell::Call;
+use crate::handler::Mode;
+use crate::stats::QueueStats;
+use manyring_queue::{DeviceQueue, QueueError};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// What a session hears from a running queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Index of the virtqueue in its device.
+    pub index: usize,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+/// What happened to a running queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The driver broke the ring's rules: the queue has stopped, the session goes on.
+    Fault(QueueError),
+    /// Guest memory was cut away: the session must end.
+    MemoryLost,
+    /// The port is down or gone: nothing is received until the driver enables the queue again.
+    PortGone,
+}
+
+/// What a disabled queue whose handler drops does with its ring. A driver may have taken the
+/// memory back: it is only looked at after a kick, and written only if that kick had brought
+/// something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Discard {
+    /// Leaves it alone.
+    No,
+    /// The driver kicked: takes what is there and drops it.
+    Kicked,
+    /// There was something.
+    Found,
+}
+
+/// The state of a running queue, and where it is told.
+#[derive(Debug)]
+pub(crate) struct Life {
+    /// Index of the virtqueue in its device.
+    index: usize,
+    is_enabled: bool,
+    discard: Discard,
+    /// No more pops: the queue stops or moves when nothing is in flight.
+    is_draining: bool,
+    is_memory_lost: bool,
+    is_fault_told: bool,
+    is_port_told: bool,
+    err: Option<Arc<Call>>,
+    events: mpsc::Sender<Event>,
+}
+
+impl Life {
+    pub(crate) fn new(
+        index: usize,
+        is_enabled: bool,
+        err: Option<Arc<Call>>,
+        events: mpsc::Sender<Event>,
+    ) -> Self {
+        Self {
+            index,
+            is_enabled,
+            discard: Discard::No,
+            is_draining: false,
+            is_memory_lost: false,
+            is_fault_told: false,
+            is_port_told: false,
+            err,
+            events,
+        }
+    }
+
+    /// What a turn may do with the ring; `drops`: the handler drops what a disabled queue holds.
+    #[inline]
+    pub(crate) fn mode(&self, queue: &DeviceQueue, drops: bool) -> Mode {
+        if self.is_draining || self.is_memory_lost || queue.fault().is_some() {
+            Mode::Rest
+        } else if self.is_enabled {
+            Mode::Serve
+        } else if drops && self.discard != Discard::No {
+            Mode::Drop
+        } else {
+            Mode::Rest
+        }
+    }
+
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.is_enabled
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.is_draining
+    }
+
+    /// True if the ring may be written: a disabled one may be the driver's again.
+    pub(crate) fn may_write(&self) -> bool {
+        self.is_enabled || self.discard == Discard::Found
+    }
+
+    /// True if this ends the service of the ring.
+    pub(crate) fn disable(&mut self) -> bool {
+        std::mem::replace(&mut self.is_enabled, false)
+    }
+
+    pub(crate) fn enable(&mut self) {
+        self.is_enabled = true;
+        self.discard = Discard::No;
+        self.is_port_told = false;
+    }
+
+    /// No more pops from now on, or again some.
+    pub(crate) fn set_draining(&mut self, is_draining: bool) {
+        self.is_draining = is_draining;
+    }
+
+    /// The driver has kicked.
+    pub(crate) fn kicked(&mut self) {
+        if !self.is_enabled && self.discard == Discard::No {
+            self.discard = Discard::Kicked;
+        }
+    }
+
+    /// Chains of a disabled queue have been dropped.
+    #[inline]
+    pub(crate) fn dropped_some(&mut self) {
+        if !self.is_enabled {
+            self.discard = Discard::Found;
+        }
+    }
+
+    /// A disabled queue is left alone until the driver kicks.
+    pub(crate) fn leave_alone(&mut self) {
+        self.discard = Discard::No;
+    }
+
+    pub(crate) fn set_err(&mut self, err: Option<Arc<Call>>) {
+        self.err = err;
+    }
+
+    /// Tells of the ring's fault, once.
+    #[cold]
+    pub(crate) fn tell_fault(&mut self, queue: &DeviceQueue, stats: &QueueStats) {
+        if std::mem::replace(&mut self.is_fault_told, true) {
+            return;
+        }
+        // A ring that was cut away reads as zeroes: that is no fault of its words.
+        if queue.memory().is_broken() {
+            self.lose_memory(stats);
+            return;
+        }
+        stats.faults.add(1);
+        if let Some(fault) = queue.fault() {
+            // A full mailbox drops the line, not the fault: counter and err fd tell it.
+            self.tell(EventKind::Fault(fault));
+        }
+        // Last: a driver that hears it may end the session at once.
+        if let Some(err) = &self.err {
+            err.ring();
+        }
+    }
+
+    /// Guest memory was cut away: no more pops, and the session ends.
+    #[cold]
+    pub(crate) fn lose_memory(&mut self, stats: &QueueStats) {
+        if !std::mem::replace(&mut self.is_memory_lost, true) {
+            stats.faults.add(1);
+            self.tell(EventKind::MemoryLost);
+        }
+    }
+
+    /// Says once that there is nothing to receive from any more, while the driver wants to.
+    pub(crate) fn tell_port(&mut self) {
+        if self.is_enabled && !std::mem::replace(&mut self.is_port_told, true) {
+            self.tell(EventKind::PortGone);
+        }
+    }
+
+    fn tell(&self, kind: EventKind) {
+        let _ = self.events.try_send(Event { index: self.index, kind });
+    }
+
+    /// True if both queues belong to one session, as far as a worker can tell guests apart.
+    pub(crate) fn is_of_same_guest(&self, other: &mpsc::Sender<Event>) -> bool {
+        self.events.same_channel(other)
+    }
+
+    /// Names the session among those whose queues a worker has.
+    pub(crate) fn guest(&self) -> &mpsc::Sender<Event> {
+        &self.events
+    }
+}

@@ -1,0 +1,510 @@
+//! `RunningQueue`: a queue as its worker owns it: one turn and one life for all of them.
+//!
+//! ```text
+//! turn:    the handler takes chains, serves them, and returns those that are done
+//!          publish what was returned; the driver wants to know? tell it now, or hold it back
+//! settle:  the driver can bring work: ask for a kick, and look at the ring once more
+//!          a port can: watch it
+//!          time can: name the time
+//! ```
+//! A queue is hot while it takes a turn in every round of its worker. It then asks for no kicks.
+//! After it has settled it takes none until its kick, its port, its disk or the clock wakes it.
+
+use crate::Activation;
+use crate::handler::{Awaited, Done, Handler, Mode, Turn, Waits};
+use crate::io::QueueIo;
+use crate::life::{Event, Life};
+use crate::notifier::Notifier;
+use crate::orders::Order;
+use crate::policy::polling::{Decision, Polling};
+use crate::stats::QueueStats;
+use crate::wait::Woken;
+use manyring_backend::net::Readiness;
+use manyring_queue::DeviceQueue;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Whether the worker looks at the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// Every turn.
+    Hot,
+    /// Whoever brings the next work was asked to say so.
+    Armed,
+}
+
+/// How long a queue without work still takes turns of a worker that is busy with others. Longer
+/// than a worker looks that has nothing else to do: a look costs such a worker little, and a kick
+/// costs the guest much.
+const BUSY_REST_NS: u64 = 1_000_000;
+/// Turns in which a ring of any size is emptied, unless its driver fills it further.
+const DISCARD_TURNS: usize = 64;
+/// Poll masks that say there is nothing to wait for: `POLLERR | POLLHUP | POLLNVAL`.
+const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
+/// `POLLIN | POLLOUT`
+const POLL_READY: i32 = 0x1 | 0x4;
+
+/// Something that happened to a queue, as its worker was told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Happened {
+    /// Its kick, seen under this number of a watch.
+    Kick(u32),
+    /// A completion in the worker's ring, of this token.
+    Disk(u32),
+    /// Its port has reported.
+    Port,
+    /// Its disk has finished something aside from the ring.
+    Offload,
+}
+
+/// What came of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turned {
+    /// There was work.
+    pub(crate) worked: bool,
+    /// There was none, and it should leave the list of those that take turns although its worker
+    /// is busy with others.
+    pub(crate) is_overdue: bool,
+}
+
+/// A queue that runs, as the loop sees it.
+pub(crate) trait Run: Send + std::fmt::Debug {
+    /// Gets ready on a worker: opens what belongs to its ring, watches the kick.
+    fn attach(&mut self, io: &mut QueueIo<'_>);
+
+    /// Lets go of the worker, when nothing is in flight.
+    fn detach(&mut self, io: &mut QueueIo<'_>);
+
+    /// One turn: takes a batch, serves it, returns what is done, notifies.
+    fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned;
+
+    /// Nothing to do since a while: asks whoever can bring work. False: keep looking. A look at a
+    /// port is a system call and most often in vain: that is done only while the worker `looks_on`
+    /// anyway, at the ring of some other queue.
+    fn settle(&mut self, how: (Polling, bool), io: &mut QueueIo<'_>) -> bool;
+
+    /// Something has happened.
+    fn on_event(&mut self, happened: Happened, event: Woken, io: &mut QueueIo<'_>);
+
+    /// Does what the control thread asks.
+    fn heed(&mut self, order: Order, io: &mut QueueIo<'_>);
+
+    /// The time that [`Self::deadline_ns`] told has come.
+    fn wake(&mut self, now_ns: u64);
+
+    /// A region of some guest was cut away: was it of this one?
+    fn check_memory(&mut self);
+
+    /// No more pops from now on.
+    fn drain(&mut self);
+
+    /// Pops again after [`Self::drain`]; what arrived since is served now.
+    fn resume(&mut self, now_ns: u64);
+
+    /// True if it takes a turn in every round.
+    fn is_hot(&self) -> bool;
+
+    /// True if it should leave the list of those that take turns although its worker is busy.
+    fn is_overdue(&self, now_ns: u64) -> bool;
+
+    /// True if the ring is worth a further look: it costs a read.
+    fn looks_at_ring(&self, polling: Polling, now_ns: u64) -> bool;
+
+    /// When there is something to do without anybody asking.
+    fn deadline_ns(&self) -> Option<u64>;
+
+    /// Nothing is in flight any more, and nothing will be.
+    fn is_drained(&self) -> bool;
+
+    /// The next available index.
+    fn base(&self) -> u16;
+
+    /// Names the session among those whose queues a worker has.
+    fn guest(&self) -> &mpsc::Sender<Event>;
+
+    /// True if `guest` names the session of this queue.
+    fn is_of_guest(&self, guest: &mpsc::Sender<Event>) -> bool;
+
+    fn stats(&self) -> &Arc<QueueStats>;
+}
+
+/// A queue with what serves it.
+#[derive(Debug)]
+pub(crate) struct RunningQueue<H: Handler> {
+    queue: DeviceQueue,
+    handler: H,
+    notifier: Notifier,
+    life: Life,
+    stats: Arc<QueueStats>,
+    look: Look,
+    worked_at_ns: u64,
+    looked_at_ns: u64,
+    /// Its port is watched, and has not reported yet.
+    watches_port: bool,
+    /// Its handler has more to do in the next turn.
+    has_more: bool,
+}
+
+impl<H: Handler> RunningQueue<H> {
+    pub(crate) fn new(activation: Activation, handler: H, stats: Arc<QueueStats>) -> Self {
+        let Activation { index, queue, kick, call, err, enabled, events, .. } = activation;
+        stats.running.set(1);
+        Self {
+            queue,
+            handler,
+            notifier: Notifier::new(kick, call),
+            life: Life::new(index, enabled, err, events),
+            stats,
+            look: Look::Hot,
+            worked_at_ns: 0,
+            looked_at_ns: 0,
+            watches_port: false,
+            has_more: false,
+        }
+    }
+
+    #[inline]
+    fn mode(&self) -> Mode {
+        self.life.mode(&self.queue, H::DROPS_WHEN_DISABLED)
+    }
+
+    fn make_hot(&mut self, now_ns: u64) {
+        if self.look != Look::Hot {
+            self.look = Look::Hot;
+            // The ring of a disabled queue may be the driver's again.
+            if self.life.is_enabled() {
+                self.queue.disable_notifications();
+            }
+        }
+        self.worked_at_ns = now_ns;
+    }
+
+    /// What is waited for: nothing of a queue that rests.
+    fn waits(&self) -> Waits {
+        match self.mode() {
+            Mode::Rest => Waits::default(),
+            Mode::Serve | Mode::Drop => self.handler.waits(&self.queue),
+        }
+    }
+
+    #[inline]
+    fn count_batch(&mut self, popped: usize, now_ns: u64) {
+        let popped = popped as u64;
+        self.stats.batch_size.record(popped, 1);
+        self.stats.wait_ns.record(now_ns.saturating_sub(self.looked_at_ns), 1);
+        self.stats.ring_occupancy.set(popped + u64::from(self.queue.available_count()));
+        if !self.notifier.take_kicked() {
+            self.stats.kicks_suppressed.add(1);
+        }
+    }
+
+    /// Returns chains, tells the driver, counts.
+    #[inline]
+    fn finish(&mut self, done: Done, mode: Mode, now_ns: u64) {
+        if done.memory_lost {
+            self.life.lose_memory(&self.stats);
+        }
+        if done.popped > 0 {
+            self.count_batch(done.popped, now_ns);
+        }
+        if mode != Mode::Rest {
+            self.looked_at_ns = now_ns;
+        }
+        if done.popped > 0 || done.used > 0 {
+            self.stats.in_flight.set(u64::from(self.queue.in_flight()));
+        }
+        if done.used > 0 {
+            self.life.dropped_some();
+            self.notifier.publish(&mut self.queue, done.told, now_ns, &self.stats);
+        }
+        self.notifier.ring_if_due(now_ns, &self.stats);
+        if self.queue.fault().is_some() {
+            self.life.tell_fault(&self.queue, &self.stats);
+        }
+    }
+
+    /// Watches the port. False: it has something now.
+    fn watch_port(&mut self, io: &mut QueueIo<'_>) -> bool {
+        let Some(awaited) = self.waits().port else { return true };
+        match self.handler.readiness() {
+            Readiness::Always => return false,
+            Readiness::Fd(fd) if !self.watches_port => {
+                io.watch_port(fd, awaited == Awaited::Output);
+                self.watches_port = true;
+            }
+            Readiness::Fd(_) | Readiness::Never => {}
+        }
+        true
+    }
+
+    fn unwatch_port(&mut self, io: &mut QueueIo<'_>) {
+        if std::mem::take(&mut self.watches_port)
+            && let Readiness::Fd(fd) = self.handler.readiness()
+        {
+            io.unwatch_port(fd);
+        }
+    }
+
+    /// Gives back what is held of the ring and was not begun: those chains point into guest memory
+    /// that may be about to change. A call that is held back is sent.
+    fn let_go(&mut self) {
+        let returned = self.handler.let_go(&mut self.queue, &self.stats);
+        self.notifier.flush(&mut self.queue, returned, &self.stats);
+    }
+
+    /// Drops what a queue that was just disabled holds, and asks for a kick.
+    fn discard_all(&mut self, io: &mut QueueIo<'_>) {
+        if !H::DROPS_WHEN_DISABLED {
+            return;
+        }
+        self.life.kicked();
+        if self.mode() != Mode::Drop {
+            self.life.leave_alone();
+            return;
+        }
+        for _ in 0..DISCARD_TURNS {
+            if !self.turn(io).worked {
+                break;
+            }
+        }
+        // A driver that goes on meanwhile is there: it is looked at further on.
+        let goes_on = self.mode() == Mode::Drop && self.queue.enable_notifications();
+        if !goes_on || !self.notifier.has_kick() {
+            self.life.leave_alone();
+            self.look = Look::Armed;
+        }
+    }
+
+    /// Serves the ring from now on, or lets it be: a driver that has no other word for "stop" takes
+    /// the memory back as soon as this is answered.
+    fn set_enabled(&mut self, is_enabled: bool, io: &mut QueueIo<'_>) {
+        if !is_enabled {
+            if self.life.disable() {
+                self.let_go();
+                self.discard_all(io);
+            }
+            return;
+        }
+        self.life.enable();
+        self.notifier.trust_kick();
+        // It may have been detached from its port meanwhile.
+        self.handler.revive();
+        // What arrived before is served now: a kick that came early is not lost.
+        self.make_hot(io.now_ns());
+    }
+}
+
+impl<H: Handler> Run for RunningQueue<H> {
+    fn attach(&mut self, io: &mut QueueIo<'_>) {
+        self.handler.attach(io);
+        self.handler.watch(io);
+        self.notifier.watch(io, self.life.is_enabled());
+        self.looked_at_ns = io.now_ns();
+        self.make_hot(io.now_ns());
+        self.life.set_draining(false);
+        // It may have been cut away before it came here.
+        self.check_memory();
+    }
+
+    fn detach(&mut self, io: &mut QueueIo<'_>) {
+        self.handler.detach(io);
+        self.unwatch_port(io);
+        self.notifier.unwatch(io);
+    }
+
+    #[inline]
+    fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned {
+        let (mode, now_ns) = (self.mode(), io.now_ns());
+        let mut turn = Turn { io, stats: &self.stats, mode };
+        let done = self.handler.turn(&mut self.queue, &mut turn);
+        self.finish(done, mode, now_ns);
+        self.has_more = done.has_more;
+        let worked = done.popped > 0 || done.used > 0 || done.has_more;
+        if worked {
+            self.worked_at_ns = now_ns;
+        }
+        if done.has_more && self.look != Look::Hot {
+            // The rest needs no kick and no event, but the next turn.
+            self.make_hot(now_ns);
+        }
+        Turned { worked, is_overdue: !worked && self.is_overdue(now_ns) }
+    }
+
+    fn settle(&mut self, (polling, looks_on): (Polling, bool), io: &mut QueueIo<'_>) -> bool {
+        let waits = self.waits();
+        let (asks_driver, is_gone) = (waits.driver, waits.is_gone);
+        if is_gone {
+            self.life.tell_port();
+        }
+        if self.has_more || (asks_driver && !self.notifier.has_kick()) {
+            return false;
+        }
+        if (asks_driver || looks_on) && self.may_look(polling, io.now_ns()) {
+            return false;
+        }
+        if asks_driver && self.life.may_write() && self.queue.enable_notifications() {
+            return false;
+        }
+        self.life.leave_alone();
+        if !self.watch_port(io) {
+            return false;
+        }
+        self.look = Look::Armed;
+        true
+    }
+
+    fn on_event(&mut self, happened: Happened, event: Woken, io: &mut QueueIo<'_>) {
+        let now_ns = io.now_ns();
+        match happened {
+            Happened::Kick(watch) => {
+                let is_enabled = self.life.is_enabled();
+                if self.notifier.on_kick(watch, event, is_enabled, io, &self.stats) {
+                    self.life.kicked();
+                    if self.look == Look::Armed {
+                        self.looked_at_ns = now_ns;
+                    }
+                    self.make_hot(now_ns);
+                }
+            }
+            Happened::Disk(token) => self.handler.on_event(token, event.result, io),
+            Happened::Port => {
+                self.watches_port = false;
+                let result = event.result;
+                let has_error = result & POLL_BROKEN != 0 && result & POLL_READY == 0;
+                self.handler.on_port(result < 0 || has_error);
+                self.looked_at_ns = now_ns;
+                self.make_hot(now_ns);
+            }
+            // A turn takes what is finished; the watch goes on as long as the queue is here.
+            Happened::Offload if event.ended => self.handler.watch(io),
+            Happened::Offload => {}
+        }
+    }
+
+    fn heed(&mut self, order: Order, io: &mut QueueIo<'_>) {
+        let now_ns = io.now_ns();
+        match order {
+            Order::Memory(memory, addresses, fence) => {
+                self.let_go();
+                if let Err(error) = self.queue.relocate(addresses, memory.clone()) {
+                    let _ = fence.send(Err(error));
+                    return;
+                }
+                self.handler.retire_memory(memory, fence);
+                self.check_memory();
+                self.make_hot(now_ns);
+            }
+            Order::Fence(fence) => self.handler.fence(fence),
+            Order::Enable(is_enabled, fence) => {
+                self.set_enabled(is_enabled, io);
+                if is_enabled {
+                    let _ = fence.send(Ok(()));
+                } else {
+                    // What was taken before still uses guest memory.
+                    self.handler.fence(fence);
+                }
+            }
+            Order::Refresh(reply) => {
+                self.handler.refresh();
+                self.make_hot(now_ns);
+                let _ = reply.send(());
+            }
+            Order::Coalesce(coalescing, reply) => {
+                self.notifier.set_coalescing(coalescing);
+                self.make_hot(now_ns);
+                let _ = reply.send(());
+            }
+            Order::Kick(kick, reply) => {
+                // The driver may have written to the former one just before: the ring is looked at.
+                self.notifier.set_kick(kick, io, self.life.is_enabled());
+                self.make_hot(now_ns);
+                let _ = reply.send(());
+            }
+            Order::Call(call, reply) => {
+                self.notifier.set_call(call);
+                let _ = reply.send(());
+            }
+            Order::Err(err, reply) => {
+                self.life.set_err(err);
+                let _ = reply.send(());
+            }
+            // The worker's own.
+            Order::Stop(_) | Order::Detach(_) | Order::Stay => {}
+        }
+    }
+
+    fn wake(&mut self, now_ns: u64) {
+        self.make_hot(now_ns);
+    }
+
+    fn check_memory(&mut self) {
+        if self.queue.memory().is_broken() {
+            self.life.lose_memory(&self.stats);
+        }
+    }
+
+    fn drain(&mut self) {
+        self.life.set_draining(true);
+        self.let_go();
+    }
+
+    fn resume(&mut self, now_ns: u64) {
+        self.life.set_draining(false);
+        self.make_hot(now_ns);
+    }
+
+    #[inline]
+    fn is_hot(&self) -> bool {
+        self.look == Look::Hot
+    }
+
+    #[inline]
+    fn is_overdue(&self, now_ns: u64) -> bool {
+        let idle_ns = now_ns.saturating_sub(self.worked_at_ns);
+        self.look == Look::Armed || idle_ns >= BUSY_REST_NS || self.handler.is_stuck()
+    }
+
+    fn looks_at_ring(&self, polling: Polling, now_ns: u64) -> bool {
+        self.waits().driver && self.may_look(polling, now_ns)
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        // A queue that takes no turn is not woken for one; a call that is held back must go.
+        [self.waits().at_ns, self.notifier.due_ns()].into_iter().flatten().min()
+    }
+
+    fn is_drained(&self) -> bool {
+        self.life.is_draining() && self.queue.in_flight() == 0
+    }
+
+    fn base(&self) -> u16 {
+        self.queue.base()
+    }
+
+    fn guest(&self) -> &mpsc::Sender<Event> {
+        self.life.guest()
+    }
+
+    fn is_of_guest(&self, guest: &mpsc::Sender<Event>) -> bool {
+        self.life.is_of_same_guest(guest)
+    }
+
+    fn stats(&self) -> &Arc<QueueStats> {
+        &self.stats
+    }
+}
+
+impl<H: Handler> RunningQueue<H> {
+    fn may_look(&self, polling: Polling, now_ns: u64) -> bool {
+        polling.decide(now_ns, self.worked_at_ns) == Decision::Look
+    }
+}
+
+impl<H: Handler> Drop for RunningQueue<H> {
+    fn drop(&mut self) {
+        self.stats.running.set(0);
+        self.stats.in_flight.set(0);
+        self.let_go();
+        self.handler.abandon(&mut self.queue);
+    }
+}
