@@ -138,7 +138,10 @@ impl Notifier {
         stats: &QueueStats,
     ) {
         queue.publish();
-        if queue.needs_notification() {
+        let is_wanted = queue.needs_notification();
+        if is_wanted && self.moderation.is_off() && self.held.is_none() {
+            self.ring(stats);
+        } else if is_wanted {
             let fresh = Held { since_ns: now_ns, count: 0, due_ns: 0 };
             self.held.get_or_insert(fresh).count += count as u64;
         } else {

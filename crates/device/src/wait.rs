@@ -7,6 +7,7 @@ use manyring_backend::sys::uring::{Event as RingEvent, Ring};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// What an event is about; packed into the 64 bits that the kernel hands back.
@@ -111,6 +112,13 @@ const EPOLL_LOOK_NS: u64 = 100_000;
 /// `POLLERR | POLLHUP | POLLNVAL`: a watch that reports these is over.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
 
+/// Where the time of all workers begins.
+fn origin() -> Instant {
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    #[allow(clippy::disallowed_methods, reason = "this is the file that reads the clock")]
+    *ORIGIN.get_or_init(Instant::now)
+}
+
 impl Wait {
     /// Prepares the calling thread; falls back to epoll unless `uring` succeeds.
     ///
@@ -127,9 +135,7 @@ impl Wait {
                 looked_at_ns: 0,
             }),
         };
-        #[allow(clippy::disallowed_methods, reason = "this is the file that reads the clock")]
-        let origin = Instant::now();
-        Ok(Self { kernel, origin, events: Vec::new(), kick_watches: 0 })
+        Ok(Self { kernel, origin: origin(), events: Vec::new(), kick_watches: 0 })
     }
 
     /// True if disks can use io_uring on this thread.
@@ -146,7 +152,8 @@ impl Wait {
         }
     }
 
-    /// Nanoseconds since the worker started. Read once per turn of the loop.
+    /// Nanoseconds since the first worker of this process started: a time that a queue has taken
+    /// down means the same on the worker to which it moves. Read once per turn of the loop.
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)

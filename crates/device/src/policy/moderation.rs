@@ -23,6 +23,13 @@ impl Moderation {
         Self { packets_max, delay_us_max }
     }
 
+    /// Nothing is held back.
+    #[must_use]
+    #[inline]
+    pub fn is_off(self) -> bool {
+        self.delay_us_max == 0
+    }
+
     /// Decides for `packets` that were not told of yet, the first of them at `since_ns`. Without a
     /// longest delay nothing is held back; without a largest count only time counts.
     #[must_use]
