@@ -99,7 +99,7 @@ impl Guest {
             config: QueueConfig {
                 size,
                 addresses,
-                base,
+                base: base.into(),
                 features: RingFeatures { event_idx, indirect },
             },
             memory: Arc::new(memory),

@@ -65,7 +65,7 @@ fn obey(session: &mut Session, outcome: Outcome<u32>, given: usize, refuse: bool
             }
             Effect::Stop(index) => {
                 assert!(index < QUEUES);
-                session.stopped(index, 7);
+                session.stopped(index, 7.into());
             }
             Effect::Enable(index, _) | Effect::Relocate(index, _) => assert!(index < QUEUES),
             Effect::Kick(index, fd) | Effect::Call(index, fd) | Effect::Err(index, fd) => {

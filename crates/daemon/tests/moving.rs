@@ -75,7 +75,7 @@ fn move_under_load(disk: Arc<dyn Disk>, uring: bool, spin_us: u32, moves: usize)
     let moved: u64 = (0..2).map(|index| device.stats(index).unwrap().moves.value()).sum();
     assert_eq!(moved, moves as u64);
     for (handle, done) in handles.into_iter().zip(&done) {
-        let base = runtime.block_on(handle.stop()).unwrap();
+        let base = runtime.block_on(handle.stop()).unwrap().split().unwrap();
         // Every request took one entry of the ring, none was taken twice; what was still in flight
         // at the end was not counted.
         let counted = u16::try_from(done.load(Ordering::Relaxed) % 0x1_0000).unwrap();

@@ -30,7 +30,7 @@ use manyring_backend::net::null::NullPort;
 use manyring_device::bench::SoloRunning;
 use manyring_device::{Activation, Call, Event, Kick};
 use manyring_memory::{GuestMemory, Mapping, RegionSpec};
-use manyring_queue::{DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
+use manyring_queue::{Base, DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::hint::black_box;
@@ -99,7 +99,7 @@ impl Pair {
         let config = QueueConfig {
             size: RING_SIZE,
             addresses: RingAddresses { descriptor: 0, available: 0x2000, used: 0x4000 },
-            base: 0,
+            base: Base::default(),
             features: RingFeatures { event_idx: true, indirect: true },
         };
         let driver = DriverQueue::new(config, &memory).unwrap();

@@ -5,7 +5,7 @@ use crate::orders::{Command, Order, QueueId, Reply};
 use crate::pool::{Pool, StopError};
 use crate::stats::QueueStats;
 use manyring_memory::GuestMemory;
-use manyring_queue::{QueueError, RingAddresses};
+use manyring_queue::{Base, QueueError, RingAddresses};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot};
@@ -146,7 +146,7 @@ impl QueueHandle {
     ///
     /// # Errors
     /// [`StopError`] if the worker has ended.
-    pub async fn stop(self) -> Result<u16, StopError> {
+    pub async fn stop(self) -> Result<Base, StopError> {
         let base = match &self.0 {
             Runs::Worker(route) => {
                 let (reply, base) = oneshot::channel();

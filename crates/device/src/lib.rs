@@ -43,7 +43,7 @@ pub use life::{Event, EventKind};
 pub use pool::{Pool, PoolOptions, StopError};
 pub use stats::{QueueStats, WorkerStats};
 
-use manyring_queue::{DeviceQueue, QueueError, RingAddresses};
+use manyring_queue::{Base, DeviceQueue, QueueError, RingAddresses};
 use std::pin::Pin;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -159,7 +159,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StopError`] if the worker has ended.
-    fn stop(&self, index: usize, queue: QueueHandle) -> Later<'_, Result<u16, StopError>> {
+    fn stop(&self, index: usize, queue: QueueHandle) -> Later<'_, Result<Base, StopError>> {
         let _ = index;
         Box::pin(queue.stop())
     }

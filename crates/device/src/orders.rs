@@ -3,7 +3,7 @@
 use crate::doorbell::{Call, Kick};
 use crate::running::Run;
 use manyring_memory::GuestMemory;
-use manyring_queue::{QueueError, RingAddresses};
+use manyring_queue::{Base, QueueError, RingAddresses};
 use manyring_wire::net::Coalescing;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,7 +28,7 @@ pub(crate) type Fence = Reply<Result<(), QueueError>>;
 #[derive(Debug)]
 pub(crate) enum Order {
     /// End, once nothing is in flight; the reply is the base.
-    Stop(Reply<u16>),
+    Stop(Reply<Base>),
     /// Give the queue back, to move it.
     Detach(Reply<Box<dyn Run>>),
     /// Keep the queue, if it has not been given back yet.

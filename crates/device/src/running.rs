@@ -20,7 +20,7 @@ use crate::policy::polling::{Decision, Polling};
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use manyring_backend::net::Readiness;
-use manyring_queue::DeviceQueue;
+use manyring_queue::{Base, DeviceQueue};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -117,7 +117,7 @@ pub(crate) trait Run: Send + std::fmt::Debug {
     fn is_drained(&self) -> bool;
 
     /// The next available index.
-    fn base(&self) -> u16;
+    fn base(&self) -> Base;
 
     /// Names the session among those whose queues a worker has.
     fn guest(&self) -> &mpsc::Sender<Event>;
@@ -477,7 +477,7 @@ impl<H: Handler> Run for RunningQueue<H> {
         self.life.is_draining() && self.queue.in_flight() == 0
     }
 
-    fn base(&self) -> u16 {
+    fn base(&self) -> Base {
         self.queue.base()
     }
 

@@ -24,6 +24,7 @@ use crate::running::{Happened, Run};
 use crate::stats::WorkerStats;
 use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
 use round::Round;
+use manyring_queue::Base;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -34,7 +35,7 @@ use tokio::sync::Notify;
 /// What becomes of a queue when it is drained.
 #[derive(Debug)]
 enum Ending {
-    Stop(Reply<u16>),
+    Stop(Reply<Base>),
     Detach(Reply<Box<dyn Run>>),
 }
 

@@ -129,7 +129,7 @@ impl Guest {
             .unwrap();
         let memory = Arc::new(memory);
         let features = RingFeatures { event_idx: true, indirect: true };
-        let config = QueueConfig { size: 64, addresses: RING, base: 0, features };
+        let config = QueueConfig { size: 64, addresses: RING, base: 0.into(), features };
         let pool = Pool::new(PoolOptions { workers_max: 2, spin_us: 0, uring: false });
         let options = BlkOptions {
             name: "test".to_owned(),
@@ -260,7 +260,7 @@ impl Guest {
 
     fn stop(&mut self) -> u16 {
         let handle = self.handle.take().unwrap();
-        self.runtime.block_on(self.device.stop(0, handle)).unwrap()
+        self.runtime.block_on(self.device.stop(0, handle)).unwrap().split().unwrap()
     }
 }
 
@@ -394,7 +394,7 @@ fn a_queue_stops_when_nothing_is_in_flight_and_says_where() {
         ring(&guest.kick);
         tokio::time::timeout(PATIENCE, stop).await.expect("it stops")
     });
-    assert_eq!(base, Ok(1));
+    assert_eq!(base, Ok(1.into()));
     guest.until_used();
     let stats = guest.stats();
     assert_eq!((stats.in_flight.value(), stats.running.value()), (0, 0));

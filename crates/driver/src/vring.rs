@@ -53,7 +53,7 @@ impl Vring {
             available: arena.user_addr(available),
             used: arena.user_addr(used),
         };
-        let config = QueueConfig { size, addresses, base, features };
+        let config = QueueConfig { size, addresses, base: base.into(), features };
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             index,

@@ -15,7 +15,7 @@ mod callgrind;
 
 use manyring_memory::{GuestMemory, Mapping, RegionSpec};
 use manyring_queue::{
-    Batch, DeviceQueue, DriverQueue, IndirectTable, QueueConfig, RingAddresses, RingFeatures,
+    Base, Batch, DeviceQueue, DriverQueue, IndirectTable, QueueConfig, RingAddresses, RingFeatures,
 };
 use manyring_wire::virtqueue::DESC_ALIGN;
 use std::hint::black_box;
@@ -71,7 +71,7 @@ impl Pair {
         let config = QueueConfig {
             size: RING_SIZE,
             addresses: RingAddresses { descriptor: 0, available: 0x2000, used: 0x4000 },
-            base: 0,
+            base: Base::default(),
             features: RingFeatures { event_idx: true, indirect: true },
         };
         let table = |n: u64| {

@@ -1,5 +1,6 @@
 //! `QueueConfig`: size, addresses, base, features; checked when the queue is built.
 
+use crate::base::Base;
 use crate::error::QueueError;
 use manyring_memory::{GuestMemory, Words};
 use manyring_wire::virtqueue::{
@@ -45,8 +46,8 @@ pub struct QueueConfig {
     pub size: u16,
     /// Where the ring lies.
     pub addresses: RingAddresses,
-    /// The next available index to pop.
-    pub base: u16,
+    /// Where the ring goes on.
+    pub base: Base,
     /// What was negotiated about the ring.
     pub features: RingFeatures,
 }

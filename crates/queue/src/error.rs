@@ -8,6 +8,8 @@ use manyring_memory::MemoryError;
 pub enum QueueError {
     #[error("queue size {size} is not a power of two up to 32768")]
     Size { size: u16 },
+    #[error("base {bits:#x} of a split ring, which has an index of 16 bits")]
+    Base { bits: u32 },
     #[error("ring is not in memory: {0}")]
     Ring(MemoryError),
     #[error("available index jumped from {from} to {to} in a ring of {size}")]

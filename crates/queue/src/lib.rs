@@ -16,11 +16,13 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod base;
 mod chain;
 mod config;
 mod error;
 pub mod split;
 
+pub use base::Base;
 pub use chain::{BATCH_CHAINS, Batch, Chain};
 pub use config::{QueueConfig, RingAddresses, RingFeatures};
 pub use error::QueueError;
@@ -48,7 +50,8 @@ impl DeviceQueue {
     /// Builds the queue that `config` describes, in `memory`.
     ///
     /// # Errors
-    /// [`QueueError::Size`], or [`QueueError::Ring`] if a ring area is not in memory.
+    /// [`QueueError::Size`], [`QueueError::Base`] if a ring of this format has no such base, or
+    /// [`QueueError::Ring`] if a ring area is not in memory.
     pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
         Ok(Self::Split(split::DeviceHalf::new(config, memory)?))
     }
@@ -117,9 +120,9 @@ impl DeviceQueue {
         each!(self, queue => queue.latch_fault(fault));
     }
 
-    /// The next available index to pop: the base that `GET_VRING_BASE` returns.
+    /// Where the ring goes on after what was popped: what `GET_VRING_BASE` returns.
     #[must_use]
-    pub fn base(&self) -> u16 {
+    pub fn base(&self) -> Base {
         each!(self, queue => queue.base())
     }
 
@@ -171,7 +174,7 @@ impl DriverQueue {
     /// Builds an empty queue of `config` in `memory` and clears its ring.
     ///
     /// # Errors
-    /// [`QueueError::Size`], [`QueueError::Ring`].
+    /// [`QueueError::Size`], [`QueueError::Base`], [`QueueError::Ring`].
     pub fn new(config: QueueConfig, memory: &GuestMemory) -> Result<Self, QueueError> {
         Ok(Self::Split(split::DriverHalf::new(config, memory)?))
     }

@@ -23,7 +23,7 @@ fn chains_put_back_newest_first_are_popped_again_in_order() {
     let mut chains: Vec<_> = (0..4).map(|n| batch.take(n).unwrap().0).collect();
     device.unpop(chains.pop().unwrap());
     device.unpop(chains.pop().unwrap());
-    assert_eq!((device.base(), device.in_flight(), device.available_count()), (0, 2, 2));
+    assert_eq!((device.base(), device.in_flight(), device.available_count()), (0.into(), 2, 2));
     assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 2);
     chains.extend((0..2).map(|n| batch.take(n).unwrap().0));
     let heads: Vec<_> = chains.iter().map(manyring_queue::Chain::head).collect();
@@ -112,7 +112,7 @@ fn a_ring_that_moves_goes_on_where_it_was() {
     assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1);
     device.push_used(batch.take(0).unwrap().0, 0);
     assert!(!device.enable_notifications());
-    assert_eq!(device.base(), 9);
+    assert_eq!(device.base(), 9.into());
 }
 
 #[test]

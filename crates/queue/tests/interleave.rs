@@ -46,9 +46,9 @@ fn halves(features: RingFeatures, base: u16) -> (DriverHalf, DeviceHalf, usize) 
     let spec = RegionSpec { guest_addr: GUEST, size: 4096, user_addr: 0, mmap_offset: 0 };
     let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping).unwrap());
     let addresses = RingAddresses { descriptor: 0, available: 0, used: 0 };
-    let config = QueueConfig { size: SIZE, addresses, base, features };
-    let driver = DriverHalf::with_areas(config, areas.clone());
-    (driver, DeviceHalf::with_areas(config, areas, memory), host)
+    let config = QueueConfig { size: SIZE, addresses, base: base.into(), features };
+    let driver = DriverHalf::with_areas(config, areas.clone()).unwrap();
+    (driver, DeviceHalf::with_areas(config, areas, memory).unwrap(), host)
 }
 
 /// Pops what there is and checks that chain `n` is the one the driver added as its `n`-th.

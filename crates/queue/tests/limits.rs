@@ -9,7 +9,7 @@ use guest::{BUFFERS, GUEST, Rig, USER, set};
 use manyring_memory::{GuestMemory, Mapping, RegionSpec, total_len};
 use manyring_queue::split::DeviceHalf;
 use manyring_queue::{
-    BATCH_CHAINS, Batch, DeviceQueue, DriverQueue, IndirectTable, QueueConfig, QueueError,
+    BATCH_CHAINS, Base, Batch, DeviceQueue, DriverQueue, IndirectTable, QueueConfig, QueueError,
     RingFeatures,
 };
 use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Descriptor, RING_IDX};
@@ -218,10 +218,25 @@ fn rings_of_every_size_that_the_specification_allows_are_built() {
             available,
             used: user_addr + 0xa_0000,
         };
-        let config = QueueConfig { size, addresses, base: 0, features: INDIRECT };
+        let config = QueueConfig { size, addresses, base: 0.into(), features: INDIRECT };
         let queue = DeviceQueue::new(config, memory.clone()).unwrap();
         assert_eq!(queue.size(), size);
     }
+}
+
+#[test]
+fn a_split_ring_has_no_base_above_16_bits() {
+    let mut rig = Rig::new(4, INDIRECT, 0);
+    // As the front-end of a packed ring says it: both wrap counters are 1.
+    for bits in [0x1_0000, 0x8000_8000, u32::MAX] {
+        rig.config.base = Base::from_bits(bits);
+        let refused = Some(QueueError::Base { bits });
+        assert_eq!(DeviceQueue::new(rig.config, rig.memory.clone()).err(), refused);
+        assert_eq!(DriverQueue::new(rig.config, &rig.memory).err(), refused);
+    }
+    rig.config.base = Base::from_bits(0xffff);
+    let device = DeviceQueue::new(rig.config, rig.memory.clone()).unwrap();
+    assert_eq!((device.base().bits(), device.base().split()), (0xffff, Ok(0xffff)));
 }
 
 #[test]
@@ -248,7 +263,7 @@ fn pair(rig: &Rig) -> (DriverQueue, DeviceQueue) {
 fn a_queue_of_any_format_does_what_its_halves_do() {
     let rig = Rig::new(4, INDIRECT, 5);
     let (mut driver, mut device) = pair(&rig);
-    assert_eq!((driver.free_count(), device.base(), device.size()), (4, 5, 4));
+    assert_eq!((driver.free_count(), device.base(), device.size()), (4, 5.into(), 4));
     assert!(!device.has_available() && driver.take_used().is_none());
     assert!(!driver.publish(), "nothing was added");
     assert_eq!(driver.add(&[(BUFFERS, 1)], &[(BUFFERS + 8, 2)]), Some(0));
@@ -259,10 +274,10 @@ fn a_queue_of_any_format_does_what_its_halves_do() {
     assert!(device.has_available());
     let mut batch = Batch::new();
     assert_eq!(device.pop_batch(&mut batch, 1), 1);
-    assert_eq!((device.in_flight(), device.available_count(), device.base()), (1, 1, 6));
+    assert_eq!((device.in_flight(), device.available_count(), device.base()), (1, 1, 6.into()));
     let (chain, ..) = batch.take(0).unwrap();
     device.unpop(chain);
-    assert_eq!((device.in_flight(), device.available_count(), device.base()), (0, 2, 5));
+    assert_eq!((device.in_flight(), device.available_count(), device.base()), (0, 2, 5.into()));
     assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 2);
     let (first, readable, writable) = batch.take(0).unwrap();
     assert_eq!((first.head(), total_len(&readable), total_len(&writable)), (0, 1, 2));

@@ -6,6 +6,7 @@
 use manyring_device::{
     Activation, ConfigError, Device, Later, QueueHandle, QueueStats, StartError,
 };
+use manyring_queue::Base;
 use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
 use manyring_wire::vhost_user::{
     F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, HEADER_SIZE, Header, REQUESTS, Region,
@@ -38,7 +39,7 @@ enum Asked {
     Rarp([u8; 6]),
     Mtu(u64),
     /// Index, size and base of the queue, whether it is enabled, and which doorbells it has.
-    Start(usize, u16, u16, bool, [bool; 3]),
+    Start(usize, u16, Base, bool, [bool; 3]),
 }
 
 #[derive(Debug)]
@@ -279,7 +280,7 @@ fn a_vring_is_handed_to_the_device_with_all_that_was_said() {
     let started = front.ask("SET_VRING_KICK", 1u64.as_bytes(), &[kick.as_fd()]);
     assert_eq!(started, 1, "the device could not");
     let doorbells = [true, true, false];
-    assert_eq!(front.device.asked(), [Asked::Start(1, 128, 77, true, doorbells)]);
+    assert_eq!(front.device.asked(), [Asked::Start(1, 128, 77.into(), true, doorbells)]);
     // The kick went with the attempt: nothing but a new one starts the vring again.
     assert_eq!(front.ask("SET_VRING_NUM", [1u32, 64].as_bytes(), &[]), 0);
     assert_eq!(front.device.asked(), []);
@@ -287,7 +288,7 @@ fn a_vring_is_handed_to_the_device_with_all_that_was_said() {
     assert_eq!(front.ask("SET_VRING_ERR", 1u64.as_bytes(), &[err.as_fd()]), 0);
     front.ask("SET_VRING_KICK", (1u64 | 1 << 8).as_bytes(), &[]);
     let doorbells = [false, true, true];
-    assert_eq!(front.device.asked(), [Asked::Start(1, 64, 77, true, doorbells)]);
+    assert_eq!(front.device.asked(), [Asked::Start(1, 64, 77.into(), true, doorbells)]);
     front.send("GET_VRING_BASE", 0, [1u32, 0].as_bytes(), &[]);
     assert_eq!(front.reply(), [1u32, 77].as_bytes());
 }
@@ -306,7 +307,7 @@ fn a_ring_that_is_not_in_memory_is_told_at_its_err_and_starts_when_it_is() {
     assert_eq!(front.device.asked(), []);
     front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]);
     let doorbells = [true, false, true];
-    assert_eq!(front.device.asked(), [Asked::Start(0, 128, 77, false, doorbells)]);
+    assert_eq!(front.device.asked(), [Asked::Start(0, 128, 77.into(), false, doorbells)]);
 }
 
 #[test]

@@ -82,9 +82,9 @@ impl Restart {
 
 /// The device half of a queue whose driver half we have.
 pub(crate) fn activation(arena: &Arena, vring: &Vring, features: u64) -> Activation {
-    let addresses = vring.addresses();
+    let (addresses, base) = (vring.addresses(), vring.base().into());
     let ring = RingFeatures::from_bits(features);
-    let config = QueueConfig { size: vring.size(), addresses, base: vring.base(), features: ring };
+    let config = QueueConfig { size: vring.size(), addresses, base, features: ring };
     Activation {
         index: usize::try_from(vring.index()).unwrap(),
         queue: DeviceQueue::new(config, arena.memory().clone()).unwrap(),

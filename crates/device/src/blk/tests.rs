@@ -55,7 +55,7 @@ impl Guest {
         let config = QueueConfig {
             size: SIZE,
             addresses: RingAddresses { descriptor: 0, available: 0x1000, used: 0x2000 },
-            base: 0,
+            base: 0.into(),
             features: RingFeatures { event_idx: true, indirect: true },
         };
         let options = BlkOptions {

@@ -32,6 +32,7 @@ use crate::pool::{Pool, StopError};
 use crate::stats::{Class, QueueStats};
 use crate::{Activation, ConfigError, Device, Later, StartError};
 use manyring_backend::net::Port;
+use manyring_queue::Base;
 use manyring_wire::net::{
     Coalescing, FRAME_SIZE_MAX, Offloads, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ,
     VIRTIO_NET_F_MTU, controlq,
@@ -437,7 +438,7 @@ impl Device for NetDevice {
         })
     }
 
-    fn stop(&self, index: usize, queue: QueueHandle) -> Later<'_, Result<u16, StopError>> {
+    fn stop(&self, index: usize, queue: QueueHandle) -> Later<'_, Result<Base, StopError>> {
         Box::pin(async move {
             let is_control = queue.route().is_none();
             let base = queue.stop().await;

@@ -139,7 +139,8 @@ mod tests {
         let arena = Arc::new(Arena::new(4 << 20).unwrap());
         let features = RingFeatures { indirect: true, ..RingFeatures::default() };
         let vring = Vring::new(&arena, 0, 16, features, 0).unwrap();
-        let config = QueueConfig { size: 16, addresses: vring.addresses(), base: 0, features };
+        let (addresses, base) = (vring.addresses(), vring.base().into());
+        let config = QueueConfig { size: 16, addresses, base, features };
         let mut queue = DeviceQueue::new(config, arena.memory().clone()).unwrap();
         let mut giant = GiantRing::new(&arena, &vring, 3).unwrap();
         giant.offer_data(0, VIRTIO_BLK_T_IN, 0, u16::MAX, true).unwrap();

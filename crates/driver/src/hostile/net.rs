@@ -191,7 +191,7 @@ mod tests {
             let features = RingFeatures::default();
             let vring = Vring::new(&arena, 0, 16, features, 0).unwrap();
             let addresses = vring.addresses();
-            let config = QueueConfig { size: 16, addresses, base: 0, features };
+            let config = QueueConfig { size: 16, addresses, base: 0.into(), features };
             let memory = arena.memory().clone();
             let queue = DeviceQueue::new(config, memory).unwrap();
             Self { hostile: HostileNet::new(&arena, &vring).unwrap(), queue }

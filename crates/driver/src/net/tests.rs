@@ -35,7 +35,7 @@ impl Device {
     fn new(arena: &Arc<Arena>, vring: &Vring, features: u64) -> Self {
         let features = RingFeatures::from_bits(features);
         let (size, addresses) = (vring.size(), vring.addresses());
-        let config = QueueConfig { size, addresses, base: 0, features };
+        let config = QueueConfig { size, addresses, base: 0.into(), features };
         let memory = arena.memory().clone();
         Self { queue: DeviceQueue::new(config, memory).unwrap(), batch: Batch::new() }
     }

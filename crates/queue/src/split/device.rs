@@ -11,6 +11,7 @@
 //! entries are written at once but published once per burst; (4) notification words are written
 //! only when their value changes.
 
+use crate::base::Base;
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, CHAIN_SLICES, Chain, Entry};
 use crate::config::{QueueConfig, RingAddresses, RingAreas, RingFeatures};
 use crate::error::QueueError;
@@ -55,32 +56,39 @@ impl DeviceHalf {
     /// Builds the queue of `config` in `memory`.
     ///
     /// # Errors
-    /// [`QueueError::Size`], [`QueueError::Ring`].
+    /// [`QueueError::Size`], [`QueueError::Base`], [`QueueError::Ring`].
     pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
         QueueConfig::check_size(config.size)?;
         let areas = config.addresses.resolve(config.size, &memory)?;
-        Ok(Self::with_areas(config, areas, memory))
+        Self::with_areas(config, areas, memory)
     }
 
     /// Builds the queue on areas that are resolved (tests, loom).
-    #[must_use]
-    pub fn with_areas(config: QueueConfig, areas: RingAreas, memory: Arc<GuestMemory>) -> Self {
+    ///
+    /// # Errors
+    /// [`QueueError::Base`].
+    pub fn with_areas(
+        config: QueueConfig,
+        areas: RingAreas,
+        memory: Arc<GuestMemory>,
+    ) -> Result<Self, QueueError> {
+        let base = config.base.split()?;
         let used_idx = areas.used.load_u16(RING_IDX);
-        Self {
+        Ok(Self {
             areas,
             memory,
             last_hit: LastHit::default(),
             size: config.size,
             features: config.features,
-            last_avail: config.base,
-            avail_idx: config.base,
+            last_avail: base,
+            avail_idx: base,
             used_idx,
             published_idx: used_idx,
             signalled_idx: used_idx,
             event_written: None,
             in_flight: 0,
             fault: None,
-        }
+        })
     }
 
     /// See [`crate::DeviceQueue::pop_batch`].
@@ -351,8 +359,8 @@ impl DeviceHalf {
 
     /// See [`crate::DeviceQueue::base`].
     #[must_use]
-    pub fn base(&self) -> u16 {
-        self.last_avail
+    pub fn base(&self) -> Base {
+        self.last_avail.into()
     }
 
     /// See [`crate::DeviceQueue::in_flight`].

@@ -33,24 +33,27 @@ impl DriverHalf {
     /// Builds an empty queue of `config` in `memory` and clears its ring.
     ///
     /// # Errors
-    /// [`QueueError::Size`], [`QueueError::Ring`].
+    /// [`QueueError::Size`], [`QueueError::Base`], [`QueueError::Ring`].
     pub fn new(config: QueueConfig, memory: &GuestMemory) -> Result<Self, QueueError> {
         QueueConfig::check_size(config.size)?;
+        let base = config.base.split()?;
         let areas = config.addresses.resolve(config.size, memory)?;
         areas.avail.store_u16(RING_FLAGS, 0);
         areas.avail.store_u16(used_event(config.size), 0);
         areas.used.store_u16(RING_FLAGS, 0);
         areas.used.store_u16(avail_event(config.size), 0);
-        areas.used.store_u16(RING_IDX, config.base);
-        areas.avail.store_u16_release(RING_IDX, config.base);
-        Ok(Self::with_areas(config, areas))
+        areas.used.store_u16(RING_IDX, base);
+        areas.avail.store_u16_release(RING_IDX, base);
+        Self::with_areas(config, areas)
     }
 
     /// Builds an empty queue on areas that are resolved and clear (tests, loom).
-    #[must_use]
-    pub fn with_areas(config: QueueConfig, areas: RingAreas) -> Self {
-        let size = config.size;
-        Self {
+    ///
+    /// # Errors
+    /// [`QueueError::Base`].
+    pub fn with_areas(config: QueueConfig, areas: RingAreas) -> Result<Self, QueueError> {
+        let (size, base) = (config.size, config.base.split()?);
+        Ok(Self {
             areas,
             size,
             features: config.features,
@@ -58,11 +61,11 @@ impl DriverHalf {
             chain_len: vec![0; usize::from(size)],
             free_head: 0,
             free_count: size,
-            avail_idx: config.base,
-            published_idx: config.base,
-            last_used: config.base,
-            used_idx: config.base,
-        }
+            avail_idx: base,
+            published_idx: base,
+            last_used: base,
+            used_idx: base,
+        })
     }
 
     /// See [`crate::DriverQueue::add`].

@@ -39,7 +39,7 @@ impl Rig {
         let available = user_addr + desc_table_size(size) as u64;
         let used = (available + avail_ring_size(size) as u64).next_multiple_of(4);
         let addresses = RingAddresses { descriptor: user_addr, available, used };
-        let config = QueueConfig { size, addresses, base, features };
+        let config = QueueConfig { size, addresses, base: base.into(), features };
         Self {
             desc: memory.words(user_addr, desc_table_size(size), DESC_ALIGN).unwrap(),
             avail: memory.words(available, avail_ring_size(size), AVAIL_ALIGN).unwrap(),

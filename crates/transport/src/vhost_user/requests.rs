@@ -82,7 +82,7 @@ impl Front {
             Answer::Ack => Reply::U64(u64::from(refused)),
             Answer::Base(index) => Reply::VringState(VringState {
                 index: u32::try_from(index).unwrap_or(0),
-                num: self.session.vring(index).map_or(0, |v| u32::from(v.base())),
+                num: self.session.vring(index).map_or(0, |v| v.base().bits()),
             }),
             Answer::Config(access) => self.read_config(access),
         };
@@ -216,7 +216,7 @@ impl Front {
             }
             Err(error) => {
                 // The kick went with the attempt: only a new one starts the vring again.
-                let base = self.session.vring(index).map_or(0, |v| v.base());
+                let base = self.session.vring(index).map(|v| v.base()).unwrap_or_default();
                 self.session.stopped(index, base);
                 tracing::error!(device = self.device.name(), queue = index, %error, "cannot start");
                 false
@@ -256,7 +256,8 @@ impl Front {
         if let Some(queue) = self.vrings[index].running.take()
             && let Ok(base) = self.device.stop(index, queue).await
         {
-            tracing::debug!(device = self.device.name(), queue = index, base, "queue stopped");
+            let (device, bits) = (self.device.name(), base.bits());
+            tracing::debug!(device, queue = index, base = bits, "queue stopped");
             self.session.stopped(index, base);
         }
     }

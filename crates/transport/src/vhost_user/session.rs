@@ -7,7 +7,7 @@ mod outcome;
 
 pub use outcome::{Answer, Effect, MemoryChange, Outcome, SessionError};
 
-use manyring_queue::RingAddresses;
+use manyring_queue::{Base, RingAddresses};
 use manyring_wire::vhost_user::{
     ConfigAccess, F_PROTOCOL_FEATURES, Header, MEM_SLOTS, PROTOCOL_F_BACKEND_REQ,
     PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_MTU,
@@ -52,7 +52,7 @@ enum KickState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Vring {
     size: Option<u16>,
-    base: u16,
+    base: Base,
     addresses: Option<RingAddresses>,
     /// As last said; unsaid it follows from the features.
     enabled: Option<bool>,
@@ -69,9 +69,9 @@ impl Vring {
         self.size.unwrap_or(0)
     }
 
-    /// The next available index.
+    /// Where the ring goes on.
     #[must_use]
-    pub fn base(&self) -> u16 {
+    pub fn base(&self) -> Base {
         self.base
     }
 
@@ -131,7 +131,7 @@ impl Session {
 
     /// The queue has stopped at `base`. It needs a new kick to start again. Where the session has
     /// begun the vring anew already, that stays.
-    pub fn stopped(&mut self, index: usize, base: u16) {
+    pub fn stopped(&mut self, index: usize, base: Base) {
         if let Some(vring) = self.vrings.get_mut(index).filter(|v| v.running) {
             vring.running = false;
             vring.base = base;
@@ -340,8 +340,9 @@ impl Session {
         name: &'static str,
         state: VringState,
     ) -> Result<Vec<Effect<F>>, SessionError> {
-        let value = u64::from(state.num);
-        let base = u16::try_from(state.num).map_err(|_| SessionError::Value { name, value })?;
+        // Every ring is a split one: no other format is offered.
+        let base = Base::from_bits(state.num);
+        base.split().map_err(|_| SessionError::Value { name, value: state.num.into() })?;
         let index = state.index as usize;
         let vring = self.vring_mut(name, index)?;
         let effects = restart_if(vring.running, index);

@@ -66,7 +66,8 @@ fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue<BlkQueue>) 
     let spec = RegionSpec { guest_addr: 0, size: MEMORY as u64, user_addr: 0, mmap_offset: 0 };
     let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap());
     let addresses = RingAddresses { descriptor: 0, available: 0x8_0000, used: 0xa_0000 };
-    let config = QueueConfig { size: RING, addresses, base: 0, features: RingFeatures::default() };
+    let features = RingFeatures::default();
+    let config = QueueConfig { size: RING, addresses, base: 0.into(), features };
     let mut driver = DriverQueue::new(config, &memory).unwrap();
     let header = mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap();
     header.write_from(&[&VIRTIO_BLK_T_FLUSH.to_le_bytes()[..], &[0; 12]].concat());

@@ -123,7 +123,8 @@ impl Guest {
 
     pub(super) fn stop_control(&mut self) -> u16 {
         let handle = self.control.take().unwrap();
-        self.runtime.block_on(self.device.stop(self.control_index(), handle)).unwrap()
+        let stopped = self.runtime.block_on(self.device.stop(self.control_index(), handle));
+        stopped.unwrap().split().unwrap()
     }
 
     pub(super) fn offer(&mut self, bytes: &[u8], room: usize) {

@@ -266,7 +266,7 @@ impl Ring {
         let config = QueueConfig {
             size,
             addresses: RingAddresses { descriptor: 0, available: 0x8000, used: 0xa000 },
-            base: 0,
+            base: 0.into(),
             features: RingFeatures { event_idx, indirect: true },
         };
         Self {

@@ -250,7 +250,7 @@ fn buffers_that_wait_are_put_back_and_serve_again() {
     guest.expect(0, 5000, 3);
     assert!(guest.queue.in_flight() > 0, "buffers wait for the next frame");
     guest.let_go();
-    assert_eq!((guest.queue.in_flight(), guest.queue.base()), (0, 3));
+    assert_eq!((guest.queue.in_flight(), guest.queue.base()), (0, 3.into()));
     assert!(!guest.rx.has_room());
     // The same ring in other memory: nothing of the old is written.
     let other = Arc::new((*guest.ring.memory).clone());
@@ -261,7 +261,7 @@ fn buffers_that_wait_are_put_back_and_serve_again() {
     guest.expect(1, 5000, 3);
     guest.expect(2, 60, 1);
     guest.let_go();
-    assert_eq!((guest.queue.in_flight(), guest.queue.base()), (0, 7));
+    assert_eq!((guest.queue.in_flight(), guest.queue.base()), (0, 7.into()));
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn buffers_that_can_hold_nothing_stop_the_queue() {
         assert!(matches!(guest.queue.fault(), Some(QueueError::Request(_))), "{pieces} x {len}");
         assert!(guest.take().is_none());
         guest.let_go();
-        assert_eq!((guest.queue.in_flight(), guest.queue.base()), (0, 0));
+        assert_eq!((guest.queue.in_flight(), guest.queue.base()), (0, 0.into()));
     }
     let mut guest = Guest::new(16, 2048, true);
     guest.ring.driver.add(&[(DATA, 2048)], &[]).unwrap();

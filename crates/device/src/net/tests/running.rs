@@ -209,7 +209,7 @@ fn a_call_that_is_held_back_is_sent_before_the_queue_stops() {
     assert!(!guest.is_called());
     guest.running.drain();
     assert!(guest.is_called() && guest.running.is_drained());
-    assert_eq!((guest.running.base(), guest.returned()), (2, 2));
+    assert_eq!((guest.running.base(), guest.returned()), (2.into(), 2));
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn other_memory_under_a_receiveq_loses_nothing() {
     guest.turn(3);
     guest.running.drain();
     assert!(guest.running.is_drained());
-    assert_eq!((guest.running.base(), guest.returned()), (6, 6));
+    assert_eq!((guest.running.base(), guest.returned()), (6.into(), 6));
 }
 
 #[test]

@@ -155,7 +155,7 @@ fn what_waits_for_the_port_when_the_queue_lets_go_is_sent_or_counted() {
     guest.offer_frame(5);
     guest.turn();
     assert_eq!((guest.returned(), guest.port.sent().len()), (1, 3));
-    assert_eq!(guest.queue.base(), 6);
+    assert_eq!(guest.queue.base(), 6.into());
 }
 
 #[test]

@@ -158,8 +158,8 @@ fn get_vring_base_stops_and_a_new_kick_starts_again() {
     peer.effects("SET_VRING_KICK", 0u64.as_bytes(), &[7]);
     let outcome = peer.send("GET_VRING_BASE", [0u32, 0].as_bytes(), &[]).unwrap();
     assert_eq!(outcome.effects, [Effect::Stop(0)]);
-    peer.0.stopped(0, 55);
-    assert_eq!(peer.0.vring(0).unwrap().base(), 55);
+    peer.0.stopped(0, 55.into());
+    assert_eq!(peer.0.vring(0).unwrap().base(), 55.into());
     let effects = peer.effects("SET_VRING_KICK", 0u64.as_bytes(), &[8]);
     assert_eq!(effects, [Effect::Kick(0, Some(8)), Effect::Start(0)]);
 }
@@ -172,8 +172,8 @@ fn a_new_base_for_a_running_ring_restarts_it_with_the_next_kick() {
     peer.describe(0);
     peer.effects("SET_VRING_KICK", 0u64.as_bytes(), &[7]);
     assert_eq!(peer.effects("SET_VRING_BASE", [0u32, 0].as_bytes(), &[]), [Effect::Stop(0)]);
-    peer.0.stopped(0, 99);
-    assert_eq!(peer.0.vring(0).unwrap().base(), 0);
+    peer.0.stopped(0, 99.into());
+    assert_eq!(peer.0.vring(0).unwrap().base(), 0.into());
     assert_eq!(peer.effects("SET_VRING_ADDR", addr(0, 0x7000_8000).as_bytes(), &[]), []);
     let effects = peer.effects("SET_VRING_KICK", 0u64.as_bytes(), &[8]);
     assert_eq!(effects, [Effect::Kick(0, Some(8)), Effect::Start(0)]);
@@ -235,7 +235,7 @@ fn status_zero_clears_no_index() {
     peer.effects("SET_VRING_BASE", [0u32, 17].as_bytes(), &[]);
     assert_eq!(peer.effects("SET_STATUS", 15u64.as_bytes(), &[]), []);
     assert_eq!(peer.effects("SET_STATUS", 0u64.as_bytes(), &[]), [Effect::ResetConfig]);
-    assert_eq!(peer.0.vring(0).unwrap().base(), 17);
+    assert_eq!(peer.0.vring(0).unwrap().base(), 17.into());
     let outcome = peer.send("GET_STATUS", &[], &[]).unwrap();
     assert_eq!(outcome.answer, Answer::Reply(Reply::U64(0)));
 }

@@ -46,7 +46,7 @@ fn a_new_size_stops_a_running_ring_and_the_same_size_does_not() {
     let mut peer = Peer::running();
     assert_eq!(peer.effects("SET_VRING_NUM", [0u32, 128].as_bytes(), &[]), []);
     assert_eq!(peer.effects("SET_VRING_NUM", [0u32, 256].as_bytes(), &[]), [Effect::Stop(0)]);
-    peer.0.stopped(0, 3);
+    peer.0.stopped(0, 3.into());
     assert_eq!(peer.0.vring(0).unwrap().size(), 256);
     assert_eq!(peer.kick(0), [Effect::Kick(0, Some(7)), Effect::Start(0)]);
     // One that does not run is not stopped.
@@ -230,7 +230,7 @@ fn sizes_bases_and_enables_are_taken_up_to_their_largest_value() {
         assert!(matches!(refused, Err(SessionError::Value { .. })), "{size}");
     }
     assert_eq!(peer.effects("SET_VRING_BASE", [0u32, 0xffff].as_bytes(), &[]), []);
-    assert_eq!(peer.0.vring(0).unwrap().base(), 0xffff);
+    assert_eq!(peer.0.vring(0).unwrap().base(), 0xffff.into());
     let refused = peer.send("SET_VRING_BASE", [0u32, 0x1_0000].as_bytes(), &[]);
     assert!(matches!(refused, Err(SessionError::Value { value: 0x1_0000, .. })));
     let refused = peer.send("SET_VRING_ENABLE", [0u32, 2].as_bytes(), &[]);
@@ -280,7 +280,7 @@ fn a_ring_whose_base_was_asked_for_waits_for_a_new_kick() {
     let mut peer = Peer::running();
     let outcome = peer.send("GET_VRING_BASE", [0u32, 0].as_bytes(), &[]).unwrap();
     assert_eq!(outcome, Outcome { effects: vec![Effect::Stop(0)], answer: Answer::Base(0) });
-    peer.0.stopped(0, 9);
+    peer.0.stopped(0, 9.into());
     let reset = peer.effects("SET_STATUS", 0u64.as_bytes(), &[]);
     assert_eq!(reset, [Effect::ResetConfig], "the ring stays as it is");
     // One that never ran: its base is the one that was set, and its kick is forgotten too.
@@ -291,8 +291,8 @@ fn a_ring_whose_base_was_asked_for_waits_for_a_new_kick() {
     peer.effects("SET_VRING_NUM", [1u32, 128].as_bytes(), &[]);
     assert_eq!(peer.effects("SET_VRING_ADDR", addr(1, 0x7000_0000).as_bytes(), &[]), []);
     // A report of a ring that does not run changes nothing.
-    peer.0.stopped(1, 77);
-    assert_eq!(peer.0.vring(1).unwrap().base(), 40);
+    peer.0.stopped(1, 77.into());
+    assert_eq!(peer.0.vring(1).unwrap().base(), 40.into());
 }
 
 #[test]
