@@ -11,7 +11,8 @@
 //! needs_notification              (flags or EVENT_IDX, with the full fence inside)
 //! enable_notifications            (with the look again inside: true means "do not sleep")
 //! ```
-//! [`DeviceQueue`] and [`DriverQueue`] are enums over the ring format: one match per batch.
+//! The device half of every format answers through the same two traits, [`Ring`] and [`Chains`].
+//! [`DeviceQueue`] and [`DriverQueue`] are enums over the ring format: one match per call.
 //! Nothing above this crate can tell the formats apart.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -20,12 +21,14 @@ mod base;
 mod chain;
 mod config;
 mod error;
+mod ring;
 pub mod split;
 
 pub use base::Base;
 pub use chain::{BATCH_CHAINS, Batch, Chain};
 pub use config::{QueueConfig, RingAddresses, RingFeatures};
 pub use error::QueueError;
+pub use ring::{Chains, Ring};
 
 use manyring_memory::{GuestMemory, MemoryError};
 use std::sync::Arc;
@@ -55,111 +58,194 @@ impl DeviceQueue {
     pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
         Ok(Self::Split(split::DeviceHalf::new(config, memory)?))
     }
+}
 
-    /// Pops up to `max` chains, and no more than [`BATCH_CHAINS`], into `batch`, which is emptied
-    /// first. Returns how many. A fault of the driver is latched: the chains before it are
-    /// delivered, then no more come, and [`Self::fault`] tells.
+impl Ring for DeviceQueue {
     #[inline]
-    pub fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
-        each!(self, queue => queue.pop_batch(batch, max))
-    }
-
-    /// Puts back the chain that was popped last, untouched.
-    pub fn unpop(&mut self, chain: Chain) {
-        each!(self, queue => queue.unpop(chain));
-    }
-
-    /// Returns a chain to the driver with `written` bytes in it. Seen after [`Self::publish`].
-    #[inline]
-    pub fn push_used(&mut self, chain: Chain, written: u32) {
-        each!(self, queue => queue.push_used(chain, written));
-    }
-
-    /// Gives up a chain of a queue that is broken: the driver never gets it back.
-    pub fn discard(&mut self, chain: Chain) {
-        each!(self, queue => queue.discard(chain));
-    }
-
-    /// Makes all pushed chains visible. Returns how many there were.
-    #[inline]
-    pub fn publish(&mut self) -> u16 {
-        each!(self, queue => queue.publish())
-    }
-
-    /// After a publish: does the driver want a used buffer notification?
-    #[inline]
-    pub fn needs_notification(&mut self) -> bool {
-        each!(self, queue => queue.needs_notification())
-    }
-
-    /// Asks for available buffer notifications and looks again. True: there is work, do not sleep.
-    pub fn enable_notifications(&mut self) -> bool {
-        each!(self, queue => queue.enable_notifications())
-    }
-
-    /// Asks for no available buffer notifications (with EVENT_IDX: does nothing, the event lies
-    /// behind).
-    pub fn disable_notifications(&mut self) {
-        each!(self, queue => queue.disable_notifications());
-    }
-
-    /// True if the driver has made buffers available that were not popped.
-    #[inline]
-    pub fn has_available(&mut self) -> bool {
+    fn has_available(&mut self) -> bool {
         each!(self, queue => queue.has_available())
     }
 
-    /// The latched fault of the driver, if any.
-    #[must_use]
-    pub fn fault(&self) -> Option<QueueError> {
-        each!(self, queue => queue.fault())
-    }
-
-    /// Latches a fault that a device found in a request: the queue stops.
-    pub fn latch_fault(&mut self, fault: QueueError) {
-        each!(self, queue => queue.latch_fault(fault));
-    }
-
-    /// Where the ring goes on after what was popped: what `GET_VRING_BASE` returns.
-    #[must_use]
-    pub fn base(&self) -> Base {
-        each!(self, queue => queue.base())
-    }
-
-    /// Chains popped and neither pushed nor put back.
-    #[must_use]
-    pub fn in_flight(&self) -> u16 {
-        each!(self, queue => queue.in_flight())
-    }
-
-    /// Entries of the ring.
-    #[must_use]
-    pub fn size(&self) -> u16 {
-        each!(self, queue => queue.size())
-    }
-
-    /// Chains the driver has made available and the device has not popped, as last seen.
-    #[must_use]
-    pub fn available_count(&self) -> u16 {
+    fn available_count(&self) -> u16 {
         each!(self, queue => queue.available_count())
     }
 
-    /// The snapshot that chains are resolved in.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<GuestMemory> {
+    fn in_flight(&self) -> u16 {
+        each!(self, queue => queue.in_flight())
+    }
+
+    fn size(&self) -> u16 {
+        each!(self, queue => queue.size())
+    }
+
+    fn base(&self) -> Base {
+        each!(self, queue => queue.base())
+    }
+
+    #[inline]
+    fn publish(&mut self) -> u16 {
+        each!(self, queue => queue.publish())
+    }
+
+    #[inline]
+    fn needs_notification(&mut self) -> bool {
+        each!(self, queue => queue.needs_notification())
+    }
+
+    fn enable_notifications(&mut self) -> bool {
+        each!(self, queue => queue.enable_notifications())
+    }
+
+    fn disable_notifications(&mut self) {
+        each!(self, queue => queue.disable_notifications());
+    }
+
+    #[inline]
+    fn fault(&self) -> Option<QueueError> {
+        each!(self, queue => queue.fault())
+    }
+
+    fn latch_fault(&mut self, fault: QueueError) {
+        each!(self, queue => queue.latch_fault(fault));
+    }
+
+    fn memory(&self) -> &Arc<GuestMemory> {
         each!(self, queue => queue.memory())
     }
 
-    /// Resolves the ring again, at new addresses or in a new snapshot.
-    ///
-    /// # Errors
-    /// [`QueueError::Ring`]; the queue is then unchanged.
-    pub fn relocate(
+    fn relocate(
         &mut self,
         addresses: RingAddresses,
         memory: Arc<GuestMemory>,
     ) -> Result<(), QueueError> {
         each!(self, queue => queue.relocate(addresses, memory))
+    }
+}
+
+impl Chains for DeviceQueue {
+    #[inline]
+    fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
+        each!(self, queue => queue.pop_batch(batch, max))
+    }
+
+    fn unpop(&mut self, chain: Chain) {
+        each!(self, queue => queue.unpop(chain));
+    }
+
+    #[inline]
+    fn push_used(&mut self, chain: Chain, written: u32) {
+        each!(self, queue => queue.push_used(chain, written));
+    }
+
+    fn discard(&mut self, chain: Chain) {
+        each!(self, queue => queue.discard(chain));
+    }
+}
+
+/// The same methods for whoever does not name the traits.
+impl DeviceQueue {
+    /// See [`Ring::has_available`].
+    #[inline]
+    pub fn has_available(&mut self) -> bool {
+        Ring::has_available(self)
+    }
+
+    /// See [`Ring::available_count`].
+    #[must_use]
+    pub fn available_count(&self) -> u16 {
+        Ring::available_count(self)
+    }
+
+    /// See [`Ring::in_flight`].
+    #[must_use]
+    pub fn in_flight(&self) -> u16 {
+        Ring::in_flight(self)
+    }
+
+    /// See [`Ring::size`].
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        Ring::size(self)
+    }
+
+    /// See [`Ring::base`].
+    #[must_use]
+    pub fn base(&self) -> Base {
+        Ring::base(self)
+    }
+
+    /// See [`Ring::publish`].
+    #[inline]
+    pub fn publish(&mut self) -> u16 {
+        Ring::publish(self)
+    }
+
+    /// See [`Ring::needs_notification`].
+    #[inline]
+    pub fn needs_notification(&mut self) -> bool {
+        Ring::needs_notification(self)
+    }
+
+    /// See [`Ring::enable_notifications`].
+    pub fn enable_notifications(&mut self) -> bool {
+        Ring::enable_notifications(self)
+    }
+
+    /// See [`Ring::disable_notifications`].
+    pub fn disable_notifications(&mut self) {
+        Ring::disable_notifications(self);
+    }
+
+    /// See [`Ring::fault`].
+    #[must_use]
+    #[inline]
+    pub fn fault(&self) -> Option<QueueError> {
+        Ring::fault(self)
+    }
+
+    /// See [`Ring::latch_fault`].
+    pub fn latch_fault(&mut self, fault: QueueError) {
+        Ring::latch_fault(self, fault);
+    }
+
+    /// See [`Ring::memory`].
+    #[must_use]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        Ring::memory(self)
+    }
+
+    /// See [`Chains::pop_batch`].
+    #[inline]
+    pub fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
+        Chains::pop_batch(self, batch, max)
+    }
+
+    /// See [`Chains::unpop`].
+    pub fn unpop(&mut self, chain: Chain) {
+        Chains::unpop(self, chain);
+    }
+
+    /// See [`Chains::push_used`].
+    #[inline]
+    pub fn push_used(&mut self, chain: Chain, written: u32) {
+        Chains::push_used(self, chain, written);
+    }
+
+    /// See [`Chains::discard`].
+    pub fn discard(&mut self, chain: Chain) {
+        Chains::discard(self, chain);
+    }
+
+    /// See [`Ring::relocate`].
+    ///
+    /// # Errors
+    /// [`QueueError::Ring`].
+    pub fn relocate(
+        &mut self,
+        addresses: RingAddresses,
+        memory: Arc<GuestMemory>,
+    ) -> Result<(), QueueError> {
+        Ring::relocate(self, addresses, memory)
     }
 }
 

@@ -6,7 +6,9 @@ mod guest;
 
 use guest::{BUFFERS, GUEST, Rig, USER};
 use manyring_memory::{GuestMemory, MemoryError};
-use manyring_queue::{BATCH_CHAINS, Batch, DeviceQueue, QueueError, RingAddresses, RingFeatures};
+use manyring_queue::{
+    BATCH_CHAINS, Batch, Chains, DeviceQueue, QueueError, Ring, RingAddresses, RingFeatures,
+};
 use std::sync::Arc;
 
 const EVENT_IDX: RingFeatures = RingFeatures { event_idx: true, indirect: false };

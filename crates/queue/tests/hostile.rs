@@ -7,7 +7,7 @@ mod guest;
 
 use guest::{BUFFERS, GUEST, Rig, SIZE, set};
 use manyring_queue::split::DeviceHalf;
-use manyring_queue::{BATCH_CHAINS, Batch, QueueError, RingFeatures};
+use manyring_queue::{BATCH_CHAINS, Batch, Chains, QueueError, Ring, RingFeatures};
 use manyring_wire::virtqueue::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Descriptor, QUEUE_SIZE_MAX, RING_IDX, avail_entry,
 };

@@ -9,7 +9,7 @@ use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use manyring_memory::{GuestMemory, Mapping, RegionSpec, Words};
 use manyring_queue::split::{DeviceHalf, DriverHalf, RingAreas};
-use manyring_queue::{BATCH_CHAINS, Batch, QueueConfig, RingAddresses, RingFeatures};
+use manyring_queue::{BATCH_CHAINS, Batch, Chains, QueueConfig, Ring, RingAddresses, RingFeatures};
 use manyring_wire::virtqueue::{avail_ring_size, desc_table_size, used_ring_size};
 use std::sync::Arc;
 

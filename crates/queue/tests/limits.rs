@@ -9,8 +9,8 @@ use guest::{BUFFERS, GUEST, Rig, USER, set};
 use manyring_memory::{GuestMemory, Mapping, RegionSpec, total_len};
 use manyring_queue::split::DeviceHalf;
 use manyring_queue::{
-    BATCH_CHAINS, Base, Batch, DeviceQueue, DriverQueue, IndirectTable, QueueConfig, QueueError,
-    RingFeatures,
+    BATCH_CHAINS, Base, Batch, Chains, DeviceQueue, DriverQueue, IndirectTable, QueueConfig,
+    QueueError, Ring, RingFeatures,
 };
 use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Descriptor, RING_IDX};
 use std::sync::Arc;

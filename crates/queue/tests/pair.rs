@@ -9,7 +9,7 @@ use guest::model::{Model, ModelChain};
 use guest::{BUFFERS, Rig};
 use manyring_memory::{GuestSlice, SliceList, copy_from_slices, copy_to_slices, total_len};
 use manyring_queue::split::{DeviceHalf, DriverHalf};
-use manyring_queue::{BATCH_CHAINS, Batch, Chain, RingFeatures};
+use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains, Ring, RingFeatures};
 use proptest::prelude::*;
 use std::collections::HashMap;
 

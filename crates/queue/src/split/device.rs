@@ -15,6 +15,7 @@ use crate::base::Base;
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, CHAIN_SLICES, Chain, Entry};
 use crate::config::{QueueConfig, RingAddresses, RingAreas, RingFeatures};
 use crate::error::QueueError;
+use crate::ring::{Chains, Ring};
 use manyring_memory::{
     GuestAddr, GuestMemory, GuestSlice, LastHit, SliceList, copy_from_slices, fence_full,
 };
@@ -89,31 +90,6 @@ impl DeviceHalf {
             in_flight: 0,
             fault: None,
         })
-    }
-
-    /// See [`crate::DeviceQueue::pop_batch`].
-    #[inline]
-    pub fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
-        batch.restart(&self.memory);
-        if !self.has_available() {
-            return 0;
-        }
-        let available = usize::from(self.avail_idx.wrapping_sub(self.last_avail));
-        // Descriptors of no bytes leave no slice behind, but cost a read each: they count as well.
-        let mut empty = 0;
-        for _ in 0..available.min(BATCH_CHAINS).min(max) {
-            match self.pop_chain(batch, &mut empty) {
-                Ok(entry) => batch.entries.push(entry),
-                Err(fault) => {
-                    self.latch_fault(fault);
-                    break;
-                }
-            }
-            if batch.slices.len() + empty >= BATCH_SLICES {
-                break;
-            }
-        }
-        batch.entries.len()
     }
 
     /// Reads the next head and walks its chain.
@@ -218,83 +194,6 @@ impl DeviceHalf {
         Err(QueueError::ChainLength { max: count })
     }
 
-    /// See [`crate::DeviceQueue::unpop`].
-    pub fn unpop(&mut self, chain: Chain) {
-        let head = chain.finish();
-        self.last_avail = self.last_avail.wrapping_sub(1);
-        self.in_flight -= 1;
-        debug_assert!(
-            self.fault.is_some() || {
-                let slot = self.last_avail & (self.size - 1);
-                self.areas.avail.load_u16(avail_entry(slot)) == head || head < self.size
-            }
-        );
-    }
-
-    /// See [`crate::DeviceQueue::push_used`].
-    #[inline]
-    pub fn push_used(&mut self, chain: Chain, written: u32) {
-        let head = chain.finish();
-        self.in_flight -= 1;
-        let slot = self.used_idx & (self.size - 1);
-        self.areas.used.store_pair(used_entry(slot), (u32::from(head), written));
-        self.used_idx = self.used_idx.wrapping_add(1);
-    }
-
-    /// See [`crate::DeviceQueue::discard`].
-    pub fn discard(&mut self, chain: Chain) {
-        chain.finish();
-        self.in_flight -= 1;
-    }
-
-    /// See [`crate::DeviceQueue::publish`].
-    #[inline]
-    pub fn publish(&mut self) -> u16 {
-        let count = self.used_idx.wrapping_sub(self.published_idx);
-        if count != 0 {
-            // Release: the used entries, and the data behind them, come first.
-            self.areas.used.store_u16_release(RING_IDX, self.used_idx);
-            self.published_idx = self.used_idx;
-        }
-        count
-    }
-
-    /// See [`crate::DeviceQueue::needs_notification`].
-    #[inline]
-    pub fn needs_notification(&mut self) -> bool {
-        let (new, old) = (self.published_idx, self.signalled_idx);
-        if new == old {
-            return false;
-        }
-        // Full fence: the driver writes its event and then reads used.idx; we have written
-        // used.idx and now read its event. One of us must see the other (§2.7.7.2).
-        fence_full();
-        self.signalled_idx = new;
-        if self.features.event_idx {
-            let event = self.areas.avail.load_u16(used_event(self.size));
-            need_event(event, new, old)
-        } else {
-            self.areas.avail.load_u16(RING_FLAGS) & AVAIL_F_NO_INTERRUPT == 0
-        }
-    }
-
-    /// See [`crate::DeviceQueue::enable_notifications`].
-    pub fn enable_notifications(&mut self) -> bool {
-        let event = if self.features.event_idx { self.last_avail } else { 0 };
-        self.write_event(event);
-        // Full fence: the driver publishes avail.idx and then reads our event; we have written
-        // our event and now read avail.idx. One of us must see the other (§2.7.10.1).
-        fence_full();
-        self.has_available()
-    }
-
-    /// See [`crate::DeviceQueue::disable_notifications`].
-    pub fn disable_notifications(&mut self) {
-        if !self.features.event_idx {
-            self.write_event(USED_F_NO_NOTIFY);
-        }
-    }
-
     fn write_event(&mut self, value: u16) {
         if self.event_written != Some(value) {
             let at = if self.features.event_idx { avail_event(self.size) } else { RING_FLAGS };
@@ -302,10 +201,11 @@ impl DeviceHalf {
             self.event_written = Some(value);
         }
     }
+}
 
-    /// See [`crate::DeviceQueue::has_available`].
+impl Ring for DeviceHalf {
     #[inline]
-    pub fn has_available(&mut self) -> bool {
+    fn has_available(&mut self) -> bool {
         if self.fault.is_some() {
             return false;
         }
@@ -330,11 +230,79 @@ impl DeviceHalf {
         idx != self.last_avail
     }
 
-    /// See [`crate::DeviceQueue::relocate`].
-    ///
-    /// # Errors
-    /// [`QueueError::Ring`]; the queue is then unchanged.
-    pub fn relocate(
+    fn available_count(&self) -> u16 {
+        self.avail_idx.wrapping_sub(self.last_avail)
+    }
+
+    fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    fn size(&self) -> u16 {
+        self.size
+    }
+
+    fn base(&self) -> Base {
+        self.last_avail.into()
+    }
+
+    #[inline]
+    fn publish(&mut self) -> u16 {
+        let count = self.used_idx.wrapping_sub(self.published_idx);
+        if count != 0 {
+            // Release: the used entries, and the data behind them, come first.
+            self.areas.used.store_u16_release(RING_IDX, self.used_idx);
+            self.published_idx = self.used_idx;
+        }
+        count
+    }
+
+    #[inline]
+    fn needs_notification(&mut self) -> bool {
+        let (new, old) = (self.published_idx, self.signalled_idx);
+        if new == old {
+            return false;
+        }
+        // Full fence: the driver writes its event and then reads used.idx; we have written
+        // used.idx and now read its event. One of us must see the other (§2.7.7.2).
+        fence_full();
+        self.signalled_idx = new;
+        if self.features.event_idx {
+            let event = self.areas.avail.load_u16(used_event(self.size));
+            need_event(event, new, old)
+        } else {
+            self.areas.avail.load_u16(RING_FLAGS) & AVAIL_F_NO_INTERRUPT == 0
+        }
+    }
+
+    fn enable_notifications(&mut self) -> bool {
+        let event = if self.features.event_idx { self.last_avail } else { 0 };
+        self.write_event(event);
+        // Full fence: the driver publishes avail.idx and then reads our event; we have written
+        // our event and now read avail.idx. One of us must see the other (§2.7.10.1).
+        fence_full();
+        self.has_available()
+    }
+
+    fn disable_notifications(&mut self) {
+        if !self.features.event_idx {
+            self.write_event(USED_F_NO_NOTIFY);
+        }
+    }
+
+    fn fault(&self) -> Option<QueueError> {
+        self.fault
+    }
+
+    fn latch_fault(&mut self, fault: QueueError) {
+        self.fault.get_or_insert(fault);
+    }
+
+    fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    fn relocate(
         &mut self,
         addresses: RingAddresses,
         memory: Arc<GuestMemory>,
@@ -345,46 +313,57 @@ impl DeviceHalf {
         self.event_written = None;
         Ok(())
     }
+}
 
-    /// See [`crate::DeviceQueue::fault`].
-    #[must_use]
-    pub fn fault(&self) -> Option<QueueError> {
-        self.fault
+impl Chains for DeviceHalf {
+    #[inline]
+    fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
+        batch.restart(&self.memory);
+        if !self.has_available() {
+            return 0;
+        }
+        let available = usize::from(self.avail_idx.wrapping_sub(self.last_avail));
+        // Descriptors of no bytes leave no slice behind, but cost a read each: they count as well.
+        let mut empty = 0;
+        for _ in 0..available.min(BATCH_CHAINS).min(max) {
+            match self.pop_chain(batch, &mut empty) {
+                Ok(entry) => batch.entries.push(entry),
+                Err(fault) => {
+                    self.latch_fault(fault);
+                    break;
+                }
+            }
+            if batch.slices.len() + empty >= BATCH_SLICES {
+                break;
+            }
+        }
+        batch.entries.len()
     }
 
-    /// See [`crate::DeviceQueue::latch_fault`]. The first fault stays.
-    pub fn latch_fault(&mut self, fault: QueueError) {
-        self.fault.get_or_insert(fault);
+    fn unpop(&mut self, chain: Chain) {
+        let head = chain.finish();
+        self.last_avail = self.last_avail.wrapping_sub(1);
+        self.in_flight -= 1;
+        debug_assert!(
+            self.fault.is_some() || {
+                let slot = self.last_avail & (self.size - 1);
+                self.areas.avail.load_u16(avail_entry(slot)) == head || head < self.size
+            }
+        );
     }
 
-    /// See [`crate::DeviceQueue::base`].
-    #[must_use]
-    pub fn base(&self) -> Base {
-        self.last_avail.into()
+    #[inline]
+    fn push_used(&mut self, chain: Chain, written: u32) {
+        let head = chain.finish();
+        self.in_flight -= 1;
+        let slot = self.used_idx & (self.size - 1);
+        self.areas.used.store_pair(used_entry(slot), (u32::from(head), written));
+        self.used_idx = self.used_idx.wrapping_add(1);
     }
 
-    /// See [`crate::DeviceQueue::in_flight`].
-    #[must_use]
-    pub fn in_flight(&self) -> u16 {
-        self.in_flight
-    }
-
-    /// See [`crate::DeviceQueue::size`].
-    #[must_use]
-    pub fn size(&self) -> u16 {
-        self.size
-    }
-
-    /// See [`crate::DeviceQueue::available_count`].
-    #[must_use]
-    pub fn available_count(&self) -> u16 {
-        self.avail_idx.wrapping_sub(self.last_avail)
-    }
-
-    /// See [`crate::DeviceQueue::memory`].
-    #[must_use]
-    pub fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
+    fn discard(&mut self, chain: Chain) {
+        chain.finish();
+        self.in_flight -= 1;
     }
 }
 

@@ -1,0 +1,98 @@
+//! `Ring` and `Chains`: all that whoever runs a queue asks of its ring, whatever the ring's format.
+//!
+//! ```text
+//! loop:
+//!   popped = chains.pop_batch(batch, max)      a fault of the driver is latched: see Ring::fault
+//!   for chain in batch: serve it, then one of
+//!       push_used(chain, written)              it goes back to the driver
+//!       unpop(chain)                           it was not touched: it is popped again later
+//!       discard(chain)                         the queue is broken or ends
+//!   if publish() > 0 and needs_notification(): ring the call
+//!   if popped == 0 and not enable_notifications(): sleep until the kick
+//! ```
+//! A ring answers and calls nobody. Who uses these traits as `R: Chains` pays no dispatch.
+
+use crate::base::Base;
+use crate::chain::{Batch, Chain};
+use crate::config::RingAddresses;
+use crate::error::QueueError;
+use manyring_memory::GuestMemory;
+use std::sync::Arc;
+
+/// What a running queue needs to know of its ring, and to do with it as a whole.
+pub trait Ring {
+    /// True if the driver has made something available that was not popped.
+    fn has_available(&mut self) -> bool;
+
+    /// Chains that the driver has made available and the device has not popped, as last seen.
+    fn available_count(&self) -> u16;
+
+    /// Chains that were popped and neither pushed nor put back nor discarded.
+    fn in_flight(&self) -> u16;
+
+    /// Entries of the ring.
+    fn size(&self) -> u16;
+
+    /// Where the ring goes on after what was popped: what `GET_VRING_BASE` returns.
+    fn base(&self) -> Base;
+
+    /// Makes all pushed chains visible to the driver. Returns how many there were.
+    fn publish(&mut self) -> u16;
+
+    /// After a publish: does the driver want a used buffer notification?
+    fn needs_notification(&mut self) -> bool;
+
+    /// Asks for available buffer notifications and looks again. True: there is work, do not sleep.
+    fn enable_notifications(&mut self) -> bool;
+
+    /// Asks for no available buffer notifications. A split ring with `VIRTIO_F_EVENT_IDX` needs to
+    /// do nothing: the driver notifies once for each event that it is given.
+    fn disable_notifications(&mut self);
+
+    /// The fault that stopped the queue, if any.
+    fn fault(&self) -> Option<QueueError>;
+
+    /// True if a fault has stopped the queue.
+    #[inline]
+    fn is_faulted(&self) -> bool {
+        self.fault().is_some()
+    }
+
+    /// Stops the queue for a fault that a device found in a request. The first fault stays.
+    fn latch_fault(&mut self, fault: QueueError);
+
+    /// The snapshot of guest memory that chains are resolved in.
+    fn memory(&self) -> &Arc<GuestMemory>;
+
+    /// True if guest memory was cut away: what is read there now is zeroes, and nobody's word.
+    fn is_broken(&self) -> bool {
+        self.memory().is_broken()
+    }
+
+    /// Resolves the ring again, at new addresses or in a new snapshot. Chains in flight stay so.
+    ///
+    /// # Errors
+    /// [`QueueError::Ring`] if a ring area is not in memory; the queue is then unchanged.
+    fn relocate(
+        &mut self,
+        addresses: RingAddresses,
+        memory: Arc<GuestMemory>,
+    ) -> Result<(), QueueError>;
+}
+
+/// A ring whose buffers are chains of slices in guest memory.
+pub trait Chains: Ring {
+    /// Pops up to `max` chains, and no more than [`crate::BATCH_CHAINS`], into `batch`, which is
+    /// emptied first. Returns how many. A fault of the driver is latched: the chains before it are
+    /// delivered, then no more come, and [`Ring::fault`] tells.
+    fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize;
+
+    /// Puts back the chain that was popped last, untouched.
+    fn unpop(&mut self, chain: Chain);
+
+    /// Returns a chain to the driver with `written` bytes in it. Seen after [`Ring::publish`].
+    fn push_used(&mut self, chain: Chain, written: u32);
+
+    /// Gives up a chain of a queue that is broken or ends: the driver never gets it back.
+    fn discard(&mut self, chain: Chain);
+}
