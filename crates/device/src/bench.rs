@@ -16,6 +16,7 @@ use crate::{Activation, StartError};
 use manyring_backend::blk::Disk;
 use manyring_backend::net::Port;
 use manyring_memory::MemoryError;
+use manyring_queue::DeviceQueue;
 use manyring_wire::net::{FRAME_SIZE_MAX, Offloads};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -84,11 +85,10 @@ impl SoloRunning {
         Self::new(activation, rx, Class::Net)
     }
 
-    fn new<H: Handler>(
-        activation: Activation,
-        handler: H,
-        class: Class,
-    ) -> Result<Self, StartError> {
+    fn new<H>(activation: Activation, handler: H, class: Class) -> Result<Self, StartError>
+    where
+        H: Handler<DeviceQueue>,
+    {
         let stats = Arc::new(QueueStats::new(class));
         let mut queue: Box<dyn Run> = Box::new(RunningQueue::new(activation, handler, stats));
         let (mut wait, now_ns) = (Wait::new(false)?, EPOCH_NS);

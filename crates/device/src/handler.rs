@@ -8,7 +8,7 @@ use crate::orders::Fence;
 use crate::stats::QueueStats;
 use manyring_backend::net::Readiness;
 use manyring_memory::GuestMemory;
-use manyring_queue::DeviceQueue;
+use manyring_queue::Ring;
 use std::sync::Arc;
 
 /// What a turn may do with the ring.
@@ -68,8 +68,8 @@ pub(crate) enum Awaited {
     Output,
 }
 
-/// What serves the chains of one queue. Owned by the queue's worker.
-pub(crate) trait Handler: Send + std::fmt::Debug + 'static {
+/// What serves the chains of one queue, whose ring is an `R`. Owned by the queue's worker.
+pub(crate) trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// A driver that disables the queue may go on filling it: what it holds is dropped
     /// (vhost-user, "Ring states": transmitqs).
     const DROPS_WHEN_DISABLED: bool = false;
@@ -92,10 +92,10 @@ pub(crate) trait Handler: Send + std::fmt::Debug + 'static {
 
     /// Takes chains as far as the mode allows, serves them, and returns those that are done. The
     /// chains that are returned need not be published.
-    fn turn(&mut self, queue: &mut DeviceQueue, turn: &mut Turn<'_, '_>) -> Done;
+    fn turn(&mut self, ring: &mut R, turn: &mut Turn<'_, '_>) -> Done;
 
     /// What would make the next turn worth it.
-    fn waits(&self, queue: &DeviceQueue) -> Waits;
+    fn waits(&self, ring: &R) -> Waits;
 
     /// Where its port tells what [`Self::waits`] names.
     fn readiness(&self) -> Readiness<'_> {
@@ -126,8 +126,8 @@ pub(crate) trait Handler: Send + std::fmt::Debug + 'static {
 
     /// Gives chains back that nobody has begun to serve. True if some of them were returned to the
     /// driver; others are as if they had never been taken.
-    fn let_go(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) -> bool {
-        let _ = (queue, stats);
+    fn let_go(&mut self, ring: &mut R, stats: &QueueStats) -> bool {
+        let _ = (ring, stats);
         false
     }
 
@@ -143,5 +143,5 @@ pub(crate) trait Handler: Send + std::fmt::Debug + 'static {
     }
 
     /// Gives up what is in flight, when the queue ends.
-    fn abandon(&mut self, queue: &mut DeviceQueue);
+    fn abandon(&mut self, ring: &mut R);
 }

@@ -50,11 +50,11 @@ use tokio::sync::{mpsc, watch};
 
 /// A queue ready to run.
 #[derive(Debug)]
-pub struct Activation {
+pub struct Activation<R = DeviceQueue> {
     /// Index of the virtqueue in its device.
     pub index: usize,
     /// The ring, checked.
-    pub queue: DeviceQueue,
+    pub queue: R,
     /// Where the ring lies, to resolve it again in other memory.
     pub addresses: RingAddresses,
     /// Available buffer notifications; none: the ring is polled.

@@ -4,7 +4,7 @@
 use crate::doorbell::Call;
 use crate::handler::Mode;
 use crate::stats::QueueStats;
-use manyring_queue::{DeviceQueue, QueueError};
+use manyring_queue::{QueueError, Ring};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -79,8 +79,8 @@ impl Life {
 
     /// What a turn may do with the ring; `drops`: the handler drops what a disabled queue holds.
     #[inline]
-    pub(crate) fn mode(&self, queue: &DeviceQueue, drops: bool) -> Mode {
-        if self.is_draining || self.is_memory_lost || queue.fault().is_some() {
+    pub(crate) fn mode(&self, ring: &impl Ring, drops: bool) -> Mode {
+        if self.is_draining || self.is_memory_lost || ring.is_faulted() {
             Mode::Rest
         } else if self.is_enabled {
             Mode::Serve
@@ -146,17 +146,17 @@ impl Life {
 
     /// Tells of the ring's fault, once.
     #[cold]
-    pub(crate) fn tell_fault(&mut self, queue: &DeviceQueue, stats: &QueueStats) {
+    pub(crate) fn tell_fault(&mut self, ring: &impl Ring, stats: &QueueStats) {
         if std::mem::replace(&mut self.is_fault_told, true) {
             return;
         }
         // A ring that was cut away reads as zeroes: that is no fault of its words.
-        if queue.memory().is_broken() {
+        if ring.is_broken() {
             self.lose_memory(stats);
             return;
         }
         stats.faults.add(1);
-        if let Some(fault) = queue.fault() {
+        if let Some(fault) = ring.fault() {
             // A full mailbox drops the line, not the fault: counter and err fd tell it.
             self.tell(EventKind::Fault(fault));
         }

@@ -5,7 +5,7 @@ use crate::io::QueueIo;
 use crate::policy::moderation::{Decision, Moderation};
 use crate::stats::QueueStats;
 use crate::wait::Woken;
-use manyring_queue::DeviceQueue;
+use manyring_queue::Ring;
 use manyring_wire::net::Coalescing;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -132,13 +132,13 @@ impl Notifier {
     #[inline]
     pub(crate) fn publish(
         &mut self,
-        queue: &mut DeviceQueue,
+        ring: &mut impl Ring,
         count: usize,
         now_ns: u64,
         stats: &QueueStats,
     ) {
-        queue.publish();
-        let is_wanted = queue.needs_notification();
+        ring.publish();
+        let is_wanted = ring.needs_notification();
         if is_wanted && self.moderation.is_off() && self.held.is_none() {
             self.ring(stats);
         } else if is_wanted {
@@ -166,11 +166,11 @@ impl Notifier {
     }
 
     /// Makes what was returned visible, and holds nothing back any more.
-    pub(crate) fn flush(&mut self, queue: &mut DeviceQueue, returned: bool, stats: &QueueStats) {
+    pub(crate) fn flush(&mut self, ring: &mut impl Ring, returned: bool, stats: &QueueStats) {
         let was_held = self.held.take().is_some();
         let wants = returned && {
-            queue.publish();
-            queue.needs_notification()
+            ring.publish();
+            ring.needs_notification()
         };
         if was_held || wants {
             self.ring(stats);

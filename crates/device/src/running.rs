@@ -20,7 +20,8 @@ use crate::policy::polling::{Decision, Polling};
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use manyring_backend::net::Readiness;
-use manyring_queue::{Base, DeviceQueue};
+use manyring_queue::{Base, Ring};
+use std::fmt::Debug;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -68,7 +69,7 @@ pub(crate) struct Turned {
 }
 
 /// A queue that runs, as the loop sees it.
-pub(crate) trait Run: Send + std::fmt::Debug {
+pub(crate) trait Run: Send + Debug {
     /// Gets ready on a worker: opens what belongs to its ring, watches the kick.
     fn attach(&mut self, io: &mut QueueIo<'_>);
 
@@ -130,8 +131,8 @@ pub(crate) trait Run: Send + std::fmt::Debug {
 
 /// A queue with what serves it.
 #[derive(Debug)]
-pub(crate) struct RunningQueue<H: Handler> {
-    queue: DeviceQueue,
+pub(crate) struct RunningQueue<R: Ring, H: Handler<R>> {
+    ring: R,
     handler: H,
     notifier: Notifier,
     life: Life,
@@ -145,12 +146,12 @@ pub(crate) struct RunningQueue<H: Handler> {
     has_more: bool,
 }
 
-impl<H: Handler> RunningQueue<H> {
-    pub(crate) fn new(activation: Activation, handler: H, stats: Arc<QueueStats>) -> Self {
-        let Activation { index, queue, kick, call, err, enabled, events, .. } = activation;
+impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
+    pub(crate) fn new(activation: Activation<R>, handler: H, stats: Arc<QueueStats>) -> Self {
+        let Activation { index, queue: ring, kick, call, err, enabled, events, .. } = activation;
         stats.running.set(1);
         Self {
-            queue,
+            ring,
             handler,
             notifier: Notifier::new(kick, call),
             life: Life::new(index, enabled, err, events),
@@ -165,7 +166,7 @@ impl<H: Handler> RunningQueue<H> {
 
     #[inline]
     fn mode(&self) -> Mode {
-        self.life.mode(&self.queue, H::DROPS_WHEN_DISABLED)
+        self.life.mode(&self.ring, H::DROPS_WHEN_DISABLED)
     }
 
     fn make_hot(&mut self, now_ns: u64) {
@@ -173,7 +174,7 @@ impl<H: Handler> RunningQueue<H> {
             self.look = Look::Hot;
             // The ring of a disabled queue may be the driver's again.
             if self.life.is_enabled() {
-                self.queue.disable_notifications();
+                self.ring.disable_notifications();
             }
         }
         self.worked_at_ns = now_ns;
@@ -183,7 +184,7 @@ impl<H: Handler> RunningQueue<H> {
     fn waits(&self) -> Waits {
         match self.mode() {
             Mode::Rest => Waits::default(),
-            Mode::Serve | Mode::Drop => self.handler.waits(&self.queue),
+            Mode::Serve | Mode::Drop => self.handler.waits(&self.ring),
         }
     }
 
@@ -192,7 +193,7 @@ impl<H: Handler> RunningQueue<H> {
         let popped = popped as u64;
         self.stats.batch_size.record(popped, 1);
         self.stats.wait_ns.record(now_ns.saturating_sub(self.looked_at_ns), 1);
-        self.stats.ring_occupancy.set(popped + u64::from(self.queue.available_count()));
+        self.stats.ring_occupancy.set(popped + u64::from(self.ring.available_count()));
         if !self.notifier.take_kicked() {
             self.stats.kicks_suppressed.add(1);
         }
@@ -211,15 +212,15 @@ impl<H: Handler> RunningQueue<H> {
             self.looked_at_ns = now_ns;
         }
         if done.popped > 0 || done.used > 0 {
-            self.stats.in_flight.set(u64::from(self.queue.in_flight()));
+            self.stats.in_flight.set(u64::from(self.ring.in_flight()));
         }
         if done.used > 0 {
             self.life.dropped_some();
-            self.notifier.publish(&mut self.queue, done.told, now_ns, &self.stats);
+            self.notifier.publish(&mut self.ring, done.told, now_ns, &self.stats);
         }
         self.notifier.ring_if_due(now_ns, &self.stats);
-        if self.queue.fault().is_some() {
-            self.life.tell_fault(&self.queue, &self.stats);
+        if self.ring.is_faulted() {
+            self.life.tell_fault(&self.ring, &self.stats);
         }
     }
 
@@ -248,8 +249,8 @@ impl<H: Handler> RunningQueue<H> {
     /// Gives back what is held of the ring and was not begun: those chains point into guest memory
     /// that may be about to change. A call that is held back is sent.
     fn let_go(&mut self) {
-        let returned = self.handler.let_go(&mut self.queue, &self.stats);
-        self.notifier.flush(&mut self.queue, returned, &self.stats);
+        let returned = self.handler.let_go(&mut self.ring, &self.stats);
+        self.notifier.flush(&mut self.ring, returned, &self.stats);
     }
 
     /// Drops what a queue that was just disabled holds, and asks for a kick.
@@ -268,7 +269,7 @@ impl<H: Handler> RunningQueue<H> {
             }
         }
         // A driver that goes on meanwhile is there: it is looked at further on.
-        let goes_on = self.mode() == Mode::Drop && self.queue.enable_notifications();
+        let goes_on = self.mode() == Mode::Drop && self.ring.enable_notifications();
         if !goes_on || !self.notifier.has_kick() {
             self.life.leave_alone();
             self.look = Look::Armed;
@@ -294,7 +295,7 @@ impl<H: Handler> RunningQueue<H> {
     }
 }
 
-impl<H: Handler> Run for RunningQueue<H> {
+impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     fn attach(&mut self, io: &mut QueueIo<'_>) {
         self.handler.attach(io);
         self.handler.watch(io);
@@ -316,7 +317,7 @@ impl<H: Handler> Run for RunningQueue<H> {
     fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned {
         let (mode, now_ns) = (self.mode(), io.now_ns());
         let mut turn = Turn { io, stats: &self.stats, mode };
-        let done = self.handler.turn(&mut self.queue, &mut turn);
+        let done = self.handler.turn(&mut self.ring, &mut turn);
         self.finish(done, mode, now_ns);
         self.has_more = done.has_more;
         let worked = done.popped > 0 || done.used > 0 || done.has_more;
@@ -342,7 +343,7 @@ impl<H: Handler> Run for RunningQueue<H> {
         if (asks_driver || looks_on) && self.may_look(polling, io.now_ns()) {
             return false;
         }
-        if asks_driver && self.life.may_write() && self.queue.enable_notifications() {
+        if asks_driver && self.life.may_write() && self.ring.enable_notifications() {
             return false;
         }
         self.life.leave_alone();
@@ -386,7 +387,7 @@ impl<H: Handler> Run for RunningQueue<H> {
         match order {
             Order::Memory(memory, addresses, fence) => {
                 self.let_go();
-                if let Err(error) = self.queue.relocate(addresses, memory.clone()) {
+                if let Err(error) = self.ring.relocate(addresses, memory.clone()) {
                     let _ = fence.send(Err(error));
                     return;
                 }
@@ -438,7 +439,7 @@ impl<H: Handler> Run for RunningQueue<H> {
     }
 
     fn check_memory(&mut self) {
-        if self.queue.memory().is_broken() {
+        if self.ring.is_broken() {
             self.life.lose_memory(&self.stats);
         }
     }
@@ -474,11 +475,11 @@ impl<H: Handler> Run for RunningQueue<H> {
     }
 
     fn is_drained(&self) -> bool {
-        self.life.is_draining() && self.queue.in_flight() == 0
+        self.life.is_draining() && self.ring.in_flight() == 0
     }
 
     fn base(&self) -> Base {
-        self.queue.base()
+        self.ring.base()
     }
 
     fn guest(&self) -> &mpsc::Sender<Event> {
@@ -494,17 +495,17 @@ impl<H: Handler> Run for RunningQueue<H> {
     }
 }
 
-impl<H: Handler> RunningQueue<H> {
+impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     fn may_look(&self, polling: Polling, now_ns: u64) -> bool {
         polling.decide(now_ns, self.worked_at_ns) == Decision::Look
     }
 }
 
-impl<H: Handler> Drop for RunningQueue<H> {
+impl<R: Ring, H: Handler<R>> Drop for RunningQueue<R, H> {
     fn drop(&mut self) {
         self.stats.running.set(0);
         self.stats.in_flight.set(0);
         self.let_go();
-        self.handler.abandon(&mut self.queue);
+        self.handler.abandon(&mut self.ring);
     }
 }

@@ -20,7 +20,7 @@ use manyring_memory::GuestMemory;
 use std::sync::Arc;
 
 /// What a running queue needs to know of its ring, and to do with it as a whole.
-pub trait Ring {
+pub trait Ring: Send + std::fmt::Debug + 'static {
     /// True if the driver has made something available that was not popped.
     fn has_available(&mut self) -> bool;
 

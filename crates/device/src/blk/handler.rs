@@ -9,7 +9,7 @@ use manyring_memory::GuestMemory;
 use manyring_queue::DeviceQueue;
 use std::sync::Arc;
 
-impl Handler for BlkQueue {
+impl Handler<DeviceQueue> for BlkQueue {
     fn attach(&mut self, io: &mut QueueIo<'_>) {
         let tag = io.disk_tag();
         self.attach_disk(io.ring(), tag);

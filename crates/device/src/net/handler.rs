@@ -14,7 +14,7 @@ impl From<Passed> for Done {
     }
 }
 
-impl Handler for NetTx {
+impl Handler<DeviceQueue> for NetTx {
     const DROPS_WHEN_DISABLED: bool = true;
 
     #[inline]
@@ -59,7 +59,7 @@ impl Handler for NetTx {
     fn abandon(&mut self, _queue: &mut DeviceQueue) {}
 }
 
-impl Handler for NetRx {
+impl Handler<DeviceQueue> for NetRx {
     #[inline]
     fn turn(&mut self, queue: &mut DeviceQueue, turn: &mut Turn<'_, '_>) -> Done {
         match turn.mode {

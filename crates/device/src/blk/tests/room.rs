@@ -61,7 +61,7 @@ impl DiskQueue for GatedQueue {
 }
 
 /// A full ring, and the queue that serves it.
-fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue<BlkQueue>) {
+fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue<DeviceQueue, BlkQueue>) {
     let mapping = Arc::new(Mapping::anonymous(MEMORY as u64).unwrap());
     let spec = RegionSpec { guest_addr: 0, size: MEMORY as u64, user_addr: 0, mmap_offset: 0 };
     let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap());
@@ -94,13 +94,13 @@ fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue<BlkQueue>) 
 }
 
 /// A turn of the queue at the time `now_ns`. True if there was work.
-fn turn(queue: &mut RunningQueue<BlkQueue>, wait: &mut Wait, now_ns: u64) -> bool {
+fn turn(queue: &mut RunningQueue<DeviceQueue, BlkQueue>, wait: &mut Wait, now_ns: u64) -> bool {
     queue.turn(&mut QueueIo::new(wait, 0, 0, now_ns)).worked
 }
 
 /// True if the queue settles at the time `now_ns`.
 fn settles(
-    queue: &mut RunningQueue<BlkQueue>,
+    queue: &mut RunningQueue<DeviceQueue, BlkQueue>,
     wait: &mut Wait,
     looks_on: bool,
     now_ns: u64,
