@@ -15,7 +15,8 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -328,6 +329,25 @@ fn a_full_call_that_blocks_ends_its_session_and_holds_nobody() {
     house.next_guest_is_served();
 }
 
+/// After a call that blocked, the device rests for a second.
+#[test]
+fn a_client_behind_others_that_have_left_while_the_device_rests_is_served() {
+    let house = House::new();
+    let mut guest = house.guest();
+    let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
+    let vring = guest.queues[0].vring();
+    fill(vring.call_fd());
+    ring.offer_valid().unwrap();
+    vring.kick().unwrap();
+    assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
+    for _ in 0..3 {
+        let leaves = UnixStream::connect(house.daemon.socket_of("bad")).unwrap();
+        leaves.shutdown(Shutdown::Both).unwrap();
+    }
+    house.next_guest_is_served();
+    assert!(!house.daemon.log().contains("refused"), "{}", house.daemon.log());
+}
+
 #[test]
 fn a_full_err_that_blocks_ends_its_session_and_holds_nobody() {
     let mut house = House::new();
@@ -391,7 +411,7 @@ fn pipes_and_sockets_are_doorbells_and_nothing_of_them_is_left() {
     for _ in 0..20 {
         let mut guest = house.guest();
         let (kick, kicks) = rustix::pipe::pipe().unwrap();
-        let (calls, call) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (calls, call) = UnixStream::pair().unwrap();
         guest.front.set_vring_kick(0, Some(kick.as_fd())).unwrap();
         guest.front.set_vring_call(0, Some(call.as_fd())).unwrap();
         calls.set_read_timeout(Some(LONG)).unwrap();

@@ -4,8 +4,9 @@
 //! accept -> session: message -> effects -> reply, until the front-end leaves or breaks a rule
 //!        -> tear down: every queue stops, memory is unmapped -> accept
 //! ```
-//! While a session runs a second client is refused at once; one that comes while the old session
-//! is torn down waits (QEMU never talks again to a socket that closed on it).
+//! A client is refused only while a session runs whose front-end has not left. One that comes while
+//! the old session is torn down waits (QEMU never talks again to a socket that closed on it), and
+//! clients that have left meanwhile are passed over.
 
 mod listener;
 mod requests;
@@ -23,6 +24,7 @@ use socket::{Connection, ForeignStream};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
@@ -150,12 +152,9 @@ impl Server {
     async fn accept_for_ever(&self, listener: &UnixListener) {
         let mut waiting = None;
         while !*self.stop.borrow() {
-            let stream = Arc::new(match waiting.take() {
-                Some(stream) => stream,
-                None => tokio::select! {
-                    stream = self.accept(listener) => stream,
-                    () = self.stopped() => return,
-                },
+            let stream = Arc::new(tokio::select! {
+                stream = self.next(listener, waiting.take()) => stream,
+                () = self.stopped() => return,
             });
             let run = self.run(stream.clone());
             tokio::pin!(run);
@@ -165,10 +164,14 @@ impl Server {
                     // The end of the session is seen before the next client.
                     biased;
                     ended = &mut run => break ended,
-                    next = self.accept(listener) => {
-                        if self.admit(next, &mut waiting) && !has_left(&stream) {
-                            doubt = Some(Instant::now() + DOUBT);
-                        }
+                    // Whoever comes behind the client that waits stays with the kernel until then.
+                    next = self.accept(listener), if waiting.is_none() => {
+                        doubt = match (has_left(&stream), has_left(&next)) {
+                            (true, _) => None,
+                            (false, true) => Some(Instant::now()),
+                            (false, false) => Some(Instant::now() + DOUBT),
+                        };
+                        waiting = Some(next);
                     }
                     () = passed(doubt) => {
                         doubt = None;
@@ -180,16 +183,8 @@ impl Server {
                 }
             };
             drop(stream);
-            let tear_down = self.tear_down(ended);
-            tokio::pin!(tear_down);
-            loop {
-                tokio::select! {
-                    () = &mut tear_down => break,
-                    next = self.accept(listener) => {
-                        self.admit(next, &mut waiting);
-                    }
-                }
-            }
+            // Clients that come meanwhile stay with the kernel: one of them may be the next.
+            self.tear_down(ended).await;
             if self.options.one_off {
                 return;
             }
@@ -202,14 +197,21 @@ impl Server {
         }
     }
 
-    /// Lets a client wait for the end of the one before it, unless another one waits already.
-    fn admit(&self, next: ForeignStream, waiting: &mut Option<ForeignStream>) -> bool {
-        if waiting.is_some() {
-            self.tell_refused();
-            return false;
+    /// The next client to serve: the one that waits, or whoever comes. One that has left is passed
+    /// over if there is another one behind it; the last one gets a session, which says what became
+    /// of it.
+    async fn next(&self, listener: &UnixListener, waiting: Option<ForeignStream>) -> ForeignStream {
+        let mut next = match waiting {
+            Some(stream) => stream,
+            None => self.accept(listener).await,
+        };
+        while has_left(&next) {
+            self.janitor.room().await;
+            let at_once = |context: &mut Context<'_>| Poll::Ready(listener.poll_accept(context));
+            let Poll::Ready(Ok((stream, _))) = std::future::poll_fn(at_once).await else { break };
+            next = ForeignStream::new(stream, self.janitor.clone());
         }
-        *waiting = Some(next);
-        true
+        next
     }
 
     /// Accepts the next client, once those that were refused are closed. Out of fds: waits, rather
