@@ -6,25 +6,55 @@ use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// How many passed and how many failed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Names that a report shows at its end; the rest is in what was printed before.
+const NAMES_MAX: usize = 40;
+/// Characters of the reason that stands behind a name.
+const REASON_MAX: usize = 200;
+
+/// How many passed, how many failed, and which.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Passed.
     pub passed: u64,
     /// Failed.
     pub failed: u64,
+    /// Names of those that failed, as far as they have one.
+    pub names: Vec<String>,
 }
 
 impl Totals {
-    /// Counts one more.
-    pub fn count(&mut self, passed: bool) {
-        if passed { self.passed += 1 } else { self.failed += 1 }
+    /// One that passed.
+    #[must_use]
+    pub fn of_one() -> Self {
+        Self { passed: 1, ..Self::default() }
+    }
+
+    /// Counts one that failed for a reason, of which the first line is kept.
+    pub fn fail(&mut self, name: &str, reason: &str) {
+        self.failed += 1;
+        let reason: String = reason.lines().next().unwrap_or("").chars().take(REASON_MAX).collect();
+        let colon = if reason.is_empty() { "" } else { ": " };
+        self.names.push(format!("{name}{colon}{reason}"));
     }
 
     /// Adds others.
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
+        self.names.extend(other.names);
+    }
+
+    /// The names of what failed, a line each, then the totals: the end of a report. Where little
+    /// is kept of a long output, it is the end.
+    #[must_use]
+    pub fn report(&self) -> String {
+        let mut lines: Vec<String> =
+            self.names.iter().take(NAMES_MAX).map(|name| format!("FAILED {name}")).collect();
+        if let Some(more) = self.names.len().checked_sub(NAMES_MAX + 1) {
+            lines.push(format!("FAILED and {} more", more + 1));
+        }
+        lines.push(self.to_string());
+        lines.join("\n")
     }
 }
 
@@ -49,15 +79,16 @@ pub fn run(behaviours: &[Behaviour], binary: PathBuf, logs: &Path) -> Outcome<To
         let start = Instant::now();
         let outcome = Scene::play(&stage, behaviour, &folder);
         let seconds = start.elapsed().as_secs_f64();
-        totals.count(outcome.is_ok());
         match outcome {
             Ok(()) => {
+                totals.passed += 1;
                 println!("PASS system::{} ({seconds:.1} s)", behaviour.name);
                 std::fs::remove_dir_all(&folder).context(folder.display())?;
             }
             Err(error) => {
                 println!("FAIL system::{} ({seconds:.1} s): {error}", behaviour.name);
                 println!("     logs: {}", folder.display());
+                totals.fail(&format!("system::{}", behaviour.name), &error);
             }
         }
     }
@@ -69,10 +100,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn totals_are_one_line_that_ci_reads() {
-        let mut totals = Totals { passed: 3, failed: 0 };
-        totals.count(false);
-        totals.add(Totals { passed: 2, failed: 1 });
-        assert_eq!(totals.to_string(), "5 passed, 2 failed");
+    fn a_report_ends_with_what_failed_and_totals_on_one_line_that_ci_reads() {
+        let mut totals = Totals { passed: 3, ..Totals::default() };
+        totals.fail("system::boots", "no kernel\nand a log of many lines");
+        totals.add(Totals { passed: 2, failed: 1, names: vec!["reconnect::one".into()] });
+        let lines =
+            ["FAILED system::boots: no kernel", "FAILED reconnect::one", "5 passed, 2 failed"];
+        assert_eq!(totals.report(), lines.join("\n"));
+        assert_eq!(Totals::of_one().report(), "1 passed, 0 failed");
+    }
+
+    #[test]
+    fn a_report_of_very_many_failures_is_short() {
+        let mut totals = Totals::default();
+        (0..NAMES_MAX).for_each(|n| totals.fail(&n.to_string(), ""));
+        assert_eq!(totals.report().lines().count(), NAMES_MAX + 1);
+        (0..7).for_each(|_| totals.fail("seven more", &"x".repeat(5000)));
+        let report = totals.report();
+        assert_eq!(report.lines().count(), NAMES_MAX + 2);
+        assert!(report.ends_with("FAILED and 7 more\n0 passed, 47 failed"));
+        assert!(totals.names.iter().all(|name| name.len() < 250));
     }
 }

@@ -11,7 +11,7 @@ mod tidy;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use manyring_system::guest::Kind;
-use manyring_system::{Outcome, cleanup};
+use manyring_system::{Outcome, check, cleanup};
 use std::process::ExitCode;
 
 /// The project's own commands. Missing Debian packages are installed, and a line says so.
@@ -129,7 +129,11 @@ fn run(command: Command) -> Outcome {
         Command::Soak { minutes, seed, tricks } => soak::run(minutes, seed, tricks),
         Command::SoakGuest { words } => manyring_system::soak::run_guest(&words),
         Command::Fuzz { door, seconds } => gate::fuzz::long(door.as_deref(), seconds),
-        Command::Loom => gate::loom().map(|_| ()),
+        Command::Loom => {
+            let totals = gate::loom()?;
+            println!("\n{}", totals.report());
+            check(totals.failed == 0, || "not every race test passed".into())
+        }
         Command::BenchSmoke { renew: false } => gate::bench::smoke(),
         Command::BenchSmoke { renew: true } => gate::bench::renew(),
         Command::Deny => gate::deny::run(),

@@ -7,7 +7,7 @@ use manyring_system::{Outcome, check, packages};
 
 pub(crate) fn run(only: Option<&str>) -> Outcome {
     let totals = all(only)?;
-    println!("\n{totals}");
+    println!("\n{}", totals.report());
     check(totals.failed == 0, || "not every test passed".into())
 }
 
