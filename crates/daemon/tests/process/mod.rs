@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every test program uses its own part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::PipeWriter;
 use std::path::{Path, PathBuf};
@@ -46,10 +47,61 @@ pub(crate) struct Daemon {
 pub(crate) struct Holdings {
     /// Open fds.
     pub(crate) fds: usize,
-    /// Mappings.
-    pub(crate) mappings: usize,
-    /// Threads.
+    /// Threads of its own.
     pub(crate) threads: usize,
+    /// Threads that the kernel runs for its io_urings; they end when they are idle for seconds, but
+    /// for the last ones.
+    pub(crate) kernel_threads: usize,
+}
+
+/// What a process has mapped, by kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mappings {
+    /// Arenas of the C library's allocator, which it keeps for the next threads.
+    pub(crate) arenas: usize,
+    /// Stacks of threads, with the guard page below each. The C library keeps some of threads that
+    /// have ended.
+    pub(crate) stacks: usize,
+    /// All others, by what is mapped: a file's name, `[heap]`, or nothing but memory.
+    pub(crate) others: BTreeMap<String, usize>,
+}
+
+impl Mappings {
+    /// Reads `/proc/PID/maps`.
+    fn parse(maps: &str) -> Self {
+        /// The C library reserves arenas of this size, at multiples of it.
+        const ARENA: u64 = 64 << 20;
+        const GUARD: u64 = 4096;
+        let mut all = Self::default();
+        let parse = |line: &str| {
+            let mut words = line.split_whitespace();
+            let (from, to) = words.next()?.split_once('-')?;
+            let (from, to) = (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16));
+            let mode = words.next()?.to_owned();
+            Some((from.ok()?, to.ok()?, mode, words.skip(3).collect::<Vec<_>>().join(" ")))
+        };
+        let lines: Vec<_> = maps.lines().filter_map(parse).collect();
+        assert_eq!(lines.len(), maps.lines().count(), "{maps}");
+        let mut at = 0;
+        while let Some((from, to, mode, name)) = lines.get(at) {
+            // Two neighbours without a name belong together where only one may be touched.
+            let next = lines.get(at + 1).filter(|next| next.0 == *to && next.3.is_empty());
+            let next = next.filter(|_| name.is_empty()).map(|next| (next.1, next.2.as_str()));
+            match (mode.as_str(), next) {
+                ("rw-p", Some((end, "---p"))) if from % ARENA == 0 && end - from == ARENA => {
+                    all.arenas += 1;
+                    at += 1;
+                }
+                ("---p", Some((_, "rw-p"))) if to - from == GUARD => {
+                    all.stacks += 1;
+                    at += 1;
+                }
+                _ => *all.others.entry(format!("{mode} {name}")).or_default() += 1,
+            }
+            at += 1;
+        }
+        all
+    }
 }
 
 impl Daemon {
@@ -178,16 +230,21 @@ impl Daemon {
 
     /// What it holds now.
     pub(crate) fn holdings(&self) -> Holdings {
-        let count = |what: &str| {
+        let folder = |what: &str| {
             let path = format!("/proc/{}/{what}", self.child.id());
-            std::fs::read_dir(path).expect("the daemon runs").count()
+            std::fs::read_dir(path).expect("the daemon runs").flatten()
         };
+        let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
+        let names: Vec<_> = folder("task").flat_map(name).collect();
+        let kernel_threads = names.iter().filter(|name| name.starts_with("iou-")).count();
+        let threads = names.len() - kernel_threads;
+        Holdings { fds: folder("fd").count(), threads, kernel_threads }
+    }
+
+    /// What it has mapped now.
+    pub(crate) fn mappings(&self) -> Mappings {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id()));
-        Holdings {
-            fds: count("fd"),
-            mappings: maps.expect("the daemon runs").lines().count(),
-            threads: count("task"),
-        }
+        Mappings::parse(&maps.expect("the daemon runs"))
     }
 }
 
