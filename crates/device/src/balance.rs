@@ -1,87 +1,134 @@
-//! Moves queues between workers when one is saturated: measures, lets the policy decide, moves.
+//! Moves queues between workers: measures, lets the policy decide, moves.
 //!
-//! Runs on the control thread and only when a worker has said that it is saturated: an idle daemon
-//! has no timer.
+//! Runs on the control thread, and only after a worker has told something of itself: an idle
+//! daemon has no timer.
+//! ```text
+//! loop:  a worker is saturated, or mostly sleeps
+//!        measure for a window, a short one if queues wait
+//!        the policy decides; its moves are made one after the other; rest
+//! ```
 
-use crate::policy::placement::{WorkerLoad, decide};
-use crate::pool::Pool;
+use crate::accounts::{ThreadTimes, idle_ns};
+use crate::handle::Route;
+use crate::policy::placement::{Move, Placement, QueueLoad, Window, WorkerLoad};
+use crate::pool::{Home, Pool};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout};
 
-/// What is measured before a decision.
+/// What is measured before a saturated worker is relieved.
 const WINDOW: Duration = Duration::from_millis(50);
+/// What is measured before queues are gathered: rare work must be seen too.
+const LONG_WINDOW: Duration = Duration::from_secs(1);
 /// Pause after a decision.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Numbers that only grow; two samples make a load.
+/// Numbers that only grow; two samples make a window.
 struct Sample {
-    /// Nanoseconds each worker's thread ran and had work.
-    worked_ns: Vec<u64>,
-    /// Requests of each queue, with its worker.
-    requests: Vec<(Option<usize>, u64)>,
-    /// Hundredths of a second that all CPUs idled.
-    idle_ticks: u64,
+    at: Instant,
+    workers: Vec<WorkerSample>,
+    /// Nanoseconds that each queue has worked, with its worker.
+    queues: Vec<(Option<usize>, u64)>,
+    idle_ns: BTreeMap<usize, u64>,
+}
+
+struct WorkerSample {
+    /// None: its thread does not run.
+    thread_id: Option<i32>,
+    times: ThreadTimes,
+    looked_ns: u64,
+    cpus: Option<Vec<usize>>,
+    is_open: bool,
 }
 
 impl Pool {
     /// Balances for ever.
     pub async fn balance(self: Arc<Self>) {
+        let began = Instant::now();
+        let mut placement = Placement::default();
         loop {
-            self.saturated.notified().await;
+            let mut is_saturated = self.told.hear().await;
             let routes = self.routes();
-            let sample = || Sample {
-                worked_ns: self
-                    .thread_ids()
-                    .into_iter()
-                    .zip(self.worker_stats())
-                    .map(|(id, stats)| ran_ns(id).saturating_sub(stats.looked_ns.value()))
-                    .collect(),
-                requests: routes.iter().map(|r| (r.worker(), r.stats().work())).collect(),
-                idle_ticks: idle_ticks(),
-            };
-            let before = sample();
-            tokio::time::sleep(WINDOW).await;
-            let after = sample();
-            let (workers, idle_percent) = loads(&before, &after);
-            if let Some(chosen) = decide(&workers, self.workers_max(), idle_percent) {
-                let moved = routes[chosen.queue].move_to(chosen.to).await;
-                tracing::debug!(worker = chosen.to, moved, "queue moves to another worker");
+            let mut before = self.sample(&routes);
+            if !is_saturated {
+                is_saturated = timeout(LONG_WINDOW, self.told.hear_saturated()).await.is_ok();
+                if is_saturated {
+                    before = self.sample(&routes);
+                }
             }
-            tokio::time::sleep(PAUSE).await;
+            if is_saturated {
+                sleep(WINDOW).await;
+            }
+            let after = self.sample(&routes);
+            let now_ns = nanoseconds(after.at.duration_since(began));
+            let moves = placement.decide(&window(now_ns, &routes, &before, &after));
+            for Move { queue, to } in &moves {
+                let moved = routes[*queue].move_to(*to).await;
+                tracing::debug!(worker = to, moved, "queue moves to another worker");
+            }
+            self.told.note_outcome(is_saturated || !moves.is_empty());
+            sleep(PAUSE).await;
+        }
+    }
+
+    fn sample(&self, routes: &[Arc<Route>]) -> Sample {
+        let workers = self.views().into_iter().map(|view| WorkerSample {
+            thread_id: view.thread_id,
+            times: view.times,
+            looked_ns: view.stats.looked_ns.value(),
+            cpus: view.cpus,
+            is_open: view.is_open,
+        });
+        Sample {
+            at: Instant::now(),
+            workers: workers.collect(),
+            queues: routes.iter().map(|r| (r.worker(), r.stats().busy_ns.value())).collect(),
+            idle_ns: idle_ns(),
         }
     }
 }
 
-fn loads(before: &Sample, after: &Sample) -> (Vec<WorkerLoad>, u32) {
-    let window_ns = u64::try_from(WINDOW.as_nanos()).unwrap_or(u64::MAX);
-    let percent = |ns: u64| u32::try_from(ns * 100 / window_ns).unwrap_or(u32::MAX);
-    let mut workers: Vec<_> = after
-        .worked_ns
-        .iter()
-        .zip(&before.worked_ns)
-        .map(|(a, b)| WorkerLoad { busy_percent: percent(a.saturating_sub(*b)), queues: vec![] })
-        .collect();
-    for (key, ((worker, a), (_, b))) in after.requests.iter().zip(&before.requests).enumerate() {
-        if let Some(load) = worker.and_then(|w| workers.get_mut(w)) {
-            load.queues.push((key, a.saturating_sub(*b)));
+fn window(now_ns: u64, routes: &[Arc<Route>], before: &Sample, after: &Sample) -> Window {
+    let workers = after.workers.iter().enumerate().map(|(index, after)| {
+        let before = before.workers.get(index).filter(|b| b.thread_id == after.thread_id);
+        let since = |of: fn(&WorkerSample) -> u64| {
+            before.map_or(0, |before| of(after).saturating_sub(of(before)))
+        };
+        let ran_ns = since(|worker| worker.times.ran_ns);
+        WorkerLoad {
+            worked_ns: ran_ns.saturating_sub(since(|worker| worker.looked_ns)),
+            ran_ns,
+            delayed_ns: since(|worker| worker.times.delayed_ns),
+            cpus: after.cpus.clone(),
+            is_open: after.is_open,
+        }
+    });
+    let mut units: HashMap<&Home, usize> = HashMap::new();
+    let mut queues = Vec::new();
+    for (key, route) in routes.iter().enumerate() {
+        let next = units.len();
+        let unit = *units.entry(route.home()).or_insert(next);
+        let (before, after) = (before.queues[key], after.queues[key]);
+        // One that moves just now, or that somebody else has moved, says nothing of a worker.
+        if let (Some(worker), true) = (after.0, after.0 == before.0) {
+            let busy_ns = after.1.saturating_sub(before.1);
+            queues.push(QueueLoad { key, worker, unit, busy_ns, is_pinned: route.is_pinned() });
         }
     }
-    let idle_ns = after.idle_ticks.saturating_sub(before.idle_ticks) * 10_000_000;
-    (workers, percent(idle_ns))
+    let idle = after.idle_ns.iter().map(|(cpu, ns)| {
+        let before = before.idle_ns.get(cpu).unwrap_or(ns);
+        (*cpu, ns.saturating_sub(*before))
+    });
+    Window {
+        now_ns,
+        len_ns: nanoseconds(after.at.duration_since(before.at)),
+        workers: workers.collect(),
+        queues,
+        idle_ns: idle.collect(),
+    }
 }
 
-/// Nanoseconds a thread of ours ran, from the kernel's accounts; 0 if they cannot be read.
-fn ran_ns(thread_id: i32) -> u64 {
-    std::fs::read_to_string(format!("/proc/self/task/{thread_id}/schedstat"))
-        .ok()
-        .and_then(|text| text.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0)
-}
-
-/// Hundredths of a second that all CPUs idled since the start; 0 if that cannot be read.
-fn idle_ticks() -> u64 {
-    std::fs::read_to_string("/proc/stat")
-        .ok()
-        .and_then(|text| text.lines().next()?.split_whitespace().nth(4)?.parse().ok())
-        .unwrap_or(0)
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

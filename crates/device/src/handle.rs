@@ -2,7 +2,7 @@
 
 use crate::doorbell::{Call, Kick};
 use crate::orders::{Command, Order, QueueId, Reply};
-use crate::pool::{Pool, StopError};
+use crate::pool::{Home, Pool, StopError};
 use crate::stats::QueueStats;
 use manyring_memory::GuestMemory;
 use manyring_queue::{Base, QueueError, RingAddresses};
@@ -22,12 +22,22 @@ pub(crate) struct Route {
     pool: Arc<Pool>,
     worker: Mutex<usize>,
     stats: Arc<QueueStats>,
+    home: Home,
+    /// Its worker was chosen by the operator: it never moves.
+    is_pinned: bool,
 }
 
 impl Route {
-    pub(crate) fn new(id: QueueId, pool: Arc<Pool>, stats: Arc<QueueStats>) -> Self {
-        stats.worker.set(0);
-        Self { id, pool, worker: Mutex::new(0), stats }
+    /// The route of a queue that begins on `worker`, and stays there if it is pinned.
+    pub(crate) fn new(
+        id: QueueId,
+        pool: Arc<Pool>,
+        stats: Arc<QueueStats>,
+        worker: usize,
+        (home, is_pinned): (Home, bool),
+    ) -> Self {
+        stats.worker.set(worker as u64);
+        Self { id, pool, worker: Mutex::new(worker), stats, home, is_pinned }
     }
 
     /// Sends an order to the worker that owns the queue; the lock is kept by the caller.
@@ -61,32 +71,45 @@ impl Route {
         &self.stats
     }
 
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.is_pinned
+    }
+
     /// The worker, unless the queue is just moving.
     pub(crate) fn worker(&self) -> Option<usize> {
         self.worker.try_lock().ok().map(|worker| *worker)
     }
 
-    /// See [`QueueHandle::move_to`].
+    /// See [`QueueHandle::move_to`]. The old worker hands the queue to the new one itself: the
+    /// queue does not wait for the control thread, which may be busy.
     pub(crate) async fn move_to(&self, index: usize) -> bool {
-        let Some(target) = self.pool.mailbox(index) else { return false };
         let mut worker = self.worker.lock().await;
         if *worker == index {
             return true;
         }
+        if self.is_pinned {
+            return false;
+        }
+        let Some(seat) = self.pool.seat(index) else { return false };
         let Some(mailbox) = self.pool.mailbox(*worker) else { return false };
-        let (reply, mut detached) = oneshot::channel();
-        mailbox.send(Command::Order(self.id, Order::Detach(reply)));
-        let queue = match tokio::time::timeout(MOVE_PATIENCE, &mut detached).await {
-            Ok(queue) => queue,
+        let (reply, mut moved) = oneshot::channel();
+        mailbox.send(Command::Order(self.id, Order::Move(seat, reply)));
+        let moved = match tokio::time::timeout(MOVE_PATIENCE, &mut moved).await {
+            Ok(moved) => moved,
             Err(_) => {
                 mailbox.send(Command::Order(self.id, Order::Stay));
-                detached.await
+                moved.await
             }
         };
-        let Ok(queue) = queue else { return false };
+        if moved.is_err() {
+            return false;
+        }
         self.stats.moves.add(1);
         self.stats.worker.set(index as u64);
-        target.send(Command::Start(self.id, queue));
         *worker = index;
         true
     }
@@ -194,8 +217,9 @@ impl QueueHandle {
     }
 
     /// Moves the running queue to worker `index`: it stops popping, reaps what is in flight, and
-    /// goes on there. Returns false if there is no such worker, or if a request in flight did not
-    /// end in time: the queue goes on where it is. Needs a tokio runtime with time.
+    /// goes on there. Returns false if there is no such worker, if the operator has chosen the
+    /// queue's own one, or if a request in flight did not end in time: the queue goes on where it
+    /// is. Needs a tokio runtime with time.
     pub async fn move_to(&self, index: usize) -> bool {
         match self.route() {
             Some(route) => route.move_to(index).await,

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod accounts;
 mod aside;
 mod balance;
 #[cfg(feature = "bench")]
@@ -30,17 +31,20 @@ mod orders;
 pub mod policy;
 mod pool;
 mod running;
+mod seats;
 mod sentry;
 pub mod stats;
+mod told;
 mod wait;
 mod worker;
 
+pub use accounts::allowed_cpus;
 pub use aside::aside;
 pub use doorbell::{Call, Channel, DoorbellError, Kick};
 pub use foreign::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
 pub use handle::QueueHandle;
 pub use life::{Event, EventKind};
-pub use pool::{Pool, PoolOptions, StopError};
+pub use pool::{Pins, Pool, PoolOptions, StopError, WorkerView};
 pub use stats::{QueueStats, WorkerStats};
 
 use manyring_queue::{Base, DeviceQueue, QueueError, RingAddresses};

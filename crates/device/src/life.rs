@@ -44,6 +44,10 @@ enum Discard {
 /// The state of a running queue, and where it is told.
 #[derive(Debug)]
 pub(crate) struct Life {
+    /// What a turn may do with the ring: follows from what is below, worked out when that changes.
+    mode: Mode,
+    /// The handler drops what a disabled queue holds.
+    drops: bool,
     /// Index of the virtqueue in its device.
     index: usize,
     is_enabled: bool,
@@ -60,11 +64,13 @@ pub(crate) struct Life {
 impl Life {
     pub(crate) fn new(
         index: usize,
-        is_enabled: bool,
+        (is_enabled, drops): (bool, bool),
         err: Option<Arc<Call>>,
         events: mpsc::Sender<Event>,
     ) -> Self {
         Self {
+            mode: if is_enabled { Mode::Serve } else { Mode::Rest },
+            drops,
             index,
             is_enabled,
             discard: Discard::No,
@@ -77,18 +83,22 @@ impl Life {
         }
     }
 
-    /// What a turn may do with the ring; `drops`: the handler drops what a disabled queue holds.
+    /// What a turn may do with the ring.
     #[inline]
-    pub(crate) fn mode(&self, ring: &impl Ring, drops: bool) -> Mode {
-        if self.is_draining || self.is_memory_lost || ring.is_faulted() {
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    fn work_out_mode(&mut self) {
+        self.mode = if self.is_draining || self.is_memory_lost || self.is_fault_told {
             Mode::Rest
         } else if self.is_enabled {
             Mode::Serve
-        } else if drops && self.discard != Discard::No {
+        } else if self.drops && self.discard != Discard::No {
             Mode::Drop
         } else {
             Mode::Rest
-        }
+        };
     }
 
     pub(crate) fn is_enabled(&self) -> bool {
@@ -106,24 +116,29 @@ impl Life {
 
     /// True if this ends the service of the ring.
     pub(crate) fn disable(&mut self) -> bool {
-        std::mem::replace(&mut self.is_enabled, false)
+        let was_enabled = std::mem::replace(&mut self.is_enabled, false);
+        self.work_out_mode();
+        was_enabled
     }
 
     pub(crate) fn enable(&mut self) {
         self.is_enabled = true;
         self.discard = Discard::No;
         self.is_port_told = false;
+        self.work_out_mode();
     }
 
     /// No more pops from now on, or again some.
     pub(crate) fn set_draining(&mut self, is_draining: bool) {
         self.is_draining = is_draining;
+        self.work_out_mode();
     }
 
     /// The driver has kicked.
     pub(crate) fn kicked(&mut self) {
         if !self.is_enabled && self.discard == Discard::No {
             self.discard = Discard::Kicked;
+            self.work_out_mode();
         }
     }
 
@@ -137,7 +152,9 @@ impl Life {
 
     /// A disabled queue is left alone until the driver kicks.
     pub(crate) fn leave_alone(&mut self) {
-        self.discard = Discard::No;
+        if std::mem::replace(&mut self.discard, Discard::No) != Discard::No {
+            self.work_out_mode();
+        }
     }
 
     pub(crate) fn set_err(&mut self, err: Option<Arc<Call>>) {
@@ -150,6 +167,7 @@ impl Life {
         if std::mem::replace(&mut self.is_fault_told, true) {
             return;
         }
+        self.work_out_mode();
         // A ring that was cut away reads as zeroes: that is no fault of its words.
         if ring.is_broken() {
             self.lose_memory(stats);
@@ -170,6 +188,7 @@ impl Life {
     #[cold]
     pub(crate) fn lose_memory(&mut self, stats: &QueueStats) {
         if !std::mem::replace(&mut self.is_memory_lost, true) {
+            self.work_out_mode();
             stats.faults.add(1);
             self.tell(EventKind::MemoryLost);
         }

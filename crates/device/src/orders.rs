@@ -2,6 +2,7 @@
 
 use crate::doorbell::{Call, Kick};
 use crate::running::Run;
+use crate::seats::{Seat, Seats};
 use manyring_memory::GuestMemory;
 use manyring_queue::{Base, QueueError, RingAddresses};
 use manyring_wire::net::Coalescing;
@@ -29,9 +30,9 @@ pub(crate) type Fence = Reply<Result<(), QueueError>>;
 pub(crate) enum Order {
     /// End, once nothing is in flight; the reply is the base.
     Stop(Reply<Base>),
-    /// Give the queue back, to move it.
-    Detach(Reply<Box<dyn Run>>),
-    /// Keep the queue, if it has not been given back yet.
+    /// Give the queue to the worker of this seat, and tell when that is done.
+    Move(Seat, Reply<()>),
+    /// Keep the queue, if it has not been given away yet.
     Stay,
     /// Serve the ring at these addresses of this memory.
     Memory(Arc<GuestMemory>, RingAddresses, Fence),
@@ -54,8 +55,8 @@ pub(crate) enum Order {
 /// What a worker is told.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Run this queue.
-    Start(QueueId, Box<dyn Run>),
+    /// Run this queue. The time is when it took its last requests at another worker.
+    Start(QueueId, Box<dyn Run>, Option<u64>),
     /// Something for a queue, which may have ended by now.
     Order(QueueId, Order),
     Quit,
@@ -67,6 +68,8 @@ pub(crate) struct Mailbox {
     commands: Mutex<VecDeque<Command>>,
     pending: AtomicBool,
     event: OwnedFd,
+    /// Who is about to give the worker a queue.
+    pub(crate) seats: Seats,
 }
 
 impl Mailbox {
@@ -75,6 +78,7 @@ impl Mailbox {
             commands: Mutex::default(),
             pending: AtomicBool::new(false),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            seats: Seats::default(),
         })
     }
 

@@ -1,16 +1,20 @@
 //! The workers: start (the only place that starts threads), place, move a queue, stop.
 
+use crate::accounts::{ThreadTimes, thread_times};
 use crate::handle::{QueueHandle, Route};
 use crate::orders::{Command, Mailbox, QueueId};
 use crate::policy::polling::Polling;
 use crate::running::Run;
+use crate::seats::Seat;
 use crate::sentry;
 use crate::stats::WorkerStats;
-use crate::worker::Worker;
+use crate::told::Told;
+use crate::worker::{Lot, Worker};
+use rustix::thread::CpuSet;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
-use tokio::sync::Notify;
 
 /// How the workers run.
 #[derive(Clone, Debug)]
@@ -30,26 +34,83 @@ impl Default for PoolOptions {
     }
 }
 
+/// What the operator has chosen of where workers run, and of what they serve. The rest is left to
+/// the balance.
+#[derive(Clone, Debug, Default)]
+pub struct Pins {
+    /// The CPUs of each worker; workers behind the last one run wherever the process may.
+    pub worker_cpus: Vec<Vec<usize>>,
+    /// By a device's name, the worker of each of its queues, or of each queue pair of a network
+    /// device; those behind the last one go where the balance puts them.
+    pub queue_workers: HashMap<String, Vec<usize>>,
+}
+
+/// What a queue belongs to: the queues of one home move as one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Home {
+    /// The name of the device.
+    pub(crate) device: String,
+    /// The queue of a block device, or the pair of a network device.
+    pub(crate) unit: usize,
+}
+
+/// A worker as others see it.
+#[derive(Clone, Debug)]
+pub struct WorkerView {
+    /// Its counters, also of threads that have ended.
+    pub stats: Arc<WorkerStats>,
+    /// The CPUs that it is bound to.
+    pub cpus: Option<Vec<usize>>,
+    /// The kernel's name for its thread, if that runs.
+    pub thread_id: Option<i32>,
+    /// What that thread has had of the CPUs.
+    pub(crate) times: ThreadTimes,
+    /// It can be given queues.
+    pub(crate) is_open: bool,
+}
+
+impl WorkerView {
+    /// Nanoseconds that its threads ran, by the kernel's accounts.
+    #[must_use]
+    pub fn ran_ns(&self) -> u64 {
+        self.stats.ran_before_ns.value() + self.times.ran_ns
+    }
+}
+
 #[derive(Debug)]
-struct WorkerHandle {
+struct Running {
     mailbox: Arc<Mailbox>,
-    stats: Arc<WorkerStats>,
-    thread: Option<JoinHandle<()>>,
+    thread: JoinHandle<()>,
     has_ring: bool,
     /// The thread, as the kernel's accounts name it.
     thread_id: i32,
+}
+
+/// A worker that runs, or has run, or may run.
+#[derive(Debug, Default)]
+struct Place {
+    stats: Arc<WorkerStats>,
+    running: Option<Running>,
+}
+
+impl Place {
+    /// The thread, unless it ends.
+    fn open(&self) -> Option<&Running> {
+        self.running.as_ref().filter(|running| !running.mailbox.is_closed())
+    }
 }
 
 /// The workers of the daemon.
 #[derive(Debug)]
 pub struct Pool {
     options: PoolOptions,
-    workers: Mutex<Vec<WorkerHandle>>,
+    pins: Pins,
+    places: Mutex<Vec<Place>>,
     next_id: AtomicU64,
     /// Every running queue, for the balance.
     routes: Mutex<Vec<Weak<Route>>>,
-    /// A worker has not slept for a while and has more than one queue to serve.
-    pub(crate) saturated: Arc<Notify>,
+    /// What the workers tell the balance.
+    pub(crate) told: Arc<Told>,
 }
 
 /// Why a queue did not stop properly.
@@ -58,68 +119,89 @@ pub struct Pool {
 pub struct StopError;
 
 impl Pool {
-    /// A pool with no worker yet.
+    /// A pool with no worker yet, whose queues go where the balance puts them.
     #[must_use]
     pub fn new(options: PoolOptions) -> Arc<Self> {
+        Self::pinned(options, Pins::default())
+    }
+
+    /// A pool with no worker yet. Pins of workers that there are not go for nothing.
+    #[must_use]
+    pub fn pinned(options: PoolOptions, pins: Pins) -> Arc<Self> {
         Arc::new(Self {
             options,
-            workers: Mutex::default(),
+            pins,
+            places: Mutex::default(),
             next_id: AtomicU64::new(1),
             routes: Mutex::default(),
-            saturated: Arc::default(),
+            told: Arc::default(),
         })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<WorkerHandle>> {
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Place>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the first worker if none runs. Returns whether disks can use io_uring; `None` if no
-    /// thread could be started.
+    /// Starts the first worker if it does not run. Returns whether disks can use io_uring; `None`
+    /// if no thread could be started.
     #[must_use]
     pub fn has_ring(&self) -> Option<bool> {
-        let mut workers = self.lock();
-        if workers.is_empty() {
-            workers.push(start_worker(0, &self.options, self.saturated.clone())?);
-        }
-        workers.first().map(|w| w.has_ring)
+        self.run(&mut self.lock(), 0).map(|running| running.has_ring)
     }
 
     /// How many workers run.
     #[must_use]
     pub fn worker_count(&self) -> usize {
-        self.lock().len()
+        self.lock().iter().filter(|place| place.open().is_some()).count()
     }
 
-    /// Counters of each worker.
+    /// Counters of each worker that runs or has run.
     #[must_use]
     pub fn worker_stats(&self) -> Vec<Arc<WorkerStats>> {
-        self.lock().iter().map(|w| w.stats.clone()).collect()
+        self.lock().iter().map(|place| place.stats.clone()).collect()
     }
 
-    /// Workers at most.
+    /// Every worker that runs, has run or may run.
     #[must_use]
-    pub fn workers_max(&self) -> usize {
-        self.options.workers_max
+    pub fn views(&self) -> Vec<WorkerView> {
+        let places = self.lock();
+        let has_ring = places.first().and_then(|first| Some(first.open()?.has_ring));
+        let view = |index| {
+            let place = places.get(index);
+            let running = place.and_then(Place::open);
+            let stats = place.map(|place| place.stats.clone()).unwrap_or_default();
+            let thread_id = running.map(|running| running.thread_id);
+            WorkerView {
+                stats,
+                cpus: self.pins.worker_cpus.get(index).cloned(),
+                thread_id,
+                times: thread_id.map(thread_times).unwrap_or_default(),
+                is_open: running.is_none_or(|running| Some(running.has_ring) == has_ring),
+            }
+        };
+        (0..self.options.workers_max).map(view).collect()
     }
 
-    /// The kernel's ids of the workers' threads.
-    pub(crate) fn thread_ids(&self) -> Vec<i32> {
-        self.lock().iter().map(|w| w.thread_id).collect()
-    }
-
-    /// Places a queue on the first worker; the balance moves it when that is worth it.
-    pub(crate) fn start(self: &Arc<Self>, queue: impl Run + 'static) -> Option<QueueHandle> {
+    /// Places a queue on the worker that its operator has chosen, else on the first one; the
+    /// balance moves it when that is worth it.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        queue: impl Run + 'static,
+        home: Home,
+    ) -> Option<QueueHandle> {
         self.has_ring()?;
+        let pins = self.pins.queue_workers.get(&home.device);
+        let pin = pins.and_then(|workers| workers.get(home.unit).copied());
+        let worker = pin.unwrap_or(0);
+        let seat = self.seat(worker)?;
         let id = QueueId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let route = Arc::new(Route::new(id, self.clone(), queue.stats().clone()));
-        let mailbox = self.lock().first()?.mailbox.clone();
-        queue.stats().worker.set(0);
+        let stats = queue.stats().clone();
+        let route = Arc::new(Route::new(id, self.clone(), stats, worker, (home, pin.is_some())));
         // Known before it pops: whoever looks for running queues misses none that has requests.
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.retain(|r| r.strong_count() > 0);
         routes.push(Arc::downgrade(&route));
-        mailbox.send(Command::Start(id, Box::new(queue)));
+        seat.start(id, Box::new(queue), None);
         Some(QueueHandle::new(route))
     }
 
@@ -129,29 +211,83 @@ impl Pool {
         routes.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The mailbox of worker `index`, which is started if it may be and does not run.
+    /// The mailbox of worker `index`, which has a queue and therefore runs.
     pub(crate) fn mailbox(&self, index: usize) -> Option<Arc<Mailbox>> {
-        let mut workers = self.lock();
-        while workers.len() <= index && workers.len() < self.options.workers_max {
-            let saturated = self.saturated.clone();
-            let worker = start_worker(workers.len(), &self.options, saturated)?;
-            workers.push(worker);
-        }
+        self.lock().get(index).and_then(Place::open).map(|running| running.mailbox.clone())
+    }
+
+    /// A seat at worker `index`, which is started if it may be and does not run.
+    pub(crate) fn seat(&self, index: usize) -> Option<Seat> {
+        let mut places = self.lock();
         // A queue opened for a ring cannot run where the kernel refused one (out of memory, fds).
-        let has_ring = workers.first()?.has_ring;
-        workers.get(index).filter(|w| w.has_ring || !has_ring).map(|w| w.mailbox.clone())
+        let has_ring = places.first()?.open()?.has_ring;
+        // It may end between two looks, once.
+        (0..2).find_map(|_| {
+            let running = self.run(&mut places, index).filter(|r| r.has_ring || !has_ring)?;
+            Seat::take(&running.mailbox)
+        })
+    }
+
+    /// Worker `index`, started if it may be and does not run.
+    fn run<'a>(&self, places: &'a mut Vec<Place>, index: usize) -> Option<&'a Running> {
+        if index >= self.options.workers_max {
+            return None;
+        }
+        if places.len() <= index {
+            places.resize_with(index + 1, Place::default);
+        }
+        let place = &mut places[index];
+        if place.open().is_none() {
+            if let Some(ended) = place.running.take() {
+                let _ = ended.thread.join();
+            }
+            place.running = Some(self.start_worker(index, place.stats.clone())?);
+        }
+        place.running.as_ref()
+    }
+
+    /// Starts a thread and waits until it is ready; `None` if it could not be had.
+    fn start_worker(&self, index: usize, stats: Arc<WorkerStats>) -> Option<Running> {
+        sentry::start().then_some(())?;
+        let mailbox = Arc::new(Mailbox::new().ok()?);
+        let (ready, started) = std::sync::mpsc::sync_channel(1);
+        let uring = self.options.uring;
+        let polling = Polling::new(self.options.spin_us);
+        let cpus = self.pins.worker_cpus.get(index).cloned();
+        // The first one stays: a guest that arrives must not depend on a thread that can be had.
+        let lot = Lot { told: self.told.clone(), stays: index == 0 };
+        let (inbox, counters) = (mailbox.clone(), stats);
+        let run = move || {
+            let bound = cpus.map_or(Ok(()), |cpus| bind(&cpus));
+            match bound.and_then(|()| Worker::new(uring, polling, inbox, counters.clone(), lot)) {
+                Ok(worker) => {
+                    let id = rustix::thread::gettid().as_raw_nonzero().get();
+                    let _ = ready.send(Some((worker.has_ring(), id)));
+                    worker.run();
+                    counters.ran_before_ns.add(thread_times(id).ran_ns);
+                }
+                Err(errno) => {
+                    tracing::error!(%errno, "worker {index} cannot start");
+                    let _ = ready.send(None);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(run).ok()?;
+        let (has_ring, thread_id) = started.recv().ok().flatten()?;
+        if uring && !has_ring {
+            tracing::warn!("io_uring is refused here: disks use plain reads and writes");
+        }
+        Some(Running { mailbox, thread, has_ring, thread_id })
     }
 
     /// Ends all workers and waits for their threads. What is in flight is abandoned.
     pub fn quit(&self) {
-        let mut workers = self.lock();
-        workers.iter().for_each(|w| w.mailbox.send(Command::Quit));
-        for worker in workers.iter_mut() {
-            if let Some(thread) = worker.thread.take() {
-                let _ = thread.join();
-            }
+        let mut places = self.lock();
+        let running: Vec<_> = places.drain(..).filter_map(|place| place.running).collect();
+        running.iter().for_each(|running| running.mailbox.send(Command::Quit));
+        for running in running {
+            let _ = running.thread.join();
         }
-        workers.clear();
     }
 }
 
@@ -161,35 +297,50 @@ impl Drop for Pool {
     }
 }
 
-/// Starts a thread and waits until it is ready; `None` if it could not be had.
-fn start_worker(
-    index: usize,
-    options: &PoolOptions,
-    saturated: Arc<Notify>,
-) -> Option<WorkerHandle> {
-    sentry::start().then_some(())?;
-    let mailbox = Arc::new(Mailbox::new().ok()?);
-    let stats = Arc::new(WorkerStats::default());
-    let (ready, started) = std::sync::mpsc::sync_channel(1);
-    let (uring, polling) = (options.uring, Polling::new(options.spin_us));
-    let (inbox, counters) = (mailbox.clone(), stats.clone());
-    let thread = std::thread::Builder::new()
-        .name(format!("worker-{index}"))
-        .spawn(move || match Worker::new(uring, polling, inbox, counters, saturated) {
-            Ok(worker) => {
-                let id = rustix::thread::gettid().as_raw_nonzero().get();
-                let _ = ready.send(Some((worker.has_ring(), id)));
-                worker.run();
-            }
-            Err(errno) => {
-                tracing::error!(%errno, "worker {index} cannot start");
-                let _ = ready.send(None);
-            }
-        })
-        .ok()?;
-    let (has_ring, thread_id) = started.recv().ok().flatten()?;
-    if uring && !has_ring {
-        tracing::warn!("io_uring is refused here: disks use plain reads and writes");
+/// Binds the calling thread to these CPUs.
+fn bind(cpus: &[usize]) -> Result<(), rustix::io::Errno> {
+    let mut set = CpuSet::new();
+    cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(*cpu));
+    rustix::thread::sched_setaffinity(None, &set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_has_ended_is_started_again_for_the_next_queue() {
+        let pool = Pool::new(PoolOptions { workers_max: 3, spin_us: 0, uring: false });
+        assert_eq!((pool.has_ring(), pool.worker_count()), (Some(false), 1));
+        assert!(pool.seat(2).is_some() && pool.seat(3).is_none());
+        assert_eq!(pool.worker_count(), 2, "the one between them is not needed");
+        let first = pool.views()[2].thread_id;
+        let mailbox = pool.mailbox(2).unwrap();
+        assert!(mailbox.close());
+        mailbox.send(Command::Quit);
+        assert_eq!((pool.worker_count(), pool.views()[2].thread_id), (1, None));
+        assert!(pool.mailbox(2).is_none());
+        assert!(pool.seat(2).is_some());
+        let second = pool.views()[2].thread_id;
+        assert!(second.is_some() && second != first, "{first:?}, then {second:?}");
+        assert!(pool.worker_stats()[2].ran_before_ns.value() > 0, "its time is not forgotten");
     }
-    Some(WorkerHandle { mailbox, stats, thread: Some(thread), has_ring, thread_id })
+
+    #[test]
+    fn a_worker_runs_on_the_cpus_that_were_chosen_for_it() {
+        let cpu = *crate::accounts::allowed_cpus().last().unwrap();
+        let pins = Pins { worker_cpus: vec![vec![cpu]], ..Pins::default() };
+        let pool = Pool::pinned(PoolOptions { workers_max: 2, spin_us: 0, uring: false }, pins);
+        assert!(pool.has_ring().is_some() && pool.seat(1).is_some());
+        let allowed = |view: &WorkerView| {
+            let id = view.thread_id.unwrap();
+            let text = std::fs::read_to_string(format!("/proc/self/task/{id}/status")).unwrap();
+            let line = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+            line.unwrap().trim().to_owned()
+        };
+        let views = pool.views();
+        assert_eq!(allowed(&views[0]), cpu.to_string());
+        let own = std::fs::read_to_string("/proc/self/status").unwrap();
+        assert!(own.contains(&format!("Cpus_allowed_list:\t{}\n", allowed(&views[1]))));
+    }
 }

@@ -154,7 +154,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             ring,
             handler,
             notifier: Notifier::new(kick, call),
-            life: Life::new(index, enabled, err, events),
+            life: Life::new(index, (enabled, H::DROPS_WHEN_DISABLED), err, events),
             stats,
             look: Look::Hot,
             worked_at_ns: 0,
@@ -162,11 +162,6 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             watches_port: false,
             has_more: false,
         }
-    }
-
-    #[inline]
-    fn mode(&self) -> Mode {
-        self.life.mode(&self.ring, H::DROPS_WHEN_DISABLED)
     }
 
     fn make_hot(&mut self, now_ns: u64) {
@@ -182,7 +177,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
 
     /// What is waited for: nothing of a queue that rests.
     fn waits(&self) -> Waits {
-        match self.mode() {
+        match self.life.mode() {
             Mode::Rest => Waits::default(),
             Mode::Serve | Mode::Drop => self.handler.waits(&self.ring),
         }
@@ -259,7 +254,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             return;
         }
         self.life.kicked();
-        if self.mode() != Mode::Drop {
+        if self.life.mode() != Mode::Drop {
             self.life.leave_alone();
             return;
         }
@@ -269,7 +264,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             }
         }
         // A driver that goes on meanwhile is there: it is looked at further on.
-        let goes_on = self.mode() == Mode::Drop && self.ring.enable_notifications();
+        let goes_on = self.life.mode() == Mode::Drop && self.ring.enable_notifications();
         if !goes_on || !self.notifier.has_kick() {
             self.life.leave_alone();
             self.look = Look::Armed;
@@ -315,7 +310,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
 
     #[inline]
     fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned {
-        let (mode, now_ns) = (self.mode(), io.now_ns());
+        let (mode, now_ns) = (self.life.mode(), io.now_ns());
         let mut turn = Turn { io, stats: &self.stats, mode };
         let done = self.handler.turn(&mut self.ring, &mut turn);
         self.finish(done, mode, now_ns);
@@ -430,7 +425,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 let _ = reply.send(());
             }
             // The worker's own.
-            Order::Stop(_) | Order::Detach(_) | Order::Stay => {}
+            Order::Stop(_) | Order::Move(..) | Order::Stay => {}
         }
     }
 

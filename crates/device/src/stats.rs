@@ -232,6 +232,7 @@ queue_stats! {
         kicks_suppressed: All Counter = "Batches found by looking, without a notification",
         calls: All Counter = "Used buffer notifications sent",
         calls_suppressed: All Counter = "Completion bursts the driver wanted no notification for",
+        busy_ns: All Counter = "Time of its worker that the queue took when it had work",
         moves: All Counter = "Times the queue moved to another worker",
         in_flight: All Gauge = "Buffers popped and not returned",
         ring_occupancy: All Gauge = "Buffers in the ring when it was last looked at",
@@ -251,12 +252,6 @@ impl QueueStats {
     pub fn new(class: Class) -> Self {
         Self { class, ..Self::default() }
     }
-
-    /// Requests or packets: what the balance compares queues by.
-    #[must_use]
-    pub fn work(&self) -> u64 {
-        self.requests.value() + self.packets.value()
-    }
 }
 
 /// What a worker has done.
@@ -270,6 +265,11 @@ pub struct WorkerStats {
     pub slept_ns: Counter,
     /// Nanoseconds it looked for work and found none.
     pub looked_ns: Counter,
+    /// Nanoseconds that threads of this worker ran which have ended since.
+    pub ran_before_ns: Counter,
+    /// For each queue that came from another worker: nanoseconds from the turn at which it took
+    /// its last requests there to the end of its first turn here.
+    pub pause_ns: Histogram,
 }
 
 #[cfg(test)]

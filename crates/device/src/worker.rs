@@ -15,28 +15,41 @@
 //! no system call and no timer: it sleeps until a kick, a disk completion or a command.
 
 mod round;
+mod tell;
 
 use crate::io::QueueIo;
 use crate::orders::{Command, Mailbox, Order, QueueId, Reply};
 use crate::policy::polling::Polling;
 use crate::policy::share::Shares;
 use crate::running::{Happened, Run};
+use crate::seats::Seat;
 use crate::stats::WorkerStats;
+use crate::told::Told;
 use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
 use manyring_queue::Base;
-use round::Round;
+use round::{Bill, Round};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tell::Rest;
 
 /// What becomes of a queue when it is drained.
 #[derive(Debug)]
 enum Ending {
     Stop(Reply<Base>),
-    Detach(Reply<Box<dyn Run>>),
+    /// It goes to another worker. The time is when it took its last requests here.
+    Move(Seat, Reply<()>, u64),
+}
+
+/// What a worker is part of.
+#[derive(Debug)]
+pub(crate) struct Lot {
+    /// Where it tells the balance of itself.
+    pub(crate) told: Arc<Told>,
+    /// Its thread does not end for want of queues.
+    pub(crate) stays: bool,
 }
 
 #[derive(Debug, Default)]
@@ -67,6 +80,11 @@ pub(crate) struct Worker {
     first: usize,
     /// How the guests share a round.
     shares: Shares,
+    /// The time of the present round, to be charged to the queues that work in it.
+    bill: Bill,
+    /// Queues that came from another worker and have not had their first turn, each with the time
+    /// when it took its last requests there.
+    arrivals: Vec<(usize, u64)>,
     /// Slots of queues that are not hot and have something to do at a certain time.
     timed: Vec<(usize, u64)>,
     woken: Vec<Woken>,
@@ -74,12 +92,10 @@ pub(crate) struct Worker {
     now_ns: u64,
     /// When it last slept, or last said that it is saturated.
     awake_since_ns: u64,
-    saturated: Arc<Notify>,
+    lot: Lot,
+    rest: Rest,
     quit: bool,
 }
-
-/// A worker that has not slept for this long, with several hot queues, says so.
-const SATURATED_NS: u64 = 50_000_000;
 
 impl Worker {
     /// Prepares the calling thread.
@@ -88,11 +104,12 @@ impl Worker {
         polling: Polling,
         mailbox: Arc<Mailbox>,
         stats: Arc<WorkerStats>,
-        saturated: Arc<Notify>,
+        lot: Lot,
     ) -> Result<Self, Errno> {
         let mut wait = Wait::new(uring)?;
         wait.watch(mailbox.as_fd(), Source::Mailbox);
         wait.submit();
+        let now_ns = wait.now_ns();
         Ok(Self {
             wait,
             mailbox,
@@ -103,12 +120,15 @@ impl Worker {
             hot: Vec::new(),
             first: 0,
             shares: Shares::default(),
+            bill: Bill::default(),
+            arrivals: Vec::new(),
             timed: Vec::new(),
             woken: Vec::new(),
             faults_seen: manyring_memory::fault_count(),
-            now_ns: 0,
-            awake_since_ns: 0,
-            saturated,
+            now_ns,
+            awake_since_ns: now_ns,
+            lot,
+            rest: Rest::new(now_ns),
             quit: false,
         })
     }
@@ -124,9 +144,9 @@ impl Worker {
             self.now_ns = self.wait.now_ns();
             if self.mailbox.is_pending() {
                 self.obey();
-                if self.quit {
-                    break;
-                }
+            }
+            if self.quit {
+                break;
             }
             self.wait.reap(&mut self.woken, self.now_ns);
             let woken = self.dispatch();
@@ -155,13 +175,14 @@ impl Worker {
     fn sleep(&mut self) {
         self.stats.sleeps.add(1);
         let slept_at = self.wait.now_ns();
-        let deadline_ns = self.timed.iter().map(|(_, at)| *at).min();
+        let deadline_ns = self.timed.iter().map(|(_, at)| *at).chain(self.leaves_at_ns()).min();
         let timeout = deadline_ns.map(|at| Duration::from_nanos(at.saturating_sub(slept_at)));
         self.wait.sleep(&mut self.woken, timeout);
         self.now_ns = self.wait.now_ns();
         self.stats.slept_ns.add(self.now_ns.saturating_sub(slept_at));
         self.awake_since_ns = self.now_ns;
         self.dispatch();
+        self.tell_if_resting();
     }
 
     /// Makes queues hot whose time has come.
@@ -183,17 +204,6 @@ impl Worker {
             !self.slots[slot].is_listed
         });
         self.timed = timed;
-    }
-
-    /// Tells the balance when there is more than this thread can do.
-    #[inline]
-    fn tell_if_saturated(&mut self) {
-        if self.now_ns.saturating_sub(self.awake_since_ns) > SATURATED_NS {
-            self.awake_since_ns = self.now_ns;
-            if self.hot.len() > 1 {
-                self.saturated.notify_one();
-            }
-        }
     }
 
     /// Hands every event to its queue. True if there was one.
@@ -298,7 +308,7 @@ impl Worker {
     fn obey(&mut self) {
         for command in self.mailbox.take() {
             match command {
-                Command::Start(id, queue) => self.start(id, queue),
+                Command::Start(id, queue, left_ns) => self.start(id, queue, left_ns),
                 Command::Order(id, order) => self.heed(id, order),
                 Command::Quit => self.quit = true,
             }
@@ -310,7 +320,7 @@ impl Worker {
         let Some(&slot) = self.by_id.get(&id) else { return };
         match order {
             Order::Stop(reply) => self.end(slot, Ending::Stop(reply)),
-            Order::Detach(reply) => self.end(slot, Ending::Detach(reply)),
+            Order::Move(seat, reply) => self.end(slot, Ending::Move(seat, reply, self.now_ns)),
             Order::Stay => self.stay(slot),
             order => {
                 let Slot { entry, generation, .. } = &mut self.slots[slot];
@@ -323,7 +333,7 @@ impl Worker {
         self.make_listed(slot);
     }
 
-    fn start(&mut self, id: QueueId, mut queue: Box<dyn Run>) {
+    fn start(&mut self, id: QueueId, mut queue: Box<dyn Run>, left_ns: Option<u64>) {
         let free = self.slots.iter().position(|s| s.entry.is_none());
         let slot = free.unwrap_or_else(|| {
             self.slots.push(Slot::default());
@@ -334,7 +344,8 @@ impl Worker {
         queue.attach(&mut QueueIo::new(&mut self.wait, index_of(slot), generation, self.now_ns));
         self.slots[slot].entry = Some((id, queue));
         self.by_id.insert(id, slot);
-        self.stats.queues.set(self.by_id.len() as u64);
+        self.note_queues();
+        self.arrivals.extend(left_ns.map(|left_ns| (slot, left_ns)));
         self.make_listed(slot);
     }
 
@@ -357,10 +368,10 @@ impl Worker {
         self.slots[slot].ending = Some(ending);
     }
 
-    /// Takes a detach back: the queue pops again, and whoever waits for it is told so.
+    /// Takes a move back: the queue pops again, and whoever waits for it is told so.
     fn stay(&mut self, slot: usize) {
         let now_ns = self.now_ns;
-        if let Some(Ending::Detach(_)) = self.slots[slot].ending
+        if let Some(Ending::Move(..)) = self.slots[slot].ending
             && let Some((_, queue)) = &mut self.slots[slot].entry
         {
             queue.resume(now_ns);
@@ -389,7 +400,7 @@ impl Worker {
         let Some((id, mut queue)) = self.slots[slot].entry.take() else { return };
         queue.detach(&mut QueueIo::new(&mut self.wait, index_of(slot), generation, self.now_ns));
         self.by_id.remove(&id);
-        self.stats.queues.set(self.by_id.len() as u64);
+        self.note_queues();
         match self.slots[slot].ending.take() {
             Some(Ending::Stop(reply)) => {
                 let base = queue.base();
@@ -397,7 +408,10 @@ impl Worker {
                 drop(queue);
                 let _ = reply.send(base);
             }
-            Some(Ending::Detach(reply)) => drop(reply.send(queue)),
+            Some(Ending::Move(seat, reply, left_ns)) => {
+                seat.start(id, queue, Some(left_ns));
+                let _ = reply.send(());
+            }
             None => {}
         }
     }

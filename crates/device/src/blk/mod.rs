@@ -8,7 +8,7 @@ mod virtio;
 pub(crate) use virtio::BlkQueue;
 
 use crate::handle::{QueueHandle, Route};
-use crate::pool::Pool;
+use crate::pool::{Home, Pool};
 use crate::running::RunningQueue;
 use crate::stats::QueueStats;
 use crate::{Activation, ConfigError, Device, Later, StartError};
@@ -199,8 +199,9 @@ impl BlkDevice {
         let memory = activation.queue.memory().clone();
         let (size, features) = (activation.queue.size(), activation.features);
         let blk = BlkQueue::new(disk, self.shared.clone(), memory, size).with_features(features);
+        let home = Home { device: self.options.name.clone(), unit: activation.index };
         let queue = RunningQueue::new(activation, blk, stats);
-        self.pool.start(queue).ok_or(StartError::NoWorker)
+        self.pool.start(queue, home).ok_or(StartError::NoWorker)
     }
 
     /// True if the driver that runs has negotiated `VIRTIO_BLK_F_FLUSH`.

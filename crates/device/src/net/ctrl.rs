@@ -151,7 +151,7 @@ impl Task {
             }
             Order::Fence(fence) => drop(fence.send(Ok(()))),
             // What goes by rules, is told of frames, or moves, is a queue of a worker.
-            Order::Refresh(_) | Order::Coalesce(..) | Order::Detach(_) | Order::Stay => {}
+            Order::Refresh(_) | Order::Coalesce(..) | Order::Move(..) | Order::Stay => {}
             Order::Kick(kick, reply) => {
                 self.kick = kick.and_then(watched);
                 let _ = reply.send(());

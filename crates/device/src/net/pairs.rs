@@ -4,6 +4,7 @@ use super::{Inner, NetRx, NetTx, Rules, State};
 use crate::aside::aside;
 use crate::handle::QueueHandle;
 use crate::orders::Order;
+use crate::pool::Home;
 use crate::running::RunningQueue;
 use crate::{Activation, StartError};
 use manyring_memory::MemoryError;
@@ -90,13 +91,14 @@ impl Inner {
             state.vqs[index].is_served = serves;
             serves
         };
+        let home = Home { device: self.options.name.clone(), unit: pair };
         let stats = self.stats[index].clone();
         let started = if is_rx {
             let rx = self.receiver(pair, features, activation.queue.size())?;
-            self.pool.start(RunningQueue::new(activation, rx, stats))
+            self.pool.start(RunningQueue::new(activation, rx, stats), home)
         } else {
             let tx = self.transmitter(pair, features)?;
-            self.pool.start(RunningQueue::new(activation, tx, stats))
+            self.pool.start(RunningQueue::new(activation, tx, stats), home)
         };
         let handle = started.ok_or(StartError::NoWorker)?;
         if let Some(route) = handle.route() {

@@ -1,24 +1,109 @@
 //! Which worker serves which queue: together while one worker keeps up, apart when it does not and
-//! a CPU is free.
+//! a CPU is free, together again when the workers mostly sleep.
 //!
 //! Thread-per-queue loses on few cores and with many small guests: every further busy thread takes
 //! a core from the guests. So a queue leaves its worker only if that worker is saturated, serves
-//! another busy queue too, and a CPU would otherwise idle.
+//! another busy queue too, and a CPU would otherwise idle. A load is a time: the nanoseconds that
+//! the turns of a queue took in the window that was measured.
+//!
+//! ```text
+//! decide:  move what spread says; if that is nothing, move what gather says
+//! spread:  donors  = saturated workers with several busy units that may move
+//!          targets = the least loaded workers, as long as a CPU that they may use idles for each
+//!          while a donor has more than the fair share of donors and targets:
+//!              the longest unit goes to the least loaded target, if that stays below the donor
+//! gather:  each worker that mostly sleeps, the last one first:
+//!              all its queues go to the first worker that then still sleeps half of its time
+//! ```
+//! 1. A unit is what moves as one: the receiveq and the transmitq of a pair, which share a port and
+//!    a guest's CPU, or a queue of a disk. A pair that saturates a worker alone comes apart.
+//! 2. All moves of a decision are made at once: sixteen busy queues are spread by one decision, and
+//!    a second one corrects what the first could not know, since a saturated worker shows only how
+//!    its queues share its time, and not how much they want.
+//! 3. Nothing swings. A worker gives from [`BUSY_PERCENT`] on, and is filled by gathering to
+//!    [`GATHERED_PERCENT`] at most. After a spread nothing is gathered for a while; where a spread
+//!    follows a gathering soon, the gathering was wrong, and that while grows by [`REGRET_FACTOR`].
+//! 4. Queues and workers whose place the operator has chosen are loads like others. They never
+//!    move, and a worker that is bound to CPUs counts only those as free.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
 
 /// A worker counts as saturated from here.
-const BUSY_PERCENT: u32 = 90;
+pub const BUSY_PERCENT: u64 = 90;
 /// A worker that is busier than this gets no further queue.
-const TARGET_PERCENT: u32 = 60;
-/// This much of a CPU must be idle.
-const IDLE_PERCENT: u32 = 60;
+pub const TARGET_PERCENT: u64 = 60;
+/// This much of a CPU must idle for each worker that gets queues by a spread.
+pub const IDLE_PERCENT: u64 = 60;
+/// Threads that wait for a CPU longer than this, per time that they wanted to run, do so because
+/// others run there: a further busy thread would wait too.
+pub const CONTENDED_PERCENT: u64 = 20;
+/// A worker that is busier than this is not emptied.
+pub const RESTING_PERCENT: u64 = 25;
+/// Gathering fills no worker beyond this.
+pub const GATHERED_PERCENT: u64 = 50;
+/// A queue that took less of the window is not worth a move by a spread, and no reason for one.
+const WORTH_PERCENT: u64 = 2;
+/// Nothing is gathered for so long after a spread.
+pub const HOLD_NS: u64 = 5_000_000_000;
+/// The longest such time.
+pub const HOLD_NS_MAX: u64 = 1_800_000_000_000;
+/// A spread that comes sooner after a gathering shows that the gathering was wrong.
+pub const REGRET_NS: u64 = 60_000_000_000;
+/// By how much nothing is gathered for longer then.
+pub const REGRET_FACTOR: u64 = 4;
 
-/// What a worker did in the last window.
+/// What a worker did in a window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerLoad {
-    /// Share of the window it ran.
-    pub busy_percent: u32,
-    /// Requests of each of its queues in the window, by a key of the caller's.
-    pub queues: Vec<(usize, u64)>,
+    /// Nanoseconds that its thread ran and had work.
+    pub worked_ns: u64,
+    /// Nanoseconds that its thread ran.
+    pub ran_ns: u64,
+    /// Nanoseconds that its thread could have run and waited for a CPU.
+    pub delayed_ns: u64,
+    /// The CPUs that its thread is bound to; none: it runs wherever the process may.
+    pub cpus: Option<Vec<usize>>,
+    /// It can be given queues.
+    pub is_open: bool,
+}
+
+/// What a queue did in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueLoad {
+    /// The caller's name for the queue.
+    pub key: usize,
+    /// Its worker.
+    pub worker: usize,
+    /// Queues with the same number move as one.
+    pub unit: usize,
+    /// Nanoseconds that its turns with work took.
+    pub busy_ns: u64,
+    /// Its worker was chosen by the operator.
+    pub is_pinned: bool,
+}
+
+/// What is decided by.
+#[derive(Clone, Debug, Default)]
+pub struct Window {
+    /// When it ended.
+    pub now_ns: u64,
+    /// How long it was.
+    pub len_ns: u64,
+    /// Every worker that there is or may be, by its index.
+    pub workers: Vec<WorkerLoad>,
+    /// Every queue that a worker serves.
+    pub queues: Vec<QueueLoad>,
+    /// How long each CPU that this process may use has idled.
+    pub idle_ns: BTreeMap<usize, u64>,
+}
+
+impl Window {
+    fn percent(&self, percent: u64) -> u64 {
+        self.len_ns * percent / 100
+    }
 }
 
 /// A queue to move.
@@ -26,73 +111,214 @@ pub struct WorkerLoad {
 pub struct Move {
     /// The queue's key.
     pub queue: usize,
-    /// The worker it goes to; one past the last is a new one.
+    /// The worker that it goes to.
     pub to: usize,
 }
 
-/// Decides whether a queue should move. `idle_percent` is what all CPUs idled, 100 for each.
-#[must_use]
-pub fn decide(workers: &[WorkerLoad], workers_max: usize, idle_percent: u32) -> Option<Move> {
-    if idle_percent < IDLE_PERCENT {
-        return None;
-    }
-    let active = |w: &WorkerLoad| w.queues.iter().filter(|(_, requests)| *requests > 0).count();
-    let (from, busiest) = workers
-        .iter()
-        .enumerate()
-        .filter(|(_, w)| w.busy_percent >= BUSY_PERCENT && active(w) > 1)
-        .max_by_key(|(_, w)| w.busy_percent)?;
-    let idlest = workers
-        .iter()
-        .enumerate()
-        .filter(|(index, w)| *index != from && w.busy_percent <= TARGET_PERCENT)
-        .min_by_key(|(_, w)| w.busy_percent)
-        .map(|(index, _)| index);
-    let fresh = (workers.len() < workers_max).then_some(workers.len());
-    let to = idlest.or(fresh)?;
-    // The queue that comes nearest to half of the work.
-    let total: u64 = busiest.queues.iter().map(|(_, requests)| requests).sum();
-    let (queue, _) = busiest
-        .queues
-        .iter()
-        .filter(|(_, requests)| *requests > 0)
-        .min_by_key(|(_, requests)| requests.abs_diff(total / 2))?;
-    Some(Move { queue: *queue, to })
+/// What moves as one.
+#[derive(Clone, Debug)]
+struct Unit {
+    keys: Vec<usize>,
+    worker: usize,
+    busy_ns: u64,
+    is_pinned: bool,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Decides, and remembers what came of it.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    gathered_at_ns: Option<u64>,
+    /// Nothing is gathered before.
+    hold_until_ns: u64,
+    hold_ns: u64,
+}
 
-    fn load(busy_percent: u32, queues: &[(usize, u64)]) -> WorkerLoad {
-        WorkerLoad { busy_percent, queues: queues.to_vec() }
+impl Default for Placement {
+    fn default() -> Self {
+        Self { gathered_at_ns: None, hold_until_ns: 0, hold_ns: HOLD_NS }
     }
+}
 
-    #[test]
-    fn a_saturated_worker_gives_half_of_its_work_to_a_new_one() {
-        let workers = [load(99, &[(0, 10), (1, 45), (2, 45)])];
-        assert_eq!(decide(&workers, 2, 100), Some(Move { queue: 1, to: 1 }));
+impl Placement {
+    /// The queues that should move now.
+    #[must_use]
+    pub fn decide(&mut self, window: &Window) -> Vec<Move> {
+        let moves = spread(window);
+        if !moves.is_empty() {
+            let regrets =
+                self.gathered_at_ns.is_some_and(|at| window.now_ns.saturating_sub(at) < REGRET_NS);
+            let longer_ns = (self.hold_ns * REGRET_FACTOR).min(HOLD_NS_MAX);
+            self.hold_ns = if regrets { longer_ns } else { HOLD_NS };
+            self.hold_until_ns = window.now_ns + self.hold_ns;
+            return moves;
+        }
+        if window.now_ns < self.hold_until_ns {
+            return moves;
+        }
+        let moves = gather(window);
+        if !moves.is_empty() {
+            self.gathered_at_ns = Some(window.now_ns);
+        }
+        moves
     }
+}
 
-    #[test]
-    fn an_idle_worker_comes_before_a_new_one() {
-        let workers = [load(95, &[(0, 50), (1, 50)]), load(5, &[])];
-        assert_eq!(decide(&workers, 8, 100), Some(Move { queue: 0, to: 1 }));
+/// What moves as one, of each worker. A pair whose halves are apart is two units.
+fn units(window: &Window) -> Vec<Unit> {
+    let mut units: BTreeMap<(usize, usize), Unit> = BTreeMap::new();
+    for queue in &window.queues {
+        let QueueLoad { key, worker, unit, busy_ns, is_pinned } = *queue;
+        let fresh = Unit { keys: vec![], worker, busy_ns: 0, is_pinned: false };
+        let unit = units.entry((worker, unit)).or_insert(fresh);
+        unit.keys.push(key);
+        unit.busy_ns += busy_ns;
+        unit.is_pinned |= is_pinned;
     }
+    units.into_values().collect()
+}
 
-    #[test]
-    fn nothing_moves_without_an_idle_cpu_a_second_queue_or_need() {
-        let two = [load(99, &[(0, 50), (1, 50)])];
-        assert_eq!(decide(&two, 2, 59), None);
-        assert_eq!(decide(&two, 1, 200), None);
-        assert_eq!(decide(&[load(99, &[(0, 50), (1, 0)])], 2, 200), None);
-        assert_eq!(decide(&[load(89, &[(0, 50), (1, 50)])], 2, 200), None);
-        assert_eq!(decide(&[], 2, 200), None);
-    }
+/// The queues of a unit, each on its own.
+fn apart(unit: &Unit, window: &Window) -> Vec<Unit> {
+    let of_unit = window.queues.iter().filter(|queue| unit.keys.contains(&queue.key));
+    of_unit
+        .map(|queue| Unit { keys: vec![queue.key], busy_ns: queue.busy_ns, ..unit.clone() })
+        .collect()
+}
 
-    #[test]
-    fn busy_workers_do_not_swap_queues() {
-        let workers = [load(99, &[(0, 50), (1, 50)]), load(80, &[(2, 50)])];
-        assert_eq!(decide(&workers, 2, 100), None);
+/// True if threads of ours wait for CPUs.
+fn is_contended(window: &Window) -> bool {
+    let sum = |of: fn(&WorkerLoad) -> u64| window.workers.iter().map(of).sum::<u64>();
+    let (ran_ns, delayed_ns) = (sum(|w| w.ran_ns), sum(|w| w.delayed_ns));
+    delayed_ns * 100 > (ran_ns + delayed_ns) * CONTENDED_PERCENT
+}
+
+/// The units of a worker that is saturated and can give some away.
+fn units_to_give(window: &Window, worker: usize, units: &[Unit]) -> Option<Vec<Unit>> {
+    if window.workers.get(worker)?.worked_ns < window.percent(BUSY_PERCENT) {
+        return None;
     }
+    let worth_ns = window.percent(WORTH_PERCENT);
+    let is_busy = |unit: &Unit| unit.busy_ns > 0 && unit.busy_ns >= worth_ns;
+    let of_worker = units.iter().filter(|unit| unit.worker == worker);
+    let mut busy: Vec<Unit> = of_worker.filter(|unit| is_busy(unit)).cloned().collect();
+    if let [alone] = &busy[..] {
+        busy = apart(alone, window).into_iter().filter(is_busy).collect();
+    }
+    (busy.len() > 1).then(|| busy.into_iter().filter(|unit| !unit.is_pinned).collect())
+}
+
+/// Saturated workers give to those that are not, as many as there are free CPUs for.
+fn spread(window: &Window) -> Vec<Move> {
+    let units = units(window);
+    let mut donors = BTreeMap::new();
+    for worker in 0..window.workers.len() {
+        if let Some(given) = units_to_give(window, worker, &units) {
+            donors.insert(worker, given);
+        }
+    }
+    let movable = donors.values().map(Vec::len).sum();
+    if movable == 0 || is_contended(window) {
+        return Vec::new();
+    }
+    let mut targets = targets(window, &donors.keys().copied().collect::<Vec<_>>(), movable);
+    let mut loads: BTreeMap<usize, u64> =
+        donors.keys().map(|donor| (*donor, window.workers[*donor].worked_ns)).collect();
+    let total_ns: u64 = loads.values().chain(targets.values()).sum();
+    let fair_ns = total_ns / (loads.len() + targets.len()) as u64;
+    let mut moves = Vec::new();
+    while let Some((donor, donor_ns)) = most(&loads).filter(|(_, ns)| *ns > fair_ns)
+        && let Some((target, target_ns)) = least(&targets)
+    {
+        let given = donors.entry(donor).or_default();
+        let fits = |unit: &Unit| target_ns + unit.busy_ns < donor_ns;
+        let fitting = given.iter().enumerate().filter(|(_, unit)| fits(unit));
+        // Of equally long ones the first: a table of them reads in order.
+        let longest = fitting.rev().max_by_key(|(_, unit)| unit.busy_ns).map(|(at, _)| at);
+        let Some(unit) = longest.map(|at| given.remove(at)) else {
+            loads.remove(&donor);
+            continue;
+        };
+        loads.insert(donor, donor_ns.saturating_sub(unit.busy_ns));
+        targets.insert(target, target_ns + unit.busy_ns);
+        moves.extend(unit.keys.iter().map(|key| Move { queue: *key, to: target }));
+    }
+    moves
+}
+
+/// Workers that a spread may fill, at most `count`, each with the time that it has worked. Each
+/// takes a CPU that idles and that it may use.
+fn targets(window: &Window, donors: &[usize], count: usize) -> BTreeMap<usize, u64> {
+    let is_target = |index: &usize, worker: &WorkerLoad| {
+        let has_room = worker.worked_ns <= window.percent(TARGET_PERCENT);
+        worker.is_open && has_room && !donors.contains(index)
+    };
+    let mut candidates: Vec<_> = window.workers.iter().enumerate().collect();
+    candidates.retain(|(index, worker)| is_target(index, worker));
+    candidates.sort_by_key(|(index, worker)| (worker.worked_ns, *index));
+    let mut idle_ns = window.idle_ns.clone();
+    let mut chosen = BTreeMap::new();
+    for (index, worker) in candidates {
+        if chosen.len() < count && takes_cpu(window, &mut idle_ns, worker.cpus.as_deref()) {
+            chosen.insert(index, worker.worked_ns);
+        }
+    }
+    chosen
+}
+
+/// Takes the time of one CPU out of what idles, if there is enough on those that are allowed.
+fn takes_cpu(
+    window: &Window,
+    idle_ns: &mut BTreeMap<usize, u64>,
+    allowed: Option<&[usize]>,
+) -> bool {
+    let is_allowed = |cpu: &usize| allowed.is_none_or(|allowed| allowed.contains(cpu));
+    let mut cpus: Vec<_> = idle_ns.iter_mut().filter(|(cpu, _)| is_allowed(cpu)).collect();
+    let total_ns: u64 = cpus.iter().map(|(_, ns)| **ns).sum();
+    if total_ns == 0 || total_ns < window.percent(IDLE_PERCENT) {
+        return false;
+    }
+    cpus.sort_by_key(|(_, ns)| std::cmp::Reverse(**ns));
+    let mut wanted_ns = window.len_ns;
+    for (_, ns) in cpus {
+        let taken_ns = wanted_ns.min(*ns);
+        *ns -= taken_ns;
+        wanted_ns -= taken_ns;
+    }
+    true
+}
+
+fn most(loads: &BTreeMap<usize, u64>) -> Option<(usize, u64)> {
+    loads.iter().map(|(worker, ns)| (*worker, *ns)).max_by_key(|(_, ns)| *ns)
+}
+
+fn least(loads: &BTreeMap<usize, u64>) -> Option<(usize, u64)> {
+    loads.iter().map(|(worker, ns)| (*worker, *ns)).min_by_key(|(_, ns)| *ns)
+}
+
+/// Workers that mostly sleep give all they have to one that still sleeps enough with it.
+fn gather(window: &Window) -> Vec<Move> {
+    let units = units(window);
+    let mut loads = BTreeMap::new();
+    for unit in &units {
+        if let Some(worker) = window.workers.get(unit.worker) {
+            loads.insert(unit.worker, worker.worked_ns);
+        }
+    }
+    let mut moves = Vec::new();
+    let workers: Vec<_> = loads.keys().rev().copied().collect();
+    for leaver in workers {
+        let mut own = units.iter().filter(|unit| unit.worker == leaver);
+        let Some(leaver_ns) = loads.get(&leaver).copied() else { continue };
+        if leaver_ns > window.percent(RESTING_PERCENT) || own.any(|unit| unit.is_pinned) {
+            continue;
+        }
+        let fits = |(_, ns): &(&usize, &u64)| **ns + leaver_ns <= window.percent(GATHERED_PERCENT);
+        let others = loads.iter().filter(|(at, _)| **at != leaver && window.workers[**at].is_open);
+        let Some((&keeper, _)) = others.filter(fits).next() else { continue };
+        loads.remove(&leaver);
+        *loads.entry(keeper).or_default() += leaver_ns;
+        let leaving = window.queues.iter().filter(|queue| queue.worker == leaver);
+        moves.extend(leaving.map(|queue| Move { queue: queue.key, to: keeper }));
+    }
+    moves
 }

@@ -1,4 +1,12 @@
 //! A round of the loop: every hot queue takes a turn, while its guest has time left.
+//!
+//! What a round costs is charged to the queues that worked in it, so that the balance knows the
+//! time that each takes. The clock is not read for that:
+//! ```text
+//! a turn with work whose time is known, since guests share the worker:  charge it to the queue
+//! when the next round begins:  what the whole round took and is not charged yet (turns of a guest
+//!     alone, submissions, completions) is divided among the queues that worked in it
+//! ```
 
 use super::{Slot, Worker, index_of};
 use crate::io::QueueIo;
@@ -13,6 +21,16 @@ pub(super) struct Round {
     pub(super) overdue: bool,
 }
 
+/// The time of a round, and who pays for it.
+#[derive(Debug, Default)]
+pub(super) struct Bill {
+    began_ns: u64,
+    /// What single turns have been charged with.
+    charged_ns: u64,
+    /// The slots of the queues that worked.
+    payers: Vec<usize>,
+}
+
 /// A round of a guest alone is cut after so long: whoever comes meanwhile waits no longer for it.
 const ROUND_NS: u64 = 200_000;
 /// Turns with work between two looks at the clock in such a round.
@@ -23,6 +41,7 @@ impl Worker {
     /// hundreds of busy queues: its round is cut, and goes on after a look at what has happened.
     #[inline]
     pub(super) fn turn_hot(&mut self) -> Round {
+        self.settle_bill();
         let mut round = Round::default();
         let count = self.hot.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
@@ -45,7 +64,12 @@ impl Worker {
             let Turned { worked, is_overdue } = queue.turn(&mut io);
             if self.shares.is_divided() {
                 let ended_ns = self.wait.now_ns();
-                self.shares.charge(*guest, ended_ns.saturating_sub(began_ns), worked);
+                let took_ns = ended_ns.saturating_sub(began_ns);
+                self.shares.charge(*guest, took_ns, worked);
+                if worked {
+                    queue.stats().busy_ns.add(took_ns);
+                    self.bill.charged_ns += took_ns;
+                }
                 began_ns = ended_ns;
             }
             if !worked {
@@ -53,6 +77,7 @@ impl Worker {
                 continue;
             }
             round.worked = true;
+            self.bill.payers.push(slot);
             turns += 1;
             if !self.shares.is_divided()
                 && turns.is_multiple_of(TURNS_UNTIMED)
@@ -62,7 +87,41 @@ impl Worker {
                 break;
             }
         }
+        if !self.arrivals.is_empty() {
+            self.note_arrivals();
+        }
         round
+    }
+
+    /// Charges the queues that worked in the round before with what it took. A round with work is
+    /// followed by the next one without a sleep. A queue that has left since then pays nothing.
+    #[inline]
+    fn settle_bill(&mut self) {
+        let Bill { began_ns, charged_ns, payers } = &mut self.bill;
+        if !payers.is_empty() {
+            let round_ns = self.now_ns.saturating_sub(*began_ns);
+            let each_ns = round_ns.saturating_sub(*charged_ns) / payers.len() as u64;
+            for slot in payers.drain(..) {
+                if let Some((_, queue)) = &self.slots[slot].entry {
+                    queue.stats().busy_ns.add(each_ns);
+                }
+            }
+        }
+        (*began_ns, *charged_ns) = (self.now_ns, 0);
+    }
+
+    /// Notes how long the queues have paused that came from another worker and had a turn now.
+    #[cold]
+    fn note_arrivals(&mut self) {
+        let (slots, pauses, now_ns) = (&self.slots, &self.stats.pause_ns, self.wait.now_ns());
+        self.arrivals.retain(|&(slot, left_ns)| {
+            let is_here = slots[slot].entry.is_some();
+            let waits = is_here && slots[slot].is_due;
+            if is_here && !waits {
+                pauses.record(now_ns.saturating_sub(left_ns), 1);
+            }
+            waits
+        });
     }
 
     /// True if the hot queues are of more than one guest.

@@ -1,0 +1,90 @@
+//! The kernel's accounts: how long our threads ran and waited for a CPU, how long CPUs idled.
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+use std::collections::BTreeMap;
+
+/// What a thread has had of the CPUs since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ThreadTimes {
+    /// Nanoseconds that it ran.
+    pub(crate) ran_ns: u64,
+    /// Nanoseconds that it could have run, and others did.
+    pub(crate) delayed_ns: u64,
+}
+
+/// The times of a thread of ours; none at all if they cannot be read.
+pub(crate) fn thread_times(thread_id: i32) -> ThreadTimes {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{thread_id}/schedstat"));
+    text.ok().and_then(|text| parse_schedstat(&text)).unwrap_or_default()
+}
+
+/// "run time, run delay, time slices"; see `Documentation/scheduler/sched-stats` of the kernel.
+fn parse_schedstat(text: &str) -> Option<ThreadTimes> {
+    let mut numbers = text.split_whitespace().map(str::parse);
+    let (ran, delayed) = (numbers.next()?, numbers.next()?);
+    Some(ThreadTimes { ran_ns: ran.ok()?, delayed_ns: delayed.ok()? })
+}
+
+/// The CPUs that the calling thread may use.
+#[must_use]
+pub fn allowed_cpus() -> Vec<usize> {
+    let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+/// Nanoseconds that each CPU which the calling thread may use has idled since the host started;
+/// nothing of those that it may not use, or that cannot be read.
+pub(crate) fn idle_ns() -> BTreeMap<usize, u64> {
+    let allowed = allowed_cpus();
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
+    let mut idle = parse_idle(&text, tick_ns);
+    idle.retain(|cpu, _| allowed.contains(cpu));
+    idle
+}
+
+/// The lines "cpuN user nice system idle iowait ..": a CPU whose tasks wait for a disk is free too.
+fn parse_idle(text: &str, tick_ns: u64) -> BTreeMap<usize, u64> {
+    let of_line = |line: &str| {
+        let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
+        let cpu = words.next()?.parse().ok()?;
+        let ticks: Vec<u64> = words.map(str::parse).collect::<Result<_, _>>().ok()?;
+        Some((cpu, ticks.get(3..5)?.iter().sum::<u64>().saturating_mul(tick_ns)))
+    };
+    // The line of all CPUs has no number.
+    let of_one = |line: &&str| !line.starts_with("cpu ");
+    text.lines().filter(of_one).filter_map(of_line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_time_is_that_of_each_cpu() {
+        let text = "cpu  9 9 9 900 90 9 9 9 9 9\ncpu0 1 2 3 400 50 6 7 8 9 0\n\
+                    cpu12 1 2 3 500 0 6 7 8 9 0\nintr 5 cpu\nctxt 1\n";
+        assert_eq!(parse_idle(text, 10), BTreeMap::from([(0, 4500), (12, 5000)]));
+        assert_eq!(parse_idle("cpu1 1 2\ncpux 1 2 3 4 5\n", 10), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_thread_has_its_run_time_and_its_delay() {
+        let times = ThreadTimes { ran_ns: 5, delayed_ns: 7 };
+        assert_eq!(parse_schedstat("5 7 9\n"), Some(times));
+        assert_eq!(parse_schedstat("5\n"), None);
+        let own = rustix::thread::gettid().as_raw_nonzero().get();
+        // The account of a thread is brought up to date when it gives its CPU away.
+        while thread_times(own).ran_ns == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(thread_times(0), ThreadTimes::default());
+    }
+
+    #[test]
+    fn our_cpus_are_those_that_idle_is_told_of() {
+        let idle: Vec<_> = idle_ns().into_keys().collect();
+        assert!(!idle.is_empty());
+        assert_eq!(idle, allowed_cpus());
+    }
+}
