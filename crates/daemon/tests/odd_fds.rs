@@ -118,71 +118,79 @@ const PLACES: [(&str, Place); 6] = [
     ("unexpected", |front, fd| front.send_message(3, &[], &[fd])),
 ];
 
+impl House {
+    /// A front-end sends a socket that lingers, in whatever way, while the daemon stands still; the
+    /// daemon's copy is the last one then. Nobody else waits, and the next guest is served when the
+    /// peer lets go.
+    fn bears_one_that_lingers(
+        &mut self,
+        case: &str,
+        said: Option<&str>,
+        send: impl FnOnce(&mut FrontEnd, OwnedFd),
+    ) {
+        let (fd, peer) = lingering();
+        let mut front = self.front();
+        self.while_stopped(|| send(&mut front, fd));
+        self.goes_on(case);
+        said.into_iter().for_each(|said| self.said(said));
+        drop((peer, front));
+        self.next_guest_is_served();
+    }
+
+    /// A front-end sends what `hold` holds: nobody else waits, neither while its session is open
+    /// nor when it has ended.
+    fn bears_one_that_is_held(
+        &mut self,
+        case: &str,
+        hold: Hold,
+        send: impl FnOnce(&Self, &mut FrontEnd),
+    ) {
+        let mut front = self.front();
+        send(self, &mut front);
+        self.goes_on(case);
+        drop(front);
+        self.goes_on(&format!("{case}, at the end of its session"));
+        drop(hold);
+        self.next_guest_is_served();
+    }
+}
+
 #[test]
 fn a_socket_that_lingers_holds_its_own_device_only() {
     let mut house = House::new();
     for (place, send) in PLACES {
-        let (fd, peer) = lingering();
-        let mut front = house.front();
-        house.while_stopped(|| {
-            send(&mut front, fd.as_fd()).unwrap();
-            drop(fd);
-        });
-        house.goes_on(place);
-        drop((peer, front));
-        house.next_guest_is_served();
+        house.bears_one_that_lingers(place, None, |front, fd| send(front, fd.as_fd()).unwrap());
     }
 }
 
 #[test]
 fn a_socket_that_lingers_among_too_many_holds_its_own_device_only() {
-    let mut house = House::new();
-    let (fd, peer) = lingering();
-    let mut front = house.front();
-    house.while_stopped(|| {
+    let said = Some("more file descriptors than any message has");
+    House::new().bears_one_that_lingers("too many", said, |front, fd| {
         let null = std::fs::File::open("/dev/null").unwrap();
         let mut fds = [null.as_fd(); 64];
         fds[63] = fd.as_fd();
         front.send_message(5, &[0; 8], &fds).unwrap();
-        drop(fd);
     });
-    house.goes_on("too many");
-    house.said("more file descriptors than any message has");
-    drop((peer, front));
-    house.next_guest_is_served();
 }
 
 #[test]
 fn a_socket_that_lingers_in_a_message_nobody_read_holds_its_own_device_only() {
-    let mut house = House::new();
-    let (fd, peer) = lingering();
-    let mut front = house.front();
-    house.while_stopped(|| {
+    House::new().bears_one_that_lingers("unread", Some("request 200"), |front, fd| {
         front.send_message(200, &[], &[]).unwrap();
         front.send_message(3, &[], &[fd.as_fd()]).unwrap();
-        drop(fd);
     });
-    house.goes_on("unread");
-    house.said("request 200");
-    drop((peer, front));
-    house.next_guest_is_served();
 }
 
 #[test]
 fn a_socket_that_lingers_sent_by_a_second_client_holds_its_own_device_only() {
     let mut house = House::new();
-    let (fd, peer) = lingering();
-    let first = house.front();
-    house.while_stopped(|| {
-        let mut second = FrontEnd::connect(&house.daemon.socket_of("bad"), LONG).unwrap();
+    let socket = house.daemon.socket_of("bad");
+    house.bears_one_that_lingers("second client", Some("second client refused"), |_, fd| {
+        let mut second = FrontEnd::connect(&socket, LONG).unwrap();
         second.send_message(3, &[], &[fd.as_fd()]).unwrap();
-        drop(fd);
         // Dropped here: whoever closes the other end closes what was sent.
     });
-    house.goes_on("second client");
-    house.said("second client refused");
-    drop((peer, first));
-    house.next_guest_is_served();
 }
 
 /// An epoll set in which something is ready.
@@ -200,11 +208,7 @@ fn an_epoll_set_whose_lock_is_held_holds_its_own_device_only() {
     for (place, send) in PLACES {
         let (set, _event) = ready_set();
         let hold = Hold::epoll(set.try_clone().unwrap()).unwrap();
-        let mut front = house.front();
-        send(&mut front, set.as_fd()).unwrap();
-        house.goes_on(place);
-        drop((hold, front));
-        house.next_guest_is_served();
+        house.bears_one_that_is_held(place, hold, |_, front| send(front, set.as_fd()).unwrap());
     }
 }
 
@@ -214,17 +218,13 @@ fn an_eventfd_in_an_epoll_set_whose_lock_is_held_holds_its_own_device_only() {
     for (place, send) in &PLACES[..3] {
         let (set, event) = ready_set();
         let hold = Hold::epoll(set).unwrap();
-        let mut front = house.front();
-        house.while_stopped(|| {
-            send(&mut front, event.as_fd()).unwrap();
-            // The back-end's copy is the last one now.
-            drop(event);
+        house.bears_one_that_is_held(place, hold, |house, front| {
+            house.while_stopped(|| {
+                send(front, event.as_fd()).unwrap();
+                // The back-end's copy is the last one now.
+                drop(event);
+            });
         });
-        house.goes_on(place);
-        drop(front);
-        house.goes_on(&format!("{place}, at the end of its session"));
-        drop(hold);
-        house.next_guest_is_served();
     }
 }
 
@@ -260,15 +260,9 @@ fn a_pipe_whose_lock_is_held_holds_its_own_device_only() {
     let mut house = House::new();
     for (place, send) in PLACES {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        let fd = if place == "kick" { reader.as_fd() } else { writer.as_fd() };
         let hold = Hold::pipe(writer.try_clone().unwrap()).unwrap();
-        let mut front = house.front();
-        send(&mut front, fd).unwrap();
-        house.goes_on(place);
-        drop(front);
-        house.goes_on(&format!("{place}, at the end of its session"));
-        drop(hold);
-        house.next_guest_is_served();
+        let fd = if place == "kick" { reader.as_fd() } else { writer.as_fd() };
+        house.bears_one_that_is_held(place, hold, |_, front| send(front, fd).unwrap());
     }
 }
 
@@ -313,32 +307,52 @@ fn fill(event: BorrowedFd<'_>) {
 
 const HELD: &str = "its eventfd is full and blocks us";
 
+impl House {
+    /// A guest whose kick lets the worker write to an eventfd that is full, and blocks: the call,
+    /// or for a chain that is `spoiled` the err.
+    fn guest_that_blocks(&self, spoiled: Option<Spoil>) -> BlkDriver {
+        let mut guest = self.guest();
+        let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
+        let vring = guest.queues[0].vring();
+        match spoiled {
+            None => {
+                fill(vring.call_fd());
+                ring.offer_valid().unwrap();
+            }
+            Some(spoil) => {
+                fill(vring.err_fd());
+                ring.offer(spoil).unwrap();
+            }
+        }
+        vring.kick().unwrap();
+        guest
+    }
+
+    fn ends_for_its_full_eventfd(&mut self, spoiled: Option<Spoil>) {
+        let mut guest = self.guest_that_blocks(spoiled);
+        self.goes_on("full");
+        assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
+        self.said(HELD);
+        drop(guest);
+        self.next_guest_is_served();
+    }
+}
+
 #[test]
 fn a_full_call_that_blocks_ends_its_session_and_holds_nobody() {
-    let mut house = House::new();
-    let mut guest = house.guest();
-    let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
-    let vring = guest.queues[0].vring();
-    fill(vring.call_fd());
-    ring.offer_valid().unwrap();
-    vring.kick().unwrap();
-    house.goes_on("call");
-    assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
-    house.said(HELD);
-    drop(guest);
-    house.next_guest_is_served();
+    House::new().ends_for_its_full_eventfd(None);
+}
+
+#[test]
+fn a_full_err_that_blocks_ends_its_session_and_holds_nobody() {
+    House::new().ends_for_its_full_eventfd(Some(Spoil::SelfLoop));
 }
 
 /// After a call that blocked, the device rests for a second.
 #[test]
 fn a_client_behind_others_that_have_left_while_the_device_rests_is_served() {
     let house = House::new();
-    let mut guest = house.guest();
-    let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
-    let vring = guest.queues[0].vring();
-    fill(vring.call_fd());
-    ring.offer_valid().unwrap();
-    vring.kick().unwrap();
+    let mut guest = house.guest_that_blocks(None);
     assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
     for _ in 0..3 {
         let leaves = UnixStream::connect(house.daemon.socket_of("bad")).unwrap();
@@ -346,22 +360,6 @@ fn a_client_behind_others_that_have_left_while_the_device_rests_is_served() {
     }
     house.next_guest_is_served();
     assert!(!house.daemon.log().contains("refused"), "{}", house.daemon.log());
-}
-
-#[test]
-fn a_full_err_that_blocks_ends_its_session_and_holds_nobody() {
-    let mut house = House::new();
-    let mut guest = house.guest();
-    let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
-    let vring = guest.queues[0].vring();
-    fill(vring.err_fd());
-    ring.offer(Spoil::SelfLoop).unwrap();
-    vring.kick().unwrap();
-    house.goes_on("err");
-    assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
-    house.said(HELD);
-    drop(guest);
-    house.next_guest_is_served();
 }
 
 /// A ring that is refused is told by the control thread.

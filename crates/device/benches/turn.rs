@@ -22,22 +22,24 @@
 
 #[path = "../../queue/benches/callgrind/mod.rs"]
 mod callgrind;
+#[path = "../../queue/benches/guest/mod.rs"]
+mod guest;
 
+use guest::guest;
 use manyring_backend::blk::Disk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::net::null::NullPort;
 use manyring_device::bench::SoloRunning;
 use manyring_device::{Activation, Call, Event, Kick};
-use manyring_memory::{GuestMemory, Mapping, RegionSpec};
-use manyring_queue::{Base, DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
+use manyring_memory::Mapping;
+use manyring_queue::{DeviceQueue, DriverQueue};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::hint::black_box;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-const RING_SIZE: u16 = 256;
 /// Requests or frames of a run that are counted, and those before them.
 const ITEMS: usize = 4096;
 const WARM_ITEMS: usize = 1024;
@@ -46,7 +48,6 @@ const HEADERS: u64 = 0x8000;
 const STATUS: u64 = 0xc000;
 const DATA: u64 = 0x10_0000;
 const BLOCK: u32 = 4096;
-const MEMORY: u64 = 0x20_0000;
 const DISK_SIZE: u64 = 1 << 20;
 /// Bytes of a frame, of the header before it, and of a receive buffer.
 const FRAME: u32 = 64;
@@ -92,16 +93,8 @@ struct Pair {
 
 impl Pair {
     fn new(kind: Kind) -> Self {
-        let mapping = Arc::new(Mapping::anonymous(MEMORY).unwrap());
+        let (mapping, memory, config) = guest();
         write_headers(&mapping);
-        let spec = RegionSpec { guest_addr: 0, size: MEMORY, user_addr: 0, mmap_offset: 0 };
-        let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping).unwrap());
-        let config = QueueConfig {
-            size: RING_SIZE,
-            addresses: RingAddresses { descriptor: 0, available: 0x2000, used: 0x4000 },
-            base: Base::default(),
-            features: RingFeatures { event_idx: true, indirect: true },
-        };
         let driver = DriverQueue::new(config, &memory).unwrap();
         let doorbell = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
         let (kick, (sender, events)) = (doorbell(), mpsc::channel(1));

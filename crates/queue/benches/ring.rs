@@ -12,23 +12,19 @@
 #![cfg(not(loom))]
 
 mod callgrind;
+mod guest;
 
-use manyring_memory::{GuestMemory, Mapping, RegionSpec};
-use manyring_queue::{
-    Base, Batch, DeviceQueue, DriverQueue, IndirectTable, QueueConfig, RingAddresses, RingFeatures,
-};
+use guest::{RING_SIZE, guest};
+use manyring_queue::{Batch, DeviceQueue, DriverQueue, IndirectTable};
 use manyring_wire::virtqueue::DESC_ALIGN;
 use std::hint::black_box;
-use std::sync::Arc;
 use std::time::Instant;
 
 const BATCHES: [usize; 4] = [1, 8, 32, 64];
-const RING_SIZE: u16 = 256;
 const ROUNDS: usize = 400;
 /// Where the buffers of a chain lie, and the indirect tables.
 const BUFFERS: u64 = 0x8000;
 const TABLES: u64 = 0x10_0000;
-const MEMORY: u64 = 0x20_0000;
 
 /// What a chain looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,15 +61,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        let mapping = Arc::new(Mapping::anonymous(MEMORY).unwrap());
-        let spec = RegionSpec { guest_addr: 0, size: MEMORY, user_addr: 0, mmap_offset: 0 };
-        let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping).unwrap());
-        let config = QueueConfig {
-            size: RING_SIZE,
-            addresses: RingAddresses { descriptor: 0, available: 0x2000, used: 0x4000 },
-            base: Base::default(),
-            features: RingFeatures { event_idx: true, indirect: true },
-        };
+        let (_, memory, config) = guest();
         let table = |n: u64| {
             let addr = TABLES + n * 48;
             IndirectTable { addr, words: memory.words(addr, 48, DESC_ALIGN).unwrap() }
