@@ -362,7 +362,12 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                     self.make_hot(now_ns);
                 }
             }
-            Happened::Disk(token) => self.handler.on_event(token, event.result, io),
+            // An answer of the disk is work as a request is: a driver that hears of it sends the
+            // next request at once, and the worker should be looking for it.
+            Happened::Disk(token) => {
+                self.handler.on_event(token, event.result, io);
+                self.make_hot(now_ns);
+            }
             Happened::Port => {
                 self.watches_port = false;
                 let result = event.result;
@@ -372,8 +377,12 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 self.make_hot(now_ns);
             }
             // A turn takes what is finished; the watch goes on as long as the queue is here.
-            Happened::Offload if event.ended => self.handler.watch(io),
-            Happened::Offload => {}
+            Happened::Offload => {
+                if event.ended {
+                    self.handler.watch(io);
+                }
+                self.make_hot(now_ns);
+            }
         }
     }
 

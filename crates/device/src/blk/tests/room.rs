@@ -4,7 +4,8 @@
 use super::*;
 use crate::io::QueueIo;
 use crate::policy::polling::Polling;
-use crate::running::{Run, RunningQueue};
+use crate::running::{Happened, Run, RunningQueue};
+use crate::wait::{Source, Woken};
 use crate::{Activation, blk::IN_FLIGHT_MAX};
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
 use manyring_backend::sys::uring::Ring;
@@ -62,6 +63,14 @@ impl DiskQueue for GatedQueue {
 
 /// A full ring, and the queue that serves it.
 fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue<DeviceQueue, BlkQueue>) {
+    rig_with(disk, REQUESTS)
+}
+
+/// A ring with so many requests, and the queue that serves it.
+fn rig_with(
+    disk: &GatedDisk,
+    requests: u16,
+) -> (Arc<Mapping>, DriverQueue, RunningQueue<DeviceQueue, BlkQueue>) {
     let mapping = Arc::new(Mapping::anonymous(MEMORY as u64).unwrap());
     let spec = RegionSpec { guest_addr: 0, size: MEMORY as u64, user_addr: 0, mmap_offset: 0 };
     let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap());
@@ -71,7 +80,7 @@ fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue<DeviceQueue
     let mut driver = DriverQueue::new(config, &memory).unwrap();
     let header = mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap();
     header.write_from(&[&VIRTIO_BLK_T_FLUSH.to_le_bytes()[..], &[0; 12]].concat());
-    for _ in 0..REQUESTS {
+    for _ in 0..requests {
         driver.add(&[(BEHIND, 16)], &[(BEHIND + 64, 1)]).unwrap();
     }
     driver.publish();
@@ -155,4 +164,28 @@ fn a_queue_that_ends_with_requests_in_flight_gives_them_up() {
     drop(queue);
     assert_eq!((stats.in_flight.value(), stats.running.value()), (0, 0));
     assert!(driver.take_used().is_none(), "nobody knows what became of them");
+}
+
+#[test]
+fn a_queue_whose_disk_has_answered_is_looked_at_again_without_a_kick() {
+    let gate = Arc::new(AtomicBool::new(false));
+    let (_mapping, mut driver, mut queue) = rig_with(&GatedDisk(gate.clone()), 1);
+    let mut wait = Wait::new(false).unwrap();
+    queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
+    assert!(turn(&mut queue, &mut wait, 0));
+    let late = 1_000_000_000;
+    assert!(settles(&mut queue, &mut wait, false, late));
+    assert!(!queue.is_hot());
+    gate.store(true, Ordering::Relaxed);
+    let source = Source::Disk { slot: 0, token: 0 };
+    let answer = Woken { source, result: 0, ended: false };
+    queue.on_event(Happened::Disk(0), answer, &mut QueueIo::new(&mut wait, 0, 0, late));
+    assert!(turn(&mut queue, &mut wait, late));
+    assert!(driver.take_used().is_some());
+    // The driver sends its next request upon this answer: the worker is looking for it.
+    assert!(queue.is_hot());
+    assert!(!settles(&mut queue, &mut wait, false, late + 1000));
+    driver.add(&[(BEHIND, 16)], &[(BEHIND + 64, 1)]).unwrap();
+    assert!(!driver.publish(), "the driver is asked for no kick meanwhile");
+    assert!(turn(&mut queue, &mut wait, late + 2000));
 }
