@@ -1,9 +1,17 @@
 //! `GuestMemory`: an immutable snapshot of the regions; address -> slice, last hit first.
+//!
+//! ```text
+//! slice(addr, len):  the region that begins last at or before addr; addr + len lies inside
+//! ```
+//! What was done to it: (1) whoever asks keeps where the last two regions lie by value, and most
+//! addresses are found there; (2) with more than two regions a table says for each 2 MiB of guest
+//! addresses what the search would find; (3) the search is left for the 2 MiB in which a region
+//! begins, for addresses past the table, and for bytes that cross from a region into the next.
 
 use crate::error::MemoryError;
 use crate::iov::GuestSlice;
 use crate::mapping::Mapping;
-use crate::region::Region;
+use crate::region::{Place, Region};
 use crate::shared::Words;
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -26,20 +34,29 @@ pub struct RegionSpec {
     pub mmap_offset: u64,
 }
 
-/// Where the last addresses were found: the last region first, then the one before it, since
-/// requests and their data often lie in two. One per queue.
+/// Where the last addresses were found: two regions, since requests and their data often lie in
+/// two. One per queue. What it knows of one snapshot is nothing to another.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LastHit {
-    last: usize,
-    before: usize,
+    first: Place,
+    second: Place,
 }
 
 impl LastHit {
-    #[inline]
-    fn note(&mut self, index: usize) {
-        self.before = std::mem::replace(&mut self.last, index);
+    /// Remembers a region in place of the one that was found longer ago.
+    fn note(&mut self, place: Place) {
+        self.second = std::mem::replace(&mut self.first, place);
     }
 }
+
+/// Bytes of guest addresses for which the table of a snapshot has one entry, as a power of two.
+const BLOCK_SHIFT: u32 = 21;
+/// Entries of the table at most: guest addresses up to 128 GiB.
+const BLOCKS_MAX: u64 = 1 << 16;
+/// The entry of a block that must be searched.
+const SEARCH: u8 = u8::MAX;
+/// Regions of a snapshot that needs no table: a queue remembers as many.
+const REMEMBERED: usize = 2;
 
 /// The regions of a guest at one time. Immutable: a change makes a new snapshot, which shares the
 /// mappings that stay.
@@ -47,6 +64,8 @@ impl LastHit {
 pub struct GuestMemory {
     /// Sorted by guest address, free of overlap.
     regions: Vec<Region>,
+    /// For each block of addresses the region that [`Self::searched`] finds for all of them.
+    blocks: Box<[u8]>,
     /// Names these regions and no others, for as long as the process lives; clones share it.
     id: u64,
 }
@@ -65,9 +84,16 @@ impl GuestMemory {
     }
 
     fn of_regions(regions: Vec<Region>) -> Self {
-        Self { regions, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) }
+        let blocks = blocks(&regions);
+        Self { regions, blocks, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) }
     }
 
+    #[inline]
+    pub(crate) fn region(&self, index: usize) -> Option<&Region> {
+        self.regions.get(index)
+    }
+
+    #[inline]
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -171,7 +197,7 @@ impl GuestMemory {
         self.slices_searched(addr, len.into(), last, each)
     }
 
-    /// The `len` bytes at `addr`, if one of the last two regions that were hit holds them all.
+    /// The `len` bytes at `addr`, if one of the two regions that `last` knows holds them all.
     #[must_use]
     #[inline]
     pub fn slice<'m>(
@@ -181,21 +207,21 @@ impl GuestMemory {
         last: &mut LastHit,
     ) -> Option<GuestSlice<'m>> {
         let len = u64::from(len);
-        if let Some(slice) = self.slice_in(last.last, addr, len) {
-            return Some(slice);
+        let known = last.first.slice(self, addr, len);
+        known.or_else(|| last.second.slice(self, addr, len))
+    }
+
+    /// The region that begins last at or before `addr`: by the table, or by a search.
+    fn region_at(&self, addr: u64) -> Option<usize> {
+        let block = usize::try_from(addr >> BLOCK_SHIFT).ok()?;
+        match self.blocks.get(block) {
+            Some(&index) if index != SEARCH => Some(index.into()),
+            _ => searched(&self.regions, addr),
         }
-        let slice = self.slice_in(last.before, addr, len)?;
-        last.note(last.before);
-        Some(slice)
     }
 
-    /// The slice, if all of it is in region `index`.
-    #[inline]
-    fn slice_in(&self, index: usize, addr: GuestAddr, len: u64) -> Option<GuestSlice<'_>> {
-        self.regions.get(index)?.slice(addr, len)
-    }
-
-    /// The way past the last hits: search, and follow from region to region.
+    /// The way past the last hits: finds the region, and follows from region to region.
+    #[cold]
     fn slices_searched<'m>(
         &'m self,
         addr: GuestAddr,
@@ -205,23 +231,14 @@ impl GuestMemory {
     ) -> Result<(), MemoryError> {
         let refused = MemoryError::GuestRange { addr: addr.0, len };
         let (mut at, mut left) = (addr.0, len);
-        let mut index = self
-            .regions
-            .partition_point(|r| r.spec().guest_addr <= at)
-            .checked_sub(1)
-            .ok_or(refused)?;
+        let mut index = self.region_at(at).ok_or(refused)?;
         loop {
-            let region = self.regions.get(index).ok_or(refused)?;
-            let RegionSpec { guest_addr, size, .. } = *region.spec();
-            let offset = at.wrapping_sub(guest_addr);
-            if offset >= size {
-                return Err(refused);
-            }
-            let n = left.min(size - offset);
-            each(region.slice(GuestAddr(at), n).ok_or(refused)?);
+            let place = Place::of(self, index).ok_or(refused)?;
+            let n = left.min(place.bytes_from(at));
+            each(place.slice(self, GuestAddr(at), n).ok_or(refused)?);
             left -= n;
             if left == 0 {
-                last.note(index);
+                last.note(place);
                 return Ok(());
             }
             at = at.checked_add(n).ok_or(refused)?;
@@ -250,92 +267,36 @@ impl GuestMemory {
     }
 }
 
+/// The region that begins last at or before `addr`.
+fn searched(regions: &[Region], addr: u64) -> Option<usize> {
+    regions.partition_point(|r| r.spec().guest_addr <= addr).checked_sub(1)
+}
+
+/// What [`searched`] finds in each block of addresses: the same for all of them, unless a region
+/// begins inside.
+fn blocks(regions: &[Region]) -> Box<[u8]> {
+    let Some(RegionSpec { guest_addr, size, .. }) = regions.last().map(Region::spec).copied()
+    else {
+        return Box::default();
+    };
+    if regions.len() <= REMEMBERED {
+        return Box::default();
+    }
+    let count = ((guest_addr + size) >> BLOCK_SHIFT).min(BLOCKS_MAX - 1) + 1;
+    let block = |number: u64| {
+        let first = number << BLOCK_SHIFT;
+        let found = searched(regions, first);
+        let is_whole = found == searched(regions, first + (1 << BLOCK_SHIFT) - 1);
+        let index = found.filter(|_| is_whole).and_then(|index| u8::try_from(index).ok());
+        index.unwrap_or(SEARCH)
+    };
+    (0..count).map(block).collect()
+}
+
 #[allow(clippy::cast_possible_truncation, reason = "64-bit hosts only, see manyring-wire")]
 const fn host_size(size: u64) -> usize {
     size as usize
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn memory() -> GuestMemory {
-        let region = |guest_addr, size, user_addr| {
-            let spec = RegionSpec { guest_addr, size, user_addr, mmap_offset: 0 };
-            (spec, Arc::new(Mapping::anonymous(size).unwrap()))
-        };
-        let (high, high_map) = region(0x10_0000, 0x4000, 0x9000_0000);
-        let (low, low_map) = region(0, 0x2000, 0x7000_0000);
-        let (next, next_map) = region(0x2000, 0x1000, 0x8000_0000);
-        GuestMemory::default()
-            .with_mapping(high, high_map)
-            .and_then(|m| m.with_mapping(low, low_map))
-            .and_then(|m| m.with_mapping(next, next_map))
-            .unwrap()
-    }
-
-    fn lens(memory: &GuestMemory, addr: u64, len: u32) -> Result<Vec<usize>, MemoryError> {
-        let mut out = Vec::new();
-        memory.slices(GuestAddr(addr), len, &mut LastHit::default(), &mut out)?;
-        Ok(out.iter().map(GuestSlice::len).collect())
-    }
-
-    #[test]
-    fn a_range_that_crosses_into_the_next_region_becomes_two_slices() {
-        assert_eq!(lens(&memory(), 0x1ff0, 0x20), Ok(vec![0x10, 0x10]));
-        assert_eq!(lens(&memory(), 0x1000, 0x1000), Ok(vec![0x1000]));
-    }
-
-    #[test]
-    fn ranges_outside_of_memory_are_refused() {
-        for (addr, len) in [(0x3000, 1), (0x2ff0, 0x11), (u64::MAX, 2), (0x10_3fff, 2)] {
-            assert!(lens(&memory(), addr, len).is_err(), "{addr:#x}+{len:#x}");
-        }
-        assert!(lens(&GuestMemory::default(), 0, 1).is_err());
-    }
-
-    #[test]
-    fn the_last_hits_give_the_same_slices_as_the_search() {
-        let memory = memory();
-        let (mut last, mut out) = (LastHit::default(), Vec::new());
-        for addr in [0x10_0000u64, 0x10_0008, 0x1000, 0x2010, 0x10_0010, 8] {
-            memory.slices(GuestAddr(addr), 8, &mut last, &mut out).unwrap();
-            let searched = {
-                let mut out = Vec::new();
-                memory
-                    .slices(GuestAddr(addr), 8, &mut LastHit { last: 99, before: 99 }, &mut out)
-                    .unwrap();
-                out[0].address()
-            };
-            assert_eq!(out.last().unwrap().address(), searched);
-        }
-    }
-
-    #[test]
-    fn overlapping_regions_are_refused_and_identical_files_share() {
-        let spec = RegionSpec { guest_addr: 0x1fff, size: 8, user_addr: 0, mmap_offset: 0 };
-        let map = Arc::new(Mapping::anonymous(8).unwrap());
-        assert!(matches!(memory().with_mapping(spec, map), Err(MemoryError::Overlap { .. })));
-    }
-
-    #[test]
-    fn a_file_shorter_than_its_region_is_refused() {
-        let file = rustix::fs::memfd_create("short", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, 4096).unwrap();
-        let spec = RegionSpec { guest_addr: 0, size: 8192, user_addr: 0, mmap_offset: 0 };
-        let refused = GuestMemory::default().with_region(spec, &file);
-        assert!(matches!(refused, Err(MemoryError::TooShort { .. })));
-        let spec = RegionSpec { size: 4096, ..spec };
-        let memory = GuestMemory::default().with_region(spec, &file).unwrap();
-        assert_eq!(memory.with_region(spec, &file).unwrap().region_count(), 1);
-        assert_eq!(memory.without_region(&spec).region_count(), 0);
-    }
-
-    #[test]
-    fn ring_words_must_be_aligned_and_in_one_region() {
-        let memory = memory();
-        assert!(memory.words(0x7000_1000, 64, 16).is_ok());
-        assert!(matches!(memory.words(0x7000_1008, 64, 16), Err(MemoryError::Align { .. })));
-        assert!(matches!(memory.words(0x7000_1ff0, 64, 16), Err(MemoryError::UserRange { .. })));
-    }
-}
+mod tests;

@@ -1,8 +1,9 @@
-//! `Region`: a piece of guest memory and its mapping: where a guest address is checked, once.
+//! `Region`, a piece of guest memory with its mapping, and `Place`, where its bytes lie: here a
+//! guest address is checked, once.
 #![allow(unsafe_code, reason = "allow-listed: a checked guest address becomes a slice")]
 
 use crate::error::MemoryError;
-use crate::guest::{GuestAddr, RegionSpec};
+use crate::guest::{GuestAddr, GuestMemory, RegionSpec};
 use crate::iov::GuestSlice;
 use crate::mapping::Mapping;
 use std::ptr::NonNull;
@@ -43,18 +44,65 @@ impl Region {
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
+}
 
-    /// The slice of `len` bytes at `addr`, if all of them are in the region.
+/// Where the bytes of a region lie, by value: whoever asks for many addresses keeps it beside its
+/// other words, and a further address in the same region costs no look at the list of regions.
+///
+/// It holds nothing: its region may be unmapped while it lives. So it gives slices out only to
+/// whoever shows the snapshot that it came from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    guest_addr: u64,
+    size: u64,
+    base: NonNull<u8>,
+    /// The id of the snapshot that the region belongs to.
+    snapshot: u64,
+}
+
+// SAFETY: a place is an address, which is used only while a snapshot is borrowed that maps it.
+unsafe impl Send for Place {}
+// SAFETY: as above.
+unsafe impl Sync for Place {}
+
+/// A place without bytes.
+impl Default for Place {
+    fn default() -> Self {
+        Self { guest_addr: 0, size: 0, base: NonNull::dangling(), snapshot: 0 }
+    }
+}
+
+impl Place {
+    /// Where region `index` of a snapshot lies.
+    pub(crate) fn of(memory: &GuestMemory, index: usize) -> Option<Self> {
+        let Region { spec, base, .. } = memory.region(index)?;
+        let RegionSpec { guest_addr, size, .. } = *spec;
+        Some(Self { guest_addr, size, base: *base, snapshot: memory.id() })
+    }
+
+    /// How many bytes there are here from guest address `addr` on.
+    pub(crate) fn bytes_from(&self, addr: u64) -> u64 {
+        self.size.saturating_sub(addr.wrapping_sub(self.guest_addr))
+    }
+
+    /// The slice of `len` bytes at `addr`, if all of them are here and this is a place of `memory`.
     #[inline]
-    pub(crate) fn slice(&self, addr: GuestAddr, len: u64) -> Option<GuestSlice<'_>> {
-        let offset = addr.0.wrapping_sub(self.spec.guest_addr);
-        if offset >= self.spec.size || self.spec.size - offset < len {
+    pub(crate) fn slice<'m>(
+        &self,
+        memory: &'m GuestMemory,
+        addr: GuestAddr,
+        len: u64,
+    ) -> Option<GuestSlice<'m>> {
+        let offset = addr.0.wrapping_sub(self.guest_addr);
+        let is_inside = offset < self.size && self.size - offset >= len;
+        if !is_inside || self.snapshot != memory.id() {
             return None;
         }
-        // SAFETY: offset < spec.size <= bytes of the mapping (`new`): the address lies inside.
+        // SAFETY: offset < size <= bytes of the mapping (`Region::new`): the address lies inside.
         let start = unsafe { self.base.add(host_size(offset)) };
-        // SAFETY: offset + len <= spec.size <= bytes of the mapping, which is held, and so mapped,
-        // as long as `self` is borrowed.
+        // SAFETY: offset + len <= size <= bytes of the mapping. `of` took this place from a
+        // snapshot of the same id as `memory`, which therefore holds the same mapping, and keeps
+        // it mapped as long as it is borrowed.
         Some(unsafe { GuestSlice::new(start, host_size(len)) })
     }
 }

@@ -1,0 +1,165 @@
+//! Where addresses are found, by every way, and which regions may lie beside each other.
+use super::*;
+
+fn memory() -> GuestMemory {
+    let region = |guest_addr, size, user_addr| {
+        let spec = RegionSpec { guest_addr, size, user_addr, mmap_offset: 0 };
+        (spec, Arc::new(Mapping::anonymous(size).unwrap()))
+    };
+    let (high, high_map) = region(0x10_0000, 0x4000, 0x9000_0000);
+    let (low, low_map) = region(0, 0x2000, 0x7000_0000);
+    let (next, next_map) = region(0x2000, 0x1000, 0x8000_0000);
+    GuestMemory::default()
+        .with_mapping(high, high_map)
+        .and_then(|m| m.with_mapping(low, low_map))
+        .and_then(|m| m.with_mapping(next, next_map))
+        .unwrap()
+}
+
+fn lens(memory: &GuestMemory, addr: u64, len: u32) -> Result<Vec<usize>, MemoryError> {
+    let mut out = Vec::new();
+    memory.slices(GuestAddr(addr), len, &mut LastHit::default(), &mut out)?;
+    Ok(out.iter().map(GuestSlice::len).collect())
+}
+
+#[test]
+fn a_range_that_crosses_into_the_next_region_becomes_two_slices() {
+    assert_eq!(lens(&memory(), 0x1ff0, 0x20), Ok(vec![0x10, 0x10]));
+    assert_eq!(lens(&memory(), 0x1000, 0x1000), Ok(vec![0x1000]));
+}
+
+#[test]
+fn ranges_outside_of_memory_are_refused() {
+    for (addr, len) in [(0x3000, 1), (0x2ff0, 0x11), (u64::MAX, 2), (0x10_3fff, 2)] {
+        assert!(lens(&memory(), addr, len).is_err(), "{addr:#x}+{len:#x}");
+    }
+    assert!(lens(&GuestMemory::default(), 0, 1).is_err());
+}
+
+#[test]
+fn the_last_hits_give_the_same_slices_as_the_search() {
+    let memory = memory();
+    let (mut last, mut out) = (LastHit::default(), Vec::new());
+    for addr in [0x10_0000u64, 0x10_0008, 0x1000, 0x2010, 0x10_0010, 8] {
+        memory.slices(GuestAddr(addr), 8, &mut last, &mut out).unwrap();
+        let searched = {
+            let mut out = Vec::new();
+            memory.slices(GuestAddr(addr), 8, &mut LastHit::default(), &mut out).unwrap();
+            out[0].address()
+        };
+        assert_eq!(out.last().unwrap().address(), searched);
+    }
+}
+
+#[test]
+fn overlapping_regions_are_refused_and_identical_files_share() {
+    let spec = RegionSpec { guest_addr: 0x1fff, size: 8, user_addr: 0, mmap_offset: 0 };
+    let map = Arc::new(Mapping::anonymous(8).unwrap());
+    assert!(matches!(memory().with_mapping(spec, map), Err(MemoryError::Overlap { .. })));
+}
+
+#[test]
+fn a_file_shorter_than_its_region_is_refused() {
+    let file = rustix::fs::memfd_create("short", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 4096).unwrap();
+    let spec = RegionSpec { guest_addr: 0, size: 8192, user_addr: 0, mmap_offset: 0 };
+    let refused = GuestMemory::default().with_region(spec, &file);
+    assert!(matches!(refused, Err(MemoryError::TooShort { .. })));
+    let spec = RegionSpec { size: 4096, ..spec };
+    let memory = GuestMemory::default().with_region(spec, &file).unwrap();
+    assert_eq!(memory.with_region(spec, &file).unwrap().region_count(), 1);
+    assert_eq!(memory.without_region(&spec).region_count(), 0);
+}
+
+#[test]
+fn ring_words_must_be_aligned_and_in_one_region() {
+    let memory = memory();
+    assert!(memory.words(0x7000_1000, 64, 16).is_ok());
+    assert!(matches!(memory.words(0x7000_1008, 64, 16), Err(MemoryError::Align { .. })));
+    assert!(matches!(memory.words(0x7000_1ff0, 64, 16), Err(MemoryError::UserRange { .. })));
+}
+
+/// A snapshot of regions at these addresses, of these sizes.
+fn snapshot(places: &[(u64, u64)]) -> GuestMemory {
+    let mut memory = GuestMemory::default();
+    for (number, (guest_addr, size)) in (1..).zip(places) {
+        let spec = RegionSpec {
+            guest_addr: *guest_addr,
+            size: *size,
+            user_addr: number << 44,
+            mmap_offset: 0,
+        };
+        let mapping = Arc::new(Mapping::anonymous(*size).unwrap());
+        memory = memory.with_mapping(spec, mapping).unwrap();
+    }
+    memory
+}
+
+const MIB: u64 = 1 << 20;
+
+/// Many regions: whole blocks, parts of one, neighbours, holes, one beyond the table.
+fn scattered() -> GuestMemory {
+    snapshot(&[
+        (0, 2 * MIB),
+        (2 * MIB, 4 * MIB),
+        (7 * MIB, MIB),
+        (8 * MIB, 0x1000),
+        (8 * MIB + 0x3000, 0x1000),
+        (20 * MIB, 8 * MIB),
+        (1 << 40, 2 * MIB),
+    ])
+}
+
+#[test]
+fn the_table_finds_what_a_search_finds_for_every_page() {
+    let memory = scattered();
+    assert!(!memory.blocks.is_empty());
+    let ends = [0u64, 32 * MIB, (1 << 40) - MIB, (1 << 40) + 4 * MIB, u64::MAX - MIB];
+    for end in ends {
+        for page in 0..8192 {
+            let addr = end.saturating_sub(page * 0x1000);
+            assert_eq!(memory.region_at(addr), searched(&memory.regions, addr), "{addr:#x}");
+        }
+    }
+    // Two regions are remembered: they need none.
+    assert!(snapshot(&[(0, MIB), (MIB, MIB)]).blocks.is_empty());
+}
+
+#[test]
+fn a_hit_serves_the_snapshot_that_it_came_from_and_its_clones_alone() {
+    let (one, other) = (snapshot(&[(0, MIB)]), snapshot(&[(0, MIB)]));
+    let (mut last, mut out) = (LastHit::default(), Vec::new());
+    one.slices(GuestAddr(8), 8, &mut last, &mut out).unwrap();
+    let address = out[0].address();
+    assert!(other.slice(GuestAddr(8), 8, &mut last).is_none(), "its mapping may be gone");
+    let clone = one.clone();
+    assert_eq!(clone.slice(GuestAddr(8), 8, &mut last).unwrap().address(), address);
+    other.slices(GuestAddr(8), 8, &mut last, &mut out).unwrap();
+    assert_ne!(out[1].address(), address);
+    // A snapshot that was changed is another, also where the region stays.
+    let more = one.with_mapping(
+        RegionSpec { guest_addr: MIB, size: MIB, user_addr: 1 << 45, mmap_offset: 0 },
+        Arc::new(Mapping::anonymous(MIB).unwrap()),
+    );
+    assert!(more.unwrap().slice(GuestAddr(8), 8, &mut last).is_none());
+}
+
+#[test]
+fn two_regions_are_remembered_whichever_came_last() {
+    let memory = scattered();
+    let (mut last, mut out) = (LastHit::default(), Vec::new());
+    for addr in [0, 20 * MIB] {
+        memory.slices(GuestAddr(addr), 16, &mut last, &mut out).unwrap();
+    }
+    for (addr, len, found) in [
+        (0, 16, true),
+        (20 * MIB, 16, true),
+        (2 * MIB - 16, 16, true),
+        (2 * MIB - 16, 17, false),
+        (28 * MIB - 1, 1, true),
+        (28 * MIB, 1, false),
+        (8 * MIB, 1, false),
+    ] {
+        assert_eq!(memory.slice(GuestAddr(addr), len, &mut last).is_some(), found, "{addr:#x}");
+    }
+}
