@@ -121,21 +121,12 @@ impl Stage {
         Err(format!("the daemon ended: {status}; its log from the end: {}", last.join(" | ")))
     }
 
-    /// A new guest on each socket: its session comes up, and a request comes back. It tries again
-    /// for a while, as a VMM does: a device rests for a second after a front-end whose call
-    /// blocked, and clients that were killed while they waited for it come first.
+    /// A new guest on each socket: its session comes up, and a request comes back. It connects
+    /// once: a device that rests after a front-end whose call blocked lets it wait, and passes over
+    /// clients that were killed meanwhile.
     pub(super) fn serve_everybody(&mut self) -> Outcome {
         for (index, role) in ROLES.iter().enumerate() {
-            let socket = self.socket(index);
-            let mut served = serve(&socket, *role);
-            for _ in 0..RECONNECTS {
-                if served.is_ok() {
-                    break;
-                }
-                std::thread::sleep(RECONNECT_PAUSE);
-                served = serve(&socket, *role);
-            }
-            served.context(format!("device {index}"))?;
+            serve(&self.socket(index), *role).context(format!("device {index}"))?;
         }
         Ok(())
     }
@@ -145,10 +136,6 @@ impl Stage {
         self.daemon.stop()
     }
 }
-
-/// How often a new guest tries again, and after which pause.
-const RECONNECTS: u32 = 20;
-const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 fn serve(socket: &Path, role: Role) -> Outcome {
     let patience = Duration::from_secs(10);

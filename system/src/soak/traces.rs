@@ -11,15 +11,16 @@ use std::time::Duration;
 const SETTLE: Duration = Duration::from_secs(30);
 /// What the allocator may keep for the next guest.
 const RESIDENT_MORE_KIB: u64 = 32 << 10;
-/// Mappings of the allocator and of stacks that a started thread may add.
-const MAPPINGS_MORE: u64 = 32;
-/// Kinds of fds that a worker has for itself, two of each at most.
-const OF_WORKERS: [&str; 4] = [
-    "anon_inode:[io_uring]",
-    "anon_inode:[eventfd]",
-    "anon_inode:[eventpoll]",
-    "anon_inode:[timerfd]",
-];
+/// Mappings without a name that a started thread may add: stacks, and arenas of the allocator.
+const NAMELESS_MORE: u64 = 32;
+/// Kinds of fds of which a worker has one for itself.
+const OF_WORKERS: [&str; 2] = [RING, "anon_inode:[eventfd]"];
+/// An io_uring, as an fd and as a mapping. A worker maps two parts of one.
+const RING: &str = "anon_inode:[io_uring]";
+const RING_MAPPINGS: u64 = 2;
+/// Idle threads that the kernel keeps for a worker that has used its io_uring, as long as the ring
+/// lives: one for what has an end, and one for what has none.
+const KERNEL_THREADS: u64 = 2;
 
 /// What a process holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +29,12 @@ pub(super) struct Traces {
     workers: u64,
     /// Threads that are no workers.
     threads: u64,
-    /// Mappings of guest memory.
-    guest_mappings: u64,
-    mappings: u64,
+    /// Threads of the kernel, for io_uring.
+    kernel_threads: u64,
+    /// Mappings with a name: files, guest memory, rings.
+    named: BTreeMap<String, u64>,
+    /// Mappings without one: stacks, and arenas of the allocator.
+    nameless: u64,
     resident_kib: u64,
 }
 
@@ -48,21 +52,27 @@ impl Traces {
                 *fds.entry(kind(&name.to_string_lossy())).or_default() += 1;
             }
         }
-        let names = folder("task")?
-            .flatten()
-            .map(|entry| std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default())
-            // The kernel keeps the last idle thread of an io_uring for as long as the ring lives.
-            .filter(|name| !name.starts_with("iou-"));
-        let (workers, others): (Vec<_>, Vec<_>) =
-            names.partition(|name| name.starts_with("worker-"));
-        let maps = proc(pid, "maps")?;
-        let is_guest = |line: &&str| line.contains("/memfd:");
+        let name = |thread: std::fs::DirEntry| {
+            std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default()
+        };
+        let names: Vec<_> = folder("task")?.flatten().map(name).collect();
+        let count = |of: &str| names.iter().filter(|name| name.starts_with(of)).count() as u64;
+        let (workers, kernel_threads) = (count("worker-"), count("iou-"));
+        let (mut named, mut nameless) = (BTreeMap::new(), 0);
+        for line in proc(pid, "maps")?.lines() {
+            // Addresses, mode, offset, device, inode.
+            match line.splitn(6, ' ').nth(5).map(str::trim) {
+                None | Some("") => nameless += 1,
+                Some(name) => *named.entry(name.to_owned()).or_default() += 1,
+            }
+        }
         Ok(Self {
             fds,
-            workers: workers.len() as u64,
-            threads: others.len() as u64,
-            guest_mappings: maps.lines().filter(is_guest).count() as u64,
-            mappings: maps.lines().count() as u64,
+            workers,
+            threads: names.len() as u64 - workers - kernel_threads,
+            kernel_threads,
+            named,
+            nameless,
             resident_kib: resident_kib(pid)?,
         })
     }
@@ -77,13 +87,19 @@ impl Traces {
             }
         };
         for (kind, count) in &self.fds {
-            let free = if OF_WORKERS.contains(&kind.as_str()) { 2 * workers } else { 0 };
+            let free = if OF_WORKERS.contains(&kind.as_str()) { workers } else { 0 };
             compare(kind, *count, before.fds.get(kind).copied().unwrap_or(0), free);
         }
         compare("threads", self.threads, before.threads, 0);
-        compare("guest mappings", self.guest_mappings, before.guest_mappings, 0);
-        let free = MAPPINGS_MORE * (workers + 1);
-        compare("mappings", self.mappings, before.mappings, free);
+        let kernel_threads_max = KERNEL_THREADS * self.workers;
+        compare("threads of the kernel", self.kernel_threads, kernel_threads_max, 0);
+        for (name, count) in &self.named {
+            let free = if name == RING { RING_MAPPINGS * workers } else { 0 };
+            let then = before.named.get(name).copied().unwrap_or(0);
+            compare(&format!("mappings of {name}"), *count, then, free);
+        }
+        let free = NAMELESS_MORE * (workers + 1);
+        compare("mappings without a name", self.nameless, before.nameless, free);
         compare("KiB resident", self.resident_kib, before.resident_kib, RESIDENT_MORE_KIB);
         more
     }
@@ -92,11 +108,12 @@ impl Traces {
 impl std::fmt::Display for Traces {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let fds: u64 = self.fds.values().sum();
+        let named: u64 = self.named.values().sum();
         write!(
             f,
-            "{fds} fds, {} workers and {} other threads, {} mappings ({} of guests), {} KiB \
-             resident",
-            self.workers, self.threads, self.mappings, self.guest_mappings, self.resident_kib
+            "{fds} fds, {} workers and {} other threads ({} of the kernel), {named} mappings with \
+             a name and {} without, {} KiB resident",
+            self.workers, self.threads, self.kernel_threads, self.nameless, self.resident_kib
         )
     }
 }
@@ -161,8 +178,9 @@ mod tests {
             fds: fds.map(|(kind, count)| (kind.to_owned(), count)).into(),
             workers: 1,
             threads: 1,
-            guest_mappings: 0,
-            mappings: 100,
+            kernel_threads: 1,
+            named: [("[heap]".to_owned(), 1), (RING.to_owned(), 2)].into(),
+            nameless: 100,
             resident_kib: 5000,
         }
     }
@@ -171,14 +189,27 @@ mod tests {
     fn what_guests_leave_is_named_and_what_a_new_worker_needs_is_not() {
         let mut after = traces();
         after.workers = 2;
-        after.fds.insert("anon_inode:[eventfd]".into(), 6);
-        after.fds.insert("anon_inode:[io_uring]".into(), 1);
+        after.fds.insert("anon_inode:[eventfd]".into(), 5);
+        after.fds.insert(RING.into(), 1);
+        after.named.insert(RING.into(), 4);
+        after.kernel_threads = 4;
+        after.nameless = 164;
         assert!(after.more_than(&traces()).is_empty());
+        after.fds.insert("anon_inode:[eventfd]".into(), 6);
         after.fds.insert("/memfd:guest (deleted)".into(), 1);
         after.fds.insert("socket".into(), 11);
-        after.guest_mappings = 3;
-        let more = after.more_than(&traces());
-        assert_eq!(more, ["1 of /memfd:guest (deleted)", "2 of socket", "3 of guest mappings"]);
+        after.kernel_threads = 5;
+        after.named.insert("/memfd:guest (deleted)".into(), 3);
+        after.nameless = 165;
+        let more = [
+            "1 of /memfd:guest (deleted)",
+            "2 of anon_inode:[eventfd]",
+            "2 of socket",
+            "1 of threads of the kernel",
+            "3 of mappings of /memfd:guest (deleted)",
+            "65 of mappings without a name",
+        ];
+        assert_eq!(after.more_than(&traces()), more);
     }
 
     #[test]
@@ -190,6 +221,7 @@ mod tests {
     #[test]
     fn a_process_of_our_own_has_traces() {
         let traces = Traces::of(std::process::id()).unwrap();
-        assert!(traces.threads > 0 && traces.mappings > 0 && traces.resident_kib > 0);
+        assert!(traces.threads > 0 && traces.nameless > 0 && traces.resident_kib > 0);
+        assert!(traces.named.contains_key("[heap]"));
     }
 }

@@ -1,6 +1,6 @@
 //! A well-behaved guest with a disk of many queues: every sector it reads is the one it wrote.
 
-use super::late::Latencies;
+use super::late::{Latencies, Mark, Route};
 use super::probe::Probe;
 use super::{Orders, say};
 use crate::soak::random::{Random, stamp};
@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,8 @@ struct Flight {
     blocks: u64,
     sent: Instant,
     took: Option<Duration>,
+    /// Made when it was taken back, if it is suspect: what others wait for later explains nothing.
+    end: Option<Rc<Mark>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +105,7 @@ impl Guest {
             ..defaults
         };
         let driver = BlkDriver::connect(&orders.socket, &options).context("the session")?;
+        let probe = Probe::start(Path::new(&orders.more))?;
         check(driver.capacity() == DISK_SIZE, || format!("a disk of {}", driver.capacity()))?;
         let canary = driver.arena.alloc(CANARY as u64, 4096).context("guest memory")?;
         let mut pattern = vec![0; CANARY];
@@ -115,7 +119,7 @@ impl Guest {
             versions: vec![0; blocks],
             next_version: 1,
             canary,
-            latencies: Latencies::new(orders.daemon, Some(Probe::start(Path::new(&orders.more))?))?,
+            latencies: Latencies::new(orders.daemon, Route::Disk(probe))?,
             requests: 0,
             wrong: 0,
             first_wrong: String::new(),
@@ -145,7 +149,8 @@ impl Guest {
             let took = flight.took.unwrap_or(PATIENCE);
             let requests = self.requests;
             let what = || format!("{:?} of queue {}, request {requests}", flight.op, flight.queue);
-            self.latencies.add(flight.sent, took, &mark, what);
+            let marks = (&mark, flight.end.as_deref());
+            self.latencies.add(flight.sent, took, marks, what);
             self.requests += 1;
         }
         for flight in flights.iter().filter(|flight| flight.op == Kind::Read) {
@@ -186,7 +191,7 @@ impl Guest {
         };
         let tag = self.driver.queues[queue].submit(request).context("a request")?;
         let tag = tag.ok_or("the ring is full")?;
-        Ok(Flight { queue, tag, op, block, blocks, sent: Instant::now(), took: None })
+        Ok(Flight { queue, tag, op, block, blocks, sent: Instant::now(), took: None, end: None })
     }
 
     /// Takes every request back, asleep while there is none; notes how long each took.
@@ -194,7 +199,7 @@ impl Guest {
         let start = Instant::now();
         let mut missing = flights.len();
         while missing > 0 {
-            let mut found = 0;
+            let (mut found, mut end) = (0, None);
             for (index, queue) in self.driver.queues.iter_mut().enumerate() {
                 while let Some(done) = queue.take() {
                     let flight = flights
@@ -202,6 +207,9 @@ impl Guest {
                         .find(|f| f.queue == index && f.tag == done.tag && f.took.is_none());
                     let flight = flight.ok_or("a request was returned that was not sent")?;
                     flight.took = Some(flight.sent.elapsed());
+                    // All were sent at once; those that are found in one look share a mark.
+                    end = end.or_else(|| self.latencies.end(flight.sent).map(Rc::new));
+                    flight.end.clone_from(&end);
                     check(done.status == 0, || {
                         format!("{:?} ended with status {}", flight.op, done.status)
                     })?;

@@ -2,11 +2,13 @@
 //!
 //! A request is late by the clock also when a thread that serves it was ready and the host ran
 //! something else. The kernel counts that time for each thread (`schedstat`, run delay). Between a
-//! request's start and end we add the run delays of the guest's process and those of the daemon
-//! thread that had the largest one, a worker and a thread of io_uring, the same of the kernel's
-//! threads that pass packets on (`ksoftirqd`), the time that the machine's own host gave a CPU to
-//! others (steal), and for a disk the time that the host's own disk was late ([`Probe`]); what is
-//! left of the request is the daemon's own.
+//! request's start and end we add the run delays of the threads on its way ([`Route`]), and no
+//! others: of the guest the thread that asks, and for a frame the far end; of the daemon the worker
+//! that had the largest delay, and for a disk the largest of those that help it, a thread of
+//! io_uring or the disk's own; for a frame the largest of the kernel's threads that pass packets on
+//! (`ksoftirqd`). We add the time that the machine's own host gave a CPU to others (steal), and for
+//! a disk the time that the host's own disk was late ([`Probe`]); what is left of the request is
+//! the daemon's own. A control thread, janitor or log that waits for a CPU explains nothing.
 
 use super::probe::Probe;
 use crate::{Context, Outcome};
@@ -20,15 +22,27 @@ use std::time::{Duration, Instant};
 pub(in crate::soak) const PROMISE: Duration = Duration::from_millis(50);
 /// The slowest request that is told from slower ones: five minutes.
 const SLOWEST_US: u64 = 300_000_000;
+/// The name of the thread of a guest that sends frames back.
+pub(super) const FAR_END: &str = "far end";
 /// Shorter requests are not worth a question to the kernel.
 const SUSPECT: Duration = Duration::from_millis(10);
 
-/// Run delays of a moment: the sum of our threads, and each thread of the daemon.
+/// The way of a request to its end and back, besides the guest and a worker.
+#[derive(Clone, Debug)]
+pub(super) enum Route {
+    /// Through the host's disk, which is probed.
+    Disk(Arc<Probe>),
+    /// Through the host's network, to the far end and back.
+    Net,
+}
+
+/// Run delays of a moment, in nanoseconds, of the threads that stand on the way of a request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Mark {
     own: u64,
-    daemon: HashMap<u32, u64>,
-    kernel: HashMap<u32, u64>,
+    workers: HashMap<u32, u64>,
+    /// Threads that do for a worker what takes long.
+    helpers: HashMap<u32, u64>,
     /// Threads that pass packets on, by process id.
     packets: HashMap<u32, u64>,
     /// Time that each CPU was not ours, by its number.
@@ -39,9 +53,9 @@ pub(super) struct Mark {
 #[derive(Debug)]
 pub(super) struct Latencies {
     daemon: u32,
+    route: Route,
     /// Process ids of the kernel's threads that pass packets on.
     packets: Vec<u32>,
-    disk: Option<Arc<Probe>>,
     histogram: Histogram<u64>,
     worst: Worst,
     /// Requests slower than the promise by the clock.
@@ -58,43 +72,53 @@ struct Worst {
 }
 
 impl Latencies {
-    /// Of requests to the daemon of this process id, which goes to the disk that `disk` probes.
-    pub(super) fn new(daemon: u32, disk: Option<Arc<Probe>>) -> Outcome<Self> {
+    /// Of requests to the daemon of this process id, which go by this route.
+    pub(super) fn new(daemon: u32, route: Route) -> Outcome<Self> {
         let histogram = Histogram::new_with_max(SLOWEST_US, 3).context("a histogram")?;
         let (packets, worst) = (packet_threads(), Worst::default());
-        Ok(Self { daemon, packets, disk, histogram, worst, late: 0, broken: 0 })
+        Ok(Self { daemon, route, packets, histogram, worst, late: 0, broken: 0 })
     }
 
-    /// Run delays at this moment, for requests that start now.
+    /// Run delays at this moment, for requests that start or end now.
     pub(super) fn mark(&self) -> Mark {
-        let mut mark =
-            Mark { own: run_delays("self").map(|(_, delay, _)| delay).sum(), ..Mark::default() };
-        for (thread, delay, is_kernel) in run_delays(&self.daemon.to_string()) {
-            let threads = if is_kernel { &mut mark.kernel } else { &mut mark.daemon };
-            threads.insert(thread, delay);
+        let is_net = matches!(self.route, Route::Net);
+        let asks = |thread: &Thread| thread.is_main || is_net && thread.name == FAR_END;
+        let own = threads("self").filter(asks).map(|thread| thread.delay).sum();
+        let mut mark = Mark { own, stolen: stolen(), ..Mark::default() };
+        for Thread { id, name, delay, .. } in threads(&self.daemon.to_string()) {
+            if name.starts_with("worker-") {
+                mark.workers.insert(id, delay);
+            } else if !is_net && (name.starts_with("iou-") || name == "disk-offload") {
+                mark.helpers.insert(id, delay);
+            }
         }
-        for process in &self.packets {
+        for process in self.packets.iter().filter(|_| is_net) {
             mark.packets.extend(run_delay(&format!("/proc/{process}")).map(|d| (*process, d)));
         }
-        mark.stolen = stolen();
         mark
     }
 
-    /// Counts a request that was sent at `sent`, soon after `mark`, and took so long.
+    /// The mark for the end of a request that was sent at `sent` and is back now, if it is suspect.
+    pub(super) fn end(&self, sent: Instant) -> Option<Mark> {
+        (sent.elapsed() >= SUSPECT).then(|| self.mark())
+    }
+
+    /// Counts a request that was sent at `sent`, soon after the first mark, and took so long. The
+    /// second mark was made when it came back, if it is suspect.
     pub(super) fn add(
         &mut self,
         sent: Instant,
         took: Duration,
-        mark: &Mark,
+        (start, end): (&Mark, Option<&Mark>),
         what: impl FnOnce() -> String,
     ) {
         self.histogram.saturating_record(micros(took));
-        if took < SUSPECT {
-            return;
-        }
-        let disk = self.disk.as_ref();
-        let disk = disk.map_or(Duration::ZERO, |disk| disk.overlap(sent, sent + took));
-        let left = took.saturating_sub(mark.until(&self.mark())).saturating_sub(disk);
+        let Some(end) = end.filter(|_| took >= SUSPECT) else { return };
+        let disk = match &self.route {
+            Route::Disk(probe) => probe.overlap(sent, sent + took),
+            Route::Net => Duration::ZERO,
+        };
+        let left = took.saturating_sub(start.until(end)).saturating_sub(disk);
         self.late += u64::from(took > PROMISE);
         self.broken += u64::from(left > PROMISE);
         if left > self.worst.left {
@@ -128,26 +152,38 @@ impl Mark {
             grown.max().unwrap_or(0)
         };
         let own = end.own.saturating_sub(self.own);
-        let daemon = largest(&self.daemon, &end.daemon) + largest(&self.kernel, &end.kernel);
+        let daemon = largest(&self.workers, &end.workers) + largest(&self.helpers, &end.helpers);
         let host = largest(&self.packets, &end.packets) + largest(&self.stolen, &end.stolen);
         Duration::from_nanos(own + daemon + host)
     }
 }
 
-/// Each thread of a process: its id, its run delay in nanoseconds, whether it is io_uring's.
-fn run_delays(process: &str) -> impl Iterator<Item = (u32, u64, bool)> {
-    let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten();
-    threads.filter_map(|thread| {
+struct Thread {
+    id: u32,
+    is_main: bool,
+    name: String,
+    /// Its run delay in nanoseconds.
+    delay: u64,
+}
+
+/// Each thread of a process.
+fn threads(process: &str) -> impl Iterator<Item = Thread> {
+    let folder = format!("/proc/{process}");
+    // "self" is a link to the number.
+    let main = std::fs::canonicalize(&folder).ok();
+    let threads = std::fs::read_dir(format!("{folder}/task")).into_iter().flatten();
+    threads.filter_map(move |thread| {
         let path = thread.ok()?.path();
+        let is_main = path.file_name() == main.as_ref()?.file_name();
         let id = path.file_name()?.to_str()?.parse().ok()?;
         let delay = run_delay(path.to_str()?)?;
         let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
-        Some((id, delay, name.starts_with("iou-")))
+        Some(Thread { id, is_main, name: name.trim_end().to_owned(), delay })
     })
 }
 
 /// The run delay of a thread, in nanoseconds.
-fn run_delay(folder: &str) -> Option<u64> {
+pub(super) fn run_delay(folder: &str) -> Option<u64> {
     let text = std::fs::read_to_string(format!("{folder}/schedstat")).ok()?;
     text.split_whitespace().nth(1)?.parse().ok()
 }
@@ -186,26 +222,53 @@ mod tests {
 
     #[test]
     fn delays_of_the_host_are_taken_off_one_of_each_kind() {
-        let daemon = |delays: &[(u32, u64)]| delays.iter().copied().collect::<HashMap<_, _>>();
-        let start = Mark { own: 5, daemon: daemon(&[(1, 10), (2, 10)]), ..Mark::default() };
+        let of = |delays: &[(u32, u64)]| delays.iter().copied().collect::<HashMap<_, _>>();
+        let start = Mark { own: 5, workers: of(&[(1, 10), (2, 10)]), ..Mark::default() };
         let end = Mark {
             own: 7,
-            daemon: daemon(&[(1, 40), (2, 110)]),
-            kernel: daemon(&[(9, 1000)]),
-            packets: daemon(&[(7, 20_000)]),
-            stolen: daemon(&[(0, 300_000)]),
+            workers: of(&[(1, 40), (2, 110)]),
+            helpers: of(&[(9, 1000)]),
+            packets: of(&[(7, 20_000)]),
+            stolen: of(&[(0, 300_000)]),
         };
         assert_eq!(start.until(&end), Duration::from_nanos(2 + 100 + 1000 + 20_000 + 300_000));
         assert_eq!(end.until(&end), Duration::ZERO);
     }
 
     #[test]
+    fn only_threads_on_the_way_of_a_request_are_looked_at() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let stopped = Arc::new(std::sync::Mutex::new(stopped));
+        for name in ["worker-0", "janitor", "log", "disk-offload", "iou-wrk-1", "sentry"] {
+            let stopped = stopped.clone();
+            let wait = move || drop(stopped.lock().map(|stopped| stopped.recv()));
+            std::thread::Builder::new().name(name.to_owned()).spawn(wait).unwrap();
+        }
+        let us = std::process::id();
+        let look = |route| {
+            let mark = Latencies::new(us, route).unwrap().mark();
+            (mark.workers.len(), mark.helpers.len(), mark.packets.is_empty())
+        };
+        let disk = Route::Disk(Arc::new(Probe::default()));
+        // A thread takes its name when it first runs.
+        while look(disk.clone()).1 < 2 || look(disk.clone()).0 < 1 {
+            std::thread::yield_now();
+        }
+        assert_eq!(look(disk), (1, 2, true));
+        let (workers, helpers, _) = look(Route::Net);
+        assert_eq!((workers, helpers), (1, 0));
+        drop(stop);
+    }
+
+    #[test]
     fn a_request_that_was_late_for_no_reason_is_broken() {
-        let mut latencies = Latencies::new(std::process::id(), None).unwrap();
+        let mut latencies = Latencies::new(std::process::id(), Route::Net).unwrap();
         let mark = latencies.mark();
         let now = Instant::now();
-        latencies.add(now, Duration::from_millis(1), &mark, String::new);
-        latencies.add(now, Duration::from_secs(3600), &mark, || "a read".into());
+        assert!(latencies.end(now).is_none(), "it may be late yet");
+        latencies.add(now, Duration::from_millis(1), (&mark, None), String::new);
+        let marks = (&mark, Some(&mark));
+        latencies.add(now, Duration::from_secs(3600), marks, || "a read".into());
         let report = latencies.report();
         assert_eq!((&report["late"], &report["broken"]), (&json!(1), &json!(1)));
         assert_eq!(report["worst"], "a read");

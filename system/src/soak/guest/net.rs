@@ -1,7 +1,7 @@
 //! A well-behaved guest with a network: every frame that comes back is whole, and its own.
 
 use super::frame::{self, Note, PORT, Received, Way};
-use super::late::{Latencies, Mark};
+use super::late::{FAR_END, Latencies, Mark, Route};
 use super::{Orders, say};
 use crate::soak::random::Random;
 use crate::{Context, Outcome};
@@ -55,7 +55,7 @@ pub(super) fn run(orders: &Orders, stop: &Arc<AtomicBool>) -> Outcome<Value> {
     let far = Arc::new(Far::default());
     let (counts, stopped, number) = (far.clone(), stop.clone(), orders.number);
     let echo = move || echo(&socket, number, &counts, &stopped);
-    let echo = std::thread::Builder::new().name("far end".into()).spawn(echo);
+    let echo = std::thread::Builder::new().name(FAR_END.into()).spawn(echo);
     let echo = echo.context("a thread")?;
     let mut guest = Guest::new(orders)?;
     say(&json!("ready"))?;
@@ -114,7 +114,7 @@ impl Guest {
             next_number: 1,
             under_way: HashMap::new(),
             lost: HashMap::new(),
-            latencies: Latencies::new(orders.daemon, None)?,
+            latencies: Latencies::new(orders.daemon, Route::Net)?,
             back: 0,
             others: 0,
             wrong: 0,
@@ -188,7 +188,9 @@ impl Guest {
             return self.note(|| format!("frame {} came twice", note.number));
         };
         self.back += 1;
-        self.latencies.add(sent, sent.elapsed(), &mark, || format!("frame {}", note.number));
+        let (took, end) = (sent.elapsed(), self.latencies.end(sent));
+        let marks = (&*mark, end.as_ref());
+        self.latencies.add(sent, took, marks, || format!("frame {}", note.number));
     }
 
     fn note(&mut self, what: impl FnOnce() -> String) {

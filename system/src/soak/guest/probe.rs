@@ -2,8 +2,9 @@
 //!
 //! A thread writes a block past the page cache, and makes it durable, again and again. A request of
 //! the guest that was late while such a write was late is the disk's fault as far as the two
-//! overlap.
+//! overlap. The time that the thread itself waited for a CPU is no delay of the disk.
 
+use super::late::run_delay;
 use crate::{Context, Outcome};
 use rustix::fs::{Mode, OFlags};
 use std::collections::VecDeque;
@@ -62,13 +63,15 @@ fn common(one: Span, other: Span) -> Duration {
 fn probe_until_dropped(probe: &Weak<Probe>, file: &std::fs::File) {
     let block = Aligned([0x5a; 4096]);
     while let Some(probe) = probe.upgrade() {
-        let start = Instant::now();
+        let (start, delay) = (Instant::now(), own_delay());
         *probe.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(start);
         // A disk that is full or refuses is seen by the guest itself.
         let _ = file.write_all_at(&block.0, 0).and_then(|()| file.sync_data());
         let end = Instant::now();
         *probe.begun.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        if end - start >= SLOW {
+        // At which moment it waited is not known: the span is cut at its start.
+        let start = start + own_delay().saturating_sub(delay);
+        if end.saturating_duration_since(start) >= SLOW {
             let mut slow = probe.slow.lock().unwrap_or_else(PoisonError::into_inner);
             if slow.len() == KEPT {
                 slow.pop_front();
@@ -78,6 +81,11 @@ fn probe_until_dropped(probe: &Weak<Probe>, file: &std::fs::File) {
         drop(probe);
         std::thread::sleep(PAUSE);
     }
+}
+
+/// How long the calling thread has waited for a CPU so far.
+fn own_delay() -> Duration {
+    Duration::from_nanos(run_delay("/proc/thread-self").unwrap_or(0))
 }
 
 /// A block as `O_DIRECT` wants it.
