@@ -313,8 +313,9 @@ fn gather(window: &Window) -> Vec<Move> {
             continue;
         }
         let fits = |(_, ns): &(&usize, &u64)| **ns + leaver_ns <= window.percent(GATHERED_PERCENT);
-        let others = loads.iter().filter(|(at, _)| **at != leaver && window.workers[**at].is_open);
-        let Some((&keeper, _)) = others.filter(fits).next() else { continue };
+        let is_other = |at: usize| at != leaver && window.workers[at].is_open;
+        let mut others = loads.iter().filter(|(at, _)| is_other(**at));
+        let Some((&keeper, _)) = others.find(fits) else { continue };
         loads.remove(&leaver);
         *loads.entry(keeper).or_default() += leaver_ns;
         let leaving = window.queues.iter().filter(|queue| queue.worker == leaver);
