@@ -133,10 +133,11 @@ mod real {
         /// Writes a used element: id and length, without order.
         #[inline]
         pub fn store_pair(&self, offset: usize, pair: (u32, u32)) {
-            // SAFETY: as in `load_pair`.
-            let id = unsafe { AtomicU32::from_ptr(self.at::<u32>(offset)) };
-            // SAFETY: as in `load_pair`.
-            let len = unsafe { AtomicU32::from_ptr(self.at::<u32>(offset + 4)) };
+            let words = self.at::<[u32; 2]>(offset).cast::<u32>();
+            // SAFETY: as in `load_pair`, with one check for both words.
+            let id = unsafe { AtomicU32::from_ptr(words) };
+            // SAFETY: as above; the second of the two.
+            let len = unsafe { AtomicU32::from_ptr(words.wrapping_add(1)) };
             id.store(pair.0.to_le(), Ordering::Relaxed);
             len.store(pair.1.to_le(), Ordering::Relaxed);
         }

@@ -15,24 +15,27 @@ pub(crate) const BATCH_SLICES: usize = 1024;
 /// panic if one is dropped.
 #[derive(Debug)]
 pub struct Chain {
-    head: u16,
+    slot: u16,
     #[cfg(debug_assertions)]
     armed: bool,
 }
 
 impl Chain {
-    pub(crate) fn new(head: u16) -> Self {
+    pub(crate) fn new(slot: u16) -> Self {
         Self {
-            head,
+            slot,
             #[cfg(debug_assertions)]
             armed: true,
         }
     }
 
-    /// Index of the chain's first descriptor: its id in the used ring.
+    /// A number below the ring's size that no other chain in flight has: whoever serves the chain
+    /// keeps what belongs to it under this number. That of a split ring is the chain's head, the
+    /// index of its first descriptor and its id in the used ring.
     #[must_use]
-    pub fn head(&self) -> u16 {
-        self.head
+    #[inline]
+    pub fn slot(&self) -> u16 {
+        self.slot
     }
 
     /// Gives the chain up, after it was pushed or put back.
@@ -42,14 +45,14 @@ impl Chain {
         {
             self.armed = false;
         }
-        self.head
+        self.slot
     }
 }
 
 #[cfg(debug_assertions)]
 impl Drop for Chain {
     fn drop(&mut self) {
-        assert!(!self.armed || std::thread::panicking(), "chain {} was not returned", self.head);
+        assert!(!self.armed || std::thread::panicking(), "chain {} was not returned", self.slot);
     }
 }
 

@@ -16,6 +16,8 @@ pub enum QueueError {
     AvailJump { from: u16, to: u16, size: u16 },
     #[error("{available} more chains while {in_flight} are in flight in a ring of {size}")]
     Overfull { available: u16, in_flight: u16, size: u16 },
+    #[error("chain {head} is available again while it is in flight")]
+    InFlight { head: u16 },
     #[error("descriptor index {index} in a table of {size}")]
     DescriptorIndex { index: u16, size: u16 },
     #[error("descriptor chain is longer than {max} descriptors: it loops")]

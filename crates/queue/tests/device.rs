@@ -28,7 +28,7 @@ fn chains_put_back_newest_first_are_popped_again_in_order() {
     assert_eq!((device.base(), device.in_flight(), device.available_count()), (0.into(), 2, 2));
     assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 2);
     chains.extend((0..2).map(|n| batch.take(n).unwrap().0));
-    let heads: Vec<_> = chains.iter().map(manyring_queue::Chain::head).collect();
+    let heads: Vec<_> = chains.iter().map(manyring_queue::Chain::slot).collect();
     assert_eq!(heads, ids);
     chains.into_iter().for_each(|chain| device.push_used(chain, 0));
     assert_eq!(device.publish(), 4);

@@ -7,11 +7,12 @@ mod guest;
 
 use guest::{BUFFERS, GUEST, Rig, SIZE, set};
 use manyring_queue::split::DeviceHalf;
-use manyring_queue::{BATCH_CHAINS, Batch, Chains, QueueError, Ring, RingFeatures};
+use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains, QueueError, Ring, RingFeatures};
 use manyring_wire::virtqueue::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Descriptor, QUEUE_SIZE_MAX, RING_IDX, avail_entry,
 };
 use proptest::prelude::*;
+use std::collections::HashSet;
 
 const SIZE_OF_RING: u16 = 8;
 const WITH_INDIRECT: RingFeatures = RingFeatures { event_idx: false, indirect: true };
@@ -52,6 +53,16 @@ fn fault_of(rig: &Rig, device: &mut DeviceHalf) -> Option<QueueError> {
 
 fn set_valid(rig: &Rig, at: u16) {
     rig.set(at, desc(BUFFERS, 16, 0, 0));
+}
+
+/// A device half whose driver has made chains of one descriptor available.
+fn device_of(rig: &Rig, heads: &[u16]) -> DeviceHalf {
+    rig.driver();
+    for head in heads {
+        set_valid(rig, *head);
+        rig.offer(*head);
+    }
+    rig.device()
 }
 
 /// Offers the request after `spoil` and returns the fault.
@@ -183,11 +194,11 @@ fn an_available_index_that_jumps_is_refused() {
 fn more_chains_than_the_ring_holds_are_never_in_flight() {
     let rig = rig();
     let mut device = rig.device();
-    set_valid(&rig, 4);
     let mut batch = Batch::new();
     let mut held = Vec::new();
-    for _ in 0..8 {
-        rig.offer(4);
+    for head in 0..8 {
+        set_valid(&rig, head);
+        rig.offer(head);
         assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1);
         held.push(batch.take(0).unwrap().0);
     }
@@ -195,6 +206,57 @@ fn more_chains_than_the_ring_holds_are_never_in_flight() {
     let expected = QueueError::Overfull { available: 1, in_flight: 8, size: 8 };
     assert_eq!(fault_of(&rig, &mut device), Some(expected));
     held.into_iter().for_each(|chain| device.discard(chain));
+}
+
+#[test]
+fn a_head_that_is_available_again_while_its_chain_is_in_flight_is_refused() {
+    let in_flight = Some(QueueError::InFlight { head: 3 });
+    // Twice in a batch: the first of them is delivered.
+    let rig = rig();
+    let mut device = rig.device();
+    set_valid(&rig, 3);
+    rig.offer(3);
+    rig.offer(3);
+    let mut batch = Batch::new();
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1);
+    assert_eq!((device.fault(), device.in_flight()), (in_flight, 1));
+    device.discard(batch.take(0).unwrap().0);
+    assert_eq!(fault_of(&rig, &mut device), in_flight);
+    // In a later batch, after another chain has come and gone.
+    let mut device = device_of(&rig, &[3, 4]);
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 2);
+    let (held, other) = (batch.take(0).unwrap().0, batch.take(1).unwrap().0);
+    device.push_used(other, 0);
+    device.publish();
+    rig.offer(4);
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1);
+    device.push_used(batch.take(0).unwrap().0, 0);
+    rig.offer(3);
+    assert_eq!(fault_of(&rig, &mut device), in_flight);
+    device.discard(held);
+}
+
+#[test]
+fn a_head_may_come_again_once_its_chain_was_pushed_or_put_back_or_given_up() {
+    let rig = rig();
+    let mut device = device_of(&rig, &[7]);
+    let mut batch = Batch::new();
+    for round in 0..9 {
+        assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1, "{round}: {:?}", device.fault());
+        let (chain, ..) = batch.take(0).unwrap();
+        assert_eq!(chain.slot(), 7);
+        match round % 3 {
+            // It is popped again without another offer.
+            0 => {
+                device.unpop(chain);
+                continue;
+            }
+            1 => device.push_used(chain, 0),
+            _ => device.discard(chain),
+        }
+        device.publish();
+        rig.offer(7);
+    }
 }
 
 #[test]
@@ -379,7 +441,10 @@ proptest! {
                         }
                         held.push(chain);
                     }
-                    prop_assert!(held.len() <= usize::from(SIZE_OF_RING));
+                    // Whoever keeps something by slot finds each slot free.
+                    let slots: HashSet<u16> = held.iter().map(Chain::slot).collect();
+                    assert_eq!(slots.len(), held.len(), "a slot twice");
+                    assert!(slots.iter().all(|slot| *slot < SIZE_OF_RING));
                     prop_assert_eq!(held.len(), usize::from(device.in_flight()));
                 }
                 Scribble::Return => {

@@ -91,8 +91,9 @@ fn a_batch_ends_with_the_chain_that_fills_it() {
     assert_eq!(device.available_count(), 1);
     assert_eq!(pop(&mut device), [1]);
     // No more chains than a batch has, and no more than were asked for.
-    for _ in 0..=BATCH_CHAINS {
-        rig.offer(1023);
+    for head in (1024..).take(BATCH_CHAINS + 1) {
+        write_chain(&rig, head, 1);
+        rig.offer(head);
     }
     assert_eq!(pop(&mut device).len(), BATCH_CHAINS);
     rig.offer(1023);
@@ -280,10 +281,10 @@ fn a_queue_of_any_format_does_what_its_halves_do() {
     assert_eq!((device.in_flight(), device.available_count(), device.base()), (0, 2, 5.into()));
     assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 2);
     let (first, readable, writable) = batch.take(0).unwrap();
-    assert_eq!((first.head(), total_len(&readable), total_len(&writable)), (0, 1, 2));
+    assert_eq!((first.slot(), total_len(&readable), total_len(&writable)), (0, 1, 2));
     device.push_used(first, 2);
     let (second, readable, writable) = batch.take(1).unwrap();
-    assert_eq!((second.head(), total_len(&readable), total_len(&writable)), (2, 3, 4));
+    assert_eq!((second.slot(), total_len(&readable), total_len(&writable)), (2, 3, 4));
     device.push_used(second, 4);
     assert_eq!((device.publish(), device.publish()), (2, 0));
     assert!(device.needs_notification() && !device.needs_notification());

@@ -188,7 +188,7 @@ impl Pair {
         for index in 0..popped {
             let expected = self.model.pop().unwrap();
             let (chain, readable, writable) = self.batch.take(index).unwrap();
-            assert_eq!(chain.head(), expected.id);
+            assert_eq!(chain.slot(), expected.id);
             let mut bytes = vec![0; usize::try_from(total_len(&readable)).unwrap()];
             copy_from_slices(&readable, &mut bytes);
             let places = |list: &[(u64, u32)]| -> Vec<(usize, usize)> {
@@ -202,7 +202,7 @@ impl Pair {
             assert!(bytes.iter().all(|byte| *byte == expected.fill));
             let mut kept = SliceList::new();
             kept.extend(writable);
-            self.held.insert(chain.head(), (chain, kept));
+            self.held.insert(chain.slot(), (chain, kept));
             if self.rig.config.features.event_idx {
                 self.device_armed = Armed::Unsaid;
             }

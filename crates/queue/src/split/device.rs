@@ -2,22 +2,26 @@
 //!
 //! ```text
 //! pop_batch:  idx = avail.idx (acquire);  idx - last <= size, else fault
-//!             for each new head: walk the chain, copy each descriptor once, resolve it
-//! push_used:  used.ring[used_idx & mask] = (head, written);  used_idx += 1
+//!             for each new head: it is in flight from now on, and was not before, else fault;
+//!             walk the chain, copy each descriptor once, resolve it
+//! push_used:  the head is in flight no more;  used.ring[used_idx & mask] = (head, written);  used_idx += 1
 //! publish:    used.idx = used_idx (release)
 //! ```
 //! What was done to it: (1) `avail.idx` is read once per batch and kept; (2) descriptors are
 //! copied as two 64-bit words, so that a driver that rewrites them cannot be seen half; (3) used
 //! entries are written at once but published once per burst; (4) notification words are written
-//! only when their value changes.
+//! only when their value changes; (5) what a walk has seen of a chain is a value that stays in
+//! registers, and the sum of its bytes is judged once, at its end.
 
 use crate::base::Base;
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, CHAIN_SLICES, Chain, Entry};
 use crate::config::{QueueConfig, RingAddresses, RingAreas, RingFeatures};
 use crate::error::QueueError;
 use crate::ring::{Chains, Ring};
+use crate::split::heads::Heads;
 use manyring_memory::{
-    GuestAddr, GuestMemory, GuestSlice, LastHit, SliceList, copy_from_slices, fence_full,
+    GuestAddr, GuestMemory, GuestSlice, LastHit, MemoryError, SliceList, copy_from_slices,
+    fence_full,
 };
 use manyring_wire::virtqueue::{
     AVAIL_F_NO_INTERRUPT, DESCRIPTOR_SIZE, Descriptor, RING_FLAGS, RING_IDX, USED_F_NO_NOTIFY,
@@ -50,6 +54,8 @@ pub struct DeviceHalf {
     /// The notification word as last written: `avail_event`, or the flags.
     event_written: Option<u16>,
     in_flight: u16,
+    /// Which heads are those of the chains in flight.
+    heads: Heads,
     fault: Option<QueueError>,
 }
 
@@ -88,6 +94,7 @@ impl DeviceHalf {
             signalled_idx: used_idx,
             event_written: None,
             in_flight: 0,
+            heads: Heads::new(config.size),
             fault: None,
         })
     }
@@ -100,12 +107,14 @@ impl DeviceHalf {
         if head >= self.size {
             return Err(QueueError::DescriptorIndex { index: head, size: self.size });
         }
+        if !self.heads.mark(head) {
+            return Err(QueueError::InFlight { head });
+        }
         let start = batch.slices.len();
-        let mut walk = Walk { first: start, empty: 0, bytes: 0, writable_at: None };
-        self.walk_table(head, &mut walk, &mut batch.slices)?;
+        let walk = self.walk_table(head, Walk::from(start), &mut batch.slices)?;
         *empty += walk.empty;
         let end = batch.slices.len();
-        let border = walk.writable_at.unwrap_or(end);
+        let border = walk.writable_at.min(end);
         self.last_avail = self.last_avail.wrapping_add(1);
         self.in_flight += 1;
         let chain = Some(Chain::new(head));
@@ -117,13 +126,13 @@ impl DeviceHalf {
     fn walk_table(
         &mut self,
         head: u16,
-        walk: &mut Walk,
+        mut walk: Walk,
         slices: &mut SliceList,
-    ) -> Result<(), QueueError> {
-        let mut index = head;
-        for _ in 0..self.size {
-            if index >= self.size {
-                return Err(QueueError::DescriptorIndex { index, size: self.size });
+    ) -> Result<Walk, QueueError> {
+        let (mut index, size) = (head, self.size);
+        for _ in 0..size {
+            if index >= size {
+                return Err(QueueError::DescriptorIndex { index, size });
             }
             let at = usize::from(index) * DESCRIPTOR_SIZE;
             let (low, high) = self.areas.desc.load_u64_pair(at);
@@ -136,20 +145,20 @@ impl DeviceHalf {
             }
             walk.add(desc, &mut self.last_hit, slices)?;
             if !desc.has_next() {
-                return Ok(());
+                return walk.end();
             }
             index = desc.next;
         }
-        Err(QueueError::ChainLength { max: usize::from(self.size) })
+        Err(QueueError::ChainLength { max: size.into() })
     }
 
     /// Follows `next` through an indirect table; each descriptor is copied out once.
     fn walk_indirect(
         &mut self,
         desc: Descriptor,
-        walk: &mut Walk,
+        mut walk: Walk,
         slices: &mut SliceList,
-    ) -> Result<(), QueueError> {
+    ) -> Result<Walk, QueueError> {
         if !self.features.indirect {
             return Err(QueueError::IndirectNotNegotiated);
         }
@@ -187,7 +196,7 @@ impl DeviceHalf {
             }
             walk.add(desc, &mut self.last_hit, slices)?;
             if !desc.has_next() {
-                return Ok(());
+                return walk.end();
             }
             index = desc.next;
         }
@@ -344,6 +353,7 @@ impl Chains for DeviceHalf {
         let head = chain.finish();
         self.last_avail = self.last_avail.wrapping_sub(1);
         self.in_flight -= 1;
+        self.heads.clear(head);
         debug_assert!(
             self.fault.is_some() || {
                 let slot = self.last_avail & (self.size - 1);
@@ -356,13 +366,14 @@ impl Chains for DeviceHalf {
     fn push_used(&mut self, chain: Chain, written: u32) {
         let head = chain.finish();
         self.in_flight -= 1;
+        self.heads.clear(head);
         let slot = self.used_idx & (self.size - 1);
         self.areas.used.store_pair(used_entry(slot), (u32::from(head), written));
         self.used_idx = self.used_idx.wrapping_add(1);
     }
 
     fn discard(&mut self, chain: Chain) {
-        chain.finish();
+        self.heads.clear(chain.finish());
         self.in_flight -= 1;
     }
 }
@@ -389,18 +400,27 @@ impl Table<'_> {
     }
 }
 
-/// What a walk along a chain has seen.
+/// What a walk along a chain has seen. Passed on by value: it stays in registers.
 struct Walk {
-    /// Where the slices of the chain begin.
-    first: usize,
+    /// Slices and empty descriptors that the batch may hold after this chain.
+    limit: usize,
     /// Descriptors of no bytes.
     empty: usize,
+    /// Bytes of all descriptors: no chain is so long that their sum wraps.
     bytes: u64,
-    /// Where the writable slices begin.
-    writable_at: Option<usize>,
+    /// Where the writable slices begin; [`NOWHERE`] until there is one.
+    writable_at: usize,
 }
 
+/// Behind every slice.
+const NOWHERE: usize = usize::MAX;
+
 impl Walk {
+    /// A walk along a chain whose slices begin at `start`.
+    fn from(start: usize) -> Self {
+        Self { limit: start + CHAIN_SLICES, empty: 0, bytes: 0, writable_at: NOWHERE }
+    }
+
     /// Adds one descriptor: readable ones come first, all bytes are in guest memory. Descriptors
     /// of no bytes are passed over.
     #[inline]
@@ -411,22 +431,37 @@ impl Walk {
         slices: &mut SliceList,
     ) -> Result<(), QueueError> {
         if desc.is_writable() {
-            self.writable_at.get_or_insert(slices.len());
-        } else if self.writable_at.is_some() {
+            self.writable_at = self.writable_at.min(slices.len());
+        } else if self.writable_at != NOWHERE {
             return Err(QueueError::ReadableAfterWritable);
         }
         self.bytes += u64::from(desc.len);
-        if self.bytes > u64::from(u32::MAX) {
-            return Err(QueueError::ChainBytes);
-        }
         if desc.len == 0 {
             self.empty += 1;
         } else {
-            slices.resolve(GuestAddr(desc.addr), desc.len, last_hit).map_err(QueueError::Buffer)?;
+            let resolved = slices.resolve(GuestAddr(desc.addr), desc.len, last_hit);
+            resolved.map_err(|error| self.wrong(error))?;
         }
-        if slices.len() - self.first + self.empty > CHAIN_SLICES {
+        if slices.len() + self.empty > self.limit {
             return Err(QueueError::ChainSlices { max: CHAIN_SLICES });
         }
         Ok(())
+    }
+
+    /// The chain ends here.
+    #[inline]
+    fn end(self) -> Result<Self, QueueError> {
+        if self.is_too_long() { Err(QueueError::ChainBytes) } else { Ok(self) }
+    }
+
+    #[inline]
+    fn is_too_long(&self) -> bool {
+        self.bytes > u64::from(u32::MAX)
+    }
+
+    /// The last descriptor is not in memory, which it could not be in a chain that is too long.
+    #[cold]
+    fn wrong(&self, error: MemoryError) -> QueueError {
+        if self.is_too_long() { QueueError::ChainBytes } else { QueueError::Buffer(error) }
     }
 }

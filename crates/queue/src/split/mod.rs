@@ -2,6 +2,7 @@
 
 mod device;
 mod driver;
+mod heads;
 
 pub use crate::config::RingAreas;
 pub use device::DeviceHalf;
