@@ -58,7 +58,7 @@ impl SoloRunning {
         let disk_queue = disk.open_queue(false)?;
         // The pool starts no thread before a queue is started in it.
         let device = BlkDevice::new(options, disk, Pool::new(PoolOptions::default()));
-        let handler = device.solo(disk_queue, memory, size);
+        let handler = device.solo(disk_queue, memory);
         Self::new(activation, handler, Class::Blk)
     }
 

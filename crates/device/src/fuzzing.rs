@@ -36,7 +36,7 @@ impl SoloQueue {
         let disk_queue = disk.open_queue(false)?;
         // The pool starts no thread before a queue is started in it.
         let device = BlkDevice::new(options, disk, Pool::new(PoolOptions::default()));
-        let blk = device.solo(disk_queue, queue.memory().clone(), queue.size());
+        let blk = device.solo(disk_queue, queue.memory().clone());
         Ok(Self { queue, blk, stats: QueueStats::default() })
     }
 

@@ -17,6 +17,7 @@ pub mod bench;
 pub mod blk;
 mod bridge;
 mod doorbell;
+mod epoch;
 mod foreign;
 #[cfg(fuzzing)]
 pub mod fuzzing;
@@ -34,6 +35,7 @@ mod running;
 mod seats;
 mod sentry;
 pub mod stats;
+mod table;
 mod told;
 mod wait;
 mod worker;

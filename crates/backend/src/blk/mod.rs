@@ -84,7 +84,8 @@ pub enum Op {
 /// One request. Offsets and lengths in bytes.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Comes back in the completion; small and dense (an index below the queue's size).
+    /// Comes back in the completion: a number below the ring's size that no other request in
+    /// flight has.
     pub token: u32,
     /// What to do.
     pub op: Op,

@@ -47,8 +47,11 @@ const INLINE_BYTES: u64 = 128 << 10;
 const DIRECT_SHARE: u64 = 8;
 /// Bytes of one entry at most: the kernel's threads, which are few, take turns among requests.
 const PIECE_BYTES: u64 = 4 << 20;
-/// Slices that a request may keep memory for after it is done.
+/// Slices for which the list of a request keeps its room when the request is done: the lists of
+/// the first tokens keep much, those of the rest, which only rings of more entries have, little.
 const SLICES_KEPT: usize = 256;
+const TOKENS_KEPT: usize = 1024;
+const SLICES_KEPT_BEYOND: usize = 4;
 /// Zeroes that are written where no file system call can make them: this many bytes of memory,
 /// this many times in one entry.
 const ZEROES: (u64, usize) = (256 << 10, 16);
@@ -197,6 +200,16 @@ impl UringQueue {
         entry.rest.extend(pieces);
     }
 
+    /// The request of a token is done.
+    fn close(&mut self, token: u32) {
+        let entry = &mut self.in_flight[token as usize];
+        entry.close();
+        if token as usize >= TOKENS_KEPT {
+            entry.rest.clear();
+            entry.rest.shrink_to(SLICES_KEPT_BEYOND);
+        }
+    }
+
     /// Gives what is left of a request to the ring.
     fn start(&mut self, token: u32, ring: &mut Ring) {
         let entry = &mut self.in_flight[token as usize];
@@ -288,6 +301,7 @@ impl UringQueue {
         if request.op == Op::Read && self.reads_here(request.len, ring) {
             let result = self.read_cached(request.token);
             if result.is_some() {
+                self.close(request.token);
                 return result;
             }
         }
@@ -366,7 +380,7 @@ impl DiskQueue for UringQueue {
             Step::Done => Ok(()),
             Step::Failed(errno) => Err(errno),
         };
-        entry.close();
+        self.close(token);
         done.push(Completion { token, result });
     }
 

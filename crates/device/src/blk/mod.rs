@@ -22,8 +22,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// Requests of a queue that are taken out of its ring and not answered, at most: more of a larger
-/// ring waits in it. So what is kept for requests in flight has the same bound for rings of every
-/// size, and no disk has use for more.
+/// ring waits in it. So what requests in flight hold has the same bound for rings of every size,
+/// and no disk has use for more.
 pub(crate) const IN_FLIGHT_MAX: u16 = 1024;
 
 /// Longest wait for the requests in flight before a disk is cut.
@@ -114,9 +114,8 @@ impl BlkDevice {
         &self,
         disk: Box<dyn manyring_backend::blk::DiskQueue>,
         memory: Arc<manyring_memory::GuestMemory>,
-        size: u16,
     ) -> BlkQueue {
-        BlkQueue::new(disk, self.shared.clone(), memory, size)
+        BlkQueue::new(disk, self.shared.clone(), memory)
     }
 
     fn geometry(&self) -> Geometry {
@@ -197,8 +196,8 @@ impl BlkDevice {
         let disk = self.disk.open_queue(has_ring)?;
         let stats = self.stats.get(activation.index).cloned().unwrap_or_default();
         let memory = activation.queue.memory().clone();
-        let (size, features) = (activation.queue.size(), activation.features);
-        let blk = BlkQueue::new(disk, self.shared.clone(), memory, size).with_features(features);
+        let features = activation.features;
+        let blk = BlkQueue::new(disk, self.shared.clone(), memory).with_features(features);
         let home = Home { device: self.options.name.clone(), unit: activation.index };
         let queue = RunningQueue::new(activation, blk, stats);
         self.pool.start(queue, home).ok_or(StartError::NoWorker)

@@ -71,7 +71,7 @@ impl Guest {
         Self {
             driver: DriverQueue::new(config, &memory).unwrap(),
             queue: DeviceQueue::new(config, memory.clone()).unwrap(),
-            blk: BlkQueue::new(queue, device.shared.clone(), memory, SIZE),
+            blk: BlkQueue::new(queue, device.shared.clone(), memory),
             mapping,
             device,
             stats: QueueStats::default(),

@@ -62,14 +62,13 @@ impl BlkQueue {
         disk: Box<dyn DiskQueue>,
         shared: Arc<Shared>,
         memory: Arc<GuestMemory>,
-        size: u16,
     ) -> Self {
         Self {
             burst_max: disk.burst_max().min(BURST_MAX),
             slice_max: usize::MAX,
             disk,
             shared,
-            pending: Pending::new(memory, size),
+            pending: Pending::new(memory),
             batch: Batch::new(),
             burst: Burst::default(),
             done: Vec::new(),
@@ -169,7 +168,8 @@ impl BlkQueue {
         };
         let mut parsed = parse(&self.shared, header, readable, writable, &mut self.burst);
         let slice_max = self.slice_max;
-        if self.burst.new_slices().iter().any(|slice| slice.len() > slice_max) {
+        let is_bounded = slice_max != usize::MAX;
+        if is_bounded && self.burst.new_slices().iter().any(|slice| slice.len() > slice_max) {
             parsed = Parsed::refuse(Status::IoErr);
         }
         match parsed {
@@ -205,8 +205,7 @@ impl BlkQueue {
         let mut lost = false;
         let mut tally = Tally::default();
         for (token, status) in self.answered.drain(..) {
-            if let Some(request) = self.pending.take(token) {
-                self.pending.write_status(&request, status as u8);
+            if let Some(request) = self.pending.finish(token, status as u8) {
                 tally.finish(request, status, now_ns, queue, stats);
             }
         }
@@ -219,8 +218,7 @@ impl BlkQueue {
                     Status::IoErr
                 }
             };
-            if let Some(request) = self.pending.take(completion.token) {
-                self.pending.write_status(&request, status as u8);
+            if let Some(request) = self.pending.finish(completion.token, status as u8) {
                 tally.finish(request, status, now_ns, queue, stats);
             }
         }

@@ -85,8 +85,7 @@ fn rig_with(
     }
     driver.publish();
     let device = Guest::plain().device;
-    let blk =
-        BlkQueue::new(disk.open_queue(false).unwrap(), device.shared.clone(), memory.clone(), RING);
+    let blk = BlkQueue::new(disk.open_queue(false).unwrap(), device.shared.clone(), memory.clone());
     let activation = Activation {
         index: 0,
         queue: DeviceQueue::new(config, memory).unwrap(),

@@ -1,0 +1,186 @@
+//! `Epochs`: which snapshots of guest memory are still in use, and who waits for their end.
+//!
+//! ```text
+//! retire(memory):  a new epoch begins; the former one keeps its snapshot while something uses it
+//! end(epoch):      something of that epoch is done
+//! acknowledge():   tells everybody who waits for epochs of which nothing is left, oldest first
+//! ```
+//! What is in flight carries the epoch in which it began: its slices lie in the snapshot of that
+//! epoch. Whoever works on it - the worker, the kernel, a thread of a disk - may use them until it
+//! is done. Epochs are acknowledged in order, because what began in an older one may use memory
+//! that only a later change removed.
+
+use crate::orders::Fence;
+use manyring_memory::GuestMemory;
+use std::sync::Arc;
+
+/// Names the time between two changes of a queue's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Epoch(u32);
+
+/// An epoch that has ended, while something of it is in flight.
+#[derive(Debug)]
+struct Retiring {
+    epoch: Epoch,
+    /// How much of it is in flight.
+    left: usize,
+    memory: Arc<GuestMemory>,
+    reply: Fence,
+}
+
+/// The epochs of a queue: the present one, and those that have ended and not been acknowledged.
+#[derive(Debug)]
+pub(crate) struct Epochs {
+    current: Epoch,
+    memory: Arc<GuestMemory>,
+    /// The oldest first.
+    retiring: Vec<Retiring>,
+}
+
+impl Epochs {
+    pub(crate) fn new(memory: Arc<GuestMemory>) -> Self {
+        Self { current: Epoch(0), memory, retiring: Vec::new() }
+    }
+
+    /// The epoch of what begins now.
+    #[inline]
+    pub(crate) fn current(&self) -> Epoch {
+        self.current
+    }
+
+    /// The snapshot of `epoch`: that of the present epoch, or of one that is not acknowledged.
+    ///
+    /// # Panics
+    /// If `epoch` is over: what is in flight would use memory that may be unmapped.
+    #[inline]
+    pub(crate) fn memory(&self, epoch: Epoch) -> &GuestMemory {
+        if epoch == self.current { &self.memory } else { self.older(epoch) }
+    }
+
+    #[cold]
+    fn older(&self, epoch: Epoch) -> &GuestMemory {
+        let older = self.retiring.iter().find(|retiring| retiring.epoch == epoch);
+        let Some(older) = older else { panic!("{epoch:?} is over, and something was in flight") };
+        &older.memory
+    }
+
+    /// Something of `epoch` is done. Its snapshot stays until [`Self::acknowledge`].
+    #[inline]
+    pub(crate) fn end(&mut self, epoch: Epoch) {
+        if epoch != self.current {
+            self.end_older(epoch);
+        }
+    }
+
+    #[cold]
+    fn end_older(&mut self, epoch: Epoch) {
+        let older = self.retiring.iter_mut().find(|retiring| retiring.epoch == epoch);
+        debug_assert!(older.as_ref().is_some_and(|older| older.left > 0), "{epoch:?} is over");
+        if let Some(older) = older {
+            older.left -= 1;
+        }
+    }
+
+    /// Begins a new epoch with `memory`; `reply` is told when nothing of an older one is left.
+    /// `in_flight` is how much there is of the present one.
+    pub(crate) fn retire(&mut self, memory: Arc<GuestMemory>, in_flight: usize, reply: Fence) {
+        let (epoch, left) = (self.current, in_flight);
+        let memory = std::mem::replace(&mut self.memory, memory);
+        self.retiring.push(Retiring { epoch, left, memory, reply });
+        self.current = Epoch(epoch.0.wrapping_add(1));
+        self.acknowledge();
+    }
+
+    /// `reply` is told when nothing is left of what began until now. Memory stays as it is.
+    pub(crate) fn barrier(&mut self, in_flight: usize, reply: Fence) {
+        self.retire(self.memory.clone(), in_flight, reply);
+    }
+
+    /// Acknowledges the epochs of which nothing is left. Called when all that has ended was
+    /// answered: it lets go of their snapshots.
+    #[inline]
+    pub(crate) fn acknowledge(&mut self) {
+        if !self.retiring.is_empty() {
+            self.acknowledge_older();
+        }
+    }
+
+    #[cold]
+    fn acknowledge_older(&mut self) {
+        let done = self.retiring.iter().take_while(|retiring| retiring.left == 0).count();
+        for Retiring { memory, reply, .. } in self.retiring.drain(..done) {
+            // First: whoever hears the reply is then the last to hold the snapshot, and unmaps it
+            // where that may take long.
+            drop(memory);
+            let _ = reply.send(Ok(()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::Pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Mutex, Weak};
+    use std::task::{Context, Wake, Waker};
+    use tokio::sync::oneshot;
+
+    /// Counts the holders of a snapshot when it is woken.
+    struct Holders {
+        memory: Mutex<Weak<GuestMemory>>,
+        seen: AtomicUsize,
+    }
+
+    impl Wake for Holders {
+        fn wake(self: Arc<Self>) {
+            let holders = self.memory.lock().unwrap().strong_count();
+            self.seen.store(holders, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_let_go_of_before_its_change_is_acknowledged() {
+        // As the control thread holds it, until it hears the reply.
+        let memory = Arc::new(GuestMemory::default());
+        let mut epochs = Epochs::new(memory.clone());
+        let (reply, mut heard) = oneshot::channel();
+        let (held, seen) = (Mutex::new(Arc::downgrade(&memory)), AtomicUsize::new(usize::MAX));
+        let holders = Arc::new(Holders { memory: held, seen });
+        let waker = Waker::from(holders.clone());
+        assert!(Pin::new(&mut heard).poll(&mut Context::from_waker(&waker)).is_pending());
+        epochs.retire(Arc::default(), 0, reply);
+        assert_eq!(holders.seen.load(Ordering::Relaxed), 1, "the worker may unmap it");
+    }
+
+    #[test]
+    fn epochs_are_acknowledged_in_order_when_nothing_of_an_older_one_is_left() {
+        let mut epochs = Epochs::new(Arc::default());
+        let (first, second) = (epochs.current(), Arc::new(GuestMemory::default()));
+        let (reply, mut changed) = oneshot::channel();
+        epochs.retire(second.clone(), 2, reply);
+        let (reply, mut passed) = oneshot::channel();
+        let later = epochs.current();
+        epochs.barrier(1, reply);
+        assert!(std::ptr::eq(epochs.memory(later), Arc::as_ptr(&second)));
+        // What is done first began last: whoever waits for it waits for the older ones too.
+        epochs.end(later);
+        epochs.end(first);
+        epochs.acknowledge();
+        assert!(changed.try_recv().is_err() && passed.try_recv().is_err(), "one is left");
+        epochs.end(epochs.current());
+        epochs.end(first);
+        assert!(changed.try_recv().is_err(), "the answers have not been written yet");
+        epochs.acknowledge();
+        assert!(changed.try_recv().is_ok() && passed.try_recv().is_ok());
+    }
+
+    #[test]
+    #[should_panic(expected = "is over")]
+    fn the_memory_of_an_epoch_that_was_acknowledged_is_not_lent() {
+        let mut epochs = Epochs::new(Arc::default());
+        let first = epochs.current();
+        epochs.retire(Arc::default(), 0, oneshot::channel().0);
+        let _ = epochs.memory(first);
+    }
+}

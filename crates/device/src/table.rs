@@ -1,0 +1,82 @@
+//! `Table`: what belongs to each chain in flight, under the chain's slot.
+//!
+//! A slot is a number below the ring's size that no other chain in flight has: so there is no list
+//! of free places, and the number that a disk or a port is given to name its work by is the slot.
+
+use crate::epoch::Epoch;
+
+/// What is in flight, each with the epoch of the memory that it uses. Grows with the slots that are
+/// used, to the ring's size at most, and then no longer allocates.
+#[derive(Debug)]
+pub(crate) struct Table<T>(Vec<Option<(Epoch, T)>>);
+
+impl<T> Table<T> {
+    pub(crate) const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Keeps what belongs to the chain in `slot`.
+    #[inline]
+    pub(crate) fn insert(&mut self, slot: u16, epoch: Epoch, what: T) {
+        let slot = usize::from(slot);
+        if slot >= self.0.len() {
+            self.grow(slot + 1);
+        }
+        debug_assert!(self.0[slot].is_none(), "slot {slot} is in flight");
+        self.0[slot] = Some((epoch, what));
+    }
+
+    #[cold]
+    fn grow(&mut self, len: usize) {
+        self.0.resize_with(len, || None);
+    }
+
+    /// Takes what belongs to the chain in `slot`. `None` if there is nothing: a fault of whoever
+    /// names the slot, and not of the guest.
+    #[inline]
+    pub(crate) fn take(&mut self, slot: u32) -> Option<(Epoch, T)> {
+        self.0.get_mut(slot as usize)?.take()
+    }
+
+    /// How many use the memory of `epoch`. Walks the table.
+    pub(crate) fn count(&self, epoch: Epoch) -> usize {
+        self.0.iter().flatten().filter(|(of, _)| *of == epoch).count()
+    }
+
+    /// Takes all that is left.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.0.drain(..).flatten().map(|(_, what)| what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::epoch::Epochs;
+    use std::sync::Arc;
+
+    #[test]
+    fn each_slot_keeps_its_own_until_it_is_taken_once() {
+        let epoch = Epochs::new(Arc::default()).current();
+        let mut table = Table::new();
+        for slot in [7, 0, 1023, 3] {
+            table.insert(slot, epoch, slot);
+        }
+        assert_eq!((table.count(epoch), table.take(5)), (4, None));
+        assert_eq!((table.take(7), table.take(7)), (Some((epoch, 7)), None));
+        assert_eq!((table.take(1024), table.take(u32::MAX)), (None, None));
+        table.insert(7, epoch, 70);
+        assert_eq!(table.drain().collect::<Vec<_>>(), [0, 3, 70, 1023]);
+        assert_eq!((table.count(epoch), table.take(0)), (0, None));
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "slot 2 is in flight")]
+    fn a_slot_that_is_in_flight_is_not_given_away_again() {
+        let epoch = Epochs::new(Arc::default()).current();
+        let mut table = Table::new();
+        table.insert(2, epoch, ());
+        table.insert(2, epoch, ());
+    }
+}
