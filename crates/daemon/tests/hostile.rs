@@ -77,6 +77,7 @@ fn line_of(spoil: Spoil) -> &'static str {
         Spoil::Loop | Spoil::SelfLoop | Spoil::IndirectLoop => "it loops",
         Spoil::NextOutside | Spoil::HeadOutside => "in a table of 16",
         Spoil::IndirectNextOutside => "in a table of 3",
+        Spoil::HeadTwice => "chain 0 is available again while it is in flight",
         Spoil::AddressOutside | Spoil::AddressWraps | Spoil::LengthOutside => "not in guest memory",
         Spoil::LengthHuge => "longer than 2^32 bytes",
         Spoil::AvailJump | Spoil::AvailBack => "available index jumped",
@@ -102,7 +103,9 @@ fn spoil_ring(guest: &mut BlkDriver, spoil: Spoil) {
     ring.offer(spoil).unwrap();
     vring.kick().unwrap();
     assert!(vring.wait_err(LONG).unwrap(), "{spoil:?}: err is silent");
-    assert_eq!(ring.used_idx(), 1, "{spoil:?} was answered");
+    // Before a chain that is in flight already comes that chain, which is in order.
+    let answered = 1 + u16::from(spoil == Spoil::HeadTwice);
+    assert_eq!(ring.used_idx(), answered, "{spoil:?} was answered");
     guest.front.features().expect("the session goes on");
     let base = guest.front.vring_base(0).expect("the session goes on");
     assert!(base <= 2, "{spoil:?}: base {base}");

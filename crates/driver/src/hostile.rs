@@ -41,6 +41,8 @@ pub enum Spoil {
     NextOutside,
     /// The head lies past the table.
     HeadOutside,
+    /// The head is available twice at once: the first of both is a correct request.
+    HeadTwice,
     /// A buffer at an address in no region.
     AddressOutside,
     /// A buffer whose end wraps around 2^64.
@@ -79,11 +81,12 @@ pub enum Spoil {
 
 impl Spoil {
     /// Every way.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Loop,
         Self::SelfLoop,
         Self::NextOutside,
         Self::HeadOutside,
+        Self::HeadTwice,
         Self::AddressOutside,
         Self::AddressWraps,
         Self::LengthOutside,
@@ -281,6 +284,13 @@ impl HostileRing {
         }
         match spoil {
             Spoil::HeadOutside => self.make_available(self.size),
+            Spoil::HeadTwice => {
+                for n in 0..2 {
+                    let slot = self.avail_idx.wrapping_add(n) & (self.size - 1);
+                    self.avail.store_u16(avail_entry(slot), 0);
+                }
+                self.jump(2);
+            }
             Spoil::AvailJump => self.jump(self.size + 1),
             Spoil::AvailBack => self.jump(u16::MAX),
             _ => self.make_available(0),
