@@ -100,11 +100,12 @@ impl House {
             let at = || plan.daemon.place.at("control");
             check_path(control).map_err(|source| AssembleError::Socket { at: at(), source })?;
         }
-        let pool = Pool::new(PoolOptions {
+        let options = PoolOptions {
             workers_max: plan.daemon.workers,
             spin_us: plan.daemon.spin_us,
             uring: plan.daemon.io_uring,
-        });
+        };
+        let pool = Pool::pinned(options, plan.pins());
         let (mut parts, mut endpoints) = (Vec::new(), Vec::new());
         for blk in &plan.blk {
             endpoints.push(served(&blk.device)?);

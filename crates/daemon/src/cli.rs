@@ -205,6 +205,9 @@ pub(crate) struct DaemonArgs {
     /// Workers at most [default: the CPUs this process may use].
     #[arg(long, value_name = "N")]
     pub(crate) workers: Option<usize>,
+    /// The CPUs of a worker, like 0-3,8; once for each worker [default: all].
+    #[arg(long, value_name = "CPUS")]
+    pub(crate) worker_cpus: Option<Vec<String>>,
     /// Microseconds to look for work before sleeping, 0 to 32 [default: 32].
     #[arg(long, value_name = "US")]
     pub(crate) spin_us: Option<u32>,
@@ -251,6 +254,9 @@ pub(crate) struct BlkArgs {
     /// Entries of a ring that the limits of a request are made for [default: 128].
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
+    /// The worker of each queue, by its index [default: it goes where it is best served].
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub(crate) queue_workers: Option<Vec<usize>>,
     /// The device id string, at most 20 characters [default: the name].
     #[arg(long)]
     pub(crate) serial: Option<String>,
@@ -293,6 +299,9 @@ pub(crate) struct NetArgs {
     /// Queue pairs, 1 to 127 [default: 1, or the number of --tap-fd].
     #[arg(long, value_name = "N")]
     pub(crate) queue_pairs: Option<usize>,
+    /// The worker of each queue pair, by its index [default: it goes where it is best served].
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub(crate) queue_workers: Option<Vec<usize>>,
     /// MAC address of the guest [default: a macvtap's own, else made from name and socket].
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<String>,
@@ -322,6 +331,7 @@ impl From<DaemonArgs> for RawDaemon {
     fn from(args: DaemonArgs) -> Self {
         Self {
             workers: args.workers,
+            worker_cpus: args.worker_cpus,
             spin_us: args.spin_us,
             io_uring: args.no_io_uring.then_some(false),
             control: args.control,
@@ -339,6 +349,7 @@ impl From<BlkArgs> for RawConfig {
             direct: args.direct,
             format: args.format,
             num_queues: args.num_queues,
+            queue_workers: args.queue_workers,
             queue_size: args.queue_size,
             serial: args.serial,
             cache: args.cache,
@@ -358,6 +369,7 @@ impl From<NetArgs> for RawConfig {
             null: args.null,
             generate: args.generate,
             queue_pairs: args.queue_pairs,
+            queue_workers: args.queue_workers,
             mac: args.mac,
             mtu: args.mtu,
             speed: args.speed,

@@ -2,14 +2,17 @@
 
 mod access;
 mod net;
+mod pins;
 mod place;
 mod unique;
 
 pub(crate) use access::AccessPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
+pub(crate) use pins::in_words;
 pub(crate) use place::{Place, PlanError, Source};
 
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
+use manyring_device::Pins;
 use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -28,6 +31,9 @@ pub(crate) struct DaemonPlan {
     #[serde(skip)]
     pub(crate) place: Place,
     pub(crate) workers: usize,
+    /// The CPUs of each worker; those behind the last one run wherever the process may.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) worker_cpus: Vec<Vec<usize>>,
     pub(crate) spin_us: u32,
     pub(crate) io_uring: bool,
     pub(crate) control: Option<PathBuf>,
@@ -41,6 +47,10 @@ pub(crate) struct DevicePlan {
     pub(crate) name: String,
     pub(crate) socket: SocketPlan,
     pub(crate) one_off: bool,
+    /// The worker of each queue or queue pair; those behind the last one go where the balance puts
+    /// them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) queue_workers: Vec<usize>,
     /// Seconds.
     pub(crate) handshake_timeout: u64,
 }
@@ -119,6 +129,7 @@ impl Plan {
             .collect::<Result<Vec<_>, _>>()?;
         let plan = Self { daemon, blk, net };
         unique::check(&plan)?;
+        pins::check(&plan)?;
         Ok(plan)
     }
 
@@ -133,6 +144,14 @@ impl Plan {
         format!("DEVICE: is missing; those of {} are: {}", file.display(), names.join(", "))
     }
 
+    /// What the operator has chosen of the workers.
+    pub(crate) fn pins(&self) -> Pins {
+        let pinned = self.devices().filter(|device| !device.queue_workers.is_empty());
+        let pin = |device: &DevicePlan| (device.name.clone(), device.queue_workers.clone());
+        let worker_cpus = self.daemon.worker_cpus.clone();
+        Pins { worker_cpus, queue_workers: pinned.map(pin).collect() }
+    }
+
     /// Every device, whatever its kind.
     fn devices(&self) -> impl Iterator<Item = &DevicePlan> {
         self.blk.iter().map(|blk| &blk.device).chain(self.net.iter().map(|net| &net.device))
@@ -141,11 +160,17 @@ impl Plan {
 
 impl DaemonPlan {
     fn new(raw: &RawDaemon, place: Place) -> Result<Self, PlanError> {
+        let worker_cpus = pins::worker_cpus(raw.worker_cpus.as_deref(), &place)?;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = raw.workers.unwrap_or(cpus);
+        let bound = (!worker_cpus.is_empty()).then_some(worker_cpus.len());
+        let workers = raw.workers.or(bound).unwrap_or(cpus);
         let spin_us = raw.spin_us.unwrap_or(32);
         if !(1..=256).contains(&workers) {
             return place.error("workers", format!("{workers} is not between 1 and 256"));
+        }
+        if worker_cpus.len() > workers {
+            let problem = format!("{} sets contradict {workers} workers", worker_cpus.len());
+            return place.error("worker_cpus", problem);
         }
         if spin_us > 32 {
             return place.error("spin_us", format!("{spin_us} is more than 32 microseconds"));
@@ -154,7 +179,8 @@ impl DaemonPlan {
             check_len(path, &place, "control")?;
         }
         let io_uring = raw.io_uring.unwrap_or(true);
-        Ok(Self { place, workers, spin_us, io_uring, control: raw.control.clone() })
+        let control = raw.control.clone();
+        Ok(Self { place, workers, worker_cpus, spin_us, io_uring, control })
     }
 }
 
@@ -183,7 +209,8 @@ impl BlkPlan {
                 return place.error("cache", problem);
             }
         };
-        let device = DevicePlan::new(name, place, raw.socket())?;
+        let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), num_queues, &place)?;
+        let device = DevicePlan::new(name, place, raw.socket(), queue_workers)?;
         Ok(Self {
             disk: DiskPlan::new(&raw, &device.place)?,
             read_only: raw.read_only,
@@ -199,14 +226,19 @@ impl BlkPlan {
 
 impl DevicePlan {
     /// `name` has been checked.
-    fn new(name: String, place: Place, raw: RawSocket) -> Result<Self, PlanError> {
+    fn new(
+        name: String,
+        place: Place,
+        raw: RawSocket,
+        queue_workers: Vec<usize>,
+    ) -> Result<Self, PlanError> {
         let handshake_timeout = raw.handshake_timeout.unwrap_or(10);
         if !(1..=3600).contains(&handshake_timeout) {
             let problem = format!("{handshake_timeout} is not between 1 and 3600 seconds");
             return place.error("handshake_timeout", problem);
         }
         let (one_off, socket) = (raw.one_off, SocketPlan::new(raw, &place)?);
-        Ok(Self { place, name, socket, one_off, handshake_timeout })
+        Ok(Self { place, name, socket, one_off, queue_workers, handshake_timeout })
     }
 }
 

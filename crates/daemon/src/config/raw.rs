@@ -27,6 +27,8 @@ pub(crate) struct RawConfig {
 pub(crate) struct RawDaemon {
     /// Workers at most; default: the CPUs this process may use.
     pub(crate) workers: Option<usize>,
+    /// The CPUs of each worker, like `0-3,8`; default: all that this process may use.
+    pub(crate) worker_cpus: Option<Vec<String>>,
     /// Microseconds to look for work before sleeping, 0 to 32; default 32.
     pub(crate) spin_us: Option<u32>,
     /// Use io_uring where the kernel allows it; default true.
@@ -173,6 +175,8 @@ device_table! {
         pub(crate) num_queues: Option<usize>,
         /// Entries of a ring that the limits of a request are made for; default 128.
         pub(crate) queue_size: Option<u16>,
+        /// The worker of each queue, by its index; default: it goes where it is best served.
+        pub(crate) queue_workers: Option<Vec<usize>>,
         /// The device id string, at most 20 bytes; default: the name.
         pub(crate) serial: Option<String>,
         /// `writeback` (default) or `writethrough`.
@@ -199,6 +203,8 @@ device_table! {
         pub(crate) generate: Option<usize>,
         /// Queue pairs, 1 to 127; default 1, or the number of `tap_fds`.
         pub(crate) queue_pairs: Option<usize>,
+        /// The worker of each queue pair, by its index; default: it goes where it is best served.
+        pub(crate) queue_workers: Option<Vec<usize>>,
         /// MAC address of the guest; default: a macvtap's own, else made from name and socket.
         pub(crate) mac: Option<String>,
         /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.

@@ -1,6 +1,6 @@
 //! What will be done of a network device.
 
-use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place};
+use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
 use crate::config::raw::{RawNet, RawNetFault};
 use manyring_device::net::{MacAddress, is_mtu, parse_mac};
 use serde::{Serialize, Serializer};
@@ -73,8 +73,9 @@ impl NetPlan {
             let problem = format!("{speed} is not between 1 and {SPEED_MAX} Mbit/s");
             return place.error("speed", problem);
         }
+        let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;
         Ok(Self {
-            device: DevicePlan::new(name, place, raw.socket())?,
+            device: DevicePlan::new(name, place, raw.socket(), queue_workers)?,
             queue_pairs,
             mac,
             mtu,
