@@ -97,6 +97,20 @@ fn workers(out: &mut String, state: &State) {
     let slept = "manyring_worker_slept_seconds";
     family(out, slept, "counter", Some("seconds"), "Time the worker slept");
     each(out, "manyring_worker_slept_seconds_total", &|worker| seconds(worker.slept_ns));
+    family(out, "manyring_worker_running", "gauge", None, "1 while the worker's thread runs");
+    each(out, "manyring_worker_running", &|worker| u8::from(worker.running).to_string());
+    let ran = "manyring_worker_ran_seconds";
+    family(out, ran, "counter", Some("seconds"), "Time the worker ran on a CPU");
+    each(out, "manyring_worker_ran_seconds_total", &|worker| seconds(worker.ran_ns));
+    let looked = "manyring_worker_looked_seconds";
+    family(out, looked, "counter", Some("seconds"), "Time the worker looked and found no work");
+    each(out, "manyring_worker_looked_seconds_total", &|worker| seconds(worker.looked_ns));
+    let pause = "manyring_worker_move_pause_seconds";
+    let help = "Time a queue paused that came to the worker from another one";
+    family(out, pause, "histogram", Some("seconds"), help);
+    for (index, stats) in state.pool.worker_stats().iter().enumerate() {
+        buckets(out, pause, true, &format!("worker=\"{index}\""), &stats.pause_ns);
+    }
 }
 
 /// Every queue's stats with its labels.
@@ -129,7 +143,9 @@ fn queues(out: &mut String, state: &State) {
         for (labels, stats) in &all {
             let counters = stats.counters();
             if let Some(found) = counters.iter().find(|c| c.name == counter.name) {
-                line(out, &format!("{name}{suffix}"), labels, found.value);
+                let is_time = unit == Some("seconds");
+                let value = if is_time { seconds(found.value) } else { found.value.to_string() };
+                line(out, &format!("{name}{suffix}"), labels, value);
             }
         }
     }

@@ -3,15 +3,25 @@
 mod blk;
 mod net;
 mod table;
+mod workers;
 
 use crate::ask::check_name;
 use crate::cli::StatsArgs;
 use crate::control::client::ask;
-use crate::control::snapshot::{Detail, DeviceInfo, Devices};
+use crate::control::snapshot::{Detail, DeviceInfo, Devices, WorkerInfo, Workers};
 use crate::output::{Failure, print};
 use hyper::Method;
+use serde::Serialize;
 use std::time::Duration;
 use table::Before;
+
+/// What a daemon says at a time; of all its workers, unless it was asked about one device.
+#[derive(Clone, Debug, Serialize)]
+struct Shown {
+    devices: Vec<DeviceInfo>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    workers: Vec<WorkerInfo>,
+}
 
 /// `manyring stats`
 pub(crate) async fn show(args: &StatsArgs) -> Result<(), Failure> {
@@ -22,39 +32,50 @@ pub(crate) async fn show(args: &StatsArgs) -> Result<(), Failure> {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = ticks.tick().await - period;
     loop {
-        let devices = fetch(args).await?;
+        let shown = fetch(args).await?;
         let now = tokio::time::Instant::now();
         let elapsed = (now - last).as_secs_f64().max(0.001);
-        print(&render(args, &devices, Some((&before, elapsed)))?)?;
-        (before, last) = (devices, now);
+        print(&render(args, &shown, Some((&before, elapsed)))?)?;
+        (before, last) = (shown, now);
         ticks.tick().await;
     }
 }
 
-async fn fetch(args: &StatsArgs) -> Result<Vec<DeviceInfo>, String> {
+async fn fetch(args: &StatsArgs) -> Result<Shown, String> {
+    let control = &args.control;
     match &args.device {
         None => {
-            let all: Devices =
-                ask(&args.control, Method::GET, "/v1/devices", String::new()).await?;
-            Ok(all.devices)
+            let all: Devices = ask(control, Method::GET, "/v1/devices", String::new()).await?;
+            let workers: Workers = ask(control, Method::GET, "/v1/workers", String::new()).await?;
+            Ok(Shown { devices: all.devices, workers: workers.workers })
         }
         Some(name) => {
             check_name(name)?;
             let path = format!("/v1/devices/{name}");
-            Ok(vec![ask(&args.control, Method::GET, &path, String::new()).await?])
+            let device = ask(control, Method::GET, &path, String::new()).await?;
+            Ok(Shown { devices: vec![device], workers: Vec::new() })
         }
     }
 }
 
-fn render(args: &StatsArgs, devices: &[DeviceInfo], before: Before<'_>) -> Result<String, String> {
+fn render(
+    args: &StatsArgs,
+    shown: &Shown,
+    before: Option<(&Shown, f64)>,
+) -> Result<String, String> {
     if !args.json {
-        return Ok(tables(devices, before));
+        let old = before.map(|(old, seconds)| (&old.devices[..], seconds));
+        let mut text = tables(&shown.devices, old);
+        if !shown.workers.is_empty() {
+            let old = before.map(|(old, seconds)| (&old.workers[..], seconds));
+            text = format!("{text}\n{}", workers::table(&shown.workers, old));
+        }
+        return Ok(text);
     }
-    let all = Devices { devices: devices.to_vec() };
     // One line each time where there are many times.
     let text = match args.watch {
-        None => serde_json::to_string_pretty(&all),
-        Some(_) => serde_json::to_string(&all),
+        None => serde_json::to_string_pretty(shown),
+        Some(_) => serde_json::to_string(shown),
     };
     text.map(|text| text + "\n").map_err(|error| error.to_string())
 }

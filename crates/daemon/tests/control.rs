@@ -137,6 +137,9 @@ fn workers_are_listed() {
     let queues: u64 = workers.iter().map(|w| w["queues"].as_u64().unwrap()).sum();
     assert_eq!(queues, 2);
     assert!(workers.iter().all(|w| w["sleeps"].is_u64() && w["slept_ns"].is_u64()));
+    assert_eq!((&workers[0]["running"], &workers[0]["cpus"]), (&true.into(), &Value::Null));
+    assert!(workers[0]["ran_ns"].as_u64() > Some(0) && workers[0]["looked_ns"].is_u64());
+    assert_eq!(workers[0]["pause_ns"]["count"], 0, "nothing has moved");
 }
 
 #[test]
@@ -271,7 +274,10 @@ fn the_command_stats_shows_a_line_for_each_queue_that_ran() {
     assert_eq!(words[0][..4], ["DEVICE", "QUEUE", "WORKER", "REQUESTS"], "{table}");
     let of = |row: usize| (words[row][0], words[row][1], words[row][3]);
     assert_eq!((of(1), of(2)), (("vda", "0", "5"), ("vda", "1", "3")), "{table}");
-    assert_eq!((words[3][0], words[4][0], words.len()), ("ro", "ram", 5), "{table}");
+    assert_eq!((words[3][0], words[4][0], words[5].len()), ("ro", "ram", 0), "{table}");
+    let workers = "WORKER STATE CPUS QUEUES CPU s SLEEPS MOVES PAUSE p50 p99 us";
+    assert_eq!(words[6].join(" "), workers, "{table}");
+    assert_eq!(words[7][..4], ["0", "runs", "any", "2"], "{table}");
 }
 
 #[test]
@@ -377,6 +383,11 @@ fn metrics_are_openmetrics() {
         ("manyring_device_connected", "gauge"),
         ("manyring_worker_queues", "gauge"),
         ("manyring_worker_slept_seconds", "counter"),
+        ("manyring_worker_ran_seconds", "counter"),
+        ("manyring_worker_looked_seconds", "counter"),
+        ("manyring_worker_running", "gauge"),
+        ("manyring_worker_move_pause_seconds", "histogram"),
+        ("manyring_queue_busy_seconds", "counter"),
         ("manyring_queue_requests", "counter"),
         ("manyring_queue_read_bytes", "counter"),
         ("manyring_queue_calls_suppressed", "counter"),
@@ -386,6 +397,9 @@ fn metrics_are_openmetrics() {
     ] {
         assert_eq!(families.get(name).map(String::as_str), Some(kind), "{name}");
     }
+    let busy = "manyring_queue_busy_seconds_total{device=\"vda\",queue=\"0\"} ";
+    let busy = text.lines().find_map(|line| line.strip_prefix(busy)).unwrap();
+    assert!((0.0..60.0).contains(&busy.parse::<f64>().unwrap()) && busy.contains('.'), "{busy}");
     for line in [
         "manyring_device_connected{device=\"vda\"} 1",
         "manyring_device_connected{device=\"ram\"} 0",

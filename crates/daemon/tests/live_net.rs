@@ -12,7 +12,8 @@ mod space;
 use datagram::{Host, datagram, payload};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_device::net::{NetDevice, NetOptions as DeviceOptions};
-use manyring_device::{Device, Pool, PoolOptions};
+use manyring_device::stats::Named;
+use manyring_device::{Device, Pool, PoolOptions, QueueHandle};
 use manyring_driver::{Arena, ControlOwner, NetDriver, NetOptions, NetPair, NetRx, NetTx};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::RawHeader;
@@ -228,59 +229,144 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
+const WORKERS: usize = 3;
+
+/// A device without a daemon, whose queues the test moves.
+struct Moving {
+    pool: Arc<Pool>,
+    device: NetDevice,
+    host: Host,
+    control: tokio::runtime::Runtime,
+    pairs: Vec<NetPair>,
+    /// Of the receiveq and the transmitq of each pair.
+    handles: Vec<QueueHandle>,
+}
+
+impl Moving {
+    /// On a new tap of this name.
+    fn new(tap: &str, queue_pairs: u16, uring: bool, spin_us: u32) -> Self {
+        let source = TapSource::Name { name: tap.into(), must_exist: false };
+        let (mtu, bridge) = (None, None);
+        let (count, up) = (queue_pairs.into(), Some(true));
+        let at = TapOptions { source, queue_pairs: count, sndbuf: None, mtu, bridge, up };
+        let port = Arc::new(TapPort::open(at).unwrap());
+        let pool = Pool::new(PoolOptions { workers_max: WORKERS, spin_us, uring });
+        let (name, mac) = ("moving".to_owned(), [2, 0, 0, 0, 0, 0x22]);
+        let device = DeviceOptions { name, queue_pairs: count, mac, mtu: None, speed: None };
+        let device = NetDevice::new(device, port, pool.clone());
+        let host = Host::on(tap);
+        let options = NetOptions { queue_pairs, ..options(ControlOwner::FrontEnd) };
+        let features = device.features() & NetOptions::PLAIN;
+        let size = NetRx::arena_size(&options) + NetTx::arena_size(&options);
+        let arena = Arc::new(Arena::new(size * u64::from(queue_pairs) + 4096).unwrap());
+        let control = runtime();
+        control.block_on(device.set_features(features));
+        let ring = RingFeatures::from_bits(features);
+        let pair = |index| NetPair {
+            rx: NetRx::new(&arena, index, features, &options).unwrap(),
+            tx: NetTx::new(&arena, index, ring, &options).unwrap(),
+        };
+        let mut pairs: Vec<_> = (0..queue_pairs).map(pair).collect();
+        let mut handles = Vec::new();
+        for pair in &mut pairs {
+            for vring in [pair.rx.vring(), pair.tx.vring()] {
+                let activation = activation(&arena, vring, features);
+                handles.push(control.block_on(device.start(activation)).unwrap());
+            }
+        }
+        Self { pool, device, host, control, pairs, handles }
+    }
+
+    /// Stops all queues. How often each has moved; no frame is lost but at a full port.
+    fn stop(self) -> Vec<u64> {
+        let stop = |(index, handle)| {
+            self.control.block_on(self.device.stop(index, handle)).unwrap();
+            let stats = self.device.stats(index).unwrap();
+            assert!(stats.packets.value() > 0 && stats.faults.value() == 0, "queue {index}");
+            let is_lost = |c: &Named<u64>| {
+                c.name.starts_with("dropped") && c.name != "dropped_port_full" && c.value > 0
+            };
+            let lost: Vec<_> = stats.counters().into_iter().filter(is_lost).collect();
+            assert!(lost.is_empty(), "queue {index}: {lost:?}");
+            stats.moves.value()
+        };
+        self.handles.into_iter().enumerate().map(stop).collect()
+    }
+}
+
 #[test]
 fn queues_move_from_worker_to_worker_while_frames_flow() {
-    const WORKERS: usize = 3;
     for (uring, spin_us) in [(true, 32), (false, 0)] {
         in_own_space(|| {
-            let source = TapSource::Name { name: "mv0".into(), must_exist: false };
-            let (mtu, bridge) = (None, None);
-            let queue_pairs = PAIRS.into();
-            let tap = TapOptions { source, queue_pairs, sndbuf: None, mtu, bridge, up: Some(true) };
-            let port = Arc::new(TapPort::open(tap).unwrap());
-            let pool = Pool::new(PoolOptions { workers_max: WORKERS, spin_us, uring });
-            let (name, mac) = ("moving".to_owned(), [2, 0, 0, 0, 0, 0x22]);
-            let device = DeviceOptions { name, queue_pairs, mac, mtu: None, speed: None };
-            let device = NetDevice::new(device, port, pool);
-            let host = Host::on("mv0");
-            let options = options(ControlOwner::FrontEnd);
-            let features = device.features() & NetOptions::PLAIN;
-            let size = NetRx::arena_size(&options) + NetTx::arena_size(&options);
-            let arena = Arc::new(Arena::new(size * u64::from(PAIRS) + 4096).unwrap());
-            let control = runtime();
-            control.block_on(device.set_features(features));
-            let ring = RingFeatures::from_bits(features);
-            let pair = |index| NetPair {
-                rx: NetRx::new(&arena, index, features, &options).unwrap(),
-                tx: NetTx::new(&arena, index, ring, &options).unwrap(),
-            };
-            let mut pairs: Vec<_> = (0..PAIRS).map(pair).collect();
-            let mut handles = Vec::new();
-            for pair in &mut pairs {
-                for vring in [pair.rx.vring(), pair.tx.vring()] {
-                    let activation = activation(&arena, vring, features);
-                    handles.push(control.block_on(device.start(activation)).unwrap());
-                }
-            }
-            under_load(&host, &mut pairs, 60, |round| {
+            let mut moving = Moving::new("mv0", PAIRS, uring, spin_us);
+            let (handles, control) = (&moving.handles, &moving.control);
+            under_load(&moving.host, &mut moving.pairs, 60, |round| {
                 let handle = &handles[round % 4];
                 let to = (handle.worker().unwrap() + 1) % WORKERS;
                 assert!(wait_until(|| control.block_on(handle.move_to(to))));
                 assert_eq!(handle.worker(), Some(to));
             });
-            for (index, handle) in handles.into_iter().enumerate() {
-                control.block_on(device.stop(index, handle)).unwrap();
-                let stats = device.stats(index).unwrap();
-                assert_eq!((stats.moves.value(), stats.faults.value()), (15, 0));
-                let lost: u64 = stats
-                    .counters()
-                    .iter()
-                    .filter(|c| c.name.starts_with("dropped"))
-                    .map(|c| c.value)
-                    .sum();
-                let (passed, full) = (stats.packets.value(), stats.dropped_port_full.value());
-                assert!(passed > 0 && lost == full, "queue {index}: {lost} lost, {full} by moves");
+            assert_eq!(moving.stop(), [15; 4]);
+        });
+    }
+}
+
+/// Has numbered datagrams sent to the host and back, until stopped. Each comes back once, after
+/// the one before.
+fn drive_in_order(pair: &mut NetPair, stop: &AtomicBool, back: &AtomicU64) {
+    let (mut sent, mut came) = (0u64, 0u64);
+    let mut frame = Vec::new();
+    while !stop.load(Ordering::Relaxed) || came < sent {
+        while sent < came + WINDOW && !stop.load(Ordering::Relaxed) {
+            let bytes = [content(sent), vec![1]].concat();
+            assert!(pair.tx.send(&RawHeader::default(), &datagram(1, &bytes)).unwrap(), "room");
+            sent += 1;
+        }
+        pair.tx.publish(0).unwrap();
+        frame.clear();
+        pair.rx.recv_wait(&mut frame, PATIENCE).expect("none is lost");
+        if let Some(bytes) = payload(&frame) {
+            assert!(bytes == [content(came), vec![1]].concat(), "datagram {came} comes next");
+            came += 1;
+            back.store(came, Ordering::Relaxed);
+        }
+        pair.rx.refill().unwrap();
+        pair.tx.reclaim();
+    }
+}
+
+#[test]
+fn frames_of_queues_that_move_arrive_once_and_in_order() {
+    const MOVES: usize = 200;
+    for (uring, spin_us) in [(true, 32), (false, 0)] {
+        in_own_space(|| {
+            let mut moving = Moving::new("mv1", 1, uring, spin_us);
+            let (stop, all_back) = (AtomicBool::new(false), AtomicBool::new(false));
+            let back = AtomicU64::new(0);
+            let host = moving.host.twin();
+            std::thread::scope(|scope| {
+                scope.spawn(|| echo(&host, &all_back));
+                let pair = &mut moving.pairs[0];
+                let driven = scope.spawn(|| drive_in_order(pair, &stop, &back));
+                let _stop = (StopAtEnd(&stop), StopAtEnd(&all_back));
+                for round in 0..MOVES {
+                    let goal = back.load(Ordering::Relaxed) + 10;
+                    assert!(wait_until(|| back.load(Ordering::Relaxed) >= goal), "move {round}");
+                    let handle = &moving.handles[round % 2];
+                    let to = (handle.worker().unwrap() + 1) % WORKERS;
+                    assert!(moving.control.block_on(handle.move_to(to)), "nothing is in flight");
+                }
+                stop.store(true, Ordering::Relaxed);
+                driven.join().unwrap();
+            });
+            let pauses: Vec<_> = moving.pool.worker_stats();
+            let count: u64 = pauses.iter().map(|stats| stats.pause_ns.count()).sum();
+            assert_eq!(count, MOVES as u64);
+            for stats in &pauses {
+                let pause_ns = stats.pause_ns.percentile(50);
+                assert!((1..10_000_000).contains(&pause_ns), "{pause_ns} ns for a usual move");
             }
+            assert_eq!(moving.stop(), [100; 2]);
         });
     }
 }

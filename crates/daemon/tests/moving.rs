@@ -21,11 +21,16 @@ use process::PATIENCE;
 use rings::{StopAtEnd, activation};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 const WORKERS: usize = 3;
 const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
 
-fn device(disk: Arc<dyn Disk>, uring: bool, spin_us: u32) -> BlkDevice {
+fn pool(uring: bool, spin_us: u32) -> Arc<Pool> {
+    Pool::new(PoolOptions { workers_max: WORKERS, spin_us, uring })
+}
+
+fn device(disk: Arc<dyn Disk>, pool: Arc<Pool>) -> BlkDevice {
     let options = BlkOptions {
         name: "moving".to_owned(),
         num_queues: 2,
@@ -34,7 +39,7 @@ fn device(disk: Arc<dyn Disk>, uring: bool, spin_us: u32) -> BlkDevice {
         read_only: false,
         writeback: true,
     };
-    BlkDevice::new(options, disk, Pool::new(PoolOptions { workers_max: WORKERS, spin_us, uring }))
+    BlkDevice::new(options, disk, pool)
 }
 
 /// Starts the device half of a queue whose driver half we have.
@@ -47,7 +52,8 @@ fn start(device: &BlkDevice, arena: &Arena, queue: &mut BlkQueue) -> QueueHandle
 /// Two busy queues, and one of them moves, and the other, `moves` times in all.
 fn move_under_load(disk: Arc<dyn Disk>, uring: bool, spin_us: u32, moves: usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let device = device(disk, uring, spin_us);
+    let pool = pool(uring, spin_us);
+    let device = device(disk, pool.clone());
     let options = manyring_driver::BlkOptions::default();
     let arena = Arc::new(Arena::new(2 * BlkQueue::arena_size(&options)).unwrap());
     let features = RingFeatures::from_bits(FEATURES);
@@ -55,6 +61,7 @@ fn move_under_load(disk: Arc<dyn Disk>, uring: bool, spin_us: u32, moves: usize)
         (0..2).map(|index| BlkQueue::new(&arena, index, features, &options).unwrap()).collect();
     let handles: Vec<_> = queues.iter_mut().map(|q| start(&device, &arena, q)).collect();
     let (stop, done) = (AtomicBool::new(false), [AtomicU64::new(0), AtomicU64::new(0)]);
+    let began = SystemTime::now();
     std::thread::scope(|scope| {
         for ((queue, index), done) in queues.drain(..).zip(0..).zip(&done) {
             let stop = &stop;
@@ -74,6 +81,13 @@ fn move_under_load(disk: Arc<dyn Disk>, uring: bool, spin_us: u32, moves: usize)
     });
     let moved: u64 = (0..2).map(|index| device.stats(index).unwrap().moves.value()).sum();
     assert_eq!(moved, moves as u64);
+    let workers = pool.worker_stats();
+    let paused: u64 = workers.iter().map(|stats| stats.pause_ns.count()).sum();
+    assert_eq!(paused, moved, "the pause of each move is known");
+    for index in 0..2 {
+        let busy_ns = device.stats(index).unwrap().busy_ns.value();
+        assert!(busy_ns > 0 && busy_ns < began.elapsed().unwrap().as_nanos().try_into().unwrap());
+    }
     for (handle, done) in handles.into_iter().zip(&done) {
         let base = runtime.block_on(handle.stop()).unwrap().split().unwrap();
         // Every request took one entry of the ring, none was taken twice; what was still in flight
@@ -94,7 +108,7 @@ fn image(direct: bool) -> (tempfile::NamedTempFile, Image) {
 #[test]
 fn a_queue_of_a_memory_disk_moves_under_load() {
     for (uring, spin_us) in [(true, 32), (true, 0), (false, 32), (false, 0)] {
-        move_under_load(Arc::new(MemoryDisk::new(16 << 20).unwrap()), uring, spin_us, 60);
+        move_under_load(Arc::new(MemoryDisk::new(16 << 20).unwrap()), uring, spin_us, 200);
     }
 }
 
@@ -116,7 +130,7 @@ fn a_queue_with_a_request_that_hangs_stays_and_goes_on() {
     for uring in [true, false] {
         let plan = FaultPlan { hold_every: 50, ..FaultPlan::default() };
         let disk = FaultDisk::new(Arc::new(MemoryDisk::new(1 << 20).unwrap()), plan);
-        let device = device(Arc::new(disk), uring, 32);
+        let device = device(Arc::new(disk), pool(uring, 32));
         let options = manyring_driver::BlkOptions::default();
         let arena = Arc::new(Arena::new(BlkQueue::arena_size(&options)).unwrap());
         let features = RingFeatures::from_bits(FEATURES);
@@ -135,4 +149,42 @@ fn a_queue_with_a_request_that_hangs_stays_and_goes_on() {
         assert_eq!(handle.worker(), Some(0));
         read(30, 30);
     }
+}
+
+#[test]
+fn queues_of_workers_that_mostly_sleep_come_together_again() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let pool = pool(true, 32);
+    let device = device(Arc::new(MemoryDisk::new(1 << 20).unwrap()), pool.clone());
+    let options = manyring_driver::BlkOptions::default();
+    let arena = Arc::new(Arena::new(2 * BlkQueue::arena_size(&options)).unwrap());
+    let features = RingFeatures::from_bits(FEATURES);
+    let queue = |index| BlkQueue::new(&arena, index, features, &options).unwrap();
+    let mut queues: Vec<_> = (0..2).map(queue).collect();
+    let handles: Vec<_> = queues.iter_mut().map(|q| start(&device, &arena, q)).collect();
+    assert!(runtime.block_on(handles[1].move_to(2)));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for mut queue in queues {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    queue.read(0, &mut [0; 512]).unwrap();
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
+        }
+        let _stop = StopAtEnd(&stop);
+        runtime.block_on(async {
+            tokio::spawn(pool.clone().balance());
+            let gathered = async {
+                while handles[1].worker() != Some(0) {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            tokio::time::timeout(PATIENCE, gathered).await.expect("they share a worker");
+        });
+    });
+    let queues: Vec<_> = pool.worker_stats().iter().map(|stats| stats.queues.value()).collect();
+    assert_eq!(queues, [2, 0, 0]);
 }

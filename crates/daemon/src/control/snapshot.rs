@@ -3,9 +3,9 @@
 use super::{Controlled, State};
 use crate::assemble::Kind;
 use crate::config::plan::mac_text;
-use manyring_device::QueueStats;
 use manyring_device::net::NetDevice;
 use manyring_device::stats::Histogram;
+use manyring_device::{QueueStats, WorkerView};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -93,9 +93,24 @@ pub(crate) struct Workers {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct WorkerInfo {
     pub(crate) index: usize,
+    /// Its thread runs: it ends for want of queues, and is started again on demand.
+    #[serde(default)]
+    pub(crate) running: bool,
+    /// The CPUs that it is bound to.
+    #[serde(default)]
+    pub(crate) cpus: Option<Vec<usize>>,
     pub(crate) queues: u64,
     pub(crate) sleeps: u64,
     pub(crate) slept_ns: u64,
+    /// What the kernel says that it ran.
+    #[serde(default)]
+    pub(crate) ran_ns: u64,
+    /// What it ran, or wanted to, and found no work.
+    #[serde(default)]
+    pub(crate) looked_ns: u64,
+    /// How long each queue paused that came from another worker.
+    #[serde(default)]
+    pub(crate) pause_ns: Summary,
 }
 
 impl Devices {
@@ -228,13 +243,20 @@ impl Summary {
 
 impl Workers {
     pub(crate) fn new(state: &State) -> Self {
-        let workers =
-            state.pool.worker_stats().into_iter().enumerate().map(|(index, stats)| WorkerInfo {
-                index,
-                queues: stats.queues.value(),
-                sleeps: stats.sleeps.value(),
-                slept_ns: stats.slept_ns.value(),
-            });
+        let views = state.pool.views().into_iter().enumerate();
+        // Those that have never run have nothing to say.
+        let has_run = |view: &WorkerView| view.thread_id.is_some() || view.ran_ns() > 0;
+        let workers = views.filter(|(_, view)| has_run(view)).map(|(index, view)| WorkerInfo {
+            index,
+            running: view.thread_id.is_some(),
+            ran_ns: view.ran_ns(),
+            queues: view.stats.queues.value(),
+            sleeps: view.stats.sleeps.value(),
+            slept_ns: view.stats.slept_ns.value(),
+            looked_ns: view.stats.looked_ns.value(),
+            pause_ns: Summary::of(&view.stats.pause_ns),
+            cpus: view.cpus,
+        });
         Self { workers: workers.collect() }
     }
 }

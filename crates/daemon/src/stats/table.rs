@@ -128,18 +128,18 @@ pub(super) fn lines<const N: usize>(
             rows.push(idle);
         }
     }
-    align(columns, &rows)
+    align(columns.map(|column| column.is_text), &rows)
 }
 
-fn align<const N: usize>(columns: [Column; N], rows: &[[String; N]]) -> String {
+/// Rows of cells in columns that are aligned, those of text to the left.
+pub(super) fn align<const N: usize>(is_text: [bool; N], rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let widths: Vec<_> = (0..N).map(width).collect();
     let mut out = String::new();
     for row in rows {
         let mut line = String::new();
-        for ((cell, width), column) in row.iter().zip(&widths).zip(columns) {
-            line +=
-                &if column.is_text { format!("{cell:<width$}") } else { format!("{cell:>width$}") };
+        for ((cell, width), is_text) in row.iter().zip(&widths).zip(is_text) {
+            line += &if is_text { format!("{cell:<width$}") } else { format!("{cell:>width$}") };
             line.push_str("  ");
         }
         out += line.trim_end();

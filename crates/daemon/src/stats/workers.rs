@@ -1,0 +1,84 @@
+//! The table of the workers, and of what moves between them.
+
+use super::table::{align, us};
+use crate::config::plan::in_words;
+use crate::control::snapshot::{WorkerInfo, as_float};
+
+/// A line for each worker that runs or has run; with the workers as they were, and the seconds
+/// since then, what happened meanwhile.
+pub(super) fn table(workers: &[WorkerInfo], before: Option<(&[WorkerInfo], f64)>) -> String {
+    let cpu = if before.is_some() { "CPU %" } else { "CPU s" };
+    let sleeps = if before.is_some() { "SLEEPS/s" } else { "SLEEPS" };
+    let names = ["WORKER", "STATE", "CPUS", "QUEUES", cpu, sleeps, "MOVES", "PAUSE p50", "p99 us"];
+    let mut rows = vec![names.map(str::to_owned)];
+    for worker in workers {
+        let old = before.and_then(|(all, _)| all.iter().find(|old| old.index == worker.index));
+        let since =
+            |of: fn(&WorkerInfo) -> u64| as_float(of(worker).saturating_sub(old.map_or(0, of)));
+        let seconds = before.map_or(1.0, |(_, seconds)| seconds);
+        let ran = since(|worker| worker.ran_ns) / 1e9;
+        let came =
+            old.map_or_else(|| worker.pause_ns.clone(), |old| worker.pause_ns.since(&old.pause_ns));
+        rows.push([
+            worker.index.to_string(),
+            if worker.running { "runs" } else { "ended" }.to_owned(),
+            worker.cpus.as_deref().map_or_else(|| "any".to_owned(), in_words),
+            worker.queues.to_string(),
+            if before.is_some() {
+                format!("{:.0}", ran / seconds * 100.0)
+            } else {
+                format!("{ran:.1}")
+            },
+            format!("{:.0}", since(|worker| worker.sleeps) / seconds),
+            came.count.to_string(),
+            us(came.p50),
+            us(came.p99),
+        ]);
+    }
+    align([false, true, true, false, false, false, false, false, false], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::words;
+    use super::*;
+    use crate::control::snapshot::Summary;
+
+    fn worker(ran_ns: u64, sleeps: u64, pauses: &[(u64, u64)]) -> WorkerInfo {
+        let pause_ns = Summary { buckets: pauses.to_vec(), ..Summary::default() };
+        WorkerInfo {
+            index: 3,
+            running: true,
+            cpus: Some(vec![0, 1, 4]),
+            queues: 7,
+            sleeps,
+            slept_ns: 0,
+            ran_ns,
+            looked_ns: 0,
+            pause_ns: pause_ns.since(&Summary::default()),
+        }
+    }
+
+    #[test]
+    fn a_worker_shows_its_cpu_time_and_the_pauses_of_what_came() {
+        let all = table(&[worker(2_500_000_000, 9, &[(20_000, 3)])], None);
+        let shown = ["3", "runs", "0-1,4", "7", "2.5", "9", "3", "20.0", "20.0"];
+        assert_eq!(words(&all, 1), shown, "{all}");
+        assert_eq!(all.lines().next().map(str::len), all.lines().nth(1).map(str::len), "{all}");
+    }
+
+    #[test]
+    fn an_interval_shows_the_share_of_a_cpu() {
+        let before = worker(1_000_000_000, 5, &[(20_000, 3)]);
+        let now = worker(2_000_000_000, 25, &[(20_000, 3), (900_000, 1)]);
+        let interval = table(&[now], Some((&[before], 2.0)));
+        let shown = ["3", "runs", "0-1,4", "7", "50", "10", "1", "900.0", "900.0"];
+        assert_eq!(words(&interval, 1), shown, "{interval}");
+    }
+
+    #[test]
+    fn one_that_has_ended_and_is_not_bound_says_so() {
+        let ended = WorkerInfo { running: false, cpus: None, ..worker(0, 0, &[]) };
+        assert_eq!(words(&table(&[ended], None), 1)[..3], ["3", "ended", "any"]);
+    }
+}
