@@ -102,7 +102,7 @@ impl House {
         }
         let options = PoolOptions {
             workers_max: plan.daemon.workers,
-            spin_us: plan.daemon.spin_us,
+            polling: plan.daemon.polling.law(),
             uring: plan.daemon.io_uring,
         };
         let pool = Pool::pinned(options, plan.pins());

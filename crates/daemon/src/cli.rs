@@ -208,7 +208,10 @@ pub(crate) struct DaemonArgs {
     /// The CPUs of a worker, like 0-3,8; once for each worker [default: all].
     #[arg(long, value_name = "CPUS")]
     pub(crate) worker_cpus: Option<Vec<String>>,
-    /// Microseconds to look for work before sleeping, 0 to 32 [default: 32].
+    /// Look for work before sleeping: where that is faster (auto), always or never [default: auto].
+    #[arg(long, value_name = "MODE")]
+    pub(crate) polling: Option<String>,
+    /// Microseconds to look at most, 0 to 1000 [default: as waking a worker costs here].
     #[arg(long, value_name = "US")]
     pub(crate) spin_us: Option<u32>,
     /// Do without io_uring.
@@ -332,6 +335,7 @@ impl From<DaemonArgs> for RawDaemon {
         Self {
             workers: args.workers,
             worker_cpus: args.worker_cpus,
+            polling: args.polling,
             spin_us: args.spin_us,
             io_uring: args.no_io_uring.then_some(false),
             control: args.control,

@@ -14,7 +14,7 @@ use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Burst, Completion, Disk, DiskQueue, Geometry, Image, ImageOptions};
 use manyring_backend::sys::uring::Ring;
 use manyring_device::blk::{BlkDevice, BlkOptions};
-use manyring_device::{Device, Pool, PoolOptions, QueueHandle};
+use manyring_device::{Device, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_driver::{Arena, BlkQueue, Op};
 use manyring_queue::RingFeatures;
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
@@ -84,7 +84,7 @@ impl Guest {
 }
 
 fn one_worker(uring: bool) -> Arc<Pool> {
-    Pool::new(PoolOptions { workers_max: 1, spin_us: 32, uring })
+    Pool::new(PoolOptions { workers_max: 1, polling: Polling::default(), uring })
 }
 
 fn image(path: &Path, direct: bool) -> Image {

@@ -215,7 +215,12 @@ fn a_bad_configuration_names_its_key() {
         (format!("{null}{null}"), vec!["a: name", "two devices"]),
         (format!("{null}{}", null.replace("'a'", "'b'")), vec!["b: socket_path", "two devices"]),
         (format!("[daemon]\nworkers = 0\n{null}"), vec!["[daemon]: workers: 0"]),
-        (format!("[daemon]\nspin_us = 33\n{null}"), vec!["[daemon]: spin_us: 33"]),
+        (format!("[daemon]\nspin_us = 1001\n{null}"), vec!["[daemon]: spin_us: 1001"]),
+        (format!("[daemon]\npolling = 'often'\n{null}"), vec!["[daemon]: polling: \"often\""]),
+        (
+            format!("[daemon]\npolling = 'always'\nspin_us = 0\n{null}"),
+            vec!["[daemon]: spin_us: 0", "contradicts polling \"always\""],
+        ),
         (format!("[daemon]\ncontrol = '@/s'\n{null}"), vec!["a: socket_path", "control"]),
         (null.replace("name = 'a'", "name = 'a b'"), vec!["name", "a b"]),
     ] {
@@ -248,6 +253,8 @@ fn a_bad_option_names_its_key() {
         ("--socket-path @/s --null 1000", "--null: \"1000\" is not a size"),
         ("--socket-path @/s --null 1G --num-queues 0", "--num-queues: 0 is not"),
         ("--socket-path @/s --null 1G --workers 0", "--workers: 0 is not"),
+        ("--socket-path @/s --null 1G --polling often", "--polling: \"often\" is none of"),
+        ("--socket-path @/s --null 1G --polling never --spin-us 5", "--spin-us: 5 contradicts"),
         ("--fd 7 --client --null 1G", "--client: needs --socket-path"),
         ("--fd 2 --null 1G", "--fd: 2 is not"),
         ("--fd 7 --socket-path @/s --null 1G", "--fd: contradicts --socket-path"),

@@ -13,7 +13,7 @@ use datagram::{Host, datagram, payload};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_device::net::{NetDevice, NetOptions as DeviceOptions};
 use manyring_device::stats::Named;
-use manyring_device::{Device, Pool, PoolOptions, QueueHandle};
+use manyring_device::{Device, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_driver::{Arena, ControlOwner, NetDriver, NetOptions, NetPair, NetRx, NetTx};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::RawHeader;
@@ -244,13 +244,13 @@ struct Moving {
 
 impl Moving {
     /// On a new tap of this name.
-    fn new(tap: &str, queue_pairs: u16, uring: bool, spin_us: u32) -> Self {
+    fn new(tap: &str, queue_pairs: u16, uring: bool, polling: Polling) -> Self {
         let source = TapSource::Name { name: tap.into(), must_exist: false };
         let (mtu, bridge) = (None, None);
         let (count, up) = (queue_pairs.into(), Some(true));
         let at = TapOptions { source, queue_pairs: count, sndbuf: None, mtu, bridge, up };
         let port = Arc::new(TapPort::open(at).unwrap());
-        let pool = Pool::new(PoolOptions { workers_max: WORKERS, spin_us, uring });
+        let pool = Pool::new(PoolOptions { workers_max: WORKERS, polling, uring });
         let (name, mac) = ("moving".to_owned(), [2, 0, 0, 0, 0, 0x22]);
         let device = DeviceOptions { name, queue_pairs: count, mac, mtu: None, speed: None };
         let device = NetDevice::new(device, port, pool.clone());
@@ -296,9 +296,9 @@ impl Moving {
 
 #[test]
 fn queues_move_from_worker_to_worker_while_frames_flow() {
-    for (uring, spin_us) in [(true, 32), (false, 0)] {
+    for (uring, polling) in [(true, Polling::default()), (false, Polling::NEVER)] {
         in_own_space(|| {
-            let mut moving = Moving::new("mv0", PAIRS, uring, spin_us);
+            let mut moving = Moving::new("mv0", PAIRS, uring, polling);
             let (handles, control) = (&moving.handles, &moving.control);
             under_load(&moving.host, &mut moving.pairs, 60, |round| {
                 let handle = &handles[round % 4];
@@ -338,9 +338,9 @@ fn drive_in_order(pair: &mut NetPair, stop: &AtomicBool, back: &AtomicU64) {
 #[test]
 fn frames_of_queues_that_move_arrive_once_and_in_order() {
     const MOVES: usize = 200;
-    for (uring, spin_us) in [(true, 32), (false, 0)] {
+    for (uring, polling) in [(true, Polling::default()), (false, Polling::NEVER)] {
         in_own_space(|| {
-            let mut moving = Moving::new("mv1", 1, uring, spin_us);
+            let mut moving = Moving::new("mv1", 1, uring, polling);
             let (stop, all_back) = (AtomicBool::new(false), AtomicBool::new(false));
             let back = AtomicU64::new(0);
             let host = moving.host.twin();

@@ -13,7 +13,7 @@ use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
 use manyring_device::blk::{BlkDevice, BlkOptions};
-use manyring_device::{Device, Pool, PoolOptions, QueueHandle};
+use manyring_device::{Device, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_driver::{Arena, BlkQueue, Op};
 use manyring_queue::RingFeatures;
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
@@ -26,8 +26,8 @@ use std::time::{Duration, SystemTime};
 const WORKERS: usize = 3;
 const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
 
-fn pool(uring: bool, spin_us: u32) -> Arc<Pool> {
-    Pool::new(PoolOptions { workers_max: WORKERS, spin_us, uring })
+fn pool(uring: bool, polling: Polling) -> Arc<Pool> {
+    Pool::new(PoolOptions { workers_max: WORKERS, polling, uring })
 }
 
 fn device(disk: Arc<dyn Disk>, pool: Arc<Pool>) -> BlkDevice {
@@ -50,9 +50,9 @@ fn start(device: &BlkDevice, arena: &Arena, queue: &mut BlkQueue) -> QueueHandle
 }
 
 /// Two busy queues, and one of them moves, and the other, `moves` times in all.
-fn move_under_load(disk: Arc<dyn Disk>, uring: bool, spin_us: u32, moves: usize) {
+fn move_under_load(disk: Arc<dyn Disk>, uring: bool, polling: Polling, moves: usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let pool = pool(uring, spin_us);
+    let pool = pool(uring, polling);
     let device = device(disk, pool.clone());
     let options = manyring_driver::BlkOptions::default();
     let arena = Arc::new(Arena::new(2 * BlkQueue::arena_size(&options)).unwrap());
@@ -107,21 +107,22 @@ fn image(direct: bool) -> (tempfile::NamedTempFile, Image) {
 
 #[test]
 fn a_queue_of_a_memory_disk_moves_under_load() {
-    for (uring, spin_us) in [(true, 32), (true, 0), (false, 32), (false, 0)] {
-        move_under_load(Arc::new(MemoryDisk::new(16 << 20).unwrap()), uring, spin_us, 200);
+    let (looks, never) = (Polling::default(), Polling::NEVER);
+    for (uring, polling) in [(true, looks), (true, never), (false, looks), (false, never)] {
+        move_under_load(Arc::new(MemoryDisk::new(16 << 20).unwrap()), uring, polling, 200);
     }
 }
 
 #[test]
 fn a_queue_moves_with_requests_in_the_io_uring_of_its_worker() {
     let (_file, image) = image(true);
-    move_under_load(Arc::new(UringDisk::new(image).unwrap()), true, 32, 60);
+    move_under_load(Arc::new(UringDisk::new(image).unwrap()), true, Polling::default(), 60);
 }
 
 #[test]
 fn a_queue_of_a_plain_file_moves_under_load() {
     let (_file, image) = image(false);
-    move_under_load(Arc::new(FileDisk::new(image)), false, 32, 60);
+    move_under_load(Arc::new(FileDisk::new(image)), false, Polling::default(), 60);
 }
 
 #[test]
@@ -130,7 +131,7 @@ fn a_queue_with_a_request_that_hangs_stays_and_goes_on() {
     for uring in [true, false] {
         let plan = FaultPlan { hold_every: 50, ..FaultPlan::default() };
         let disk = FaultDisk::new(Arc::new(MemoryDisk::new(1 << 20).unwrap()), plan);
-        let device = device(Arc::new(disk), pool(uring, 32));
+        let device = device(Arc::new(disk), pool(uring, Polling::default()));
         let options = manyring_driver::BlkOptions::default();
         let arena = Arc::new(Arena::new(BlkQueue::arena_size(&options)).unwrap());
         let features = RingFeatures::from_bits(FEATURES);

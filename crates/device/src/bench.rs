@@ -7,7 +7,7 @@ use crate::blk::{BlkDevice, BlkOptions};
 use crate::handler::Handler;
 use crate::io::QueueIo;
 use crate::net::{NetRx, NetTx, Rules};
-use crate::policy::polling::Polling;
+use crate::policy::polling::Decision;
 use crate::pool::{Pool, PoolOptions};
 use crate::running::{Happened, Run, RunningQueue};
 use crate::stats::{Class, QueueStats};
@@ -122,7 +122,7 @@ impl SoloRunning {
             }
         }
         while self.turn() {}
-        let never = Polling::new(0);
+        let never = Decision::Sleep;
         let looks_on = self.queue.looks_at_ring(never, self.now_ns);
         let mut io = QueueIo::new(&mut self.wait, SLOT.0, SLOT.1, self.now_ns);
         self.queue.settle((never, looks_on), &mut io)

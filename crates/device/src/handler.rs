@@ -74,6 +74,9 @@ pub(crate) trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// (vhost-user, "Ring states": transmitqs).
     const DROPS_WHEN_DISABLED: bool = false;
 
+    /// What is in flight is served by a disk, and comes back from it by itself.
+    const HAS_DISK: bool = false;
+
     /// Gets ready on a worker.
     fn attach(&mut self, io: &mut QueueIo<'_>) {
         let _ = io;

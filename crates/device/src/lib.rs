@@ -38,6 +38,7 @@ pub mod stats;
 mod table;
 mod told;
 mod wait;
+mod wake;
 mod worker;
 
 pub use accounts::allowed_cpus;
@@ -46,6 +47,7 @@ pub use doorbell::{Call, Channel, DoorbellError, Kick};
 pub use foreign::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
 pub use handle::QueueHandle;
 pub use life::{Event, EventKind};
+pub use policy::polling::Polling;
 pub use pool::{Pins, Pool, PoolOptions, StopError, WorkerView};
 pub use stats::{QueueStats, WorkerStats};
 

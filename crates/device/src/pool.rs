@@ -3,12 +3,13 @@
 use crate::accounts::{ThreadTimes, thread_times};
 use crate::handle::{QueueHandle, Route};
 use crate::orders::{Command, Mailbox, QueueId};
-use crate::policy::polling::Polling;
+use crate::policy::polling::{Law, Polling};
 use crate::running::Run;
 use crate::seats::Seat;
 use crate::sentry;
 use crate::stats::WorkerStats;
 use crate::told::Told;
+use crate::wake::wake;
 use crate::worker::{Lot, Worker};
 use rustix::thread::CpuSet;
 use std::collections::HashMap;
@@ -21,8 +22,8 @@ use std::thread::JoinHandle;
 pub struct PoolOptions {
     /// Workers at most; started on demand.
     pub workers_max: usize,
-    /// Microseconds to look for work before sleeping; at most 32, 0 = never.
-    pub spin_us: u32,
+    /// How long they look for work before they sleep.
+    pub polling: Polling,
     /// Use io_uring where the kernel allows it.
     pub uring: bool,
 }
@@ -30,7 +31,7 @@ pub struct PoolOptions {
 impl Default for PoolOptions {
     fn default() -> Self {
         let workers_max = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { workers_max, spin_us: 32, uring: true }
+        Self { workers_max, polling: Polling::default(), uring: true }
     }
 }
 
@@ -252,14 +253,16 @@ impl Pool {
         let mailbox = Arc::new(Mailbox::new().ok()?);
         let (ready, started) = std::sync::mpsc::sync_channel(1);
         let uring = self.options.uring;
-        let polling = Polling::new(self.options.spin_us);
+        let wake = wake();
+        stats.law.wake_ns.set(wake.ns);
+        let law = Law::new(self.options.polling, wake.ns, index as u64);
         let cpus = self.pins.worker_cpus.get(index).cloned();
         // The first one stays: a guest that arrives must not depend on a thread that can be had.
         let lot = Lot { told: self.told.clone(), stays: index == 0 };
         let (inbox, counters) = (mailbox.clone(), stats);
         let run = move || {
             let bound = cpus.map_or(Ok(()), |cpus| bind(&cpus));
-            match bound.and_then(|()| Worker::new(uring, polling, inbox, counters.clone(), lot)) {
+            match bound.and_then(|()| Worker::new(uring, law, inbox, counters.clone(), lot)) {
                 Ok(worker) => {
                     let id = rustix::thread::gettid().as_raw_nonzero().get();
                     let _ = ready.send(Some((worker.has_ring(), id)));
@@ -310,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_has_ended_is_started_again_for_the_next_queue() {
-        let pool = Pool::new(PoolOptions { workers_max: 3, spin_us: 0, uring: false });
+        let pool = Pool::new(PoolOptions { workers_max: 3, polling: Polling::NEVER, uring: false });
         assert_eq!((pool.has_ring(), pool.worker_count()), (Some(false), 1));
         assert!(pool.seat(2).is_some() && pool.seat(3).is_none());
         assert_eq!(pool.worker_count(), 2, "the one between them is not needed");
@@ -330,7 +333,10 @@ mod tests {
     fn a_worker_runs_on_the_cpus_that_were_chosen_for_it() {
         let cpu = *crate::accounts::allowed_cpus().last().unwrap();
         let pins = Pins { worker_cpus: vec![vec![cpu]], ..Pins::default() };
-        let pool = Pool::pinned(PoolOptions { workers_max: 2, spin_us: 0, uring: false }, pins);
+        let pool = Pool::pinned(
+            PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: false },
+            pins,
+        );
         assert!(pool.has_ring().is_some() && pool.seat(1).is_some());
         let allowed = |view: &WorkerView| {
             let id = view.thread_id.unwrap();

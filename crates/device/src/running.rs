@@ -16,7 +16,7 @@ use crate::io::QueueIo;
 use crate::life::{Event, Life};
 use crate::notifier::Notifier;
 use crate::orders::Order;
-use crate::policy::polling::{Decision, Polling};
+use crate::policy::polling::Decision;
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use manyring_backend::net::Readiness;
@@ -63,6 +63,8 @@ pub(crate) enum Happened {
 pub(crate) struct Turned {
     /// There was work.
     pub(crate) worked: bool,
+    /// Requests or frames that it took.
+    pub(crate) taken: usize,
     /// There was none, and it should leave the list of those that take turns although its worker
     /// is busy with others.
     pub(crate) is_overdue: bool,
@@ -82,7 +84,7 @@ pub(crate) trait Run: Send + Debug {
     /// Nothing to do since a while: asks whoever can bring work. False: keep looking. A look at a
     /// port is a system call and most often in vain: that is done only while the worker `looks_on`
     /// anyway, at the ring of some other queue.
-    fn settle(&mut self, how: (Polling, bool), io: &mut QueueIo<'_>) -> bool;
+    fn settle(&mut self, how: (Decision, bool), io: &mut QueueIo<'_>) -> bool;
 
     /// Something has happened.
     fn on_event(&mut self, happened: Happened, event: Woken, io: &mut QueueIo<'_>);
@@ -109,7 +111,10 @@ pub(crate) trait Run: Send + Debug {
     fn is_overdue(&self, now_ns: u64) -> bool;
 
     /// True if the ring is worth a further look: it costs a read.
-    fn looks_at_ring(&self, polling: Polling, now_ns: u64) -> bool;
+    fn looks_at_ring(&self, decision: Decision, now_ns: u64) -> bool;
+
+    /// True if something that it took is in flight at a disk.
+    fn awaits_disk(&self) -> bool;
 
     /// When there is something to do without anybody asking.
     fn deadline_ns(&self) -> Option<u64>;
@@ -323,10 +328,11 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
             // The rest needs no kick and no event, but the next turn.
             self.make_hot(now_ns);
         }
-        Turned { worked, is_overdue: !worked && self.is_overdue(now_ns) }
+        let is_overdue = !worked && self.is_overdue(now_ns);
+        Turned { worked, taken: done.popped, is_overdue }
     }
 
-    fn settle(&mut self, (polling, looks_on): (Polling, bool), io: &mut QueueIo<'_>) -> bool {
+    fn settle(&mut self, (decision, looks_on): (Decision, bool), io: &mut QueueIo<'_>) -> bool {
         let waits = self.waits();
         let (asks_driver, is_gone) = (waits.driver, waits.is_gone);
         if is_gone {
@@ -335,7 +341,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         if self.has_more || (asks_driver && !self.notifier.has_kick()) {
             return false;
         }
-        if (asks_driver || looks_on) && self.may_look(polling, io.now_ns()) {
+        if (asks_driver || looks_on) && decision.looks(io.now_ns(), self.worked_at_ns) {
             return false;
         }
         if asks_driver && self.life.may_write() && self.ring.enable_notifications() {
@@ -469,8 +475,12 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         self.look == Look::Armed || idle_ns >= BUSY_REST_NS || self.handler.is_stuck()
     }
 
-    fn looks_at_ring(&self, polling: Polling, now_ns: u64) -> bool {
-        self.waits().driver && self.may_look(polling, now_ns)
+    fn looks_at_ring(&self, decision: Decision, now_ns: u64) -> bool {
+        self.waits().driver && decision.looks(now_ns, self.worked_at_ns)
+    }
+
+    fn awaits_disk(&self) -> bool {
+        H::HAS_DISK && self.ring.in_flight() > 0
     }
 
     fn deadline_ns(&self) -> Option<u64> {
@@ -496,12 +506,6 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
 
     fn stats(&self) -> &Arc<QueueStats> {
         &self.stats
-    }
-}
-
-impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
-    fn may_look(&self, polling: Polling, now_ns: u64) -> bool {
-        polling.decide(now_ns, self.worked_at_ns) == Decision::Look
     }
 }
 

@@ -3,6 +3,7 @@
 //! Every counter is defined once, here, with its name and its help; metrics and the control API
 //! are made from [`QueueStats::counters`] and [`QueueStats::histograms`].
 
+use crate::policy::polling::{Arm, Numbers};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A counter with one writer: a load and a store, no locked instruction.
@@ -270,6 +271,62 @@ pub struct WorkerStats {
     /// For each queue that came from another worker: nanoseconds from the turn at which it took
     /// its last requests there to the end of its first turn here.
     pub pause_ns: Histogram,
+    /// What its law of polling has come to.
+    pub law: LawStats,
+}
+
+macro_rules! law_stats {
+    ($($counter:ident: $kind:ident = $help:literal,)*) => {
+        /// What a worker's law of polling has come to: written by the worker, about once a
+        /// millisecond and before it sleeps.
+        #[derive(Debug, Default)]
+        pub struct LawStats {
+            $(#[doc = $help] pub $counter: Counter,)*
+        }
+
+        impl LawStats {
+            /// Every number with its name and help.
+            #[must_use]
+            pub fn counters(&self) -> Vec<Named<u64>> {
+                vec![$(Named {
+                    name: stringify!($counter),
+                    help: $help,
+                    kind: Kind::$kind,
+                    value: self.$counter.value(),
+                },)*]
+            }
+        }
+    };
+}
+
+law_stats! {
+    wake_ns: Gauge = "Time that a wake takes here, measured at the start",
+    spins: Gauge = "1 while spinning is the arm in use, 0 while sleeping is",
+    gain_permille: Gauge = "Cost of a request when sleeping, in thousandths of it when spinning",
+    gap_ns: Gauge = "Time between two turns with work, averaged",
+    trials: Counter = "Trials of the other arm begun",
+    flips: Counter = "Trials after which the other arm was used",
+    stolen_looks: Counter = "Looks that were interrupted for another thread's time slice",
+    looked_spinning_ns: Counter = "Time on looks that found nothing, spinning being in use",
+    looked_sleeping_ns: Counter = "Time on looks that found nothing, sleeping being in use",
+    spins_hit: Counter = "Spins that ended with work",
+    spins_missed: Counter = "Spins that ended with sleep",
+}
+
+impl LawStats {
+    /// Shows the law's present numbers. Only the worker may.
+    pub(crate) fn publish(&self, numbers: &Numbers) {
+        self.spins.set(u64::from(numbers.arm == Arm::Spin));
+        self.gain_permille.set(numbers.gain);
+        self.gap_ns.set(numbers.gap_ns);
+        self.trials.set(numbers.trials);
+        self.flips.set(numbers.flips);
+        self.stolen_looks.set(numbers.stolen_looks);
+        self.looked_spinning_ns.set(numbers.looked_spinning_ns);
+        self.looked_sleeping_ns.set(numbers.looked_sleeping_ns);
+        self.spins_hit.set(numbers.spins_hit);
+        self.spins_missed.set(numbers.spins_missed);
+    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ mod tell;
 
 use crate::io::QueueIo;
 use crate::orders::{Command, Mailbox, Order, QueueId, Reply};
-use crate::policy::polling::Polling;
+use crate::policy::polling::{Decision, Law};
 use crate::policy::share::Shares;
 use crate::running::{Happened, Run};
 use crate::seats::Seat;
@@ -70,7 +70,7 @@ struct Slot {
 pub(crate) struct Worker {
     wait: Wait,
     mailbox: Arc<Mailbox>,
-    polling: Polling,
+    law: Law,
     stats: Arc<WorkerStats>,
     slots: Vec<Slot>,
     by_id: HashMap<QueueId, usize>,
@@ -101,7 +101,7 @@ impl Worker {
     /// Prepares the calling thread.
     pub(crate) fn new(
         uring: bool,
-        polling: Polling,
+        law: Law,
         mailbox: Arc<Mailbox>,
         stats: Arc<WorkerStats>,
         lot: Lot,
@@ -113,7 +113,7 @@ impl Worker {
         Ok(Self {
             wait,
             mailbox,
-            polling,
+            law,
             stats,
             slots: Vec::new(),
             by_id: HashMap::new(),
@@ -151,11 +151,14 @@ impl Worker {
             self.wait.reap(&mut self.woken, self.now_ns);
             let woken = self.dispatch();
             self.wake_timed();
-            let Round { worked, overdue } = self.turn_hot();
+            let Round { worked, taken, overdue } = self.turn_hot();
             self.wait.submit();
             self.check_faults();
             self.finish_drained();
             if worked || woken {
+                if worked && self.law.on_burst(self.now_ns, taken) {
+                    self.stats.law.publish(&self.law.numbers());
+                }
                 if overdue {
                     self.settle_overdue();
                 }
@@ -174,12 +177,15 @@ impl Worker {
 
     fn sleep(&mut self) {
         self.stats.sleeps.add(1);
+        self.stats.law.publish(&self.law.numbers());
         let slept_at = self.wait.now_ns();
         let deadline_ns = self.timed.iter().map(|(_, at)| *at).chain(self.leaves_at_ns()).min();
         let timeout = deadline_ns.map(|at| Duration::from_nanos(at.saturating_sub(slept_at)));
         self.wait.sleep(&mut self.woken, timeout);
         self.now_ns = self.wait.now_ns();
-        self.stats.slept_ns.add(self.now_ns.saturating_sub(slept_at));
+        let slept_ns = self.now_ns.saturating_sub(slept_at);
+        self.stats.slept_ns.add(slept_ns);
+        self.law.on_slept(self.now_ns, slept_ns);
         self.awake_since_ns = self.now_ns;
         self.dispatch();
         self.tell_if_resting();
@@ -258,25 +264,25 @@ impl Worker {
 
     /// Lets queues that have had nothing for a while ask for notifications.
     fn settle_hot(&mut self) {
-        let (polling, now_ns) = (self.polling, self.now_ns);
-        let looks_on = self.hot.iter().any(|&slot| {
-            let queue = self.slots[slot].entry.as_ref();
-            queue.is_some_and(|(_, queue)| queue.looks_at_ring(polling, now_ns))
-        });
-        self.settle(|_| true, looks_on);
+        let now_ns = self.now_ns;
+        let hot = || self.hot.iter().filter_map(|&slot| self.slots[slot].entry.as_ref());
+        let awaits_disk = hot().any(|(_, queue)| queue.awaits_disk());
+        let decision = self.law.on_idle(now_ns, awaits_disk);
+        let looks_on = hot().any(|(_, queue)| queue.looks_at_ring(decision, now_ns));
+        self.settle(|_| true, decision, looks_on);
     }
 
     /// Lets those queues go for which a busy worker should not look any more.
     #[cold]
     fn settle_overdue(&mut self) {
         let now_ns = self.now_ns;
-        self.settle(|queue| queue.is_overdue(now_ns), false);
+        self.settle(|queue| queue.is_overdue(now_ns), Decision::Sleep, false);
     }
 
     /// Takes the queues that `should` settle, and can, out of the list of hot ones.
-    fn settle(&mut self, should: impl Fn(&dyn Run) -> bool, looks_on: bool) {
+    fn settle(&mut self, should: impl Fn(&dyn Run) -> bool, decision: Decision, looks_on: bool) {
         let (slots, wait, timed) = (&mut self.slots, &mut self.wait, &mut self.timed);
-        let (how, now_ns) = ((self.polling, looks_on), self.now_ns);
+        let (how, now_ns) = ((decision, looks_on), self.now_ns);
         self.hot.retain(|&slot| {
             let Slot { generation, entry, is_listed, is_due, .. } = &mut slots[slot];
             *is_listed = entry.as_mut().is_some_and(|(_, queue)| {

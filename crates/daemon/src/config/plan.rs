@@ -4,12 +4,14 @@ mod access;
 mod net;
 mod pins;
 mod place;
+mod polling;
 mod unique;
 
 pub(crate) use access::AccessPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
 pub(crate) use pins::in_words;
 pub(crate) use place::{Place, PlanError, Source};
+pub(crate) use polling::PollingPlan;
 
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
 use manyring_device::Pins;
@@ -34,7 +36,8 @@ pub(crate) struct DaemonPlan {
     /// The CPUs of each worker; those behind the last one run wherever the process may.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) worker_cpus: Vec<Vec<usize>>,
-    pub(crate) spin_us: u32,
+    #[serde(flatten)]
+    pub(crate) polling: PollingPlan,
     pub(crate) io_uring: bool,
     pub(crate) control: Option<PathBuf>,
 }
@@ -164,7 +167,6 @@ impl DaemonPlan {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let bound = (!worker_cpus.is_empty()).then_some(worker_cpus.len());
         let workers = raw.workers.or(bound).unwrap_or(cpus);
-        let spin_us = raw.spin_us.unwrap_or(32);
         if !(1..=256).contains(&workers) {
             return place.error("workers", format!("{workers} is not between 1 and 256"));
         }
@@ -172,15 +174,13 @@ impl DaemonPlan {
             let problem = format!("{} sets contradict {workers} workers", worker_cpus.len());
             return place.error("worker_cpus", problem);
         }
-        if spin_us > 32 {
-            return place.error("spin_us", format!("{spin_us} is more than 32 microseconds"));
-        }
+        let polling = PollingPlan::new(raw, &place)?;
         if let Some(path) = &raw.control {
             check_len(path, &place, "control")?;
         }
         let io_uring = raw.io_uring.unwrap_or(true);
         let control = raw.control.clone();
-        Ok(Self { place, workers, worker_cpus, spin_us, io_uring, control })
+        Ok(Self { place, workers, worker_cpus, polling, io_uring, control })
     }
 }
 
@@ -395,7 +395,7 @@ mod tests {
             (format!("{base}null = '1G'\ncache = 'none'"), "cache"),
             (format!("{base}null = '1G'\nsocket_mode = '999'"), "socket_mode"),
             (format!("{base}null = '1G'\n{base}null = '1G'"), "name"),
-            (format!("[daemon]\nspin_us = 99\n{base}null = '1G'"), "spin_us"),
+            (format!("[daemon]\nspin_us = 1001\n{base}null = '1G'"), "spin_us"),
             (String::new(), "blk"),
         ] {
             let message = plan(&toml).expect_err(&toml);

@@ -29,7 +29,9 @@ pub(crate) struct RawDaemon {
     pub(crate) workers: Option<usize>,
     /// The CPUs of each worker, like `0-3,8`; default: all that this process may use.
     pub(crate) worker_cpus: Option<Vec<String>>,
-    /// Microseconds to look for work before sleeping, 0 to 32; default 32.
+    /// Whether workers look for work before they sleep: "auto", "always" or "never".
+    pub(crate) polling: Option<String>,
+    /// Microseconds for which they look at most, 0 to 1000; default: as waking them costs here.
     pub(crate) spin_us: Option<u32>,
     /// Use io_uring where the kernel allows it; default true.
     pub(crate) io_uring: Option<bool>,

@@ -10,6 +10,8 @@ use manyring_queue::DeviceQueue;
 use std::sync::Arc;
 
 impl Handler<DeviceQueue> for BlkQueue {
+    const HAS_DISK: bool = true;
+
     fn attach(&mut self, io: &mut QueueIo<'_>) {
         let tag = io.disk_tag();
         self.attach_disk(io.ring(), tag);

@@ -4,3 +4,4 @@ pub mod moderation;
 pub mod placement;
 pub mod polling;
 pub mod share;
+pub mod wake;

@@ -1,56 +1,553 @@
-//! How long a worker looks before it sleeps: a fixed spin after the last work.
+//! How long a worker looks for work before it sleeps: it tries both, and keeps what serves faster.
+//!
+//! A worker that looks on (*spins*) after its last request sees the next one at once; a worker that
+//! sleeps gives its CPU away and must be woken. Neither is always better. Spinning wins where a CPU
+//! is free and the next request comes soon. It loses where the client, or whoever the request goes
+//! to next, waits for the very CPU that the worker spins on. No signal of the kernel tells these
+//! apart, so each worker measures itself:
+//!
+//! ```text
+//! a turn with work: the cycle is the time since the last turn with work
+//!                   the epoch's cost grows by the cycle, its requests by those of the turn
+//! an epoch ends:    a trial runs?  the cost goes to the arm that was tried; the other arm's turn
+//!                   it is time?    a trial begins, with the arm that is not in use
+//! a pair ends:      an epoch of each arm: compare the cost of a request; clear enough? use the better
+//! a turn without:   sleep if the arm in use says so, or the next request is too far away;
+//!                   else look, until the cap
+//! ```
+//! The law is told the time and reads no clock. It keeps some 250 bytes for a worker, and costs a
+//! few nanoseconds for a turn. Times are in nanoseconds, ratios in thousandths.
 
-/// Longest spin, in nanoseconds.
-pub const SPIN_NS_MAX: u64 = 32_000;
-
-/// Looks for `spin_ns` after the last work, then sleeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How workers look for work, as the operator has configured it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Polling {
-    spin_ns: u64,
+    /// Which arm a worker uses.
+    pub mode: Mode,
+    /// Longest spin; `None`: what the measured wake suggests.
+    pub cap_ns: Option<u64>,
 }
 
-/// What to do with a queue that has nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// Look again.
-    Look,
-    /// Ask for notifications and let it sleep.
-    Sleep,
+/// Which arm a worker uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// The one that serves faster at present.
+    #[default]
+    Auto,
+    /// Spins up to the cap, whatever that brings.
+    Always,
+    /// Sleeps at once.
+    Never,
 }
 
 impl Polling {
-    /// Spins for `spin_us` microseconds, at most 32; 0 = never.
-    #[must_use]
-    pub fn new(spin_us: u32) -> Self {
-        Self { spin_ns: (u64::from(spin_us) * 1000).min(SPIN_NS_MAX) }
-    }
+    /// Sleeps as soon as there is nothing to do.
+    pub const NEVER: Self = Self { mode: Mode::Never, cap_ns: None };
 
-    /// Decides for a queue whose last work was at `worked_at_ns`.
+    /// Spins for at most so many microseconds, where that pays; 0 = never.
     #[must_use]
-    #[inline]
-    pub fn decide(self, now_ns: u64, worked_at_ns: u64) -> Decision {
-        if now_ns.saturating_sub(worked_at_ns) < self.spin_ns {
-            Decision::Look
-        } else {
-            Decision::Sleep
+    pub fn up_to_us(cap_us: u32) -> Self {
+        match cap_us {
+            0 => Self::NEVER,
+            us => Self { mode: Mode::Auto, cap_ns: Some(u64::from(us) * 1000) },
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// What a worker does that has found nothing in a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// It looks again at those of its queues that had work within the last `reach_ns`.
+    Look {
+        /// Longest time since a queue's last work.
+        reach_ns: u64,
+    },
+    /// It lets its queues ask for notifications, and sleeps.
+    Sleep,
+}
 
-    #[test]
-    fn looks_until_the_spin_is_over() {
-        let polling = Polling::new(20);
-        assert_eq!(polling.decide(1_019_999, 1_000_000), Decision::Look);
-        assert_eq!(polling.decide(1_020_000, 1_000_000), Decision::Sleep);
-    }
-
-    #[test]
-    fn never_looks_when_switched_off_and_never_longer_than_the_bound() {
-        assert_eq!(Polling::new(0).decide(5, 5), Decision::Sleep);
-        assert_eq!(Polling::new(1000).decide(SPIN_NS_MAX, 0), Decision::Sleep);
+impl Decision {
+    /// True if a queue whose last work was at `worked_at_ns` is looked at again.
+    #[must_use]
+    #[inline]
+    pub fn looks(self, now_ns: u64, worked_at_ns: u64) -> bool {
+        match self {
+            Self::Look { reach_ns } => now_ns.saturating_sub(worked_at_ns) < reach_ns,
+            Self::Sleep => false,
+        }
     }
 }
+
+/// What a worker does between two requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Arm {
+    /// Looks on, up to the cap.
+    #[default]
+    Spin,
+    /// Sleeps at once.
+    Sleep,
+}
+
+impl Arm {
+    const fn other(self) -> Self {
+        match self {
+            Self::Spin => Self::Sleep,
+            Self::Sleep => Self::Spin,
+        }
+    }
+}
+
+/// What the law has come to and what it has counted. Counts only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// The arm in use; during a trial the one that is tried.
+    pub arm: Arm,
+    /// Cost of a request when sleeping, in thousandths of its cost when spinning.
+    pub gain: u64,
+    /// Time between two turns with work, averaged.
+    pub gap_ns: u64,
+    /// Trials begun.
+    pub trials: u64,
+    /// Trials that ended with the other arm in use.
+    pub flips: u64,
+    /// Looks that took so long that somebody else must have had the CPU.
+    pub stolen_looks: u64,
+    /// Time spent on looks that found nothing, while spinning was the arm in use.
+    pub looked_spinning_ns: u64,
+    /// The same while sleeping was.
+    pub looked_sleeping_ns: u64,
+    /// Spins that ended with work.
+    pub spins_hit: u64,
+    /// Spins that ended with sleep.
+    pub spins_missed: u64,
+}
+
+/// The cap, in wakes. Twice the wake covers every gap for which spinning could save more than it
+/// costs; four times it covers a disk of 50 us and a client that is woken itself (2.5 lost a third
+/// of the rate there).
+const CAP_WAKES: u64 = 4;
+/// With gaps above so many wakes a worker sleeps without asking what is faster: saving one wake in
+/// seven is not worth a CPU.
+const GATE_WAKES: u64 = 6;
+/// A gap counts for the average as so many wakes at most: one pause must not outweigh the short
+/// gaps before and after it.
+const GAP_WAKES_MAX: u64 = 8;
+/// Each gap moves the average by so much: eight gaps, one burst of a busy client, change it.
+const GAP_SHARE: u64 = 8;
+/// The cap while a disk has a request: the service time of a fast disk and a reserve. It does not
+/// shrink with the wake, since sleeping costs an interrupt as well.
+const DISK_CAP_NS: u64 = 100_000;
+/// Each service time moves the average by so much: faster than a gap, for there are fewer.
+const SERVICE_SHARE: u64 = 4;
+/// The gaps of a worker that sleeps have its wakes in them, and those are long where others want
+/// its CPU: it would go on sleeping because it slept. So it spins for so many gaps now and then ...
+const PROBE_SPINS: u32 = 6;
+/// ... at such intervals, if there are requests at all: a four-hundredth of a CPU.
+const PROBE_NS: u64 = 256_000_000;
+
+/// A look takes less than a microsecond. One that takes longer than this was interrupted for the
+/// time slice of another thread.
+const STOLEN_NS: u64 = 500_000;
+/// How long a stolen look is remembered: several rounds of time slices.
+const STOLEN_MEMORY_NS: u64 = 200_000_000;
+
+/// Requests of an epoch: fewer do not tell the arms apart.
+const EPOCH_REQUESTS: u64 = 32;
+/// Length of an epoch: a shorter one measures how the arms change over.
+const EPOCH_NS: u64 = 1_000_000;
+/// Its length where CPU time is stolen: several time slices, or an epoch has one or none by chance.
+const EPOCH_STOLEN_NS: u64 = 16_000_000;
+/// A cycle in which the worker slept for longer than this many wakes had a pause of the client's
+/// in it, which is the same in both arms ...
+const PAUSE_WAKES: u64 = 10;
+/// ... and costs so many wakes at most.
+const PAUSE_COST_WAKES: u64 = 20;
+/// An epoch ends with a pause, if there was one less than so many requests ago: epochs that differ
+/// in their pauses tell nothing of the arms.
+const PAUSE_REQUESTS: u64 = 256;
+/// The epoch of the arm that is tried ends early when it has taken so many times what the requests
+/// of a whole one usually do: behind a busy thread each of them may wait for a time slice.
+const DEAR: u64 = 3;
+
+/// Between two trials, at first and after a change.
+const INTERVAL_NS_MIN: u64 = 8_000_000;
+/// Between two trials, at most: where one arm is eight times as slow, trials then cost below 1 %.
+const INTERVAL_NS_MAX: u64 = 256_000_000;
+/// Each interval is longer or shorter by up to this part of it, so that two workers do not go on
+/// for ever with trials at the same time, in which each measures the other's.
+const JITTER_SHARE: u64 = 4;
+/// Epochs in a row that are off what a request used to cost, all above or all below: the load is
+/// another one. Time slices of others put one above between two that are below.
+const OFF_EPOCHS: u32 = 3;
+/// How far off, in thousandths: more than the arms differ in most cases.
+const OFF: u64 = 1600;
+/// A changed load begins a trial only so long after the last: some loads always change.
+const OFF_PAUSE_NS: u64 = 32_000_000;
+
+/// Pairs of epochs in a trial, at most.
+const PAIRS_MAX: u32 = 6;
+/// A gain that needs no second pair.
+const PLAIN: (u64, u64) = (500, 2000);
+/// A gain that needs no further pair after the second.
+const CLEAR: (u64, u64) = (830, 1200);
+/// What spinning must gain to go on, with gaps above and below a wake. Above, a CPU must earn
+/// something; below, spinning keeps the latency low also where the rate does not depend on it.
+const KEEP: (u64, u64) = (1070, 970);
+/// What it must gain to begin: more, or noise would change the arm.
+const ENTER: (u64, u64) = (1100, 1000);
+
+/// What requests cost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    ns: u64,
+    requests: u64,
+}
+
+impl Cost {
+    fn add(&mut self, other: Self) {
+        self.ns = self.ns.saturating_add(other.ns);
+        self.requests = self.requests.saturating_add(other.requests);
+    }
+
+    /// Of one request.
+    fn each_ns(self) -> u64 {
+        self.ns / self.requests.max(1)
+    }
+
+    /// This over `other`, in thousandths, at least 1.
+    fn over(self, other: Self) -> u64 {
+        let above = u128::from(self.ns) * u128::from(other.requests) * 1000;
+        let below = u128::from(other.ns) * u128::from(self.requests);
+        u64::try_from(above / below.max(1)).unwrap_or(u64::MAX).clamp(1, 1_000_000)
+    }
+}
+
+/// A comparison of the arms while it runs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trial {
+    spinning: Cost,
+    sleeping: Cost,
+    pairs: u32,
+    /// The averages of the arm in use. Those that the tried arm brings must not keep the worker
+    /// from looking afterwards.
+    gap_ns: u64,
+    service_ns: u64,
+}
+
+/// The law of one worker.
+#[derive(Clone, Debug)]
+pub struct Law {
+    mode: Mode,
+    wake_ns: u64,
+    cap_ns: u64,
+    disk_cap_ns: u64,
+    /// The arm in use between trials.
+    base: Arm,
+    numbers: Numbers,
+    /// Time in which a disk answered, averaged.
+    service_ns: u64,
+    awaits_disk: bool,
+    /// The last turn with work.
+    worked_at_ns: Option<u64>,
+    /// The last turn.
+    turned_at_ns: u64,
+    /// Time slept since the last turn with work.
+    slept_ns: u64,
+    spins: bool,
+    /// Spins left of a probe, and when the next one may begin.
+    probe_spins: u32,
+    next_probe_ns: u64,
+    stolen_at_ns: Option<u64>,
+    epoch: Cost,
+    epoch_began_ns: u64,
+    /// Requests since the last pause.
+    unpaused: u64,
+    /// What a request used to cost.
+    usual_ns: Option<u64>,
+    off_epochs: u32,
+    /// The last of them cost more than usual, not less.
+    is_above: bool,
+    trial: Option<Trial>,
+    trial_ended_ns: u64,
+    next_trial_ns: u64,
+    interval_ns: u64,
+    random: u64,
+}
+
+impl Law {
+    /// For a worker that takes `wake_ns` to be woken. `seed` sets its trials apart from those of
+    /// other workers.
+    #[must_use]
+    pub fn new(polling: Polling, wake_ns: u64, seed: u64) -> Self {
+        let wake_ns = wake_ns.max(1);
+        let numbers = Numbers { gain: 1000, ..Numbers::default() };
+        Self {
+            mode: polling.mode,
+            wake_ns,
+            cap_ns: polling.cap_ns.unwrap_or(CAP_WAKES * wake_ns),
+            disk_cap_ns: polling.cap_ns.unwrap_or(DISK_CAP_NS),
+            base: Arm::Spin,
+            numbers: match polling.mode {
+                Mode::Auto | Mode::Always => numbers,
+                Mode::Never => Numbers { arm: Arm::Sleep, ..numbers },
+            },
+            service_ns: 0,
+            awaits_disk: false,
+            worked_at_ns: None,
+            turned_at_ns: 0,
+            slept_ns: 0,
+            spins: false,
+            probe_spins: 0,
+            next_probe_ns: PROBE_NS,
+            stolen_at_ns: None,
+            epoch: Cost::default(),
+            epoch_began_ns: 0,
+            unpaused: PAUSE_REQUESTS,
+            usual_ns: None,
+            off_epochs: 0,
+            is_above: false,
+            trial: None,
+            trial_ended_ns: 0,
+            next_trial_ns: INTERVAL_NS_MIN,
+            interval_ns: INTERVAL_NS_MIN,
+            // An odd factor spreads small seeds; xorshift needs a state that is not zero.
+            random: seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+        }
+    }
+
+    /// What the law has come to.
+    #[must_use]
+    pub fn numbers(&self) -> Numbers {
+        self.numbers
+    }
+
+    /// A turn has found nothing: what to do. `awaits_disk`: a disk has a request of a queue that
+    /// takes turns.
+    #[inline]
+    pub fn on_idle(&mut self, now_ns: u64, awaits_disk: bool) -> Decision {
+        let look_ns = self.turned(now_ns);
+        match self.numbers.arm {
+            Arm::Spin => self.numbers.looked_spinning_ns += look_ns,
+            Arm::Sleep => self.numbers.looked_sleeping_ns += look_ns,
+        }
+        self.awaits_disk = awaits_disk;
+        let (cap_ns, is_near) = if awaits_disk {
+            (self.disk_cap_ns, self.service_ns <= self.disk_cap_ns)
+        } else {
+            (self.cap_ns, self.numbers.gap_ns <= GATE_WAKES * self.wake_ns)
+        };
+        let is_fresh = self.worked_at_ns.is_some_and(|at| now_ns.saturating_sub(at) < cap_ns);
+        let looks = is_fresh
+            && match self.mode {
+                Mode::Auto => self.numbers.arm == Arm::Spin && (is_near || self.probes(now_ns)),
+                Mode::Always => true,
+                Mode::Never => false,
+            };
+        if looks {
+            self.spins = true;
+            return Decision::Look { reach_ns: cap_ns };
+        }
+        self.end_spin();
+        Decision::Sleep
+    }
+
+    /// A spin, if there was one, has not ended with work.
+    fn end_spin(&mut self) {
+        if std::mem::take(&mut self.spins) {
+            self.numbers.spins_missed += 1;
+            self.probe_spins = self.probe_spins.saturating_sub(1);
+        }
+    }
+
+    /// A turn is over. Returns how long it took, and notes if it was a look of unlikely length:
+    /// also one that found work at last, since a client has long gone on meanwhile.
+    #[inline]
+    fn turned(&mut self, now_ns: u64) -> u64 {
+        let turn_ns = now_ns.saturating_sub(std::mem::replace(&mut self.turned_at_ns, now_ns));
+        if self.spins && turn_ns > STOLEN_NS {
+            self.numbers.stolen_looks += 1;
+            self.stolen_at_ns = Some(now_ns);
+        }
+        turn_ns
+    }
+
+    /// The next work seems too far away: true if that is to be seen once more.
+    fn probes(&mut self, now_ns: u64) -> bool {
+        if now_ns >= self.next_probe_ns {
+            self.probe_spins = PROBE_SPINS;
+            self.next_probe_ns = now_ns + self.jittered(PROBE_NS);
+        }
+        self.probe_spins > 0
+    }
+
+    /// The worker has slept for `slept_ns`, until `now_ns`.
+    pub fn on_slept(&mut self, now_ns: u64, slept_ns: u64) {
+        self.end_spin();
+        self.slept_ns = self.slept_ns.saturating_add(slept_ns);
+        self.turned_at_ns = now_ns;
+    }
+
+    /// A turn has found work, `requests` of them new. True if the numbers are worth publishing.
+    #[inline]
+    pub fn on_burst(&mut self, now_ns: u64, requests: u64) -> bool {
+        self.turned(now_ns);
+        if std::mem::take(&mut self.spins) {
+            self.numbers.spins_hit += 1;
+        }
+        let slept_ns = std::mem::take(&mut self.slept_ns);
+        let Some(worked_at_ns) = self.worked_at_ns.replace(now_ns) else {
+            self.epoch_began_ns = now_ns;
+            return false;
+        };
+        let cycle_ns = now_ns.saturating_sub(worked_at_ns);
+        let gap_ns = &mut self.numbers.gap_ns;
+        *gap_ns = moved(*gap_ns, cycle_ns.min(GAP_WAKES_MAX * self.wake_ns), GAP_SHARE);
+        if std::mem::take(&mut self.awaits_disk) {
+            let woken_ns = if slept_ns > 0 { self.wake_ns } else { 0 };
+            let service_ns = cycle_ns.saturating_sub(woken_ns).min(2 * self.disk_cap_ns);
+            self.service_ns = moved(self.service_ns, service_ns, SERVICE_SHARE);
+        }
+        if self.mode != Mode::Auto {
+            return false;
+        }
+        let paused = slept_ns > PAUSE_WAKES * self.wake_ns;
+        let cost_ns = if paused { cycle_ns.min(PAUSE_COST_WAKES * self.wake_ns) } else { cycle_ns };
+        self.epoch.add(Cost { ns: cost_ns, requests });
+        self.unpaused = if paused { 0 } else { self.unpaused.saturating_add(requests) };
+        let is_over = self.is_epoch_over(now_ns);
+        if is_over {
+            self.end_epoch(now_ns);
+        }
+        is_over
+    }
+
+    /// True if the epoch tells enough.
+    #[inline]
+    fn is_epoch_over(&self, now_ns: u64) -> bool {
+        let age_ns = now_ns.saturating_sub(self.epoch_began_ns);
+        // Two epochs have the same beside the arms if none has a pause, or both have whole ones.
+        let is_aligned = self.unpaused == 0 || self.unpaused >= PAUSE_REQUESTS;
+        if age_ns < EPOCH_NS || self.epoch.requests == 0 || !is_aligned {
+            return false;
+        }
+        let is_whole = self.epoch.requests >= EPOCH_REQUESTS
+            && (age_ns >= EPOCH_STOLEN_NS || !self.is_stolen_from(now_ns));
+        is_whole || self.is_too_dear(age_ns)
+    }
+
+    /// True if the arm that is tried need not be tried any longer.
+    fn is_too_dear(&self, age_ns: u64) -> bool {
+        let is_tried = self.trial.is_some() && self.numbers.arm != self.base;
+        let usual_ns = self.usual_ns.unwrap_or(u64::MAX);
+        is_tried && age_ns / (DEAR * EPOCH_REQUESTS) > usual_ns
+    }
+
+    fn is_stolen_from(&self, now_ns: u64) -> bool {
+        self.stolen_at_ns.is_some_and(|at| now_ns.saturating_sub(at) < STOLEN_MEMORY_NS)
+    }
+
+    #[cold]
+    fn end_epoch(&mut self, now_ns: u64) {
+        let epoch = std::mem::take(&mut self.epoch);
+        self.epoch_began_ns = now_ns;
+        match self.trial.take() {
+            Some(trial) => self.go_on(trial, epoch, now_ns),
+            None => self.begin_if_due(epoch, now_ns),
+        }
+    }
+
+    /// Outside a trial: begins one if it is time, or if the load has changed.
+    fn begin_if_due(&mut self, epoch: Cost, now_ns: u64) {
+        let each_ns = epoch.each_ns();
+        let usual_ns = self.usual_ns.unwrap_or(each_ns);
+        let is_above = each_ns > usual_ns;
+        let (low_ns, high_ns) = (each_ns.min(usual_ns), each_ns.max(usual_ns));
+        let is_off = high_ns * 1000 > low_ns * OFF;
+        let goes_on = is_off && std::mem::replace(&mut self.is_above, is_above) == is_above;
+        self.off_epochs = if goes_on { self.off_epochs + 1 } else { u32::from(is_off) };
+        self.usual_ns = Some(moved(usual_ns, each_ns, GAP_SHARE));
+        let has_changed = self.off_epochs >= OFF_EPOCHS
+            && now_ns.saturating_sub(self.trial_ended_ns) > OFF_PAUSE_NS;
+        if has_changed {
+            self.interval_ns = INTERVAL_NS_MIN;
+        }
+        let is_due =
+            now_ns >= self.next_trial_ns && self.numbers.gap_ns < GATE_WAKES * self.wake_ns;
+        if has_changed || is_due {
+            let (gap_ns, service_ns) = (self.numbers.gap_ns, self.service_ns);
+            self.trial = Some(Trial { gap_ns, service_ns, ..Trial::default() });
+            self.numbers.trials += 1;
+            self.numbers.arm = self.base.other();
+        }
+    }
+
+    /// In a trial: the other arm first, then the one in use, and again until that is clear.
+    fn go_on(&mut self, mut trial: Trial, epoch: Cost, now_ns: u64) {
+        match self.numbers.arm {
+            Arm::Spin => trial.spinning.add(epoch),
+            Arm::Sleep => trial.sleeping.add(epoch),
+        }
+        if self.numbers.arm == self.base {
+            (trial.gap_ns, trial.service_ns) = (self.numbers.gap_ns, self.service_ns);
+            trial.pairs += 1;
+            let gain = trial.sleeping.over(trial.spinning);
+            let outside = |(low, high): (u64, u64)| gain < low || gain > high;
+            let is_clear = outside(PLAIN) || (trial.pairs > 1 && outside(CLEAR));
+            if is_clear || trial.pairs >= PAIRS_MAX {
+                self.judge(trial, gain, now_ns);
+                return;
+            }
+        } else {
+            (self.numbers.gap_ns, self.service_ns) = (trial.gap_ns, trial.service_ns);
+        }
+        self.numbers.arm = self.numbers.arm.other();
+        self.trial = Some(trial);
+    }
+
+    /// Ends a trial: the arm to use from now on, and when to try again.
+    fn judge(&mut self, trial: Trial, gain: u64, now_ns: u64) {
+        let is_plain = gain < PLAIN.0 || gain > PLAIN.1;
+        // The geometric mean with what was measured before.
+        let mean = if is_plain { gain } else { (self.numbers.gain * gain).isqrt() };
+        self.numbers.gain = mean;
+        let (above, below) = if self.base == Arm::Spin { KEEP } else { ENTER };
+        let least = if self.numbers.gap_ns < self.wake_ns { below } else { above };
+        let chosen = if mean > least { Arm::Spin } else { Arm::Sleep };
+        if chosen == self.base {
+            self.interval_ns = (self.interval_ns * 2).min(INTERVAL_NS_MAX);
+        } else {
+            self.numbers.flips += 1;
+            self.interval_ns = INTERVAL_NS_MIN;
+        }
+        if self.is_stolen_from(now_ns) {
+            self.interval_ns = INTERVAL_NS_MAX;
+        }
+        self.base = chosen;
+        self.numbers.arm = chosen;
+        let cost = if chosen == Arm::Spin { trial.spinning } else { trial.sleeping };
+        self.usual_ns = Some(cost.each_ns());
+        self.off_epochs = 0;
+        self.trial_ended_ns = now_ns;
+        self.next_trial_ns = now_ns + self.jittered(self.interval_ns);
+    }
+
+    /// `interval_ns`, a quarter more or less at most.
+    fn jittered(&mut self, interval_ns: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let quarter_ns = interval_ns / JITTER_SHARE;
+        interval_ns - quarter_ns + self.random % (2 * quarter_ns + 1)
+    }
+}
+
+/// `average` after one more value, which counts for one part in `share`.
+fn moved(average: u64, value: u64, share: u64) -> u64 {
+    if value >= average {
+        average + (value - average) / share
+    } else {
+        average - (average - value).div_ceil(share)
+    }
+}
+
+#[cfg(test)]
+mod tests;

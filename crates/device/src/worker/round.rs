@@ -17,6 +17,8 @@ use crate::running::Turned;
 pub(super) struct Round {
     /// A queue had work, or must wait for the next round to do it.
     pub(super) worked: bool,
+    /// Requests or packets that were taken.
+    pub(super) taken: u64,
     /// A queue should not wait for the others to settle.
     pub(super) overdue: bool,
 }
@@ -61,7 +63,7 @@ impl Worker {
             *is_due = false;
             let (place, now_ns) = (index_of(slot), self.now_ns);
             let mut io = QueueIo::new(&mut self.wait, place, *generation, now_ns);
-            let Turned { worked, is_overdue } = queue.turn(&mut io);
+            let Turned { worked, taken, is_overdue } = queue.turn(&mut io);
             if self.shares.is_divided() {
                 let ended_ns = self.wait.now_ns();
                 let took_ns = ended_ns.saturating_sub(began_ns);
@@ -78,6 +80,7 @@ impl Worker {
             }
             round.worked = true;
             self.bill.payers.push(slot);
+            round.taken += taken as u64;
             turns += 1;
             if !self.shares.is_divided()
                 && turns.is_multiple_of(TURNS_UNTIMED)

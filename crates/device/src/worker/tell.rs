@@ -90,15 +90,15 @@ mod tests {
     use super::super::Lot;
     use super::*;
     use crate::orders::Mailbox;
-    use crate::policy::polling::Polling;
+    use crate::policy::polling::{Law, Polling};
     use crate::seats::Seat;
     use std::sync::Arc;
 
     /// A worker without queues, whose time has come.
     fn empty(mailbox: &Arc<Mailbox>, stays: bool) -> Worker {
         let lot = Lot { told: Arc::default(), stays };
-        let (polling, stats) = (Polling::new(0), Arc::default());
-        let mut worker = Worker::new(false, polling, mailbox.clone(), stats, lot).unwrap();
+        let (law, stats) = (Law::new(Polling::NEVER, 0, 0), Arc::default());
+        let mut worker = Worker::new(false, law, mailbox.clone(), stats, lot).unwrap();
         worker.rest.leaves_at_ns = Some(worker.now_ns);
         worker
     }

@@ -5,7 +5,8 @@ use manyring_backend::blk::fault::{FaultDisk, FaultPlan, FaultSwitch};
 use manyring_backend::blk::null::NullDisk;
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_device::{
-    Activation, Call, Device, Event, EventKind, Kick, Pool, PoolOptions, QueueHandle, QueueStats,
+    Activation, Call, Device, Event, EventKind, Kick, Polling, Pool, PoolOptions, QueueHandle,
+    QueueStats,
 };
 use manyring_memory::{GuestMemory, RegionSpec};
 use manyring_queue::{DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
@@ -123,7 +124,7 @@ impl Guest {
         let memory = Arc::new(memory);
         let features = RingFeatures { event_idx: true, indirect: true };
         let config = QueueConfig { size: 64, addresses: RING, base: 0.into(), features };
-        let pool = Pool::new(PoolOptions { workers_max: 2, spin_us: 0, uring: false });
+        let pool = Pool::new(PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: false });
         let options = BlkOptions {
             name: "test".to_owned(),
             num_queues: 1,

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::io::QueueIo;
-use crate::policy::polling::Polling;
+use crate::policy::polling::Decision;
 use crate::running::{Happened, Run, RunningQueue};
 use crate::wait::{Source, Woken};
 use crate::{Activation, blk::IN_FLIGHT_MAX};
@@ -19,6 +19,9 @@ const REQUESTS: u16 = 3000;
 /// Where the ring of this test lies; header and status lie behind it.
 const MEMORY: usize = 1 << 20;
 const BEHIND: u64 = (1 << 20) - 4096;
+
+/// A worker that looks on.
+const LOOK: Decision = Decision::Look { reach_ns: 32_000 };
 
 /// A disk that answers when its gate is open.
 #[derive(Debug)]
@@ -113,7 +116,7 @@ fn settles(
     looks_on: bool,
     now_ns: u64,
 ) -> bool {
-    queue.settle((Polling::new(32), looks_on), &mut QueueIo::new(wait, 0, 0, now_ns))
+    queue.settle((LOOK, looks_on), &mut QueueIo::new(wait, 0, 0, now_ns))
 }
 
 fn eventfd() -> rustix::fd::OwnedFd {

@@ -6,6 +6,7 @@ use crate::doorbell::{Call, Kick};
 use crate::handle::QueueHandle;
 use crate::net::NetDevice;
 use crate::orders::Order;
+use crate::policy::polling::Polling;
 use crate::pool::{Pool, PoolOptions};
 use crate::{Activation, Device};
 use manyring_wire::net::{Coalescing, VIRTIO_NET_F_MRG_RXBUF};
@@ -294,7 +295,7 @@ fn churn(uring: bool, event_idx: bool, neighbour: bool, seed: u64) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // Beside a neighbour there is no way out to another worker.
     let workers_max = if neighbour { 1 } else { 2 };
-    let pool = Pool::new(PoolOptions { workers_max, spin_us: 1, uring });
+    let pool = Pool::new(PoolOptions { workers_max, polling: Polling::up_to_us(1), uring });
     let busy = neighbour.then(|| runtime.block_on(Busy::start(&pool, 1)));
     let device = NetDevice::new(options(1), Arc::new(Wire(Arc::new(ours))), pool);
     runtime.block_on(device.set_features(VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF));
@@ -401,7 +402,8 @@ impl Busy {
 #[test]
 fn a_guest_of_one_busy_queue_gets_as_much_as_one_of_sixteen() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let pool = Pool::new(PoolOptions { workers_max: 1, spin_us: 1, uring: true });
+    let pool =
+        Pool::new(PoolOptions { workers_max: 1, polling: Polling::up_to_us(1), uring: true });
     let many = runtime.block_on(Busy::start(&pool, 16));
     let one = runtime.block_on(Busy::start(&pool, 1));
     let before = (many.frames(), one.frames());
@@ -421,7 +423,7 @@ fn a_queue_that_is_disabled_moves_and_is_kicked_elsewhere_without_a_look_at_its_
         let port = Scripted::default();
         port.script().attached = vec![false];
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let pool = Pool::new(PoolOptions { workers_max: 2, spin_us: 0, uring });
+        let pool = Pool::new(PoolOptions { workers_max: 2, polling: Polling::NEVER, uring });
         let device = NetDevice::new(options(1), Arc::new(port), pool);
         let mut ring = Ring::new(32, true);
         let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());

@@ -5,6 +5,7 @@ use crate::doorbell::{Call, Kick};
 use crate::handle::QueueHandle;
 use crate::life::{Event, EventKind};
 use crate::net::NetDevice;
+use crate::policy::polling::Polling;
 use crate::pool::{Pool, PoolOptions};
 use crate::{Activation, Device};
 use manyring_wire::net::*;
@@ -48,7 +49,7 @@ impl Guest {
     pub(super) fn new(features: u64) -> Self {
         let port = Scripted::default();
         port.script().attached = vec![false; PAIRS];
-        let pool = Pool::new(PoolOptions { workers_max: 1, spin_us: 0, uring: false });
+        let pool = Pool::new(PoolOptions { workers_max: 1, polling: Polling::NEVER, uring: false });
         let (sender, events) = mpsc::channel(16);
         let mut guest = Self {
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),

@@ -8,7 +8,7 @@ use crate::life::{Event, EventKind};
 use crate::live::Live;
 use crate::net::{NetRx, NetTx};
 use crate::orders::Order;
-use crate::policy::polling::Polling;
+use crate::policy::polling::Decision;
 use crate::running::{Happened, Run, RunningQueue};
 use crate::wait::{Source, Wait, Woken};
 use manyring_wire::net::Coalescing;
@@ -103,7 +103,7 @@ impl Guest {
         assert_eq!(heard, Ok(()));
     }
 
-    fn settles(&mut self, how: (Polling, bool), now_ns: u64) -> bool {
+    fn settles(&mut self, how: (Decision, bool), now_ns: u64) -> bool {
         self.running.settle(how, &mut QueueIo::new(&mut self.wait, 0, 1, now_ns))
     }
 
@@ -308,7 +308,7 @@ fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts
     guest.post();
     guest.port.script().arrives.push_back(Err(Errno::BADFD));
     guest.turn(1);
-    let settles = |guest: &mut Guest, now_ns| guest.settles((Polling::new(0), false), now_ns);
+    let settles = |guest: &mut Guest, now_ns| guest.settles((Decision::Sleep, false), now_ns);
     assert!(settles(&mut guest, 2));
     assert_eq!(guest.events.try_recv().unwrap().kind, EventKind::PortGone);
     guest.set_memory(3);
@@ -322,6 +322,8 @@ fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts
     assert_eq!(guest.returned(), 1);
 }
 
+const LOOK: Decision = Decision::Look { reach_ns: 32_000 };
+
 #[test]
 fn a_port_is_looked_at_only_while_its_worker_looks_at_rings_anyway() {
     let mut guest = Guest::new(true);
@@ -331,17 +333,16 @@ fn a_port_is_looked_at_only_while_its_worker_looks_at_rings_anyway() {
     guest.port.arrive(RawHeader::default(), &frame(0, 60));
     guest.turn(1000);
     assert_eq!(guest.returned(), 1);
-    let settles =
-        |guest: &mut Guest, looks_on, now_ns| guest.settles((Polling::new(32), looks_on), now_ns);
-    assert!(!guest.running.looks_at_ring(Polling::new(32), 2000), "its next work is the port's");
+    let settles = |guest: &mut Guest, looks_on, now_ns| guest.settles((LOOK, looks_on), now_ns);
+    assert!(!guest.running.looks_at_ring(LOOK, 2000), "its next work is the port's");
     assert!(!settles(&mut guest, true, 2000));
     assert!(settles(&mut guest, true, 40_000), "it looked long enough");
     guest.running.wake(41_000);
     assert!(settles(&mut guest, false, 41_000));
     // A transmitq waits for its ring.
     let guest = Guest::new(false);
-    assert!(guest.running.looks_at_ring(Polling::new(32), 2000));
-    assert!(!guest.running.looks_at_ring(Polling::new(32), 40_000));
+    assert!(guest.running.looks_at_ring(LOOK, 2000));
+    assert!(!guest.running.looks_at_ring(LOOK, 40_000));
 }
 
 #[test]
@@ -424,7 +425,7 @@ fn a_batch_waits_from_its_kick_on_or_from_the_last_look_at_the_ring() {
     assert_eq!(wait_of_batch(&mut guest), 500, "since the last look");
     // Nobody looks until the kick.
     guest.turn(3000);
-    assert!(guest.settles((Polling::new(0), false), 4000));
+    assert!(guest.settles((Decision::Sleep, false), 4000));
     guest.send(1);
     guest.hear(event, 1_000_000);
     guest.turn(1_000_700);

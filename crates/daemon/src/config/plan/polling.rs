@@ -1,0 +1,108 @@
+//! How workers look for work: the keys `polling` and `spin_us`, checked against each other.
+
+use super::{Place, PlanError};
+use crate::config::raw::RawDaemon;
+use manyring_device::Polling;
+use manyring_device::policy::polling::Mode;
+use serde::Serialize;
+
+/// How workers look for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PollingPlan {
+    polling: ModePlan,
+    /// `None`: as waking a worker costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spin_us: Option<u32>,
+}
+
+/// The values of `polling`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum ModePlan {
+    Auto,
+    Always,
+    Never,
+}
+
+/// Longer spins are no matter of a wake any more, on any machine.
+const SPIN_US_MAX: u32 = 1000;
+
+impl PollingPlan {
+    pub(super) fn new(raw: &RawDaemon, place: &Place) -> Result<Self, PlanError> {
+        let mode = match raw.polling.as_deref() {
+            None => None,
+            Some("auto") => Some(ModePlan::Auto),
+            Some("always") => Some(ModePlan::Always),
+            Some("never") => Some(ModePlan::Never),
+            Some(other) => {
+                let problem = format!("{other:?} is none of \"auto\", \"always\", \"never\"");
+                return place.error("polling", problem);
+            }
+        };
+        if let Some(us) = raw.spin_us.filter(|us| *us > SPIN_US_MAX) {
+            let problem = format!("{us} is more than {SPIN_US_MAX} microseconds");
+            return place.error("spin_us", problem);
+        }
+        let polling = match (mode, raw.spin_us) {
+            (None | Some(ModePlan::Never), Some(0)) => ModePlan::Never,
+            (Some(ModePlan::Auto | ModePlan::Always), Some(us @ 0))
+            | (Some(ModePlan::Never), Some(us)) => {
+                let mode = raw.polling.as_deref().unwrap_or_default();
+                return place.error("spin_us", format!("{us} contradicts polling {mode:?}"));
+            }
+            (mode, _) => mode.unwrap_or(ModePlan::Auto),
+        };
+        Ok(Self { polling, spin_us: raw.spin_us })
+    }
+
+    /// The same as the workers know it.
+    pub(crate) fn law(self) -> Polling {
+        let mode = match self.polling {
+            ModePlan::Auto => Mode::Auto,
+            ModePlan::Always => Mode::Always,
+            ModePlan::Never => Mode::Never,
+        };
+        Polling { mode, cap_ns: self.spin_us.map(|us| u64::from(us) * 1000) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::plan::Source;
+
+    fn plan(polling: Option<&str>, spin_us: Option<u32>) -> Result<Polling, String> {
+        let raw =
+            RawDaemon { polling: polling.map(str::to_owned), spin_us, ..RawDaemon::default() };
+        let place = Source::File.daemon();
+        PollingPlan::new(&raw, &place).map(PollingPlan::law).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_mode_and_a_cap_go_together_unless_one_takes_the_other_back() {
+        let law = |mode, cap_ns| Ok(Polling { mode, cap_ns });
+        for (polling, spin_us, expected) in [
+            (None, None, law(Mode::Auto, None)),
+            (None, Some(0), law(Mode::Never, Some(0))),
+            (None, Some(20), law(Mode::Auto, Some(20_000))),
+            (Some("auto"), None, law(Mode::Auto, None)),
+            (Some("auto"), Some(1000), law(Mode::Auto, Some(1_000_000))),
+            (Some("always"), None, law(Mode::Always, None)),
+            (Some("always"), Some(5), law(Mode::Always, Some(5000))),
+            (Some("never"), None, law(Mode::Never, None)),
+            (Some("never"), Some(0), law(Mode::Never, Some(0))),
+        ] {
+            assert_eq!(plan(polling, spin_us), expected, "{polling:?} {spin_us:?}");
+        }
+        for (polling, spin_us, words) in [
+            (Some("auto"), 0, "[daemon]: spin_us: 0 contradicts polling \"auto\""),
+            (Some("always"), 0, "[daemon]: spin_us: 0 contradicts polling \"always\""),
+            (Some("never"), 1, "[daemon]: spin_us: 1 contradicts polling \"never\""),
+            (Some("Never"), 0, "[daemon]: polling: \"Never\" is none of"),
+            (None, 1001, "[daemon]: spin_us: 1001 is more than 1000"),
+        ] {
+            let error = plan(polling, Some(spin_us)).expect_err(words);
+            assert!(error.starts_with(words), "{error}");
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The law on a machine in a script: it leaves the wrong arm wherever one of them is wrong.
+
+mod simulator;
+
+use super::*;
+use simulator::{CLIENT, Client, Machine, Outcome, WAKE_NS, run};
+
+const ALWAYS: Polling = Polling { mode: Mode::Always, cap_ns: None };
+const AUTO: Polling = Polling { mode: Mode::Auto, cap_ns: None };
+const MS: u64 = 1_000_000;
+/// How long the law is watched, trials from the first on included.
+const SPAN_NS: u64 = 500 * MS;
+/// Where requests are few, a trial takes longer, and so does the watch.
+const LONG_SPAN_NS: u64 = 2 * SPAN_NS;
+/// A fixed arm goes on as it began: a part of that tells its rate.
+const FIXED_PART: u64 = 5;
+
+const NOTHING: Machine = Machine { disk_ns: None, server: false, hog: false, preempts: false };
+const DISK: Machine = Machine { disk_ns: Some(50_000), ..NOTHING };
+const POLLS: Client = Client { polls: true, ..CLIENT };
+/// On the CPU of the worker.
+const NEAR: Client = Client { cpu: 1, ..CLIENT };
+
+fn thinks(think_ns: u64, client: Client) -> Client {
+    Client { think_ns, ..client }
+}
+
+fn pauses(every: u64, pause_ns: u64, client: Client) -> Client {
+    Client { pause: Some((every, pause_ns)), ..client }
+}
+
+/// What the law reaches of the better arm, in thousandths, where that arm is `better`; `None`:
+/// where they are alike.
+#[track_caller]
+fn reaches(least: u64, better: Option<Arm>, client: Client, machine: Machine) -> Outcome {
+    reaches_within(SPAN_NS, least, better, client, machine)
+}
+
+#[track_caller]
+fn reaches_within(
+    span_ns: u64,
+    least: u64,
+    better: Option<Arm>,
+    client: Client,
+    machine: Machine,
+) -> Outcome {
+    let law = run(client, machine, AUTO, span_ns);
+    let fixed = |polling| run(client, machine, polling, span_ns / FIXED_PART).answers * FIXED_PART;
+    let (spinning, sleeping) = (fixed(ALWAYS), fixed(Polling::NEVER));
+    let seen = (law.answers, spinning, sleeping, law.laws[0].numbers());
+    let wins = |a: u64, b: u64| a * 20 >= b * 21;
+    assert_eq!(wins(spinning, sleeping), better == Some(Arm::Spin), "the scenario: {seen:?}");
+    assert_eq!(wins(sleeping, spinning), better == Some(Arm::Sleep), "the scenario: {seen:?}");
+    let share = law.answers * 1000 / spinning.max(sleeping);
+    println!("{share} of {least}, {} ms of CPU: {seen:?}", law.worker_ns / MS);
+    assert!(share >= least, "{share}: {seen:?}");
+    law
+}
+
+#[test]
+fn a_client_that_sleeps_is_spun_for_while_that_makes_it_faster() {
+    let spin = Some(Arm::Spin);
+    for think_ns in [0, 20_000, 60_000] {
+        reaches(970, spin, thinks(think_ns, CLIENT), NOTHING);
+    }
+    for depth in [64] {
+        reaches(970, spin, Client { depth, ..CLIENT }, NOTHING);
+    }
+}
+
+#[test]
+fn nobody_spins_for_a_client_that_is_no_faster_for_it() {
+    for (think_ns, cpu_ms) in [(100_000, 300), (200_000, 80), (2 * MS, 12)] {
+        let law = reaches_within(LONG_SPAN_NS, 990, None, thinks(think_ns, CLIENT), NOTHING);
+        assert!(law.worker_ns < cpu_ms * MS, "{think_ns}: {} ns of a second", law.worker_ns);
+    }
+}
+
+#[test]
+fn a_client_that_polls_is_spun_for_unless_it_comes_seldom() {
+    for client in [POLLS, thinks(20_000, POLLS), Client { depth: 32, ..POLLS }] {
+        reaches(970, Some(Arm::Spin), client, NOTHING);
+    }
+    let law = reaches(990, None, thinks(200_000, POLLS), NOTHING);
+    assert!(law.worker_ns < 50 * MS, "{} ns of a second", law.worker_ns);
+}
+
+#[test]
+fn a_client_on_the_workers_own_cpu_is_given_that_cpu() {
+    let sleep = Some(Arm::Sleep);
+    for client in [NEAR, thinks(20_000, NEAR), pauses(64, MS, NEAR)] {
+        reaches_within(LONG_SPAN_NS, 920, sleep, client, NOTHING);
+    }
+    reaches(990, sleep, Client { polls: true, ..NEAR }, NOTHING);
+    reaches(990, None, NEAR, Machine { preempts: true, ..NOTHING });
+}
+
+#[test]
+fn a_chain_through_the_workers_cpu_is_spun_for_only_where_the_server_can_run() {
+    let chain = Machine { server: true, preempts: true, ..NOTHING };
+    reaches(970, Some(Arm::Spin), CLIENT, chain);
+    reaches(970, None, POLLS, chain);
+    reaches(950, Some(Arm::Sleep), CLIENT, Machine { preempts: false, ..chain });
+}
+
+#[test]
+fn a_thread_that_takes_slices_is_outspun_where_sleepers_wait_for_their_slice() {
+    let hog = Machine { hog: true, ..NOTHING };
+    reaches(950, Some(Arm::Spin), CLIENT, hog);
+    let law = reaches(950, Some(Arm::Spin), POLLS, hog);
+    assert!(law.laws[0].numbers().stolen_looks > 5, "slices are seen");
+    reaches(930, Some(Arm::Spin), CLIENT, Machine { hog: true, ..DISK });
+    // Who sleeps here runs as soon as it is woken, and who spins uses up its claim to that.
+    let hog = Machine { preempts: true, ..hog };
+    reaches_within(LONG_SPAN_NS, 900, Some(Arm::Sleep), CLIENT, hog);
+}
+
+#[test]
+fn a_disk_is_spun_for_while_it_answers_within_the_cap() {
+    for client in [CLIENT, POLLS, Client { depth: 4, ..CLIENT }] {
+        reaches(970, Some(Arm::Spin), client, DISK);
+    }
+    for disk_ns in [150_000, 1_000_000] {
+        let slow = Machine { disk_ns: Some(disk_ns), ..NOTHING };
+        // Spinning wins a little by the way: the next request comes soon behind an answer.
+        let better = (disk_ns == 150_000).then_some(Arm::Spin);
+        let law = reaches(930, better, CLIENT, slow);
+        assert!(law.worker_ns < 120 * MS, "{} ns of a second", law.worker_ns);
+    }
+}
+
+#[test]
+fn bursts_and_their_pauses_do_not_hide_the_better_arm() {
+    for client in [pauses(64, MS, CLIENT), pauses(16, MS, CLIENT), pauses(200, 3 * MS, CLIENT)] {
+        reaches_within(LONG_SPAN_NS, 950, Some(Arm::Spin), client, NOTHING);
+    }
+    reaches(970, None, pauses(64, MS, POLLS), NOTHING);
+}
+
+#[test]
+fn two_workers_of_one_client_come_to_the_better_arm_beside_each_others_trials() {
+    for client in [CLIENT, POLLS, NEAR] {
+        let client = Client { workers: 2, ..client };
+        let better = if client.cpu == 1 { Arm::Sleep } else { Arm::Spin };
+        let law = reaches(930, Some(better), client, NOTHING);
+        let trials: Vec<_> = law.laws.iter().map(|l| l.numbers().trials).collect();
+        assert!(trials.iter().all(|n| (1..40).contains(n)), "{trials:?}");
+    }
+}
+
+#[test]
+fn a_client_that_moves_finds_the_other_arm_within_a_quarter_of_a_second() {
+    for (from, to, arm) in [(0, 1, Arm::Sleep), (1, 0, Arm::Spin)] {
+        let client = Client { cpu: from, moves: Some((600 * MS, to)), ..CLIENT };
+        let law = run(client, NOTHING, AUTO, 850 * MS);
+        assert_eq!(law.laws[0].base, arm, "{:?}", law.laws[0].numbers());
+    }
+}
+
+/// A law that has just had work, with gaps of `gap_ns` before.
+fn law(polling: Polling, gap_ns: u64) -> (Law, u64) {
+    let mut law = Law::new(polling, WAKE_NS, 1);
+    let bursts = 64;
+    for burst in 0..=bursts {
+        law.on_burst(1 + burst * gap_ns, 0);
+    }
+    (law, 1 + bursts * gap_ns)
+}
+
+/// How long the worker looks on, to a microsecond.
+fn looks_for(law: &mut Law, worked_at_ns: u64, awaits_disk: bool) -> u64 {
+    let is_look = |us: &u64| law.on_idle(worked_at_ns + us * 1000, awaits_disk) != Decision::Sleep;
+    (0..).take_while(is_look).count() as u64
+}
+
+#[test]
+fn a_spin_lasts_four_wakes_or_as_long_as_the_operator_says() {
+    for (polling, gap_ns, us) in [
+        (AUTO, 1000, 100),
+        (AUTO, 149_000, 100),
+        (AUTO, 160_000, 0),
+        (ALWAYS, 1000, 100),
+        (ALWAYS, 10 * MS, 100),
+        (Polling::NEVER, 1000, 0),
+        (Polling::up_to_us(0), 1000, 0),
+        (Polling::up_to_us(7), 1000, 7),
+        (Polling { mode: Mode::Always, cap_ns: Some(250_000) }, MS, 250),
+    ] {
+        let (mut law, at) = law(polling, gap_ns);
+        assert_eq!(looks_for(&mut law, at, false), us, "{polling:?} {gap_ns}");
+        assert_eq!(law.numbers().spins_missed, u64::from(us > 0));
+    }
+}
+
+#[test]
+fn a_disk_has_a_cap_of_its_own_and_a_slow_one_is_slept_for() {
+    for (service_ns, us) in [(50_000, 100), (90_000, 100), (120_000, 0)] {
+        let mut law = Law::new(AUTO, 5000, 1);
+        let mut now_ns = 1;
+        for _ in 0..32 {
+            law.on_burst(now_ns, 1);
+            law.on_idle(now_ns + 1000, true);
+            now_ns += service_ns;
+        }
+        law.on_burst(now_ns, 0);
+        assert_eq!(looks_for(&mut law, now_ns, true), us, "{service_ns}");
+    }
+    let (mut law, at) = law(Polling::up_to_us(7), 1000);
+    assert_eq!(looks_for(&mut law, at, true), 7);
+}
+
+#[test]
+fn a_queue_is_looked_at_again_while_its_own_work_is_within_reach() {
+    let decision = Decision::Look { reach_ns: 100 };
+    assert!(decision.looks(1099, 1000));
+    assert!(!decision.looks(1100, 1000));
+    assert!(!Decision::Sleep.looks(1000, 1000));
+}
+
+#[test]
+fn looks_and_how_spins_ended_are_counted_for_the_arm_in_use() {
+    let (mut law, at) = law(AUTO, 1000);
+    let before = law.numbers();
+    law.on_idle(at + 300, false);
+    law.on_burst(at + 1000, 1);
+    law.on_idle(at + 1700, false);
+    // Who sleeps does not look, and is not robbed of its CPU.
+    law.on_slept(at + 10 * MS, 9 * MS);
+    law.on_idle(at + 10 * MS + 50, false);
+    let after = law.numbers();
+    assert_eq!(after.looked_spinning_ns - before.looked_spinning_ns, 300 + 700 + 50);
+    assert_eq!((after.spins_hit, after.spins_missed, after.stolen_looks), (1, 1, 0));
+    law.on_burst(at + 11 * MS, 1);
+    law.on_idle(at + 11 * MS + 100, false);
+    law.on_burst(at + 12 * MS, 1);
+    assert_eq!(law.numbers().stolen_looks, 1, "a look of 900 us");
+    let (mut never, at) = self::law(Polling::NEVER, 1000);
+    never.on_idle(at + 40, false);
+    assert_eq!(never.numbers().looked_sleeping_ns, 40);
+}
+
+#[test]
+fn intervals_between_trials_differ_by_up_to_a_quarter_and_from_worker_to_worker() {
+    let intervals = |seed| -> Vec<u64> {
+        let mut law = Law::new(AUTO, WAKE_NS, seed);
+        (0..64).map(|_| law.jittered(8000)).collect()
+    };
+    let of_one = intervals(0);
+    assert!(of_one.iter().all(|ns| (6000..=10_000).contains(ns)), "{of_one:?}");
+    assert!(of_one.iter().min() < Some(&6500) && of_one.iter().max() > Some(&9500), "{of_one:?}");
+    assert_ne!(of_one, intervals(1));
+    assert_eq!(of_one, intervals(0));
+}

@@ -1,0 +1,107 @@
+//! What it costs to wake a thread that sleeps on another CPU: measured once, when the first worker
+//! starts, for the law of polling.
+
+use crate::policy::wake::{Wake, settle};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Wakes that are measured: the median of so many is steady.
+const WAKES: usize = 32;
+/// How long the sleeper sleeps before each: its CPU must have become idle.
+const REST: Duration = Duration::from_micros(100);
+/// A wake that takes longer was disturbed, or there is no second CPU to run on.
+const PATIENCE: Duration = Duration::from_millis(1);
+/// All of it: a disturbed machine must not hold up the start.
+const PATIENCE_OF_ALL: Duration = Duration::from_millis(20);
+
+/// Nanoseconds from the write that wakes until a sleeper on another CPU runs.
+pub(crate) fn wake() -> Wake {
+    static WAKE: OnceLock<Wake> = OnceLock::new();
+    *WAKE.get_or_init(|| settle(&mut measure()))
+}
+
+#[allow(clippy::disallowed_methods, reason = "measures time, before a worker runs")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// The wakes that were not disturbed, in nanoseconds; none if they cannot be measured.
+fn measure() -> Vec<u64> {
+    let Ok(event) = eventfd(0, EventfdFlags::CLOEXEC) else { return Vec::new() };
+    let (began, woken_ns, ends) = (now(), AtomicU64::new(0), AtomicBool::new(false));
+    let mut wakes = Vec::with_capacity(WAKES);
+    std::thread::scope(|scope| {
+        let sleeper = || sleep_over_and_over(event.as_fd(), began, &woken_ns, &ends);
+        if std::thread::Builder::new().spawn_scoped(scope, sleeper).is_err() {
+            return;
+        }
+        for _ in 0..WAKES {
+            if began.elapsed() > PATIENCE_OF_ALL {
+                break;
+            }
+            // Looking all the while keeps this CPU busy: the sleeper is woken on another one.
+            await_until(REST, || false);
+            woken_ns.store(0, Ordering::Release);
+            let written_at = began.elapsed();
+            write(&event);
+            if await_until(PATIENCE, || woken_ns.load(Ordering::Acquire) != 0) {
+                let woken_at = Duration::from_nanos(woken_ns.load(Ordering::Acquire));
+                wakes.push(nanoseconds(woken_at.saturating_sub(written_at)));
+            }
+        }
+        ends.store(true, Ordering::Release);
+        write(&event);
+    });
+    wakes
+}
+
+/// Notes when it was woken, and sleeps again.
+fn sleep_over_and_over(
+    event: BorrowedFd<'_>,
+    began: Instant,
+    woken_ns: &AtomicU64,
+    ends: &AtomicBool,
+) {
+    let mut count = [0; 8];
+    while rustix::io::read(event, &mut count).is_ok() && !ends.load(Ordering::Acquire) {
+        woken_ns.store(nanoseconds(began.elapsed()), Ordering::Release);
+    }
+}
+
+/// Looks until `is_done`, for `patience` at most. True if it was done.
+fn await_until(patience: Duration, is_done: impl Fn() -> bool) -> bool {
+    let began = now();
+    while !is_done() {
+        if began.elapsed() >= patience {
+            return false;
+        }
+        std::hint::spin_loop();
+    }
+    true
+}
+
+fn write(event: &OwnedFd) {
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wake_is_measured_once_and_within_its_bounds() {
+        let began = now();
+        let first = wake();
+        // The start of a daemon waits for it. Ten times as long is allowed for here.
+        assert!(began.elapsed() < 10 * PATIENCE_OF_ALL, "{:?}", began.elapsed());
+        assert!((1000..=200_000).contains(&first.ns), "{first:?}");
+        assert_eq!(wake(), first);
+    }
+}
