@@ -38,9 +38,8 @@ pub(crate) struct BlkQueue {
     pending: Pending,
     batch: Batch,
     burst: Burst,
+    /// Requests that are done, by the disk or without it.
     done: Vec<Completion>,
-    /// Requests answered without the disk: token and status.
-    answered: Vec<(u32, Status)>,
 }
 
 /// What becomes of a request after parsing.
@@ -72,7 +71,6 @@ impl BlkQueue {
             batch: Batch::new(),
             burst: Burst::default(),
             done: Vec::new(),
-            answered: Vec::new(),
         }
     }
 
@@ -183,7 +181,7 @@ impl BlkQueue {
                 self.burst.forget_slices();
                 let in_flight = InFlight { chain, status, kind, len, popped_at_ns: now_ns };
                 let token = self.pending.add(in_flight);
-                self.answered.push((token, answer));
+                self.done.push(Completion { token, result: result_of(answer) });
             }
         }
     }
@@ -197,18 +195,13 @@ impl BlkQueue {
         clock: impl FnOnce() -> u64,
     ) -> Completed {
         let has_more = self.disk.reap(&mut self.done);
-        if self.done.is_empty() && self.answered.is_empty() {
+        if self.done.is_empty() {
             return Completed { count: 0, lost: false, has_more };
         }
         let now_ns = clock();
-        let count = self.done.len() + self.answered.len();
+        let count = self.done.len();
         let mut lost = false;
         let mut tally = Tally::default();
-        for (token, status) in self.answered.drain(..) {
-            if let Some(request) = self.pending.finish(token, status as u8) {
-                tally.finish(request, status, now_ns, queue, stats);
-            }
-        }
         for completion in self.done.drain(..) {
             let status = match completion.result {
                 Ok(()) => Status::Ok,
@@ -237,6 +230,15 @@ pub(crate) struct Completed {
     pub(crate) lost: bool,
     /// The disk has more to do on this thread in the next turn.
     pub(crate) has_more: bool,
+}
+
+/// What a disk would say of a request that is answered without it.
+const fn result_of(status: Status) -> Result<(), Errno> {
+    match status {
+        Status::Ok => Ok(()),
+        Status::IoErr => Err(Errno::IO),
+        Status::Unsupp => Err(Errno::OPNOTSUPP),
+    }
 }
 
 /// Counters of a burst, added to the queue's once.
