@@ -4,7 +4,8 @@
 //! pop_batch:  idx = avail.idx (acquire);  idx - last <= size, else fault
 //!             for each new head: it is in flight from now on, and was not before, else fault;
 //!             walk the chain, copy each descriptor once, resolve it
-//! push_used:  the head is in flight no more;  used.ring[used_idx & mask] = (head, written);  used_idx += 1
+//! push_used:  the head is in flight no more
+//!             used.ring[used_idx & mask] = (head, written);  used_idx += 1
 //! publish:    used.idx = used_idx (release)
 //! ```
 //! What was done to it: (1) `avail.idx` is read once per batch and kept; (2) descriptors are
