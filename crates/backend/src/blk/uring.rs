@@ -20,6 +20,8 @@
 
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
+mod zeroes;
+
 use super::file::{FileQueue, INLINE_BURST};
 use super::offload::{Aside, Offload};
 use super::quota::{BURST, Patience, Quota};
@@ -27,11 +29,12 @@ use super::task::{Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::sys::file as sys;
 use crate::sys::uring::{FileOp, Ring, RingFile};
-use manyring_memory::{GuestSlice, Mapping, MemoryError, Pieces, SliceList};
+use manyring_memory::{Mapping, MemoryError, Pieces, SliceList};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use zeroes::{shared_zeroes, zeroes};
 
 /// `FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE`
 const PUNCH_HOLE: i32 = 1 | 2;
@@ -52,9 +55,6 @@ const PIECE_BYTES: u64 = 4 << 20;
 const SLICES_KEPT: usize = 256;
 const TOKENS_KEPT: usize = 1024;
 const SLICES_KEPT_BEYOND: usize = 4;
-/// Zeroes that are written where no file system call can make them: this many bytes of memory,
-/// this many times in one entry.
-const ZEROES: (u64, usize) = (256 << 10, 16);
 
 /// The disk.
 #[derive(Debug)]
@@ -64,17 +64,6 @@ pub struct UringDisk {
     number: u64,
     offload: Arc<Offload>,
     zeroes: &'static Mapping,
-}
-
-/// The zeroes of this process. Never written, so never allocated: the kernel reads its zero page.
-/// Never unmapped: the kernel may still write them to a disk when the queue that asked is gone.
-fn shared_zeroes() -> Result<&'static Mapping, MemoryError> {
-    static SHARED: OnceLock<Mapping> = OnceLock::new();
-    if let Some(mapping) = SHARED.get() {
-        return Ok(mapping);
-    }
-    let mapping = Mapping::anonymous(ZEROES.0)?;
-    Ok(SHARED.get_or_init(|| mapping))
 }
 
 impl UringDisk {
@@ -496,17 +485,6 @@ impl InFlight {
             _ => Step::Failed(errno),
         }
     }
-}
-
-/// Slices of zeroes: `len` bytes, or as many as one entry takes.
-fn zeroes(source: &'static Mapping, len: u64) -> Vec<GuestSlice<'static>> {
-    let (mut left, mut slices) = (len, Vec::new());
-    while left > 0 && slices.len() < ZEROES.1 {
-        let n = left.min(ZEROES.0);
-        slices.extend(source.slice(0, usize::try_from(n).unwrap_or(0)));
-        left -= n;
-    }
-    slices
 }
 
 #[cfg(test)]
