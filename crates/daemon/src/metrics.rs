@@ -9,7 +9,7 @@ use crate::control::State;
 use crate::control::snapshot::{WorkerInfo, Workers};
 use manyring_device::QueueStats;
 use manyring_device::net::NetDevice;
-use manyring_device::stats::{Class, Histogram, Kind};
+use manyring_device::stats::{Class, Histogram, Kind, LawStats};
 use std::collections::HashSet;
 use std::fmt::{Display, Write};
 use std::sync::Arc;
@@ -111,6 +111,15 @@ fn workers(out: &mut String, state: &State) {
     for (index, stats) in state.pool.worker_stats().iter().enumerate() {
         buckets(out, pause, true, &format!("worker=\"{index}\""), &stats.pause_ns);
     }
+    for number in LawStats::default().counters() {
+        let (name, unit) = base_name("worker_polling", number.name);
+        let (kind, suffix) = kind_of(number.kind);
+        family(out, &name, kind, unit, number.help);
+        each(out, &format!("{name}{suffix}"), &|worker| {
+            let value = worker.polling.get(number.name).copied().unwrap_or_default();
+            if unit == Some("seconds") { seconds(value) } else { value.to_string() }
+        });
+    }
 }
 
 /// Every queue's stats with its labels.
@@ -134,11 +143,8 @@ fn queues(out: &mut String, state: &State) {
         if !seen.insert(counter.name) {
             continue;
         }
-        let (name, unit) = base_name(counter.name);
-        let (kind, suffix) = match counter.kind {
-            Kind::Counter => ("counter", "_total"),
-            Kind::Gauge => ("gauge", ""),
-        };
+        let (name, unit) = base_name("queue", counter.name);
+        let (kind, suffix) = kind_of(counter.kind);
         family(out, &name, kind, unit, counter.help);
         for (labels, stats) in &all {
             let counters = stats.counters();
@@ -153,7 +159,7 @@ fn queues(out: &mut String, state: &State) {
         if !seen.insert(histogram.name) {
             continue;
         }
-        let (name, unit) = base_name(histogram.name);
+        let (name, unit) = base_name("queue", histogram.name);
         let help = histogram.help.replace(", in nanoseconds", "");
         family(out, &name, "histogram", unit, &help);
         for (labels, stats) in &all {
@@ -165,14 +171,22 @@ fn queues(out: &mut String, state: &State) {
     }
 }
 
-/// The exported name and unit of a counter or histogram.
-fn base_name(name: &str) -> (String, Option<&'static str>) {
+/// What a counter or gauge is called, and what its samples end with.
+fn kind_of(kind: Kind) -> (&'static str, &'static str) {
+    match kind {
+        Kind::Counter => ("counter", "_total"),
+        Kind::Gauge => ("gauge", ""),
+    }
+}
+
+/// The exported name and unit of a counter or histogram of a queue, or of what `of` names.
+fn base_name(of: &str, name: &str) -> (String, Option<&'static str>) {
     if let Some(rest) = name.strip_prefix("bytes_") {
-        (format!("manyring_queue_{rest}_bytes"), Some("bytes"))
+        (format!("manyring_{of}_{rest}_bytes"), Some("bytes"))
     } else if let Some(rest) = name.strip_suffix("_ns") {
-        (format!("manyring_queue_{rest}_seconds"), Some("seconds"))
+        (format!("manyring_{of}_{rest}_seconds"), Some("seconds"))
     } else {
-        (format!("manyring_queue_{name}"), None)
+        (format!("manyring_{of}_{name}"), None)
     }
 }
 
@@ -227,7 +241,7 @@ mod tests {
             all.extend(stats.counters().iter().map(|c| c.name));
             all.extend(stats.histograms().iter().map(|h| h.name));
         }
-        let names: Vec<_> = all.into_iter().map(base_name).collect();
+        let names: Vec<_> = all.into_iter().map(|name| base_name("queue", name)).collect();
         let unique: HashSet<_> = names.iter().map(|n| &n.0).collect();
         assert_eq!(unique.len(), names.len());
         for (name, unit) in &names {

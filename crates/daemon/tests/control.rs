@@ -140,6 +140,12 @@ fn workers_are_listed() {
     assert_eq!((&workers[0]["running"], &workers[0]["cpus"]), (&true.into(), &Value::Null));
     assert!(workers[0]["ran_ns"].as_u64() > Some(0) && workers[0]["looked_ns"].is_u64());
     assert_eq!(workers[0]["pause_ns"]["count"], 0, "nothing has moved");
+    for worker in &workers {
+        let polling = worker["polling"].as_object().unwrap();
+        let wake_ns = polling["wake_ns"].as_u64().unwrap();
+        assert!((1000..=200_000).contains(&wake_ns), "{wake_ns}");
+        assert!(polling["spins"].as_u64() <= Some(1) && polling["trials"].is_u64(), "{polling:?}");
+    }
 }
 
 #[test]

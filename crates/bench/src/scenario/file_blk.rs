@@ -4,7 +4,8 @@
 //! qemu-storage-daemon (`cache.direct=on`, `aio=io_uring`), then through the page cache.
 
 use super::{
-    Bench, Client, Contender, How, ScenarioArgs, Work, ours, per_million, qemu_storage_daemon,
+    Bench, Client, Contender, How, ScenarioArgs, Work, ours_and_modes, per_million,
+    qemu_storage_daemon,
 };
 use crate::measure::{Affinity, Random};
 use crate::peer;
@@ -68,7 +69,7 @@ fn contenders(
     if direct {
         arguments.push(&"--direct");
     }
-    let mut contenders = vec![ours(args, "manyring", &arguments)?];
+    let mut contenders = ours_and_modes(args, &arguments)?;
     if !args.without_peers {
         let file = format!(
             "driver=file,node-name=file,filename={},aio=io_uring,cache.direct={}",

@@ -62,6 +62,9 @@ pub(crate) struct ScenarioArgs {
     /// More arguments for our daemon, to try them out.
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     extra: Vec<OsString>,
+    /// Measure ours three times in each round: with `--polling` auto, always and never.
+    #[arg(long)]
+    polling_modes: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -255,6 +258,23 @@ fn ours(
         all
     });
     Ok(Contender { name: name.to_owned(), how: How::Server { program, arguments } })
+}
+
+/// Ours with these arguments; beside it, if that was asked for, the same with each fixed arm.
+fn ours_and_modes(
+    args: &ScenarioArgs,
+    arguments: &[&dyn AsRef<std::ffi::OsStr>],
+) -> Result<Vec<Contender>, String> {
+    let mut contenders = vec![ours(args, "manyring", arguments)?];
+    if args.polling_modes {
+        for mode in ["always", "never"] {
+            let option = format!("--polling={mode}");
+            let arguments: Vec<&dyn AsRef<std::ffi::OsStr>> =
+                arguments.iter().copied().chain([&option as _]).collect();
+            contenders.push(ours(args, &format!("manyring, polling {mode}"), &arguments)?);
+        }
+    }
+    Ok(contenders)
 }
 
 /// QEMU's daemon exporting the node `disk` that `nodes` define.

@@ -4,7 +4,7 @@
 //! export (with `read-zeroes=off`: like ours it touches no data), then four queues against one on
 //! our own daemon.
 
-use super::{Bench, Client, ScenarioArgs, Work, ours, qemu_storage_daemon};
+use super::{Bench, Client, ScenarioArgs, Work, ours, ours_and_modes, qemu_storage_daemon};
 use crate::report::Report;
 use crate::report::blk::BlkCell;
 use clap::Args;
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &NullBlkArgs) -> Result<Report<BlkCell>, String> {
             let client = if poll { "polls" } else { "sleeps" };
             let name = format!("one queue, QD{depth}, client {client}");
             let mut contenders =
-                vec![ours(args, "manyring", &[&"--null=64G", &"--num-queues=1", &"--workers=1"])?];
+                ours_and_modes(args, &[&"--null=64G", &"--num-queues=1", &"--workers=1"])?;
             if !args.without_peers {
                 let node = "driver=null-co,node-name=disk,size=68719476736,read-zeroes=off";
                 contenders.push(qemu_storage_daemon(&[node.to_owned()], 1)?);

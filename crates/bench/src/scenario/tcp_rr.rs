@@ -1,5 +1,5 @@
 //! `tcp-rr`: requests and responses of 256 bytes over TCP, on 1 and on 100 connections: through our
-//! daemon, through one that never looks before it sleeps, and by a bare loop between two taps.
+//! daemon, through one that never looks before it sleeps, one that always does, and by a bare loop.
 
 use super::ScenarioArgs;
 use super::net::{
@@ -29,8 +29,11 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
         let daemons = bench.daemons().into_iter();
         let mut parties: Vec<_> =
             daemons.map(|(name, daemon)| (name.to_owned(), ring(daemon, &[]))).collect();
-        let asleep = ring(Daemon::Ours, &["--spin-us=0"]);
-        parties.push(("manyring, sleeps at once".to_owned(), asleep));
+        for (name, option) in
+            [("sleeps at once", "--polling=never"), ("always spins", "--polling=always")]
+        {
+            parties.push((format!("manyring, {name}"), ring(Daemon::Ours, &[option])));
+        }
         parties.push(("bare loop".to_owned(), run(Way::Bare(FRAME_PAGES))));
         let name = format!("256 B, {connections} connections");
         cells.push(bench.cell((name, connections, "trans/s"), &parties, Compare::First)?);

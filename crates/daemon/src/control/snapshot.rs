@@ -111,6 +111,9 @@ pub(crate) struct WorkerInfo {
     /// How long each queue paused that came from another worker.
     #[serde(default)]
     pub(crate) pause_ns: Summary,
+    /// The numbers of its law of polling, by the names that [`manyring_device::stats`] gives them.
+    #[serde(default)]
+    pub(crate) polling: BTreeMap<String, u64>,
 }
 
 impl Devices {
@@ -255,6 +258,10 @@ impl Workers {
             slept_ns: view.stats.slept_ns.value(),
             looked_ns: view.stats.looked_ns.value(),
             pause_ns: Summary::of(&view.stats.pause_ns),
+            polling: {
+                let numbers = view.stats.law.counters().into_iter();
+                numbers.map(|number| (number.name.to_owned(), number.value)).collect()
+            },
             cpus: view.cpus,
         });
         Self { workers: workers.collect() }
