@@ -157,6 +157,24 @@ fn a_client_that_moves_finds_the_other_arm_within_a_quarter_of_a_second() {
     }
 }
 
+#[test]
+fn a_worker_that_sleeps_because_its_wakes_are_slow_finds_out() {
+    let (mut law, mut now_ns) = law(AUTO, 3 * MS);
+    assert_eq!(law.on_idle(now_ns, false), Decision::Sleep, "the gaps are long");
+    // From now on they are long for one reason: it takes 3 ms until a sleeper runs.
+    let end_ns = now_ns + SPAN_NS;
+    while now_ns < end_ns {
+        let mut looks = (1..=20).map(|us| law.on_idle(now_ns + us * 1000, false));
+        let sees = looks.all(|decision| decision != Decision::Sleep);
+        now_ns += if sees { 20_000 } else { 3 * MS };
+        if !sees {
+            law.on_slept(now_ns, 3 * MS);
+        }
+        law.on_burst(now_ns, 1);
+    }
+    assert!(law.numbers().gap_ns < 100_000, "{:?}", law.numbers());
+}
+
 /// A law that has just had work, with gaps of `gap_ns` before.
 fn law(polling: Polling, gap_ns: u64) -> (Law, u64) {
     let mut law = Law::new(polling, WAKE_NS, 1);
@@ -237,6 +255,33 @@ fn looks_and_how_spins_ended_are_counted_for_the_arm_in_use() {
     let (mut never, at) = self::law(Polling::NEVER, 1000);
     never.on_idle(at + 40, false);
     assert_eq!(never.numbers().looked_sleeping_ns, 40);
+}
+
+#[test]
+fn an_epoch_is_long_enough_to_have_several_time_slices_where_some_are_stolen() {
+    let epoch_us = |law: &mut Law, from_ns: u64| {
+        (1..).find(|us| law.on_burst(from_ns + us * 1000, 1)).unwrap_or(0)
+    };
+    let mut law = Law::new(AUTO, WAKE_NS, 1);
+    law.on_burst(1, 1);
+    assert_eq!(epoch_us(&mut law, 1), 1000);
+    let now_ns = 1 + MS;
+    let _ = law.on_idle(now_ns + 1000, false);
+    let _ = law.on_idle(now_ns + MS, false);
+    assert_eq!(law.numbers().stolen_looks, 1);
+    assert_eq!(epoch_us(&mut law, now_ns + MS), 15_000, "16 ms since the last");
+}
+
+#[test]
+fn a_pause_of_the_client_costs_twenty_wakes_however_long_it_is() {
+    let (mut law, at) = law(AUTO, 1000);
+    let before_ns = law.epoch.ns;
+    law.on_slept(at + 50 * MS, 50 * MS);
+    law.on_burst(at + 50 * MS, 1);
+    assert_eq!(law.epoch.ns - before_ns, 20 * WAKE_NS);
+    law.on_slept(at + 50 * MS + 200_000, 200_000);
+    law.on_burst(at + 50 * MS + 200_000, 1);
+    assert_eq!(law.epoch.ns - before_ns, 20 * WAKE_NS + 200_000, "a short one as it is");
 }
 
 #[test]
