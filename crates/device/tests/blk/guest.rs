@@ -39,9 +39,11 @@ pub(crate) const IOERR: u8 = 1;
 pub(crate) struct Start {
     pub(crate) has_kick: bool,
     pub(crate) enabled: bool,
+    /// The worker has an io_uring.
+    pub(crate) uring: bool,
 }
 
-pub(crate) const USUAL: Start = Start { has_kick: true, enabled: true };
+pub(crate) const USUAL: Start = Start { has_kick: true, enabled: true, uring: false };
 
 pub(crate) struct Guest {
     pub(crate) runtime: Runtime,
@@ -124,7 +126,7 @@ impl Guest {
         let memory = Arc::new(memory);
         let features = RingFeatures { event_idx: true, indirect: true };
         let config = QueueConfig { size: 64, addresses: RING, base: 0.into(), features };
-        let pool = Pool::new(PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: false });
+        let pool = Pool::new(PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: start.uring });
         let options = BlkOptions {
             name: "test".to_owned(),
             num_queues: 1,

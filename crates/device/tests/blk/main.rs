@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod change;
+mod disks;
 mod guest;
 mod memory;
 mod notify;
