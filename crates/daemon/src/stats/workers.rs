@@ -56,6 +56,7 @@ mod tests {
             ran_ns,
             looked_ns: 0,
             pause_ns: pause_ns.since(&Summary::default()),
+            polling: Default::default(),
         }
     }
 

@@ -107,6 +107,12 @@ pub(crate) fn holding() -> (Arc<dyn Disk>, FaultSwitch) {
 
 impl Guest {
     pub(crate) fn new(disk: Arc<dyn Disk>, start: &Start) -> Self {
+        let options = PoolOptions { workers_max: 2, spin_us: 0, uring: start.uring };
+        Self::on(Pool::new(options), disk, start)
+    }
+
+    /// A guest whose queue runs on a worker of `pool`.
+    pub(crate) fn on(pool: Arc<Pool>, disk: Arc<dyn Disk>, start: &Start) -> Self {
         let file = |size| {
             let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
             ftruncate(&file, size).unwrap();
@@ -126,7 +132,6 @@ impl Guest {
         let memory = Arc::new(memory);
         let features = RingFeatures { event_idx: true, indirect: true };
         let config = QueueConfig { size: 64, addresses: RING, base: 0.into(), features };
-        let pool = Pool::new(PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: start.uring });
         let options = BlkOptions {
             name: "test".to_owned(),
             num_queues: 1,

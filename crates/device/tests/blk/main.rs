@@ -2,6 +2,7 @@
 //! what is refused, who is told of it, when the worker sleeps, what a change waits for.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
+mod busy;
 mod change;
 mod disks;
 mod guest;
