@@ -155,7 +155,7 @@ fn a_queue_with_a_request_that_hangs_stays_and_goes_on() {
 #[test]
 fn queues_of_workers_that_mostly_sleep_come_together_again() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let pool = pool(true, 32);
+    let pool = pool(true, Polling::default());
     let device = device(Arc::new(MemoryDisk::new(1 << 20).unwrap()), pool.clone());
     let options = manyring_driver::BlkOptions::default();
     let arena = Arc::new(Arena::new(2 * BlkQueue::arena_size(&options)).unwrap());

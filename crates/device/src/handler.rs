@@ -127,6 +127,11 @@ pub(crate) trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// What it goes by has changed.
     fn refresh(&mut self) {}
 
+    /// True while it holds frames that [`Self::let_go`] would drop.
+    fn holds_frames(&self) -> bool {
+        false
+    }
+
     /// Gives chains back that nobody has begun to serve. True if some of them were returned to the
     /// driver; others are as if they had never been taken.
     fn let_go(&mut self, ring: &mut R, stats: &QueueStats) -> bool {

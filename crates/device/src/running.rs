@@ -101,6 +101,9 @@ pub(crate) trait Run: Send + Debug {
     /// No more pops from now on.
     fn drain(&mut self);
 
+    /// True if it does not drain yet, and would lose nothing by it.
+    fn drains_without_loss(&self) -> bool;
+
     /// Pops again after [`Self::drain`]; what arrived since is served now.
     fn resume(&mut self, now_ns: u64);
 
@@ -457,6 +460,10 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     fn drain(&mut self) {
         self.life.set_draining(true);
         self.let_go();
+    }
+
+    fn drains_without_loss(&self) -> bool {
+        !self.life.is_draining() && !self.handler.holds_frames()
     }
 
     fn resume(&mut self, now_ns: u64) {

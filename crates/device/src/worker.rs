@@ -366,9 +366,13 @@ impl Worker {
         taken.iter().position(|taken| !taken).unwrap_or(0)
     }
 
-    /// Drains a queue; what then happens is `ending`.
+    /// Drains a queue; what then happens is `ending`. One that is to move, and holds frames, goes
+    /// on until it has got rid of them.
     fn end(&mut self, slot: usize, ending: Ending) {
-        if let Some((_, queue)) = &mut self.slots[slot].entry {
+        let can_wait = matches!(ending, Ending::Move(..));
+        if let Some((_, queue)) = &mut self.slots[slot].entry
+            && (!can_wait || queue.drains_without_loss())
+        {
             queue.drain();
         }
         self.slots[slot].ending = Some(ending);
@@ -391,9 +395,18 @@ impl Worker {
         }
         for at in 0..self.hot.len() {
             let slot = self.hot[at];
-            let drained =
-                |s: &Slot| s.ending.is_some() && s.entry.as_ref().is_some_and(|e| e.1.is_drained());
-            if drained(&self.slots[slot]) {
+            if self.slots[slot].ending.is_none() {
+                continue;
+            }
+            if let Slot {
+                entry: Some((_, queue)), ending: Some(Ending::Move(_, _, left_ns)), ..
+            } = &mut self.slots[slot]
+                && queue.drains_without_loss()
+            {
+                queue.drain();
+                *left_ns = self.now_ns;
+            }
+            if self.slots[slot].entry.as_ref().is_some_and(|(_, queue)| queue.is_drained()) {
                 self.release(slot);
             }
         }

@@ -42,6 +42,10 @@ impl Handler<DeviceQueue> for NetTx {
         self.waits_for_port()
     }
 
+    fn holds_frames(&self) -> bool {
+        self.waits_for_port()
+    }
+
     fn on_port(&mut self, _is_broken: bool) {
         self.on_port();
     }
@@ -80,6 +84,10 @@ impl Handler<DeviceQueue> for NetRx {
 
     fn readiness(&self) -> Readiness<'_> {
         self.readiness()
+    }
+
+    fn holds_frames(&self) -> bool {
+        self.holds_frame()
     }
 
     fn on_port(&mut self, is_broken: bool) {

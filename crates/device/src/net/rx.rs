@@ -466,6 +466,11 @@ impl NetRx {
         }
     }
 
+    /// True while a frame waits for more buffers.
+    pub(crate) fn holds_frame(&self) -> bool {
+        self.waiting > 0
+    }
+
     /// Puts every buffer back into the ring, the newest first. A frame that waits for more is
     /// dropped: a part of it lies in those. Nothing of guest memory is held after that.
     pub(crate) fn let_go(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) {

@@ -107,7 +107,7 @@ pub(crate) fn holding() -> (Arc<dyn Disk>, FaultSwitch) {
 
 impl Guest {
     pub(crate) fn new(disk: Arc<dyn Disk>, start: &Start) -> Self {
-        let options = PoolOptions { workers_max: 2, spin_us: 0, uring: start.uring };
+        let options = PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: start.uring };
         Self::on(Pool::new(options), disk, start)
     }
 
