@@ -221,6 +221,10 @@ fn a_bad_configuration_names_its_key() {
             format!("[daemon]\npolling = 'always'\nspin_us = 0\n{null}"),
             vec!["[daemon]: spin_us: 0", "contradicts polling \"always\""],
         ),
+        (
+            format!("[daemon]\nworker_cpus = ['0-1024']\n{null}"),
+            vec!["[daemon]: worker_cpus: \"0-1024\" is no list of CPUs"],
+        ),
         (format!("[daemon]\ncontrol = '@/s'\n{null}"), vec!["a: socket_path", "control"]),
         (null.replace("name = 'a'", "name = 'a b'"), vec!["name", "a b"]),
     ] {
@@ -255,6 +259,11 @@ fn a_bad_option_names_its_key() {
         ("--socket-path @/s --null 1G --workers 0", "--workers: 0 is not"),
         ("--socket-path @/s --null 1G --polling often", "--polling: \"often\" is none of"),
         ("--socket-path @/s --null 1G --polling never --spin-us 5", "--spin-us: 5 contradicts"),
+        ("--socket-path @/s --null 1G --worker-cpus 1023", "--worker-cpus: CPU 1023 is none"),
+        (
+            "--socket-path @/s --null 1G --workers 1 --queue-workers 0,1",
+            "--queue-workers: worker 1",
+        ),
         ("--fd 7 --client --null 1G", "--client: needs --socket-path"),
         ("--fd 2 --null 1G", "--fd: 2 is not"),
         ("--fd 7 --socket-path @/s --null 1G", "--fd: contradicts --socket-path"),

@@ -11,12 +11,13 @@ use std::time::Duration;
 const DEVICES: usize = 100;
 
 /// A daemon with so many disks.
-fn daemon(count: usize) -> (Daemon, Vec<String>) {
+fn daemon(count: usize, more: &str) -> (Daemon, Vec<String>) {
     let names: Vec<_> = (0..count).map(|n| format!("disk{n}")).collect();
     let config: String = names
         .iter()
-        .map(|n| format!("[[blk]]\nname = '{n}'\nsocket_path = '@/{n}'\nmemory = '16M'\n"))
+        .map(|n| format!("[[blk]]\nname = '{n}'\nsocket_path = '@/{n}'\nmemory = '16M'\n{more}"))
         .collect();
+    let config = format!("[daemon]\nworkers = 2\n{config}");
     let sockets: Vec<_> = names.iter().map(String::as_str).collect();
     (Daemon::run(&config, &sockets), names)
 }
@@ -26,7 +27,7 @@ fn guests(daemon: &Daemon, names: &[String]) -> Vec<BlkDriver> {
     let connect = |name: &String| {
         let options = BlkOptions { queues: 2, ..BlkOptions::default() };
         let mut guest = BlkDriver::connect(&daemon.socket_of(name), &options).unwrap();
-        guest.queues[0].read(0, &mut [0; 4096]).unwrap();
+        guest.queues.iter_mut().for_each(|queue| queue.read(0, &mut [0; 4096]).unwrap());
         guest
     };
     names.iter().map(connect).collect()
@@ -54,8 +55,9 @@ fn number_in(text: &str, key: &str) -> u64 {
 
 #[test]
 fn no_thread_runs_while_a_hundred_guests_do_nothing() {
-    for count in [DEVICES, 1] {
-        let (daemon, names) = daemon(count);
+    // All queues on one worker, and queues that stay on two.
+    for (count, more) in [(DEVICES, ""), (1, ""), (DEVICES, "queue_workers = [0, 1]\n")] {
+        let (daemon, names) = daemon(count, more);
         let _guests = guests(&daemon, &names);
         // A thread that was woken has gone to sleep once more than before.
         let woken = || of_threads(&daemon, "voluntary_ctxt_switches:");
@@ -75,7 +77,7 @@ fn no_thread_runs_while_a_hundred_guests_do_nothing() {
 #[test]
 fn a_guest_takes_less_than_a_mebibyte() {
     let anonymous = |count| {
-        let (daemon, names) = daemon(count);
+        let (daemon, names) = daemon(count, "");
         let _guests = guests(&daemon, &names);
         // Memory of ours; guest memory and the disks' are shared mappings.
         number(&format!("/proc/{}/status", daemon.pid()), "RssAnon:")
