@@ -128,7 +128,22 @@ impl<'m> GuestSlice<'m> {
         n
     }
 
+    /// Writes `N` bytes; false if there is no room for all of them. `N` is known to the compiler,
+    /// as in [`Self::read_array`].
+    #[inline]
+    pub fn write_array<const N: usize>(&self, bytes: &[u8; N]) -> bool {
+        if self.len() < N {
+            return false;
+        }
+        let target = self.0.iov_base.cast::<u8>();
+        // SAFETY: `N` bytes are inside both; ours are mapped for `'m` (`new`), and guest memory
+        // never overlaps a Rust borrow.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, N) };
+        true
+    }
+
     /// Copies from another slice, which may overlap; returns how many (the shorter of both).
+    #[inline]
     pub fn copy_from(&self, other: &GuestSlice<'_>) -> usize {
         let n = self.len().min(other.len());
         let target = self.0.iov_base.cast::<u8>();
@@ -223,6 +238,32 @@ pub fn copy_to_slices(slices: &[GuestSlice], bytes: &[u8]) -> usize {
     done
 }
 
+/// Copies the bytes of `sources`, in order, to what lies behind the first `skip` bytes of
+/// `targets`; returns how many fitted.
+pub fn copy_between<'a>(
+    targets: impl Iterator<Item = &'a GuestSlice<'a>>,
+    mut skip: usize,
+    sources: &[GuestSlice<'_>],
+) -> usize {
+    let (mut done, mut sources) = (0, sources.iter().copied().filter(|s| !s.is_empty()));
+    let Some(mut source) = sources.next() else { return 0 };
+    for target in targets {
+        let (skipped, mut room) = target.split_at(skip);
+        skip -= skipped.len();
+        while !room.is_empty() {
+            let copied = room.copy_from(&source);
+            done += copied;
+            room = room.split_at(copied).1;
+            source = source.split_at(copied).1;
+            if source.is_empty() {
+                let Some(next) = sources.next() else { return done };
+                source = next;
+            }
+        }
+    }
+    done
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,6 +278,37 @@ mod tests {
         assert_eq!(copy_from_slices(&parts, &mut out), 8);
         assert_eq!(&out, b"abcdefgh");
         assert_eq!(total_len(&parts), 8);
+    }
+
+    #[test]
+    fn an_array_is_written_whole_or_not_at_all() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        let slice = mapping.slice(8, 4).unwrap();
+        assert!(slice.write_array(b"abcd") && !slice.write_array(b"vwxyz"));
+        assert!(slice.write_array(b"ef"));
+        assert_eq!(slice.read_array(), Some(*b"efcd"));
+        assert_eq!(mapping.slice(12, 1).unwrap().read_array(), Some([0]));
+    }
+
+    #[test]
+    fn bytes_between_slices_cross_the_borders_of_both() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        let slice = |at, len| mapping.slice(at, len).unwrap();
+        slice(0, 10).write_from(b"0123456789");
+        let sources = [slice(0, 3), slice(3, 0), slice(3, 1), slice(4, 6)];
+        for (skip, seen) in [(0, &b"01234567"[..]), (1, b"\x000123456"), (4, b"\0\0\0\x000123")] {
+            let targets = [slice(100, 2), slice(102, 0), slice(102, 2), slice(104, 4)];
+            slice(100, 20).fill_zero();
+            let copied = copy_between(targets.iter(), skip, &sources);
+            assert_eq!(copied, 8 - skip, "skip {skip}");
+            let mut bytes = [0; 9];
+            slice(100, 9).read_into(&mut bytes);
+            assert_eq!((&bytes[..8], bytes[8]), (seen, 0), "skip {skip}");
+        }
+        let long = [slice(200, 4), slice(204, 100)];
+        assert_eq!(copy_between(long.iter(), 6, &sources), 10, "there are no more");
+        assert_eq!(copy_between(long.iter(), 104, &sources), 0, "there is no room");
+        assert_eq!(copy_between(long.iter(), 0, &[]), 0);
     }
 
     #[test]

@@ -25,7 +25,9 @@ mod sigbus;
 
 pub use error::MemoryError;
 pub use guest::{GuestAddr, GuestMemory, LastHit, RegionSpec};
-pub use iov::{GuestSlice, advance, as_iovecs, copy_from_slices, copy_to_slices, total_len};
+pub use iov::{
+    GuestSlice, advance, as_iovecs, copy_between, copy_from_slices, copy_to_slices, total_len,
+};
 pub use list::{Gather, KeptByte, Pieces, SliceList, SliceQueue};
 pub use mapping::Mapping;
 pub use shared::{Words, fence_full};

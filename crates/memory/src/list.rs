@@ -272,7 +272,7 @@ impl SliceQueue {
         }
         // SAFETY: they lie in `pieces.memory`, which is `self.memory` now, and which is replaced
         // only while the queue is empty; and they are lent only as long as it is borrowed.
-        self.slices.extend(pieces.iter().map(|slice| unsafe { slice.keep() }));
+        pieces.iter().for_each(|slice| self.slices.push_back(unsafe { slice.keep() }));
     }
 
     /// The slices, from the front.
@@ -305,6 +305,11 @@ impl SliceQueue {
     /// Drops the first `count` slices.
     #[inline]
     pub fn drop_front(&mut self, count: usize) {
+        // A receive buffer has one slice most often, and a drain costs five times as much.
+        if count == 1 {
+            self.slices.pop_front();
+            return;
+        }
         self.slices.drain(..count);
     }
 

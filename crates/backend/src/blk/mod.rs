@@ -105,6 +105,7 @@ pub struct Burst {
 
 impl Burst {
     /// Adds a request whose slices are those pushed since the last one.
+    #[inline]
     pub fn push(&mut self, token: u32, op: Op, offset: u64, len: u64) {
         let first = self.requests.last().map_or(0, |r| r.slices.end);
         let slices = first..self.slices.len();
