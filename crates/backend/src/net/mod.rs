@@ -5,7 +5,9 @@
 //!    worker that runs its virtqueue, and may move to another worker with it.
 //! 2. [`Port::set_attached`] lets the host use the pair, or not: it follows the pairs in use.
 //! 3. [`PortTx::send`] takes a burst of frames, in order; what it cannot take it says, and why.
-//! 4. [`PortRx::recv`] is a pull: one frame, straight into guest buffers.
+//! 4. [`PortRx::incoming`] tells how frames come. Those that lie in memory are lent: the device
+//!    copies them into guest buffers, then [`PortRx::release`] gives them back. All others are
+//!    read: [`PortRx::recv`] puts one frame straight into guest buffers.
 //! 5. A half that would block tells with `readiness` what to wait for.
 //!
 //! Nothing of [`Port`] itself is called by a worker. What of it may block (the host's network lock)
@@ -29,6 +31,9 @@ use zerocopy::transmute;
 
 /// Frames of one burst at most.
 pub const FRAMES_MAX: usize = 64;
+/// Frames of a burst after which the driver may see what became of them, while the rest of the
+/// burst goes on: a driver that polls has its first answers early, and all of them no later.
+pub const GROUP_FRAMES: usize = 16;
 const _: () = assert!(FRAMES_MAX <= u64::BITS as usize, "`Sent::lost` has a bit for each");
 
 /// Where a device's packets come from and go to.
@@ -126,23 +131,49 @@ pub struct Sent {
     pub faulted: usize,
     /// Which these are, refused, down and faulted: bit n is frame n of the burst.
     pub lost: u64,
-    /// Why the rest was not taken.
+    /// Why the rest was not taken; none: it may be offered at once. A port whose frames cost a
+    /// system call each returns after [`GROUP_FRAMES`] of them.
     pub stop: Option<Stop>,
 }
 
 /// The sending half of a queue pair. Owned by one thread.
 pub trait PortTx: Send + std::fmt::Debug {
-    /// Sends `frames` from index `first` on, in order.
+    /// Sends `frames` from index `first` on, in order: all of them, or as many as the port sends
+    /// before the driver should see them, at least one; fewer if it must stop.
     fn send(&mut self, frames: &Frames, first: usize) -> Sent;
 
     /// What to wait for after [`Stop::Blocked`].
     fn readiness(&self) -> Readiness<'_>;
 }
 
+/// How the frames that have arrived at a receiving half are to be had.
+#[derive(Debug)]
+pub enum Incoming<'a> {
+    /// One at a time, by [`PortRx::recv`], which also says if there are none.
+    Read,
+    /// They lie in memory, the oldest first; if the list is empty, none has arrived.
+    Lent(&'a Frames),
+}
+
 /// The receiving half of a queue pair. Owned by one thread.
 pub trait PortRx: Send + std::fmt::Debug {
+    /// How to have the frames that have arrived. A port that lends them lends the same ones, and
+    /// more behind them, until they are released. The caller will take no more than `max` before
+    /// it releases what it took: a port need not gather more.
+    fn incoming(&mut self, max: usize) -> Incoming<'_> {
+        let _ = max;
+        Incoming::Read
+    }
+
+    /// The caller is done with the first `count` frames that were lent: they were copied or
+    /// dropped.
+    fn release(&mut self, count: usize) {
+        let _ = count;
+    }
+
     /// Receives one frame behind its header into `buffers`; returns the bytes of both. The caller
-    /// gives room for the longest frame: what does not fit is lost without a word.
+    /// gives room for the longest frame: what does not fit is lost without a word. A port that
+    /// lends can be read as well: the frame is then released.
     ///
     /// # Errors
     /// `EAGAIN` if there is none; `EFAULT` if a buffer is not there any more (the frame is lost);

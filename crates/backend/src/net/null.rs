@@ -1,8 +1,8 @@
 //! `null`: takes every frame and forgets it; delivers nothing, or the same frame without end.
 
-use super::{Frames, Port, PortRx, PortTx, Readiness, Sent};
-use manyring_memory::{GuestSlice, copy_to_slices};
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads};
+use super::{Frames, GROUP_FRAMES, Incoming, Port, PortRx, PortTx, Readiness, Sent};
+use manyring_memory::{GuestSlice, Mapping, MemoryError, SliceList, copy_between};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub const GENERATED_SIZE_MIN: usize = 60;
 #[derive(Debug)]
 pub struct NullPort {
     queue_pairs: usize,
-    /// What it delivers, behind a header of zeroes; nothing if empty.
+    /// The frame that it delivers; nothing if empty.
     generated: Arc<[u8]>,
 }
 
@@ -30,13 +30,12 @@ impl NullPort {
     }
 }
 
-/// Header and frame: broadcast, from a local address, of the type for local experiments, then
+/// A frame: broadcast, from a local address, of the type for local experiments, then
 /// bytes that count up.
 fn generate(size: usize) -> Arc<[u8]> {
     const ETHERNET: [u8; 14] =
         [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02, 0, 0, 0, 0, 0x01, 0x88, 0xb5];
-    let mut bytes = vec![0; HEADER_SIZE];
-    bytes.extend_from_slice(&ETHERNET);
+    let mut bytes = ETHERNET.to_vec();
     bytes.extend((0..=u8::MAX).cycle().take(size - ETHERNET.len()));
     bytes.into()
 }
@@ -67,7 +66,11 @@ impl Port for NullPort {
     }
 
     fn open_rx(&self, _index: usize) -> Result<Box<dyn PortRx>, Errno> {
-        Ok(Box::new(NullRx { generated: self.generated.clone() }))
+        if self.generated.is_empty() {
+            return Ok(Box::new(NullRx { generated: None }));
+        }
+        let generated = lend_always(&self.generated).map_err(|_| Errno::NOMEM)?;
+        Ok(Box::new(NullRx { generated: Some(generated) }))
     }
 
     fn set_offloads(&self, _offloads: Offloads) -> Result<(), Errno> {
@@ -105,29 +108,47 @@ impl PortTx for NullTx {
 
 #[derive(Debug)]
 struct NullRx {
-    generated: Arc<[u8]>,
+    /// The same frame many times, behind headers of zeroes: these have always just arrived.
+    generated: Option<Frames>,
+}
+
+/// A burst in which `frame` is again and again. All lie in the same memory, which is never written
+/// after this.
+fn lend_always(frame: &[u8]) -> Result<Frames, MemoryError> {
+    let memory = Arc::new(Mapping::anonymous(frame.len() as u64)?);
+    if let Some(whole) = memory.slice(0, frame.len()) {
+        whole.write_from(frame);
+    }
+    let len = u32::try_from(frame.len()).map_err(|_| MemoryError::Overflow)?;
+    let slices = SliceList::of_mapping(&memory, &[(0, len)])?;
+    let mut frames = Frames::new()?;
+    for _ in 0..GROUP_FRAMES {
+        frames.push(&RawHeader::default(), slices.all(), 0, frame.len());
+    }
+    Ok(frames)
 }
 
 impl PortRx for NullRx {
     #[inline]
+    fn incoming(&mut self, _: usize) -> Incoming<'_> {
+        self.generated.as_ref().map_or(Incoming::Read, Incoming::Lent)
+    }
+
     fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
-        if self.generated.is_empty() {
-            return Err(Errno::AGAIN);
-        }
-        copy_to_slices(buffers, &self.generated);
-        Ok(self.generated.len())
+        let Some(frames) = &self.generated else { return Err(Errno::AGAIN) };
+        copy_between(buffers.iter(), 0, frames.slices(0));
+        Ok(HEADER_SIZE + frames.len(0))
     }
 
     fn readiness(&self) -> Readiness<'_> {
-        if self.generated.is_empty() { Readiness::Never } else { Readiness::Always }
+        if self.generated.is_some() { Readiness::Always } else { Readiness::Never }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use manyring_memory::{Mapping, SliceList, copy_from_slices};
-    use manyring_wire::net::RawHeader;
+    use manyring_memory::copy_from_slices;
 
     #[test]
     fn a_burst_keeps_headers_apart_and_skips_the_guests() {
@@ -157,8 +178,22 @@ mod tests {
         assert_eq!(rx.recv(&buffers), Ok(HEADER_SIZE + 64));
         let mut bytes = [0; HEADER_SIZE + 64];
         buffers[0].read_into(&mut bytes);
-        assert_eq!(bytes[..], port.generated[..]);
+        assert_eq!(
+            (&bytes[..HEADER_SIZE], &bytes[HEADER_SIZE..]),
+            (&[0; 12][..], &port.generated[..])
+        );
+        for _ in 0..3 {
+            let Incoming::Lent(frames) = rx.incoming(GROUP_FRAMES) else { panic!("it lends") };
+            assert_eq!(frames.count(), GROUP_FRAMES, "there are always more");
+            for index in 0..frames.count() {
+                let mut lent = [0xff; HEADER_SIZE + 64];
+                assert_eq!(copy_from_slices(frames.slices(index), &mut lent), bytes.len());
+                assert_eq!((lent, frames.len(index)), (bytes, 64));
+            }
+            rx.release(5);
+        }
         let mut sink = NullPort::new(1, 0).open_rx(0).unwrap();
+        assert!(matches!(sink.incoming(1), Incoming::Read));
         assert_eq!(sink.recv(&buffers), Err(Errno::AGAIN));
     }
 }

@@ -9,10 +9,12 @@
 mod config;
 mod control;
 mod ctrl;
+mod delivery;
 #[cfg(fuzzing)]
 mod fuzzing;
 mod handler;
 mod pairs;
+mod posted;
 mod rules;
 mod rx;
 mod tx;

@@ -1,6 +1,10 @@
 //! What a running queue goes by: the link, what the guest takes, and its receive filter.
 
-use manyring_wire::net::{FilterTable, MacAddress, Offloads, RxMode, VLAN_COUNT};
+use manyring_memory::{GuestSlice, copy_from_slices};
+use manyring_wire::net::{
+    FilterTable, HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6,
+    HDR_GSO_UDP_L4, MacAddress, Offloads, RawHeader, RxMode, VLAN_COUNT,
+};
 
 /// What a queue passes on: nothing by default. An immutable snapshot: the control thread makes a
 /// new one.
@@ -18,8 +22,63 @@ pub(crate) struct Rules {
     pub(crate) filter: Option<Filter>,
 }
 
+/// What becomes of a frame that has arrived for the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Deliver,
+    Filtered,
+    Offload,
+    LinkDown,
+}
+
+impl Rules {
+    /// Whether the guest gets a frame of `len` bytes: its header, and where its bytes lie. A header
+    /// can ask for what the guest does not take if its frame was queued before the guest said so.
+    #[inline]
+    pub(crate) fn fate(&self, header: &RawHeader, frame: &[GuestSlice<'_>], len: usize) -> Fate {
+        let (flags, gso_type) = (header.flags, header.gso_type);
+        if !self.link_up {
+            return Fate::LinkDown;
+        }
+        if flags & HDR_F_NEEDS_CSUM != 0 && !self.given.csum {
+            return Fate::Offload;
+        }
+        if gso_type == HDR_GSO_NONE {
+            if len > self.frame_size_max {
+                return Fate::Filtered;
+            }
+        } else if !takes(self.given, gso_type) {
+            return Fate::Offload;
+        }
+        let Some(filter) = &self.filter else { return Fate::Deliver };
+        let start = read_start::<FILTER_SIZE>(frame);
+        if filter.passes(&start[..FILTER_SIZE.min(len)]) { Fate::Deliver } else { Fate::Filtered }
+    }
+}
+
+/// `N` bytes from where a frame begins; as many of them as it has are its own.
+#[inline]
+fn read_start<const N: usize>(frame: &[GuestSlice<'_>]) -> [u8; N] {
+    frame.first().and_then(GuestSlice::read_array::<N>).unwrap_or_else(|| {
+        let mut bytes = [0; N];
+        copy_from_slices(frame, &mut bytes);
+        bytes
+    })
+}
+
+/// True if a guest that was given these offloads takes an unfinished frame of this kind.
+fn takes(given: Offloads, gso_type: u8) -> bool {
+    let kind = match gso_type & !HDR_GSO_ECN {
+        HDR_GSO_TCPV4 => given.tso4,
+        HDR_GSO_TCPV6 => given.tso6,
+        HDR_GSO_UDP_L4 => given.uso4 || given.uso6,
+        _ => false,
+    };
+    kind && (gso_type & HDR_GSO_ECN == 0 || given.ecn)
+}
+
 /// Bytes that a filter looks at: addresses, type, and a VLAN tag with the type behind it.
-pub(crate) const FILTER_SIZE: usize = 18;
+const FILTER_SIZE: usize = 18;
 
 /// What a guest wants to receive (virtio 1.3 §5.1.6.5.1 to 5.1.6.5.3).
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,28 +1,35 @@
-//! receiveq: `PortRx::recv` -> chains (virtio 1.3 §5.1.6.3, §5.1.6.4).
+//! receiveq: a port's frames -> the guest's buffers -> chains (virtio 1.3 §5.1.6.3, §5.1.6.4).
 //!
-//! Buffers are popped ahead and kept until frames fill them. A frame is read straight into the next
-//! of them; its header comes to memory of ours, and is written to the guest once, when it is whole:
-//! reading it back from there would wait for the cache line. Behind the buffers lies a spill, so
-//! that a frame that is longer than what was offered is seen, and copied into further buffers, or
-//! waits there until the driver posts some. While frames are short one buffer is offered: each
-//! costs the system call a little.
+//! The plain version: pop buffers, take the next frame, copy it into them, push them. What was done
+//! to it, and why it is right:
+//! 1. Buffers are popped ahead and kept until frames fill them (`posted.rs`): the ring is looked at
+//!    once for many frames. A queue that stops puts back what is left.
+//! 2. A port that reads (a tap) puts a frame straight into the next buffers, and its header into
+//!    memory of ours: the header is written to the guest once, when the frame is whole, because
+//!    reading it back from the guest would wait for the cache line. Behind the buffers lies a
+//!    spill. A frame that is longer than the buffers that were offered runs into the spill, from
+//!    which it is copied into further buffers; it waits there while the driver has posted none.
+//!    While frames are short one buffer is offered: each costs the system call a little.
+//! 3. A port whose frames lie in memory lends a group of them by one call, and each is copied into
+//!    the next buffers (`delivery.rs`). A frame for which the driver has posted too little stays
+//!    with the port, which lends it again: nothing is spilled, and nothing is lost when the buffers
+//!    must go back.
+//! 4. The driver sees frames in groups of sixteen, and the port has the frames that it lent back
+//!    after that: a peer whose frames these are learns that they have arrived when they have.
+//!
+//! The rules (link, offloads, MTU, filter) are applied to frames of both kinds by one function.
 
-use super::rules::FILTER_SIZE;
+use super::delivery::{Delivery, Progress};
+use super::posted::Posted;
 use super::tx::Tally;
 use super::{Rules, Turn};
 use crate::live::Live;
 use crate::stats::QueueStats;
-use manyring_backend::net::{PortRx, Readiness};
-use manyring_memory::{
-    Gather, GuestSlice, Mapping, MemoryError, SliceQueue, copy_from_slices, total_len,
-};
-use manyring_queue::{BATCH_CHAINS, Batch, Chain, DeviceQueue, QueueError};
-use manyring_wire::net::{
-    FRAME_SIZE_MAX, HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6,
-    HDR_GSO_UDP_L4, HEADER_SIZE, Offloads, RawHeader,
-};
+use manyring_backend::net::{GROUP_FRAMES, Incoming, PortRx, Readiness};
+use manyring_memory::{Gather, Mapping, MemoryError, copy_from_slices};
+use manyring_queue::DeviceQueue;
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawHeader};
 use rustix::io::Errno;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -30,61 +37,35 @@ use zerocopy::IntoBytes;
 const SPILL_AT: usize = 64;
 /// Header and frame at most.
 const SIZE_MAX: usize = HEADER_SIZE + FRAME_SIZE_MAX;
-/// Frames of one turn at most, and bytes: the driver hears of them when the turn ends.
-const TURN_FRAMES: usize = 64;
-const TURN_BYTES: usize = 512 << 10;
-/// Frames after which the driver may see what is there.
-const PUBLISH_FRAMES: usize = 32;
-/// Pieces of one receive buffer at most: they must fit one system call with the spill.
-const PIECES_MAX: usize = 512;
 /// Pieces offered at once at most.
 const OFFER_PIECES: usize = 1000;
 /// One buffer is offered while frames are short: so long at most, so many in a row.
 const SMALL_FRAME: usize = 2048;
 const SMALL_ROW: u32 = 32;
-/// An Ethernet header.
-const ETHERNET_SIZE: usize = 14;
 /// Frames in a row that the host cannot hand out before its port counts as gone.
 const REFUSALS_MAX: u32 = 64;
-
-/// A receive buffer of the guest that waits for a frame.
-#[derive(Debug)]
-struct Posted {
-    chain: Chain,
-    /// How many of [`NetRx::pieces`] are its own: most often one.
-    pieces: usize,
-    size: usize,
-}
 
 /// A receiveq, as its worker runs it.
 #[derive(Debug)]
 pub(crate) struct NetRx {
     port: Box<dyn PortRx>,
-    rules: Arc<Rules>,
-    /// Where they come from.
+    to: Delivery,
+    /// Where its rules come from.
     live: Option<Arc<Live<Rules>>>,
-    /// A frame may fill several buffers.
-    is_mergeable: bool,
-    batch: Batch,
-    posted: VecDeque<Posted>,
-    /// The pieces of all posted buffers, in order.
-    pieces: SliceQueue,
-    posted_size: usize,
     /// What the next frame is read into, while nothing about it changes. Its memory of ours takes
     /// the header of the frame, and what goes past the offered buffers.
     offer: Gather,
     offered: Offered,
     /// Bytes of the frame that waits in the offer and the spill for more buffers; 0: none does.
     waiting: usize,
+    /// The port has lent its frames when it was last asked for some.
+    lends: bool,
     short_row: u32,
-    /// What a turn adds to the counters.
-    tally: Tally,
     /// The port is down, detached or gone.
     broken: bool,
     refusals: u32,
     /// The guest had too few buffers when it was last looked.
     is_out: bool,
-    ring_size: usize,
 }
 
 /// How far the offer reaches: buffers, their bytes.
@@ -94,14 +75,6 @@ struct Offered {
     size: usize,
 }
 
-/// What becomes of a frame.
-enum Fate {
-    Deliver,
-    Filtered,
-    Offload,
-    LinkDown,
-}
-
 impl NetRx {
     pub(crate) fn new(
         port: Box<dyn PortRx>,
@@ -109,24 +82,19 @@ impl NetRx {
         is_mergeable: bool,
         ring_size: u16,
     ) -> Result<Self, MemoryError> {
+        let posted = Posted::new(is_mergeable, ring_size);
         Ok(Self {
             port,
-            rules,
+            to: Delivery { rules, posted, lacking: 0, tally: Tally::default() },
             live: None,
-            is_mergeable,
-            batch: Batch::new(),
-            posted: VecDeque::new(),
-            pieces: SliceQueue::new(),
-            posted_size: 0,
             offer: Gather::new(Arc::new(Mapping::anonymous((SPILL_AT + SIZE_MAX) as u64)?)),
             offered: Offered::default(),
             waiting: 0,
+            lends: false,
             short_row: 0,
-            tally: Tally::default(),
             broken: false,
             refusals: 0,
             is_out: false,
-            ring_size: usize::from(ring_size),
         })
     }
 
@@ -139,13 +107,14 @@ impl NetRx {
     /// Goes by the rules as they are now.
     pub(crate) fn refresh_rules(&mut self) {
         if let Some(live) = &self.live {
-            self.rules = live.load();
+            self.set_rules(live.load());
         }
     }
 
-    #[cfg(test)]
     pub(crate) fn set_rules(&mut self, rules: Arc<Rules>) {
-        self.rules = rules;
+        self.to.rules = rules;
+        // The frame that stays with the port may be none for the guest any more.
+        self.to.lacking = 0;
     }
 
     pub(crate) fn readiness(&self) -> Readiness<'_> {
@@ -166,135 +135,163 @@ impl NetRx {
         (self.broken, self.refusals) = (false, 0);
     }
 
-    /// Bytes that must be posted before a frame is read.
-    fn room_needed(&self) -> usize {
-        HEADER_SIZE + self.rules.room_size
-    }
-
-    /// True if a frame may be read: one that does not fit what there is will wait.
+    /// True if a frame may be taken: one that does not fit what there is will wait.
     pub(crate) fn has_room(&self) -> bool {
-        !self.posted.is_empty() && self.waiting == 0
+        let Delivery { posted, lacking, .. } = &self.to;
+        let is_enough = *lacking == 0 || posted.size() >= *lacking || posted.has_most();
+        !posted.is_empty() && self.waiting == 0 && is_enough
     }
 
-    /// True if the longest frame fits what was popped, or it is as good as it gets.
+    /// True if no more needs to be popped for the next frame: the longest one that may be read, or
+    /// the one that the port has lent, fits what was popped. Without mergeable buffers one is all.
     #[inline]
     fn has_plenty(&self) -> bool {
-        self.posted_size >= self.room_needed() || (!self.is_mergeable && !self.posted.is_empty())
+        let posted = &self.to.posted;
+        let wanted =
+            if self.lends { self.to.lacking } else { HEADER_SIZE + self.to.rules.room_size };
+        !posted.is_empty() && (posted.size() >= wanted || !posted.is_mergeable())
     }
 
-    /// True if so much of the ring is posted that a driver may have nothing to add.
-    fn has_most(&self) -> bool {
-        self.pieces.len() >= self.ring_size / 2
-    }
-
-    /// Receives what there is, within a budget.
-    #[inline]
+    /// Receives what there is, within a budget. A function of its own: queues of other kinds would
+    /// pay for its registers.
+    #[inline(never)]
     pub(crate) fn turn(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) -> Turn {
-        let mut turn = Turn::default();
+        let mut progress = Progress::default();
         if queue.fault().is_some() || self.broken {
-            return turn;
+            return progress.turn;
         }
         if self.waiting > 0 {
-            self.resume(queue, stats, &mut turn);
+            self.resume(queue, stats, &mut progress);
         }
-        let (mut bytes, mut unpublished) = (0, 0);
-        while turn.packets < TURN_FRAMES && bytes < TURN_BYTES {
-            if !self.post(queue) {
-                if queue.fault().is_none() && !std::mem::replace(&mut self.is_out, true) {
-                    stats.out_of_buffers.add(1);
-                }
+        while !progress.is_over() {
+            if !self.post(queue, stats) {
                 break;
             }
-            self.is_out = false;
-            self.make_offer();
-            let size = match self.port.recv(self.offer.as_slices()) {
-                Ok(size) => size.min(SIZE_MAX),
-                Err(Errno::AGAIN | Errno::INTR) => break,
-                Err(Errno::FAULT) => {
-                    // The frame is gone, and so is guest memory: the kernel is the first to see it.
-                    stats.dropped_memory.add(1);
-                    turn.memory_lost = true;
-                    break;
+            match self.port.incoming(GROUP_FRAMES) {
+                Incoming::Read => {
+                    self.lends = false;
+                    if !self.read_group(queue, stats, &mut progress) {
+                        break;
+                    }
+                    queue.publish();
                 }
-                // A frame that the host has no header for is gone; the port is not.
-                Err(Errno::INVAL) if self.refusals < REFUSALS_MAX => {
-                    stats.dropped_refused.add(1);
-                    self.refusals += 1;
-                    turn.packets += 1;
-                    continue;
+                Incoming::Lent(frames) => {
+                    self.lends = true;
+                    if frames.count() == 0 {
+                        break;
+                    }
+                    let taken = self.to.take_group(queue, stats, frames, &mut progress);
+                    queue.publish();
+                    self.port.release(taken);
+                    if taken == 0 {
+                        // The first of them needs more buffers than there are.
+                        self.note_out(stats);
+                        break;
+                    }
                 }
-                Err(_) => {
-                    self.broken = true;
-                    break;
-                }
-            };
-            self.refusals = 0;
-            turn.packets += 1;
-            bytes += size;
-            let used = self.take_frame(queue, stats, size);
-            turn.used += used;
-            turn.frames += usize::from(used > 0);
-            unpublished += usize::from(used > 0);
-            if unpublished >= PUBLISH_FRAMES {
-                queue.publish();
-                unpublished = 0;
             }
         }
-        let Tally { packets, bytes, gso } = std::mem::take(&mut self.tally);
+        let Tally { packets, bytes, gso } = std::mem::take(&mut self.to.tally);
         if packets > 0 {
             stats.packets.add(packets);
             stats.bytes_passed.add(bytes);
             stats.gso_packets.add(gso);
         }
-        turn
+        progress.turn
     }
 
-    /// Gives the driver the frame that waits, if there is room by now.
+    /// Gives the driver the frame that waits in the spill, if there is room by now.
     #[cold]
-    fn resume(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, turn: &mut Turn) {
+    fn resume(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, progress: &mut Progress) {
         let size = std::mem::take(&mut self.waiting);
         let used = self.take_frame(queue, stats, size);
-        turn.used += used;
-        turn.frames += usize::from(used > 0);
+        progress.add_used(used);
     }
 
-    /// Pops buffers until there is room for the longest frame, or no more. False: there are none,
-    /// or a frame waits for more.
+    /// Pops buffers until there are plenty, or no more. False: there are none, or a frame waits for
+    /// more; that is counted once until there are some.
     #[inline]
-    fn post(&mut self, queue: &mut DeviceQueue) -> bool {
+    fn post(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) -> bool {
         while self.waiting == 0 && !self.has_plenty() {
-            let popped = queue.pop_batch(&mut self.batch, BATCH_CHAINS);
-            for index in 0..popped {
-                self.post_one(queue, index);
-            }
-            if popped == 0 || queue.fault().is_some() {
+            if !self.to.posted.pop(queue) {
                 break;
             }
         }
-        queue.fault().is_none() && self.has_room()
+        if queue.fault().is_some() {
+            return false;
+        }
+        if !self.has_room() {
+            self.note_out(stats);
+            return false;
+        }
+        self.is_out = false;
+        true
     }
 
-    fn post_one(&mut self, queue: &mut DeviceQueue, index: usize) {
-        let Some((chain, _, writable)) = self.batch.take(index) else { return };
-        let size = total_len(&writable);
-        let wrong = if size < HEADER_SIZE as u64 {
-            Some("receive buffer shorter than a header of 12 bytes")
-        } else if writable.len() > PIECES_MAX {
-            Some("receive buffer in more than 512 pieces")
-        } else {
-            None
+    /// The guest has too few buffers; that is counted once until it has some.
+    #[cold]
+    fn note_out(&mut self, stats: &QueueStats) {
+        if !std::mem::replace(&mut self.is_out, true) {
+            stats.out_of_buffers.add(1);
+        }
+    }
+
+    /// Reads frames until the driver should see them. False: there are no more for now.
+    fn read_group(
+        &mut self,
+        queue: &mut DeviceQueue,
+        stats: &QueueStats,
+        progress: &mut Progress,
+    ) -> bool {
+        let mut left = GROUP_FRAMES;
+        loop {
+            if !self.read_one(queue, stats, progress) {
+                return false;
+            }
+            left -= 1;
+            if left == 0 || progress.is_over() {
+                return true;
+            }
+            if !self.post(queue, stats) {
+                return false;
+            }
+        }
+    }
+
+    /// Reads one frame into the buffers that were popped. False: there is none.
+    #[inline]
+    fn read_one(
+        &mut self,
+        queue: &mut DeviceQueue,
+        stats: &QueueStats,
+        progress: &mut Progress,
+    ) -> bool {
+        self.make_offer();
+        let size = match self.port.recv(self.offer.as_slices()) {
+            Ok(size) => size.min(SIZE_MAX),
+            Err(Errno::AGAIN | Errno::INTR) => return false,
+            Err(Errno::FAULT) => {
+                // The frame is gone, and so is guest memory: the kernel is the first to see it.
+                stats.dropped_memory.add(1);
+                progress.turn.memory_lost = true;
+                return false;
+            }
+            // A frame that the host has no header for is gone; the port is not.
+            Err(Errno::INVAL) if self.refusals < REFUSALS_MAX => {
+                stats.dropped_refused.add(1);
+                self.refusals += 1;
+                progress.add(0, 0);
+                return true;
+            }
+            Err(_) => {
+                self.broken = true;
+                return false;
+            }
         };
-        if let Some(wrong) = wrong {
-            queue.latch_fault(QueueError::Request(wrong));
-        }
-        // Behind a fault nothing is filled any more; it is put back when the queue ends.
-        let size = usize::try_from(size).unwrap_or(usize::MAX);
-        if let Some(first) = writable.first() {
-            first.prefetch_for_write();
-        }
-        self.pieces.extend(writable);
-        self.posted_size = self.posted_size.saturating_add(size);
-        self.posted.push_back(Posted { chain, pieces: writable.len(), size });
+        self.refusals = 0;
+        let used = self.take_frame(queue, stats, size);
+        progress.add(size, used);
+        true
     }
 
     /// Lays out what the next frame is read into: buffers for it, then the spill.
@@ -304,11 +301,12 @@ impl NetRx {
             return;
         }
         // Most often short frames come, one to a buffer of one piece.
+        let posted = &self.to.posted;
         if self.short_row >= SMALL_ROW
             && self.offer.len() == 3
-            && let Some(&Posted { pieces: 1, size, .. }) = self.posted.front()
+            && let Some((1, size)) = posted.front()
             && size > HEADER_SIZE
-            && let Some(first) = self.pieces.piece(0)
+            && let Some(first) = posted.pieces().piece(0)
         {
             self.offer.replace(1, first, HEADER_SIZE);
             self.offered = Offered { buffers: 1, size };
@@ -318,27 +316,28 @@ impl NetRx {
     }
 
     fn lay_out(&mut self) {
-        let wanted = match self.is_mergeable {
-            true if self.short_row < SMALL_ROW => self.room_needed(),
+        let posted = &self.to.posted;
+        let wanted = match posted.is_mergeable() {
+            true if self.short_row < SMALL_ROW => HEADER_SIZE + self.to.rules.room_size,
             _ => 0,
         };
         self.offer.clear();
         self.offer.push_own(0, HEADER_SIZE);
         let (mut offered, mut count, mut skip) = (Offered::default(), 0, HEADER_SIZE);
-        for posted in &self.posted {
+        for (pieces, size) in posted.buffers() {
             if (offered.buffers > 0 && offered.size >= wanted)
-                || count + posted.pieces > OFFER_PIECES
-                || (offered.buffers == 1 && !self.is_mergeable)
+                || count + pieces > OFFER_PIECES
+                || (offered.buffers == 1 && !posted.is_mergeable())
             {
                 break;
             }
             offered.buffers += 1;
-            offered.size += posted.size;
-            for piece in (count..count + posted.pieces).filter_map(|at| self.pieces.piece(at)) {
+            offered.size += size;
+            for piece in (count..count + pieces).filter_map(|at| posted.pieces().piece(at)) {
                 self.offer.extend(piece, skip);
                 skip = skip.saturating_sub(piece[0].len());
             }
-            count += posted.pieces;
+            count += pieces;
         }
         self.offer.push_own(SPILL_AT, SIZE_MAX);
         self.offered = offered;
@@ -348,122 +347,47 @@ impl NetRx {
     /// buffers went back.
     fn take_frame(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, size: usize) -> usize {
         self.short_row = if size <= SMALL_FRAME { self.short_row.saturating_add(1) } else { 0 };
-        if size < HEADER_SIZE + ETHERNET_SIZE {
-            stats.dropped_short.add(1);
+        if !Delivery::is_whole(size, stats) {
             return 0;
         }
         let mut header = RawHeader::default();
-        copy_from_slices(&self.offer.as_slices()[..1], header.as_mut_bytes());
-        let cause = match self.fate(&header, size) {
-            Fate::Deliver => None,
-            Fate::Filtered => Some(&stats.dropped_filtered),
-            Fate::Offload => Some(&stats.dropped_offload),
-            Fate::LinkDown => Some(&stats.dropped_link_down),
-        };
-        if let Some(cause) = cause {
-            cause.add(1);
+        let (own, payload) = self.offer.as_slices().split_at(1);
+        copy_from_slices(own, header.as_mut_bytes());
+        if !self.to.admits(&header, payload, size, stats) {
             return 0;
         }
         let spilled = size.saturating_sub(self.offered.size);
         if spilled > 0 && !self.unspill(queue, spilled) {
-            if self.is_mergeable && queue.fault().is_none() && !self.has_most() {
+            let posted = &self.to.posted;
+            if posted.is_mergeable() && queue.fault().is_none() && !posted.has_most() {
                 self.waiting = size;
             } else {
                 stats.dropped_no_room.add(1);
             }
             return 0;
         }
-        if !self.rules.given.csum {
-            header.flags = 0;
-        }
-        self.tally.add(&header, size - HEADER_SIZE);
-        self.push_frame(queue, header, size)
-    }
-
-    /// Whether the guest gets the frame that was just read. What it does not take unfinished comes
-    /// only from before it said so.
-    #[inline]
-    fn fate(&self, header: &RawHeader, size: usize) -> Fate {
-        let (rules, flags, gso_type) = (&*self.rules, header.flags, header.gso_type);
-        if !rules.link_up {
-            return Fate::LinkDown;
-        }
-        if flags & HDR_F_NEEDS_CSUM != 0 && !rules.given.csum {
-            return Fate::Offload;
-        }
-        if gso_type == HDR_GSO_NONE {
-            if size - HEADER_SIZE > rules.frame_size_max {
-                return Fate::Filtered;
-            }
-        } else if !takes(rules.given, gso_type) {
-            return Fate::Offload;
-        }
-        let Some(filter) = &rules.filter else { return Fate::Deliver };
-        let start = read_start::<FILTER_SIZE>(&self.offer.as_slices()[1..]);
-        let seen = start.len().min(size - HEADER_SIZE);
-        if filter.passes(&start[..seen]) { Fate::Deliver } else { Fate::Filtered }
+        self.offered = Offered::default();
+        self.to.push(queue, header, size)
     }
 
     /// Copies what went past the offered buffers into further ones. False: there are none.
     fn unspill(&mut self, queue: &mut DeviceQueue, spilled: usize) -> bool {
-        if !self.is_mergeable {
+        let posted = &mut self.to.posted;
+        if !posted.is_mergeable() {
             return false;
         }
-        while self.posted_size - self.offered.size < spilled {
-            let popped = queue.pop_batch(&mut self.batch, BATCH_CHAINS);
-            for index in 0..popped {
-                self.post_one(queue, index);
-            }
-            if popped == 0 || queue.fault().is_some() {
+        while posted.size() - self.offered.size < spilled {
+            if !posted.pop(queue) {
                 return false;
             }
         }
         let Some(mut rest) = self.offer.own().slice(SPILL_AT, spilled) else { return false };
-        let offered = self.posted.iter().take(self.offered.buffers).map(|posted| posted.pieces);
-        for target in self.pieces.iter().skip(offered.sum()) {
+        let offered = posted.buffers().take(self.offered.buffers).map(|(pieces, _)| pieces);
+        for target in posted.pieces().iter().skip(offered.sum()) {
             let copied = target.copy_from(&rest);
             rest = rest.split_at(copied).1;
         }
-        self.offered.buffers = 0;
         true
-    }
-
-    /// Returns the buffers that hold the frame, all of them before any can be seen.
-    fn push_frame(&mut self, queue: &mut DeviceQueue, mut header: RawHeader, size: usize) -> usize {
-        let (mut left, mut count) = (size, 0);
-        for posted in &self.posted {
-            count += 1;
-            left = left.saturating_sub(posted.size);
-            if left == 0 {
-                break;
-            }
-        }
-        header.num_buffers = u16::try_from(count).unwrap_or(u16::MAX).into();
-        self.write_header(header.as_bytes());
-        let mut left = size;
-        for _ in 0..count {
-            let Some(posted) = self.posted.pop_front() else { break };
-            let filled = left.min(posted.size);
-            left -= filled;
-            self.pieces.drop_front(posted.pieces);
-            self.posted_size -= posted.size;
-            queue.push_used(posted.chain, u32::try_from(filled).unwrap_or(u32::MAX));
-        }
-        self.offered = Offered::default();
-        count
-    }
-
-    /// Writes the header to where the frame begins in the guest.
-    #[inline]
-    fn write_header(&self, header: &[u8]) {
-        let mut rest = header;
-        // A posted buffer is not shorter than a header, which most often lies in its first piece.
-        for piece in self.pieces.iter() {
-            rest = &rest[piece.write_from(rest)..];
-            if rest.is_empty() {
-                break;
-            }
-        }
     }
 
     /// True while a frame waits for more buffers.
@@ -471,39 +395,14 @@ impl NetRx {
         self.waiting > 0
     }
 
-    /// Puts every buffer back into the ring, the newest first. A frame that waits for more is
-    /// dropped: a part of it lies in those. Nothing of guest memory is held after that.
+    /// Puts every buffer back into the ring. A frame that waits in the spill is dropped: a part of
+    /// it lies in those buffers. Nothing of guest memory is held after that.
     pub(crate) fn let_go(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) {
         if std::mem::take(&mut self.waiting) > 0 {
             stats.dropped_no_room.add(1);
         }
-        while let Some(posted) = self.posted.pop_back() {
-            queue.unpop(posted.chain);
-        }
-        self.pieces.release();
+        self.to.let_go(queue);
         self.offer.release();
-        self.batch.release();
-        self.posted_size = 0;
         self.offered = Offered::default();
     }
-}
-
-/// The first `N` bytes of what was read.
-#[inline]
-fn read_start<const N: usize>(slices: &[GuestSlice]) -> [u8; N] {
-    slices.first().and_then(GuestSlice::read_array::<N>).unwrap_or_else(|| {
-        let mut bytes = [0; N];
-        copy_from_slices(slices, &mut bytes);
-        bytes
-    })
-}
-
-fn takes(given: Offloads, gso_type: u8) -> bool {
-    let kind = match gso_type & !HDR_GSO_ECN {
-        HDR_GSO_TCPV4 => given.tso4,
-        HDR_GSO_TCPV6 => given.tso6,
-        HDR_GSO_UDP_L4 => given.uso4 || given.uso6,
-        _ => false,
-    };
-    kind && (gso_type & HDR_GSO_ECN == 0 || given.ecn)
 }

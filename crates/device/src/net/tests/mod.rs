@@ -5,20 +5,27 @@ mod churn;
 mod control;
 mod device;
 mod guest;
+mod lending;
 mod limits;
 mod receive;
+#[path = "receive.rs"]
+#[allow(clippy::duplicate_mod, reason = "what holds for one kind of port holds for the other")]
+mod receive_lent;
 mod running;
 mod transmit;
 
 use super::rules::Filter;
 use super::{NetOptions, Rules};
 use crate::stats::{Class, QueueStats};
-use manyring_backend::net::{Frames, Port, PortRx, PortTx, Readiness, Sent, Stop};
+use manyring_backend::net::{
+    Frames, GROUP_FRAMES, Incoming, Port, PortRx, PortTx, Readiness, Sent, Stop,
+};
 use manyring_memory::{
     GuestMemory, GuestSlice, Mapping, RegionSpec, copy_from_slices, copy_to_slices, total_len,
 };
 use manyring_queue::{DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
+use manyring_wire::virtqueue::RING_IDX;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -27,6 +34,7 @@ use zerocopy::IntoBytes;
 /// Bytes of guest memory, and where buffers begin in it: the ring lies below.
 const MEMORY: u64 = 8 << 20;
 const DATA: u64 = 0x1_0000;
+const USED: u64 = 0xa000;
 /// Longest time that a script holds up who calls its port.
 const HELD_MS_MAX: usize = 10_000;
 /// Everything that can be left unfinished.
@@ -72,14 +80,21 @@ struct Script {
     sends: VecDeque<Next>,
     /// Everything is [`Next::NoMemory`], or blocks, behind its end.
     then: Option<Next>,
+    /// A burst is taken in groups of so many; 0: at once.
+    group: usize,
     /// Header and frame of each that was taken.
     sent: Vec<Vec<u8>>,
     /// What arrives; behind its end `EAGAIN`.
     arrives: VecDeque<Result<Vec<u8>, Errno>>,
     /// Bytes of room that each receive had.
     rooms: Vec<usize>,
+    /// A receiveq is opened on a port that lends what arrives.
+    lends: bool,
     /// A receiveq is opened on a port that always has something.
     endless: bool,
+    /// How many used buffers of this ring the driver could see each time when it was looked.
+    watched: Option<Arc<GuestMemory>>,
+    seen: Vec<u16>,
     given: Offloads,
     refuses_offloads: bool,
     attached: Vec<bool>,
@@ -95,6 +110,16 @@ struct Script {
     worker_waits: bool,
 }
 
+impl Script {
+    /// Called whenever the device calls its port.
+    fn on_look(&mut self) {
+        if let Some(memory) = &self.watched {
+            let used = memory.words(USED, 4, 4).unwrap();
+            self.seen.push(used.load_u16_acquire(RING_IDX));
+        }
+    }
+}
+
 /// A port that follows its script; clones are the same port.
 #[derive(Clone, Debug, Default)]
 struct Scripted(Arc<Mutex<Script>>);
@@ -106,6 +131,14 @@ impl Scripted {
 
     fn arrive(&self, header: RawHeader, frame: &[u8]) {
         self.script().arrives.push_back(Ok([header.as_bytes(), frame].concat()));
+    }
+
+    /// The half of what arrives: read, or lent if the script says so.
+    fn receiving(&self) -> Box<dyn PortRx> {
+        if self.script().lends {
+            return Box::new(lending::Lending::new(self.clone()));
+        }
+        Box::new(self.clone())
     }
 
     /// The frames that were taken, without their headers.
@@ -137,9 +170,11 @@ impl PortTx for Scripted {
         self.wait_while(|script| script.holds_worker);
         let mut script = self.script();
         let mut sent = Sent::default();
-        for index in first..frames.count() {
+        let group = if script.group == 0 { usize::MAX } else { script.group };
+        for index in (first..frames.count()).take(group) {
             let then = script.then.unwrap_or(Next::Take);
             let next = script.sends.pop_front().unwrap_or(then);
+            script.on_look();
             match next {
                 Next::Take => {
                     let mut bytes = vec![0; HEADER_SIZE + frames.len(index)];
@@ -170,6 +205,7 @@ impl PortTx for Scripted {
 impl PortRx for Scripted {
     fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
         let mut script = self.script();
+        script.on_look();
         let bytes = script.arrives.pop_front().unwrap_or(Err(Errno::AGAIN))?;
         script.rooms.push(usize::try_from(total_len(buffers)).unwrap());
         Ok(copy_to_slices(buffers, &bytes))
@@ -209,7 +245,7 @@ impl Port for Scripted {
         if self.script().endless {
             return Ok(Box::new(churn::Endless));
         }
-        Ok(Box::new(self.clone()))
+        Ok(self.receiving())
     }
 
     fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
@@ -265,7 +301,7 @@ impl Ring {
         let memory = GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap();
         let config = QueueConfig {
             size,
-            addresses: RingAddresses { descriptor: 0, available: 0x8000, used: 0xa000 },
+            addresses: RingAddresses { descriptor: 0, available: 0x8000, used: USED },
             base: 0.into(),
             features: RingFeatures { event_idx, indirect: true },
         };

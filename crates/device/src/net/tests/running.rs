@@ -34,9 +34,19 @@ impl Guest {
     }
 
     fn with(is_rx: bool, event_idx: bool) -> Self {
-        let (ring, port) = (Ring::new(256, event_idx), Scripted::default());
+        Self::on(is_rx, event_idx, Scripted::default())
+    }
+
+    /// A receiveq on a port that reads, or lends.
+    fn receiving(lends: bool) -> Self {
+        let port = Scripted::default();
+        port.script().lends = lends;
+        Self::on(true, false, port)
+    }
+
+    fn on(is_rx: bool, event_idx: bool, port: Scripted) -> Self {
+        let ring = Ring::new(256, event_idx);
         let rules = Live::new(open_rules());
-        let half = Box::new(port.clone());
         let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let (sender, events) = mpsc::channel(4);
         let activation = Activation {
@@ -52,10 +62,14 @@ impl Guest {
         };
         let stats = ring.stats.clone();
         let running: Box<dyn Run> = if is_rx {
-            let rx = NetRx::new(half, rules.load(), true, 256).unwrap().follow(rules.clone());
+            let rx = NetRx::new(port.receiving(), rules.load(), true, 256)
+                .unwrap()
+                .follow(rules.clone());
             Box::new(RunningQueue::new(activation, rx, stats))
         } else {
-            let tx = NetTx::new(half, rules.load(), ALL).unwrap().follow(rules.clone());
+            let tx = NetTx::new(Box::new(port.clone()), rules.load(), ALL)
+                .unwrap()
+                .follow(rules.clone());
             Box::new(RunningQueue::new(activation, tx, stats))
         };
         let wait = Wait::new(false).unwrap();
@@ -159,17 +173,19 @@ fn a_driver_that_coalesces_is_called_after_its_count_or_its_time() {
 
 #[test]
 fn a_frame_in_many_buffers_is_one_packet_of_a_driver_that_coalesces() {
-    let mut guest = Guest::new(true);
-    guest.post();
-    guest.coalesce(3, 1000);
-    guest.port.arrive(RawHeader::default(), &frame(0, 20_000));
-    guest.turn(1);
-    assert_eq!(guest.returned(), 10);
-    assert!(!guest.is_called(), "ten buffers are one packet");
-    guest.port.arrive(RawHeader::default(), &frame(1, 60));
-    guest.port.arrive(RawHeader::default(), &frame(2, 60));
-    guest.turn(2);
-    assert!(guest.is_called(), "three packets");
+    for lends in [false, true] {
+        let mut guest = Guest::receiving(lends);
+        guest.post();
+        guest.coalesce(3, 1000);
+        guest.port.arrive(RawHeader::default(), &frame(0, 20_000));
+        guest.turn(1);
+        assert_eq!(guest.returned(), 10);
+        assert!(!guest.is_called(), "ten buffers are one packet");
+        guest.port.arrive(RawHeader::default(), &frame(1, 60));
+        guest.port.arrive(RawHeader::default(), &frame(2, 60));
+        guest.turn(2);
+        assert!(guest.is_called(), "three packets");
+    }
 }
 
 #[test]
@@ -231,16 +247,18 @@ fn other_memory_under_a_blocked_transmitq_loses_what_the_port_does_not_take_and_
 
 #[test]
 fn other_memory_under_a_receiveq_loses_nothing() {
-    let mut guest = Guest::new(true);
-    guest.post();
-    guest.port.arrive(RawHeader::default(), &frame(0, 5000));
-    guest.turn(1);
-    guest.set_memory(2);
-    guest.port.arrive(RawHeader::default(), &frame(1, 5000));
-    guest.turn(3);
-    guest.running.drain();
-    assert!(guest.running.is_drained());
-    assert_eq!((guest.running.base(), guest.returned()), (6.into(), 6));
+    for lends in [false, true] {
+        let mut guest = Guest::receiving(lends);
+        guest.post();
+        guest.port.arrive(RawHeader::default(), &frame(0, 5000));
+        guest.turn(1);
+        guest.set_memory(2);
+        guest.port.arrive(RawHeader::default(), &frame(1, 5000));
+        guest.turn(3);
+        guest.running.drain();
+        assert!(guest.running.is_drained());
+        assert_eq!((guest.running.base(), guest.returned()), (6.into(), 6));
+    }
 }
 
 #[test]
@@ -301,25 +319,48 @@ fn a_queue_that_moved_sends_what_it_held_back_and_goes_on_holding_back() {
 
 #[test]
 fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts() {
-    let mut guest = Guest::new(true);
+    for lends in [false, true] {
+        let mut guest = Guest::receiving(lends);
+        let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let kick = Kick::new(kick).unwrap();
+        guest.set_kick(kick);
+        guest.post();
+        guest.port.script().arrives.push_back(Err(Errno::BADFD));
+        guest.turn(1);
+        let settles = |guest: &mut Guest, now_ns| guest.settles((Decision::Sleep, false), now_ns);
+        assert!(settles(&mut guest, 2));
+        assert_eq!(guest.events.try_recv().unwrap().kind, EventKind::PortGone);
+        guest.set_memory(3);
+        guest.turn(4);
+        assert!(settles(&mut guest, 5), "it would look for ever");
+        assert!(guest.events.try_recv().is_err(), "said once");
+        // It may be there again when the driver enables the queue.
+        guest.port.arrive(RawHeader::default(), &frame(0, 60));
+        assert_eq!(guest.heed(|fence| Order::Enable(true, fence), 6), Ok(()));
+        guest.turn(7);
+        assert_eq!(guest.returned(), 1);
+    }
+}
+
+#[test]
+fn a_frame_that_stays_with_its_port_wakes_nobody_until_the_driver_posts_more() {
+    let mut guest = Guest::receiving(true);
     let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    let kick = Kick::new(kick).unwrap();
-    guest.set_kick(kick);
-    guest.post();
-    guest.port.script().arrives.push_back(Err(Errno::BADFD));
+    guest.set_kick(Kick::new(kick).unwrap());
+    guest.ring.driver.add(&[], &[(DATA, 2048)]).unwrap();
+    guest.ring.driver.publish();
+    guest.port.arrive(RawHeader::default(), &frame(0, 5000));
     guest.turn(1);
     let settles = |guest: &mut Guest, now_ns| guest.settles((Decision::Sleep, false), now_ns);
-    assert!(settles(&mut guest, 2));
-    assert_eq!(guest.events.try_recv().unwrap().kind, EventKind::PortGone);
-    guest.set_memory(3);
+    assert!(settles(&mut guest, 2), "the port would say for ever that there is something");
+    assert_eq!((guest.returned(), guest.is_called()), (0, false));
+    for index in 1..3 {
+        guest.ring.driver.add(&[], &[(DATA + index * 2048, 2048)]).unwrap();
+    }
+    assert!(guest.ring.driver.publish(), "the driver was asked to kick");
+    guest.running.wake(3);
     guest.turn(4);
-    assert!(settles(&mut guest, 5), "it would look for ever");
-    assert!(guest.events.try_recv().is_err(), "said once");
-    // It may be there again when the driver enables the queue.
-    guest.port.arrive(RawHeader::default(), &frame(0, 60));
-    assert_eq!(guest.heed(|fence| Order::Enable(true, fence), 6), Ok(()));
-    guest.turn(7);
-    assert_eq!(guest.returned(), 1);
+    assert_eq!(guest.returned(), 3);
 }
 
 const LOOK: Decision = Decision::Look { reach_ns: 32_000 };

@@ -1,0 +1,194 @@
+//! What becomes of a frame that has arrived: a rule drops it, or it fills buffers of the guest.
+//!
+//! A frame that a port lends goes all its way here. A frame that is read lies in the guest's
+//! buffers already; the same rules are applied to it, and its buffers go back the same way.
+
+use super::posted::Posted;
+use super::rules::Fate;
+use super::tx::Tally;
+use super::{Rules, Turn};
+use crate::stats::QueueStats;
+use manyring_backend::net::{Frames, GROUP_FRAMES};
+use manyring_memory::GuestSlice;
+use manyring_queue::DeviceQueue;
+use manyring_wire::net::{HEADER_SIZE, RawHeader};
+use std::sync::Arc;
+use zerocopy::transmute;
+
+/// An Ethernet header.
+const ETHERNET_SIZE: usize = 14;
+
+/// What a receiveq goes by, and the buffers that it fills.
+#[derive(Debug)]
+pub(super) struct Delivery {
+    pub(super) rules: Arc<Rules>,
+    pub(super) posted: Posted,
+    /// Bytes of the frame that stays with its port until more buffers are posted; 0: none does.
+    pub(super) lacking: usize,
+    /// What a turn adds to the counters.
+    pub(super) tally: Tally,
+}
+
+/// How far a turn has come.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pub(super) turn: Turn,
+    bytes: usize,
+}
+
+impl Progress {
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.turn.packets >= TURN_FRAMES || self.bytes >= TURN_BYTES
+    }
+
+    /// A frame of `size` bytes was taken, and is in so many buffers of the guest.
+    #[inline]
+    pub(super) fn add(&mut self, size: usize, used: usize) {
+        self.turn.packets += 1;
+        self.bytes += size;
+        self.add_used(used);
+    }
+
+    #[inline]
+    pub(super) fn add_used(&mut self, used: usize) {
+        self.turn.used += used;
+        self.turn.frames += usize::from(used > 0);
+    }
+}
+
+/// How much a receiveq takes in one turn: the driver is called when the turn ends.
+const TURN_FRAMES: usize = 64;
+const TURN_BYTES: usize = 512 << 10;
+
+/// What became of a frame that a port lends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lent {
+    /// The port may have it back: it is in so many buffers of the guest, or it was dropped (none).
+    Done(usize),
+    /// It stays with the port until the driver has posted more buffers.
+    Stays,
+}
+
+impl Delivery {
+    /// True if the guest gets a frame of `size` bytes with its header. If not, counts why.
+    #[inline]
+    pub(super) fn admits(
+        &self,
+        header: &RawHeader,
+        payload: &[GuestSlice<'_>],
+        size: usize,
+        stats: &QueueStats,
+    ) -> bool {
+        let cause = match self.rules.fate(header, payload, size - HEADER_SIZE) {
+            Fate::Deliver => return true,
+            Fate::Filtered => &stats.dropped_filtered,
+            Fate::Offload => &stats.dropped_offload,
+            Fate::LinkDown => &stats.dropped_link_down,
+        };
+        cause.add(1);
+        false
+    }
+
+    /// True if a frame of `size` bytes with its header is long enough to be one. If not, counts it.
+    #[inline]
+    pub(super) fn is_whole(size: usize, stats: &QueueStats) -> bool {
+        let is_whole = size >= HEADER_SIZE + ETHERNET_SIZE;
+        if !is_whole {
+            stats.dropped_short.add(1);
+        }
+        is_whole
+    }
+
+    /// Returns the buffers that hold the payload of a frame, and its header with them. Returns how
+    /// many.
+    #[inline]
+    pub(super) fn push(
+        &mut self,
+        queue: &mut DeviceQueue,
+        mut header: RawHeader,
+        size: usize,
+    ) -> usize {
+        if !self.rules.given.csum {
+            header.flags = 0;
+        }
+        self.tally.add(&header, size - HEADER_SIZE);
+        self.posted.push_frame(queue, header, size)
+    }
+
+    /// Takes frames that a port lends, until the driver should see them. Returns how many the port
+    /// may have back.
+    #[inline]
+    pub(super) fn take_group(
+        &mut self,
+        queue: &mut DeviceQueue,
+        stats: &QueueStats,
+        frames: &Frames,
+        progress: &mut Progress,
+    ) -> usize {
+        self.lacking = 0;
+        for index in 0..frames.count().min(GROUP_FRAMES) {
+            if progress.is_over() {
+                return index;
+            }
+            let len = frames.len(index);
+            match self.take_lent(queue, stats, frames.slices(index), len) {
+                Lent::Done(used) => progress.add(HEADER_SIZE + len, used),
+                Lent::Stays => return index,
+            }
+        }
+        frames.count().min(GROUP_FRAMES)
+    }
+
+    /// Copies a frame of `len` bytes that a port lends, header and payload, into the guest.
+    ///
+    /// The payload may lie in the memory of another guest, which can change it while it is copied.
+    /// Only the filter looks at it, for the receiving guest's convenience and not its safety.
+    #[inline]
+    fn take_lent(
+        &mut self,
+        queue: &mut DeviceQueue,
+        stats: &QueueStats,
+        frame: &[GuestSlice<'_>],
+        len: usize,
+    ) -> Lent {
+        if self.posted.is_empty() {
+            return Lent::Stays;
+        }
+        let size = HEADER_SIZE + len;
+        let Some((header, payload)) = frame.split_first() else { return Lent::Done(0) };
+        let Some(header) = header.read_array::<HEADER_SIZE>() else { return Lent::Done(0) };
+        let header: RawHeader = transmute!(header);
+        if !Self::is_whole(size, stats) || !self.admits(&header, payload, size, stats) {
+            return Lent::Done(0);
+        }
+        if !self.posted.fits(size) && !self.make_room(queue, size) {
+            let posted = &self.posted;
+            if queue.fault().is_some() || (posted.is_mergeable() && !posted.has_most()) {
+                self.lacking = size;
+                return Lent::Stays;
+            }
+            stats.dropped_no_room.add(1);
+            return Lent::Done(0);
+        }
+        self.posted.write_payload(payload);
+        Lent::Done(self.push(queue, header, size))
+    }
+
+    /// Pops buffers until a frame of `size` bytes fits. False: there are not enough.
+    #[cold]
+    fn make_room(&mut self, queue: &mut DeviceQueue, size: usize) -> bool {
+        while self.posted.is_mergeable() && !self.posted.fits(size) {
+            if !self.posted.pop(queue) {
+                return false;
+            }
+        }
+        self.posted.fits(size)
+    }
+
+    /// Puts every buffer back into the ring; a frame that stays with its port is lent again.
+    pub(super) fn let_go(&mut self, queue: &mut DeviceQueue) {
+        self.lacking = 0;
+        self.posted.let_go(queue);
+    }
+}
