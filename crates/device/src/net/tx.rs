@@ -211,7 +211,23 @@ impl NetTx {
         Sent { taken, ..Sent::default() }
     }
 
+    /// Sends what is left of the burst. A port that takes it in groups is slow: the driver sees
+    /// each group before the next is sent.
+    #[inline]
     fn send(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, now_ns: u64, turn: &mut Turn) {
+        while self.send_group(queue, stats, now_ns, turn) {
+            queue.publish();
+        }
+    }
+
+    /// Offers the port what is left of the burst once. True: it takes more at once.
+    fn send_group(
+        &mut self,
+        queue: &mut DeviceQueue,
+        stats: &QueueStats,
+        now_ns: u64,
+        turn: &mut Turn,
+    ) -> bool {
         let sent = self.send_rest(stats);
         let taken = sent.taken.min(self.chains.len());
         for chain in self.chains.drain(..taken) {
@@ -219,11 +235,19 @@ impl NetTx {
         }
         self.done += taken;
         turn.used += taken;
-        turn.memory_lost = sent.faulted > 0;
+        turn.memory_lost |= sent.faulted > 0;
         self.count_lost(&sent, stats);
         self.stop = sent.stop;
         match sent.stop {
-            None => return self.finish(stats),
+            None if self.chains.is_empty() => {
+                self.finish(stats);
+                return false;
+            }
+            None => {
+                assert!(taken > 0, "a port that takes nothing says why");
+                self.tries = 0;
+                return true;
+            }
             Some(Stop::Blocked) => {
                 stats.blocked.add(1);
                 // Until the port reports.
@@ -249,6 +273,7 @@ impl NetTx {
             self.stop = None;
             self.finish(stats);
         }
+        false
     }
 
     /// Counts what the port has taken and not sent, by cause.
@@ -298,9 +323,15 @@ impl NetTx {
     }
 
     fn give_up(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) {
-        let sent = self.send_rest(stats);
-        self.count_lost(&sent, stats);
-        let rest = self.done + sent.taken..self.frames.count();
+        loop {
+            let sent = self.send_rest(stats);
+            self.count_lost(&sent, stats);
+            self.done += sent.taken;
+            if sent.taken == 0 || sent.stop.is_some() || self.done >= self.frames.count() {
+                break;
+            }
+        }
+        let rest = self.done..self.frames.count();
         stats.dropped_port_full.add(rest.len() as u64);
         rest.for_each(|index| self.lose(index));
         for chain in self.chains.drain(..) {

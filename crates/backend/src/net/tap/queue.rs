@@ -1,6 +1,6 @@
 //! The two halves of a tap's queue: one system call per frame, straight from and to guest memory.
 
-use crate::net::{Frames, PortRx, PortTx, Readiness, Sent, Stop};
+use crate::net::{Frames, GROUP_FRAMES, PortRx, PortTx, Readiness, Sent, Stop};
 use crate::sys::tuntap as sys;
 use manyring_memory::{GuestSlice, Mapping, copy_from_slices, copy_to_slices, total_len};
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE};
@@ -72,7 +72,7 @@ impl PortTx for TapTx {
     #[inline]
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
         let mut sent = Sent::default();
-        for index in first..frames.count() {
+        for index in (first..frames.count()).take(GROUP_FRAMES) {
             // A short count is a frame that was sent: the kernel's, or it would be an error.
             if let Err(errno) = self.write(frames.slices(index)) {
                 sent.stop = count_error(&mut sent, index, errno);
@@ -150,6 +150,8 @@ impl PortRx for TapRx {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use manyring_memory::SliceList;
+    use manyring_wire::net::RawHeader;
 
     #[test]
     fn a_copy_holds_the_longest_frame_and_no_longer_one() {
@@ -170,6 +172,18 @@ mod tests {
         assert!(copy == bytes);
         let more = [&pieces[..], &pieces[..1]].concat();
         assert_eq!(bounce.gather(&more).err(), Some(Errno::MSGSIZE));
+    }
+
+    #[test]
+    fn a_burst_is_sent_in_groups_that_the_driver_can_see_meanwhile() {
+        let sink = std::fs::File::options().write(true).open("/dev/null").unwrap();
+        let mut tx = TapTx::new(Arc::new(sink.into()));
+        let memory = Arc::new(Mapping::anonymous(4096).unwrap());
+        let slices = SliceList::of_mapping(&memory, &[(0, 60)]).unwrap();
+        let mut frames = Frames::new().unwrap();
+        (0..40).for_each(|_| assert!(frames.push(&RawHeader::default(), slices.all(), 0, 60)));
+        let taken: Vec<_> = [0, 16, 32].map(|first| tx.send(&frames, first)).to_vec();
+        assert_eq!(taken, [16, 16, 8].map(|taken| Sent { taken, ..Sent::default() }));
     }
 
     #[test]

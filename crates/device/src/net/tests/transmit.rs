@@ -95,6 +95,39 @@ fn frames_leave_in_order_and_their_chains_come_back() {
 }
 
 #[test]
+fn the_driver_sees_what_was_sent_while_the_rest_of_the_burst_is_not() {
+    for group in [0, 16] {
+        let mut guest = Guest::new([]);
+        (0..64).for_each(|number| guest.offer_frame(number));
+        guest.port.script().group = group;
+        guest.port.script().watched = Some(guest.ring.memory.clone());
+        guest.turn();
+        // A port that takes a burst at once is as fast as the driver could look.
+        let seen = |number: u16| if group == 0 { 0 } else { number / 16 * 16 };
+        let expected: Vec<_> = (0..64).map(seen).collect();
+        assert_eq!(guest.port.script().seen, expected, "at each frame that is sent");
+        assert_eq!(guest.returned(), 64);
+        assert_eq!(guest.port.sent(), frames(0..64));
+    }
+}
+
+#[test]
+fn a_port_that_takes_a_burst_in_groups_gets_all_of_it_before_the_queue_stops() {
+    use Next::{Block, Down, Take};
+    let mut guest = Guest::new([Take, Take, Block, Take, Down]);
+    guest.port.script().group = 2;
+    (0..9).for_each(|number| guest.offer_frame(number));
+    guest.turn();
+    assert_eq!((guest.returned(), guest.queue.in_flight()), (2, 7));
+    guest.let_go();
+    assert_eq!((guest.returned(), guest.queue.in_flight()), (7, 0));
+    let sent = [0, 1, 2, 4, 5, 6, 7, 8];
+    assert_eq!(guest.port.sent(), frames(sent));
+    let stats = &guest.ring.stats;
+    assert_eq!((stats.dropped_port_down.value(), stats.dropped_port_full.value()), (1, 0));
+}
+
+#[test]
 fn a_port_that_blocks_in_a_burst_gets_the_rest_in_order() {
     use Next::{Block, NoMemory, Take};
     let mut guest = Guest::new([Take, Take, Take, Block, Take, NoMemory]);
@@ -385,8 +418,10 @@ proptest! {
     fn every_frame_is_sent_in_order_or_counted(
         sends in prop::collection::vec(next(), 0..200),
         steps in prop::collection::vec(step(), 1..60),
+        group in prop::sample::select(vec![0usize, 1, 3, 16]),
     ) {
         let mut guest = Guest::new(sends);
+        guest.port.script().group = group;
         let (mut number, mut shorts, mut back) = (0, 0, 0);
         for step in steps {
             match step {
