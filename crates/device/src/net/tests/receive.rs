@@ -350,6 +350,18 @@ fn what_the_guest_does_not_want_is_counted_by_cause() {
 }
 
 #[test]
+fn a_buffer_of_as_many_pieces_as_there_may_be_stops_nothing() {
+    let mut guest = Guest::new(1024, 2048, true);
+    let writable: Vec<_> = (0..512).map(|n| (DATA + n * 16, 16)).collect();
+    guest.ring.driver.add(&[], &writable).unwrap();
+    guest.ring.driver.publish();
+    guest.arrive(0, 60);
+    guest.turn();
+    assert_eq!(guest.queue.fault(), None);
+    guest.let_go();
+}
+
+#[test]
 fn buffers_that_can_hold_nothing_stop_the_queue() {
     for (pieces, len) in [(1usize, 0u32), (1, 1), (1, 11), (513, 16)] {
         let mut guest = Guest::new(1024, 2048, true);

@@ -189,6 +189,23 @@ fn a_frame_in_many_buffers_is_one_packet_of_a_driver_that_coalesces() {
 }
 
 #[test]
+fn a_frame_that_is_dropped_is_no_packet_of_a_driver_that_coalesces() {
+    let mut guest = Guest::new(true);
+    guest.post();
+    guest.coalesce(3, 1000);
+    guest.port.arrive(RawHeader::default(), &frame(0, 60));
+    // Too short for an Ethernet header: dropped.
+    (0..8).for_each(|_| guest.port.arrive(RawHeader::default(), &[0; 4]));
+    guest.port.arrive(RawHeader::default(), &frame(1, 60));
+    guest.turn(1);
+    assert_eq!((guest.returned(), guest.ring.stats.dropped_short.value()), (2, 8));
+    assert!(!guest.is_called(), "two packets");
+    guest.port.arrive(RawHeader::default(), &frame(2, 60));
+    guest.turn(2);
+    assert!(guest.is_called(), "three packets");
+}
+
+#[test]
 fn a_driver_that_looks_by_itself_is_not_called() {
     for event_idx in [false, true] {
         for is_rx in [false, true] {
