@@ -1,4 +1,5 @@
-//! `QueueIo`: what a worker lends a queue for a call: its way to sleep, the queue's place, the time.
+//! `QueueIo`: what a worker lends a queue for a call: its way to sleep, the queue's place, and the
+//! time.
 
 use crate::wait::{Source, Wait};
 use manyring_backend::sys::uring::Ring;

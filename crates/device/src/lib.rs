@@ -31,6 +31,7 @@ mod notifier;
 mod orders;
 pub mod policy;
 mod pool;
+mod run;
 mod running;
 mod seats;
 mod sentry;

@@ -1,7 +1,8 @@
-//! What the control thread asks of a running queue, and the mailbox through which a worker hears it.
+//! What the control thread asks of a running queue, and the mailbox through which a worker hears
+//! it.
 
 use crate::doorbell::{Call, Kick};
-use crate::running::Run;
+use crate::run::Run;
 use crate::seats::{Seat, Seats};
 use manyring_memory::GuestMemory;
 use manyring_queue::{Base, QueueError, RingAddresses};

@@ -4,7 +4,7 @@ use crate::accounts::{ThreadTimes, thread_times};
 use crate::handle::{QueueHandle, Route};
 use crate::orders::{Command, Mailbox, QueueId};
 use crate::policy::polling::{Law, Polling};
-use crate::running::Run;
+use crate::run::Run;
 use crate::seats::Seat;
 use crate::sentry;
 use crate::stats::WorkerStats;

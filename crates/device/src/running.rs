@@ -17,6 +17,7 @@ use crate::life::{Event, Life};
 use crate::notifier::Notifier;
 use crate::orders::Order;
 use crate::policy::polling::Decision;
+use crate::run::{Happened, Run, Turned};
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use manyring_backend::net::Readiness;
@@ -44,98 +45,6 @@ const DISCARD_TURNS: usize = 64;
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
 /// `POLLIN | POLLOUT`
 const POLL_READY: i32 = 0x1 | 0x4;
-
-/// Something that happened to a queue, as its worker was told.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Happened {
-    /// Its kick, seen under this number of a watch.
-    Kick(u32),
-    /// A completion in the worker's ring, of this token.
-    Disk(u32),
-    /// Its port has reported.
-    Port,
-    /// Its disk has finished something aside from the ring.
-    Offload,
-}
-
-/// What came of a turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Turned {
-    /// There was work.
-    pub(crate) worked: bool,
-    /// Requests or frames that it took.
-    pub(crate) taken: usize,
-    /// There was none, and it should leave the list of those that take turns although its worker
-    /// is busy with others.
-    pub(crate) is_overdue: bool,
-}
-
-/// A queue that runs, as the loop sees it.
-pub(crate) trait Run: Send + Debug {
-    /// Gets ready on a worker: opens what belongs to its ring, watches the kick.
-    fn attach(&mut self, io: &mut QueueIo<'_>);
-
-    /// Lets go of the worker, when nothing is in flight.
-    fn detach(&mut self, io: &mut QueueIo<'_>);
-
-    /// One turn: takes a batch, serves it, returns what is done, notifies.
-    fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned;
-
-    /// Nothing to do since a while: asks whoever can bring work. False: keep looking. A look at a
-    /// port is a system call and most often in vain: that is done only while the worker `looks_on`
-    /// anyway, at the ring of some other queue.
-    fn settle(&mut self, how: (Decision, bool), io: &mut QueueIo<'_>) -> bool;
-
-    /// Something has happened.
-    fn on_event(&mut self, happened: Happened, event: Woken, io: &mut QueueIo<'_>);
-
-    /// Does what the control thread asks.
-    fn heed(&mut self, order: Order, io: &mut QueueIo<'_>);
-
-    /// The time that [`Self::deadline_ns`] told has come.
-    fn wake(&mut self, now_ns: u64);
-
-    /// A region of some guest was cut away: was it of this one?
-    fn check_memory(&mut self);
-
-    /// No more pops from now on.
-    fn drain(&mut self);
-
-    /// True if it does not drain yet, and would lose nothing by it.
-    fn drains_without_loss(&self) -> bool;
-
-    /// Pops again after [`Self::drain`]; what arrived since is served now.
-    fn resume(&mut self, now_ns: u64);
-
-    /// True if it takes a turn in every round.
-    fn is_hot(&self) -> bool;
-
-    /// True if it should leave the list of those that take turns although its worker is busy.
-    fn is_overdue(&self, now_ns: u64) -> bool;
-
-    /// True if the ring is worth a further look: it costs a read.
-    fn looks_at_ring(&self, decision: Decision, now_ns: u64) -> bool;
-
-    /// True if something that it took is in flight at a disk.
-    fn awaits_disk(&self) -> bool;
-
-    /// When there is something to do without anybody asking.
-    fn deadline_ns(&self) -> Option<u64>;
-
-    /// Nothing is in flight any more, and nothing will be.
-    fn is_drained(&self) -> bool;
-
-    /// The next available index.
-    fn base(&self) -> Base;
-
-    /// Names the session among those whose queues a worker has.
-    fn guest(&self) -> &mpsc::Sender<Event>;
-
-    /// True if `guest` names the session of this queue.
-    fn is_of_guest(&self, guest: &mpsc::Sender<Event>) -> bool;
-
-    fn stats(&self) -> &Arc<QueueStats>;
-}
 
 /// A queue with what serves it.
 #[derive(Debug)]

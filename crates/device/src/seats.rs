@@ -6,7 +6,7 @@
 //! if nobody has a seat and no command waits, and there is no seat at one that is closed.
 
 use crate::orders::{Command, Mailbox, QueueId};
-use crate::running::Run;
+use crate::run::Run;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The seats that are taken at one worker; part of its mailbox.

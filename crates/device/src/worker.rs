@@ -21,7 +21,7 @@ use crate::io::QueueIo;
 use crate::orders::{Command, Mailbox, Order, QueueId, Reply};
 use crate::policy::polling::{Decision, Law};
 use crate::policy::share::Shares;
-use crate::running::{Happened, Run};
+use crate::run::{Happened, Run};
 use crate::seats::Seat;
 use crate::stats::WorkerStats;
 use crate::told::Told;

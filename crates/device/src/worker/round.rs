@@ -10,7 +10,7 @@
 
 use super::{Slot, Worker, index_of};
 use crate::io::QueueIo;
-use crate::running::Turned;
+use crate::run::Turned;
 
 /// What a round of turns has come to.
 #[derive(Clone, Copy, Debug, Default)]

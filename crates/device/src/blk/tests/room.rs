@@ -4,7 +4,8 @@
 use super::*;
 use crate::io::QueueIo;
 use crate::policy::polling::Decision;
-use crate::running::{Happened, Run, RunningQueue};
+use crate::run::{Happened, Run};
+use crate::running::RunningQueue;
 use crate::wait::{Source, Woken};
 use crate::{Activation, blk::IN_FLIGHT_MAX};
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
