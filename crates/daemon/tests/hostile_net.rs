@@ -17,7 +17,7 @@ use manyring_queue::RingFeatures;
 use manyring_wire::net::{CtrlStatus, RawHeader, RxMode, VIRTIO_NET_F_MQ, class};
 use manyring_wire::vhost_user::F_PROTOCOL_FEATURES;
 use manyring_wire::virtio::{VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
-use manyring_wire::virtqueue::{DESC_F_NEXT, Descriptor};
+use manyring_wire::virtqueue::{DESC_F_NEXT, DESC_F_WRITE, Descriptor};
 use process::wait_until;
 use program::shown;
 use rustix::fd::{AsFd, OwnedFd};
@@ -191,13 +191,15 @@ fn a_header_that_changes_between_reads_is_right_or_refused_and_the_host_sees_no_
         let mut hostile = guest.hostile(TX);
         let at = guest.arena.alloc(4096, 16).unwrap();
         let link = |addr, len, flags, next| Descriptor { addr, len, flags, next };
-        hostile.ring.set_descriptor(0, link(at, 12, DESC_F_NEXT, 1));
-        hostile.ring.set_descriptor(1, link(at + 12, 60, 0, 0));
+        for head in (0..16).step_by(2) {
+            hostile.ring.set_descriptor(head, link(at, 12, DESC_F_NEXT, head + 1));
+            hostile.ring.set_descriptor(head + 1, link(at + 12, 60, 0, 0));
+        }
         // Nothing to do, and a checksum far past the end: the host would refuse that one.
         let (right, wrong) = ([0, 0], [0xffff_0000_0000_0001, u64::from(u16::MAX)]);
         let racer = Racer::start(&guest.arena, at, right, wrong).unwrap();
         for burst in 1..=250 {
-            (0..8).for_each(|_| hostile.ring.make_available(0));
+            (0..16).step_by(2).for_each(|head| hostile.ring.make_available(head));
             guest.served(TX, &hostile, burst * 8);
         }
         drop(racer);
@@ -369,12 +371,18 @@ fn each_spoiled_ring_of_a_network_device_stops_its_queue_alone() {
                 if matches!(spoil, Spoil::NoStatus | Spoil::ShortHeader) {
                     continue;
                 }
+                // A control queue takes one command at a time: the head has come back by then.
+                if queue == CTRL && spoil == Spoil::HeadTwice {
+                    continue;
+                }
                 let before = house.warnings().len();
                 let mut guest = house.guest();
                 let mut ring = HostileRing::new(&guest.arena, &guest.vrings[queue]).unwrap();
                 ring.offer(spoil).unwrap();
                 guest.breaks(queue);
-                assert_eq!(ring.used_idx(), 0, "{spoil:?} was answered");
+                // The first of a head that is available twice is a frame, which is too short.
+                let answered = u16::from(queue == TX && spoil == Spoil::HeadTwice);
+                assert_eq!(ring.used_idx(), answered, "{spoil:?} was answered");
                 let other = if queue == TX { CTRL } else { TX };
                 let mut hostile = guest.hostile(other);
                 if other == TX {
@@ -404,8 +412,11 @@ fn receive_buffers_cut_away_cost_that_session_only() {
         house.one_line("guest memory was cut away", || {
             let mut guest = house.guest();
             let mut hostile = guest.hostile(RX);
-            for _ in 0..8 {
-                hostile.receive(RxSpoil::ReadOnlyFirst).unwrap();
+            let addr = guest.arena.alloc(2048, 16).unwrap();
+            let buffer = Descriptor { addr, len: 2048, flags: DESC_F_WRITE, next: 0 };
+            for head in 0..8 {
+                hostile.ring.set_descriptor(head, buffer);
+                hostile.ring.make_available(head);
             }
             guest.vrings[RX].kick().unwrap();
             guest.front.features().unwrap();
