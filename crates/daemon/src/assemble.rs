@@ -10,9 +10,10 @@ use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
 use manyring_backend::net::tap::TapError;
+use manyring_device::Device;
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_device::net::{NetDevice, NetOptions};
-use manyring_device::{Device, Pool, PoolOptions};
+use manyring_engine::{Pool, PoolOptions};
 use manyring_memory::MemoryError;
 use manyring_transport::vhost_user::{
     Connected, Endpoint, ListenError, ServeOptions, check_path, serve,

@@ -131,7 +131,7 @@ fn serve(plan: &Plan) -> Result<(), Failure> {
             () = signals => Ok(()),
         };
         let pool = house.pool.clone();
-        let quit = manyring_device::aside(move || pool.quit());
+        let quit = manyring_engine::aside(move || pool.quit());
         if tokio::time::timeout(QUIT_TIMEOUT, quit).await.is_err() {
             tracing::warn!("a worker hangs in a host call: the process ends without it");
         }

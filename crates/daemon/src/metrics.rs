@@ -1,15 +1,15 @@
 //! `/metrics`: every counter and histogram in the OpenMetrics text format.
 //!
-//! Everything comes from where it is defined ([`manyring_device::QueueStats`]): a new counter is
+//! Everything comes from where it is defined ([`manyring_engine::QueueStats`]): a new counter is
 //! exported by being there. `bytes_x` becomes `x_bytes` and `x_ns` becomes `x_seconds`, since
 //! OpenMetrics wants base units last.
 
 use crate::assemble::{self, Part};
 use crate::control::State;
 use crate::control::snapshot::{WorkerInfo, Workers};
-use manyring_device::QueueStats;
 use manyring_device::net::NetDevice;
-use manyring_device::stats::{Class, Histogram, Kind, LawStats};
+use manyring_engine::QueueStats;
+use manyring_engine::stats::{Class, Histogram, Kind, LawStats};
 use std::collections::HashSet;
 use std::fmt::{Display, Write};
 use std::sync::Arc;

@@ -7,7 +7,7 @@ mod process;
 mod program;
 
 use client::Client;
-use manyring_device::QueueStats;
+use manyring_engine::QueueStats;
 use process::{Daemon, PATIENCE};
 use program::{http, http_json, manyring, output_of, shown};
 use serde_json::Value;

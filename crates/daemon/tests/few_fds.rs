@@ -60,5 +60,7 @@ fn a_front_end_whose_fds_find_no_room_is_told_so_by_the_end_of_its_session() {
         }
     }
     assert!(bad.is_closed_within(LONG).unwrap(), "it waits for ever");
-    assert!(daemon.log().contains("too few open files"), "{}", daemon.log());
+    // The log has a thread of its own.
+    let is_told = || daemon.log().contains("too few open files");
+    assert!(process::wait_until(is_told), "{}", daemon.log());
 }

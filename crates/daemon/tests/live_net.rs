@@ -11,10 +11,11 @@ mod space;
 
 use datagram::{Host, datagram, payload};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
+use manyring_device::Device;
 use manyring_device::net::{NetDevice, NetOptions as DeviceOptions};
-use manyring_device::stats::Named;
-use manyring_device::{Device, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_driver::{Arena, ControlOwner, NetDriver, NetOptions, NetPair, NetRx, NetTx};
+use manyring_engine::stats::Named;
+use manyring_engine::{Polling, Pool, PoolOptions, QueueHandle};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::RawHeader;
 use process::{Daemon, PATIENCE, wait_until};

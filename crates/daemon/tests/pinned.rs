@@ -4,8 +4,8 @@
 mod process;
 mod program;
 
-use manyring_device::allowed_cpus;
 use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_engine::allowed_cpus;
 use process::Daemon;
 use program::shown;
 

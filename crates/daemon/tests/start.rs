@@ -6,8 +6,8 @@ mod process;
 mod program;
 
 use client::Client;
-use manyring_device::QueueStats;
-use manyring_device::stats::Class;
+use manyring_engine::QueueStats;
+use manyring_engine::stats::Class;
 use process::{Daemon, PATIENCE, wait_until};
 use program::{manyring, names_in, output_of};
 use std::io::{Read, Write};

@@ -31,7 +31,7 @@ use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::net::null::NullPort;
 use manyring_device::bench::SoloRunning;
-use manyring_device::{Activation, Call, Event, Kick};
+use manyring_engine::{Activation, Call, Event, Kick};
 use manyring_memory::Mapping;
 use manyring_queue::{DeviceQueue, DriverQueue};
 use rustix::event::{EventfdFlags, eventfd};

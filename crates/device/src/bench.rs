@@ -3,19 +3,20 @@
 //! The bench stands where a worker stands. It hands the queue the same calls in the same order as
 //! `worker.rs` does; the queue, its handler and its disk or port are those of the daemon.
 
+use crate::StartError;
 use crate::blk::{BlkDevice, BlkOptions};
-use crate::handler::Handler;
-use crate::io::QueueIo;
 use crate::net::{NetRx, NetTx, Rules};
-use crate::policy::polling::Decision;
-use crate::pool::{Pool, PoolOptions};
-use crate::run::{Happened, Run};
-use crate::running::RunningQueue;
-use crate::stats::{Class, QueueStats};
-use crate::wait::{Source, Wait, Woken};
-use crate::{Activation, StartError};
 use manyring_backend::blk::Disk;
 use manyring_backend::net::Port;
+use manyring_engine::Activation;
+use manyring_engine::Handler;
+use manyring_engine::QueueIo;
+use manyring_engine::RunningQueue;
+use manyring_engine::policy::polling::Decision;
+use manyring_engine::solo::{Happened, Run};
+use manyring_engine::solo::{Source, Wait, Woken};
+use manyring_engine::stats::{Class, QueueStats};
+use manyring_engine::{Pool, PoolOptions};
 use manyring_memory::MemoryError;
 use manyring_queue::DeviceQueue;
 use manyring_wire::net::{FRAME_SIZE_MAX, Offloads};

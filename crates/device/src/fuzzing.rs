@@ -4,9 +4,9 @@
 pub use crate::net::{SoloControl, SoloRx, SoloTx, passes};
 
 use crate::blk::{BlkDevice, BlkOptions, BlkQueue};
-use crate::pool::{Pool, PoolOptions};
-use crate::stats::QueueStats;
 use manyring_backend::blk::Disk;
+use manyring_engine::stats::QueueStats;
+use manyring_engine::{Pool, PoolOptions};
 use manyring_queue::DeviceQueue;
 use rustix::io::Errno;
 use std::sync::Arc;

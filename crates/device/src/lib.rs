@@ -1,84 +1,27 @@
-//! What the guest sees, and the loop that runs a queue.
+//! What the guest sees: features, config space, and what a chain of each queue means.
 //!
-//! transport -> queue -> **device** -> backend. Two stages act: the transport, once, when a guest
-//! arrives or leaves; and the device, always: its worker is the loop. A transport talks to a
-//! [`Device`] and hands it each queue as an [`Activation`]; it gets a [`QueueHandle`] back, through
-//! which the running queue is told of new memory, fds, enable and stop. What a session must hear
-//! comes to it as an [`Event`] through one bounded mailbox.
+//! transport -> queue -> **device** -> backend. A transport talks to a [`Device`] and hands it each
+//! queue as an [`Activation`]. The device puts a handler before it, which turns chains into
+//! requests of a disk or frames of a port, and gives both to the engine, whose workers run the
+//! queue. The transport gets a [`QueueHandle`] back, through which the running queue is told of new
+//! memory, fds, enable and stop.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod accounts;
-mod aside;
-mod balance;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench;
 pub mod blk;
-mod bridge;
-mod doorbell;
-mod epoch;
-mod foreign;
 #[cfg(fuzzing)]
 pub mod fuzzing;
-mod handle;
-mod handler;
-mod io;
-mod life;
 mod live;
 pub mod net;
-mod notifier;
-mod orders;
-pub mod policy;
-mod pool;
-mod run;
-mod running;
-mod seats;
-mod sentry;
-pub mod stats;
-mod table;
-mod told;
-mod wait;
-mod wake;
-mod worker;
 
-pub use accounts::allowed_cpus;
-pub use aside::aside;
-pub use doorbell::{Call, Channel, DoorbellError, Kick};
-pub use foreign::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
-pub use handle::QueueHandle;
-pub use life::{Event, EventKind};
-pub use policy::polling::Polling;
-pub use pool::{Pins, Pool, PoolOptions, StopError, WorkerView};
-pub use stats::{QueueStats, WorkerStats};
-
-use manyring_queue::{Base, DeviceQueue, QueueError, RingAddresses};
+use manyring_engine::{Activation, QueueHandle, QueueStats, StopError};
+use manyring_queue::{Base, QueueError};
 use std::pin::Pin;
 use std::sync::Arc;
-use tokio::sync::{mpsc, watch};
-
-/// A queue ready to run.
-#[derive(Debug)]
-pub struct Activation<R = DeviceQueue> {
-    /// Index of the virtqueue in its device.
-    pub index: usize,
-    /// The ring, checked.
-    pub queue: R,
-    /// Where the ring lies, to resolve it again in other memory.
-    pub addresses: RingAddresses,
-    /// Available buffer notifications; none: the ring is polled.
-    pub kick: Option<Kick>,
-    /// Used buffer notifications; none: the driver polls.
-    pub call: Option<Arc<Call>>,
-    /// Error notifications.
-    pub err: Option<Arc<Call>>,
-    /// The ring is served; else it waits, and what arrives waits with it.
-    pub enabled: bool,
-    /// The virtio features that were negotiated.
-    pub features: u64,
-    /// Where the session hears of faults.
-    pub events: mpsc::Sender<Event>,
-}
+use tokio::sync::watch;
 
 /// Why a device refuses a config write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

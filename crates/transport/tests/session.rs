@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![allow(clippy::disallowed_methods, reason = "the server has a thread, the front-end the test's")]
 
-use manyring_device::{
-    Activation, ConfigError, Device, Later, QueueHandle, QueueStats, StartError,
-};
+use manyring_device::{ConfigError, Device, Later, StartError};
+
+use manyring_engine::{Activation, QueueHandle, QueueStats};
 use manyring_queue::Base;
 use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
 use manyring_wire::vhost_user::{

@@ -11,9 +11,14 @@ const TABLE: &[Row] = &[
     ("memory", &[], &[]),
     ("queue", &["wire", "memory"], &[]),
     ("backend", &["wire", "memory"], &[]),
-    ("device", &["wire", "memory", "queue", "backend"], &[]),
-    ("transport", &["wire", "memory", "queue", "device"], &[]),
-    ("daemon", &["transport", "device", "backend", "memory"], &["driver", "queue", "wire"]),
+    ("engine", &["memory", "queue", "backend"], &[]),
+    ("device", &["wire", "memory", "queue", "backend", "engine"], &[]),
+    ("transport", &["wire", "memory", "queue", "engine", "device"], &[]),
+    (
+        "daemon",
+        &["transport", "device", "engine", "backend", "memory"],
+        &["driver", "queue", "wire"],
+    ),
     ("driver", &["wire", "memory", "queue"], &[]),
     ("bench", &["driver", "queue", "memory", "wire", "backend"], &[]),
 ];
@@ -49,7 +54,7 @@ pub(super) fn crates(file: &File) -> Vec<Offence> {
 
 /// Policy decides from its arguments: core alone, no I/O, no clock, no thread.
 pub(super) fn policy(file: &File) -> Vec<Offence> {
-    if !file.path.starts_with("crates/device/src/policy/") {
+    if !file.path.starts_with("crates/engine/src/policy/") {
         return Vec::new();
     }
     let code = file.code_before_tests();
@@ -112,13 +117,13 @@ mod tests {
 
     #[test]
     fn policy_takes_time_as_an_argument() {
-        let path = "crates/device/src/policy/polling.rs";
+        let path = "crates/engine/src/policy/polling.rs";
         let pure = "use core::time::Duration;\nuse super::Law;\nlet a = u32::MAX;\nSelf::b();\n\
             /// std::time is not here\n#[cfg(test)]\nmod tests { use std::time::Instant; }\n";
         assert!(offences(policy, path, pure).is_empty());
         for bad in ["use std::time::Instant;", "std::thread::sleep(d);", "use rustix::fs;"] {
             assert_eq!(offences(policy, path, bad).len(), 1, "{bad}");
-            assert!(offences(policy, "crates/device/src/wait.rs", bad).is_empty());
+            assert!(offences(policy, "crates/engine/src/wait.rs", bad).is_empty());
         }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) use place::{Place, PlanError, Source};
 pub(crate) use polling::PollingPlan;
 
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
-use manyring_device::Pins;
+use manyring_engine::Pins;
 use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
 use std::path::{Path, PathBuf};

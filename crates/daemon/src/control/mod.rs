@@ -13,7 +13,7 @@ mod socket;
 pub(crate) use socket::{bind, serve};
 
 use crate::assemble::{House, Part};
-use manyring_device::Pool;
+use manyring_engine::Pool;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 

@@ -25,5 +25,5 @@ pub(super) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Refusal> {
     let failed = || Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the daemon has failed");
-    manyring_device::aside(work).await.ok_or_else(failed)
+    manyring_engine::aside(work).await.ok_or_else(failed)
 }

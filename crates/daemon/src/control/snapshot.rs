@@ -4,8 +4,8 @@ use super::{Controlled, State};
 use crate::assemble::Kind;
 use crate::config::plan::mac_text;
 use manyring_device::net::NetDevice;
-use manyring_device::stats::Histogram;
-use manyring_device::{QueueStats, WorkerView};
+use manyring_engine::stats::Histogram;
+use manyring_engine::{QueueStats, WorkerView};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -111,7 +111,7 @@ pub(crate) struct WorkerInfo {
     /// How long each queue paused that came from another worker.
     #[serde(default)]
     pub(crate) pause_ns: Summary,
-    /// The numbers of its law of polling, by the names that [`manyring_device::stats`] gives them.
+    /// The numbers of its law of polling, by the names that [`manyring_engine::stats`] gives them.
     #[serde(default)]
     pub(crate) polling: BTreeMap<String, u64>,
 }

@@ -3,8 +3,8 @@
 #![allow(dead_code, reason = "every test program uses its own part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
-use manyring_device::{Activation, Call, Kick};
 use manyring_driver::{Arena, FrontEnd, Vring};
+use manyring_engine::{Activation, Call, Kick};
 use manyring_queue::{DeviceQueue, QueueConfig, RingFeatures};
 use manyring_wire::vhost_user::{Region, VringAddr};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

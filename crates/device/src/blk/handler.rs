@@ -2,14 +2,14 @@
 
 use super::BlkQueue;
 use super::virtio::Completed;
-use crate::handler::{Done, Handler, Mode, Turn, Waits};
-use crate::io::QueueIo;
-use crate::orders::Fence;
+use manyring_engine::Fence;
+use manyring_engine::QueueIo;
+use manyring_engine::{Done, Handler, Mode, Turn, Waits};
 use manyring_memory::GuestMemory;
-use manyring_queue::DeviceQueue;
+use manyring_queue::Chains;
 use std::sync::Arc;
 
-impl Handler<DeviceQueue> for BlkQueue {
+impl<R: Chains> Handler<R> for BlkQueue {
     const HAS_DISK: bool = true;
 
     fn attach(&mut self, io: &mut QueueIo<'_>) {
@@ -31,7 +31,7 @@ impl Handler<DeviceQueue> for BlkQueue {
     }
 
     #[inline]
-    fn turn(&mut self, queue: &mut DeviceQueue, turn: &mut Turn<'_, '_>) -> Done {
+    fn turn(&mut self, queue: &mut R, turn: &mut Turn<'_, '_>) -> Done {
         let mut popped = 0;
         if turn.mode == Mode::Serve {
             let now_ns = turn.io.now_ns();
@@ -48,7 +48,7 @@ impl Handler<DeviceQueue> for BlkQueue {
 
     /// A queue that has taken so much of its ring that the rest must wait in it asks the driver for
     /// nothing: only the disk can change that.
-    fn waits(&self, queue: &DeviceQueue) -> Waits {
+    fn waits(&self, queue: &R) -> Waits {
         Waits { driver: !self.is_full(queue), ..Waits::default() }
     }
 
@@ -64,7 +64,7 @@ impl Handler<DeviceQueue> for BlkQueue {
         self.barrier(fence);
     }
 
-    fn abandon(&mut self, queue: &mut DeviceQueue) {
+    fn abandon(&mut self, queue: &mut R) {
         self.discard_all(queue);
     }
 }

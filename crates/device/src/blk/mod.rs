@@ -7,12 +7,13 @@ mod virtio;
 
 pub(crate) use virtio::BlkQueue;
 
-use crate::handle::{QueueHandle, Route};
-use crate::pool::{Home, Pool};
-use crate::running::RunningQueue;
-use crate::stats::QueueStats;
-use crate::{Activation, ConfigError, Device, Later, StartError};
+use crate::{ConfigError, Device, Later, StartError};
 use manyring_backend::blk::{Disk, Geometry};
+use manyring_engine::Activation;
+use manyring_engine::RunningQueue;
+use manyring_engine::stats::QueueStats;
+use manyring_engine::{Home, Pool};
+use manyring_engine::{QueueHandle, Route};
 use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE, VIRTIO_BLK_F_FLUSH};
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use rustix::io::Errno;

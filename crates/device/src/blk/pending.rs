@@ -4,9 +4,9 @@
 //! thread stops using their memory: it leaves those snapshots mapped for ever. That happens when
 //! the daemon ends, and to nobody else.
 
-use crate::epoch::Epochs;
-use crate::orders::Fence;
-use crate::table::Table;
+use manyring_engine::Epochs;
+use manyring_engine::Fence;
+use manyring_engine::Table;
 use manyring_memory::{GuestMemory, KeptByte};
 use manyring_queue::Chain;
 use std::sync::Arc;

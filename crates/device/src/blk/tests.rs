@@ -6,13 +6,14 @@ mod room;
 use super::config::RANGES_MAX;
 use super::virtio::BlkQueue;
 use super::{BlkDevice, BlkOptions, Shared};
-use crate::pool::{Pool, PoolOptions};
-use crate::stats::QueueStats;
-use crate::{Device, wait::Wait};
+use crate::Device;
 use manyring_backend::blk::Disk;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
+use manyring_engine::solo::Wait;
+use manyring_engine::stats::QueueStats;
+use manyring_engine::{Pool, PoolOptions};
 use manyring_memory::{GuestMemory, GuestSlice, Mapping, RegionSpec};
 use manyring_queue::{
     DeviceQueue, DriverQueue, QueueConfig, QueueError, RingAddresses, RingFeatures,

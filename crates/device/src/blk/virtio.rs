@@ -3,14 +3,14 @@
 use super::config::{RANGE_BYTES_MAX, RANGES_MAX, SIZE_MAX};
 use super::pending::{InFlight, Kind, Pending};
 use super::{IN_FLIGHT_MAX, Shared};
-use crate::orders::Fence;
-use crate::stats::QueueStats;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
+use manyring_engine::Fence;
+use manyring_engine::stats::QueueStats;
 use manyring_memory::{
     GuestMemory, GuestSlice, Pieces, SliceList, copy_from_slices, copy_to_slices, total_len,
 };
-use manyring_queue::{Batch, DeviceQueue, QueueError};
+use manyring_queue::{Batch, Chains, QueueError};
 use manyring_wire::blk::{
     HEADER_SIZE, ID_SIZE, RawHeader, RawSegment, RequestKind, SECTOR_SIZE, SEGMENT_SIZE, Segment,
     Status, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_SECURE_ERASE, VIRTIO_BLK_F_SIZE_MAX,
@@ -112,12 +112,12 @@ impl BlkQueue {
     }
 
     /// True if no more is taken out of the ring until a request is done.
-    pub(crate) fn is_full(&self, queue: &DeviceQueue) -> bool {
+    pub(crate) fn is_full(&self, queue: &impl Chains) -> bool {
         queue.in_flight() >= IN_FLIGHT_MAX
     }
 
     /// Gives up what is in flight, when the queue ends.
-    pub(crate) fn discard_all(&mut self, queue: &mut DeviceQueue) {
+    pub(crate) fn discard_all(&mut self, queue: &mut impl Chains) {
         self.pending.drain().for_each(|request| queue.discard(request.chain));
     }
 
@@ -125,7 +125,7 @@ impl BlkQueue {
     #[inline]
     pub(crate) fn pop_and_submit(
         &mut self,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         ring: Option<&mut Ring>,
         now_ns: u64,
     ) -> usize {
@@ -146,7 +146,7 @@ impl BlkQueue {
 
     /// Parses one chain. One that breaks the rules stops the queue.
     #[inline]
-    fn take_request(&mut self, queue: &mut DeviceQueue, index: usize, now_ns: u64) {
+    fn take_request(&mut self, queue: &mut impl Chains, index: usize, now_ns: u64) {
         let Some((chain, readable, writable)) = self.batch.take(index) else { return };
         if queue.fault().is_some_and(|fault| matches!(fault, QueueError::Request(_))) {
             queue.discard(chain);
@@ -190,7 +190,7 @@ impl BlkQueue {
     #[inline]
     pub(crate) fn complete(
         &mut self,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         stats: &QueueStats,
         clock: impl FnOnce() -> u64,
     ) -> Completed {
@@ -265,7 +265,7 @@ impl Tally {
         request: InFlight,
         status: Status,
         now_ns: u64,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         stats: &QueueStats,
     ) {
         // What a request that failed has moved is unknown: it counts as nothing, and the status

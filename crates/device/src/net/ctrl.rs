@@ -5,12 +5,12 @@
 
 use super::Inner;
 use super::control::{Commands, Reply};
-use crate::Activation;
-use crate::doorbell::{Call, Kick};
-use crate::handle::QueueHandle;
-use crate::life::{Event, EventKind};
-use crate::orders::Order;
-use crate::stats::QueueStats;
+use manyring_engine::Activation;
+use manyring_engine::Order;
+use manyring_engine::QueueHandle;
+use manyring_engine::stats::QueueStats;
+use manyring_engine::{Call, Kick};
+use manyring_engine::{Event, EventKind};
 use manyring_memory::{SliceList, copy_from_slices, copy_to_slices, total_len};
 use manyring_queue::{Batch, DeviceQueue, QueueError};
 use manyring_wire::net::{Command, CommandError, CtrlStatus};
@@ -151,7 +151,7 @@ impl Task {
             }
             Order::Fence(fence) => drop(fence.send(Ok(()))),
             // What goes by rules, is told of frames, or moves, is a queue of a worker.
-            Order::Refresh(_) | Order::Coalesce(..) | Order::Move(..) | Order::Stay => {}
+            Order::Refresh(_) | Order::Moderate(..) | Order::Move(..) | Order::Stay => {}
             Order::Kick(kick, reply) => {
                 self.kick = kick.and_then(watched);
                 let _ = reply.send(());

@@ -7,10 +7,10 @@ use super::posted::Posted;
 use super::rules::Fate;
 use super::tx::Tally;
 use super::{Rules, Turn};
-use crate::stats::QueueStats;
 use manyring_backend::net::{Frames, GROUP_FRAMES};
+use manyring_engine::stats::QueueStats;
 use manyring_memory::GuestSlice;
-use manyring_queue::DeviceQueue;
+use manyring_queue::Chains;
 use manyring_wire::net::{HEADER_SIZE, RawHeader};
 use std::sync::Arc;
 use zerocopy::transmute;
@@ -105,7 +105,7 @@ impl Delivery {
     #[inline]
     pub(super) fn push(
         &mut self,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         mut header: RawHeader,
         size: usize,
     ) -> usize {
@@ -121,7 +121,7 @@ impl Delivery {
     #[inline]
     pub(super) fn take_group(
         &mut self,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         stats: &QueueStats,
         frames: &Frames,
         progress: &mut Progress,
@@ -147,7 +147,7 @@ impl Delivery {
     #[inline]
     fn take_lent(
         &mut self,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         stats: &QueueStats,
         frame: &[GuestSlice<'_>],
         len: usize,
@@ -164,7 +164,7 @@ impl Delivery {
         }
         if !self.posted.fits(size) && !self.make_room(queue, size) {
             let posted = &self.posted;
-            if queue.fault().is_some() || (posted.is_mergeable() && !posted.has_most()) {
+            if queue.is_faulted() || (posted.is_mergeable() && !posted.has_most()) {
                 self.lacking = size;
                 return Lent::Stays;
             }
@@ -177,7 +177,7 @@ impl Delivery {
 
     /// Pops buffers until a frame of `size` bytes fits. False: there are not enough.
     #[cold]
-    fn make_room(&mut self, queue: &mut DeviceQueue, size: usize) -> bool {
+    fn make_room(&mut self, queue: &mut impl Chains, size: usize) -> bool {
         while self.posted.is_mergeable() && !self.posted.fits(size) {
             if !self.posted.pop(queue) {
                 return false;
@@ -187,7 +187,7 @@ impl Delivery {
     }
 
     /// Puts every buffer back into the ring; a frame that stays with its port is lent again.
-    pub(super) fn let_go(&mut self, queue: &mut DeviceQueue) {
+    pub(super) fn let_go(&mut self, queue: &mut impl Chains) {
         self.lacking = 0;
         self.posted.let_go(queue);
     }

@@ -1,10 +1,10 @@
 //! Network queues as the engine runs them.
 
 use super::{NetRx, NetTx, Turn as Passed};
-use crate::handler::{Awaited, Done, Handler, Mode, Turn, Waits};
-use crate::stats::QueueStats;
 use manyring_backend::net::Readiness;
-use manyring_queue::DeviceQueue;
+use manyring_engine::stats::QueueStats;
+use manyring_engine::{Awaited, Done, Handler, Mode, Turn, Waits};
+use manyring_queue::Chains;
 
 impl From<Passed> for Done {
     #[inline]
@@ -14,18 +14,18 @@ impl From<Passed> for Done {
     }
 }
 
-impl Handler<DeviceQueue> for NetTx {
+impl<R: Chains> Handler<R> for NetTx {
     const DROPS_WHEN_DISABLED: bool = true;
 
     #[inline]
-    fn turn(&mut self, queue: &mut DeviceQueue, turn: &mut Turn<'_, '_>) -> Done {
+    fn turn(&mut self, queue: &mut R, turn: &mut Turn<'_, '_>) -> Done {
         match turn.mode {
             Mode::Rest => Done::default(),
             mode => self.turn(queue, turn.stats, mode == Mode::Serve, turn.io.now_ns()).into(),
         }
     }
 
-    fn waits(&self, _queue: &DeviceQueue) -> Waits {
+    fn waits(&self, _queue: &R) -> Waits {
         Waits {
             driver: !self.waits_for_port(),
             port: self.is_blocked().then_some(Awaited::Output),
@@ -54,25 +54,25 @@ impl Handler<DeviceQueue> for NetTx {
         self.refresh_rules();
     }
 
-    fn let_go(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) -> bool {
+    fn let_go(&mut self, queue: &mut R, stats: &QueueStats) -> bool {
         self.let_go(queue, stats);
         true
     }
 
     /// It has let go of everything before.
-    fn abandon(&mut self, _queue: &mut DeviceQueue) {}
+    fn abandon(&mut self, _queue: &mut R) {}
 }
 
-impl Handler<DeviceQueue> for NetRx {
+impl<R: Chains> Handler<R> for NetRx {
     #[inline]
-    fn turn(&mut self, queue: &mut DeviceQueue, turn: &mut Turn<'_, '_>) -> Done {
+    fn turn(&mut self, queue: &mut R, turn: &mut Turn<'_, '_>) -> Done {
         match turn.mode {
             Mode::Serve => self.turn(queue, turn.stats).into(),
             Mode::Drop | Mode::Rest => Done::default(),
         }
     }
 
-    fn waits(&self, _queue: &DeviceQueue) -> Waits {
+    fn waits(&self, _queue: &R) -> Waits {
         let is_gone = self.is_broken();
         Waits {
             driver: !is_gone && !self.has_room(),
@@ -104,11 +104,11 @@ impl Handler<DeviceQueue> for NetRx {
         self.refresh_rules();
     }
 
-    fn let_go(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) -> bool {
+    fn let_go(&mut self, queue: &mut R, stats: &QueueStats) -> bool {
         self.let_go(queue, stats);
         false
     }
 
     /// It has let go of everything before.
-    fn abandon(&mut self, _queue: &mut DeviceQueue) {}
+    fn abandon(&mut self, _queue: &mut R) {}
 }

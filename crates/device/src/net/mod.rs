@@ -27,13 +27,14 @@ pub(crate) use tx::NetTx;
 pub use fuzzing::{SoloControl, SoloRx, SoloTx, passes};
 pub use manyring_wire::net::{MacAddress, is_mtu, parse_mac};
 
-use crate::aside::aside;
-use crate::handle::{QueueHandle, Route};
 use crate::live::Live;
-use crate::pool::{Pool, StopError};
-use crate::stats::{Class, QueueStats};
-use crate::{Activation, ConfigError, Device, Later, StartError};
+use crate::{ConfigError, Device, Later, StartError};
 use manyring_backend::net::Port;
+use manyring_engine::Activation;
+use manyring_engine::aside;
+use manyring_engine::stats::{Class, QueueStats};
+use manyring_engine::{Pool, StopError};
+use manyring_engine::{QueueHandle, Route};
 use manyring_queue::Base;
 use manyring_wire::net::{
     Coalescing, FRAME_SIZE_MAX, Offloads, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ,

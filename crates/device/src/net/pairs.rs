@@ -1,14 +1,16 @@
 //! Which queue pairs are in use: starts, stops and enables virtqueues, and lets the port follow.
 
 use super::{Inner, NetRx, NetTx, Rules, State};
-use crate::aside::aside;
-use crate::handle::QueueHandle;
-use crate::orders::Order;
-use crate::pool::Home;
-use crate::running::RunningQueue;
-use crate::{Activation, StartError};
+use crate::StartError;
+use manyring_engine::Activation;
+use manyring_engine::Home;
+use manyring_engine::Order;
+use manyring_engine::QueueHandle;
+use manyring_engine::RunningQueue;
+use manyring_engine::aside;
+use manyring_engine::policy::moderation::Moderation;
 use manyring_memory::MemoryError;
-use manyring_wire::net::{MacAddress, Offloads, VIRTIO_NET_F_MRG_RXBUF};
+use manyring_wire::net::{Coalescing, MacAddress, Offloads, VIRTIO_NET_F_MRG_RXBUF};
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -25,6 +27,12 @@ fn rarp(mac: MacAddress) -> Vec<u8> {
     }
     frame.resize(60, 0);
     frame
+}
+
+/// What the driver asked for, as the engine goes by it.
+fn moderation(coalescing: Coalescing) -> Moderation {
+    let Coalescing { packets_max, delay_us_max } = coalescing;
+    Moderation::new(packets_max, delay_us_max)
 }
 
 fn no_memory(_: MemoryError) -> StartError {
@@ -107,7 +115,7 @@ impl Inner {
                 vq.route = Arc::downgrade(route);
                 vq.coalescing
             };
-            route.ask(|reply| Order::Coalesce(coalescing, reply)).await;
+            route.ask(|reply| Order::Moderate(moderation(coalescing), reply)).await;
         }
         Ok(handle)
     }
@@ -219,7 +227,7 @@ impl Inner {
         }
     }
 
-    fn routes(&self) -> Vec<Arc<crate::handle::Route>> {
+    fn routes(&self) -> Vec<Arc<manyring_engine::Route>> {
         self.state().vqs.iter().filter_map(|vq| vq.route.upgrade()).collect()
     }
 
@@ -232,7 +240,7 @@ impl Inner {
                 state.vqs.get(*index).map(|vq| (vq.route.upgrade(), vq.coalescing))
             };
             if let Some((Some(route), coalescing)) = found {
-                route.ask(|reply| Order::Coalesce(coalescing, reply)).await;
+                route.ask(|reply| Order::Moderate(moderation(coalescing), reply)).await;
             }
         }
     }

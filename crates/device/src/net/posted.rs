@@ -1,7 +1,7 @@
 //! Receive buffers that were popped ahead: they wait in the driver's order until frames fill them.
 
 use manyring_memory::{GuestSlice, SliceQueue, copy_between, total_len};
-use manyring_queue::{BATCH_CHAINS, Batch, Chain, DeviceQueue, QueueError};
+use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains, QueueError};
 use manyring_wire::net::{HEADER_SIZE, RawHeader};
 use std::collections::VecDeque;
 use zerocopy::transmute;
@@ -93,15 +93,15 @@ impl Posted {
 
     /// Pops further buffers. False: there are none, or the ring is broken.
     #[inline]
-    pub(super) fn pop(&mut self, queue: &mut DeviceQueue) -> bool {
+    pub(super) fn pop(&mut self, queue: &mut impl Chains) -> bool {
         let popped = queue.pop_batch(&mut self.batch, BATCH_CHAINS);
         for index in 0..popped {
             self.post_one(queue, index);
         }
-        popped > 0 && queue.fault().is_none()
+        popped > 0 && !queue.is_faulted()
     }
 
-    fn post_one(&mut self, queue: &mut DeviceQueue, index: usize) {
+    fn post_one(&mut self, queue: &mut impl Chains, index: usize) {
         let Some((chain, _, writable)) = self.batch.take(index) else { return };
         let size = total_len(&writable);
         let wrong = if size < HEADER_SIZE as u64 {
@@ -144,7 +144,7 @@ impl Posted {
     #[inline]
     pub(super) fn push_frame(
         &mut self,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         mut header: RawHeader,
         size: usize,
     ) -> usize {
@@ -198,7 +198,7 @@ impl Posted {
 
     /// Puts every buffer back into the ring, the newest first, and holds nothing of guest memory
     /// after that.
-    pub(super) fn let_go(&mut self, queue: &mut DeviceQueue) {
+    pub(super) fn let_go(&mut self, queue: &mut impl Chains) {
         while let Some(buffer) = self.buffers.pop_back() {
             queue.unpop(buffer.chain);
         }

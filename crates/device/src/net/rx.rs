@@ -24,10 +24,10 @@ use super::posted::Posted;
 use super::tx::Tally;
 use super::{Rules, Turn};
 use crate::live::Live;
-use crate::stats::QueueStats;
 use manyring_backend::net::{GROUP_FRAMES, Incoming, PortRx, Readiness};
+use manyring_engine::stats::QueueStats;
 use manyring_memory::{Gather, Mapping, MemoryError, copy_from_slices};
-use manyring_queue::DeviceQueue;
+use manyring_queue::Chains;
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawHeader};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -155,9 +155,9 @@ impl NetRx {
     /// Receives what there is, within a budget. A function of its own: queues of other kinds would
     /// pay for its registers.
     #[inline(never)]
-    pub(crate) fn turn(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) -> Turn {
+    pub(crate) fn turn(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> Turn {
         let mut progress = Progress::default();
-        if queue.fault().is_some() || self.broken {
+        if queue.is_faulted() || self.broken {
             return progress.turn;
         }
         if self.waiting > 0 {
@@ -202,7 +202,7 @@ impl NetRx {
 
     /// Gives the driver the frame that waits in the spill, if there is room by now.
     #[cold]
-    fn resume(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, progress: &mut Progress) {
+    fn resume(&mut self, queue: &mut impl Chains, stats: &QueueStats, progress: &mut Progress) {
         let size = std::mem::take(&mut self.waiting);
         let used = self.take_frame(queue, stats, size);
         progress.add_used(used);
@@ -211,13 +211,13 @@ impl NetRx {
     /// Pops buffers until there are plenty, or no more. False: there are none, or a frame waits for
     /// more; that is counted once until there are some.
     #[inline]
-    fn post(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) -> bool {
+    fn post(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
         while self.waiting == 0 && !self.has_plenty() {
             if !self.to.posted.pop(queue) {
                 break;
             }
         }
-        if queue.fault().is_some() {
+        if queue.is_faulted() {
             return false;
         }
         if !self.has_room() {
@@ -239,7 +239,7 @@ impl NetRx {
     /// Reads frames until the driver should see them. False: there are no more for now.
     fn read_group(
         &mut self,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         stats: &QueueStats,
         progress: &mut Progress,
     ) -> bool {
@@ -262,7 +262,7 @@ impl NetRx {
     #[inline]
     fn read_one(
         &mut self,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         stats: &QueueStats,
         progress: &mut Progress,
     ) -> bool {
@@ -345,7 +345,7 @@ impl NetRx {
 
     /// Gives the driver a frame of `size` bytes with its header, or drops it. Returns how many
     /// buffers went back.
-    fn take_frame(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, size: usize) -> usize {
+    fn take_frame(&mut self, queue: &mut impl Chains, stats: &QueueStats, size: usize) -> usize {
         self.short_row = if size <= SMALL_FRAME { self.short_row.saturating_add(1) } else { 0 };
         if !Delivery::is_whole(size, stats) {
             return 0;
@@ -359,7 +359,7 @@ impl NetRx {
         let spilled = size.saturating_sub(self.offered.size);
         if spilled > 0 && !self.unspill(queue, spilled) {
             let posted = &self.to.posted;
-            if posted.is_mergeable() && queue.fault().is_none() && !posted.has_most() {
+            if posted.is_mergeable() && !queue.is_faulted() && !posted.has_most() {
                 self.waiting = size;
             } else {
                 stats.dropped_no_room.add(1);
@@ -371,7 +371,7 @@ impl NetRx {
     }
 
     /// Copies what went past the offered buffers into further ones. False: there are none.
-    fn unspill(&mut self, queue: &mut DeviceQueue, spilled: usize) -> bool {
+    fn unspill(&mut self, queue: &mut impl Chains, spilled: usize) -> bool {
         let posted = &mut self.to.posted;
         if !posted.is_mergeable() {
             return false;
@@ -397,7 +397,7 @@ impl NetRx {
 
     /// Puts every buffer back into the ring. A frame that waits in the spill is dropped: a part of
     /// it lies in those buffers. Nothing of guest memory is held after that.
-    pub(crate) fn let_go(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) {
+    pub(crate) fn let_go(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         if std::mem::take(&mut self.waiting) > 0 {
             stats.dropped_no_room.add(1);
         }

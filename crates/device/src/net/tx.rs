@@ -2,10 +2,10 @@
 
 use super::{Rules, Turn};
 use crate::live::Live;
-use crate::stats::QueueStats;
 use manyring_backend::net::{Frames, PortTx, Readiness, Sent, Stop};
+use manyring_engine::stats::QueueStats;
 use manyring_memory::{GuestSlice, MemoryError, Pieces, copy_from_slices};
-use manyring_queue::{BATCH_CHAINS, Batch, Chain, DeviceQueue};
+use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains};
 use manyring_wire::host_size;
 use manyring_wire::net::{FRAME_SIZE_MAX, HDR_GSO_NONE, HEADER_SIZE, Offloads, RawHeader};
 use std::sync::Arc;
@@ -139,7 +139,7 @@ impl NetTx {
     #[inline]
     pub(crate) fn turn(
         &mut self,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         stats: &QueueStats,
         is_enabled: bool,
         now_ns: u64,
@@ -164,7 +164,7 @@ impl NetTx {
     /// Makes frames of the batch. Chains that are none go back at once; returns how many.
     fn take_batch(
         &mut self,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         stats: &QueueStats,
         popped: usize,
         is_enabled: bool,
@@ -214,7 +214,7 @@ impl NetTx {
     /// Sends what is left of the burst. A port that takes it in groups is slow: the driver sees
     /// each group before the next is sent.
     #[inline]
-    fn send(&mut self, queue: &mut DeviceQueue, stats: &QueueStats, now_ns: u64, turn: &mut Turn) {
+    fn send(&mut self, queue: &mut impl Chains, stats: &QueueStats, now_ns: u64, turn: &mut Turn) {
         while self.send_group(queue, stats, now_ns, turn) {
             queue.publish();
         }
@@ -223,7 +223,7 @@ impl NetTx {
     /// Offers the port what is left of the burst once. True: it takes more at once.
     fn send_group(
         &mut self,
-        queue: &mut DeviceQueue,
+        queue: &mut impl Chains,
         stats: &QueueStats,
         now_ns: u64,
         turn: &mut Turn,
@@ -314,7 +314,7 @@ impl NetTx {
 
     /// Gives every chain back: what the port has not taken by now is dropped. Nothing of guest
     /// memory is held after that.
-    pub(crate) fn let_go(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) {
+    pub(crate) fn let_go(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         if !self.chains.is_empty() {
             self.give_up(queue, stats);
         }
@@ -322,7 +322,7 @@ impl NetTx {
         self.batch.release();
     }
 
-    fn give_up(&mut self, queue: &mut DeviceQueue, stats: &QueueStats) {
+    fn give_up(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         loop {
             let sent = self.send_rest(stats);
             self.count_lost(&sent, stats);

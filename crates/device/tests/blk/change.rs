@@ -5,7 +5,8 @@ use crate::guest::{
     null, ring, until,
 };
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
-use manyring_device::{Device, EventKind};
+use manyring_device::Device;
+use manyring_engine::EventKind;
 use manyring_wire::blk::{VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_IN};
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,10 +3,10 @@
 use manyring_backend::blk::Disk;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan, FaultSwitch};
 use manyring_backend::blk::null::NullDisk;
+use manyring_device::Device;
 use manyring_device::blk::{BlkDevice, BlkOptions};
-use manyring_device::{
-    Activation, Call, Device, Event, EventKind, Kick, Polling, Pool, PoolOptions, QueueHandle,
-    QueueStats,
+use manyring_engine::{
+    Activation, Call, Event, EventKind, Kick, Polling, Pool, PoolOptions, QueueHandle, QueueStats,
 };
 use manyring_memory::{GuestMemory, RegionSpec};
 use manyring_queue::{DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures};

@@ -5,7 +5,7 @@ use crate::guest::{
 };
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::{Image, ImageOptions};
-use manyring_device::EventKind;
+use manyring_engine::EventKind;
 use manyring_memory::GuestMemory;
 use manyring_queue::QueueError;
 use manyring_wire::blk::VIRTIO_BLK_T_IN;

@@ -1,7 +1,7 @@
 //! Kicks and calls: when the worker sleeps, and when the driver is called.
 
 use crate::guest::{DATA, Guest, OK, Start, USUAL, is_rung, null, until};
-use manyring_device::EventKind;
+use manyring_engine::EventKind;
 use manyring_queue::QueueError;
 use manyring_wire::blk::VIRTIO_BLK_T_IN;
 use std::time::Duration;

@@ -4,7 +4,7 @@ use crate::guest::{
     DATA, Guest, IOERR, NOT_WRITTEN, OK, SECTORS, Start, USUAL, is_rung, null, ring, until,
 };
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
-use manyring_device::EventKind;
+use manyring_engine::EventKind;
 use manyring_queue::QueueError;
 use manyring_wire::blk::{
     VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,

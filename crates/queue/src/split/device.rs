@@ -95,7 +95,7 @@ impl DeviceHalf {
             signalled_idx: used_idx,
             event_written: None,
             in_flight: 0,
-            heads: Heads::new(config.size),
+            heads: Heads::default(),
             fault: None,
         })
     }

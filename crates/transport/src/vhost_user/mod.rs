@@ -18,7 +18,9 @@ pub use listener::{ListenError, Listener, PATH_LEN_MAX, SocketPermissions, check
 pub use requests::FrontError;
 pub use socket::SocketError;
 
-use manyring_device::{Device, Event, EventKind, Janitor, Origin};
+use manyring_device::Device;
+
+use manyring_engine::{Event, EventKind, Janitor, Origin};
 use requests::Front;
 use socket::{Connection, ForeignStream};
 use std::io::ErrorKind;

@@ -5,9 +5,8 @@ use super::session::{
 };
 use super::socket::Message;
 use super::vring::VringHost;
-use manyring_device::{
-    Activation, Call, Channel, Device, DoorbellError, Event, ForeignFd, Janitor, Kick, StartError,
-};
+use manyring_device::{Device, StartError};
+use manyring_engine::{Activation, Call, Channel, DoorbellError, Event, ForeignFd, Janitor, Kick};
 use manyring_memory::{GuestMemory, MemoryError, RegionSpec};
 use manyring_queue::{DeviceQueue, QueueConfig, QueueError, RingAddresses, RingFeatures};
 use manyring_wire::vhost_user::{

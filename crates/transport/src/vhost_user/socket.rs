@@ -1,6 +1,6 @@
 //! Framing and fd passing: whole messages in, whole messages out.
 
-use manyring_device::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
+use manyring_engine::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
 use manyring_wire::vhost_user::{
     HEADER_SIZE, Header, PAYLOAD_SIZE_MAX, ParseError, TABLE_REGIONS_MAX, row_of,
 };

@@ -1,6 +1,6 @@
 //! A vring under construction -> an `Activation`: what the transport holds of each vring.
 
-use manyring_device::{Call, Kick, QueueHandle};
+use manyring_engine::{Call, Kick, QueueHandle};
 use std::sync::Arc;
 
 /// The host side of a vring: its doorbells, and its queue while it runs.

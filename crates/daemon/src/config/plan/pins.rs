@@ -2,7 +2,7 @@
 
 use super::Plan;
 use super::place::{Place, PlanError};
-use manyring_device::allowed_cpus;
+use manyring_engine::allowed_cpus;
 
 /// No host has a CPU with this number: the kernel's sets of them end there.
 const CPU_END: usize = 1024;

@@ -2,8 +2,8 @@
 
 use super::{Place, PlanError};
 use crate::config::raw::RawDaemon;
-use manyring_device::Polling;
-use manyring_device::policy::polling::Mode;
+use manyring_engine::Polling;
+use manyring_engine::policy::polling::Mode;
 use serde::Serialize;
 
 /// How workers look for work.

@@ -2,14 +2,15 @@
 //! nothing meanwhile, and is served as the disk gets on.
 
 use super::*;
-use crate::io::QueueIo;
-use crate::policy::polling::Decision;
-use crate::run::{Happened, Run};
-use crate::running::RunningQueue;
-use crate::wait::{Source, Woken};
-use crate::{Activation, blk::IN_FLIGHT_MAX};
+use crate::blk::IN_FLIGHT_MAX;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
 use manyring_backend::sys::uring::Ring;
+use manyring_engine::Activation;
+use manyring_engine::QueueIo;
+use manyring_engine::RunningQueue;
+use manyring_engine::policy::polling::Decision;
+use manyring_engine::solo::{Happened, Run};
+use manyring_engine::solo::{Source, Woken};
 use rustix::io::Errno;
 use std::sync::atomic::AtomicBool;
 use tokio::sync::mpsc;
@@ -94,7 +95,7 @@ fn rig_with(
         index: 0,
         queue: DeviceQueue::new(config, memory).unwrap(),
         addresses,
-        kick: Some(crate::Kick::new(eventfd()).unwrap()),
+        kick: Some(manyring_engine::Kick::new(eventfd()).unwrap()),
         call: None,
         err: None,
         enabled: true,

@@ -2,14 +2,16 @@
 //! may be lost on either side, and no frame change or overtake another.
 
 use super::*;
-use crate::doorbell::{Call, Kick};
-use crate::handle::QueueHandle;
+use crate::Device;
 use crate::net::NetDevice;
-use crate::orders::Order;
-use crate::policy::polling::Polling;
-use crate::pool::{Pool, PoolOptions};
-use crate::{Activation, Device};
-use manyring_wire::net::{Coalescing, VIRTIO_NET_F_MRG_RXBUF};
+use manyring_engine::Activation;
+use manyring_engine::Order;
+use manyring_engine::QueueHandle;
+use manyring_engine::policy::moderation::Moderation;
+use manyring_engine::policy::polling::Polling;
+use manyring_engine::{Call, Kick};
+use manyring_engine::{Pool, PoolOptions};
+use manyring_wire::net::VIRTIO_NET_F_MRG_RXBUF;
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -208,7 +210,7 @@ struct Started {
     memory: Arc<GuestMemory>,
     kick: OwnedFd,
     call: OwnedFd,
-    events: mpsc::Sender<crate::Event>,
+    events: mpsc::Sender<manyring_engine::Event>,
     handle: Option<QueueHandle>,
 }
 
@@ -256,9 +258,9 @@ impl Started {
             4 => handle.set_kick(Some(self.kick())).await,
             5 => {
                 let (packets_max, delay_us_max) = (number(40), number(300));
-                let coalescing = Coalescing { packets_max, delay_us_max };
+                let moderation = Moderation::new(packets_max, delay_us_max);
                 let route = handle.route().unwrap();
-                route.ask(|reply| Order::Coalesce(coalescing, reply)).await;
+                route.ask(|reply| Order::Moderate(moderation, reply)).await;
             }
             6 => {
                 device.set_link(false).await;

@@ -2,8 +2,9 @@
 
 use super::guest::*;
 use super::*;
+use crate::Device;
 use crate::net::NetDevice;
-use crate::{Activation, Device};
+use manyring_engine::Activation;
 use manyring_wire::net::*;
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 

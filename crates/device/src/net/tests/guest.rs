@@ -1,13 +1,14 @@
 //! A guest with a whole device: its data queues run, and the control queue if it has one.
 
 use super::*;
-use crate::doorbell::{Call, Kick};
-use crate::handle::QueueHandle;
-use crate::life::{Event, EventKind};
+use crate::Device;
 use crate::net::NetDevice;
-use crate::policy::polling::Polling;
-use crate::pool::{Pool, PoolOptions};
-use crate::{Activation, Device};
+use manyring_engine::Activation;
+use manyring_engine::QueueHandle;
+use manyring_engine::policy::polling::Polling;
+use manyring_engine::{Call, Kick};
+use manyring_engine::{Event, EventKind};
+use manyring_engine::{Pool, PoolOptions};
 use manyring_wire::net::*;
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::event::{EventfdFlags, eventfd};

@@ -3,8 +3,9 @@
 
 use super::guest::{EVERYTHING, Guest, OK, PATIENCE};
 use super::*;
+use crate::Device;
 use crate::net::NetRx;
-use crate::{Device, Kick, QueueHandle};
+use manyring_engine::{Kick, QueueHandle};
 use manyring_queue::IndirectTable;
 use manyring_wire::net::class;
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;

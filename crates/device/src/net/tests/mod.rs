@@ -16,10 +16,10 @@ mod transmit;
 
 use super::rules::Filter;
 use super::{NetOptions, Rules};
-use crate::stats::{Class, QueueStats};
 use manyring_backend::net::{
     Frames, GROUP_FRAMES, Incoming, Port, PortRx, PortTx, Readiness, Sent, Stop,
 };
+use manyring_engine::stats::{Class, QueueStats};
 use manyring_memory::{
     GuestMemory, GuestSlice, Mapping, RegionSpec, copy_from_slices, copy_to_slices, total_len,
 };

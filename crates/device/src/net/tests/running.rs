@@ -1,18 +1,18 @@
 //! Network queues as a worker runs them: notifications held back, memory replaced, the end.
 
 use super::*;
-use crate::Activation;
-use crate::doorbell::{Call, Kick};
-use crate::io::QueueIo;
-use crate::life::{Event, EventKind};
 use crate::live::Live;
 use crate::net::{NetRx, NetTx};
-use crate::orders::Order;
-use crate::policy::polling::Decision;
-use crate::run::{Happened, Run};
-use crate::running::RunningQueue;
-use crate::wait::{Source, Wait, Woken};
-use manyring_wire::net::Coalescing;
+use manyring_engine::Activation;
+use manyring_engine::Order;
+use manyring_engine::QueueIo;
+use manyring_engine::RunningQueue;
+use manyring_engine::policy::moderation::Moderation;
+use manyring_engine::policy::polling::Decision;
+use manyring_engine::solo::{Happened, Run};
+use manyring_engine::solo::{Source, Wait, Woken};
+use manyring_engine::{Call, Kick};
+use manyring_engine::{Event, EventKind};
 use manyring_wire::virtqueue::{RING_IDX, avail_ring_size};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -139,8 +139,8 @@ impl Guest {
     }
 
     fn coalesce(&mut self, packets_max: u32, delay_us_max: u32) {
-        let coalescing = Coalescing { packets_max, delay_us_max };
-        self.heed(|reply| Order::Coalesce(coalescing, reply), 0);
+        let moderation = Moderation::new(packets_max, delay_us_max);
+        self.heed(|reply| Order::Moderate(moderation, reply), 0);
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 /// Something that happened to a queue, as its worker was told.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Happened {
+pub enum Happened {
     /// Its kick, seen under this number of a watch.
     Kick(u32),
     /// A completion in the worker's ring, of this token.
@@ -26,18 +26,18 @@ pub(crate) enum Happened {
 
 /// What came of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Turned {
+pub struct Turned {
     /// There was work.
-    pub(crate) worked: bool,
+    pub worked: bool,
     /// Requests or frames that it took.
-    pub(crate) taken: usize,
+    pub taken: usize,
     /// There was none, and it should leave the list of those that take turns although its worker
     /// is busy with others.
-    pub(crate) is_overdue: bool,
+    pub is_overdue: bool,
 }
 
 /// A queue that runs, as the loop sees it.
-pub(crate) trait Run: Send + Debug {
+pub trait Run: Send + Debug {
     /// Gets ready on a worker: opens what belongs to its ring, watches the kick.
     fn attach(&mut self, io: &mut QueueIo<'_>);
 
@@ -100,5 +100,6 @@ pub(crate) trait Run: Send + Debug {
     /// True if `guest` names the session of this queue.
     fn is_of_guest(&self, guest: &mpsc::Sender<Event>) -> bool;
 
+    /// The queue's counters.
     fn stats(&self) -> &Arc<QueueStats>;
 }

@@ -2,11 +2,11 @@
 //! it.
 
 use crate::doorbell::{Call, Kick};
+use crate::policy::moderation::Moderation;
 use crate::run::Run;
 use crate::seats::{Seat, Seats};
 use manyring_memory::GuestMemory;
 use manyring_queue::{Base, QueueError, RingAddresses};
-use manyring_wire::net::Coalescing;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -20,15 +20,15 @@ use tokio::sync::oneshot;
 pub(crate) struct QueueId(pub(crate) u64);
 
 /// A reply to an order.
-pub(crate) type Reply<T> = oneshot::Sender<T>;
+pub type Reply<T> = oneshot::Sender<T>;
 /// A reply to an order that takes guest memory away: sent once nothing uses it any more. An error
 /// if the order was refused, and nothing has changed.
-pub(crate) type Fence = Reply<Result<(), QueueError>>;
+pub type Fence = Reply<Result<(), QueueError>>;
 
 /// What a session or a device asks of a running queue. A reply that is dropped says that the queue
 /// runs no more.
 #[derive(Debug)]
-pub(crate) enum Order {
+pub enum Order {
     /// End, once nothing is in flight; the reply is the base.
     Stop(Reply<Base>),
     /// Give the queue to the worker of this seat, and tell when that is done.
@@ -44,7 +44,7 @@ pub(crate) enum Order {
     /// Look again at what the queue goes by.
     Refresh(Reply<()>),
     /// Hold notifications back like this.
-    Coalesce(Coalescing, Reply<()>),
+    Moderate(Moderation, Reply<()>),
     /// Replace the kick.
     Kick(Option<Kick>, Reply<()>),
     /// Replace the call.

@@ -6,7 +6,6 @@ use crate::policy::moderation::{Decision, Moderation};
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use manyring_queue::Ring;
-use manyring_wire::net::Coalescing;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -121,10 +120,9 @@ impl Notifier {
         }
     }
 
-    /// Holds notifications back as the driver wishes from now on.
-    pub(crate) fn set_coalescing(&mut self, coalescing: Coalescing) {
-        let Coalescing { packets_max, delay_us_max } = coalescing;
-        self.moderation = Moderation::new(packets_max, delay_us_max);
+    /// Holds notifications back like this from now on.
+    pub(crate) fn set_moderation(&mut self, moderation: Moderation) {
+        self.moderation = moderation;
     }
 
     /// Makes what was returned visible, and tells the driver of `count` requests or frames if it

@@ -48,7 +48,7 @@ const POLL_READY: i32 = 0x1 | 0x4;
 
 /// A queue with what serves it.
 #[derive(Debug)]
-pub(crate) struct RunningQueue<R: Ring, H: Handler<R>> {
+pub struct RunningQueue<R: Ring, H: Handler<R>> {
     ring: R,
     handler: H,
     notifier: Notifier,
@@ -64,7 +64,8 @@ pub(crate) struct RunningQueue<R: Ring, H: Handler<R>> {
 }
 
 impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
-    pub(crate) fn new(activation: Activation<R>, handler: H, stats: Arc<QueueStats>) -> Self {
+    /// A queue that serves the ring of `activation` with `handler`.
+    pub fn new(activation: Activation<R>, handler: H, stats: Arc<QueueStats>) -> Self {
         let Activation { index, queue: ring, kick, call, err, enabled, events, .. } = activation;
         stats.running.set(1);
         Self {
@@ -332,8 +333,8 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 self.make_hot(now_ns);
                 let _ = reply.send(());
             }
-            Order::Coalesce(coalescing, reply) => {
-                self.notifier.set_coalescing(coalescing);
+            Order::Moderate(moderation, reply) => {
+                self.notifier.set_moderation(moderation);
                 self.make_hot(now_ns);
                 let _ = reply.send(());
             }

@@ -12,16 +12,36 @@ use std::time::{Duration, Instant};
 
 /// What an event is about; packed into the 64 bits that the kernel hands back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub enum Source {
     /// The kick of the queue in `slot`, if the queue still watches it under this number.
-    Kick { slot: u32, watch: u32 },
+    Kick {
+        /// The slot.
+        slot: u32,
+        /// The number of the watch.
+        watch: u32,
+    },
     /// A disk request of the queue in `slot`.
-    Disk { slot: u32, token: u32 },
+    Disk {
+        /// The slot.
+        slot: u32,
+        /// The request's.
+        token: u32,
+    },
     /// The port of the queue in `slot` is ready, if it is still of this generation.
-    Port { slot: u32, generation: u32 },
+    Port {
+        /// The slot.
+        slot: u32,
+        /// Which queue of this slot.
+        generation: u32,
+    },
     /// The disk of the queue in `slot` has finished something aside from the ring, if the queue is
     /// still of this generation.
-    Offload { slot: u32, generation: u32 },
+    Offload {
+        /// The slot.
+        slot: u32,
+        /// Which queue of this slot.
+        generation: u32,
+    },
     /// Commands wait.
     Mailbox,
     /// The end of a watch: nothing to do.
@@ -39,7 +59,9 @@ const SLOT_SHIFT: u32 = 32;
 pub(crate) const SLOTS_MAX: usize = 1 << 24;
 
 impl Source {
-    pub(crate) const fn pack(self) -> u64 {
+    /// As the kernel hands it back.
+    #[must_use]
+    pub const fn pack(self) -> u64 {
         match self {
             Self::Kick { slot, watch } => KICK | (slot as u64) << SLOT_SHIFT | watch as u64,
             Self::Disk { slot, token } => DISK | (slot as u64) << SLOT_SHIFT | token as u64,
@@ -55,7 +77,9 @@ impl Source {
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
-    pub(crate) const fn unpack(data: u64) -> Self {
+    /// What the kernel handed back.
+    #[must_use]
+    pub const fn unpack(data: u64) -> Self {
         let (slot, low) = ((data >> SLOT_SHIFT) as u32 & 0xff_ffff, data as u32);
         match data & (0xff << 56) {
             KICK => Self::Kick { slot, watch: low },
@@ -70,12 +94,13 @@ impl Source {
 
 /// Something happened.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Woken {
-    pub(crate) source: Source,
+pub struct Woken {
+    /// What it is about.
+    pub source: Source,
     /// Bytes, poll mask or negative errno.
-    pub(crate) result: i32,
+    pub result: i32,
     /// The watch has ended and must be renewed.
-    pub(crate) ended: bool,
+    pub ended: bool,
 }
 
 #[derive(Debug)]
@@ -95,7 +120,7 @@ struct Epoll {
 
 /// How a worker sleeps.
 #[derive(Debug)]
-pub(crate) struct Wait {
+pub struct Wait {
     kernel: Kernel,
     origin: Instant,
     events: Vec<RingEvent>,
@@ -124,7 +149,7 @@ impl Wait {
     ///
     /// # Errors
     /// The system's, if not even epoll can be had.
-    pub(crate) fn new(uring: bool) -> Result<Self, Errno> {
+    pub fn new(uring: bool) -> Result<Self, Errno> {
         let ring = if uring { Ring::new().ok() } else { None };
         let kernel = match ring {
             Some(ring) => Kernel::Uring(Box::new(ring)),
@@ -139,13 +164,13 @@ impl Wait {
     }
 
     /// True if disks can use io_uring on this thread.
-    pub(crate) fn has_ring(&self) -> bool {
+    pub fn has_ring(&self) -> bool {
         matches!(self.kernel, Kernel::Uring(_))
     }
 
     /// The ring, to lend to a disk.
     #[inline]
-    pub(crate) fn ring(&mut self) -> Option<&mut Ring> {
+    pub fn ring(&mut self) -> Option<&mut Ring> {
         match &mut self.kernel {
             Kernel::Uring(ring) => Some(ring),
             Kernel::Epoll(_) => None,
@@ -155,20 +180,20 @@ impl Wait {
     /// Nanoseconds since the first worker of this process started: a time that a queue has taken
     /// down means the same on the worker to which it moves. Read once per turn of the loop.
     #[inline]
-    pub(crate) fn now_ns(&self) -> u64 {
+    pub fn now_ns(&self) -> u64 {
         u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// A number for the next watch of a kick. Each watch has its own, so that a late event of a
     /// kick that was replaced is told from one of its successor, and ends no other watch than its
     /// own.
-    pub(crate) fn next_kick_watch(&mut self) -> u32 {
+    pub fn next_kick_watch(&mut self) -> u32 {
         self.kick_watches = self.kick_watches.wrapping_add(1);
         self.kick_watches
     }
 
     /// Reports every write to `fd` from now on.
-    pub(crate) fn watch(&mut self, fd: BorrowedFd<'_>, source: Source) {
+    pub fn watch(&mut self, fd: BorrowedFd<'_>, source: Source) {
         match &mut self.kernel {
             Kernel::Uring(ring) => ring.poll(fd, source.pack()),
             Kernel::Epoll(epoll) => {
@@ -182,7 +207,7 @@ impl Wait {
     }
 
     /// Reports once when `fd` is ready for input, or for output; at once if it is already.
-    pub(crate) fn watch_once(&mut self, fd: BorrowedFd<'_>, output: bool, source: Source) {
+    pub fn watch_once(&mut self, fd: BorrowedFd<'_>, output: bool, source: Source) {
         match &mut self.kernel {
             Kernel::Uring(ring) => ring.poll_once(fd, output, source.pack()),
             Kernel::Epoll(epoll) => {
@@ -197,7 +222,7 @@ impl Wait {
     }
 
     /// Ends the watch of `fd` that reports `source`.
-    pub(crate) fn unwatch(&mut self, fd: BorrowedFd<'_>, source: Source) {
+    pub fn unwatch(&mut self, fd: BorrowedFd<'_>, source: Source) {
         match &mut self.kernel {
             Kernel::Uring(ring) => {
                 ring.poll_remove(source.pack(), Source::Ended.pack());
@@ -213,7 +238,7 @@ impl Wait {
 
     /// Gives queued disk requests to the kernel.
     #[inline]
-    pub(crate) fn submit(&mut self) {
+    pub fn submit(&mut self) {
         if let Kernel::Uring(ring) = &mut self.kernel {
             // EBUSY or EAGAIN: the entries stay queued, the next turn submits them.
             let _ = ring.submit();
@@ -222,7 +247,7 @@ impl Wait {
 
     /// Collects what has happened, without waiting.
     #[inline]
-    pub(crate) fn reap(&mut self, woken: &mut Vec<Woken>, now_ns: u64) {
+    pub fn reap(&mut self, woken: &mut Vec<Woken>, now_ns: u64) {
         match &mut self.kernel {
             Kernel::Uring(ring) => {
                 self.events.clear();
@@ -242,7 +267,7 @@ impl Wait {
 
     /// Sleeps until something happens, or `timeout` has passed, and collects what there is. Queued
     /// disk requests are submitted first.
-    pub(crate) fn sleep(&mut self, woken: &mut Vec<Woken>, timeout: Option<Duration>) {
+    pub fn sleep(&mut self, woken: &mut Vec<Woken>, timeout: Option<Duration>) {
         match &mut self.kernel {
             Kernel::Uring(ring) => {
                 if ring.wait(timeout).is_err() {

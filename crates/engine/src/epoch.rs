@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Names the time between two changes of a queue's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Epoch(u32);
+pub struct Epoch(u32);
 
 /// An epoch that has ended, while something of it is in flight.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ struct Retiring {
 
 /// The epochs of a queue: the present one, and those that have ended and not been acknowledged.
 #[derive(Debug)]
-pub(crate) struct Epochs {
+pub struct Epochs {
     current: Epoch,
     memory: Arc<GuestMemory>,
     /// The oldest first.
@@ -38,13 +38,14 @@ pub(crate) struct Epochs {
 }
 
 impl Epochs {
-    pub(crate) fn new(memory: Arc<GuestMemory>) -> Self {
+    /// The first epoch, in which `memory` is the queue's.
+    pub fn new(memory: Arc<GuestMemory>) -> Self {
         Self { current: Epoch(0), memory, retiring: Vec::new() }
     }
 
     /// The epoch of what begins now.
     #[inline]
-    pub(crate) fn current(&self) -> Epoch {
+    pub fn current(&self) -> Epoch {
         self.current
     }
 
@@ -53,7 +54,7 @@ impl Epochs {
     /// # Panics
     /// If `epoch` is over: what is in flight would use memory that may be unmapped.
     #[inline]
-    pub(crate) fn memory(&self, epoch: Epoch) -> &GuestMemory {
+    pub fn memory(&self, epoch: Epoch) -> &GuestMemory {
         if epoch == self.current { &self.memory } else { self.older(epoch) }
     }
 
@@ -66,7 +67,7 @@ impl Epochs {
 
     /// Something of `epoch` is done. Its snapshot stays until [`Self::acknowledge`].
     #[inline]
-    pub(crate) fn end(&mut self, epoch: Epoch) {
+    pub fn end(&mut self, epoch: Epoch) {
         if epoch != self.current {
             self.end_older(epoch);
         }
@@ -83,7 +84,7 @@ impl Epochs {
 
     /// Begins a new epoch with `memory`; `reply` is told when nothing of an older one is left.
     /// `in_flight` is how much there is of the present one.
-    pub(crate) fn retire(&mut self, memory: Arc<GuestMemory>, in_flight: usize, reply: Fence) {
+    pub fn retire(&mut self, memory: Arc<GuestMemory>, in_flight: usize, reply: Fence) {
         let (epoch, left) = (self.current, in_flight);
         let memory = std::mem::replace(&mut self.memory, memory);
         self.retiring.push(Retiring { epoch, left, memory, reply });
@@ -92,14 +93,14 @@ impl Epochs {
     }
 
     /// `reply` is told when nothing is left of what began until now. Memory stays as it is.
-    pub(crate) fn barrier(&mut self, in_flight: usize, reply: Fence) {
+    pub fn barrier(&mut self, in_flight: usize, reply: Fence) {
         self.retire(self.memory.clone(), in_flight, reply);
     }
 
     /// Acknowledges the epochs of which nothing is left. Called when all that has ended was
     /// answered: it lets go of their snapshots.
     #[inline]
-    pub(crate) fn acknowledge(&mut self) {
+    pub fn acknowledge(&mut self) {
         if !self.retiring.is_empty() {
             self.acknowledge_older();
         }

@@ -17,7 +17,7 @@ const MOVE_PATIENCE: Duration = Duration::from_millis(100);
 /// Where a queue runs. Whoever sends it a command holds the lock, so that no command goes to a
 /// worker that has just given the queue away.
 #[derive(Debug)]
-pub(crate) struct Route {
+pub struct Route {
     id: QueueId,
     pool: Arc<Pool>,
     worker: Mutex<usize>,
@@ -50,24 +50,25 @@ impl Route {
     }
 
     /// Gives an order and waits for its reply; `None` if the queue runs no more.
-    pub(crate) async fn ask<T>(&self, order: impl FnOnce(Reply<T>) -> Order) -> Option<T> {
+    pub async fn ask<T>(&self, order: impl FnOnce(Reply<T>) -> Order) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         drop(self.send(order(reply)).await);
         answer.await.ok()
     }
 
     /// See [`QueueHandle::set_enabled`].
-    pub(crate) async fn set_enabled(&self, enabled: bool) {
+    pub async fn set_enabled(&self, enabled: bool) {
         self.ask(|fence| Order::Enable(enabled, fence)).await;
     }
 
     /// Returns when every request that the queue has popped until now is done.
-    pub(crate) async fn fence(&self) {
+    pub async fn fence(&self) {
         // A queue that has stopped has none.
         self.ask(Order::Fence).await;
     }
 
-    pub(crate) fn stats(&self) -> &QueueStats {
+    /// The queue's counters.
+    pub fn stats(&self) -> &QueueStats {
         &self.stats
     }
 
@@ -133,12 +134,12 @@ impl QueueHandle {
     }
 
     /// A queue that a task of the control thread runs: it heeds all orders but those of a move.
-    pub(crate) fn of_task(orders: mpsc::UnboundedSender<Order>) -> Self {
+    pub fn of_task(orders: mpsc::UnboundedSender<Order>) -> Self {
         Self(Runs::Task(orders))
     }
 
     /// The worker's route, unless the control thread runs the queue.
-    pub(crate) fn route(&self) -> Option<&Arc<Route>> {
+    pub fn route(&self) -> Option<&Arc<Route>> {
         match &self.0 {
             Runs::Worker(route) => Some(route),
             Runs::Task(_) => None,

@@ -21,7 +21,7 @@ struct Taken {
 
 /// The promise of a queue to come; dropped, it is taken back.
 #[derive(Debug)]
-pub(crate) struct Seat(Arc<Mailbox>);
+pub struct Seat(Arc<Mailbox>);
 
 impl Seats {
     fn lock(&self) -> std::sync::MutexGuard<'_, Taken> {

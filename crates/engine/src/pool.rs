@@ -48,11 +48,11 @@ pub struct Pins {
 
 /// What a queue belongs to: the queues of one home move as one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Home {
+pub struct Home {
     /// The name of the device.
-    pub(crate) device: String,
+    pub device: String,
     /// The queue of a block device, or the pair of a network device.
-    pub(crate) unit: usize,
+    pub unit: usize,
 }
 
 /// A worker as others see it.
@@ -185,11 +185,7 @@ impl Pool {
 
     /// Places a queue on the worker that its operator has chosen, else on the first one; the
     /// balance moves it when that is worth it.
-    pub(crate) fn start(
-        self: &Arc<Self>,
-        queue: impl Run + 'static,
-        home: Home,
-    ) -> Option<QueueHandle> {
+    pub fn start(self: &Arc<Self>, queue: impl Run + 'static, home: Home) -> Option<QueueHandle> {
         self.has_ring()?;
         let pins = self.pins.queue_workers.get(&home.device);
         let pin = pins.and_then(|workers| workers.get(home.unit).copied());
@@ -207,7 +203,7 @@ impl Pool {
     }
 
     /// Every queue that runs now.
-    pub(crate) fn routes(&self) -> Vec<Arc<Route>> {
+    pub fn routes(&self) -> Vec<Arc<Route>> {
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.iter().filter_map(Weak::upgrade).collect()
     }

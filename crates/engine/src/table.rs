@@ -8,16 +8,24 @@ use crate::epoch::Epoch;
 /// What is in flight, each with the epoch of the memory that it uses. Grows with the slots that are
 /// used, to the ring's size at most, and then no longer allocates.
 #[derive(Debug)]
-pub(crate) struct Table<T>(Vec<Option<(Epoch, T)>>);
+pub struct Table<T>(Vec<Option<(Epoch, T)>>);
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl<T> Table<T> {
-    pub(crate) const fn new() -> Self {
+    /// Nothing is in flight.
+    #[must_use]
+    pub const fn new() -> Self {
         Self(Vec::new())
     }
 
     /// Keeps what belongs to the chain in `slot`.
     #[inline]
-    pub(crate) fn insert(&mut self, slot: u16, epoch: Epoch, what: T) {
+    pub fn insert(&mut self, slot: u16, epoch: Epoch, what: T) {
         let slot = usize::from(slot);
         if slot >= self.0.len() {
             self.grow(slot + 1);
@@ -34,17 +42,17 @@ impl<T> Table<T> {
     /// Takes what belongs to the chain in `slot`. `None` if there is nothing: a fault of whoever
     /// names the slot, and not of the guest.
     #[inline]
-    pub(crate) fn take(&mut self, slot: u32) -> Option<(Epoch, T)> {
+    pub fn take(&mut self, slot: u32) -> Option<(Epoch, T)> {
         self.0.get_mut(slot as usize)?.take()
     }
 
     /// How many use the memory of `epoch`. Walks the table.
-    pub(crate) fn count(&self, epoch: Epoch) -> usize {
+    pub fn count(&self, epoch: Epoch) -> usize {
         self.0.iter().flatten().filter(|(of, _)| *of == epoch).count()
     }
 
     /// Takes all that is left.
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.0.drain(..).flatten().map(|(_, what)| what)
     }
 }

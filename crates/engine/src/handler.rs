@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// What a turn may do with the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Take chains and serve them.
     Serve,
     /// Take chains and drop them: the queue is disabled, and its driver goes on.
@@ -24,44 +24,47 @@ pub(crate) enum Mode {
 
 /// What a turn goes by.
 #[derive(Debug)]
-pub(crate) struct Turn<'a, 'w> {
-    pub(crate) io: &'a mut QueueIo<'w>,
-    pub(crate) stats: &'a QueueStats,
-    pub(crate) mode: Mode,
+pub struct Turn<'a, 'w> {
+    /// What the worker lends.
+    pub io: &'a mut QueueIo<'w>,
+    /// The queue's counters.
+    pub stats: &'a QueueStats,
+    /// What may be done with the ring.
+    pub mode: Mode,
 }
 
 /// What a turn did.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Done {
+pub struct Done {
     /// Requests or frames that it took, from the driver or from a port.
-    pub(crate) popped: usize,
+    pub popped: usize,
     /// Chains that it returned; the engine publishes them.
-    pub(crate) used: usize,
+    pub used: usize,
     /// What the driver counts in them: requests or frames, of which a long one fills several
     /// chains.
-    pub(crate) told: usize,
+    pub told: usize,
     /// Guest memory was cut away.
-    pub(crate) memory_lost: bool,
+    pub memory_lost: bool,
     /// There is more to do in the next turn, without a kick and without an event.
-    pub(crate) has_more: bool,
+    pub has_more: bool,
 }
 
 /// What would make a further turn worth it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Waits {
+pub struct Waits {
     /// The driver makes buffers available.
-    pub(crate) driver: bool,
+    pub driver: bool,
     /// The port has this.
-    pub(crate) port: Option<Awaited>,
+    pub port: Option<Awaited>,
     /// This time has come.
-    pub(crate) at_ns: Option<u64>,
+    pub at_ns: Option<u64>,
     /// The port is down, detached or gone.
-    pub(crate) is_gone: bool,
+    pub is_gone: bool,
 }
 
 /// What a port is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Awaited {
+pub enum Awaited {
     /// It has something to receive.
     Input,
     /// It takes something again.
@@ -69,7 +72,7 @@ pub(crate) enum Awaited {
 }
 
 /// What serves the chains of one queue, whose ring is an `R`. Owned by the queue's worker.
-pub(crate) trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
+pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// A driver that disables the queue may go on filling it: what it holds is dropped
     /// (vhost-user, "Ring states": transmitqs).
     const DROPS_WHEN_DISABLED: bool = false;

@@ -7,7 +7,7 @@ use rustix::fd::BorrowedFd;
 
 /// What a worker lends the queue in one of its slots.
 #[derive(Debug)]
-pub(crate) struct QueueIo<'a> {
+pub struct QueueIo<'a> {
     wait: &'a mut Wait,
     slot: u32,
     /// Which queue of this slot it is: one more for each that has left it.
@@ -18,66 +18,66 @@ pub(crate) struct QueueIo<'a> {
 impl<'a> QueueIo<'a> {
     /// For the queue in `slot`, which is the slot's `generation`th. `now_ns`: the time as the
     /// worker read it when its round began.
-    pub(crate) fn new(wait: &'a mut Wait, slot: u32, generation: u32, now_ns: u64) -> Self {
+    pub fn new(wait: &'a mut Wait, slot: u32, generation: u32, now_ns: u64) -> Self {
         Self { wait, slot, generation, now_ns }
     }
 
     /// Nanoseconds, as of the beginning of the round.
     #[inline]
-    pub(crate) fn now_ns(&self) -> u64 {
+    pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
     /// Nanoseconds, read from the clock now. For the end of a burst, never for a request.
     #[inline]
-    pub(crate) fn read_clock_ns(&self) -> u64 {
+    pub fn read_clock_ns(&self) -> u64 {
         self.wait.now_ns()
     }
 
     /// The worker's io_uring, if it has one.
     #[inline]
-    pub(crate) fn ring(&mut self) -> Option<&mut Ring> {
+    pub fn ring(&mut self) -> Option<&mut Ring> {
         self.wait.ring()
     }
 
     /// What the `user_data` of an entry in the worker's ring must carry above its token, for its
     /// completion to come to this queue.
-    pub(crate) fn disk_tag(&self) -> u64 {
+    pub fn disk_tag(&self) -> u64 {
         Source::Disk { slot: self.slot, token: 0 }.pack()
     }
 
     /// Watches the kick under a number of its own, which is returned.
-    pub(crate) fn watch_kick(&mut self, kick: BorrowedFd<'_>) -> u32 {
+    pub fn watch_kick(&mut self, kick: BorrowedFd<'_>) -> u32 {
         let watch = self.wait.next_kick_watch();
         self.wait.watch(kick, Source::Kick { slot: self.slot, watch });
         watch
     }
 
     /// Ends the watch of the kick that has this number.
-    pub(crate) fn unwatch_kick(&mut self, kick: BorrowedFd<'_>, watch: u32) {
+    pub fn unwatch_kick(&mut self, kick: BorrowedFd<'_>, watch: u32) {
         self.wait.unwatch(kick, Source::Kick { slot: self.slot, watch });
     }
 
     /// Reports every write to what tells that a disk has finished something aside from the ring.
-    pub(crate) fn watch_offload(&mut self, fd: BorrowedFd<'_>) {
+    pub fn watch_offload(&mut self, fd: BorrowedFd<'_>) {
         let (slot, generation) = (self.slot, self.generation);
         self.wait.watch(fd, Source::Offload { slot, generation });
     }
 
     /// Ends that watch.
-    pub(crate) fn unwatch_offload(&mut self, fd: BorrowedFd<'_>) {
+    pub fn unwatch_offload(&mut self, fd: BorrowedFd<'_>) {
         let (slot, generation) = (self.slot, self.generation);
         self.wait.unwatch(fd, Source::Offload { slot, generation });
     }
 
     /// Reports once when a port is ready for output, or for input.
-    pub(crate) fn watch_port(&mut self, fd: BorrowedFd<'_>, output: bool) {
+    pub fn watch_port(&mut self, fd: BorrowedFd<'_>, output: bool) {
         let (slot, generation) = (self.slot, self.generation);
         self.wait.watch_once(fd, output, Source::Port { slot, generation });
     }
 
     /// Ends that watch, if it has not reported yet.
-    pub(crate) fn unwatch_port(&mut self, fd: BorrowedFd<'_>) {
+    pub fn unwatch_port(&mut self, fd: BorrowedFd<'_>) {
         let (slot, generation) = (self.slot, self.generation);
         self.wait.unwatch(fd, Source::Port { slot, generation });
     }
