@@ -16,7 +16,7 @@ use manyring_backend::sys::uring::Ring;
 use manyring_device::Device;
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_driver::{Arena, BlkQueue, Op};
-use manyring_engine::{Polling, Pool, PoolOptions, QueueHandle};
+use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_queue::RingFeatures;
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use process::PATIENCE;
@@ -56,6 +56,7 @@ impl Guest {
             serial: String::new(),
             read_only: false,
             writeback: true,
+            moderation: Moderation::Off,
         };
         let device = BlkDevice::new(device, disk, pool.clone());
         let size = u64::from(options.queues) * BlkQueue::arena_size(options);

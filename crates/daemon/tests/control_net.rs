@@ -352,8 +352,8 @@ fn the_command_stats_has_a_table_for_disks_and_one_for_networks() {
     assert_eq!(code, Some(0), "{error}");
     let words: Vec<Vec<_>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
     assert_eq!((words[0][3], words[1][0], words[2].len()), ("REQUESTS", "disk", 0), "{table}");
-    let head = "DEVICE QUEUE WORKER PACKETS MB AVG-B GSO% KICKS KICKS- CALLS CALLS- BATCH";
-    assert_eq!(words[3][..12].join(" "), head, "{table}");
+    let head = "DEVICE QUEUE WORKER PACKETS MB AVG-B GSO% KICKS KICKS- CALLS CALLS- HELD BATCH";
+    assert_eq!(words[3][..13].join(" "), head, "{table}");
     let names: Vec<_> = words[4..8].iter().map(|line| (line[0], line[1])).collect();
     assert_eq!(names, [("lan", "rx0"), ("lan", "tx0"), ("lan", "ctrl"), ("gen", "-")], "{table}");
     assert_eq!(words[5][3..7], ["6", "0.0", "200", "0"], "{table}");

@@ -15,7 +15,7 @@ use manyring_device::Device;
 use manyring_device::net::{NetDevice, NetOptions as DeviceOptions};
 use manyring_driver::{Arena, ControlOwner, NetDriver, NetOptions, NetPair, NetRx, NetTx};
 use manyring_engine::stats::Named;
-use manyring_engine::{Polling, Pool, PoolOptions, QueueHandle};
+use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::RawHeader;
 use process::{Daemon, PATIENCE, wait_until};
@@ -253,7 +253,8 @@ impl Moving {
         let port = Arc::new(TapPort::open(at).unwrap());
         let pool = Pool::new(PoolOptions { workers_max: WORKERS, polling, uring });
         let (name, mac) = ("moving".to_owned(), [2, 0, 0, 0, 0, 0x22]);
-        let device = DeviceOptions { name, queue_pairs: count, mac, mtu: None, speed: None };
+        let (mtu, speed, moderation) = (None, None, Moderation::Off);
+        let device = DeviceOptions { name, queue_pairs: count, mac, mtu, speed, moderation };
         let device = NetDevice::new(device, port, pool.clone());
         let host = Host::on(tap);
         let options = NetOptions { queue_pairs, ..options(ControlOwner::FrontEnd) };

@@ -15,7 +15,7 @@ use manyring_backend::blk::{Disk, Image, ImageOptions};
 use manyring_device::Device;
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_driver::{Arena, BlkQueue, Op};
-use manyring_engine::{Polling, Pool, PoolOptions, QueueHandle};
+use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_queue::RingFeatures;
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use process::PATIENCE;
@@ -39,6 +39,7 @@ fn device(disk: Arc<dyn Disk>, pool: Arc<Pool>) -> BlkDevice {
         serial: String::new(),
         read_only: false,
         writeback: true,
+        moderation: Moderation::Off,
     };
     BlkDevice::new(options, disk, pool)
 }

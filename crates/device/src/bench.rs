@@ -10,6 +10,7 @@ use manyring_backend::blk::Disk;
 use manyring_backend::net::Port;
 use manyring_engine::Activation;
 use manyring_engine::Handler;
+use manyring_engine::Moderation;
 use manyring_engine::QueueIo;
 use manyring_engine::RunningQueue;
 use manyring_engine::policy::polling::Decision;
@@ -56,6 +57,7 @@ impl SoloRunning {
             serial: "solo-serial".to_owned(),
             read_only: false,
             writeback: true,
+            moderation: Moderation::Off,
         };
         let disk_queue = disk.open_queue(false)?;
         // The pool starts no thread before a queue is started in it.

@@ -5,6 +5,7 @@ pub use crate::net::{SoloControl, SoloRx, SoloTx, passes};
 
 use crate::blk::{BlkDevice, BlkOptions, BlkQueue};
 use manyring_backend::blk::Disk;
+use manyring_engine::Moderation;
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Pool, PoolOptions};
 use manyring_queue::DeviceQueue;
@@ -32,6 +33,7 @@ impl SoloQueue {
             serial: "solo-serial".to_owned(),
             read_only,
             writeback: true,
+            moderation: Moderation::Off,
         };
         let disk_queue = disk.open_queue(false)?;
         // The pool starts no thread before a queue is started in it.

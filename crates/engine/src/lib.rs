@@ -59,6 +59,7 @@ pub use handler::{Awaited, Done, Handler, Mode, Turn, Waits};
 pub use io::QueueIo;
 pub use life::{Event, EventKind};
 pub use orders::{Fence, Order, Reply};
+pub use policy::moderation::Moderation;
 pub use policy::polling::Polling;
 pub use pool::{Home, Pins, Pool, PoolOptions, StopError, WorkerView};
 pub use running::RunningQueue;

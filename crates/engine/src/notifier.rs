@@ -2,7 +2,7 @@
 
 use crate::doorbell::{Call, Kick};
 use crate::io::QueueIo;
-use crate::policy::moderation::{Decision, Moderation};
+use crate::policy::moderation::{Cause, Decision, Limits, Moderation, Moderator, Untold};
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use manyring_queue::Ring;
@@ -22,30 +22,31 @@ pub(crate) struct Notifier {
     /// The driver has kicked since this was asked last.
     is_kicked: bool,
     call: Option<Arc<Call>>,
-    moderation: Moderation,
+    moderator: Moderator,
+    /// Nothing is held back while the moderator is off.
     held: Option<Held>,
 }
 
 /// A used buffer notification that is held back.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Held {
-    since_ns: u64,
-    /// Requests or frames that the driver has not been told of.
-    count: u64,
+    untold: Untold,
     due_ns: u64,
+}
+
+/// When something is returned to the driver, and whether its queue is served then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) now_ns: u64,
+    /// False while the queue drains, is disabled or has stopped: what it still returns is told at
+    /// once, and its ring is not looked at.
+    pub(crate) is_served: bool,
 }
 
 impl Notifier {
     pub(crate) fn new(kick: Option<Kick>, call: Option<Arc<Call>>) -> Self {
-        Self {
-            kick,
-            watch: 0,
-            is_stale: false,
-            is_kicked: false,
-            call,
-            moderation: Moderation::default(),
-            held: None,
-        }
+        let moderator = Moderator::new(Moderation::Off);
+        Self { kick, watch: 0, is_stale: false, is_kicked: false, call, moderator, held: None }
     }
 
     /// False: nobody can kick, the ring is looked at for ever.
@@ -120,9 +121,20 @@ impl Notifier {
         }
     }
 
-    /// Holds notifications back like this from now on.
+    /// Holds notifications back as the operator wishes, unless the driver has a wish of its own.
+    /// For a queue that has not begun.
     pub(crate) fn set_moderation(&mut self, moderation: Moderation) {
-        self.moderation = moderation;
+        self.moderator = Moderator::new(moderation);
+    }
+
+    /// Holds notifications back within the limits that the driver has asked for from now on;
+    /// without a wish of its own, as the operator does.
+    pub(crate) fn set_limits(&mut self, limits: Option<Limits>, stats: &QueueStats) {
+        self.moderator.set_driver(limits);
+        // What is held back was so by other limits.
+        if self.held.is_some() {
+            self.send(Cause::Unmoderated, stats);
+        }
     }
 
     /// Makes what was returned visible, and tells the driver of `count` requests or frames if it
@@ -132,35 +144,86 @@ impl Notifier {
         &mut self,
         ring: &mut impl Ring,
         count: usize,
-        now_ns: u64,
+        moment: Moment,
         stats: &QueueStats,
     ) {
-        ring.publish();
+        let chains = ring.publish();
         let is_wanted = ring.needs_notification();
-        if is_wanted && self.moderation.is_off() && self.held.is_none() {
-            self.ring(stats);
+        if !self.moderator.is_off() {
+            let burst = (count as u64, u64::from(chains));
+            self.moderate(ring, burst, is_wanted, moment, stats);
         } else if is_wanted {
-            let fresh = Held { since_ns: now_ns, count: 0, due_ns: 0 };
-            self.held.get_or_insert(fresh).count += count as u64;
+            self.ring(stats);
         } else {
             stats.calls_suppressed.add(1);
-            if let Some(held) = &mut self.held {
-                held.count += count as u64;
+        }
+    }
+
+    /// Tells the driver of `count` requests or frames, returned in so many `chains`, now or later.
+    /// A driver that has asked to be told, and was not, need not ask again: with
+    /// `VIRTIO_F_EVENT_IDX` it does not want to know of the next burst (virtio 1.3 §2.7.7.2).
+    #[inline(never)]
+    fn moderate(
+        &mut self,
+        ring: &mut impl Ring,
+        (count, chains): (u64, u64),
+        is_wanted: bool,
+        moment: Moment,
+        stats: &QueueStats,
+    ) {
+        let Moment { now_ns, is_served } = moment;
+        self.moderator.on_burst(now_ns, count);
+        if !is_wanted && self.held.is_none() {
+            stats.calls_suppressed.add(1);
+            return;
+        }
+        let untold = Untold { since_ns: now_ns, ..Untold::default() };
+        let held = self.held.get_or_insert(Held { untold, due_ns: now_ns });
+        held.untold.count += count;
+        held.untold.chains += chains;
+        let decide = |left| self.moderator.decide(now_ns, &held.untold, left);
+        let decision = match decide(left_in(ring)) {
+            _ if !is_served => Decision::Send(Cause::Unmoderated),
+            // The driver may have made more available since the ring was looked at.
+            Decision::Send(Cause::Dry) if ring.has_available() => decide(left_in(ring)),
+            decision => decision,
+        };
+        match decision {
+            Decision::Send(cause) => self.send(cause, stats),
+            Decision::Hold(due_ns) => {
+                held.due_ns = due_ns;
+                stats.calls_held.add(1);
             }
         }
     }
 
-    /// Rings if a notification waits whose time has come.
+    /// Rings if a notification waits whose time has come, or whose queue is not served any more.
     #[inline]
-    pub(crate) fn ring_if_due(&mut self, now_ns: u64, stats: &QueueStats) {
-        let Some(held) = &mut self.held else { return };
-        match self.moderation.decide(now_ns, held.since_ns, held.count) {
-            Decision::Send => {
-                self.held = None;
-                self.ring(stats);
-            }
-            Decision::Hold(due_ns) => held.due_ns = due_ns,
+    pub(crate) fn ring_if_due(&mut self, moment: Moment, stats: &QueueStats) {
+        let Some(held) = &self.held else { return };
+        if !moment.is_served {
+            self.send(Cause::Unmoderated, stats);
+        } else if moment.now_ns >= held.due_ns {
+            self.send(Cause::Time, stats);
         }
+    }
+
+    /// Rings if a notification waits, because its worker would sleep for too short a time.
+    pub(crate) fn send_before_sleep(&mut self, stats: &QueueStats) {
+        if self.held.is_some() {
+            self.send(Cause::Time, stats);
+        }
+    }
+
+    fn send(&mut self, cause: Cause, stats: &QueueStats) {
+        self.held = None;
+        match cause {
+            Cause::Unmoderated => {}
+            Cause::Count => stats.calls_by_count.add(1),
+            Cause::Time => stats.calls_by_time.add(1),
+            Cause::Dry => stats.calls_by_dry.add(1),
+        }
+        self.ring(stats);
     }
 
     /// Makes what was returned visible, and holds nothing back any more.
@@ -187,4 +250,9 @@ impl Notifier {
             call.ring();
         }
     }
+}
+
+/// Chains that the driver has made available and not got back, as far as the ring was looked at.
+fn left_in(ring: &impl Ring) -> u64 {
+    u64::from(ring.in_flight()) + u64::from(ring.available_count())
 }

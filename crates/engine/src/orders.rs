@@ -2,7 +2,7 @@
 //! it.
 
 use crate::doorbell::{Call, Kick};
-use crate::policy::moderation::Moderation;
+use crate::policy::moderation::Limits;
 use crate::run::Run;
 use crate::seats::{Seat, Seats};
 use manyring_memory::GuestMemory;
@@ -43,8 +43,9 @@ pub enum Order {
     Enable(bool, Fence),
     /// Look again at what the queue goes by.
     Refresh(Reply<()>),
-    /// Hold notifications back like this.
-    Moderate(Moderation, Reply<()>),
+    /// Hold notifications back within the limits that the driver has asked for; if it has not, as
+    /// the operator wishes.
+    Moderate(Option<Limits>, Reply<()>),
     /// Replace the kick.
     Kick(Option<Kick>, Reply<()>),
     /// Replace the call.

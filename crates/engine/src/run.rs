@@ -88,6 +88,10 @@ pub trait Run: Send + Debug {
     /// When there is something to do without anybody asking.
     fn deadline_ns(&self) -> Option<u64>;
 
+    /// The time of [`Self::deadline_ns`] is near, and its worker would sleep until then: a call
+    /// that is held back goes now.
+    fn prepare_sleep(&mut self);
+
     /// Nothing is in flight any more, and nothing will be.
     fn is_drained(&self) -> bool;
 

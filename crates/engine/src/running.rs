@@ -14,8 +14,9 @@ use crate::Activation;
 use crate::handler::{Awaited, Done, Handler, Mode, Turn, Waits};
 use crate::io::QueueIo;
 use crate::life::{Event, Life};
-use crate::notifier::Notifier;
+use crate::notifier::{Moment, Notifier};
 use crate::orders::Order;
+use crate::policy::moderation::Moderation;
 use crate::policy::polling::Decision;
 use crate::run::{Happened, Run, Turned};
 use crate::stats::QueueStats;
@@ -82,6 +83,12 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
     }
 
+    /// Holds notifications back as the operator wishes.
+    pub fn moderated(mut self, moderation: Moderation) -> Self {
+        self.notifier.set_moderation(moderation);
+        self
+    }
+
     fn make_hot(&mut self, now_ns: u64) {
         if self.look != Look::Hot {
             self.look = Look::Hot;
@@ -127,11 +134,12 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         if done.popped > 0 || done.used > 0 {
             self.stats.in_flight.set(u64::from(self.ring.in_flight()));
         }
+        let moment = Moment { now_ns, is_served: mode == Mode::Serve };
         if done.used > 0 {
             self.life.dropped_some();
-            self.notifier.publish(&mut self.ring, done.told, now_ns, &self.stats);
+            self.notifier.publish(&mut self.ring, done.told, moment, &self.stats);
         }
-        self.notifier.ring_if_due(now_ns, &self.stats);
+        self.notifier.ring_if_due(moment, &self.stats);
         if self.ring.is_faulted() {
             self.life.tell_fault(&self.ring, &self.stats);
         }
@@ -333,8 +341,8 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 self.make_hot(now_ns);
                 let _ = reply.send(());
             }
-            Order::Moderate(moderation, reply) => {
-                self.notifier.set_moderation(moderation);
+            Order::Moderate(limits, reply) => {
+                self.notifier.set_limits(limits, &self.stats);
                 self.make_hot(now_ns);
                 let _ = reply.send(());
             }
@@ -403,6 +411,10 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     fn deadline_ns(&self) -> Option<u64> {
         // A queue that takes no turn is not woken for one; a call that is held back must go.
         [self.waits().at_ns, self.notifier.due_ns()].into_iter().flatten().min()
+    }
+
+    fn prepare_sleep(&mut self) {
+        self.notifier.send_before_sleep(&self.stats);
     }
 
     fn is_drained(&self) -> bool {

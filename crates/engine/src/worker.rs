@@ -19,6 +19,7 @@ mod tell;
 
 use crate::io::QueueIo;
 use crate::orders::{Command, Mailbox, Order, QueueId, Reply};
+use crate::policy::moderation::SLEEP_NS_MIN;
 use crate::policy::polling::{Decision, Law};
 use crate::policy::share::Shares;
 use crate::run::{Happened, Run};
@@ -179,6 +180,7 @@ impl Worker {
         self.stats.sleeps.add(1);
         self.stats.law.publish(&self.law.numbers());
         let slept_at = self.wait.now_ns();
+        self.send_before(slept_at + SLEEP_NS_MIN);
         let deadline_ns = self.timed.iter().map(|(_, at)| *at).chain(self.leaves_at_ns()).min();
         let timeout = deadline_ns.map(|at| Duration::from_nanos(at.saturating_sub(slept_at)));
         self.wait.sleep(&mut self.woken, timeout);
@@ -189,6 +191,22 @@ impl Worker {
         self.awake_since_ns = self.now_ns;
         self.dispatch();
         self.tell_if_resting();
+    }
+
+    /// Has queues that are to be woken before `end_ns` send the calls that they hold back: a sleep
+    /// as short as that would end too late.
+    fn send_before(&mut self, end_ns: u64) {
+        let slots = &mut self.slots;
+        self.timed.retain_mut(|(slot, at)| {
+            if *at >= end_ns {
+                return true;
+            }
+            let Some((_, queue)) = &mut slots[*slot].entry else { return false };
+            queue.prepare_sleep();
+            let next_ns = queue.deadline_ns();
+            *at = next_ns.unwrap_or(*at);
+            next_ns.is_some()
+        });
     }
 
     /// Makes queues hot whose time has come.
@@ -441,3 +459,6 @@ fn index_of(slot: usize) -> u32 {
     assert!(slot < SLOTS_MAX, "more queues than a worker has slots");
     u32::try_from(slot).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests;

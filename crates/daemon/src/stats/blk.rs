@@ -1,12 +1,12 @@
 //! The table of the queues of block devices.
 
 use super::table::{
-    BATCH, Before, CALLS, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS, KICKS_SUPPRESSED,
-    WAIT_P50, WAIT_P99, WORKER, lines, number, rate, us,
+    BATCH, Before, CALLS, CALLS_HELD, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS,
+    KICKS_SUPPRESSED, WAIT_P50, WAIT_P99, WORKER, lines, number, rate, us,
 };
 use crate::control::snapshot::DeviceInfo;
 
-const COLUMNS: [Column; 17] = [
+const COLUMNS: [Column; 18] = [
     DEVICE,
     number("QUEUE", |seen| seen.queue.index.to_string()),
     WORKER,
@@ -17,6 +17,7 @@ const COLUMNS: [Column; 17] = [
     KICKS_SUPPRESSED,
     CALLS,
     CALLS_SUPPRESSED,
+    CALLS_HELD,
     BATCH,
     WAIT_P50,
     WAIT_P99,
@@ -70,11 +71,12 @@ mod tests {
             ("kicks_suppressed", 6),
             ("calls", 7),
             ("calls_suppressed", 8),
-            ("errors", 10),
-            ("in_flight", 11),
+            ("calls_held", 9),
+            ("errors", 11),
+            ("in_flight", 12),
         ];
-        busy.queues = vec![queue_of(0, &counters, "batch_size", &[(9, 1)])];
-        let expected = "root 0 1 2 3.0 4.0 5 6 7 8 9 0.0 0.0 0.0 0.0 10 11";
+        busy.queues = vec![queue_of(0, &counters, "batch_size", &[(10, 1)])];
+        let expected = "root 0 1 2 3.0 4.0 5 6 7 8 9 10 0.0 0.0 0.0 0.0 11 12";
         assert_eq!(words(&table(&[&busy], None), 1).join(" "), expected);
     }
 
@@ -85,7 +87,7 @@ mod tests {
         let table = table(&[&after], Some((&before, 2.0)));
         assert!(table.starts_with("DEVICE") && table.contains("REQUESTS/s"), "{table}");
         let line = words(&table, 1);
-        assert_eq!((line[3], line[13]), ("1000", "4.1"), "{table}");
+        assert_eq!((line[3], line[14]), ("1000", "4.1"), "{table}");
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! The table of the queues of network devices, and why their packets were dropped.
 
 use super::table::{
-    BATCH, Before, CALLS, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS, KICKS_SUPPRESSED, Seen,
-    WAIT_P50, WAIT_P99, WORKER, lines, number, rate, seen, text,
+    BATCH, Before, CALLS, CALLS_HELD, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS,
+    KICKS_SUPPRESSED, Seen, WAIT_P50, WAIT_P99, WORKER, lines, number, rate, seen, text,
 };
 use crate::control::snapshot::{DeviceInfo, as_float};
 
-const COLUMNS: [Column; 16] = [
+const COLUMNS: [Column; 17] = [
     DEVICE,
     text("QUEUE", queue_name),
     WORKER,
@@ -18,6 +18,7 @@ const COLUMNS: [Column; 16] = [
     KICKS_SUPPRESSED,
     CALLS,
     CALLS_SUPPRESSED,
+    CALLS_HELD,
     BATCH,
     WAIT_P50,
     WAIT_P99,
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!((names, table.lines().count()), (vec!["rx0", "tx0", "ctrl"], 4), "{table}");
         let line = words(&table, 1);
         assert_eq!(line[..7], ["lan", "rx0", "0", "1000", "1.0", "1000", "25"], "{table}");
-        assert_eq!(line[12..], ["1.0", "1.0", "0", "0"], "{table}");
+        assert_eq!(line[13..], ["1.0", "1.0", "0", "0"], "{table}");
         for line in [2, 3] {
             assert_eq!(words(&table, line)[5..7], ["-", "-"], "no size, no average: {table}");
         }
@@ -139,7 +140,7 @@ mod tests {
     #[test]
     fn what_was_dropped_is_listed_below_with_its_causes() {
         let text = table(&[&device(8, 12)], None);
-        assert_eq!(words(&text, 1)[14], "18", "{text}");
+        assert_eq!(words(&text, 1)[15], "18", "{text}");
         let last = text.lines().last().unwrap();
         assert_eq!(last, "lan rx0 dropped: 12 filtered, 6 no room", "{text}");
     }

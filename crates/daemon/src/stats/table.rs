@@ -38,6 +38,7 @@ pub(super) const KICKS: Column = rate("KICKS", |seen| seen.count("kicks"));
 pub(super) const KICKS_SUPPRESSED: Column = rate("KICKS-", |seen| seen.count("kicks_suppressed"));
 pub(super) const CALLS: Column = rate("CALLS", |seen| seen.count("calls"));
 pub(super) const CALLS_SUPPRESSED: Column = rate("CALLS-", |seen| seen.count("calls_suppressed"));
+pub(super) const CALLS_HELD: Column = rate("HELD", |seen| seen.count("calls_held"));
 pub(super) const BATCH: Column =
     number("BATCH", |seen| seen.histogram("batch_size").p50.to_string());
 pub(super) const WAIT_P50: Column = number("WAIT p50", |seen| us(seen.histogram("wait_ns").p50));

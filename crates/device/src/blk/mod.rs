@@ -10,6 +10,7 @@ pub(crate) use virtio::BlkQueue;
 use crate::{ConfigError, Device, Later, StartError};
 use manyring_backend::blk::{Disk, Geometry};
 use manyring_engine::Activation;
+use manyring_engine::Moderation;
 use manyring_engine::RunningQueue;
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Home, Pool};
@@ -45,6 +46,8 @@ pub struct BlkOptions {
     pub read_only: bool,
     /// Start with a write-back cache; the driver may switch.
     pub writeback: bool,
+    /// How used buffer notifications are held back.
+    pub moderation: Moderation,
 }
 
 /// What the queues of a device share: written by the control thread, read by the workers.
@@ -200,7 +203,7 @@ impl BlkDevice {
         let features = activation.features;
         let blk = BlkQueue::new(disk, self.shared.clone(), memory).with_features(features);
         let home = Home { device: self.options.name.clone(), unit: activation.index };
-        let queue = RunningQueue::new(activation, blk, stats);
+        let queue = RunningQueue::new(activation, blk, stats).moderated(self.options.moderation);
         self.pool.start(queue, home).ok_or(StartError::NoWorker)
     }
 
@@ -298,4 +301,4 @@ impl Device for BlkDevice {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,6 +1,7 @@
 //! Every kind of request, well-formed and not, from a driver's ring to a disk and back, without a
 //! thread: the driver half is the guest, a memory disk the host.
 
+pub(crate) mod moderation;
 mod room;
 
 use super::config::RANGES_MAX;
@@ -11,6 +12,7 @@ use manyring_backend::blk::Disk;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
+use manyring_engine::Moderation;
 use manyring_engine::solo::Wait;
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Pool, PoolOptions};
@@ -66,6 +68,7 @@ impl Guest {
             serial: "serial-0".to_owned(),
             read_only,
             writeback: true,
+            moderation: Moderation::Off,
         };
         let queue = disk.open_queue(false).unwrap();
         let device = BlkDevice::new(options, disk, Pool::new(PoolOptions::default()));

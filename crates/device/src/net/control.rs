@@ -84,7 +84,11 @@ enum Reach {
 #[derive(Debug)]
 enum Before {
     Filter(MacAddress, Option<Filter>),
-    Coalescing { tx: Coalescing, rx: Coalescing, queues: Vec<(usize, Coalescing)> },
+    Coalescing {
+        tx: Option<Coalescing>,
+        rx: Option<Coalescing>,
+        queues: Vec<(usize, Option<Coalescing>)>,
+    },
     Pairs(usize),
     Offloads(Offloads),
 }
@@ -223,7 +227,7 @@ impl State {
         let (tx, rx) = (self.coalescing_tx, self.coalescing_rx);
         let set = |index: usize| {
             let own = &mut self.vqs[index].coalescing;
-            (index, std::mem::replace(own, coalescing))
+            (index, own.replace(coalescing))
         };
         Before::Coalescing { tx, rx, queues: indices.map(set).collect() }
     }
@@ -273,12 +277,12 @@ impl Inner {
             }
             Command::CoalesceTx(coalescing) => {
                 let before = state.coalesce(self.data_queues(1), coalescing);
-                state.coalescing_tx = coalescing;
+                state.coalescing_tx = Some(coalescing);
                 before
             }
             Command::CoalesceRx(coalescing) => {
                 let before = state.coalesce(self.data_queues(0), coalescing);
-                state.coalescing_rx = coalescing;
+                state.coalescing_rx = Some(coalescing);
                 before
             }
             Command::CoalesceQueue(QueueCoalescing { index, coalescing }) => {
@@ -345,8 +349,10 @@ impl Inner {
         if runs { Ok(at) } else { Err(Refusal::Index { index }) }
     }
 
+    /// The parameters as the driver has set them, zeroes if it has not (§5.1.6.5.9.1): what the
+    /// operator wishes is none of them.
     fn coalescing_of(&self, index: u16) -> Result<Coalescing, Refusal> {
         let at = self.data_queue(index)?;
-        Ok(self.state().vqs[at].coalescing)
+        Ok(self.state().vqs[at].coalescing.unwrap_or_default())
     }
 }

@@ -7,6 +7,7 @@ use super::{NetDevice, NetOptions, NetRx, NetTx, Rules};
 use crate::Device;
 use manyring_backend::net::{Port, PortRx, PortTx};
 use manyring_engine::Activation;
+use manyring_engine::Moderation;
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Pool, PoolOptions};
 use manyring_memory::MemoryError;
@@ -143,6 +144,7 @@ impl SoloControl {
             mac: [2, 0, 0, 0, 0, 1],
             mtu: None,
             speed: None,
+            moderation: Moderation::Off,
         };
         // The pool starts no thread before a queue is started in it.
         let device = NetDevice::new(options, port, Pool::new(PoolOptions::default()));

@@ -31,6 +31,7 @@ use crate::live::Live;
 use crate::{ConfigError, Device, Later, StartError};
 use manyring_backend::net::Port;
 use manyring_engine::Activation;
+use manyring_engine::Moderation;
 use manyring_engine::aside;
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{Pool, StopError};
@@ -62,6 +63,8 @@ pub struct NetOptions {
     pub mtu: Option<u16>,
     /// Speed the guest is told, in Mbit/s, full duplex; none: it is not told.
     pub speed: Option<u32>,
+    /// How used buffer notifications are held back, unless the driver sets that itself.
+    pub moderation: Moderation,
 }
 
 /// What a turn of a network queue did.
@@ -88,7 +91,8 @@ struct Vq {
     /// As its worker knows.
     is_served: bool,
     route: Weak<Route>,
-    coalescing: Coalescing,
+    /// What the driver has asked for, if it has.
+    coalescing: Option<Coalescing>,
 }
 
 /// What is set, by the guest and by the operator.
@@ -111,8 +115,8 @@ struct State {
     has_control: bool,
     /// As `VQ_PAIRS_SET` said; counts while our control queue runs.
     pairs_in_use: usize,
-    coalescing_tx: Coalescing,
-    coalescing_rx: Coalescing,
+    coalescing_tx: Option<Coalescing>,
+    coalescing_rx: Option<Coalescing>,
     vqs: Vec<Vq>,
     /// Pairs that the host may use, and what it leaves unfinished: as it was told last.
     attached: Vec<bool>,
@@ -163,8 +167,8 @@ impl NetDevice {
             given: Offloads::default(),
             has_control: false,
             pairs_in_use: 1,
-            coalescing_tx: Coalescing::default(),
-            coalescing_rx: Coalescing::default(),
+            coalescing_tx: None,
+            coalescing_rx: None,
             vqs,
             attached: vec![false; options.queue_pairs],
             host_given: None,
@@ -315,8 +319,8 @@ impl Inner {
         state.mtu_told = state.mtu_front_end.or(state.mtu);
         state.filter = None;
         state.pairs_in_use = 1;
-        (state.coalescing_tx, state.coalescing_rx) = Default::default();
-        state.vqs.iter_mut().for_each(|vq| vq.coalescing = Coalescing::default());
+        (state.coalescing_tx, state.coalescing_rx) = (None, None);
+        state.vqs.iter_mut().for_each(|vq| vq.coalescing = None);
         state.given = Offloads::of_guest(features);
     }
 

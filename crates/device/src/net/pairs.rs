@@ -8,7 +8,7 @@ use manyring_engine::Order;
 use manyring_engine::QueueHandle;
 use manyring_engine::RunningQueue;
 use manyring_engine::aside;
-use manyring_engine::policy::moderation::Moderation;
+use manyring_engine::policy::moderation::Limits;
 use manyring_memory::MemoryError;
 use manyring_wire::net::{Coalescing, MacAddress, Offloads, VIRTIO_NET_F_MRG_RXBUF};
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
@@ -30,9 +30,8 @@ fn rarp(mac: MacAddress) -> Vec<u8> {
 }
 
 /// What the driver asked for, as the engine goes by it.
-fn moderation(coalescing: Coalescing) -> Moderation {
-    let Coalescing { packets_max, delay_us_max } = coalescing;
-    Moderation::new(packets_max, delay_us_max)
+fn limits(wish: Option<Coalescing>) -> Option<Limits> {
+    wish.map(|wish| Limits { count_max: wish.packets_max, delay_us_max: wish.delay_us_max })
 }
 
 fn no_memory(_: MemoryError) -> StartError {
@@ -100,13 +99,13 @@ impl Inner {
             serves
         };
         let home = Home { device: self.options.name.clone(), unit: pair };
-        let stats = self.stats[index].clone();
+        let (stats, moderation) = (self.stats[index].clone(), self.options.moderation);
         let started = if is_rx {
             let rx = self.receiver(pair, features, activation.queue.size())?;
-            self.pool.start(RunningQueue::new(activation, rx, stats), home)
+            self.pool.start(RunningQueue::new(activation, rx, stats).moderated(moderation), home)
         } else {
             let tx = self.transmitter(pair, features)?;
-            self.pool.start(RunningQueue::new(activation, tx, stats), home)
+            self.pool.start(RunningQueue::new(activation, tx, stats).moderated(moderation), home)
         };
         let handle = started.ok_or(StartError::NoWorker)?;
         if let Some(route) = handle.route() {
@@ -115,7 +114,7 @@ impl Inner {
                 vq.route = Arc::downgrade(route);
                 vq.coalescing
             };
-            route.ask(|reply| Order::Moderate(moderation(coalescing), reply)).await;
+            route.ask(|reply| Order::Moderate(limits(coalescing), reply)).await;
         }
         Ok(handle)
     }
@@ -240,7 +239,7 @@ impl Inner {
                 state.vqs.get(*index).map(|vq| (vq.route.upgrade(), vq.coalescing))
             };
             if let Some((Some(route), coalescing)) = found {
-                route.ask(|reply| Order::Moderate(moderation(coalescing), reply)).await;
+                route.ask(|reply| Order::Moderate(limits(coalescing), reply)).await;
             }
         }
     }

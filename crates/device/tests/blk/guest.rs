@@ -6,7 +6,8 @@ use manyring_backend::blk::null::NullDisk;
 use manyring_device::Device;
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_engine::{
-    Activation, Call, Event, EventKind, Kick, Polling, Pool, PoolOptions, QueueHandle, QueueStats,
+    Activation, Call, Event, EventKind, Kick, Moderation, Polling, Pool, PoolOptions, QueueHandle,
+    QueueStats,
 };
 use manyring_memory::{GuestMemory, RegionSpec};
 use manyring_queue::{DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
@@ -139,6 +140,7 @@ impl Guest {
             serial: "serial".to_owned(),
             read_only: false,
             writeback: true,
+            moderation: Moderation::Off,
         };
         let (sender, events) = mpsc::channel(8);
         let mut guest = Self {

@@ -15,12 +15,14 @@ use rustix::io::Errno;
 use std::sync::atomic::AtomicBool;
 use tokio::sync::mpsc;
 
-const RING: u16 = 32768;
+pub(super) const RING: u16 = 32768;
 /// More than a queue takes at once, twice.
 const REQUESTS: u16 = 3000;
 /// Where the ring of this test lies; header and status lie behind it.
+pub(super) const ADDRESSES: RingAddresses =
+    RingAddresses { descriptor: 0, available: 0x8_0000, used: 0xa_0000 };
 const MEMORY: usize = 1 << 20;
-const BEHIND: u64 = (1 << 20) - 4096;
+pub(super) const BEHIND: u64 = (1 << 20) - 4096;
 
 /// A worker that looks on.
 const LOOK: Decision = Decision::Look { reach_ns: 32_000 };
@@ -68,19 +70,19 @@ impl DiskQueue for GatedQueue {
 
 /// A full ring, and the queue that serves it.
 fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue<DeviceQueue, BlkQueue>) {
-    rig_with(disk, REQUESTS)
+    rig_with(disk, REQUESTS, RingFeatures::default())
 }
 
 /// A ring with so many requests, and the queue that serves it.
-fn rig_with(
-    disk: &GatedDisk,
+pub(super) fn rig_with(
+    disk: &dyn Disk,
     requests: u16,
+    features: RingFeatures,
 ) -> (Arc<Mapping>, DriverQueue, RunningQueue<DeviceQueue, BlkQueue>) {
     let mapping = Arc::new(Mapping::anonymous(MEMORY as u64).unwrap());
     let spec = RegionSpec { guest_addr: 0, size: MEMORY as u64, user_addr: 0, mmap_offset: 0 };
     let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap());
-    let addresses = RingAddresses { descriptor: 0, available: 0x8_0000, used: 0xa_0000 };
-    let features = RingFeatures::default();
+    let addresses = ADDRESSES;
     let config = QueueConfig { size: RING, addresses, base: 0.into(), features };
     let mut driver = DriverQueue::new(config, &memory).unwrap();
     let header = mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap();
@@ -173,7 +175,8 @@ fn a_queue_that_ends_with_requests_in_flight_gives_them_up() {
 #[test]
 fn a_queue_whose_disk_has_answered_is_looked_at_again_without_a_kick() {
     let gate = Arc::new(AtomicBool::new(false));
-    let (_mapping, mut driver, mut queue) = rig_with(&GatedDisk(gate.clone()), 1);
+    let (_mapping, mut driver, mut queue) =
+        rig_with(&GatedDisk(gate.clone()), 1, RingFeatures::default());
     let mut wait = Wait::new(false).unwrap();
     queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
     assert!(turn(&mut queue, &mut wait, 0));

@@ -7,7 +7,7 @@ use crate::net::NetDevice;
 use manyring_engine::Activation;
 use manyring_engine::Order;
 use manyring_engine::QueueHandle;
-use manyring_engine::policy::moderation::Moderation;
+use manyring_engine::policy::moderation::Limits;
 use manyring_engine::policy::polling::Polling;
 use manyring_engine::{Call, Kick};
 use manyring_engine::{Pool, PoolOptions};
@@ -258,9 +258,9 @@ impl Started {
             4 => handle.set_kick(Some(self.kick())).await,
             5 => {
                 let (packets_max, delay_us_max) = (number(40), number(300));
-                let moderation = Moderation::new(packets_max, delay_us_max);
+                let limits = Some(Limits { count_max: packets_max, delay_us_max });
                 let route = handle.route().unwrap();
-                route.ask(|reply| Order::Moderate(moderation, reply)).await;
+                route.ask(|reply| Order::Moderate(limits, reply)).await;
             }
             6 => {
                 device.set_link(false).await;

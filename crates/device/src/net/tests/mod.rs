@@ -19,6 +19,7 @@ use super::{NetOptions, Rules};
 use manyring_backend::net::{
     Frames, GROUP_FRAMES, Incoming, Port, PortRx, PortTx, Readiness, Sent, Stop,
 };
+use manyring_engine::Moderation;
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_memory::{
     GuestMemory, GuestSlice, Mapping, RegionSpec, copy_from_slices, copy_to_slices, total_len,
@@ -282,7 +283,14 @@ impl Port for Scripted {
 /// A device of `queue_pairs` pairs.
 fn options(queue_pairs: usize) -> NetOptions {
     let mac = [2, 0, 0, 0, 0, 9];
-    NetOptions { name: "test".to_owned(), queue_pairs, mac, mtu: None, speed: None }
+    NetOptions {
+        name: "test".to_owned(),
+        queue_pairs,
+        mac,
+        mtu: None,
+        speed: None,
+        moderation: Moderation::Off,
+    }
 }
 
 /// Guest memory with one ring in it.

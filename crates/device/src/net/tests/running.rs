@@ -1,5 +1,7 @@
 //! Network queues as a worker runs them: notifications held back, memory replaced, the end.
 
+mod moderation;
+
 use super::*;
 use crate::live::Live;
 use crate::net::{NetRx, NetTx};
@@ -7,7 +9,7 @@ use manyring_engine::Activation;
 use manyring_engine::Order;
 use manyring_engine::QueueIo;
 use manyring_engine::RunningQueue;
-use manyring_engine::policy::moderation::Moderation;
+use manyring_engine::policy::moderation::Limits;
 use manyring_engine::policy::polling::Decision;
 use manyring_engine::solo::{Happened, Run};
 use manyring_engine::solo::{Source, Wait, Woken};
@@ -46,6 +48,10 @@ impl Guest {
     }
 
     fn on(is_rx: bool, event_idx: bool, port: Scripted) -> Self {
+        Self::moderated(is_rx, event_idx, port, Moderation::Off)
+    }
+
+    fn moderated(is_rx: bool, event_idx: bool, port: Scripted, moderation: Moderation) -> Self {
         let ring = Ring::new(256, event_idx);
         let rules = Live::new(open_rules());
         let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
@@ -66,12 +72,12 @@ impl Guest {
             let rx = NetRx::new(port.receiving(), rules.load(), true, 256)
                 .unwrap()
                 .follow(rules.clone());
-            Box::new(RunningQueue::new(activation, rx, stats))
+            Box::new(RunningQueue::new(activation, rx, stats).moderated(moderation))
         } else {
             let tx = NetTx::new(Box::new(port.clone()), rules.load(), ALL)
                 .unwrap()
                 .follow(rules.clone());
-            Box::new(RunningQueue::new(activation, tx, stats))
+            Box::new(RunningQueue::new(activation, tx, stats).moderated(moderation))
         };
         let wait = Wait::new(false).unwrap();
         Self { ring, port, running, rules, wait, call, events, next: 0 }
@@ -139,8 +145,8 @@ impl Guest {
     }
 
     fn coalesce(&mut self, packets_max: u32, delay_us_max: u32) {
-        let moderation = Moderation::new(packets_max, delay_us_max);
-        self.heed(|reply| Order::Moderate(moderation, reply), 0);
+        let limits = Some(Limits { count_max: packets_max, delay_us_max });
+        self.heed(|reply| Order::Moderate(limits, reply), 0);
     }
 }
 
