@@ -13,7 +13,7 @@ use manyring_backend::net::tap::TapError;
 use manyring_device::Device;
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_device::net::{NetDevice, NetOptions};
-use manyring_engine::{Moderation, Pool, PoolOptions};
+use manyring_engine::{Pool, PoolOptions};
 use manyring_memory::MemoryError;
 use manyring_transport::vhost_user::{
     Connected, Endpoint, ListenError, ServeOptions, check_path, serve,
@@ -118,7 +118,7 @@ impl House {
                 serial: blk.serial.clone(),
                 read_only: blk.read_only,
                 writeback: blk.writeback,
-                moderation: Moderation::Off,
+                moderation: blk.device.moderation.law(),
             };
             let device = Arc::new(BlkDevice::new(options, disk, pool.clone()));
             parts.push(Part::new(device.clone(), Kind::Blk(device), &blk.device.socket));
@@ -137,7 +137,7 @@ impl House {
                 mac,
                 mtu: net.mtu,
                 speed: net.speed,
-                moderation: Moderation::Off,
+                moderation: net.device.moderation.law(),
             };
             let device = Arc::new(NetDevice::new(options, port, pool.clone()));
             parts.push(Part::new(device.clone(), Kind::Net(device), &net.device.socket));

@@ -260,6 +260,10 @@ pub(crate) struct BlkArgs {
     /// The worker of each queue, by its index [default: it goes where it is best served].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub(crate) queue_workers: Option<Vec<usize>>,
+    /// Hold interrupts back: off, auto (while they come fast), or like 32/100us (until there are so
+    /// many, or so long) [default: off].
+    #[arg(long, value_name = "MODE")]
+    pub(crate) moderation: Option<String>,
     /// The device id string, at most 20 characters [default: the name].
     #[arg(long)]
     pub(crate) serial: Option<String>,
@@ -305,6 +309,10 @@ pub(crate) struct NetArgs {
     /// The worker of each queue pair, by its index [default: it goes where it is best served].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub(crate) queue_workers: Option<Vec<usize>>,
+    /// Hold interrupts back: off, auto (while they come fast), or like 32/100us (until there are so
+    /// many, or so long) [default: off].
+    #[arg(long, value_name = "MODE")]
+    pub(crate) moderation: Option<String>,
     /// MAC address of the guest [default: a macvtap's own, else made from name and socket].
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<String>,
@@ -354,6 +362,7 @@ impl From<BlkArgs> for RawConfig {
             format: args.format,
             num_queues: args.num_queues,
             queue_workers: args.queue_workers,
+            moderation: args.moderation,
             queue_size: args.queue_size,
             serial: args.serial,
             cache: args.cache,
@@ -374,6 +383,7 @@ impl From<NetArgs> for RawConfig {
             generate: args.generate,
             queue_pairs: args.queue_pairs,
             queue_workers: args.queue_workers,
+            moderation: args.moderation,
             mac: args.mac,
             mtu: args.mtu,
             speed: args.speed,

@@ -1,6 +1,7 @@
 //! What will be done: every value resolved and checked, nothing opened yet.
 
 mod access;
+mod moderation;
 mod net;
 mod pins;
 mod place;
@@ -8,6 +9,7 @@ mod polling;
 mod unique;
 
 pub(crate) use access::AccessPlan;
+pub(crate) use moderation::ModerationPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
 pub(crate) use pins::in_words;
 pub(crate) use place::{Place, PlanError, Source};
@@ -54,6 +56,7 @@ pub(crate) struct DevicePlan {
     /// them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) queue_workers: Vec<usize>,
+    pub(crate) moderation: ModerationPlan,
     /// Seconds.
     pub(crate) handshake_timeout: u64,
 }
@@ -210,7 +213,8 @@ impl BlkPlan {
             }
         };
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), num_queues, &place)?;
-        let device = DevicePlan::new(name, place, raw.socket(), queue_workers)?;
+        let served = (queue_workers, raw.moderation.as_deref());
+        let device = DevicePlan::new(name, place, raw.socket(), served)?;
         Ok(Self {
             disk: DiskPlan::new(&raw, &device.place)?,
             read_only: raw.read_only,
@@ -230,15 +234,16 @@ impl DevicePlan {
         name: String,
         place: Place,
         raw: RawSocket,
-        queue_workers: Vec<usize>,
+        (queue_workers, moderation): (Vec<usize>, Option<&str>),
     ) -> Result<Self, PlanError> {
         let handshake_timeout = raw.handshake_timeout.unwrap_or(10);
         if !(1..=3600).contains(&handshake_timeout) {
             let problem = format!("{handshake_timeout} is not between 1 and 3600 seconds");
             return place.error("handshake_timeout", problem);
         }
+        let moderation = ModerationPlan::new(moderation, &place)?;
         let (one_off, socket) = (raw.one_off, SocketPlan::new(raw, &place)?);
-        Ok(Self { place, name, socket, one_off, queue_workers, handshake_timeout })
+        Ok(Self { place, name, socket, one_off, queue_workers, moderation, handshake_timeout })
     }
 }
 
@@ -392,6 +397,7 @@ mod tests {
             (format!("{base}null = '1G'\nqueue_size = 100"), "queue_size"),
             (format!("{base}null = '1G'\ndirect = true"), "direct"),
             (format!("{base}null = '1G'\nfd = 3"), "fd"),
+            (format!("{base}null = '1G'\nmoderation = 'on'"), "moderation"),
             (format!("{base}null = '1G'\ncache = 'none'"), "cache"),
             (format!("{base}null = '1G'\nsocket_mode = '999'"), "socket_mode"),
             (format!("{base}null = '1G'\n{base}null = '1G'"), "name"),

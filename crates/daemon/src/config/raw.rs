@@ -179,6 +179,8 @@ device_table! {
         pub(crate) queue_size: Option<u16>,
         /// The worker of each queue, by its index; default: it goes where it is best served.
         pub(crate) queue_workers: Option<Vec<usize>>,
+        /// How interrupts are held back: "off" (default), "auto", or like "32/100us".
+        pub(crate) moderation: Option<String>,
         /// The device id string, at most 20 bytes; default: the name.
         pub(crate) serial: Option<String>,
         /// `writeback` (default) or `writethrough`.
@@ -207,6 +209,8 @@ device_table! {
         pub(crate) queue_pairs: Option<usize>,
         /// The worker of each queue pair, by its index; default: it goes where it is best served.
         pub(crate) queue_workers: Option<Vec<usize>>,
+        /// How interrupts are held back: "off" (default), "auto", or like "32/100us".
+        pub(crate) moderation: Option<String>,
         /// MAC address of the guest; default: a macvtap's own, else made from name and socket.
         pub(crate) mac: Option<String>,
         /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.

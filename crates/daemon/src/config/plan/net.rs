@@ -74,8 +74,9 @@ impl NetPlan {
             return place.error("speed", problem);
         }
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;
+        let served = (queue_workers, raw.moderation.as_deref());
         Ok(Self {
-            device: DevicePlan::new(name, place, raw.socket(), queue_workers)?,
+            device: DevicePlan::new(name, place, raw.socket(), served)?,
             queue_pairs,
             mac,
             mtu,
@@ -218,6 +219,7 @@ mod tests {
             ("tap_fds = [1]", "tap_fds"),
             ("tap_fds = [7, 7]", "tap_fds"),
             ("tap = 't'\nfd = 3", "fd"),
+            ("tap = 't'\nmoderation = '0/10us'", "moderation"),
             ("tap = 't'\ncolour = 1", "colour"),
         ] {
             let message = plan(&format!("{base}{more}\n")).expect_err(more);
