@@ -65,6 +65,9 @@ pub(crate) struct ScenarioArgs {
     /// Measure ours three times in each round: with `--polling` auto, always and never.
     #[arg(long)]
     polling_modes: bool,
+    /// Disks: measure ours beside itself with `--moderation` auto and two fixed ones.
+    #[arg(long)]
+    moderation_modes: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -260,18 +263,22 @@ fn ours(
     Ok(Contender { name: name.to_owned(), how: How::Server { program, arguments } })
 }
 
-/// Ours with these arguments; beside it, if that was asked for, the same with each fixed arm.
+/// Ours with these arguments; beside it, if that was asked for, the same with each fixed arm of
+/// polling, and with interrupts held back in several ways.
 fn ours_and_modes(
     args: &ScenarioArgs,
     arguments: &[&dyn AsRef<std::ffi::OsStr>],
 ) -> Result<Vec<Contender>, String> {
     let mut contenders = vec![ours(args, "manyring", arguments)?];
-    if args.polling_modes {
-        for mode in ["always", "never"] {
-            let option = format!("--polling={mode}");
+    for (is_asked, option, modes) in [
+        (args.polling_modes, "polling", &["always", "never"][..]),
+        (args.moderation_modes, "moderation", &["auto", "8/50us", "32/100us"]),
+    ] {
+        for mode in modes.iter().filter(|_| is_asked) {
+            let setting = format!("--{option}={mode}");
             let arguments: Vec<&dyn AsRef<std::ffi::OsStr>> =
-                arguments.iter().copied().chain([&option as _]).collect();
-            contenders.push(ours(args, &format!("manyring, polling {mode}"), &arguments)?);
+                arguments.iter().copied().chain([&setting as _]).collect();
+            contenders.push(ours(args, &format!("manyring, {option} {mode}"), &arguments)?);
         }
     }
     Ok(contenders)
