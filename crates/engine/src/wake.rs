@@ -31,9 +31,9 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// The wakes that were not disturbed, in nanoseconds; none if they cannot be measured. A daemon that
-/// is bound to one CPU is woken by guests on others, and cannot measure that: a wake on one and the
-/// same CPU costs a sixth of it, and would make a worker sleep where it should look.
+/// The wakes that were not disturbed, in nanoseconds; none if they cannot be measured. A daemon
+/// that is bound to one CPU is woken by guests on others, and cannot measure that: a wake on one
+/// and the same CPU costs a sixth of it, and would make a worker sleep where it should look.
 fn measure() -> Vec<u64> {
     let [first, second, ..] = allowed_cpus()[..] else { return Vec::new() };
     std::thread::scope(|scope| {
@@ -133,10 +133,14 @@ mod tests {
 
     #[test]
     fn a_process_that_is_bound_to_one_cpu_measures_no_wake() {
-        let bound = std::thread::spawn(|| {
+        let bound = std::thread::Builder::new().spawn(|| {
             bind(allowed_cpus()[0]).unwrap();
             measure()
         });
-        assert_eq!(bound.join().unwrap(), Vec::<u64>::new(), "it would be that of one CPU");
+        assert_eq!(
+            bound.unwrap().join().unwrap(),
+            Vec::<u64>::new(),
+            "it would be that of one CPU"
+        );
     }
 }
