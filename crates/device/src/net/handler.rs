@@ -73,10 +73,11 @@ impl<R: Chains> Handler<R> for NetRx {
     }
 
     fn waits(&self, _queue: &R) -> Waits {
-        let is_gone = self.is_broken();
+        let (is_gone, has_room) = (self.is_broken(), self.has_room());
         Waits {
-            driver: !is_gone && !self.has_room(),
-            port: (!is_gone).then_some(Awaited::Input),
+            driver: !is_gone && !has_room,
+            // A port with a frame for which there is no room would report it again at once.
+            port: (!is_gone && has_room).then_some(Awaited::Input),
             at_ns: None,
             is_gone,
         }

@@ -550,6 +550,31 @@ fn a_receiveq_with_a_frame_that_waits_for_buffers_moves_when_it_has_them() {
 }
 
 #[test]
+fn a_guest_without_receive_buffers_lets_its_worker_sleep_whatever_its_port_has() {
+    for uring in [true, false] {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let pool = Pool::new(PoolOptions { workers_max: 1, polling: Polling::NEVER, uring });
+        let device = NetDevice::new(options(1), Arc::new(Wire(Arc::new(ours))), pool.clone());
+        let ring = Ring::new(32, true);
+        let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let (config, memory) = (ring.config, ring.memory.clone());
+        let events = mpsc::channel(4).0;
+        let mut queue = Started { index: 0, config, memory, kick, call, events, handle: None };
+        theirs.send(&[&[0; HEADER_SIZE][..], &frame(0, LEN)].concat()).unwrap();
+        runtime.block_on(queue.start(&device));
+        let sleeps = || pool.worker_stats()[0].sleeps.value();
+        std::thread::sleep(Duration::from_millis(100));
+        let before = sleeps();
+        std::thread::sleep(Duration::from_millis(100));
+        let woken = sleeps() - before;
+        assert!(woken < 5, "uring {uring}: woken {woken} times for a frame that has no buffer");
+        runtime.block_on(queue.stop(&device));
+    }
+}
+
+#[test]
 fn no_wake_up_is_lost_whatever_is_done_to_a_running_queue() {
     let seed = std::env::var("MANYRING_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
     for uring in [true, false] {
