@@ -8,6 +8,9 @@
 //!        the policy decides; its moves are made one after the other; rest
 //! ```
 
+#[cfg(test)]
+mod tests;
+
 use crate::accounts::{ThreadTimes, idle_ns};
 use crate::handle::Route;
 use crate::policy::placement::{Move, Placement, QueueLoad, Window, WorkerLoad};
@@ -63,11 +66,14 @@ impl Pool {
             let after = self.sample(&routes);
             let now_ns = nanoseconds(after.at.duration_since(began));
             let moves = placement.decide(&window(now_ns, &routes, &before, &after));
+            let mut has_moved = false;
             for Move { queue, to } in &moves {
                 let moved = routes[*queue].move_to(*to).await;
+                has_moved |= moved;
                 tracing::debug!(worker = to, moved, "queue moves to another worker");
             }
-            self.told.note_outcome(is_saturated || !moves.is_empty());
+            // A queue whose disk hangs pauses for each attempt to move it, and stays.
+            self.told.note_outcome(is_saturated || has_moved);
             sleep(PAUSE).await;
         }
     }
