@@ -192,7 +192,10 @@ impl UringQueue {
     /// The request of a token is done.
     fn close(&mut self, token: u32) {
         let entry = &mut self.in_flight[token as usize];
-        entry.close();
+        if entry.close() {
+            // Its last piece lies in that memory too.
+            self.piece.release();
+        }
         if token as usize >= TOKENS_KEPT {
             entry.rest.clear();
             entry.rest.shrink_to(SLICES_KEPT_BEYOND);
@@ -422,12 +425,15 @@ impl Default for InFlight {
 }
 
 impl InFlight {
-    /// The kernel has no entry for it any more.
-    fn close(&mut self) {
+    /// The kernel has no entry for it any more. True if its memory was let go of, which has changed
+    /// since.
+    fn close(&mut self) -> bool {
         self.is_open = false;
-        if std::mem::take(&mut self.is_retired) {
+        let was_retired = std::mem::take(&mut self.is_retired);
+        if was_retired {
             self.rest.release();
         }
+        was_retired
     }
 
     /// `n` bytes of the guest's memory are done.

@@ -285,3 +285,31 @@ fn memory_of_an_entry_that_has_not_ended_stays_mapped_when_its_queue_ends() {
     assert_eq!((held, memory.strong_count()), (2, 1), "the kernel may still write there");
     drop(ring);
 }
+
+#[test]
+fn the_pieces_of_a_long_request_keep_no_memory_that_was_taken_back_meanwhile() {
+    let file = image();
+    let size = 3 * PIECE_BYTES;
+    file.as_file().set_len(size).unwrap();
+    let mut bench = Bench::new(file.path(), true, false);
+    let guest = Arc::new(Mapping::anonymous(size).unwrap());
+    let mut burst = Burst::default();
+    let slices = SliceList::of_mapping(&guest, &[(0, u32::try_from(size).unwrap())]).unwrap();
+    burst.slices().extend(slices.all());
+    burst.push(0, Op::Read, 0, size);
+    let mut done = Vec::new();
+    bench.queue.submit(&burst, Some(&mut bench.ring), &mut done);
+    drop((burst, slices));
+    bench.queue.release_memory();
+    assert!(done.is_empty() && Arc::strong_count(&guest) > 1, "the kernel reads into it");
+    while done.is_empty() {
+        let mut events = Vec::new();
+        bench.ring.wait(Some(std::time::Duration::from_secs(10))).unwrap();
+        bench.ring.reap(&mut events);
+        for event in events {
+            bench.queue.on_event(0, event.result, Some(&mut bench.ring), &mut done);
+        }
+    }
+    assert_eq!(done, [Completion { token: 0, result: Ok(()) }]);
+    assert_eq!(Arc::strong_count(&guest), 1, "it cannot be unmapped");
+}
