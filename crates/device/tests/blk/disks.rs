@@ -13,7 +13,7 @@ const COUNT: u32 = 8;
 const BYTES: u32 = COUNT * 512;
 
 /// A file of the disk's size, on a file system that may know O_DIRECT, and a disk on it.
-fn disk(uring: bool) -> (tempfile::NamedTempFile, Arc<dyn Disk>) {
+pub(crate) fn disk(uring: bool) -> (tempfile::NamedTempFile, Arc<dyn Disk>) {
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.as_file().set_len(SECTORS * 512).unwrap();
     let options = ImageOptions { direct: uring, ..ImageOptions::default() };

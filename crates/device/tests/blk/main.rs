@@ -4,6 +4,7 @@
 
 mod busy;
 mod change;
+mod churn;
 mod disks;
 mod guest;
 mod memory;
