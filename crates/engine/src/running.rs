@@ -265,8 +265,12 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         if (asks_driver || looks_on) && decision.looks(io.now_ns(), self.worked_at_ns) {
             return false;
         }
-        if asks_driver && self.life.may_write() && self.ring.enable_notifications() {
-            return false;
+        if asks_driver && self.life.may_write() {
+            // A fault that this look has found is told by the next turn.
+            let has_work = self.ring.enable_notifications();
+            if has_work || self.ring.is_faulted() {
+                return false;
+            }
         }
         self.life.leave_alone();
         if !self.watch_port(io) {

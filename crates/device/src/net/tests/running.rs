@@ -306,6 +306,24 @@ fn a_queue_that_broke_while_the_host_had_no_memory_wants_no_turn() {
 }
 
 #[test]
+fn a_queue_that_is_found_broken_when_it_settles_tells_it_at_once() {
+    for event_idx in [false, true] {
+        let mut guest = Guest::with(false, event_idx);
+        guest.set_kick(Kick::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()).unwrap());
+        guest.turn(1);
+        // The driver makes more available than the ring has, after the last look at it.
+        let avail = guest.ring.memory.words(0x8000, avail_ring_size(256), 2).unwrap();
+        avail.store_u16_release(RING_IDX, 1000);
+        let how = (Decision::Sleep, false);
+        assert!(!guest.settles(how, 2), "nobody would be told before another kick");
+        guest.turn(3);
+        let event = guest.events.try_recv().map(|event| event.kind);
+        assert!(matches!(event, Ok(EventKind::Fault(_))), "{event:?}");
+        assert!(guest.settles(how, 4), "it is looked at no more");
+    }
+}
+
+#[test]
 fn a_queue_that_breaks_in_the_batch_that_finds_no_memory_wants_no_turn() {
     let mut guest = Guest::new(false);
     guest.port.script().then = Some(Next::NoMemory);
