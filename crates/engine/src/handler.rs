@@ -100,6 +100,11 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// chains that are returned need not be published.
     fn turn(&mut self, ring: &mut R, turn: &mut Turn<'_, '_>) -> Done;
 
+    /// What the last turn returned is published, and the driver was told if it wanted to know.
+    /// Who waits for the end of that hears of it now, and not before: the ring may be somebody
+    /// else's memory as soon as they do.
+    fn published(&mut self) {}
+
     /// What would make the next turn worth it.
     fn waits(&self, ring: &R) -> Waits;
 

@@ -138,6 +138,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         if done.used > 0 {
             self.life.dropped_some();
             self.notifier.publish(&mut self.ring, done.told, moment, &self.stats);
+            self.handler.published();
         }
         self.notifier.ring_if_due(moment, &self.stats);
         if self.ring.is_faulted() {

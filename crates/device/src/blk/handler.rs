@@ -46,6 +46,11 @@ impl<R: Chains> Handler<R> for BlkQueue {
         Done { popped, used: count, told: count, memory_lost: lost, has_more }
     }
 
+    #[inline]
+    fn published(&mut self) {
+        self.acknowledge();
+    }
+
     /// A queue that has taken so much of its ring that the rest must wait in it asks the driver for
     /// nothing: only the disk can change that.
     fn waits(&self, queue: &R) -> Waits {

@@ -63,8 +63,8 @@ impl Pending {
         Some(request)
     }
 
-    /// Acknowledges changes of memory that no request stands against. Called when all requests
-    /// that were finished have been returned to the driver.
+    /// Acknowledges changes of memory that no request stands against. Called when the driver can
+    /// see all requests that were finished.
     #[inline]
     pub(super) fn acknowledge(&mut self) {
         self.epochs.acknowledge();

@@ -111,6 +111,12 @@ impl BlkQueue {
         self.pending.barrier(reply);
     }
 
+    /// What was returned to the driver is published: tells whoever waits for that.
+    #[inline]
+    pub(crate) fn acknowledge(&mut self) {
+        self.pending.acknowledge();
+    }
+
     /// True if no more is taken out of the ring until a request is done.
     pub(crate) fn is_full(&self, queue: &impl Chains) -> bool {
         queue.in_flight() >= IN_FLIGHT_MAX
@@ -215,7 +221,6 @@ impl BlkQueue {
                 tally.finish(request, status, now_ns, queue, stats);
             }
         }
-        self.pending.acknowledge();
         tally.store(stats);
         Completed { count, lost, has_more }
     }

@@ -6,14 +6,17 @@ use crate::blk::IN_FLIGHT_MAX;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
 use manyring_backend::sys::uring::Ring;
 use manyring_engine::Activation;
+use manyring_engine::Order;
 use manyring_engine::QueueIo;
 use manyring_engine::RunningQueue;
 use manyring_engine::policy::polling::Decision;
 use manyring_engine::solo::{Happened, Run};
 use manyring_engine::solo::{Source, Woken};
 use rustix::io::Errno;
-use std::sync::atomic::AtomicBool;
-use tokio::sync::mpsc;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU16};
+use std::task::{Context, Wake, Waker};
+use tokio::sync::{mpsc, oneshot};
 
 pub(super) const RING: u16 = 32768;
 /// More than a queue takes at once, twice.
@@ -195,4 +198,36 @@ fn a_queue_whose_disk_has_answered_is_looked_at_again_without_a_kick() {
     driver.add(&[(BEHIND, 16)], &[(BEHIND + 64, 1)]).unwrap();
     assert!(!driver.publish(), "the driver is asked for no kick meanwhile");
     assert!(turn(&mut queue, &mut wait, late + 2000));
+}
+
+/// Looks at the used index when it is woken.
+struct Seen {
+    mapping: Arc<Mapping>,
+    index: AtomicU16,
+}
+
+impl Wake for Seen {
+    fn wake(self: Arc<Self>) {
+        let index = self.mapping.slice(0xa_0002, 2).and_then(|index| index.read_array());
+        self.index.store(u16::from_le_bytes(index.unwrap()), Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_queue_that_is_disabled_is_answered_when_its_ring_is_written_no_more() {
+    let gate = Arc::new(AtomicBool::new(false));
+    let (mapping, mut driver, mut queue) = rig_with(&GatedDisk(gate.clone()), 1);
+    let mut wait = Wait::new(false).unwrap();
+    queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
+    assert!(turn(&mut queue, &mut wait, 0));
+    let (fence, mut answer) = oneshot::channel();
+    queue.heed(Order::Enable(false, fence), &mut QueueIo::new(&mut wait, 0, 0, 0));
+    let seen = Arc::new(Seen { mapping, index: AtomicU16::new(u16::MAX) });
+    let waker = Waker::from(seen.clone());
+    assert!(Pin::new(&mut answer).poll(&mut Context::from_waker(&waker)).is_pending());
+    gate.store(true, Ordering::Relaxed);
+    assert!(turn(&mut queue, &mut wait, 1));
+    assert_eq!(answer.try_recv(), Ok(Ok(())));
+    assert_eq!(seen.index.load(Ordering::Relaxed), 1, "the driver may have its ring back by then");
+    assert!(driver.take_used().is_some());
 }
