@@ -192,7 +192,9 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
         // A driver that goes on meanwhile is there: it is looked at further on.
         let goes_on = self.life.mode() == Mode::Drop && self.ring.enable_notifications();
-        if !goes_on || !self.notifier.has_kick() {
+        if goes_on && self.notifier.has_kick() {
+            self.make_hot(io.now_ns());
+        } else {
             self.life.leave_alone();
             self.look = Look::Armed;
         }
