@@ -39,6 +39,8 @@ impl Run for Idle {
 
     fn wake(&mut self, _: u64) {}
 
+    fn prepare_sleep(&mut self) {}
+
     fn check_memory(&mut self) {}
 
     fn drain(&mut self) {}

@@ -216,7 +216,8 @@ impl Wake for Seen {
 #[test]
 fn a_queue_that_is_disabled_is_answered_when_its_ring_is_written_no_more() {
     let gate = Arc::new(AtomicBool::new(false));
-    let (mapping, mut driver, mut queue) = rig_with(&GatedDisk(gate.clone()), 1);
+    let (mapping, mut driver, mut queue) =
+        rig_with(&GatedDisk(gate.clone()), 1, RingFeatures::default());
     let mut wait = Wait::new(false).unwrap();
     queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
     assert!(turn(&mut queue, &mut wait, 0));
