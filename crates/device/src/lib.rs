@@ -5,6 +5,35 @@
 //! requests of a disk or frames of a port, and gives both to the engine, whose workers run the
 //! queue. The transport gets a [`QueueHandle`] back, through which the running queue is told of new
 //! memory, fds, enable and stop.
+//!
+//! ```text
+//! start(activation):  open the backend's queue: a disk's, or one half of a port's
+//!                     RunningQueue::new(activation, handler, stats) -> Pool::start -> handle
+//! a turn of a blk queue (blk/virtio.rs):
+//!     pop a batch; of each chain: copy the header, parse it, check it against the disk
+//!     what needs no disk has its completion at once; the rest is one burst to DiskQueue::submit
+//!     reap; of each completion: write the status byte, push the chain
+//! a turn of a transmitq (net/tx.rs):
+//!     pop a batch; of each chain: copy the header, check it; a wrong frame is dropped and counted
+//!     the burst goes to PortTx::send; the chains of frames that it took are pushed
+//!     the port is full? the rest stays, in order, until it reports
+//! a turn of a receiveq (net/rx.rs):
+//!     pop buffers ahead; while the port has frames, and the turn's measure is not full:
+//!     read one into the buffers, or copy one that the port lends; the rules drop it or let it in
+//!     write the header with num_buffers; push the buffers; sixteen frames are visible together
+//! ```
+//! The engine publishes, tells the driver, sleeps and wakes; a handler does none of that
+//! (`manyring_engine::Handler` says what it does). Why it is cut there:
+//! 1. **A handler knows no time but the one that it is given.** It says what would make its next
+//!    turn worth it (buffers from the driver, a port, a time), and the engine waits for that.
+//! 2. **What is taken is returned, or can be given back.** Buffers and frames that nobody has begun
+//!    with go back when memory changes, when the queue stops and when it is disabled; a request of
+//!    a disk is waited for (`blk/pending.rs`).
+//! 3. **What the control thread changes reaches a running queue in one way.** It is set once
+//!    (`live.rs`), and each queue takes it when it is told to look: link, offloads, MTU, filter.
+//! 4. **Two devices, the same files.** `config.rs` is what is offered, `handler.rs` the border to
+//!    the engine, `mod.rs` the device. The control queue of a network device (`net/ctrl.rs`) is a
+//!    task of the control thread: its commands may have to wait for the host.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

@@ -9,17 +9,68 @@
 //! session:  QueueHandle: memory, enable, kick, call, stop -> Order -> the worker's mailbox
 //! worker:   wait for a kick, a completion, a port, an order, a time
 //!           every hot queue takes a turn: its handler takes chains, serves them, returns them
-//!           publish; tell the driver, or hold that back; nothing left: spin or sleep by the law
+//!           publish; tell the driver, or hold that back
+//!           nothing left: look on or sleep, as the law of polling says
 //! session:  Event (a fault, memory that is gone) <- through one bounded mailbox
 //! ```
+//! The parts, from the outside to the inside:
+//! * [`Pool`] starts the workers, on demand, and puts a queue on the first of them. `balance.rs`
+//!   moves queues between them, as `policy/placement.rs` decides.
+//! * A worker (`worker.rs`) is one thread that owns queues. It sees each as `dyn Run`: one indirect
+//!   call for a turn, whatever the ring and the device are.
+//! * [`RunningQueue`] is the one implementation of that trait, generic over the ring and the
+//!   handler: within a turn nothing is dispatched per chain. Its doorbells are `notifier.rs`; what
+//!   a turn may do with the ring, and what its session has been told, is `life.rs`.
+//! * [`Handler`] is what a device brings. A handler takes chains off the ring and returns them. It
+//!   never sleeps, watches no file descriptor by itself, and rings nobody.
+//! * [`QueueIo`] is what a worker lends a queue for one call: its io_uring, its way to sleep, the
+//!   queue's place in it, and the time.
+//! * [`Epochs`] and [`Table`] are for handlers whose work outlives a turn. The table keeps what is
+//!   in flight, under its chain's slot; the epochs say which snapshot of guest memory it uses.
+//! * `policy/` decides and does nothing else: it reads no clock and asks no system.
+//!
 //! What is shared, and by whom:
 //! 1. A queue has one owner at a time, its worker: no lock, no atomic instruction per request.
+//!    A queue that moves is handed over whole, when nothing of it is in flight.
 //! 2. A worker's time is shared by the guests whose queues it serves (`policy/share.rs`); its ring
 //!    of the kernel by their disks (`manyring_backend::sys::uring`).
 //! 3. A file descriptor of a front-end is touched by its device's janitor (`foreign.rs`), and an
 //!    eventfd is written to under the eyes of the sentry (`sentry.rs`).
-//! 4. Memory that a request uses stays mapped until the request is done (`epoch.rs`): whoever takes
-//!    memory away waits for that, and is told.
+//! 4. Memory that a request uses stays mapped until the request is done. An order that takes memory
+//!    away carries a [`Fence`], which is answered when nothing of the former memory is in use
+//!    (`epoch.rs`).
+//!
+//! A handler that returns every chain as it came:
+//! ```
+//! use manyring_engine::{Done, Handler, Mode, Turn, Waits};
+//! use manyring_queue::{BATCH_CHAINS, Batch, Chains};
+//!
+//! #[derive(Debug, Default)]
+//! struct Returns {
+//!     batch: Batch,
+//! }
+//!
+//! impl<R: Chains> Handler<R> for Returns {
+//!     fn turn(&mut self, ring: &mut R, turn: &mut Turn<'_, '_>) -> Done {
+//!         if turn.mode == Mode::Rest {
+//!             return Done::default();
+//!         }
+//!         let popped = ring.pop_batch(&mut self.batch, BATCH_CHAINS);
+//!         for index in 0..popped {
+//!             if let Some((chain, _readable, _writable)) = self.batch.take(index) {
+//!                 ring.push_used(chain, 0);
+//!             }
+//!         }
+//!         Done { popped, used: popped, told: popped, ..Done::default() }
+//!     }
+//!
+//!     fn waits(&self, _ring: &R) -> Waits {
+//!         Waits { driver: true, ..Waits::default() }
+//!     }
+//!
+//!     fn abandon(&mut self, _ring: &mut R) {} // nothing is ever in flight
+//! }
+//! ```
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

@@ -1,14 +1,37 @@
 //! `RunningQueue`: a queue as its worker owns it: one turn and one life for all of them.
 //!
 //! ```text
-//! turn:    the handler takes chains, serves them, and returns those that are done
-//!          publish what was returned; the driver wants to know? tell it now, or hold it back
-//! settle:  the driver can bring work: ask for a kick, and look at the ring once more
-//!          a port can: watch it
-//!          time can: name the time
+//! turn:    mode = serve, drop or rest                       what may be done with the ring
+//!          done = handler.turn(ring, mode)                  takes chains, serves, returns them
+//!          something was returned? publish it; the driver wants to know? tell it now, or hold
+//!          the call back                                    (notifier.rs)
+//!          a call was held back, and is due? ring it
+//!          the ring has a fault? latch it, signal err, tell the session once      (life.rs)
+//! settle:  there is more to do, or nobody can kick? keep looking
+//!          the law of polling says that the next request is near? keep looking
+//!          the driver can bring work: ask for a kick, and look at the ring once more
+//!          a port can: watch it          time can: name the time
+//!          all of these are asked? take no turn until one of them reports
+//! order:   new memory:    give back what nobody has begun with, resolve the ring again;
+//!                         answer when nothing in flight uses the former memory
+//!          disable:       the same, and a queue whose driver goes on (a transmitq) is emptied
+//!          stop, move:    take no more; leave when nothing is in flight
 //! ```
-//! A queue is hot while it takes a turn in every round of its worker. It then asks for no kicks.
-//! After it has settled it takes none until its kick, its port, its disk or the clock wakes it.
+//! 1. A queue is hot while it takes a turn in every round of its worker, and asks for no kicks
+//!    then. After it has settled it takes none until its kick, its port, its disk, an order or the
+//!    clock wakes it.
+//! 2. The kick is asked for before the last look at the ring, and that look comes after a full
+//!    fence: a driver that adds a chain meanwhile either is seen, or sees that it must kick.
+//! 3. An answer of a disk is work as a request is. A driver that hears of it most often sends the
+//!    next request at once, so the worker goes on looking.
+//! 4. The ring of a disabled queue may be the driver's memory again: it is looked at only after a
+//!    kick, and written only if that kick had brought something.
+//! 5. What was taken and not begun (receive buffers that were popped ahead, frames that a port did
+//!    not take) goes back before memory changes. What a disk has begun carries its epoch and keeps
+//!    its snapshot mapped; the order's fence is answered when the last of it is done.
+//!
+//! The queue is generic over its ring and its handler, so that a turn is compiled as one piece for
+//! each pair of them. The worker holds it as `dyn Run`: one indirect call for each turn.
 
 use crate::Activation;
 use crate::handler::{Awaited, Done, Handler, Mode, Turn, Waits};

@@ -1,18 +1,39 @@
 //! THE LOOP: one thread and the queues it owns: wait, pop, process, complete, notify.
 //!
 //! ```text
-//! loop:  commands, if there are some
-//!        events: kicks make queues hot, disk events complete requests
-//!        every hot queue takes a turn, another one first each time, while its guest has time left
-//!        submit what the turns queued
-//!        somebody worked? the queues that have had nothing for long settle; again
-//!        else every queue settles that has looked for long enough
-//!        none hot? sleep
-//! settle: ask the driver for a kick and look at the ring once more, or watch the port
+//! loop:    read the clock, once for the whole round
+//!          orders wait in the mailbox? obey them: a queue starts, changes, stops or moves
+//!          events: each goes to its queue, which is hot from then on
+//!          a queue's own time has come (a call that was held back, a retry)? it is hot
+//!          every hot queue takes a turn, another one first each time, while its guest has time
+//!          submit to the kernel what the turns queued
+//!          a piece of guest memory was cut away? ask each queue whether it was its own
+//!          a queue that ends has nothing in flight any more? it leaves: to its session, or to
+//!          another worker
+//!          somebody worked, or something happened?
+//!              queues that have had no work for long settle, though the worker is busy
+//!              awake for 50 ms, with several hot queues? tell the balance
+//!              again
+//!          else ask the law of polling; every queue settles that need not be looked at any more
+//!          no hot queue and no order? sleep until an event, or the next time of a queue
+//! settle:  ask the driver for a kick and look at the ring once more, or watch the port
 //! ```
-//! A queue settles by itself, whatever the others do: a transmitq that waits for its port is
-//! watched at once, also beside a neighbour that always has work. A worker with no hot queue makes
-//! no system call and no timer: it sleeps until a kick, a disk completion or a command.
+//! Why it is so:
+//! 1. **Only hot queues cost anything.** A queue that has settled takes no turn, is not looked at
+//!    and has no timer; its kick, its disk, its port, an order or its own time makes it hot again.
+//!    A worker without hot queues sleeps. That sleep has a timeout only while a queue waits for a
+//!    time, or while the worker has no queue at all and will end after a minute.
+//! 2. **A queue settles by itself**, whatever the others do. A transmitq that waits for its port is
+//!    watched at once, also beside a neighbour that always has work, and a queue without work goes
+//!    after a millisecond. If queues settled only when all of them were idle, one busy queue would
+//!    keep every other one in the turns for ever, each of them at the cost of a look.
+//! 3. **What happens to a queue between its turns is not lost.** A slot is due from an event until
+//!    its next turn; a slot that is due does not settle. Its turn may be put off, because its guest
+//!    has had its time.
+//! 4. **The turns begin with another queue each round**, and a guest that has had more time than
+//!    the others waits (`round.rs`, `policy/share.rs`): none starves behind a flood.
+//! 5. **Events name a slot and a generation.** The kernel may report a watch that has ended, or
+//!    whose slot has another queue by then; such an event is not passed on.
 
 mod round;
 mod tell;

@@ -1,19 +1,78 @@
 //! Rings. Both halves of each: the device half we serve, the driver half of tests and bench.
 //!
-//! transport -> **queue** -> device -> backend. A queue answers and never calls: the worker pops
-//! batches of [`Chain`]s, does the work, pushes each chain back exactly once, publishes, and asks
-//! whether the driver wants a notification.
+//! transport -> **queue** -> device -> backend. A virtqueue is a ring in guest memory: the driver
+//! makes chains of buffers available, the device returns each chain as used. A queue answers and
+//! never calls: a worker pops a batch of [`Chain`]s, has them served, pushes each chain back
+//! exactly once, publishes, and asks whether the driver wants a used buffer notification.
 //!
 //! ```text
-//! pop_batch -> Chain, Chain, ..   (checked once; a driver's fault is latched, reported once)
-//! push_used(chain, written)       (shadow entries)
-//! publish                         (one release store)
-//! needs_notification              (flags or EVENT_IDX, with the full fence inside)
-//! enable_notifications            (with the look again inside: true means "do not sleep")
+//! loop:
+//!   n = pop_batch(batch, max)           reads the available index once, and walks each chain
+//!   for each chain of the batch:        its slices of guest memory lie in the batch
+//!     have it served
+//!     push_used(chain, written)         writes a used entry that the driver does not see yet
+//!   publish()                           stores the used index: the driver sees all of them
+//!   if needs_notification(): call       reads what the driver has asked for, after a fence
+//!   if n == 0 and not enable_notifications(): sleep until the kick
 //! ```
-//! The device half of every format answers through the same two traits, [`Ring`] and [`Chains`].
-//! [`DeviceQueue`] and [`DriverQueue`] are enums over the ring format: one match per call.
-//! Nothing above this crate can tell the formats apart.
+//! Why it is so, and why it is right:
+//! 1. **The driver writes while we read.** Each descriptor is copied out once, as two 64-bit words,
+//!    and every decision is made on the copy. What a chain names becomes slices that were checked
+//!    against the memory table ([`manyring_memory`]); nobody above this crate sees a guest address.
+//! 2. **A fault is latched.** An index that jumps, a chain that loops, a head that is available
+//!    again while its chain is in flight, or a buffer outside of memory is the driver's fault
+//!    ([`QueueError`]). The chains before it are delivered, no more come, and [`Ring::fault`] tells
+//!    why. Whoever runs the queue says so once; the ring itself logs nothing.
+//! 3. **A chain is a token.** [`Chain`] cannot be copied. It ends by `push_used`, `unpop` or
+//!    `discard`; a debug build panics if one is dropped. Its slot is a number below the ring's
+//!    size that no other chain in flight has, so whoever serves the chain can keep what belongs to
+//!    it under that number, and needs no list of free places.
+//! 4. **One store makes a whole burst visible**, and one question follows it. The store is a
+//!    release: the driver that sees the index also sees the entries and the data behind them.
+//! 5. **No notification is lost.** Each side writes its word, passes a full fence, and then reads
+//!    the other's word, so that one of them sees the other. Both fences lie inside:
+//!    `needs_notification` reads the driver's event behind its fence, and `enable_notifications`
+//!    looks at the ring once more behind its own; true means "there is work, do not sleep".
+//!    `tests/interleave.rs` runs both under loom.
+//! 6. **The base is a type.** [`Base`] is what `SET_VRING_BASE` and `GET_VRING_BASE` carry; only
+//!    the ring's format knows what its 32 bits mean.
+//!
+//! The device half of every format answers through two traits, [`Ring`] and [`Chains`]. Code that
+//! is generic over them pays no dispatch. [`DeviceQueue`] and [`DriverQueue`] are enums over the
+//! ring format, with one match for each call; today there is one format, so the match costs
+//! nothing. Nothing above this crate can tell the formats apart.
+//!
+//! ```
+//! use manyring_memory::{GuestMemory, Mapping, RegionSpec};
+//! use manyring_queue::{
+//!     Batch, DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures,
+//! };
+//! use std::sync::Arc;
+//!
+//! // A guest of 64 KiB, and a ring of 8 entries in its memory.
+//! let spec = RegionSpec { guest_addr: 0, size: 0x10000, user_addr: 0, mmap_offset: 0 };
+//! let mapping = Arc::new(Mapping::anonymous(spec.size).unwrap());
+//! let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping).unwrap());
+//! let config = || QueueConfig {
+//!     size: 8,
+//!     addresses: RingAddresses { descriptor: 0, available: 0x1000, used: 0x2000 },
+//!     base: 0.into(),
+//!     features: RingFeatures { event_idx: true, indirect: true },
+//! };
+//! let mut driver = DriverQueue::new(config(), &memory).unwrap();
+//! let mut device = DeviceQueue::new(config(), memory).unwrap();
+//!
+//! // The driver offers 16 bytes to read and 512 to write, and wants to notify the device.
+//! let id = driver.add(&[(0x8000, 16)], &[(0x9000, 512)]).unwrap();
+//! assert!(driver.publish());
+//!
+//! let mut batch = Batch::new();
+//! assert_eq!(device.pop_batch(&mut batch, 64), 1);
+//! let (chain, _readable, _writable) = batch.take(0).unwrap();
+//! device.push_used(chain, 512);
+//! device.publish();
+//! assert_eq!(driver.take_used(), Some((id, 512)));
+//! ```
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
