@@ -107,11 +107,13 @@ pub(super) fn line_of(text: &str, at: usize) -> usize {
     text[..at].matches('\n').count() + 1
 }
 
-/// What stands before the tests at the end.
+/// What stands before the tests at the end. A `mod tests;` is not those: its text lies elsewhere,
+/// and code may follow.
 pub(super) fn before_tests(code: &str) -> &str {
     let tests = code.match_indices("#[cfg(test)]").map(|(at, _)| at).find(|&at| {
         let rest = code[at..].trim_start_matches("#[cfg(test)]").trim_start();
-        rest.starts_with("mod ")
+        let after_name = rest.strip_prefix("mod ").map(|rest| rest.trim_start_matches(is_name));
+        after_name.is_some_and(|rest| rest.trim_start().starts_with('{'))
     });
     &code[..tests.unwrap_or(code.len())]
 }
@@ -195,5 +197,7 @@ mod tests {
         let code = "a\n#[cfg(test)]\nfn x() {}\n#[cfg(test)]\nmod tests {}\n";
         assert_eq!(before_tests(code), "a\n#[cfg(test)]\nfn x() {}\n");
         assert_eq!(before_tests("abc"), "abc");
+        let declared = "#[cfg(test)]\nmod tests;\nfn a() {}\n";
+        assert_eq!(before_tests(declared), declared);
     }
 }
