@@ -1,11 +1,37 @@
-//! A file fits a screen's patience, a function a screen, a line a screen's width.
+//! A crate fits a sitting, a file a screen's patience, a function a screen, a line its width.
 
 use super::files::File;
 use super::{Offence, source};
+use std::collections::BTreeMap;
 
+const CRATE_LINES_MAX: usize = 4000;
 const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
 const LINE_COLUMNS_MAX: usize = 100;
+
+/// A crate has at most 4,000 lines in its `src`, tests left out, unless a design note names that
+/// folder, like `` `crates/engine/src` ``, and says why it is larger. What lies outside `crates` is
+/// tests and tools.
+pub(super) fn src_folder(files: &[File]) -> Vec<Offence> {
+    let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
+    for file in files.iter().filter(|file| file.is_rust()) {
+        if let Some(at) = file.path.find("/src/").filter(|_| file.path.starts_with("crates/")) {
+            let folder = &file.path[..at + "/src".len()];
+            *sizes.entry(folder).or_default() += file.code_before_tests().lines().count();
+        }
+    }
+    let notes: Vec<_> = files.iter().filter(|f| f.path.starts_with("docs/design/")).collect();
+    let has_note = |folder: &str| notes.iter().any(|f| f.text.contains(&format!("`{folder}`")));
+    let too_large = sizes.into_iter().filter(|(_, lines)| *lines > CRATE_LINES_MAX);
+    too_large
+        .filter(|(folder, _)| !has_note(folder))
+        .map(|(folder, lines)| {
+            let bound = format!("{lines} lines before the tests, {CRATE_LINES_MAX} at most");
+            let sentence = format!("{bound}, or a note in docs/design that names `{folder}`");
+            Offence { path: folder.to_owned(), line: 0, sentence }
+        })
+        .collect()
+}
 
 /// At most 500 lines before the tests.
 pub(super) fn file(file: &File) -> Vec<Offence> {
@@ -51,6 +77,29 @@ pub(super) fn first_line(file: &File) -> Vec<Offence> {
 mod tests {
     use super::*;
     use crate::tidy::offences;
+
+    #[test]
+    fn a_crate_has_4000_lines_unless_a_design_note_names_it() {
+        let lines = |count| "a\n".repeat(count);
+        let file = |path: &str, text: String| File::new(path.into(), text);
+        let mut files = vec![
+            file("crates/queue/src/lib.rs", lines(2000)),
+            file("crates/queue/src/split/device.rs", lines(2000)),
+            file("crates/queue/src/split/tests.rs", lines(900)),
+            file("crates/queue/tests/pair.rs", lines(900)),
+            file("crates/wire/src/lib.rs", lines(3000)),
+            file("system/src/lib.rs", lines(4001)),
+            file("docs/design/0001-names.md", "see `crates/queue/src/lib.rs`\n".into()),
+        ];
+        assert_eq!(src_folder(&files), []);
+        files.push(file("crates/queue/src/ring.rs", lines(1)));
+        let found = src_folder(&files);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].path, "crates/queue/src");
+        assert!(found[0].sentence.contains("4001 lines"), "{found:?}");
+        files.push(file("docs/design/0009-large.md", "`crates/queue/src` is large\n".into()));
+        assert_eq!(src_folder(&files), []);
+    }
 
     #[test]
     fn a_file_has_500_lines_and_any_number_of_tests() {
