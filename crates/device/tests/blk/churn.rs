@@ -23,7 +23,8 @@ use tokio::sync::mpsc;
 const STALL: Timespec = Timespec { tv_sec: 6, tv_nsec: 0 };
 /// Requests in flight; each has a place of its own in memory and on the disk.
 const DEPTH: u64 = 8;
-const LEN: u64 = 4096;
+const BYTES: usize = 4096;
+const LEN: u64 = BYTES as u64;
 const DISTURBANCES: u64 = 150;
 
 /// The driver: each place is written, read back, and now and then flushed.
@@ -40,13 +41,13 @@ impl Driver<'_> {
     fn add(&mut self, place: u64, step: u64) -> u16 {
         let (low, high) = self.files;
         let (header, status, data) = (HEADER + place * 16, STATUS + place, DATA + place * LEN);
-        let bytes = [pattern(place, step); LEN as usize];
+        let bytes = [pattern(place, step); BYTES];
         let kind = match step % 5 {
             0 | 2 => VIRTIO_BLK_T_OUT,
             1 | 3 => VIRTIO_BLK_T_IN,
             _ => VIRTIO_BLK_T_FLUSH,
         };
-        let bytes = if kind == VIRTIO_BLK_T_OUT { bytes } else { [0; LEN as usize] };
+        let bytes = if kind == VIRTIO_BLK_T_OUT { bytes } else { [0; BYTES] };
         rustix::io::pwrite(high, &bytes, place * LEN).unwrap();
         let sector = place * LEN / 512;
         let head = [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat();
@@ -69,9 +70,9 @@ impl Driver<'_> {
         rustix::io::pread(low, &mut status, STATUS + place).unwrap();
         assert_eq!(status[0], OK, "place {place}, step {step}");
         if matches!(step % 5, 1 | 3) {
-            let mut bytes = [0; LEN as usize];
+            let mut bytes = [0; BYTES];
             rustix::io::pread(high, &mut bytes, place * LEN).unwrap();
-            let wanted = [pattern(place, step - 1); LEN as usize];
+            let wanted = [pattern(place, step - 1); BYTES];
             assert!(bytes == wanted, "place {place}, step {step}: {}", bytes[0]);
         }
     }
