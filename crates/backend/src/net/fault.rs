@@ -1,7 +1,7 @@
 //! `fault`: a decorator that makes another port lose, spoil or not take frames.
 
 use super::decorator::{Decorated, Decorator};
-use super::{Frames, Port, PortRx, PortTx, Readiness, Sent, Stop};
+use super::{Frames, Port, PortRx, PortTx, Readiness, Returned, Sent, Stop};
 use manyring_memory::GuestSlice;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
@@ -102,7 +102,8 @@ impl FaultTx {
     fn send_one(&mut self, frames: &Frames, index: usize) -> Sent {
         self.pass.clear();
         if let Some(payload) = frames.payload(index) {
-            self.pass.push(&frames.header(index), payload, 0, frames.len(index));
+            let (token, header) = (frames.token(index), frames.header(index));
+            self.pass.push_as(token, &header, payload, 0, frames.len(index));
         }
         self.inner.send(&self.pass, 0)
     }
@@ -124,6 +125,7 @@ impl PortTx for FaultTx {
                 sent.down += one.down;
                 sent.faulted += one.faulted;
                 sent.lost |= one.lost << index;
+                sent.later |= one.later << index;
                 sent.stop = one.stop;
                 if sent.stop.is_some() {
                     break;
@@ -138,6 +140,18 @@ impl PortTx for FaultTx {
 
     fn readiness(&self) -> Readiness<'_> {
         if self.is_blocked { Readiness::Fd(self.ready.as_fd()) } else { self.inner.readiness() }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Returned>) {
+        self.inner.reap(done);
+    }
+
+    fn recall(&mut self, done: &mut Vec<Returned>) -> usize {
+        self.inner.recall(done)
+    }
+
+    fn done(&self) -> Readiness<'_> {
+        self.inner.done()
     }
 }
 

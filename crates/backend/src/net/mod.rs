@@ -5,6 +5,8 @@
 //!    worker that runs its virtqueue, and may move to another worker with it.
 //! 2. [`Port::set_attached`] lets the host use the pair, or not: it follows the pairs in use.
 //! 3. [`PortTx::send`] takes a burst of frames, in order; what it cannot take it says, and why.
+//!    Most ports are done with a frame then. A port that goes on using its memory says so in
+//!    [`Sent::later`], and tells by [`PortTx::reap`] when it is done with it.
 //! 4. [`PortRx::incoming`] tells how frames come. Those that lie in memory are lent: the device
 //!    copies them into guest buffers, then [`PortRx::release`] gives them back. All others are
 //!    read: [`PortRx::recv`] puts one frame straight into guest buffers.
@@ -16,6 +18,7 @@
 
 pub mod decorator;
 pub mod fault;
+pub mod late;
 pub mod macvtap;
 pub mod null;
 pub mod pcap;
@@ -121,8 +124,12 @@ pub enum Stop {
 /// What became of the frames of a burst, from the first that was offered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Frames that are done with, in order: sent, refused or lost. The rest was not touched.
+    /// Frames that were taken, in order: sent, refused or lost. The rest was not touched.
     pub taken: usize,
+    /// Of these, frames whose memory the port still uses: bit n is frame n of the burst. Each comes
+    /// back by [`PortTx::reap`] or [`PortTx::recall`], under its token; what becomes of it is told
+    /// then, and not here. The driver must not have the memory back before that.
+    pub later: u64,
     /// Of these, frames that the host refuses (a header it finds wrong).
     pub refused: usize,
     /// Of these, frames that are lost because the host's interface is down or gone.
@@ -136,7 +143,44 @@ pub struct Sent {
     pub stop: Option<Stop>,
 }
 
+/// Names a frame that comes back later: no two that are with a port at the same time have the same
+/// one. It is the slot of the frame's chain.
+pub type Token = u16;
+
+/// A frame that was [`Sent::later`] and is done with: the port uses its memory no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Returned {
+    /// Which one.
+    pub token: Token,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// What became of a frame that was sent later than [`PortTx::send`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was passed on.
+    Passed,
+    /// The host refuses it (a header it finds wrong).
+    Refused,
+    /// It is lost because the host's interface is down or gone.
+    Down,
+    /// It lies in guest memory that is not there any more (`EFAULT`).
+    Faulted,
+    /// It was taken back by [`PortTx::recall`], and is not passed on.
+    Recalled,
+}
+
 /// The sending half of a queue pair. Owned by one thread.
+///
+/// The life of a frame that is [`Sent::later`]:
+/// ```text
+/// send      the port keeps what it needs: the burst is cleared when `send` returns, header included
+///           (payload: Frames::payload, whose slices stay mapped until the frame is back)
+/// reap      in every turn: the frames that the port is done with, in whatever order
+/// recall    before the driver gets its memory back: what nobody has begun with comes back at once,
+///           the rest by `reap`, after as long as a burst takes and no longer
+/// ```
 pub trait PortTx: Send + std::fmt::Debug {
     /// Sends `frames` from index `first` on, in order: all of them, or as many as the port sends
     /// before the driver should see them, at least one; fewer if it must stop.
@@ -144,6 +188,27 @@ pub trait PortTx: Send + std::fmt::Debug {
 
     /// What to wait for after [`Stop::Blocked`].
     fn readiness(&self) -> Readiness<'_>;
+
+    /// Adds to `done` the frames that the port has finished since it was asked last. Asked in every
+    /// turn of a queue that has frames with the port.
+    fn reap(&mut self, done: &mut Vec<Returned>) {
+        let _ = done;
+    }
+
+    /// Takes back the frames that nobody has begun with, and adds them to `done`. Returns how many
+    /// frames are still with somebody, and will come by [`Self::reap`].
+    fn recall(&mut self, done: &mut Vec<Returned>) -> usize {
+        let _ = done;
+        0
+    }
+
+    /// What tells that [`Self::reap`] has something: an eventfd or a timer, which becomes readable
+    /// anew each time. It is watched as long as the queue is with its worker, and never read by the
+    /// worker. Otherwise nothing tells, and the port is asked again every 50 us while a frame is
+    /// with it.
+    fn done(&self) -> Readiness<'_> {
+        Readiness::Never
+    }
 }
 
 /// How the frames that have arrived at a receiving half are to be had.
@@ -190,6 +255,7 @@ struct Frame {
     slices: Range<usize>,
     /// Bytes without the header.
     len: usize,
+    token: Token,
 }
 
 /// A burst of frames: each its own checked header, then slices of guest memory.
@@ -213,13 +279,29 @@ impl Frames {
     }
 
     /// Adds a frame: `header`, then what lies in `pieces` behind the first `skip` bytes, which is
-    /// `len` bytes. False if the burst is full.
+    /// `len` bytes. False if the burst is full. Its token is 0: it is for who needs none.
     ///
     /// # Panics
     /// If the burst holds frames of another snapshot.
     #[inline]
     pub fn push(
         &mut self,
+        header: &RawHeader,
+        pieces: Pieces<'_>,
+        skip: usize,
+        len: usize,
+    ) -> bool {
+        self.push_as(0, header, pieces, skip, len)
+    }
+
+    /// Adds a frame as [`Self::push`] does, under this token.
+    ///
+    /// # Panics
+    /// If the burst holds frames of another snapshot.
+    #[inline]
+    pub fn push_as(
+        &mut self,
+        token: Token,
         header: &RawHeader,
         pieces: Pieces<'_>,
         skip: usize,
@@ -235,7 +317,7 @@ impl Frames {
         }
         self.slices.as_slices()[start].write_from(zerocopy::IntoBytes::as_bytes(header));
         self.slices.extend(pieces, skip);
-        self.list.push(Frame { slices: start..self.slices.len(), len });
+        self.list.push(Frame { slices: start..self.slices.len(), len, token });
         true
     }
 
@@ -280,6 +362,12 @@ impl Frames {
         let own = self.slices.own().slice(index * HEADER_SIZE, HEADER_SIZE);
         let bytes = own.filter(|_| index < self.count()).and_then(|own| own.read_array());
         bytes.map_or_else(RawHeader::default, |bytes: [u8; HEADER_SIZE]| transmute!(bytes))
+    }
+
+    /// The name of frame `index`, if it comes back later.
+    #[must_use]
+    pub fn token(&self, index: usize) -> Token {
+        self.list.get(index).map_or(0, |frame| frame.token)
     }
 
     /// Bytes of frame `index` without its header.

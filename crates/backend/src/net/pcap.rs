@@ -5,7 +5,7 @@
 //! captured as they cross the port: a guest's checksums may be partial, its segments uncut.
 
 use super::decorator::{Decorated, Decorator};
-use super::{Frames, Port, PortRx, PortTx, Readiness, Sent};
+use super::{Frames, Port, PortRx, PortTx, Readiness, Returned, Sent};
 use manyring_memory::{GuestSlice, copy_from_slices};
 use manyring_wire::net::HEADER_SIZE;
 use rustix::io::Errno;
@@ -218,6 +218,18 @@ impl PortTx for PcapTx {
 
     fn readiness(&self) -> Readiness<'_> {
         self.inner.readiness()
+    }
+
+    fn reap(&mut self, done: &mut Vec<Returned>) {
+        self.inner.reap(done);
+    }
+
+    fn recall(&mut self, done: &mut Vec<Returned>) -> usize {
+        self.inner.recall(done)
+    }
+
+    fn done(&self) -> Readiness<'_> {
+        self.inner.done()
     }
 }
 
