@@ -97,6 +97,20 @@ impl Epochs {
         self.retire(self.memory.clone(), in_flight, reply);
     }
 
+    /// True while somebody waits for the end of an epoch.
+    #[must_use]
+    #[inline]
+    pub fn is_waited_for(&self) -> bool {
+        !self.retiring.is_empty()
+    }
+
+    /// Leaves the memory of every epoch mapped for ever: its queue ends, and somebody may still use
+    /// what is in flight. Whoever waits is not told that nothing is left.
+    pub fn leak(self) {
+        let older = self.retiring.into_iter().map(|retiring| retiring.memory);
+        older.chain([self.memory]).for_each(std::mem::forget);
+    }
+
     /// Acknowledges the epochs of which nothing is left. Called when all that has ended was
     /// answered: it lets go of their snapshots.
     #[inline]

@@ -100,13 +100,20 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// chains that are returned need not be published.
     fn turn(&mut self, ring: &mut R, turn: &mut Turn<'_, '_>) -> Done;
 
-    /// What the last turn returned is published, and the driver was told if it wanted to know.
+    /// What the last turn returned, if anything, is published, and the driver was told if it wanted
+    /// to know.
     /// Who waits for the end of that hears of it now, and not before: the ring may be somebody
     /// else's memory as soon as they do.
     fn published(&mut self) {}
 
     /// What would make the next turn worth it.
     fn waits(&self, ring: &R) -> Waits;
+
+    /// What would make the next turn worth it of a queue that takes no chains: that something which
+    /// it took before is done.
+    fn waits_at_rest(&self) -> Waits {
+        Waits::default()
+    }
 
     /// Where its port tells what [`Self::waits`] names.
     fn readiness(&self) -> Readiness<'_> {
@@ -143,6 +150,13 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// Gives chains back that nobody has begun to serve. True if some of them were returned to the
     /// driver; others are as if they had never been taken.
     fn let_go(&mut self, ring: &mut R, stats: &QueueStats) -> bool {
+        let _ = (ring, stats);
+        false
+    }
+
+    /// Takes back from its port what nobody has begun with, since the driver is to get its memory
+    /// back: it is not served any more. True if chains were returned to the driver.
+    fn recall(&mut self, ring: &mut R, stats: &QueueStats) -> bool {
         let _ = (ring, stats);
         false
     }

@@ -143,11 +143,10 @@ impl Life {
     }
 
     /// Chains of a disabled queue have been dropped.
-    #[inline]
+    #[cold]
     pub(crate) fn dropped_some(&mut self) {
-        if !self.is_enabled {
-            self.discard = Discard::Found;
-        }
+        debug_assert!(!self.is_enabled, "the queue is served");
+        self.discard = Discard::Found;
     }
 
     /// A disabled queue is left alone until the driver kicks.

@@ -64,13 +64,17 @@ pub trait Run: Send + Debug {
     /// A region of some guest was cut away: was it of this one?
     fn check_memory(&mut self);
 
-    /// No more pops from now on.
+    /// No more pops from now on, for good: what its port has not begun with is taken back.
     fn drain(&mut self);
 
-    /// True if it does not drain yet, and would lose nothing by it.
-    fn drains_without_loss(&self) -> bool;
+    /// No more pops until [`Self::resume`], here or on another worker. What its port has is waited
+    /// for, and nothing is lost.
+    fn pause(&mut self);
 
-    /// Pops again after [`Self::drain`]; what arrived since is served now.
+    /// True if it does not pause yet, and would lose nothing by it.
+    fn pauses_without_loss(&self) -> bool;
+
+    /// Pops again after [`Self::pause`]; what arrived since is served now.
     fn resume(&mut self, now_ns: u64);
 
     /// True if it takes a turn in every round.

@@ -48,7 +48,7 @@ use manyring_backend::net::Readiness;
 use manyring_queue::{Base, Ring};
 use std::fmt::Debug;
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// Whether the worker looks at the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,10 +123,10 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.worked_at_ns = now_ns;
     }
 
-    /// What is waited for: nothing of a queue that rests.
+    /// What is waited for: of a queue that rests, only the end of what it has taken before.
     fn waits(&self) -> Waits {
         match self.life.mode() {
-            Mode::Rest => Waits::default(),
+            Mode::Rest => self.handler.waits_at_rest(),
             Mode::Serve | Mode::Drop => self.handler.waits(&self.ring),
         }
     }
@@ -159,14 +159,18 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
         let moment = Moment { now_ns, is_served: mode == Mode::Serve };
         if done.used > 0 {
-            self.life.dropped_some();
+            // Chains that come back late say nothing of what the driver did since it disabled the
+            // queue.
+            if mode == Mode::Drop && done.popped > 0 {
+                self.life.dropped_some();
+            }
             self.notifier.publish(&mut self.ring, done.told, moment, &self.stats);
-            self.handler.published();
         }
         self.notifier.ring_if_due(moment, &self.stats);
         if self.ring.is_faulted() {
             self.life.tell_fault(&self.ring, &self.stats);
         }
+        self.handler.published();
     }
 
     /// Watches the port. False: it has something now.
@@ -195,6 +199,14 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     /// that may be about to change. A call that is held back is sent.
     fn let_go(&mut self) {
         let returned = self.handler.let_go(&mut self.ring, &self.stats);
+        self.notifier.flush(&mut self.ring, returned, &self.stats);
+    }
+
+    /// The same, and takes back what a port has not begun with: the driver is to have all of its
+    /// memory back.
+    fn give_back(&mut self) {
+        self.let_go();
+        let returned = self.handler.recall(&mut self.ring, &self.stats);
         self.notifier.flush(&mut self.ring, returned, &self.stats);
     }
 
@@ -228,7 +240,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     fn set_enabled(&mut self, is_enabled: bool, io: &mut QueueIo<'_>) {
         if !is_enabled {
             if self.life.disable() {
-                self.let_go();
+                self.give_back();
                 self.discard_all(io);
             }
             return;
@@ -347,7 +359,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         let now_ns = io.now_ns();
         match order {
             Order::Memory(memory, addresses, fence) => {
-                self.let_go();
+                self.give_back();
                 if let Err(error) = self.ring.relocate(addresses, memory.clone()) {
                     let _ = fence.send(Err(error));
                     return;
@@ -407,10 +419,19 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
 
     fn drain(&mut self) {
         self.life.set_draining(true);
+        self.give_back();
+        // A stop waits as a fence does. Nobody needs to hear of this one: its handler does, so
+        // that it says when the wait is long.
+        let (fence, _) = oneshot::channel();
+        self.handler.fence(fence);
+    }
+
+    fn pause(&mut self) {
+        self.life.set_draining(true);
         self.let_go();
     }
 
-    fn drains_without_loss(&self) -> bool {
+    fn pauses_without_loss(&self) -> bool {
         !self.life.is_draining() && !self.handler.holds_frames()
     }
 

@@ -408,11 +408,12 @@ impl Worker {
     /// Drains a queue; what then happens is `ending`. One that is to move, and holds frames, goes
     /// on until it has got rid of them.
     fn end(&mut self, slot: usize, ending: Ending) {
-        let can_wait = matches!(ending, Ending::Move(..));
-        if let Some((_, queue)) = &mut self.slots[slot].entry
-            && (!can_wait || queue.drains_without_loss())
-        {
-            queue.drain();
+        if let Some((_, queue)) = &mut self.slots[slot].entry {
+            match ending {
+                Ending::Stop(_) => queue.drain(),
+                Ending::Move(..) if queue.pauses_without_loss() => queue.pause(),
+                Ending::Move(..) => {}
+            }
         }
         self.slots[slot].ending = Some(ending);
     }
@@ -440,9 +441,9 @@ impl Worker {
             if let Slot {
                 entry: Some((_, queue)), ending: Some(Ending::Move(_, _, left_ns)), ..
             } = &mut self.slots[slot]
-                && queue.drains_without_loss()
+                && queue.pauses_without_loss()
             {
-                queue.drain();
+                queue.pause();
                 *left_ns = self.now_ns;
             }
             if self.slots[slot].entry.as_ref().is_some_and(|(_, queue)| queue.is_drained()) {

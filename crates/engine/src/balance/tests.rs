@@ -45,7 +45,9 @@ impl Run for Idle {
 
     fn drain(&mut self) {}
 
-    fn drains_without_loss(&self) -> bool {
+    fn pause(&mut self) {}
+
+    fn pauses_without_loss(&self) -> bool {
         true
     }
 

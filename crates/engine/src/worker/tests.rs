@@ -49,7 +49,9 @@ impl Run for Holding {
 
     fn drain(&mut self) {}
 
-    fn drains_without_loss(&self) -> bool {
+    fn pause(&mut self) {}
+
+    fn pauses_without_loss(&self) -> bool {
         true
     }
 
