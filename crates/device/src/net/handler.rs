@@ -3,8 +3,10 @@
 use super::{NetRx, NetTx, Turn as Passed};
 use manyring_backend::net::Readiness;
 use manyring_engine::stats::QueueStats;
-use manyring_engine::{Awaited, Done, Handler, Mode, Turn, Waits};
+use manyring_engine::{Awaited, Done, Fence, Handler, Mode, QueueIo, Turn, Waits};
+use manyring_memory::GuestMemory;
 use manyring_queue::Chains;
+use std::sync::Arc;
 
 impl From<Passed> for Done {
     #[inline]
@@ -17,21 +19,46 @@ impl From<Passed> for Done {
 impl<R: Chains> Handler<R> for NetTx {
     const DROPS_WHEN_DISABLED: bool = true;
 
+    fn detach(&mut self, io: &mut QueueIo<'_>) {
+        if let Readiness::Fd(fd) = self.done() {
+            io.unwatch_offload(fd);
+        }
+    }
+
+    fn watch(&mut self, io: &mut QueueIo<'_>) {
+        if let Readiness::Fd(fd) = self.done() {
+            io.watch_offload(fd);
+        }
+    }
+
     #[inline]
     fn turn(&mut self, queue: &mut R, turn: &mut Turn<'_, '_>) -> Done {
         match turn.mode {
-            Mode::Rest => Done::default(),
+            Mode::Rest => {
+                let mut passed = Passed::default();
+                self.reap(queue, turn.stats, turn.io.now_ns(), &mut passed);
+                passed.into()
+            }
             mode => self.turn(queue, turn.stats, mode == Mode::Serve, turn.io.now_ns()).into(),
         }
+    }
+
+    #[inline]
+    fn published(&mut self) {
+        self.acknowledge();
     }
 
     fn waits(&self, _queue: &R) -> Waits {
         Waits {
             driver: !self.waits_for_port(),
             port: self.is_blocked().then_some(Awaited::Output),
-            at_ns: self.retry_at_ns(),
+            at_ns: [self.retry_at_ns(), self.late_due_ns()].into_iter().flatten().min(),
             is_gone: false,
         }
+    }
+
+    fn waits_at_rest(&self) -> Waits {
+        Waits { at_ns: self.late_due_ns(), ..Waits::default() }
     }
 
     fn readiness(&self) -> Readiness<'_> {
@@ -59,8 +86,21 @@ impl<R: Chains> Handler<R> for NetTx {
         true
     }
 
-    /// It has let go of everything before.
-    fn abandon(&mut self, _queue: &mut R) {}
+    fn recall(&mut self, queue: &mut R, stats: &QueueStats) -> bool {
+        self.recall(queue, stats)
+    }
+
+    fn retire_memory(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
+        self.retire(memory, fence);
+    }
+
+    fn fence(&mut self, fence: Fence) {
+        self.barrier(fence);
+    }
+
+    fn abandon(&mut self, queue: &mut R) {
+        self.abandon(queue);
+    }
 }
 
 impl<R: Chains> Handler<R> for NetRx {

@@ -13,6 +13,7 @@ mod delivery;
 #[cfg(fuzzing)]
 mod fuzzing;
 mod handler;
+mod late;
 mod pairs;
 mod posted;
 mod rules;

@@ -131,7 +131,8 @@ impl Inner {
     fn transmitter(&self, pair: usize, features: u64) -> Result<NetTx, StartError> {
         let port = self.port.open_tx(pair)?;
         let tx = NetTx::new(port, self.renew_rules(), Offloads::of_host(features));
-        Ok(tx.map_err(no_memory)?.follow(self.live.clone()))
+        let tx = tx.map_err(no_memory)?.named(&self.options.name, pair * 2 + 1);
+        Ok(tx.follow(self.live.clone()))
     }
 
     /// What queues go by from now on: those that run must be told.

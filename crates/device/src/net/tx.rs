@@ -1,8 +1,9 @@
 //! transmitq: chain -> frame -> `PortTx::send` (virtio 1.3 §5.1.6.2).
 
+use super::late::Late;
 use super::{Rules, Turn};
 use crate::live::Live;
-use manyring_backend::net::{Frames, PortTx, Readiness, Sent, Stop};
+use manyring_backend::net::{Frames, PortTx, Readiness, Sent, Stop, Token};
 use manyring_engine::stats::QueueStats;
 use manyring_memory::{GuestSlice, MemoryError, Pieces, copy_from_slices};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains};
@@ -25,7 +26,7 @@ const NO_MEMORY_TRIES: u32 = 100;
 /// A transmitq, as its worker runs it.
 #[derive(Debug)]
 pub(crate) struct NetTx {
-    port: Box<dyn PortTx>,
+    pub(super) port: Box<dyn PortTx>,
     rules: Arc<Rules>,
     /// Where they come from.
     live: Option<Arc<Live<Rules>>>,
@@ -39,10 +40,14 @@ pub(crate) struct NetTx {
     stop: Option<Stop>,
     retry_at_ns: u64,
     tries: u32,
-    /// The burst, and of that what was not passed on.
+    /// The burst, and of that what was not passed on, or not yet.
     last: Tally,
     lost: Tally,
     burst_max: usize,
+    /// Frames that the port has taken and is not done with; none if there has never been one.
+    pub(super) late: Option<Box<Late>>,
+    /// The device's name and the queue's index, for the log.
+    pub(super) place: (String, usize),
 }
 
 /// Frames as the counters count them.
@@ -59,6 +64,16 @@ impl Tally {
         self.packets += 1;
         self.bytes += len as u64;
         self.gso += u64::from(header.gso_type != HDR_GSO_NONE);
+    }
+
+    /// Adds all of it to the counters of what was passed on.
+    #[inline]
+    pub(super) fn store(&self, stats: &QueueStats) {
+        stats.packets.add(self.packets);
+        stats.bytes_passed.add(self.bytes);
+        if self.gso > 0 {
+            stats.gso_packets.add(self.gso);
+        }
     }
 }
 
@@ -90,7 +105,15 @@ impl NetTx {
             last: Tally::default(),
             lost: Tally::default(),
             burst_max: BATCH_CHAINS,
+            late: None,
+            place: (String::new(), 0),
         })
+    }
+
+    /// The same, for queue `index` of the device that the log calls `device`.
+    pub(crate) fn named(mut self, device: &str, index: usize) -> Self {
+        self.place = (device.to_owned(), index);
+        self
     }
 
     /// The same, going by what `live` says whenever it is told to look.
@@ -145,6 +168,9 @@ impl NetTx {
         now_ns: u64,
     ) -> Turn {
         let mut turn = Turn::default();
+        if self.late.is_some() {
+            self.reap(queue, stats, now_ns, &mut turn);
+        }
         if self.stop.is_some() {
             if now_ns < self.retry_at_ns && self.rules.link_up {
                 return turn;
@@ -154,7 +180,7 @@ impl NetTx {
             if turn.packets == 0 {
                 return turn;
             }
-            turn.used = self.take_batch(queue, stats, turn.packets, is_enabled);
+            turn.used += self.take_batch(queue, stats, turn.packets, is_enabled);
         }
         self.send(queue, stats, now_ns, &mut turn);
         turn.frames = turn.used;
@@ -181,7 +207,12 @@ impl NetTx {
             let Some((chain, readable, _)) = self.batch.take(index) else { continue };
             let cause = match drops {
                 Some(cause) => cause,
-                None => match add_frame(&mut self.frames, &mut self.last, readable, self.taken) {
+                None => match add_frame(
+                    (&mut self.frames, &mut self.last),
+                    chain.slot(),
+                    readable,
+                    self.taken,
+                ) {
                     Ok(()) => {
                         self.chains.push(chain);
                         continue;
@@ -230,11 +261,15 @@ impl NetTx {
     ) -> bool {
         let sent = self.send_rest(stats);
         let taken = sent.taken.min(self.chains.len());
-        for chain in self.chains.drain(..taken) {
-            queue.push_used(chain, 0);
+        if sent.later == 0 {
+            for chain in self.chains.drain(..taken) {
+                queue.push_used(chain, 0);
+            }
+            turn.used += taken;
+        } else {
+            turn.used += self.keep_late(queue, taken, sent.later);
         }
         self.done += taken;
-        turn.used += taken;
         turn.memory_lost |= sent.faulted > 0;
         self.count_lost(&sent, stats);
         self.stop = sent.stop;
@@ -312,8 +347,8 @@ impl NetTx {
         (self.done, self.tries, self.retry_at_ns) = (0, 0, 0);
     }
 
-    /// Gives every chain back: what the port has not taken by now is dropped. Nothing of guest
-    /// memory is held after that.
+    /// Gives every chain back that is not with the port: what the port has not taken by now is
+    /// dropped. Nothing of guest memory is held after that but for frames that are with the port.
     pub(crate) fn let_go(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         if !self.chains.is_empty() {
             self.give_up(queue, stats);
@@ -323,11 +358,13 @@ impl NetTx {
     }
 
     fn give_up(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
-        loop {
+        while !self.chains.is_empty() {
             let sent = self.send_rest(stats);
             self.count_lost(&sent, stats);
-            self.done += sent.taken;
-            if sent.taken == 0 || sent.stop.is_some() || self.done >= self.frames.count() {
+            let taken = sent.taken.min(self.chains.len());
+            self.keep_late(queue, taken, sent.later);
+            self.done += taken;
+            if taken == 0 || sent.stop.is_some() {
                 break;
             }
         }
@@ -340,13 +377,31 @@ impl NetTx {
         self.stop = None;
         self.finish(stats);
     }
+
+    /// Returns the chains of the first `taken` frames of the rest, but for those that the port
+    /// keeps: these are counted when they come back. Returns how many it returned.
+    #[cold]
+    fn keep_late(&mut self, queue: &mut impl Chains, taken: usize, later: u64) -> usize {
+        let mut returned = 0;
+        for (index, chain) in (self.done..).zip(self.chains.drain(..taken)) {
+            if later >> index & 1 == 0 {
+                queue.push_used(chain, 0);
+                returned += 1;
+                continue;
+            }
+            self.lost.add(&self.frames.header(index), self.frames.len(index));
+            let late = self.late.get_or_insert_with(|| Late::new(queue.memory().clone()));
+            late.add(chain, &self.frames, index);
+        }
+        returned
+    }
 }
 
-/// Copies the header once, checks it, and adds the frame behind it to the burst.
+/// Copies the header once, checks it, and adds the frame behind it to the burst, under `token`.
 #[inline]
 fn add_frame(
-    frames: &mut Frames,
-    tally: &mut Tally,
+    (frames, tally): (&mut Frames, &mut Tally),
+    token: Token,
     readable: Pieces<'_>,
     taken: Offloads,
 ) -> Result<(), Wrong> {
@@ -368,7 +423,7 @@ fn add_frame(
     };
     let header = RawHeader::read_from_bytes(&bytes).map_err(|_| Wrong::Header)?;
     let header = header.checked(len, taken).map_err(|_| Wrong::Header)?;
-    if !frames.push(&header, readable, HEADER_SIZE, len) {
+    if !frames.push_as(token, &header, readable, HEADER_SIZE, len) {
         return Err(Wrong::TooLong);
     }
     tally.add(&header, len);

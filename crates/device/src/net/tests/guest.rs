@@ -30,6 +30,11 @@ pub(super) const PAIRS: usize = 2;
 /// Data queues of the device, and the control queue's index.
 pub(super) const COUNT: usize = PAIRS * 2;
 
+/// A pool of so many workers, which sleep when they have nothing to do.
+pub(super) fn pool(workers_max: usize) -> Arc<Pool> {
+    Pool::new(PoolOptions { workers_max, polling: Polling::NEVER, uring: false })
+}
+
 pub(super) struct Guest {
     pub(super) runtime: Runtime,
     pub(super) device: NetDevice,
@@ -48,9 +53,13 @@ pub(super) struct Guest {
 impl Guest {
     /// A guest whose data queues run, with a control queue if it is among `features`.
     pub(super) fn new(features: u64) -> Self {
+        Self::in_pool(features, pool(1))
+    }
+
+    /// The same in a pool that it may share with others.
+    pub(super) fn in_pool(features: u64, pool: Arc<Pool>) -> Self {
         let port = Scripted::default();
         port.script().attached = vec![false; PAIRS];
-        let pool = Pool::new(PoolOptions { workers_max: 1, polling: Polling::NEVER, uring: false });
         let (sender, events) = mpsc::channel(16);
         let mut guest = Self {
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),

@@ -1,11 +1,15 @@
 //! A transmitq that is disabled and its ring, a frame that waited, buffers in many pieces, and what
 //! a guest asks its filter for.
+//!
+//! This file is two modules: the transmitqs of `limits` send to a port that is done with a frame
+//! when it has taken it, those of `limits_late` to one that is done with it later.
 
-use super::guest::{EVERYTHING, Guest, OK, PATIENCE};
+use super::guest::{EVERYTHING, Guest, OK, PATIENCE, pool};
 use super::*;
 use crate::Device;
 use crate::net::NetRx;
-use manyring_engine::{Kick, QueueHandle};
+use manyring_backend::net::late::Grip;
+use manyring_engine::{Kick, Pool, QueueHandle};
 use manyring_queue::IndirectTable;
 use manyring_wire::net::class;
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
@@ -15,6 +19,11 @@ use std::time::Duration;
 
 /// Index of the first transmitq.
 const TRANSMITQ: usize = 1;
+
+/// True in the module whose ports finish frames later.
+fn late() -> bool {
+    module_path!().ends_with("_late")
+}
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     for _ in 0..PATIENCE.as_millis() {
@@ -31,22 +40,33 @@ fn doorbell(count: u32) -> OwnedFd {
 }
 
 /// A guest with one transmitq, which has a kick.
-struct Sender {
-    guest: Guest,
-    ring: Ring,
+pub(super) struct Sender {
+    pub(super) guest: Guest,
+    pub(super) ring: Ring,
     kick: OwnedFd,
-    handle: Option<QueueHandle>,
+    pub(super) handle: Option<QueueHandle>,
     next: u64,
 }
 
 impl Sender {
     fn new(event_idx: bool) -> Self {
-        let mut guest = Guest::new(VIRTIO_F_VERSION_1);
+        // With EVENT_IDX the port tells by a timer, otherwise the worker asks.
+        Self::in_pool(pool(1), event_idx, late().then_some(event_idx)).0
+    }
+
+    /// `tells`: the port finishes frames later, and tells by a timer or must be asked.
+    pub(super) fn in_pool(
+        pool: Arc<Pool>,
+        event_idx: bool,
+        tells: Option<bool>,
+    ) -> (Self, Option<Grip>) {
+        let mut guest = Guest::in_pool(VIRTIO_F_VERSION_1, pool);
         guest.stop_data();
+        let grip = tells.map(|tells| guest.port.delay(tells));
         let (ring, kick) = (Ring::new(64, event_idx), doorbell(0));
         let theirs = Kick::new(kick.try_clone().unwrap()).unwrap();
         let handle = Some(guest.start(&ring, TRANSMITQ, Some(theirs), doorbell(0)));
-        Self { guest, ring, kick, handle, next: 0 }
+        (Self { guest, ring, kick, handle, next: 0 }, grip)
     }
 
     fn set_enabled(&self, enabled: bool) {
@@ -55,7 +75,7 @@ impl Sender {
         self.guest.runtime.block_on(enable);
     }
 
-    fn send(&mut self, count: u64) {
+    pub(super) fn send(&mut self, count: u64) {
         for _ in 0..count {
             let at = DATA + self.next * 0x1000;
             self.ring.write(at, &[&[0; HEADER_SIZE][..], &frame(self.next, 60)].concat());
@@ -70,7 +90,7 @@ impl Sender {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
     }
 
-    fn until_returned(&mut self, count: usize) {
+    pub(super) fn until_returned(&mut self, count: usize) {
         let mut returned = 0;
         until("chains come back", || {
             returned += usize::from(self.ring.driver.take_used().is_some());
@@ -81,7 +101,8 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        let handle = self.handle.take().unwrap();
+        // A test may have stopped it.
+        let Some(handle) = self.handle.take() else { return };
         let _ = self.guest.runtime.block_on(self.guest.device.stop(TRANSMITQ, handle));
     }
 }
@@ -151,11 +172,11 @@ fn a_transmitq_that_is_disabled_drops_what_the_driver_kicks_for() {
             sender.until_returned(2);
             assert_eq!(stats.dropped_disabled.value(), 2 * round, "EVENT_IDX {event_idx}");
         }
-        assert_eq!(sender.guest.port.sent(), [frame(0, 60)]);
+        sender.guest.port.assert_sent([0]);
         sender.set_enabled(true);
         sender.send(1);
         sender.until_returned(1);
-        assert_eq!(sender.guest.port.sent(), [frame(0, 60), frame(7, 60)]);
+        sender.guest.port.assert_sent([0, 7]);
     }
 }
 

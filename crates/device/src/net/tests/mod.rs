@@ -5,14 +5,25 @@ mod churn;
 mod control;
 mod device;
 mod guest;
+mod held;
+mod late;
 mod lending;
 mod limits;
+#[path = "limits.rs"]
+#[allow(clippy::duplicate_mod, reason = "what holds for one kind of port holds for the other")]
+mod limits_late;
 mod receive;
 #[path = "receive.rs"]
 #[allow(clippy::duplicate_mod, reason = "what holds for one kind of port holds for the other")]
 mod receive_lent;
 mod running;
+#[path = "running.rs"]
+#[allow(clippy::duplicate_mod, reason = "what holds for one kind of port holds for the other")]
+mod running_late;
 mod transmit;
+#[path = "transmit.rs"]
+#[allow(clippy::duplicate_mod, reason = "what holds for one kind of port holds for the other")]
+mod transmit_late;
 
 use super::rules::Filter;
 use super::{NetOptions, Rules};
@@ -89,6 +100,8 @@ struct Script {
     arrives: VecDeque<Result<Vec<u8>, Errno>>,
     /// Bytes of room that each receive had.
     rooms: Vec<usize>,
+    /// A transmitq is opened on a port that finishes later what it takes.
+    late: Option<late::Delay>,
     /// A receiveq is opened on a port that lends what arrives.
     lends: bool,
     /// A receiveq is opened on a port that always has something.
@@ -142,9 +155,47 @@ impl Scripted {
         Box::new(self.clone())
     }
 
-    /// The frames that were taken, without their headers.
+    /// The half of what is sent: done with it at once, or later if the script says so.
+    fn sending(&self) -> Box<dyn PortTx> {
+        let late = self.script().late.clone();
+        match late {
+            Some(delay) => Box::new(late::Delayed::new(self.clone(), &delay)),
+            None => Box::new(self.clone()),
+        }
+    }
+
+    /// Finishes what is sent later, from the next half on. `tells`: by a timer.
+    fn delay(&self, tells: bool) -> manyring_backend::net::late::Grip {
+        let delay = late::Delay::new(tells);
+        let grip = delay.grip.clone();
+        self.script().late = Some(delay);
+        grip
+    }
+
+    /// The frames that were passed on, with their headers, in the order in which they were.
+    fn passed(&self) -> Vec<Vec<u8>> {
+        let script = self.script();
+        let Some(delay) = &script.late else { return script.sent.clone() };
+        // The script's own: those that `transmit` has sent.
+        [script.sent.clone(), delay.behind.script().sent.clone()].concat()
+    }
+
+    /// The frames that were passed on, without their headers.
     fn sent(&self) -> Vec<Vec<u8>> {
-        self.script().sent.iter().map(|bytes| bytes[HEADER_SIZE..].to_vec()).collect()
+        self.passed().iter().map(|bytes| bytes[HEADER_SIZE..].to_vec()).collect()
+    }
+
+    /// Asserts that exactly these frames of 60 bytes were passed on, and in this order unless they
+    /// are finished later.
+    #[track_caller]
+    fn assert_sent(&self, numbers: impl IntoIterator<Item = u64>) {
+        let mut sent = self.sent();
+        let mut expected: Vec<_> = numbers.into_iter().map(|number| frame(number, 60)).collect();
+        if self.script().late.is_some() {
+            sent.sort();
+            expected.sort();
+        }
+        assert!(sent == expected, "{} frames, or others than the {}", sent.len(), expected.len());
     }
 
     fn blocking(&self) {
@@ -239,7 +290,7 @@ impl Port for Scripted {
     }
 
     fn open_tx(&self, _: usize) -> Result<Box<dyn PortTx>, Errno> {
-        Ok(Box::new(self.clone()))
+        Ok(self.sending())
     }
 
     fn open_rx(&self, _: usize) -> Result<Box<dyn PortRx>, Errno> {

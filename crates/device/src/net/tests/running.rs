@@ -1,5 +1,9 @@
 //! Network queues as a worker runs them: notifications held back, memory replaced, the end.
+//!
+//! This file is two modules: the transmitqs of `running` send to a port that is done with a frame
+//! when it has taken it, those of `running_late` to one that is done with it later.
 
+#[path = "running/moderation.rs"]
 mod moderation;
 
 use super::*;
@@ -21,19 +25,24 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use tokio::sync::{mpsc, oneshot};
 
-struct Guest {
-    ring: Ring,
-    port: Scripted,
-    running: Box<dyn Run>,
+/// True in the module whose ports finish frames later.
+fn late() -> bool {
+    module_path!().ends_with("_late")
+}
+
+pub(super) struct Guest {
+    pub(super) ring: Ring,
+    pub(super) port: Scripted,
+    pub(super) running: Box<dyn Run>,
     rules: Arc<Live<Rules>>,
-    wait: Wait,
+    pub(super) wait: Wait,
     call: OwnedFd,
     events: mpsc::Receiver<Event>,
     next: u64,
 }
 
 impl Guest {
-    fn new(is_rx: bool) -> Self {
+    pub(super) fn new(is_rx: bool) -> Self {
         Self::with(is_rx, false)
     }
 
@@ -48,7 +57,7 @@ impl Guest {
         Self::on(true, false, port)
     }
 
-    fn on(is_rx: bool, event_idx: bool, port: Scripted) -> Self {
+    pub(super) fn on(is_rx: bool, event_idx: bool, port: Scripted) -> Self {
         Self::moderated(is_rx, event_idx, port, Moderation::Off)
     }
 
@@ -75,16 +84,17 @@ impl Guest {
                 .follow(rules.clone());
             Box::new(RunningQueue::new(activation, rx, stats).moderated(moderation))
         } else {
-            let tx = NetTx::new(Box::new(port.clone()), rules.load(), ALL)
-                .unwrap()
-                .follow(rules.clone());
+            if late() {
+                port.delay(false);
+            }
+            let tx = NetTx::new(port.sending(), rules.load(), ALL).unwrap().follow(rules.clone());
             Box::new(RunningQueue::new(activation, tx, stats).moderated(moderation))
         };
         let wait = Wait::new(false).unwrap();
         Self { ring, port, running, rules, wait, call, events, next: 0 }
     }
 
-    fn send(&mut self, count: u64) {
+    pub(super) fn send(&mut self, count: u64) {
         for _ in 0..count {
             let at = DATA + self.next % 256 * 0x1000;
             self.ring.write(at, &[&[0; HEADER_SIZE][..], &frame(self.next, 60)].concat());
@@ -102,18 +112,40 @@ impl Guest {
         self.ring.driver.publish();
     }
 
+    /// One turn, and further ones until the port has finished what it took.
     fn turn(&mut self, now_ns: u64) {
         self.running.turn(&mut QueueIo::new(&mut self.wait, 0, 1, now_ns));
+        while self.is_late() {
+            self.running.turn(&mut QueueIo::new(&mut self.wait, 0, 1, now_ns));
+        }
+    }
+
+    /// True while frames are with the port, or have been, and are not back.
+    fn is_late(&self) -> bool {
+        let script = self.port.script();
+        script.late.as_ref().is_some_and(|delay| delay.grip.count() > 0)
+    }
+
+    /// No more pops, until nothing is in flight.
+    fn drain(&mut self, now_ns: u64) {
+        self.running.drain();
+        if late() {
+            self.turn(now_ns);
+        }
+        assert!(self.running.is_drained());
     }
 
     /// Gives an order; returns its reply.
     fn heed<T>(&mut self, order: impl FnOnce(oneshot::Sender<T>) -> Order, now_ns: u64) -> T {
         let (reply, mut done) = oneshot::channel();
         self.running.heed(order(reply), &mut QueueIo::new(&mut self.wait, 0, 1, now_ns));
+        if self.is_late() {
+            self.turn(now_ns);
+        }
         done.try_recv().unwrap()
     }
 
-    fn set_kick(&mut self, kick: Kick) {
+    pub(super) fn set_kick(&mut self, kick: Kick) {
         self.heed(|reply| Order::Kick(Some(kick), reply), 0);
     }
 
@@ -125,7 +157,7 @@ impl Guest {
         assert_eq!(heard, Ok(()));
     }
 
-    fn settles(&mut self, how: (Decision, bool), now_ns: u64) -> bool {
+    pub(super) fn settles(&mut self, how: (Decision, bool), now_ns: u64) -> bool {
         self.running.settle(how, &mut QueueIo::new(&mut self.wait, 0, 1, now_ns))
     }
 
@@ -141,7 +173,7 @@ impl Guest {
         rustix::io::read(&self.call, &mut [0; 8]).is_ok()
     }
 
-    fn returned(&mut self) -> usize {
+    pub(super) fn returned(&mut self) -> usize {
         std::iter::from_fn(|| self.ring.driver.take_used()).count()
     }
 
@@ -248,8 +280,8 @@ fn a_call_that_is_held_back_is_sent_before_the_queue_stops() {
     guest.send(2);
     guest.turn(1);
     assert!(!guest.is_called());
-    guest.running.drain();
-    assert!(guest.is_called() && guest.running.is_drained());
+    guest.drain(2);
+    assert!(guest.is_called());
     assert_eq!((guest.running.base(), guest.returned()), (2.into(), 2));
 }
 
@@ -266,8 +298,14 @@ fn other_memory_under_a_blocked_transmitq_loses_what_the_port_does_not_take_and_
     assert_eq!(guest.returned(), 4);
     guest.send(1);
     guest.turn(3);
-    assert_eq!(guest.port.sent(), [frame(0, 60), frame(1, 60), frame(4, 60)]);
-    assert_eq!(guest.ring.stats.dropped_port_full.value(), 2);
+    let full = guest.ring.stats.dropped_port_full.value();
+    if late() && full == 3 {
+        // Nobody had begun with the second frame when the memory was to change.
+        guest.port.assert_sent([0, 4]);
+        return;
+    }
+    guest.port.assert_sent([0, 1, 4]);
+    assert_eq!(full, 2);
 }
 
 #[test]
@@ -280,8 +318,7 @@ fn other_memory_under_a_receiveq_loses_nothing() {
         guest.set_memory(2);
         guest.port.arrive(RawHeader::default(), &frame(1, 5000));
         guest.turn(3);
-        guest.running.drain();
-        assert!(guest.running.is_drained());
+        guest.drain(4);
         assert_eq!((guest.running.base(), guest.returned()), (6.into(), 6));
     }
 }
@@ -302,8 +339,7 @@ fn a_queue_that_broke_while_the_host_had_no_memory_wants_no_turn() {
     guest.turn(1_000_002);
     assert_eq!(guest.ring.stats.faults.value(), 1);
     assert_eq!(guest.running.deadline_ns(), None, "a worker would wake for it for ever");
-    guest.running.drain();
-    assert!(guest.running.is_drained());
+    guest.drain(3_000_000);
 }
 
 #[test]
@@ -363,8 +399,7 @@ fn a_queue_that_breaks_in_the_batch_that_finds_no_memory_wants_no_turn() {
     assert_eq!(guest.ring.stats.faults.value(), 1);
     guest.turn(2_000_000);
     assert_eq!(guest.running.deadline_ns(), None, "a worker would wake for it for ever");
-    guest.running.drain();
-    assert!(guest.running.is_drained());
+    guest.drain(3_000_000);
     assert_eq!(guest.returned(), 1);
 }
 
@@ -376,8 +411,8 @@ fn a_queue_that_moved_sends_what_it_held_back_and_goes_on_holding_back() {
     guest.send(2);
     guest.turn(1_000_000_000);
     assert!(!guest.is_called(), "one packet waits for more");
-    guest.running.drain();
-    assert!(guest.is_called() && guest.running.is_drained());
+    guest.drain(1_000_000_001);
+    assert!(guest.is_called());
     guest.running.attach(&mut QueueIo::new(&mut guest.wait, 0, 1, 1_000_000_005));
     guest.send(1);
     guest.turn(1_000_000_010);
@@ -467,12 +502,12 @@ fn frames_that_wait_for_the_port_do_not_pass_while_the_link_is_down() {
         guest.rules.set(down);
         guest.heed(Order::Refresh, 2);
         if is_let_go {
-            guest.running.drain();
+            guest.drain(3);
         } else {
             guest.turn(3);
         }
         assert_eq!(guest.returned(), 3);
-        assert_eq!(guest.port.sent(), [frame(0, 60)]);
+        guest.port.assert_sent([0]);
         let stats = &guest.ring.stats;
         assert_eq!((stats.packets.value(), stats.dropped_link_down.value()), (1, 2));
     }

@@ -1,0 +1,292 @@
+//! Frames whose port is not done with them when `send` returns: their chains, and who waits.
+//!
+//! ```text
+//! add       the port has taken a frame and goes on using its memory
+//! reap      in every turn: what the port has finished goes back to the driver, in any order
+//! recall    the driver is to get its memory back: what nobody has begun with goes back at once
+//! retire    a change of memory, a disabled queue, a stop: acknowledged when all of it is back
+//! ```
+//! A queue whose port finishes every frame in `send` has none of this.
+
+use super::tx::Tally;
+use super::{NetTx, Turn};
+use manyring_backend::net::{Frames, Outcome, PortTx, Readiness, Returned};
+use manyring_engine::stats::QueueStats;
+use manyring_engine::{Epochs, Fence, Table};
+use manyring_memory::GuestMemory;
+use manyring_queue::{Chain, Chains};
+use manyring_wire::net::RawHeader;
+use std::sync::Arc;
+
+/// How long after the last turn a port is asked again that has frames and cannot tell when it is
+/// done with them.
+const ASK_NS: u64 = 50_000;
+/// How long somebody waits for frames that are with the port before the log says so.
+const PATIENCE_NS: u64 = 1_000_000_000;
+
+/// A frame that is with the port.
+#[derive(Debug)]
+struct Held {
+    chain: Chain,
+    header: RawHeader,
+    len: usize,
+}
+
+/// Somebody waits for frames of this queue to come back.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    since_ns: u64,
+    is_told: bool,
+}
+
+/// The frames of a transmitq that are with its port.
+#[derive(Debug)]
+pub(super) struct Late {
+    frames: Table<Held>,
+    count: usize,
+    /// The memory that the frames lie in stays mapped until they are back.
+    epochs: Epochs,
+    returned: Vec<Returned>,
+    memory_lost: bool,
+    asked_at_ns: u64,
+    waiting: Option<Waiting>,
+}
+
+impl Late {
+    /// No frame is with the port of a queue that lies in `memory`.
+    #[cold]
+    pub(super) fn new(memory: Arc<GuestMemory>) -> Box<Self> {
+        Box::new(Self {
+            frames: Table::new(),
+            count: 0,
+            epochs: Epochs::new(memory),
+            returned: Vec::new(),
+            memory_lost: false,
+            asked_at_ns: 0,
+            waiting: None,
+        })
+    }
+
+    /// The port has taken frame `index` of the burst and keeps it.
+    pub(super) fn add(&mut self, chain: Chain, frames: &Frames, index: usize) {
+        let epoch = self.epochs.current();
+        debug_assert!(
+            frames.payload(index).is_some_and(|payload| std::ptr::eq(
+                Arc::as_ptr(payload.memory()),
+                self.epochs.memory(epoch)
+            )),
+            "a frame of another snapshot"
+        );
+        let (header, len) = (frames.header(index), frames.len(index));
+        self.frames.insert(chain.slot(), epoch, Held { chain, header, len });
+        self.count += 1;
+    }
+
+    /// Returns what the port has finished to the driver.
+    pub(super) fn reap(
+        &mut self,
+        port: &mut dyn PortTx,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+        now_ns: u64,
+        turn: &mut Turn,
+    ) {
+        self.asked_at_ns = now_ns;
+        if self.count > 0 {
+            port.reap(&mut self.returned);
+            turn.used += self.finish(queue, stats);
+            turn.frames = turn.used;
+        }
+        turn.memory_lost |= std::mem::take(&mut self.memory_lost);
+    }
+
+    /// Takes back what nobody has begun with. True if something went back to the driver.
+    pub(super) fn recall(
+        &mut self,
+        port: &mut dyn PortTx,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+    ) -> bool {
+        port.reap(&mut self.returned);
+        let left = port.recall(&mut self.returned);
+        let used = self.finish(queue, stats);
+        debug_assert_eq!(left, self.count, "frames that the port knows nothing of");
+        used > 0
+    }
+
+    /// Pushes the chains of all frames that the port has returned, and counts what became of the
+    /// frames. Returns how many chains these are.
+    fn finish(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> usize {
+        let (mut used, mut passed) = (0, Tally::default());
+        for Returned { token, outcome } in self.returned.drain(..) {
+            let Some((epoch, held)) = self.frames.take(token.into()) else {
+                debug_assert!(false, "the port returns a frame that it has not: {token}");
+                continue;
+            };
+            match outcome {
+                Outcome::Passed => passed.add(&held.header, held.len),
+                Outcome::Refused => stats.dropped_refused.add(1),
+                Outcome::Down => stats.dropped_port_down.add(1),
+                Outcome::Recalled => stats.dropped_port_full.add(1),
+                Outcome::Faulted => {
+                    stats.dropped_memory.add(1);
+                    self.memory_lost = true;
+                }
+            }
+            queue.push_used(held.chain, 0);
+            self.epochs.end(epoch);
+            used += 1;
+        }
+        self.count -= used;
+        passed.store(stats);
+        used
+    }
+
+    /// Serves the queue in `memory` from now on; `fence` is told when no frame that is with the
+    /// port lies in older memory.
+    pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
+        let in_flight = self.frames.count(self.epochs.current());
+        self.epochs.retire(memory, in_flight, fence);
+    }
+
+    /// `fence` is told when every frame that is with the port now is back.
+    pub(super) fn barrier(&mut self, fence: Fence) {
+        let in_flight = self.frames.count(self.epochs.current());
+        self.epochs.barrier(in_flight, fence);
+    }
+
+    /// What came back has been published: tells who has waited for it.
+    #[cold]
+    pub(super) fn acknowledge(&mut self) {
+        self.epochs.acknowledge();
+        if !self.epochs.is_waited_for() {
+            self.waiting = None;
+        }
+    }
+
+    /// How many frames are with the port, if somebody has waited for them long enough for the log
+    /// to say so. Once for each wait.
+    pub(super) fn overdue(&mut self, now_ns: u64) -> Option<usize> {
+        if !self.epochs.is_waited_for() {
+            return None;
+        }
+        let fresh = Waiting { since_ns: now_ns, is_told: false };
+        let waiting = self.waiting.get_or_insert(fresh);
+        let is_long = now_ns.saturating_sub(waiting.since_ns) >= PATIENCE_NS;
+        (is_long && !std::mem::replace(&mut waiting.is_told, true)).then_some(self.count)
+    }
+
+    /// When the queue must take a turn although nobody tells it.
+    pub(super) fn due_ns(&self, port: &dyn PortTx) -> Option<u64> {
+        let asks = self.count > 0 && !matches!(port.done(), Readiness::Fd(_));
+        let asks_at_ns = asks.then_some(self.asked_at_ns + ASK_NS);
+        let waiting = self.waiting.filter(|waiting| !waiting.is_told);
+        let tells_at_ns = waiting.map(|waiting| waiting.since_ns + PATIENCE_NS);
+        [asks_at_ns, tells_at_ns].into_iter().flatten().min()
+    }
+
+    /// The queue ends. Memory that the port may still read stays mapped for ever.
+    pub(super) fn abandon(mut self, port: &mut dyn PortTx, queue: &mut impl Chains) {
+        port.reap(&mut self.returned);
+        port.recall(&mut self.returned);
+        for Returned { token, .. } in self.returned.drain(..) {
+            if let Some((_, held)) = self.frames.take(token.into()) {
+                queue.discard(held.chain);
+                self.count -= 1;
+            }
+        }
+        self.frames.drain().for_each(|held| queue.discard(held.chain));
+        if self.count > 0 {
+            self.epochs.leak();
+        }
+    }
+
+    /// How many frames are with the port.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+}
+
+/// What a transmitq does with the frames that are with its port.
+impl NetTx {
+    /// Returns to the driver what the port has finished of the frames that it took before.
+    #[cold]
+    pub(crate) fn reap(
+        &mut self,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+        now_ns: u64,
+        turn: &mut Turn,
+    ) {
+        let Some(late) = &mut self.late else { return };
+        late.reap(&mut *self.port, queue, stats, now_ns, turn);
+        if let Some(frames) = late.overdue(now_ns) {
+            let (device, queue) = (&self.place.0, self.place.1);
+            tracing::warn!(
+                device,
+                queue,
+                frames,
+                "the port holds frames since a second: the driver waits to get their memory back"
+            );
+        }
+    }
+
+    /// Takes back from the port what nobody has begun with: those frames are lost. True if
+    /// something went back to the driver.
+    pub(crate) fn recall(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
+        let Some(late) = &mut self.late else { return false };
+        late.recall(&mut *self.port, queue, stats)
+    }
+
+    /// Serves the queue in `memory` from now on; `fence` is told when no frame that is with the
+    /// port lies in older memory.
+    pub(crate) fn retire(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
+        match &mut self.late {
+            Some(late) => late.retire(memory, fence),
+            None => {
+                drop(memory);
+                let _ = fence.send(Ok(()));
+            }
+        }
+    }
+
+    /// `fence` is told when every frame that is with the port now is back.
+    pub(crate) fn barrier(&mut self, fence: Fence) {
+        match &mut self.late {
+            Some(late) => late.barrier(fence),
+            None => drop(fence.send(Ok(()))),
+        }
+    }
+
+    /// What came back has been published.
+    #[inline]
+    pub(crate) fn acknowledge(&mut self) {
+        if let Some(late) = &mut self.late {
+            late.acknowledge();
+        }
+    }
+
+    /// When the queue must take a turn for frames that are with the port.
+    pub(crate) fn late_due_ns(&self) -> Option<u64> {
+        self.late.as_ref()?.due_ns(&*self.port)
+    }
+
+    /// What tells that the port has finished frames.
+    pub(crate) fn done(&self) -> Readiness<'_> {
+        self.port.done()
+    }
+
+    /// The queue ends, with whatever is with the port.
+    pub(crate) fn abandon(&mut self, queue: &mut impl Chains) {
+        if let Some(late) = self.late.take() {
+            late.abandon(&mut *self.port, queue);
+        }
+    }
+
+    /// How many frames are with the port.
+    #[cfg(test)]
+    pub(crate) fn late_count(&self) -> usize {
+        self.late.as_ref().map_or(0, |late| late.count())
+    }
+}
