@@ -10,6 +10,8 @@ mod rings;
 mod space;
 
 use datagram::{Host, datagram, payload};
+use manyring_backend::net::Port;
+use manyring_backend::net::late::{LateOptions, LatePort};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_device::Device;
 use manyring_device::net::{NetDevice, NetOptions as DeviceOptions};
@@ -30,6 +32,8 @@ const PAIRS: u16 = 2;
 const WINDOW: u64 = 32;
 const CONFIG: &str =
     "[[net]]\nname = 'lan'\nsocket_path = '@/lan'\ntap = 'lan0'\nqueue_pairs = 2\n";
+/// The port is done with a frame at once, or later and in any order.
+const LATE: [&str; 2] = ["", "fault = { late_tx = 5 }\n"];
 
 fn options(control: ControlOwner) -> NetOptions {
     // Small buffers: most frames fill several.
@@ -110,20 +114,23 @@ fn under_load(host: &Host, pairs: &mut [NetPair], rounds: usize, mut change: imp
     });
 }
 
-/// The same with a daemon on a tap.
+/// The same with a daemon on a tap, which is done with frames at once, and then later.
 fn daemon_under_load(
     control: ControlOwner,
     rounds: usize,
     mut change: impl FnMut(&mut NetDriver, usize) + Send,
 ) {
     in_own_space(|| {
-        let daemon = Daemon::run(CONFIG, &["lan"]);
-        let host = Host::on("lan0");
-        let mut driver = NetDriver::connect(&daemon.socket_of("lan"), &options(control)).unwrap();
-        driver.set_queue_pairs(PAIRS).unwrap();
-        let mut pairs = std::mem::take(&mut driver.pairs);
-        under_load(&host, &mut pairs, rounds, |round| change(&mut driver, round));
-        assert!(!daemon.log().contains("WARN"), "{}", daemon.log());
+        for late in LATE {
+            let daemon = Daemon::run(&[CONFIG, late].concat(), &["lan"]);
+            let host = Host::on("lan0");
+            let socket = daemon.socket_of("lan");
+            let mut driver = NetDriver::connect(&socket, &options(control)).unwrap();
+            driver.set_queue_pairs(PAIRS).unwrap();
+            let mut pairs = std::mem::take(&mut driver.pairs);
+            under_load(&host, &mut pairs, rounds, |round| change(&mut driver, round));
+            assert!(!daemon.log().contains("WARN"), "{late} {}", daemon.log());
+        }
     });
 }
 
@@ -179,8 +186,12 @@ fn a_tap_that_is_deleted_is_told_and_costs_no_cpu() {
 
 #[test]
 fn rings_are_stopped_and_started_while_frames_flow() {
+    LATE.into_iter().for_each(stop_and_start_rings);
+}
+
+fn stop_and_start_rings(late: &str) {
     in_own_space(|| {
-        let daemon = Daemon::run(CONFIG, &["lan"]);
+        let daemon = Daemon::run(&[CONFIG, late].concat(), &["lan"]);
         let host = Host::on("lan0");
         let options = options(ControlOwner::FrontEnd);
         let mut driver = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
@@ -196,8 +207,12 @@ fn rings_are_stopped_and_started_while_frames_flow() {
 
 #[test]
 fn a_guest_that_ends_without_a_word_is_followed_by_the_next() {
+    LATE.into_iter().for_each(end_without_a_word);
+}
+
+fn end_without_a_word(late: &str) {
     in_own_space(|| {
-        let daemon = Daemon::run(CONFIG, &["lan"]);
+        let daemon = Daemon::run(&[CONFIG, late].concat(), &["lan"]);
         let host = Host::on("lan0");
         for round in 0..6 {
             let control = [ControlOwner::FrontEnd, ControlOwner::Device][round % 2];
@@ -245,12 +260,17 @@ struct Moving {
 
 impl Moving {
     /// On a new tap of this name.
-    fn new(tap: &str, queue_pairs: u16, uring: bool, polling: Polling) -> Self {
+    fn new(tap: &str, queue_pairs: u16, uring: bool, polling: Polling, late: bool) -> Self {
         let source = TapSource::Name { name: tap.into(), must_exist: false };
         let (mtu, bridge) = (None, None);
         let (count, up) = (queue_pairs.into(), Some(true));
         let at = TapOptions { source, queue_pairs: count, sndbuf: None, mtu, bridge, up };
-        let port = Arc::new(TapPort::open(at).unwrap());
+        let mut port: Arc<dyn Port> = Arc::new(TapPort::open(at).unwrap());
+        if late {
+            // A worker that asks, or is told.
+            let options = LateOptions { seed: 1, calls_max: 5, tells: uring };
+            port = Arc::new(LatePort::new(port, options));
+        }
         let pool = Pool::new(PoolOptions { workers_max: WORKERS, polling, uring });
         let (name, mac) = ("moving".to_owned(), [2, 0, 0, 0, 0, 0x22]);
         let (mtu, speed, moderation) = (None, None, Moderation::Off);
@@ -298,9 +318,11 @@ impl Moving {
 
 #[test]
 fn queues_move_from_worker_to_worker_while_frames_flow() {
-    for (uring, polling) in [(true, Polling::default()), (false, Polling::NEVER)] {
+    let ways = [(true, Polling::default()), (false, Polling::NEVER)];
+    for ((uring, polling), late) in ways.into_iter().zip([false; 2]).chain(ways.map(|w| (w, true)))
+    {
         in_own_space(|| {
-            let mut moving = Moving::new("mv0", PAIRS, uring, polling);
+            let mut moving = Moving::new("mv0", PAIRS, uring, polling, late);
             let (handles, control) = (&moving.handles, &moving.control);
             under_load(&moving.host, &mut moving.pairs, 60, |round| {
                 let handle = &handles[round % 4];
@@ -342,7 +364,7 @@ fn frames_of_queues_that_move_arrive_once_and_in_order() {
     const MOVES: usize = 200;
     for (uring, polling) in [(true, Polling::default()), (false, Polling::NEVER)] {
         in_own_space(|| {
-            let mut moving = Moving::new("mv1", 1, uring, polling);
+            let mut moving = Moving::new("mv1", 1, uring, polling, false);
             let (stop, all_back) = (AtomicBool::new(false), AtomicBool::new(false));
             let back = AtomicU64::new(0);
             let host = moving.host.twin();

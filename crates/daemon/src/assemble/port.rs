@@ -4,6 +4,7 @@ use super::AssembleError;
 use crate::config::plan::{NetPlan, PortPlan, mac_text};
 use manyring_backend::net::Port;
 use manyring_backend::net::fault::{FaultOptions, FaultPort};
+use manyring_backend::net::late::{LateOptions, LatePort};
 use manyring_backend::net::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::null::NullPort;
 use manyring_backend::net::pcap::PcapPort;
@@ -59,6 +60,10 @@ pub(super) fn decorated(
             no_memory_every: fault.no_memory_every,
             recv_error_every: fault.recv_error_every,
         };
+        if fault.late_tx > 0 {
+            let late = LateOptions { seed: 1, calls_max: fault.late_tx, tells: true };
+            port = Arc::new(LatePort::new(port, late));
+        }
         port = Arc::new(FaultPort::new(port, options));
     }
     if let Some(path) = &net.pcap {

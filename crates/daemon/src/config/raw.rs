@@ -262,4 +262,7 @@ pub(crate) struct RawNetFault {
     pub(crate) no_memory_every: u64,
     /// Receiving fails.
     pub(crate) recv_error_every: u64,
+    /// Not every n-th: the port is done with each frame of the guest after 0 to so many looks at
+    /// it, in any order; 0 = as soon as it is taken.
+    pub(crate) late_tx: u32,
 }
