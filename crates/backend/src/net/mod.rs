@@ -175,7 +175,7 @@ pub enum Outcome {
 ///
 /// The life of a frame that is [`Sent::later`]:
 /// ```text
-/// send      the port keeps what it needs: the burst is cleared when `send` returns, header included
+/// send      the port keeps what it needs: `send` returns, and the burst with its headers is gone
 ///           (payload: Frames::payload, whose slices stay mapped until the frame is back)
 /// reap      in every turn: the frames that the port is done with, in whatever order
 /// recall    before the driver gets its memory back: what nobody has begun with comes back at once,
