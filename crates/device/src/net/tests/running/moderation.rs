@@ -67,6 +67,10 @@ fn a_transmitq_tells_at_once_what_was_all_of_its_ring_and_else_waits_for_its_por
 
 #[test]
 fn a_frame_that_the_driver_offers_meanwhile_is_waited_for() {
+    // A port that finishes frames later gives none of them back in the turn that takes them.
+    if late() {
+        return;
+    }
     let mut guest = fixed(false, 0, 1000);
     // More than a turn takes: the rest is in the ring.
     guest.send(100);
