@@ -93,6 +93,12 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// Virtio features offered.
     fn features(&self) -> u64;
 
+    /// Protocol features of vhost-user (`VHOST_USER_PROTOCOL_F_*`) that this device serves beside
+    /// those that a back-end has for every device.
+    fn protocol_features(&self) -> u64 {
+        0
+    }
+
     /// Virtqueues the device has at most.
     fn queue_count(&self) -> usize;
 

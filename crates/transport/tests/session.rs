@@ -9,7 +9,8 @@ use manyring_engine::{Activation, QueueHandle, QueueStats};
 use manyring_queue::Base;
 use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
 use manyring_wire::vhost_user::{
-    F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, HEADER_SIZE, Header, REQUESTS, Region,
+    F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, HEADER_SIZE, Header, PROTOCOL_F_MTU,
+    PROTOCOL_F_RARP, REQUESTS, Region,
 };
 use manyring_wire::virtio::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
 use rustix::event::{EventfdFlags, eventfd};
@@ -72,6 +73,10 @@ impl Device for Recorder {
 
     fn features(&self) -> u64 {
         VERSION_1
+    }
+
+    fn protocol_features(&self) -> u64 {
+        if self.virtio_id == VIRTIO_ID_NET { PROTOCOL_F_RARP | PROTOCOL_F_MTU } else { 0 }
     }
 
     fn queue_count(&self) -> usize {

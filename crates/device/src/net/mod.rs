@@ -42,6 +42,7 @@ use manyring_wire::net::{
     Coalescing, FRAME_SIZE_MAX, Offloads, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ,
     VIRTIO_NET_F_MTU, controlq,
 };
+use manyring_wire::vhost_user::{PROTOCOL_F_MTU, PROTOCOL_F_RARP};
 use manyring_wire::virtio::VIRTIO_ID_NET;
 use rules::Filter;
 use rustix::io::Errno;
@@ -394,6 +395,10 @@ impl Device for NetDevice {
     fn features(&self) -> u64 {
         let mtu = self.0.state().mtu;
         config::features(&self.0.options, &*self.0.port, mtu)
+    }
+
+    fn protocol_features(&self) -> u64 {
+        PROTOCOL_F_RARP | PROTOCOL_F_MTU
     }
 
     fn queue_count(&self) -> usize {

@@ -1,7 +1,7 @@
 //! What the session's effects do: map memory, start, stop and change queues.
 
 use super::session::{
-    Answer, Effect, MemoryChange, OFFERED, OFFERED_NET, Offer, Outcome, Session, SessionError,
+    Answer, Effect, MemoryChange, OFFERED, Offer, Outcome, Session, SessionError,
 };
 use super::socket::Message;
 use super::vring::VringHost;
@@ -12,7 +12,6 @@ use manyring_queue::{DeviceQueue, QueueConfig, QueueError, RingAddresses, RingFe
 use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, Region, Reply, VringState,
 };
-use manyring_wire::virtio::VIRTIO_ID_NET;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -48,10 +47,9 @@ impl Front {
         events: mpsc::Sender<Event>,
         janitor: Arc<Janitor>,
     ) -> Self {
-        let is_net = device.virtio_id() == VIRTIO_ID_NET;
         let offer = Offer {
             features: device.features(),
-            protocol: if is_net { OFFERED | OFFERED_NET } else { OFFERED },
+            protocol: OFFERED | device.protocol_features(),
             queue_count: device.queue_count(),
             queue_size_max: device.queue_size_max(),
         };

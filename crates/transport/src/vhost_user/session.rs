@@ -10,9 +10,9 @@ pub use outcome::{Answer, Effect, MemoryChange, Outcome, SessionError};
 use manyring_queue::{Base, RingAddresses};
 use manyring_wire::vhost_user::{
     ConfigAccess, F_PROTOCOL_FEATURES, Header, MEM_SLOTS, PROTOCOL_F_BACKEND_REQ,
-    PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_MTU,
-    PROTOCOL_F_RARP, PROTOCOL_F_REPLY_ACK, PROTOCOL_F_RESET_DEVICE, PROTOCOL_F_STATUS, ParseError,
-    Region, Reply, Request, Row, VringAddr, VringState, row_of,
+    PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK,
+    PROTOCOL_F_RESET_DEVICE, PROTOCOL_F_STATUS, ParseError, Region, Reply, Request, Row, VringAddr,
+    VringState, row_of,
 };
 
 /// Protocol features offered for every device: each is served.
@@ -23,9 +23,6 @@ pub const OFFERED: u64 = PROTOCOL_F_MQ
     | PROTOCOL_F_RESET_DEVICE
     | PROTOCOL_F_CONFIGURE_MEM_SLOTS
     | PROTOCOL_F_STATUS;
-
-/// Protocol features offered for network devices beside [`OFFERED`].
-pub const OFFERED_NET: u64 = PROTOCOL_F_RARP | PROTOCOL_F_MTU;
 
 /// What a device brings to the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,13 @@
 mod limits;
 
 use super::*;
-use manyring_wire::vhost_user::{FLAG_NEED_REPLY, FLAG_VERSION, REQUESTS};
+use manyring_wire::vhost_user::{
+    FLAG_NEED_REPLY, FLAG_VERSION, PROTOCOL_F_MTU, PROTOCOL_F_RARP, REQUESTS,
+};
 use zerocopy::IntoBytes;
 
+/// What network devices bring.
+const OFFERED_NET: u64 = PROTOCOL_F_RARP | PROTOCOL_F_MTU;
 const OFFER: Offer =
     Offer { protocol: OFFERED, features: 1 << 32 | 1 << 29, queue_count: 4, queue_size_max: 32768 };
 const REGION: Region =
