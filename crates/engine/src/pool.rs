@@ -1,4 +1,4 @@
-//! The workers: start (the only place that starts threads), place, move a queue, stop.
+//! The workers: start (nobody else starts a worker), place, move a queue, stop.
 
 use crate::accounts::{ThreadTimes, thread_times};
 use crate::handle::{QueueHandle, Route};

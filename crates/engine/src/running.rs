@@ -225,7 +225,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
                 break;
             }
         }
-        // A driver that goes on meanwhile is there: it is looked at further on.
+        // Only a driver that is still there fills the ring meanwhile: what it sends is dropped in
+        // further turns, until nothing comes for a while.
         let goes_on = self.life.mode() == Mode::Drop && self.ring.enable_notifications();
         if goes_on && self.notifier.has_kick() {
             self.make_hot(io.now_ns());

@@ -1,4 +1,4 @@
-//! Sleeping and waking: kicks, disk completions, the mailbox; the only file that reads the clock.
+//! Sleeping and waking: kicks, disk completions, the mailbox; the workers' clock.
 //!
 //! One io_uring per worker; where it is refused (container profiles, old kernels) an epoll twin,
 //! edge-triggered so that kicks need not be read there either.
