@@ -105,7 +105,10 @@ impl FaultTx {
             let (token, header) = (frames.token(index), frames.header(index));
             self.pass.push_as(token, &header, payload, 0, frames.len(index));
         }
-        self.inner.send(&self.pass, 0)
+        let sent = self.inner.send(&self.pass, 0);
+        // Its memory must not stay mapped because of a copy of its slices.
+        self.pass.release();
+        sent
     }
 }
 
@@ -121,13 +124,7 @@ impl PortTx for FaultTx {
             }
             if !is_nth(n, self.options.drop_tx_every) {
                 let one = self.send_one(frames, index);
-                sent.refused += one.refused;
-                sent.down += one.down;
-                sent.faulted += one.faulted;
-                sent.lost |= one.lost << index;
-                sent.later |= one.later << index;
-                sent.stop = one.stop;
-                if sent.stop.is_some() {
+                if !sent.add_one(index, &one) {
                     break;
                 }
             }

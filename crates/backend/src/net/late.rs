@@ -254,13 +254,7 @@ impl PortTx for LateTx {
                 }
                 let one = self.inner.send(&self.pass, 0);
                 self.pass.release();
-                sent.refused += one.refused;
-                sent.down += one.down;
-                sent.faulted += one.faulted;
-                sent.lost |= one.lost << index;
-                sent.later |= one.later << index;
-                sent.stop = one.stop;
-                if sent.stop.is_some() {
+                if !sent.add_one(index, &one) {
                     break;
                 }
             } else {

@@ -171,6 +171,20 @@ pub enum Outcome {
     Recalled,
 }
 
+impl Sent {
+    /// Adds what became of frame `index` of this burst, which was sent alone; `taken` is left to
+    /// the caller. False: it was not taken, and [`Self::stop`] says why.
+    pub fn add_one(&mut self, index: usize, one: &Self) -> bool {
+        self.refused += one.refused;
+        self.down += one.down;
+        self.faulted += one.faulted;
+        self.lost |= one.lost << index;
+        self.later |= one.later << index;
+        self.stop = one.stop;
+        self.stop.is_none()
+    }
+}
+
 /// The sending half of a queue pair. Owned by one thread.
 ///
 /// The life of a frame that is [`Sent::later`]:

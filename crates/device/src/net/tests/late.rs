@@ -67,13 +67,7 @@ impl PortTx for Delayed {
             self.pass.push_as(token, &header, payload, 0, frames.len(index));
             let one = self.send_one();
             self.pass.release();
-            sent.refused += one.refused;
-            sent.down += one.down;
-            sent.faulted += one.faulted;
-            sent.lost |= one.lost << index;
-            sent.later |= one.later << index;
-            sent.stop = one.stop;
-            if sent.stop.is_some() {
+            if !sent.add_one(index, &one) {
                 break;
             }
             sent.taken += 1;

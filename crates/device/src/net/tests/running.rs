@@ -3,6 +3,9 @@
 //! This file is two modules: the transmitqs of `running` send to a port that is done with a frame
 //! when it has taken it, those of `running_late` to one that is done with it later.
 
+#[path = "running/looks.rs"]
+mod looks;
+
 #[path = "running/moderation.rs"]
 mod moderation;
 
@@ -471,27 +474,6 @@ fn a_frame_that_stays_with_its_port_wakes_nobody_until_the_driver_posts_more() {
 const LOOK: Decision = Decision::Look { reach_ns: 32_000 };
 
 #[test]
-fn a_port_is_looked_at_only_while_its_worker_looks_at_rings_anyway() {
-    let mut guest = Guest::new(true);
-    let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    guest.set_kick(Kick::new(kick).unwrap());
-    guest.post();
-    guest.port.arrive(RawHeader::default(), &frame(0, 60));
-    guest.turn(1000);
-    assert_eq!(guest.returned(), 1);
-    let settles = |guest: &mut Guest, looks_on, now_ns| guest.settles((LOOK, looks_on), now_ns);
-    assert!(!guest.running.looks_at_ring(LOOK, 2000), "its next work is the port's");
-    assert!(!settles(&mut guest, true, 2000));
-    assert!(settles(&mut guest, true, 40_000), "it looked long enough");
-    guest.running.wake(41_000);
-    assert!(settles(&mut guest, false, 41_000));
-    // A transmitq waits for its ring.
-    let guest = Guest::new(false);
-    assert!(guest.running.looks_at_ring(LOOK, 2000));
-    assert!(!guest.running.looks_at_ring(LOOK, 40_000));
-}
-
-#[test]
 fn frames_that_wait_for_the_port_do_not_pass_while_the_link_is_down() {
     for is_let_go in [false, true] {
         let mut guest = Guest::new(false);
@@ -511,69 +493,4 @@ fn frames_that_wait_for_the_port_do_not_pass_while_the_link_is_down() {
         let stats = &guest.ring.stats;
         assert_eq!((stats.packets.value(), stats.dropped_link_down.value()), (1, 2));
     }
-}
-
-/// What the kicks that are watched report within some milliseconds.
-fn kick_events(wait: &mut Wait) -> Vec<Woken> {
-    let (mut all, mut woken) = (Vec::new(), Vec::new());
-    for _ in 0..3 {
-        wait.sleep(&mut woken, Some(std::time::Duration::from_millis(10)));
-        all.append(&mut woken);
-    }
-    all.retain(|event| matches!(event.source, Source::Kick { .. }));
-    all
-}
-
-#[test]
-fn a_late_event_of_a_replaced_kick_is_no_kick_and_leaves_one_watch() {
-    for uring in [true, false] {
-        let mut guest = Guest::new(false);
-        guest.wait = Wait::new(uring).unwrap();
-        let eventfds = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let kick = |at: usize| Kick::new(eventfds[at].try_clone().unwrap()).unwrap();
-        let ring = |at: usize| rustix::io::write(&eventfds[at], &1u64.to_ne_bytes()).unwrap();
-        guest.set_kick(kick(0));
-        ring(0);
-        let [late] = kick_events(&mut guest.wait)[..] else { panic!("one event of one kick") };
-        guest.set_kick(kick(1));
-        // As if the kernel had ended the former watch before it heard of the change.
-        guest.hear(Woken { ended: true, ..late }, 1);
-        let kicks = guest.ring.stats.kicks.value();
-        assert_eq!(kicks, 0, "uring {uring}: the former kick was heard");
-        kick_events(&mut guest.wait);
-        ring(1);
-        let events = kick_events(&mut guest.wait);
-        assert_eq!(events.len(), 1, "uring {uring}: {events:?}");
-    }
-}
-
-#[test]
-fn a_batch_waits_from_its_kick_on_or_from_the_last_look_at_the_ring() {
-    let mut guest = Guest::new(false);
-    let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    let ours = Kick::new(kick.try_clone().unwrap()).unwrap();
-    guest.set_kick(ours);
-    rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
-    let [event] = kick_events(&mut guest.wait)[..] else { panic!("one event of one kick") };
-    let mut waited = 0;
-    let mut wait_of_batch = |guest: &mut Guest| {
-        let sum = guest.ring.stats.wait_ns.sum();
-        sum - std::mem::replace(&mut waited, sum)
-    };
-    guest.send(1);
-    guest.turn(1000);
-    wait_of_batch(&mut guest);
-    // The ring was looked at until here: the frame may have come right behind that.
-    guest.turn(2000);
-    guest.send(1);
-    guest.hear(event, 2300);
-    guest.turn(2500);
-    assert_eq!(wait_of_batch(&mut guest), 500, "since the last look");
-    // Nobody looks until the kick.
-    guest.turn(3000);
-    assert!(guest.settles((Decision::Sleep, false), 4000));
-    guest.send(1);
-    guest.hear(event, 1_000_000);
-    guest.turn(1_000_700);
-    assert_eq!(wait_of_batch(&mut guest), 700, "since the kick");
 }

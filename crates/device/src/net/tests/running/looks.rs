@@ -1,0 +1,89 @@
+//! When a queue is looked at, and what the events of its kick say.
+
+use super::*;
+
+#[test]
+fn a_port_is_looked_at_only_while_its_worker_looks_at_rings_anyway() {
+    let mut guest = Guest::new(true);
+    let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    guest.set_kick(Kick::new(kick).unwrap());
+    guest.post();
+    guest.port.arrive(RawHeader::default(), &frame(0, 60));
+    guest.turn(1000);
+    assert_eq!(guest.returned(), 1);
+    let settles = |guest: &mut Guest, looks_on, now_ns| guest.settles((LOOK, looks_on), now_ns);
+    assert!(!guest.running.looks_at_ring(LOOK, 2000), "its next work is the port's");
+    assert!(!settles(&mut guest, true, 2000));
+    assert!(settles(&mut guest, true, 40_000), "it looked long enough");
+    guest.running.wake(41_000);
+    assert!(settles(&mut guest, false, 41_000));
+    // A transmitq waits for its ring.
+    let guest = Guest::new(false);
+    assert!(guest.running.looks_at_ring(LOOK, 2000));
+    assert!(!guest.running.looks_at_ring(LOOK, 40_000));
+}
+
+/// What the kicks that are watched report within some milliseconds.
+fn kick_events(wait: &mut Wait) -> Vec<Woken> {
+    let (mut all, mut woken) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        wait.sleep(&mut woken, Some(std::time::Duration::from_millis(10)));
+        all.append(&mut woken);
+    }
+    all.retain(|event| matches!(event.source, Source::Kick { .. }));
+    all
+}
+
+#[test]
+fn a_late_event_of_a_replaced_kick_is_no_kick_and_leaves_one_watch() {
+    for uring in [true, false] {
+        let mut guest = Guest::new(false);
+        guest.wait = Wait::new(uring).unwrap();
+        let eventfds = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let kick = |at: usize| Kick::new(eventfds[at].try_clone().unwrap()).unwrap();
+        let ring = |at: usize| rustix::io::write(&eventfds[at], &1u64.to_ne_bytes()).unwrap();
+        guest.set_kick(kick(0));
+        ring(0);
+        let [late] = kick_events(&mut guest.wait)[..] else { panic!("one event of one kick") };
+        guest.set_kick(kick(1));
+        // As if the kernel had ended the former watch before it heard of the change.
+        guest.hear(Woken { ended: true, ..late }, 1);
+        let kicks = guest.ring.stats.kicks.value();
+        assert_eq!(kicks, 0, "uring {uring}: the former kick was heard");
+        kick_events(&mut guest.wait);
+        ring(1);
+        let events = kick_events(&mut guest.wait);
+        assert_eq!(events.len(), 1, "uring {uring}: {events:?}");
+    }
+}
+
+#[test]
+fn a_batch_waits_from_its_kick_on_or_from_the_last_look_at_the_ring() {
+    let mut guest = Guest::new(false);
+    let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let ours = Kick::new(kick.try_clone().unwrap()).unwrap();
+    guest.set_kick(ours);
+    rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+    let [event] = kick_events(&mut guest.wait)[..] else { panic!("one event of one kick") };
+    let mut waited = 0;
+    let mut wait_of_batch = |guest: &mut Guest| {
+        let sum = guest.ring.stats.wait_ns.sum();
+        sum - std::mem::replace(&mut waited, sum)
+    };
+    guest.send(1);
+    guest.turn(1000);
+    wait_of_batch(&mut guest);
+    // The ring was looked at until here: the frame may have come right behind that.
+    guest.turn(2000);
+    guest.send(1);
+    guest.hear(event, 2300);
+    guest.turn(2500);
+    assert_eq!(wait_of_batch(&mut guest), 500, "since the last look");
+    // Nobody looks until the kick.
+    guest.turn(3000);
+    assert!(guest.settles((Decision::Sleep, false), 4000));
+    guest.send(1);
+    guest.hear(event, 1_000_000);
+    guest.turn(1_000_700);
+    assert_eq!(wait_of_batch(&mut guest), 700, "since the kick");
+}
