@@ -111,3 +111,6 @@ pub trait Run: Send + Debug {
     /// The queue's counters.
     fn stats(&self) -> &Arc<QueueStats>;
 }
+
+#[cfg(test)]
+pub(crate) mod still;

@@ -285,6 +285,16 @@ mod tests {
     }
 
     #[test]
+    fn memory_of_a_frame_that_was_sent_is_not_kept() {
+        let memory = Arc::new(Mapping::anonymous(4096).unwrap());
+        let frames = burst(&memory);
+        let (mut tx, _) = tx(FaultOptions::default(), 99);
+        assert_eq!(tx.send(&frames, 0).taken, FRAMES_MAX);
+        drop(frames);
+        assert_eq!(Arc::strong_count(&memory), 1, "a front-end that took it back has it still");
+    }
+
+    #[test]
     fn every_nth_frame_stops_once_for_each_reason_and_is_then_sent() {
         let memory = Arc::new(Mapping::anonymous(4096).unwrap());
         let frames = burst(&memory);

@@ -1,0 +1,116 @@
+//! `Still`: a queue that does nothing, for the tests of who runs queues.
+
+use super::{Happened, Run, Turned};
+use crate::io::QueueIo;
+use crate::life::Event;
+use crate::orders::Order;
+use crate::policy::polling::Decision;
+use crate::stats::QueueStats;
+use crate::wait::Woken;
+use manyring_queue::Base;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::mpsc;
+
+/// A queue without a ring, which has nothing to do.
+#[derive(Debug)]
+pub(crate) struct Still {
+    /// While this is set, something that it took does not end.
+    pub(crate) hangs: Arc<AtomicBool>,
+    /// It holds a call back until this time.
+    pub(crate) due_ns: Option<u64>,
+    /// Set when it has sent that call.
+    pub(crate) is_sent: Arc<AtomicBool>,
+    pub(crate) is_hot: bool,
+    pub(crate) guest: mpsc::Sender<Event>,
+    pub(crate) stats: Arc<QueueStats>,
+}
+
+impl Default for Still {
+    /// A queue that takes turns, of a guest of its own.
+    fn default() -> Self {
+        let (hangs, is_sent) = (Arc::default(), Arc::default());
+        let guest = mpsc::channel(1).0;
+        Self { hangs, due_ns: None, is_sent, is_hot: true, guest, stats: Arc::default() }
+    }
+}
+
+impl Run for Still {
+    fn attach(&mut self, _io: &mut QueueIo<'_>) {}
+
+    fn detach(&mut self, _io: &mut QueueIo<'_>) {}
+
+    fn turn(&mut self, _io: &mut QueueIo<'_>) -> Turned {
+        Turned { worked: false, taken: 0, is_overdue: !self.is_hot }
+    }
+
+    fn settle(&mut self, _how: (Decision, bool), _io: &mut QueueIo<'_>) -> bool {
+        self.is_hot = false;
+        true
+    }
+
+    fn on_event(&mut self, _happened: Happened, _event: Woken, _io: &mut QueueIo<'_>) {}
+
+    fn heed(&mut self, _order: Order, _io: &mut QueueIo<'_>) {}
+
+    fn wake(&mut self, _now_ns: u64) {
+        self.is_hot = true;
+    }
+
+    fn prepare_sleep(&mut self) {
+        self.due_ns = None;
+        self.is_sent.store(true, Ordering::Relaxed);
+    }
+
+    fn check_memory(&mut self) {}
+
+    fn drain(&mut self) {}
+
+    fn pause(&mut self) {}
+
+    fn pauses_without_loss(&self) -> bool {
+        true
+    }
+
+    fn resume(&mut self, _now_ns: u64) {}
+
+    fn is_hot(&self) -> bool {
+        self.is_hot
+    }
+
+    fn is_overdue(&self, _now_ns: u64) -> bool {
+        false
+    }
+
+    fn looks_at_ring(&self, _decision: Decision, _now_ns: u64) -> bool {
+        false
+    }
+
+    fn awaits_disk(&self) -> bool {
+        false
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        self.due_ns
+    }
+
+    fn is_drained(&self) -> bool {
+        !self.hangs.load(Ordering::Relaxed)
+    }
+
+    fn base(&self) -> Base {
+        Base::default()
+    }
+
+    fn guest(&self) -> &mpsc::Sender<Event> {
+        &self.guest
+    }
+
+    fn is_of_guest(&self, guest: &mpsc::Sender<Event>) -> bool {
+        self.guest.same_channel(guest)
+    }
+
+    fn stats(&self) -> &Arc<QueueStats> {
+        &self.stats
+    }
+}
