@@ -105,6 +105,9 @@ fn workers(out: &mut String, state: &State) {
     let looked = "manyring_worker_looked_seconds";
     family(out, looked, "counter", Some("seconds"), "Time the worker looked and found no work");
     each(out, "manyring_worker_looked_seconds_total", &|worker| seconds(worker.looked_ns));
+    let waits = "manyring_worker_device_waits";
+    family(out, waits, "counter", None, "Times a device of the host made the worker wait");
+    each(out, "manyring_worker_device_waits_total", &|worker| worker.device_waits.to_string());
     let pause = "manyring_worker_move_pause_seconds";
     let help = "Time a queue paused that came to the worker from another one";
     family(out, pause, "histogram", Some("seconds"), help);

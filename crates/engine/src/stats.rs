@@ -270,6 +270,10 @@ pub struct WorkerStats {
     pub slept_ns: Counter,
     /// Nanoseconds it looked for work and found none.
     pub looked_ns: Counter,
+    /// Times that a device of the host made its present thread wait for four milliseconds or more,
+    /// though the call was not to wait. The device's requests are then left to threads of the
+    /// kernel for a while.
+    pub device_waits: Counter,
     /// Nanoseconds that threads of this worker ran which have ended since.
     pub ran_before_ns: Counter,
     /// For each queue that came from another worker: nanoseconds from the turn at which it took

@@ -177,6 +177,21 @@ impl Wait {
         }
     }
 
+    /// Says whether guests of several owners are served here.
+    pub(crate) fn set_shared(&mut self, is_shared: bool) {
+        if let Some(ring) = self.ring() {
+            ring.set_shared(is_shared);
+        }
+    }
+
+    /// Times that this thread was made to wait for a device of the host.
+    pub(crate) fn device_waits(&self) -> u64 {
+        match &self.kernel {
+            Kernel::Uring(ring) => ring.device_waits(),
+            Kernel::Epoll(_) => 0,
+        }
+    }
+
     /// Nanoseconds since the first worker of this process started: a time that a queue has taken
     /// down means the same on the worker to which it moves. Read once per turn of the loop.
     #[inline]

@@ -199,6 +199,7 @@ impl Worker {
 
     fn sleep(&mut self) {
         self.stats.sleeps.add(1);
+        self.stats.device_waits.set(self.wait.device_waits());
         self.stats.law.publish(&self.law.numbers());
         let slept_at = self.wait.now_ns();
         self.send_before(slept_at + SLEEP_NS_MIN);

@@ -71,6 +71,7 @@ pub struct Image {
     /// With `direct`: the same file through the page cache, for what is not aligned.
     buffered: Option<OwnedFd>,
     block_device: bool,
+    device: u64,
     size: AtomicU64,
     geometry: Geometry,
     /// Alignment of memory and of offsets that `O_DIRECT` asks for; 1 without it.
@@ -167,11 +168,14 @@ impl Image {
         };
         let nowait = can_nowait(&file);
         let in_memory = !block_device && is_in_memory(&file);
+        let stat = rustix::fs::fstat(&file);
+        let device = stat.map_or(0, |s| if block_device { s.st_rdev } else { s.st_dev });
         Self {
             size: AtomicU64::new(geometry.size),
             file,
             buffered,
             block_device,
+            device,
             geometry,
             memory_align,
             offset_align,
@@ -245,6 +249,12 @@ impl Image {
     #[must_use]
     pub fn is_block_device(&self) -> bool {
         self.block_device
+    }
+
+    /// The device of the host on which the bytes lie, as `stat` numbers it.
+    #[must_use]
+    pub fn device(&self) -> u64 {
+        self.device
     }
 
     /// True if a transfer can go to [`Self::file`]: with `O_DIRECT` all of it must be aligned.

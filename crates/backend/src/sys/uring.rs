@@ -18,11 +18,14 @@
 //! is parked, and the worker comes back with its next turn.
 #![allow(unsafe_code, reason = "allow-listed: submission queue entries are raw")]
 
+mod calm;
 mod lanes;
 
+use calm::{DeviceSlot, Devices};
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use lanes::Lanes;
+pub use lanes::Width;
 use libc::iovec;
 use manyring_memory::{GuestSlice, as_iovecs};
 use rustix::fd::{AsRawFd, BorrowedFd};
@@ -40,6 +43,10 @@ const COMPLETIONS: u32 = 16384;
 const INLINE_BYTES: u64 = 1 << 20;
 /// Files that can be registered with one ring.
 const FILES: u32 = 1024;
+/// Threads of the kernel that a ring may have, each for a disk request that waits. A host of two
+/// CPUs would have eight: those could all wait for one device, and the requests for others with
+/// them.
+const THREADS: u32 = 128;
 /// Slices that can wait for the next submit.
 const SLICES: usize = 8192;
 /// Slices of one entry at most (`UIO_MAXIOV`); the kernel does what they hold and reports a short
@@ -78,6 +85,21 @@ pub enum RingFile {
     Plain(i32),
 }
 
+/// A disk as this ring knows it, and the device of the host on which it lies.
+#[derive(Clone, Copy, Debug)]
+pub struct RingDisk {
+    number: u64,
+    device: DeviceSlot,
+}
+
+/// The beginning of a call that may wait for a device, although it is told not to.
+#[derive(Clone, Copy, Debug)]
+pub struct Began {
+    at_ns: u64,
+    /// How often this thread had given its CPU away, if that is worth a system call.
+    waits: Option<i64>,
+}
+
 /// What an entry asks of the kernel. The slices of a transfer travel beside it.
 #[derive(Clone, Copy, Debug)]
 enum Work {
@@ -106,7 +128,12 @@ pub struct Ring {
     /// requests and watches at most.
     parked: VecDeque<(Task, Vec<iovec>)>,
     /// What is for the kernel's threads, by disk. As `parked`, what waits has slices of its own.
-    lanes: Lanes<(Task, Vec<iovec>)>,
+    lanes: Lanes<((RingDisk, Width), Task, Vec<iovec>)>,
+    /// Which devices the worker may be made to wait for, and the time of its last such call.
+    devices: Devices,
+    called_ns: u64,
+    /// Guests of several owners are served here: one must not wait for the device of another.
+    is_shared: bool,
     free_files: Vec<u32>,
     /// What is left of [`INLINE_BYTES`] until the next [`Self::reap`].
     inline_left: u64,
@@ -130,6 +157,9 @@ impl Ring {
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .build(SUBMISSIONS)?;
+        let _ = uring.submitter().register_iowq_max_workers(&mut [64, 0]);
+        // Kernels before 5.15 do not know it, and have as many threads as they like.
+        let _ = uring.submitter().register_iowq_max_workers(&mut [THREADS, 0]);
         let registered = uring.submitter().register_files_sparse(FILES).is_ok();
         let free_files = if registered { (0..FILES).rev().collect() } else { Vec::new() };
         Ok(Self {
@@ -137,6 +167,9 @@ impl Ring {
             slices: Vec::with_capacity(SLICES),
             parked: VecDeque::new(),
             lanes: Lanes::default(),
+            devices: Devices::default(),
+            called_ns: 0,
+            is_shared: false,
             free_files,
             inline_left: INLINE_BYTES,
         })
@@ -159,12 +192,22 @@ impl Ring {
 
     /// Queues a task that a thread of the kernel will do, when such tasks of `disk` are not too
     /// many.
-    fn place_aside(&mut self, disk: u64, work: Work, slices: &[iovec], user_data: u64) {
-        if self.lanes.enter(disk, user_data) {
+    fn place_aside(
+        &mut self,
+        (disk, width): (RingDisk, Width),
+        work: Work,
+        slices: &[iovec],
+        user_data: u64,
+    ) {
+        let lane = (disk.number, width);
+        if self.lanes.enter(lane, user_data) {
+            if matches!(work, Work::Flush { .. } | Work::Fallocate { .. }) {
+                self.devices.owes(disk.device, user_data, now_ns());
+            }
             self.place(work, slices, user_data);
         } else {
             let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
-            self.lanes.wait(disk, (Task { work, user_data }, slices.to_vec()));
+            self.lanes.wait(lane, ((disk, width), Task { work, user_data }, slices.to_vec()));
         }
     }
 
@@ -212,12 +255,22 @@ impl Ring {
             if self.uring.submission().is_empty() {
                 return Ok(());
             }
-            let result = self.uring.submit();
-            self.forget_slices();
+            let result = self.enter();
             if result? == 0 || self.parked.is_empty() {
                 return Ok(());
             }
         }
+    }
+
+    /// Enters the kernel with what waits, and watches how long that takes.
+    fn enter(&mut self) -> io::Result<usize> {
+        let began = self.devices.is_touched().then(|| self.begin());
+        let result = self.uring.submit();
+        if let Some(began) = began {
+            self.took(began);
+        }
+        self.forget_slices();
+        result
     }
 
     fn forget_slices(&mut self) {
@@ -231,7 +284,7 @@ impl Ring {
     /// # Errors
     /// The system's; `ETIME` and `EINTR` are not errors.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        if !self.parked.is_empty() {
+        if !self.parked.is_empty() || self.devices.is_touched() {
             self.submit()?;
             if !self.parked.is_empty() {
                 return Ok(());
@@ -264,8 +317,7 @@ impl Ring {
         if must_enter {
             // Runs the deferred work, fetches completions for which the queue had no room, submits
             // what waits; an error here means "try again later".
-            let _ = self.uring.submit();
-            self.forget_slices();
+            let _ = self.enter();
         }
         let first = events.len();
         events.extend(self.uring.completion().map(|entry| Event {
@@ -273,9 +325,13 @@ impl Ring {
             result: entry.result(),
             more: cqueue::more(entry.flags()),
         }));
+        if self.devices.has_debts() && first < events.len() {
+            let now_ns = now_ns();
+            events[first..].iter().for_each(|event| self.devices.paid(event.user_data, now_ns));
+        }
         for event in &events[first..] {
-            if let Some((disk, (task, slices))) = self.lanes.leave(event.user_data) {
-                self.place_aside(disk, task.work, &slices, task.user_data);
+            if let Some((lane, task, slices)) = self.lanes.leave(event.user_data) {
+                self.place_aside(lane, task.work, &slices, task.user_data);
             }
         }
     }
@@ -308,6 +364,64 @@ impl Ring {
         };
         // An error means that there was nothing to run.
         drop(entered);
+    }
+
+    /// A disk, told by its number, whose image lies on the host's `device` (as `stat` numbers it).
+    pub fn open_disk(&mut self, number: u64, device: u64) -> RingDisk {
+        RingDisk { number, device: self.devices.open(device) }
+    }
+
+    /// Says whether guests of several owners are served here.
+    pub fn set_shared(&mut self, is_shared: bool) {
+        self.is_shared = is_shared;
+    }
+
+    /// True if guests of several owners are served here: what may wait for a device, although it is
+    /// told not to, should be done by a thread of the kernel.
+    #[inline]
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    /// Requests that threads of the kernel have.
+    #[cfg(test)]
+    pub(crate) fn aside(&self) -> usize {
+        self.lanes.under_way()
+    }
+
+    /// True if the worker may submit to the device of `disk` by its own hand; else a thread of the
+    /// kernel should.
+    #[inline]
+    pub fn is_calm(&mut self, disk: RingDisk) -> bool {
+        self.devices.is_calm(disk.device, self.called_ns)
+    }
+
+    /// Begins calls that may wait for a device, although they are told not to.
+    #[inline]
+    #[must_use]
+    pub fn begin(&mut self) -> Began {
+        self.called_ns = now_ns();
+        let at_ns = self.called_ns;
+        Began { at_ns, waits: self.devices.is_watchful(at_ns).then(waits) }
+    }
+
+    /// Ends them. A device that has made the worker wait is left to the kernel's threads for a
+    /// while.
+    #[inline]
+    pub fn took(&mut self, began: Began) {
+        if self.devices.is_touched() {
+            self.called_ns = now_ns();
+            let has_waited = began.waits.map(|before| waits() > before);
+            let took_ns = self.called_ns.saturating_sub(began.at_ns);
+            self.devices.took(took_ns, self.called_ns, has_waited);
+        }
+    }
+
+    /// Calls in which this thread was made to wait for a device of the host.
+    #[must_use]
+    pub fn device_waits(&self) -> u64 {
+        self.devices.waits()
     }
 
     /// Registers a file if there is room; otherwise it is used as it is.
@@ -344,7 +458,7 @@ impl Ring {
     }
 
     /// Reads or writes guest memory at `offset` of `file`; may be short. With `aside`, which names
-    /// the disk, a thread of the kernel does it, and never the submitting one.
+    /// the disk and the lane, a thread of the kernel does it, and never the submitting one.
     ///
     /// # Safety
     /// What `slices` name must stay mapped until the completion of `user_data` has been reaped, or
@@ -355,31 +469,48 @@ impl Ring {
         file: RingFile,
         slices: &[GuestSlice],
         offset: u64,
-        aside: Option<u64>,
+        aside: Option<(RingDisk, Width)>,
         user_data: u64,
     ) {
         let work = Work::Transfer { op, file, offset, punt: aside.is_some() };
         match aside {
-            Some(disk) => self.place_aside(disk, work, as_iovecs(slices), user_data),
+            Some(lane) => self.place_aside(lane, work, as_iovecs(slices), user_data),
             None => self.place(work, as_iovecs(slices), user_data),
         }
     }
 
     /// `fdatasync` of the file of `disk`: all completed writes are durable at completion.
-    pub fn flush(&mut self, disk: u64, file: RingFile, user_data: u64) {
-        self.place_aside(disk, Work::Flush { file }, &[], user_data);
+    pub fn flush(&mut self, disk: RingDisk, file: RingFile, user_data: u64) {
+        self.place_aside((disk, Width::Narrow), Work::Flush { file }, &[], user_data);
     }
 
     /// `fallocate` of a range of the file of `disk` with `mode` (`FALLOC_FL_*`).
     pub fn fallocate(
         &mut self,
-        (disk, file): (u64, RingFile),
+        (disk, file): (RingDisk, RingFile),
         mode: i32,
         (offset, len): (u64, u64),
         user_data: u64,
     ) {
-        self.place_aside(disk, Work::Fallocate { file, mode, offset, len }, &[], user_data);
+        let work = Work::Fallocate { file, mode, offset, len };
+        self.place_aside((disk, Width::Narrow), work, &[], user_data);
     }
+}
+
+/// The time, for calls that may wait.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, rest) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
+    seconds.wrapping_mul(1_000_000_000).wrapping_add(rest)
+}
+
+/// How often this thread has given its CPU away by itself.
+fn waits() -> i64 {
+    // SAFETY: all zeroes are a value of this type: it consists of integers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes one such value to where it is told, and keeps nothing of it.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nvcsw
 }
 
 /// The entry for `work`. `slices` are those of a transfer, `listed` the same where the kernel will

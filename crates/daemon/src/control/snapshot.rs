@@ -108,6 +108,9 @@ pub(crate) struct WorkerInfo {
     /// What it ran, or wanted to, and found no work.
     #[serde(default)]
     pub(crate) looked_ns: u64,
+    /// How often a device of the host made it wait.
+    #[serde(default)]
+    pub(crate) device_waits: u64,
     /// How long each queue paused that came from another worker.
     #[serde(default)]
     pub(crate) pause_ns: Summary,
@@ -257,6 +260,7 @@ impl Workers {
             sleeps: view.stats.sleeps.value(),
             slept_ns: view.stats.slept_ns.value(),
             looked_ns: view.stats.looked_ns.value(),
+            device_waits: view.stats.device_waits.value(),
             pause_ns: Summary::of(&view.stats.pause_ns),
             polling: {
                 let numbers = view.stats.law.counters().into_iter();

@@ -55,6 +55,7 @@ mod tests {
             slept_ns: 0,
             ran_ns,
             looked_ns: 0,
+            device_waits: 0,
             pause_ns: pause_ns.since(&Summary::default()),
             polling: Default::default(),
         }

@@ -63,6 +63,9 @@ impl Worker {
     pub(super) fn note_queues(&mut self) {
         let was_empty = self.rest.leaves_at_ns.is_some();
         self.stats.queues.set(self.by_id.len() as u64);
+        let mut guests = self.slots.iter().filter(|s| s.entry.is_some()).map(|slot| slot.guest);
+        let first = guests.next();
+        self.wait.set_shared(guests.any(|guest| Some(guest) != first));
         if self.by_id.is_empty() && !was_empty {
             self.rest.leaves_at_ns = Some(self.now_ns + LEAVE_NS);
             self.lot.told.end_to_serve();

@@ -71,6 +71,29 @@ impl Bench {
         done[0].result
     }
 
+    /// Reads 4 KiB. True if no thread of the kernel did it.
+    fn reads_here(&mut self) -> bool {
+        let mut burst = Burst::default();
+        let slices = SliceList::of_mapping(&self.memory, &[(0, 4096)]).unwrap();
+        burst.slices().extend(slices.all());
+        burst.push(0, Op::Read, 0, 4096);
+        let (mut done, mut events) = (Vec::new(), Vec::new());
+        self.queue.submit(&burst, Some(&mut self.ring), &mut done);
+        let is_here = self.ring.aside() == 0;
+        while done.is_empty() {
+            self.ring.wait(Some(std::time::Duration::from_secs(10))).unwrap();
+            self.ring.reap(&mut events);
+            assert!(!events.is_empty(), "nobody answers");
+            // The end of the watch of the run before is no request's.
+            for event in events.drain(..).filter(|event| event.user_data == 0) {
+                self.queue.on_event(0, event.result, Some(&mut self.ring), &mut done);
+            }
+        }
+        assert_eq!(done, [Completion { token: 0, result: Ok(()) }]);
+        self.queue.reap(&mut done);
+        is_here
+    }
+
     fn fill(&self, seed: u8) {
         let byte = |i: u32| (i / 512).to_le_bytes()[0] ^ i.to_le_bytes()[0] ^ seed;
         let bytes: Vec<u8> = (0..1 << 16).map(byte).collect();
@@ -152,8 +175,9 @@ fn zeroes_are_written_where_no_call_makes_them() {
     let slices = zeroes(disk.zeroes, entry.len);
     let plain = RingFile::Plain(std::os::fd::AsRawFd::as_raw_fd(&disk.image.file()));
     let op = FileOp::Write { dsync: false };
+    let aside = Some((ring.open_disk(1, 1), Width::Narrow));
     // SAFETY: our zeroes are mapped for ever.
-    unsafe { ring.transfer(op, plain, &slices, entry.offset, Some(1), 0) };
+    unsafe { ring.transfer(op, plain, &slices, entry.offset, aside, 0) };
     let mut events = Vec::new();
     ring.wait(None).unwrap();
     ring.reap(&mut events);
@@ -188,6 +212,55 @@ fn a_file_system_that_cannot_say_would_wait_is_read_all_the_same() {
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
     let mut bench = Bench::new(Path::new(&path), true, false);
     assert_eq!(bench.run(Op::Read, 0, 4096, 0), Ok(()));
+}
+
+#[test]
+fn a_device_that_made_the_worker_wait_is_read_by_threads_of_the_kernel() {
+    let file = image();
+    let mut bench = Bench::new(file.path(), true, false);
+    assert_eq!(bench.run(Op::Read, 0, 4096, 0), Ok(()), "now it is in the page cache");
+    let device = std::os::unix::fs::MetadataExt::dev(&file.as_file().metadata().unwrap());
+    assert!(bench.reads_here());
+    // Another disk of this device makes the worker wait, in a call of which more is known the
+    // second time: that the thread gave its CPU away.
+    for times in 1..=2 {
+        let disk = bench.ring.open_disk(u64::MAX, device);
+        let began = bench.ring.begin();
+        assert!(bench.ring.is_calm(disk));
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        bench.ring.took(began);
+        assert_eq!(bench.ring.device_waits(), times);
+        assert!(!bench.reads_here(), "the worker could wait again");
+        std::thread::sleep(std::time::Duration::from_millis(250 * times));
+        assert!(bench.reads_here());
+    }
+}
+
+#[test]
+fn a_shared_worker_reads_by_itself_only_what_the_page_cache_holds() {
+    let file = image();
+    file.as_file().sync_all().unwrap();
+    let forget = || {
+        let whole = std::num::NonZeroU64::new(SIZE);
+        let advice = rustix::fs::Advice::DontNeed;
+        rustix::fs::fadvise(file.as_file(), 0, whole, advice).unwrap();
+    };
+    for (direct, is_cached, shared, is_here) in [
+        (false, true, false, true),
+        (false, false, false, true),
+        (false, true, true, true),
+        (false, false, true, false),
+        (true, false, false, true),
+        (true, false, true, false),
+    ] {
+        let mut bench = Bench::new(file.path(), true, direct);
+        forget();
+        if is_cached {
+            std::fs::read(file.path()).unwrap();
+        }
+        bench.ring.set_shared(shared);
+        assert_eq!(bench.reads_here(), is_here, "{direct} {is_cached} {shared}");
+    }
 }
 
 #[test]

@@ -1,21 +1,45 @@
 //! `Lanes`: how much of one disk the kernel's threads may have at a time.
 //!
-//! The threads of a ring are few, and take its entries in one order, whosever they are: a guest
+//! The threads of a ring are bounded, and take its entries in one order, whosever they are: a guest
 //! that gives them thousands of long ones would let the flush of another guest wait for all of
-//! those. So each disk has a lane, and what finds its lane full waits here.
+//! those. So each disk has two lanes, and what finds its lane full waits here: a narrow one for what
+//! keeps its thread (copies, flushes), a wide one for what mostly leaves its thread at once, when
+//! the device has it.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Entries of one disk that threads of the kernel have at a time: half of the threads that a host
-/// of two CPUs has for a ring.
-const LANE_MAX: usize = 4;
+/// How much of one disk threads of the kernel have at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Width {
+    /// [`NARROW_MAX`] entries that keep their threads.
+    Narrow,
+    /// [`WIDE_MAX`] entries that leave their threads when the device has them.
+    Wide,
+}
+
+/// Few: every thread that works is one more that competes with the workers for CPUs.
+const NARROW_MAX: usize = 4;
+/// As deep as most guests' queues are used: a device wants to see them all.
+const WIDE_MAX: usize = 32;
+
+impl Width {
+    const fn max(self) -> usize {
+        match self {
+            Self::Narrow => NARROW_MAX,
+            Self::Wide => WIDE_MAX,
+        }
+    }
+}
+
+/// A disk's number, and which of its lanes.
+pub(super) type LaneId = (u64, Width);
 
 /// The lanes of a ring; `T` is what waits.
 #[derive(Debug)]
 pub(super) struct Lanes<T> {
-    lanes: HashMap<u64, Lane<T>>,
+    lanes: HashMap<LaneId, Lane<T>>,
     /// The lane of each entry that a thread has.
-    under_way: HashMap<u64, u64>,
+    under_way: HashMap<u64, LaneId>,
 }
 
 #[derive(Debug)]
@@ -33,10 +57,10 @@ impl<T> Default for Lanes<T> {
 impl<T> Lanes<T> {
     /// Makes the entry `user_data` one of those under way. False: its lane is full, it must
     /// [`Self::wait`].
-    pub(super) fn enter(&mut self, lane: u64, user_data: u64) -> bool {
+    pub(super) fn enter(&mut self, lane: LaneId, user_data: u64) -> bool {
         let fresh = || Lane { under_way: 0, waiting: VecDeque::new() };
         let entry = self.lanes.entry(lane).or_insert_with(fresh);
-        let enters = entry.under_way < LANE_MAX;
+        let enters = entry.under_way < lane.1.max();
         if enters {
             entry.under_way += 1;
             self.under_way.insert(user_data, lane);
@@ -45,7 +69,7 @@ impl<T> Lanes<T> {
     }
 
     /// Puts what found its lane full at that lane's end.
-    pub(super) fn wait(&mut self, lane: u64, task: T) {
+    pub(super) fn wait(&mut self, lane: LaneId, task: T) {
         if let Some(lane) = self.lanes.get_mut(&lane) {
             lane.waiting.push_back(task);
         }
@@ -53,7 +77,7 @@ impl<T> Lanes<T> {
 
     /// The entry `user_data` has ended. Returns what may [`Self::enter`] this lane now.
     #[inline]
-    pub(super) fn leave(&mut self, user_data: u64) -> Option<(u64, T)> {
+    pub(super) fn leave(&mut self, user_data: u64) -> Option<T> {
         if self.under_way.is_empty() {
             return None;
         }
@@ -64,7 +88,14 @@ impl<T> Lanes<T> {
         if next.is_none() && lane.under_way == 0 {
             self.lanes.remove(&number);
         }
-        next.map(|task| (number, task))
+        next
+    }
+}
+
+#[cfg(test)]
+impl<T> Lanes<T> {
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way.len()
     }
 }
 
@@ -74,21 +105,25 @@ mod tests {
 
     #[test]
     fn a_full_lane_lets_one_in_for_each_that_leaves_and_stops_no_other_lane() {
-        let mut lanes = Lanes::default();
-        let max = LANE_MAX as u64;
-        assert!((0..max).all(|n| lanes.enter(1, n)));
-        for n in [max, max + 1] {
-            assert!(!lanes.enter(1, n));
-            lanes.wait(1, n);
+        for width in [Width::Narrow, Width::Wide] {
+            let mut lanes = Lanes::default();
+            let (max, mine) = (width.max() as u64, (1, width));
+            assert!((0..max).all(|n| lanes.enter(mine, n)));
+            for n in [max, max + 1] {
+                assert!(!lanes.enter(mine, n));
+                lanes.wait(mine, n);
+            }
+            let other = if width == Width::Narrow { Width::Wide } else { Width::Narrow };
+            assert!(lanes.enter((2, width), 100), "another disk");
+            assert!(lanes.enter((1, other), 101), "what leaves its thread, or does not");
+            assert_eq!((lanes.leave(100), lanes.leave(101)), (None, None));
+            for n in 0..2 {
+                assert_eq!(lanes.leave(n), Some(max + n), "in order");
+                assert!(lanes.enter(mine, max + n));
+            }
+            assert!((2..max + 2).all(|n| lanes.leave(n).is_none()));
+            assert!(lanes.lanes.is_empty() && lanes.under_way.is_empty());
+            assert_eq!(lanes.leave(7), None, "it has no lane");
         }
-        assert!(lanes.enter(2, 100), "another disk");
-        assert_eq!(lanes.leave(100), None);
-        for n in 0..2 {
-            assert_eq!(lanes.leave(n), Some((1, max + n)), "in order");
-            assert!(lanes.enter(1, max + n));
-        }
-        assert!((2..max + 2).all(|n| lanes.leave(n).is_none()));
-        assert!(lanes.lanes.is_empty() && lanes.under_way.is_empty());
-        assert_eq!(lanes.leave(7), None, "it has no lane");
     }
 }

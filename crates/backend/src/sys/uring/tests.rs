@@ -14,8 +14,9 @@ fn transfer(
     punt: bool,
     user_data: u64,
 ) {
+    let aside = punt.then(|| (ring.open_disk(1, 1), Width::Narrow));
     // SAFETY: every test waits for all its completions before its memory is unmapped.
-    unsafe { ring.transfer(op, file, slices, offset, punt.then_some(1), user_data) };
+    unsafe { ring.transfer(op, file, slices, offset, aside, user_data) };
 }
 
 #[test]

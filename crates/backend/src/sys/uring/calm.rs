@@ -1,0 +1,235 @@
+//! `Devices`: to which devices of the host a worker may submit by its own hand. Pure: the time is
+//! an argument.
+//!
+//! The cheapest submission is one that the worker makes itself, told not to wait. It waits
+//! nevertheless where the kernel does not heed that: for a free tag of a device whose queue is full
+//! (direct I/O of a file, the readahead of a read that misses the page cache), or for a journal
+//! that is being written. Meanwhile the worker serves nobody, also not the guests of other devices.
+//! A thread of the kernel may wait as long as it must, and costs some ten microseconds a request,
+//! which does not count beside a device that is slow already. So a device is *calm* or not:
+//! ```text
+//! a call took longer than SLOW_NS?   not calm for a while, longer each time it happens again soon
+//! owes a flush for OWING_NS?         not calm until it is done: such a device is writing all it can
+//! ```
+//! A call is also long when another program had the CPU. Only a worker that has given it away by
+//! itself has waited; whether it has is asked after the first long call (a call costs more then),
+//! for as long as there may be others.
+
+/// A call that took longer has waited, or was interrupted.
+const SLOW_NS: u64 = 4_000_000;
+/// A device that has not finished any flush for as long is busy with more than that.
+const OWING_NS: u64 = 5_000_000;
+/// First time that a device is not calm, and the longest.
+const AWAY_NS_MIN: u64 = 250_000_000;
+const AWAY_NS_MAX: u64 = 8_000_000_000;
+/// A device that has been calm for as long has recovered: the next time begins with the shortest.
+const RECOVERED_NS: u64 = 10_000_000_000;
+/// After a long call the worker asks for as long whether a call has given the CPU away.
+const WATCHFUL_NS: u64 = 5_000_000_000;
+
+use std::collections::HashMap;
+
+/// A device among those of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DeviceSlot(usize);
+
+/// The devices on which the images of a worker lie.
+#[derive(Debug, Default)]
+pub(super) struct Devices {
+    devices: Vec<Device>,
+    /// Something was let pass since the last [`Self::took`].
+    is_touched: bool,
+    /// Flushes and the like under way, and the device that owes each.
+    owed: HashMap<u64, DeviceSlot>,
+    watchful_until_ns: u64,
+    /// Calls in which the worker waited for a device.
+    waits: u64,
+}
+
+#[derive(Debug)]
+struct Device {
+    /// Its number, as `stat` tells it.
+    number: u64,
+    /// As of all devices.
+    is_touched: bool,
+    /// Not calm until then.
+    away_until_ns: u64,
+    away_ns: u64,
+    /// How many flushes and the like are under way, and since when none has come back.
+    owed: usize,
+    owing_since_ns: u64,
+}
+
+impl Devices {
+    /// The slot of the device with this number.
+    pub(super) fn open(&mut self, number: u64) -> DeviceSlot {
+        let known = self.devices.iter().position(|device| device.number == number);
+        DeviceSlot(known.unwrap_or_else(|| {
+            self.devices.push(Device {
+                number,
+                is_touched: false,
+                away_until_ns: 0,
+                away_ns: AWAY_NS_MIN,
+                owed: 0,
+                owing_since_ns: 0,
+            });
+            self.devices.len() - 1
+        }))
+    }
+
+    /// True if the worker may submit to it by its own hand; [`Self::took`] then tells how long that
+    /// was.
+    #[inline]
+    pub(super) fn is_calm(&mut self, at: DeviceSlot, now_ns: u64) -> bool {
+        let device = &mut self.devices[at.0];
+        let owes = device.owed > 0 && now_ns.saturating_sub(device.owing_since_ns) > OWING_NS;
+        let is_calm = now_ns >= device.away_until_ns && !owes;
+        device.is_touched |= is_calm;
+        self.is_touched |= is_calm;
+        is_calm
+    }
+
+    /// True if the next call of the worker may wait for a device.
+    #[inline]
+    pub(super) fn is_touched(&self) -> bool {
+        self.is_touched
+    }
+
+    /// True while the worker should find out whether a call gave the CPU away.
+    #[inline]
+    pub(super) fn is_watchful(&self, now_ns: u64) -> bool {
+        now_ns < self.watchful_until_ns
+    }
+
+    /// A call of the worker ended at `now_ns`, in which it submitted what [`Self::is_calm`] let
+    /// pass. `has_waited`: it gave the CPU away, if the worker knows.
+    #[inline]
+    pub(super) fn took(&mut self, took_ns: u64, now_ns: u64, has_waited: Option<bool>) {
+        if took_ns >= SLOW_NS {
+            self.took_long(now_ns, has_waited);
+        }
+        self.devices.iter_mut().for_each(|device| device.is_touched = false);
+        self.is_touched = false;
+    }
+
+    #[cold]
+    fn took_long(&mut self, now_ns: u64, has_waited: Option<bool>) {
+        self.watchful_until_ns = now_ns + WATCHFUL_NS;
+        if has_waited == Some(false) {
+            return;
+        }
+        self.waits += 1;
+        for device in self.devices.iter_mut().filter(|device| device.is_touched) {
+            let calm_for_ns = now_ns.saturating_sub(device.away_until_ns);
+            device.away_ns = match calm_for_ns < RECOVERED_NS && device.away_until_ns > 0 {
+                true => (device.away_ns * 2).min(AWAY_NS_MAX),
+                false => AWAY_NS_MIN,
+            };
+            device.away_until_ns = now_ns + device.away_ns;
+        }
+    }
+
+    /// A flush, or another call that a device works on for long, is under way as `user_data`.
+    pub(super) fn owes(&mut self, at: DeviceSlot, user_data: u64, now_ns: u64) {
+        let device = &mut self.devices[at.0];
+        if device.owed == 0 {
+            device.owing_since_ns = now_ns;
+        }
+        device.owed += 1;
+        self.owed.insert(user_data, at);
+    }
+
+    /// Calls in which the worker waited for a device.
+    pub(super) fn waits(&self) -> u64 {
+        self.waits
+    }
+
+    /// True if a device owes something.
+    #[inline]
+    pub(super) fn has_debts(&self) -> bool {
+        !self.owed.is_empty()
+    }
+
+    /// `user_data` has come back, which may be what a device owed.
+    pub(super) fn paid(&mut self, user_data: u64, now_ns: u64) {
+        let Some(at) = self.owed.remove(&user_data) else { return };
+        let device = &mut self.devices[at.0];
+        device.owed -= 1;
+        device.owing_since_ns = now_ns;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_device_that_made_the_worker_wait_gets_nothing_by_hand_for_longer_each_time() {
+        let mut devices = Devices::default();
+        let (slow, other) = (devices.open(1), devices.open(2));
+        assert_eq!((devices.open(1), devices.open(2)), (slow, other), "one slot for each");
+        let mut now = 1000 * MS;
+        let mut pauses = Vec::new();
+        for _ in 0..7 {
+            assert!(devices.is_calm(slow, now));
+            devices.took(150 * MS, now, Some(true));
+            assert!(devices.is_calm(other, now), "it was not touched");
+            devices.took(0, now, None);
+            let began = now;
+            while !devices.is_calm(slow, now) {
+                now += 10 * MS;
+            }
+            devices.took(0, now, None);
+            pauses.push((now - began) / MS);
+        }
+        assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 8000, 8000]);
+        assert_eq!(devices.waits(), 7);
+        now += 20_000 * MS;
+        assert!(devices.is_calm(slow, now));
+        devices.took(150 * MS, now, Some(true));
+        assert!(!devices.is_calm(slow, now + 249 * MS), "it begins anew");
+        assert!(devices.is_calm(slow, now + 250 * MS));
+    }
+
+    #[test]
+    fn a_worker_that_was_interrupted_learns_to_tell_that_from_waiting() {
+        let mut devices = Devices::default();
+        let device = devices.open(1);
+        let mut now = 1000 * MS;
+        assert!(!devices.is_watchful(now));
+        assert!(devices.is_calm(device, now));
+        devices.took(20 * MS, now, None);
+        assert!(!devices.is_calm(device, now), "it may have waited: nobody looked");
+        assert!(devices.is_watchful(now));
+        now += 250 * MS;
+        for _ in 0..100 {
+            assert!(devices.is_calm(device, now), "it was interrupted, and that is known");
+            assert!(devices.is_watchful(now));
+            devices.took(20 * MS, now, Some(false));
+            now += 100 * MS;
+        }
+        devices.took(3 * MS, now, None);
+        assert!(!devices.is_watchful(now + 5000 * MS), "it has gone well for long");
+    }
+
+    #[test]
+    fn a_device_with_an_old_flush_is_not_calm_until_flushes_come_back_again() {
+        let mut devices = Devices::default();
+        let (device, other) = (devices.open(1), devices.open(2));
+        devices.owes(device, 10, 0);
+        devices.owes(device, 11, 4 * MS);
+        assert!(devices.is_calm(device, 5 * MS));
+        assert!(!devices.is_calm(device, 6 * MS), "the first is old");
+        assert!(devices.is_calm(other, 6 * MS));
+        devices.paid(12, 7 * MS);
+        assert!(!devices.is_calm(device, 7 * MS), "that was not owed");
+        devices.paid(10, 7 * MS);
+        assert!(devices.is_calm(device, 8 * MS), "they come back");
+        assert!(!devices.is_calm(device, 13 * MS), "the second is late too");
+        devices.paid(11, 14 * MS);
+        assert!(!devices.has_debts());
+        assert!(devices.is_calm(device, 1000 * MS));
+    }
+}
