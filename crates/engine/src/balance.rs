@@ -5,7 +5,8 @@
 //! ```text
 //! loop:  a worker is saturated, or mostly sleeps
 //!        measure for a window, a short one if queues wait
-//!        the policy decides; its moves are made one after the other; rest
+//!        the policy decides; its moves are made all at once, so that a queue that cannot leave
+//!        holds up no other one; rest
 //! ```
 
 #[cfg(test)]
@@ -18,6 +19,7 @@ use crate::pool::{Home, Pool};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 /// What is measured before a saturated worker is relieved.
@@ -66,13 +68,20 @@ impl Pool {
             let after = self.sample(&routes);
             let now_ns = nanoseconds(after.at.duration_since(began));
             let moves = placement.decide(&window(now_ns, &routes, &before, &after));
-            let mut has_moved = false;
-            for Move { queue, to } in &moves {
-                let moved = routes[*queue].move_to(*to).await;
-                has_moved |= moved;
-                tracing::debug!(worker = to, moved, "queue moves to another worker");
+            let mut under_way = JoinSet::new();
+            for Move { queue, to } in moves {
+                let route = routes[queue].clone();
+                under_way.spawn(async move {
+                    let moved = route.move_to(to).await;
+                    tracing::debug!(worker = to, moved, "queue moves to another worker");
+                    moved
+                });
             }
             // A queue whose disk hangs pauses for each attempt to move it, and stays.
+            let has_moved = under_way.join_all().await.contains(&true);
+            if !has_moved {
+                placement.forget_last();
+            }
             self.told.note_outcome(is_saturated || has_moved);
             sleep(PAUSE).await;
         }

@@ -270,7 +270,7 @@ pub struct WorkerStats {
     pub slept_ns: Counter,
     /// Nanoseconds it looked for work and found none.
     pub looked_ns: Counter,
-    /// Times that a device of the host made its present thread wait for four milliseconds or more,
+    /// Times that a device of the host made its thread wait for four milliseconds or more,
     /// though the call was not to wait. The device's requests are then left to threads of the
     /// kernel for a while.
     pub device_waits: Counter,
@@ -322,6 +322,20 @@ law_stats! {
 }
 
 impl LawStats {
+    /// What has been counted by now, for a law that is to go on with it.
+    pub(crate) fn counts(&self) -> Numbers {
+        Numbers {
+            trials: self.trials.value(),
+            flips: self.flips.value(),
+            stolen_looks: self.stolen_looks.value(),
+            looked_spinning_ns: self.looked_spinning_ns.value(),
+            looked_sleeping_ns: self.looked_sleeping_ns.value(),
+            spins_hit: self.spins_hit.value(),
+            spins_missed: self.spins_missed.value(),
+            ..Numbers::default()
+        }
+    }
+
     /// Shows the law's present numbers. Only the worker may.
     pub(crate) fn publish(&self, numbers: &Numbers) {
         self.spins.set(u64::from(numbers.arm == Arm::Spin));

@@ -111,6 +111,8 @@ pub(crate) struct Worker {
     timed: Vec<(usize, u64)>,
     woken: Vec<Woken>,
     faults_seen: u64,
+    /// How often a device has made this thread wait, as far as that is counted.
+    device_waits: u64,
     now_ns: u64,
     /// When it last slept, or last said that it is saturated.
     awake_since_ns: u64,
@@ -135,7 +137,8 @@ impl Worker {
         Ok(Self {
             wait,
             mailbox,
-            law,
+            law: law.counted(&stats.law.counts()),
+            rest: Rest::new(now_ns, stats.slept_ns.value()),
             stats,
             slots: Vec::new(),
             by_id: HashMap::new(),
@@ -150,7 +153,7 @@ impl Worker {
             now_ns,
             awake_since_ns: now_ns,
             lot,
-            rest: Rest::new(now_ns),
+            device_waits: 0,
             quit: false,
         })
     }
@@ -199,7 +202,7 @@ impl Worker {
 
     fn sleep(&mut self) {
         self.stats.sleeps.add(1);
-        self.stats.device_waits.set(self.wait.device_waits());
+        self.count_device_waits();
         self.stats.law.publish(&self.law.numbers());
         let slept_at = self.wait.now_ns();
         self.send_before(slept_at + SLEEP_NS_MIN);
@@ -213,6 +216,12 @@ impl Worker {
         self.awake_since_ns = self.now_ns;
         self.dispatch();
         self.tell_if_resting();
+    }
+
+    fn count_device_waits(&mut self) {
+        let waits = self.wait.device_waits();
+        self.stats.device_waits.add(waits - self.device_waits);
+        self.device_waits = waits;
     }
 
     /// Has queues that are to be woken before `end_ns` send the calls that they hold back: a sleep

@@ -39,11 +39,11 @@ pub(crate) fn run(args: &FileBlkArgs) -> Result<Report<BlkCell>, String> {
     for (direct, depth, poll) in [
         (true, 1, true),
         (true, 1, false),
-        (true, 32, true),
-        (true, 32, false),
+        (true, 64, true),
+        (true, 64, false),
         (false, 1, true),
-        (false, 32, true),
-        (false, 32, false),
+        (false, 64, true),
+        (false, 64, false),
     ] {
         if !direct {
             warm(image.path())?;

@@ -33,3 +33,35 @@ fn a_queue_whose_disk_hangs_is_gathered_less_and_less() {
     });
     pool.quit();
 }
+
+#[test]
+fn queues_that_hang_hold_up_no_move_of_others() {
+    let options = PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: false };
+    let (pool, hangs) = (Pool::new(options), Arc::new(AtomicBool::new(false)));
+    let start = |unit, hangs: Arc<AtomicBool>| {
+        let queue = Still { hangs, ..Still::default() };
+        pool.start(queue, Home { device: "disk".to_owned(), unit }).unwrap()
+    };
+    let _first = start(0, Arc::default());
+    let hanging: Vec<_> = (1..101).map(|unit| start(unit, hangs.clone())).collect();
+    let free = start(101, Arc::default());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        for queue in hanging.iter().chain([&free]) {
+            assert!(queue.move_to(1).await);
+        }
+        hangs.store(true, Ordering::Relaxed);
+        let balance = tokio::spawn(pool.clone().balance());
+        // One after the other, the hundred are given up after ten seconds.
+        let heard = timeout(5 * LONG_WINDOW, async {
+            while free.worker() != Some(0) {
+                pool.told.resting();
+                sleep(PAUSE).await;
+            }
+        });
+        assert!(heard.await.is_ok(), "it waits for queues that hang");
+        balance.abort();
+        hangs.store(false, Ordering::Relaxed);
+    });
+    pool.quit();
+}

@@ -128,6 +128,8 @@ struct Unit {
 #[derive(Clone, Debug)]
 pub struct Placement {
     gathered_at_ns: Option<u64>,
+    /// The same, before the last decision.
+    gathered_before_ns: Option<u64>,
     /// Nothing is gathered before.
     hold_until_ns: u64,
     hold_ns: u64,
@@ -135,7 +137,7 @@ pub struct Placement {
 
 impl Default for Placement {
     fn default() -> Self {
-        Self { gathered_at_ns: None, hold_until_ns: 0, hold_ns: HOLD_NS }
+        Self { gathered_at_ns: None, gathered_before_ns: None, hold_until_ns: 0, hold_ns: HOLD_NS }
     }
 }
 
@@ -143,6 +145,7 @@ impl Placement {
     /// The queues that should move now.
     #[must_use]
     pub fn decide(&mut self, window: &Window) -> Vec<Move> {
+        self.gathered_before_ns = self.gathered_at_ns;
         let moves = spread(window);
         if !moves.is_empty() {
             let regrets =
@@ -160,6 +163,12 @@ impl Placement {
             self.gathered_at_ns = Some(window.now_ns);
         }
         moves
+    }
+
+    /// None of the queues of the last decision could move: a spread that follows does not say that
+    /// it was wrong to gather them.
+    pub fn forget_last(&mut self) {
+        self.gathered_at_ns = self.gathered_before_ns;
     }
 }
 

@@ -259,6 +259,14 @@ impl Law {
         }
     }
 
+    /// Goes on with the counts of `before`: those of the worker that this one succeeds.
+    #[must_use]
+    pub fn counted(mut self, before: &Numbers) -> Self {
+        let Numbers { arm, gain, gap_ns, .. } = self.numbers;
+        self.numbers = Numbers { arm, gain, gap_ns, ..*before };
+        self
+    }
+
     /// What the law has come to.
     #[must_use]
     pub fn numbers(&self) -> Numbers {

@@ -19,9 +19,10 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// A worker that begins, without a queue.
-    pub(super) fn new(now_ns: u64) -> Self {
-        Self { since_ns: now_ns, slept_ns: 0, leaves_at_ns: Some(now_ns + LEAVE_NS) }
+    /// A worker that begins, without a queue. Threads that served as this worker before slept for
+    /// `slept_ns`.
+    pub(super) fn new(now_ns: u64, slept_ns: u64) -> Self {
+        Self { since_ns: now_ns, slept_ns, leaves_at_ns: Some(now_ns + LEAVE_NS) }
     }
 }
 
@@ -95,6 +96,7 @@ mod tests {
     use crate::orders::Mailbox;
     use crate::policy::polling::{Law, Polling};
     use crate::seats::Seat;
+    use crate::stats::WorkerStats;
     use std::sync::Arc;
 
     /// A worker without queues, whose time has come.
@@ -111,6 +113,22 @@ mod tests {
         let mailbox = Arc::new(Mailbox::new().unwrap());
         empty(&mailbox, false).run();
         assert!(mailbox.is_closed() && Seat::take(&mailbox).is_none());
+    }
+
+    #[test]
+    fn a_worker_that_begins_again_goes_on_with_its_counts_and_has_not_slept_yet() {
+        let (mailbox, stats) = (Arc::new(Mailbox::new().unwrap()), Arc::<WorkerStats>::default());
+        stats.slept_ns.set(1 << 40);
+        stats.law.trials.set(7);
+        stats.law.spins_hit.set(9);
+        stats.law.gap_ns.set(11);
+        let lot = Lot { told: Arc::default(), stays: true };
+        let law = Law::new(Polling::NEVER, 0, 0);
+        let worker = Worker::new(false, law, mailbox, stats.clone(), lot).unwrap();
+        assert_eq!(worker.rest.slept_ns, 1 << 40, "it would seem to have slept all the time");
+        stats.law.publish(&worker.law.numbers());
+        assert_eq!((stats.law.trials.value(), stats.law.spins_hit.value()), (7, 9));
+        assert_eq!(stats.law.gap_ns.value(), 0, "that was no count");
     }
 
     #[test]

@@ -315,3 +315,25 @@ fn queues_stay_together_where_others_use_the_cpus() {
     host.others = 0;
     assert_eq!(host.play(1), 1, "a CPU has become free");
 }
+
+#[test]
+fn a_gathering_that_did_not_come_about_was_not_wrong() {
+    for came_about in [true, false] {
+        let mut placement = Placement::default();
+        let long = |now_ns, at: usize| Window {
+            now_ns,
+            len_ns: LONG_NS,
+            ..window(&[5, 5], &[(0, 0, 1), (at, 1, 1)], &[100, 100])
+        };
+        assert_eq!(placement.decide(&long(0, 1)).len(), 1, "it gathers");
+        if !came_about {
+            placement.forget_last();
+        }
+        let mut busy = window(&[99, 0], &[(0, 0, 49), (0, 1, 49)], &[0, 100]);
+        busy.now_ns = LONG_NS;
+        assert_eq!(placement.decide(&busy).len(), 1, "it spreads");
+        let after_hold = LONG_NS + HOLD_NS + 1;
+        let gathers_again = !placement.decide(&long(after_hold, 1)).is_empty();
+        assert_eq!(gathers_again, !came_about);
+    }
+}
