@@ -163,6 +163,8 @@ fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> St
         Op::Write { durable: true } if !in_memory => return Step::Left,
         Op::Write { .. } if !in_memory && !*can_write => return Step::Left,
         Op::Read if !in_memory && !image.has_nowait() => return Step::Left,
+        // Told not to wait, it would begin to read ahead, and wait for a device that is full.
+        Op::Read if !in_memory && !is_cached(task, image, bytes) => return Step::Left,
         Op::Write { durable: true } => sys::RWF_DSYNC,
         _ if in_memory => 0,
         _ => sys::RWF_NOWAIT,
@@ -176,6 +178,11 @@ fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> St
         Err(errno) => went_wrong(task, errno),
         Ok(()) => task.step(),
     }
+}
+
+/// True if the page cache holds the next `bytes` of a read, or if the system cannot tell.
+fn is_cached(task: &Task, image: &Image, bytes: u64) -> bool {
+    sys::is_cached(image.file(), task.offset, bytes.min(task.len)).unwrap_or(true)
 }
 
 /// One call for at most `bytes` of a read or write.

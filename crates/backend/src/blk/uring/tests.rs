@@ -79,7 +79,12 @@ impl Bench {
         burst.push(0, Op::Read, 0, 4096);
         let (mut done, mut events) = (Vec::new(), Vec::new());
         self.queue.submit(&burst, Some(&mut self.ring), &mut done);
-        let is_here = self.ring.aside() == 0;
+        // The plain twin has what it does here done by now.
+        let is_plain = self.queue.readiness().is_some();
+        let is_here = self.ring.aside() == 0 && (!is_plain || !done.is_empty());
+        while done.is_empty() && is_plain {
+            self.queue.reap(&mut done);
+        }
         while done.is_empty() {
             self.ring.wait(Some(std::time::Duration::from_secs(10))).unwrap();
             self.ring.reap(&mut events);
@@ -245,21 +250,23 @@ fn a_shared_worker_reads_by_itself_only_what_the_page_cache_holds() {
         let advice = rustix::fs::Advice::DontNeed;
         rustix::fs::fadvise(file.as_file(), 0, whole, advice).unwrap();
     };
-    for (direct, is_cached, shared, is_here) in [
-        (false, true, false, true),
-        (false, false, false, true),
-        (false, true, true, true),
-        (false, false, true, false),
-        (true, false, false, true),
-        (true, false, true, false),
+    for (uring, direct, is_cached, shared, is_here) in [
+        (true, false, true, false, true),
+        (true, false, false, false, true),
+        (true, false, true, true, true),
+        (true, false, false, true, false),
+        (true, true, false, false, true),
+        (true, true, false, true, false),
+        (false, false, true, false, true),
+        (false, false, false, false, false),
     ] {
-        let mut bench = Bench::new(file.path(), true, direct);
+        let mut bench = Bench::new(file.path(), uring, direct);
         forget();
         if is_cached {
             std::fs::read(file.path()).unwrap();
         }
         bench.ring.set_shared(shared);
-        assert_eq!(bench.reads_here(), is_here, "{direct} {is_cached} {shared}");
+        assert_eq!(bench.reads_here(), is_here, "{uring} {direct} {is_cached} {shared}");
     }
 }
 
