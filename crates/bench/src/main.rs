@@ -40,6 +40,8 @@ enum Command {
     TapSmall(scenario::ScenarioArgs),
     /// Requests and responses over TCP through a tap: us, a bare loop.
     TcpRr(scenario::ScenarioArgs),
+    /// Eight guests on one worker, two of which abuse it: what the other six have of their shares.
+    Neighbours(scenario::ScenarioArgs),
 }
 
 /// Which client.
@@ -51,6 +53,8 @@ enum Load {
     Driver(load::LoadArgs),
     /// Frames through a vhost-user-net back-end, by our own driver half.
     Net(load::net::NetLoadArgs),
+    /// One of several guests of a back-end, until it is told to end.
+    Guest(load::guest::GuestArgs),
     /// Join a tap to a vhost-user-net back-end, until the standard input ends.
     Join(load::join::JoinArgs),
     /// Join two taps with nothing between them, until the standard input ends.
@@ -82,6 +86,11 @@ fn run(cli: Cli) -> Result<(), String> {
         Command::TapStream(args) => scenario::tap_stream::run(&args)?.print(args.json),
         Command::TapSmall(args) => scenario::tap_small::run(&args)?.print(args.json),
         Command::TcpRr(args) => scenario::tcp_rr::run(&args)?.print(args.json),
+        Command::Neighbours(args) => {
+            let (report, verdict) = scenario::neighbours::run(&args)?;
+            report.print(args.json)?;
+            verdict.print(args.json)
+        }
     }
 }
 
@@ -91,6 +100,7 @@ fn run_load(load: Load) -> Result<(), String> {
         Load::Blkio(args) => load::blkio::run(&args.options()).map_err(failed)?.print(args.json),
         Load::Driver(args) => load::driver::run(&args.options()).map_err(failed)?.print(args.json),
         Load::Net(args) => load::net::run(&args).map_err(failed)?.print(args.json),
+        Load::Guest(args) => load::guest::run(&args).map_err(failed)?.print(),
         Load::Join(args) => load::join::join(&args).map_err(failed)?.print(),
         Load::Relay(args) => load::join::relay(&args).map_err(failed)?.print(),
         Load::TapWrite(args) => load::tap::run(&args).map_err(failed)?.print(true),

@@ -5,6 +5,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::CpuSet;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
+use std::fs::File;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -39,8 +40,75 @@ fn busy_ticks(stat: &str) -> u64 {
 #[allow(clippy::cast_precision_loss, reason = "nanoseconds of one run")]
 pub(crate) fn waited_seconds(task: &str) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{task}/schedstat")).unwrap_or_default();
-    let nanoseconds = text.split_whitespace().nth(1).and_then(|field| field.parse::<u64>().ok());
-    nanoseconds.unwrap_or(0) as f64 / 1e9
+    run_delay_ns(&text) as f64 / 1e9
+}
+
+/// The time, and how long a client and the worker that serves it had waited for a CPU by then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    at: Instant,
+    own: Duration,
+    worker: Duration,
+}
+
+impl Moment {
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        self.at.saturating_duration_since(earlier.at)
+    }
+
+    /// What the client waited in between.
+    pub(crate) fn own_delay_since(self, earlier: Self) -> Duration {
+        self.own.saturating_sub(earlier.own)
+    }
+
+    /// The time in between in which neither client nor worker waited.
+    pub(crate) fn since_without_delay(self, earlier: Self) -> Duration {
+        let worker = self.worker.saturating_sub(earlier.worker);
+        self.since(earlier).saturating_sub(self.own_delay_since(earlier)).saturating_sub(worker)
+    }
+}
+
+/// How long two threads have been ready to run and had to wait, again and again: the files stay
+/// open.
+#[derive(Debug)]
+pub(crate) struct RunDelay {
+    own: Option<File>,
+    worker: Option<File>,
+}
+
+impl RunDelay {
+    /// That of the calling thread; always 0 if the kernel does not say.
+    pub(crate) fn of_this_thread() -> Self {
+        Self { own: File::open("/proc/thread-self/schedstat").ok(), worker: None }
+    }
+
+    /// From now on that of a worker of the daemon as well.
+    pub(crate) fn add_worker(&mut self, daemon: u32) {
+        let threads = std::fs::read_dir(format!("/proc/{daemon}/task")).into_iter().flatten();
+        let worker = threads.flatten().map(|thread| thread.path()).find(|thread| {
+            let name = std::fs::read_to_string(thread.join("comm")).unwrap_or_default();
+            name.starts_with("worker-")
+        });
+        self.worker = worker.and_then(|thread| File::open(thread.join("schedstat")).ok());
+    }
+
+    /// The time and the delays now.
+    pub(crate) fn now(&self) -> Moment {
+        Moment { at: now(), own: delay(self.own.as_ref()), worker: delay(self.worker.as_ref()) }
+    }
+}
+
+fn delay(schedstat: Option<&File>) -> Duration {
+    use std::os::unix::fs::FileExt;
+    let mut bytes = [0; 64];
+    let len = schedstat.and_then(|file| file.read_at(&mut bytes, 0).ok()).unwrap_or(0);
+    Duration::from_nanos(run_delay_ns(std::str::from_utf8(&bytes[..len]).unwrap_or_default()))
+}
+
+/// The second number of `schedstat`.
+fn run_delay_ns(schedstat: &str) -> u64 {
+    let field = schedstat.split_whitespace().nth(1);
+    field.and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
 /// Runs the calling thread, and those it starts later, on one CPU.
@@ -253,6 +321,31 @@ mod tests {
             }
             assert_eq!(seen, [true; 7], "seed {seed}");
         }
+    }
+
+    #[test]
+    fn a_time_without_delay_is_what_neither_client_nor_worker_waited() {
+        let us = Duration::from_micros;
+        let sent = Moment { at: now(), own: us(7), worker: us(1) };
+        let back = Moment { at: sent.at + us(100), own: us(37), worker: us(11) };
+        assert_eq!((back.since(sent), back.own_delay_since(sent)), (us(100), us(30)));
+        assert_eq!(back.since_without_delay(sent), us(60));
+        assert_eq!(sent.since_without_delay(back), Duration::ZERO);
+        assert_eq!((run_delay_ns("123 456 7\n"), run_delay_ns("")), (456, 0));
+    }
+
+    #[test]
+    fn the_worker_of_a_daemon_is_found_by_its_name() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::Builder::new().name("worker-0".into());
+        let thread = thread.spawn(move || stopped.recv()).unwrap();
+        let mut delay = RunDelay::of_this_thread();
+        // A thread takes its name when it first runs.
+        while delay.worker.is_none() {
+            delay.add_worker(std::process::id());
+        }
+        drop(stop);
+        assert!(thread.join().unwrap().is_err());
     }
 
     #[test]

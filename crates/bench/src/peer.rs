@@ -57,15 +57,31 @@ pub(crate) fn apart(program: &Path) -> Command {
     command
 }
 
+/// A program that is [`apart`], and which its CPUs run before all that are no real-time programs.
+/// It fails where we have no right to ask for that.
+pub(crate) fn favoured(program: &Path) -> Command {
+    let mut command = apart(Path::new("chrt"));
+    command.args(["--fifo", "1"]).arg(program);
+    command
+}
+
 /// Starts a program that is [`apart`] on the CPUs of `affinity`, before all others.
 pub(crate) fn spawn(command: &mut Command, affinity: &Affinity) -> std::io::Result<Child> {
+    let child = spawn_among_others(command, affinity)?;
+    favour(child.id());
+    Ok(child)
+}
+
+/// Starts a program on the CPUs of `affinity`.
+pub(crate) fn spawn_among_others(
+    command: &mut Command,
+    affinity: &Affinity,
+) -> std::io::Result<Child> {
     let before = Affinity::current();
     affinity.apply();
     let spawned = command.spawn();
     before.apply();
-    let child = spawned?;
-    favour(child.id());
-    Ok(child)
+    spawned
 }
 
 /// Longest time a program has to get its scheduling group.
@@ -163,6 +179,11 @@ impl Server {
             let _ = stderr.read_to_string(&mut text);
         }
         text.trim().to_owned()
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Seconds that its threads were ready to run and another program ran instead.

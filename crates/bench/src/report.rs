@@ -1,6 +1,7 @@
 //! What a scenario found: medians and ratios, as a table or as JSON.
 
 pub(crate) mod blk;
+pub(crate) mod neighbours;
 pub(crate) mod net;
 
 use crate::measure::Calibration;

@@ -5,8 +5,8 @@ use crate::cargo::{build_daemon, cargo, see};
 use manyring_system::{Outcome, packages};
 
 /// One file per scenario in the bench crate.
-const SCENARIOS: [&str; 6] =
-    ["null-blk", "file-blk", "null-net", "tap-small", "tap-stream", "tcp-rr"];
+const SCENARIOS: [&str; 7] =
+    ["null-blk", "file-blk", "null-net", "tap-small", "tap-stream", "tcp-rr", "neighbours"];
 /// What they start.
 const PACKAGES: [&str; 6] =
     ["valgrind", "qemu-system-common", "fio", "dpdk-dev", "iperf3", "iproute2"];

@@ -2,6 +2,7 @@
 
 pub(crate) mod blkio;
 pub(crate) mod driver;
+pub(crate) mod guest;
 pub(crate) mod join;
 pub(crate) mod net;
 pub(crate) mod rr;

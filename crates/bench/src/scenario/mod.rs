@@ -2,6 +2,7 @@
 //! C), so that what the machine does beside it meets all of them alike.
 
 pub(crate) mod file_blk;
+pub(crate) mod neighbours;
 mod net;
 pub(crate) mod null_blk;
 pub(crate) mod null_net;

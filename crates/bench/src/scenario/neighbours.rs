@@ -1,0 +1,398 @@
+//! `neighbours`: whether two guests that abuse a daemon take more from six others than their share.
+//!
+//! One daemon with one worker, on a CPU of its own, serves eight devices. Three runs make a round:
+//!
+//! ```text
+//! alone:   each measured guest has the daemon for itself
+//! equals:  six measured guests, and two more that read as much as they can
+//! abused:  six measured guests, one that floods kicks, one with requests of 1 GiB
+//! ```
+//! The *fair share* of a guest is what it has among equals, and at least an eighth of what it has
+//! alone. The abused guests keep their shares if the two that abuse the daemon get no more from
+//! their neighbours than two of their kind would.
+//!
+//! The guests share the other CPU, which would be no fault of the daemon's: six guests with a CPU
+//! each would not wait there for the flood. So the well-behaved ones run before all others
+//! (`SCHED_FIFO`), the two abusers in the time that they leave. What a guest has waited for its CPU
+//! all the same, and the worker for its own, is taken off the latencies.
+
+use super::{ScenarioArgs, TRIES, WAITED_MAX};
+use crate::load::guest::{Deed, GuestArgs, GuestResult};
+use crate::measure::{Affinity, Calibration, machine, now};
+use crate::peer::{self, Server};
+use crate::report::neighbours::{NeighbourCell, NeighbourSample};
+use crate::report::{Party, Report};
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+/// A guest, and the device it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Role {
+    name: &'static str,
+    device: usize,
+    deed: Deed,
+    depth: u16,
+    size: u32,
+}
+
+const fn role(name: &'static str, device: usize, deed: Deed, depth: u16, size: u32) -> Role {
+    Role { name, device, deed, depth, size }
+}
+
+/// The guests that are measured.
+const MEASURED: [Role; 6] = [
+    role("disk, 4 KiB, depth 1", 0, Deed::Read, 1, 4 << 10),
+    role("disk, 4 KiB, depth 8", 1, Deed::Read, 8, 4 << 10),
+    role("disk, 256 KiB, depth 1", 2, Deed::Read, 1, 256 << 10),
+    role("disk, 256 KiB, depth 8", 3, Deed::Read, 8, 256 << 10),
+    role("network, receives, depth 8", 4, Deed::Receive, 8, FRAME),
+    role("network, sends, depth 8", 5, Deed::Transmit, 8, FRAME),
+];
+/// Bytes of a frame.
+const FRAME: u32 = 1500;
+/// The abusers.
+const ABUSERS: [Role; 2] = [
+    role("abuse: a flood of kicks", 6, Deed::Kicks, 1, 512),
+    role("abuse: requests of 1 GiB", 7, Deed::Giants, 8, 1 << 20),
+];
+/// Who takes their places: guests that use all of their share, as the busiest measured one does.
+const EQUALS: [Role; 2] = [
+    role("an equal", 6, Deed::Read, 8, 256 << 10),
+    role("another equal", 7, Deed::Read, 8, 256 << 10),
+];
+/// Devices of the daemon.
+const DEVICES: usize = MEASURED.len() + ABUSERS.len();
+
+/// Runs the scenario. The second part is the verdict: which promises were broken.
+pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NeighbourCell>, Verdict), String> {
+    let stage = Stage::new(args)?;
+    let mut found: Vec<[Vec<NeighbourSample>; 3]> = vec![<[_; 3]>::default(); DEVICES];
+    for _ in 0..args.rounds() {
+        for measured in MEASURED {
+            found[measured.device][ALONE].extend(stage.run(&[measured])?);
+        }
+        for (mix, others) in [(AMONG_EQUALS, EQUALS), (ABUSED, abusers(args))] {
+            let samples = stage.run(&[&MEASURED[..], &others].concat())?;
+            for (found, sample) in found.iter_mut().zip(samples) {
+                found[mix].push(sample);
+            }
+        }
+    }
+    let is_there = |(role, _): &(&Role, _)| MEASURED.contains(role) || abusers(args).contains(role);
+    let all = MEASURED.iter().chain(&ABUSERS).zip(found);
+    let cells: Vec<_> = all.filter(is_there).map(cell).collect();
+    let broken = cells.iter().flat_map(|cell| cell.broken.clone()).collect();
+    let report = Report {
+        scenario: "neighbours",
+        machine: machine(),
+        calibration: Calibration::measure(args.client_cpu, args.server_cpu),
+        rounds: args.rounds(),
+        seconds: args.seconds(),
+        cells,
+    };
+    Ok((report, if args.smoke { Verdict::Smoke } else { Verdict::Judged(broken) }))
+}
+
+/// Who abuses the daemon: with `--only TEXT` one of both, to tell them apart.
+fn abusers(args: &ScenarioArgs) -> [Role; 2] {
+    let is_wanted = |role: &Role| args.only.as_ref().is_none_or(|text| role.name.contains(text));
+    std::array::from_fn(|n| if is_wanted(&ABUSERS[n]) { ABUSERS[n] } else { EQUALS[n] })
+}
+
+/// Runs of a round.
+const ABUSED: usize = 0;
+const AMONG_EQUALS: usize = 1;
+const ALONE: usize = 2;
+
+fn cell((role, [abused, equals, alone]): (&Role, [Vec<NeighbourSample>; 3])) -> NeighbourCell {
+    let party = |name: &str, samples| Party { name: name.to_owned(), samples };
+    let abused = party("abused", abused);
+    match role.deed {
+        Deed::Kicks => NeighbourCell::flood(role.name, [abused, party("an equal", equals)]),
+        Deed::Giants => NeighbourCell::giant(role.name, [abused, party("an equal", equals)]),
+        _ => {
+            let others = [party("among equals", equals), party("alone", alone)];
+            NeighbourCell::measured(role.name, abused, others, DEVICES)
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Everything ran; nothing is said of shares.
+    Smoke,
+    /// The promises that were broken, each in words.
+    Judged(Vec<String>),
+}
+
+impl Verdict {
+    /// Prints the verdict, if people read it.
+    ///
+    /// # Errors
+    /// A promise was broken; the words say which.
+    pub(crate) fn print(self, json: bool) -> Result<(), String> {
+        let kept = match self {
+            Self::Smoke => "nothing is judged in a smoke test",
+            Self::Judged(broken) if broken.is_empty() => "every guest kept its share",
+            Self::Judged(broken) => return Err(broken.join("; ")),
+        };
+        if !json {
+            println!("verdict: {kept}");
+        }
+        Ok(())
+    }
+}
+
+/// What all runs have in common.
+struct Stage<'a> {
+    args: &'a ScenarioArgs,
+    folder: tempfile::TempDir,
+    manyring: PathBuf,
+    /// Well-behaved guests can be put before all others on their CPU.
+    is_favoured: bool,
+}
+
+/// Time for polling and placement to settle, as a share of a run.
+const WARM_UP: f64 = 0.4;
+
+impl<'a> Stage<'a> {
+    fn new(args: &'a ScenarioArgs) -> Result<Self, String> {
+        let folder = tempfile::tempdir().map_err(|e| format!("temporary folder: {e}"))?;
+        std::fs::write(folder.path().join("config"), config(folder.path()))
+            .map_err(|e| format!("temporary folder: {e}"))?;
+        let manyring = peer::manyring(args.manyring.as_deref()).map_err(|e| e.to_string())?;
+        let probe = peer::favoured(Path::new("true")).output();
+        let is_favoured = probe.is_ok_and(|output| output.status.success());
+        if !is_favoured {
+            eprintln!("manyring-bench: without SCHED_FIFO the flood takes its neighbours' CPU");
+        }
+        Ok(Self { args, folder, manyring, is_favoured })
+    }
+
+    /// One run with these guests; again if other programs had too much of the daemon's CPU.
+    fn run(&self, roles: &[Role]) -> Result<Vec<NeighbourSample>, String> {
+        let tries = if self.args.smoke { 1 } else { TRIES };
+        let mut samples = self.run_once(roles)?;
+        for _ in 1..tries {
+            if !samples.iter().any(|sample| sample.disturbed) {
+                break;
+            }
+            samples = self.run_once(roles)?;
+        }
+        Ok(samples)
+    }
+
+    fn run_once(&self, roles: &[Role]) -> Result<Vec<NeighbourSample>, String> {
+        let config = self.folder.path().join("config");
+        let mut arguments: Vec<OsString> =
+            vec!["run".into(), "--log-level=error".into(), "--config".into(), config.into()];
+        arguments.extend(self.args.extra.iter().cloned());
+        let (last, cpu) = (socket(self.folder.path(), DEVICES - 1), self.args.server_cpu);
+        let server = Server::start(&self.manyring, &arguments, &last, &Affinity::one(cpu))
+            .map_err(|e| e.to_string())?;
+        let start = |role: &Role| {
+            self.start(role, server.id()).map_err(|problem| format!("{}: {problem}", role.name))
+        };
+        let mut guests: Vec<Running> = roles.iter().map(start).collect::<Result<_, _>>()?;
+        guests.iter_mut().try_for_each(Running::await_ready)?;
+        let length = Duration::from_secs_f64(self.args.seconds());
+        std::thread::sleep(length.mul_f64(WARM_UP));
+        let (busy, waited, began) = (self.busy()?, server.waited_seconds(), now());
+        guests.iter_mut().for_each(Running::order);
+        std::thread::sleep(length.saturating_sub(began.elapsed()));
+        let busy = difference(&busy, &self.busy()?);
+        let all_busy_ns = busy.values().sum::<f64>().max(1.0);
+        let share = (server.waited_seconds() - waited) / began.elapsed().as_secs_f64();
+        // In this order: those that are measured end before those that abuse them.
+        guests.iter_mut().for_each(Running::order);
+        let sample = |(guest, role): (Running, &Role)| {
+            let result = guest.finish().map_err(|problem| format!("{}: {problem}", role.name))?;
+            let busy_ns = busy.get(&name(role.device)).copied().unwrap_or(0.0);
+            Ok(sample_of(&result, busy_ns / all_busy_ns, share > WAITED_MAX))
+        };
+        guests.into_iter().zip(roles).map(sample).collect()
+    }
+
+    fn start(&self, role: &Role, daemon: u32) -> Result<Running, String> {
+        let program = std::env::current_exe().map_err(|e| e.to_string())?;
+        let is_abuser = matches!(role.deed, Deed::Kicks | Deed::Giants);
+        let mut command = if self.is_favoured && !is_abuser {
+            peer::favoured(&program)
+        } else {
+            peer::apart(&program)
+        };
+        let socket = socket(self.folder.path(), role.device);
+        let Role { deed, depth, size, .. } = *role;
+        let daemon = Some(daemon);
+        let arguments = GuestArgs { socket, deed, depth, size, daemon }.arguments();
+        command.args(["load", "guest"]).args(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // A flood before all others would drive the machine's other programs to the daemon's CPU.
+        let spawn = if is_abuser { peer::spawn_among_others } else { peer::spawn };
+        let child = spawn(&mut command, &Affinity::one(self.args.client_cpu));
+        Running::new(child.map_err(|e| e.to_string())?)
+    }
+
+    /// Nanoseconds that the queues of each device have taken of the worker, as the daemon counts.
+    fn busy(&self) -> Result<HashMap<String, f64>, String> {
+        let mut command = Command::new(&self.manyring);
+        command.args(["stats", "--json", "--control"]).arg(control(self.folder.path()));
+        let output = command.output().map_err(|e| e.to_string())?;
+        let shown = serde_json::from_slice(&output.stdout).map_err(|e| format!("stats: {e}"))?;
+        Ok(busy_of(&shown))
+    }
+}
+
+/// The time of each device's queues out of `manyring stats --json`.
+fn busy_of(shown: &serde_json::Value) -> HashMap<String, f64> {
+    let list = |value: &serde_json::Value| value.as_array().cloned().unwrap_or_default();
+    let of_queue = |queue: &serde_json::Value| queue["counters"]["busy_ns"].as_f64();
+    let of_device = |device: serde_json::Value| {
+        let busy_ns = list(&device["queues"]).iter().filter_map(of_queue).sum();
+        (device["name"].as_str().unwrap_or_default().to_owned(), busy_ns)
+    };
+    list(&shown["devices"]).into_iter().map(of_device).collect()
+}
+
+fn difference(before: &HashMap<String, f64>, after: &HashMap<String, f64>) -> HashMap<String, f64> {
+    let less = |(name, busy): (&String, &f64)| {
+        (name.clone(), busy - before.get(name).copied().unwrap_or(0.0))
+    };
+    after.iter().map(less).collect()
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a rate needs no more than 52 bits")]
+fn sample_of(result: &GuestResult, worker_share: f64, disturbed: bool) -> NeighbourSample {
+    let seconds = result.seconds.max(1e-9);
+    NeighbourSample {
+        rate: result.count as f64 / seconds,
+        p50_us: result.p50_us,
+        p99_us: result.p99_us,
+        max_us: result.max_us,
+        p99_clock_us: result.p99_clock_us,
+        waited_share: result.waited_seconds / seconds,
+        worker_share,
+        disturbed,
+    }
+}
+
+/// A guest that runs; it is ended on drop.
+struct Running {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn new(mut child: Child) -> Result<Self, String> {
+        let output = child.stdout.take().ok_or("a guest without an output")?;
+        Ok(Self { child, output: BufReader::new(output) })
+    }
+
+    /// Waits until something has come back to the guest.
+    fn await_ready(&mut self) -> Result<(), String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line).map_err(|e| e.to_string())?;
+        if line.trim() == "ready" { Ok(()) } else { Err(self.last_words()) }
+    }
+
+    /// Tells the guest to go on to its next phase. One that has ended says why in its output.
+    fn order(&mut self) {
+        if let Some(input) = &mut self.child.stdin {
+            let _ = input.write_all(b"next\n");
+        }
+    }
+
+    fn finish(mut self) -> Result<GuestResult, String> {
+        let mut text = String::new();
+        self.output.read_to_string(&mut text).map_err(|e| e.to_string())?;
+        serde_json::from_str(&text).map_err(|_| self.last_words())
+    }
+
+    fn last_words(&mut self) -> String {
+        let mut text = String::new();
+        if let Some(stderr) = &mut self.child.stderr {
+            let _ = stderr.read_to_string(&mut text);
+        }
+        format!("the guest ended: {}", text.trim())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn name(device: usize) -> String {
+    format!("guest{device}")
+}
+
+fn socket(folder: &Path, device: usize) -> PathBuf {
+    folder.join(name(device))
+}
+
+fn control(folder: &Path) -> PathBuf {
+    folder.join("control")
+}
+
+/// The daemon's configuration: one worker; disks in memory, so that the worker itself moves every
+/// byte, and ports that end nowhere.
+fn config(folder: &Path) -> String {
+    let mut text = format!("[daemon]\nworkers = 1\ncontrol = '{}'\n", control(folder).display());
+    for Role { device, deed, .. } in MEASURED.iter().chain(&ABUSERS) {
+        let (kind, more) = match deed {
+            Deed::Read | Deed::Kicks => ("blk", "memory = '64M'".to_owned()),
+            Deed::Giants => ("blk", "memory = '1G'".to_owned()),
+            Deed::Receive => ("net", format!("null = true\ngenerate = {FRAME}")),
+            Deed::Transmit => ("net", "null = true".to_owned()),
+        };
+        let (name, socket) = (name(*device), socket(folder, *device));
+        let socket = socket.display();
+        let _ = write!(text, "\n[[{kind}]]\nname = '{name}'\nsocket_path = '{socket}'\n{more}\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_guest_has_a_device_of_its_own_and_equals_use_those_of_the_abusers() {
+        let devices = |roles: &[Role]| roles.iter().map(|role| role.device).collect::<Vec<_>>();
+        assert_eq!(devices(&MEASURED), [0, 1, 2, 3, 4, 5]);
+        assert_eq!((devices(&ABUSERS), devices(&EQUALS)), (vec![6, 7], vec![6, 7]));
+        let text = config(Path::new("/f"));
+        assert_eq!((text.matches("[[blk]]").count(), text.matches("[[net]]").count()), (6, 2));
+        assert!(text.contains("workers = 1\ncontrol = '/f/control'"), "{text}");
+        assert!(text.contains("name = 'guest4'\nsocket_path = '/f/guest4'\nnull = true\ngenerate"));
+    }
+
+    #[test]
+    fn the_time_of_a_guest_is_that_of_all_queues_of_its_device() {
+        let shown = |busy: u64| {
+            serde_json::json!({"devices": [
+                {"name": "guest0", "queues": [{"counters": {"busy_ns": 5}}]},
+                {"name": "guest6", "queues": [
+                    {"counters": {"busy_ns": busy}}, {"counters": {"busy_ns": 2 * busy}}]},
+            ]})
+        };
+        let taken = difference(&busy_of(&shown(100)), &busy_of(&shown(250)));
+        assert_eq!((taken["guest0"], taken["guest6"]), (0.0, 450.0));
+    }
+
+    #[test]
+    fn a_broken_promise_is_an_error_and_a_smoke_test_judges_nothing() {
+        let broken = vec!["a: 0.5x".to_owned(), "b: late".to_owned()];
+        assert_eq!(Verdict::Judged(broken).print(true), Err("a: 0.5x; b: late".to_owned()));
+        assert_eq!(Verdict::Judged(Vec::new()).print(true), Ok(()));
+        assert_eq!(Verdict::Smoke.print(true), Ok(()));
+    }
+}
