@@ -7,13 +7,16 @@
 //! ```text
 //! a turn:                     lead[guest] += its time
 //! a queue may take its turn:  lead[guest] < LEAD_NS
-//! after a round:              a guest that had turns and no work is lifted to the highest lead;
-//!                             the lowest lead is taken off all
+//! after a round:              a guest that had turns and no work is lifted to the lowest lead of
+//!                             those that had work; then the lowest lead is taken off all
 //! ```
 //! 1. Guests that always have work get equal times, however many queues they have: who is ahead by
 //!    [`LEAD_NS`] waits until the others have caught up. A lead may be overdrawn by one turn of one
 //!    queue, which has a bound of its own.
-//! 2. Nobody waits for a guest that has nothing to do: it is lifted, and saves no time up.
+//! 2. Nobody waits for a guest that has nothing to do: it is lifted, and saves no time up. It is
+//!    lifted no higher than that. A guest that needs little is without work in most rounds; at the
+//!    lead of a guest that takes long turns, it would wait with each of its requests until the
+//!    others have caught up with that guest.
 //! 3. A guest alone is not measured at all: reading the clock for every turn would cost it a tenth.
 
 /// Nanoseconds that a guest may be ahead of another one that has work on the same worker.
@@ -62,18 +65,15 @@ impl Shares {
         self.seen.clear();
     }
 
-    /// Lifts the idle guests, and takes the lowest lead off all.
+    /// Lifts the idle guests, and takes the lowest lead off all. Where nobody had work, nobody is
+    /// ahead of anybody from now on.
     fn level(&mut self) {
         let Self { guests, seen, .. } = self;
-        let highest_ns = seen.iter().map(|guest| guests[*guest].lead_ns).max().unwrap_or(0);
+        let busy = seen.iter().map(|guest| guests[*guest]).filter(|guest| guest.came == Came::Busy);
+        let lowest_ns = busy.map(|guest| guest.lead_ns).min().unwrap_or(u64::MAX);
         for guest in &*seen {
-            if guests[*guest].came == Came::Idle {
-                guests[*guest].lead_ns = highest_ns;
-            }
-        }
-        let lowest_ns = seen.iter().map(|guest| guests[*guest].lead_ns).min().unwrap_or(0);
-        for guest in &*seen {
-            guests[*guest].lead_ns -= lowest_ns;
+            // An idle guest below the lowest lead is at 0 then: it was lifted.
+            guests[*guest].lead_ns = guests[*guest].lead_ns.saturating_sub(lowest_ns);
         }
     }
 
@@ -171,6 +171,32 @@ mod tests {
     fn nobody_waits_for_a_guest_that_has_nothing_to_do() {
         let turns = play(&[(0, 10 * LEAD_NS), (1, 0), (2, 0)], 1000);
         assert_eq!(turns, [1000, 0, 0]);
+    }
+
+    #[test]
+    fn a_guest_that_needs_little_does_not_wait_for_the_debt_of_another_one() {
+        for turns_ns in [[4 * LEAD_NS, LEAD_NS / 10], [LEAD_NS / 2, LEAD_NS / 30]] {
+            let (mut shares, mut waited, mut served) = (Shares::default(), 0, 0);
+            let mut has_request = false;
+            for round in 0..10_000 {
+                shares.begin_round(true);
+                for (guest, turn_ns) in turns_ns.into_iter().enumerate() {
+                    if shares.may_turn(guest) {
+                        shares.charge(guest, turn_ns, true);
+                    }
+                }
+                has_request |= round % 7 == 0;
+                if !shares.may_turn(2) {
+                    waited += u64::from(has_request);
+                } else if std::mem::take(&mut has_request) {
+                    served += 1;
+                    shares.charge(2, LEAD_NS / 100, true);
+                } else {
+                    shares.charge(2, LEAD_NS / 1000, false);
+                }
+            }
+            assert_eq!((served, waited), (10_000_u64.div_ceil(7), 0), "{turns_ns:?}");
+        }
     }
 
     #[test]
