@@ -174,9 +174,38 @@ impl Daemon {
     /// # Errors
     /// The daemon does not answer, or not with queues.
     pub fn queues(&self) -> Outcome<Vec<Counters>> {
-        let answer = output(self.ask("stats").arg("--json"))?;
-        let json = serde_json::from_slice(&answer).context("manyring stats --json")?;
+        let json = self.stats()?;
         queues_of(&json).ok_or(format!("manyring stats --json: no queues in {json}"))
+    }
+
+    /// What its first worker says of itself, and what that worker has learned about polling.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or not with a worker.
+    pub fn first_worker(&self) -> Outcome<(Counters, Counters)> {
+        let json = self.stats()?;
+        let worker = json.pointer("/workers/0");
+        let worker = worker.ok_or_else(|| format!("manyring stats --json: no worker in {json}"))?;
+        let polling = worker.get("polling").cloned().unwrap_or_default();
+        Ok((Counters(worker.clone()), Counters(polling)))
+    }
+
+    fn stats(&self) -> Outcome<Value> {
+        let answer = output(self.ask("stats").arg("--json"))?;
+        serde_json::from_slice(&answer).context("manyring stats --json")
+    }
+
+    /// Its CPU time so far, user and system, in clock ticks.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn ticks(&self) -> Outcome<u64> {
+        let path = format!("/proc/{}/stat", self.pid());
+        let stat = std::fs::read_to_string(&path).context(path)?;
+        // Fields 14 and 15, counted after the name in brackets.
+        let fields = stat.rsplit_once(") ").ok_or("/proc/PID/stat has no name")?.1;
+        let mut times = fields.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
+        Ok(times.next().ok_or("no utime")? + times.next().ok_or("no stime")?)
     }
 
     /// Tells the daemon that the image of a device has another size.

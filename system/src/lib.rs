@@ -4,8 +4,8 @@
 //! [`packages`] and [`guest::Kernel`] fetch what is needed, [`guest::Guest`] boots,
 //! [`daemon::Daemon`] is the program under test, [`net`] the host's side of a network,
 //! [`behaviours`] holds one file per promise, [`runner`] runs them, [`soak`] sets hostile guests
-//! beside well-behaved ones for as long as one likes. Everything started here is ended here, on
-//! Ctrl-C as well.
+//! beside well-behaved ones for as long as one likes, [`guest_rr`] measures a guest's requests with
+//! each way of polling. Everything started here is ended here, on Ctrl-C as well.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waiting for real guests needs the real clock")]
 
@@ -14,6 +14,7 @@ pub mod cleanup;
 pub mod command;
 pub mod daemon;
 pub mod guest;
+pub mod guest_rr;
 pub mod net;
 pub mod packages;
 pub mod runner;

@@ -64,12 +64,18 @@ impl std::fmt::Display for Totals {
     }
 }
 
-/// Runs `behaviours` against `binary`; the logs of failures stay in `logs`.
+/// Runs `behaviours` against the daemon `binary`, with `bench` (`manyring-bench`) as the load of
+/// guests; the logs of failures stay in `logs`.
 ///
 /// # Errors
 /// The folder of the logs cannot be written; what fails in a behaviour is counted.
-pub fn run(behaviours: &[Behaviour], binary: PathBuf, logs: &Path) -> Outcome<Totals> {
-    let stage = Stage { binary, uml: OnceCell::new(), qemu: OnceCell::new() };
+pub fn run(
+    behaviours: &[Behaviour],
+    binary: PathBuf,
+    bench: PathBuf,
+    logs: &Path,
+) -> Outcome<Totals> {
+    let stage = Stage { binary, bench, uml: OnceCell::new(), qemu: OnceCell::new() };
     let mut totals = Totals::default();
     if logs.exists() {
         std::fs::remove_dir_all(logs).context(logs.display())?;

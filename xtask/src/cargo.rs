@@ -36,9 +36,18 @@ pub(crate) fn target() -> Outcome<PathBuf> {
 
 /// Builds the daemon and says where it is.
 pub(crate) fn build_daemon(profile: &str) -> Outcome<PathBuf> {
-    see(&mut cargo(&["build", "--package", "manyring-daemon", "--profile", profile]))?;
+    build("manyring-daemon", "manyring", profile)
+}
+
+/// Builds `manyring-bench`, the load of guests, and says where it is.
+pub(crate) fn build_bench(profile: &str) -> Outcome<PathBuf> {
+    build("manyring-bench", "manyring-bench", profile)
+}
+
+fn build(package: &str, program: &str, profile: &str) -> Outcome<PathBuf> {
+    see(&mut cargo(&["build", "--package", package, "--profile", profile]))?;
     let folder = if profile == "dev" { "debug" } else { profile };
-    Ok(target()?.join(folder).join("manyring"))
+    Ok(target()?.join(folder).join(program))
 }
 
 /// Runs `cargo test` with arguments, shows what it says, and counts.

@@ -86,7 +86,7 @@ pub(crate) fn run(kind: Kind) -> Outcome {
         programs: &["fio", "iperf3"],
         script: &format!("{WORDS}{SCRIPT}{NETWORK}"),
         is_shown: true,
-        can_reboot: false,
+        ..Default::default()
     };
     let served = serve(&kernel, &guest, &[&disk, &network], &folder);
     if served.is_err() {

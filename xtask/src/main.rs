@@ -5,6 +5,7 @@
 mod cargo;
 mod demo;
 mod gate;
+mod guest_rr;
 mod soak;
 mod test;
 mod tidy;
@@ -58,6 +59,8 @@ enum Command {
         #[arg(long, value_name = "NAME,..")]
         tricks: Option<String>,
     },
+    /// Time TCP requests and responses of real guests, with each way of polling.
+    GuestRr(guest_rr::GuestRr),
     /// One guest of the soak: a process that the soak starts, and may kill.
     #[command(hide = true)]
     SoakGuest {
@@ -127,6 +130,7 @@ fn run(command: Command) -> Outcome {
         Command::Tidy => tidy::run(),
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
         Command::Soak { minutes, seed, tricks } => soak::run(minutes, seed, tricks),
+        Command::GuestRr(args) => guest_rr::run(args),
         Command::SoakGuest { words } => manyring_system::soak::run_guest(&words),
         Command::Fuzz { door, seconds } => gate::fuzz::long(door.as_deref(), seconds),
         Command::Loom => {

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: every test there is, and their totals on one line.
 
-use crate::cargo::{self, build_daemon, cargo};
+use crate::cargo::{self, build_bench, build_daemon, cargo};
 use manyring_system::behaviours::ALL;
 use manyring_system::runner::{self, Totals};
 use manyring_system::{Outcome, check, packages};
@@ -26,6 +26,7 @@ pub(crate) fn all(only: Option<&str>) -> Outcome<Totals> {
     check(!chosen.is_empty(), || format!("no system test's name holds {only:?}"))?;
     println!("\nrunning {} system tests", chosen.len());
     let logs = cargo::target()?.join("system-logs");
-    totals.add(runner::run(&chosen, build_daemon("dev")?, &logs)?);
+    let (daemon, bench) = (build_daemon("dev")?, build_bench("dev")?);
+    totals.add(runner::run(&chosen, daemon, bench, &logs)?);
     Ok(totals)
 }

@@ -6,7 +6,6 @@ use crate::daemon::{Daemon, DaemonOptions};
 use crate::{Context, Outcome, check};
 use std::fmt::Write;
 use std::fs::File;
-use std::path::PathBuf;
 use std::time::Duration;
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "hundred_devices_idle", run };
@@ -43,9 +42,9 @@ fn run(scene: &Scene<'_>) -> Outcome {
         Ok((0..DEVICES).all(|index| socket(index).exists()).then_some(()))
     })?;
     std::thread::sleep(Duration::from_millis(500));
-    let before = ticks(&daemon)?;
+    let before = daemon.ticks()?;
     std::thread::sleep(Duration::from_secs(3));
-    let used = ticks(&daemon)? - before;
+    let used = daemon.ticks()? - before;
     check(used <= TICKS_MAX, || format!("{used} ticks of CPU time in 3 idle seconds"))?;
     let resident_kib = resident_kib(&daemon)?;
     let each = resident_kib / DEVICES as u64;
@@ -53,21 +52,9 @@ fn run(scene: &Scene<'_>) -> Outcome {
     daemon.stop()
 }
 
-fn proc(daemon: &Daemon, name: &str) -> Outcome<String> {
-    let path = PathBuf::from(format!("/proc/{}/{name}", daemon.pid()));
-    std::fs::read_to_string(&path).context(path.display())
-}
-
-/// User and system time, in clock ticks: fields 14 and 15, counted after the name in brackets.
-fn ticks(daemon: &Daemon) -> Outcome<u64> {
-    let stat = proc(daemon, "stat")?;
-    let fields = stat.rsplit_once(") ").ok_or("/proc/PID/stat has no name")?.1;
-    let mut times = fields.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
-    Ok(times.next().ok_or("no utime")? + times.next().ok_or("no stime")?)
-}
-
 fn resident_kib(daemon: &Daemon) -> Outcome<u64> {
-    let status = proc(daemon, "status")?;
+    let path = format!("/proc/{}/status", daemon.pid());
+    let status = std::fs::read_to_string(&path).context(path)?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
     number.ok_or("/proc/PID/status has no VmRSS".into())

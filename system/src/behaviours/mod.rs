@@ -29,6 +29,7 @@ mod uml_ethtool;
 mod uml_ext4_checksums;
 mod uml_net_ping_and_iperf3;
 mod uml_offload_matrix;
+mod uml_tcp_rr;
 mod uml_vlan_between_guests;
 mod uml_where_io_uring_is_refused;
 mod uml_without_io_uring;
@@ -50,6 +51,7 @@ pub const ALL: &[Behaviour] = &[
     uml_without_io_uring::BEHAVIOUR,
     uml_where_io_uring_is_refused::BEHAVIOUR,
     uml_net_ping_and_iperf3::BEHAVIOUR,
+    uml_tcp_rr::BEHAVIOUR,
     uml_ethtool::BEHAVIOUR,
     uml_vlan_between_guests::BEHAVIOUR,
     macvtap_over_veth::BEHAVIOUR,
@@ -68,10 +70,12 @@ pub const ALL: &[Behaviour] = &[
     qemu_net_four_pairs::BEHAVIOUR,
 ];
 
-/// What the behaviours share: the binary under test and the kernels, each prepared once.
+/// What the behaviours share: the binary under test, `manyring-bench`, and the kernels, each
+/// prepared once.
 #[derive(Debug)]
 pub(crate) struct Stage {
     pub(crate) binary: PathBuf,
+    pub(crate) bench: PathBuf,
     pub(crate) uml: OnceCell<Outcome<Kernel>>,
     pub(crate) qemu: OnceCell<Outcome<Kernel>>,
 }

@@ -34,6 +34,8 @@ pub(super) fn write(path: &Path, kernel: &Kernel, more: &[&str], script: &str) -
         archive.file("etc/mtab", 0o644, b"")?;
         archive.copy("bin/busybox", &busybox)?;
         for (name, path) in &programs {
+            // The last part, where a program was named by its path.
+            let name = name.rsplit('/').next().unwrap_or(name);
             archive.copy(&format!("bin/{name}"), path)?;
         }
         for library in &libraries {

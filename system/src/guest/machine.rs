@@ -1,7 +1,7 @@
 //! The command lines of User Mode Linux and QEMU.
 
 use super::{GuestOptions, Kernel};
-use crate::command::child;
+use crate::command::{child, on_cpu};
 use crate::{Context, Outcome};
 use std::path::Path;
 use std::process::Command;
@@ -9,12 +9,13 @@ use std::process::Command;
 pub(super) const MEMORY_MIB: u64 = 512;
 
 /// A pid namespace of its own: killing UML alone would leave its traced children behind.
-fn namespace() -> Command {
+fn namespace(options: &GuestOptions<'_>) -> Command {
     let mut command = child("unshare");
     if !rustix::process::geteuid().is_root() {
         command.args(["--user", "--map-current-user"]);
     }
     command.args(["--fork", "--pid", "--kill-child", "--"]);
+    command.args(on_cpu(options.host_cpu));
     command
 }
 
@@ -24,7 +25,7 @@ pub(super) fn uml(
     initramfs: &Path,
 ) -> Outcome<Command> {
     let folder = initramfs.parent().unwrap_or(Path::new("/"));
-    let mut command = namespace();
+    let mut command = namespace(options);
     if let Some(shim) = kernel.shim() {
         command.env("LD_PRELOAD", shim);
     }
@@ -59,7 +60,7 @@ pub(super) fn environment(options: &GuestOptions<'_>) -> [String; 2] {
 }
 
 pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path) -> Command {
-    let mut command = namespace();
+    let mut command = namespace(options);
     command.arg("qemu-system-x86_64");
     if kernel.is_kvm() {
         command.args(["-accel", "kvm", "-cpu", "host"]);

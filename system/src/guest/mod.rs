@@ -38,7 +38,10 @@ pub struct GuestOptions<'a> {
     pub net: Option<Net<'a>>,
     /// CPUs (QEMU).
     pub cpus: u32,
-    /// Programs beside busybox, mke2fs, e2fsck, blkdiscard, blockdev and fallocate.
+    /// The CPU of the host that the whole guest runs on; any unless said.
+    pub host_cpu: Option<usize>,
+    /// Programs beside busybox, mke2fs, e2fsck, blkdiscard, blockdev and fallocate: names, or
+    /// paths whose last part is the name in the guest.
     pub programs: &'a [&'a str],
     /// What it runs: busybox sh, with the words of `init.sh`.
     pub script: &'a str,
@@ -55,6 +58,7 @@ impl Default for GuestOptions<'_> {
             queues: 1,
             net: None,
             cpus: 1,
+            host_cpu: None,
             programs: &[],
             script: "",
             is_shown: false,

@@ -1,5 +1,9 @@
-//! Requests and responses over TCP: a server that answers, a client with N connections, one
-//! request in flight on each. One thread each, which sleeps in epoll.
+//! Requests and responses over TCP: a server that answers each message with itself, a client with
+//! N connections, one request in flight on each. One thread each, which sleeps in epoll.
+//!
+//! No two requests of a run have the same bytes (if they have eight or more), and the client
+//! compares each answer with what it asked: one that is wrong, stale or another connection's ends
+//! the run as an error.
 
 use super::{LoadError, STUCK, measure_rate};
 use crate::measure::{Latencies, now};
@@ -86,6 +90,20 @@ impl Peer {
         self.stream.write_all(&self.message)
     }
 
+    /// Asks: sends the request of this number.
+    fn ask(&mut self, number: u64) -> std::io::Result<()> {
+        for (word, chunk) in request(number).zip(self.message.chunks_mut(8)) {
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+        self.send()
+    }
+
+    /// Whether the message is the answer to the request of this number: the same bytes.
+    fn is_answer(&self, number: u64) -> bool {
+        let mut words = request(number).zip(self.message.chunks(8));
+        words.all(|(word, chunk)| word[..chunk.len()] == *chunk)
+    }
+
     /// Reads what is there. True: a message is complete.
     fn receive(&mut self) -> std::io::Result<bool> {
         match self.stream.read(&mut self.message[self.len..]) {
@@ -98,6 +116,14 @@ impl Peer {
             Err(error) => Err(error),
         }
     }
+}
+
+/// The bytes of a request, eight at a time: different for each number, and within a request.
+fn request(number: u64) -> impl Iterator<Item = [u8; 8]> {
+    (0..).map(move |index: u64| {
+        // An odd factor keeps different numbers different, and fills all eight bytes.
+        (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ index).to_le_bytes()
+    })
 }
 
 /// Connections that are waited for.
@@ -176,7 +202,7 @@ pub(crate) fn server(args: &RrServerArgs) -> Result<(), LoadError> {
 /// Asks on all connections until the time is over.
 ///
 /// # Errors
-/// [`LoadError`] if the server cannot be reached, or goes silent.
+/// [`LoadError`] if the server cannot be reached, goes silent, or answers with other bytes.
 pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
     check(args.size)?;
     let mut poller = Poller::new().map_err(poll_failed)?;
@@ -189,9 +215,12 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
     }
     let duration = Duration::try_from_secs_f64(args.seconds).unwrap_or_default();
     let (start, mut latencies) = (now(), Latencies::new());
-    for peer in &mut peers {
+    // The number of a request: its connection, and the turn of that connection.
+    let number = |token: usize, turn: u64| ((token as u64) << 40) | turn;
+    let mut turns = vec![0; peers.len()];
+    for (token, peer) in peers.iter_mut().enumerate() {
         peer.sent = start;
-        peer.send().map_err(failed("send"))?;
+        peer.ask(number(token, 0)).map_err(failed("send"))?;
     }
     let (end, mut last) = (start + duration, start);
     loop {
@@ -205,11 +234,15 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
         }
         for token in tokens {
             last = at;
-            let peer = &mut peers[token];
+            let (peer, turn) = (&mut peers[token], &mut turns[token]);
             if peer.receive().map_err(failed("receive"))? {
+                if !peer.is_answer(number(token, *turn)) {
+                    return Err(LoadError::Options("an answer has other bytes than its request"));
+                }
                 latencies.record(at - peer.sent);
+                *turn += 1;
                 peer.sent = at;
-                peer.send().map_err(failed("send"))?;
+                peer.ask(number(token, *turn)).map_err(failed("send"))?;
             }
         }
     }
@@ -239,6 +272,47 @@ fn connect(server: SocketAddr) -> Result<TcpStream, LoadError> {
                 return Err(failed("connect")(error));
             }
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client's connection, and the other end of it.
+    fn pair(size: usize) -> (Peer, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let peer = Peer::new(near, size).unwrap();
+        (peer, listener.accept().unwrap().0)
+    }
+
+    fn until_whole(peer: &mut Peer) {
+        while !peer.receive().unwrap() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn an_answer_is_right_only_with_the_bytes_of_its_own_request() {
+        // The last of them does not end with a whole word.
+        for size in [8, 256, 259] {
+            let (mut peer, mut far) = pair(size);
+            peer.ask(7).unwrap();
+            let mut asked = vec![0; size];
+            far.read_exact(&mut asked).unwrap();
+            far.write_all(&asked).unwrap();
+            until_whole(&mut peer);
+            assert!(peer.is_answer(7), "{size}");
+            assert!(!peer.is_answer(6) && !peer.is_answer(7 | (1 << 40)), "{size}");
+            for at in [0, size / 2, size - 1] {
+                let mut wrong = asked.clone();
+                wrong[at] ^= 0x10;
+                far.write_all(&wrong).unwrap();
+                until_whole(&mut peer);
+                assert!(!peer.is_answer(7), "{size}, byte {at}");
+            }
         }
     }
 }

@@ -1,0 +1,113 @@
+//! CPU time that programs take which are not of this run.
+
+use crate::{Context, Outcome};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Share of all CPUs that other programs may take during a load, in per cent.
+const PERCENT_MAX: u64 = 10;
+
+/// What other programs have taken so far.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Others {
+    /// Clock ticks of all CPUs that were neither idle nor ours.
+    ticks: u64,
+    at: Instant,
+}
+
+impl Others {
+    pub(super) fn now() -> Outcome<Self> {
+        let all = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
+        let ours = of_family(std::process::id(), &processes()?);
+        // A process of ours may have run between the two files.
+        let ticks = busy(&all).saturating_sub(ours);
+        Ok(Self { ticks, at: Instant::now() })
+    }
+
+    /// Whether a measurement that began at `before` and ends now is worth nothing.
+    pub(super) fn took_too_much_since(&self, before: &Self) -> bool {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+        let milliseconds = u64::try_from((self.at - before.at).as_millis()).unwrap_or(u64::MAX);
+        let all = milliseconds * rustix::param::clock_ticks_per_second() / 1000 * cpus;
+        self.ticks.saturating_sub(before.ticks) * 100 > all * PERCENT_MAX
+    }
+}
+
+/// A process: its parent, and the clock ticks of it and of its children that have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    parent: u32,
+    ticks: u64,
+}
+
+/// All processes that there are.
+fn processes() -> Outcome<BTreeMap<u32, Process>> {
+    let entries = std::fs::read_dir("/proc").context("/proc")?.flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    // One that ends at this moment has no file any more.
+    let stat = |pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+    Ok(pids.filter_map(|pid| Some((pid, parse(&stat(pid)?)?))).collect())
+}
+
+/// Of `/proc/PID/stat`: the parent is field 4, the times are the fields 14 to 17.
+fn parse(stat: &str) -> Option<Process> {
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(1);
+    let parent = fields.next()?.parse().ok()?;
+    let times = fields.skip(9).take(4);
+    Some(Process { parent, ticks: times.map(|time| time.parse::<u64>().unwrap_or(0)).sum() })
+}
+
+/// The ticks of the process `root` and of all that it has started, or that these have.
+fn of_family(root: u32, processes: &BTreeMap<u32, Process>) -> u64 {
+    let is_family = |pid: u32| {
+        let parent = |pid: &u32| processes.get(pid).map(|process| process.parent);
+        std::iter::successors(Some(pid), parent).any(|pid| pid == root)
+    };
+    processes.iter().filter(|(pid, _)| is_family(**pid)).map(|(_, process)| process.ticks).sum()
+}
+
+/// The first line of `/proc/stat` without idle and waiting; guests are counted twice there.
+fn busy(stat: &str) -> u64 {
+    let fields = stat.lines().next().into_iter().flat_map(|line| line.split_whitespace().skip(1));
+    let ticks = fields.take(8).map(|field| field.parse::<u64>().unwrap_or(0));
+    ticks.enumerate().filter(|(index, _)| !matches!(index, 3 | 4)).map(|(_, ticks)| ticks).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn busy_is_what_is_neither_idle_nor_waiting() {
+        assert_eq!(busy("cpu  1 2 4 1000 2000 8 16 32 64 128\ncpu0 7 7 7 7"), 63);
+    }
+
+    #[test]
+    fn a_process_has_a_parent_and_the_time_of_itself_and_its_ended_children() {
+        let stat = "9 (a) b) S 4 9 9 0 -1 4194304 1 2 3 4 1000 200 30 4 20 0 1 0 77";
+        assert_eq!(parse(stat), Some(Process { parent: 4, ticks: 1234 }));
+        let own = std::fs::read_to_string("/proc/self/stat").unwrap();
+        assert_eq!(
+            parse(&own).map(|process| process.parent),
+            Some(std::os::unix::process::parent_id())
+        );
+    }
+
+    #[test]
+    fn a_family_is_a_process_and_all_below_it() {
+        let processes = [(1, 0, 1), (5, 1, 10), (6, 5, 100), (7, 6, 1000), (8, 1, 10_000)];
+        let processes = processes.map(|(pid, parent, ticks)| (pid, Process { parent, ticks }));
+        assert_eq!(of_family(5, &processes.into()), 1110);
+    }
+
+    #[test]
+    fn a_tenth_of_all_cpus_is_the_most_that_others_may_take() {
+        let at = Instant::now();
+        let before = Others { ticks: 50, at };
+        let after = |ticks| Others { ticks, at: at + std::time::Duration::from_secs(10) };
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+        let tenth = rustix::param::clock_ticks_per_second() * cpus;
+        assert!(!after(50 + tenth).took_too_much_since(&before));
+        assert!(after(51 + tenth).took_too_much_since(&before));
+    }
+}

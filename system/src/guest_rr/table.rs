@@ -1,0 +1,224 @@
+//! What all rounds came to: medians, ranges, and ratios of the rounds.
+
+use super::MODES;
+use super::rig::Load;
+use std::fmt::{Display, Formatter, Result};
+use std::time::Duration;
+
+/// One load of one guest.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub(super) mode: String,
+    pub(super) connections: usize,
+    pub(super) load: Load,
+    /// Other programs took too much of the CPUs, however often it was tried.
+    pub(super) is_disturbed: bool,
+}
+
+/// What a daemon took while its guest idled.
+#[derive(Clone, Debug)]
+pub(super) struct Idle {
+    pub(super) mode: String,
+    pub(super) ticks: u64,
+    pub(super) time: Duration,
+}
+
+/// All of them, in the order in which they ran.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Table {
+    pub(super) runs: Vec<Run>,
+    pub(super) idle: Vec<Idle>,
+}
+
+/// Median, smallest and largest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
+        let (half, last) = (values.len() / 2, values.len().saturating_sub(1));
+        Self { median: f64::midpoint(at(half), at(last / 2)), min: at(0), max: at(last) }
+    }
+}
+
+impl Table {
+    /// The numbers of connections, in the order in which they ran.
+    fn sizes(&self) -> Vec<usize> {
+        let mut sizes = Vec::new();
+        for run in &self.runs {
+            if !sizes.contains(&run.connections) {
+                sizes.push(run.connections);
+            }
+        }
+        sizes
+    }
+
+    /// The rounds of a mode.
+    fn rounds<'a>(&'a self, mode: &'a str, connections: usize) -> impl Iterator<Item = &'a Run> {
+        self.runs.iter().filter(move |run| run.mode == mode && run.connections == connections)
+    }
+
+    /// The ratios of the rounds, `mode` to `other`.
+    fn ratio(&self, modes: (&str, &str), connections: usize, value: fn(&Load) -> f64) -> Spread {
+        let others = self.rounds(modes.1, connections);
+        let rounds = self.rounds(modes.0, connections).zip(others);
+        Spread::of(rounds.map(|(one, other)| value(&one.load) / value(&other.load)))
+    }
+
+    fn write_loads(&self, f: &mut Formatter<'_>, connections: usize) -> Result {
+        writeln!(f, "{connections} connections")?;
+        writeln!(
+            f,
+            "  {:<8} {:>8} {:>17} {:>8} {:>8} {:>11} {:>11} {:>12} {:>13}",
+            "polling",
+            "trans/s",
+            "(range)",
+            "p50 us",
+            "p99 us",
+            "kicks/trans",
+            "calls/trans",
+            "CPU us/trans",
+            "sleeps/trans"
+        )?;
+        for mode in MODES {
+            let of = |value: fn(&Load) -> f64| {
+                Spread::of(self.rounds(mode, connections).map(|run| value(&run.load)))
+            };
+            let rate = of(|load| load.rate);
+            writeln!(
+                f,
+                "  {mode:<8} {:>8.0} {:>17} {:>8.1} {:>8.1} {:>11.3} {:>11.3} {:>12.2} {:>13.3}",
+                rate.median,
+                format!("({:.0} to {:.0})", rate.min, rate.max),
+                of(|load| load.p50_us).median,
+                of(|load| load.p99_us).median,
+                of(|load| each(load, load.kicks)).median,
+                of(|load| each(load, load.calls)).median,
+                of(cpu_us).median,
+                of(|load| each(load, load.sleeps)).median
+            )?;
+        }
+        Ok(())
+    }
+
+    fn write_comparisons(&self, f: &mut Formatter<'_>, connections: usize) -> Result {
+        for other in &MODES[1..] {
+            let modes = (MODES[0], *other);
+            let rate = self.ratio(modes, connections, |load| load.rate);
+            let cpu = self.ratio(modes, connections, cpu_us);
+            writeln!(f, "  auto against {other}: transactions {rate}, CPU for each {cpu}")?;
+        }
+        for run in self.rounds(MODES[0], connections) {
+            writeln!(f, "  auto learned: {}", run.load.polling)?;
+        }
+        let all = || self.runs.iter().filter(|run| run.connections == connections);
+        let disturbed = all().filter(|run| run.is_disturbed).count();
+        if disturbed > 0 {
+            let count = all().count();
+            writeln!(f, "  DISTURBED by other programs: {disturbed} of {count} runs; do not use")?;
+        }
+        Ok(())
+    }
+}
+
+/// So many for each transaction.
+#[allow(clippy::cast_precision_loss, reason = "a ratio needs no more than 52 bits")]
+fn each(load: &Load, count: u64) -> f64 {
+    count as f64 / load.transactions as f64
+}
+
+/// Microseconds of the worker for each transaction.
+#[allow(clippy::cast_precision_loss, reason = "a ratio needs no more than 52 bits")]
+fn cpu_us(load: &Load) -> f64 {
+    load.ran.as_secs_f64() * 1e6 / load.transactions as f64
+}
+
+impl Display for Spread {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        write!(f, "{:.2}x ({:.2} to {:.2})", self.median, self.min, self.max)
+    }
+}
+
+impl Display for Table {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        for connections in self.sizes() {
+            self.write_loads(f, connections)?;
+            self.write_comparisons(f, connections)?;
+        }
+        let seconds = self.idle.first().map_or(0, |idle| idle.time.as_secs());
+        write!(
+            f,
+            "idle for {seconds} s, the guest up: ticks of the daemon's CPU time in each round"
+        )?;
+        for mode in MODES {
+            let of_mode = self.idle.iter().filter(|idle| idle.mode == mode);
+            let ticks: Vec<_> = of_mode.map(|idle| idle.ticks.to_string()).collect();
+            write!(f, "; {mode}: {}", ticks.join(" "))?;
+        }
+        writeln!(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rig::Polling;
+    use super::*;
+
+    fn run(mode: &str, rate: f64, is_disturbed: bool) -> Run {
+        let load = Load {
+            transactions: 1000,
+            rate,
+            p50_us: 50.0,
+            p99_us: 90.0,
+            kicks: 1500,
+            calls: 2000,
+            ran: Duration::from_millis(25),
+            sleeps: 250,
+            polling: Polling { gain_permille: 1234, ..Polling::default() },
+        };
+        Run { mode: mode.to_owned(), connections: 32, load, is_disturbed }
+    }
+
+    #[test]
+    fn the_table_has_medians_ratios_of_rounds_and_what_was_disturbed() {
+        let runs = vec![
+            run("auto", 900.0, false),
+            run("always", 1000.0, false),
+            run("never", 500.0, false),
+            run("auto", 300.0, true),
+            run("always", 100.0, false),
+            run("never", 300.0, false),
+        ];
+        let idle =
+            |mode: &str, ticks| Idle { mode: mode.to_owned(), ticks, time: Duration::from_secs(3) };
+        let idle = vec![idle("auto", 0), idle("always", 2), idle("never", 0), idle("auto", 7)];
+        let text = Table { runs, idle }.to_string();
+        assert!(text.starts_with("32 connections\n"), "{text}");
+        let auto = text.lines().find(|line| line.starts_with("  auto ")).unwrap();
+        let words: Vec<_> = auto.split_whitespace().collect();
+        assert_eq!(
+            words,
+            [
+                "auto", "600", "(300", "to", "900)", "50.0", "90.0", "1.500", "2.000", "25.00",
+                "0.250"
+            ]
+        );
+        assert!(text.contains("auto against always: transactions 1.95x (0.90 to 3.00)"), "{text}");
+        assert!(text.contains("auto against never: transactions 1.40x (1.00 to 1.80)"), "{text}");
+        assert_eq!(text.matches("gain 1234 permille").count(), 2, "{text}");
+        assert!(text.contains("1 of 6 runs; do not use"), "{text}");
+        assert!(text.ends_with("; auto: 0 7; always: 2; never: 0\n"), "{text}");
+    }
+
+    #[test]
+    fn the_median_of_an_odd_number_is_the_one_in_the_middle() {
+        assert_eq!(Spread::of([5.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 5.0 });
+    }
+}
