@@ -1,7 +1,7 @@
 //! What all rounds came to: medians, ranges, and ratios of the rounds.
 
-use super::MODES;
 use super::rig::Load;
+use super::{MODES, OTHERS_PERCENT_MAX};
 use std::fmt::{Display, Formatter, Result};
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ pub(super) struct Run {
     pub(super) mode: String,
     pub(super) connections: usize,
     pub(super) load: Load,
-    /// Other programs took too much of the CPUs, however often it was tried.
-    pub(super) is_disturbed: bool,
+    /// The share of all CPUs that other programs took meanwhile.
+    pub(super) others_percent: u64,
 }
 
 /// What a daemon took while its guest idled.
@@ -119,10 +119,15 @@ impl Table {
             writeln!(f, "  auto learned: {}", run.load.polling)?;
         }
         let all = || self.runs.iter().filter(|run| run.connections == connections);
-        let disturbed = all().filter(|run| run.is_disturbed).count();
+        let disturbed = all().filter(|run| run.others_percent > OTHERS_PERCENT_MAX).count();
         if disturbed > 0 {
             let count = all().count();
-            writeln!(f, "  DISTURBED by other programs: {disturbed} of {count} runs; do not use")?;
+            let most = all().map(|run| run.others_percent).max().unwrap_or(0);
+            writeln!(
+                f,
+                "  DISTURBED by other programs, which took up to {most} % of the CPUs: \
+                 {disturbed} of {count} runs; do not use"
+            )?;
         }
         Ok(())
     }
@@ -171,7 +176,7 @@ mod tests {
     use super::super::rig::Polling;
     use super::*;
 
-    fn run(mode: &str, rate: f64, is_disturbed: bool) -> Run {
+    fn run(mode: &str, rate: f64, others_percent: u64) -> Run {
         let load = Load {
             transactions: 1000,
             rate,
@@ -183,18 +188,18 @@ mod tests {
             sleeps: 250,
             polling: Polling { gain_permille: 1234, ..Polling::default() },
         };
-        Run { mode: mode.to_owned(), connections: 32, load, is_disturbed }
+        Run { mode: mode.to_owned(), connections: 32, load, others_percent }
     }
 
     #[test]
     fn the_table_has_medians_ratios_of_rounds_and_what_was_disturbed() {
         let runs = vec![
-            run("auto", 900.0, false),
-            run("always", 1000.0, false),
-            run("never", 500.0, false),
-            run("auto", 300.0, true),
-            run("always", 100.0, false),
-            run("never", 300.0, false),
+            run("auto", 900.0, 10),
+            run("always", 1000.0, 10),
+            run("never", 500.0, 10),
+            run("auto", 300.0, 11),
+            run("always", 100.0, 10),
+            run("never", 300.0, 10),
         ];
         let idle =
             |mode: &str, ticks| Idle { mode: mode.to_owned(), ticks, time: Duration::from_secs(3) };
@@ -213,7 +218,7 @@ mod tests {
         assert!(text.contains("auto against always: transactions 1.95x (0.90 to 3.00)"), "{text}");
         assert!(text.contains("auto against never: transactions 1.40x (1.00 to 1.80)"), "{text}");
         assert_eq!(text.matches("gain 1234 permille").count(), 2, "{text}");
-        assert!(text.contains("1 of 6 runs; do not use"), "{text}");
+        assert!(text.contains("up to 11 % of the CPUs: 1 of 6 runs; do not use"), "{text}");
         assert!(text.ends_with("; auto: 0 7; always: 2; never: 0\n"), "{text}");
     }
 
