@@ -19,8 +19,8 @@ const OF_WORKERS: [&str; 2] = [RING, "anon_inode:[eventfd]"];
 const RING: &str = "anon_inode:[io_uring]";
 const RING_MAPPINGS: u64 = 2;
 /// Idle threads that the kernel keeps for a worker that has used its io_uring, as long as the ring
-/// lives: one for what has an end, and one for what has none. It looks for others every five seconds,
-/// and has been seen to keep one more.
+/// lives: one for what has an end, and one for what has none. It looks for others every five
+/// seconds, and has been seen to keep one more.
 const KERNEL_THREADS: u64 = 4;
 
 /// What a process holds.

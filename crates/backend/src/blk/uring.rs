@@ -27,15 +27,17 @@
 
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
+mod in_flight;
 mod zeroes;
 
 use super::file::{FileQueue, INLINE_BURST};
 use super::offload::{Aside, Offload};
-use super::quota::{BURST, Patience, Quota};
+use super::quota::{BURST, Quota};
 use super::task::{Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::sys::file as sys;
 use crate::sys::uring::{FileOp, Ring, RingDisk, RingFile, Width};
+use in_flight::{InFlight, Stage, Step};
 use manyring_memory::{Mapping, MemoryError, Pieces, SliceList};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -124,37 +126,6 @@ impl Disk for UringDisk {
     fn kind(&self) -> &'static str {
         "uring"
     }
-}
-
-/// What the kernel is doing for a request. Most requests have one stage; write-zeroes tries the
-/// cheapest way that is allowed, then the next, and flushes at the end if it must be durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Data between disk and guest.
-    Transfer,
-    /// `fallocate` with this mode.
-    Fallocate(i32),
-    /// Zeroes from our memory.
-    Zeroes,
-    /// `fdatasync`.
-    Flush,
-}
-
-/// A request the kernel has: what is left of it.
-#[derive(Debug)]
-struct InFlight {
-    op: Op,
-    stage: Stage,
-    offset: u64,
-    len: u64,
-    aligned: bool,
-    /// What is left of its memory, which stays mapped as long as it is listed here.
-    rest: SliceList,
-    patience: Patience,
-    /// The kernel has an entry for it.
-    is_open: bool,
-    /// Guest memory has changed since: `rest` lets go of it when the request is done.
-    is_retired: bool,
 }
 
 #[derive(Debug)]
@@ -435,101 +406,6 @@ impl Drop for UringQueue {
 }
 
 type Done = Result<(), Errno>;
-
-/// What comes after an event.
-enum Step {
-    /// There is more to do.
-    Again,
-    Done,
-    Failed(Errno),
-}
-
-impl Default for InFlight {
-    fn default() -> Self {
-        let (op, stage) = (Op::Flush, Stage::Flush);
-        let patience = Patience::default();
-        Self {
-            op,
-            stage,
-            offset: 0,
-            len: 0,
-            aligned: true,
-            rest: SliceList::new(),
-            patience,
-            is_open: false,
-            is_retired: false,
-        }
-    }
-}
-
-impl InFlight {
-    /// The kernel has no entry for it any more. True if its memory was let go of, which has changed
-    /// since.
-    fn close(&mut self) -> bool {
-        self.is_open = false;
-        let was_retired = std::mem::take(&mut self.is_retired);
-        if was_retired {
-            self.rest.release();
-        }
-        was_retired
-    }
-
-    /// `n` bytes of the guest's memory are done.
-    fn advance(&mut self, n: usize) {
-        self.rest.advance(n);
-        self.offset += n as u64;
-        self.len = self.len.saturating_sub(n as u64);
-    }
-
-    /// The kernel did `n` bytes, or all of a stage that has none.
-    fn went_on(&mut self, n: usize, image: &Image) -> Step {
-        self.patience.renew();
-        match self.stage {
-            // The file ends early: it was cut behind our back.
-            Stage::Transfer | Stage::Zeroes if n == 0 => return Step::Failed(Errno::IO),
-            Stage::Transfer => {
-                self.advance(n);
-                if !self.rest.is_empty() {
-                    self.aligned &= image.is_aligned(self.offset, self.rest.as_slices());
-                    return Step::Again;
-                }
-            }
-            Stage::Zeroes => {
-                self.offset += n as u64;
-                self.len = self.len.saturating_sub(n as u64);
-                if self.len > 0 {
-                    return Step::Again;
-                }
-            }
-            Stage::Fallocate(_) | Stage::Flush => {}
-        }
-        let must_flush = matches!(self.op, Op::WriteZeroes { durable: true, .. });
-        if must_flush && self.stage != Stage::Flush {
-            self.stage = Stage::Flush;
-            return Step::Again;
-        }
-        Step::Done
-    }
-
-    /// The kernel refused.
-    fn failed(&mut self, errno: Errno) -> Step {
-        match (errno, self.op, self.stage) {
-            (Errno::AGAIN | Errno::INTR, ..) if self.patience.may_try_again() => Step::Again,
-            (Errno::AGAIN | Errno::INTR, ..) => Step::Failed(Errno::IO),
-            // A discard is a hint.
-            (Errno::OPNOTSUPP, Op::Discard, _) => Step::Done,
-            (Errno::OPNOTSUPP, Op::WriteZeroes { .. }, Stage::Fallocate(PUNCH_HOLE)) => {
-                self.stage = Stage::Fallocate(ZERO_RANGE);
-                Step::Again
-            }
-            (Errno::OPNOTSUPP, Op::WriteZeroes { .. }, Stage::Fallocate(_)) => {
-                self.stage = Stage::Zeroes;
-                Step::Again
-            }
-            _ => Step::Failed(errno),
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -81,9 +81,9 @@ struct CacheStat {
     recently_evicted: u64,
 }
 
-/// True if the page cache holds all of a range of at least one byte, and `None` where the system
-/// cannot tell: before Linux 6.5, for files without a page cache, and under filters of system calls.
-/// Costs 0.4 microseconds.
+/// True if the page cache holds all of a range of at least one byte. `None` where the system cannot
+/// tell: before Linux 6.5, for files without a page cache, under filters of system calls. Costs 0.4
+/// microseconds.
 pub fn is_cached(file: BorrowedFd<'_>, offset: u64, len: u64) -> Option<bool> {
     static CANNOT_TELL: AtomicBool = AtomicBool::new(false);
     let last = offset.checked_add(len.checked_sub(1)?)?;

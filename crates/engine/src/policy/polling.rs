@@ -19,52 +19,10 @@
 //! few nanoseconds for a turn. Times are in nanoseconds, ratios in thousandths.
 
 mod choice;
+mod numbers;
 
 pub use self::choice::{Decision, Mode, Polling};
-
-/// What a worker does between two requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Arm {
-    /// Looks on, up to the cap.
-    #[default]
-    Spin,
-    /// Sleeps at once.
-    Sleep,
-}
-
-impl Arm {
-    const fn other(self) -> Self {
-        match self {
-            Self::Spin => Self::Sleep,
-            Self::Sleep => Self::Spin,
-        }
-    }
-}
-
-/// What the law has come to and what it has counted. Counts only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Numbers {
-    /// The arm in use; during a trial the one that is tried.
-    pub arm: Arm,
-    /// Cost of a request when sleeping, in thousandths of its cost when spinning.
-    pub gain: u64,
-    /// Time between two turns with work, averaged.
-    pub gap_ns: u64,
-    /// Trials begun.
-    pub trials: u64,
-    /// Trials that ended with the other arm in use.
-    pub flips: u64,
-    /// Looks that took so long that somebody else must have had the CPU.
-    pub stolen_looks: u64,
-    /// Time spent on looks that found nothing, while spinning was the arm in use.
-    pub looked_spinning_ns: u64,
-    /// The same while sleeping was.
-    pub looked_sleeping_ns: u64,
-    /// Spins that ended with work.
-    pub spins_hit: u64,
-    /// Spins that ended with sleep.
-    pub spins_missed: u64,
-}
+pub use self::numbers::{Arm, Numbers};
 
 /// The cap, in wakes. Twice the wake covers every gap for which spinning could save more than it
 /// costs; four times it covers a disk of 50 us and a client that is woken itself (2.5 lost a third

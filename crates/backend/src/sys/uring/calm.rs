@@ -9,7 +9,7 @@
 //! which does not count beside a device that is slow already. So a device is *calm* or not:
 //! ```text
 //! a call took longer than SLOW_NS?   not calm for a while, longer each time it happens again soon
-//! owes a flush for OWING_NS?         not calm until it is done: such a device is writing all it can
+//! owes a flush for OWING_NS?         not calm until it is done: it is writing all that it can
 //! ```
 //! A call is also long when another program had the CPU. Only a worker that has given it away by
 //! itself has waited; whether it has is asked after the first long call (a call costs more then),

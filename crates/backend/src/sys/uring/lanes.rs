@@ -2,8 +2,8 @@
 //!
 //! The threads of a ring are bounded, and take its entries in one order, whosever they are: a guest
 //! that gives them thousands of long ones would let the flush of another guest wait for all of
-//! those. So each disk has two lanes, and what finds its lane full waits here: a narrow one for what
-//! keeps its thread (copies, flushes), a wide one for what mostly leaves its thread at once, when
+//! those. So each disk has two lanes, and what finds its lane full waits here. The narrow one is
+//! for what keeps its thread (copies, flushes), the wide one for what leaves its thread as soon as
 //! the device has it.
 
 use std::collections::{HashMap, VecDeque};
