@@ -138,6 +138,7 @@ impl House {
                 mtu: net.mtu,
                 speed: net.speed,
                 moderation: net.device.moderation.law(),
+                reclaim: net.reclaim.law(),
             };
             let device = Arc::new(NetDevice::new(options, port, pool.clone()));
             parts.push(Part::new(device.clone(), Kind::Net(device), &net.device.socket));

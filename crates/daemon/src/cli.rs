@@ -313,6 +313,10 @@ pub(crate) struct NetArgs {
     /// many, or so long) [default: off].
     #[arg(long, value_name = "MODE")]
     pub(crate) moderation: Option<String>,
+    /// Give buffers of sent frames back in groups: off, or auto (where the guest then sends longer
+    /// frames) [default: off].
+    #[arg(long, value_name = "MODE")]
+    pub(crate) reclaim: Option<String>,
     /// MAC address of the guest [default: a macvtap's own, else made from name and socket].
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<String>,
@@ -384,6 +388,7 @@ impl From<NetArgs> for RawConfig {
             queue_pairs: args.queue_pairs,
             queue_workers: args.queue_workers,
             moderation: args.moderation,
+            reclaim: args.reclaim,
             mac: args.mac,
             mtu: args.mtu,
             speed: args.speed,

@@ -45,6 +45,7 @@ pub mod blk;
 pub mod fuzzing;
 mod live;
 pub mod net;
+mod policy;
 
 use manyring_engine::{Activation, QueueHandle, QueueStats, StopError};
 use manyring_queue::{Base, QueueError};

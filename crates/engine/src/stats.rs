@@ -227,6 +227,7 @@ queue_stats! {
         dropped_offload: Net Counter = "Packets dropped: the guest does not take them unfinished",
         dropped_no_room: Net Counter = "Packets dropped: longer than the guest's receive buffers",
         blocked: Net Counter = "Times the port was full",
+        buffers_kept: Net Counter = "Frames sent whose buffers were kept to go back in a group",
         out_of_buffers: Net Counter = "Times the guest had too few receive buffers",
         faults: All Counter = "Times the queue was stopped by a fault of its driver",
         kicks: All Counter = "Available buffer notifications received",

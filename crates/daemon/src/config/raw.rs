@@ -211,6 +211,9 @@ device_table! {
         pub(crate) queue_workers: Option<Vec<usize>>,
         /// How interrupts are held back: "off" (default), "auto", or like "32/100us".
         pub(crate) moderation: Option<String>,
+        /// When buffers of sent frames go back: "off" (default: at once) or "auto" (in groups where
+        /// the guest then sends longer frames).
+        pub(crate) reclaim: Option<String>,
         /// MAC address of the guest; default: a macvtap's own, else made from name and socket.
         pub(crate) mac: Option<String>,
         /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.

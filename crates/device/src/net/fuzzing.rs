@@ -145,6 +145,7 @@ impl SoloControl {
             mtu: None,
             speed: None,
             moderation: Moderation::Off,
+            reclaim: super::Reclaim::Off,
         };
         // The pool starts no thread before a queue is started in it.
         let device = NetDevice::new(options, port, Pool::new(PoolOptions::default()));

@@ -52,7 +52,10 @@ impl<R: Chains> Handler<R> for NetTx {
         Waits {
             driver: !self.waits_for_port(),
             port: self.is_blocked().then_some(Awaited::Output),
-            at_ns: [self.retry_at_ns(), self.late_due_ns()].into_iter().flatten().min(),
+            at_ns: [self.retry_at_ns(), self.late_due_ns(), self.kept_due_ns()]
+                .into_iter()
+                .flatten()
+                .min(),
             is_gone: false,
         }
     }

@@ -13,6 +13,7 @@ mod delivery;
 #[cfg(fuzzing)]
 mod fuzzing;
 mod handler;
+mod kept;
 mod late;
 mod pairs;
 mod posted;
@@ -24,6 +25,7 @@ pub(crate) use rules::Rules;
 pub(crate) use rx::NetRx;
 pub(crate) use tx::NetTx;
 
+pub use crate::policy::reclaim::Reclaim;
 #[cfg(fuzzing)]
 pub use fuzzing::{SoloControl, SoloRx, SoloTx, passes};
 pub use manyring_wire::net::{MacAddress, is_mtu, parse_mac};
@@ -67,6 +69,8 @@ pub struct NetOptions {
     pub speed: Option<u32>,
     /// How used buffer notifications are held back, unless the driver sets that itself.
     pub moderation: Moderation,
+    /// When the buffers of transmitted frames go back to the driver.
+    pub reclaim: Reclaim,
 }
 
 /// What a turn of a network queue did.

@@ -132,7 +132,7 @@ impl Inner {
         let port = self.port.open_tx(pair)?;
         let tx = NetTx::new(port, self.renew_rules(), Offloads::of_host(features));
         let tx = tx.map_err(no_memory)?.named(&self.options.name, pair * 2 + 1);
-        Ok(tx.follow(self.live.clone()))
+        Ok(tx.reclaiming(self.options.reclaim).follow(self.live.clone()))
     }
 
     /// What queues go by from now on: those that run must be told.

@@ -1,7 +1,8 @@
 //! transmitq: chain -> frame -> `PortTx::send` (virtio 1.3 §5.1.6.2).
 
+use super::kept::Kept;
 use super::late::Late;
-use super::{Rules, Turn};
+use super::{Reclaim, Rules, Turn};
 use crate::live::Live;
 use manyring_backend::net::{Frames, PortTx, Readiness, Sent, Stop, Token};
 use manyring_engine::stats::QueueStats;
@@ -46,6 +47,8 @@ pub(crate) struct NetTx {
     burst_max: usize,
     /// Frames that the port has taken and is not done with; none if there has never been one.
     pub(super) late: Option<Box<Late>>,
+    /// Buffers of frames that are sent, which go back in groups; none if each goes back at once.
+    kept: Option<Box<Kept>>,
     /// The device's name and the queue's index, for the log.
     pub(super) place: (String, usize),
 }
@@ -106,6 +109,7 @@ impl NetTx {
             lost: Tally::default(),
             burst_max: BATCH_CHAINS,
             late: None,
+            kept: None,
             place: (String::new(), 0),
         })
     }
@@ -120,6 +124,17 @@ impl NetTx {
     pub(crate) fn follow(mut self, live: Arc<Live<Rules>>) -> Self {
         self.live = Some(live);
         self
+    }
+
+    /// The same, returning buffers as the operator wishes.
+    pub(crate) fn reclaiming(mut self, reclaim: Reclaim) -> Self {
+        self.kept = (reclaim == Reclaim::Auto).then(|| Box::new(Kept::new()));
+        self
+    }
+
+    /// When buffers must go back that are kept.
+    pub(crate) fn kept_due_ns(&self) -> Option<u64> {
+        self.kept.as_ref().and_then(|kept| kept.due_ns())
     }
 
     /// Goes by the rules as they are now.
@@ -171,6 +186,10 @@ impl NetTx {
         if self.late.is_some() {
             self.reap(queue, stats, now_ns, &mut turn);
         }
+        if let Some(kept) = &mut self.kept {
+            turn.used += kept.settle(queue, now_ns);
+            turn.frames = turn.used;
+        }
         if self.stop.is_some() {
             if now_ns < self.retry_at_ns && self.rules.link_up {
                 return turn;
@@ -181,8 +200,16 @@ impl NetTx {
                 return turn;
             }
             turn.used += self.take_batch(queue, stats, turn.packets, is_enabled);
+            if let Some(kept) = &mut self.kept {
+                kept.on_burst(now_ns, self.last.packets, self.last.bytes);
+            }
         }
         self.send(queue, stats, now_ns, &mut turn);
+        let is_stuck = self.stop.is_some();
+        if let Some(kept) = &mut self.kept {
+            // A driver whose other buffers wait for the port gets these at once.
+            turn.used += if is_stuck { kept.give_back(queue) } else { kept.settle(queue, now_ns) };
+        }
         turn.frames = turn.used;
         turn
     }
@@ -261,11 +288,16 @@ impl NetTx {
     ) -> bool {
         let sent = self.send_rest(stats);
         let taken = sent.taken.min(self.chains.len());
+        let kept = self.kept.as_mut().filter(|kept| kept.keeps());
         if sent.later == 0 {
-            for chain in self.chains.drain(..taken) {
-                queue.push_used(chain, 0);
+            if let Some(kept) = kept {
+                kept.add(self.chains.drain(..taken), stats);
+            } else {
+                for chain in self.chains.drain(..taken) {
+                    queue.push_used(chain, 0);
+                }
+                turn.used += taken;
             }
-            turn.used += taken;
         } else {
             turn.used += self.keep_late(queue, taken, sent.later);
         }
@@ -350,6 +382,9 @@ impl NetTx {
     /// Gives every chain back that is not with the port: what the port has not taken by now is
     /// dropped. Nothing of guest memory is held after that but for frames that are with the port.
     pub(crate) fn let_go(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
+        if let Some(kept) = &mut self.kept {
+            kept.give_back(queue);
+        }
         if !self.chains.is_empty() {
             self.give_up(queue, stats);
         }

@@ -2,7 +2,7 @@
 
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
 use crate::config::raw::{RawNet, RawNetFault};
-use manyring_device::net::{MacAddress, is_mtu, parse_mac};
+use manyring_device::net::{MacAddress, Reclaim, is_mtu, parse_mac};
 use serde::{Serialize, Serializer};
 use std::path::PathBuf;
 
@@ -18,6 +18,7 @@ pub(crate) struct NetPlan {
     pub(crate) device: DevicePlan,
     pub(crate) port: PortPlan,
     pub(crate) queue_pairs: usize,
+    pub(crate) reclaim: ReclaimPlan,
     /// None: the interface's, if its guest must have that one, else made from name and socket.
     #[serde(serialize_with = "serialize_mac")]
     pub(crate) mac: Option<MacAddress>,
@@ -29,6 +30,14 @@ pub(crate) struct NetPlan {
     pub(crate) pcap: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<RawNetFault>,
+}
+
+/// When the buffers of sent frames go back to the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ReclaimPlan {
+    Off,
+    Auto,
 }
 
 /// What the packets end in.
@@ -73,11 +82,13 @@ impl NetPlan {
             let problem = format!("{speed} is not between 1 and {SPEED_MAX} Mbit/s");
             return place.error("speed", problem);
         }
+        let reclaim = ReclaimPlan::new(raw.reclaim.as_deref(), &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;
         let served = (queue_workers, raw.moderation.as_deref());
         Ok(Self {
             device: DevicePlan::new(name, place, raw.socket(), served)?,
             queue_pairs,
+            reclaim,
             mac,
             mtu,
             speed: raw.speed,
@@ -100,6 +111,26 @@ impl NetPlan {
             SocketPlan::Fd(fd) => fd.to_string(),
         };
         made_from(&format!("{}@{socket}", self.device.name))
+    }
+}
+
+impl ReclaimPlan {
+    fn new(raw: Option<&str>, place: &Place) -> Result<Self, PlanError> {
+        match raw {
+            None | Some("off") => Ok(Self::Off),
+            Some("auto") => Ok(Self::Auto),
+            Some(text) => {
+                place.error("reclaim", format!("{text:?} is none of \"off\" and \"auto\""))
+            }
+        }
+    }
+
+    /// The same as the device knows it.
+    pub(crate) fn law(self) -> Reclaim {
+        match self {
+            Self::Off => Reclaim::Off,
+            Self::Auto => Reclaim::Auto,
+        }
     }
 }
 
@@ -220,6 +251,7 @@ mod tests {
             ("tap_fds = [7, 7]", "tap_fds"),
             ("tap = 't'\nfd = 3", "fd"),
             ("tap = 't'\nmoderation = '0/10us'", "moderation"),
+            ("tap = 't'\nreclaim = 'on'", "reclaim: \"on\" is none of \"off\" and \"auto\""),
             ("tap = 't'\ncolour = 1", "colour"),
         ] {
             let message = plan(&format!("{base}{more}\n")).expect_err(more);

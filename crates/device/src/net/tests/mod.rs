@@ -341,6 +341,7 @@ fn options(queue_pairs: usize) -> NetOptions {
         mtu: None,
         speed: None,
         moderation: Moderation::Off,
+        reclaim: crate::net::Reclaim::Off,
     }
 }
 

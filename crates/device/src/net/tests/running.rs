@@ -9,9 +9,12 @@ mod looks;
 #[path = "running/moderation.rs"]
 mod moderation;
 
+#[path = "running/reclaim.rs"]
+mod reclaim;
+
 use super::*;
 use crate::live::Live;
-use crate::net::{NetRx, NetTx};
+use crate::net::{NetRx, NetTx, Reclaim};
 use manyring_engine::Activation;
 use manyring_engine::Order;
 use manyring_engine::QueueIo;
@@ -61,10 +64,12 @@ impl Guest {
     }
 
     pub(super) fn on(is_rx: bool, event_idx: bool, port: Scripted) -> Self {
-        Self::moderated(is_rx, event_idx, port, Moderation::Off)
+        Self::ruled(is_rx, event_idx, port, (Moderation::Off, Reclaim::Off))
     }
 
-    fn moderated(is_rx: bool, event_idx: bool, port: Scripted, moderation: Moderation) -> Self {
+    /// With these laws of the operator.
+    fn ruled(is_rx: bool, event_idx: bool, port: Scripted, laws: (Moderation, Reclaim)) -> Self {
+        let (moderation, reclaim) = laws;
         let ring = Ring::new(256, event_idx);
         let rules = Live::new(open_rules());
         let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
@@ -90,7 +95,8 @@ impl Guest {
             if late() {
                 port.delay(false);
             }
-            let tx = NetTx::new(port.sending(), rules.load(), ALL).unwrap().follow(rules.clone());
+            let tx = NetTx::new(port.sending(), rules.load(), ALL).unwrap().reclaiming(reclaim);
+            let tx = tx.follow(rules.clone());
             Box::new(RunningQueue::new(activation, tx, stats).moderated(moderation))
         };
         let wait = Wait::new(false).unwrap();
@@ -98,13 +104,7 @@ impl Guest {
     }
 
     pub(super) fn send(&mut self, count: u64) {
-        for _ in 0..count {
-            let at = DATA + self.next % 256 * 0x1000;
-            self.ring.write(at, &[&[0; HEADER_SIZE][..], &frame(self.next, 60)].concat());
-            self.ring.driver.add(&[(at, 72)], &[]).unwrap();
-            self.next += 1;
-        }
-        self.ring.driver.publish();
+        self.send_long(60, count);
     }
 
     /// Two hundred buffers of 2 KiB.

@@ -6,7 +6,7 @@ use manyring_engine::policy::moderation::Limits;
 
 fn fixed(is_rx: bool, count_max: u32, delay_us_max: u32) -> Guest {
     let moderation = Moderation::Fixed(Limits { count_max, delay_us_max });
-    let mut guest = Guest::moderated(is_rx, false, Scripted::default(), moderation);
+    let mut guest = Guest::ruled(is_rx, false, Scripted::default(), (moderation, Reclaim::Off));
     if is_rx {
         guest.post();
     }
@@ -128,7 +128,7 @@ fn a_queue_that_moved_goes_on_holding_back_as_the_operator_wishes() {
 #[test]
 fn a_driver_that_asks_by_index_hears_of_all_that_was_held_back() {
     let moderation = Moderation::Fixed(Limits { count_max: 3, delay_us_max: 1000 });
-    let mut guest = Guest::moderated(true, true, Scripted::default(), moderation);
+    let mut guest = Guest::ruled(true, true, Scripted::default(), (moderation, Reclaim::Off));
     guest.post();
     for round in 0..5 {
         assert!(!guest.ring.driver.enable_notifications(), "round {round}");

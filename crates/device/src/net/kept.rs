@@ -1,0 +1,76 @@
+//! Buffers of frames that are sent, kept for a moment to go back to the driver in a group.
+//! `policy/reclaim.rs` says when.
+
+use crate::policy::reclaim::{GROUP_BYTES_MAX, GROUP_FRAMES_MAX, KEEP_NS_MAX, Law};
+use manyring_engine::stats::QueueStats;
+use manyring_queue::{Chain, Chains};
+use std::vec::Drain;
+
+/// The buffers, and the law that says whether to keep them.
+#[derive(Debug)]
+pub(super) struct Kept {
+    law: Law,
+    chains: Vec<Chain>,
+    /// Bytes of the frames since the group began, and when that was.
+    bytes: u64,
+    since_ns: u64,
+}
+
+impl Kept {
+    pub(super) fn new() -> Self {
+        Self { law: Law::new(), chains: Vec::new(), bytes: 0, since_ns: 0 }
+    }
+
+    /// When they must go back; none if there are none.
+    pub(super) fn due_ns(&self) -> Option<u64> {
+        (!self.chains.is_empty()).then_some(self.since_ns + KEEP_NS_MAX)
+    }
+
+    fn is_due(&self, now_ns: u64) -> bool {
+        self.due_ns().is_some_and(|due_ns| now_ns >= due_ns)
+    }
+
+    /// So many frames and bytes of the driver are about to be sent.
+    #[inline]
+    pub(super) fn on_burst(&mut self, now_ns: u64, frames: u64, bytes: u64) {
+        if frames > 0 {
+            self.law.on_burst(now_ns, frames, bytes);
+        }
+        if self.chains.is_empty() {
+            (self.bytes, self.since_ns) = (0, now_ns);
+        }
+        self.bytes += bytes;
+    }
+
+    /// True if [`Self::add`] is to have the chains of frames that are sent now.
+    #[inline]
+    pub(super) fn keeps(&self) -> bool {
+        self.law.keeps()
+    }
+
+    pub(super) fn add(&mut self, chains: Drain<'_, Chain>, stats: &QueueStats) {
+        stats.buffers_kept.add(chains.len() as u64);
+        self.chains.extend(chains);
+    }
+
+    /// Returns the group if it is complete, has waited for long enough, or nothing more is to be
+    /// kept. Returns how many chains these were.
+    #[inline]
+    pub(super) fn settle(&mut self, queue: &mut impl Chains, now_ns: u64) -> usize {
+        let group_max = GROUP_FRAMES_MAX.min(usize::from(queue.size()) / 4);
+        let is_complete = self.chains.len() >= group_max || self.bytes >= GROUP_BYTES_MAX;
+        if is_complete || !self.keeps() || self.is_due(now_ns) {
+            return self.give_back(queue);
+        }
+        0
+    }
+
+    /// Returns all of them, and how many they were.
+    pub(super) fn give_back(&mut self, queue: &mut impl Chains) -> usize {
+        let count = self.chains.len();
+        for chain in self.chains.drain(..) {
+            queue.push_used(chain, 0);
+        }
+        count
+    }
+}

@@ -1,0 +1,176 @@
+//! When the buffers of transmitted frames go back to the driver: at once, or several together.
+//!
+//! Linux holds back what a program writes to a TCP socket while a frame of that socket is in the
+//! transmitq ("autocorking", "small queues"). A device that returns each small frame's buffer at
+//! once has such a guest send the next small frame. One that returns the buffer a little later gets
+//! the writes of that time in one longer frame, and both sides have less to do for each byte.
+//! A guest that sends a request and waits for its answer gains nothing, and pays for the delay.
+//!
+//! No rate tells these apart, but the frames do: they become longer, or they do not. So the law
+//! tries it, a group of frames (an *epoch*) at a time:
+//!
+//! ```text
+//! an epoch ends (128 frames, without a pause of a millisecond):
+//!   off:    the frames were small and came fast, and it is time to try again?
+//!               remember their mean size, and keep the buffers of the next epoch: a trial
+//!   trial:  the mean size has grown by a sixteenth?  on
+//!               else off, and the next trial is twice as far away
+//!   on:     the mean size is still so much larger than without?  on; now and then one epoch is
+//!               without, to see what that size is today
+//!               else off
+//! a pause:  the buffers go back at once from now on
+//! ```
+//! 1. A trial ends after a quarter of an epoch if the frames have not grown at all by then. What a
+//!    trial in vain costs is bounded so: 32 delays in 1024 frames at first, then in 2048, 4096, ..
+//! 2. The delay is short, because a guest that has filled its ring, or a socket's share of it,
+//!    waits. A group is never more than a quarter of the ring.
+//!
+//! The law is told the time and reads no clock.
+
+/// What an operator wants of a device's transmitqs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reclaim {
+    /// Buffers go back as soon as their frames are sent.
+    #[default]
+    Off,
+    /// They go back in groups while that makes the guest send longer frames.
+    Auto,
+}
+
+/// A buffer goes back after this time at the latest. Of 12, 25, 40, 50, 100 and 200 us this one
+/// did best over several streams (docs/design/0007).
+pub(crate) const KEEP_NS_MAX: u64 = 25_000;
+/// A group goes back when it has so many frames or bytes.
+pub(crate) const GROUP_FRAMES_MAX: usize = 32;
+pub(crate) const GROUP_BYTES_MAX: u64 = 16 << 10;
+
+/// Frames in an epoch, and after how many of them a trial can already be known to be in vain.
+const EPOCH_FRAMES: u64 = 128;
+const GLANCE_FRAMES: u64 = 32;
+/// Frames of this mean size are not worth to be merged.
+const SMALL_BYTES: u64 = 1024;
+/// Frames that come more slowly than this on average have nothing to be merged with.
+const GAP_NS_MAX: u64 = 150_000;
+/// A pause: whatever comes after it is something new.
+const PAUSE_NS: u64 = 1_000_000;
+/// Epochs from a trial in vain to the next one, at first and at most.
+const WAIT_MIN: u32 = 8;
+const WAIT_MAX: u32 = 256;
+/// Epochs in a row for which buffers are kept; the next is without.
+const ON_MAX: u32 = 16;
+
+/// What an epoch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Buffers go back at once.
+    Off,
+    /// They are kept, to see whether the frames become longer.
+    Trial,
+    /// They are kept, because the frames became longer.
+    On,
+}
+
+/// The law of one transmitq.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Law {
+    phase: Phase,
+    /// Mean size of a frame in the last epoch without.
+    size_without: u64,
+    /// Epochs that `phase` has lasted.
+    lasted: u32,
+    /// Epochs from one trial to the next.
+    wait: u32,
+    /// The epoch: since when, until when, and what was sent in it.
+    began_ns: u64,
+    last_ns: u64,
+    frames: u64,
+    bytes: u64,
+}
+
+impl Law {
+    pub(crate) fn new() -> Self {
+        Self {
+            phase: Phase::Off,
+            size_without: 0,
+            lasted: 0,
+            wait: 0,
+            began_ns: 0,
+            last_ns: 0,
+            frames: 0,
+            bytes: 0,
+        }
+    }
+
+    /// True while the buffers of frames that are sent are to be kept for a moment.
+    #[inline]
+    pub(crate) fn keeps(&self) -> bool {
+        self.phase != Phase::Off
+    }
+
+    /// So many frames and bytes were taken from the driver.
+    #[inline]
+    pub(crate) fn on_burst(&mut self, now_ns: u64, frames: u64, bytes: u64) {
+        if now_ns.saturating_sub(self.last_ns) >= PAUSE_NS {
+            self.enter(Phase::Off, now_ns);
+        }
+        self.last_ns = now_ns;
+        self.frames += frames;
+        self.bytes += bytes;
+        if self.frames >= EPOCH_FRAMES {
+            self.end_epoch(now_ns);
+        } else if self.phase == Phase::Trial && self.frames >= GLANCE_FRAMES && !self.has_grown(64)
+        {
+            self.give_up(now_ns);
+        }
+    }
+
+    fn end_epoch(&mut self, now_ns: u64) {
+        self.lasted = self.lasted.saturating_add(1);
+        match self.phase {
+            Phase::Off => {
+                let is_fast = now_ns.saturating_sub(self.began_ns) <= self.frames * GAP_NS_MAX;
+                let is_small = self.bytes <= self.frames * SMALL_BYTES;
+                self.size_without = self.bytes / self.frames;
+                if is_fast && is_small && self.lasted > self.wait {
+                    self.enter(Phase::Trial, now_ns);
+                }
+            }
+            Phase::Trial if self.has_grown(16) => self.enter(Phase::On, now_ns),
+            Phase::On if self.has_grown(16) => {
+                if self.lasted >= ON_MAX {
+                    // It has paid all the time: the epoch without is followed by a trial at once.
+                    self.wait = 0;
+                    self.enter(Phase::Off, now_ns);
+                }
+            }
+            Phase::Trial | Phase::On => self.give_up(now_ns),
+        }
+        self.begin_epoch(now_ns);
+    }
+
+    /// The frames of this epoch are larger than those without by one in `parts`.
+    fn has_grown(&self, parts: u64) -> bool {
+        let without = self.frames * self.size_without;
+        self.bytes >= without + without / parts
+    }
+
+    /// Keeping buffers does not pay at present.
+    fn give_up(&mut self, now_ns: u64) {
+        self.wait = (self.wait * 2).clamp(WAIT_MIN, WAIT_MAX);
+        self.enter(Phase::Off, now_ns);
+    }
+
+    fn enter(&mut self, phase: Phase, now_ns: u64) {
+        if self.phase != phase {
+            (self.phase, self.lasted) = (phase, 0);
+        }
+        self.begin_epoch(now_ns);
+    }
+
+    fn begin_epoch(&mut self, now_ns: u64) {
+        (self.began_ns, self.frames, self.bytes) = (now_ns, 0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests;
