@@ -94,10 +94,14 @@ mod tests {
     use super::super::Lot;
     use super::*;
     use crate::orders::Mailbox;
+    use crate::orders::QueueId;
     use crate::policy::polling::{Law, Polling};
+    use crate::run::still::Still;
     use crate::seats::Seat;
     use crate::stats::WorkerStats;
+    use std::pin::pin;
     use std::sync::Arc;
+    use std::task::{Context, Poll, Waker};
 
     /// A worker without queues, whose time has come.
     fn empty(mailbox: &Arc<Mailbox>, stays: bool) -> Worker {
@@ -106,6 +110,41 @@ mod tests {
         let mut worker = Worker::new(false, law, mailbox.clone(), stats, lot).unwrap();
         worker.rest.leaves_at_ns = Some(worker.now_ns);
         worker
+    }
+
+    /// Whether the balance has been told since it last asked that a worker is saturated.
+    fn is_saturation_told(worker: &Worker) -> bool {
+        let said = pin!(worker.lot.told.hear()).poll(&mut Context::from_waker(Waker::noop()));
+        said == Poll::Ready(true)
+    }
+
+    #[test]
+    fn a_worker_is_saturated_if_it_serves_several_busy_queues_for_long_without_a_sleep() {
+        for (queues, awake_ns, is_told) in [
+            (1, SATURATED_NS * 100, false),
+            (2, SATURATED_NS, false),
+            (2, SATURATED_NS + 1, true),
+            (3, SATURATED_NS * 100, true),
+        ] {
+            let mut worker = empty(&Arc::new(Mailbox::new().unwrap()), true);
+            (0..queues).for_each(|id| worker.start(QueueId(id), Box::<Still>::default(), None));
+            worker.now_ns = worker.awake_since_ns + awake_ns;
+            worker.tell_if_saturated();
+            assert_eq!(is_saturation_told(&worker), is_told, "{queues} queues, {awake_ns} ns");
+        }
+    }
+
+    #[test]
+    fn a_worker_that_stays_saturated_says_so_once_in_each_such_time() {
+        let mut worker = empty(&Arc::new(Mailbox::new().unwrap()), true);
+        (0..2).for_each(|id| worker.start(QueueId(id), Box::<Still>::default(), None));
+        let began_ns = worker.awake_since_ns;
+        let told = [1, 2, 52, 53, 103, 105].map(|ms| {
+            worker.now_ns = began_ns + SATURATED_NS + ms * 1_000_000;
+            worker.tell_if_saturated();
+            is_saturation_told(&worker)
+        });
+        assert_eq!(told, [true, false, true, false, true, false]);
     }
 
     #[test]

@@ -298,6 +298,7 @@ fn the_header_says_only_what_the_guest_takes() {
     let unknown = RawHeader { gso_type: 99, ..tso };
     let csum_only = Offloads { csum: true, ..Offloads::default() };
     let tso4 = Offloads { tso4: true, ..csum_only };
+    let (uso4, uso6) = (Offloads { uso4: true, ..csum_only }, Offloads { uso6: true, ..csum_only });
     let plain = RawHeader::default();
     for (given, header, seen) in [
         (Offloads::default(), valid, Some(plain)),
@@ -308,6 +309,8 @@ fn the_header_says_only_what_the_guest_takes() {
         (tso4, tso, Some(tso)),
         (tso4, ecn, None),
         (tso4, uso, None),
+        (uso4, uso, Some(uso)),
+        (uso6, uso, Some(uso)),
         (ALL, ecn, Some(ecn)),
         (ALL, uso, Some(uso)),
         (ALL, unknown, None),
