@@ -509,6 +509,25 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_is_drained_from_the_front_whatever_the_count() {
+        let source = list(&memory(4096), &[(0, 1), (8, 2), (16, 3), (24, 4)]);
+        for (count, left) in [(0, &[1, 2, 3, 4][..]), (1, &[2, 3, 4]), (3, &[4]), (4, &[])] {
+            let mut queue = SliceQueue::new();
+            queue.extend(source.all());
+            queue.drop_front(count);
+            assert_eq!(queue.iter().map(GuestSlice::len).collect::<Vec<_>>(), left, "{count}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_has_grown_gives_memory_back() {
+        let mut grown = list(&memory(4096), &[(0, 1); 1000]);
+        grown.clear();
+        grown.shrink_to(10);
+        assert!(grown.slices.capacity() < 100);
+    }
+
+    #[test]
     #[should_panic(expected = "a byte of another snapshot")]
     fn a_kept_byte_is_written_in_its_own_snapshot_only() {
         let (one, other) = (memory(4096), memory(4096));

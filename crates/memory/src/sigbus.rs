@@ -187,8 +187,14 @@ mod tests {
     extern "C" fn end_process(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
         // SAFETY: the kernel, or the handler before this one, passes a valid siginfo_t.
         let is_fault = unsafe { (*info).si_code } > 0;
+        // SAFETY: all-zero is a valid stack_t: it is only written to.
+        let mut stack: libc::stack_t = unsafe { std::mem::zeroed() };
+        // SAFETY: without a new stack the call only reads the thread's present one into `stack`.
+        unsafe { libc::sigaltstack(std::ptr::null(), &raw mut stack) };
+        // That of the standard library needs it: the stack of the thread may be used up.
+        let has_own_stack = stack.ss_flags & libc::SS_ONSTACK != 0;
         // SAFETY: ends the process at once; a signal handler may.
-        unsafe { libc::_exit(if is_fault { CHAINED } else { 1 }) };
+        unsafe { libc::_exit(if is_fault && has_own_stack { CHAINED } else { 1 }) };
     }
 
     /// Touches a page that lies behind the end of its file: below all mappings of ours if

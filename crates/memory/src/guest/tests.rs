@@ -107,22 +107,34 @@ fn scattered() -> GuestMemory {
         (8 * MIB + 0x3000, 0x1000),
         (20 * MIB, 8 * MIB),
         (1 << 40, 2 * MIB),
+        (1 << 43, 2 * MIB),
     ])
 }
 
 #[test]
 fn the_table_finds_what_a_search_finds_for_every_page() {
-    let memory = scattered();
-    assert!(!memory.blocks.is_empty());
-    let ends = [0u64, 32 * MIB, (1 << 40) - MIB, (1 << 40) + 4 * MIB, u64::MAX - MIB];
-    for end in ends {
-        for page in 0..8192 {
-            let addr = end.saturating_sub(page * 0x1000);
+    let growing = snapshot(&[(0, MIB), (MIB, MIB), (2 * MIB, 8 * MIB)]);
+    for (memory, ends) in [
+        (scattered(), &[0u64, 32 * MIB, 1 << 40, 1 << 43, u64::MAX - 4 * MIB][..]),
+        (growing, &[16 * MIB]),
+    ] {
+        assert!(!memory.blocks.is_empty());
+        for (end, page) in ends.iter().flat_map(|end| (0..8192).map(move |page| (end, page))) {
+            let addr = (end + 4 * MIB).saturating_sub(page * 0x1000);
             assert_eq!(memory.region_at(addr), searched(&memory.regions, addr), "{addr:#x}");
         }
     }
     // Two regions are remembered: they need none.
     assert!(snapshot(&[(0, MIB), (MIB, MIB)]).blocks.is_empty());
+}
+
+#[test]
+fn the_table_has_an_end_and_spares_the_search_where_a_block_lies_in_one_region() {
+    let blocks = scattered().blocks;
+    assert_eq!(blocks.len() as u64, BLOCKS_MAX, "whatever the last address is");
+    assert_eq!(blocks[..11], [0, 1, 1, SEARCH, SEARCH, 4, 4, 4, 4, 4, 5]);
+    let blocks = snapshot(&[(0, MIB), (MIB, MIB), (2 * MIB, 8 * MIB)]).blocks;
+    assert_eq!(blocks[..5], [SEARCH, 2, 2, 2, 2]);
 }
 
 #[test]
