@@ -1,7 +1,7 @@
 //! `cargo xtask mutants`: breaks the code in one place at a time and counts what the tests notice.
 //!
 //! Not part of the gate: each mutant costs a build and a test run. Each crate is tested by its own
-//! tests only.
+//! tests only, and the engine by those of the devices that it runs too.
 
 use super::tools;
 use crate::cargo::cargo;
@@ -25,6 +25,10 @@ const JUDGES: &[&str] = &[
     "crates/engine/src/running.rs",
     "crates/engine/src/table.rs",
 ];
+/// The engine runs queues of devices: what a guest sees of a running queue is tested with a device.
+const ENGINE: &str = "crates/engine/";
+const ENGINE_TESTS: [&str; 4] =
+    ["--test-package", "manyring-engine", "--test-package", "manyring-device"];
 /// Code that only another build compiles: loom's words of a ring.
 const ELSEWHERE: &str = r"\bmodel::";
 /// Mutants of a sample: some minutes.
@@ -60,19 +64,27 @@ pub(crate) fn run(which: &Which) -> Outcome {
     let _ = std::fs::remove_dir_all(&copies);
     std::fs::create_dir_all(&copies).context(copies.display())?;
     let shard = if which.all { None } else { sample(&files, which.seed)? };
-    let mut command = mutants(&files)?;
-    command.env("TMPDIR", &copies).env("CARGO_PROFILE_DEV_DEBUG", "none");
-    // The build of the copies goes with them.
-    command.env_remove("CARGO_TARGET_DIR").arg("--output").arg(&cache);
-    command.args(["--jobs", "1", "--timeout", TEST_SECONDS, "--cap-lints", "true", "--no-times"]);
-    if let Some(shard) = shard {
-        // Each part has mutants of every file.
-        command.args(["--sharding", "round-robin", "--shard", &shard]);
+    let (engine, others): (Vec<_>, Vec<_>) = files.into_iter().partition(|g| g.starts_with(ENGINE));
+    let mut score = Score::default();
+    for (files, tests) in [(others, &[][..]), (engine, &ENGINE_TESTS[..])] {
+        if files.is_empty() {
+            continue;
+        }
+        let mut command = mutants(&files)?;
+        command.env("TMPDIR", &copies).env("CARGO_PROFILE_DEV_DEBUG", "none").args(tests);
+        // The build of the copies goes with them.
+        command.env_remove("CARGO_TARGET_DIR").arg("--output").arg(&cache);
+        command.args(["--jobs", "1", "--timeout", TEST_SECONDS]);
+        command.args(["--cap-lints", "true", "--no-times"]);
+        if let Some(shard) = &shard {
+            // Each part has mutants of every file.
+            command.args(["--sharding", "round-robin", "--shard", shard]);
+        }
+        let status = command.stdin(Stdio::null()).status().context("cargo mutants")?;
+        // 2: some were missed. 3: some ran into the time limit, which is noticed too.
+        check(matches!(status.code(), Some(0 | 2 | 3)), || format!("cargo mutants: {status}"))?;
+        score.add(Score::read(&cache.join("mutants.out"), &equivalents)?);
     }
-    let status = command.stdin(Stdio::null()).status().context("cargo mutants")?;
-    // 2: some were missed. 3: some ran into the time limit, which is noticed too.
-    check(matches!(status.code(), Some(0 | 2 | 3)), || format!("cargo mutants: {status}"))?;
-    let score = Score::read(&cache.join("mutants.out"), &equivalents)?;
     score.print();
     check(score.percent() >= GOAL_PERCENT, || {
         format!("{} % of the mutants were noticed, {GOAL_PERCENT} % is the goal", score.percent())
@@ -200,6 +212,16 @@ impl Score {
         })
     }
 
+    fn add(&mut self, other: Self) {
+        let Self { caught, timeouts, unviable, equivalent, missed, wrongly_listed } = other;
+        self.caught += caught;
+        self.timeouts += timeouts;
+        self.unviable += unviable;
+        self.equivalent += equivalent;
+        self.missed.extend(missed);
+        self.wrongly_listed.extend(wrongly_listed);
+    }
+
     /// Percent noticed of those that can be, rounded down.
     fn percent(&self) -> u64 {
         let noticed = (self.caught + self.timeouts) as u64;
@@ -265,5 +287,7 @@ mod tests {
         score.missed.push("one".into());
         assert_eq!(score.percent(), 95);
         assert_eq!(Score::default().percent(), 100);
+        score.add(Score { caught: 10, missed: vec!["two".into()], ..Score::default() });
+        assert_eq!((score.caught, score.missed.len(), score.percent()), (28, 2, 93));
     }
 }
