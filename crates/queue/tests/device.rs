@@ -35,6 +35,26 @@ fn chains_put_back_newest_first_are_popped_again_in_order() {
 }
 
 #[test]
+fn a_batch_counts_its_chains_and_keeps_their_memory_until_it_is_released() {
+    let rig = Rig::new(8, RingFeatures::default(), 0);
+    let mut driver = rig.driver();
+    let memory = Arc::new((*rig.memory).clone());
+    let mut device = DeviceQueue::new(rig.config, memory.clone()).unwrap();
+    let mut batch = Batch::new();
+    for count in [0, 1, 3] {
+        (0..count).for_each(|_| assert!(driver.add(&[(BUFFERS, 1)], &[]).is_some()));
+        driver.publish();
+        assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), count);
+        assert_eq!((batch.len(), batch.is_empty()), (count, count == 0));
+        (0..count).for_each(|n| device.push_used(batch.take(n).unwrap().0, 0));
+    }
+    drop(device);
+    assert_eq!(Arc::strong_count(&memory), 2, "kept for the next batch");
+    batch.release();
+    assert_eq!((batch.len(), Arc::strong_count(&memory)), (0, 1), "it may be unmapped now");
+}
+
+#[test]
 fn with_event_idx_a_call_is_wanted_when_the_used_index_passes_the_event_over_the_wrap() {
     let rig = Rig::new(4, EVENT_IDX, 65_535);
     let mut driver = rig.driver();

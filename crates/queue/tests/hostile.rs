@@ -47,6 +47,7 @@ fn fault_of(rig: &Rig, device: &mut DeviceHalf) -> Option<QueueError> {
     rig.offer(4);
     assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 0, "a broken queue goes on");
     assert!(!device.has_available() && !device.enable_notifications());
+    assert_eq!(device.is_faulted(), fault.is_some());
     assert_eq!(device.fault(), fault, "the first fault is not the one that stays");
     fault
 }
