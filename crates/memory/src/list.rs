@@ -520,6 +520,13 @@ mod tests {
     }
 
     #[test]
+    fn a_list_goes_on_where_a_system_call_ended() {
+        let mut rest = list(&memory(4096), &[(0, 3), (8, 5)]);
+        rest.advance(4);
+        assert_eq!(lens(rest.as_slices()), [4]);
+    }
+
+    #[test]
     fn a_list_that_has_grown_gives_memory_back() {
         let mut grown = list(&memory(4096), &[(0, 1); 1000]);
         grown.clear();
@@ -548,6 +555,7 @@ mod tests {
             (10, usize::MAX, vec![10, 10]),
             (12, usize::MAX, vec![8, 10]),
             (12, 9, vec![8, 1]),
+            (12, 12, vec![8, 4]),
             (29, 5, vec![1]),
             (30, 5, vec![]),
             (5, 0, vec![]),

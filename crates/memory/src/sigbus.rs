@@ -221,27 +221,50 @@ mod tests {
         unsafe { std::ptr::read_volatile(page as *const u8) };
     }
 
+    /// Makes the process die of a fault at `place`, whose action before ours is `action`.
+    fn die(action: usize, flags: i32, place: &str) {
+        // SAFETY: all-zero is a valid sigaction: no flags, empty mask, default handler.
+        let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
+        (before.sa_sigaction, before.sa_flags) = (action, flags);
+        // SAFETY: `end_process` is of the type that SA_SIGINFO asks for; the others are no functions.
+        unsafe { libc::sigaction(libc::SIGBUS, &raw const before, std::ptr::null_mut()) };
+        // SAFETY: changes no memory; it ends a process whose handler never ends.
+        unsafe { libc::alarm(10) };
+        install();
+        fault_beside_a_mapping(place == "below");
+    }
+
+    /// How the process ends that runs the test `name` with this place of the fault.
+    fn end_of(name: &str, place: &str) -> std::process::ExitStatus {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", &format!("sigbus::tests::{name}")]).env(FAULTING, place);
+        child.output().unwrap().status
+    }
+
     #[test]
     fn a_fault_outside_of_our_memory_goes_to_the_action_installed_before() {
         if let Ok(place) = std::env::var(FAULTING) {
-            // SAFETY: all-zero is a valid sigaction: no flags, empty mask, default handler.
-            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-            action.sa_sigaction = end_process as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO;
-            // SAFETY: `end_process` is of the type that SA_SIGINFO asks for.
-            unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) };
-            // SAFETY: changes no memory; it ends a process whose handler never ends.
-            unsafe { libc::alarm(10) };
-            install();
-            fault_beside_a_mapping(place == "below");
+            die(end_process as *const () as usize, libc::SA_SIGINFO, &place);
             return;
         }
         let name = "a_fault_outside_of_our_memory_goes_to_the_action_installed_before";
         for place in ["below", "above"] {
-            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-            child.args(["--exact", &format!("sigbus::tests::{name}")]).env(FAULTING, place);
-            let output = child.output().unwrap();
-            assert_eq!(output.status.code(), Some(CHAINED), "{place}: {output:?}");
+            assert_eq!(end_of(name, place).code(), Some(CHAINED), "{place}");
+        }
+    }
+
+    #[test]
+    fn a_fault_outside_of_our_memory_ends_a_process_that_had_no_action_for_it() {
+        if let Ok(action) = std::env::var(FAULTING) {
+            let function = end_process as *const () as usize;
+            die(action.parse().unwrap_or(function), 0, "above");
+            return;
+        }
+        let name = "a_fault_outside_of_our_memory_ends_a_process_that_had_no_action_for_it";
+        let (default, ignore) = (libc::SIG_DFL.to_string(), libc::SIG_IGN.to_string());
+        for action in [&default, &ignore, "a function that does not ask for the fault"] {
+            let signal = std::os::unix::process::ExitStatusExt::signal(&end_of(name, action));
+            assert_eq!(signal, Some(libc::SIGBUS), "{action}");
         }
     }
 }

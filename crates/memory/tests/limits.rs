@@ -331,3 +331,17 @@ fn slices_are_the_iovecs_of_a_system_call() {
     let slices = [mapping.slice(0, 4).unwrap(), mapping.slice(8, 4).unwrap()];
     assert_eq!(as_iovecs(&slices).as_ptr().cast::<GuestSlice>(), slices.as_ptr());
 }
+
+#[test]
+fn memory_that_nobody_holds_any_more_is_unmapped() {
+    let name = "nobody-holds-this";
+    let file = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, PAGE).unwrap();
+    let is_mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains(name);
+    let memory = GuestMemory::default().with_region(spec(0, PAGE), &file).unwrap();
+    let ring = memory.words(1 << 40, 64, 16).unwrap();
+    drop(memory);
+    assert!(is_mapped(), "the ring is still there");
+    drop(ring);
+    assert!(!is_mapped());
+}

@@ -209,6 +209,15 @@ fn the_device_id_is_the_serial_padded_with_zeroes() {
 }
 
 #[test]
+fn the_device_id_is_cut_off_where_the_drivers_buffer_ends() {
+    let mut guest = Guest::plain();
+    assert_eq!(guest.request(VIRTIO_BLK_T_GET_ID, 0, 0, 6), (0, 7));
+    assert_eq!(guest.data(7), *b"serial\0");
+    assert_eq!(guest.request(VIRTIO_BLK_T_GET_ID, 0, 0, 0), (0, 1));
+    assert_eq!(guest.request(VIRTIO_BLK_T_GET_ID, 0, 0, 100), (0, 21), "it is no longer than 20");
+}
+
+#[test]
 fn an_unknown_type_is_unsupported_and_the_queue_goes_on() {
     let mut guest = Guest::plain();
     assert_eq!(guest.request(999, 0, 0, 0).0, 2);
@@ -236,6 +245,7 @@ fn ranges_are_zeroed_and_bad_ones_refused() {
     }
     assert_eq!(guest.range_request(VIRTIO_BLK_T_DISCARD, 0, 1, 1), 2);
     assert_eq!(guest.range_request(VIRTIO_BLK_T_WRITE_ZEROES, 0, 1, 1), 0);
+    assert_eq!(guest.stats.discards.value(), 5, "those that were served");
 }
 
 #[test]
@@ -273,6 +283,21 @@ fn nothing_writes_to_a_read_only_device() {
         assert_eq!(guest.range_request(kind, 0, 1, 0), 2);
     }
     assert_eq!(guest.request(VIRTIO_BLK_T_IN, 0, 0, 512).0, 0);
+}
+
+#[test]
+fn each_request_counts_with_the_time_that_it_took() {
+    let mut guest = Guest::plain();
+    guest.write_header(VIRTIO_BLK_T_FLUSH, 0);
+    for popped_at_ns in [1000, 1000, 4000] {
+        guest.driver.add(&[(HEADER, 16)], &[(STATUS, 1)]).unwrap();
+        guest.driver.publish();
+        guest.blk.pop_and_submit(&mut guest.queue, None, popped_at_ns);
+    }
+    guest.blk.complete(&mut guest.queue, &guest.stats, || 9000);
+    let serve_ns = &guest.stats.serve_ns;
+    assert_eq!((serve_ns.count(), serve_ns.sum()), (3, 8000 + 8000 + 5000));
+    assert_eq!(serve_ns.filled().map(|(_, count)| count).collect::<Vec<_>>(), [1, 2]);
 }
 
 #[test]

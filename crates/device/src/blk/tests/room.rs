@@ -131,6 +131,19 @@ fn eventfd() -> rustix::fd::OwnedFd {
 }
 
 #[test]
+fn a_queue_awaits_its_disk_while_it_has_requests_there() {
+    let disk = GatedDisk(Arc::default());
+    let (_mapping, _driver, mut queue) = rig_with(&disk, 2, RingFeatures::default());
+    let mut wait = Wait::new(false).unwrap();
+    assert!(!queue.awaits_disk());
+    queue.turn(&mut QueueIo::new(&mut wait, 0, 0, 0));
+    assert!(queue.awaits_disk());
+    disk.0.store(true, Ordering::Relaxed);
+    queue.turn(&mut QueueIo::new(&mut wait, 0, 0, 0));
+    assert!(!queue.awaits_disk(), "the disk has answered");
+}
+
+#[test]
 fn a_queue_takes_a_bounded_number_of_requests_at_once_and_sleeps_until_it_has_room_again() {
     let gate = Arc::new(AtomicBool::new(false));
     let (_mapping, mut driver, mut queue) = rig(&GatedDisk(gate.clone()));

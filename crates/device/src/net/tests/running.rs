@@ -9,6 +9,9 @@ mod looks;
 #[path = "running/moderation.rs"]
 mod moderation;
 
+#[path = "running/port.rs"]
+mod port;
+
 #[path = "running/reclaim.rs"]
 mod reclaim;
 

@@ -13,6 +13,7 @@ fn a_port_is_looked_at_only_while_its_worker_looks_at_rings_anyway() {
     assert_eq!(guest.returned(), 1);
     let settles = |guest: &mut Guest, looks_on, now_ns| guest.settles((LOOK, looks_on), now_ns);
     assert!(!guest.running.looks_at_ring(LOOK, 2000), "its next work is the port's");
+    assert!(!guest.running.awaits_disk(), "whatever buffers it holds");
     assert!(!settles(&mut guest, true, 2000));
     assert!(settles(&mut guest, true, 40_000), "it looked long enough");
     guest.running.wake(41_000);
@@ -55,6 +56,30 @@ fn a_late_event_of_a_replaced_kick_is_no_kick_and_leaves_one_watch() {
         let events = kick_events(&mut guest.wait);
         assert_eq!(events.len(), 1, "uring {uring}: {events:?}");
     }
+}
+
+#[test]
+fn a_queue_that_has_left_is_woken_by_its_kick_no_more() {
+    for uring in [true, false] {
+        let mut guest = Guest::new(false);
+        guest.wait = Wait::new(uring).unwrap();
+        let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        guest.set_kick(Kick::new(kick.try_clone().unwrap()).unwrap());
+        guest.running.detach(&mut QueueIo::new(&mut guest.wait, 0, 1, 0));
+        kick_events(&mut guest.wait);
+        rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+        let events = kick_events(&mut guest.wait);
+        assert!(events.is_empty(), "uring {uring}: {events:?}");
+    }
+}
+
+#[test]
+fn a_queue_beside_a_busy_one_settles_when_it_had_nothing_for_a_millisecond() {
+    let mut guest = Guest::new(false);
+    guest.send(1);
+    guest.turn(5000);
+    assert!(!guest.running.is_overdue(5000) && !guest.running.is_overdue(1_004_999));
+    assert!(guest.running.is_overdue(1_005_000));
 }
 
 #[test]

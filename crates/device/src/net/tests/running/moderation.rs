@@ -37,6 +37,20 @@ fn a_receiveq_holds_calls_back_until_its_count_or_its_time() {
 }
 
 #[test]
+fn a_call_that_is_held_back_goes_before_a_sleep_that_would_end_too_late_for_it() {
+    let mut guest = fixed(true, 3, 1000);
+    guest.running.prepare_sleep();
+    assert!(!guest.is_called(), "nothing is held back");
+    assert!(!arrive(&mut guest, 1000));
+    guest.running.prepare_sleep();
+    assert!(guest.is_called());
+    assert_eq!(guest.running.deadline_ns(), None);
+    guest.running.prepare_sleep();
+    assert!(!guest.is_called(), "it was sent once");
+    assert_eq!(guest.ring.stats.calls_by_time.value(), 1);
+}
+
+#[test]
 fn a_receiveq_whose_last_buffer_is_used_tells_so_at_once() {
     let mut guest = fixed(true, 0, 10_000);
     for buffer in 0..200 {
