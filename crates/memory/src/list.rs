@@ -535,6 +535,26 @@ mod tests {
     }
 
     #[test]
+    fn a_kept_byte_knows_the_snapshot_that_it_lies_in() {
+        let (one, other) = (memory(4096), memory(4096));
+        let byte = list(&one, &[(0, 4)]).all().last_byte().unwrap();
+        assert!(byte.is_in(&one) && !byte.is_in(&other));
+    }
+
+    #[test]
+    fn pieces_of_a_gather_list_are_the_guests_wherever_its_memory_lies() {
+        // The kernel places one mapping after the other: the guest's lies on either side of ours.
+        let (first, own) = (memory(4096), Arc::new(Mapping::anonymous(4096).unwrap()));
+        for guest in [first, memory(4096)] {
+            let mut gather = Gather::new(own.clone());
+            assert!(gather.push_own(0, 1) && gather.push_own(4095, 1));
+            gather.extend(list(&guest, &[(0, 1), (4095, 1)]).all(), 0);
+            assert!((0..2).all(|at| gather.pieces(at..at + 1).is_none()), "they are ours");
+            assert_eq!(gather.pieces(2..4).map(|pieces| pieces.len()), Some(2));
+        }
+    }
+
+    #[test]
     #[should_panic(expected = "a byte of another snapshot")]
     fn a_kept_byte_is_written_in_its_own_snapshot_only() {
         let (one, other) = (memory(4096), memory(4096));

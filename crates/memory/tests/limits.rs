@@ -215,6 +215,9 @@ fn a_file_holds_its_region_from_any_offset_on_or_is_refused() {
     let mut bytes = [0; 5];
     mapping.slice(0, 5).unwrap().read_into(&mut bytes);
     assert_eq!(&bytes, b"seven");
+    let later = Mapping::of_file(&file, 2 * PAGE + 5, 9).unwrap();
+    later.slice(0, 1).unwrap().write_byte(3);
+    assert_eq!(mapping.slice(4100, 1).unwrap().read_array(), Some([3]));
     mapping.slice(8190, 1).unwrap().write_byte(9);
     let mut last = [0];
     rustix::io::pread(&file, &mut last, 3 * PAGE - 1).unwrap();

@@ -5,10 +5,13 @@
 mod guest;
 
 use guest::{BUFFERS, GUEST, Rig, USER};
-use manyring_memory::{GuestMemory, MemoryError};
+use manyring_memory::{GuestAddr, GuestMemory, LastHit, MemoryError, RegionSpec};
+use manyring_queue::split::DeviceHalf;
 use manyring_queue::{
     BATCH_CHAINS, Batch, Chains, DeviceQueue, QueueError, Ring, RingAddresses, RingFeatures,
 };
+use manyring_wire::virtqueue::{RING_IDX, used_entry};
+use std::fs::File;
 use std::sync::Arc;
 
 const EVENT_IDX: RingFeatures = RingFeatures { event_idx: true, indirect: false };
@@ -52,6 +55,51 @@ fn a_batch_counts_its_chains_and_keeps_their_memory_until_it_is_released() {
     assert_eq!(Arc::strong_count(&memory), 2, "kept for the next batch");
     batch.release();
     assert_eq!((batch.len(), Arc::strong_count(&memory)), (0, 1), "it may be unmapped now");
+}
+
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "chain 0 was not returned")]
+fn a_chain_that_is_dropped_is_told() {
+    let rig = Rig::new(8, RingFeatures::default(), 0);
+    let mut driver = rig.driver();
+    driver.add(&[(BUFFERS, 1)], &[]).unwrap();
+    driver.publish();
+    let mut batch = Batch::new();
+    assert_eq!(rig.device().pop_batch(&mut batch, BATCH_CHAINS), 1);
+    drop(batch.take(0));
+}
+
+#[test]
+fn a_driver_does_not_believe_a_device_that_returns_what_its_ring_cannot_hold() {
+    let rig = Rig::new(8, RingFeatures::default(), 0);
+    for id in [8, 9, u32::MAX] {
+        let mut driver = rig.driver();
+        driver.add(&[(BUFFERS, 1)], &[]).unwrap();
+        driver.publish();
+        rig.used.store_pair(used_entry(0), (id, 0));
+        rig.used.store_u16_release(RING_IDX, 1);
+        assert_eq!(driver.take_used(), None, "{id}");
+    }
+}
+
+#[test]
+fn a_ring_is_broken_when_its_memory_was_cut_away_and_that_is_no_fault() {
+    manyring_memory::install_sigbus_handler();
+    let rig = Rig::new(8, RingFeatures::default(), 0);
+    let path = concat!(env!("CARGO_TARGET_TMPDIR"), "/cut-away");
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(path);
+    let file = file.unwrap();
+    file.set_len(4096).unwrap();
+    let spec = RegionSpec { guest_addr: 0, size: 4096, user_addr: 0, mmap_offset: 0 };
+    let memory = Arc::new(rig.memory.with_region(spec, &file).unwrap());
+    let device = DeviceHalf::new(rig.config, memory.clone()).unwrap();
+    assert!(!device.is_broken() && !device.is_faulted());
+    file.set_len(0).unwrap();
+    let mut slices = Vec::new();
+    memory.slices(GuestAddr(0), 1, &mut LastHit::default(), &mut slices).unwrap();
+    slices[0].write_byte(1);
+    assert!(device.is_broken() && !device.is_faulted());
 }
 
 #[test]
@@ -113,7 +161,7 @@ fn a_ring_that_moves_goes_on_where_it_was() {
     let chain = batch.take(0).unwrap().0;
     // The front-end has mapped the same memory elsewhere.
     let spec = *rig.memory.specs().next().unwrap();
-    let moved = manyring_memory::RegionSpec { user_addr: spec.user_addr + (1 << 30), ..spec };
+    let moved = RegionSpec { user_addr: spec.user_addr + (1 << 30), ..spec };
     let memory = GuestMemory::default().with_mapping(moved, rig.mapping.clone()).unwrap();
     let shift = |addr: u64| addr + (1 << 30);
     let old = rig.config.addresses;
@@ -173,7 +221,7 @@ fn a_chain_across_two_regions_and_a_table_across_two_regions_are_followed() {
     let mut driver = rig.driver();
     // The neighbour begins where the rig's region ends.
     let end = GUEST + guest::SIZE;
-    let spec = manyring_memory::RegionSpec {
+    let spec = RegionSpec {
         guest_addr: end,
         size: 4096,
         user_addr: 0x1000,

@@ -6,9 +6,9 @@ use crate::guest::{
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::{Image, ImageOptions};
 use manyring_engine::EventKind;
-use manyring_memory::GuestMemory;
+use manyring_memory::{GuestAddr, GuestMemory, LastHit};
 use manyring_queue::QueueError;
-use manyring_wire::blk::VIRTIO_BLK_T_IN;
+use manyring_wire::blk::{VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_IN};
 use rustix::fs::ftruncate;
 use std::sync::Arc;
 
@@ -26,6 +26,23 @@ fn a_read_into_memory_that_was_cut_away_ends_the_session() {
     assert_eq!(guest.read(0, 4096), IOERR);
     assert_eq!(guest.next_event(), EventKind::MemoryLost);
     assert_eq!(guest.stats().faults.value(), 1);
+}
+
+#[test]
+fn memory_that_is_cut_away_ends_the_session_whoever_touches_it_first() {
+    manyring_memory::install_sigbus_handler();
+    let mut guest = Guest::new(null(), &USUAL);
+    assert_eq!(guest.flush(), OK);
+    ftruncate(&guest.high, 0).unwrap();
+    // As another queue of the guest does. This one never touches its data.
+    let mut slices = Vec::new();
+    guest.memory.slices(GuestAddr(DATA), 1, &mut LastHit::default(), &mut slices).unwrap();
+    slices[0].write_byte(1);
+    drop(slices);
+    guest.add(VIRTIO_BLK_T_FLUSH, 0, &[], &[]);
+    guest.publish();
+    ring(&guest.kick);
+    assert_eq!(guest.next_event(), EventKind::MemoryLost);
 }
 
 #[test]

@@ -16,7 +16,9 @@ fn a_port_is_looked_at_only_while_its_worker_looks_at_rings_anyway() {
     assert!(!guest.running.awaits_disk(), "whatever buffers it holds");
     assert!(!settles(&mut guest, true, 2000));
     assert!(settles(&mut guest, true, 40_000), "it looked long enough");
+    assert!(!guest.running.is_hot());
     guest.running.wake(41_000);
+    assert!(guest.running.is_hot(), "its time has come: it asks for a kick again when it settles");
     assert!(settles(&mut guest, false, 41_000));
     // A transmitq waits for its ring.
     let guest = Guest::new(false);
@@ -71,6 +73,41 @@ fn a_queue_that_has_left_is_woken_by_its_kick_no_more() {
         let events = kick_events(&mut guest.wait);
         assert!(events.is_empty(), "uring {uring}: {events:?}");
     }
+}
+
+#[test]
+fn a_kick_of_a_disabled_queue_counts_if_the_queue_is_enabled_before_it_is_heard() {
+    for (is_enabled, kicks) in [(true, 1), (false, 0)] {
+        let mut guest = Guest::new(false);
+        assert_eq!(guest.heed(|fence| Order::Enable(false, fence), 1), Ok(()));
+        let kick = eventfd(1, EventfdFlags::NONBLOCK).unwrap();
+        guest.set_kick(Kick::new(kick).unwrap());
+        if is_enabled {
+            assert_eq!(guest.heed(|fence| Order::Enable(true, fence), 2), Ok(()));
+        }
+        let [event] = kick_events(&mut guest.wait)[..] else { panic!("one event of one kick") };
+        guest.hear(event, 3);
+        assert_eq!(guest.ring.stats.kicks.value(), kicks, "enabled: {is_enabled}");
+    }
+}
+
+#[test]
+fn a_disabled_transmitq_that_is_kicked_again_asks_for_the_next_kick() {
+    let mut guest = Guest::with(false, true);
+    let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    guest.set_kick(Kick::new(kick.try_clone().unwrap()).unwrap());
+    assert_eq!(guest.heed(|fence| Order::Enable(false, fence), 1), Ok(()));
+    guest.send(1);
+    rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+    let [event] = kick_events(&mut guest.wait)[..] else { panic!("one event of one kick") };
+    guest.hear(event, 2);
+    guest.turn(2);
+    assert_eq!(guest.returned(), 1, "dropped");
+    guest.hear(event, 3);
+    guest.turn(3);
+    assert!(guest.settles((Decision::Sleep, false), 4));
+    guest.ring.driver.add(&[(DATA, 72)], &[]).unwrap();
+    assert!(guest.ring.driver.publish(), "nobody would look at it again");
 }
 
 #[test]
