@@ -335,6 +335,10 @@ pub(crate) struct NetArgs {
     /// Bytes on their way through the host at most, for each queue of the tap.
     #[arg(long, value_name = "BYTES")]
     pub(crate) sndbuf: Option<u32>,
+    /// Let frames of a flow that the guest sends together leave as one, which the host cuts again
+    /// [default: true].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) merge: Option<bool>,
     /// Write every frame to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
@@ -395,6 +399,7 @@ impl From<NetArgs> for RawConfig {
             bridge: args.bridge,
             up: args.up,
             sndbuf: args.sndbuf,
+            merge: args.merge,
             pcap: args.pcap,
             ..RawNet::new(args.name, args.socket)
         };

@@ -213,6 +213,8 @@ queue_stats! {
         packets: Net Counter = "Packets passed on, one that is to be segmented counts once",
         bytes_passed: Net Counter = "Bytes of the packets passed on, without their virtio headers",
         gso_packets: Net Counter = "Packets passed on that are to be segmented",
+    merged_packets: Net Counter = "Packets of the guest that left as parts of longer ones",
+    merged_frames: Net Counter = "Longer packets that were made of several of the guest's",
         dropped_bad_header: Net Counter = "Packets dropped: their virtio header is wrong",
         dropped_short: Net Counter = "Packets dropped: shorter than their headers",
         dropped_too_long: Net Counter = "Packets dropped: longer than any packet",

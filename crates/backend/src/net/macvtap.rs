@@ -25,6 +25,8 @@ pub struct MacvtapOptions {
     pub queue_pairs: usize,
     /// Bytes sent that the host has not passed on yet, at most; `None`: the host's choice.
     pub sndbuf: Option<u32>,
+    /// Join frames of a flow that come together: the host cuts them again where it must.
+    pub merge: bool,
     /// Bytes; `None`: as it is.
     pub mtu: Option<u16>,
     /// Set it up or down; `None`: as it is.
@@ -37,7 +39,7 @@ pub struct MacvtapOptions {
 /// # Errors
 /// [`TapError`], in words for an operator. A macvtap that others have open too is not noticed.
 pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
-    let MacvtapOptions { name, queue_pairs, sndbuf, mtu, up } = options;
+    let MacvtapOptions { name, queue_pairs, sndbuf, merge, mtu, up } = options;
     check_queue_pairs(*queue_pairs)?;
     check_mtu(*mtu)?;
     check_name(name)?;
@@ -64,7 +66,10 @@ pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
         links,
         link: Some(link),
     };
-    TapPort::assemble(opened, &Settings { sndbuf: *sndbuf, mtu: *mtu, up: *up, bridge: None })
+    TapPort::assemble(
+        opened,
+        &Settings { sndbuf: *sndbuf, merge: *merge, mtu: *mtu, up: *up, bridge: None },
+    )
 }
 
 /// A new queue of the interface, and of no other.

@@ -20,11 +20,13 @@ pub mod decorator;
 pub mod fault;
 pub mod late;
 pub mod macvtap;
+mod merge;
 pub mod null;
 pub mod pcap;
 pub mod tap;
 
-use manyring_memory::{Gather, GuestSlice, Mapping, MemoryError, Pieces};
+use manyring_memory::{Gather, GuestSlice, Mapping, MemoryError, Pieces, total_len};
+use manyring_wire::net::head::HEAD_SIZE_MAX;
 use manyring_wire::net::{HEADER_SIZE, Offloads, RawHeader};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -138,9 +140,20 @@ pub struct Sent {
     pub faulted: usize,
     /// Which these are, refused, down and faulted: bit n is frame n of the burst.
     pub lost: u64,
+    /// Of these, frames that left as parts of longer ones, and how many such there were.
+    pub merged: Merged,
     /// Why the rest was not taken; none: it may be offered at once. A port whose frames cost a
     /// system call each returns after [`GROUP_FRAMES`] of them.
     pub stop: Option<Stop>,
+}
+
+/// Frames of a guest that left as parts of longer ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Merged {
+    /// Frames of the guest.
+    pub packets: usize,
+    /// The longer ones.
+    pub frames: usize,
 }
 
 /// Names a frame that comes back later: no two that are with a port at the same time have the same
@@ -180,6 +193,8 @@ impl Sent {
         self.faulted += one.faulted;
         self.lost |= one.lost << index;
         self.later |= one.later << index;
+        self.merged.packets += one.merged.packets;
+        self.merged.frames += one.merged.frames;
         self.stop = one.stop;
         self.stop.is_none()
     }
@@ -279,6 +294,8 @@ pub struct Frames {
     /// The headers lie in memory of ours, so that the guest cannot change them after the check. The
     /// payload stays mapped as long as it is listed.
     slices: Gather,
+    /// Bytes of that memory for each frame.
+    own_len: usize,
 }
 
 impl Frames {
@@ -287,9 +304,46 @@ impl Frames {
     /// # Errors
     /// [`MemoryError::Map`].
     pub fn new() -> Result<Self, MemoryError> {
-        let headers = Mapping::anonymous((FRAMES_MAX * HEADER_SIZE) as u64)?;
+        Self::with_own(FRAMES_MAX, HEADER_SIZE)
+    }
+
+    /// An empty burst with room for one joined frame.
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`].
+    pub(crate) fn for_joined() -> Result<Self, MemoryError> {
+        Self::with_own(1, HEADER_SIZE + HEAD_SIZE_MAX)
+    }
+
+    fn with_own(count: usize, own_len: usize) -> Result<Self, MemoryError> {
+        let headers = Mapping::anonymous((count * own_len) as u64)?;
         let slices = Gather::new(Arc::new(headers));
-        Ok(Self { list: Vec::with_capacity(FRAMES_MAX), slices })
+        Ok(Self { list: Vec::with_capacity(count), slices, own_len })
+    }
+
+    /// Adds the one frame of a burst for joined frames: `header` and `head`, then what lies in each
+    /// of `payloads` behind as many bytes as `head` has. False if there is no room.
+    ///
+    /// # Panics
+    /// If the burst holds frames of another snapshot.
+    pub(crate) fn push_joined<'a>(
+        &mut self,
+        header: &RawHeader,
+        head: &[u8],
+        payloads: impl Iterator<Item = Pieces<'a>>,
+    ) -> bool {
+        let size = HEADER_SIZE + head.len();
+        if !self.list.is_empty() || size > self.own_len || !self.slices.push_own(0, size) {
+            return false;
+        }
+        let (first, behind) = self.slices.as_slices()[0].split_at(HEADER_SIZE);
+        first.write_from(zerocopy::IntoBytes::as_bytes(header));
+        behind.write_from(head);
+        payloads.for_each(|pieces| self.slices.extend(pieces, head.len()));
+        let len = total_len(self.slices.as_slices()) - HEADER_SIZE as u64;
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        self.list.push(Frame { slices: 0..self.slices.len(), len, token: 0 });
+        true
     }
 
     /// Adds a frame: `header`, then what lies in `pieces` behind the first `skip` bytes, which is
@@ -326,7 +380,7 @@ impl Frames {
             return false;
         }
         let start = self.slices.len();
-        if !self.slices.push_own(index * HEADER_SIZE, HEADER_SIZE) {
+        if !self.slices.push_own(index * self.own_len, HEADER_SIZE) {
             return false;
         }
         self.slices.as_slices()[start].write_from(zerocopy::IntoBytes::as_bytes(header));
@@ -373,7 +427,7 @@ impl Frames {
     /// The header of frame `index`; of zeroes where there is none.
     #[must_use]
     pub fn header(&self, index: usize) -> RawHeader {
-        let own = self.slices.own().slice(index * HEADER_SIZE, HEADER_SIZE);
+        let own = self.slices.own().slice(index * self.own_len, HEADER_SIZE);
         let bytes = own.filter(|_| index < self.count()).and_then(|own| own.read_array());
         bytes.map_or_else(RawHeader::default, |bytes: [u8; HEADER_SIZE]| transmute!(bytes))
     }

@@ -9,6 +9,7 @@ mod queue;
 
 pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};
 
+use super::merge::Merger;
 use super::{Port, PortRx, PortTx};
 use crate::sys::link::{Change, Link, Links};
 use crate::sys::tuntap as sys;
@@ -54,6 +55,8 @@ pub struct TapOptions {
     pub queue_pairs: usize,
     /// Bytes sent that the host has not passed on yet, at most; `None`: the host's choice.
     pub sndbuf: Option<u32>,
+    /// Join frames of a flow that come together: the host cuts them again where it must.
+    pub merge: bool,
     /// Bytes; `None`: as it is.
     pub mtu: Option<u16>,
     /// The bridge to join; `None`: as it is.
@@ -83,6 +86,7 @@ pub(super) struct Opened {
 #[derive(Default)]
 pub(super) struct Settings<'a> {
     pub(super) sndbuf: Option<u32>,
+    pub(super) merge: bool,
     pub(super) mtu: Option<u16>,
     pub(super) bridge: Option<&'a str>,
     pub(super) up: Option<bool>,
@@ -104,6 +108,7 @@ pub struct TapPort {
     is_multi_queue: bool,
     is_handed_in: bool,
     offloads: Offloads,
+    merges: bool,
     links: Links,
     /// The number of the interface, if it is in this network namespace.
     index: Option<u32>,
@@ -123,6 +128,7 @@ impl TapPort {
         check_queue_pairs(options.queue_pairs)?;
         let settings = Settings {
             sndbuf: options.sndbuf,
+            merge: options.merge,
             mtu: options.mtu,
             bridge: options.bridge.as_deref(),
             up: options.up,
@@ -159,6 +165,7 @@ impl TapPort {
             is_multi_queue: opened.is_multi_queue,
             is_handed_in: opened.is_handed_in,
             offloads,
+            merges: settings.merge,
             index: opened.link.as_ref().map(|link| link.index),
             guest_mac: is_stacked.and_then(|link| link.address),
             links: opened.links,
@@ -253,7 +260,8 @@ impl Port for TapPort {
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
         // Where epoll is used, waiting for output must not end the other half's wait for input.
         let own = rustix::io::fcntl_dupfd_cloexec(self.queue(index)?, 3)?;
-        Ok(Box::new(TapTx::new(Arc::new(own))))
+        let merger = self.merges.then(|| Merger::new(self.offloads.uso4));
+        Ok(Box::new(TapTx::new(Arc::new(own), merger)))
     }
 
     fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
@@ -512,6 +520,7 @@ mod tests {
             is_multi_queue: true,
             is_handed_in: false,
             offloads: Offloads::default(),
+            merges: false,
             links: Links::open().unwrap(),
             index: None,
             guest_mac: None,

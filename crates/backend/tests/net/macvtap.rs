@@ -10,7 +10,8 @@ const UDP: u8 = 17;
 const FLOWS: usize = 64;
 
 fn options(queue_pairs: usize) -> MacvtapOptions {
-    MacvtapOptions { name: "mv0".into(), queue_pairs, sndbuf: None, mtu: None, up: Some(true) }
+    let (name, up) = ("mv0".into(), Some(true));
+    MacvtapOptions { name, queue_pairs, sndbuf: None, merge: true, mtu: None, up }
 }
 
 /// `far0` with the host's address, and `mv0` on top of its other end.

@@ -121,7 +121,8 @@ pub(super) fn open_tap(name: &str, queue_pairs: u16) -> Result<TapPort, String> 
     let source = TapSource::Name { name: name.to_owned(), must_exist: true };
     let queue_pairs = usize::from(queue_pairs);
     let (sndbuf, mtu, bridge, up) = (None, None, None, None);
-    let port = TapPort::open(TapOptions { source, queue_pairs, sndbuf, mtu, bridge, up });
+    let merge = false;
+    let port = TapPort::open(TapOptions { source, queue_pairs, sndbuf, merge, mtu, bridge, up });
     let port = port.map_err(|e| e.to_string())?;
     port.set_offloads(port.given()).map_err(|e| e.to_string())?;
     for index in 0..queue_pairs {

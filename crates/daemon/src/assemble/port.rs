@@ -36,6 +36,7 @@ pub(super) fn open(net: &NetPlan) -> Result<(Arc<dyn Port>, MacAddress), Assembl
                 name: name.clone(),
                 queue_pairs: net.queue_pairs,
                 sndbuf: net.sndbuf,
+                merge: net.merge,
                 mtu: net.mtu,
                 up: net.up,
             };
@@ -87,6 +88,7 @@ fn tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {
         source,
         queue_pairs: net.queue_pairs,
         sndbuf: net.sndbuf,
+        merge: net.merge,
         mtu: net.mtu,
         bridge: net.bridge.clone(),
         up: net.up,

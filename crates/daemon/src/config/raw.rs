@@ -226,6 +226,9 @@ device_table! {
         pub(crate) up: Option<bool>,
         /// Bytes on their way through the host at most, for each queue of the tap.
         pub(crate) sndbuf: Option<u32>,
+        /// Frames of a flow that the guest sends together leave as one, which the host cuts again;
+        /// default true.
+        pub(crate) merge: Option<bool>,
         /// Write every frame to this file.
         pub(crate) pcap: Option<PathBuf>,
         /// What goes wrong, to test guests.

@@ -346,6 +346,10 @@ impl NetTx {
     /// Counts what the port has taken and not sent, by cause.
     #[inline]
     fn count_lost(&mut self, sent: &Sent, stats: &QueueStats) {
+        if sent.merged.frames > 0 {
+            stats.merged_packets.add(sent.merged.packets as u64);
+            stats.merged_frames.add(sent.merged.frames as u64);
+        }
         if sent.lost != 0 {
             stats.dropped_refused.add(sent.refused as u64);
             stats.dropped_port_down.add(sent.down as u64);

@@ -1,5 +1,6 @@
 //! The two halves of a tap's queue: one system call per frame, straight from and to guest memory.
 
+use crate::net::merge::{Merger, bits};
 use crate::net::{Frames, GROUP_FRAMES, PortRx, PortTx, Readiness, Sent, Stop};
 use crate::sys::tuntap as sys;
 use manyring_memory::{GuestSlice, Mapping, copy_from_slices, copy_to_slices, total_len};
@@ -49,15 +50,19 @@ impl Bounce {
 /// The sending half.
 #[derive(Debug)]
 pub(super) struct TapTx {
+    outlet: Outlet,
+    /// None: every frame leaves as it came.
+    merger: Option<Merger>,
+}
+
+/// Where frames go.
+#[derive(Debug)]
+struct Outlet {
     queue: Arc<OwnedFd>,
     bounce: Bounce,
 }
 
-impl TapTx {
-    pub(super) fn new(queue: Arc<OwnedFd>) -> Self {
-        Self { queue, bounce: Bounce::default() }
-    }
-
+impl Outlet {
     #[inline]
     fn write(&mut self, slices: &[GuestSlice]) -> Result<usize, Errno> {
         if slices.len() <= sys::IOV_MAX {
@@ -66,19 +71,78 @@ impl TapTx {
         let own = self.bounce.gather(slices)?;
         retry_on_intr(|| sys::write(self.queue.as_fd(), &[own]))
     }
+
+    /// Sends frame `index` of a burst as it is. False: it was not taken, for the reason in `sent`.
+    #[inline]
+    fn send_one(&mut self, frames: &Frames, index: usize, sent: &mut Sent) -> bool {
+        // A short count is a frame that was sent: the kernel's, or it would be an error.
+        if let Err(errno) = self.write(frames.slices(index)) {
+            sent.stop = count_error(sent, index, errno);
+        }
+        sent.stop.is_none()
+    }
+}
+
+impl TapTx {
+    pub(super) fn new(queue: Arc<OwnedFd>, merger: Option<Merger>) -> Self {
+        Self { outlet: Outlet { queue, bounce: Bounce::default() }, merger }
+    }
+
+    /// Sends groups of a burst that is planned.
+    fn send_groups(&mut self, frames: &Frames, first: usize) -> Sent {
+        let Self { outlet, merger: Some(merger) } = self else { return Sent::default() };
+        let (mut sent, mut holds) = (Sent::default(), true);
+        for _ in 0..GROUP_FRAMES {
+            let Some(group) = merger.next() else { break };
+            let (parts, is_joined, spared) =
+                (group.parts, group.is_joined(), Merger::spared(group));
+            let joined = is_joined.then(|| merger.next_joined(frames)).flatten();
+            match joined.map(|joined| outlet.write(joined.slices(0))) {
+                Some(Ok(_)) => {
+                    sent.merged.packets += spared.packets;
+                    sent.merged.frames += spared.frames;
+                    merger.note_left(parts);
+                }
+                Some(Err(errno)) if stop_of(errno).is_some() => sent.stop = stop_of(errno),
+                result => {
+                    // A frame that is refused when it is joined may pass when it is not.
+                    if result.is_some() {
+                        merger.refuse();
+                        holds = false;
+                    }
+                    for index in bits(parts) {
+                        if !outlet.send_one(frames, index, &mut sent) {
+                            // What is left of the group is planned anew.
+                            holds = false;
+                            break;
+                        }
+                        merger.note_left(1 << index);
+                    }
+                }
+            }
+            if sent.stop.is_some() || !holds {
+                break;
+            }
+            merger.go_on();
+        }
+        sent.taken = merger.taken(first, frames.count(), holds);
+        merger.release();
+        sent
+    }
 }
 
 impl PortTx for TapTx {
     #[inline]
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
+        if let Some(merger) = &mut self.merger
+            && merger.plan(frames, first)
+        {
+            return self.send_groups(frames, first);
+        }
         let mut sent = Sent::default();
         for index in (first..frames.count()).take(GROUP_FRAMES) {
-            // A short count is a frame that was sent: the kernel's, or it would be an error.
-            if let Err(errno) = self.write(frames.slices(index)) {
-                sent.stop = count_error(&mut sent, index, errno);
-                if sent.stop.is_some() {
-                    break;
-                }
+            if !self.outlet.send_one(frames, index, &mut sent) {
+                break;
             }
             sent.taken += 1;
         }
@@ -86,16 +150,26 @@ impl PortTx for TapTx {
     }
 
     fn readiness(&self) -> Readiness<'_> {
-        Readiness::Fd(self.queue.as_fd())
+        Readiness::Fd(self.outlet.queue.as_fd())
+    }
+}
+
+/// Why a frame must wait, if it must.
+const fn stop_of(errno: Errno) -> Option<Stop> {
+    match errno {
+        Errno::AGAIN => Some(Stop::Blocked),
+        Errno::NOMEM | Errno::NOBUFS => Some(Stop::NoMemory),
+        _ => None,
     }
 }
 
 /// Counts frame `index`, which was not sent, or says why it must wait.
 #[cold]
 fn count_error(sent: &mut Sent, index: usize, errno: Errno) -> Option<Stop> {
+    if let Some(stop) = stop_of(errno) {
+        return Some(stop);
+    }
     match errno {
-        Errno::AGAIN => return Some(Stop::Blocked),
-        Errno::NOMEM | Errno::NOBUFS => return Some(Stop::NoMemory),
         Errno::FAULT => sent.faulted += 1,
         // Down, deleted, or (a macvtap) without the interface it stands on.
         Errno::IO
@@ -177,7 +251,7 @@ mod tests {
     #[test]
     fn a_burst_is_sent_in_groups_that_the_driver_can_see_meanwhile() {
         let sink = std::fs::File::options().write(true).open("/dev/null").unwrap();
-        let mut tx = TapTx::new(Arc::new(sink.into()));
+        let mut tx = TapTx::new(Arc::new(sink.into()), None);
         let memory = Arc::new(Mapping::anonymous(4096).unwrap());
         let slices = SliceList::of_mapping(&memory, &[(0, 60)]).unwrap();
         let mut frames = Frames::new().unwrap();

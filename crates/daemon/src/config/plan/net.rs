@@ -27,6 +27,7 @@ pub(crate) struct NetPlan {
     pub(crate) bridge: Option<String>,
     pub(crate) up: Option<bool>,
     pub(crate) sndbuf: Option<u32>,
+    pub(crate) merge: bool,
     pub(crate) pcap: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<RawNetFault>,
@@ -95,6 +96,7 @@ impl NetPlan {
             bridge: raw.bridge,
             up: raw.up,
             sndbuf: raw.sndbuf,
+            merge: raw.merge.unwrap_or(true),
             pcap: raw.pcap,
             fault: raw.fault,
             port,
@@ -144,6 +146,7 @@ impl PortPlan {
             ("bridge", raw.bridge.is_some()),
             ("up", raw.up.is_some()),
             ("sndbuf", raw.sndbuf.is_some()),
+            ("merge", raw.merge.is_some()),
         ] {
             if is_set && !has_interface {
                 return place.error(

@@ -1,0 +1,372 @@
+//! `Merger`: which frames of a burst leave as one.
+//!
+//! A frame costs the host about the same whatever its length, so a host that cuts long frames is
+//! given long ones. Nothing waits for that: only what lies in one burst is joined.
+//! ```text
+//! plan:   each frame of the burst, in order: does it go on with a group that is open? it joins
+//!         else it begins a group; one of its own flow is closed, so that no frame overtakes another
+//!         of its flow; a frame whose flow is not known closes all groups
+//! send:   group by group, in the order of their first frames; a group of one is the frame itself
+//! ```
+//! Frames of different flows may so change places. Which frames can be joined, and what the headers
+//! of all are, is decided in [`manyring_wire::net::head`]. These headers are copied once, checked,
+//! and sent from memory of ours; the payload is sent from where the guest has it.
+//!
+//! A burst is offered again until all of it is taken. The frames that are taken must be the first of
+//! the rest ([`super::Sent::taken`]), so this file knows which left before their turn.
+
+use super::{Frames, Merged};
+use manyring_memory::copy_from_slices;
+use manyring_wire::net::head::{HEAD_SIZE_MAX, Head, Joined, Kind};
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE};
+
+/// Groups that may grow at a time: as many flows may take turns in a burst.
+const OPEN_MAX: usize = 8;
+/// After so many bursts in which nothing could be joined ...
+const VAIN_MAX: u32 = 8;
+/// ... only one in so many is looked at: looking costs some fifty nanoseconds a frame.
+const LOOK_EVERY: u32 = 16;
+
+/// Frames that leave as one.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// Bit n is frame n of the burst.
+    pub(super) parts: u64,
+    joined: Option<Joined>,
+}
+
+impl Group {
+    /// True if there are several.
+    pub(super) fn is_joined(&self) -> bool {
+        self.parts.count_ones() > 1
+    }
+}
+
+/// Which bits are set, the lowest first.
+pub(super) fn bits(mut of: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let at = of.trailing_zeros();
+        of &= of.wrapping_sub(1);
+        (at < u64::BITS).then_some(at as usize)
+    })
+}
+
+/// Joins frames for a port that cuts them.
+#[derive(Debug)]
+pub(super) struct Merger {
+    /// Kinds that the port does not cut.
+    refused: Vec<Kind>,
+    groups: Vec<Group>,
+    /// Groups that may grow.
+    open: Vec<usize>,
+    /// The next one to be sent.
+    next: usize,
+    /// Where the rest of the burst begins, as far as this plan goes.
+    first: Option<usize>,
+    /// Frames of the burst that have left.
+    left: u64,
+    /// Bursts in a row in which nothing was joined, and bursts that were not looked at.
+    vain: u32,
+    passed_over: u32,
+    /// The joined frame that is being sent.
+    joined: Option<Frames>,
+}
+
+impl Merger {
+    /// For a port that cuts TCP, and UDP if `cuts_udp`.
+    pub(super) fn new(cuts_udp: bool) -> Self {
+        let refused = if cuts_udp { vec![] } else { vec![Kind::Udp4, Kind::Udp6] };
+        Self {
+            refused,
+            groups: Vec::new(),
+            open: Vec::new(),
+            next: 0,
+            first: None,
+            left: 0,
+            vain: 0,
+            passed_over: 0,
+            joined: None,
+        }
+    }
+
+    /// Plans the rest of a burst, from frame `first` on, unless that is done. False: its frames
+    /// leave one by one, as if there were no merger.
+    #[inline]
+    pub(super) fn plan(&mut self, frames: &Frames, first: usize) -> bool {
+        if first == 0 {
+            self.left = 0;
+            self.first = None;
+            if !self.looks(frames) {
+                return false;
+            }
+        } else if self.first == Some(first) {
+            return true;
+        } else if self.left >> first == 0 && self.first.is_none() {
+            return false;
+        }
+        self.plan_rest(frames, first);
+        let has_joined = self.groups.iter().any(Group::is_joined);
+        self.vain = if has_joined { 0 } else { self.vain.saturating_add(1) };
+        let is_planned = has_joined || self.left >> first != 0;
+        self.first = is_planned.then_some(first);
+        is_planned
+    }
+
+    /// True if it may be worth it to look at a burst.
+    #[inline]
+    fn looks(&mut self, frames: &Frames) -> bool {
+        let is_candidate = |index: usize| {
+            let header = frames.header(index);
+            header.flags & HDR_F_NEEDS_CSUM != 0 && header.gso_type == HDR_GSO_NONE
+        };
+        if frames.count() < 2 || !(is_candidate(0) || is_candidate(1)) {
+            return false;
+        }
+        self.passed_over += 1;
+        if self.vain >= VAIN_MAX && self.passed_over < LOOK_EVERY {
+            return false;
+        }
+        self.passed_over = 0;
+        true
+    }
+
+    fn plan_rest(&mut self, frames: &Frames, first: usize) {
+        self.groups.clear();
+        self.open.clear();
+        self.next = 0;
+        let left = self.left;
+        for index in (first..frames.count()).filter(|index| left >> index & 1 == 0) {
+            let mut start = [0; HEAD_SIZE_MAX];
+            let slices = frames.slices(index);
+            let known = copy_from_slices(slices.get(1..).unwrap_or_default(), &mut start);
+            let head = Head::parse(&frames.header(index), &start[..known], frames.len(index));
+            match head.ok().filter(|head| !self.refused.contains(&head.kind())) {
+                Some(head) => self.place(index, head),
+                None => {
+                    self.open.clear();
+                    self.groups.push(Group { parts: 1 << index, joined: None });
+                }
+            }
+        }
+    }
+
+    /// Adds a frame to its group, or begins one with it.
+    fn place(&mut self, index: usize, head: Head) {
+        let groups = &mut self.groups;
+        let mut is_placed = false;
+        self.open.retain(|&at| {
+            let Group { parts, joined: Some(joined) } = &mut groups[at] else { return false };
+            if is_placed {
+                return true;
+            }
+            is_placed = joined.add(&head);
+            *parts |= u64::from(is_placed) << index;
+            is_placed || !joined.first().is_of_flow(&head)
+        });
+        if is_placed {
+            return;
+        }
+        if self.open.len() == OPEN_MAX {
+            self.open.remove(0);
+        }
+        self.open.push(groups.len());
+        groups.push(Group { parts: 1 << index, joined: Some(Joined::new(head)) });
+    }
+
+    /// The group to be sent next.
+    pub(super) fn next(&self) -> Option<&Group> {
+        self.groups.get(self.next)
+    }
+
+    /// The joined frame of the next group. `None`: there is no memory for its headers.
+    pub(super) fn next_joined(&mut self, frames: &Frames) -> Option<&Frames> {
+        let Self { groups, next, joined: out, .. } = self;
+        let Group { joined: Some(joined), parts } = groups.get(*next)? else { return None };
+        if out.is_none() {
+            *out = Frames::for_joined().ok();
+        }
+        let out = out.as_mut()?;
+        let mut head = [0; HEAD_SIZE_MAX];
+        let header = joined.write(&mut head);
+        let size = joined.first().size();
+        let payloads = bits(*parts).filter_map(|index| frames.payload(index));
+        out.clear();
+        out.push_joined(&header, &head[..size], payloads).then_some(&*out)
+    }
+
+    /// Frames of the burst have left.
+    pub(super) fn note_left(&mut self, parts: u64) {
+        self.left |= parts;
+    }
+
+    /// The next group is done with, whatever became of it.
+    pub(super) fn go_on(&mut self) {
+        self.next += 1;
+    }
+
+    /// The port refuses frames as the next group is one: they leave one by one from now on.
+    pub(super) fn refuse(&mut self) {
+        if let Some(Group { joined: Some(joined), .. }) = self.next() {
+            let kind = joined.first().kind();
+            tracing::info!(?kind, "the host does not cut such frames: they are not merged");
+            self.refused.push(kind);
+        }
+    }
+
+    /// How many frames from `first` on have left. What was planned goes on behind them, if `holds`.
+    pub(super) fn taken(&mut self, first: usize, count: usize, holds: bool) -> usize {
+        let taken = (self.left >> first).trailing_ones() as usize;
+        let is_over = first + taken >= count;
+        // Where the plan does not hold any more, the rest is planned anew.
+        self.first = (!is_over).then_some(if holds { first + taken } else { usize::MAX });
+        taken
+    }
+
+    /// What the frame that was sent last has spared the host.
+    pub(super) fn spared(group: &Group) -> Merged {
+        Merged { packets: group.parts.count_ones() as usize, frames: 1 }
+    }
+
+    /// Lets go of guest memory.
+    pub(super) fn release(&mut self) {
+        if let Some(joined) = &mut self.joined {
+            joined.release();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use manyring_memory::{Mapping, SliceList};
+    use manyring_wire::net::RawHeader;
+    use std::sync::Arc;
+
+    /// A TCP segment over IPv6 of the flow to `port`, with `payload` bytes from `sequence` on.
+    fn segment(port: u16, sequence: u32, payload: usize) -> (RawHeader, Vec<u8>) {
+        let mut bytes = vec![0; 12];
+        bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+        let len = u16::try_from(20 + payload).unwrap();
+        bytes.extend(len.to_be_bytes());
+        bytes.extend([6, 64]);
+        bytes.extend([0; 32]);
+        bytes.extend([0, 7]);
+        bytes.extend(port.to_be_bytes());
+        bytes.extend(sequence.to_be_bytes());
+        bytes.extend([0, 0, 0, 0, 0x50, 0x10, 1, 0]);
+        bytes.extend((len + 6).to_be_bytes());
+        bytes.extend([0, 0]);
+        bytes.resize(bytes.len() + payload, port.to_be_bytes()[1]);
+        let header = RawHeader {
+            flags: HDR_F_NEEDS_CSUM,
+            csum_start: 54.into(),
+            csum_offset: 16.into(),
+            ..RawHeader::default()
+        };
+        (header, bytes)
+    }
+
+    /// A burst of what a guest has in its memory.
+    fn burst(of: &[(RawHeader, Vec<u8>)]) -> Frames {
+        let memory = Arc::new(Mapping::anonymous(1 << 18).unwrap());
+        let mut places = Vec::new();
+        for (at, (_, bytes)) in (0..).step_by(4096).zip(of) {
+            memory.slice(at, bytes.len()).unwrap().write_from(bytes);
+            // The headers lie in two pieces.
+            let (at, len) = (at as u64, u32::try_from(bytes.len()).unwrap());
+            places.extend([(at, 20), (at + 20, len - 20)]);
+        }
+        let list = SliceList::of_mapping(&memory, &places).unwrap();
+        let mut frames = Frames::new().unwrap();
+        for (index, (header, bytes)) in of.iter().enumerate() {
+            let pieces = list.pieces(index * 2..index * 2 + 2);
+            assert!(frames.push(header, pieces, 0, bytes.len()));
+        }
+        frames
+    }
+
+    /// What a plan comes to.
+    fn groups(merger: &Merger) -> Vec<Vec<usize>> {
+        merger.groups.iter().map(|group| bits(group.parts).collect()).collect()
+    }
+
+    #[test]
+    fn flows_that_take_turns_are_joined_each_and_keep_their_order() {
+        let frames = burst(&[
+            segment(1, 0, 100),
+            segment(2, 0, 50),
+            segment(1, 100, 100),
+            segment(2, 50, 50),
+            segment(1, 200, 10),
+            segment(1, 210, 10),
+            segment(2, 300, 50),
+            segment(2, 350, 50),
+        ]);
+        let mut merger = Merger::new(true);
+        assert!(merger.plan(&frames, 0));
+        let expected = [vec![0, 2, 4], vec![1, 3], vec![5], vec![6, 7]];
+        assert_eq!(groups(&merger), expected);
+        let joined = merger.next_joined(&frames).unwrap();
+        assert_eq!((joined.count(), joined.len(0)), (1, 74 + 210));
+        let header = joined.header(0);
+        assert_eq!((header.gso_size.get(), header.hdr_len.get()), (100, 74));
+        let mut bytes = vec![0; 12 + 74 + 210];
+        assert_eq!(copy_from_slices(joined.slices(0), &mut bytes), bytes.len());
+        assert!(bytes[12 + 74..].iter().all(|byte| *byte == 1), "its own payload, and all of it");
+    }
+
+    #[test]
+    fn frames_that_left_before_their_turn_are_not_sent_again() {
+        let turns: Vec<_> =
+            (0..32).flat_map(|n| [segment(1, n * 100, 100), segment(2, n * 50, 50)]).collect();
+        let frames = burst(&turns);
+        let mut merger = Merger::new(true);
+        assert!(merger.plan(&frames, 0));
+        let odd = 0x5555_5555_5555_5555;
+        assert_eq!(merger.next().unwrap().parts, odd);
+        merger.note_left(odd);
+        merger.go_on();
+        assert_eq!(merger.taken(0, 64, true), 1, "the second is the other flow's");
+        assert!(merger.plan(&frames, 1), "the plan holds");
+        assert_eq!(merger.next().unwrap().parts, !odd);
+        // The caller gave one frame up: what is left is planned anew.
+        assert!(merger.plan(&frames, 2));
+        assert_eq!(groups(&merger), [(3..64).step_by(2).collect::<Vec<_>>()]);
+        merger.note_left(!odd & !3);
+        assert_eq!(merger.taken(2, 64, true), 62);
+        assert!(merger.first.is_none(), "the burst is over");
+    }
+
+    #[test]
+    fn a_kind_that_the_host_refuses_leaves_frame_by_frame_from_then_on() {
+        let frames = burst(&[segment(1, 0, 100), segment(1, 100, 100)]);
+        let mut merger = Merger::new(true);
+        assert!(merger.plan(&frames, 0));
+        merger.refuse();
+        assert!(!merger.plan(&frames, 0));
+    }
+
+    #[test]
+    fn a_guest_whose_frames_are_never_joined_is_looked_at_now_and_then() {
+        let alone = burst(&[segment(1, 0, 100), segment(1, 500, 100)]);
+        let together = burst(&[segment(1, 0, 100), segment(1, 100, 100)]);
+        let mut merger = Merger::new(true);
+        for _ in 0..VAIN_MAX {
+            assert!(!merger.plan(&alone, 0));
+        }
+        let until = (1..).find(|_| merger.plan(&together, 0)).unwrap();
+        assert!((2..=LOOK_EVERY).contains(&until), "{until}");
+        assert!(merger.plan(&together, 0), "and every time once it is worth it");
+        let finished = burst(&[(RawHeader::default(), vec![0; 64]), segment(1, 0, 1)]);
+        assert!(!merger.plan(&finished, 0));
+    }
+
+    #[test]
+    fn a_frame_of_no_known_flow_ends_all_groups() {
+        let other = (RawHeader::default(), vec![0; 64]);
+        let frames = burst(&[segment(1, 0, 100), other, segment(1, 100, 100), segment(1, 200, 9)]);
+        let mut merger = Merger::new(true);
+        assert!(merger.plan(&frames, 0));
+        assert_eq!(groups(&merger), [vec![0], vec![1], vec![2, 3]]);
+    }
+}

@@ -1,0 +1,418 @@
+//! `Head`: the headers of a TCP or UDP frame, and which frames can leave as one.
+//!
+//! A host that cuts segments itself (TSO, USO) takes a long frame at the price of a short one. So
+//! neighbouring frames of a flow are joined into one, which the host, or the last card on the way,
+//! cuts into the same frames again:
+//! ```text
+//! parse    Ethernet, at most one VLAN tag, IPv4 without options or IPv6 without extensions, TCP or
+//!          UDP with a partial checksum; every length must be the frame's
+//! joins    all headers equal but for what numbers the frames: length, IP identification, TCP
+//!          sequence number, checksums, PSH; the payload continues that of the frame before
+//! write    the headers of all: those of the first, the length of all, PSH if any had it
+//! ```
+//! The rules are those by which a receiving host joins frames (GRO), which every TCP must expect. A
+//! frame that breaks one of them leaves alone, as it came: a header that lies joins nothing. Frames
+//! with SYN, FIN, RST, URG or CWR, without ACK, or without payload say something at their place in
+//! the flow, and are never joined.
+
+use super::{
+    HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HDR_GSO_UDP_L4, RawHeader,
+};
+
+/// Bytes of the longest headers: Ethernet with a tag, IPv4 or IPv6, TCP with all its options.
+pub const HEAD_SIZE_MAX: usize = 18 + 40 + 60;
+/// Bytes of an IP packet at most, without the fixed header of IPv6.
+const PACKET_MAX: usize = 65_535;
+
+const ETHERNET: usize = 14;
+const VLAN_TAG: usize = 4;
+const IPV4: usize = 20;
+const IPV6: usize = 40;
+const TCP: usize = 20;
+const UDP: usize = 8;
+
+const TYPE_IPV4: [u8; 2] = [0x08, 0x00];
+const TYPE_IPV6: [u8; 2] = [0x86, 0xdd];
+const TYPE_VLAN: [u8; 2] = [0x81, 0x00];
+const PROTOCOL_TCP: u8 = 6;
+const PROTOCOL_UDP: u8 = 17;
+/// Where a TCP and a UDP header have their checksum.
+const TCP_CHECKSUM: usize = 16;
+const UDP_CHECKSUM: usize = 6;
+/// TCP flags: every one of them; those that a joined frame may have.
+const PSH: u8 = 0x08;
+const ACK: u8 = 0x10;
+const ECE: u8 = 0x40;
+/// Do not fragment.
+const DF: u8 = 0x40;
+
+/// Why a frame is not joined with any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each is")]
+pub enum Alone {
+    #[error("it is not TCP or UDP over IP, has a second tag, or is cut already")]
+    Kind,
+    #[error("its checksum is not left to the host")]
+    Checksum,
+    #[error("it has IP options, extensions, or is a fragment")]
+    Options,
+    #[error("its lengths or checksums are not those of the frame")]
+    Wrong,
+    #[error("it has no payload, or flags that count at their place")]
+    Flags,
+}
+
+/// What the headers of a frame belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// TCP over IPv4.
+    Tcp4,
+    /// TCP over IPv6.
+    Tcp6,
+    /// UDP over IPv4.
+    Udp4,
+    /// UDP over IPv6.
+    Udp6,
+}
+
+impl Kind {
+    const fn is_tcp(self) -> bool {
+        matches!(self, Self::Tcp4 | Self::Tcp6)
+    }
+
+    const fn is_ipv4(self) -> bool {
+        matches!(self, Self::Tcp4 | Self::Udp4)
+    }
+
+    const fn gso_type(self) -> u8 {
+        match self {
+            Self::Tcp4 => HDR_GSO_TCPV4,
+            Self::Tcp6 => HDR_GSO_TCPV6,
+            Self::Udp4 | Self::Udp6 => HDR_GSO_UDP_L4,
+        }
+    }
+}
+
+/// The headers of a frame that can be joined with others.
+#[derive(Clone, Debug)]
+pub struct Head {
+    kind: Kind,
+    /// Where the headers of IP and of TCP or UDP begin, and where the payload does.
+    network: usize,
+    transport: usize,
+    size: usize,
+    /// All headers, with zeroes for what may differ from frame to frame.
+    bytes: [u8; HEAD_SIZE_MAX],
+    payload: usize,
+    identification: u16,
+    sequence: u32,
+    pushes: bool,
+}
+
+impl Head {
+    /// Reads the headers of a frame of `len` bytes that `header` came with. `start` is its first
+    /// bytes: [`HEAD_SIZE_MAX`], or all of it.
+    ///
+    /// # Errors
+    /// [`Alone`].
+    #[inline]
+    pub fn parse(header: &RawHeader, start: &[u8], len: usize) -> Result<Self, Alone> {
+        if header.gso_type != HDR_GSO_NONE {
+            return Err(Alone::Kind);
+        }
+        if header.flags & HDR_F_NEEDS_CSUM == 0 {
+            return Err(Alone::Checksum);
+        }
+        let (network, kind) = match *array(start, ETHERNET - 2)? {
+            TYPE_VLAN => (ETHERNET + VLAN_TAG, *array(start, ETHERNET + 2)?),
+            kind => (ETHERNET, kind),
+        };
+        let packet = len.checked_sub(network).ok_or(Alone::Wrong)?;
+        let (is_ipv4, transport) = match kind {
+            TYPE_IPV4 => (true, check_ipv4(array(start, network)?, packet)?),
+            TYPE_IPV6 => (false, check_ipv6(array(start, network)?, packet)?),
+            _ => return Err(Alone::Kind),
+        };
+        let transport = network + transport;
+        let protocol = start[network + if is_ipv4 { 9 } else { 6 }];
+        let (kind, fixed, checksum_at) = match (protocol, is_ipv4) {
+            (PROTOCOL_TCP, true) => (Kind::Tcp4, TCP, TCP_CHECKSUM),
+            (PROTOCOL_TCP, false) => (Kind::Tcp6, TCP, TCP_CHECKSUM),
+            (PROTOCOL_UDP, true) => (Kind::Udp4, UDP, UDP_CHECKSUM),
+            (PROTOCOL_UDP, false) => (Kind::Udp6, UDP, UDP_CHECKSUM),
+            // An extension of IPv6 may have a TCP header behind it.
+            (_, false) => return Err(Alone::Options),
+            _ => return Err(Alone::Kind),
+        };
+        if usize::from(header.csum_start.get()) != transport
+            || usize::from(header.csum_offset.get()) != checksum_at
+        {
+            return Err(Alone::Checksum);
+        }
+        let own = start.get(transport..transport + fixed).ok_or(Alone::Wrong)?;
+        let size = transport + if kind.is_tcp() { usize::from(own[12] >> 4) * 4 } else { UDP };
+        if size < transport + fixed || size > start.len() {
+            return Err(Alone::Wrong);
+        }
+        let payload = len.checked_sub(size).ok_or(Alone::Wrong)?;
+        if kind.is_tcp() {
+            if own[13] & !(PSH | ECE) != ACK || payload == 0 {
+                return Err(Alone::Flags);
+            }
+        } else if usize::from(u16::from_be_bytes([own[4], own[5]])) != UDP + payload {
+            return Err(Alone::Wrong);
+        } else if payload == 0 {
+            return Err(Alone::Flags);
+        }
+        let mut bytes = [0; HEAD_SIZE_MAX];
+        bytes[..size].copy_from_slice(&start[..size]);
+        let mut head = Self {
+            kind,
+            network,
+            transport,
+            size,
+            bytes,
+            payload,
+            identification: 0,
+            sequence: 0,
+            pushes: false,
+        };
+        if head.checksum_of(payload).to_be_bytes() != own[checksum_at..checksum_at + 2] {
+            return Err(Alone::Wrong);
+        }
+        head.take_numbers();
+        Ok(head)
+    }
+
+    /// Takes out of the headers what may differ from frame to frame.
+    #[inline]
+    fn take_numbers(&mut self) {
+        let own = self.transport;
+        if self.kind.is_ipv4() {
+            let ip = &mut self.bytes[self.network..][..IPV4];
+            self.identification = u16::from_be_bytes([ip[4], ip[5]]);
+            ip[2..6].fill(0);
+            ip[10..12].fill(0);
+        } else {
+            self.bytes[self.network + 4..][..2].fill(0);
+        }
+        if self.kind.is_tcp() {
+            let tcp = &mut self.bytes[own..][..TCP];
+            self.sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+            self.pushes = tcp[13] & PSH != 0;
+            tcp[4..8].fill(0);
+            tcp[13] &= !PSH;
+            tcp[TCP_CHECKSUM..TCP_CHECKSUM + 2].fill(0);
+        } else {
+            self.bytes[own + 4..][..4].fill(0);
+        }
+    }
+
+    /// What it belongs to.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Bytes of all headers.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Bytes behind the headers.
+    #[must_use]
+    pub fn payload(&self) -> usize {
+        self.payload
+    }
+
+    /// True if both go from one end to the other of the same connection.
+    #[must_use]
+    #[inline]
+    pub fn is_of_flow(&self, other: &Self) -> bool {
+        let addresses = if self.kind.is_ipv4() { 12..20 } else { 8..40 };
+        self.kind == other.kind
+            && self.network == other.network
+            && self.bytes[self.network..][addresses.clone()]
+                == other.bytes[other.network..][addresses]
+            && self.bytes[self.transport..][..4] == other.bytes[other.transport..][..4]
+    }
+
+    /// The checksum of the addresses, the protocol and the length: what the host adds the payload
+    /// to (virtio 1.3 §5.1.6.2).
+    #[inline]
+    fn checksum_of(&self, payload: usize) -> u16 {
+        let ip = &self.bytes[self.network..self.transport];
+        let (addresses, protocol) = match self.kind.is_ipv4() {
+            true => (&ip[12..20], ip[9]),
+            false => (&ip[8..40], ip[6]),
+        };
+        let len = low_half(self.size - self.transport + payload);
+        fold(sum(addresses) + u32::from(protocol) + u32::from(len))
+    }
+}
+
+/// Checks the fixed header of IPv4; returns its size.
+#[inline]
+fn check_ipv4(ip: &[u8; IPV4], packet: usize) -> Result<usize, Alone> {
+    let [version, _, high, low, _, _, fragment, offset, ..] = *ip;
+    if version != 0x45 || fragment & !DF != 0 || offset != 0 {
+        return Err(if version >> 4 == 4 { Alone::Options } else { Alone::Wrong });
+    }
+    let is_right =
+        usize::from(u16::from_be_bytes([high, low])) == packet && fold(sum(ip)) == 0xffff;
+    if is_right { Ok(IPV4) } else { Err(Alone::Wrong) }
+}
+
+/// The same for IPv6.
+#[inline]
+fn check_ipv6(ip: &[u8; IPV6], packet: usize) -> Result<usize, Alone> {
+    let is_right = ip[0] >> 4 == 6
+        && Some(usize::from(u16::from_be_bytes([ip[4], ip[5]]))) == packet.checked_sub(IPV6);
+    if is_right { Ok(IPV6) } else { Err(Alone::Wrong) }
+}
+
+/// `N` bytes at `at`.
+#[inline]
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<&[u8; N], Alone> {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).ok_or(Alone::Wrong)
+}
+
+/// The sum of 16-bit words in network order, not folded (RFC 1071).
+#[inline]
+fn sum(bytes: &[u8]) -> u32 {
+    bytes.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum()
+}
+
+/// Adds the carries of a sum.
+#[inline]
+const fn fold(sum: u32) -> u16 {
+    let once = (sum >> 16) + (sum & 0xffff);
+    low_half((once >> 16) as usize + (once & 0xffff) as usize)
+}
+
+/// A length or offset of a packet: none is longer than [`PACKET_MAX`].
+#[inline]
+#[allow(clippy::cast_possible_truncation, reason = "what is cut off is 0, or a sum was folded")]
+const fn low_half(n: usize) -> u16 {
+    n as u16
+}
+
+/// Frames that are joined: their headers, and what they come to.
+#[derive(Clone, Debug)]
+pub struct Joined {
+    head: Head,
+    /// Frames, and bytes of their payload.
+    count: usize,
+    payload: usize,
+    /// Payload of the last one, shorter than that of the first: no more is joined to it.
+    last: usize,
+    /// By how much the IP identification grows from frame to frame, once there are two.
+    step: Option<u16>,
+    pushes: bool,
+}
+
+impl Joined {
+    /// One frame.
+    #[must_use]
+    #[inline]
+    pub fn new(head: Head) -> Self {
+        let (payload, pushes) = (head.payload, head.pushes);
+        Self { head, count: 1, payload, last: payload, step: None, pushes }
+    }
+
+    /// The first frame.
+    #[must_use]
+    pub fn first(&self) -> &Head {
+        &self.head
+    }
+
+    /// Frames.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Adds the next frame. False: it cannot be joined to these.
+    #[must_use]
+    #[inline]
+    pub fn add(&mut self, next: &Head) -> bool {
+        let Self { head, payload, last, .. } = self;
+        let piece = head.payload;
+        let total = next.size - next.transport + *payload + next.payload;
+        let packet = total + if head.kind.is_ipv4() { IPV4 } else { 0 };
+        let is_next = head.kind == next.kind
+            && head.size == next.size
+            && *last == piece
+            && next.payload <= piece
+            && packet <= PACKET_MAX
+            && head.bytes[..head.size] == next.bytes[..next.size]
+            && (!head.kind.is_tcp()
+                || next.sequence == head.sequence.wrapping_add(low_half(*payload).into()));
+        if !is_next || !self.counts_on(next) {
+            return false;
+        }
+        self.count += 1;
+        self.payload += next.payload;
+        self.last = next.payload;
+        self.pushes |= next.pushes;
+        true
+    }
+
+    /// True if the IP identification is the one that the host will give to this frame; where a
+    /// packet must not be fragmented it means nothing (RFC 6864), and may be the same in all.
+    #[inline]
+    fn counts_on(&mut self, next: &Head) -> bool {
+        let head = &self.head;
+        if !head.kind.is_ipv4() {
+            return true;
+        }
+        let may_stay = head.bytes[head.network + 6] & DF != 0;
+        let step = *self.step.get_or_insert(match next.identification == head.identification {
+            true => 0,
+            false => 1,
+        });
+        let expected = head.identification.wrapping_add(step.wrapping_mul(low_half(self.count)));
+        (step == 1 || may_stay) && next.identification == expected
+    }
+
+    /// Writes the headers of all into `bytes`, and returns what goes before them.
+    #[inline]
+    pub fn write(&self, bytes: &mut [u8; HEAD_SIZE_MAX]) -> RawHeader {
+        let Head { kind, network, transport, size, .. } = self.head;
+        *bytes = self.head.bytes;
+        let own_size = size - transport + self.payload;
+        if kind.is_ipv4() {
+            let ip = &mut bytes[network..][..IPV4];
+            ip[2..4].copy_from_slice(&low_half(IPV4 + own_size).to_be_bytes());
+            ip[4..6].copy_from_slice(&self.head.identification.to_be_bytes());
+            let checksum = !fold(sum(ip));
+            ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+        } else {
+            bytes[network + 4..][..2].copy_from_slice(&low_half(own_size).to_be_bytes());
+        }
+        let checksum = self.head.checksum_of(self.payload).to_be_bytes();
+        let checksum_at = if kind.is_tcp() {
+            let tcp = &mut bytes[transport..][..TCP];
+            tcp[4..8].copy_from_slice(&self.head.sequence.to_be_bytes());
+            tcp[13] |= if self.pushes { PSH } else { 0 };
+            TCP_CHECKSUM
+        } else {
+            bytes[transport + 4..][..2].copy_from_slice(&low_half(own_size).to_be_bytes());
+            UDP_CHECKSUM
+        };
+        bytes[transport + checksum_at..][..2].copy_from_slice(&checksum);
+        RawHeader {
+            flags: HDR_F_NEEDS_CSUM,
+            gso_type: kind.gso_type(),
+            hdr_len: low_half(size).into(),
+            gso_size: low_half(self.head.payload).into(),
+            csum_start: low_half(transport).into(),
+            csum_offset: low_half(checksum_at).into(),
+            ..RawHeader::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
