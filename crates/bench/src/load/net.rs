@@ -1,10 +1,10 @@
 //! Frames through a vhost-user-net back-end by our own driver half: one thread polls all pairs.
 
-use super::tap::FlowFrame;
+use super::tap::{Flow, FlowFrame};
 use super::{LoadError, STUCK};
 use crate::measure::{now, own_cpu_seconds, pin, waited_seconds};
 use clap::{Args, ValueEnum};
-use manyring_driver::wire::net::RawHeader;
+use manyring_driver::wire::net::VIRTIO_NET_F_CSUM;
 use manyring_driver::{DriverError, NetCounters, NetDriver, NetOptions, NetPair};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -51,6 +51,9 @@ pub(crate) struct NetLoadArgs {
     /// Bytes of a frame that is sent.
     #[arg(long, default_value_t = 64)]
     pub(crate) size: usize,
+    /// What the frames that are sent belong to.
+    #[arg(long, value_enum, default_value_t = Flow::Apart)]
+    pub(crate) flow: Flow,
     /// Sleep when there is nothing to do, instead of polling (one pair).
     #[arg(long)]
     pub(crate) sleep: bool,
@@ -59,7 +62,7 @@ pub(crate) struct NetLoadArgs {
     pub(crate) seconds: f64,
     /// Run on this CPU only.
     #[arg(long, value_name = "N")]
-    cpu: Option<usize>,
+    pub(crate) cpu: Option<usize>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -80,6 +83,7 @@ impl NetLoadArgs {
             queue_size,
             direction,
             size,
+            flow: Flow::Apart,
             sleep,
             seconds,
             cpu: None,
@@ -95,6 +99,7 @@ impl NetLoadArgs {
         add(format!("--queue-size={}", self.queue_size));
         add(format!("--direction={}", self.direction.word()));
         add(format!("--size={}", self.size));
+        add(format!("--flow={}", self.flow.word()));
         add(format!("--seconds={}", self.seconds));
         if self.sleep {
             add("--sleep".to_owned());
@@ -153,7 +158,7 @@ impl NetLoadResult {
 /// [`LoadError`] if the client cannot connect, or if no frame gets through.
 pub(crate) fn run(args: &NetLoadArgs) -> Result<NetLoadResult, LoadError> {
     if args.queue_pairs == 0 || args.size < FlowFrame::SIZE_MIN || args.size > FRAME_MAX {
-        return Err(LoadError::Options("queue pairs from 1, frames of 42 to 1500 bytes"));
+        return Err(LoadError::Options("queue pairs from 1, frames of 55 to 1500 bytes"));
     }
     if let Some(cpu) = args.cpu {
         pin(cpu).map_err(|errno| LoadError::Cpu { cpu, errno })?;
@@ -206,10 +211,11 @@ pub(super) const FRAME_MAX: usize = 1500;
 
 fn connect(args: &NetLoadArgs) -> Result<NetDriver, LoadError> {
     let size = u32::try_from(args.size).map_err(|_| LoadError::Options("size is too large"))?;
+    let unfinished = if args.flow == Flow::Apart { 0 } else { VIRTIO_NET_F_CSUM };
     let options = NetOptions {
         queue_pairs: args.queue_pairs,
         queue_size: args.queue_size,
-        features: NetOptions::PLAIN,
+        features: NetOptions::PLAIN | unfinished,
         // Buffers lie close together, as a guest's do that sends small frames.
         transmit_size: size + 12,
         ..NetOptions::default()
@@ -220,7 +226,7 @@ fn connect(args: &NetLoadArgs) -> Result<NetDriver, LoadError> {
 
 /// Keeps all pairs busy until the end; when that was.
 fn drive(pairs: &mut [NetPair], args: &NetLoadArgs, end: Instant) -> Result<Instant, DriverError> {
-    let mut frame = FlowFrame::new(args.size);
+    let mut frame = FlowFrame::new(args.flow, args.size);
     loop {
         for _ in 0..TURNS {
             let mut moved = 0;
@@ -244,7 +250,7 @@ fn drive(pairs: &mut [NetPair], args: &NetLoadArgs, end: Instant) -> Result<Inst
 
 #[inline]
 fn transmit(pair: &mut NetPair, frame: &mut FlowFrame) -> Result<usize, DriverError> {
-    let header = RawHeader::default();
+    let header = frame.header();
     let mut count = 0;
     while count < BURST && pair.tx.send(&header, frame.next())? {
         count += 1;

@@ -95,6 +95,15 @@ pub(super) fn drive(
     pairs: u16,
 ) -> Result<NetSample, String> {
     let load = NetLoadArgs::new(bench.socket(), direction, pairs, bench.args.seconds());
+    drive_as(bench, server, &load)
+}
+
+/// Lets our own driver half do as `load` says, once.
+pub(super) fn drive_as(
+    bench: &NetBench<'_>,
+    server: &Server,
+    load: &NetLoadArgs,
+) -> Result<NetSample, String> {
     let mut command = own_load(None, &["net"])?;
     command.args(load.arguments());
     let (cpu, waited, start) = (server.cpu_seconds(), server.waited_seconds(), now());
