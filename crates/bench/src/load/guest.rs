@@ -11,7 +11,7 @@
 //! whenever it reads the clock, and reports latencies with that time and without it.
 
 use super::net::FRAME_MAX;
-use super::tap::FlowFrame;
+use super::tap::{Flow, FlowFrame};
 use super::{LoadError, STUCK};
 use crate::measure::{Latencies, Moment, Random, RunDelay};
 use clap::{Args, ValueEnum};
@@ -383,7 +383,7 @@ impl Sender {
         }
         // The ring is never half full: the driver takes nothing back but when it is asked to.
         let driver = connect_net(args, args.depth.next_power_of_two().saturating_mul(4))?;
-        let (frame, depth) = (FlowFrame::new(size), args.depth.into());
+        let (frame, depth) = (FlowFrame::new(Flow::Apart, size), args.depth.into());
         Ok(Self { driver, frame, depth, sent: VecDeque::new() })
     }
 }
