@@ -4,16 +4,16 @@
 //! given long ones. Nothing waits for that: only what lies in one burst is joined.
 //! ```text
 //! plan:   each frame of the burst, in order: does it go on with a group that is open? it joins
-//!         else it begins a group; one of its own flow is closed, so that no frame overtakes another
-//!         of its flow; a frame whose flow is not known closes all groups
+//!         else it begins a group; one of its own flow is closed, so that no frame overtakes
+//!         another of its flow; a frame whose flow is not known closes all groups
 //! send:   group by group, in the order of their first frames; a group of one is the frame itself
 //! ```
-//! Frames of different flows may so change places. Which frames can be joined, and what the headers
-//! of all are, is decided in [`manyring_wire::net::head`]. These headers are copied once, checked,
-//! and sent from memory of ours; the payload is sent from where the guest has it.
+//! Frames of different flows may so change places. Which frames can be joined, and what the
+//! headers of all are, is decided in [`manyring_wire::net::head`]. These headers are copied once,
+//! checked and sent from memory of ours; the payload is sent from where the guest has it.
 //!
-//! A burst is offered again until all of it is taken. The frames that are taken must be the first of
-//! the rest ([`super::Sent::taken`]), so this file knows which left before their turn.
+//! A burst is offered again until all of it is taken. The frames that are taken must be the first
+//! of the rest ([`super::Sent::taken`]), so this file knows which left before their turn.
 
 use super::{Frames, Merged};
 use manyring_memory::copy_from_slices;

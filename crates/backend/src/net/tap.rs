@@ -5,6 +5,7 @@
 //! code (see [`super::macvtap`]).
 
 mod error;
+mod offloads;
 mod queue;
 
 pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};
@@ -14,6 +15,7 @@ use super::{Port, PortRx, PortTx};
 use crate::sys::link::{Change, Link, Links};
 use crate::sys::tuntap as sys;
 use manyring_wire::net::{HEADER_SIZE, MTU_MIN, Offloads};
+use offloads::{offload_bits, probe_offloads};
 use queue::{TapRx, TapTx};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::OFlags;
@@ -304,29 +306,6 @@ impl Port for TapPort {
         // Frames can be sent by a queue that the host does not use.
         retry_on_intr(|| rustix::io::writev(&self.queues[0], &slices)).map(drop)
     }
-}
-
-/// `TUN_F_*` of what may be delivered unfinished. The kernel refuses sets that make no sense.
-fn offload_bits(offloads: Offloads) -> u32 {
-    let has_tso = offloads.tso4 || offloads.tso6;
-    let has_uso = offloads.uso4 && offloads.uso6;
-    let bits = [
-        (offloads.csum, libc::TUN_F_CSUM),
-        (offloads.tso4, libc::TUN_F_TSO4),
-        (offloads.tso6, libc::TUN_F_TSO6),
-        (offloads.ecn && has_tso, libc::TUN_F_TSO_ECN),
-        (has_uso, libc::TUN_F_USO4 | libc::TUN_F_USO6),
-    ];
-    let all = bits.iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, bit)| all | bit);
-    if offloads.csum { all } else { 0 }
-}
-
-/// What the kernel knows to cut; leaves nothing set.
-fn probe_offloads(fd: &OwnedFd) -> Result<Offloads, Errno> {
-    let all = Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
-    let has_uso = sys::set_offloads(fd.as_fd(), offload_bits(all)).is_ok();
-    sys::set_offloads(fd.as_fd(), 0)?;
-    Ok(Offloads { uso4: has_uso, uso6: has_uso, ..all })
 }
 
 pub(super) fn check_queue_pairs(queue_pairs: usize) -> Result<(), TapError> {

@@ -79,7 +79,7 @@ impl Frame {
             ip[10..12].copy_from_slice(&checksum.to_be_bytes());
             bytes.extend(ip);
         } else {
-            addresses.extend((0..32).map(|n| n as u8));
+            addresses.extend(0..32u8);
             bytes.extend([0x60 | self.service >> 4, self.service << 4, 0, 0]);
             bytes.extend((len as u16).to_be_bytes());
             bytes.extend([protocol, 64]);

@@ -1,0 +1,29 @@
+//! What a tap is asked to deliver unfinished, and what its kernel knows.
+
+use crate::sys::tuntap as sys;
+use manyring_wire::net::Offloads;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+
+/// `TUN_F_*` of what may be delivered unfinished. The kernel refuses sets that make no sense.
+pub(super) fn offload_bits(offloads: Offloads) -> u32 {
+    let has_tso = offloads.tso4 || offloads.tso6;
+    let has_uso = offloads.uso4 && offloads.uso6;
+    let bits = [
+        (offloads.csum, libc::TUN_F_CSUM),
+        (offloads.tso4, libc::TUN_F_TSO4),
+        (offloads.tso6, libc::TUN_F_TSO6),
+        (offloads.ecn && has_tso, libc::TUN_F_TSO_ECN),
+        (has_uso, libc::TUN_F_USO4 | libc::TUN_F_USO6),
+    ];
+    let all = bits.iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, bit)| all | bit);
+    if offloads.csum { all } else { 0 }
+}
+
+/// What the kernel knows to cut; leaves nothing set.
+pub(super) fn probe_offloads(fd: &OwnedFd) -> Result<Offloads, Errno> {
+    let all = Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
+    let has_uso = sys::set_offloads(fd.as_fd(), offload_bits(all)).is_ok();
+    sys::set_offloads(fd.as_fd(), 0)?;
+    Ok(Offloads { uso4: has_uso, uso6: has_uso, ..all })
+}
