@@ -221,12 +221,7 @@ fn a_chain_across_two_regions_and_a_table_across_two_regions_are_followed() {
     let mut driver = rig.driver();
     // The neighbour begins where the rig's region ends.
     let end = GUEST + guest::SIZE;
-    let spec = RegionSpec {
-        guest_addr: end,
-        size: 4096,
-        user_addr: 0x1000,
-        mmap_offset: 0,
-    };
+    let spec = RegionSpec { guest_addr: end, size: 4096, user_addr: 0x1000, mmap_offset: 0 };
     let next = Arc::new(manyring_memory::Mapping::anonymous(4096).unwrap());
     let memory = Arc::new(rig.memory.with_mapping(spec, next.clone()).unwrap());
     let mut device = DeviceQueue::new(rig.config, memory).unwrap();
