@@ -1,5 +1,6 @@
 //! Door: a frame and its header. A header that passes the check is true of the frame, passes again
-//! and is left as it is; a receive filter looks at any bytes.
+//! and is left as it is; a receive filter looks at any bytes. A frame that could leave with others,
+//! and leaves alone, has the headers with which it came.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,6 +8,7 @@ use manyring_device::fuzzing::passes;
 use manyring_wire::net::{
     Command, HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE, Offloads, RawHeader,
 };
+use manyring_wire::net::head::{HEAD_SIZE_MAX, Head, Joined};
 use zerocopy::FromBytes;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -26,6 +28,16 @@ fuzz_target!(|input: (u64, [u8; HEADER_SIZE], u16, bool, Vec<Vec<u8>>, &[u8])| {
         if clean.gso_type != HDR_GSO_NONE {
             assert!(taken.has_gso() && clean.gso_size.get() > 0 && clean.flags != 0);
         }
+    }
+    let start = &bytes[..bytes.len().min(HEAD_SIZE_MAX)];
+    if let Ok(head) = Head::parse(&header, start, bytes.len()) {
+        let (size, mut alone) = (head.size(), [0; HEAD_SIZE_MAX]);
+        assert_eq!(size + head.payload(), bytes.len());
+        let written = Joined::new(head).write(&mut alone);
+        assert_eq!((written.csum_start, written.hdr_len.get()), (header.csum_start, size as u16));
+        // Both ways to write a checksum of nothing are right.
+        let differ = (0..size).filter(|at| alone[*at] != start[*at]).count();
+        assert!(differ <= 2, "{differ} bytes of the headers are others");
     }
     let commands = commands.iter().filter_map(|bytes| Command::parse(bytes).ok()).collect();
     let _ = passes(MAC, filters_vlans, commands, bytes);

@@ -226,7 +226,7 @@ mod tests {
         // SAFETY: all-zero is a valid sigaction: no flags, empty mask, default handler.
         let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
         (before.sa_sigaction, before.sa_flags) = (action, flags);
-        // SAFETY: `end_process` is of the type that SA_SIGINFO asks for; the others are no functions.
+        // SAFETY: `end_process` is of the type that SA_SIGINFO asks for; others are no functions.
         unsafe { libc::sigaction(libc::SIGBUS, &raw const before, std::ptr::null_mut()) };
         // SAFETY: changes no memory; it ends a process whose handler never ends.
         unsafe { libc::alarm(10) };
