@@ -17,7 +17,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use tokio::sync::oneshot;
 
 /// A disk that answers as many requests as it is told, the oldest first.
@@ -27,6 +27,8 @@ struct SteppedDisk(Arc<Steps>);
 #[derive(Debug, Default)]
 struct Steps {
     answers: AtomicUsize,
+    /// A worker serves a queue of it.
+    is_attached: AtomicBool,
     /// While the disk answers, the driver makes its requests up to this index available.
     meanwhile: Mutex<Option<(Arc<GuestMemory>, u16)>>,
 }
@@ -56,6 +58,14 @@ impl Disk for SteppedDisk {
 }
 
 impl DiskQueue for SteppedQueue {
+    fn attach(&mut self, _ring: Option<&mut Ring>, _tag: u64) {
+        self.steps.is_attached.store(true, Ordering::Relaxed);
+    }
+
+    fn detach(&mut self, _ring: Option<&mut Ring>) {
+        self.steps.is_attached.store(false, Ordering::Relaxed);
+    }
+
     fn submit(&mut self, burst: &Burst, _ring: Option<&mut Ring>, _done: &mut Vec<Completion>) {
         self.held.extend(burst.iter().map(|(request, _)| request.token));
     }
@@ -154,6 +164,14 @@ impl Rig {
         [&s.calls_held, &s.calls_by_count, &s.calls_by_time, &s.calls_by_dry, &s.calls]
             .map(manyring_engine::stats::Counter::value)
     }
+}
+
+#[test]
+fn a_disk_lets_go_of_its_worker_when_the_queue_leaves() {
+    let mut rig = Rig::new(Moderation::Off, 0, false);
+    assert!(rig.steps.is_attached.load(Ordering::Relaxed));
+    rig.queue.detach(&mut QueueIo::new(&mut rig.wait, 0, 0, 0));
+    assert!(!rig.steps.is_attached.load(Ordering::Relaxed));
 }
 
 #[test]

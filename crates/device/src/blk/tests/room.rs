@@ -138,9 +138,11 @@ fn a_queue_awaits_its_disk_while_it_has_requests_there() {
     assert!(!queue.awaits_disk());
     queue.turn(&mut QueueIo::new(&mut wait, 0, 0, 0));
     assert!(queue.awaits_disk());
+    assert_eq!(queue.stats().in_flight.value(), 2);
     disk.0.store(true, Ordering::Relaxed);
     queue.turn(&mut QueueIo::new(&mut wait, 0, 0, 0));
     assert!(!queue.awaits_disk(), "the disk has answered");
+    assert_eq!(queue.stats().in_flight.value(), 0);
 }
 
 #[test]
