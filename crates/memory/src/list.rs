@@ -509,6 +509,18 @@ mod tests {
     }
 
     #[test]
+    fn pieces_of_a_mapping_are_where_they_were_asked_for_and_name_their_snapshot() {
+        let own = Arc::new(Mapping::anonymous(4096).unwrap());
+        own.slice(8, 3).unwrap().write_from(b"abc");
+        let list = SliceList::of_mapping(&own, &[(8, 2), (10, 1)]).unwrap();
+        let mut bytes = [0; 3];
+        assert_eq!(crate::copy_from_slices(list.all().as_slices(), &mut bytes), 3);
+        assert_eq!(&bytes, b"abc");
+        assert!(Arc::ptr_eq(list.all().memory(), list.memory()));
+        assert!(SliceList::of_mapping(&own, &[(4095, 2)]).is_err());
+    }
+
+    #[test]
     fn a_queue_is_drained_from_the_front_whatever_the_count() {
         let source = list(&memory(4096), &[(0, 1), (8, 2), (16, 3), (24, 4)]);
         for (count, left) in [(0, &[1, 2, 3, 4][..]), (1, &[2, 3, 4]), (3, &[4]), (4, &[])] {
