@@ -357,7 +357,8 @@ impl Gather {
     ///
     /// # Panics
     /// If this list holds slices of another snapshot.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "a call costs 7 % of a sent frame")]
     pub fn extend(&mut self, pieces: Pieces<'_>, skip: usize) {
         if !self.has_pieces {
             self.has_pieces = true;

@@ -186,8 +186,8 @@ impl NetTx {
         if self.late.is_some() {
             self.reap(queue, stats, now_ns, &mut turn);
         }
-        if let Some(kept) = &mut self.kept {
-            turn.used += kept.settle(queue, now_ns);
+        if self.kept.is_some() {
+            turn.used += self.settle_kept(queue, now_ns);
             turn.frames = turn.used;
         }
         if self.stop.is_some() {
@@ -205,13 +205,20 @@ impl NetTx {
             }
         }
         self.send(queue, stats, now_ns, &mut turn);
-        let is_stuck = self.stop.is_some();
-        if let Some(kept) = &mut self.kept {
-            // A driver whose other buffers wait for the port gets these at once.
-            turn.used += if is_stuck { kept.give_back(queue) } else { kept.settle(queue, now_ns) };
+        if self.kept.is_some() {
+            turn.used += self.settle_kept(queue, now_ns);
         }
         turn.frames = turn.used;
         turn
+    }
+
+    /// Returns the buffers that were kept, if it is time. Returns how many.
+    #[inline(never)]
+    fn settle_kept(&mut self, queue: &mut impl Chains, now_ns: u64) -> usize {
+        let is_stuck = self.stop.is_some();
+        let Some(kept) = &mut self.kept else { return 0 };
+        // A driver whose other buffers wait for the port gets these at once.
+        if is_stuck { kept.give_back(queue) } else { kept.settle(queue, now_ns) }
     }
 
     /// Makes frames of the batch. Chains that are none go back at once; returns how many.
@@ -288,18 +295,15 @@ impl NetTx {
     ) -> bool {
         let sent = self.send_rest(stats);
         let taken = sent.taken.min(self.chains.len());
-        let kept = self.kept.as_mut().filter(|kept| kept.keeps());
-        if sent.later == 0 {
-            if let Some(kept) = kept {
-                kept.add(self.chains.drain(..taken), stats);
-            } else {
-                for chain in self.chains.drain(..taken) {
-                    queue.push_used(chain, 0);
-                }
-                turn.used += taken;
-            }
-        } else {
+        if sent.later != 0 {
             turn.used += self.keep_late(queue, taken, sent.later);
+        } else if self.kept.is_some() {
+            turn.used += self.keep_or_return(queue, taken, stats);
+        } else {
+            for chain in self.chains.drain(..taken) {
+                queue.push_used(chain, 0);
+            }
+            turn.used += taken;
         }
         self.done += taken;
         turn.memory_lost |= sent.faulted > 0;
@@ -343,12 +347,29 @@ impl NetTx {
         false
     }
 
+    /// Keeps the buffers of the first `taken` frames of the rest for their group, if that pays now;
+    /// else returns them. Returns how many it returned.
+    #[inline(never)]
+    fn keep_or_return(
+        &mut self,
+        queue: &mut impl Chains,
+        taken: usize,
+        stats: &QueueStats,
+    ) -> usize {
+        let chains = self.chains.drain(..taken);
+        if let Some(kept) = self.kept.as_mut().filter(|kept| kept.keeps()) {
+            kept.add(chains, stats);
+            return 0;
+        }
+        chains.for_each(|chain| queue.push_used(chain, 0));
+        taken
+    }
+
     /// Counts what the port has taken and not sent, by cause.
     #[inline]
     fn count_lost(&mut self, sent: &Sent, stats: &QueueStats) {
         if sent.merged.frames > 0 {
-            stats.merged_packets.add(sent.merged.packets as u64);
-            stats.merged_frames.add(sent.merged.frames as u64);
+            count_merged(sent, stats);
         }
         if sent.lost != 0 {
             stats.dropped_refused.add(sent.refused as u64);
@@ -434,6 +455,12 @@ impl NetTx {
         }
         returned
     }
+}
+
+#[inline(never)]
+fn count_merged(sent: &Sent, stats: &QueueStats) {
+    stats.merged_packets.add(sent.merged.packets as u64);
+    stats.merged_frames.add(sent.merged.frames as u64);
 }
 
 /// Copies the header once, checks it, and adds the frame behind it to the burst, under `token`.

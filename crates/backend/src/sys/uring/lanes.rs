@@ -11,9 +11,9 @@ use std::collections::{HashMap, VecDeque};
 /// How much of one disk threads of the kernel have at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Width {
-    /// [`NARROW_MAX`] entries that keep their threads.
+    /// Entries that keep their threads: four at a time.
     Narrow,
-    /// [`WIDE_MAX`] entries that leave their threads when the device has them.
+    /// Entries that leave their threads when the device has them: 32 at a time.
     Wide,
 }
 
