@@ -82,7 +82,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     lost_nothing(&queues)?;
     // Without TSO the guest cuts by itself, and what it sends together leaves as one.
     let merged = queues[1].value("merged_packets")?;
-    check(merged > 1000, || format!("{merged} segments were merged"))?;
+    check(merged > 0, || "no segment was merged".into())?;
     daemon.stop()?;
     namespace.holds_only(&["br0", "port0", "far0"])
 }

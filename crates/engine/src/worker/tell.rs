@@ -38,6 +38,13 @@ impl Worker {
         }
     }
 
+    /// Counts how often a device of the host has made this thread wait.
+    pub(super) fn count_device_waits(&mut self) {
+        let waits = self.wait.device_waits();
+        self.stats.device_waits.add(waits - self.device_waits);
+        self.device_waits = waits;
+    }
+
     /// Tells the balance when this thread could as well be spared. Asked after each sleep; what is
     /// behind the compare happens once a second at most.
     #[inline]
