@@ -178,7 +178,8 @@ impl Merger {
         self.groups.get(self.next)
     }
 
-    /// The joined frame of the next group. `None`: there is no memory for its headers.
+    /// The joined frame of the next group. `None`: there is no memory for its headers, and its
+    /// frames leave one by one.
     pub(super) fn next_joined(&mut self, frames: &Frames) -> Option<&Frames> {
         let Self { groups, next, joined: out, .. } = self;
         let Group { joined: Some(joined), parts } = groups.get(*next)? else { return None };
@@ -191,7 +192,9 @@ impl Merger {
         let size = joined.first().size();
         let payloads = bits(*parts).filter_map(|index| frames.payload(index));
         out.clear();
-        out.push_joined(&header, &head[..size], payloads).then_some(&*out)
+        let has_room = out.push_joined(&header, &head[..size], payloads);
+        // Every frame has a payload, or the headers would say too much.
+        (has_room && out.len(0) == size + joined.payload()).then_some(&*out)
     }
 
     /// Frames of the burst have left.

@@ -333,6 +333,12 @@ impl Joined {
         self.count
     }
 
+    /// Bytes of the payload of all.
+    #[must_use]
+    pub fn payload(&self) -> usize {
+        self.payload
+    }
+
     /// Adds the next frame. False: it cannot be joined to these.
     #[must_use]
     #[inline]
