@@ -163,7 +163,8 @@ fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> St
         Op::Write { durable: true } if !in_memory => return Step::Left,
         Op::Write { .. } if !in_memory && !*can_write => return Step::Left,
         Op::Read if !in_memory && !image.has_nowait() => return Step::Left,
-        // Told not to wait, it would begin to read ahead, and wait for a device that is full.
+        // A read that misses the page cache starts to read ahead even with `RWF_NOWAIT`, and then
+        // waits for a device that is full.
         Op::Read if !in_memory && !is_cached(task, image, bytes) => return Step::Left,
         Op::Write { durable: true } => sys::RWF_DSYNC,
         _ if in_memory => 0,

@@ -18,12 +18,14 @@
 //! much for one turn, is copied by a kernel thread. The kernel always gives `fallocate` and
 //! `fdatasync` to such a thread. Of each disk a few have one at a time (`sys/uring/lanes.rs`).
 //!
-//! What is submitted here is told not to wait, and waits nevertheless where the device is full: its
-//! own guest alone may wait for that. A worker that serves several guests leaves to the kernel's
-//! threads what may wait so: direct I/O of a file, and reads that miss the page cache. Measured: 5
-//! to 15 % more CPU for each request, as many of them in flight, ten microseconds more for a single
-//! one. A device that has made the worker wait nevertheless (kernels before 6.5 do not tell what is
-//! in the page cache) is left to those threads for a while (`sys/uring/calm.rs`).
+//! The kernel is told not to wait while the worker submits, but two kinds of requests wait all the
+//! same when the queue of the host's device is full: direct I/O of a file, and a read that misses
+//! the page cache and so starts to read ahead. A worker with a single guest submits them itself:
+//! only that guest waits. A worker with several guests leaves them to the kernel's threads. That
+//! was measured to cost 5 to 15 % more CPU for each request at full depth, with the same number of
+//! requests a second, and ten microseconds more where one request is in flight. Before Linux 6.5
+//! nothing tells what the page cache holds; a device that has made the worker wait is therefore
+//! left to the kernel's threads for a while (`sys/uring/calm.rs`).
 
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
@@ -196,8 +198,8 @@ impl UringQueue {
                     Op::Write { durable } => FileOp::Write { dsync: durable },
                     _ => FileOp::Read,
                 };
-                // Told not to wait, a file past the page cache waits all the same for a device that
-                // is full; what is read into the cache too. A block device does not.
+                // Direct I/O of a file waits for a device that is full, although the kernel is told
+                // not to wait; so does a read into the page cache. A block device heeds it.
                 let may_wait = match self.image.is_direct() && entry.aligned {
                     true => !self.image.is_block_device(),
                     false => matches!(op, FileOp::Read),

@@ -22,9 +22,9 @@ use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE};
 
 /// Groups that may grow at a time: as many flows may take turns in a burst.
 const OPEN_MAX: usize = 8;
-/// After so many bursts in which nothing could be joined ...
+/// After so many bursts in a row in which nothing could be joined, bursts are looked at rarely.
 const VAIN_MAX: u32 = 8;
-/// ... only one in so many is looked at: looking costs some fifty nanoseconds a frame.
+/// One burst in so many is looked at then: to look costs some fifty nanoseconds a frame.
 const LOOK_EVERY: u32 = 16;
 
 /// Frames that leave as one.
@@ -223,6 +223,12 @@ impl Merger {
         // Where the plan does not hold any more, the rest is planned anew.
         self.first = (!is_over).then_some(if holds { first + taken } else { usize::MAX });
         taken
+    }
+
+    /// Frames that have left, of those from `first` on.
+    pub(super) fn ahead(&self, first: usize) -> u64 {
+        let behind = u32::try_from(first).ok().and_then(|first| u64::MAX.checked_shl(first));
+        self.left & behind.unwrap_or(0)
     }
 
     /// What the frame that was sent last has spared the host.

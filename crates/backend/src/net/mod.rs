@@ -142,6 +142,10 @@ pub struct Sent {
     pub lost: u64,
     /// Of these, frames that left as parts of longer ones, and how many such there were.
     pub merged: Merged,
+    /// Frames behind those that were taken which have left before their turn, as parts of longer
+    /// ones: bit n is frame n of the burst. They count as taken when it is their turn; whoever
+    /// gives the rest of the burst up must not count them as dropped.
+    pub ahead: u64,
     /// Why the rest was not taken; none: it may be offered at once. A port whose frames cost a
     /// system call each returns after [`GROUP_FRAMES`] of them.
     pub stop: Option<Stop>,
@@ -193,6 +197,7 @@ impl Sent {
         self.faulted += one.faulted;
         self.lost |= one.lost << index;
         self.later |= one.later << index;
+        self.ahead |= one.ahead << index;
         self.merged.packets += one.merged.packets;
         self.merged.frames += one.merged.frames;
         self.stop = one.stop;

@@ -418,8 +418,10 @@ impl NetTx {
     }
 
     fn give_up(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
+        let mut ahead = 0;
         while !self.chains.is_empty() {
             let sent = self.send_rest(stats);
+            ahead = sent.ahead;
             self.count_lost(&sent, stats);
             let taken = sent.taken.min(self.chains.len());
             self.keep_late(queue, taken, sent.later);
@@ -428,9 +430,11 @@ impl NetTx {
                 break;
             }
         }
-        let rest = self.done..self.frames.count();
-        stats.dropped_port_full.add(rest.len() as u64);
-        rest.for_each(|index| self.lose(index));
+        let is_left = |index: &usize| ahead >> index & 1 == 0;
+        for index in (self.done..self.frames.count()).filter(is_left) {
+            stats.dropped_port_full.add(1);
+            self.lose(index);
+        }
         for chain in self.chains.drain(..) {
             queue.push_used(chain, 0);
         }

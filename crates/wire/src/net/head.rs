@@ -39,11 +39,11 @@ const PROTOCOL_UDP: u8 = 17;
 /// Where a TCP and a UDP header have their checksum.
 const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
-/// TCP flags: every one of them; those that a joined frame may have.
+/// The TCP flags that a joined frame may have. ACK it must have.
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 const ECE: u8 = 0x40;
-/// Do not fragment.
+/// The IPv4 flag "don't fragment", in the byte that holds the flags.
 const DF: u8 = 0x40;
 
 /// Why a frame is not joined with any other.
@@ -58,7 +58,7 @@ pub enum Alone {
     Options,
     #[error("its lengths or checksums are not those of the frame")]
     Wrong,
-    #[error("it has no payload, or flags that count at their place")]
+    #[error("it has no payload, or TCP flags that belong to its place in the flow")]
     Flags,
 }
 

@@ -126,6 +126,7 @@ impl TapTx {
             merger.go_on();
         }
         sent.taken = merger.taken(first, frames.count(), holds);
+        sent.ahead = merger.ahead(first + sent.taken);
         merger.release();
         sent
     }
@@ -273,5 +274,61 @@ mod tests {
         }
         assert_eq!((sent.refused, sent.down, sent.faulted), (2, 2, 1));
         assert_eq!(sent.lost, 0b11111 << 59);
+    }
+
+    /// A UDP datagram over IPv6 of the flow from `port`, which is the last byte of its payload too.
+    fn datagram(port: u8, payload: usize) -> (RawHeader, Vec<u8>) {
+        let len = u16::try_from(8 + payload).unwrap();
+        let mut bytes = vec![0; 12];
+        bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+        bytes.extend(len.to_be_bytes());
+        bytes.extend([17, 64]);
+        bytes.extend([0; 32]);
+        bytes.extend([0, port, 0, 9]);
+        bytes.extend(len.to_be_bytes());
+        bytes.extend((len + 17).to_be_bytes());
+        bytes.resize(bytes.len() + payload, port);
+        let flags = manyring_wire::net::HDR_F_NEEDS_CSUM;
+        let (csum_start, csum_offset) = (54.into(), 6.into());
+        (RawHeader { flags, csum_start, csum_offset, ..RawHeader::default() }, bytes)
+    }
+
+    #[test]
+    fn a_port_that_is_full_between_two_flows_gets_each_frame_once() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
+        let (flags, unix) = (SocketFlags::NONBLOCK, AddressFamily::UNIX);
+        let (tap, host) = socketpair(unix, SocketType::SEQPACKET, flags, None).unwrap();
+        sockopt::set_socket_send_buffer_size(&tap, 1).unwrap();
+        let memory = Arc::new(Mapping::anonymous(1 << 16).unwrap());
+        let turns: Vec<_> = (0..8).map(|n| datagram(1 + n % 2, 1000)).collect();
+        let len = u32::try_from(turns[0].1.len()).unwrap();
+        let places: Vec<_> = (0..8).map(|n| (n * 4096, len)).collect();
+        for ((_, bytes), (at, _)) in turns.iter().zip(&places) {
+            let at = usize::try_from(*at).unwrap();
+            memory.slice(at, bytes.len()).unwrap().write_from(bytes);
+        }
+        let list = SliceList::of_mapping(&memory, &places).unwrap();
+        let mut frames = Frames::new().unwrap();
+        for (n, (header, bytes)) in turns.iter().enumerate() {
+            assert!(frames.push(header, list.pieces(n..n + 1), 0, bytes.len()));
+        }
+        let mut tx = TapTx::new(Arc::new(tap), Some(Merger::new(true)));
+        let received = || {
+            let mut bytes = vec![0; 1 << 16];
+            let len = rustix::io::read(&host, &mut bytes).unwrap();
+            (len, bytes[len - 1])
+        };
+        let joined = HEADER_SIZE + 62 + 4 * 1000;
+        let mut sent = tx.send(&frames, 0);
+        // The first flow has left, all of it; the second has not begun.
+        assert_eq!((sent.taken, sent.stop, sent.ahead), (1, Some(Stop::Blocked), 0b101_0100));
+        assert_eq!((sent.merged.packets, sent.merged.frames), (4, 1));
+        assert_eq!(tx.send(&frames, 1).taken, 0, "it is full still");
+        assert_eq!(received(), (joined, 1));
+        sent = tx.send(&frames, 1);
+        assert_eq!((sent.taken, sent.stop, sent.ahead), (7, None, 0));
+        assert_eq!(received(), (joined, 2));
+        let none = rustix::io::read(&host, &mut [0; 64][..]);
+        assert_eq!(none, Err(Errno::AGAIN), "a frame came twice");
     }
 }

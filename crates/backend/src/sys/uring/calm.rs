@@ -50,7 +50,7 @@ pub(super) struct Devices {
 struct Device {
     /// Its number, as `stat` tells it.
     number: u64,
-    /// As of all devices.
+    /// Something was let pass to this device since the last [`Devices::took`].
     is_touched: bool,
     /// Not calm until then.
     away_until_ns: u64,

@@ -1,5 +1,5 @@
-//! What an entry of the submission queue asks of the kernel, and the entry for it. Safe: who pushes
-//! an entry answers for the memory that it names.
+//! What an entry of the submission queue asks of the kernel, and how the entry is written. Nothing
+//! here is unsafe: `Ring::write`, which pushes an entry, answers for the memory that it names.
 
 use io_uring::types::Fd;
 use io_uring::{opcode, squeue};
