@@ -430,8 +430,7 @@ impl NetTx {
                 break;
             }
         }
-        let is_left = |index: &usize| ahead >> index & 1 == 0;
-        for index in (self.done..self.frames.count()).filter(is_left) {
+        for index in (self.done..self.frames.count()).filter(|index| ahead >> index & 1 == 0) {
             stats.dropped_port_full.add(1);
             self.lose(index);
         }
