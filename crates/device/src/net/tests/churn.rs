@@ -35,7 +35,7 @@ const DISTURBANCES: usize = 200;
 
 /// A port whose frames go into a socket of few frames, and come from it.
 #[derive(Clone, Debug)]
-struct Wire(Arc<UnixDatagram>);
+pub(super) struct Wire(pub(super) Arc<UnixDatagram>);
 
 impl PortTx for Wire {
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {

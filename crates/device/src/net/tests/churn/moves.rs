@@ -2,20 +2,36 @@
 
 use super::*;
 
+/// A running queue that two workers can have.
+struct Moving {
+    runtime: tokio::runtime::Runtime,
+    device: NetDevice,
+    ring: Ring,
+    queue: Started,
+}
+
+impl Moving {
+    /// Queue `index` of a device of one pair.
+    fn new(index: usize, port: impl Port + 'static, uring: bool) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let pool = Pool::new(PoolOptions { workers_max: 2, polling: Polling::NEVER, uring });
+        let device = NetDevice::new(options(1), Arc::new(port), pool);
+        let ring = Ring::new(32, true);
+        let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let (config, memory) = (ring.config, ring.memory.clone());
+        let events = mpsc::channel(4).0;
+        let mut queue = Started { index, config, memory, kick, call, events, handle: None };
+        runtime.block_on(queue.start(&device));
+        Self { runtime, device, ring, queue }
+    }
+}
+
 #[test]
 fn a_queue_that_is_disabled_moves_and_is_kicked_elsewhere_without_a_look_at_its_ring() {
     for uring in [true, false] {
         let port = Scripted::default();
         port.script().attached = vec![false];
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let pool = Pool::new(PoolOptions { workers_max: 2, polling: Polling::NEVER, uring });
-        let device = NetDevice::new(options(1), Arc::new(port), pool);
-        let mut ring = Ring::new(32, true);
-        let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let (config, memory) = (ring.config, ring.memory.clone());
-        let events = mpsc::channel(4).0;
-        let mut queue = Started { index: 1, config, memory, kick, call, events, handle: None };
-        runtime.block_on(queue.start(&device));
+        let Moving { runtime, device, mut ring, mut queue } = Moving::new(1, port, uring);
         let pause = || std::thread::sleep(Duration::from_millis(50));
         ring.write(DATA, &[&[0; HEADER_SIZE][..], &frame(0, LEN)].concat());
         ring.driver.add(&[(DATA, len32(HEADER_SIZE + LEN))], &[]).unwrap();
@@ -26,7 +42,7 @@ fn a_queue_that_is_disabled_moves_and_is_kicked_elsewhere_without_a_look_at_its_
         let handle = queue.handle.as_ref().unwrap();
         runtime.block_on(device.set_enabled(1, handle, false));
         // The memory is the driver's again.
-        ring.write(config.addresses.available, &[0xa5; 64]);
+        ring.write(ring.config.addresses.available, &[0xa5; 64]);
         assert!(runtime.block_on(handle.move_to(1)));
         pause();
         runtime.block_on(handle.set_kick(Some(queue.kick())));
@@ -45,15 +61,8 @@ fn a_transmitq_with_frames_that_its_port_has_not_taken_moves_when_it_has() {
         theirs.set_nonblocking(true).unwrap();
         // The port is full.
         let filled = (0..).take_while(|_| ours.send(&[0]).is_ok()).count();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let pool = Pool::new(PoolOptions { workers_max: 2, polling: Polling::NEVER, uring });
-        let device = NetDevice::new(options(1), Arc::new(Wire(Arc::new(ours))), pool);
-        let mut ring = Ring::new(32, true);
-        let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let (config, memory) = (ring.config, ring.memory.clone());
-        let events = mpsc::channel(4).0;
-        let mut queue = Started { index: 1, config, memory, kick, call, events, handle: None };
-        runtime.block_on(queue.start(&device));
+        let port = Wire(Arc::new(ours));
+        let Moving { runtime, device, mut ring, mut queue } = Moving::new(1, port, uring);
         let bytes = [&[0; HEADER_SIZE][..], &frame(0, LEN)].concat();
         ring.write(DATA, &bytes);
         ring.driver.add(&[(DATA, len32(HEADER_SIZE + LEN))], &[]).unwrap();
@@ -91,15 +100,8 @@ fn a_receiveq_with_a_frame_that_waits_for_buffers_moves_when_it_has_them() {
     for uring in [true, false] {
         let (ours, theirs) = UnixDatagram::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let pool = Pool::new(PoolOptions { workers_max: 2, polling: Polling::NEVER, uring });
-        let device = NetDevice::new(options(1), Arc::new(Wire(Arc::new(ours))), pool);
-        let mut ring = Ring::new(32, true);
-        let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let (config, memory) = (ring.config, ring.memory.clone());
-        let events = mpsc::channel(4).0;
-        let mut queue = Started { index: 0, config, memory, kick, call, events, handle: None };
-        runtime.block_on(queue.start(&device));
+        let port = Wire(Arc::new(ours));
+        let Moving { runtime, device, mut ring, mut queue } = Moving::new(0, port, uring);
         let offer = |ring: &mut Ring, at: u64, len: usize| {
             ring.driver.add(&[], &[(at, len32(len))]).unwrap();
             ring.driver.publish();

@@ -1,24 +1,8 @@
 //! What the events of a queue's port say, and how often the port is watched.
 
+use super::super::churn::Wire;
 use super::*;
-use rustix::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
-
-/// A port that receives what comes from a socket.
-#[derive(Debug)]
-struct Socket(UnixDatagram);
-
-impl PortRx for Socket {
-    fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
-        let mut bytes = vec![0; 4096];
-        let len = self.0.recv(&mut bytes).map_err(|_| Errno::AGAIN)?;
-        Ok(copy_to_slices(buffers, &bytes[..len]))
-    }
-
-    fn readiness(&self) -> Readiness<'_> {
-        Readiness::Fd(self.0.as_fd())
-    }
-}
 
 /// A receiveq of a socket, with kick and buffers, and the other end of the socket.
 fn guest_of_socket(uring: bool) -> (Guest, UnixDatagram) {
@@ -38,7 +22,7 @@ fn guest_of_socket(uring: bool) -> (Guest, UnixDatagram) {
         features: 0,
         events: mpsc::channel(4).0,
     };
-    let rx = NetRx::new(Box::new(Socket(ours)), guest.rules.load(), true, 256).unwrap();
+    let rx = NetRx::new(Box::new(Wire(Arc::new(ours))), guest.rules.load(), true, 256).unwrap();
     guest.running = Box::new(RunningQueue::new(activation, rx, guest.ring.stats.clone()));
     guest.post();
     (guest, theirs)
