@@ -216,7 +216,6 @@ impl UringQueue {
                 } else {
                     None
                 };
-                let aside = width.map(|width| (disk, width));
                 let file = if entry.aligned { self.file } else { self.buffered };
                 let slices = if entry.len > PIECE_BYTES {
                     head(&entry.rest, PIECE_BYTES, &mut self.piece);
@@ -227,7 +226,9 @@ impl UringQueue {
                 // SAFETY: these bytes are listed in `entry.rest`, which neither changes nor lets go
                 // of their snapshot while `is_open`: until the event of this token, or for ever if
                 // this queue is dropped before.
-                unsafe { ring.transfer(op, file, slices, entry.offset, aside, user_data) };
+                unsafe {
+                    ring.transfer(op, (disk, file), slices, entry.offset, width, user_data);
+                }
             }
             (Stage::Fallocate(mode), _) => {
                 let file = (disk, self.file);
@@ -238,8 +239,8 @@ impl UringQueue {
                 let op = FileOp::Write { dsync: false };
                 // SAFETY: our zeroes are mapped for ever.
                 unsafe {
-                    let aside = Some((disk, Width::Narrow));
-                    ring.transfer(op, self.buffered, &zeroes, entry.offset, aside, user_data);
+                    let (file, aside) = ((disk, self.buffered), Some(Width::Narrow));
+                    ring.transfer(op, file, &zeroes, entry.offset, aside, user_data);
                 }
             }
             (Stage::Flush, _) => ring.flush(disk, self.file, user_data),
@@ -296,6 +297,7 @@ impl UringQueue {
         }
         self.remember(request, pieces);
         if request.op == Op::Read && self.reads_here(request.offset, request.len, ring) {
+            self.disk.iter().for_each(|disk| ring.calls(*disk));
             let result = self.read_cached(request.token);
             if result.is_some() {
                 self.close(request.token);
@@ -347,9 +349,7 @@ impl DiskQueue for UringQueue {
                 done.push(Completion { token: request.token, result });
             }
         }
-        if !self.image.is_direct() {
-            ring.took(began);
-        }
+        ring.took(began);
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {

@@ -21,8 +21,9 @@
 mod calm;
 mod entry;
 mod lanes;
+mod watch;
 
-use calm::{DeviceSlot, Devices};
+use calm::DeviceSlot;
 pub use entry::{FileOp, RingFile};
 use entry::{Work, entry_of, poll_mask};
 use io_uring::types::{SubmitArgs, Timespec};
@@ -35,6 +36,8 @@ use rustix::fd::{AsRawFd, BorrowedFd};
 use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
+pub use watch::Began;
+use watch::Watch;
 
 /// Entries of the submission queue.
 const SUBMISSIONS: u32 = 256;
@@ -74,19 +77,13 @@ pub struct RingDisk {
     device: DeviceSlot,
 }
 
-/// The beginning of a call that may wait for a device, although it is told not to.
-#[derive(Clone, Copy, Debug)]
-pub struct Began {
-    at_ns: u64,
-    /// How often this thread had given its CPU away, if that is worth a system call.
-    waits: Option<i64>,
-}
-
 /// An entry that is not written yet.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     work: Work,
     user_data: u64,
+    /// The device that the submitting worker may be made to wait for.
+    waits_for: Option<DeviceSlot>,
 }
 
 /// An io_uring and the slices that wait for its next submit.
@@ -101,9 +98,8 @@ pub struct Ring {
     parked: VecDeque<(Task, Vec<iovec>)>,
     /// What is for the kernel's threads, by disk. As `parked`, what waits has slices of its own.
     lanes: Lanes<((RingDisk, Width), Task, Vec<iovec>)>,
-    /// Which devices the worker may be made to wait for, and the time of its last such call.
-    devices: Devices,
-    called_ns: u64,
+    /// Which devices the worker is made to wait for.
+    watch: Watch,
     /// Guests of several owners are served here: one must not wait for the device of another.
     is_shared: bool,
     free_files: Vec<u32>,
@@ -139,8 +135,7 @@ impl Ring {
             slices: Vec::with_capacity(SLICES),
             parked: VecDeque::new(),
             lanes: Lanes::default(),
-            devices: Devices::default(),
-            called_ns: 0,
+            watch: Watch::default(),
             is_shared: false,
             free_files,
             inline_left: INLINE_BYTES,
@@ -148,8 +143,7 @@ impl Ring {
     }
 
     /// Queues a task with its slices: both, or neither.
-    fn place(&mut self, work: Work, slices: &[iovec], user_data: u64) {
-        let task = Task { work, user_data };
+    fn place(&mut self, task: Task, slices: &[iovec]) {
         let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
         if !self.parked.is_empty() || !self.has_room(slices) {
             // An error leaves the queue full: the task is parked.
@@ -174,12 +168,13 @@ impl Ring {
         let lane = (disk.number, width);
         if self.lanes.enter(lane, user_data) {
             if matches!(work, Work::Flush { .. } | Work::Fallocate { .. }) {
-                self.devices.owes(disk.device, user_data, now_ns());
+                self.watch.owes(disk.device, user_data);
             }
-            self.place(work, slices, user_data);
+            self.place(Task { work, user_data, waits_for: None }, slices);
         } else {
             let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
-            self.lanes.wait(lane, ((disk, width), Task { work, user_data }, slices.to_vec()));
+            let task = Task { work, user_data, waits_for: None };
+            self.lanes.wait(lane, ((disk, width), task, slices.to_vec()));
         }
     }
 
@@ -202,6 +197,9 @@ impl Ring {
         // `transfer`, the only function that places slices or lets them wait in a lane.
         let pushed = unsafe { self.uring.submission().push(&entry) };
         assert!(pushed.is_ok(), "room was made before");
+        if let Some(device) = task.waits_for {
+            self.watch.placed(device);
+        }
     }
 
     /// Places what was parked, in order, until there is no more room.
@@ -236,10 +234,10 @@ impl Ring {
 
     /// Enters the kernel with what waits, and watches how long that takes.
     fn enter(&mut self) -> io::Result<usize> {
-        let began = self.devices.is_touched().then(|| self.begin());
+        let began = self.watch.has_placed().then(|| self.watch.begin());
         let result = self.uring.submit();
         if let Some(began) = began {
-            self.took(began);
+            self.watch.entered(began, self.uring.submission().is_empty());
         }
         self.forget_slices();
         result
@@ -256,7 +254,7 @@ impl Ring {
     /// # Errors
     /// The system's; `ETIME` and `EINTR` are not errors.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        if !self.parked.is_empty() || self.devices.is_touched() {
+        if !self.parked.is_empty() || self.watch.has_placed() {
             self.submit()?;
             if !self.parked.is_empty() {
                 return Ok(());
@@ -297,10 +295,7 @@ impl Ring {
             result: entry.result(),
             more: cqueue::more(entry.flags()),
         }));
-        if self.devices.has_debts() && first < events.len() {
-            let now_ns = now_ns();
-            events[first..].iter().for_each(|event| self.devices.paid(event.user_data, now_ns));
-        }
+        self.watch.paid(&events[first..]);
         for event in &events[first..] {
             if let Some((lane, task, slices)) = self.lanes.leave(event.user_data) {
                 self.place_aside(lane, task.work, &slices, task.user_data);
@@ -311,18 +306,21 @@ impl Ring {
     /// Watches `fd` for input until it is removed: an event for every write, none is lost.
     pub fn poll(&mut self, fd: BorrowedFd<'_>, user_data: u64) {
         let events = poll_mask(libc::POLLIN);
-        self.place(Work::Poll { fd: fd.as_raw_fd(), events, multi: true }, &[], user_data);
+        let work = Work::Poll { fd: fd.as_raw_fd(), events, multi: true };
+        self.place(Task { work, user_data, waits_for: None }, &[]);
     }
 
     /// Reports once when `fd` is ready for input, or for output; at once if it is already.
     pub fn poll_once(&mut self, fd: BorrowedFd<'_>, output: bool, user_data: u64) {
         let events = poll_mask(if output { libc::POLLOUT } else { libc::POLLIN });
-        self.place(Work::Poll { fd: fd.as_raw_fd(), events, multi: false }, &[], user_data);
+        let work = Work::Poll { fd: fd.as_raw_fd(), events, multi: false };
+        self.place(Task { work, user_data, waits_for: None }, &[]);
     }
 
     /// Ends the watch `target`. Two completions follow: the watch's last and `user_data`.
     pub fn poll_remove(&mut self, target: u64, user_data: u64) {
-        self.place(Work::PollRemove { target }, &[], user_data);
+        let work = Work::PollRemove { target };
+        self.place(Task { work, user_data, waits_for: None }, &[]);
     }
 
     /// Submits what waits and runs the work that the kernel has deferred to this thread. A watch
@@ -340,7 +338,7 @@ impl Ring {
 
     /// A disk, told by its number, whose image lies on the host's `device` (as `stat` numbers it).
     pub fn open_disk(&mut self, number: u64, device: u64) -> RingDisk {
-        RingDisk { number, device: self.devices.open(device) }
+        RingDisk { number, device: self.watch.open(device) }
     }
 
     /// Says whether guests of several owners are served here.
@@ -365,35 +363,35 @@ impl Ring {
     /// True if the worker may submit to the device of `disk` by its own hand; else a thread of the
     /// kernel should.
     #[inline]
-    pub fn is_calm(&mut self, disk: RingDisk) -> bool {
-        self.devices.is_calm(disk.device, self.called_ns)
+    #[must_use]
+    pub fn is_calm(&self, disk: RingDisk) -> bool {
+        self.watch.is_calm(disk.device)
     }
 
     /// Begins calls that may wait for a device, although they are told not to.
     #[inline]
     #[must_use]
     pub fn begin(&mut self) -> Began {
-        self.called_ns = now_ns();
-        let at_ns = self.called_ns;
-        Began { at_ns, waits: self.devices.is_watchful(at_ns).then(waits) }
+        self.watch.begin()
     }
 
-    /// Ends them. A device that has made the worker wait is left to the kernel's threads for a
-    /// while.
+    /// The next call goes to the device of `disk`.
+    #[inline]
+    pub fn calls(&mut self, disk: RingDisk) {
+        self.watch.calls(disk.device);
+    }
+
+    /// Ends the calls. A device that has made the worker wait is left to the kernel's threads for
+    /// a while.
     #[inline]
     pub fn took(&mut self, began: Began) {
-        if self.devices.is_touched() {
-            self.called_ns = now_ns();
-            let has_waited = began.waits.map(|before| waits() > before);
-            let took_ns = self.called_ns.saturating_sub(began.at_ns);
-            self.devices.took(took_ns, self.called_ns, has_waited);
-        }
+        self.watch.took(began);
     }
 
     /// Calls in which this thread was made to wait for a device of the host.
     #[must_use]
     pub fn device_waits(&self) -> u64 {
-        self.devices.waits()
+        self.watch.waits()
     }
 
     /// Registers a file if there is room; otherwise it is used as it is.
@@ -429,8 +427,9 @@ impl Ring {
         fits
     }
 
-    /// Reads or writes guest memory at `offset` of `file`; may be short. With `aside`, which names
-    /// the disk and the lane, a thread of the kernel does it, and never the submitting one.
+    /// Reads or writes guest memory at `offset` of `file`, which is an image of `disk`; may be
+    /// short. With `aside`, which names a lane, a thread of the kernel does it, and never the
+    /// submitting one.
     ///
     /// # Safety
     /// What `slices` name must stay mapped until the completion of `user_data` has been reaped, or
@@ -438,16 +437,17 @@ impl Ring {
     pub unsafe fn transfer(
         &mut self,
         op: FileOp,
-        file: RingFile,
+        (disk, file): (RingDisk, RingFile),
         slices: &[GuestSlice],
         offset: u64,
-        aside: Option<(RingDisk, Width)>,
+        aside: Option<Width>,
         user_data: u64,
     ) {
         let work = Work::Transfer { op, file, offset, punt: aside.is_some() };
+        let slices = as_iovecs(slices);
         match aside {
-            Some(lane) => self.place_aside(lane, work, as_iovecs(slices), user_data),
-            None => self.place(work, as_iovecs(slices), user_data),
+            Some(width) => self.place_aside((disk, width), work, slices, user_data),
+            None => self.place(Task { work, user_data, waits_for: Some(disk.device) }, slices),
         }
     }
 
@@ -467,22 +467,6 @@ impl Ring {
         let work = Work::Fallocate { file, mode, offset, len };
         self.place_aside((disk, Width::Narrow), work, &[], user_data);
     }
-}
-
-/// The time, for calls that may wait.
-fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let (seconds, rest) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
-    seconds.wrapping_mul(1_000_000_000).wrapping_add(rest)
-}
-
-/// How often this thread has given its CPU away by itself.
-fn waits() -> i64 {
-    // SAFETY: all zeroes are a value of this type: it consists of integers.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the call writes one such value to where it is told, and keeps nothing of it.
-    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    usage.ru_nvcsw
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use super::posted::Posted;
 use super::rules::Fate;
-use super::tx::Tally;
+use super::tally::Tally;
 use super::{Rules, Turn};
 use manyring_backend::net::{Frames, GROUP_FRAMES};
 use manyring_engine::stats::QueueStats;

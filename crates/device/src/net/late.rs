@@ -8,7 +8,7 @@
 //! ```
 //! A queue whose port finishes every frame in `send` has none of this.
 
-use super::tx::Tally;
+use super::tally::Tally;
 use super::{NetTx, Turn};
 use manyring_backend::net::{Frames, Outcome, PortTx, Readiness, Returned};
 use manyring_engine::stats::QueueStats;

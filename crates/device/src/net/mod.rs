@@ -19,6 +19,7 @@ mod pairs;
 mod posted;
 mod rules;
 mod rx;
+mod tally;
 mod tx;
 
 pub(crate) use rules::Rules;

@@ -21,7 +21,7 @@
 
 use super::delivery::{Delivery, Progress};
 use super::posted::Posted;
-use super::tx::Tally;
+use super::tally::Tally;
 use super::{Rules, Turn};
 use crate::live::Live;
 use manyring_backend::net::{GROUP_FRAMES, Incoming, PortRx, Readiness};

@@ -2,14 +2,15 @@
 
 use super::kept::Kept;
 use super::late::Late;
+use super::tally::Tally;
 use super::{Reclaim, Rules, Turn};
 use crate::live::Live;
 use manyring_backend::net::{Frames, PortTx, Readiness, Sent, Stop, Token};
-use manyring_engine::stats::QueueStats;
+use manyring_engine::stats::{Counter, QueueStats};
 use manyring_memory::{GuestSlice, MemoryError, Pieces, copy_from_slices};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains};
 use manyring_wire::host_size;
-use manyring_wire::net::{FRAME_SIZE_MAX, HDR_GSO_NONE, HEADER_SIZE, Offloads, RawHeader};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -38,6 +39,8 @@ pub(crate) struct NetTx {
     frames: Frames,
     chains: Vec<Chain>,
     done: usize,
+    /// Frames of the rest that left before their turn ([`Sent::ahead`]).
+    ahead: u64,
     stop: Option<Stop>,
     retry_at_ns: u64,
     tries: u32,
@@ -51,33 +54,6 @@ pub(crate) struct NetTx {
     kept: Option<Box<Kept>>,
     /// The device's name and the queue's index, for the log.
     pub(super) place: (String, usize),
-}
-
-/// Frames as the counters count them.
-#[derive(Debug, Default)]
-pub(super) struct Tally {
-    pub(super) packets: u64,
-    pub(super) bytes: u64,
-    pub(super) gso: u64,
-}
-
-impl Tally {
-    #[inline]
-    pub(super) fn add(&mut self, header: &RawHeader, len: usize) {
-        self.packets += 1;
-        self.bytes += len as u64;
-        self.gso += u64::from(header.gso_type != HDR_GSO_NONE);
-    }
-
-    /// Adds all of it to the counters of what was passed on.
-    #[inline]
-    pub(super) fn store(&self, stats: &QueueStats) {
-        stats.packets.add(self.packets);
-        stats.bytes_passed.add(self.bytes);
-        if self.gso > 0 {
-            stats.gso_packets.add(self.gso);
-        }
-    }
 }
 
 /// Why a chain is no frame.
@@ -102,6 +78,7 @@ impl NetTx {
             frames: Frames::new()?,
             chains: Vec::with_capacity(BATCH_CHAINS),
             done: 0,
+            ahead: 0,
             stop: None,
             retry_at_ns: 0,
             tries: 0,
@@ -267,13 +244,23 @@ impl NetTx {
     #[inline]
     fn send_rest(&mut self, stats: &QueueStats) -> Sent {
         if self.rules.link_up {
-            return self.port.send(&self.frames, self.done);
+            let sent = self.port.send(&self.frames, self.done);
+            self.ahead = sent.ahead;
+            return sent;
         }
-        let rest = self.done..self.frames.count();
-        let taken = rest.len();
-        stats.dropped_link_down.add(taken as u64);
-        rest.for_each(|index| self.lose(index));
-        Sent { taken, ..Sent::default() }
+        self.drop_rest(&stats.dropped_link_down);
+        Sent { taken: self.frames.count() - self.done, ..Sent::default() }
+    }
+
+    /// Counts what is left of the burst as dropped, but for frames that left before their turn:
+    /// what became of those is counted already.
+    #[cold]
+    fn drop_rest(&mut self, cause: &Counter) {
+        let ahead = self.ahead;
+        for index in (self.done..self.frames.count()).filter(|index| ahead >> index & 1 == 0) {
+            cause.add(1);
+            self.lose(index);
+        }
     }
 
     /// Sends what is left of the burst. A port that takes it in groups is slow: the driver sees
@@ -401,7 +388,7 @@ impl NetTx {
             stats.gso_packets.add(gso - lost.gso);
         }
         self.frames.clear();
-        (self.done, self.tries, self.retry_at_ns) = (0, 0, 0);
+        (self.done, self.ahead, self.tries, self.retry_at_ns) = (0, 0, 0, 0);
     }
 
     /// Gives every chain back that is not with the port: what the port has not taken by now is
@@ -418,10 +405,8 @@ impl NetTx {
     }
 
     fn give_up(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
-        let mut ahead = 0;
         while !self.chains.is_empty() {
             let sent = self.send_rest(stats);
-            ahead = sent.ahead;
             self.count_lost(&sent, stats);
             let taken = sent.taken.min(self.chains.len());
             self.keep_late(queue, taken, sent.later);
@@ -430,10 +415,7 @@ impl NetTx {
                 break;
             }
         }
-        for index in (self.done..self.frames.count()).filter(|index| ahead >> index & 1 == 0) {
-            stats.dropped_port_full.add(1);
-            self.lose(index);
-        }
+        self.drop_rest(&stats.dropped_port_full);
         for chain in self.chains.drain(..) {
             queue.push_used(chain, 0);
         }

@@ -21,7 +21,8 @@ use super::{
 
 /// Bytes of the longest headers: Ethernet with a tag, IPv4 or IPv6, TCP with all its options.
 pub const HEAD_SIZE_MAX: usize = 18 + 40 + 60;
-/// Bytes of an IP packet at most, without the fixed header of IPv6.
+/// Bytes of an IP packet at most. IPv6 would allow forty more; a frame of that length is longer
+/// than [`super::FRAME_SIZE_MAX`].
 const PACKET_MAX: usize = 65_535;
 
 const ETHERNET: usize = 14;
@@ -345,8 +346,7 @@ impl Joined {
     pub fn add(&mut self, next: &Head) -> bool {
         let Self { head, payload, last, .. } = self;
         let piece = head.payload;
-        let total = next.size - next.transport + *payload + next.payload;
-        let packet = total + if head.kind.is_ipv4() { IPV4 } else { 0 };
+        let packet = next.size - next.network + *payload + next.payload;
         let is_next = head.kind == next.kind
             && head.size == next.size
             && *last == piece

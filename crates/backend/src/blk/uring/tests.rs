@@ -180,9 +180,9 @@ fn zeroes_are_written_where_no_call_makes_them() {
     let slices = zeroes(disk.zeroes, entry.len);
     let plain = RingFile::Plain(std::os::fd::AsRawFd::as_raw_fd(&disk.image.file()));
     let op = FileOp::Write { dsync: false };
-    let aside = Some((ring.open_disk(1, 1), Width::Narrow));
+    let file_of_disk = (ring.open_disk(1, 1), plain);
     // SAFETY: our zeroes are mapped for ever.
-    unsafe { ring.transfer(op, plain, &slices, entry.offset, aside, 0) };
+    unsafe { ring.transfer(op, file_of_disk, &slices, entry.offset, Some(Width::Narrow), 0) };
     let mut events = Vec::new();
     ring.wait(None).unwrap();
     ring.reap(&mut events);
@@ -232,6 +232,7 @@ fn a_device_that_made_the_worker_wait_is_read_by_threads_of_the_kernel() {
         let disk = bench.ring.open_disk(u64::MAX, device);
         let began = bench.ring.begin();
         assert!(bench.ring.is_calm(disk));
+        bench.ring.calls(disk);
         std::thread::sleep(std::time::Duration::from_millis(10));
         bench.ring.took(began);
         assert_eq!(bench.ring.device_waits(), times);

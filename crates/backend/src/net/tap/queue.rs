@@ -105,11 +105,7 @@ impl TapTx {
                 }
                 Some(Err(errno)) if stop_of(errno).is_some() => sent.stop = stop_of(errno),
                 result => {
-                    // A frame that is refused when it is joined may pass when it is not.
-                    if result.is_some() {
-                        merger.refuse();
-                        holds = false;
-                    }
+                    let refused_before = sent.refused;
                     for index in bits(parts) {
                         if !outlet.send_one(frames, index, &mut sent) {
                             // What is left of the group is planned anew.
@@ -117,6 +113,14 @@ impl TapTx {
                             break;
                         }
                         merger.note_left(1 << index);
+                    }
+                    // A header that is refused of the long frame, and not of its parts: the host
+                    // does not cut such frames. Any other error says nothing of that.
+                    if matches!(result, Some(Err(errno)) if is_of_header(errno))
+                        && sent.refused == refused_before
+                    {
+                        merger.refuse();
+                        holds = false;
                     }
                 }
             }
@@ -153,6 +157,11 @@ impl PortTx for TapTx {
     fn readiness(&self) -> Readiness<'_> {
         Readiness::Fd(self.outlet.queue.as_fd())
     }
+}
+
+/// True for what the host says of a header that it does not know.
+const fn is_of_header(errno: Errno) -> bool {
+    matches!(errno, Errno::INVAL | Errno::OPNOTSUPP | Errno::PROTONOSUPPORT)
 }
 
 /// Why a frame must wait, if it must.
@@ -230,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_copy_holds_the_longest_frame_and_no_longer_one() {
-        let guest = Mapping::anonymous(1 << 17).unwrap();
+        let guest = Mapping::anonymous(1 << 18).unwrap();
         let bytes: Vec<_> = (0..=u8::MAX).cycle().take(HEADER_SIZE + FRAME_SIZE_MAX).collect();
         guest.slice(0, bytes.len()).unwrap().write_from(&bytes);
         let pieces: Vec<_> = (0..bytes.len()).map(|at| guest.slice(at, 1).unwrap()).collect();
@@ -293,25 +302,30 @@ mod tests {
         (RawHeader { flags, csum_start, csum_offset, ..RawHeader::default() }, bytes)
     }
 
+    /// A burst of what a guest has in its memory.
+    fn burst(of: &[(RawHeader, Vec<u8>)]) -> Frames {
+        let memory = Arc::new(Mapping::anonymous(1 << 18).unwrap());
+        let mut places = Vec::new();
+        for (at, (_, bytes)) in (0..).step_by(1 << 15).zip(of) {
+            memory.slice(at, bytes.len()).unwrap().write_from(bytes);
+            places.push((at as u64, u32::try_from(bytes.len()).unwrap()));
+        }
+        let list = SliceList::of_mapping(&memory, &places).unwrap();
+        let mut frames = Frames::new().unwrap();
+        for (n, (header, bytes)) in of.iter().enumerate() {
+            assert!(frames.push(header, list.pieces(n..n + 1), 0, bytes.len()));
+        }
+        frames
+    }
+
     #[test]
     fn a_port_that_is_full_between_two_flows_gets_each_frame_once() {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
         let (flags, unix) = (SocketFlags::NONBLOCK, AddressFamily::UNIX);
         let (tap, host) = socketpair(unix, SocketType::SEQPACKET, flags, None).unwrap();
         sockopt::set_socket_send_buffer_size(&tap, 1).unwrap();
-        let memory = Arc::new(Mapping::anonymous(1 << 16).unwrap());
         let turns: Vec<_> = (0..8).map(|n| datagram(1 + n % 2, 1000)).collect();
-        let len = u32::try_from(turns[0].1.len()).unwrap();
-        let places: Vec<_> = (0..8).map(|n| (n * 4096, len)).collect();
-        for ((_, bytes), (at, _)) in turns.iter().zip(&places) {
-            let at = usize::try_from(*at).unwrap();
-            memory.slice(at, bytes.len()).unwrap().write_from(bytes);
-        }
-        let list = SliceList::of_mapping(&memory, &places).unwrap();
-        let mut frames = Frames::new().unwrap();
-        for (n, (header, bytes)) in turns.iter().enumerate() {
-            assert!(frames.push(header, list.pieces(n..n + 1), 0, bytes.len()));
-        }
+        let frames = burst(&turns);
         let mut tx = TapTx::new(Arc::new(tap), Some(Merger::new(true)));
         let received = || {
             let mut bytes = vec![0; 1 << 16];
@@ -330,5 +344,38 @@ mod tests {
         assert_eq!(received(), (joined, 2));
         let none = rustix::io::read(&host, &mut [0; 64][..]);
         assert_eq!(none, Err(Errno::AGAIN), "a frame came twice");
+    }
+
+    #[test]
+    fn only_a_header_that_the_host_refuses_ends_merging_of_its_kind() {
+        let told = [
+            (Errno::INVAL, true),
+            (Errno::OPNOTSUPP, true),
+            (Errno::IO, false),
+            (Errno::BADFD, false),
+            (Errno::FAULT, false),
+            (Errno::MSGSIZE, false),
+            (Errno::NETDOWN, false),
+        ];
+        for (errno, ends) in told {
+            assert_eq!(is_of_header(errno), ends, "{errno}");
+        }
+        // A long frame for which the system has no room is no header that it refuses.
+        let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        // The system takes twice as much as it is told: one of the frames, and not both in one.
+        rustix::net::sockopt::set_socket_send_buffer_size(&ours, 16 << 10).unwrap();
+        let mut tx = TapTx::new(Arc::new(ours.into()), Some(Merger::new(true)));
+        let send = |tx: &mut TapTx, payload: usize| {
+            let of: Vec<_> = (0..2).map(|_| datagram(1, payload)).collect();
+            let sent = tx.send(&burst(&of), 0);
+            assert_eq!((sent.taken, sent.lost), (2, 0), "{payload}");
+            sent.merged.frames
+        };
+        assert_eq!(send(&mut tx, 17_000), 0, "each of them left alone");
+        let mut bytes = [0; 64];
+        (0..2).for_each(|_| assert_eq!(theirs.recv(&mut bytes).unwrap(), 64));
+        assert_eq!(send(&mut tx, 100), 1);
     }
 }

@@ -37,8 +37,6 @@ pub(super) struct DeviceSlot(usize);
 #[derive(Debug, Default)]
 pub(super) struct Devices {
     devices: Vec<Device>,
-    /// Something was let pass since the last [`Self::took`].
-    is_touched: bool,
     /// Flushes and the like under way, and the device that owes each.
     owed: HashMap<u64, DeviceSlot>,
     watchful_until_ns: u64,
@@ -50,8 +48,6 @@ pub(super) struct Devices {
 struct Device {
     /// Its number, as `stat` tells it.
     number: u64,
-    /// Something was let pass to this device since the last [`Devices::took`].
-    is_touched: bool,
     /// Not calm until then.
     away_until_ns: u64,
     away_ns: u64,
@@ -67,7 +63,6 @@ impl Devices {
         DeviceSlot(known.unwrap_or_else(|| {
             self.devices.push(Device {
                 number,
-                is_touched: false,
                 away_until_ns: 0,
                 away_ns: AWAY_NS_MIN,
                 owed: 0,
@@ -77,22 +72,12 @@ impl Devices {
         }))
     }
 
-    /// True if the worker may submit to it by its own hand; [`Self::took`] then tells how long that
-    /// was.
+    /// True if the worker may submit to the device by its own hand.
     #[inline]
-    pub(super) fn is_calm(&mut self, at: DeviceSlot, now_ns: u64) -> bool {
-        let device = &mut self.devices[at.0];
+    pub(super) fn is_calm(&self, at: DeviceSlot, now_ns: u64) -> bool {
+        let device = &self.devices[at.0];
         let owes = device.owed > 0 && now_ns.saturating_sub(device.owing_since_ns) > OWING_NS;
-        let is_calm = now_ns >= device.away_until_ns && !owes;
-        device.is_touched |= is_calm;
-        self.is_touched |= is_calm;
-        is_calm
-    }
-
-    /// True if the next call of the worker may wait for a device.
-    #[inline]
-    pub(super) fn is_touched(&self) -> bool {
-        self.is_touched
+        now_ns >= device.away_until_ns && !owes
     }
 
     /// True while the worker should find out whether a call gave the CPU away.
@@ -101,25 +86,29 @@ impl Devices {
         now_ns < self.watchful_until_ns
     }
 
-    /// A call of the worker ended at `now_ns`, in which it submitted what [`Self::is_calm`] let
-    /// pass. `has_waited`: it gave the CPU away, if the worker knows.
+    /// A call in which the worker submitted to the devices `at` ended at `now_ns`. `has_waited`:
+    /// the worker gave its CPU away meanwhile, if it knows.
     #[inline]
-    pub(super) fn took(&mut self, took_ns: u64, now_ns: u64, has_waited: Option<bool>) {
+    pub(super) fn took(
+        &mut self,
+        at: &[DeviceSlot],
+        (took_ns, now_ns): (u64, u64),
+        has_waited: Option<bool>,
+    ) {
         if took_ns >= SLOW_NS {
-            self.took_long(now_ns, has_waited);
+            self.took_long(at, now_ns, has_waited);
         }
-        self.devices.iter_mut().for_each(|device| device.is_touched = false);
-        self.is_touched = false;
     }
 
     #[cold]
-    fn took_long(&mut self, now_ns: u64, has_waited: Option<bool>) {
+    fn took_long(&mut self, at: &[DeviceSlot], now_ns: u64, has_waited: Option<bool>) {
         self.watchful_until_ns = now_ns + WATCHFUL_NS;
         if has_waited == Some(false) {
             return;
         }
         self.waits += 1;
-        for device in self.devices.iter_mut().filter(|device| device.is_touched) {
+        for DeviceSlot(at) in at {
+            let device = &mut self.devices[*at];
             let calm_for_ns = now_ns.saturating_sub(device.away_until_ns);
             device.away_ns = match calm_for_ns < RECOVERED_NS && device.away_until_ns > 0 {
                 true => (device.away_ns * 2).min(AWAY_NS_MAX),
@@ -174,21 +163,20 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..7 {
             assert!(devices.is_calm(slow, now));
-            devices.took(150 * MS, now, Some(true));
-            assert!(devices.is_calm(other, now), "it was not touched");
-            devices.took(0, now, None);
+            devices.took(&[slow], (150 * MS, now), Some(true));
+            assert!(devices.is_calm(other, now), "the worker did not submit to it");
+            devices.took(&[other], (0, now), None);
             let began = now;
             while !devices.is_calm(slow, now) {
                 now += 10 * MS;
             }
-            devices.took(0, now, None);
             pauses.push((now - began) / MS);
         }
         assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 8000, 8000]);
         assert_eq!(devices.waits(), 7);
         now += 20_000 * MS;
         assert!(devices.is_calm(slow, now));
-        devices.took(150 * MS, now, Some(true));
+        devices.took(&[slow], (150 * MS, now), Some(true));
         assert!(!devices.is_calm(slow, now + 249 * MS), "it begins anew");
         assert!(devices.is_calm(slow, now + 250 * MS));
     }
@@ -200,17 +188,17 @@ mod tests {
         let mut now = 1000 * MS;
         assert!(!devices.is_watchful(now));
         assert!(devices.is_calm(device, now));
-        devices.took(20 * MS, now, None);
+        devices.took(&[device], (20 * MS, now), None);
         assert!(!devices.is_calm(device, now), "it may have waited: nobody looked");
         assert!(devices.is_watchful(now));
         now += 250 * MS;
         for _ in 0..100 {
             assert!(devices.is_calm(device, now), "it was interrupted, and that is known");
             assert!(devices.is_watchful(now));
-            devices.took(20 * MS, now, Some(false));
+            devices.took(&[device], (20 * MS, now), Some(false));
             now += 100 * MS;
         }
-        devices.took(3 * MS, now, None);
+        devices.took(&[device], (3 * MS, now), None);
         assert!(!devices.is_watchful(now + 5000 * MS), "it has gone well for long");
     }
 

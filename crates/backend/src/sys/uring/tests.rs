@@ -14,9 +14,9 @@ fn transfer(
     punt: bool,
     user_data: u64,
 ) {
-    let aside = punt.then(|| (ring.open_disk(1, 1), Width::Narrow));
+    let (disk, aside) = (ring.open_disk(1, 1), punt.then_some(Width::Narrow));
     // SAFETY: every test waits for all its completions before its memory is unmapped.
-    unsafe { ring.transfer(op, file, slices, offset, aside, user_data) };
+    unsafe { ring.transfer(op, (disk, file), slices, offset, aside, user_data) };
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_task_that_was_parked_goes_out_with_its_own_slices_and_in_its_turn() {
     // As if the kernel had taken nothing just now.
     let work = Work::Transfer { op, file: file_of_ring, offset: 0, punt: false };
     let parked = as_iovecs(&[piece(0), piece(512)]).to_vec();
-    ring.parked.push_back((Task { work, user_data: 1 }, parked));
+    ring.parked.push_back((Task { work, user_data: 1, waits_for: None }, parked));
     transfer(&mut ring, op, (file_of_ring, 1024), &[piece(1024), piece(1536)], false, 2);
     let mut events = Vec::new();
     while events.len() < 2 {
@@ -147,4 +147,47 @@ fn a_transfer_of_more_slices_than_an_entry_takes_is_short() {
     ring.wait(Some(Duration::from_secs(10))).unwrap();
     ring.reap(&mut events);
     assert_eq!(events[0].result, 1024 * 512);
+}
+
+#[test]
+fn an_entry_is_watched_when_it_is_submitted_whoever_ends_a_call_before() {
+    let mut ring = Ring::new().unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let memory = Mapping::anonymous(4096).unwrap();
+    let plain = RingFile::Plain(file.as_raw_fd());
+    let others = ring.open_disk(2, 2);
+    let piece = [memory.slice(0, 512).unwrap()];
+    transfer(&mut ring, FileOp::Write { dsync: false }, (plain, 0), &piece, false, 1);
+    let began = ring.begin();
+    ring.calls(others);
+    ring.took(began);
+    assert!(ring.watch.has_placed(), "nobody would see how long it makes the worker wait");
+    ring.submit().unwrap();
+    assert!(!ring.watch.has_placed());
+    ring.wait(None).unwrap();
+}
+
+#[test]
+fn a_device_is_not_blamed_for_a_call_to_another() {
+    let mut ring = Ring::new().unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let memory = Mapping::anonymous(4096).unwrap();
+    let plain = RingFile::Plain(file.as_raw_fd());
+    let (mine, others) = (ring.open_disk(1, 1), ring.open_disk(2, 2));
+    let piece = [memory.slice(0, 512).unwrap()];
+    transfer(&mut ring, FileOp::Write { dsync: false }, (plain, 0), &piece, false, 1);
+    let began = ring.begin();
+    ring.calls(others);
+    std::thread::sleep(Duration::from_millis(20));
+    ring.took(began);
+    assert!(ring.is_calm(mine) && !ring.is_calm(others));
+    // Nor is a call blamed for entries that are submitted in the midst of it.
+    let third = ring.open_disk(3, 3);
+    let began = ring.begin();
+    ring.calls(third);
+    std::thread::sleep(Duration::from_millis(20));
+    ring.watch.submission_took(20_000_000);
+    ring.took(began);
+    assert!(ring.is_calm(third));
+    ring.wait(None).unwrap();
 }

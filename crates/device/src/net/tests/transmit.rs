@@ -5,6 +5,8 @@
 
 #[path = "transmit/headers.rs"]
 mod headers;
+#[path = "transmit/overtaking.rs"]
+mod overtaking;
 
 use super::*;
 use crate::net::NetTx;

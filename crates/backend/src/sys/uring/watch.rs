@@ -1,0 +1,155 @@
+//! `Watch`: how long a worker's calls take, and which devices they went to.
+//!
+//! Two kinds of calls may wait for a device although they are told not to: those that a queue makes
+//! for one disk (a read of the page cache), and the submission of entries, which may be of any
+//! disk. Each kind has its own list of devices, and the time of a submission in the midst of a
+//! call is no part of that call's time.
+#![allow(unsafe_code, reason = "allow-listed: `getrusage` of a thread")]
+
+use super::Event;
+use super::calm::{DeviceSlot, Devices};
+
+/// The beginning of a call that may wait for a device, although it is told not to.
+#[derive(Clone, Copy, Debug)]
+pub struct Began {
+    at_ns: u64,
+    /// How often this thread had given its CPU away, if that is worth a system call.
+    waits: Option<i64>,
+    /// [`Watch::entered_ns`] at that time.
+    entered_ns: u64,
+}
+
+/// The calls of a worker that may wait for a device.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    devices: Devices,
+    /// The time of the last such call.
+    called_ns: u64,
+    /// The devices of the calls since the last [`Self::took`].
+    called: Vec<DeviceSlot>,
+    /// The devices of entries in the submission queue that the worker submits by its own hand.
+    placed: Vec<DeviceSlot>,
+    /// Nanoseconds spent on submitting such entries.
+    entered_ns: u64,
+}
+
+impl Watch {
+    pub(super) fn open(&mut self, device: u64) -> DeviceSlot {
+        self.devices.open(device)
+    }
+
+    /// True if the worker may submit to the device by its own hand.
+    #[inline]
+    pub(super) fn is_calm(&self, device: DeviceSlot) -> bool {
+        self.devices.is_calm(device, self.called_ns)
+    }
+
+    /// Begins a call, or a submission.
+    #[inline]
+    pub(super) fn begin(&mut self) -> Began {
+        self.called_ns = now_ns();
+        let at_ns = self.called_ns;
+        let waits = self.devices.is_watchful(at_ns).then(waits);
+        Began { at_ns, waits, entered_ns: self.entered_ns }
+    }
+
+    /// A call to the device is next.
+    #[inline]
+    pub(super) fn calls(&mut self, device: DeviceSlot) {
+        add(&mut self.called, device);
+    }
+
+    /// Ends the calls since `began`.
+    #[inline]
+    pub(super) fn took(&mut self, began: Began) {
+        if !self.called.is_empty() {
+            let took_ns = self.time_since(began);
+            self.devices.took(&self.called, (took_ns, self.called_ns), has_waited(began));
+            self.called.clear();
+        }
+    }
+
+    /// An entry for the device is in the submission queue.
+    #[inline]
+    pub(super) fn placed(&mut self, device: DeviceSlot) {
+        add(&mut self.placed, device);
+    }
+
+    /// True if the next submission may wait for a device.
+    #[inline]
+    pub(super) fn has_placed(&self) -> bool {
+        !self.placed.is_empty()
+    }
+
+    /// Ends a submission, which took all entries or left some.
+    #[inline]
+    pub(super) fn entered(&mut self, began: Began, all: bool) {
+        let took_ns = self.time_since(began);
+        self.entered_ns += took_ns;
+        self.devices.took(&self.placed, (took_ns, self.called_ns), has_waited(began));
+        if all {
+            self.placed.clear();
+        }
+    }
+
+    /// Nanoseconds since `began`, but for what was spent on submissions.
+    fn time_since(&mut self, began: Began) -> u64 {
+        self.called_ns = now_ns();
+        let entered_ns = self.entered_ns - began.entered_ns;
+        self.called_ns.saturating_sub(began.at_ns).saturating_sub(entered_ns)
+    }
+
+    /// A request begins of which the device owes the end.
+    pub(super) fn owes(&mut self, device: DeviceSlot, user_data: u64) {
+        self.devices.owes(device, user_data, now_ns());
+    }
+
+    /// These requests have ended.
+    #[inline]
+    pub(super) fn paid(&mut self, events: &[Event]) {
+        if self.devices.has_debts() && !events.is_empty() {
+            let now_ns = now_ns();
+            events.iter().for_each(|event| self.devices.paid(event.user_data, now_ns));
+        }
+    }
+
+    /// Calls in which the worker was made to wait.
+    pub(super) fn waits(&self) -> u64 {
+        self.devices.waits()
+    }
+
+    #[cfg(test)]
+    pub(super) fn submission_took(&mut self, ns: u64) {
+        self.entered_ns += ns;
+    }
+}
+
+/// Adds a device to a set of few.
+#[inline]
+fn add(devices: &mut Vec<DeviceSlot>, device: DeviceSlot) {
+    if !devices.contains(&device) {
+        devices.push(device);
+    }
+}
+
+/// True if this thread has given its CPU away since `began`, where that was looked at.
+#[inline]
+fn has_waited(began: Began) -> Option<bool> {
+    began.waits.map(|before| waits() > before)
+}
+
+/// The time, for calls that may wait.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, rest) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
+    seconds.wrapping_mul(1_000_000_000).wrapping_add(rest)
+}
+
+/// How often this thread has given its CPU away by itself.
+fn waits() -> i64 {
+    // SAFETY: all zeroes are a value of this type: it consists of integers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes one such value to where it is told, and keeps nothing of it.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nvcsw
+}
