@@ -147,11 +147,10 @@ impl Notifier {
         moment: Moment,
         stats: &QueueStats,
     ) {
-        let chains = ring.publish();
+        ring.publish();
         let is_wanted = ring.needs_notification();
         if !self.moderator.is_off() {
-            let burst = (count as u64, u64::from(chains));
-            self.moderate(ring, burst, is_wanted, moment, stats);
+            self.moderate(ring, count as u64, is_wanted, moment, stats);
         } else if is_wanted {
             self.ring(stats);
         } else {
@@ -159,20 +158,19 @@ impl Notifier {
         }
     }
 
-    /// Tells the driver of `count` requests or frames, returned in so many `chains`, now or later.
+    /// Tells the driver of `count` requests or frames that were returned, now or later.
     /// A driver that has asked to be told, and was not, need not ask again: with
     /// `VIRTIO_F_EVENT_IDX` it does not want to know of the next burst (virtio 1.3 §2.7.7.2).
     #[inline(never)]
     fn moderate(
         &mut self,
         ring: &mut impl Ring,
-        (count, chains): (u64, u64),
+        count: u64,
         is_wanted: bool,
         moment: Moment,
         stats: &QueueStats,
     ) {
         let Moment { now_ns, is_served } = moment;
-        self.moderator.on_burst(now_ns, count);
         if !is_wanted && self.held.is_none() {
             stats.calls_suppressed.add(1);
             return;
@@ -180,7 +178,6 @@ impl Notifier {
         let untold = Untold { since_ns: now_ns, ..Untold::default() };
         let held = self.held.get_or_insert(Held { untold, due_ns: now_ns });
         held.untold.count += count;
-        held.untold.chains += chains;
         let decide = |left| self.moderator.decide(now_ns, &held.untold, left);
         let decision = match decide(left_in(ring)) {
             _ if !is_served => Decision::Send(Cause::Unmoderated),

@@ -66,7 +66,7 @@ pub(crate) struct ScenarioArgs {
     /// Measure ours three times in each round: with `--polling` auto, always and never.
     #[arg(long)]
     polling_modes: bool,
-    /// Disks: measure ours beside itself with `--moderation` auto and two fixed ones.
+    /// Disks: measure ours beside itself with two values of `--moderation`.
     #[arg(long)]
     moderation_modes: bool,
     /// Print JSON.
@@ -273,7 +273,7 @@ fn ours_and_modes(
     let mut contenders = vec![ours(args, "manyring", arguments)?];
     for (is_asked, option, modes) in [
         (args.polling_modes, "polling", &["always", "never"][..]),
-        (args.moderation_modes, "moderation", &["auto", "8/50us", "32/100us"]),
+        (args.moderation_modes, "moderation", &["8/50us", "32/100us"]),
     ] {
         for mode in modes.iter().filter(|_| is_asked) {
             let setting = format!("--{option}={mode}");

@@ -19,13 +19,12 @@ impl ModerationPlan {
     pub(super) fn new(raw: Option<&str>, place: &Place) -> Result<Self, PlanError> {
         let moderation = match raw {
             None | Some("off") => Moderation::Off,
-            Some("auto") => Moderation::Auto,
             Some(text) => match parse_limits(text) {
                 Some(limits) => Moderation::Fixed(limits),
                 None => {
                     let problem = format!(
-                        "{text:?} is none of \"off\", \"auto\" and N/Tus like \"32/100us\" \
-                         (N 1 to {COUNT_MAX}, T 1 to {DELAY_US_MAX})"
+                        "{text:?} is neither \"off\" nor N/Tus like \"32/100us\" (N 1 to \
+                         {COUNT_MAX}, T 1 to {DELAY_US_MAX})"
                     );
                     return place.error("moderation", problem);
                 }
@@ -56,7 +55,6 @@ impl Display for ModerationPlan {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             Moderation::Off => f.write_str("off"),
-            Moderation::Auto => f.write_str("auto"),
             Moderation::Fixed(Limits { count_max, delay_us_max }) => {
                 write!(f, "{count_max}/{delay_us_max}us")
             }
@@ -83,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_mode_is_shown_as_it_is_typed() {
-        for text in ["off", "auto", "1/1us", "32/100us", "32768/10000us"] {
+        for text in ["off", "1/1us", "32/100us", "32768/10000us"] {
             assert_eq!(plan(Some(text), Source::File).unwrap().to_string(), text);
         }
         assert_eq!(plan(None, Source::File).unwrap().law(), Moderation::Off);
@@ -97,7 +95,7 @@ mod tests {
         for text in [
             "",
             "on",
-            "Auto",
+            "auto",
             "32",
             "32/100",
             "32/us",
@@ -115,10 +113,10 @@ mod tests {
             "4294967297/1us",
         ] {
             let error = plan(Some(text), Source::File).expect_err(text);
-            let words = format!("[[blk]] a: moderation: {text:?} is none of \"off\", \"auto\"");
+            let words = format!("[[blk]] a: moderation: {text:?} is neither \"off\" nor N/Tus");
             assert!(error.starts_with(&words), "{error}");
         }
         let error = plan(Some("on"), Source::CommandLine).expect_err("on");
-        assert!(error.starts_with("--moderation: \"on\" is none of"), "{error}");
+        assert!(error.starts_with("--moderation: \"on\" is neither"), "{error}");
     }
 }

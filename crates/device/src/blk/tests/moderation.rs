@@ -138,11 +138,6 @@ impl Rig {
         self.is_called()
     }
 
-    fn add(&mut self) {
-        self.driver.add(&[(BEHIND, 16)], &[(BEHIND + 64, 1)]).unwrap();
-        self.driver.publish();
-    }
-
     /// Gives an order, as its session does.
     fn heed<T>(&mut self, order: impl FnOnce(oneshot::Sender<T>) -> Order) {
         let (reply, _done) = oneshot::channel();
@@ -279,28 +274,4 @@ fn a_queue_that_ends_tells_what_it_holds_back() {
     let Rig { queue, call, .. } = rig;
     drop(queue);
     assert!(rustix::io::read(&call, &mut [0; 8]).is_ok());
-}
-
-#[test]
-fn by_the_rate_calls_become_few_while_it_is_high_and_are_at_once_when_it_falls() {
-    let mut rig = Rig::new(Moderation::Auto, 64, false);
-    let mut now_ns = 1_000_000_000;
-    let mut serve = |rig: &mut Rig, count: u64, gap_ns: u64| {
-        let before = rig.queue.stats().calls.value();
-        for _ in 0..count {
-            now_ns += gap_ns;
-            rig.answer(1, now_ns);
-            assert_eq!(rig.returned(), 1);
-            rig.add();
-        }
-        rig.queue.stats().calls.value() - before
-    };
-    assert_eq!(serve(&mut rig, 4000, 2000), 4000, "no rate is known yet");
-    serve(&mut rig, 20_000, 2000);
-    let calls = serve(&mut rig, 5000, 2000);
-    assert!((1..=300).contains(&calls), "{calls} calls for 5000 requests");
-    let calls = serve(&mut rig, 1000, 100_000);
-    assert!(calls >= 999, "{calls} calls for 1000 requests");
-    let [held, by_count, by_time, ..] = rig.counted();
-    assert!(held > 10_000 && by_count == 0 && by_time > 100, "{held} {by_count} {by_time}");
 }
