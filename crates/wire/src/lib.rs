@@ -17,6 +17,7 @@ pub mod net;
 pub mod vhost_user;
 pub mod virtio;
 pub mod virtqueue;
+pub mod xen;
 
 /// A 64-bit size as a host size. Lossless: 32-bit hosts do not compile.
 #[must_use]

@@ -1,0 +1,238 @@
+//! `Request`: what a client asks xenstore for, parsed and emitted.
+
+use super::{ErrorName, Header, Message, MessageError, Op, Path, Permission, Watched};
+use super::{append, number, strings};
+
+/// A request, parsed: its paths, numbers and permissions are right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "named as the operations, fields as the specification's")]
+pub enum Request<'a> {
+    Directory(Path<'a>),
+    /// The children of a node from byte `offset` of their list on.
+    DirectoryPart {
+        path: Path<'a>,
+        offset: u32,
+    },
+    Read(Path<'a>),
+    GetPerms(Path<'a>),
+    /// `depth`: how many levels below the node a change may lie; without it, any.
+    Watch {
+        watched: Watched<'a>,
+        token: &'a [u8],
+        depth: Option<u32>,
+    },
+    Unwatch {
+        watched: Watched<'a>,
+        token: &'a [u8],
+    },
+    TransactionStart,
+    TransactionEnd {
+        commit: bool,
+    },
+    Introduce {
+        domain: u16,
+        gfn: i64,
+        port: u32,
+    },
+    Release(u16),
+    GetDomainPath(u16),
+    Write {
+        path: Path<'a>,
+        value: &'a [u8],
+    },
+    Mkdir(Path<'a>),
+    Rm(Path<'a>),
+    SetPerms {
+        path: Path<'a>,
+        permissions: Vec<Permission>,
+    },
+    IsDomainIntroduced(u16),
+    Resume(u16),
+    SetTarget {
+        domain: u16,
+        target: u16,
+    },
+    ResetWatches,
+    /// An operation that a server may leave out: `CONTROL`, features and quotas.
+    Optional(Op, &'a [u8]),
+}
+
+impl<'a> Request<'a> {
+    /// Parses a request.
+    ///
+    /// # Errors
+    /// With what it is to be refused: [`ErrorName::Enosys`] for an operation that no client can
+    /// ask for, else [`ErrorName::Einval`].
+    pub fn parse(message: &Message<'a>) -> Result<Self, ErrorName> {
+        let op = Op::from_id(message.header.kind).ok_or(ErrorName::Enosys)?;
+        match op {
+            Op::Error | Op::WatchEvent => Err(ErrorName::Enosys),
+            Op::TransactionStart if message.header.tx_id != 0 => Err(ErrorName::Ebusy),
+            _ => Self::parse_payload(op, message.payload).ok_or(ErrorName::Einval),
+        }
+    }
+
+    fn parse_payload(op: Op, payload: &'a [u8]) -> Option<Self> {
+        let path = || Path::parse(only(payload)?).ok();
+        let domain = || number(only(payload)?);
+        Some(match op {
+            Op::Directory => Self::Directory(path()?),
+            Op::DirectoryPart => {
+                let [path, offset] = first(payload)?;
+                Self::DirectoryPart { path: Path::parse(path).ok()?, offset: number(offset)? }
+            }
+            Op::Read => Self::Read(path()?),
+            Op::GetPerms => Self::GetPerms(path()?),
+            Op::Watch => {
+                let [watched, token] = first(payload)?;
+                // An empty third string is the reserved field of a client that knows of no depth.
+                let depth = match strings(payload).nth(2) {
+                    None | Some([]) => None,
+                    Some(depth) => Some(number(depth)?),
+                };
+                Self::Watch { watched: Watched::parse(watched).ok()?, token, depth }
+            }
+            Op::Unwatch => {
+                let [watched, token] = first(payload)?;
+                Self::Unwatch { watched: Watched::parse(watched).ok()?, token }
+            }
+            Op::TransactionStart => Self::TransactionStart,
+            Op::TransactionEnd => match only(payload)? {
+                b"T" => Self::TransactionEnd { commit: true },
+                b"F" => Self::TransactionEnd { commit: false },
+                _ => return None,
+            },
+            Op::Introduce => {
+                let [domain, gfn, port] = first(payload)?;
+                Self::Introduce { domain: number(domain)?, gfn: signed(gfn)?, port: number(port)? }
+            }
+            Op::Release => Self::Release(domain()?),
+            Op::GetDomainPath => Self::GetDomainPath(domain()?),
+            Op::Write => {
+                let end = payload.iter().position(|byte| *byte == 0)?;
+                Self::Write { path: Path::parse(&payload[..end]).ok()?, value: &payload[end + 1..] }
+            }
+            Op::Mkdir => Self::Mkdir(path()?),
+            Op::Rm => Self::Rm(path()?),
+            Op::SetPerms => {
+                let mut strings = strings(payload);
+                let path = Path::parse(strings.next()?).ok()?;
+                let permissions: Vec<_> = strings.map(Permission::parse).collect::<Option<_>>()?;
+                (!permissions.is_empty()).then_some(Self::SetPerms { path, permissions })?
+            }
+            Op::IsDomainIntroduced => Self::IsDomainIntroduced(domain()?),
+            Op::Resume => Self::Resume(domain()?),
+            Op::SetTarget => {
+                let [domain, target] = first(payload)?;
+                Self::SetTarget { domain: number(domain)?, target: number(target)? }
+            }
+            Op::ResetWatches => Self::ResetWatches,
+            Op::Control | Op::GetFeature | Op::SetFeature | Op::GetQuota | Op::SetQuota => {
+                Self::Optional(op, payload)
+            }
+            Op::WatchEvent | Op::Error => return None,
+        })
+    }
+
+    /// The operation.
+    #[must_use]
+    pub const fn op(&self) -> Op {
+        match self {
+            Self::Directory(_) => Op::Directory,
+            Self::DirectoryPart { .. } => Op::DirectoryPart,
+            Self::Read(_) => Op::Read,
+            Self::GetPerms(_) => Op::GetPerms,
+            Self::Watch { .. } => Op::Watch,
+            Self::Unwatch { .. } => Op::Unwatch,
+            Self::TransactionStart => Op::TransactionStart,
+            Self::TransactionEnd { .. } => Op::TransactionEnd,
+            Self::Introduce { .. } => Op::Introduce,
+            Self::Release(_) => Op::Release,
+            Self::GetDomainPath(_) => Op::GetDomainPath,
+            Self::Write { .. } => Op::Write,
+            Self::Mkdir(_) => Op::Mkdir,
+            Self::Rm(_) => Op::Rm,
+            Self::SetPerms { .. } => Op::SetPerms,
+            Self::IsDomainIntroduced(_) => Op::IsDomainIntroduced,
+            Self::Resume(_) => Op::Resume,
+            Self::SetTarget { .. } => Op::SetTarget,
+            Self::ResetWatches => Op::ResetWatches,
+            Self::Optional(op, _) => *op,
+        }
+    }
+
+    /// Appends the request, which its reply will call `req_id`, inside the transaction `tx_id`, or
+    /// outside of any with 0.
+    ///
+    /// # Errors
+    /// [`MessageError::TooLong`], [`MessageError::Nul`]: nothing was appended.
+    pub fn emit(&self, req_id: u32, tx_id: u32, out: &mut Vec<u8>) -> Result<(), MessageError> {
+        let header = Header { kind: self.op().id(), req_id, tx_id, size: 0 };
+        append(out, header, &self.payload()?)
+    }
+
+    fn payload(&self) -> Result<Vec<u8>, MessageError> {
+        let token_of = |watched: &Watched<'_>, token: &[u8]| {
+            if token.contains(&0) {
+                return Err(MessageError::Nul { name: self.op().name() });
+            }
+            Ok([watched.as_str().as_bytes(), b"\0", token, b"\0"].concat())
+        };
+        Ok(match self {
+            Self::Directory(path)
+            | Self::Read(path)
+            | Self::GetPerms(path)
+            | Self::Mkdir(path)
+            | Self::Rm(path) => format!("{path}\0").into_bytes(),
+            Self::DirectoryPart { path, offset } => format!("{path}\0{offset}\0").into_bytes(),
+            Self::Watch { watched, token, depth } => {
+                let mut payload = token_of(watched, token)?;
+                if let Some(depth) = depth {
+                    payload.extend_from_slice(format!("{depth}\0").as_bytes());
+                }
+                payload
+            }
+            Self::Unwatch { watched, token } => token_of(watched, token)?,
+            Self::TransactionStart | Self::ResetWatches => b"\0".to_vec(),
+            Self::TransactionEnd { commit } => if *commit { b"T\0" } else { b"F\0" }.to_vec(),
+            Self::Introduce { domain, gfn, port } => {
+                format!("{domain}\0{gfn}\0{port}\0").into_bytes()
+            }
+            Self::Release(domain)
+            | Self::GetDomainPath(domain)
+            | Self::IsDomainIntroduced(domain)
+            | Self::Resume(domain) => format!("{domain}\0").into_bytes(),
+            Self::Write { path, value } => [path.as_str().as_bytes(), b"\0", value].concat(),
+            Self::SetPerms { path, permissions } => {
+                let list = permissions.iter().map(|entry| format!("{entry}\0"));
+                [format!("{path}\0")].into_iter().chain(list).collect::<String>().into_bytes()
+            }
+            Self::SetTarget { domain, target } => format!("{domain}\0{target}\0").into_bytes(),
+            Self::Optional(_, payload) => payload.to_vec(),
+        })
+    }
+}
+
+/// The only string of a payload that has one.
+fn only(payload: &[u8]) -> Option<&[u8]> {
+    let (nul, string) = payload.split_last()?;
+    (*nul == 0 && !string.contains(&0)).then_some(string)
+}
+
+/// The first strings of a payload; more may follow.
+fn first<const N: usize>(payload: &[u8]) -> Option<[&[u8]; N]> {
+    let mut strings = strings(payload);
+    let mut found = [&payload[..0]; N];
+    for place in &mut found {
+        *place = strings.next()?;
+    }
+    Some(found)
+}
+
+/// A decimal number that may be negative.
+fn signed(text: &[u8]) -> Option<i64> {
+    match text.strip_prefix(b"-") {
+        Some(digits) => number::<i64>(digits).map(|n| -n),
+        None => number(text),
+    }
+}
