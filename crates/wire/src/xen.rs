@@ -7,5 +7,6 @@
 //! Pinned specifications: Xen 4.21's `docs/misc/xenstore.txt` and its public headers
 //! `io/xs_wire.h`, `io/xenbus.h`, `io/blkif.h` and `io/ring.h`.
 
+pub mod blkif;
 pub mod path;
 pub mod store;
