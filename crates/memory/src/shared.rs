@@ -141,12 +141,76 @@ mod real {
             id.store(pair.0.to_le(), Ordering::Relaxed);
             len.store(pair.1.to_le(), Ordering::Relaxed);
         }
+
+        /// Words of 32 bits from `offset` on: one check for all of them.
+        #[inline]
+        fn u32s_at(&self, offset: usize, count: usize) -> *mut u32 {
+            assert!(offset <= self.len && (self.len - offset) / 4 >= count);
+            let first = self.base.as_ptr().wrapping_add(offset).cast::<u32>();
+            assert!(first.is_aligned());
+            first
+        }
+
+        #[inline]
+        fn u32_at(&self, offset: usize) -> &AtomicU32 {
+            // SAFETY: in range and aligned (asserted), alive as long as `mapping`.
+            unsafe { AtomicU32::from_ptr(self.u32s_at(offset, 1)) }
+        }
+
+        /// Reads an index of 32 bits without order.
+        #[must_use]
+        #[inline]
+        pub fn load_u32(&self, offset: usize) -> u32 {
+            u32::from_le(self.u32_at(offset).load(Ordering::Relaxed))
+        }
+
+        /// Reads an index of 32 bits; what the peer wrote before it published it is seen after.
+        #[must_use]
+        #[inline]
+        pub fn load_u32_acquire(&self, offset: usize) -> u32 {
+            u32::from_le(self.u32_at(offset).load(Ordering::Acquire))
+        }
+
+        /// Writes an index of 32 bits without order.
+        #[inline]
+        pub fn store_u32(&self, offset: usize, value: u32) {
+            self.u32_at(offset).store(value.to_le(), Ordering::Relaxed);
+        }
+
+        /// Writes an index of 32 bits; what we wrote before is seen by a peer that reads it with
+        /// acquire.
+        #[inline]
+        pub fn store_u32_release(&self, offset: usize, value: u32) {
+            self.u32_at(offset).store(value.to_le(), Ordering::Release);
+        }
+
+        /// Copies words of 32 bits (an entry of a Xen ring) out, each once and without order.
+        #[inline]
+        pub fn load_u32s(&self, offset: usize, words: &mut [u32]) {
+            let first = self.u32s_at(offset, words.len());
+            for (n, word) in words.iter_mut().enumerate() {
+                // SAFETY: all words are in range and aligned (asserted in `u32s_at`).
+                let place = unsafe { AtomicU32::from_ptr(first.wrapping_add(n)) };
+                *word = u32::from_le(place.load(Ordering::Relaxed));
+            }
+        }
+
+        /// Writes words of 32 bits (an entry of a Xen ring) without order.
+        #[inline]
+        pub fn store_u32s(&self, offset: usize, words: &[u32]) {
+            let first = self.u32s_at(offset, words.len());
+            for (n, word) in words.iter().enumerate() {
+                // SAFETY: as in `load_u32s`.
+                let place = unsafe { AtomicU32::from_ptr(first.wrapping_add(n)) };
+                place.store(word.to_le(), Ordering::Relaxed);
+            }
+        }
     }
 }
 
 #[cfg(loom)]
 mod model {
-    use loom::sync::atomic::{AtomicU16, Ordering, fence};
+    use loom::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
     use std::sync::Arc;
 
     /// Orders everything before it against everything after it, loads and stores alike.
@@ -154,10 +218,12 @@ mod model {
         fence(Ordering::SeqCst);
     }
 
-    /// Words of a ring as loom atomics of 16 bits each; wider words are put together from them.
+    /// Words of a ring as loom atomics of 16 bits each; wider words are put together from them. Of
+    /// a ring whose indexes have 32 bits, an atomic has 32 bits, and the ring is made of these.
     #[derive(Clone, Debug)]
     pub struct Words {
         cells: Arc<Vec<AtomicU16>>,
+        wide: Arc<Vec<AtomicU32>>,
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "words are cut into cells of 16 bits")]
@@ -165,7 +231,14 @@ mod model {
         /// `len` zeroed bytes.
         #[must_use]
         pub fn zeroed(len: usize) -> Self {
-            Self { cells: Arc::new((0..len.div_ceil(2)).map(|_| AtomicU16::new(0)).collect()) }
+            let cells = Arc::new((0..len.div_ceil(2)).map(|_| AtomicU16::new(0)).collect());
+            Self { cells, wide: Arc::default() }
+        }
+        /// `len` zeroed bytes of a ring whose words have 32 bits.
+        #[must_use]
+        pub fn zeroed_wide(len: usize) -> Self {
+            let wide = Arc::new((0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect());
+            Self { cells: Arc::default(), wide }
         }
         /// Never maps: the model has no guest memory.
         #[must_use]
@@ -175,7 +248,7 @@ mod model {
         /// Bytes.
         #[must_use]
         pub fn size(&self) -> usize {
-            self.cells.len() * 2
+            self.cells.len() * 2 + self.wide.len() * 4
         }
         /// Never.
         #[must_use]
@@ -223,6 +296,36 @@ mod model {
         /// Writes a used element in four cells.
         pub fn store_pair(&self, offset: usize, pair: (u32, u32)) {
             self.store_u64(offset, u64::from(pair.0) | u64::from(pair.1) << 32);
+        }
+        /// Reads an index without order.
+        #[must_use]
+        pub fn load_u32(&self, offset: usize) -> u32 {
+            self.wide[offset / 4].load(Ordering::Relaxed)
+        }
+        /// Reads an index with acquire.
+        #[must_use]
+        pub fn load_u32_acquire(&self, offset: usize) -> u32 {
+            self.wide[offset / 4].load(Ordering::Acquire)
+        }
+        /// Writes an index without order.
+        pub fn store_u32(&self, offset: usize, value: u32) {
+            self.wide[offset / 4].store(value, Ordering::Relaxed);
+        }
+        /// Writes an index with release.
+        pub fn store_u32_release(&self, offset: usize, value: u32) {
+            self.wide[offset / 4].store(value, Ordering::Release);
+        }
+        /// Reads words of an entry.
+        pub fn load_u32s(&self, offset: usize, words: &mut [u32]) {
+            for (n, word) in words.iter_mut().enumerate() {
+                *word = self.load_u32(offset + 4 * n);
+            }
+        }
+        /// Writes words of an entry.
+        pub fn store_u32s(&self, offset: usize, words: &[u32]) {
+            for (n, word) in words.iter().enumerate() {
+                self.store_u32(offset + 4 * n, *word);
+            }
         }
     }
 }
