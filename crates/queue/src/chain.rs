@@ -11,8 +11,8 @@ pub const BATCH_CHAINS: usize = 64;
 /// for what a batch of them costs.
 pub(crate) const BATCH_SLICES: usize = 1024;
 
-/// A descriptor chain that was popped. It must be pushed, or put back, exactly once; debug builds
-/// panic if one is dropped.
+/// A descriptor chain, or a request of a Xen ring, that was popped. It must be pushed, or put back,
+/// exactly once; debug builds panic if one is dropped.
 #[derive(Debug)]
 pub struct Chain {
     slot: u16,

@@ -1,6 +1,7 @@
 //! `QueueError`: what the driver did wrong; latched, reported once.
 
 use manyring_memory::MemoryError;
+use manyring_wire::xen::blkif::{RING_PAGE_ORDER_MAX, RequestError};
 
 /// A fault of the driver. The queue stops at it; the session and all other queues go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,4 +41,17 @@ pub enum QueueError {
     Buffer(MemoryError),
     #[error("request: {0}")]
     Request(&'static str),
+    #[error("ring of 2^{order} pages, 2^{RING_PAGE_ORDER_MAX} at most")]
+    PageOrder { order: u32 },
+    #[error(
+        "req_prod is {req_prod} in a ring of {size}: {req_cons} requests were taken, {rsp_prod} \
+         answered"
+    )]
+    ReqProd { req_prod: u32, req_cons: u32, rsp_prod: u32, size: u16 },
+    #[error("{taken} requests were taken and not answered in a ring of {size}")]
+    Taken { taken: u32, size: u16 },
+    #[error("a ring of granted pages stays where it was mapped")]
+    Granted,
+    #[error("request: {0}")]
+    Blkif(RequestError),
 }

@@ -33,7 +33,7 @@
 //!    the other's word, so that one of them sees the other. Both fences lie inside:
 //!    `needs_notification` reads the driver's event behind its fence, and `enable_notifications`
 //!    looks at the ring once more behind its own; true means "there is work, do not sleep".
-//!    `tests/interleave.rs` runs both under loom.
+//!    `tests/interleave.rs` and `tests/interleave_blkif.rs` run both under loom.
 //! 6. **The base is a type.** [`Base`] is what `SET_VRING_BASE` and `GET_VRING_BASE` carry; only
 //!    the ring's format knows what its 32 bits mean.
 //!
@@ -41,6 +41,10 @@
 //! is generic over them pays no dispatch. [`DeviceQueue`] and [`DriverQueue`] are enums over the
 //! ring format, with one match for each call; today there is one format, so the match costs
 //! nothing. Nothing above this crate can tell the formats apart.
+//!
+//! The ring of a Xen block device ([`blkif`]) is a type of its own with the same verbs. It is a
+//! [`Ring`], so that whatever runs queues runs it. It has no chains: its requests name pages that
+//! have to be mapped first, and a response has no length.
 //!
 //! ```
 //! use manyring_memory::{GuestMemory, Mapping, RegionSpec};
@@ -77,6 +81,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod base;
+pub mod blkif;
 mod chain;
 mod config;
 mod error;

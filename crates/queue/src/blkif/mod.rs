@@ -1,0 +1,70 @@
+//! The shared ring of a Xen block device: the back half we serve, the front half of tests.
+//!
+//! One area holds requests and responses. The front lays a request at `req_prod`; the back takes
+//! it, and lays a response, not necessarily to that request, at `rsp_prod`, which follows behind:
+//! ```text
+//!        rsp_cons        rsp_prod         req_cons        req_prod
+//!  ---------|---------------|----------------|---------------|----------
+//!    free   |   responses   |  taken, not    |   requests    |   free
+//!           | for the front |   answered     | for the back  |
+//! ```
+//! All four are counts of 32 bits that wrap; an entry's place is its count modulo the ring's size.
+//! A response takes the place of a request that was taken before. So a request is copied out whole
+//! when it is taken: its place may be overwritten by the response to another one.
+//!
+//! **Notifications.** Each side writes the count at which it wants to be told: `req_event`,
+//! `rsp_event`. The peer that moves its own count over it sends an event. Each writes its own
+//! count, passes a full fence, and reads the other's, as the two sides of a split virtqueue with
+//! `VIRTIO_F_EVENT_IDX` do.
+//!
+//! **Pages.** The ring has 1 to 16 pages, which the front grants one by one. Entries have 108 or
+//! 112 bytes and lie close together behind the 64 bytes of the counts, so that they cross the
+//! borders of pages: whoever maps the pages maps them side by side.
+//!
+//! [`BackRing`] has the verbs of the device half of a virtqueue and implements [`crate::Ring`]. It
+//! is not [`crate::Chains`]: what it pops is a request that names pages by grant references, and
+//! these are no slices before somebody has mapped them. Its token is a [`crate::Chain`] all the
+//! same.
+
+mod back;
+mod front;
+
+pub use back::{BackRing, Requests};
+pub use front::FrontRing;
+
+use crate::error::QueueError;
+use manyring_memory::{GuestMemory, Words};
+use manyring_wire::xen::blkif::{Abi, PAGE_SIZE, RING_ENTRIES, RING_PAGE_ORDER_MAX, ring_bytes};
+
+/// Where a ring lies and how its entries are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingConfig {
+    /// The front-end's layout.
+    pub abi: Abi,
+    /// The ring has `1 << order` pages.
+    pub order: u32,
+    /// The first page, as the snapshot of the granted pages names it; the others follow it.
+    pub addr: u64,
+}
+
+impl RingConfig {
+    fn resolve(&self, memory: &GuestMemory) -> Result<Words, QueueError> {
+        self.check()?;
+        Ok(memory.words(self.addr, ring_bytes(self.order), PAGE_SIZE as u64)?)
+    }
+
+    fn check(&self) -> Result<(), QueueError> {
+        let order = self.order;
+        if order > RING_PAGE_ORDER_MAX {
+            return Err(QueueError::PageOrder { order });
+        }
+        Ok(())
+    }
+}
+
+/// Where the entry of `count` begins, in a ring of `size` entries.
+#[inline]
+fn entry_offset(abi: Abi, size: u16, count: u32) -> usize {
+    let place = count & (u32::from(size) - 1);
+    RING_ENTRIES + place as usize * abi.layout().entry_size
+}
