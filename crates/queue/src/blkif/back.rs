@@ -12,8 +12,9 @@
 //!
 //! **Slots.** The place of a request is not its slot. Requests are answered in any order, and the
 //! place of an answered one may be taken by a new request while an older one, which had the same
-//! place one round before, is still in flight: in a ring of four of whose first four requests
-//! three are answered, the fifth has the place of the first. So slots come from a list.
+//! place one round before, is still in flight: in a ring of four whose first four requests are
+//! taken and all but the first answered, the fifth has the place of the first. So slots come from
+//! a list.
 
 use super::{RingConfig, entry_offset};
 use crate::base::Base;
