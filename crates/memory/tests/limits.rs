@@ -206,6 +206,29 @@ fn words_are_little_endian_and_lie_where_they_were_put() {
 }
 
 #[test]
+fn words_of_32_bits_are_copied_where_they_are_inside_and_aligned() {
+    let memory = three();
+    let words = memory.words(PAGE + (1 << 40), 64, 16).unwrap();
+    words.store_u32(0, 0x0102_0304);
+    words.store_u32_release(4, 0x0506_0708);
+    words.store_u32s(8, &[0x090a_0b0c, 7]);
+    let mut bytes = [0; 16];
+    slices(&memory, PAGE, 16).unwrap()[0].read_into(&mut bytes);
+    assert_eq!(bytes, [4, 3, 2, 1, 8, 7, 6, 5, 12, 11, 10, 9, 7, 0, 0, 0]);
+    assert_eq!((words.load_u32(0), words.load_u32_acquire(4)), (0x0102_0304, 0x0506_0708));
+    let mut copied = [0; 4];
+    words.load_u32s(0, &mut copied);
+    assert_eq!(copied, [0x0102_0304, 0x0506_0708, 0x090a_0b0c, 7]);
+    // The last word is inside, the one behind is not, and none lies between two others.
+    words.store_u32s(60, &[1]);
+    words.store_u32s(64, &[]);
+    for (offset, count) in [(61, 1), (62, 0), (64, 1), (52, 4), (68, 0), (usize::MAX, 1)] {
+        let read = std::panic::AssertUnwindSafe(|| words.load_u32s(offset, &mut vec![0; count]));
+        assert!(std::panic::catch_unwind(read).is_err(), "{count} words at {offset}");
+    }
+}
+
+#[test]
 fn a_file_holds_its_region_from_any_offset_on_or_is_refused() {
     let file = rustix::fs::memfd_create("offset", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 3 * PAGE).unwrap();

@@ -15,7 +15,8 @@ use manyring_wire::xen::blkif::{
 };
 use std::sync::Arc;
 
-/// Counts begin here: the second request is beyond the largest of 32 bits.
+/// Counts begin here and wrap after the first request, which has the last place of the ring; the
+/// second has the first.
 const BASE: u32 = u32::MAX;
 /// A guest of 32 bits on x86: its requests are the shortest.
 const ABI: Abi = Abi::X86_32;
@@ -31,7 +32,6 @@ fn explore(preemptions: usize, test: fn()) {
 /// Both halves of a ring.
 fn halves() -> (FrontRing, BackRing) {
     let config = RingConfig { abi: ABI, order: 0, addr: 0 };
-    // Two requests fit below the first and the last place of the ring that are used.
     let words = Words::zeroed_wide(RING_ENTRIES + 32 * ABI.layout().entry_size);
     let front = FrontRing::with_words(config, Base::from_bits(BASE), words.clone()).unwrap();
     let memory = Arc::new(GuestMemory::default());
