@@ -115,7 +115,8 @@ fn front_end_that_asks_for_more_than_was_offered_is_refused() {
     // Whatever was offered, a number of queues is no reason to look for millions of nodes.
     let generous = Offer { queues_max: u32::MAX, ..offer() };
     let list = simple(&[("multi-queue-num-queues", "4294967295")]);
-    assert!(Connection::parse(&list, &generous).is_err());
+    let error = Connection::parse(&list, &generous).unwrap_err().to_string();
+    assert_eq!(error, "multi-queue-num-queues: 4294967295 is not from 1 to 256");
     assert_eq!(
         refused(&[("protocol", "z80-abi")]),
         "protocol: \"z80-abi\" is no ABI that is served"

@@ -213,10 +213,11 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The only string of a payload that has one.
+/// The only string of a payload that has one. Where there were two, a nul byte is left between
+/// them, which neither a path nor a number can have.
 fn only(payload: &[u8]) -> Option<&[u8]> {
     let (nul, string) = payload.split_last()?;
-    (*nul == 0 && !string.contains(&0)).then_some(string)
+    (*nul == 0).then_some(string)
 }
 
 /// The first strings of a payload; more may follow.
