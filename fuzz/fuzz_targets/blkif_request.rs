@@ -60,7 +60,7 @@ impl Input {
         let has = |bit: u8| self.offered & bit != 0;
         Limits {
             sectors: self.sectors.into(),
-            block_shift: self.block_shift % 80,
+            block_shift: u32::from(self.block_shift % 80),
             writable: has(1),
             barrier: has(2),
             flush: has(4),

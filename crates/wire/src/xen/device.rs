@@ -9,7 +9,7 @@
 //! Each record is parsed from the nodes of one folder and emitted as such nodes. A record that
 //! exists keeps the rules of Xen's `io/blkif.h`.
 
-use super::blkif::{Abi, INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
+use super::blkif::{Abi, INDIRECT_SEGMENTS_MAX, Limits, RING_PAGE_ORDER_MAX, SECTOR_SIZE};
 use super::keys::{self, Key, KeyError, KeyFault, shown};
 use std::collections::BTreeMap;
 
@@ -150,6 +150,23 @@ impl Offer {
             }
         }
         nodes
+    }
+
+    /// What the requests of a front-end are checked against that was offered this, and connected
+    /// to `disk`.
+    #[must_use]
+    pub fn limits(&self, disk: &Disk, writable: bool) -> Limits {
+        let block = (u64::from(disk.sector_size) / SECTOR_SIZE).max(1);
+        Limits {
+            sectors: disk.sectors,
+            block_shift: block.trailing_zeros(),
+            writable,
+            barrier: self.barrier,
+            flush: self.flush,
+            discard: self.discard.is_some(),
+            discard_secure: self.discard.is_some_and(|discard| discard.secure),
+            indirect_segments_max: self.indirect_segments_max,
+        }
     }
 
     /// Parses the nodes of a back-end's folder. More than this crate knows to use is cut down.

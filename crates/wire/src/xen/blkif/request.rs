@@ -13,7 +13,7 @@ pub struct Limits {
     /// Size of the disk in sectors of 512 bytes.
     pub sectors: u64,
     /// log2 of the sectors of 512 bytes in one logical block of the disk (`sector-size`).
-    pub block_shift: u8,
+    pub block_shift: u32,
     /// `mode`: may the front-end write?
     pub writable: bool,
     /// `feature-barrier`.
@@ -215,7 +215,7 @@ impl Limits {
     fn check_data(&self, sector: u64, segments: &[Segment]) -> Result<u64, RequestError> {
         let count = segments.iter().map(|segment| u64::from(segment.sectors())).sum();
         self.check_range(sector, count)?;
-        let block = 1_u64.checked_shl(self.block_shift.into()).unwrap_or(u64::MAX);
+        let block = 1_u64.checked_shl(self.block_shift).unwrap_or(u64::MAX);
         if block > 1 {
             let whole = |n: u64| n.is_multiple_of(block);
             let all = segments.iter().all(|segment| whole(segment.sectors().into()));

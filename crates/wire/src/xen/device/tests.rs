@@ -176,6 +176,17 @@ fn offer_of_a_back_end_that_writes_nothing_is_that_of_the_defaults() {
 }
 
 #[test]
+fn requests_are_checked_against_what_was_offered_and_what_the_disk_is() {
+    let disk = Disk { sectors: 16, sector_size: 4096, physical_sector_size: 4096, info: 0 };
+    let limits = offer().limits(&disk, false);
+    assert_eq!((limits.sectors, limits.block_shift, limits.writable), (16, 3, false));
+    assert!(limits.flush && limits.discard && !limits.barrier && !limits.discard_secure);
+    assert_eq!(limits.indirect_segments_max, 256);
+    let plain = Offer::default().limits(&Disk { sector_size: 512, ..disk }, true);
+    assert!(plain.writable && !plain.discard && plain.block_shift == 0);
+}
+
+#[test]
 fn disk_whose_size_is_not_in_whole_blocks_is_refused() {
     let disk = Disk { sectors: 16, sector_size: 4096, physical_sector_size: 8192, info: 4 };
     assert_eq!(Disk::parse(&read_back(disk.emit())), Ok(disk));
