@@ -15,6 +15,8 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod error;
+mod gntdev;
+mod grant;
 mod guest;
 mod iov;
 mod list;
@@ -22,8 +24,12 @@ mod mapping;
 mod region;
 mod shared;
 mod sigbus;
+pub mod simgrant;
+mod window;
 
 pub use error::MemoryError;
+pub use gntdev::{GRANT_DEVICE, GrantDevice};
+pub use grant::{GRANT_PAGE_SIZE, GrantAccess, GrantError, GrantMapper, GrantPages, GrantRef, Lot};
 pub use guest::{GuestAddr, GuestMemory, LastHit, RegionSpec};
 pub use iov::{
     GuestSlice, advance, as_iovecs, copy_between, copy_from_slices, copy_to_slices, total_len,

@@ -25,6 +25,9 @@ const LOCAL_FILE_SYSTEMS: [u64; 10] = [
     0x794c_7630,
 ];
 
+/// Bytes of a page of the host.
+pub(crate) const PAGE: usize = 4096;
+
 /// Memory mapped into this process, writable and shared.
 #[derive(Debug)]
 pub struct Mapping {
@@ -107,6 +110,17 @@ impl Mapping {
         .map_err(MemoryError::Map)?;
         let base = NonNull::new(base.cast()).ok_or(MemoryError::Overflow)?;
         Ok(Self { base, len, size: len, skip: 0, watch: None })
+    }
+
+    /// Reserves `pages` pages at addresses of ours, all of them zeroed memory, for a
+    /// [`crate::window::Window`].
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`], [`MemoryError::TooMany`].
+    pub(crate) fn reserved(pages: usize) -> Result<Self, MemoryError> {
+        let len = pages.checked_mul(PAGE).ok_or(MemoryError::Overflow)?;
+        let base = crate::window::reserve(len)?;
+        Self::watched(base, len, len, 0)
     }
 
     fn watched(

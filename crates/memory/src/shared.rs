@@ -119,6 +119,35 @@ mod real {
             word.store(value, Ordering::Relaxed);
         }
 
+        #[inline]
+        fn u64_at(&self, offset: usize) -> &AtomicU64 {
+            let word = self.at::<u64>(offset);
+            assert!(word.is_aligned());
+            // SAFETY: in range and aligned (asserted), alive as long as `mapping`.
+            unsafe { AtomicU64::from_ptr(word) }
+        }
+
+        /// Reads a 64-bit word (an entry of a grant table); what its writer wrote before is seen
+        /// after.
+        #[must_use]
+        #[inline]
+        pub fn load_u64_acquire(&self, offset: usize) -> u64 {
+            u64::from_le(self.u64_at(offset).load(Ordering::Acquire))
+        }
+
+        /// Replaces a 64-bit word that is still `old` by `new`. What was written before is seen by
+        /// whoever reads the new word with acquire, and the other way round.
+        ///
+        /// # Errors
+        /// The word, if it is another one.
+        #[inline]
+        pub fn compare_exchange_u64(&self, offset: usize, old: u64, new: u64) -> Result<u64, u64> {
+            let (word, old, new) = (self.u64_at(offset), old.to_le(), new.to_le());
+            word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+                .map(u64::from_le)
+                .map_err(u64::from_le)
+        }
+
         /// Reads a used element: id and length, without order.
         #[must_use]
         #[inline]
@@ -280,6 +309,18 @@ mod model {
         #[must_use]
         pub fn load_u64_pair(&self, offset: usize) -> (u64, u64) {
             (self.load_u64(offset), self.load_u64(offset + 8))
+        }
+        /// Reads a 64-bit word in four cells.
+        #[must_use]
+        pub fn load_u64_acquire(&self, offset: usize) -> u64 {
+            self.load_u64(offset)
+        }
+        /// Never: four cells cannot be replaced in one step.
+        ///
+        /// # Errors
+        /// Always.
+        pub fn compare_exchange_u64(&self, offset: usize, _: u64, _: u64) -> Result<u64, u64> {
+            Err(self.load_u64(offset))
         }
         /// Writes a 64-bit word in four cells.
         pub fn store_u64(&self, offset: usize, value: u64) {

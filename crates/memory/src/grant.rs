@@ -1,0 +1,276 @@
+//! Grants: pages that another Xen domain lends us by reference. `GrantMapper`, `GrantPages`.
+//!
+//! ```text
+//! GrantMapper     who maps: Xen's grant device, or the simulated Xen, for one domain
+//! GrantPages      the pages of a queue: addresses reserved once, a reference mapped to any of them
+//! PersistentGrants    which references stay mapped, and which go with their request
+//! ```
+//! A page that is mapped belongs to a snapshot of guest memory as the memory of a virtio guest
+//! does: [`GrantPages::memory`] is one [`GuestMemory`] of one region, whose guest address 4096 * n
+//! is page n. Slices, lists, epochs and disks treat it like any other. **What outlives what**:
+//! every address of that snapshot stays mapped until nobody holds the snapshot any more. A page
+//! that was unmapped holds zeroes of ours, so a slice that is used too late (a mistake of ours)
+//! reads and writes those, and never another guest's memory. A page that its owner cuts away
+//! (SIGBUS) costs the [`GrantPages`] it is in, which are one queue's.
+
+use crate::error::MemoryError;
+use crate::gntdev::GrantDevice;
+use crate::guest::{GuestAddr, GuestMemory, LastHit};
+use crate::list::SliceList;
+use crate::mapping::{Mapping, PAGE};
+use crate::simgrant::SimGrants;
+use crate::window::Window;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes of a page that is granted.
+pub const GRANT_PAGE_SIZE: usize = PAGE;
+
+/// A grant reference (gref): names an entry in the grant table of the domain that lends the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GrantRef(pub u32);
+
+/// What a page is mapped for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrantAccess {
+    /// We read it: the data of a write request. Its owner may have granted it read-only.
+    Read,
+    /// We read and write it.
+    Write,
+}
+
+/// Why a page cannot be mapped or used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum GrantError {
+    #[error("grant reference {gref} lends this domain no page")]
+    NotGranted { gref: u32 },
+    #[error("grant reference {gref} is read-only and the page is to be written")]
+    ReadOnly { gref: u32 },
+    #[error("grant reference {gref} is mapped {max} times already")]
+    Pinned { gref: u32, max: u32 },
+    #[error("page {page} has no grant reference mapped to it")]
+    NotMapped { page: u32 },
+    #[error("{len} bytes at {offset} are not inside a page")]
+    Outside { offset: u32, len: u32 },
+    #[error("no room for more grant references: {pages} pages of this queue")]
+    NoRoom { pages: usize },
+    #[error("the grant device refuses: {0}")]
+    Device(rustix::io::Errno),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// References that are mapped together, with the same access, to pages that follow each other, and
+/// unmapped together: the segments of one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Lot<'a> {
+    /// The page of the first reference.
+    pub page: u32,
+    /// What the pages are mapped for.
+    pub access: GrantAccess,
+    /// The references.
+    pub grefs: &'a [GrantRef],
+}
+
+/// Maps the references of one domain: through Xen's grant device or through the simulated Xen.
+#[derive(Clone, Debug)]
+pub enum GrantMapper {
+    /// Xen's grant device.
+    Device {
+        /// The device, which serves many domains.
+        device: Arc<GrantDevice>,
+        /// The domain that lends the pages.
+        domain: u16,
+    },
+    /// A domain of the simulated Xen.
+    Simulated(Arc<SimGrants>),
+}
+
+impl GrantMapper {
+    /// Maps a lot. One result for each of its references is appended to `results`.
+    fn map(&self, window: &Window, lot: &Lot<'_>, results: &mut Vec<Result<(), GrantError>>) {
+        match self {
+            Self::Device { device, domain } => device.map(window, *domain, lot, results),
+            Self::Simulated(grants) => grants.map(window, lot, results),
+        }
+    }
+
+    /// Forgets references whose pages were unmapped.
+    fn forget(&self, gref: GrantRef) {
+        match self {
+            // The grant device knows it from the unmapping.
+            Self::Device { .. } => {}
+            Self::Simulated(grants) => grants.unpin(gref),
+        }
+    }
+}
+
+/// Which pages of `lot` are those of its references.
+pub(crate) fn pages_of(lot: &Lot<'_>) -> Range<usize> {
+    let first = lot.page as usize;
+    first..first + lot.grefs.len()
+}
+
+/// The pages of a queue, and which grant reference is mapped to each. Unmaps all on drop.
+#[derive(Debug)]
+pub struct GrantPages {
+    mapper: GrantMapper,
+    window: Window,
+    memory: Arc<GuestMemory>,
+    /// By page.
+    mapped: Vec<Option<(GrantRef, GrantAccess)>>,
+    /// Kept for its allocation.
+    results: Vec<Result<(), GrantError>>,
+}
+
+impl GrantPages {
+    /// Reserves `pages` pages, to which no reference is mapped yet. They cost addresses only.
+    ///
+    /// # Errors
+    /// [`GrantError::Memory`].
+    pub fn new(mapper: GrantMapper, pages: usize) -> Result<Self, GrantError> {
+        let window = Window::new(pages)?;
+        let memory = Arc::new(GuestMemory::of_mapping(window.mapping().clone()));
+        Ok(Self { mapper, window, memory, mapped: vec![None; pages], results: Vec::new() })
+    }
+
+    /// Maps all of `grefs`, writable, to pages that follow each other: a ring.
+    ///
+    /// # Errors
+    /// That of the first reference that cannot be mapped; then none is.
+    pub fn of_ring(mapper: GrantMapper, grefs: &[GrantRef]) -> Result<Self, GrantError> {
+        let mut pages = Self::new(mapper, grefs.len())?;
+        let lot = Lot { page: 0, access: GrantAccess::Write, grefs };
+        let mut results = Vec::with_capacity(grefs.len());
+        pages.map(std::iter::once(lot), &mut results);
+        results.into_iter().collect::<Result<(), GrantError>>()?;
+        Ok(pages)
+    }
+
+    /// The pages as guest memory: page n has the guest address 4096 * n.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// The pages as one mapping, for the words of a ring.
+    #[must_use]
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        self.window.mapping()
+    }
+
+    /// True once a page was cut away under us: all of them read as zeroes since.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.mapping().is_broken()
+    }
+
+    /// Pages, mapped or not.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.mapped.len()
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.mapped.is_empty()
+    }
+
+    /// Pages to which a reference is mapped.
+    #[must_use]
+    pub fn mapped_count(&self) -> usize {
+        self.mapped.iter().flatten().count()
+    }
+
+    /// Maps lots: all that a burst of requests needs, by one call. For each reference, in order,
+    /// one result is appended to `results`; the failure of one is not that of another.
+    ///
+    /// # Panics
+    /// If a page is past the end or has a reference already.
+    pub fn map<'a>(
+        &mut self,
+        lots: impl Iterator<Item = Lot<'a>>,
+        results: &mut Vec<Result<(), GrantError>>,
+    ) {
+        for lot in lots {
+            let places = &mut self.mapped[pages_of(&lot)];
+            assert!(places.iter().all(Option::is_none), "two references for one page");
+            self.results.clear();
+            self.mapper.map(&self.window, &lot, &mut self.results);
+            debug_assert_eq!(self.results.len(), lot.grefs.len(), "a result for each reference");
+            for ((place, gref), result) in places.iter_mut().zip(lot.grefs).zip(&self.results) {
+                *place = result.is_ok().then_some((*gref, lot.access));
+            }
+            results.append(&mut self.results);
+        }
+    }
+
+    /// Unmaps all references of `pages`: whole lots, whatever became of their references. Ranges
+    /// that follow each other cost one system call together.
+    pub fn unmap(&mut self, pages: impl Iterator<Item = Range<u32>>) {
+        let mut run = 0..0;
+        for range in pages {
+            let range = range.start as usize..range.end as usize;
+            if range.start != run.end {
+                self.unmap_run(run);
+                run = range.start..range.start;
+            }
+            run.end = range.end;
+        }
+        self.unmap_run(run);
+    }
+
+    fn unmap_run(&mut self, run: Range<usize>) {
+        let places = &mut self.mapped[run.clone()];
+        if places.iter().all(Option::is_none) {
+            return;
+        }
+        // First the mapping, then the mark: the owner may use the page again as soon as it is gone.
+        self.window.clear(run);
+        for (gref, _) in places.iter_mut().filter_map(Option::take) {
+            self.mapper.forget(gref);
+        }
+    }
+
+    /// Adds the slice of `len` bytes at `offset` of a page to `list`, which must lie in
+    /// [`Self::memory`]. This is the door at which the direction is checked: a page that its owner
+    /// granted read-only is never given out to be written.
+    ///
+    /// # Errors
+    /// [`GrantError::NotMapped`], [`GrantError::ReadOnly`], [`GrantError::Outside`].
+    #[inline]
+    pub fn resolve(
+        &self,
+        page: u32,
+        (offset, len): (u32, u32),
+        access: GrantAccess,
+        last: &mut LastHit,
+        list: &mut SliceList,
+    ) -> Result<(), GrantError> {
+        let mapped = self.mapped.get(page as usize).copied().flatten();
+        let (gref, mapped_for) = mapped.ok_or(GrantError::NotMapped { page })?;
+        if access == GrantAccess::Write && mapped_for == GrantAccess::Read {
+            return Err(GrantError::ReadOnly { gref: gref.0 });
+        }
+        let end = offset.checked_add(len).filter(|end| *end as usize <= PAGE);
+        end.ok_or(GrantError::Outside { offset, len })?;
+        let addr = u64::from(page) * PAGE as u64 + u64::from(offset);
+        Ok(list.resolve(GuestAddr(addr), len, last)?)
+    }
+
+    /// Leaves everything mapped for ever: the kernel or a thread may still use it.
+    pub fn leak(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for GrantPages {
+    fn drop(&mut self) {
+        self.unmap_run(0..self.mapped.len());
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,187 @@
+//! `Window`: a range of addresses of ours, into whose pages a front-end's pages are mapped.
+//!
+//! The queue of a Xen disk serves pages that come and go with each request, while its slices are
+//! addresses in one snapshot of guest memory. A window joins the two: it is reserved once, belongs
+//! to one [`GuestMemory`](crate::GuestMemory) of one region, and every page of it is mapped as long
+//! as it lives: either a front-end's page ([`Window::put`]) or zeroed memory of ours
+//! ([`Window::clear`]). So no slice of it ever points at memory of anybody else, whatever is mapped
+//! or unmapped in which order; a page that is cut away (SIGBUS) costs the window, which is the
+//! queue's alone.
+//!
+//! **Where windows lie.** The kernel unmaps what lies at a fixed address before it asks the new
+//! file to map itself there, and leaves a hole if the file refuses, as the grant device does for a
+//! bad reference. [`Window::put`] fills the hole at once, but another thread that maps memory
+//! meanwhile could be given it, and then lose its memory to us. The kernel chooses the highest gap
+//! (the lowest above a third of the address space in the legacy layout); windows lie far below
+//! both, where it chooses nothing.
+#![allow(unsafe_code, reason = "allow-listed: maps at addresses of ours")]
+
+use crate::error::MemoryError;
+use crate::mapping::{Mapping, PAGE};
+use rustix::fd::AsFd;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+use std::hash::{BuildHasher, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The addresses among which windows are placed: 8 TiB.
+const WINDOWS: Range<u64> = 32 << 40..40 << 40;
+/// How many places are tried for one window before it is given up.
+const PLACES_MAX: usize = 64;
+
+/// Pages at addresses of ours. See the module's page.
+#[derive(Clone, Debug)]
+pub(crate) struct Window {
+    mapping: Arc<Mapping>,
+}
+
+impl Window {
+    /// A window of `pages` pages of zeroed memory, allocated as they are touched.
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`], [`MemoryError::TooMany`].
+    pub(crate) fn new(pages: usize) -> Result<Self, MemoryError> {
+        Ok(Self { mapping: Arc::new(Mapping::reserved(pages)?) })
+    }
+
+    /// The mapping, for a snapshot of guest memory or the words of a ring.
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// Pages of the window.
+    pub(crate) fn pages(&self) -> usize {
+        self.mapping.size() / PAGE
+    }
+
+    /// Maps `pages` to the file's bytes from `offset` on. The pages hold zeroes if it fails.
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`].
+    ///
+    /// # Panics
+    /// If the pages are not all inside.
+    pub(crate) fn put(
+        &self,
+        pages: Range<usize>,
+        file: impl AsFd,
+        offset: u64,
+        is_writable: bool,
+    ) -> Result<(), MemoryError> {
+        let (base, len) = self.bytes(&pages);
+        let write = if is_writable { ProtFlags::WRITE } else { ProtFlags::empty() };
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: these addresses are ours (`bytes`), and whoever holds a slice of them copies
+        // bytes only, whatever is mapped there.
+        let mapped = unsafe { mmap(base, len, ProtFlags::READ | write, flags, file, offset) };
+        mapped.map(drop).map_err(|errno| {
+            self.clear(pages);
+            MemoryError::Map(errno)
+        })
+    }
+
+    /// Replaces `pages` by zeroed memory: what was mapped there is unmapped.
+    ///
+    /// # Panics
+    /// If the pages are not all inside, or if the kernel refuses: a page that cannot be taken back
+    /// would stay with a guest that believes it free.
+    pub(crate) fn clear(&self, pages: Range<usize>) {
+        let (base, len) = self.bytes(&pages);
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        let flags = flags | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: as in `put`.
+        let mapped = unsafe { mmap_anonymous(base, len, prot, flags) };
+        assert!(mapped.is_ok(), "pages of a window cannot be cleared: {mapped:?}");
+    }
+
+    /// Address and length of `pages`, which are checked to be inside.
+    fn bytes(&self, pages: &Range<usize>) -> (*mut core::ffi::c_void, usize) {
+        assert!(pages.start <= pages.end && pages.end <= self.pages(), "{pages:?} of a window");
+        let base = self.mapping.address(pages.start * PAGE);
+        (base.as_ptr().cast(), pages.len() * PAGE)
+    }
+}
+
+/// Reserves `len` bytes somewhere among [`WINDOWS`].
+pub(crate) fn reserve(len: usize) -> Result<*mut core::ffi::c_void, MemoryError> {
+    let room =
+        (WINDOWS.end - WINDOWS.start).checked_sub(len as u64).ok_or(MemoryError::Overflow)?;
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    let flags = flags | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    let mut refusal = rustix::io::Errno::NOMEM;
+    for _ in 0..PLACES_MAX {
+        // A place of the process's own random choice, so that nobody can tell addresses ahead.
+        let random = std::hash::RandomState::new().build_hasher().finish();
+        let place = WINDOWS.start + random % (room + 1) / PAGE as u64 * PAGE as u64;
+        let place = std::ptr::without_provenance_mut(host_size(place));
+        // SAFETY: with FIXED_NOREPLACE the kernel takes nobody's memory.
+        match unsafe { mmap_anonymous(place, len, prot, flags) } {
+            Ok(base) => return Ok(base),
+            Err(errno) => refusal = errno,
+        }
+    }
+    Err(MemoryError::Map(refusal))
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "64-bit hosts only, see manyring-wire")]
+const fn host_size(size: u64) -> usize {
+    size as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    fn file(pages: u64) -> rustix::fd::OwnedFd {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("pages", flags).unwrap();
+        ftruncate(&file, pages * PAGE as u64).unwrap();
+        file
+    }
+
+    fn first_byte(window: &Window, page: usize) -> u8 {
+        let [byte] = window.mapping().slice(page * PAGE, 1).unwrap().read_array().unwrap();
+        byte
+    }
+
+    #[test]
+    fn a_page_that_was_put_is_the_files_and_a_cleared_one_is_zero_again() {
+        let (window, file) = (Window::new(8).unwrap(), file(4));
+        rustix::io::pwrite(&file, b"x", 3 * PAGE as u64).unwrap();
+        window.put(5..6, &file, 3 * PAGE as u64, true).unwrap();
+        assert_eq!((first_byte(&window, 4), first_byte(&window, 5)), (0, b'x'));
+        window.mapping().slice(5 * PAGE, 1).unwrap().write_byte(b'y');
+        window.clear(5..6);
+        assert_eq!(first_byte(&window, 5), 0);
+        let mut byte = [0];
+        rustix::io::pread(&file, &mut byte, 3 * PAGE as u64).unwrap();
+        assert_eq!(byte, *b"y");
+    }
+
+    #[test]
+    fn a_file_that_refuses_to_be_mapped_leaves_zeroes_and_no_hole() {
+        let (window, file) = (Window::new(4).unwrap(), file(4));
+        window.put(1..3, &file, 0, true).unwrap();
+        // From now on the file refuses when the kernel has already unmapped what lay there.
+        fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
+        assert!(matches!(window.put(1..3, &file, 0, true), Err(MemoryError::Map(_))));
+        window.mapping().slice(PAGE, 1).unwrap().write_byte(1);
+        assert_eq!((first_byte(&window, 1), first_byte(&window, 2)), (1, 0));
+    }
+
+    #[test]
+    fn memory_of_others_never_lies_where_windows_lie() {
+        let (window, other) = (Window::new(4).unwrap(), Mapping::anonymous(1 << 20).unwrap());
+        let is_place = |address: usize| WINDOWS.contains(&(address as u64));
+        assert!(is_place(window.mapping().slice(0, 1).unwrap().address()));
+        assert!(!is_place(other.slice(0, 1).unwrap().address()));
+        assert!(!is_place(Box::new(1).as_ref() as *const i32 as usize));
+    }
+
+    #[test]
+    #[should_panic(expected = "of a window")]
+    fn pages_past_the_end_are_nobodys() {
+        Window::new(4).unwrap().clear(3..5);
+    }
+}
