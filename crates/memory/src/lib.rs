@@ -21,6 +21,7 @@ mod guest;
 mod iov;
 mod list;
 mod mapping;
+mod persistent;
 mod region;
 mod shared;
 mod sigbus;
@@ -36,5 +37,6 @@ pub use iov::{
 };
 pub use list::{Gather, KeptByte, Pieces, SliceList, SliceQueue};
 pub use mapping::Mapping;
+pub use persistent::{GrantAsks, GrantCounters, GrantLimits, GrantPage, PersistentGrants};
 pub use shared::{Words, fence_full};
 pub use sigbus::{fault_count, install as install_sigbus_handler};

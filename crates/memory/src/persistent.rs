@@ -1,0 +1,409 @@
+//! `PersistentGrants`: the grant references of a queue, which stay mapped, and those that do not.
+//!
+//! A front-end with the feature `persistent` uses the same pages again and again, so mapping one
+//! is worth keeping. For a burst of requests the queue does this:
+//!
+//! ```text
+//! asks.push(gref, access) ..       each reference of a request
+//! asks.end_request()               after its last one
+//! grants.acquire(&mut asks, now)   maps what is not mapped yet: one call for the whole burst
+//! asks.page(n)                     the page of the n-th reference, or why it has none
+//! grants.release(pages, now)       when requests are done: before their responses are published
+//! ```
+//! `acquire` looks each reference up. (1) A reference of the table is a *hit*. (2) Another one is a
+//! *miss*: while the table has room, it is mapped, writable, and enters the table. (3) Without
+//! room, or if the front-end lacks the feature, it goes into its request's *lot*: pages that follow
+//! each other, mapped together and unmapped together, when `release` has seen the last of them.
+//! Table and lots have pages of their own, taken from free lists: a request allocates nothing.
+//!
+//! `purge` makes room. It looks once in [`PURGE_INTERVAL_NS`]: if references found no room since it
+//! looked last, it unmaps those used longest ago, [`PURGE_PERCENT`] of the limit; and in any case
+//! those that nobody has used for [`UNUSED_NS`]. References in use are never purged.
+
+mod table;
+
+use crate::grant::{GrantAccess, GrantError, GrantMapper, GrantPages, GrantRef, Lot};
+use crate::guest::LastHit;
+use crate::list::SliceList;
+use std::ops::Range;
+use table::Table;
+
+/// Time between two looks of `purge`.
+const PURGE_INTERVAL_NS: u64 = 100_000_000;
+/// How much of the limit one look unmaps when the table is full.
+const PURGE_PERCENT: u32 = 5;
+/// A reference that was not used for so long is unmapped.
+const UNUSED_NS: u64 = 60_000_000_000;
+
+/// What a queue may have mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrantLimits {
+    /// References that stay mapped. 0 for a front-end without the feature.
+    pub persistent: u32,
+    /// References of a request that are mapped for it alone, at most.
+    pub lot_pages: u32,
+    /// Requests that have such references at a time. A request takes two lots where it has
+    /// read-only references beside writable ones.
+    pub lots: u32,
+}
+
+/// A page to which a reference is mapped, in use until it is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrantPage(u32);
+
+impl GrantPage {
+    /// Its index in the snapshot of [`PersistentGrants::pages`].
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.0
+    }
+}
+
+/// What became of the references of a queue, counted by the queue's worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrantCounters {
+    /// References of the table now.
+    pub persistent: u64,
+    /// References that were found in the table.
+    pub hits: u64,
+    /// References that were not.
+    pub misses: u64,
+    /// Of the misses, those that were mapped for their request alone.
+    pub transient: u64,
+    /// Of the misses, those that could not be mapped.
+    pub refused: u64,
+    /// References that were unmapped to make room, or because nobody used them.
+    pub purged: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ask {
+    gref: GrantRef,
+    access: GrantAccess,
+}
+
+/// The references that a burst of requests names. Reused.
+#[derive(Debug, Default)]
+pub struct GrantAsks {
+    asks: Vec<Ask>,
+    /// Where the asks of each request end.
+    ends: Vec<usize>,
+    /// By ask, from `acquire` on.
+    pages: Vec<Result<GrantPage, GrantError>>,
+}
+
+impl GrantAsks {
+    /// An empty list.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a reference of the present request. Returns its number.
+    pub fn push(&mut self, gref: GrantRef, access: GrantAccess) -> usize {
+        self.asks.push(Ask { gref, access });
+        self.asks.len() - 1
+    }
+
+    /// The references from now on are those of another request.
+    pub fn end_request(&mut self) {
+        self.ends.push(self.asks.len());
+    }
+
+    /// The page of the reference with this number, once acquired: to be released, exactly once.
+    ///
+    /// # Errors
+    /// Why it could not be mapped.
+    ///
+    /// # Panics
+    /// If it was not acquired.
+    pub fn page(&self, number: usize) -> Result<GrantPage, GrantError> {
+        self.pages[number]
+    }
+
+    /// The pages of all references that were mapped: what is to be released if the burst ends here.
+    pub fn acquired(&self, numbers: Range<usize>) -> impl Iterator<Item = GrantPage> {
+        self.pages[numbers].iter().flatten().copied()
+    }
+
+    /// Empties the list.
+    pub fn clear(&mut self) {
+        self.asks.clear();
+        self.ends.clear();
+        self.pages.clear();
+    }
+}
+
+/// References that one `acquire` maps together.
+#[derive(Debug)]
+struct NewLot {
+    page: u32,
+    access: GrantAccess,
+    /// Of the list of all references to be mapped.
+    grefs: Range<usize>,
+    /// The lot's number; `None` for a reference of the table.
+    lot: Option<u32>,
+}
+
+/// The references that are mapped for a queue. Owned by its worker.
+#[derive(Debug)]
+pub struct PersistentGrants {
+    pages: GrantPages,
+    limits: GrantLimits,
+    table: Table,
+    /// By lot: references mapped, and those of them that are in use.
+    lots: Vec<(u32, u32)>,
+    free_lots: Vec<u32>,
+    /// References found no room in the table since the last purge.
+    is_short: bool,
+    purge_at_ns: u64,
+    counters: GrantCounters,
+    // What `acquire` and `release` need while they run, kept for its allocation.
+    new: Vec<NewLot>,
+    grefs: Vec<GrantRef>,
+    /// Which asks a new reference belongs to.
+    owners: Vec<usize>,
+    results: Vec<Result<(), GrantError>>,
+    ended: Vec<Range<u32>>,
+}
+
+impl PersistentGrants {
+    /// Reserves what `limits` allow; nothing is mapped yet.
+    ///
+    /// # Errors
+    /// [`GrantError::Memory`].
+    pub fn new(mapper: GrantMapper, limits: GrantLimits) -> Result<Self, GrantError> {
+        let pages = limits.persistent as usize + limits.lot_pages as usize * limits.lots as usize;
+        Ok(Self {
+            pages: GrantPages::new(mapper, pages)?,
+            limits,
+            table: Table::new(limits.persistent),
+            lots: vec![(0, 0); limits.lots as usize],
+            free_lots: (0..limits.lots).rev().collect(),
+            is_short: false,
+            purge_at_ns: 0,
+            counters: GrantCounters::default(),
+            new: Vec::new(),
+            grefs: Vec::new(),
+            owners: Vec::new(),
+            results: Vec::new(),
+            ended: Vec::new(),
+        })
+    }
+
+    /// The pages: their snapshot of guest memory, and whether it is broken.
+    #[must_use]
+    pub fn pages(&self) -> &GrantPages {
+        &self.pages
+    }
+
+    /// What became of the references so far.
+    #[must_use]
+    pub fn counters(&self) -> GrantCounters {
+        GrantCounters { persistent: self.table.len().into(), ..self.counters }
+    }
+
+    /// Adds the slice of `len` bytes at `offset` of a page in use to `list`.
+    ///
+    /// # Errors
+    /// [`GrantError::ReadOnly`], [`GrantError::Outside`].
+    #[inline]
+    pub fn resolve(
+        &self,
+        page: GrantPage,
+        bytes: (u32, u32),
+        access: GrantAccess,
+        last: &mut LastHit,
+        list: &mut SliceList,
+    ) -> Result<(), GrantError> {
+        self.pages.resolve(page.0, bytes, access, last, list)
+    }
+
+    /// Finds a page for each reference of `asks`, and maps those that have none by one call.
+    pub fn acquire(&mut self, asks: &mut GrantAsks, now_ns: u64) {
+        asks.pages.clear();
+        let mut ends = std::mem::take(&mut asks.ends);
+        if ends.last() != Some(&asks.asks.len()) {
+            ends.push(asks.asks.len());
+        }
+        let mut first = 0;
+        for end in &ends {
+            // The lot of this request, as an index of `new`.
+            let mut lot = None;
+            for (number, ask) in (first..).zip(&asks.asks[first..*end]) {
+                let page = self.place(*ask, number, &mut lot, now_ns);
+                asks.pages.push(page);
+            }
+            first = *end;
+        }
+        asks.ends = ends;
+        if !self.new.is_empty() {
+            self.map_new(asks);
+        }
+    }
+
+    /// The page of one reference: that of the table, or one to be mapped.
+    fn place(
+        &mut self,
+        ask: Ask,
+        number: usize,
+        lot: &mut Option<usize>,
+        now_ns: u64,
+    ) -> Result<GrantPage, GrantError> {
+        if let Some(page) = self.table.find(ask.gref, now_ns) {
+            self.counters.hits += 1;
+            return Ok(GrantPage(page));
+        }
+        self.counters.misses += 1;
+        let access = GrantAccess::Write;
+        if let Some(page) = self.table.insert(ask.gref, now_ns) {
+            self.plan(NewLot { page, access, grefs: 0..0, lot: None });
+            return Ok(self.add(ask.gref, number));
+        }
+        self.is_short |= self.limits.persistent > 0;
+        let has_room = |at: &usize| {
+            let NewLot { access, grefs, .. } = &self.new[*at];
+            *access == ask.access && grefs.len() < self.limits.lot_pages as usize
+        };
+        if lot.filter(has_room).is_none() {
+            let refused = GrantError::NoRoom { pages: self.pages.len() };
+            let Some(free) = self.free_lots.pop().filter(|_| self.limits.lot_pages > 0) else {
+                self.counters.refused += 1;
+                return Err(refused);
+            };
+            let page = self.limits.persistent + free * self.limits.lot_pages;
+            self.plan(NewLot { page, access: ask.access, grefs: 0..0, lot: Some(free) });
+            *lot = Some(self.new.len() - 1);
+        }
+        Ok(self.add(ask.gref, number))
+    }
+
+    fn plan(&mut self, new: NewLot) {
+        let end = self.grefs.len();
+        self.new.push(NewLot { grefs: end..end, ..new });
+    }
+
+    /// Adds a reference to the newest lot.
+    fn add(&mut self, gref: GrantRef, number: usize) -> GrantPage {
+        self.grefs.push(gref);
+        self.owners.push(number);
+        let Some(new) = self.new.last_mut() else { return GrantPage(0) };
+        new.grefs.end = self.grefs.len();
+        GrantPage(new.page + u32::try_from(new.grefs.len() - 1).unwrap_or(0))
+    }
+}
+
+impl PersistentGrants {
+    /// Maps the lots that `acquire` has planned. A reference that cannot be mapped costs those asks
+    /// that name it.
+    fn map_new(&mut self, asks: &mut GrantAsks) {
+        let Self { pages, new, grefs, results, .. } = self;
+        results.clear();
+        let lot = |new: &NewLot| {
+            let grefs = &grefs[new.grefs.clone()];
+            Lot { page: new.page, access: new.access, grefs }
+        };
+        // `lot` borrows the list of references only.
+        pages.map(new.iter().map(lot), results);
+        let mut planned = std::mem::take(&mut self.new);
+        for new in planned.drain(..) {
+            let mut mapped = 0;
+            for (page, number) in (new.page..).zip(new.grefs.clone()) {
+                match self.results[number] {
+                    Ok(()) => mapped += 1,
+                    Err(error) => self.refuse(asks, GrantPage(page), error, self.owners[number]),
+                }
+            }
+            if let Some(lot) = new.lot {
+                self.counters.transient += u64::from(mapped);
+                let len = u32::try_from(new.grefs.len()).unwrap_or(0);
+                self.lots[lot as usize] = (len, mapped);
+                if mapped == 0 {
+                    self.free_lots.push(lot);
+                }
+            }
+        }
+        self.new = planned;
+        self.grefs.clear();
+        self.owners.clear();
+    }
+
+    /// A new page could not be mapped: every ask that was promised it is refused. The first one
+    /// that was is `first`.
+    fn refuse(&mut self, asks: &mut GrantAsks, page: GrantPage, error: GrantError, first: usize) {
+        for promised in asks.pages[first..].iter_mut().filter(|found| **found == Ok(page)) {
+            *promised = Err(error);
+            self.counters.refused += 1;
+        }
+        if page.0 < self.limits.persistent {
+            self.table.remove(page.0);
+        }
+    }
+
+    /// Pages of requests that are done are not in use any more. Those that do not stay mapped are
+    /// unmapped, together, so that a response may be published after this call.
+    ///
+    /// # Panics
+    /// If a page is released more often than it was acquired.
+    pub fn release(&mut self, pages: impl Iterator<Item = GrantPage>, now_ns: u64) {
+        let GrantLimits { persistent, lot_pages, .. } = self.limits;
+        for GrantPage(page) in pages {
+            if page < persistent {
+                self.table.release(page, now_ns);
+                continue;
+            }
+            let lot = (page - persistent) / lot_pages;
+            let (len, users) = &mut self.lots[lot as usize];
+            assert!(*users > 0, "page {page} was released more often than acquired");
+            *users -= 1;
+            if *users == 0 {
+                let first = persistent + lot * lot_pages;
+                self.ended.push(first..first + *len);
+                self.free_lots.push(lot);
+            }
+        }
+        self.unmap_ended();
+    }
+
+    /// Unmaps references that nobody uses, if it is time to look: see the module's page. Returns
+    /// how many.
+    pub fn purge(&mut self, now_ns: u64) -> u64 {
+        if now_ns < self.purge_at_ns {
+            return 0;
+        }
+        self.purge_at_ns = now_ns + PURGE_INTERVAL_NS;
+        let share = (self.limits.persistent * PURGE_PERCENT / 100).max(1);
+        let wanted = if std::mem::take(&mut self.is_short) { share } else { 0 };
+        let (ended, mut purged) = (&mut self.ended, 0);
+        self.table.take_unused(wanted, now_ns.checked_sub(UNUSED_NS), |page| {
+            ended.push(page..page + 1);
+            purged += 1;
+        });
+        self.counters.purged += purged;
+        self.unmap_ended();
+        purged
+    }
+
+    /// When `purge` will have something to look at. `None`: not before the next `acquire`.
+    #[must_use]
+    pub fn purge_due_ns(&self) -> Option<u64> {
+        let unused = self.table.unused_since_ns().map(|since| since.saturating_add(UNUSED_NS));
+        let due = if self.is_short { Some(0) } else { unused };
+        due.map(|due| due.max(self.purge_at_ns))
+    }
+
+    fn unmap_ended(&mut self) {
+        if !self.ended.is_empty() {
+            self.ended.sort_unstable_by_key(|range| range.start);
+            self.pages.unmap(self.ended.drain(..));
+        }
+    }
+
+    /// Leaves everything mapped for ever: the kernel or a thread may still use it.
+    pub fn leak(self) {
+        self.pages.leak();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+//! `Table`: the references that stay mapped, by reference and in the order of their last use.
+
+use crate::grant::GrantRef;
+use std::collections::HashMap;
+
+/// No entry.
+const NONE: u32 = u32::MAX;
+
+/// A reference that is mapped to a page: entry n is page n.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    gref: GrantRef,
+    /// Requests in flight that use it.
+    users: u32,
+    used_at_ns: u64,
+    /// Its neighbours in the order of last use.
+    older: u32,
+    newer: u32,
+}
+
+/// The table of a queue. The references are a guest's choice, so they are hashed with a key that it
+/// does not know.
+#[derive(Debug)]
+pub(super) struct Table {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    by_gref: HashMap<GrantRef, u32>,
+    oldest: u32,
+    newest: u32,
+}
+
+impl Table {
+    /// An empty table with room for `size` references.
+    pub(super) fn new(size: u32) -> Self {
+        let gref = GrantRef(0);
+        let entry = Entry { gref, users: 0, used_at_ns: 0, older: NONE, newer: NONE };
+        Self {
+            entries: vec![entry; size as usize],
+            free: (0..size).rev().collect(),
+            by_gref: HashMap::with_capacity(size as usize),
+            oldest: NONE,
+            newest: NONE,
+        }
+    }
+
+    /// References.
+    #[allow(clippy::cast_possible_truncation, reason = "as many as entries, counted in 32 bits")]
+    pub(super) fn len(&self) -> u32 {
+        (self.entries.len() - self.free.len()) as u32
+    }
+
+    /// The page of a reference, which has one more user from now on.
+    #[inline]
+    pub(super) fn find(&mut self, gref: GrantRef, now_ns: u64) -> Option<u32> {
+        let page = *self.by_gref.get(&gref)?;
+        self.entries[page as usize].users += 1;
+        self.touch(page, now_ns);
+        Some(page)
+    }
+
+    /// Gives a new reference a page, and its first user. `None` if the table is full.
+    pub(super) fn insert(&mut self, gref: GrantRef, now_ns: u64) -> Option<u32> {
+        let page = self.free.pop()?;
+        self.by_gref.insert(gref, page);
+        let (older, newer) = (NONE, NONE);
+        self.entries[page as usize] = Entry { gref, users: 1, used_at_ns: now_ns, older, newer };
+        self.link_newest(page);
+        Some(page)
+    }
+
+    /// Takes a reference out, whoever uses it.
+    pub(super) fn remove(&mut self, page: u32) {
+        self.by_gref.remove(&self.entries[page as usize].gref);
+        self.unlink(page);
+        self.free.push(page);
+    }
+
+    /// A page has one user less.
+    #[inline]
+    pub(super) fn release(&mut self, page: u32, now_ns: u64) {
+        let entry = &mut self.entries[page as usize];
+        assert!(entry.users > 0, "page {page} was released more often than acquired");
+        entry.users -= 1;
+        self.touch(page, now_ns);
+    }
+
+    /// Takes out references without users, the one unused for the longest time first: `count` of
+    /// them, and all those last used at `before_ns` or earlier. Calls `each` with their pages.
+    pub(super) fn take_unused(
+        &mut self,
+        count: u32,
+        before_ns: Option<u64>,
+        mut each: impl FnMut(u32),
+    ) {
+        let (mut page, mut taken) = (self.oldest, 0);
+        while let Some(Entry { users, used_at_ns, newer, .. }) = self.entry(page) {
+            if taken >= count && before_ns.is_none_or(|before| used_at_ns > before) {
+                return;
+            }
+            if users == 0 {
+                self.remove(page);
+                each(page);
+                taken += 1;
+            }
+            page = newer;
+        }
+    }
+
+    /// When the reference was last used that nobody has used for the longest time.
+    pub(super) fn unused_since_ns(&self) -> Option<u64> {
+        let mut page = self.oldest;
+        while let Some(entry) = self.entry(page) {
+            if entry.users == 0 {
+                return Some(entry.used_at_ns);
+            }
+            page = entry.newer;
+        }
+        None
+    }
+
+    /// Users of a reference of the table.
+    #[cfg(test)]
+    pub(super) fn has(&self, gref: GrantRef) -> Option<u32> {
+        self.by_gref.get(&gref).map(|page| self.entries[*page as usize].users)
+    }
+
+    fn entry(&self, page: u32) -> Option<Entry> {
+        self.entries.get(page as usize).copied()
+    }
+
+    /// A page is used now: it becomes the newest.
+    #[inline]
+    fn touch(&mut self, page: u32, now_ns: u64) {
+        self.entries[page as usize].used_at_ns = now_ns;
+        if self.newest != page {
+            self.unlink(page);
+            self.link_newest(page);
+        }
+    }
+
+    fn unlink(&mut self, page: u32) {
+        let Entry { older, newer, .. } = self.entries[page as usize];
+        match self.entries.get_mut(older as usize) {
+            Some(neighbour) => neighbour.newer = newer,
+            None => self.oldest = newer,
+        }
+        match self.entries.get_mut(newer as usize) {
+            Some(neighbour) => neighbour.older = older,
+            None => self.newest = older,
+        }
+    }
+
+    fn link_newest(&mut self, page: u32) {
+        let entry = &mut self.entries[page as usize];
+        (entry.older, entry.newer) = (self.newest, NONE);
+        match self.entries.get_mut(self.newest as usize) {
+            Some(neighbour) => neighbour.newer = page,
+            None => self.oldest = page,
+        }
+        self.newest = page;
+    }
+}
