@@ -1,6 +1,6 @@
 //! `DriverError`: what the guest's side can meet.
 
-use manyring_memory::MemoryError;
+use manyring_memory::{GrantError, MemoryError};
 use manyring_queue::QueueError;
 use rustix::io::Errno;
 use std::io;
@@ -15,6 +15,8 @@ pub enum DriverError {
     System(#[from] Errno),
     #[error("guest memory: {0}")]
     Memory(#[from] MemoryError),
+    #[error("grants: {0}")]
+    Grants(#[from] GrantError),
     #[error("ring: {0}")]
     Queue(#[from] QueueError),
     #[error("no room for {len} bytes in the arena")]

@@ -9,6 +9,8 @@
 //! FrontEnd  the vhost-user front-end over a blocking socket
 //! BlkDriver a virtio-blk driver over the three
 //! NetDriver a virtio-net driver: queue pairs, each movable to a thread; the control queue
+//! SimXen    Xen without Xen: xenstore, grants and event channels between processes
+//! XenDomain a domain of it from inside: pages, grants, event channels
 //! hostile   a toolbox that spoils a valid ring
 //! ```
 #![deny(unsafe_code)]
@@ -21,6 +23,7 @@ mod net;
 mod request;
 mod vhost_user;
 mod vring;
+mod xen;
 
 pub use arena::{Arena, TableEntry};
 pub use blk::{BlkDriver, BlkQueue};
@@ -32,5 +35,6 @@ pub use net::{
 pub use request::{BlkOptions, Done, Op};
 pub use vhost_user::FrontEnd;
 pub use vring::Vring;
+pub use xen::{EventChannel, SimXen, XEN_PAGE_SIZE, XenCalls, XenDomain};
 // A test of the daemon names this crate only, and spells messages and rings with these.
 pub use {manyring_queue as queue, manyring_wire as wire};
