@@ -49,17 +49,17 @@ impl GrantDevice {
         Ok(Self { fd })
     }
 
-    /// Maps a lot: all of its references together, or one by one if the device refuses that, so
+    /// Maps a lot: all of its references together, or one by one if Xen refuses one of them, so
     /// that a bad reference costs itself only.
     pub(crate) fn map(
         &self,
-        window: &Window,
+        window: &mut Window,
         domain: u16,
         lot: &Lot<'_>,
         results: &mut Vec<Result<(), GrantError>>,
     ) {
         let whole = self.map_together(window, domain, lot);
-        if lot.grefs.len() == 1 || whole.is_ok() {
+        if lot.grefs.len() == 1 || !matches!(whole, Err(GrantError::NotGranted { .. })) {
             results.extend(lot.grefs.iter().map(|_| whole));
             return;
         }
@@ -70,7 +70,12 @@ impl GrantDevice {
     }
 
     /// Maps all references of a lot or none of them.
-    fn map_together(&self, window: &Window, domain: u16, lot: &Lot<'_>) -> Result<(), GrantError> {
+    fn map_together(
+        &self,
+        window: &mut Window,
+        domain: u16,
+        lot: &Lot<'_>,
+    ) -> Result<(), GrantError> {
         let Some(GrantRef(gref)) = lot.grefs.first().copied() else { return Ok(()) };
         let mut request = map_request(domain, lot.grefs);
         // SAFETY: the request holds the header and as many pairs as it counts; the device reads
@@ -129,11 +134,11 @@ mod tests {
     #[test]
     fn a_device_that_does_not_know_the_request_refuses_each_reference() {
         let fd = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
-        let (device, window) = (GrantDevice { fd }, Window::new(4).unwrap());
+        let (device, mut window) = (GrantDevice { fd }, Window::new(4).unwrap());
         let grefs = [GrantRef(1), GrantRef(2)];
         let lot = Lot { page: 1, access: GrantAccess::Write, grefs: &grefs };
         let mut results = Vec::new();
-        device.map(&window, 1, &lot, &mut results);
+        device.map(&mut window, 1, &lot, &mut results);
         assert_eq!(results, [Err(GrantError::Device(Errno::NOTTY)); 2]);
     }
 

@@ -89,7 +89,7 @@ pub enum GrantMapper {
 
 impl GrantMapper {
     /// Maps a lot. One result for each of its references is appended to `results`.
-    fn map(&self, window: &Window, lot: &Lot<'_>, results: &mut Vec<Result<(), GrantError>>) {
+    fn map(&self, window: &mut Window, lot: &Lot<'_>, results: &mut Vec<Result<(), GrantError>>) {
         match self {
             Self::Device { device, domain } => device.map(window, *domain, lot, results),
             Self::Simulated(grants) => grants.map(window, lot, results),
@@ -198,7 +198,7 @@ impl GrantPages {
             let places = &mut self.mapped[pages_of(&lot)];
             assert!(places.iter().all(Option::is_none), "two references for one page");
             self.results.clear();
-            self.mapper.map(&self.window, &lot, &mut self.results);
+            self.mapper.map(&mut self.window, &lot, &mut self.results);
             debug_assert_eq!(self.results.len(), lot.grefs.len(), "a result for each reference");
             for ((place, gref), result) in places.iter_mut().zip(lot.grefs).zip(&self.results) {
                 *place = result.is_ok().then_some((*gref, lot.access));

@@ -11,6 +11,10 @@
 //! for each slice or request. What the kernel is given to go on with after a call has returned is
 //! the business of the one file that does so (`backend/sys/uring.rs`), which says on what its
 //! callers' word must rest.
+//!
+//! **Pages that Xen domains lend** are mapped one by one into the [`GrantPages`] of a queue, whose
+//! snapshot stays the same: from there on they are guest memory like any other.
+//! [`PersistentGrants`] keeps the mappings that pay; [`simgrant`] is Xen without Xen.
 #![deny(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

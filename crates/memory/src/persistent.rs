@@ -12,9 +12,10 @@
 //! ```
 //! `acquire` looks each reference up. (1) A reference of the table is a *hit*. (2) Another one is a
 //! *miss*: while the table has room, it is mapped, writable, and enters the table. (3) Without
-//! room, or if the front-end lacks the feature, it goes into its request's *lot*: pages that follow
-//! each other, mapped together and unmapped together, when `release` has seen the last of them.
-//! Table and lots have pages of their own, taken from free lists: a request allocates nothing.
+//! room, or if the front-end lacks the feature, or if the process has as many mappings that stay as
+//! it may (`window.rs`), it goes into its request's *lot*: pages that follow each other, mapped
+//! together and unmapped together, when `release` has seen the last of them. Table and lots have
+//! pages of their own, taken from free lists: a request allocates nothing.
 //!
 //! `purge` makes room. It looks once in [`PURGE_INTERVAL_NS`]: if references found no room since it
 //! looked last, it unmaps those used longest ago, [`PURGE_PERCENT`] of the limit; and in any case
@@ -25,6 +26,7 @@ mod table;
 use crate::grant::{GrantAccess, GrantError, GrantMapper, GrantPages, GrantRef, Lot};
 use crate::guest::LastHit;
 use crate::list::SliceList;
+use crate::window::has_room_to_keep;
 use std::ops::Range;
 use table::Table;
 
@@ -110,6 +112,18 @@ impl GrantAsks {
         self.ends.push(self.asks.len());
     }
 
+    /// References of all requests.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.asks.len()
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.asks.is_empty()
+    }
+
     /// The page of the reference with this number, once acquired: to be released, exactly once.
     ///
     /// # Errors
@@ -164,6 +178,7 @@ pub struct PersistentGrants {
     /// Which asks a new reference belongs to.
     owners: Vec<usize>,
     results: Vec<Result<(), GrantError>>,
+    failed: Vec<(u32, GrantError)>,
     ended: Vec<Range<u32>>,
 }
 
@@ -187,6 +202,7 @@ impl PersistentGrants {
             grefs: Vec::new(),
             owners: Vec::new(),
             results: Vec::new(),
+            failed: Vec::new(),
             ended: Vec::new(),
         })
     }
@@ -250,13 +266,15 @@ impl PersistentGrants {
         lot: &mut Option<usize>,
         now_ns: u64,
     ) -> Result<GrantPage, GrantError> {
-        if let Some(page) = self.table.find(ask.gref, now_ns) {
+        if let Some(page) = self.table.find(ask.gref) {
             self.counters.hits += 1;
             return Ok(GrantPage(page));
         }
         self.counters.misses += 1;
         let access = GrantAccess::Write;
-        if let Some(page) = self.table.insert(ask.gref, now_ns) {
+        let has_room = has_room_to_keep();
+        let kept = has_room.then(|| self.table.insert(ask.gref, now_ns)).flatten();
+        if let Some(page) = kept {
             self.plan(NewLot { page, access, grefs: 0..0, lot: None });
             return Ok(self.add(ask.gref, number));
         }
@@ -311,7 +329,14 @@ impl PersistentGrants {
             for (page, number) in (new.page..).zip(new.grefs.clone()) {
                 match self.results[number] {
                     Ok(()) => mapped += 1,
-                    Err(error) => self.refuse(asks, GrantPage(page), error, self.owners[number]),
+                    Err(error) if new.lot.is_some() => {
+                        asks.pages[self.owners[number]] = Err(error);
+                        self.counters.refused += 1;
+                    }
+                    Err(error) => {
+                        self.table.remove(page);
+                        self.failed.push((page, error));
+                    }
                 }
             }
             if let Some(lot) = new.lot {
@@ -324,20 +349,26 @@ impl PersistentGrants {
             }
         }
         self.new = planned;
+        self.refuse_failed(asks);
         self.grefs.clear();
         self.owners.clear();
     }
 
-    /// A new page could not be mapped: every ask that was promised it is refused. The first one
-    /// that was is `first`.
-    fn refuse(&mut self, asks: &mut GrantAsks, page: GrantPage, error: GrantError, first: usize) {
-        for promised in asks.pages[first..].iter_mut().filter(|found| **found == Ok(page)) {
-            *promised = Err(error);
-            self.counters.refused += 1;
+    /// References of the table could not be mapped: every ask that was promised one is refused,
+    /// in one pass whatever their number.
+    fn refuse_failed(&mut self, asks: &mut GrantAsks) {
+        if self.failed.is_empty() {
+            return;
         }
-        if page.0 < self.limits.persistent {
-            self.table.remove(page.0);
+        self.failed.sort_unstable_by_key(|(page, _)| *page);
+        for promised in &mut asks.pages {
+            let Ok(GrantPage(page)) = *promised else { continue };
+            if let Ok(at) = self.failed.binary_search_by_key(&page, |(page, _)| *page) {
+                *promised = Err(self.failed[at].1);
+                self.counters.refused += 1;
+            }
         }
+        self.failed.clear();
     }
 
     /// Pages of requests that are done are not in use any more. Those that do not stay mapped are
@@ -384,7 +415,8 @@ impl PersistentGrants {
         purged
     }
 
-    /// When `purge` will have something to look at. `None`: not before the next `acquire`.
+    /// When `purge` will have something to look at. `None`: not before the next `acquire`. For a
+    /// queue that is about to sleep: it looks past all references in use.
     #[must_use]
     pub fn purge_due_ns(&self) -> Option<u64> {
         let unused = self.table.unused_since_ns().map(|since| since.saturating_add(UNUSED_NS));

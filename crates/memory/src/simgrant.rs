@@ -245,12 +245,12 @@ impl SimGrants {
     /// mapped by one call.
     pub(crate) fn map(
         &self,
-        window: &Window,
+        window: &mut Window,
         lot: &Lot<'_>,
         results: &mut Vec<Result<(), GrantError>>,
     ) {
         let is_writable = lot.access == GrantAccess::Write;
-        let put = |first: usize, page: u64, grefs: &[GrantRef]| {
+        let mut put = |first: usize, page: u64, grefs: &[GrantRef]| {
             let (pages, offset) = (first..first + grefs.len(), page * PAGE as u64);
             let put = window.put(pages, &self.file, offset, is_writable);
             if put.is_err() {

@@ -14,6 +14,11 @@
 //! meanwhile could be given it, and then lose its memory to us. The kernel chooses the highest gap
 //! (the lowest above a third of the address space in the legacy layout); windows lie far below
 //! both, where it chooses nothing.
+//!
+//! **How many pieces.** A process may have so many mappings (`vm.max_map_count`), and one that has
+//! them all can neither map nor unmap. A piece that is put into a window takes up to two: its own,
+//! and what it cuts a neighbour in two for. So all windows together hold a bounded number of
+//! pieces, and beyond that a further one is refused: nothing else of the process ever is.
 #![allow(unsafe_code, reason = "allow-listed: maps at addresses of ours")]
 
 use crate::error::MemoryError;
@@ -22,17 +27,42 @@ use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use std::hash::{BuildHasher, Hasher};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// The addresses among which windows are placed: 8 TiB.
 const WINDOWS: Range<u64> = 32 << 40..40 << 40;
 /// How many places are tried for one window before it is given up.
 const PLACES_MAX: usize = 64;
 
+/// `vm.max_map_count`, where it cannot be read: the kernel's default.
+const MAPPINGS_DEFAULT: usize = 65_530;
+
+/// Pieces of all windows.
+static PIECES: AtomicUsize = AtomicUsize::new(0);
+
+/// Pieces that all windows may have: three of eight of the mappings of a process, so that a quarter
+/// is left for everything else.
+fn pieces_max() -> usize {
+    static MAX: OnceLock<usize> = OnceLock::new();
+    *MAX.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+        let mappings = text.and_then(|text| text.trim().parse().ok()).unwrap_or(MAPPINGS_DEFAULT);
+        mappings / 8 * 3
+    })
+}
+
+/// True while there is room for pieces that stay. The last third is for those that come and go.
+pub(crate) fn has_room_to_keep() -> bool {
+    PIECES.load(Ordering::Relaxed) < pieces_max() / 3 * 2
+}
+
 /// Pages at addresses of ours. See the module's page.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Window {
     mapping: Arc<Mapping>,
+    /// By page: true where a piece begins.
+    begins: Vec<bool>,
 }
 
 impl Window {
@@ -41,7 +71,10 @@ impl Window {
     /// # Errors
     /// [`MemoryError::Map`], [`MemoryError::TooMany`].
     pub(crate) fn new(pages: usize) -> Result<Self, MemoryError> {
-        Ok(Self { mapping: Arc::new(Mapping::reserved(pages)?) })
+        // Read now: a sandbox may forbid it later.
+        pieces_max();
+        let mapping = Arc::new(Mapping::reserved(pages)?);
+        Ok(Self { mapping, begins: vec![false; pages] })
     }
 
     /// The mapping, for a snapshot of guest memory or the words of a ring.
@@ -54,21 +87,27 @@ impl Window {
         self.mapping.size() / PAGE
     }
 
-    /// Maps `pages` to the file's bytes from `offset` on. The pages hold zeroes if it fails.
+    /// Maps `pages` to the file's bytes from `offset` on: one piece, which is cleared as a whole.
+    /// The pages hold zeroes if it fails.
     ///
     /// # Errors
-    /// [`MemoryError::Map`].
+    /// [`MemoryError::Map`]; [`MemoryError::Pieces`] if there are as many as may be.
     ///
     /// # Panics
     /// If the pages are not all inside.
     pub(crate) fn put(
-        &self,
+        &mut self,
         pages: Range<usize>,
         file: impl AsFd,
         offset: u64,
         is_writable: bool,
     ) -> Result<(), MemoryError> {
         let (base, len) = self.bytes(&pages);
+        let max = pieces_max();
+        let more = |pieces| (pieces < max).then_some(pieces + 1);
+        let counted = PIECES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        counted.map_err(|_| MemoryError::Pieces { max })?;
+        self.begins[pages.start] = true;
         let write = if is_writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
         // SAFETY: these addresses are ours (`bytes`), and whoever holds a slice of them copies
@@ -85,13 +124,21 @@ impl Window {
     /// # Panics
     /// If the pages are not all inside, or if the kernel refuses: a page that cannot be taken back
     /// would stay with a guest that believes it free.
-    pub(crate) fn clear(&self, pages: Range<usize>) {
+    pub(crate) fn clear(&mut self, pages: Range<usize>) {
         let (base, len) = self.bytes(&pages);
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         let flags = flags | MapFlags::FIXED | MapFlags::NORESERVE;
         // SAFETY: as in `put`.
         let mapped = unsafe { mmap_anonymous(base, len, prot, flags) };
         assert!(mapped.is_ok(), "pages of a window cannot be cleared: {mapped:?}");
+        self.forget(pages);
+    }
+
+    /// The pieces of `pages` are gone.
+    fn forget(&mut self, pages: Range<usize>) {
+        let begins = self.begins[pages].iter_mut();
+        let gone = begins.map(std::mem::take).filter(|begins| *begins).count();
+        PIECES.fetch_sub(gone, Ordering::Relaxed);
     }
 
     /// Address and length of `pages`, which are checked to be inside.
@@ -99,6 +146,13 @@ impl Window {
         assert!(pages.start <= pages.end && pages.end <= self.pages(), "{pages:?} of a window");
         let base = self.mapping.address(pages.start * PAGE);
         (base.as_ptr().cast(), pages.len() * PAGE)
+    }
+}
+
+impl Drop for Window {
+    /// Whoever holds the mapping still sees its pieces, which go with it: they are counted no more.
+    fn drop(&mut self) {
+        self.forget(0..self.begins.len());
     }
 }
 
@@ -147,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_page_that_was_put_is_the_files_and_a_cleared_one_is_zero_again() {
-        let (window, file) = (Window::new(8).unwrap(), file(4));
+        let (mut window, file) = (Window::new(8).unwrap(), file(4));
         rustix::io::pwrite(&file, b"x", 3 * PAGE as u64).unwrap();
         window.put(5..6, &file, 3 * PAGE as u64, true).unwrap();
         assert_eq!((first_byte(&window, 4), first_byte(&window, 5)), (0, b'x'));
@@ -161,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_file_that_refuses_to_be_mapped_leaves_zeroes_and_no_hole() {
-        let (window, file) = (Window::new(4).unwrap(), file(4));
+        let (mut window, file) = (Window::new(4).unwrap(), file(4));
         window.put(1..3, &file, 0, true).unwrap();
         // From now on the file refuses when the kernel has already unmapped what lay there.
         fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();

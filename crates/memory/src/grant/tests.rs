@@ -268,6 +268,43 @@ fn memory_that_a_domain_cuts_away_costs_its_own_queues_only() {
 }
 
 #[test]
+fn a_page_that_is_taken_back_is_mapped_by_nobody_whoever_was_faster() {
+    const ROUNDS: u8 = 20;
+    let domain = Domain::new(8);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let order = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut pages = GrantPages::new(domain.mapper(2), 1).unwrap();
+            while !is_over.load(order) {
+                if map(&mut pages, 0, GrantAccess::Write, &[1]) == [Ok(())] {
+                    pages.mapping().slice(0, 1).unwrap().write_byte(u8::MAX);
+                    pages.unmap(std::iter::once(0..1));
+                }
+            }
+        });
+        let (mut lent, mut written) = (0, 0);
+        while written < ROUNDS && lent < 1_000_000 {
+            domain.grant(1, 2, GrantAccess::Write);
+            lent += 1;
+            std::thread::yield_now();
+            while !domain.end(1) {
+                std::thread::yield_now();
+            }
+            // It is ours alone now: what we write there stays.
+            written += u8::from(domain.byte(2) == u8::MAX);
+            rustix::io::pwrite(&domain.file, &[written], 2 * 4096).unwrap();
+            for _ in 0..10 {
+                assert_eq!(domain.byte(2), written);
+            }
+        }
+        is_over.store(true, order);
+        assert!(written > 0, "the other side has mapped it now and then");
+    });
+    assert!(!domain.is_mapped(1));
+}
+
+#[test]
 #[should_panic(expected = "two references for one page")]
 fn a_page_has_one_reference() {
     let domain = Domain::new(8);

@@ -51,10 +51,10 @@ impl Table {
 
     /// The page of a reference, which has one more user from now on.
     #[inline]
-    pub(super) fn find(&mut self, gref: GrantRef, now_ns: u64) -> Option<u32> {
+    pub(super) fn find(&mut self, gref: GrantRef) -> Option<u32> {
         let page = *self.by_gref.get(&gref)?;
+        // It becomes the newest when it is released. Until then nobody purges it.
         self.entries[page as usize].users += 1;
-        self.touch(page, now_ns);
         Some(page)
     }
 
