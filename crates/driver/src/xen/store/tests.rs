@@ -394,6 +394,33 @@ fn what_is_no_request_is_refused_and_what_is_no_message_ends_the_connection() {
     assert!(bed.store.is_over(client) && !bed.store.is_over(other));
 }
 
+proptest! {
+    #[test]
+    fn bytes_of_a_hostile_domain_spoil_nothing_of_others(
+        messages in prop::collection::vec(
+            (0..30_u32, 0..3_u32, "[/a@-]{0,9}", prop::collection::vec(any::<u8>(), 0..20)),
+            1..60,
+        ),
+    ) {
+        let mut bed = bed();
+        bed.store.introduce(5);
+        let (dom0, hostile) = (bed.store.connect(None), bed.store.connect(Some(5)));
+        bed.write(dom0, "/a/theirs", "1").unwrap();
+        bed.watch(dom0, "/a", "t").unwrap();
+        bed.events(dom0);
+        for (kind, tx_id, at, rest) in messages {
+            let payload = [at.as_bytes(), b"\0", &rest].concat();
+            let size = u32::try_from(payload.len()).unwrap();
+            let header = Header { kind, req_id: 1, tx_id, size }.emit();
+            bed.store.receive(hostile, &mut [&header[..], &payload].concat());
+            bed.store.output(hostile).unwrap().clear();
+        }
+        prop_assert!(bed.store.tree().is_counted());
+        prop_assert_eq!(bed.read(dom0, "/a/theirs").unwrap(), "1");
+        prop_assert!(bed.events(dom0).is_empty() && !bed.store.is_over(dom0));
+    }
+}
+
 /// The tree in plain words: every path and its value.
 #[derive(Clone, Debug, Default)]
 struct Twin(BTreeMap<String, String>);
