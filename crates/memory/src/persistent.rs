@@ -165,8 +165,8 @@ pub struct PersistentGrants {
     pages: GrantPages,
     limits: GrantLimits,
     table: Table,
-    /// By lot: references mapped, and those of them that are in use.
-    lots: Vec<(u32, u32)>,
+    /// By lot: how many of its references are in use.
+    lots: Vec<u32>,
     free_lots: Vec<u32>,
     /// References found no room in the table since the last purge.
     is_short: bool,
@@ -193,7 +193,7 @@ impl PersistentGrants {
             pages: GrantPages::new(mapper, pages)?,
             limits,
             table: Table::new(limits.persistent),
-            lots: vec![(0, 0); limits.lots as usize],
+            lots: vec![0; limits.lots as usize],
             free_lots: (0..limits.lots).rev().collect(),
             is_short: false,
             purge_at_ns: 0,
@@ -341,8 +341,7 @@ impl PersistentGrants {
             }
             if let Some(lot) = new.lot {
                 self.counters.transient += u64::from(mapped);
-                let len = u32::try_from(new.grefs.len()).unwrap_or(0);
-                self.lots[lot as usize] = (len, mapped);
+                self.lots[lot as usize] = mapped;
                 if mapped == 0 {
                     self.free_lots.push(lot);
                 }
@@ -384,12 +383,13 @@ impl PersistentGrants {
                 continue;
             }
             let lot = (page - persistent) / lot_pages;
-            let (len, users) = &mut self.lots[lot as usize];
+            let users = &mut self.lots[lot as usize];
             assert!(*users > 0, "page {page} was released more often than acquired");
             *users -= 1;
             if *users == 0 {
                 let first = persistent + lot * lot_pages;
-                self.ended.push(first..first + *len);
+                // All of its pages, used or not: lots that end together are cleared together.
+                self.ended.push(first..first + lot_pages);
                 self.free_lots.push(lot);
             }
         }
