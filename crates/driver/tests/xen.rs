@@ -26,8 +26,12 @@ struct Half(Child);
 
 impl Half {
     fn start(name: &str, xen: &SimXen) -> Self {
+        Self::start_at(name, xen.socket())
+    }
+
+    fn start_at(name: &str, socket: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", name, "--nocapture"]).env(SOCKET, xen.socket());
+        child.args(["--exact", name, "--nocapture"]).env(SOCKET, socket);
         Self(child.stdout(Stdio::null()).spawn().unwrap())
     }
 
@@ -268,6 +272,53 @@ fn clients_that_misbehave_are_disconnected_and_others_are_served() {
     assert!(is_closed(flood));
     good.write("/a", "3");
     assert_eq!(good.read("/a").as_deref(), Some("3"));
+}
+
+/// The server of the test below, in a process that may have few more fds than it has.
+fn serve_with_few_fds(socket: &Path) {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+    let limit = rustix::process::Rlimit { current: Some(open + 10), ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let _xen = SimXen::start(socket).unwrap();
+    // Until it is killed.
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn clients_that_use_up_the_servers_fds_wait_and_those_before_them_are_served() {
+    if let Some(socket) = half() {
+        return serve_with_few_fds(&socket);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("xenstored");
+    let name = "clients_that_use_up_the_servers_fds_wait_and_those_before_them_are_served";
+    let mut server = Half::start_at(name, &socket);
+    while UnixStream::connect(&socket).is_err() {
+        assert!(server.0.try_wait().unwrap().is_none(), "the server has ended");
+        std::thread::yield_now();
+    }
+    let mut good = XenStore::connect(&socket);
+    good.write("/a", "1");
+    let greedy: Vec<_> = (0..60).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    let mut late = UnixStream::connect(&socket).unwrap();
+    for round in 0..100 {
+        good.write("/a", round);
+    }
+    late.set_nonblocking(true).unwrap();
+    late.write_all(
+        &[&Header { kind: 2, req_id: 0, tx_id: 0, size: 3 }.emit()[..], b"/a\0"].concat(),
+    )
+    .unwrap();
+    assert!(late.read(&mut [0]).is_err(), "nobody has accepted it");
+    drop(greedy);
+    late.set_nonblocking(false).unwrap();
+    late.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answer = [0; HEADER_SIZE + 2];
+    late.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer[HEADER_SIZE..], b"99");
 }
 
 #[test]
