@@ -1,17 +1,26 @@
 //! The program `manyring-bench`: load generators, and scenarios that compare us with others.
 //!
-//! `load` drives any vhost-user back-end once; a scenario starts the back-ends it compares,
-//! drives each in turn, round by round, and reports the ratios. The ring alone is measured by
-//! `cargo bench -p manyring-queue`. How to read the figures: `docs/guide/bench.md`.
+//! `run` runs scenarios of the table in `scenario/registry.rs`, each of which is a command of its
+//! own as well. A scenario starts the back-ends it compares, drives each in turn, round by round,
+//! and reports the ratios. `compare` puts two runs side by side; `load` drives any vhost-user
+//! back-end once. The ring alone is measured by `cargo bench -p manyring-queue`. How to read the
+//! figures: `docs/guide/bench.md`.
 
+mod compare;
 mod load;
 mod measure;
 mod netns;
 mod peer;
+mod plan;
+mod progress;
 mod report;
+mod run;
 mod scenario;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use report::document::Document;
+use scenario::registry;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// What Manyring is worth: load generators and comparisons.
@@ -28,20 +37,21 @@ enum Command {
     /// Drive a vhost-user back-end, once.
     #[command(subcommand)]
     Load(Load),
-    /// A disk that keeps nothing: us, qemu-storage-daemon; one queue, four queues.
-    NullBlk(scenario::null_blk::NullBlkArgs),
-    /// A file: us, qemu-storage-daemon, fio without a guest.
-    FileBlk(scenario::file_blk::FileBlkArgs),
-    /// 64-byte frames to and from a port that ends nowhere: us, testpmd.
-    NullNet(scenario::ScenarioArgs),
-    /// TCP through a tap with segments left whole: us, a bare loop; sessions by queue pairs.
-    TapStream(scenario::ScenarioArgs),
-    /// 64-byte frames that cannot be merged, to a tap: us, a bare loop.
-    TapSmall(scenario::ScenarioArgs),
-    /// Requests and responses over TCP through a tap: us, a bare loop.
-    TcpRr(scenario::ScenarioArgs),
-    /// Eight guests on one worker, two of which abuse it: what the other six have of their shares.
-    Neighbours(scenario::ScenarioArgs),
+    /// Name the scenarios, what each needs, and about how long it takes.
+    List,
+    /// Run scenarios one after the other, within half an hour.
+    Run(run::RunArgs),
+    /// Put two runs side by side, and say what differs by more than noise.
+    Compare(CompareArgs),
+}
+
+/// `manyring-bench compare ..`
+#[derive(Debug, Args)]
+struct CompareArgs {
+    /// What `run --json` has printed, or `--report` has written: the run before.
+    before: PathBuf,
+    /// The run after.
+    after: PathBuf,
 }
 
 /// Which client.
@@ -68,7 +78,7 @@ enum Load {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("manyring-bench: {message}");
@@ -77,21 +87,37 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<(), String> {
-    match cli.command {
-        Command::Load(load) => run_load(load),
-        Command::NullBlk(args) => scenario::null_blk::run(&args)?.print(args.scenario.json),
-        Command::FileBlk(args) => scenario::file_blk::run(&args)?.print(args.scenario.json),
-        Command::NullNet(args) => scenario::null_net::run(&args)?.print(args.json),
-        Command::TapStream(args) => scenario::tap_stream::run(&args)?.print(args.json),
-        Command::TapSmall(args) => scenario::tap_small::run(&args)?.print(args.json),
-        Command::TcpRr(args) => scenario::tcp_rr::run(&args)?.print(args.json),
-        Command::Neighbours(args) => {
-            let (report, verdict) = scenario::neighbours::run(&args)?;
-            report.print(args.json)?;
-            verdict.print(args.json)
-        }
+/// The commands of [`Cli`], and one for each scenario of the table.
+fn command() -> clap::Command {
+    registry::ALL.iter().fold(Cli::command(), |all, one| all.subcommand(one.command()))
+}
+
+fn run() -> Result<(), String> {
+    let matches = command().get_matches();
+    if let Some((name, options)) = matches.subcommand()
+        && let Some(scenario) = registry::find(name)
+    {
+        progress::on_signals()?;
+        return registry::run_alone(scenario, options);
     }
+    match Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command {
+        Command::Load(load) => run_load(load),
+        Command::List => {
+            print!("{}", registry::list());
+            Ok(())
+        }
+        Command::Run(args) => {
+            progress::on_signals()?;
+            run::run(&args)
+        }
+        Command::Compare(args) => compare(&args),
+    }
+}
+
+fn compare(args: &CompareArgs) -> Result<(), String> {
+    let (before, after) = (Document::read(&args.before)?, Document::read(&args.after)?);
+    print!("{}", compare::Comparison::new(&before, &after).text());
+    Ok(())
 }
 
 fn run_load(load: Load) -> Result<(), String> {
@@ -106,5 +132,13 @@ fn run_load(load: Load) -> Result<(), String> {
         Load::TapWrite(args) => load::tap::run(&args).map_err(failed)?.print(true),
         Load::Rr(args) => load::rr::client(&args).map_err(failed)?.print(),
         Load::RrServer(args) => load::rr::server(&args).map_err(failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_commands_agree_with_each_other() {
+        super::command().debug_assert();
     }
 }

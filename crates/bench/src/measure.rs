@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::CpuSet;
 use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -154,7 +154,7 @@ pub(crate) fn machine() -> String {
 }
 
 /// What the machine's own steps cost during this run, in nanoseconds: medians.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct Calibration {
     /// From a write to an eventfd to the sleeper on the other CPU running.
     pub(crate) wake_ns: u64,

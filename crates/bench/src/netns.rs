@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The tool that makes namespaces, and its package.
-const IP: (&str, &str) = ("ip", "iproute2");
+pub(crate) const IP: (&str, &str) = ("ip", "iproute2");
 /// The network of a run: this, and the last number of an address.
 const NETWORK: &str = "10.77.0.";
 /// What every namespace of a bench is called, before the id of its process.

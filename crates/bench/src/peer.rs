@@ -3,6 +3,8 @@
 pub(crate) mod testpmd;
 
 use crate::measure::{Affinity, now, waited_seconds};
+use crate::progress;
+use clap::ValueEnum;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -26,10 +28,42 @@ pub(crate) enum PeerError {
     Failed { program: String, problem: String },
 }
 
-/// QEMU's daemon: a vhost-user-blk back-end.
-pub(crate) const QEMU_STORAGE_DAEMON: (&str, &str) = ("qemu-storage-daemon", "qemu-system-common");
-/// The host's own way to a file.
-pub(crate) const FIO: (&str, &str) = ("fio", "fio");
+/// Foreign programs that we are compared with. The party of a peer is named after its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// QEMU's daemon: a vhost-user-blk back-end.
+    QemuStorageDaemon,
+    /// The host's own way to a file.
+    Fio,
+    /// DPDK's test program: a vhost-user-net back-end that polls.
+    Testpmd,
+}
+
+impl Peer {
+    /// The peer that a party is, or none for a party of ours or of a bare loop.
+    pub(crate) fn of_party(name: &str) -> Option<Self> {
+        Self::value_variants().iter().find(|peer| name.starts_with(&peer.word())).copied()
+    }
+
+    /// Its name on the command line.
+    pub(crate) fn word(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// The program and its Debian package.
+    pub(crate) const fn program(self) -> (&'static str, &'static str) {
+        match self {
+            Self::QemuStorageDaemon => ("qemu-storage-daemon", "qemu-system-common"),
+            Self::Fio => ("fio", "fio"),
+            Self::Testpmd => ("dpdk-testpmd", "dpdk-dev"),
+        }
+    }
+
+    /// Where it lies; its bare name where it is missing, since it takes no part then.
+    pub(crate) fn path(self) -> PathBuf {
+        find(self.program()).unwrap_or_else(|_| self.program().0.into())
+    }
+}
 
 /// Where a program lies on the search path.
 pub(crate) fn find((program, package): (&'static str, &'static str)) -> Result<PathBuf, PeerError> {
@@ -72,11 +106,15 @@ pub(crate) fn spawn(command: &mut Command, affinity: &Affinity) -> std::io::Resu
     Ok(child)
 }
 
-/// Starts a program on the CPUs of `affinity`.
+/// Starts a program on the CPUs of `affinity`. All that is measured starts here, and nothing does
+/// once somebody has asked us to stop.
 pub(crate) fn spawn_among_others(
     command: &mut Command,
     affinity: &Affinity,
 ) -> std::io::Result<Child> {
+    if progress::is_stopped() {
+        return Err(std::io::Error::other("stopped by a signal"));
+    }
     let before = Affinity::current();
     affinity.apply();
     let spawned = command.spawn();
@@ -140,7 +178,9 @@ impl Server {
         let start = now();
         loop {
             match Self::start_once(program, arguments, socket, affinity) {
-                Err(_) if start.elapsed() < AGAIN => std::thread::sleep(AGAIN / 20),
+                Err(_) if start.elapsed() < AGAIN && !progress::is_stopped() => {
+                    std::thread::sleep(AGAIN / 20)
+                }
                 result => return result,
             }
         }
@@ -259,6 +299,19 @@ mod tests {
         child.wait().unwrap();
         assert!(ours.is_none() || theirs != ours, "{theirs:?} is our group");
         assert_eq!(after, before, "our own group was favoured");
+    }
+
+    #[test]
+    fn a_party_is_the_peer_whose_program_it_is_named_after() {
+        for (party, peer) in [
+            ("qemu-storage-daemon", Some(Peer::QemuStorageDaemon)),
+            ("fio io_uring, no vhost", Some(Peer::Fio)),
+            ("testpmd vhost", Some(Peer::Testpmd)),
+            ("manyring, 4 queues", None),
+            ("bare write loop", None),
+        ] {
+            assert_eq!(Peer::of_party(party), peer, "{party}");
+        }
     }
 
     #[test]

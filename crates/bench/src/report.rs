@@ -1,6 +1,8 @@
 //! What a scenario found: medians and ratios, as a table or as JSON.
 
 pub(crate) mod blk;
+pub(crate) mod columns;
+pub(crate) mod document;
 pub(crate) mod neighbours;
 pub(crate) mod net;
 
@@ -58,7 +60,7 @@ impl std::fmt::Display for Spread {
     }
 }
 
-fn ratio(ours: f64, theirs: f64) -> f64 {
+pub(crate) fn ratio(ours: f64, theirs: f64) -> f64 {
     if theirs > 0.0 { ours / theirs } else { 0.0 }
 }
 
@@ -72,6 +74,10 @@ pub(crate) trait Cell: Serialize {
     fn print_head(&self);
     /// The medians of a party, below their columns.
     fn print_party(&self, party: &Party<Self::Sample>);
+    /// Promises that were broken, in words; none if it makes no promise.
+    fn broken(&self) -> Option<&[String]> {
+        None
+    }
     /// A line for each pair of parties that is compared.
     fn print_ratios(&self);
 
@@ -102,9 +108,27 @@ pub(crate) struct Report<C> {
     pub(crate) cells: Vec<C>,
 }
 
-impl<C: Cell> Report<C> {
+/// What a scenario found, whatever its cells are.
+pub(crate) trait Found {
     /// Prints a table, or JSON.
-    pub(crate) fn print(&self, json: bool) -> Result<(), String> {
+    fn print(&self, json: bool) -> Result<(), String>;
+    /// All of it, for the document of a run.
+    fn to_json(&self) -> Result<serde_json::Value, String>;
+    /// The promises that were broken, in words; none if the scenario makes no promise.
+    fn verdict(&self) -> Option<Vec<String>>;
+}
+
+impl<C: Cell> Found for Report<C> {
+    fn to_json(&self) -> Result<serde_json::Value, String> {
+        serde_json::to_value(self).map_err(|error| error.to_string())
+    }
+
+    fn verdict(&self) -> Option<Vec<String>> {
+        let judged: Vec<&[String]> = self.cells.iter().filter_map(C::broken).collect();
+        (!judged.is_empty()).then(|| judged.concat())
+    }
+
+    fn print(&self, json: bool) -> Result<(), String> {
         if json {
             println!("{}", serde_json::to_string_pretty(self).map_err(|e| e.to_string())?);
             return Ok(());

@@ -8,7 +8,7 @@ use super::{
     qemu_storage_daemon,
 };
 use crate::measure::{Affinity, Random};
-use crate::peer;
+use crate::peer::{self, Peer};
 use crate::report::Report;
 use crate::report::blk::{BlkCell, BlkSample};
 use clap::Args;
@@ -119,7 +119,7 @@ fn warm(image: &Path) -> Result<(), String> {
 
 /// fio on the file itself: no ring, no guest, the most that a back-end could reach.
 fn fio(image: &Path, direct: bool, depth: usize) -> Result<Contender, String> {
-    let program = peer::find(peer::FIO).map_err(|e| e.to_string())?;
+    let program = Peer::Fio.path();
     let mut filename = std::ffi::OsString::from("--filename=");
     filename.push(image);
     let run = move |seconds: f64, affinity: &Affinity| {

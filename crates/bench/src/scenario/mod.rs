@@ -6,13 +6,16 @@ pub(crate) mod neighbours;
 mod net;
 pub(crate) mod null_blk;
 pub(crate) mod null_net;
+pub(crate) mod registry;
 pub(crate) mod tap_small;
 pub(crate) mod tap_stream;
 pub(crate) mod tcp_rr;
 
 use crate::load::{LoadArgs, LoadOptions, LoadResult, Rw};
 use crate::measure::{Affinity, Calibration, machine};
-use crate::peer::{self, Server};
+use crate::peer::{self, Peer, Server};
+use crate::plan::ROUNDS;
+use crate::progress;
 use crate::report::blk::{BlkCell, BlkSample};
 use crate::report::{Party, Report};
 use clap::{Args, ValueEnum};
@@ -39,18 +42,21 @@ pub(crate) struct ScenarioArgs {
     /// program that starts another back-end (network scenarios).
     #[arg(long, value_name = "PATH")]
     beside: Option<PathBuf>,
+    /// Compare with these peers only [default: all that a scenario has].
+    #[arg(long, value_name = "PEER", num_args = 1.., value_delimiter = ',')]
+    against: Vec<Peer>,
     /// Measure ours alone.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "against")]
     without_peers: bool,
-    /// Rounds of each cell.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
+    /// Rounds of each cell [default: 5; `run`: as many, up to 5, as fit into half an hour].
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
     /// Seconds of one run, at most 1.
-    #[arg(long, default_value_t = 0.5)]
+    #[arg(long, default_value_t = SECONDS)]
     seconds: f64,
     /// Run everything once, for a fraction of a second: shows that it works, not how fast.
     #[arg(long)]
-    smoke: bool,
+    pub(crate) smoke: bool,
     /// Only the cells whose name contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -76,14 +82,68 @@ pub(crate) struct ScenarioArgs {
 
 impl ScenarioArgs {
     fn rounds(&self) -> usize {
-        if self.smoke { 1 } else { self.rounds.max(1) }
+        if self.smoke { 1 } else { self.rounds.unwrap_or(ROUNDS).max(1) }
     }
 
-    fn seconds(&self) -> f64 {
+    /// The rounds that the user asked for, if any.
+    pub(crate) fn wanted_rounds(&self) -> Option<usize> {
+        self.smoke.then_some(1).or(self.rounds)
+    }
+
+    /// True for a party of ours, and for a peer that was asked for and is installed. One that is
+    /// missing is left out, and said at the end.
+    fn takes_part(&self, party: &str) -> bool {
+        let Some(peer) = Peer::of_party(party) else { return true };
+        let is_wanted =
+            !self.without_peers && (self.against.is_empty() || self.against.contains(&peer));
+        let missing = is_wanted.then(|| peer::find(peer.program()).err()).flatten();
+        if let Some(missing) = &missing {
+            progress::leave_out(missing.to_string());
+        }
+        is_wanted && missing.is_none()
+    }
+
+    /// The options that give these again, with so many rounds, for a scenario's own command.
+    pub(crate) fn words(&self, rounds: usize) -> Vec<OsString> {
+        let mut words: Vec<OsString> = vec![format!("--rounds={rounds}").into()];
+        let mut option = |name: &str, value: &std::ffi::OsStr| {
+            let mut word = OsString::from(format!("--{name}="));
+            word.push(value);
+            words.push(word);
+        };
+        for (name, path) in [("manyring", &self.manyring), ("beside", &self.beside)] {
+            path.iter().for_each(|path| option(name, path.as_os_str()));
+        }
+        self.only.iter().for_each(|text| option("only", text.as_ref()));
+        self.extra.iter().for_each(|argument| option("extra", argument));
+        self.against.iter().for_each(|peer| option("against", peer.word().as_ref()));
+        for (name, value, default) in [
+            ("seconds", self.seconds.to_string(), SECONDS.to_string()),
+            ("client-cpu", self.client_cpu.to_string(), "0".to_owned()),
+            ("server-cpu", self.server_cpu.to_string(), "1".to_owned()),
+        ] {
+            if value != default {
+                option(name, value.as_ref());
+            }
+        }
+        for (name, is_set) in [
+            ("without-peers", self.without_peers),
+            ("polling-modes", self.polling_modes),
+            ("moderation-modes", self.moderation_modes),
+            ("smoke", self.smoke),
+        ] {
+            words.extend(is_set.then(|| format!("--{name}").into()));
+        }
+        words
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
         if self.smoke { 0.05 } else { self.seconds.clamp(0.01, 1.0) }
     }
 }
 
+/// Seconds of one run, unless the user asks for others.
+pub(crate) const SECONDS: f64 = 0.5;
 /// Runs that are tried until one is not disturbed.
 const TRIES: usize = 5;
 /// Share of a run that client and server together may wait for their CPUs.
@@ -141,19 +201,27 @@ impl<'a> Bench<'a> {
         if cannot || self.args.only.as_ref().is_some_and(|text| !name.contains(text)) {
             return Ok(());
         }
-        let mut parties: Vec<Party<BlkSample>> = contenders
-            .iter()
-            .map(|c| Party { name: c.name.clone(), samples: Vec::new() })
-            .collect();
+        progress::cell(name);
+        let work = |index| works.get(index).or(works.first()).ok_or("a cell without work");
+        let mut taking_part: Vec<(&Contender, &Work, Vec<BlkSample>)> = Vec::new();
+        for (index, contender) in contenders.iter().enumerate() {
+            if self.args.takes_part(&contender.name) {
+                taking_part.push((contender, work(index)?, Vec::new()));
+            }
+        }
         for _ in 0..self.args.rounds() {
-            for (index, contender) in contenders.iter().enumerate() {
-                let work = works.get(index).or(works.first()).ok_or("a cell without work")?;
+            for (contender, work, samples) in &mut taking_part {
                 let sample = self
                     .run(contender, work)
                     .map_err(|problem| format!("{name}: {}: {problem}", contender.name))?;
-                parties[index].samples.push(sample);
+                samples.push(sample);
             }
         }
+        let party = |(contender, _, samples): (&Contender, _, _)| Party {
+            name: contender.name.clone(),
+            samples,
+        };
+        let parties = taking_part.into_iter().map(party).collect();
         self.cells.push(BlkCell::new(name.to_owned(), parties));
         Ok(())
     }
@@ -163,7 +231,7 @@ impl<'a> Bench<'a> {
         let tries = if self.args.smoke { 1 } else { TRIES };
         let mut sample = self.run_once(contender, work)?;
         for _ in 1..tries {
-            if !sample.disturbed {
+            if !sample.disturbed || progress::is_late() {
                 break;
             }
             sample = self.run_once(contender, work)?;
@@ -287,7 +355,7 @@ fn ours_and_modes(
 
 /// QEMU's daemon exporting the node `disk` that `nodes` define.
 fn qemu_storage_daemon(nodes: &[String], num_queues: usize) -> Result<Contender, String> {
-    let program = peer::find(peer::QEMU_STORAGE_DAEMON).map_err(|e| e.to_string())?;
+    let program = Peer::QemuStorageDaemon.path();
     let nodes = nodes.to_vec();
     let arguments = Box::new(move |socket: &Path| {
         let mut all: Vec<OsString> = Vec::new();
@@ -305,4 +373,33 @@ fn qemu_storage_daemon(nodes: &[String], num_queues: usize) -> Result<Contender,
     });
     let name = "qemu-storage-daemon".to_owned();
     Ok(Contender { name, how: How::Server { program, arguments } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        scenario: ScenarioArgs,
+    }
+
+    #[test]
+    fn a_peer_takes_part_if_it_was_asked_for_and_a_party_of_ours_always() {
+        let args = |words: &[&str]| {
+            let words = std::iter::once(&"x").chain(words);
+            Alone::try_parse_from(words).unwrap().scenario
+        };
+        for words in [&["--without-peers"][..], &["--against=qemu-storage-daemon"]] {
+            let args = args(words);
+            assert!(args.takes_part("manyring, 4 queues") && args.takes_part("bare write loop"));
+            assert!(!args.takes_part("fio io_uring, no vhost"), "{words:?}");
+        }
+        let is_installed = peer::find(Peer::Fio.program()).is_ok();
+        assert_eq!(args(&[]).takes_part("fio io_uring, no vhost"), is_installed);
+        let package = |sentence: &String| sentence.contains("apt-get install fio");
+        assert_eq!(progress::left_out().iter().any(package), !is_installed);
+    }
 }

@@ -5,6 +5,7 @@ use crate::load::join::JoinResult;
 use crate::measure::{Affinity, Calibration, busy_seconds, machine, now};
 use crate::netns::{Netns, address};
 use crate::peer::{self, Server};
+use crate::progress;
 use crate::report::net::{Compare, NetCell, NetSample};
 use crate::report::{Party, Report};
 use serde::de::DeserializeOwned;
@@ -51,8 +52,11 @@ impl<'a> NetBench<'a> {
         if self.args.only.as_ref().is_some_and(|text| !head.0.contains(text)) {
             return Ok(None);
         }
+        progress::cell(&head.0);
+        let parties: Vec<&(String, Run<'_>)> =
+            parties.iter().filter(|(name, _)| self.args.takes_part(name)).collect();
         let named = |(name, _): &(String, Run<'_>)| (name.clone(), Vec::new());
-        let mut found: Vec<(String, Vec<NetSample>)> = parties.iter().map(named).collect();
+        let mut found: Vec<(String, Vec<NetSample>)> = parties.iter().copied().map(named).collect();
         for _ in 0..self.args.rounds() {
             for ((name, run), (_, samples)) in parties.iter().zip(&mut found) {
                 let sample = self.run(run).map_err(|e| format!("{}: {name}: {e}", head.0))?;
@@ -67,7 +71,7 @@ impl<'a> NetBench<'a> {
     fn run(&self, run: &Run<'_>) -> Result<NetSample, String> {
         let mut sample = run()?;
         for _ in 1..if self.args.smoke { 1 } else { TRIES } {
-            if !sample.disturbed {
+            if !sample.disturbed || progress::is_late() {
                 break;
             }
             sample = run()?;

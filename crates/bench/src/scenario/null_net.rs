@@ -12,6 +12,8 @@ use crate::peer::testpmd::{self, BackEnd};
 use crate::report::Report;
 use crate::report::net::{Compare, NetCell, NetSample};
 
+/// The peer, as a party.
+const TESTPMD_VHOST: &str = "testpmd vhost";
 /// Bytes of a frame.
 const SIZE: usize = 64;
 
@@ -23,7 +25,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
         for pairs in [1, 2, 4] {
             cells.push(by_our_driver(&bench, direction, pairs)?);
         }
-        if !args.without_peers {
+        if args.takes_part(TESTPMD_VHOST) {
             cells.push(by_testpmd(&bench, direction)?);
         }
     }
@@ -48,9 +50,7 @@ fn by_our_driver(
     });
     let daemons = bench.daemons().into_iter();
     let mut parties: Vec<_> = daemons.map(|(name, one)| (name.to_owned(), through(one))).collect();
-    if !bench.args.without_peers {
-        parties.push(("testpmd vhost".to_owned(), peer));
-    }
+    parties.push((TESTPMD_VHOST.to_owned(), peer));
     let name = format!("guest {}s {SIZE} B, our driver half, {pairs} pairs", direction.word());
     bench.cell((name, usize::from(pairs), "kpps"), &parties, Compare::First)
 }
@@ -72,7 +72,7 @@ fn by_testpmd(bench: &NetBench<'_>, direction: Direction) -> Result<Option<NetCe
         let peer = BackEnd::start(&bench.socket(), direction, 1, bench.args.server_cpu);
         front(&peer.map_err(|e| e.to_string())?.server)
     });
-    let parties = [("manyring".to_owned(), ours), ("testpmd vhost".to_owned(), peer)];
+    let parties = [("manyring".to_owned(), ours), (TESTPMD_VHOST.to_owned(), peer)];
     let name = format!("guest {}s {SIZE} B, testpmd's driver half, 1 pair", direction.word());
     bench.cell((name, 1, "kpps"), &parties, Compare::First)
 }

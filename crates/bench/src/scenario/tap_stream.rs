@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// TCP streams between namespaces.
-const IPERF3: (&str, &str) = ("iperf3", "iperf3");
+pub(super) const IPERF3: (&str, &str) = ("iperf3", "iperf3");
 /// Times that a client asks for a server that is only being started.
 const ATTEMPTS: u32 = 20;
 

@@ -1,0 +1,131 @@
+//! What runs, how long still, what is left out, and whether somebody has asked us to stop. One
+//! process runs one scenario at a time, so all of this is the process's.
+
+use crate::measure::now;
+use crate::plan;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Set by the first signal to end.
+static STOP: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+static STATE: Mutex<State> = Mutex::new(State { shown: None, left_out: Vec::new() });
+
+struct State {
+    shown: Option<Shown>,
+    left_out: Vec<String>,
+}
+
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on the first signal to end lets the run that is under way come to its end and starts
+/// no other one, so that all that was made for it is removed; the second ends this process, and
+/// with it all that it has started.
+///
+/// # Errors
+/// The handlers cannot be installed.
+pub(crate) fn on_signals() -> Result<(), String> {
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the shutdown looks at the flag before the flag is set.
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, STOP.clone())
+            .and_then(|_| signal_hook::flag::register(signal, STOP.clone()))
+            .map_err(|error| format!("signals: {error}"))?;
+    }
+    Ok(())
+}
+
+/// Somebody has asked us to stop.
+pub(crate) fn is_stopped() -> bool {
+    STOP.load(Ordering::Relaxed)
+}
+
+/// What is left out, and why: said at the end, once.
+pub(crate) fn leave_out(sentence: String) {
+    let mut state = state();
+    if !state.left_out.contains(&sentence) {
+        state.left_out.push(sentence);
+    }
+}
+
+/// Everything that was left out so far.
+pub(crate) fn left_out() -> Vec<String> {
+    state().left_out.clone()
+}
+
+/// A scenario begins; `number` is the user's, from 1. Its cells are shown until [`end`].
+pub(crate) fn begin(scenario: &'static str, number: (usize, usize), planned: f64, after: f64) {
+    state().shown = Some(Shown { scenario, number, planned, after, began: now() });
+}
+
+/// A cell begins.
+pub(crate) fn cell(name: &str) {
+    let state = state();
+    let Some(shown) = &state.shown else { return };
+    let line = shown.line(name, shown.began.elapsed().as_secs_f64());
+    let mut stderr = std::io::stderr().lock();
+    // A terminal keeps one line; a log keeps them all.
+    let is_terminal = std::io::stderr().is_terminal();
+    let (start, end) = if is_terminal { ("\r\x1b[K", "") } else { ("", "\n") };
+    let _ = write!(stderr, "{start}{line}{end}");
+    let _ = stderr.flush();
+}
+
+/// The scenario has ended.
+pub(crate) fn end() {
+    if state().shown.take().is_some() && std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+    }
+}
+
+/// True if the scenario has taken all the time that was planned for it: a run that was disturbed
+/// is not tried again then.
+pub(crate) fn is_late() -> bool {
+    let state = state();
+    state.shown.as_ref().is_some_and(|shown| shown.began.elapsed().as_secs_f64() > shown.planned)
+}
+
+/// The scenario that runs, among how many.
+struct Shown {
+    scenario: &'static str,
+    number: (usize, usize),
+    /// Seconds planned for it.
+    planned: f64,
+    /// Seconds planned for those after it.
+    after: f64,
+    began: Instant,
+}
+
+impl Shown {
+    fn line(&self, cell: &str, elapsed: f64) -> String {
+        let (number, of) = self.number;
+        let left = (self.planned - elapsed).max(0.0) + self.after;
+        format!("[{number}/{of}] {}: {cell} (about {} left)", self.scenario, plan::about(left))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_what_runs_and_how_long_still() {
+        let (planned, after) = (60.0, 600.0);
+        let shown = Shown { scenario: "tcp-rr", number: (2, 7), planned, after, began: now() };
+        let line = "[2/7] tcp-rr: 1 connection (about 10 min left)";
+        assert_eq!(shown.line("1 connection", 40.0), line);
+        assert!(shown.line("x", 1e9).contains("10 min"), "a late scenario owes no time");
+    }
+
+    #[test]
+    fn what_is_left_out_is_said_once() {
+        for _ in 0..2 {
+            leave_out("a peer of the progress test".to_owned());
+        }
+        let said = left_out();
+        assert_eq!(said.iter().filter(|s| s.contains("of the progress test")).count(), 1);
+    }
+}

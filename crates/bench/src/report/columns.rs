@@ -1,0 +1,146 @@
+//! What the numbers of samples are called, in which order they stand, and which way is better.
+
+use super::document::{Cell, NORMALIZED};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// Which way a number is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Better {
+    /// More is better.
+    Higher,
+    /// Less is better.
+    Lower,
+    /// It explains other numbers.
+    Neither,
+}
+
+/// A number of samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Column {
+    /// The field of a sample.
+    pub(crate) key: &'static str,
+    /// What stands above the column.
+    pub(crate) head: &'static str,
+    pub(crate) better: Better,
+    /// What it is, for people who see it for the first time.
+    pub(crate) about: &'static str,
+}
+
+const fn column(
+    key: &'static str,
+    head: &'static str,
+    better: Better,
+    about: &'static str,
+) -> Column {
+    Column { key, head, better, about }
+}
+
+use Better::{Higher, Lower, Neither};
+
+/// The known ones, in the order of a table. A field that is not here stands behind them, under its
+/// own name.
+pub(crate) const KNOWN: &[Column] = &[
+    column("iops", "requests/s", Higher, "requests that came back in a second"),
+    column("rate", "per second", Higher, "requests, frames or kicks of this guest in a second"),
+    column("throughput", "throughput", Higher, "in the unit that stands with the case"),
+    column("cpu", "cpu %", Neither, "per cent of one CPU: the back-end, and what joins taps to it"),
+    column(
+        NORMALIZED,
+        "normalized",
+        Higher,
+        "throughput / cpu, rounded down, as the references do",
+    ),
+    column("backend_cpu", "back-end %", Neither, "the part of the back-end alone"),
+    column("p50_us", "p50 us", Lower, "half of the requests took at most so many microseconds"),
+    column("p99_us", "p99 us", Lower, "99 of 100 requests took at most so many microseconds"),
+    column("max_us", "max us", Neither, "the longest request, in microseconds"),
+    column("p99_clock_us", "p99 by clock", Neither, "p99 with what the guest waited for its CPU"),
+    column("cpu_per_million", "cpu s/M", Lower, "CPU seconds of the server per million requests"),
+    column("client_cpu_per_million", "client s/M", Neither, "the same of the client"),
+    column("avg_pkt_size", "packet B", Neither, "average bytes of a packet on the ring"),
+    column("kicks_per_packet", "kicks/pkt", Neither, "notifications of the device per packet"),
+    column("calls_per_packet", "calls/pkt", Neither, "interrupts of the guest per packet"),
+    column("waited_share", "waited", Neither, "share of the run that the guest waited for its CPU"),
+    column("worker_share", "worker", Neither, "share of this guest in the worker's time"),
+];
+
+/// A column of a table: a known one, or a field under its own name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Head {
+    Known(&'static Column),
+    Other(String),
+}
+
+impl Head {
+    pub(crate) fn key(&self) -> &str {
+        match self {
+            Self::Known(column) => column.key,
+            Self::Other(key) => key,
+        }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Known(column) => column.head.to_owned(),
+            Self::Other(key) => key.replace('_', " "),
+        }
+    }
+
+    pub(crate) fn better(&self) -> Better {
+        match self {
+            Self::Known(column) => column.better,
+            Self::Other(_) => Neither,
+        }
+    }
+}
+
+/// The columns of some cells: every number that a sample has and that is not 0 in all of them.
+pub(crate) fn of_cells<'a>(cells: impl IntoIterator<Item = &'a Cell>) -> Vec<Head> {
+    let mut keys: BTreeSet<&str> = BTreeSet::new();
+    for sample in cells.into_iter().flat_map(|cell| &cell.parties).flat_map(|p| &p.samples) {
+        let is_there = |value: &Value| value.as_f64().is_some_and(|number| number != 0.0);
+        keys.extend(sample.iter().filter(|(_, value)| is_there(value)).map(|(key, _)| &**key));
+    }
+    if keys.contains("throughput") && keys.contains("cpu") {
+        keys.insert(NORMALIZED);
+    }
+    let known = KNOWN.iter().filter(|column| keys.contains(column.key)).map(Head::Known);
+    let is_other = |key: &&&str| KNOWN.iter().all(|column| column.key != **key);
+    let others = keys.iter().filter(is_other).map(|key| Head::Other((*key).to_owned()));
+    known.chain(others).collect()
+}
+
+/// The number that a cell is about: the first known one that its parties have.
+pub(crate) fn main_of(cell: &Cell) -> Option<Head> {
+    of_cells([cell]).into_iter().find(|head| head.better() == Higher)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::document::Party;
+    use serde_json::json;
+
+    fn cell(sample: &Value) -> Cell {
+        let samples = vec![sample.as_object().unwrap().clone()];
+        let parties = vec![Party { name: "a".into(), samples }];
+        Cell { parties, ..Cell::default() }
+    }
+
+    #[test]
+    fn known_columns_stand_in_their_order_and_others_behind_them() {
+        let sample = json!({"zeal": 2, "cpu": 50.0, "throughput": 9.0, "p50_us": 0.0, "wakes": 1,
+            "disturbed": false});
+        let cell = cell(&sample);
+        let heads: Vec<String> = of_cells([&cell]).iter().map(Head::text).collect();
+        assert_eq!(heads, ["throughput", "cpu %", "normalized", "wakes", "zeal"]);
+        assert_eq!(main_of(&cell).unwrap().key(), "throughput");
+    }
+
+    #[test]
+    fn a_cell_of_unknown_numbers_is_about_none() {
+        assert_eq!(main_of(&cell(&json!({"wakes": 1}))), None);
+        assert!(of_cells([]).is_empty());
+    }
+}
