@@ -5,9 +5,11 @@ pub(crate) mod columns;
 pub(crate) mod document;
 pub(crate) mod neighbours;
 pub(crate) mod net;
+pub(crate) mod verdict;
 
 use crate::measure::Calibration;
 use serde::Serialize;
+use verdict::Verdict;
 
 /// One run of one party.
 pub(crate) trait Sample: Serialize {
@@ -74,10 +76,6 @@ pub(crate) trait Cell: Serialize {
     fn print_head(&self);
     /// The medians of a party, below their columns.
     fn print_party(&self, party: &Party<Self::Sample>);
-    /// Promises that were broken, in words; none if it makes no promise.
-    fn broken(&self) -> Option<&[String]> {
-        None
-    }
     /// A line for each pair of parties that is compared.
     fn print_ratios(&self);
 
@@ -114,8 +112,8 @@ pub(crate) trait Found {
     fn print(&self, json: bool) -> Result<(), String>;
     /// All of it, for the document of a run.
     fn to_json(&self) -> Result<serde_json::Value, String>;
-    /// The promises that were broken, in words; none if the scenario makes no promise.
-    fn verdict(&self) -> Option<Vec<String>>;
+    /// Whether its promises were kept; none if it makes none.
+    fn verdict(&self) -> Option<&Verdict>;
 }
 
 impl<C: Cell> Found for Report<C> {
@@ -123,9 +121,8 @@ impl<C: Cell> Found for Report<C> {
         serde_json::to_value(self).map_err(|error| error.to_string())
     }
 
-    fn verdict(&self) -> Option<Vec<String>> {
-        let judged: Vec<&[String]> = self.cells.iter().filter_map(C::broken).collect();
-        (!judged.is_empty()).then(|| judged.concat())
+    fn verdict(&self) -> Option<&Verdict> {
+        None
     }
 
     fn print(&self, json: bool) -> Result<(), String> {
@@ -138,6 +135,20 @@ impl<C: Cell> Found for Report<C> {
         println!("  {}", self.calibration);
         self.cells.iter().for_each(C::print);
         Ok(())
+    }
+}
+
+impl<C: Cell> Found for (Report<C>, Verdict) {
+    fn print(&self, json: bool) -> Result<(), String> {
+        self.0.print(json)
+    }
+
+    fn to_json(&self) -> Result<serde_json::Value, String> {
+        self.0.to_json()
+    }
+
+    fn verdict(&self) -> Option<&Verdict> {
+        Some(&self.1)
     }
 }
 

@@ -61,9 +61,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), String> {
                 if !args.options.json {
                     found.print(false)?;
                 }
-                if !args.options.smoke {
-                    failed.extend(entry.broken.iter().cloned());
-                }
+                failed.extend(entry.broken.iter().cloned());
                 document.scenarios.push(entry);
             }
             Err(problem) if progress::is_stopped() => drop(problem),
@@ -123,7 +121,7 @@ fn one(scenario: &dyn Scenario, words: &[OsString]) -> Result<(Box<dyn Found>, E
         by_cell: scenario.only() == Only::Cells,
         took_seconds: start.elapsed().as_secs_f64().round(),
         report,
-        broken: found.verdict().unwrap_or_default(),
+        broken: found.verdict().map_or_else(Vec::new, |verdict| verdict.broken().to_vec()),
     };
     Ok((found, entry))
 }

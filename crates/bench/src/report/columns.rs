@@ -61,6 +61,13 @@ pub(crate) const KNOWN: &[Column] = &[
     column("avg_pkt_size", "packet B", Neither, "average bytes of a packet on the ring"),
     column("kicks_per_packet", "kicks/pkt", Neither, "notifications of the device per packet"),
     column("calls_per_packet", "calls/pkt", Neither, "interrupts of the guest per packet"),
+    column("ready_seconds", "ready s", Lower, "from the start of the daemon to its last socket"),
+    column("connect_seconds", "connected s", Neither, "what the guests took to connect in turn"),
+    column("ticks", "cpu ticks", Lower, "CPU time of the daemon, in ticks of a hundredth second"),
+    column("wakes", "wakes", Lower, "how often a thread of the daemon was woken"),
+    column("threads", "threads", Neither, "threads of the daemon"),
+    column("resident_kib", "resident KiB", Neither, "resident memory of the daemon"),
+    column("kib_per_device", "KiB/device", Lower, "the same for each device but the first"),
     column("waited_share", "waited", Neither, "share of the run that the guest waited for its CPU"),
     column("worker_share", "worker", Neither, "share of this guest in the worker's time"),
 ];
@@ -111,9 +118,9 @@ pub(crate) fn of_cells<'a>(cells: impl IntoIterator<Item = &'a Cell>) -> Vec<Hea
     known.chain(others).collect()
 }
 
-/// The number that a cell is about: the first known one that its parties have.
+/// The number that a cell is about: the first of which one way is better.
 pub(crate) fn main_of(cell: &Cell) -> Option<Head> {
-    of_cells([cell]).into_iter().find(|head| head.better() == Higher)
+    of_cells([cell]).into_iter().find(|head| head.better() != Neither)
 }
 
 #[cfg(test)]
@@ -130,17 +137,17 @@ mod tests {
 
     #[test]
     fn known_columns_stand_in_their_order_and_others_behind_them() {
-        let sample = json!({"zeal": 2, "cpu": 50.0, "throughput": 9.0, "p50_us": 0.0, "wakes": 1,
+        let sample = json!({"zeal": 2, "cpu": 50.0, "throughput": 9.0, "p50_us": 0.0, "an_age": 1,
             "disturbed": false});
         let cell = cell(&sample);
         let heads: Vec<String> = of_cells([&cell]).iter().map(Head::text).collect();
-        assert_eq!(heads, ["throughput", "cpu %", "normalized", "wakes", "zeal"]);
+        assert_eq!(heads, ["throughput", "cpu %", "normalized", "an age", "zeal"]);
         assert_eq!(main_of(&cell).unwrap().key(), "throughput");
     }
 
     #[test]
     fn a_cell_of_unknown_numbers_is_about_none() {
-        assert_eq!(main_of(&cell(&json!({"wakes": 1}))), None);
+        assert_eq!(main_of(&cell(&json!({"an_age": 1}))), None);
         assert!(of_cells([]).is_empty());
     }
 }

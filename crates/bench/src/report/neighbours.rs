@@ -123,10 +123,6 @@ impl Cell for NeighbourCell {
         &self.parties
     }
 
-    fn broken(&self) -> Option<&[String]> {
-        Some(&self.broken)
-    }
-
     fn print_head(&self) {
         println!(
             "  {:<16} {:>10} {:>8} {:>8} {:>8} {:>12} {:>8} {:>8}",

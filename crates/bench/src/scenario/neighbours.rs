@@ -22,6 +22,7 @@ use crate::measure::{Affinity, Calibration, machine, now};
 use crate::peer::{self, Server};
 use crate::progress;
 use crate::report::neighbours::{NeighbourCell, NeighbourSample};
+use crate::report::verdict::Verdict;
 use crate::report::{Party, Report};
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -69,8 +70,8 @@ const EQUALS: [Role; 2] = [
 /// Devices of the daemon.
 const DEVICES: usize = MEASURED.len() + ABUSERS.len();
 
-/// Runs the scenario. Each cell says which promises were broken.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NeighbourCell>, String> {
+/// Runs the scenario. The second part is the verdict: which promises were broken.
+pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NeighbourCell>, Verdict), String> {
     let stage = Stage::new(args)?;
     let mut found: Vec<[Vec<NeighbourSample>; 3]> = vec![<[_; 3]>::default(); DEVICES];
     for round in 1..=args.rounds() {
@@ -87,14 +88,17 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NeighbourCell>, String> 
     }
     let is_there = |(role, _): &(&Role, _)| MEASURED.contains(role) || abusers(args).contains(role);
     let all = MEASURED.iter().chain(&ABUSERS).zip(found);
-    Ok(Report {
+    let cells: Vec<_> = all.filter(is_there).map(cell).collect();
+    let broken = cells.iter().flat_map(|cell| cell.broken.clone()).collect();
+    let report = Report {
         scenario: "neighbours",
         machine: machine(),
         calibration: Calibration::measure(args.client_cpu, args.server_cpu),
         rounds: args.rounds(),
         seconds: args.seconds(),
-        cells: all.filter(is_there).map(cell).collect(),
-    })
+        cells,
+    };
+    Ok((report, Verdict::new(args.smoke, "every guest kept its share", broken)))
 }
 
 /// Who abuses the daemon: with `--only TEXT` one of both, to tell them apart.

@@ -8,7 +8,7 @@ use crate::netns;
 use crate::peer;
 use crate::plan::{self, Cost};
 use crate::progress;
-use crate::report::{Cell, Found, Report};
+use crate::report::Found;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use std::ffi::OsString;
 
@@ -130,17 +130,17 @@ pub(crate) trait Scenario: Sync {
     fn run(&self, matches: &ArgMatches) -> Result<Box<dyn Found>, String>;
 }
 
-/// An entry of the table: arguments `A` and cells `C` are those of its function.
-struct Entry<A, C> {
+/// An entry of the table: arguments `A` and report `R` are those of its function.
+struct Entry<A, R> {
     name: &'static str,
     about: &'static str,
     needs: Needs,
     cost: Cost,
     only: Only,
-    run: fn(&A) -> Result<Report<C>, String>,
+    run: fn(&A) -> Result<R, String>,
 }
 
-impl<A: Args + FromArgMatches, C: Cell + 'static> Scenario for Entry<A, C> {
+impl<A: Args + FromArgMatches, R: Found + 'static> Scenario for Entry<A, R> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -192,12 +192,8 @@ pub(crate) fn run_alone(scenario: &dyn Scenario, matches: &ArgMatches) -> Result
     let args = ScenarioArgs::from_arg_matches(matches).map_err(|error| error.to_string())?;
     let found = scenario.run(matches)?;
     found.print(args.json)?;
-    let verdict = if args.smoke { None } else { found.verdict() };
-    if !args.json && verdict.as_ref().is_some_and(Vec::is_empty) {
-        println!("verdict: every promise was kept");
-    }
-    let broken = verdict.unwrap_or_default().into_iter();
-    let bad: Vec<String> = broken.chain(progress::left_out()).collect();
+    let verdict = found.verdict().cloned().map_or(Ok(()), |verdict| verdict.print(args.json));
+    let bad: Vec<String> = verdict.err().into_iter().chain(progress::left_out()).collect();
     if bad.is_empty() { Ok(()) } else { Err(bad.join("; ")) }
 }
 
