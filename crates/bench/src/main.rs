@@ -6,6 +6,7 @@
 //! back-end once. The ring alone is measured by `cargo bench -p manyring-queue`. How to read the
 //! figures: `docs/guide/bench.md`.
 
+mod calibrate;
 mod compare;
 mod load;
 mod measure;
@@ -19,6 +20,7 @@ mod scenario;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use report::document::Document;
+use report::files;
 use scenario::registry;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -41,6 +43,8 @@ enum Command {
     List,
     /// Run scenarios one after the other, within half an hour.
     Run(run::RunArgs),
+    /// Make the page of a run again, from its JSON.
+    Page(PageArgs),
     /// Put two runs side by side, and say what differs by more than noise.
     Compare(CompareArgs),
 }
@@ -52,6 +56,19 @@ struct CompareArgs {
     before: PathBuf,
     /// The run after.
     after: PathBuf,
+    /// Write the comparison as a page into this folder.
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+}
+
+/// `manyring-bench page ..`
+#[derive(Debug, Args)]
+struct PageArgs {
+    /// What `run --json` has printed, or `--report` has written.
+    run: PathBuf,
+    /// Where the page, the CSV and the JSON go.
+    #[arg(long, value_name = "DIR")]
+    report: PathBuf,
 }
 
 /// Which client.
@@ -71,6 +88,8 @@ enum Load {
     Relay(load::join::RelayArgs),
     /// Write small frames to a tap.
     TapWrite(load::tap::TapWriteArgs),
+    /// Time small frames through the two taps of a bridge.
+    TapCosts,
     /// Requests and responses over TCP.
     Rr(load::rr::RrArgs),
     /// Answers them.
@@ -110,14 +129,18 @@ fn run() -> Result<(), String> {
             progress::on_signals()?;
             run::run(&args)
         }
+        Command::Page(args) => files::write_run(&args.report, &Document::read(&args.run)?),
         Command::Compare(args) => compare(&args),
     }
 }
 
 fn compare(args: &CompareArgs) -> Result<(), String> {
     let (before, after) = (Document::read(&args.before)?, Document::read(&args.after)?);
-    print!("{}", compare::Comparison::new(&before, &after).text());
-    Ok(())
+    let comparison = compare::Comparison::new(&before, &after);
+    print!("{}", comparison.text());
+    args.report
+        .as_ref()
+        .map_or(Ok(()), |folder| files::write_comparison(folder, (&before, &after), &comparison))
 }
 
 fn run_load(load: Load) -> Result<(), String> {
@@ -130,6 +153,11 @@ fn run_load(load: Load) -> Result<(), String> {
         Load::Join(args) => load::join::join(&args).map_err(failed)?.print(),
         Load::Relay(args) => load::join::relay(&args).map_err(failed)?.print(),
         Load::TapWrite(args) => load::tap::run(&args).map_err(failed)?.print(true),
+        Load::TapCosts => {
+            let costs = load::tap::costs().map_err(failed)?;
+            println!("{}", serde_json::to_string(&costs).map_err(|e| e.to_string())?);
+            Ok(())
+        }
         Load::Rr(args) => load::rr::client(&args).map_err(failed)?.print(),
         Load::RrServer(args) => load::rr::server(&args).map_err(failed),
     }

@@ -209,7 +209,7 @@ fn step(mut act: impl FnMut()) -> u64 {
     median_ns(&mut times)
 }
 
-fn median_ns(times: &mut [Duration]) -> u64 {
+pub(crate) fn median_ns(times: &mut [Duration]) -> u64 {
     times.sort();
     let median = times.get(times.len() / 2).copied().unwrap_or_default();
     u64::try_from(median.as_nanos()).unwrap_or(u64::MAX)
@@ -253,6 +253,10 @@ fn wake(waker_cpu: usize, sleeper_cpu: usize) -> Result<(u64, u64), rustix::io::
 #[derive(Clone, Debug)]
 pub(crate) struct Latencies(Histogram<u64>);
 
+/// Latencies up to that are the first step of a histogram.
+const LATENCY_NS_FIRST: u64 = 100;
+/// Each step of a histogram to the one before it.
+const STEP: f64 = 1.189_207_115;
 /// Longest latency that is told apart from longer ones, in nanoseconds: one minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
@@ -276,6 +280,16 @@ impl Latencies {
     /// Requests recorded.
     pub(crate) fn count(&self) -> u64 {
         self.0.len()
+    }
+
+    /// How many requests took how long, in microseconds: four steps for each doubling.
+    pub(crate) fn histogram_us(&self) -> Vec<(f64, u64)> {
+        let steps = self.0.iter_log(LATENCY_NS_FIRST, STEP);
+        let counted =
+            steps.map(|step| (step.value_iterated_to(), step.count_since_last_iteration()));
+        #[allow(clippy::cast_precision_loss, reason = "two digits are kept")]
+        let in_us = |(ns, count): (u64, u64)| (ns as f64 / 1000.0, count);
+        counted.filter(|(_, count)| *count > 0).map(in_us).collect()
     }
 
     /// Microseconds that this share of the requests did not exceed.
@@ -352,6 +366,17 @@ mod tests {
     fn busy_is_what_is_neither_idle_nor_waiting() {
         assert_eq!(busy_ticks("cpu  1 2 4 1000 2000 8 16 32 64 128\ncpu0 7 7 7 7"), 63);
         assert!(busy_seconds() > 0.0);
+    }
+
+    #[test]
+    fn a_histogram_has_every_request_once_in_steps_that_grow() {
+        let mut latencies = Latencies::new();
+        (1..=1000).for_each(|us| latencies.record(Duration::from_micros(us)));
+        let steps = latencies.histogram_us();
+        assert_eq!(steps.iter().map(|(_, count)| count).sum::<u64>(), 1000);
+        assert!(steps.is_sorted_by(|a, b| a.0 < b.0), "{steps:?}");
+        assert!((20..50).contains(&steps.len()), "{steps:?}");
+        assert!(Latencies::new().histogram_us().is_empty());
     }
 
     #[test]

@@ -62,6 +62,17 @@ impl Netns {
         self.ip(&["link", "set", name, "up"])
     }
 
+    /// A bridge that is up.
+    pub(crate) fn add_bridge(&self, name: &str) -> Result<(), String> {
+        self.ip(&["link", "add", "name", name, "type", "bridge"])?;
+        self.ip(&["link", "set", name, "up"])
+    }
+
+    /// Makes an interface a port of a bridge.
+    pub(crate) fn join_bridge(&self, name: &str, bridge: &str) -> Result<(), String> {
+        self.ip(&["link", "set", "dev", name, "master", bridge])
+    }
+
     /// A program that runs inside.
     pub(crate) fn inside(&self, program: &Path) -> Command {
         let mut command = peer::apart(Path::new("ip"));

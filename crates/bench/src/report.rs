@@ -3,8 +3,14 @@
 pub(crate) mod blk;
 pub(crate) mod columns;
 pub(crate) mod document;
+pub(crate) mod files;
+mod html;
 pub(crate) mod neighbours;
 pub(crate) mod net;
+mod page;
+mod plot;
+mod plots;
+mod references;
 pub(crate) mod verdict;
 
 use crate::measure::Calibration;

@@ -5,6 +5,7 @@ use crate::plan::{self, Cost};
 use crate::progress;
 use crate::report::Found;
 use crate::report::document::{Document, Machine, Scenario as Entry, quoted};
+use crate::report::files;
 use crate::scenario::ScenarioArgs;
 use crate::scenario::registry::{self, Only, Scenario};
 use clap::Args;
@@ -36,6 +37,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), String> {
         command: command_line(std::env::args_os()),
         began: utc(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())),
         machine: describe(),
+        costs: args.options.costs(),
         ..Document::default()
     };
     let mut failed = Vec::new();
@@ -77,6 +79,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), String> {
     if args.options.json {
         let text = serde_json::to_string_pretty(&document).map_err(|e| e.to_string())?;
         println!("{text}");
+    }
+    if let Some(folder) = &args.report {
+        files::write_run(folder, &document)?;
     }
     failed.extend(document.left_out.iter().cloned());
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }

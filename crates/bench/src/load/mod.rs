@@ -183,6 +183,8 @@ pub(crate) struct LoadResult {
     pub(crate) p50_us: f64,
     /// 99 of 100 requests were at least as fast.
     pub(crate) p99_us: f64,
+    /// How many requests took how long, in microseconds.
+    pub(crate) latency_us: Vec<(f64, u64)>,
     /// CPU seconds of this process.
     pub(crate) client_cpu_seconds: f64,
     /// Seconds that its threads were ready to run and another program ran instead.
@@ -201,6 +203,7 @@ impl LoadResult {
             iops: measure_rate(requests, seconds),
             p50_us: latencies.quantile_us(0.5),
             p99_us: latencies.quantile_us(0.99),
+            latency_us: latencies.histogram_us(),
             client_cpu_seconds: cpu,
             waited_seconds: outcome.waited_seconds,
             seed,

@@ -3,7 +3,8 @@
 
 use super::net::{FRAME_MAX, NetLoadResult};
 use super::{LoadError, join};
-use crate::measure::{now, own_cpu_seconds, waited_seconds};
+use crate::calibrate::{self, TapCosts};
+use crate::measure::{median_ns, now, own_cpu_seconds, waited_seconds};
 use clap::{Args, ValueEnum};
 use manyring_backend::net::{Port, Readiness};
 use manyring_backend::sys::tuntap;
@@ -184,6 +185,59 @@ pub(crate) fn run(args: &TapWriteArgs) -> Result<NetLoadResult, LoadError> {
         waited_seconds: waited_seconds("thread-self") - waited,
     })
 }
+
+/// Rounds of frames that are written to one tap and read from the other.
+const ROUNDS: usize = 200;
+
+/// Writes frames to one of the two taps of a bridge and reads them from the other, each by a call
+/// of its own; medians.
+///
+/// # Errors
+/// [`LoadError`] if a tap cannot be had, or if the bridge does not carry frames.
+pub(crate) fn costs() -> Result<TapCosts, LoadError> {
+    let failed = |problem: String| LoadError::Client { step: "taps", problem };
+    let [near, far] = calibrate::TAPS.map(|tap| join::open_tap(tap, 1));
+    let (near, far) = (near.map_err(failed)?, far.map_err(failed)?);
+    let tx = near.open_tx(0).map_err(|e| failed(e.to_string()))?;
+    let rx = far.open_rx(0).map_err(|e| failed(e.to_string()))?;
+    let (Readiness::Fd(to), Readiness::Fd(from)) = (tx.readiness(), rx.readiness()) else {
+        return Err(LoadError::Options("a tap without a file descriptor"));
+    };
+    let (flow, size) = calibrate::FRAME;
+    let memory = Mapping::anonymous(4096).map_err(|e| failed(e.to_string()))?;
+    let (Some(frame), Some(room)) = (memory.slice(0, HEADER_SIZE + size), memory.slice(2048, 2048))
+    else {
+        return Err(LoadError::Options("a buffer of no size"));
+    };
+    let mut next = FlowFrame::new(flow, size);
+    let (mut writes, mut reads) = (Vec::new(), Vec::new());
+    let start = now();
+    while reads.len() < ROUNDS && start.elapsed() < BRIDGE {
+        frame.split_at(HEADER_SIZE).1.write_from(next.next());
+        let begin = now();
+        (0..BURST)
+            .try_for_each(|_| tuntap::write(to, &[frame]).map(drop))
+            .map_err(|e| failed(e.to_string()))?;
+        let written = begin.elapsed();
+        let begin = now();
+        let is_there = |_: &u64| tuntap::read(from, &[room]).is_ok();
+        let read = (0..BURST).take_while(is_there).count();
+        let took = begin.elapsed();
+        // A port of a bridge begins to forward some time after it has joined.
+        if u64::try_from(read) == Ok(BURST) {
+            writes.push(written);
+            reads.push(took);
+        }
+    }
+    if reads.is_empty() {
+        return Err(failed("the bridge carried no frame".to_owned()));
+    }
+    let median = |times: &mut [Duration]| median_ns(times) / BURST;
+    Ok(TapCosts { write_ns: median(&mut writes), read_ns: median(&mut reads) })
+}
+
+/// Longest time for all of it.
+const BRIDGE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@ use super::{Cell, Party, Sample, Spread};
 use serde::Serialize;
 
 /// One run of one party.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct BlkSample {
     /// Requests in a second.
     pub(crate) iops: f64,
@@ -16,6 +16,8 @@ pub(crate) struct BlkSample {
     pub(crate) cpu_per_million: f64,
     /// The same of the client; 0 if there is none.
     pub(crate) client_cpu_per_million: f64,
+    /// How many requests took how long, in microseconds; none if the client does not say.
+    pub(crate) latency_us: Vec<(f64, u64)>,
     /// Other programs had too much of the CPUs, however often it was tried.
     pub(crate) disturbed: bool,
 }
@@ -109,7 +111,7 @@ mod tests {
             p99_us: 1.0,
             cpu_per_million: 1000.0 / iops,
             client_cpu_per_million: 0.0,
-            disturbed: false,
+            ..BlkSample::default()
         };
         Party { name: name.to_owned(), samples: iops.iter().map(|i| sample(*i)).collect() }
     }

@@ -2,6 +2,7 @@
 //! the cells of any scenario as they are: named numbers of each party, round by round.
 
 use super::Spread;
+use crate::calibrate::Costs;
 use crate::measure::Calibration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -15,6 +16,9 @@ pub(crate) struct Document {
     /// When it began, in UTC.
     pub(crate) began: String,
     pub(crate) machine: Machine,
+    /// What the machine's own steps cost.
+    #[serde(default)]
+    pub(crate) costs: Costs,
     /// The scenarios that have come to their end.
     pub(crate) scenarios: Vec<Scenario>,
     /// What is missing in it, and why.

@@ -159,8 +159,7 @@ fn parse_fio(output: &str) -> Result<BlkSample, String> {
         p50_us: number("/read/lat_ns/percentile/50.000000")? / 1000.0,
         p99_us: number("/read/lat_ns/percentile/99.000000")? / 1000.0,
         cpu_per_million: per_million(cpu_share * number("/job_runtime")? / 1000.0, requests),
-        client_cpu_per_million: 0.0,
-        disturbed: false,
+        ..BlkSample::default()
     })
 }
 

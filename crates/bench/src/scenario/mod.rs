@@ -3,7 +3,7 @@
 
 pub(crate) mod file_blk;
 pub(crate) mod neighbours;
-mod net;
+pub(crate) mod net;
 pub(crate) mod null_blk;
 pub(crate) mod null_net;
 pub(crate) mod registry;
@@ -11,6 +11,7 @@ pub(crate) mod tap_small;
 pub(crate) mod tap_stream;
 pub(crate) mod tcp_rr;
 
+use crate::calibrate::Costs;
 use crate::load::{LoadArgs, LoadOptions, LoadResult, Rw};
 use crate::measure::{Affinity, Calibration, machine};
 use crate::peer::{self, Peer, Server};
@@ -83,6 +84,11 @@ pub(crate) struct ScenarioArgs {
 impl ScenarioArgs {
     fn rounds(&self) -> usize {
         if self.smoke { 1 } else { self.rounds.unwrap_or(ROUNDS).max(1) }
+    }
+
+    /// What the steps of this machine cost on the two CPUs.
+    pub(crate) fn costs(&self) -> Costs {
+        Costs::measure(self.client_cpu, self.server_cpu)
     }
 
     /// The rounds that the user asked for, if any.
@@ -293,6 +299,7 @@ impl<'a> Bench<'a> {
             p99_us: result.p99_us,
             cpu_per_million: per_million(server.cpu_seconds() - cpu, result.requests),
             client_cpu_per_million: per_million(result.client_cpu_seconds, result.requests),
+            latency_us: result.latency_us,
             disturbed: work.pinned && waited > result.seconds * WAITED_MAX,
         })
     }

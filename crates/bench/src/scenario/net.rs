@@ -138,7 +138,7 @@ pub(super) enum Daemon {
 }
 
 /// This program again, as `load ..` with these arguments.
-pub(super) fn own_load(space: Option<&Netns>, arguments: &[&str]) -> Result<Command, String> {
+pub(crate) fn own_load(space: Option<&Netns>, arguments: &[&str]) -> Result<Command, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = match space {
         Some(space) => space.inside(&program),
@@ -149,7 +149,7 @@ pub(super) fn own_load(space: Option<&Netns>, arguments: &[&str]) -> Result<Comm
 }
 
 /// Runs a load to its end and reads its result.
-pub(super) fn result_of<R: DeserializeOwned>(
+pub(crate) fn result_of<R: DeserializeOwned>(
     command: &mut Command,
     affinity: &Affinity,
 ) -> Result<R, String> {

@@ -1,0 +1,362 @@
+//! The page of a run: one file that a person can read without another one. And the page of two runs
+//! that are compared.
+
+use super::Spread;
+use super::columns::{self, Head, KNOWN};
+use super::document::{Cell, Document, Party, Scenario};
+use super::html::{Table, Td, escaped, page};
+use super::plot::{Kind, Plot};
+use super::{plots, references};
+use crate::compare::{Comparison, Pair, Row, Verdict, number};
+use crate::plan;
+use serde_json::{Map, Value};
+use std::fmt::Write as _;
+
+/// The page of a run.
+pub(crate) fn of_run(document: &Document) -> String {
+    let mut body = head(document);
+    body.push_str(&how_to_read());
+    for scenario in &document.scenarios {
+        body.push_str(&section(scenario));
+    }
+    body.push_str(&calibration(document));
+    page("Manyring: what it is worth on this machine", &body)
+}
+
+fn head(document: &Document) -> String {
+    let Document { command, began, machine, scenarios, left_out, .. } = document;
+    let mut text = format!("<p class=\"quiet\">{}", escaped(&machine.name));
+    if machine.memory_mib > 0 {
+        let _ = write!(text, ", {} MiB of memory", machine.memory_mib);
+    }
+    let governor = machine.governor.as_deref().unwrap_or("none is visible");
+    let _ = write!(text, "; frequency governor: {}.<br>", escaped(governor));
+    let took = plan::about(scenarios.iter().map(|scenario| scenario.took_seconds).sum());
+    let _ = write!(
+        text,
+        "Began {}, took {took}: <code>{}</code></p>\n<nav>",
+        escaped(began),
+        escaped(command)
+    );
+    for scenario in scenarios {
+        let name = escaped(&scenario.name);
+        let _ = write!(text, "<a href=\"#{name}\">{name}</a> ");
+    }
+    text.push_str("<a href=\"#machine\">the machine itself</a></nav>\n");
+    for sentence in left_out {
+        let _ = writeln!(text, "<p class=\"bad\">Left out: {}</p>", escaped(sentence));
+    }
+    text
+}
+
+fn how_to_read() -> String {
+    "<p>Each group of rows is one load, given to every party in turn, round by round. A number is \
+     the median of the rounds; rest the pointer on it for the smallest and the largest. Below the \
+     rows stand ratios: the median of the ratios of each round, with the smallest and the largest. \
+     <b>Only such ratios travel to other machines.</b> The command of a group repeats it alone. \
+     Grey columns are of the reference systems, on their machines of 2010 to 2015: what compares \
+     is how figures change along sessions and queues, not their size.</p>\n"
+        .to_owned()
+}
+
+/// A scenario: its sentence, its table, its plots.
+fn section(scenario: &Scenario) -> String {
+    let name = escaped(&scenario.name);
+    let mut text = format!("<h2 id=\"{name}\">{name}</h2>\n<p>{}.</p>\n", escaped(&scenario.about));
+    let report = &scenario.report;
+    let _ = writeln!(
+        text,
+        "<p class=\"quiet\">{} rounds of {} s; took {}. <code>{}</code></p>",
+        report.rounds,
+        report.seconds,
+        plan::about(scenario.took_seconds),
+        escaped(&scenario.command)
+    );
+    for broken in &scenario.broken {
+        let _ = writeln!(text, "<p class=\"bad\">A promise is broken: {}</p>", escaped(broken));
+    }
+    text.push_str(&table(scenario).html());
+    for beside in references::beside(&scenario.name) {
+        let _ =
+            write!(text, "<h3>{}</h3>\n<p>{}</p>\n", escaped(beside.title), escaped(beside.about));
+        let head = |(index, head): (usize, &&str)| td(index > 0, head);
+        let mut table = Table::new(beside.heads.iter().enumerate().map(head).collect());
+        for row in beside.rows {
+            table.row(row.iter().enumerate().map(|(index, cell)| td(index > 0, cell)));
+        }
+        text.push_str(&table.html());
+    }
+    text.push_str(&figures(&plots::of(scenario)));
+    let latencies = plots::latencies(scenario);
+    if !latencies.is_empty() {
+        let _ = write!(
+            text,
+            "<details open><summary>How long requests took: {} histograms</summary>\n{}\
+             </details>\n",
+            latencies.len(),
+            figures(&latencies)
+        );
+    }
+    text
+}
+
+fn td(is_number: bool, text: &str) -> Td {
+    if is_number { Td::number(text) } else { Td::word(text) }
+}
+
+/// The table of a scenario: `party | sessions | throughput | cpu | normalized`, what else there is,
+/// and the references' columns where a party repeats one of their cells.
+fn table(scenario: &Scenario) -> Table {
+    let cells = &scenario.report.cells;
+    let heads = columns::of_cells(cells);
+    let has_sessions = cells.iter().any(|cell| cell.sessions.is_some());
+    let reference =
+        |cell: &Cell, party: &Party| references::multiqueue_tap(&scenario.name, cell, &party.name);
+    let has_references =
+        cells.iter().any(|cell| cell.parties.iter().any(|party| reference(cell, party).is_some()));
+    let mut first = vec![Td::word("party")];
+    first.extend(has_sessions.then(|| Td::number("sessions")));
+    first.extend(heads.iter().map(|head| Td::number(head.text()).titled(about(head))));
+    if has_references {
+        let heads = ["reference Mbit/s", "cpu %", "normalized"];
+        first.extend(heads.map(|head| Td::word(head).class("ref")));
+    }
+    let mut table = Table::new(first);
+    for cell in cells {
+        let unit = cell.unit.as_ref().map_or(String::new(), |unit| format!(" ({unit})"));
+        table.group(&format!("{}{unit}", cell.name), &scenario.command_of(cell));
+        for party in &cell.parties {
+            let mut row = vec![Td::word(&party.name)];
+            if has_sessions {
+                row.push(Td::number(cell.sessions.map_or(String::new(), |n| n.to_string())));
+            }
+            row.extend(heads.iter().map(|head| figure(party, head)));
+            if let Some(reference) = reference(cell, party) {
+                let title = format!("{}, {} queues", reference.scenario, reference.smp);
+                let figures = [reference.throughput, reference.cpu, reference.normalized];
+                row.extend(
+                    figures.map(|figure| Td::word(number(figure)).class("ref").titled(&title)),
+                );
+            } else if has_references {
+                row.extend((0..3).map(|_| Td::word("").class("ref")));
+            }
+            table.row(row);
+        }
+        cell.against
+            .iter()
+            .filter_map(|ratios| against(cell, ratios))
+            .for_each(|line| table.note(&line, ""));
+        let disturbed: usize = cell.parties.iter().map(Party::disturbed).sum();
+        if disturbed > 0 {
+            let all: usize = cell.parties.iter().map(|party| party.samples.len()).sum();
+            let line =
+                format!("other programs disturbed {disturbed} of {all} runs: do not use them");
+            table.note(&line, "bad");
+        }
+    }
+    table
+}
+
+fn about(head: &Head) -> String {
+    match head {
+        Head::Known(column) => column.about.to_owned(),
+        Head::Other(_) => String::new(),
+    }
+}
+
+fn figure(party: &Party, head: &Head) -> Td {
+    let Some(spread) = party.spread(head.key()) else { return Td::word("") };
+    let Spread { median, min, max } = spread;
+    let title = format!("{} to {} in {} rounds", number(min), number(max), party.samples.len());
+    Td::number(number(median)).titled(title)
+}
+
+/// `manyring against fio: IOPS 1.94x (1.81 to 2.09), ..`: all ratios of one pair.
+fn against(cell: &Cell, ratios: &Map<String, Value>) -> Option<String> {
+    let text = |key: &str| ratios.get(key).and_then(Value::as_str);
+    let first = cell.parties.first().map(|party| party.name.as_str());
+    let (party, peer) = (text("party").or(first)?, text("peer")?);
+    let of = |name: &str, spread: &Value| {
+        let number = |key: &str| spread.get(key).and_then(Value::as_f64);
+        let spread = Spread { median: number("median")?, min: number("min")?, max: number("max")? };
+        let known = KNOWN.iter().find(|column| column.key == name);
+        let name = known.map_or_else(|| name.replace('_', " "), |column| column.head.to_owned());
+        (spread.median > 0.0).then(|| format!("{name} {spread}"))
+    };
+    let mut named: Vec<(&String, &Value)> = ratios.iter().collect();
+    // What was reached stands before what it cost.
+    named.sort_by_key(|(name, _)| (name.contains("cpu"), name.len()));
+    let ratios: Vec<String> =
+        named.into_iter().filter_map(|(name, value)| of(name, value)).collect();
+    (!ratios.is_empty()).then(|| format!("{party} against {peer}: {}", ratios.join(", ")))
+}
+
+/// Plots side by side, each with its title and its colours.
+fn figures(plots: &[Plot]) -> String {
+    let mut text = String::from("<div class=\"plots\">\n");
+    for plot in plots {
+        let _ = write!(text, "<figure><figcaption>{}<br>", escaped(&plot.title));
+        if plot.kind != Kind::Bars {
+            for (index, series) in plot.series.iter().enumerate() {
+                let colour = Plot::colour(index);
+                let (r, g, b) = (colour.0, colour.1, colour.2);
+                let name = escaped(&series.name);
+                let _ = write!(
+                    text,
+                    "<span><i style=\"background:rgb({r},{g},{b})\"></i>{name}</span>"
+                );
+            }
+        }
+        let _ = writeln!(text, "</figcaption>{}</figure>", plot.svg());
+    }
+    text.push_str("</div>\n");
+    text
+}
+
+/// What the machine's own steps cost, and what each column of the tables is.
+fn calibration(document: &Document) -> String {
+    let mut text = String::from(
+        "<h2 id=\"machine\">The machine itself</h2>\n<p>What single steps cost here, at the start \
+         of the run. A sleeping client with one request in flight measures mostly the wake.</p>\n",
+    );
+    let mut table = Table::new(vec![Td::word("step"), Td::number("nanoseconds")]);
+    for (step, cost) in document.costs.rows() {
+        let cost = cost.map_or("not measured here".to_owned(), |ns| ns.to_string());
+        table.row([Td::word(step), Td::number(cost)]);
+    }
+    text.push_str(&table.html());
+    text.push_str("<h3>The columns</h3>\n");
+    let mut table = Table::new(vec![Td::word("column"), Td::word("what it is")]);
+    let all = document.scenarios.iter().flat_map(|scenario| &scenario.report.cells);
+    let heads = columns::of_cells(all);
+    for column in KNOWN.iter().filter(|known| heads.iter().any(|head| head.key() == known.key)) {
+        table.row([Td::word(column.head), Td::word(column.about)]);
+    }
+    text + &table.html()
+}
+
+/// The page of two runs.
+pub(crate) fn of_comparison(before: &Document, after: &Document, all: &Comparison) -> String {
+    let mut body = format!(
+        "<p><b>{}</b>. A number counts as better or worse only if no round of one run lies among \
+         those of the other, and if the medians are further apart than the rounds of either run; \
+         everything else is within noise. The two runs did not take turns: what changed the \
+         machine in between changed all parties.</p>\n",
+        escaped(&all.summary())
+    );
+    for (which, document) in [("Before", before), ("After", after)] {
+        let Document { machine, began, command, .. } = document;
+        let _ = writeln!(
+            body,
+            "<p class=\"quiet\">{which}: {} on {}: <code>{}</code></p>",
+            escaped(began),
+            escaped(&machine.name),
+            escaped(command)
+        );
+    }
+    let heads = ["party", "number"].map(Td::word).into_iter();
+    let heads = heads.chain(["before", "after", "after / before", "verdict"].map(Td::number));
+    let mut table = Table::new(heads.collect());
+    for Pair { scenario, cell, unit, rows } in &all.pairs {
+        let unit = if unit.is_empty() { String::new() } else { format!(" ({unit})") };
+        table.group(&format!("{scenario}: {cell}{unit}"), "");
+        let judged = rows.iter().filter(|row| row.head.better() != columns::Better::Neither);
+        judged.for_each(|row| table.row(compared(row)));
+    }
+    body.push_str(&table.html());
+    for sentence in &all.alone {
+        let _ = writeln!(body, "<p class=\"quiet\">{}</p>", escaped(sentence));
+    }
+    page("Manyring: two runs compared", &body)
+}
+
+fn compared(row: &Row) -> [Td; 6] {
+    let rounds = |s: &Spread| format!("{} to {}", number(s.min), number(s.max));
+    let class = match row.verdict {
+        Verdict::Better => "better",
+        Verdict::Worse => "worse",
+        Verdict::Noise | Verdict::Differs => "same",
+    };
+    [
+        Td::word(&row.party),
+        Td::word(row.head.text()),
+        Td::number(number(row.before.median)).titled(rounds(&row.before)),
+        Td::number(number(row.after.median)).titled(rounds(&row.after)),
+        Td::number(format!("{:.2}x", row.ratio())),
+        Td::word(row.verdict.word()).class(class),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::document::tests::scenario;
+
+    fn document(scenarios: Vec<Scenario>) -> Document {
+        let left_out = vec!["fio is not installed: apt-get install fio".into()];
+        Document {
+            command: "manyring-bench run <all>".into(),
+            scenarios,
+            left_out,
+            ..Document::default()
+        }
+    }
+
+    #[test]
+    fn a_page_has_every_table_row_command_and_plot() {
+        let mut one = scenario(
+            "tap-stream",
+            "guest to host, 2 streams by queue pairs",
+            &[
+                ("manyring, 4 pairs", &[100.0, 200.0, 150.0]),
+                ("manyring, 2 pairs", &[100.0]),
+                ("manyring, 1 pairs", &[100.0]),
+            ],
+        );
+        one.broken = vec!["<promise>".into()];
+        let page = of_run(&document(vec![one]));
+        for there in [
+            "<h2 id=\"tap-stream\">",
+            "<th class=\"n\">sessions</th><th class=\"n\" title=\"in the unit",
+            ">throughput</th>",
+            ">cpu %</th>",
+            ">normalized</th>",
+            "reference Mbit/s",
+            "title=\"100 to 200 in 3 rounds\">150<",
+            "--only=&#39;guest to host, 2 streams by queue pairs&#39;",
+            "&lt;promise&gt;",
+            "apt-get install fio",
+            "not measured here",
+            "run &lt;all&gt;",
+        ] {
+            assert!(page.contains(there), "{there} is not in {page}");
+        }
+        assert_eq!((page.matches("<figure>").count(), page.matches("<svg").count()), (2, 2));
+        assert_eq!(page.matches("g2local_default, 4 queues").count(), 3);
+    }
+
+    #[test]
+    fn ratios_are_a_line_below_the_rows_and_disturbed_runs_are_said() {
+        let mut one = scenario("null-blk", "c", &[("manyring", &[1.0, 2.0]), ("fio", &[1.0])]);
+        let cell = &mut one.report.cells[0];
+        let spread = serde_json::json!({"median": 2.0, "min": 1.5, "max": 2.5});
+        let ratios = serde_json::json!({"peer": "fio", "cpu_per_unit": spread, "iops": spread});
+        cell.against.push(ratios.as_object().unwrap().clone());
+        cell.parties[0].samples[0].insert("disturbed".into(), true.into());
+        let page = of_run(&document(vec![one]));
+        let line = "manyring against fio: requests/s 2.00x (1.50 to 2.50), cpu per unit 2.00x";
+        assert!(page.contains(line), "{page}");
+        assert!(page.contains("disturbed 1 of 3 runs"));
+    }
+
+    #[test]
+    fn the_page_of_two_runs_marks_what_is_noise() {
+        let run = |rounds: &[f64]| document(vec![scenario("s", "c", &[("a", rounds)])]);
+        let (before, after) = (run(&[100.0, 101.0]), run(&[300.0, 301.0]));
+        let page = of_comparison(&before, &after, &Comparison::new(&before, &after));
+        assert!(page.contains("<td class=\"better\">better</td>"), "{page}");
+        let same = of_comparison(&before, &before, &Comparison::new(&before, &before));
+        assert!(same.contains("0 better, 0 worse, 2 within noise"));
+        assert!(same.contains("<td class=\"same\">within noise</td>"));
+    }
+}

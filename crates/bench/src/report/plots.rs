@@ -1,0 +1,269 @@
+//! Which plots a scenario has: found in the names of its cells and parties, so that a new scenario
+//! needs no word here.
+//!
+//! Cells whose names differ in a number only make lines over that number (`QD#`, `# streams`);
+//! so do parties (`manyring, # pairs`). A cell that is alone makes a bar for each party.
+
+use super::Spread;
+use super::columns;
+use super::document::{Cell, Party, Scenario};
+use super::plot::{Kind, Plot, Series};
+use std::collections::BTreeMap;
+
+/// All plots of a scenario.
+pub(crate) fn of(scenario: &Scenario) -> Vec<Plot> {
+    let mut plots = Vec::new();
+    for family in families(&scenario.report.cells) {
+        for key in keys(family.cells[0].1) {
+            plots.extend(by_cells(&family, &key));
+            plots.extend(by_parties(&family, &key));
+        }
+        let is_alone = family.cells.len() < 2;
+        if is_alone && numbered_parties(family.cells[0].1).is_none() {
+            plots.extend(keys(family.cells[0].1).iter().filter_map(|k| bars(family.cells[0].1, k)));
+        }
+    }
+    plots
+}
+
+/// The histogram of each cell whose samples have one.
+pub(crate) fn latencies(scenario: &Scenario) -> Vec<Plot> {
+    scenario.report.cells.iter().filter_map(histogram).collect()
+}
+
+/// What a plot shows of a cell, with its name for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Key {
+    key: String,
+    head: String,
+}
+
+/// What the cell is about, and what it costs.
+fn keys(cell: &Cell) -> Vec<Key> {
+    let heads = columns::of_cells([cell]);
+    let main = columns::main_of(cell);
+    let cost = heads.iter().find(|head| ["cpu", "cpu_per_million"].contains(&head.key()));
+    let named = |head: &columns::Head| {
+        let unit = cell.unit.clone().filter(|_| head.key() == "throughput");
+        Key { key: head.key().to_owned(), head: unit.unwrap_or_else(|| head.text()) }
+    };
+    main.iter().chain(cost).map(named).collect()
+}
+
+/// A name with its numbers taken out: `QD#, client polls`.
+#[derive(Clone, Debug, PartialEq)]
+struct Template {
+    text: String,
+    numbers: Vec<f64>,
+}
+
+impl Template {
+    fn of(name: &str) -> Self {
+        let (mut text, mut numbers, mut digits) = (String::new(), Vec::new(), String::new());
+        for c in name.chars().chain(['\0']) {
+            if c.is_ascii_digit() {
+                digits.push(c);
+                continue;
+            }
+            if let Ok(number) = digits.parse::<f64>() {
+                text.push('#');
+                numbers.push(number);
+            }
+            digits.clear();
+            text.extend((c != '\0').then_some(c));
+        }
+        Self { text: singular(&text), numbers }
+    }
+
+    /// The name again, with dots in the place of one number.
+    fn title(&self, position: usize) -> String {
+        let mut numbers = self.numbers.iter().enumerate();
+        let mut title = String::new();
+        for c in self.text.chars() {
+            match c {
+                '#' => match numbers.next() {
+                    Some((at, _)) if at == position => title.push('…'),
+                    Some((_, number)) => title.push_str(&number.to_string()),
+                    None => {}
+                },
+                _ => title.push(c),
+            }
+        }
+        title
+    }
+
+    /// What a number counts: the word before it if they touch, else the words behind it.
+    fn axis(&self, position: usize) -> String {
+        let at = self.text.match_indices('#').nth(position).map_or(0, |(at, _)| at);
+        let before: String =
+            self.text[..at].chars().rev().take_while(|c| c.is_alphabetic()).collect();
+        if !before.is_empty() {
+            return before.chars().rev().collect();
+        }
+        let behind = &self.text[(at + 1).min(self.text.len())..];
+        let words = behind.trim_start().split([',', '#', ';']).next().unwrap_or_default();
+        words.split(" by ").next().unwrap_or_default().trim().to_owned()
+    }
+}
+
+/// `# devices` and `# device` are the same: the word behind a number without its last s.
+fn singular(text: &str) -> String {
+    let mut words: Vec<String> = text.split(' ').map(str::to_owned).collect();
+    for index in 1..words.len() {
+        if words[index - 1].ends_with('#') {
+            let end = words[index].trim_end_matches([',', ';']).len();
+            let (word, rest) = words[index].split_at(end);
+            if let Some(one) = word.strip_suffix('s').filter(|one| one.len() > 2) {
+                words[index] = format!("{one}{rest}");
+            }
+        }
+    }
+    words.join(" ")
+}
+
+/// Cells whose names differ in one number, or a single cell.
+struct Family<'a> {
+    /// Which number differs, if there are several cells.
+    position: usize,
+    /// The number and its cell, in order.
+    cells: Vec<(f64, &'a Cell)>,
+    template: Template,
+}
+
+fn families(cells: &[Cell]) -> Vec<Family<'_>> {
+    let mut same: Vec<(String, Vec<(Template, &Cell)>)> = Vec::new();
+    for cell in cells {
+        let template = Template::of(&cell.name);
+        match same.iter_mut().find(|(text, _)| *text == template.text) {
+            Some((_, group)) => group.push((template, cell)),
+            None => same.push((template.text.clone(), vec![(template, cell)])),
+        }
+    }
+    same.into_iter().flat_map(|(_, group)| split(group)).collect()
+}
+
+/// Splits cells of one template into families in which one number differs: that with most values.
+fn split(group: Vec<(Template, &Cell)>) -> Vec<Family<'_>> {
+    let places = group.first().map_or(0, |(template, _)| template.numbers.len());
+    let values = |position: usize| {
+        let mut values: Vec<f64> = group.iter().map(|(t, _)| t.numbers[position]).collect();
+        values.sort_by(f64::total_cmp);
+        values.dedup();
+        values.len()
+    };
+    let position = (0..places).max_by_key(|position| values(*position)).unwrap_or(0);
+    let mut families: Vec<Family<'_>> = Vec::new();
+    for (template, cell) in group {
+        let number = template.numbers.get(position).copied().unwrap_or(0.0);
+        let title = template.title(position);
+        match families.iter_mut().find(|family| family.template.title(position) == title) {
+            Some(family) => family.cells.push((number, cell)),
+            None => families.push(Family { position, cells: vec![(number, cell)], template }),
+        }
+    }
+    for family in &mut families {
+        family.cells.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    }
+    families
+}
+
+/// Lines over the number in which cells differ; a line for each party.
+fn by_cells(family: &Family<'_>, key: &Key) -> Option<Plot> {
+    if family.cells.len() < 2 {
+        return None;
+    }
+    let mut series: Vec<Series> = Vec::new();
+    for (x, cell) in &family.cells {
+        for party in &cell.parties {
+            let Some(spread) = party.spread(&key.key) else { continue };
+            match series.iter_mut().find(|series| series.name == party.name) {
+                Some(series) => series.points.push((*x, spread)),
+                None => {
+                    let points = vec![(*x, spread)];
+                    series.push(Series { name: party.name.clone(), points });
+                }
+            }
+        }
+    }
+    let x = family.template.axis(family.position);
+    let title = family.template.title(family.position);
+    (!series.is_empty()).then(|| Plot { title, x, y: key.head.clone(), series, kind: Kind::Lines })
+}
+
+/// The parties of a cell whose names differ in one number, three at least, with their template.
+fn numbered_parties(cell: &Cell) -> Option<(Template, Vec<(f64, &Party)>)> {
+    let mut groups: BTreeMap<String, Vec<(Template, &Party)>> = BTreeMap::new();
+    for party in &cell.parties {
+        let template = Template::of(&party.name);
+        if template.numbers.len() == 1 {
+            groups.entry(template.text.clone()).or_default().push((template, party));
+        }
+    }
+    let group = groups.into_values().find(|group| group.len() >= 3)?;
+    let template = group.first()?.0.clone();
+    let mut parties: Vec<(f64, &Party)> = group.iter().map(|(t, p)| (t.numbers[0], *p)).collect();
+    parties.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    Some((template, parties))
+}
+
+/// Lines over the number in which parties differ; a line for each cell of the family.
+fn by_parties(family: &Family<'_>, key: &Key) -> Option<Plot> {
+    let (template, _) = numbered_parties(family.cells[0].1)?;
+    let axis = family.template.axis(family.position);
+    let mut series = Vec::new();
+    for (number, cell) in &family.cells {
+        let Some((_, parties)) = numbered_parties(cell) else { continue };
+        let point = |(x, party): &(f64, &Party)| Some((*x, party.spread(&key.key)?));
+        let points: Vec<(f64, Spread)> = parties.iter().filter_map(point).collect();
+        let name =
+            if family.cells.len() < 2 { template.title(0) } else { format!("{number} {axis}") };
+        series.push(Series { name, points });
+    }
+    let is_single = family.cells.len() < 2;
+    let name = &family.cells[0].1.name;
+    let title = if is_single { name.clone() } else { family.template.title(family.position) };
+    let x = template.axis(0);
+    Some(Plot { title, x, y: key.head.clone(), series, kind: Kind::Lines })
+}
+
+/// A bar for each party.
+fn bars(cell: &Cell, key: &Key) -> Option<Plot> {
+    let bar = |party: &Party| {
+        let points = vec![(0.0, party.spread(&key.key)?)];
+        Some(Series { name: party.name.clone(), points })
+    };
+    let series: Vec<Series> = cell.parties.iter().filter_map(bar).collect();
+    let (title, y) = (cell.name.clone(), key.head.clone());
+    (series.len() > 1).then_some(Plot { title, x: String::new(), y, series, kind: Kind::Bars })
+}
+
+/// How many of a party's requests took how long, of all rounds together.
+fn histogram(cell: &Cell) -> Option<Plot> {
+    let line = |party: &Party| {
+        let mut buckets: Vec<(f64, f64)> = Vec::new();
+        let of_all = party.samples.iter().filter_map(|sample| sample.get("latency_us")?.as_array());
+        for bucket in of_all.flatten() {
+            let (us, count) = (bucket.get(0)?.as_f64()?, bucket.get(1)?.as_f64()?);
+            match buckets.iter_mut().find(|(other, _)| (*other - us).abs() < us * 1e-6) {
+                Some((_, counts)) => *counts += count,
+                None => buckets.push((us, count)),
+            }
+        }
+        buckets.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        let all: f64 = buckets.iter().map(|(_, count)| count).sum();
+        let share = |(us, count): (f64, f64)| (us, Spread::of([count / all * 100.0]));
+        let points: Vec<(f64, Spread)> = buckets.into_iter().map(share).collect();
+        (points.len() > 1).then(|| Series { name: party.name.clone(), points })
+    };
+    let series: Vec<Series> = cell.parties.iter().filter_map(line).collect();
+    (!series.is_empty()).then(|| Plot {
+        title: cell.name.clone(),
+        x: "microseconds".into(),
+        y: "% of requests".into(),
+        series,
+        kind: Kind::Histogram,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! The figures of the reference systems, to stand beside ours: public documents of 2010 to 2015 on
+//! multi-queue paravirtual I/O. Their machines are not this one: what compares is the shape.
+
+use super::document::Cell;
+use std::sync::LazyLock;
+
+/// All cells of the multi-queue tap tables: TCP streams of a guest, by sessions and queues.
+static MULTIQUEUE_TAP: LazyLock<Vec<TapCell>> = LazyLock::new(|| {
+    let text = include_str!("../../references/multiqueue-tap.csv");
+    text.lines().skip(1).filter_map(TapCell::parse).collect()
+});
+
+/// A cell of those tables.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TapCell {
+    /// Who sends to whom, and the bytes of a write: `g2local_512`.
+    pub(crate) scenario: &'static str,
+    pub(crate) is_multiqueue: bool,
+    /// Virtual CPUs of the guest; with multi-queue as many queue pairs.
+    pub(crate) smp: usize,
+    pub(crate) sessions: usize,
+    pub(crate) throughput: f64,
+    pub(crate) cpu: f64,
+    pub(crate) normalized: f64,
+}
+
+impl TapCell {
+    fn parse(line: &'static str) -> Option<Self> {
+        let mut fields = line.split(',');
+        let (scenario, mode) = (fields.next()?, fields.next()?);
+        let mut number = || fields.next()?.parse::<f64>().ok();
+        let smp = number()?;
+        let _queues = number()?;
+        let sessions = number()?;
+        let count = |number: f64| (1..=64).find(|n| (f64::from(*n) - number).abs() < 0.1);
+        Some(Self {
+            scenario,
+            is_multiqueue: mode == "mq",
+            smp: usize::try_from(count(smp)?).ok()?,
+            sessions: usize::try_from(count(sessions)?).ok()?,
+            throughput: number()?,
+            cpu: number()?,
+            normalized: number()?,
+        })
+    }
+}
+
+/// The cell of the tap tables that a party of ours repeats: TCP streams between the guest and its
+/// host, so many sessions by so many queue pairs.
+pub(crate) fn multiqueue_tap(scenario: &str, cell: &Cell, party: &str) -> Option<&'static TapCell> {
+    if !["tap-stream", "multiqueue"].contains(&scenario) {
+        return None;
+    }
+    let name = format!("{}, {party}", cell.name);
+    let pairs = count_before(&name, "pair")?;
+    let sessions = ["stream", "session"].iter().find_map(|word| count_before(&name, word));
+    let sessions = sessions.or(cell.sessions)?;
+    let is_to_guest = ["to guest", "to the guest"].iter().any(|words| name.contains(words));
+    let way = if is_to_guest { "local2g" } else { "g2local" };
+    let size = if name.contains("512") { "512" } else { "default" };
+    let wanted = format!("{way}_{size}");
+    MULTIQUEUE_TAP.iter().find(|reference| {
+        let is_place = reference.smp == pairs && reference.sessions == sessions;
+        // One pair of ours is their multi-queue code with one queue.
+        is_place && reference.is_multiqueue && reference.scenario == wanted
+    })
+}
+
+/// The number in front of a word: 4 of `manyring, 4 pairs`.
+pub(crate) fn count_before(name: &str, word: &str) -> Option<usize> {
+    let words: Vec<&str> = name.split([' ', ',']).filter(|part| !part.is_empty()).collect();
+    let pair = words
+        .windows(2)
+        .find(|pair| pair[1].starts_with(word) && pair[0].parse::<usize>().is_ok())?;
+    pair[0].parse().ok()
+}
+
+/// A table of a reference that stands beside a scenario as a whole.
+pub(crate) struct Beside {
+    pub(crate) title: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) heads: &'static [&'static str],
+    pub(crate) rows: &'static [&'static [&'static str]],
+}
+
+/// The tables that belong to a scenario.
+pub(crate) fn beside(scenario: &str) -> &'static [Beside] {
+    match scenario {
+        "tcp-rr" | "tcp-crr" | "ladder" | "tcp-rr-ladder" | "rr-ladder" => SMALL_PACKETS,
+        "blk-queues" | "null-blk" => XEN_BLOCK,
+        "multiqueue" | "tap-small" => SLIDES,
+        _ => &[],
+    }
+}
+
+const SMALL_PACKETS: &[Beside] = &[Beside {
+    title: "Reference: small packets on KVM",
+    about: "TCP requests and responses of 256 bytes on 100 connections, each step of the study \
+            added to nothing else. Over 60 % of the transmitted packets kicked.",
+    heads: &["step", "trans/s", "exits/s", "of bare metal"],
+    rows: &[
+        &["bare metal", "206390", "", "100 %"],
+        &["baseline", "87070", "148445", "42 %"],
+        &["delayed free of sent buffers", "90886", "142682", "44 %"],
+        &["delayed kick", "107106", "102587", "52 %"],
+        &["pinned receive interrupt", "153697", "62603", "74 %"],
+    ],
+}];
+
+const XEN_BLOCK: &[Beside] = &[Beside {
+    title: "Reference: xen-block multi-queue",
+    about: "4 KiB reads of a null device, 16 jobs by 64 requests; thousands of requests in a \
+            second by the number of queues.",
+    heads: &["state of the patches", "1 queue", "4 queues", "8 queues", "16 queues"],
+    rows: &[
+        &["multi-queue alone", "810", "1064", "780", "700"],
+        &["with grants of each queue", "810", "1230", "1024", "850"],
+        &["and page pools of each queue", "810", "1410", "1354", "1440"],
+    ],
+}];
+
+const SLIDES: &[Beside] = &[Beside {
+    title: "Reference: where multi-queue lost",
+    about: "A guest sends TCP in writes of 512 bytes, 2 sessions. With more queues TCP batches \
+            less: packets are smaller, and throughput is half.",
+    heads: &["queues", "Mbit/s", "cpu %", "packets", "average packet, B"],
+    rows: &[
+        &["single", "9263", "46.84", "2737788", "5689"],
+        &["multiple", "4662", "56.11", "3775715", "1598"],
+    ],
+}];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_cells_of_the_tap_tables_are_there_and_normalized_is_throughput_by_cpu() {
+        assert_eq!(MULTIQUEUE_TAP.len(), 256);
+        for cell in MULTIQUEUE_TAP.iter() {
+            assert_eq!((cell.throughput / cell.cpu).floor(), cell.normalized, "{cell:?}");
+        }
+    }
+
+    #[test]
+    fn a_party_finds_the_cell_that_it_repeats() {
+        let cell = |name: &str, sessions| Cell {
+            name: name.to_owned(),
+            sessions: Some(sessions),
+            ..Cell::default()
+        };
+        let stream = cell("guest to host, 2 streams by queue pairs", 2);
+        let found = multiqueue_tap("tap-stream", &stream, "manyring, 4 pairs").unwrap();
+        assert_eq!((found.scenario, found.smp, found.sessions), ("g2local_default", 4, 2));
+        let small = cell("host to guest, 512 B, 8 sessions", 8);
+        let found = multiqueue_tap("multiqueue", &small, "1 pair").unwrap();
+        assert_eq!((found.scenario, found.smp, found.sessions), ("local2g_512", 1, 8));
+        assert_eq!(multiqueue_tap("tap-stream", &stream, "bare loop"), None);
+        assert_eq!(multiqueue_tap("tcp-rr", &stream, "4 pairs"), None);
+    }
+
+    #[test]
+    fn tables_beside_a_scenario_have_as_many_cells_as_heads() {
+        for scenario in ["tcp-rr", "blk-queues", "multiqueue"] {
+            for table in beside(scenario) {
+                assert!(table.rows.iter().all(|row| row.len() == table.heads.len()));
+            }
+        }
+        assert!(beside("neighbours").is_empty());
+    }
+}
