@@ -118,7 +118,7 @@ fn table(scenario: &Scenario) -> Table {
     first.extend(has_sessions.then(|| Td::number("sessions")));
     first.extend(heads.iter().map(|head| Td::number(head.text()).titled(about(head))));
     if has_references {
-        let heads = ["reference Mbit/s", "cpu %", "normalized"];
+        let heads = ["ref. Mbit/s", "cpu %", "normalized"];
         first.extend(heads.map(|head| Td::word(head).class("ref")));
     }
     let mut table = Table::new(first);
@@ -321,7 +321,7 @@ mod tests {
             ">throughput</th>",
             ">cpu %</th>",
             ">normalized</th>",
-            "reference Mbit/s",
+            "ref. Mbit/s",
             "title=\"100 to 200 in 3 rounds\">150<",
             "--only=&#39;guest to host, 2 streams by queue pairs&#39;",
             "&lt;promise&gt;",

@@ -53,7 +53,10 @@ fn keys(cell: &Cell) -> Vec<Key> {
 /// A name with its numbers taken out: `QD#, client polls`.
 #[derive(Clone, Debug, PartialEq)]
 struct Template {
+    /// With a `#` for each number.
     text: String,
+    /// The same, whether a number is followed by one thing or by many.
+    kind: String,
     numbers: Vec<f64>,
 }
 
@@ -72,7 +75,7 @@ impl Template {
             digits.clear();
             text.extend((c != '\0').then_some(c));
         }
-        Self { text: singular(&text), numbers }
+        Self { kind: singular(&text), text, numbers }
     }
 
     /// The name again, with dots in the place of one number.
@@ -92,18 +95,34 @@ impl Template {
         title
     }
 
+    /// The other numbers.
+    fn without(&self, position: usize) -> Vec<f64> {
+        let others = self.numbers.iter().enumerate().filter(|(at, _)| *at != position);
+        others.map(|(_, number)| *number).collect()
+    }
+
     /// What a number counts: the word before it if they touch, else the words behind it.
     fn axis(&self, position: usize) -> String {
         let at = self.text.match_indices('#').nth(position).map_or(0, |(at, _)| at);
         let before: String =
             self.text[..at].chars().rev().take_while(|c| c.is_alphabetic()).collect();
         if !before.is_empty() {
-            return before.chars().rev().collect();
+            return in_words(&before.chars().rev().collect::<String>());
         }
         let behind = &self.text[(at + 1).min(self.text.len())..];
         let words = behind.trim_start().split([',', '#', ';']).next().unwrap_or_default();
-        words.split(" by ").next().unwrap_or_default().trim().to_owned()
+        in_words(words.split(" by ").next().unwrap_or_default().trim())
     }
+}
+
+/// What stands at an axis for an abbreviation in a name.
+fn in_words(word: &str) -> String {
+    let words = match word {
+        "QD" => "requests in flight",
+        "B" => "bytes",
+        word => word,
+    };
+    words.to_owned()
 }
 
 /// `# devices` and `# device` are the same: the word behind a number without its last s.
@@ -134,9 +153,9 @@ fn families(cells: &[Cell]) -> Vec<Family<'_>> {
     let mut same: Vec<(String, Vec<(Template, &Cell)>)> = Vec::new();
     for cell in cells {
         let template = Template::of(&cell.name);
-        match same.iter_mut().find(|(text, _)| *text == template.text) {
+        match same.iter_mut().find(|(kind, _)| *kind == template.kind) {
             Some((_, group)) => group.push((template, cell)),
-            None => same.push((template.text.clone(), vec![(template, cell)])),
+            None => same.push((template.kind.clone(), vec![(template, cell)])),
         }
     }
     same.into_iter().flat_map(|(_, group)| split(group)).collect()
@@ -155,9 +174,15 @@ fn split(group: Vec<(Template, &Cell)>) -> Vec<Family<'_>> {
     let mut families: Vec<Family<'_>> = Vec::new();
     for (template, cell) in group {
         let number = template.numbers.get(position).copied().unwrap_or(0.0);
-        let title = template.title(position);
-        match families.iter_mut().find(|family| family.template.title(position) == title) {
-            Some(family) => family.cells.push((number, cell)),
+        let others = template.without(position);
+        match families.iter_mut().find(|family| family.template.without(position) == others) {
+            Some(family) => {
+                family.cells.push((number, cell));
+                // Of `1 device` and `10 devices` the second is the name of all.
+                if number > 1.0 {
+                    family.template = template;
+                }
+            }
             None => families.push(Family { position, cells: vec![(number, cell)], template }),
         }
     }
@@ -196,11 +221,12 @@ fn numbered_parties(cell: &Cell) -> Option<(Template, Vec<(f64, &Party)>)> {
     for party in &cell.parties {
         let template = Template::of(&party.name);
         if template.numbers.len() == 1 {
-            groups.entry(template.text.clone()).or_default().push((template, party));
+            groups.entry(template.kind.clone()).or_default().push((template, party));
         }
     }
     let group = groups.into_values().find(|group| group.len() >= 3)?;
-    let template = group.first()?.0.clone();
+    let many = group.iter().find(|(template, _)| template.numbers[0] > 1.0);
+    let template = many.or(group.first())?.0.clone();
     let mut parties: Vec<(f64, &Party)> = group.iter().map(|(t, p)| (t.numbers[0], *p)).collect();
     parties.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     Some((template, parties))

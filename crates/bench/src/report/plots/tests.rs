@@ -23,7 +23,8 @@ fn found(scenario: &Scenario) -> Vec<(String, String, usize, Kind)> {
 fn cells_that_differ_in_a_number_are_lines_over_it() {
     let cells = ["one queue, QD1, polls", "one queue, QD32, polls", "other, QD64, polls"];
     let plots = found(&of_cells(&cells, &["a", "b"]));
-    let line = ("one queue, QD…, polls".to_owned(), "QD".to_owned(), 2, Kind::Lines);
+    let line =
+        ("one queue, QD…, polls".to_owned(), "requests in flight".to_owned(), 2, Kind::Lines);
     let bars = ("other, QD64, polls".to_owned(), String::new(), 2, Kind::Bars);
     assert_eq!(plots, [line, bars]);
 }
@@ -33,9 +34,9 @@ fn parties_that_differ_in_a_number_are_lines_over_it_too() {
     let cells = ["to guest, 1 streams by queue pairs", "to guest, 8 streams by queue pairs"];
     let parties = ["manyring, 4 pairs", "manyring, 2 pairs", "manyring, 1 pairs"];
     let plots = found(&of_cells(&cells, &parties));
-    let title = "to guest, … stream by queue pairs".to_owned();
-    let by_streams = (title.clone(), "stream".to_owned(), 3, Kind::Lines);
-    assert_eq!(plots, [by_streams, (title, "pair".to_owned(), 2, Kind::Lines)]);
+    let title = "to guest, … streams by queue pairs".to_owned();
+    let by_streams = (title.clone(), "streams".to_owned(), 3, Kind::Lines);
+    assert_eq!(plots, [by_streams, (title, "pairs".to_owned(), 2, Kind::Lines)]);
 }
 
 #[test]
@@ -43,14 +44,14 @@ fn a_single_cell_of_numbered_parties_is_a_line_and_its_points_are_in_order() {
     let idle = of_cells(&["5 s of nothing"], &["1 device", "100 devices", "10 devices"]);
     let plots = of(&idle);
     let points: Vec<f64> = plots[0].series[0].points.iter().map(|(x, _)| *x).collect();
-    assert_eq!((plots[0].x.as_str(), points), ("device", vec![1.0, 10.0, 100.0]));
+    assert_eq!((plots[0].x.as_str(), points), ("devices", vec![1.0, 10.0, 100.0]));
 }
 
 #[test]
 fn the_number_with_most_values_is_the_axis_where_several_differ() {
     let cells = ["512 B, 1 sessions", "512 B, 2 sessions", "512 B, 4 sessions", "64 B, 1 sessions"];
     let plots = found(&of_cells(&cells, &["a", "b"]));
-    assert_eq!(plots[0].0, "512 B, … session");
+    assert_eq!(plots[0].0, "512 B, … sessions");
     assert_eq!((plots.len(), plots[1].3), (2, Kind::Bars));
 }
 
