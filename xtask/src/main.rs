@@ -6,6 +6,7 @@ mod cargo;
 mod demo;
 mod gate;
 mod guest_rr;
+mod readme;
 mod soak;
 mod test;
 mod tidy;
@@ -84,6 +85,12 @@ enum Command {
         #[arg(long)]
         renew: bool,
     },
+    /// Write README's table of promises, from the figures of a run.
+    Readme {
+        /// The JSON of `manyring-bench run all` [default: the figures of docs/promises.json].
+        #[arg(value_name = "RUN.json")]
+        run: Option<String>,
+    },
     /// Check licences, bans and sources of the dependencies.
     Deny,
     /// Break the code in one place at a time, and count what the tests notice: minutes to hours.
@@ -140,6 +147,7 @@ fn run(command: Command) -> Outcome {
         }
         Command::BenchSmoke { renew: false } => gate::bench::smoke(),
         Command::BenchSmoke { renew: true } => gate::bench::renew(),
+        Command::Readme { run } => readme::run(run.as_deref()),
         Command::Deny => gate::deny::run(),
         Command::Mutants(which) => gate::mutants::run(&which),
     }

@@ -14,6 +14,7 @@ mod netns;
 mod peer;
 mod plan;
 mod progress;
+mod readme;
 mod report;
 mod run;
 mod scenario;
@@ -45,6 +46,11 @@ enum Command {
     Run(run::RunArgs),
     /// Make the page of a run again, from its JSON.
     Page(PageArgs),
+    /// Take the figures that README promises out of a run.
+    Readme {
+        /// What `run --json` has printed, or `--report` has written.
+        run: PathBuf,
+    },
     /// Put two runs side by side, and say what differs by more than noise.
     Compare(CompareArgs),
 }
@@ -130,6 +136,11 @@ fn run() -> Result<(), String> {
             run::run(&args)
         }
         Command::Page(args) => files::write_run(&args.report, &Document::read(&args.run)?),
+        Command::Readme { run } => {
+            let figures = readme::figures(&Document::read(&run)?)?;
+            println!("{}", serde_json::to_string_pretty(&figures).map_err(|e| e.to_string())?);
+            Ok(())
+        }
         Command::Compare(args) => compare(&args),
     }
 }

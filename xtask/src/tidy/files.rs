@@ -6,6 +6,8 @@ use std::path::Path;
 
 /// Folders that hold what is built or found, not written.
 const SKIPPED: [&str; 4] = [".git", "artifacts", "corpus", "target"];
+/// Files of other kinds that a rule reads.
+const OTHERS: [&str; 2] = [".ci/run", crate::readme::FIGURES];
 const KINDS: [&str; 7] = ["c", "md", "rs", "service", "sh", "toml", "yml"];
 
 /// A file of the project.
@@ -53,7 +55,7 @@ fn walk(folder: &Path, prefix: &str, files: &mut Vec<File>) -> Outcome {
             walk(&path, &format!("{here}/"), files)?;
         }
         let is_ours = name.rsplit_once('.').is_some_and(|(_, kind)| KINDS.contains(&kind));
-        if kind.is_file() && (is_ours || here == ".ci/run") {
+        if kind.is_file() && (is_ours || OTHERS.contains(&here.as_str())) {
             files.push(File::new(here, std::fs::read_to_string(&path).context(path.display())?));
         }
     }

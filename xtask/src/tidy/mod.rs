@@ -7,6 +7,7 @@ mod source;
 mod words;
 
 use crate::cargo::ROOT;
+use crate::readme::{FIGURES, difference};
 use files::File;
 use manyring_system::{Outcome, check};
 use std::path::Path;
@@ -52,7 +53,15 @@ const RULES: &[Rule] = &[
 type RuleOfAll = fn(&[File]) -> Vec<Offence>;
 
 /// Rules that need to see all files.
-const RULES_OF_ALL: &[RuleOfAll] = &[sizes::src_folder];
+const RULES_OF_ALL: &[RuleOfAll] = &[sizes::src_folder, readme];
+
+/// README shows the figures that are kept beside it.
+fn readme(files: &[File]) -> Vec<Offence> {
+    let of = |path: &str| files.iter().find(|file| file.path == path);
+    let Some(readme) = of("README.md") else { return Vec::new() };
+    let figures = of(FIGURES).map_or("", |file| &file.text);
+    difference(&readme.text, figures).map(|s| Offence::new(readme, 0, s)).into_iter().collect()
+}
 
 pub(crate) fn run() -> Outcome {
     let files = files::all(Path::new(ROOT))?;

@@ -1,0 +1,217 @@
+//! `manyring-bench readme`: the few figures of a run that README promises, one for each row.
+
+use crate::report::document::{Cell, Document, Party};
+use crate::report::{Spread, ratio};
+use serde::Serialize;
+
+/// A row of README: a ratio that a newcomer understands.
+struct Promise {
+    what: &'static str,
+    than: &'static str,
+    scenario: &'static str,
+    /// What the name of the cell holds; of several cells the one with the smallest ratio counts.
+    cell: &'static str,
+    party: &'static str,
+    peer: &'static str,
+    /// The number of both that is compared.
+    key: &'static str,
+}
+
+/// At most eight: the rest is in the guide.
+const PROMISES: [Promise; 8] = [
+    Promise {
+        what: "requests to a disk that costs nothing, one at a time",
+        than: "qemu-storage-daemon",
+        scenario: "null-blk",
+        cell: "one queue, QD1, client polls",
+        party: "manyring",
+        peer: "qemu-storage-daemon",
+        key: "iops",
+    },
+    Promise {
+        what: "the same, 32 at a time",
+        than: "qemu-storage-daemon",
+        scenario: "null-blk",
+        cell: "one queue, QD32, client polls",
+        party: "manyring",
+        peer: "qemu-storage-daemon",
+        key: "iops",
+    },
+    Promise {
+        what: "4 KiB reads of a file past the page cache, 64 at a time",
+        than: "fio with io_uring on the host, no guest",
+        scenario: "file-blk",
+        cell: "O_DIRECT, QD64, client polls",
+        party: "manyring",
+        peer: "fio io_uring, no vhost",
+        key: "iops",
+    },
+    Promise {
+        what: "4 KiB reads of a file in the page cache, 64 at a time",
+        than: "qemu-storage-daemon",
+        scenario: "file-blk",
+        cell: "page cache, QD64, client polls",
+        party: "manyring",
+        peer: "qemu-storage-daemon",
+        key: "iops",
+    },
+    Promise {
+        what: "UDP packets of 64 bytes of one flow, guest to tap",
+        than: "a bare loop of one write for each packet",
+        scenario: "tap-small",
+        cell: "64 B, UDP of one flow",
+        party: "manyring",
+        peer: "bare write loop",
+        key: "throughput",
+    },
+    Promise {
+        what: "TCP segments of 512 bytes of one flow, guest to tap",
+        than: "a bare loop of one write for each packet",
+        scenario: "tap-small",
+        cell: "512 B, TCP of one flow",
+        party: "manyring",
+        peer: "bare write loop",
+        key: "throughput",
+    },
+    Promise {
+        what: "TCP requests of 256 bytes on 100 connections",
+        than: "a bare loop between two taps, no ring",
+        scenario: "tcp-rr",
+        cell: "256 B, 100 connections",
+        party: "manyring",
+        peer: "bare loop",
+        key: "throughput",
+    },
+    Promise {
+        what: "a guest beside two that abuse the daemon, the worst off of six",
+        than: "the same guest beside two greedy ones",
+        scenario: "neighbours",
+        cell: "",
+        party: "abused",
+        peer: "among equals",
+        key: "rate",
+    },
+];
+
+/// What README is written from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Figures {
+    machine: String,
+    rounds: String,
+    rows: Vec<Row>,
+}
+
+/// One row, in words and numbers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Row {
+    what: &'static str,
+    than: &'static str,
+    median: f64,
+    min: f64,
+    max: f64,
+    command: String,
+}
+
+/// The figures of a run.
+///
+/// # Errors
+/// The run has no such cell or party; the sentence names the first that is missing.
+pub(crate) fn figures(run: &Document) -> Result<Figures, String> {
+    let rows: Vec<Row> = PROMISES.iter().map(|one| row(run, one)).collect::<Result<_, _>>()?;
+    let mut rounds: Vec<usize> = run.scenarios.iter().map(|s| s.report.rounds).collect();
+    rounds.sort_unstable();
+    rounds.dedup();
+    let rounds: Vec<String> = rounds.iter().map(ToString::to_string).collect();
+    Ok(Figures { machine: run.machine.name.clone(), rounds: rounds.join(" or "), rows })
+}
+
+fn row(run: &Document, promise: &Promise) -> Result<Row, String> {
+    let Promise { what, than, scenario, cell, party, peer, .. } = *promise;
+    let cells = run.scenarios.iter().filter(|one| one.name == scenario);
+    let cells = cells.flat_map(|one| &one.report.cells).filter(|one| one.name.contains(cell));
+    let found = cells.filter_map(|cell| against(cell, promise));
+    let worst = found.min_by(|a, b| a.median.total_cmp(&b.median));
+    let missing = || format!("the run has no {party} against {peer} in {scenario}: {cell}");
+    let Spread { median, min, max } = worst.ok_or_else(missing)?;
+    let [median, min, max] = [median, min, max].map(two_digits);
+    let command = format!("manyring-bench {scenario}");
+    Ok(Row { what, than, median, min, max, command })
+}
+
+fn against(cell: &Cell, promise: &Promise) -> Option<Spread> {
+    let of = |name: &str| cell.parties.iter().find(|party| party.name == name);
+    let rounds = |party: &Party| -> Vec<f64> {
+        party.samples.iter().filter_map(|sample| sample.get(promise.key)?.as_f64()).collect()
+    };
+    let (ours, theirs) = (rounds(of(promise.party)?), rounds(of(promise.peer)?));
+    let ratios = ours.iter().zip(&theirs).map(|(a, b)| ratio(*a, *b));
+    (!ours.is_empty() && !theirs.is_empty()).then(|| Spread::of(ratios))
+}
+
+/// As many digits as the rounds of a run are worth.
+fn two_digits(value: f64) -> f64 {
+    let text = if value < 1.995 {
+        format!("{value:.2}")
+    } else if value < 9.95 {
+        format!("{value:.1}")
+    } else {
+        format!("{value:.0}")
+    };
+    text.parse().unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::document::tests::scenario;
+    use serde_json::json;
+
+    /// A run that has everything; in each cell the first party has half of the second.
+    fn run() -> Document {
+        let mut document = Document::default();
+        for Promise { scenario: name, cell, party, peer, key, .. } in &PROMISES {
+            let mut one = scenario(name, &format!("{cell}, x"), &[]);
+            let sample = |value: f64| json!({*key: value}).as_object().unwrap().clone();
+            let of = |name: &str, values: [f64; 2]| Party {
+                name: name.to_owned(),
+                samples: values.map(sample).to_vec(),
+            };
+            one.report.cells[0].parties = vec![of(party, [1.0, 2.0]), of(peer, [2.0, 4.0])];
+            document.scenarios.push(one);
+        }
+        document
+    }
+
+    #[test]
+    fn each_row_is_the_ratio_of_the_rounds_with_its_command() {
+        let figures = figures(&run()).unwrap();
+        assert_eq!(figures.rows.len(), PROMISES.len());
+        assert!(figures.rows.iter().all(|row| (row.median, row.max) == (0.5, 0.5)));
+        assert_eq!(figures.rows[7].command, "manyring-bench neighbours");
+    }
+
+    #[test]
+    fn a_run_without_a_row_is_an_error_that_names_it() {
+        let mut run = run();
+        run.scenarios.retain(|scenario| scenario.name != "tcp-rr");
+        let error = figures(&run).unwrap_err();
+        assert!(error.contains("bare loop in tcp-rr"), "{error}");
+    }
+
+    #[test]
+    fn of_several_cells_the_worst_counts() {
+        let mut run = run();
+        let mut worse = run.scenarios[7].report.cells[0].clone();
+        worse.parties[0].samples.iter_mut().for_each(|sample| {
+            sample.insert("rate".into(), json!(1.0));
+        });
+        run.scenarios[7].report.cells.push(worse);
+        let row = figures(&run).unwrap().rows.remove(7);
+        assert_eq!((row.median, row.min, row.max), (0.38, 0.25, 0.5));
+    }
+
+    #[test]
+    fn figures_have_two_digits_or_three() {
+        assert_eq!([0.968, 1.994, 1.996, 9.31, 13.4].map(two_digits), [0.97, 1.99, 2.0, 9.3, 13.0]);
+    }
+}
