@@ -9,6 +9,7 @@ use std::cell::OnceCell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+mod bench_report;
 mod hundred_devices_idle;
 mod image_lock_refuses_others;
 mod macvtap_over_veth;
@@ -45,6 +46,7 @@ pub struct Behaviour {
 /// All of them, the quick ones first.
 pub const ALL: &[Behaviour] = &[
     hundred_devices_idle::BEHAVIOUR,
+    bench_report::BEHAVIOUR,
     soak_short::BEHAVIOUR,
     image_lock_refuses_others::BEHAVIOUR,
     uml_ext4_checksums::BEHAVIOUR,
