@@ -88,12 +88,11 @@ fn line(one: usize, other: usize) -> Option<u64> {
             let mut times = Vec::new();
             while times.len() < BATCHES && begin.elapsed() < PATIENCE {
                 let start = now();
-                let mut answered = true;
-                for _ in 0..TRIPS {
+                let answered = (0..TRIPS).all(|_| {
                     number += 1;
                     there.store(number, Ordering::Release);
-                    answered &= await_answer(&back, number);
-                }
+                    await_answer(&back, number)
+                });
                 if answered {
                     times.push(start.elapsed());
                 }
@@ -145,11 +144,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cache_line_takes_some_nanoseconds_and_needs_two_cpus() {
+    fn a_cache_line_needs_two_cpus_and_comes_back() {
         assert_eq!(line(0, 0), None);
-        if let Some(ns) = line(0, 1) {
-            assert!((1..100_000).contains(&ns), "{ns} ns");
-        }
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        // None where a loaded machine let the two threads never run at the same time.
+        assert!(cpus < 2 || line(0, 1) != Some(0), "a line that moves takes time");
     }
 
     #[test]

@@ -4,13 +4,14 @@
 use crate::measure::now;
 use crate::plan;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Set by the first signal to end.
-static STOP: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+static STOP: AtomicBool = AtomicBool::new(false);
 static STATE: Mutex<State> = Mutex::new(State { shown: None, left_out: Vec::new() });
 
 struct State {
@@ -29,12 +30,18 @@ fn state() -> MutexGuard<'static, State> {
 /// # Errors
 /// The handlers cannot be installed.
 pub(crate) fn on_signals() -> Result<(), String> {
-    for signal in [SIGINT, SIGTERM] {
-        // In this order: the shutdown looks at the flag before the flag is set.
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, STOP.clone())
-            .and_then(|_| signal_hook::flag::register(signal, STOP.clone()))
-            .map_err(|error| format!("signals: {error}"))?;
-    }
+    let failed = |error: std::io::Error| format!("signals: {error}");
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
+    let wait = move || {
+        for signal in signals.forever() {
+            if STOP.swap(true, Ordering::Relaxed) {
+                std::process::exit(128 + signal);
+            }
+            let line = "stopping after the run under way; a second signal ends it at once";
+            eprintln!("\nmanyring-bench: {line}");
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
     Ok(())
 }
 

@@ -65,6 +65,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), String> {
                 }
                 failed.extend(entry.broken.iter().cloned());
                 document.scenarios.push(entry);
+                // Whatever comes next: this scenario is kept.
+                write(args, &document)?;
             }
             Err(problem) if progress::is_stopped() => drop(problem),
             Err(problem) => progress::leave_out(format!("{}: {problem}", scenario.name())),
@@ -80,11 +82,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), String> {
         let text = serde_json::to_string_pretty(&document).map_err(|e| e.to_string())?;
         println!("{text}");
     }
+    write(args, &document)?;
     if let Some(folder) = &args.report {
-        files::write_run(folder, &document)?;
+        eprintln!("manyring-bench: the page is {}", folder.join(files::PAGE).display());
     }
     failed.extend(document.left_out.iter().cloned());
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+}
+
+fn write(args: &RunArgs, document: &Document) -> Result<(), String> {
+    args.report.as_ref().map_or(Ok(()), |folder| files::write_run(folder, document))
 }
 
 /// Seconds that are left of the time for all.

@@ -37,8 +37,8 @@ fn page_is_whole(scene: &Scene<'_>) -> Outcome {
     let page = folder.join("index.html");
     let (dom, said) = browse(scene, &page)?;
     check(said.is_empty(), || format!("the browser's console: {said}"))?;
-    // Three scenarios of 4, 5 and 2 cells; their tables, one of a reference, costs and columns.
-    let expected = [("<h2 ", 4), ("<table>", 6), ("<tr class=\"group\">", 11), ("<figure>", 15)];
+    // Three scenarios of 4, 5 and 2 cells; their tables, the queues compared, a reference, costs and columns.
+    let expected = [("<h2 ", 4), ("<table>", 7), ("<tr class=\"group\">", 11), ("<figure>", 15)];
     for (what, count) in expected.into_iter().chain([("<svg ", 15), ("<script", 0)]) {
         let found = dom.matches(what).count();
         check(found == count, || format!("{found} of {count} {what} are in the page"))?;
@@ -51,6 +51,7 @@ fn page_is_whole(scene: &Scene<'_>) -> Outcome {
     let words = [
         "sessions</th>",
         "normalized</th>",
+        "several queues to one, throughput</th>",
         "ref. Mbit/s</th>",
         "manyring against qemu-storage-daemon: requests/s",
         "--only='one queue, QD32, client polls'",

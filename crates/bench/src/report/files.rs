@@ -5,13 +5,16 @@ use super::{columns, page};
 use crate::compare::Comparison;
 use std::path::Path;
 
+/// The page of a run.
+pub(crate) const PAGE: &str = "index.html";
+
 /// Writes `index.html`, `run.csv` and `run.json` into a folder, which is made if it is not there.
 ///
 /// # Errors
 /// A file cannot be written; the sentence names it.
 pub(crate) fn write_run(folder: &Path, document: &Document) -> Result<(), String> {
     let json = serde_json::to_string_pretty(document).map_err(|error| error.to_string())?;
-    let files = [("index.html", page::of_run(document)), ("run.csv", csv(document))];
+    let files = [(PAGE, page::of_run(document)), ("run.csv", csv(document))];
     write(folder, files.into_iter().chain([("run.json", json + "\n")]))
 }
 
@@ -36,7 +39,6 @@ fn write(
     for (name, text) in files {
         let path = folder.join(name);
         std::fs::write(&path, text).map_err(|error| failed(&path, error))?;
-        eprintln!("manyring-bench: wrote {}", path.display());
     }
     Ok(())
 }

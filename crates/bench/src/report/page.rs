@@ -76,6 +76,7 @@ fn section(scenario: &Scenario) -> String {
         let _ = writeln!(text, "<p class=\"bad\">A promise is broken: {}</p>", escaped(broken));
     }
     text.push_str(&table(scenario).html());
+    text.push_str(&geomeans(scenario));
     for beside in references::beside(&scenario.name) {
         let _ =
             write!(text, "<h3>{}</h3>\n<p>{}</p>\n", escaped(beside.title), escaped(beside.about));
@@ -98,6 +99,46 @@ fn section(scenario: &Scenario) -> String {
         );
     }
     text
+}
+
+/// What several queue pairs reach of one, beside what the references' queues did; nothing where no
+/// party repeats a cell of theirs.
+fn geomeans(scenario: &Scenario) -> String {
+    let mut found: Vec<(&str, Vec<f64>)> = Vec::new();
+    for cell in &scenario.report.cells {
+        let reference =
+            |party: &Party| references::multiqueue_tap(&scenario.name, cell, &party.name);
+        let one = cell.parties.iter().find(|party| reference(party).is_some_and(|r| r.smp == 1));
+        let Some(one) = one.and_then(|party| party.spread("throughput")) else { continue };
+        for party in &cell.parties {
+            let Some(reference) = reference(party).filter(|reference| reference.smp > 1) else {
+                continue;
+            };
+            let ratio = party.spread("throughput").map(|many| many.median / one.median);
+            match found.iter_mut().find(|(name, _)| *name == reference.scenario) {
+                Some((_, ratios)) => ratios.extend(ratio),
+                None => found.push((reference.scenario, ratio.into_iter().collect())),
+            }
+        }
+    }
+    if found.is_empty() {
+        return String::new();
+    }
+    let heads = [Td::word("several queues to one, throughput"), Td::number("geometric mean")];
+    let heads = heads.into_iter().chain([Td::number("worst cell")]);
+    let mut table = Table::new(heads.chain([Td::word("reference").class("ref")]).collect());
+    for (name, ratios) in found {
+        let (way, size) = name.split_once('_').unwrap_or((name, ""));
+        let way = if way == "local2g" { "host to guest" } else { "guest to host" };
+        let size = if size == "512" { "messages of 512 B" } else { "messages of default size" };
+        let worst = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let mean = references::geomean(ratios.into_iter());
+        let ours = [mean, worst].map(|ratio| Td::number(format!("{ratio:.2}x")));
+        let theirs = format!("{:.2}x", references::geomean_of(name));
+        let row = [Td::word(format!("{way}, {size}"))].into_iter().chain(ours);
+        table.row(row.chain([Td::word(theirs).class("ref")]));
+    }
+    format!("<h3>Whether more queues ever cost something</h3>\n{}", table.html())
 }
 
 fn td(is_number: bool, text: &str) -> Td {
@@ -327,6 +368,8 @@ mod tests {
             "&lt;promise&gt;",
             "apt-get install fio",
             "not measured here",
+            "<td class=\"ref\">1.05x</td>",
+            ">1.22x</td><td class=\"n\">1.00x</td>",
             "run &lt;all&gt;",
         ] {
             assert!(page.contains(there), "{there} is not in {page}");
