@@ -31,13 +31,13 @@ fn page_is_whole(scene: &Scene<'_>) -> Outcome {
     let (json, folder) = (scene.file("run.json"), scene.file("page"));
     std::fs::write(&json, RUN).context(json.display())?;
     let mut bench = Command::new(&scene.stage.bench);
-    succeeds(
-        &bench.arg("page").arg(&json).arg("--report").arg(&folder).output().context("bench")?,
-    )?;
+    bench.arg("page").arg(&json).arg("--report").arg(&folder);
+    succeeds(&bench.output().context("bench")?)?;
     let page = folder.join("index.html");
     let (dom, said) = browse(scene, &page)?;
     check(said.is_empty(), || format!("the browser's console: {said}"))?;
-    // Three scenarios of 4, 5 and 2 cells; their tables, the queues compared, a reference, costs and columns.
+    // Three scenarios of 4, 5 and 2 cells. Their tables, that of several queues to one, that of a
+    // reference, the costs and the columns.
     let expected = [("<h2 ", 4), ("<table>", 7), ("<tr class=\"group\">", 11), ("<figure>", 15)];
     for (what, count) in expected.into_iter().chain([("<svg ", 15), ("<script", 0)]) {
         let found = dom.matches(what).count();
