@@ -152,16 +152,14 @@ fn table(scenario: &Scenario) -> Table {
     let heads = columns::of_cells(cells);
     let has_sessions = cells.iter().any(|cell| cell.sessions.is_some());
     let reference =
-        |cell: &Cell, party: &Party| references::multiqueue_tap(&scenario.name, cell, &party.name);
-    let has_references =
-        cells.iter().any(|cell| cell.parties.iter().any(|party| reference(cell, party).is_some()));
+        |cell: &Cell, party: &Party| references::beside_party(&scenario.name, cell, &party.name);
+    let mut all = cells.iter().flat_map(|cell| cell.parties.iter().map(move |party| (cell, party)));
+    let of_reference = all.find_map(|(cell, party)| reference(cell, party));
+    let of_reference = of_reference.map_or(&[][..], |columns| columns.heads);
     let mut first = vec![Td::word("party")];
     first.extend(has_sessions.then(|| Td::number("sessions")));
     first.extend(heads.iter().map(|head| Td::number(head.text()).titled(about(head))));
-    if has_references {
-        let heads = ["ref. Mbit/s", "cpu %", "normalized"];
-        first.extend(heads.map(|head| Td::word(head).class("ref")));
-    }
+    first.extend(of_reference.iter().map(|head| Td::word(*head).class("ref")));
     let mut table = Table::new(first);
     for cell in cells {
         let unit = cell.unit.as_ref().map_or(String::new(), |unit| format!(" ({unit})"));
@@ -172,14 +170,14 @@ fn table(scenario: &Scenario) -> Table {
                 row.push(Td::number(cell.sessions.map_or(String::new(), |n| n.to_string())));
             }
             row.extend(heads.iter().map(|head| figure(party, head)));
-            if let Some(reference) = reference(cell, party) {
-                let title = format!("{}, {} queues", reference.scenario, reference.smp);
-                let figures = [reference.throughput, reference.cpu, reference.normalized];
-                row.extend(
-                    figures.map(|figure| Td::word(number(figure)).class("ref").titled(&title)),
-                );
-            } else if has_references {
-                row.extend((0..3).map(|_| Td::word("").class("ref")));
+            match reference(cell, party) {
+                Some(columns) => row.extend(
+                    columns
+                        .figures
+                        .iter()
+                        .map(|figure| Td::word(number(*figure)).class("ref").titled(&columns.cell)),
+                ),
+                None => row.extend(of_reference.iter().map(|_| Td::word("").class("ref"))),
             }
             table.row(row);
         }
@@ -237,7 +235,7 @@ fn figures(plots: &[Plot]) -> String {
     let mut text = String::from("<div class=\"plots\">\n");
     for plot in plots {
         let _ = write!(text, "<figure><figcaption>{}<br>", escaped(&plot.title));
-        if plot.kind != Kind::Bars {
+        if plot.kind != Kind::Bars && plot.series.len() > 1 {
             for (index, series) in plot.series.iter().enumerate() {
                 let colour = Plot::colour(index);
                 let (r, g, b) = (colour.0, colour.1, colour.2);

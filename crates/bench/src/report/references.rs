@@ -66,6 +66,41 @@ pub(crate) fn multiqueue_tap(scenario: &str, cell: &Cell, party: &str) -> Option
     })
 }
 
+/// The reference's columns beside a party of ours.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Columns {
+    pub(crate) heads: &'static [&'static str],
+    pub(crate) figures: Vec<f64>,
+    /// Which of the reference's cells it is.
+    pub(crate) cell: String,
+}
+
+/// The cell of a reference that a party of ours repeats, if there is one.
+pub(crate) fn beside_party(scenario: &str, cell: &Cell, party: &str) -> Option<Columns> {
+    if let Some(tap) = multiqueue_tap(scenario, cell, party) {
+        return Some(Columns {
+            heads: &["ref. Mbit/s", "cpu %", "normalized"],
+            figures: vec![tap.throughput, tap.cpu, tap.normalized],
+            cell: format!("{}, {} queues", tap.scenario, tap.smp),
+        });
+    }
+    if scenario != "blk-queues" || !cell.name.contains("null") {
+        return None;
+    }
+    let queues = count_before(party, "queue")?;
+    let (_, before, after) = XEN_QUEUES.iter().find(|(count, ..)| *count == queues)?;
+    Some(Columns {
+        heads: &["ref. k/s before", "k/s with all patches"],
+        figures: vec![*before, *after],
+        cell: format!("xen-block, null device, {queues} queues"),
+    })
+}
+
+/// xen-block by queues: thousands of requests in a second with multi-queue alone, and with grants
+/// and page pools of each queue.
+const XEN_QUEUES: [(usize, f64, f64); 4] =
+    [(1, 810.0, 810.0), (4, 1064.0, 1410.0), (8, 780.0, 1354.0), (16, 700.0, 1440.0)];
+
 /// What many queues reached of one in a scenario of the tap tables: the geometric mean of the cells
 /// of guests with several virtual CPUs.
 pub(crate) fn geomean_of(scenario: &str) -> f64 {
@@ -194,6 +229,17 @@ mod tests {
         assert_eq!((found.scenario, found.smp, found.sessions), ("local2g_512", 1, 8));
         assert_eq!(multiqueue_tap("tap-stream", &stream, "bare loop"), None);
         assert_eq!(multiqueue_tap("tcp-rr", &stream, "4 pairs"), None);
+    }
+
+    #[test]
+    fn a_null_disk_finds_the_figure_of_as_many_queues() {
+        let cell = |name: &str| Cell { name: name.to_owned(), ..Cell::default() };
+        let null = cell("null disk, QD256 in all");
+        let found = beside_party("blk-queues", &null, "16 queues").unwrap();
+        assert_eq!((found.figures.as_slice(), found.heads.len()), (&[700.0, 1440.0][..], 2));
+        assert_eq!(beside_party("blk-queues", &null, "2 queues"), None);
+        assert_eq!(beside_party("blk-queues", &cell("a file"), "16 queues"), None);
+        assert_eq!(beside_party("null-blk", &null, "16 queues"), None);
     }
 
     #[test]
