@@ -88,6 +88,8 @@ enum Load {
     Net(load::net::NetLoadArgs),
     /// One of several guests of a back-end, until it is told to end.
     Guest(load::guest::GuestArgs),
+    /// Guests that are connected and idle, until the standard input ends.
+    Crowd(load::crowd::CrowdArgs),
     /// Join a tap to a vhost-user-net back-end, until the standard input ends.
     Join(load::join::JoinArgs),
     /// Join two taps with nothing between them, until the standard input ends.
@@ -161,6 +163,7 @@ fn run_load(load: Load) -> Result<(), String> {
         Load::Driver(args) => load::driver::run(&args.options()).map_err(failed)?.print(args.json),
         Load::Net(args) => load::net::run(&args).map_err(failed)?.print(args.json),
         Load::Guest(args) => load::guest::run(&args).map_err(failed)?.print(),
+        Load::Crowd(args) => load::crowd::run(&args).map_err(failed),
         Load::Join(args) => load::join::join(&args).map_err(failed)?.print(),
         Load::Relay(args) => load::join::relay(&args).map_err(failed)?.print(),
         Load::TapWrite(args) => load::tap::run(&args).map_err(failed)?.print(true),

@@ -1,6 +1,7 @@
 //! Load generators: clients that keep a number of requests in flight and count what comes back.
 
 pub(crate) mod blkio;
+pub(crate) mod crowd;
 pub(crate) mod driver;
 pub(crate) mod guest;
 pub(crate) mod join;

@@ -20,14 +20,32 @@ pub(crate) struct NetSample {
     pub(crate) calls_per_packet: f64,
     /// Median latency in microseconds; 0 if there is none.
     pub(crate) p50_us: f64,
+    /// What one operation took of the back-end, where that is asked.
+    #[serde(flatten)]
+    pub(crate) per_operation: Option<PerOperation>,
     /// Other programs had too much of the CPUs, however often it was tried.
     pub(crate) disturbed: bool,
+}
+
+/// What one request, frame or transaction takes of a back-end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct PerOperation {
+    /// CPU time of the back-end, in microseconds.
+    pub(crate) cpu_us_per_op: f64,
+    /// Kicks that the back-end has counted.
+    pub(crate) kicks_per_op: f64,
+    /// Calls that the back-end has sent.
+    pub(crate) calls_per_op: f64,
 }
 
 impl NetSample {
     /// Throughput for each per cent of a CPU, as the reference tables have it.
     fn normalized(&self) -> f64 {
         ratio(self.throughput, self.cpu).floor()
+    }
+
+    fn operation(&self) -> PerOperation {
+        self.per_operation.unwrap_or_default()
     }
 }
 
@@ -80,6 +98,12 @@ impl NetCell {
         let against = pairs.into_iter().map(|(one, peer)| against(one, peer)).collect();
         Self { name, sessions, unit, parties, against }
     }
+
+    /// Some party was asked what an operation takes.
+    fn has_operations(&self) -> bool {
+        let mut samples = self.parties.iter().flat_map(|party| &party.samples);
+        samples.any(|sample| sample.per_operation.is_some())
+    }
 }
 
 fn against(one: &Party<NetSample>, peer: &Party<NetSample>) -> NetAgainst {
@@ -104,7 +128,7 @@ impl Cell for NetCell {
     }
 
     fn print_head(&self) {
-        println!(
+        print!(
             "  {:<24} {:>8} {:>9} {:>6} {:>8} {:>10} {:>8} {:>9} {:>9} {:>8}",
             "party",
             "sessions",
@@ -117,10 +141,14 @@ impl Cell for NetCell {
             "calls/pkt",
             "p50 us"
         );
+        if self.has_operations() {
+            print!(" {:>9} {:>8} {:>8}", "CPU us/op", "kicks/op", "calls/op");
+        }
+        println!();
     }
 
     fn print_party(&self, party: &Party<NetSample>) {
-        println!(
+        print!(
             "  {:<24} {:>8} {:>9.0} {:>6.1} {:>8.1} {:>10.0} {:>8.0} {:>9.4} {:>9.4} {:>8.1}",
             party.name,
             self.sessions,
@@ -133,6 +161,15 @@ impl Cell for NetCell {
             party.median(|s| s.calls_per_packet),
             party.median(|s| s.p50_us),
         );
+        if self.has_operations() {
+            print!(
+                " {:>9.3} {:>8.4} {:>8.4}",
+                party.median(|s| s.operation().cpu_us_per_op),
+                party.median(|s| s.operation().kicks_per_op),
+                party.median(|s| s.operation().calls_per_op),
+            );
+        }
+        println!();
     }
 
     fn print_ratios(&self) {
@@ -168,6 +205,16 @@ mod tests {
         let line = |party: &str, peer: &str, ratio| (party.to_owned(), peer.to_owned(), ratio);
         assert_eq!(ratios(Compare::First), [line("4", "2", 2.0), line("4", "1", 4.0)]);
         assert_eq!(ratios(Compare::Last), [line("4", "1", 4.0), line("2", "1", 2.0)]);
+    }
+
+    #[test]
+    fn what_an_operation_takes_stands_among_the_numbers_of_a_sample_if_it_was_asked() {
+        let asked = PerOperation { cpu_us_per_op: 1.5, ..PerOperation::default() };
+        let json = |per_operation| {
+            serde_json::to_value(NetSample { per_operation, ..NetSample::default() }).unwrap()
+        };
+        assert_eq!(json(Some(asked))["cpu_us_per_op"], 1.5);
+        assert!(json(None).get("cpu_us_per_op").is_none());
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! Scenarios: one file for each table. A cell runs every party in turn, round by round (A B C A B
 //! C), so that what the machine does beside it meets all of them alike.
 
+mod counts;
+mod crowd;
 pub(crate) mod file_blk;
+pub(crate) mod hundred;
 pub(crate) mod neighbours;
 pub(crate) mod net;
 pub(crate) mod null_blk;

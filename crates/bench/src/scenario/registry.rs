@@ -2,7 +2,8 @@
 //! command of its own, a line of `list`, and a part of `run all` and of the gate's smoke test.
 
 use super::{
-    SECONDS, ScenarioArgs, file_blk, neighbours, null_blk, null_net, tap_small, tap_stream, tcp_rr,
+    SECONDS, ScenarioArgs, file_blk, hundred, neighbours, null_blk, null_net, tap_small,
+    tap_stream, tcp_rr,
 };
 use crate::netns;
 use crate::peer;
@@ -69,6 +70,14 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         cost: Cost { setup: 1.0, runs: 8.0, each: 1.0 },
         only: Only::Abusers,
         run: neighbours::run,
+    },
+    &Entry {
+        name: "hundred",
+        about: "One busy guest beside 99 that are connected and idle, against the same guest alone",
+        needs: Needs::NOTHING,
+        cost: Cost { setup: 1.0, runs: 8.0, each: 0.6 },
+        only: Only::Cells,
+        run: hundred::run,
     },
 ];
 

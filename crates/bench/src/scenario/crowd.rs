@@ -1,0 +1,135 @@
+//! Many devices of one daemon, disks and networks in turn, and guests that only hold them.
+
+use crate::measure::Affinity;
+use crate::peer;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+/// What the keys of a device are behind its name and socket: of the disks and of the ports that
+/// guests of a crowd have. Neither costs anything.
+const DISK: (&str, &str) = ("blk", "null = '64G'");
+const NET: (&str, &str) = ("net", "null = true");
+
+/// The devices of a daemon, and where they lie.
+#[derive(Clone, Debug)]
+pub(super) struct Devices {
+    folder: PathBuf,
+    count: usize,
+}
+
+impl Devices {
+    /// So many devices with sockets in this folder.
+    pub(super) fn new(folder: &Path, count: usize) -> Self {
+        Self { folder: folder.to_path_buf(), count }
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The socket of a device.
+    pub(super) fn socket(&self, index: usize) -> PathBuf {
+        self.folder.join(name(index))
+    }
+
+    /// The socket that appears when all are there.
+    pub(super) fn last_socket(&self) -> PathBuf {
+        self.socket(self.count.saturating_sub(1))
+    }
+
+    /// The control socket of their daemon.
+    pub(super) fn control(&self) -> PathBuf {
+        self.folder.join("control")
+    }
+
+    /// The daemon's configuration: its section, then the devices, of which `first` (the section and
+    /// its keys) may take the place of the first one.
+    pub(super) fn config(&self, daemon: &str, first: Option<(&str, &str)>) -> String {
+        let control = self.control();
+        let mut text = format!("[daemon]\ncontrol = '{}'\n{daemon}\n", control.display());
+        for index in 0..self.count {
+            let own = first.filter(|_| index == 0);
+            let (kind, more) = own.unwrap_or(if is_disk(index) { DISK } else { NET });
+            let (name, socket) = (name(index), self.socket(index));
+            let socket = socket.display();
+            let _ =
+                write!(text, "\n[[{kind}]]\nname = '{name}'\nsocket_path = '{socket}'\n{more}\n");
+        }
+        text
+    }
+}
+
+/// The name of a device.
+pub(super) fn name(index: usize) -> String {
+    format!("guest{index}")
+}
+
+/// Disks and networks in turn.
+fn is_disk(index: usize) -> bool {
+    index.is_multiple_of(2)
+}
+
+/// Guests that hold devices; they leave on drop.
+#[derive(Debug)]
+pub(super) struct Crowd(Child);
+
+impl Crowd {
+    /// Connects a guest to each of these devices, and waits until all are connected.
+    pub(super) fn connect(
+        devices: &Devices,
+        held: impl Iterator<Item = usize>,
+        affinity: &Affinity,
+    ) -> Result<Self, String> {
+        let program = std::env::current_exe().map_err(|e| e.to_string())?;
+        let mut command = peer::apart(&program);
+        command.args(["load", "crowd"]);
+        for index in held {
+            command.arg(if is_disk(index) { "--disk" } else { "--net" });
+            command.arg(devices.socket(index));
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let child = peer::spawn_among_others(&mut command, affinity).map_err(|e| e.to_string())?;
+        let mut crowd = Self(child);
+        let mut line = String::new();
+        if let Some(output) = &mut crowd.0.stdout {
+            BufReader::new(output).read_line(&mut line).map_err(|e| e.to_string())?;
+        }
+        if line.trim() == "ready" { Ok(crowd) } else { Err(crowd.last_words()) }
+    }
+
+    fn last_words(&mut self) -> String {
+        let mut text = String::new();
+        if let Some(stderr) = &mut self.0.stderr {
+            let _ = stderr.read_to_string(&mut text);
+        }
+        format!("the crowd ended: {}", text.trim())
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_has_disks_and_networks_in_turn_and_may_begin_with_another_device() {
+        let devices = Devices::new(Path::new("/f"), 5);
+        let text = devices.config("workers = 1", None);
+        assert!(text.starts_with("[daemon]\ncontrol = '/f/control'\nworkers = 1\n"), "{text}");
+        assert_eq!((text.matches("[[blk]]").count(), text.matches("[[net]]").count()), (3, 2));
+        let text = devices.config("", Some(("net", "null = true\ngenerate = 64")));
+        assert_eq!((text.matches("[[blk]]").count(), text.matches("[[net]]").count()), (2, 3));
+        let first = "name = 'guest0'\nsocket_path = '/f/guest0'\nnull = true\ngenerate = 64";
+        assert!(text.contains(first), "{text}");
+        assert_eq!(devices.last_socket(), Path::new("/f/guest4"));
+    }
+}
