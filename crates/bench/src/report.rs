@@ -5,6 +5,7 @@ pub(crate) mod columns;
 pub(crate) mod document;
 pub(crate) mod files;
 mod html;
+pub(crate) mod idle;
 pub(crate) mod neighbours;
 pub(crate) mod net;
 mod page;

@@ -5,6 +5,7 @@ mod counts;
 mod crowd;
 pub(crate) mod file_blk;
 pub(crate) mod hundred;
+pub(crate) mod idle;
 pub(crate) mod neighbours;
 pub(crate) mod net;
 pub(crate) mod null_blk;

@@ -2,7 +2,7 @@
 //! command of its own, a line of `list`, and a part of `run all` and of the gate's smoke test.
 
 use super::{
-    SECONDS, ScenarioArgs, file_blk, hundred, neighbours, null_blk, null_net, tap_small,
+    SECONDS, ScenarioArgs, file_blk, hundred, idle, neighbours, null_blk, null_net, tap_small,
     tap_stream, tcp_rr,
 };
 use crate::netns;
@@ -78,6 +78,14 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         cost: Cost { setup: 1.0, runs: 8.0, each: 0.6 },
         only: Only::Cells,
         run: hundred::run,
+    },
+    &Entry {
+        name: "idle",
+        about: "A daemon with 1, 10, 100 and 1000 devices while nobody does anything",
+        needs: Needs::NOTHING,
+        cost: Cost { setup: 0.0, runs: 4.0, each: 6.5 },
+        only: Only::Cells,
+        run: idle::run,
     },
 ];
 

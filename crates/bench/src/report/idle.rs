@@ -1,0 +1,106 @@
+//! What an idle daemon costs, by the number of its devices.
+
+use super::{Cell, Party, Sample};
+use serde::Serialize;
+
+/// One daemon with so many devices, over some seconds in which nobody does anything.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct IdleSample {
+    /// Seconds from the start of the program to the last socket.
+    pub(crate) ready_seconds: f64,
+    /// Seconds that the guests took to connect, one after the other.
+    pub(crate) connect_seconds: f64,
+    /// Clock ticks of CPU time.
+    pub(crate) ticks: f64,
+    /// Times that a thread was woken and went to sleep again.
+    pub(crate) wakes: f64,
+    /// Threads.
+    pub(crate) threads: f64,
+    /// Resident memory in KiB.
+    pub(crate) resident_kib: f64,
+    /// The same for each device, without what one device takes.
+    pub(crate) kib_per_device: f64,
+}
+
+impl Sample for IdleSample {
+    /// What other programs do changes none of what is counted here.
+    fn is_disturbed(&self) -> bool {
+        false
+    }
+}
+
+/// One daemon for each number of devices.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct IdleCell {
+    pub(crate) name: String,
+    pub(crate) parties: Vec<Party<IdleSample>>,
+}
+
+impl IdleCell {
+    /// Puts the samples of each round, in the order of `counts`, into a party for each count.
+    pub(crate) fn new(name: String, counts: &[usize], rounds: &[Vec<IdleSample>]) -> Self {
+        let party = |(index, count): (usize, &usize)| Party {
+            name: format!("{count} device{}", if *count == 1 { "" } else { "s" }),
+            samples: rounds.iter().filter_map(|round| round.get(index).copied()).collect(),
+        };
+        Self { name, parties: counts.iter().enumerate().map(party).collect() }
+    }
+}
+
+impl Cell for IdleCell {
+    type Sample = IdleSample;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn parties(&self) -> &[Party<IdleSample>] {
+        &self.parties
+    }
+
+    fn print_head(&self) {
+        println!(
+            "  {:<16} {:>9} {:>11} {:>10} {:>8} {:>8} {:>12} {:>11}",
+            "daemon with",
+            "ready s",
+            "connected s",
+            "CPU ticks",
+            "wakes",
+            "threads",
+            "resident KiB",
+            "KiB/device"
+        );
+    }
+
+    fn print_party(&self, party: &Party<IdleSample>) {
+        println!(
+            "  {:<16} {:>9.3} {:>11.3} {:>10.0} {:>8.0} {:>8.0} {:>12.0} {:>11.1}",
+            party.name,
+            party.median(|s| s.ready_seconds),
+            party.median(|s| s.connect_seconds),
+            party.median(|s| s.ticks),
+            party.median(|s| s.wakes),
+            party.median(|s| s.threads),
+            party.median(|s| s.resident_kib),
+            party.median(|s| s.kib_per_device),
+        );
+    }
+
+    fn print_ratios(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_of_devices_is_a_party_with_a_sample_of_each_round() {
+        let sample = |ticks| IdleSample { ticks, ..IdleSample::default() };
+        let rounds = [vec![sample(1.0), sample(2.0)], vec![sample(3.0), sample(4.0)]];
+        let cell = IdleCell::new(String::new(), &[1, 10], &rounds);
+        let ticks = |party: &Party<IdleSample>| party.samples.iter().map(|s| s.ticks).collect();
+        let found: Vec<(&str, Vec<f64>)> =
+            cell.parties.iter().map(|party| (party.name.as_str(), ticks(party))).collect();
+        assert_eq!(found, [("1 device", vec![1.0, 3.0]), ("10 devices", vec![2.0, 4.0])]);
+    }
+}
