@@ -25,11 +25,7 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     let (client, lanes) = connect(options)?;
     let (cpu, start) = (own_cpu_seconds(), now());
     let end = start + options.duration;
-    let parties: Vec<Vec<Lane>> = if options.one_thread {
-        vec![lanes]
-    } else {
-        lanes.into_iter().map(|lane| vec![lane]).collect()
-    };
+    let parties = options.deal(lanes.into_iter());
     let outcome = super::run_parties(parties, |lanes| Party::new(lanes, options, end)?.run())?;
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
     drop(client);

@@ -15,7 +15,7 @@ const IDLE_TURNS: u32 = 1024;
 /// [`LoadError`] if the client cannot connect, or if a request fails or does not come back.
 pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     options.check()?;
-    if options.one_thread && !options.poll && options.queues > 1 {
+    if !options.poll && options.threads.is_some_and(|threads| threads < options.queues) {
         return Err(LoadError::Options("one thread cannot sleep on several queues of this client"));
     }
     if let Some(cpu) = options.cpu {
@@ -35,12 +35,7 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
         blocks,
         submitted: vec![start; RING_MAX],
     });
-    let parties: Vec<Vec<Lane>> = if options.one_thread {
-        vec![lanes.collect()]
-    } else {
-        lanes.map(|lane| vec![lane]).collect()
-    };
-    let outcome = super::run_parties(parties, |lanes| drive(lanes, options, end))?;
+    let outcome = super::run_parties(options.deal(lanes), |lanes| drive(lanes, options, end))?;
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
     let seconds = seconds.min(options.duration.as_secs_f64());
     Ok(LoadResult::new(&outcome, seconds, cpu, options.seed))

@@ -42,9 +42,9 @@ pub(crate) struct LoadArgs {
     /// Look for completions all the time instead of sleeping.
     #[arg(long)]
     poll: bool,
-    /// Drive all queues from one thread; default: one thread for each.
-    #[arg(long)]
-    one_thread: bool,
+    /// Threads, which share the queues [default: one for each queue].
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
     /// Bytes of a request.
     #[arg(long, default_value_t = 4096)]
     size: usize,
@@ -73,10 +73,11 @@ impl LoadArgs {
         add(format!("--size={}", options.size));
         add(format!("--rw={}", if options.rw == Rw::Read { "read" } else { "write" }));
         add(format!("--seed={}", options.seed));
-        for (wanted, flag) in [(options.poll, "--poll"), (options.one_thread, "--one-thread")] {
-            if wanted {
-                add(flag.to_owned());
-            }
+        if options.poll {
+            add("--poll".to_owned());
+        }
+        if let Some(threads) = options.threads {
+            add(format!("--threads={threads}"));
         }
         arguments
     }
@@ -89,7 +90,7 @@ impl LoadArgs {
             depth: self.depth,
             duration: Duration::try_from_secs_f64(self.seconds).unwrap_or_default(),
             poll: self.poll,
-            one_thread: self.one_thread,
+            threads: self.threads,
             size: self.size,
             rw: self.rw,
             cpu: self.cpu,
@@ -106,7 +107,8 @@ pub(crate) struct LoadOptions {
     pub(crate) depth: usize,
     pub(crate) duration: Duration,
     pub(crate) poll: bool,
-    pub(crate) one_thread: bool,
+    /// None: one for each queue.
+    pub(crate) threads: Option<usize>,
     pub(crate) size: usize,
     pub(crate) rw: Rw,
     pub(crate) cpu: Option<usize>,
@@ -115,13 +117,23 @@ pub(crate) struct LoadOptions {
 
 impl LoadOptions {
     fn check(&self) -> Result<(), LoadError> {
-        if self.queues == 0 || self.depth == 0 {
-            return Err(LoadError::Options("queues and depth must not be 0"));
+        if self.queues == 0 || self.depth == 0 || self.threads == Some(0) {
+            return Err(LoadError::Options("queues, depth and threads must not be 0"));
         }
         if self.size == 0 || !self.size.is_multiple_of(512) {
             return Err(LoadError::Options("size must be whole sectors of 512 bytes"));
         }
         Ok(())
+    }
+
+    /// Deals the queues to the threads, one each in turn.
+    fn deal<L>(&self, lanes: impl Iterator<Item = L>) -> Vec<Vec<L>> {
+        let threads = self.threads.unwrap_or(self.queues).min(self.queues).max(1);
+        let mut parties: Vec<Vec<L>> = (0..threads).map(|_| Vec::new()).collect();
+        for (index, lane) in lanes.enumerate() {
+            parties[index % threads].push(lane);
+        }
+        parties
     }
 }
 
@@ -235,4 +247,25 @@ impl LoadResult {
 #[allow(clippy::cast_precision_loss, reason = "a rate needs no more than 52 bits")]
 fn measure_rate(requests: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { requests as f64 / seconds } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_are_dealt_to_threads_in_turn_and_no_thread_is_without() {
+        let dealt = |queues, threads| {
+            let socket = PathBuf::new();
+            let (depth, duration, poll) = (1, Duration::ZERO, false);
+            let (size, rw, cpu, seed) = (512, Rw::Read, None, 1);
+            let options =
+                LoadOptions { socket, queues, depth, duration, poll, threads, size, rw, cpu, seed };
+            options.deal(0..queues)
+        };
+        assert_eq!(dealt(5, Some(2)), [vec![0, 2, 4], vec![1, 3]]);
+        assert_eq!(dealt(3, None), [[0], [1], [2]]);
+        assert_eq!(dealt(3, Some(1)), [[0, 1, 2]]);
+        assert_eq!(dealt(2, Some(9)), [[0], [1]]);
+    }
 }

@@ -53,6 +53,18 @@ impl BlkCell {
         };
         Self { name, parties, against }
     }
+
+    /// Each party, the best of those behind it, and the ratios of the rounds.
+    pub(crate) fn against_best_behind(&self) -> Vec<(&str, &str, Spread)> {
+        let iops = |party: &Party<BlkSample>| party.median(|s| s.iops);
+        let line = |(index, party): (usize, &'_ Party<BlkSample>)| {
+            let behind = self.parties[index + 1..].iter();
+            let best = behind.max_by(|a, b| iops(a).total_cmp(&iops(b)))?;
+            Some((index, best, party.against(best, |s| s.iops)))
+        };
+        let lines = self.parties.iter().enumerate().filter_map(line);
+        lines.map(|(at, best, kept)| (&*self.parties[at].name, &*best.name, kept)).collect()
+    }
 }
 
 fn against(ours: &Party<BlkSample>, peer: &Party<BlkSample>) -> BlkAgainst {

@@ -35,7 +35,8 @@ pub(crate) struct FileBlkArgs {
 pub(crate) fn run(args: &FileBlkArgs) -> Result<Report<BlkCell>, String> {
     let scenario = &args.scenario;
     let mut bench = Bench::new(scenario, args.client)?;
-    let image = image(args)?;
+    let mebibytes = args.mebibytes.unwrap_or(if scenario.smoke { 64 } else { 1024 });
+    let image = image(args.folder.as_deref(), mebibytes)?;
     for (direct, depth, poll) in [
         (true, 1, true),
         (true, 1, false),
@@ -52,7 +53,7 @@ pub(crate) fn run(args: &FileBlkArgs) -> Result<Report<BlkCell>, String> {
         let client = if poll { "polls" } else { "sleeps" };
         let name = format!("{cache}, QD{depth}, client {client}");
         let contenders = contenders(scenario, image.path(), direct, depth)?;
-        let work = Work { queues: 1, depth, poll, one_thread: false, pinned: true };
+        let work = Work { queues: 1, depth, poll, threads: None, pinned: true };
         bench.cell(&name, &[work], &contenders)?;
     }
     Ok(bench.report("file-blk"))
@@ -83,10 +84,14 @@ fn contenders(
     Ok(contenders)
 }
 
-/// A file of random bytes, so that no file system stores less than all of it.
-fn image(args: &FileBlkArgs) -> Result<tempfile::NamedTempFile, String> {
-    let folder = match &args.folder {
-        Some(folder) => folder.clone(),
+/// A file of so many MiB in a folder, or in that of this program. Its bytes are random, so that no
+/// file system stores less than all of it.
+pub(super) fn image(
+    folder: Option<&Path>,
+    mebibytes: usize,
+) -> Result<tempfile::NamedTempFile, String> {
+    let folder = match folder {
+        Some(folder) => folder.to_path_buf(),
         None => std::env::current_exe()
             .ok()
             .and_then(|program| program.parent().map(Path::to_path_buf))
@@ -98,7 +103,6 @@ fn image(args: &FileBlkArgs) -> Result<tempfile::NamedTempFile, String> {
         .suffix(".img")
         .tempfile_in(&folder)
         .map_err(failed)?;
-    let mebibytes = args.mebibytes.unwrap_or(if args.scenario.smoke { 64 } else { 1024 });
     let mut random = Random::new(1);
     for _ in 0..mebibytes {
         let chunk: Vec<u8> =
@@ -110,7 +114,7 @@ fn image(args: &FileBlkArgs) -> Result<tempfile::NamedTempFile, String> {
 }
 
 /// Reads all of the file into the page cache.
-fn warm(image: &Path) -> Result<(), String> {
+pub(super) fn warm(image: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", image.display());
     let mut file = std::fs::File::open(image).map_err(failed)?;
     std::io::copy(&mut file, &mut std::io::sink()).map_err(failed)?;

@@ -153,7 +153,7 @@ fn read(
         depth,
         duration: Duration::from_secs_f64(bench.args.seconds()),
         poll: true,
-        one_thread: false,
+        threads: None,
         size: BLOCK,
         rw: Rw::Read,
         cpu: None,

@@ -1,6 +1,7 @@
 //! Scenarios: one file for each table. A cell runs every party in turn, round by round (A B C A B
 //! C), so that what the machine does beside it meets all of them alike.
 
+pub(crate) mod blk_queues;
 mod counts;
 mod crowd;
 pub(crate) mod file_blk;
@@ -184,7 +185,8 @@ struct Work {
     queues: usize,
     depth: usize,
     poll: bool,
-    one_thread: bool,
+    /// Threads of the client; none: one for each queue.
+    threads: Option<usize>,
     /// Client and server each on its CPU; else both wherever they like.
     pinned: bool,
 }
@@ -206,8 +208,8 @@ impl<'a> Bench<'a> {
 
     /// Runs one cell, unless it was not asked for.
     fn cell(&mut self, name: &str, works: &[Work], contenders: &[Contender]) -> Result<(), String> {
-        let cannot =
-            self.client == Client::Driver && works.iter().any(|work| work.one_thread && !work.poll);
+        let cannot = self.client == Client::Driver
+            && works.iter().any(|work| work.threads.is_some() && !work.poll);
         if cannot || self.args.only.as_ref().is_some_and(|text| !name.contains(text)) {
             return Ok(());
         }
@@ -280,7 +282,7 @@ impl<'a> Bench<'a> {
             depth: work.depth,
             duration: Duration::from_secs_f64(self.args.seconds()),
             poll: work.poll,
-            one_thread: work.one_thread,
+            threads: work.threads,
             size: 4096,
             rw: Rw::Read,
             cpu: None,

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &NullBlkArgs) -> Result<Report<BlkCell>, String> {
                 let node = "driver=null-co,node-name=disk,size=68719476736,read-zeroes=off";
                 contenders.push(qemu_storage_daemon(&[node.to_owned()], 1)?);
             }
-            let work = Work { queues: 1, depth, poll, one_thread: false, pinned: true };
+            let work = Work { queues: 1, depth, poll, threads: None, pinned: true };
             bench.cell(&name, &[work], &contenders)?;
         }
     }
@@ -46,13 +46,13 @@ fn scale(bench: &mut Bench<'_>, args: &ScenarioArgs) -> Result<(), String> {
     let four = ours(args, "manyring, 4 queues", &[&"--null=64G", &"--num-queues=4"])?;
     let one = ours(args, "manyring, 1 queue", &[&"--null=64G", &"--num-queues=1"])?;
     let contenders = [four, one];
-    for (name, depths, poll, one_thread) in [
-        ("4 to 1 queues, QD64 in all, a thread sleeps on each", (16, 64), false, false),
-        ("4 to 1 queues, QD32 each, a thread sleeps on each", (32, 32), false, false),
-        ("4 to 1 queues, QD64 in all, one thread sleeps on all", (16, 64), false, true),
-        ("4 to 1 queues, QD64 in all, one thread polls all", (16, 64), true, true),
+    for (name, depths, poll, threads) in [
+        ("4 to 1 queues, QD64 in all, a thread sleeps on each", (16, 64), false, None),
+        ("4 to 1 queues, QD32 each, a thread sleeps on each", (32, 32), false, None),
+        ("4 to 1 queues, QD64 in all, one thread sleeps on all", (16, 64), false, Some(1)),
+        ("4 to 1 queues, QD64 in all, one thread polls all", (16, 64), true, Some(1)),
     ] {
-        let work = |queues, depth| Work { queues, depth, poll, one_thread, pinned: false };
+        let work = |queues, depth| Work { queues, depth, poll, threads, pinned: false };
         bench.cell(name, &[work(4, depths.0), work(1, depths.1)], &contenders)?;
     }
     Ok(())

@@ -2,8 +2,8 @@
 //! command of its own, a line of `list`, and a part of `run all` and of the gate's smoke test.
 
 use super::{
-    SECONDS, ScenarioArgs, file_blk, hundred, idle, neighbours, null_blk, null_net, tap_small,
-    tap_stream, tcp_rr,
+    SECONDS, ScenarioArgs, blk_queues, file_blk, hundred, idle, neighbours, null_blk, null_net,
+    tap_small, tap_stream, tcp_rr,
 };
 use crate::netns;
 use crate::peer;
@@ -86,6 +86,14 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         cost: Cost { setup: 0.0, runs: 4.0, each: 6.5 },
         only: Only::Cells,
         run: idle::run,
+    },
+    &Entry {
+        name: "blk-queues",
+        about: "1 to 16 queues of a null disk and of a file, as many requests in flight on all",
+        needs: Needs::NOTHING,
+        cost: Cost { setup: 5.0, runs: 20.0, each: 0.3 },
+        only: Only::Cells,
+        run: blk_queues::run,
     },
 ];
 
