@@ -7,6 +7,7 @@ mod crowd;
 pub(crate) mod file_blk;
 pub(crate) mod hundred;
 pub(crate) mod idle;
+pub(crate) mod multiqueue;
 pub(crate) mod neighbours;
 pub(crate) mod net;
 pub(crate) mod null_blk;

@@ -2,8 +2,8 @@
 //! command of its own, a line of `list`, and a part of `run all` and of the gate's smoke test.
 
 use super::{
-    SECONDS, ScenarioArgs, blk_queues, file_blk, hundred, idle, neighbours, null_blk, null_net,
-    tap_small, tap_stream, tcp_rr,
+    SECONDS, ScenarioArgs, blk_queues, file_blk, hundred, idle, multiqueue, neighbours, null_blk,
+    null_net, tap_small, tap_stream, tcp_rr,
 };
 use crate::netns;
 use crate::peer;
@@ -94,6 +94,14 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         cost: Cost { setup: 5.0, runs: 20.0, each: 0.3 },
         only: Only::Cells,
         run: blk_queues::run,
+    },
+    &Entry {
+        name: "multiqueue",
+        about: "1 to 8 TCP streams by 1, 2 and 4 queue pairs, small and large messages, both ways",
+        needs: Needs { is_root: true, programs: &[netns::IP, tap_stream::IPERF3] },
+        cost: Cost { setup: 1.0, runs: 48.0, each: 1.5 },
+        only: Only::Cells,
+        run: multiqueue::run,
     },
 ];
 

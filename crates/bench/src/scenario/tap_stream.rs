@@ -19,6 +19,17 @@ pub(super) const IPERF3: (&str, &str) = ("iperf3", "iperf3");
 /// Times that a client asks for a server that is only being started.
 const ATTEMPTS: u32 = 20;
 
+/// What goes over a road.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    /// From the host's side to the guest's.
+    pub(super) to_guest: bool,
+    /// Connections.
+    pub(super) sessions: usize,
+    /// Bytes of each write of the sender; none: as many as the tool takes.
+    pub(super) message: Option<usize>,
+}
+
 /// Runs the scenario.
 pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
     let bench = NetBench::new(args)?;
@@ -41,8 +52,9 @@ fn way(to_guest: bool) -> &'static str {
 /// One stream, one pair, client and joiner on one CPU, back-end and server on the other.
 fn against_bare(bench: &NetBench<'_>, to_guest: bool) -> Result<Option<NetCell>, String> {
     let on = (&bench.client, &bench.server);
+    let load = Stream { to_guest, sessions: 1, message: None };
     let party = |name: &str, way: Way| {
-        let run: Run<'_> = Box::new(move || stream(bench, &way, on, (to_guest, 1)));
+        let run: Run<'_> = Box::new(move || stream(bench, &way, on, load));
         (name.to_owned(), run)
     };
     let ring = |daemon| Way::Ring(daemon, 1, vec!["--workers=1".to_owned()]);
@@ -60,21 +72,23 @@ fn by_pairs(
     to_guest: bool,
     sessions: usize,
 ) -> Result<Option<NetCell>, String> {
+    let load = Stream { to_guest, sessions, message: None };
     let party = |pairs: u16| {
         let way = Way::Ring(Daemon::Ours, pairs, Vec::new());
         let on = (&bench.everywhere, &bench.everywhere);
-        let run: Run<'_> = Box::new(move || stream(bench, &way, on, (to_guest, sessions)));
+        let run: Run<'_> = Box::new(move || stream(bench, &way, on, load));
         (format!("manyring, {pairs} pairs"), run)
     };
     let name = format!("{}, {sessions} streams by queue pairs", way(to_guest));
     bench.cell((name, sessions, "Mbit/s"), &[party(4), party(2), party(1)], Compare::Last)
 }
 
-fn stream(
+/// Streams for a second.
+pub(super) fn stream(
     bench: &NetBench<'_>,
     way: &Way,
     on: (&Affinity, &Affinity),
-    (to_guest, sessions): (bool, usize),
+    load: Stream,
 ) -> Result<NetSample, String> {
     let iperf3 = peer::find(IPERF3).map_err(|e| e.to_string())?;
     let seconds = WHOLE_SECONDS;
@@ -83,23 +97,22 @@ fn stream(
     server.args(["--server", "--one-off", "--bind", &address(super::net::HOST)]);
     let server = Beside::start(&mut server, on.1)?;
     road.begin(&server);
-    let text = attempt(|| client(&road, &iperf3, (to_guest, sessions, seconds)), on.0)?;
+    let text = attempt(|| client(&road, &iperf3, load, seconds), on.0)?;
     let (throughput, seconds) = parse(&text)?;
     Ok(NetSample { throughput, ..road.finish(seconds, &server)? })
 }
 
-fn client(
-    road: &Road,
-    iperf3: &Path,
-    (to_guest, sessions, seconds): (bool, usize, u32),
-) -> Command {
+fn client(road: &Road, iperf3: &Path, load: Stream, seconds: u32) -> Command {
     let mut command = road.guest.inside(iperf3);
     command
         .args(["--json", "--connect-timeout=2000", "--client", &address(super::net::HOST)])
         .arg(format!("--time={seconds}"))
-        .arg(format!("--parallel={sessions}"));
-    if to_guest {
+        .arg(format!("--parallel={}", load.sessions));
+    if load.to_guest {
         command.arg("--reverse");
+    }
+    if let Some(bytes) = load.message {
+        command.arg(format!("--length={bytes}"));
     }
     command
 }
