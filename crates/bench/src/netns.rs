@@ -73,6 +73,33 @@ impl Netns {
         self.ip(&["link", "set", "dev", name, "master", bridge])
     }
 
+    /// A pair of interfaces that are up, one here and one in another namespace, each with its name
+    /// and the address of its host number: what one side sends the other one receives.
+    pub(crate) fn add_veth(
+        &self,
+        (name, host): (&str, u8),
+        other: &Self,
+        (other_name, other_host): (&str, u8),
+    ) -> Result<(), String> {
+        self.ip(&[
+            "link",
+            "add",
+            name,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            other_name,
+            "netns",
+            &other.name,
+        ])?;
+        for (space, name, host) in [(self, name, host), (other, other_name, other_host)] {
+            space.ip(&["address", "add", &format!("{}/24", address(host)), "dev", name])?;
+            space.ip(&["link", "set", name, "up"])?;
+        }
+        Ok(())
+    }
+
     /// A program that runs inside.
     pub(crate) fn inside(&self, program: &Path) -> Command {
         let mut command = peer::apart(Path::new("ip"));

@@ -7,7 +7,8 @@ use clap::Args;
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_backend::net::{Port, PortRx, Readiness};
 use manyring_backend::sys::tuntap;
-use manyring_driver::wire::net::HEADER_SIZE;
+use manyring_driver::wire::net::{Coalescing, HEADER_SIZE};
+use manyring_driver::wire::virtio::VIRTIO_F_EVENT_IDX;
 use manyring_driver::{DriverError, NetDriver, NetOptions, NetPair};
 use manyring_memory::{GuestSlice, Mapping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -40,6 +41,16 @@ pub(crate) struct JoinArgs {
     /// Queue pairs of both.
     #[arg(long, default_value_t = 1)]
     pub(crate) queue_pairs: u16,
+    /// Suppress nothing: without EVENT_IDX, a kick for all that is made available, even if the
+    /// device wants none, and a call for all that is used.
+    #[arg(long)]
+    pub(crate) unsuppressed: bool,
+    /// A kick of a transmitq waits for so many packets.
+    #[arg(long, value_name = "N", requires = "kick_us", default_value_t = 0)]
+    pub(crate) kick_packets: u32,
+    /// It waits for so many microseconds at most.
+    #[arg(long, value_name = "US", requires = "kick_packets", default_value_t = 0)]
+    pub(crate) kick_us: u32,
     /// How long at most, in seconds; less if the standard input ends before.
     #[arg(long, default_value_t = 10.0)]
     pub(crate) seconds: f64,
@@ -154,9 +165,11 @@ fn open_half(port: &TapPort) -> Result<Box<dyn PortRx>, LoadError> {
 pub(crate) fn join(args: &JoinArgs) -> Result<JoinResult, LoadError> {
     let port = open_tap(&args.tap, args.queue_pairs).map_err(step("tap"))?;
     let halves = open_halves(&port)?;
+    let without = if args.unsuppressed { VIRTIO_F_EVENT_IDX } else { 0 };
     let options = NetOptions {
         queue_pairs: args.queue_pairs,
-        features: NetOptions::PLAIN | NetOptions::OFFLOADS,
+        features: (NetOptions::PLAIN | NetOptions::OFFLOADS) & !without,
+        kicks: Coalescing { packets_max: args.kick_packets, delay_us_max: args.kick_us },
         mergeable_size: u32::try_from(BUFFER_SIZE).unwrap_or(0),
         ..NetOptions::default()
     };
@@ -164,7 +177,8 @@ pub(crate) fn join(args: &JoinArgs) -> Result<JoinResult, LoadError> {
     let mut driver = NetDriver::connect(&args.socket, &options).map_err(failed)?;
     let mut lanes = Vec::new();
     for (pair, half) in std::mem::take(&mut driver.pairs).into_iter().zip(&halves) {
-        lanes.push(Lane { pair, tap: queue_fd(half.as_ref())?, lost: 0 });
+        let (tap, start) = (queue_fd(half.as_ref())?, (args.kick_us > 0).then(now));
+        lanes.push(Lane { pair, tap, start, is_suppressed: !args.unsuppressed, lost: 0 });
     }
     let (cpu, end) = (own_cpu_seconds(), end_of(args.seconds));
     let mut is_open = true;
@@ -204,6 +218,10 @@ fn end_of(seconds: f64) -> Instant {
 struct Lane<'a> {
     pair: NetPair,
     tap: BorrowedFd<'a>,
+    /// Where kicks may wait: the beginning of their clock.
+    start: Option<Instant>,
+    /// Notifications that nobody needs are not sent, in either direction.
+    is_suppressed: bool,
     lost: u64,
 }
 
@@ -228,8 +246,23 @@ impl Lane<'_> {
             }
             count += 1;
         }
-        self.pair.tx.publish(0)?;
+        let is_kicked = self.pair.tx.publish(self.now_ns())?;
+        if count > 0 && !is_kicked && !self.is_suppressed {
+            self.pair.tx.vring().kick()?;
+        }
         Ok(count > 0)
+    }
+
+    /// The time of kicks that wait; always 0 if none does.
+    fn now_ns(&self) -> u64 {
+        let since = self.start.map_or(Duration::ZERO, |start| start.elapsed());
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// How long a kick that waits may still do so.
+    fn kick_is_due(&self) -> Option<Duration> {
+        let due_ns = self.pair.tx.kick_due_ns()?;
+        Some(Duration::from_nanos(due_ns.saturating_sub(self.now_ns())))
     }
 
     fn ring_to_tap(&mut self) -> Result<bool, DriverError> {
@@ -241,7 +274,14 @@ impl Lane<'_> {
             count += 1;
         }
         if count > 0 {
-            self.pair.rx.refill()?;
+            let is_kicked = self.pair.rx.refill()?;
+            if !self.is_suppressed {
+                // The driver half asks for no calls whenever it has refilled its ring.
+                self.pair.rx.enable_notifications();
+                if !is_kicked {
+                    self.pair.rx.vring().kick()?;
+                }
+            }
         }
         Ok(count > 0)
     }
@@ -251,11 +291,16 @@ impl Lane<'_> {
 fn sleep(lanes: &mut [Lane<'_>]) -> Result<bool, DriverError> {
     let mut is_ready = false;
     let mut is_full = Vec::with_capacity(lanes.len());
+    let mut longest = SLEEP;
     for lane in &mut *lanes {
         is_ready |= lane.pair.rx.enable_notifications();
         // A tap is read again when there is room; until then the transmitq is waited for.
         let full = lane.pair.tx.room().is_none();
-        is_ready |= full && lane.pair.tx.enable_notifications();
+        let wants_calls = full || !lane.is_suppressed;
+        is_ready |= wants_calls && lane.pair.tx.enable_notifications() && full;
+        if let Some(due) = lane.kick_is_due() {
+            longest = longest.min(due);
+        }
         is_full.push(full);
     }
     let mut is_open = true;
@@ -264,25 +309,30 @@ fn sleep(lanes: &mut [Lane<'_>]) -> Result<bool, DriverError> {
         let mut fds = vec![PollFd::new(&stdin, PollFlags::IN)];
         for (lane, full) in lanes.iter_mut().zip(&is_full) {
             fds.push(PollFd::from_borrowed_fd(lane.pair.rx.vring().call_fd(), PollFlags::IN));
-            fds.push(match full {
-                true => PollFd::from_borrowed_fd(lane.pair.tx.vring().call_fd(), PollFlags::IN),
-                false => PollFd::from_borrowed_fd(lane.tap, PollFlags::IN),
-            });
+            if !full {
+                fds.push(PollFd::from_borrowed_fd(lane.tap, PollFlags::IN));
+            }
+            if *full || !lane.is_suppressed {
+                fds.push(PollFd::from_borrowed_fd(lane.pair.tx.vring().call_fd(), PollFlags::IN));
+            }
         }
-        wait(&mut fds)?;
+        wait(&mut fds, longest)?;
         is_open = fds.first().is_none_or(|stdin| stdin.revents().is_empty());
     }
     for lane in lanes {
         lane.pair.rx.vring().clear_call()?;
         lane.pair.tx.vring().clear_call()?;
-        lane.pair.rx.disable_notifications();
-        lane.pair.tx.disable_notifications();
+        if lane.is_suppressed {
+            lane.pair.rx.disable_notifications();
+            lane.pair.tx.disable_notifications();
+        }
     }
     Ok(is_open)
 }
 
-fn wait(fds: &mut [PollFd<'_>]) -> Result<(), Errno> {
-    let timeout = Timespec { tv_sec: 0, tv_nsec: SLEEP.subsec_nanos().into() };
+/// Sleeps for less than a second.
+fn wait(fds: &mut [PollFd<'_>], longest: Duration) -> Result<(), Errno> {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: longest.subsec_nanos().into() };
     match poll(fds, Some(&timeout)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(errno) => Err(errno),
@@ -341,7 +391,7 @@ pub(crate) fn relay(args: &RelayArgs) -> Result<JoinResult, LoadError> {
                 PollFd::from_borrowed_fd(near, PollFlags::IN),
                 PollFd::from_borrowed_fd(far, PollFlags::IN),
             ];
-            wait(&mut polled).map_err(failed)?;
+            wait(&mut polled, SLEEP).map_err(failed)?;
             if !polled[0].revents().is_empty() {
                 break;
             }

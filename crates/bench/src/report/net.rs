@@ -176,10 +176,12 @@ impl Cell for NetCell {
         for NetAgainst { party, peer, throughput, cpu_per_unit, backend_cpu_per_unit } in
             &self.against
         {
-            println!(
-                "  {party} against {peer}: throughput {throughput}, CPU per unit {cpu_per_unit}, \
-                 the back-end's {backend_cpu_per_unit}"
-            );
+            print!("  {party} against {peer}: throughput {throughput}");
+            // A way of the kernel's own has no process whose CPU time could be compared.
+            if cpu_per_unit.max > 0.0 {
+                print!(", CPU per unit {cpu_per_unit}, the back-end's {backend_cpu_per_unit}");
+            }
+            println!();
         }
     }
 }

@@ -7,7 +7,7 @@
 //! queues lost up to 69 %.
 
 use super::ScenarioArgs;
-use super::net::{Daemon, NetBench, Run, Way};
+use super::net::{Daemon, NetBench, Ring, Run, Way};
 use super::tap_stream::{Stream, stream};
 use crate::report::Report;
 use crate::report::net::{Compare, NetCell};
@@ -49,7 +49,7 @@ fn scene(to_guest: bool, message: &str) -> String {
 /// The same streams by each number of pairs, wherever the system puts them.
 fn by_pairs(bench: &NetBench<'_>, scene: &str, load: Stream) -> Result<Option<NetCell>, String> {
     let party = |pairs: u16| {
-        let way = Way::Ring(Daemon::Ours, pairs, Vec::new());
+        let way = Way::Ring(Ring::new(Daemon::Ours, pairs, &[]));
         let on = (&bench.everywhere, &bench.everywhere);
         let run: Run<'_> = Box::new(move || stream(bench, &way, on, load));
         (format!("manyring, {pairs} pairs"), run)

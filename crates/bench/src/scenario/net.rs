@@ -37,6 +37,11 @@ impl<'a> NetBench<'a> {
         })
     }
 
+    /// Where a back-end takes control requests, if it is told to.
+    pub(super) fn control(&self) -> PathBuf {
+        self.folder.path().join("control")
+    }
+
     /// Where back-ends listen.
     pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
@@ -192,10 +197,32 @@ impl Drop for Beside {
 /// How the two namespaces are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// tap - our driver half - a daemon with so many queue pairs and arguments - tap.
-    Ring(Daemon, u16, Vec<String>),
+    /// tap - our driver half - a daemon - tap.
+    Ring(Ring),
     /// tap - a loop that reads and writes, into so many pages in turn - tap.
     Bare(usize),
+    /// A pair of interfaces of the kernel's own, with no program between them.
+    Veth,
+}
+
+/// What lies between the two taps of a way through a ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Ring {
+    pub(super) daemon: Daemon,
+    /// Queue pairs.
+    pub(super) pairs: u16,
+    /// More arguments of the daemon.
+    pub(super) arguments: Vec<String>,
+    /// More arguments of our driver half.
+    pub(super) driver: Vec<String>,
+}
+
+impl Ring {
+    /// A ring whose driver half does as Linux does.
+    pub(super) fn new(daemon: Daemon, pairs: u16, arguments: &[&str]) -> Self {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        Self { daemon, pairs, arguments, driver: Vec::new() }
+    }
 }
 
 /// Share of all CPUs that other programs may take while namespaces talk.
@@ -213,7 +240,7 @@ pub(super) const HOST: u8 = 2;
 pub(super) struct Road {
     pub(super) guest: Netns,
     pub(super) host: Netns,
-    joiner: Beside,
+    joiner: Option<Beside>,
     server: Option<Server>,
     /// CPU seconds of the back-end when the measurement began.
     cpu: f64,
@@ -231,20 +258,25 @@ impl Road {
         seconds: u32,
     ) -> Result<Self, String> {
         let (guest, host) = (Netns::new()?, Netns::new()?);
-        let pairs = if let Way::Ring(_, pairs, _) = way { *pairs } else { 1 };
-        guest.add_tap("guest", pairs, Some(GUEST))?;
-        host.add_tap("host", pairs, Some(HOST))?;
+        if *way == Way::Veth {
+            guest.add_veth(("guest", GUEST), &host, ("host", HOST))?;
+        } else {
+            let pairs = if let Way::Ring(ring) = way { ring.pairs } else { 1 };
+            guest.add_tap("guest", pairs, Some(GUEST))?;
+            host.add_tap("host", pairs, Some(HOST))?;
+        }
         let seconds = format!("--seconds={}", seconds + 20);
         let (joiner, server) = match way {
-            Way::Ring(daemon, pairs, more) => {
-                let pairs = format!("--queue-pairs={pairs}");
+            Way::Ring(ring) => {
+                let pairs = format!("--queue-pairs={}", ring.pairs);
                 let mut arguments = vec!["--tap=host".to_owned(), pairs.clone()];
-                arguments.extend(more.iter().cloned());
-                let server = bench.daemon(*daemon, &arguments, Some(&host), affinities.1)?;
+                arguments.extend(ring.arguments.iter().cloned());
+                let server = bench.daemon(ring.daemon, &arguments, Some(&host), affinities.1)?;
                 let socket = format!("--socket={}", bench.socket().display());
                 let arguments = ["join", "--tap=guest", &pairs, &socket, &seconds];
                 let mut command = own_load(Some(&guest), &arguments)?;
-                (Beside::start(&mut command, affinities.0)?, Some(server))
+                command.args(&ring.driver);
+                (Some(Beside::start(&mut command, affinities.0)?), Some(server))
             }
             Way::Bare(pages) => {
                 let other = format!("--other-netns={}", host.path().display());
@@ -252,8 +284,9 @@ impl Road {
                 let arguments =
                     ["relay", "--tap=guest", "--other-tap=host", &other, &pages, &seconds];
                 let mut command = own_load(Some(&guest), &arguments)?;
-                (Beside::start(&mut command, affinities.1)?, None)
+                (Some(Beside::start(&mut command, affinities.1)?), None)
             }
+            Way::Veth => (None, None),
         };
         Ok(Self { guest, host, joiner, server, cpu: 0.0, others: 0.0, start: now() })
     }
@@ -273,7 +306,8 @@ impl Road {
     /// CPU seconds of everybody but the road, what runs beside, and what has run and ended.
     fn others(&self, beside: &Beside) -> f64 {
         let server = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
-        let ours = server + peer::cpu_seconds(&self.joiner.0) + peer::cpu_seconds(&beside.0);
+        let joiner = self.joiner.as_ref().map_or(0.0, |joiner| peer::cpu_seconds(&joiner.0));
+        let ours = server + joiner + peer::cpu_seconds(&beside.0);
         busy_seconds() - ours - peer::ended_cpu_seconds()
     }
 
@@ -283,7 +317,8 @@ impl Road {
         let others = self.others(beside) - self.others;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let all = self.start.elapsed() * u32::try_from(cpus).unwrap_or(1);
-        let result: JoinResult = self.joiner.finish()?;
+        let result: JoinResult =
+            self.joiner.map_or_else(|| Ok(JoinResult::default()), Beside::finish)?;
         let joiner_cpu = result.cpu_seconds / seconds * 100.0;
         let (cpu, backend_cpu) = match self.server {
             Some(_) => {

@@ -3,7 +3,7 @@
 
 use super::{
     SECONDS, ScenarioArgs, blk_queues, file_blk, hundred, idle, multiqueue, neighbours, null_blk,
-    null_net, tap_small, tap_stream, tcp_rr,
+    null_net, tap_small, tap_stream, tcp_ladder, tcp_rr,
 };
 use crate::netns;
 use crate::peer;
@@ -102,6 +102,14 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         cost: Cost { setup: 1.0, runs: 48.0, each: 1.5 },
         only: Only::Cells,
         run: multiqueue::run,
+    },
+    &Entry {
+        name: "tcp-ladder",
+        about: "Requests and responses with one policy after the other, against the bare path",
+        needs: Needs::NAMESPACES,
+        cost: Cost { setup: 1.0, runs: 22.0, each: 0.7 },
+        only: Only::Cells,
+        run: tcp_ladder::run,
     },
 ];
 

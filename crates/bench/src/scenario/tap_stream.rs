@@ -3,7 +3,7 @@
 
 use super::ScenarioArgs;
 use super::net::{
-    Beside, Daemon, FRAME_PAGES, NetBench, RING_PAGES, Road, Run, WHOLE_SECONDS, Way,
+    Beside, Daemon, FRAME_PAGES, NetBench, RING_PAGES, Ring, Road, Run, WHOLE_SECONDS, Way,
 };
 use crate::measure::Affinity;
 use crate::netns::address;
@@ -57,7 +57,7 @@ fn against_bare(bench: &NetBench<'_>, to_guest: bool) -> Result<Option<NetCell>,
         let run: Run<'_> = Box::new(move || stream(bench, &way, on, load));
         (name.to_owned(), run)
     };
-    let ring = |daemon| Way::Ring(daemon, 1, vec!["--workers=1".to_owned()]);
+    let ring = |daemon| Way::Ring(Ring::new(daemon, 1, &["--workers=1"]));
     let daemons = bench.daemons().into_iter();
     let mut parties: Vec<_> = daemons.map(|(name, daemon)| party(name, ring(daemon))).collect();
     parties.push(party("bare loop", Way::Bare(FRAME_PAGES)));
@@ -74,7 +74,7 @@ fn by_pairs(
 ) -> Result<Option<NetCell>, String> {
     let load = Stream { to_guest, sessions, message: None };
     let party = |pairs: u16| {
-        let way = Way::Ring(Daemon::Ours, pairs, Vec::new());
+        let way = Way::Ring(Ring::new(Daemon::Ours, pairs, &[]));
         let on = (&bench.everywhere, &bench.everywhere);
         let run: Run<'_> = Box::new(move || stream(bench, &way, on, load));
         (format!("manyring, {pairs} pairs"), run)

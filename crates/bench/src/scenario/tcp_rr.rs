@@ -2,15 +2,36 @@
 //! daemon, through one that never looks before it sleeps, one that always does, and by a bare loop.
 
 use super::ScenarioArgs;
+use super::counts::Counts;
 use super::net::{
-    Beside, Daemon, FRAME_PAGES, NetBench, Road, Run, WHOLE_SECONDS, Way, own_load, result_of,
+    Beside, Daemon, FRAME_PAGES, NetBench, Ring, Road, Run, WHOLE_SECONDS, Way, own_load, result_of,
 };
 use crate::load::rr::RrResult;
+use crate::measure::Affinity;
+use crate::peer;
 use crate::report::Report;
 use crate::report::net::{Compare, NetCell, NetSample};
 
 /// Where the server listens.
 const PORT: u16 = 7777;
+/// The daemon's name of its device.
+const DEVICE: &str = "net0";
+
+/// What a client does over and over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transaction {
+    /// A request and its response.
+    Exchange,
+}
+
+impl Transaction {
+    /// The client, and more arguments of its server.
+    const fn programs(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::Exchange => ("rr", &[]),
+        }
+    }
+}
 
 /// Runs the scenario.
 pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
@@ -19,13 +40,13 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
     for connections in [1, 100] {
         let run = |way: Way| -> Run<'_> {
             let bench = &bench;
-            Box::new(move || transact(bench, &way, connections))
+            let on = (&bench.client, &bench.server);
+            Box::new(move || transact(bench, &way, on, Transaction::Exchange, connections))
         };
-        let arguments = |more: &[&str]| {
-            let all = std::iter::once("--workers=1").chain(more.iter().copied());
-            all.map(str::to_owned).collect()
+        let ring = |daemon, more: &[&str]| {
+            let arguments = [&["--workers=1"], more].concat();
+            run(Way::Ring(Ring::new(daemon, 1, &arguments)))
         };
-        let ring = |daemon, more: &[&str]| run(Way::Ring(daemon, 1, arguments(more)));
         let daemons = bench.daemons().into_iter();
         let mut parties: Vec<_> =
             daemons.map(|(name, daemon)| (name.to_owned(), ring(daemon, &[]))).collect();
@@ -41,18 +62,48 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
     Ok(bench.report("tcp-rr", cells))
 }
 
-fn transact(bench: &NetBench<'_>, way: &Way, connections: usize) -> Result<NetSample, String> {
-    let on = (&bench.client, &bench.server);
-    let mut road = Road::new(bench, way, on, WHOLE_SECONDS)?;
+/// Runs a client on so many connections in the guest's namespace, its server in the host's; with
+/// what each transaction took of our own daemon.
+pub(super) fn transact(
+    bench: &NetBench<'_>,
+    way: &Way,
+    on: (&Affinity, &Affinity),
+    transaction: Transaction,
+    connections: usize,
+) -> Result<NetSample, String> {
+    let control = bench.control();
+    let (mut way, mut is_asked) = (way.clone(), false);
+    if let Way::Ring(ring) = &mut way
+        && ring.daemon == Daemon::Ours
+    {
+        ring.arguments.push(format!("--control={}", control.display()));
+        is_asked = true;
+    }
+    let manyring = peer::manyring(bench.args.manyring.as_deref()).map_err(|e| e.to_string())?;
+    let look = || match is_asked {
+        true => Counts::ask(&manyring, &control, DEVICE).map(Some),
+        false => Ok(None),
+    };
+    let mut road = Road::new(bench, &way, on, WHOLE_SECONDS)?;
     let listen = format!("--listen={}", Road::host_port(PORT));
-    let mut server = own_load(Some(&road.host), &["rr-server", &listen, "--seconds=20"])?;
+    let (client, more) = transaction.programs();
+    let arguments: Vec<&str> =
+        ["rr-server", &listen, "--seconds=20"].into_iter().chain(more.iter().copied()).collect();
+    let mut server = own_load(Some(&road.host), &arguments)?;
     let server = Beside::start(&mut server, on.1)?;
     let to = format!("--server={}", Road::host_port(PORT));
     let (count, seconds) = (format!("--connections={connections}"), bench.args.seconds());
     let time = format!("--seconds={seconds}");
-    let mut command = own_load(Some(&road.guest), &["rr", &to, &count, &time])?;
+    let mut command = own_load(Some(&road.guest), &[client, &to, &count, &time])?;
+    let before = look()?;
     road.begin(&server);
     let result: RrResult = result_of(&mut command, on.0)?;
+    let after = look()?;
     let costs = road.finish(seconds, &server)?;
-    Ok(NetSample { throughput: result.rate, p50_us: result.p50_us, ..costs })
+    let cpu_seconds = costs.backend_cpu / 100.0 * seconds;
+    let each = |(after, before): (Counts, Counts)| {
+        after.per_operation(before, cpu_seconds, result.rate * seconds)
+    };
+    let per_operation = after.zip(before).map(each);
+    Ok(NetSample { throughput: result.rate, p50_us: result.p50_us, per_operation, ..costs })
 }
