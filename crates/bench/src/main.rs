@@ -100,6 +100,8 @@ enum Load {
     TapCosts,
     /// Requests and responses over TCP.
     Rr(load::rr::RrArgs),
+    /// Requests and responses over TCP, each on a connection of its own.
+    Crr(load::rr::RrArgs),
     /// Answers them.
     RrServer(load::rr::RrServerArgs),
 }
@@ -173,6 +175,7 @@ fn run_load(load: Load) -> Result<(), String> {
             Ok(())
         }
         Load::Rr(args) => load::rr::client(&args).map_err(failed)?.print(),
+        Load::Crr(args) => load::rr::crr::client(&args).map_err(failed)?.print(),
         Load::RrServer(args) => load::rr::server(&args).map_err(failed),
     }
 }

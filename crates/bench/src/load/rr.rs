@@ -5,13 +5,15 @@
 //! compares each answer with what it asked: one that is wrong, stale or another connection's ends
 //! the run as an error.
 
+pub(crate) mod crr;
+
 use super::{LoadError, STUCK, measure_rate};
 use crate::measure::{Latencies, now};
 use clap::Args;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::io::{ErrorKind, Read, Write};
@@ -27,6 +29,9 @@ pub(crate) struct RrServerArgs {
     /// Bytes of a request, and of its response.
     #[arg(long, default_value_t = 256)]
     size: usize,
+    /// Close each connection behind its first response.
+    #[arg(long)]
+    close: bool,
     /// How long at most, in seconds.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
@@ -116,6 +121,16 @@ impl Peer {
             Err(error) => Err(error),
         }
     }
+
+    /// Looks whether the other side has closed. What it still sends is an error.
+    fn is_closed(&mut self) -> std::io::Result<bool> {
+        match self.stream.read(&mut [0]) {
+            Ok(0) => Ok(true),
+            Ok(_) => Err(ErrorKind::InvalidData.into()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 /// The bytes of a request, eight at a time: different for each number, and within a request.
@@ -140,8 +155,17 @@ impl Poller {
         Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, events: Vec::with_capacity(EVENTS) })
     }
 
-    fn add(&self, source: impl rustix::fd::AsFd, token: usize) -> Result<(), Errno> {
-        epoll::add(&self.epoll, source, EventData::new_u64(token as u64), EventFlags::IN)
+    fn add(&self, source: impl AsFd, token: usize) -> Result<(), Errno> {
+        self.add_for(source, token, EventFlags::IN)
+    }
+
+    fn add_for(&self, source: impl AsFd, token: usize, flags: EventFlags) -> Result<(), Errno> {
+        epoll::add(&self.epoll, source, EventData::new_u64(token as u64), flags)
+    }
+
+    /// Waits for something else of a source that is there.
+    fn wait_for(&self, source: impl AsFd, token: usize, flags: EventFlags) -> Result<(), Errno> {
+        epoll::modify(&self.epoll, source, EventData::new_u64(token as u64), flags)
     }
 
     /// The tokens of those that have something.
@@ -176,22 +200,30 @@ pub(crate) fn server(args: &RrServerArgs) -> Result<(), LoadError> {
     listener.set_nonblocking(true).map_err(failed("listen"))?;
     let mut poller = Poller::new().map_err(poll_failed)?;
     poller.add(&listener, 0).map_err(poll_failed)?;
-    let mut peers: Vec<Option<Peer>> = vec![None];
+    // The first place is the listener's.
+    let (mut peers, mut free): (Vec<Option<Peer>>, Vec<usize>) = (vec![None], Vec::new());
     while now() < end {
         for token in poller.wait().map_err(poll_failed)? {
             if token == 0 {
                 while let Ok((stream, _)) = listener.accept() {
                     let peer = Peer::new(stream, args.size).map_err(failed("accept"))?;
-                    poller.add(&peer.stream, peers.len()).map_err(poll_failed)?;
-                    peers.push(Some(peer));
+                    let place = free.pop().unwrap_or(peers.len());
+                    poller.add(&peer.stream, place).map_err(poll_failed)?;
+                    if place == peers.len() {
+                        peers.push(None);
+                    }
+                    peers[place] = Some(peer);
                 }
             } else if let Some(peer) = &mut peers[token] {
-                let answered = peer.receive().and_then(|whole| match whole {
-                    true => peer.send(),
-                    false => Ok(()),
+                let is_answered = peer.receive().and_then(|is_whole| {
+                    if is_whole {
+                        peer.send()?;
+                    }
+                    Ok(is_whole)
                 });
-                if answered.is_err() {
+                if is_answered.map_or(true, |is_answered| is_answered && args.close) {
                     peers[token] = None;
+                    free.push(token);
                 }
             }
         }

@@ -15,6 +15,7 @@ pub(crate) mod null_net;
 pub(crate) mod registry;
 pub(crate) mod tap_small;
 pub(crate) mod tap_stream;
+pub(crate) mod tcp_crr;
 pub(crate) mod tcp_ladder;
 pub(crate) mod tcp_rr;
 

@@ -3,7 +3,7 @@
 
 use super::{
     SECONDS, ScenarioArgs, blk_queues, file_blk, hundred, idle, multiqueue, neighbours, null_blk,
-    null_net, tap_small, tap_stream, tcp_ladder, tcp_rr,
+    null_net, tap_small, tap_stream, tcp_crr, tcp_ladder, tcp_rr,
 };
 use crate::netns;
 use crate::peer;
@@ -110,6 +110,14 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         cost: Cost { setup: 1.0, runs: 22.0, each: 0.7 },
         only: Only::Cells,
         run: tcp_ladder::run,
+    },
+    &Entry {
+        name: "tcp-crr",
+        about: "A TCP connection for each request and response through a tap, 1 and 100 at a time",
+        needs: Needs::NAMESPACES,
+        cost: Cost { setup: 1.0, runs: 4.0, each: 0.7 },
+        only: Only::Cells,
+        run: tcp_crr::run,
     },
 ];
 

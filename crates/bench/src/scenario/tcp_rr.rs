@@ -22,6 +22,8 @@ const DEVICE: &str = "net0";
 pub(super) enum Transaction {
     /// A request and its response.
     Exchange,
+    /// A connection, a request, its response, and the end of the connection.
+    Whole,
 }
 
 impl Transaction {
@@ -29,6 +31,7 @@ impl Transaction {
     const fn programs(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::Exchange => ("rr", &[]),
+            Self::Whole => ("crr", &["--close"]),
         }
     }
 }
