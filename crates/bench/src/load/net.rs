@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Frames of one turn of a queue.
+/// Frames of one turn of a queue, if nothing else was asked for.
 const BURST: usize = 64;
 /// Turns between two looks at the clock.
 const TURNS: u32 = 64;
@@ -45,6 +45,9 @@ pub(crate) struct NetLoadArgs {
     /// Entries of a ring.
     #[arg(long, default_value_t = 1024)]
     pub(crate) queue_size: u16,
+    /// Frames that are made available at once.
+    #[arg(long, value_name = "N", default_value_t = BURST)]
+    pub(crate) burst: usize,
     /// Which way the frames go.
     #[arg(long, value_enum, default_value_t = Direction::Transmit)]
     pub(crate) direction: Direction,
@@ -81,6 +84,7 @@ impl NetLoadArgs {
             socket,
             queue_pairs,
             queue_size,
+            burst: BURST,
             direction,
             size,
             flow: Flow::Apart,
@@ -97,6 +101,7 @@ impl NetLoadArgs {
         let mut add = |text: String| arguments.push(text.into());
         add(format!("--queue-pairs={}", self.queue_pairs));
         add(format!("--queue-size={}", self.queue_size));
+        add(format!("--burst={}", self.burst));
         add(format!("--direction={}", self.direction.word()));
         add(format!("--size={}", self.size));
         add(format!("--flow={}", self.flow.word()));
@@ -159,6 +164,9 @@ impl NetLoadResult {
 pub(crate) fn run(args: &NetLoadArgs) -> Result<NetLoadResult, LoadError> {
     if args.queue_pairs == 0 || args.size < FlowFrame::SIZE_MIN || args.size > FRAME_MAX {
         return Err(LoadError::Options("queue pairs from 1, frames of 55 to 1500 bytes"));
+    }
+    if args.burst == 0 || args.burst > usize::from(args.queue_size) {
+        return Err(LoadError::Options("bursts of 1 to as many frames as a ring has entries"));
     }
     if let Some(cpu) = args.cpu {
         pin(cpu).map_err(|errno| LoadError::Cpu { cpu, errno })?;
@@ -232,8 +240,8 @@ fn drive(pairs: &mut [NetPair], args: &NetLoadArgs, end: Instant) -> Result<Inst
             let mut moved = 0;
             for pair in &mut *pairs {
                 moved += match args.direction {
-                    Direction::Transmit => transmit(pair, &mut frame)?,
-                    Direction::Receive => receive(pair)?,
+                    Direction::Transmit => transmit(pair, &mut frame, args.burst)?,
+                    Direction::Receive => receive(pair, args.burst)?,
                 };
             }
             if moved == 0 && args.sleep {
@@ -249,10 +257,10 @@ fn drive(pairs: &mut [NetPair], args: &NetLoadArgs, end: Instant) -> Result<Inst
 }
 
 #[inline]
-fn transmit(pair: &mut NetPair, frame: &mut FlowFrame) -> Result<usize, DriverError> {
+fn transmit(pair: &mut NetPair, frame: &mut FlowFrame, burst: usize) -> Result<usize, DriverError> {
     let header = frame.header();
     let mut count = 0;
-    while count < BURST && pair.tx.send(&header, frame.next())? {
+    while count < burst && pair.tx.send(&header, frame.next())? {
         count += 1;
     }
     pair.tx.publish(0)?;
@@ -260,13 +268,13 @@ fn transmit(pair: &mut NetPair, frame: &mut FlowFrame) -> Result<usize, DriverEr
 }
 
 #[inline]
-fn receive(pair: &mut NetPair) -> Result<usize, DriverError> {
+fn receive(pair: &mut NetPair, burst: usize) -> Result<usize, DriverError> {
     let mut count = 0;
-    while count < BURST && pair.rx.recv_slices()?.is_some() {
+    while count < burst && pair.rx.recv_slices()?.is_some() {
         count += 1;
     }
     // Not for each frame: as Linux and DPDK do, half a burst at a time.
-    let due = (BURST / 2).min(usize::from(pair.rx.vring().size()) / 2);
+    let due = (burst / 2).min(usize::from(pair.rx.vring().size()) / 2);
     if pair.rx.spare_count() >= due {
         pair.rx.refill()?;
     }

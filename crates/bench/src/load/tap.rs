@@ -42,6 +42,8 @@ pub(crate) enum Flow {
     Udp,
     /// TCP segments of one flow.
     Tcp,
+    /// TCP segments, each of a flow of its own.
+    TcpApart,
 }
 
 impl Flow {
@@ -50,7 +52,12 @@ impl Flow {
             Self::Apart => "apart",
             Self::Udp => "udp",
             Self::Tcp => "tcp",
+            Self::TcpApart => "tcp-apart",
         }
+    }
+
+    const fn is_tcp(self) -> bool {
+        matches!(self, Self::Tcp | Self::TcpApart)
     }
 }
 
@@ -74,7 +81,7 @@ impl FlowFrame {
     /// A frame of `size` bytes.
     pub(super) fn new(flow: Flow, size: usize) -> Self {
         let length = |n: usize| u16::try_from(n).unwrap_or(u16::MAX).to_be_bytes();
-        let protocol = if flow == Flow::Tcp { 6 } else { 17 };
+        let protocol = if flow.is_tcp() { 6 } else { 17 };
         let mut bytes = vec![255, 255, 255, 255, 255, 255, 2, 0, 0, 0, 0, 1, 8, 0];
         bytes.extend([0x45, 0]);
         bytes.extend(length(size - 14));
@@ -86,7 +93,7 @@ impl FlowFrame {
         // The checksum that is left to the host: of addresses, protocol and length.
         let own = [&bytes[26..PORT_AT], &[0, protocol], &length(size - PORT_AT)].concat();
         let partial = (!checksum(&own)).to_be_bytes();
-        if flow == Flow::Tcp {
+        if flow.is_tcp() {
             bytes.extend([0, 0, 0, 0, 0, 0, 0, 1, 0x50, 0x10, 1, 0]);
             bytes.extend(partial);
         } else {
@@ -99,10 +106,10 @@ impl FlowFrame {
 
     /// What goes before it: a finished frame of its own, or a checksum that is left to the host.
     pub(super) fn header(&self) -> RawHeader {
-        let offset = if self.flow == Flow::Tcp { 16 } else { 6 };
+        let offset = if self.flow.is_tcp() { 16 } else { 6 };
         match self.flow {
             Flow::Apart => RawHeader::default(),
-            Flow::Udp | Flow::Tcp => RawHeader {
+            Flow::Udp | Flow::Tcp | Flow::TcpApart => RawHeader {
                 flags: HDR_F_NEEDS_CSUM,
                 csum_start: 34.into(),
                 csum_offset: offset.into(),
@@ -117,7 +124,7 @@ impl FlowFrame {
     pub(super) fn next(&mut self) -> &[u8] {
         self.number = self.number.wrapping_add(1);
         match self.flow {
-            Flow::Apart => {
+            Flow::Apart | Flow::TcpApart => {
                 self.bytes[PORT_AT..PORT_AT + 2].copy_from_slice(&self.number.to_be_bytes());
             }
             Flow::Udp => {}
@@ -256,7 +263,9 @@ mod tests {
 
     #[test]
     fn frames_of_one_flow_are_such_as_a_host_joins() {
-        for (flow, spared) in [(Flow::Apart, false), (Flow::Udp, true), (Flow::Tcp, true)] {
+        for (flow, spared) in
+            [(Flow::Apart, false), (Flow::Udp, true), (Flow::Tcp, true), (Flow::TcpApart, false)]
+        {
             let mut frame = FlowFrame::new(flow, 64);
             let header = frame.header();
             let mut head = || Head::parse(&header, frame.next(), 64);
