@@ -40,12 +40,20 @@ impl Drop for Prefix {
     }
 }
 
-/// Buffers for each pair: both rings twice over. A pool of many more goes round and round, and on
-/// pages of 4 KiB that measures how long the CPU takes to find a page.
-const MBUFS: u32 = 4096;
+/// Buffers of a front-end: both rings twice over; and many more, which go round and round. On pages
+/// of 4 KiB the second measures how long the CPU takes to find a page, too.
+pub(crate) const POOLS: [u32; 2] = [SMALL_POOL, 16_384];
+/// Buffers for each pair of a back-end.
+const SMALL_POOL: u32 = 4096;
 
 /// What all runs are given; both lcores run where the process may.
-fn arguments(prefix: &Prefix, device: OsString, mode: &str, pairs: u16) -> Vec<OsString> {
+fn arguments(
+    prefix: &Prefix,
+    device: OsString,
+    mode: &str,
+    pairs: u16,
+    pool: u32,
+) -> Vec<OsString> {
     let mut all: Vec<OsString> =
         ["--no-pci", "--no-telemetry", "--no-huge", "-m", "256", "--file-prefix"]
             .map(OsString::from)
@@ -55,7 +63,7 @@ fn arguments(prefix: &Prefix, device: OsString, mode: &str, pairs: u16) -> Vec<O
     all.push(format!("--forward-mode={mode}").into());
     all.push(format!("--rxq={pairs}").into());
     all.push(format!("--txq={pairs}").into());
-    all.push(format!("--total-num-mbufs={}", MBUFS * u32::from(pairs)).into());
+    all.push(format!("--total-num-mbufs={pool}").into());
     all.extend(["--nb-cores=1", "--rxd=1024", "--txd=1024"].map(OsString::from));
     all.extend(["--txpkts=64", "--stats-period", "1"].map(OsString::from));
     all
@@ -92,14 +100,21 @@ impl BackEnd {
             Direction::Receive => "txonly",
         };
         let mut all: Vec<OsString> = lcores(cpu).into();
-        all.extend(arguments(&prefix, device, mode, pairs));
+        let pool = SMALL_POOL * u32::from(pairs);
+        all.extend(arguments(&prefix, device, mode, pairs, pool));
         let server = Server::start(&program, &all, socket, &Affinity::one(cpu))?;
         Ok(Self { server, _prefix: prefix })
     }
 }
 
-/// Drives the back-end behind `socket` by a virtio-user port on CPU `cpu`: packets in a second.
-pub(crate) fn front_end(socket: &Path, direction: Direction, cpu: usize) -> Result<f64, PeerError> {
+/// Drives the back-end behind `socket` by a virtio-user port with so many buffers on CPU `cpu`:
+/// packets in a second.
+pub(crate) fn front_end(
+    socket: &Path,
+    direction: Direction,
+    pool: u32,
+    cpu: usize,
+) -> Result<f64, PeerError> {
     let program = find(TESTPMD)?;
     let prefix = Prefix::new();
     let mut device = OsString::from("net_virtio_user0,path=");
@@ -111,7 +126,7 @@ pub(crate) fn front_end(socket: &Path, direction: Direction, cpu: usize) -> Resu
         Direction::Receive => ("rxonly", "Rx-pps:"),
     };
     let mut command = apart(&program);
-    command.args(lcores(cpu)).args(arguments(&prefix, device, mode, 1));
+    command.args(lcores(cpu)).args(arguments(&prefix, device, mode, 1, pool));
     command.stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = spawn(&mut command, &Affinity::one(cpu)).map_err(failed)?;
     let output = child.stdout.take();
@@ -141,6 +156,13 @@ fn rate_of(line: &str, word: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pool_has_as_many_buffers_as_it_is_asked_for() {
+        let all = arguments(&Prefix::new(), "net_x".into(), "rxonly", 4, 16_384);
+        assert!(all.contains(&"--total-num-mbufs=16384".into()), "{all:?}");
+        assert!(all.contains(&"--rxq=4".into()), "{all:?}");
+    }
 
     #[test]
     fn rates_are_read_from_the_reports() {

@@ -1,7 +1,8 @@
 //! `null-net`: what the way to a network costs when the network costs nothing.
 //!
 //! 64-byte frames to a port that forgets them and from one that generates them: our daemon and
-//! testpmd's vhost port, each behind our own driver half and behind testpmd's.
+//! testpmd's vhost port, each behind our own driver half and behind testpmd's; that one once with a
+//! small pool of buffers and once with a pool larger than the TLB reaches.
 
 use super::net::{Daemon, NetBench, Run, own_load, result_of};
 use super::{ScenarioArgs, WAITED_MAX};
@@ -26,7 +27,10 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
             cells.push(by_our_driver(&bench, direction, pairs)?);
         }
         if args.takes_part(TESTPMD_VHOST) {
-            cells.push(by_testpmd(&bench, direction)?);
+            // The pools differ in nothing that could be broken.
+            for pool in testpmd::POOLS.into_iter().take(if args.smoke { 1 } else { 2 }) {
+                cells.push(by_testpmd(&bench, direction, pool)?);
+            }
         }
     }
     Ok(bench.report("null-net", cells))
@@ -55,11 +59,15 @@ fn by_our_driver(
     bench.cell((name, usize::from(pairs), "kpps"), &parties, Compare::First)
 }
 
-/// testpmd's own driver half in front of both.
-fn by_testpmd(bench: &NetBench<'_>, direction: Direction) -> Result<Option<NetCell>, String> {
+/// testpmd's own driver half in front of both, with so many buffers.
+fn by_testpmd(
+    bench: &NetBench<'_>,
+    direction: Direction,
+    pool: u32,
+) -> Result<Option<NetCell>, String> {
     let front = move |server: &Server| {
         let (cpu, start) = (server.cpu_seconds(), now());
-        let rate = testpmd::front_end(&bench.socket(), direction, bench.args.client_cpu);
+        let rate = testpmd::front_end(&bench.socket(), direction, pool, bench.args.client_cpu);
         let throughput = rate.map_err(|e| e.to_string())? / 1000.0;
         let cpu = (server.cpu_seconds() - cpu) / start.elapsed().as_secs_f64() * 100.0;
         let avg_pkt_size = 64.0;
@@ -73,7 +81,8 @@ fn by_testpmd(bench: &NetBench<'_>, direction: Direction) -> Result<Option<NetCe
         front(&peer.map_err(|e| e.to_string())?.server)
     });
     let parties = [("manyring".to_owned(), ours), (TESTPMD_VHOST.to_owned(), peer)];
-    let name = format!("guest {}s {SIZE} B, testpmd's driver half, 1 pair", direction.word());
+    let way = direction.word();
+    let name = format!("guest {way}s {SIZE} B, testpmd's driver half, 1 pair, pool of {pool}");
     bench.cell((name, 1, "kpps"), &parties, Compare::First)
 }
 
