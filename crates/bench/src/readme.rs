@@ -9,7 +9,7 @@ struct Promise {
     what: &'static str,
     than: &'static str,
     scenario: &'static str,
-    /// What the name of the cell holds; of several cells the one with the smallest ratio counts.
+    /// How the name of the cell ends; of several cells the one with the smallest ratio counts.
     cell: &'static str,
     party: &'static str,
     peer: &'static str,
@@ -59,7 +59,7 @@ const PROMISES: [Promise; 8] = [
         what: "UDP packets of 64 bytes of one flow, guest to tap",
         than: "a bare loop of one write for each packet",
         scenario: "tap-small",
-        cell: "64 B, UDP of one flow",
+        cell: "64 B, UDP of one flow, to a tap",
         party: "manyring",
         peer: "bare write loop",
         key: "throughput",
@@ -68,7 +68,7 @@ const PROMISES: [Promise; 8] = [
         what: "TCP segments of 512 bytes of one flow, guest to tap",
         than: "a bare loop of one write for each packet",
         scenario: "tap-small",
-        cell: "512 B, TCP of one flow",
+        cell: "512 B, TCP of one flow, to a tap",
         party: "manyring",
         peer: "bare write loop",
         key: "throughput",
@@ -128,7 +128,7 @@ pub(crate) fn figures(run: &Document) -> Result<Figures, String> {
 fn row(run: &Document, promise: &Promise) -> Result<Row, String> {
     let Promise { what, than, scenario, cell, party, peer, .. } = *promise;
     let cells = run.scenarios.iter().filter(|one| one.name == scenario);
-    let cells = cells.flat_map(|one| &one.report.cells).filter(|one| one.name.contains(cell));
+    let cells = cells.flat_map(|one| &one.report.cells).filter(|one| one.name.ends_with(cell));
     let found = cells.filter_map(|cell| against(cell, promise));
     let worst = found.min_by(|a, b| a.median.total_cmp(&b.median));
     let missing = || format!("the run has no {party} against {peer} in {scenario}: {cell}");
@@ -170,7 +170,7 @@ mod tests {
     fn run() -> Document {
         let mut document = Document::default();
         for Promise { scenario: name, cell, party, peer, key, .. } in &PROMISES {
-            let mut one = scenario(name, &format!("{cell}, x"), &[]);
+            let mut one = scenario(name, &format!("x {cell}"), &[]);
             let sample = |value: f64| json!({*key: value}).as_object().unwrap().clone();
             let of = |name: &str, values: [f64; 2]| Party {
                 name: name.to_owned(),
@@ -196,6 +196,18 @@ mod tests {
         run.scenarios.retain(|scenario| scenario.name != "tcp-rr");
         let error = figures(&run).unwrap_err();
         assert!(error.contains("bare loop in tcp-rr"), "{error}");
+    }
+
+    #[test]
+    fn a_cell_whose_name_goes_on_is_another_one() {
+        let mut run = run();
+        let mut other = run.scenarios[4].report.cells[0].clone();
+        other.name += ", 16 per burst";
+        let sample =
+            |sample: &mut serde_json::Map<_, _>| sample.insert("throughput".into(), json!(0.1));
+        other.parties[0].samples.iter_mut().for_each(|one| drop(sample(one)));
+        run.scenarios[4].report.cells.push(other);
+        assert_eq!(figures(&run).unwrap().rows[4].median, 0.5);
     }
 
     #[test]
