@@ -143,6 +143,16 @@ impl<'a> Scene<'a> {
         Daemon::start(options, &socket)
     }
 
+    /// As [`Scene::serve_net`], one of several: `number` tells sockets and logs apart.
+    fn serve_net_of(&self, number: u32, namespace: &Namespace, more: &[&str]) -> Outcome<Daemon> {
+        let folder = self.file(&format!("net{number}"));
+        std::fs::create_dir_all(&folder).context(folder.display())?;
+        let log = self.log(&format!("manyring-net{number}.log"));
+        let options = DaemonOptions::net(&self.stage.binary, &folder, &log, namespace, more);
+        let socket = options.socket();
+        Daemon::start(options, &socket)
+    }
+
     /// A guest whose network this daemon serves. Its script has the words of `net/words.sh`.
     fn boot_net(&self, kind: Kind, daemon: &Daemon, options: GuestOptions<'_>) -> Outcome<Guest> {
         let socket = daemon.socket();

@@ -1,8 +1,7 @@
 //! Two guests on one bridge: tagged frames arrive whole, and tags nobody asked for do not.
 
 use super::{Behaviour, Scene};
-use crate::cleanup::Folder;
-use crate::daemon::{Daemon, DaemonOptions};
+use crate::daemon::Daemon;
 use crate::guest::{Guest, GuestOptions, Kind, Net};
 use crate::net::{Capture, Flow, Namespace, WORDS};
 use crate::{Outcome, check};
@@ -106,21 +105,15 @@ fn run(scene: &Scene<'_>) -> Outcome {
 struct End {
     daemon: Daemon,
     number: u32,
-    _folder: Folder,
 }
 
 impl End {
     fn new(scene: &Scene<'_>, namespace: &Namespace, number: u32) -> Outcome<Self> {
-        let folder = Folder::new()?;
-        let log = scene.log(&format!("manyring-net{number}.log"));
         let (tap, mac) = (format!("tap{number}"), format!("52:54:00:00:00:0{number}"));
         let arguments = ["--tap", &tap, "--bridge", "br0", "--mac", &mac];
-        let binary = &scene.stage.binary;
-        let options = DaemonOptions::net(binary, folder.path(), &log, namespace, &arguments);
-        let socket = options.socket();
-        let daemon = Daemon::start(options, &socket)?;
+        let daemon = scene.serve_net_of(number, namespace, &arguments)?;
         namespace.run(&format!("ip link set {tap} up"))?;
-        Ok(Self { daemon, number, _folder: folder })
+        Ok(Self { daemon, number })
     }
 
     fn boot(&self, scene: &Scene<'_>, script: &str) -> Outcome<Guest> {

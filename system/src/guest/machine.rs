@@ -41,7 +41,7 @@ pub(super) fn uml(
         let virtio_blk = 2;
         command.arg(format!("virtio_uml.device={}:{virtio_blk}", socket.display()));
     }
-    if let Some(net) = options.net {
+    for net in options.net.iter().chain(&options.second_net) {
         let virtio_net = 1;
         command.arg(format!("virtio_uml.device={}:{virtio_net}", net.socket.display()));
     }

@@ -36,6 +36,8 @@ pub struct GuestOptions<'a> {
     pub queues: u32,
     /// Its network interface.
     pub net: Option<Net<'a>>,
+    /// A second one, `eth1` (User Mode Linux).
+    pub second_net: Option<Net<'a>>,
     /// CPUs (QEMU).
     pub cpus: u32,
     /// The CPU of the host that the whole guest runs on; any unless said.
@@ -57,6 +59,7 @@ impl Default for GuestOptions<'_> {
             socket: None,
             queues: 1,
             net: None,
+            second_net: None,
             cpus: 1,
             host_cpu: None,
             programs: &[],

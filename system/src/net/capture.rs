@@ -48,6 +48,20 @@ impl Capture {
         Ok(Self { service, file: file.to_owned() })
     }
 
+    /// Has `send` make frames that match, until the capture has one: of those that come while
+    /// dumpcap begins it misses some.
+    ///
+    /// # Errors
+    /// `send` fails, or nothing is captured.
+    pub fn until_it_sees(&self, mut send: impl FnMut() -> Outcome) -> Outcome {
+        let len = || self.file.metadata().map_or(0, |metadata| metadata.len());
+        let empty = len();
+        wait_for("the first frame of a capture", LIMIT, || {
+            send()?;
+            Ok((len() > empty).then_some(()))
+        })
+    }
+
     /// Ends it, once it has written what there is. Of a burst on a busy host it may miss some.
     ///
     /// # Errors

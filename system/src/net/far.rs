@@ -12,7 +12,7 @@ const IPERF3: [&str; 4] = ["5201", "5202", "5203", "5204"];
 /// Servers in a namespace; dropped, they are gone.
 #[derive(Debug)]
 pub struct Far {
-    _services: Vec<Service>,
+    services: Vec<Service>,
 }
 
 impl Far {
@@ -36,16 +36,33 @@ impl Far {
             services.push(service);
         }
         let data = data.to_string_lossy();
+        let mut far = Self { services };
         for (port, program) in [
             ("7001", &["sha256sum"][..]),
             ("7002", &["cat", &data]),
             ("7003", &["sha256sum", &data]),
         ] {
-            let mut command = namespace.child("timeout");
-            command.args([SECONDS, "busybox", "nc", "-ll", "-p", port, "-e"]).args(program);
-            services.push(Service::silent(command, &folder.join(format!("nc-{port}.log")))?);
+            far.offer(namespace, folder, port, program)?;
         }
-        Ok(Self { _services: services })
+        Ok(far)
+    }
+
+    /// Whoever connects to `port` talks to a new run of `program`, a name and its arguments.
+    ///
+    /// # Errors
+    /// The server does not start.
+    pub fn offer(
+        &mut self,
+        namespace: &Namespace,
+        folder: &Path,
+        port: &str,
+        program: &[&str],
+    ) -> Outcome {
+        let mut command = namespace.child("timeout");
+        command.args([SECONDS, "busybox", "nc", "-ll", "-p", port, "-e"]).args(program);
+        let log = folder.join(format!("nc-{port}.log"));
+        self.services.push(Service::silent(command, &log)?);
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! What iperf3 in a guest says of a flow, as the receiver saw it.
 
+use super::Namespace;
 use crate::{Outcome, check};
 
 /// A flow that has ended.
@@ -24,18 +25,36 @@ impl Flow {
         parse(line).ok_or_else(|| format!("flow {name}: iperf3 said {line:?}"))
     }
 
+    /// Runs iperf3 in a namespace; `words` are the server's address and further options.
+    ///
+    /// # Errors
+    /// It fails, or datagrams came out of order.
+    pub fn run(namespace: &Namespace, words: &str) -> Outcome<Self> {
+        let said = namespace.run(&format!("timeout 60 iperf3 -f m -c {words}"))?;
+        check(!said.contains("out-of-order"), || format!("iperf3 -c {words}: {said}"))?;
+        let line = said.lines().rev().find(|line| line.contains("receiver"));
+        line.and_then(parse).ok_or_else(|| format!("iperf3 -c {words} said {said:?}"))
+    }
+
     /// As [`Flow::of`]; and something arrived, without loss beyond `percent` of the datagrams.
     ///
     /// # Errors
     /// It is not so.
     pub fn arrived(said: &str, name: &str, percent: u64) -> Outcome<Self> {
         let flow = Self::of(said, name)?;
-        check(flow.megabits >= 1.0, || format!("flow {name}: {} Mbit/s", flow.megabits))?;
-        if let Some((lost, sent)) = flow.datagrams {
+        flow.is_whole(name, percent).map(|()| flow)
+    }
+
+    /// Something arrived, without loss beyond `percent` of the datagrams.
+    ///
+    /// # Errors
+    /// It is not so.
+    pub fn is_whole(&self, name: &str, percent: u64) -> Outcome {
+        check(self.megabits >= 1.0, || format!("flow {name}: {} Mbit/s", self.megabits))?;
+        self.datagrams.map_or(Ok(()), |(lost, sent)| {
             let few = lost * 100 <= sent * percent;
-            check(few, || format!("flow {name}: {lost} of {sent} datagrams were lost"))?;
-        }
-        Ok(flow)
+            check(few, || format!("flow {name}: {lost} of {sent} datagrams were lost"))
+        })
     }
 }
 

@@ -35,6 +35,19 @@ impl Namespace {
         Ok(namespace)
     }
 
+    /// Another one of the same owner, so that interfaces can move from one to the other.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn beside(&self) -> Outcome<Self> {
+        let log = tempfile::NamedTempFile::new().context("a log")?;
+        let mut command = self.child("unshare");
+        command.args(["--net", "--mount", "--", "sh", "-c", SETUP]).stdin(Stdio::piped());
+        let mut namespace = Self { holder: Service::start(command, log.path())? };
+        namespace.holder.until_says("ready", log.path())?;
+        Ok(namespace)
+    }
+
     /// What runs a program in it, with its arguments.
     #[must_use]
     pub fn wrapper(&self) -> Vec<String> {
@@ -101,6 +114,23 @@ impl Namespace {
     /// # Errors
     /// They cannot be made.
     pub fn bridge(&self, mtu: u32) -> Outcome {
+        self.cable(mtu)?;
+        self.address("far0")
+    }
+
+    /// As [`Namespace::bridge`], with `far0` in another namespace, one that is [`beside`] this.
+    ///
+    /// [`beside`]: Namespace::beside
+    ///
+    /// # Errors
+    /// They cannot be made.
+    pub fn bridge_to(&self, far: &Self, mtu: u32) -> Outcome {
+        self.cable(mtu)?;
+        self.run(&format!("ip link set far0 netns {}", far.holder.pid()))?;
+        far.address("far0")
+    }
+
+    fn cable(&self, mtu: u32) -> Outcome {
         for words in [
             "ip link add br0 type bridge mcast_snooping 0".to_owned(),
             format!("ip link add port0 mtu {mtu} type veth peer name far0 mtu {mtu}"),
@@ -112,7 +142,7 @@ impl Namespace {
         ] {
             self.run(&words)?;
         }
-        self.address("far0")
+        Ok(())
     }
 
     /// Queues of a tap that are attached, and that are detached.
