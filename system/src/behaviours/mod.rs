@@ -28,6 +28,7 @@ mod soak_short;
 mod testpmd_client;
 mod uml_ethtool;
 mod uml_ext4_checksums;
+mod uml_merge_transfers;
 mod uml_net_ping_and_iperf3;
 mod uml_offload_matrix;
 mod uml_tcp_rr;
@@ -60,6 +61,7 @@ pub const ALL: &[Behaviour] = &[
     pcap_opens_in_tshark::BEHAVIOUR,
     testpmd_client::BEHAVIOUR,
     uml_offload_matrix::BEHAVIOUR,
+    uml_merge_transfers::BEHAVIOUR,
     qemu_flush_reaches_the_host::BEHAVIOUR,
     qemu_live_resize::BEHAVIOUR,
     read_only_disk::BEHAVIOUR,

@@ -1,0 +1,142 @@
+//! Frames that a guest has cut itself leave merged, and every byte of small writes, of datagrams
+//! and of a long stream arrives, both ways.
+
+use super::uml_net_ping_and_iperf3::lost_nothing;
+use super::{Behaviour, Scene};
+use crate::command::{command, text, wait_for};
+use crate::daemon::Daemon;
+use crate::guest::{GuestOptions, Kind};
+use crate::net::{Far, Flow, Namespace};
+use crate::{Context, Outcome, check, packages};
+use std::fs::File;
+use std::path::Path;
+use std::time::Duration;
+
+pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_merge_transfers", run };
+
+/// The long streams are what a cipher makes of zeroes: no two parts of one are alike, and both
+/// ends can make it anew. The programs that `nc` runs have the socket itself, without copies.
+const SCRIPT: &str = r#"
+step() {
+    flow "$@"
+    await $1
+}
+network
+must ethtool -K eth0 tso off gso off > /dev/null
+await quiet
+step tcp $HOST -t 1
+step tcp-small $HOST -t 1 -l 200 -N
+step tcp6-small $HOST6 -t 1 -l 700 -N
+step udp-small $HOST -u -l 64 -b 10M -t 1
+step udp6-small $HOST6 -u -l 200 -b 10M -t 1
+flow udp-to-guest $HOST -u -l 200 -b 2M -t 1 -R
+flow tcp-to-guest $HOST -t 1 -l 200 -N -R
+truncate -s $KIB_OUT"K" /tmp/zeroes
+cat > /tmp/cipher << END
+#!/bin/sh
+exec openssl enc -aes-128-ctr -K $KEY_OUT -iv $KEY_OUT -in /tmp/zeroes
+END
+cat > /tmp/sum << END
+#!/bin/sh
+exec sha256sum > /tmp/received
+END
+chmod +x /tmp/cipher /tmp/sum
+await streams
+nc $HOST 7004 -e /tmp/cipher
+await sent
+echo "SENT $(/tmp/cipher | openssl dgst -sha256 -r)"
+nc $HOST 7005 -e /tmp/sum
+echo "RECEIVED $(cat /tmp/received)"
+"#;
+
+/// Each of these flows of the guest's can be merged.
+const TO_HOST: [&str; 5] = ["tcp", "tcp-small", "tcp6-small", "udp-small", "udp6-small"];
+/// Per cent of datagrams: the receiver may be busy for longer than its queue lasts.
+const LOST_MAX: u64 = 20;
+/// A tenth of what a busy host does in a second.
+const DATAGRAMS_MIN: u64 = 100;
+/// 1 GiB from the guest, 128 MiB to it.
+const KIB_OUT: u64 = 1 << 20;
+const KIB_IN: u64 = 1 << 17;
+const KEY_OUT: &str = "6d616e7972696e672d2d746f2d686f73";
+const KEY_IN: &str = "67656e6972796e612d2d746f2d677565";
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn run(scene: &Scene<'_>) -> Outcome {
+    packages::need("streams that are not alike", &["openssl"])?;
+    let namespace = Namespace::new()?;
+    let daemon = scene.serve_net(&namespace, &["--tap", "tap0"])?;
+    namespace.address("tap0")?;
+    let mut far = Far::start(&namespace, scene.folder.path())?;
+    let (sum, zeroes) = (scene.file("sum"), scene.file("zeroes"));
+    let file = File::create(&zeroes).context(zeroes.display())?;
+    file.set_len(KIB_IN << 10).context(zeroes.display())?;
+    let keep = format!("sha256sum > {}.new && mv {0}.new {0}", sum.display());
+    far.offer(&namespace, scene.folder.path(), "7004", &["sh", "-c", &keep])?;
+    let cipher = cipher(&zeroes);
+    let words: Vec<_> = cipher.split_whitespace().collect();
+    far.offer(&namespace, scene.folder.path(), "7005", &words)?;
+    let script = format!("KIB_OUT={KIB_OUT}\nKEY_OUT={KEY_OUT}\n{SCRIPT}");
+    let programs = ["ethtool", "iperf3", "openssl"].as_slice();
+    let options = GuestOptions { programs, script: &script, ..Default::default() };
+    let mut guest = scene.boot_net(Kind::Uml, &daemon, options)?;
+    guest.reach("quiet", LIMIT)?;
+    for name in TO_HOST {
+        merging(&daemon, name, || guest.proceed().and_then(|()| guest.reach(name, LIMIT)))?;
+    }
+    guest.proceed()?;
+    guest.reach("streams", LIMIT)?;
+    merging(&daemon, "sent", || guest.proceed().and_then(|()| guest.reach("sent", LIMIT)))?;
+    let arrived = wait_for("the sum of the stream", LIMIT, || Ok(std::fs::read(&sum).ok()))?;
+    guest.proceed()?;
+    let said = guest.finish(LIMIT)?;
+    for name in TO_HOST.into_iter().chain(["udp-to-guest", "tcp-to-guest"]) {
+        let Some((lost, sent)) = Flow::of(&said, name)?.datagrams else {
+            Flow::arrived(&said, name, 0)?;
+            continue;
+        };
+        let few = sent > DATAGRAMS_MIN && lost * 100 <= sent * LOST_MAX;
+        check(few, || format!("flow {name}: {lost} of {sent} datagrams were lost"))?;
+    }
+    same("from the guest", &said, "SENT ", &String::from_utf8_lossy(&arrived))?;
+    let made = text(command("sh").args(["-c", &format!("{cipher} | sha256sum")]))?;
+    same("to the guest", &said, "RECEIVED ", &made)?;
+    lost_nothing(&daemon.queues()?)?;
+    daemon.stop()?;
+    namespace.holds_only(&[])
+}
+
+/// The command whose output is the stream to the guest.
+fn cipher(zeroes: &Path) -> String {
+    format!("openssl enc -aes-128-ctr -K {KEY_IN} -iv {KEY_IN} -in {}", zeroes.display())
+}
+
+/// Does `act`: some of what the guest sends meanwhile leaves merged.
+pub(super) fn merging<T>(
+    daemon: &Daemon,
+    what: &str,
+    act: impl FnOnce() -> Outcome<T>,
+) -> Outcome<T> {
+    let count = || -> Outcome<_> {
+        let queues = daemon.queues()?;
+        let sent = queues.get(1).ok_or("no tx queue")?;
+        let [merged, frames] = ["merged_packets", "merged_frames"].map(|name| sent.value(name));
+        Ok((merged?, frames?, sent.value("packets")?))
+    };
+    let before = count()?;
+    let value = act()?;
+    let after = count()?;
+    let (merged, frames) = (after.0 - before.0, after.1 - before.1);
+    let sent = after.2 - before.2;
+    check(frames > 0 && merged >= 2 * frames, || {
+        format!("{what}: {merged} of {sent} frames left merged, as {frames}")
+    })?;
+    Ok(value)
+}
+
+/// Both ends name the same sum.
+fn same(what: &str, said: &str, start: &str, other_end: &str) -> Outcome {
+    let line = said.lines().find_map(|line| line.strip_prefix(start)).unwrap_or_default();
+    let sums = [line, other_end].map(|text| text.split_whitespace().next().unwrap_or_default());
+    check(sums[0] == sums[1] && sums[0].len() == 64, || format!("the stream {what}: {sums:?}"))
+}
