@@ -28,6 +28,7 @@ mod soak_short;
 mod testpmd_client;
 mod uml_ethtool;
 mod uml_ext4_checksums;
+mod uml_merge_dns;
 mod uml_merge_router;
 mod uml_merge_transfers;
 mod uml_net_ping_and_iperf3;
@@ -63,6 +64,7 @@ pub const ALL: &[Behaviour] = &[
     testpmd_client::BEHAVIOUR,
     uml_offload_matrix::BEHAVIOUR,
     uml_merge_transfers::BEHAVIOUR,
+    uml_merge_dns::BEHAVIOUR,
     uml_merge_router::BEHAVIOUR,
     qemu_flush_reaches_the_host::BEHAVIOUR,
     qemu_live_resize::BEHAVIOUR,
