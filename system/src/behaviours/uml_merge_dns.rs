@@ -161,7 +161,7 @@ fn answers(scene: &Scene<'_>, far: &Namespace, daemon: &Daemon) -> Outcome {
     merging(daemon, "answers", || {
         let asking = GUESTS.map(|address| {
             let log = scene.log(&format!("dnsperf-{address}.log"));
-            let words = format!("exec {CLIENT} -s {address} -d {}", file.display());
+            let words = format!("exec {CLIENT} -c 1 -q 32 -s {address} -d {}", file.display());
             Service::silent(shell(far, &words), &log).map(|service| (service, log))
         });
         for asking in asking {
