@@ -19,7 +19,7 @@ const SERVER: &str = "dnsmasq --no-daemon --no-resolv --no-hosts --pid-file= --u
     --address=/test/203.0.113.1";
 /// A client that asks each question of its file once, from four ports, with as many on their
 /// way as the other end's socket has room for.
-const CLIENT: &str = "dnsperf -c 4 -q 16 -n 1 -t 5";
+const CLIENT: &str = "dnsperf -c 4 -q 32 -n 1 -t 5";
 
 /// Questions of so many names each; the name says which it is and how long a part of it is. Some
 /// neighbours are as long as each other, some are not.
@@ -87,7 +87,7 @@ await asked-uncut
 "#;
 
 /// The cable's near end.
-const SLOW_LINK: &str = "tc qdisc add dev port0 root tbf rate 20mbit burst 16k latency 1s";
+const SLOW_LINK: &str = "tc qdisc add dev port0 root tbf rate 5mbit burst 4k latency 2s";
 const SLOWER_LINK: &str = "tc qdisc replace dev port0 root tbf rate 1mbit burst 4k latency 2s";
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -161,7 +161,7 @@ fn answers(scene: &Scene<'_>, far: &Namespace, daemon: &Daemon) -> Outcome {
     merging(daemon, "answers", || {
         let asking = GUESTS.map(|address| {
             let log = scene.log(&format!("dnsperf-{address}.log"));
-            let words = format!("exec {CLIENT} -c 1 -q 32 -s {address} -d {}", file.display());
+            let words = format!("exec {CLIENT} -c 1 -s {address} -d {}", file.display());
             Service::silent(shell(far, &words), &log).map(|service| (service, log))
         });
         for asking in asking {
