@@ -1,0 +1,424 @@
+//! The xenstore client: requests and replies, watches and transactions, for any number of tasks.
+//!
+//! A task of its own owns the connection (`store/connection.rs`). It sends requests, gives each
+//! reply to whoever waits for it, and notes in each watch what has fired. Events are hints: a
+//! watch keeps a bounded set of the paths that changed, and says "look at everything" when there
+//! were more. So a guest that changes its nodes without end costs no memory.
+
+mod connection;
+mod watch;
+
+pub use watch::{Changed, Watch};
+
+use connection::{Order, Table};
+use manyring_wire::xen::path::{Path, PathError, Watched};
+use manyring_wire::xen::store::{self as wire, ErrorName, MessageError, Op, Request};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// The socket of xenstored.
+pub const SOCKET: &str = "/run/xenstored/socket";
+/// The kernel's way to xenstore.
+pub const DEVICE: &str = "/dev/xen/xenbus";
+
+/// Largest message, its header included: the device takes no larger one.
+const MESSAGE_SIZE_MAX: usize = 4096;
+/// Longest wait for a reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a transaction is tried while others write what it reads.
+const TRIES_MAX: u32 = 16;
+/// First pause between two tries; it doubles up to 32 times that.
+const TRY_PAUSE: Duration = Duration::from_millis(1);
+/// Bytes of the children's names of one node.
+const CHILDREN_SIZE_MAX: usize = 1 << 20;
+/// Requests that wait to be sent.
+const ORDERS_MAX: usize = 256;
+
+/// Where xenstore is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A unix socket: xenstored's, or a simulated Xen's.
+    Socket(PathBuf),
+    /// The kernel's device file.
+    Device(PathBuf),
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Socket(path) | Self::Device(path)) = self;
+        path.display().fmt(f)
+    }
+}
+
+/// The endpoint of this machine: the socket, or else the device. `None`: there is no Xen here.
+#[must_use]
+pub fn default_endpoint() -> Option<Endpoint> {
+    let exists = |path: &str| std::path::Path::new(path).exists();
+    if exists(SOCKET) {
+        Some(Endpoint::Socket(SOCKET.into()))
+    } else {
+        exists(DEVICE).then(|| Endpoint::Device(DEVICE.into()))
+    }
+}
+
+/// Why xenstore could not do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum StoreError {
+    #[error("cannot open xenstore at {endpoint}: {text}")]
+    Open { endpoint: String, text: String },
+    /// The connection is over, and with it every watch and every transaction.
+    #[error("xenstore is lost: {0}")]
+    Lost(String),
+    #[error("xenstore does not answer {name} within {} seconds", REPLY_TIMEOUT.as_secs())]
+    Silent { name: &'static str },
+    #[error("xenstore refuses {name} of {path}: {error}")]
+    Refused { name: &'static str, path: String, error: ErrorName },
+    #[error("xenstore path \"{path}\": {error}")]
+    Path { path: String, error: PathError },
+    #[error("xenstore {name} of {path} does not fit into a message")]
+    TooLong { name: &'static str, path: String },
+    #[error("xenstore request: {0}")]
+    Message(#[from] MessageError),
+    #[error("xenstore's answer to {name} makes no sense")]
+    Answer { name: &'static str },
+    #[error("xenstore changes faster than it can be read: given up after {TRIES_MAX} tries")]
+    Contended,
+}
+
+impl StoreError {
+    /// True if the node does not exist.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Refused { error: ErrorName::Enoent, .. })
+    }
+
+    /// True if no further request can succeed.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost(_) | Self::Silent { .. })
+    }
+
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Refused { error: ErrorName::Eagain, .. })
+    }
+}
+
+/// A connection to xenstore. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Store {
+    orders: mpsc::Sender<Order>,
+    table: Arc<Table>,
+}
+
+impl Store {
+    /// Connects. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`StoreError::Open`].
+    pub fn open(endpoint: &Endpoint) -> Result<Self, StoreError> {
+        let fd = connection::open(endpoint).map_err(|error| StoreError::Open {
+            endpoint: endpoint.to_string(),
+            text: error.to_string(),
+        })?;
+        let (orders, received) = mpsc::channel(ORDERS_MAX);
+        let table = Arc::new(Table::default());
+        // The task ends when the last handle is dropped, or the connection is over.
+        tokio::spawn(connection::run(fd, received, table.clone()));
+        Ok(Self { orders, table })
+    }
+
+    /// Waits until the connection is over, and says why.
+    pub async fn lost(&self) -> StoreError {
+        StoreError::Lost(self.table.wait_end().await)
+    }
+
+    /// Reads a node; `None`: there is none.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn read(&self, path: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.read_in(path, 0).await
+    }
+
+    /// The names of a node's children, in order; `None`: there is no such node.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn children(&self, path: &str) -> Result<Option<Vec<String>>, StoreError> {
+        match self.ask(&Request::Directory(parse(path)?), 0).await {
+            Ok(payload) => Ok(Some(names(&payload))),
+            Err(error) if error.is_missing() => Ok(None),
+            Err(StoreError::Refused { error: ErrorName::E2big, .. }) => {
+                self.many_children(path).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A list that does not fit into one message comes in parts. Each part begins with the
+    /// generation of the node, so that a change between two parts is seen; the last one ends with
+    /// an empty name.
+    async fn many_children(&self, path: &str) -> Result<Option<Vec<String>>, StoreError> {
+        let name = Op::DirectoryPart.name();
+        let (mut list, mut generation) = (Vec::new(), None);
+        for _ in 0..CHILDREN_SIZE_MAX / wire::PAYLOAD_SIZE_MAX * TRIES_MAX as usize {
+            let offset = u32::try_from(list.len()).map_err(|_| StoreError::Answer { name })?;
+            let request = Request::DirectoryPart { path: parse(path)?, offset };
+            let payload = match self.ask(&request, 0).await {
+                Err(error) if error.is_missing() => return Ok(None),
+                payload => payload?,
+            };
+            let end = payload.iter().position(|byte| *byte == 0);
+            let (now, part) = payload.split_at(end.ok_or(StoreError::Answer { name })? + 1);
+            if generation.as_deref().is_some_and(|before| before != now) {
+                (list, generation) = (Vec::new(), None);
+                continue;
+            }
+            generation = Some(now.to_vec());
+            list.extend_from_slice(part);
+            if list.len() > CHILDREN_SIZE_MAX || part.is_empty() {
+                return Err(StoreError::Answer { name });
+            }
+            if list.ends_with(b"\0\0") || list == b"\0" {
+                list.pop();
+                return Ok(Some(names(&list)));
+            }
+        }
+        Err(StoreError::Contended)
+    }
+
+    /// Watches that are heard together; none yet.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        Watch::new(self.clone())
+    }
+
+    fn unwatch(&self, token: u32, path: &str) {
+        self.table.remove_watch(token);
+        let token = token.to_string();
+        if let Ok(watched) = Watched::parse(path.as_bytes()) {
+            self.forget(&Request::Unwatch { watched, token: token.as_bytes() }, 0);
+        }
+    }
+
+    /// Begins a transaction. It is ended by [`Tries::end`].
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn begin(&self) -> Result<Transaction, StoreError> {
+        let payload = self.ask(&Request::TransactionStart, 0).await?;
+        let name = Op::TransactionStart.name();
+        let id = wire::transaction_id(&payload).ok_or(StoreError::Answer { name })?;
+        Ok(Transaction { store: self.clone(), id, is_open: true })
+    }
+
+    async fn read_in(&self, path: &str, tx_id: u32) -> Result<Option<Vec<u8>>, StoreError> {
+        match self.ask(&Request::Read(parse(path)?), tx_id).await {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.is_missing() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends a request and waits for the payload of its reply.
+    async fn ask(&self, request: &Request<'_>, tx_id: u32) -> Result<Vec<u8>, StoreError> {
+        let reply = self.send(request, tx_id).await?;
+        self.wait(request, reply).await
+    }
+
+    /// Sends a request. Requests are answered in the order in which they were sent.
+    async fn send(&self, request: &Request<'_>, tx_id: u32) -> Result<Reply, StoreError> {
+        let (sender, reply) = oneshot::channel();
+        let order = self.order(request, tx_id, Some(sender))?;
+        match tokio::time::timeout(REPLY_TIMEOUT, self.orders.send(order)).await {
+            Ok(Ok(())) => Ok(reply),
+            Ok(Err(_)) => Err(self.table.lost()),
+            Err(_) => Err(StoreError::Silent { name: request.op().name() }),
+        }
+    }
+
+    async fn wait(&self, request: &Request<'_>, reply: Reply) -> Result<Vec<u8>, StoreError> {
+        let name = request.op().name();
+        match tokio::time::timeout(REPLY_TIMEOUT, reply).await {
+            Ok(Ok(Ok(payload))) => Ok(payload),
+            Ok(Ok(Err(error))) => {
+                Err(StoreError::Refused { name, path: path_of(request).to_owned(), error })
+            }
+            Ok(Err(_)) => Err(self.table.lost()),
+            Err(_) => Err(StoreError::Silent { name }),
+        }
+    }
+
+    /// Sends a request whose reply nobody needs, if there is room for it.
+    fn forget(&self, request: &Request<'_>, tx_id: u32) {
+        if let Ok(order) = self.order(request, tx_id, None) {
+            let _ = self.orders.try_send(order);
+        }
+    }
+
+    fn order(
+        &self,
+        request: &Request<'_>,
+        tx_id: u32,
+        reply: Option<oneshot::Sender<Result<Vec<u8>, ErrorName>>>,
+    ) -> Result<Order, StoreError> {
+        let req_id = self.table.next_id();
+        let mut message = Vec::new();
+        request.emit(req_id, tx_id, &mut message)?;
+        if message.len() > MESSAGE_SIZE_MAX {
+            let path = path_of(request).to_owned();
+            return Err(StoreError::TooLong { name: request.op().name(), path });
+        }
+        Ok(Order { message, req_id, op: request.op(), reply })
+    }
+}
+
+type Reply = oneshot::Receiver<Result<Vec<u8>, ErrorName>>;
+
+/// How often a transaction was done, because others changed what it read or wrote.
+///
+/// ```text
+/// loop { begin a transaction; read and write in it; end it; leave unless it has to be done again }
+/// ```
+#[derive(Debug)]
+pub struct Tries {
+    left: u32,
+    pause: Duration,
+}
+
+impl Default for Tries {
+    fn default() -> Self {
+        Self { left: TRIES_MAX, pause: TRY_PAUSE }
+    }
+}
+
+impl Tries {
+    /// Commits the transaction if `result` is good, and drops it otherwise. `None`: others came
+    /// between, and after a pause, which is over now, it is to be done again.
+    ///
+    /// # Errors
+    /// That of `result`; [`StoreError::Contended`] after 16 tries.
+    pub async fn end<T>(
+        &mut self,
+        mut transaction: Transaction,
+        result: Result<T, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        let result = match result {
+            Ok(value) => transaction.commit().await.map(|()| value),
+            Err(error) => Err(error),
+        };
+        drop(transaction);
+        match result {
+            Err(error) if error.is_conflict() => {}
+            result => return result.map(Some),
+        }
+        self.left = self.left.saturating_sub(1);
+        if self.left == 0 {
+            return Err(StoreError::Contended);
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(32 * TRY_PAUSE);
+        Ok(None)
+    }
+}
+
+/// An open transaction. Dropped without a commit, it changes nothing.
+#[derive(Debug)]
+pub struct Transaction {
+    store: Store,
+    id: u32,
+    is_open: bool,
+}
+
+impl Transaction {
+    /// Reads a node; `None`: there is none.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn read(&self, path: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.store.read_in(path, self.id).await
+    }
+
+    /// Reads many nodes, without waiting for each before asking for the next.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn read_all(&self, paths: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let mut values = Vec::with_capacity(paths.len());
+        for burst in paths.chunks(ORDERS_MAX / 2) {
+            let mut replies = Vec::with_capacity(burst.len());
+            for path in burst {
+                let request = Request::Read(parse(path)?);
+                replies.push((self.store.send(&request, self.id).await?, request));
+            }
+            for (reply, request) in replies {
+                match self.store.wait(&request, reply).await {
+                    Ok(value) => values.push(Some(value)),
+                    Err(error) if error.is_missing() => values.push(None),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(values)
+    }
+
+    /// Writes a node.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn write(&self, path: &str, value: &[u8]) -> Result<(), StoreError> {
+        let request = Request::Write { path: parse(path)?, value };
+        self.store.ask(&request, self.id).await.map(drop)
+    }
+
+    /// Removes a node and everything below it, if it is there.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn remove(&self, path: &str) -> Result<(), StoreError> {
+        match self.store.ask(&Request::Rm(parse(path)?), self.id).await {
+            Err(error) if !error.is_missing() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    async fn commit(&mut self) -> Result<(), StoreError> {
+        self.is_open = false;
+        self.store.ask(&Request::TransactionEnd { commit: true }, self.id).await.map(drop)
+    }
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        if self.is_open {
+            self.store.forget(&Request::TransactionEnd { commit: false }, self.id);
+        }
+    }
+}
+
+fn parse(path: &str) -> Result<Path<'_>, StoreError> {
+    let wrong = |error| StoreError::Path { path: path.to_owned(), error };
+    Path::parse(path.as_bytes()).map_err(wrong)
+}
+
+/// Names that are no text are none that we know: they are left out.
+fn names(payload: &[u8]) -> Vec<String> {
+    let names = wire::strings(payload).filter(|name| !name.is_empty());
+    names.filter_map(|name| std::str::from_utf8(name).ok()).map(str::to_owned).collect()
+}
+
+/// The path that a request is about, for messages.
+fn path_of<'a>(request: &Request<'a>) -> &'a str {
+    match request {
+        Request::Directory(path)
+        | Request::DirectoryPart { path, .. }
+        | Request::Read(path)
+        | Request::Write { path, .. }
+        | Request::Rm(path) => path.as_str(),
+        Request::Watch { watched, .. } | Request::Unwatch { watched, .. } => watched.as_str(),
+        _ => "the transaction",
+    }
+}
