@@ -6,11 +6,46 @@
 //!
 //! ```text
 //! store       the client: requests and replies, watches, transactions
+//! negotiate   which nodes are read, and the typed records that they make up
+//! state       the handshake, pure: (state, event) -> (state, actions)
 //! ```
 
+pub mod negotiate;
+pub mod state;
 mod store;
 
 pub use store::{
     Changed, DEVICE, Endpoint, SOCKET, Store, StoreError, Transaction, Tries, Watch,
     default_endpoint,
 };
+
+/// A device, as the path of its back-end's folder names it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceId {
+    /// The kind of the back-end: `vbd`, `vbd3`, `manyring`.
+    pub kind: String,
+    /// The domain of the front-end.
+    pub domain: u16,
+    /// The device's number in the guest.
+    pub device: u32,
+}
+
+impl DeviceId {
+    /// The back-end's folder, from the home of its domain.
+    #[must_use]
+    pub fn back_folder(&self) -> String {
+        format!("backend/{self}")
+    }
+
+    /// Where the error of the device is told, from the home of its domain.
+    #[must_use]
+    pub fn error_node(&self) -> String {
+        format!("error/{}/error", self.back_folder())
+    }
+}
+
+impl std::fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}/{}", self.kind, self.domain, self.device)
+    }
+}

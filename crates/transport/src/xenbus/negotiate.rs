@@ -1,0 +1,179 @@
+//! xenstore keys <-> typed records: which nodes of a device are read, and what is wrong with them.
+//!
+//! The table of the nodes and the records that they make up are in `wire::xen`. Here an error gets
+//! the whole path of its node, and rules are kept that take more than one folder to see.
+
+use super::DeviceId;
+use manyring_wire::xen::blkif::{RING_PAGE_ORDER_MAX, VDISK_READONLY, VDISK_REMOVABLE};
+use manyring_wire::xen::device::{Assignment, Connection, Disk, Nodes, Offer, QUEUES_MAX};
+use manyring_wire::xen::keys::{self, Folder, Key, KeyError, KeyFault, Writer};
+use manyring_wire::xen::path::{Path, PathError};
+use manyring_wire::xen::state::XenbusState;
+
+/// What a hotplug script says of its work, in the back-end's folder.
+pub const HOTPLUG_STATUS: &str = "hotplug-status";
+/// Why a hotplug script failed.
+pub const HOTPLUG_ERROR: &str = "hotplug-error";
+
+/// The nodes of a device, as they were at one time. A folder that does not exist has no nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// The back-end's folder.
+    pub back: Nodes,
+    /// The front-end's folder, and those of its queues.
+    pub front: Nodes,
+}
+
+/// Why a device cannot be served, or cannot be served any longer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum Reason {
+    #[error("{folder}/{error}")]
+    Node { folder: String, error: KeyError },
+    #[error("{folder}/frontend: {error}")]
+    FrontendPath { folder: String, error: PathError },
+    #[error("{folder}/frontend: the path does not begin at the root")]
+    FrontendRelative { folder: String },
+    #[error("{path}: the front-end changed it while connected")]
+    Changed { path: String },
+    #[error("{folder}/hotplug-status: the hotplug script failed: {text}")]
+    Hotplug { folder: String, text: String },
+    /// What the device or its disk said.
+    #[error("{0}")]
+    Device(String),
+}
+
+impl Reason {
+    fn node(folder: &str, error: KeyError) -> Self {
+        Self::Node { folder: folder.to_owned(), error }
+    }
+}
+
+/// The nodes of the back-end's folder that are read.
+pub fn back_names() -> impl Iterator<Item = &'static str> {
+    let of_toolstack = |key: &&Key| key.folder == Folder::Back && key.writer == Writer::Toolstack;
+    let names = keys::KEYS.iter().filter(of_toolstack).map(|key| key.name);
+    names.chain([keys::BACK_STATE.name, HOTPLUG_STATUS, HOTPLUG_ERROR])
+}
+
+/// The nodes of the front-end's folder that are read first.
+pub fn front_names() -> impl Iterator<Item = &'static str> {
+    let of_front = |key: &&Key| key.folder == Folder::Front && key.writer == Writer::Front;
+    keys::KEYS.iter().filter(of_front).map(|key| key.name)
+}
+
+/// The nodes of the queues that the front-end's first nodes tell of. None while there is no state
+/// in which they count. A front-end whose numbers are wrong, or more than `queues_max`, is refused
+/// for these, whatever its queues have.
+#[must_use]
+pub fn queue_names(front: &Nodes, queues_max: u32) -> Vec<String> {
+    use XenbusState::{Closed, Closing, Initialising, Unknown};
+    if matches!(state_of(front), Some(Unknown | Initialising | Closing | Closed)) {
+        return Vec::new();
+    }
+    let number = |key: Key| key.number(value(front, key.name)).unwrap_or(0);
+    let count = number(keys::MULTI_QUEUE_NUM_QUEUES);
+    if count > queues_max.clamp(1, QUEUES_MAX).into() {
+        return Vec::new();
+    }
+    let order_of_pages = u64::from(number(keys::NUM_RING_PAGES).max(1).ilog2());
+    let order = number(keys::RING_PAGE_ORDER).max(order_of_pages);
+    let pages = 1_u64 << order.min(RING_PAGE_ORDER_MAX.into());
+    let mut names = Vec::new();
+    for queue in 0..count {
+        let folder = if count == 1 { String::new() } else { format!("queue-{queue}/") };
+        names.push(format!("{folder}{}", keys::EVENT_CHANNEL.name));
+        names.push(format!("{folder}{}", keys::RING_REF.name));
+        names.extend((0..pages).map(|page| format!("{folder}{}{page}", keys::RING_REF.name)));
+    }
+    names
+}
+
+/// The state that a folder's `state` node says. `None`: it is no state.
+#[must_use]
+pub fn state_of(nodes: &Nodes) -> Option<XenbusState> {
+    value(nodes, keys::FRONT_STATE.name).map_or(Some(XenbusState::Unknown), XenbusState::parse)
+}
+
+/// The state of the front-end.
+///
+/// # Errors
+/// [`Reason::Node`] if the node holds no state.
+pub(super) fn front_state(folder: &str, front: &Nodes) -> Result<XenbusState, Reason> {
+    let key = keys::FRONT_STATE;
+    let wrong = |fault| Reason::node(folder, KeyError { key: key.name.to_owned(), fault });
+    key.number(value(front, key.name)).map_err(wrong)?;
+    Ok(state_of(front).unwrap_or_default())
+}
+
+/// What the tool stack has written for the device.
+///
+/// # Errors
+/// [`Reason`]: a node is wrong, the front-end's path is none, or its domain is not that of the
+/// back-end's folder.
+pub(super) fn assignment(id: &DeviceId, back: &Nodes) -> Result<Assignment, Reason> {
+    let folder = id.back_folder();
+    let assignment = Assignment::parse(back).map_err(|error| Reason::node(&folder, error))?;
+    match Path::parse(assignment.frontend.as_bytes()) {
+        Ok(path) if path.is_absolute() => {}
+        Ok(_) => return Err(Reason::FrontendRelative { folder }),
+        Err(error) => return Err(Reason::FrontendPath { folder, error }),
+    }
+    if assignment.frontend_id != id.domain {
+        let other = "the domain of this folder";
+        let fault = KeyFault::Contradiction { value: assignment.frontend_id.into(), other };
+        let key = keys::FRONTEND_ID.name.to_owned();
+        return Err(Reason::node(&folder, KeyError { key, fault }));
+    }
+    Ok(assignment)
+}
+
+/// What a failed hotplug script has left.
+pub(super) fn hotplug_failure(id: &DeviceId, back: &Nodes) -> Option<Reason> {
+    if value(back, HOTPLUG_STATUS) != Some(b"error") {
+        return None;
+    }
+    const TEXT_MAX: usize = 200;
+    let text = value(back, HOTPLUG_ERROR).unwrap_or(b"it does not say why");
+    let text = text[..text.len().min(TEXT_MAX)].escape_ascii().to_string();
+    Some(Reason::Hotplug { folder: id.back_folder(), text })
+}
+
+/// What the front-end needs for a connection.
+///
+/// # Errors
+/// [`Reason::Node`], with the path of the node.
+pub(super) fn connection(folder: &str, front: &Nodes, offer: &Offer) -> Result<Connection, Reason> {
+    Connection::parse(front, offer).map_err(|error| Reason::node(folder, error))
+}
+
+/// The path of the first node, other than the state, that is not what it was.
+pub(super) fn first_change(folder: &str, was: &Nodes, is: &Nodes) -> String {
+    let names = was.keys().chain(is.keys()).filter(|name| *name != keys::FRONT_STATE.name);
+    let changed = names.min_by_key(|name| was.get(*name) == is.get(*name));
+    format!("{folder}/{}", changed.map_or("", String::as_str))
+}
+
+/// What of a device's offer goes to this front-end: one that may not write is offered no discards,
+/// nor is one that the tool stack keeps from them.
+pub(super) fn offer_to(assignment: &Assignment, mut offer: Offer) -> Offer {
+    if !assignment.writable || !assignment.discard_enable {
+        offer.discard = None;
+    }
+    offer
+}
+
+/// The disk as this front-end is to see it.
+pub(super) fn disk_for(assignment: &Assignment, mut disk: Disk) -> Disk {
+    if !assignment.writable {
+        disk.info |= VDISK_READONLY;
+    }
+    if assignment.removable {
+        disk.info |= VDISK_REMOVABLE;
+    }
+    disk
+}
+
+pub(super) fn value<'a>(nodes: &'a Nodes, name: &str) -> Option<&'a [u8]> {
+    nodes.get(name).map(Vec::as_slice)
+}

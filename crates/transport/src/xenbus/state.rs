@@ -1,0 +1,496 @@
+//! The xenbus handshake of one device as a pure state machine: (state, event) -> (state, actions).
+//!
+//! No I/O, no clock: the nodes come as they were read in one transaction, and the actions say what
+//! to write, what to start and what to stop. `F` is the state of the front-end, `B` is what the
+//! back-end's own `state` node says when somebody else wrote it.
+//!
+//! ```text
+//! phase      what comes                            what is done                       next phase
+//! New        B = Initialising                      Open                               Opening
+//!            B = a state of a former process       Open                               Opening
+//!            B = Closed                            -                                  Closed
+//!            B = Closing; online = 0; no rings     write Closed                       Closed
+//! Opening    Opened                                write the offer, InitWait          Waiting
+//!            Opened; F and B were connected        Connect, and take the rings over   Starting
+//!            Failed                                write error, Closed                Closed
+//! Waiting    F = Initialised, Connected            Connect                            Starting
+//!            F = Closing                           write Closing                      Closing
+//!            F = Closed; B = Closing; online = 0   write Closed                       Closed
+//!            F is not there (yet)                  -                                  Waiting
+//! Starting   Started                               write disk, Connected              Connected
+//!            Failed                                write error, Closed                Closed
+//! Connected  F = Closing                           write Closing, Disconnect          Stopping
+//!            F = Closed, or is gone                Disconnect                         Stopping
+//!            F = Initialising                      Disconnect                         Stopping
+//!            F = Initialised, with other rings     Disconnect                         Stopping
+//!            its nodes change in another way       write error, Closing, Disconnect   Stopping
+//!            Fault                                 write error, Closing, Disconnect   Stopping
+//!            B = Closing; online = 0; Detach       write Closing, once; serve on      Connected
+//!            Resized                               write disk and state again         Connected
+//! Stopping   Stopped                               as it was begun: -                 Closing
+//!                                                  write Closed                       Closed
+//!                                                  write the offer, InitWait          Waiting
+//! Closing    F = anything else                     write Closed                       Closed
+//! Closed     F = Initialising, online = 1          write the offer, InitWait          Waiting
+//!            the same, and nothing fit is open     Open                               Opening
+//!            B = Initialising                      Open                               Opening
+//! any        the back-end's folder is gone         Disconnect; Close                  New
+//!            Leave                                 Disconnect, nothing is written     Left
+//! ```
+//! What comes while an answer is awaited (`Opening`, `Starting`, `Stopping`) counts when the answer
+//! is there. After an error the front-end must change its state before it is looked at again.
+
+mod event;
+mod tell;
+
+pub use event::{Action, Change, Config, Event};
+
+use super::DeviceId;
+use super::negotiate::{self, Reason, Seen, front_state, state_of};
+use manyring_wire::xen::device::{Assignment, Disk, Nodes, Offer};
+use manyring_wire::xen::keys;
+use manyring_wire::xen::state::XenbusState;
+
+/// What follows when the queues have stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Closing,
+    Closed,
+    Waiting,
+    Left,
+}
+
+/// How far the device has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    New,
+    Opening,
+    Waiting,
+    Starting(Box<Running>),
+    Connected(Box<Running>),
+    Stopping(Next),
+    Closing,
+    Closed,
+    Left,
+}
+
+/// A connection, and the nodes that it was made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Running {
+    config: Config,
+    front: Nodes,
+}
+
+/// What was opened, as this front-end is to see it.
+#[derive(Clone, Debug)]
+struct Opened {
+    assignment: Assignment,
+    offer: Offer,
+    disk: Disk,
+}
+
+/// The back-end of one device.
+#[derive(Debug)]
+pub struct Back {
+    id: DeviceId,
+    phase: Phase,
+    seen: Seen,
+    /// What our `state` node says as far as we know; `Unknown` before we wrote it.
+    told: XenbusState,
+    /// What is being opened, then what was.
+    assignment: Option<Assignment>,
+    opened: Option<Opened>,
+    /// The operator takes the device away.
+    detaching: bool,
+    /// This process ends, once the answer that is awaited is there.
+    leaving: bool,
+    /// The state in which the front-end was when the device failed.
+    barred: Option<Option<XenbusState>>,
+    reason: Option<Reason>,
+    /// That of the last connection.
+    number: u32,
+}
+
+impl Back {
+    /// The back-end of a device of which nothing is known.
+    #[must_use]
+    pub fn new(id: DeviceId) -> Self {
+        Self {
+            id,
+            phase: Phase::New,
+            seen: Seen::default(),
+            told: XenbusState::Unknown,
+            assignment: None,
+            opened: None,
+            detaching: false,
+            leaving: false,
+            barred: None,
+            reason: None,
+            number: 0,
+        }
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn id(&self) -> &DeviceId {
+        &self.id
+    }
+
+    /// The state that was last written; `Unknown` before that.
+    #[must_use]
+    pub fn state(&self) -> XenbusState {
+        self.told
+    }
+
+    /// What runs, while the device is connected.
+    #[must_use]
+    pub fn connected(&self) -> Option<&Config> {
+        match &self.phase {
+            Phase::Connected(running) => Some(&running.config),
+            _ => None,
+        }
+    }
+
+    /// Why the device was closed last, if it was for an error. Forgotten when it connects again.
+    #[must_use]
+    pub fn reason(&self) -> Option<&Reason> {
+        self.reason.as_ref()
+    }
+
+    /// What this device offers to its front-end.
+    #[must_use]
+    pub fn offer(&self) -> Offer {
+        self.opened.as_ref().map_or_else(Offer::default, |opened| opened.offer)
+    }
+
+    /// True if nothing more is to be done for this process.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.phase == Phase::Left
+    }
+
+    /// Handles one event.
+    pub fn handle(&mut self, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match event {
+            Event::Seen(seen) => self.seen = seen,
+            Event::Opened { offer, disk } => self.opened(offer, disk, &mut actions),
+            Event::Started => self.started(&mut actions),
+            Event::Stopped => self.stopped(&mut actions),
+            Event::Failed(text) => {
+                if matches!(self.phase, Phase::Opening | Phase::Starting(_)) {
+                    self.fail(Reason::Device(text), &mut actions);
+                }
+            }
+            Event::Fault { number, text } => {
+                if self.connected().is_some_and(|config| config.number == number) {
+                    self.fail(Reason::Device(text), &mut actions);
+                }
+            }
+            Event::Resized(disk) => self.resized(disk, &mut actions),
+            Event::Detach => self.detaching = true,
+            Event::DetachNow => self.detach_now(&mut actions),
+            Event::Leave => self.leaving = true,
+        }
+        // Each round goes one phase further: that ends, for there is no way back without an answer.
+        while self.advance(&mut actions) {}
+        actions
+    }
+
+    fn opened(&mut self, offer: Offer, disk: Disk, actions: &mut Vec<Action>) {
+        if self.phase != Phase::Opening {
+            return;
+        }
+        let Some(assignment) = self.assignment.clone() else { return };
+        let offer = negotiate::offer_to(&assignment, offer);
+        let disk = negotiate::disk_for(&assignment, disk);
+        self.opened = Some(Opened { assignment, offer, disk });
+        match (self.told, state_of(&self.seen.front)) {
+            (
+                XenbusState::Connected | XenbusState::Initialised | XenbusState::Closing,
+                Some(XenbusState::Initialised | XenbusState::Connected),
+            ) => self.connect(true, actions),
+            (XenbusState::Connected | XenbusState::Closing, Some(XenbusState::Closing)) => {
+                self.switch(XenbusState::Closing, actions);
+                self.phase = Phase::Closing;
+            }
+            (XenbusState::Connected | XenbusState::Closing, state)
+                if state != Some(XenbusState::Initialising) =>
+            {
+                self.switch(XenbusState::Closed, actions);
+                self.phase = Phase::Closed;
+            }
+            _ => drop(self.wait(actions)),
+        }
+    }
+
+    fn started(&mut self, actions: &mut Vec<Action>) {
+        match std::mem::replace(&mut self.phase, Phase::New) {
+            Phase::Starting(running) => self.phase = Phase::Connected(running),
+            other => return self.phase = other,
+        }
+        if self.leaving || self.is_gone() {
+            return;
+        }
+        self.reason = None;
+        // Whoever took over a device that is to close lets its state be.
+        let state = match self.told {
+            XenbusState::Closing => XenbusState::Closing,
+            _ => XenbusState::Connected,
+        };
+        self.write_disk(state, actions);
+    }
+
+    fn stopped(&mut self, actions: &mut Vec<Action>) {
+        let Phase::Stopping(next) = self.phase else { return };
+        match next {
+            Next::Left => self.phase = Phase::Left,
+            _ if self.is_gone() => self.phase = Phase::Closed,
+            Next::Closing => self.phase = Phase::Closing,
+            Next::Closed => {
+                self.switch(XenbusState::Closed, actions);
+                self.phase = Phase::Closed;
+            }
+            Next::Waiting => drop(self.wait(actions)),
+        }
+    }
+
+    fn resized(&mut self, disk: Disk, actions: &mut Vec<Action>) {
+        let Some(opened) = &mut self.opened else { return };
+        opened.disk = negotiate::disk_for(&opened.assignment, disk);
+        if matches!(self.phase, Phase::Connected(_)) {
+            self.write_disk(self.told, actions);
+        }
+    }
+
+    fn detach_now(&mut self, actions: &mut Vec<Action>) {
+        self.detaching = true;
+        if matches!(self.phase, Phase::Connected(_)) {
+            self.switch(XenbusState::Closing, actions);
+            self.disconnect(Next::Closed, actions);
+        }
+    }
+
+    /// Goes on to the next phase, as far as the nodes as they were last seen lead there. False: it
+    /// stays.
+    fn advance(&mut self, actions: &mut Vec<Action>) -> bool {
+        match self.phase {
+            Phase::Starting(_) | Phase::Stopping(_) | Phase::Left => return false,
+            Phase::Connected(_) if self.leaving => {
+                self.disconnect(Next::Left, actions);
+                return false;
+            }
+            _ if self.leaving => {
+                self.phase = Phase::Left;
+                return false;
+            }
+            Phase::Opening => return false,
+            _ if self.is_gone() => return self.advance_gone(actions),
+            _ => {}
+        }
+        let front = match front_state(self.front_folder(), &self.seen.front) {
+            Ok(front) => Some(front),
+            // Nobody has named the front-end's folder before the phase `Opening`.
+            Err(_) if matches!(self.phase, Phase::New | Phase::Closed) => None,
+            Err(reason) => return self.fail_once(reason, actions),
+        };
+        if self.barred.is_some_and(|at| at != front) {
+            self.barred = None;
+        }
+        let front = front.unwrap_or_default();
+        match &self.phase {
+            Phase::New => self.begin_with(front, actions),
+            Phase::Waiting => self.advance_waiting(front, actions),
+            Phase::Connected(_) => self.advance_connected(front, actions),
+            Phase::Closing => front != XenbusState::Closing && self.close(actions),
+            Phase::Closed => self.advance_closed(front, actions),
+            Phase::Opening | Phase::Starting(_) | Phase::Stopping(_) | Phase::Left => false,
+        }
+    }
+
+    /// The back-end's folder is not there, or not whole yet.
+    fn advance_gone(&mut self, actions: &mut Vec<Action>) -> bool {
+        match self.phase {
+            Phase::New => {}
+            Phase::Connected(_) => self.disconnect(Next::Closed, actions),
+            _ => {
+                actions.push(Action::Close);
+                let (reason, number) = (self.reason.take(), self.number);
+                *self = Self { reason, number, ..Self::new(self.id.clone()) };
+            }
+        }
+        false
+    }
+
+    /// Begins from what the tool stack, or a former process, has left. Nothing is opened for a
+    /// device that is over.
+    fn begin_with(&mut self, front: XenbusState, actions: &mut Vec<Action>) -> bool {
+        self.told = state_of(&self.seen.back).unwrap_or(XenbusState::Initialising);
+        let has_rings = matches!(front, XenbusState::Initialised | XenbusState::Connected)
+            && matches!(self.told, XenbusState::Connected | XenbusState::Closing);
+        if self.told == XenbusState::Closed {
+            self.phase = Phase::Closed;
+            true
+        } else if self.is_over() && !has_rings {
+            self.close(actions)
+        } else {
+            self.begin(actions)
+        }
+    }
+
+    /// Opens what the tool stack asks for.
+    fn begin(&mut self, actions: &mut Vec<Action>) -> bool {
+        match negotiate::assignment(&self.id, &self.seen.back) {
+            Ok(assignment) => {
+                actions.push(Action::Open(assignment.clone()));
+                self.assignment = Some(assignment);
+                self.phase = Phase::Opening;
+                false
+            }
+            Err(reason) => self.fail_once(reason, actions),
+        }
+    }
+
+    fn advance_waiting(&mut self, front: XenbusState, actions: &mut Vec<Action>) -> bool {
+        if let Some(reason) = negotiate::hotplug_failure(&self.id, &self.seen.back) {
+            return self.fail_once(reason, actions);
+        }
+        if self.is_unwanted() {
+            // It stays closed, whatever else is written, until the front-end begins anew.
+            self.barred = Some(Some(front));
+            return self.close(actions);
+        }
+        match front {
+            XenbusState::Initialised | XenbusState::Connected => {
+                self.connect(false, actions);
+                true
+            }
+            XenbusState::Closing => {
+                self.switch(XenbusState::Closing, actions);
+                self.phase = Phase::Closing;
+                true
+            }
+            XenbusState::Closed => self.close(actions),
+            _ => false,
+        }
+    }
+
+    fn advance_connected(&mut self, front: XenbusState, actions: &mut Vec<Action>) -> bool {
+        match front {
+            XenbusState::Closing => {
+                self.switch(XenbusState::Closing, actions);
+                self.disconnect(Next::Closing, actions);
+            }
+            XenbusState::Closed | XenbusState::Unknown => self.disconnect(Next::Closed, actions),
+            XenbusState::Initialising => self.disconnect(Next::Waiting, actions),
+            _ => match self.is_as_negotiated() {
+                Ok(()) => self.ask_to_close(actions),
+                // It has given its rings up and made others, as one does whose domain was resumed.
+                Err(Reason::Changed { .. }) if front == XenbusState::Initialised => {
+                    self.disconnect(Next::Waiting, actions);
+                }
+                Err(reason) => return self.fail_once(reason, actions),
+            },
+        }
+        false
+    }
+
+    fn advance_closed(&mut self, front: XenbusState, actions: &mut Vec<Action>) -> bool {
+        // The tool stack has begun anew.
+        if state_of(&self.seen.back) == Some(XenbusState::Initialising)
+            && self.told == XenbusState::Closed
+        {
+            self.barred = None;
+            self.detaching = false;
+            self.phase = Phase::New;
+            return true;
+        }
+        let begins = front == XenbusState::Initialising && self.barred.is_none();
+        if !begins || self.is_unwanted() {
+            return false;
+        }
+        match (&self.opened, negotiate::assignment(&self.id, &self.seen.back)) {
+            (Some(opened), Ok(assignment)) if opened.assignment == assignment => self.wait(actions),
+            // It was not opened yet, or for another assignment.
+            _ => {
+                self.told = XenbusState::Initialising;
+                self.begin(actions)
+            }
+        }
+    }
+
+    /// Somebody wants the device to go: the tool stack or the operator.
+    fn is_unwanted(&self) -> bool {
+        let closes = |state| matches!(state, XenbusState::Closing | XenbusState::Closed);
+        let is_asked = state_of(&self.seen.back).is_some_and(closes) && !closes(self.told);
+        let online = keys::ONLINE.flag(negotiate::value(&self.seen.back, keys::ONLINE.name));
+        self.detaching || is_asked || online == Ok(false)
+    }
+
+    /// The same, of a device that a former process may have served: only the tool stack could have
+    /// told it to close while nobody was there.
+    fn is_over(&self) -> bool {
+        self.is_unwanted() || self.told == XenbusState::Closing
+    }
+
+    /// The back-end's `state` node is not there: so is nothing that we could serve.
+    fn is_gone(&self) -> bool {
+        state_of(&self.seen.back) == Some(XenbusState::Unknown)
+    }
+
+    /// Compares what runs with what the nodes say.
+    fn is_as_negotiated(&self) -> Result<(), Reason> {
+        let Phase::Connected(running) = &self.phase else { return Ok(()) };
+        let folder = self.front_folder();
+        let offer = running.config.offer;
+        let now = negotiate::connection(folder, &self.seen.front, &offer)?;
+        if now == running.config.connection {
+            return Ok(());
+        }
+        let path = negotiate::first_change(folder, &running.front, &self.seen.front);
+        Err(Reason::Changed { path })
+    }
+
+    /// Says `Closing` to the front-end, which is served until it has closed.
+    fn ask_to_close(&mut self, actions: &mut Vec<Action>) {
+        if self.told != XenbusState::Closing && self.is_unwanted() {
+            self.switch(XenbusState::Closing, actions);
+        }
+    }
+
+    fn connect(&mut self, takeover: bool, actions: &mut Vec<Action>) {
+        let Some(opened) = &self.opened else { return };
+        let folder = &opened.assignment.frontend;
+        match negotiate::connection(folder, &self.seen.front, &opened.offer) {
+            Ok(connection) => {
+                let persistent = connection.persistent && opened.offer.persistent;
+                let (assignment, offer) = (opened.assignment.clone(), opened.offer);
+                self.number = self.number.wrapping_add(1);
+                let number = self.number;
+                let config = Config { number, assignment, connection, persistent, offer, takeover };
+                actions.push(Action::Connect(config.clone()));
+                let front = self.seen.front.clone();
+                self.phase = Phase::Starting(Box::new(Running { config, front }));
+            }
+            Err(reason) => self.fail(reason, actions),
+        }
+    }
+
+    fn close(&mut self, actions: &mut Vec<Action>) -> bool {
+        self.switch(XenbusState::Closed, actions);
+        self.phase = Phase::Closed;
+        true
+    }
+
+    fn disconnect(&mut self, next: Next, actions: &mut Vec<Action>) {
+        actions.push(Action::Disconnect);
+        self.phase = Phase::Stopping(next);
+    }
+
+    fn front_folder(&self) -> &str {
+        self.assignment.as_ref().map_or("", |assignment| &assignment.frontend)
+    }
+}
+
+#[cfg(test)]
+mod tests;

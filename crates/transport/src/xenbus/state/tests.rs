@@ -1,0 +1,772 @@
+//! The handshake: each row of its table, what front-ends get wrong, and any events in any order.
+
+use super::*;
+use manyring_wire::xen::blkif::{VDISK_READONLY, VDISK_REMOVABLE};
+use manyring_wire::xen::device::{Connection, Discard, Queue};
+use proptest::prelude::*;
+
+const FRONT: &str = "/local/domain/7/device/vbd/51712";
+const BACK: &str = "backend/vbd/7/51712";
+
+fn id() -> DeviceId {
+    DeviceId { kind: "vbd".to_owned(), domain: 7, device: 51712 }
+}
+
+fn nodes(list: &[(&str, &str)]) -> Nodes {
+    list.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect()
+}
+
+fn offer() -> Offer {
+    Offer {
+        barrier: false,
+        flush: true,
+        discard: Some(Discard { alignment: 0, granularity: Some(4096), secure: false }),
+        persistent: true,
+        indirect_segments_max: 256,
+        ring_page_order_max: 4,
+        queues_max: 4,
+    }
+}
+
+fn disk(sectors: u64) -> Disk {
+    Disk { sectors, sector_size: 512, physical_sector_size: 4096, info: 0 }
+}
+
+/// A device, its nodes, and a host that does what it is asked.
+struct World {
+    back: Back,
+    seen: Seen,
+    /// What was done, in short.
+    done: Vec<String>,
+    /// What `Connect` brought last.
+    config: Option<Config>,
+    is_running: bool,
+    /// What the host answers to `Open` and `Connect`, if it is no.
+    refuses: Option<&'static str>,
+    /// Answers are kept until `answer`.
+    is_slow: bool,
+    answers: Vec<Event>,
+}
+
+impl World {
+    /// As the tool stack leaves a new device.
+    fn new() -> Self {
+        let back = nodes(&[
+            ("frontend", FRONT),
+            ("frontend-id", "7"),
+            ("online", "1"),
+            ("mode", "w"),
+            ("params", "/disk.img"),
+            ("state", "1"),
+        ]);
+        let seen = Seen { back, front: nodes(&[("state", "1")]) };
+        Self {
+            back: Back::new(id()),
+            seen,
+            done: Vec::new(),
+            config: None,
+            is_running: false,
+            refuses: None,
+            is_slow: false,
+            answers: Vec::new(),
+        }
+    }
+
+    /// A device in use, whose front-end has one queue.
+    fn connected() -> Self {
+        let mut world = Self::new();
+        world.look();
+        world.rings("8");
+        world.front("4");
+        world.take();
+        world
+    }
+
+    /// A back-end that was connected in a former process.
+    fn left_behind(front: &str) -> Self {
+        let mut world = Self::connected();
+        world.back = Back::new(id());
+        world.is_running = false;
+        world.seen.front.insert("state".to_owned(), front.as_bytes().to_vec());
+        world.take();
+        world
+    }
+
+    fn set_back(&mut self, name: &str, value: &str) {
+        self.seen.back.insert(name.to_owned(), value.as_bytes().to_vec());
+    }
+
+    fn set_front(&mut self, name: &str, value: &str) {
+        self.seen.front.insert(name.to_owned(), value.as_bytes().to_vec());
+    }
+
+    /// The front-end writes a ring and its state `Initialised`.
+    fn rings(&mut self, gref: &str) {
+        self.set_front("ring-ref", gref);
+        self.set_front("event-channel", "5");
+        self.set_front("feature-persistent", "1");
+        self.front("3");
+    }
+
+    fn front(&mut self, state: &str) {
+        self.set_front("state", state);
+        self.look();
+    }
+
+    /// A queue of the last connection meets a fault.
+    fn fault(&mut self, text: &str) {
+        let number = self.config.as_ref().map_or(0, |config| config.number);
+        self.handle(Event::Fault { number, text: text.to_owned() });
+    }
+
+    fn look(&mut self) {
+        self.handle(Event::Seen(self.seen.clone()));
+    }
+
+    /// What was done since the last call.
+    fn take(&mut self) -> String {
+        std::mem::take(&mut self.done).join(", ")
+    }
+
+    fn answer(&mut self) {
+        for event in std::mem::take(&mut self.answers) {
+            self.handle(event);
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        for action in self.back.handle(event) {
+            let answer = self.act(action);
+            if let Some(answer) = answer {
+                self.answers.push(answer);
+            }
+        }
+        if !self.is_slow {
+            self.answer();
+        }
+    }
+
+    fn act(&mut self, action: Action) -> Option<Event> {
+        let refused = self.refuses.map(|text| Event::Failed(text.to_owned()));
+        match action {
+            Action::Open(assignment) => {
+                self.done.push(format!("open {}", assignment.params));
+                Some(refused.unwrap_or(Event::Opened { offer: offer(), disk: disk(64) }))
+            }
+            Action::Connect(config) => {
+                assert!(!self.is_running, "connected twice");
+                self.done.push(if config.takeover { "take over" } else { "connect" }.to_owned());
+                self.config = Some(config);
+                self.is_running = refused.is_none();
+                Some(refused.unwrap_or(Event::Started))
+            }
+            Action::Disconnect => {
+                assert!(self.is_running, "disconnected without a connection");
+                self.is_running = false;
+                self.done.push("disconnect".to_owned());
+                Some(Event::Stopped)
+            }
+            Action::Close => {
+                self.done.push("close".to_owned());
+                None
+            }
+            Action::Write(changes) => {
+                self.write(&changes);
+                None
+            }
+        }
+    }
+
+    fn write(&mut self, changes: &[Change]) {
+        if !self.seen.back.contains_key("state") {
+            self.done.push("nothing written".to_owned());
+            return;
+        }
+        for Change { path, value } in changes {
+            let name = path.strip_prefix(BACK).map(|rest| rest.trim_start_matches('/'));
+            match (name, value) {
+                (Some("state"), Some(value)) => {
+                    let state = XenbusState::parse(value.as_bytes()).unwrap();
+                    self.done.push(state.to_string());
+                    self.set_back("state", value);
+                }
+                (Some("sectors"), Some(value)) => {
+                    self.done.push(format!("sectors {value}"));
+                    self.set_back("sectors", value);
+                }
+                (Some(name), Some(value)) => self.set_back(name, value),
+                (None, Some(text)) => {
+                    assert_eq!(path, &format!("error/{BACK}/error"));
+                    self.done.push(format!("error {text}"));
+                }
+                (Some(name), None) => panic!("{name} is removed"),
+                (None, None) => assert_eq!(path, &format!("error/{BACK}/error")),
+            }
+        }
+    }
+
+    fn says(&self, name: &str) -> &str {
+        std::str::from_utf8(&self.seen.back[name]).unwrap()
+    }
+}
+
+#[test]
+fn new_device_is_opened_offered_connected_and_closed_in_order() {
+    let mut world = World::new();
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, InitWait");
+    assert_eq!(world.says("multi-queue-max-queues"), "4");
+    assert_eq!(world.says("max-ring-page-order"), "4");
+    assert_eq!(world.says("feature-max-indirect-segments"), "256");
+    assert_eq!(world.says("feature-discard"), "1");
+    world.look();
+    assert_eq!(world.take(), "", "our own writes are no news");
+    world.rings("8");
+    assert_eq!(world.take(), "connect, sectors 64, Connected");
+    let config = world.config.clone().unwrap();
+    assert_eq!(config.connection.queues, [Queue { ring_refs: vec![8], event_channel: 5 }]);
+    assert!(config.persistent && !config.takeover);
+    assert_eq!(world.says("physical-sector-size"), "4096");
+    world.front("4");
+    assert_eq!(world.take(), "");
+    world.front("5");
+    assert_eq!(world.take(), "Closing, disconnect");
+    world.front("6");
+    assert_eq!(world.take(), "Closed");
+}
+
+#[test]
+fn front_end_that_comes_back_is_offered_the_disk_again() {
+    for way in [&["5", "6", "1"][..], &["6", "1"], &["1"], &["5", "1"]] {
+        let mut world = World::connected();
+        way.iter().for_each(|state| world.front(state));
+        let done = world.take();
+        assert!(done.contains("disconnect") && done.ends_with("InitWait"), "{way:?}: {done}");
+        assert!(!done.contains("open"), "{way:?}: {done}");
+        world.rings("9");
+        assert_eq!(world.take(), "connect, sectors 64, Connected", "{way:?}");
+    }
+}
+
+#[test]
+fn front_end_that_gives_other_rings_as_initialised_is_connected_to_them() {
+    let mut world = World::connected();
+    world.rings("8");
+    assert_eq!(world.take(), "", "the same rings are no news");
+    world.rings("9");
+    assert_eq!(world.take(), "disconnect, InitWait, connect, sectors 64, Connected");
+    assert_eq!(world.config.unwrap().connection.queues[0].ring_refs, [9]);
+}
+
+#[test]
+fn node_that_changes_under_a_connection_closes_the_device_and_is_named() {
+    let ring = "ring-ref: the front-end changed it while connected";
+    for (name, value, expected) in [
+        ("ring-ref", "9", ring),
+        ("ring-ref", "x", "ring-ref: \"x\" is not a decimal number"),
+        ("protocol", "x86_32-abi", "protocol: the front-end changed it while connected"),
+        ("multi-queue-num-queues", "2", "queue-0/ring-ref: there is no such node"),
+        ("state", "9", "state: 9 is not from 0 to 8"),
+        ("state", "four", "state: \"four\" is not a decimal number"),
+    ] {
+        let mut world = World::connected();
+        world.set_front(name, value);
+        world.look();
+        let expected = format!("error {FRONT}/{expected}, Closing, disconnect, Closed");
+        assert_eq!(world.take(), expected);
+        world.look();
+        assert_eq!(world.take(), "");
+    }
+}
+
+#[test]
+fn wrong_node_of_the_front_end_is_told_and_a_restart_of_it_is_served() {
+    for (name, value, expected) in [
+        ("ring-ref", "", "ring-ref: \"\" is not a decimal number"),
+        ("event-channel", "0", "event-channel: 0 is not from 1 to 4294967295"),
+        ("ring-page-order", "5", "ring-page-order: 5 is not from 0 to 4"),
+        ("multi-queue-num-queues", "5", "multi-queue-num-queues: 5 is not from 1 to 4"),
+        ("protocol", "pdp11-abi", "protocol: \"pdp11-abi\" is no ABI that is served"),
+        ("feature-persistent", "yes", "feature-persistent: \"yes\" is neither 0 nor 1"),
+    ] {
+        let mut world = World::new();
+        world.look();
+        world.rings("8");
+        // Once connected; now the front-end restarts, and writes something else.
+        ["5", "6", "1"].iter().for_each(|state| world.front(state));
+        world.take();
+        let right = world.seen.front.clone();
+        world.set_front(name, value);
+        world.front("3");
+        assert_eq!(world.take(), format!("error {FRONT}/{expected}, Closed"));
+        assert!(world.back.reason().unwrap().to_string().contains(expected));
+        world.seen.front = right;
+        world.front("3");
+        assert_eq!(world.take(), "", "it has to begin anew");
+        world.front("1");
+        assert_eq!(world.take(), "InitWait");
+        world.front("3");
+        assert_eq!(world.take(), "connect, sectors 64, Connected");
+        assert_eq!(world.back.reason(), None);
+    }
+}
+
+#[test]
+fn wrong_node_of_the_tool_stack_is_told_until_it_begins_anew() {
+    let refused = |name: &str, value: &str| {
+        let mut world = World::new();
+        world.set_back(name, value);
+        world.look();
+        world.look();
+        (world.take(), world)
+    };
+    for (name, value, expected) in [
+        ("frontend-id", "8", "frontend-id: 8 contradicts the domain of this folder"),
+        ("frontend", "device/vbd/1", "frontend: the path does not begin at the root"),
+        ("frontend", "/a b", "frontend: path has the byte 0x20 at 2"),
+        ("mode", "rw", "mode: \"rw\" is not one of r, w, w!"),
+        ("online", "", "online: \"\" is neither 0 nor 1"),
+    ] {
+        let (done, mut world) = refused(name, value);
+        assert!(done.starts_with(&format!("error {BACK}/{expected}")), "{done}");
+        assert!(done.ends_with(", Closed"), "{done}");
+        world.seen.back = World::new().seen.back;
+        world.look();
+        assert_eq!(world.take(), "open /disk.img, InitWait");
+    }
+}
+
+#[test]
+fn disk_that_cannot_be_opened_closes_the_device_with_the_reason() {
+    let mut world = World::new();
+    world.refuses = Some("/disk.img: no such file");
+    world.look();
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, error /disk.img: no such file, Closed");
+    world.refuses = None;
+    world.front("6");
+    assert_eq!(world.take(), "");
+    world.front("1");
+    assert_eq!(world.take(), "open /disk.img, InitWait");
+}
+
+#[test]
+fn rings_that_cannot_be_mapped_close_the_device_with_the_reason() {
+    let mut world = World::new();
+    world.look();
+    world.take();
+    world.refuses = Some("grant 8 cannot be mapped");
+    world.rings("8");
+    assert_eq!(world.take(), "connect, error grant 8 cannot be mapped, Closed");
+    assert_eq!(world.back.connected(), None);
+}
+
+#[test]
+fn fault_of_a_running_queue_closes_the_device_with_the_reason() {
+    let mut world = World::connected();
+    world.fault("queue 0: req_prod jumps");
+    assert_eq!(world.take(), "error queue 0: req_prod jumps, Closing, disconnect, Closed");
+    world.fault("queue 1: the same");
+    assert_eq!(world.take(), "", "a second fault comes too late");
+    let former = world.config.clone().unwrap().number;
+    world.front("6");
+    world.front("1");
+    world.rings("9");
+    assert_eq!(world.take(), "InitWait, connect, sectors 64, Connected");
+    world.handle(Event::Fault { number: former, text: "late".to_owned() });
+    assert_eq!(world.take(), "", "it is no fault of this connection");
+}
+
+#[test]
+fn front_end_that_does_not_wait_for_the_offer_is_connected() {
+    let mut world = World::new();
+    world.rings("8");
+    assert_eq!(world.take(), "open /disk.img, InitWait, connect, sectors 64, Connected");
+    let mut world = World::new();
+    world.look();
+    world.set_front("ring-ref", "8");
+    world.set_front("event-channel", "5");
+    world.front("4");
+    assert_eq!(world.take(), "open /disk.img, InitWait, connect, sectors 64, Connected");
+}
+
+#[test]
+fn front_end_whose_state_does_not_exist_yet_is_not_closed() {
+    let mut world = World::new();
+    world.seen.front.clear();
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, InitWait");
+    world.look();
+    world.front("2");
+    assert_eq!(world.take(), "");
+    world.rings("8");
+    assert_eq!(world.take(), "connect, sectors 64, Connected");
+}
+
+#[test]
+fn folder_without_a_state_is_left_alone_until_the_tool_stack_writes_it() {
+    let mut world = World::new();
+    world.seen.back.remove("state");
+    world.look();
+    assert_eq!(world.take(), "");
+    world.set_back("state", "1");
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, InitWait");
+}
+
+#[test]
+fn restarted_back_end_takes_the_rings_of_a_connected_front_end_over() {
+    let mut world = World::left_behind("4");
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, take over, sectors 64, Connected");
+    assert_eq!(world.config.clone().unwrap().connection.queues[0].ring_refs, [8]);
+    world.front("5");
+    world.front("6");
+    assert_eq!(world.take(), "Closing, disconnect, Closed");
+}
+
+#[test]
+fn restarted_back_end_meets_a_front_end_that_went_on_meanwhile() {
+    for (front, expected) in [
+        ("1", "open /disk.img, InitWait"),
+        ("5", "open /disk.img, Closing"),
+        ("6", "open /disk.img, Closed"),
+    ] {
+        let mut world = World::left_behind(front);
+        world.look();
+        assert_eq!(world.take(), expected);
+    }
+    let mut world = World::left_behind("4");
+    world.set_front("multi-queue-num-queues", "99");
+    world.look();
+    let error = format!("error {FRONT}/multi-queue-num-queues: 99 is not from 1 to 4");
+    assert_eq!(world.take(), format!("open /disk.img, {error}, Closed"));
+}
+
+#[test]
+fn restarted_back_end_finishes_what_was_closing_and_leaves_what_was_closed() {
+    let mut world = World::left_behind("4");
+    world.set_back("state", "5");
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, take over, sectors 64, Closing");
+    world.front("6");
+    assert_eq!(world.take(), "disconnect, Closed");
+    let mut world = World::left_behind("6");
+    world.set_back("state", "5");
+    world.look();
+    assert_eq!(world.take(), "Closed");
+    let mut world = World::left_behind("4");
+    world.set_back("state", "6");
+    world.look();
+    assert_eq!(world.take(), "");
+    world.front("1");
+    assert_eq!(world.take(), "open /disk.img, InitWait");
+}
+
+#[test]
+fn tool_stack_that_detaches_waits_for_the_front_end() {
+    let mut world = World::connected();
+    world.set_back("online", "0");
+    world.set_back("state", "5");
+    world.look();
+    assert_eq!(world.take(), "Closing", "it is served until it has closed");
+    assert!(world.is_running);
+    world.look();
+    assert_eq!(world.take(), "");
+    world.front("6");
+    assert_eq!(world.take(), "disconnect, Closed");
+    world.front("1");
+    assert_eq!(world.take(), "", "it does not come back");
+    world.seen = Seen::default();
+    world.look();
+    assert_eq!(world.take(), "close");
+}
+
+#[test]
+fn tool_stack_that_detaches_an_unconnected_device_sees_it_closed() {
+    for (name, value) in [("online", "0"), ("state", "5")] {
+        let mut world = World::new();
+        world.look();
+        world.take();
+        world.set_back(name, value);
+        world.look();
+        assert_eq!(world.take(), "Closed", "{name}");
+        world.look();
+        assert_eq!(world.take(), "", "{name}: it stays closed");
+        let mut world = World::new();
+        world.seen.front.clear();
+        world.set_back(name, value);
+        world.look();
+        assert_eq!(world.take(), "Closed", "{name}: nothing is opened");
+    }
+}
+
+#[test]
+fn tool_stack_that_writes_a_closed_device_anew_has_it_opened_anew() {
+    let mut world = World::connected();
+    world.set_back("online", "0");
+    world.front("6");
+    world.take();
+    world.seen = World::new().seen;
+    world.set_back("params", "/other.img");
+    world.look();
+    assert_eq!(world.take(), "open /other.img, InitWait");
+}
+
+#[test]
+fn operator_who_detaches_waits_for_the_front_end_or_does_not() {
+    let mut world = World::connected();
+    world.handle(Event::Detach);
+    assert_eq!(world.take(), "Closing");
+    assert!(world.is_running);
+    world.front("5");
+    world.front("6");
+    world.front("1");
+    assert_eq!(world.take(), "disconnect, Closed");
+    let mut world = World::connected();
+    world.handle(Event::DetachNow);
+    assert_eq!(world.take(), "Closing, disconnect, Closed");
+    let mut world = World::new();
+    world.look();
+    world.take();
+    world.handle(Event::Detach);
+    assert_eq!(world.take(), "Closed");
+}
+
+#[test]
+fn nodes_that_are_removed_end_the_device_without_a_write() {
+    let mut world = World::connected();
+    world.seen = Seen::default();
+    world.look();
+    assert_eq!(world.take(), "disconnect, close");
+    let mut world = World::connected();
+    world.seen.front.clear();
+    world.look();
+    assert_eq!(world.take(), "disconnect, Closed", "only the front-end's are gone");
+    let mut world = World::new();
+    world.look();
+    world.take();
+    world.seen = Seen::default();
+    world.look();
+    assert_eq!(world.take(), "close");
+    world.look();
+    assert_eq!(world.take(), "");
+}
+
+#[test]
+fn resize_while_connected_writes_the_size_and_the_state_again() {
+    let mut world = World::connected();
+    world.handle(Event::Resized(disk(128)));
+    assert_eq!(world.take(), "sectors 128, Connected");
+    world.front("6");
+    world.handle(Event::Resized(disk(256)));
+    assert_eq!(world.take(), "disconnect, Closed", "nobody looks at the size now");
+    world.front("1");
+    world.rings("8");
+    assert_eq!(world.take(), "InitWait, connect, sectors 256, Connected");
+}
+
+#[test]
+fn what_the_tool_stack_forbids_is_not_offered() {
+    for (name, value, node, expected, info) in [
+        ("mode", "r", "feature-discard", "0", VDISK_READONLY),
+        ("discard-enable", "0", "feature-discard", "0", 0),
+        ("removable", "1", "feature-discard", "1", VDISK_REMOVABLE),
+    ] {
+        let mut world = World::new();
+        world.set_back(name, value);
+        world.look();
+        assert_eq!(world.says(node), expected, "{name}");
+        world.rings("8");
+        assert_eq!(world.says("info"), info.to_string(), "{name}");
+        world.handle(Event::Resized(disk(128)));
+        assert_eq!(world.says("info"), info.to_string(), "{name} after a resize");
+    }
+}
+
+#[test]
+fn hotplug_script_that_fails_closes_the_device_with_its_reason() {
+    let mut world = World::new();
+    world.look();
+    world.set_back("hotplug-status", "connected");
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, InitWait");
+    world.set_back("hotplug-status", "error");
+    world.set_back("hotplug-error", "no loop\ndevice");
+    world.look();
+    let text = "the hotplug script failed: no loop\\ndevice";
+    assert_eq!(world.take(), format!("error {BACK}/hotplug-status: {text}, Closed"));
+}
+
+#[test]
+fn process_that_ends_stops_its_queues_and_writes_nothing() {
+    let mut world = World::connected();
+    world.handle(Event::Leave);
+    assert_eq!(world.take(), "disconnect");
+    assert!(world.back.has_left());
+    world.front("6");
+    assert_eq!(world.take(), "");
+    // While an answer is awaited.
+    let mut world = World::new();
+    world.look();
+    world.take();
+    world.is_slow = true;
+    world.rings("8");
+    world.handle(Event::Leave);
+    assert_eq!(world.take(), "connect");
+    world.is_slow = false;
+    world.answer();
+    assert_eq!(world.take(), "disconnect");
+    assert!(world.back.has_left());
+}
+
+#[test]
+fn what_comes_while_an_answer_is_awaited_counts_afterwards() {
+    let mut world = World::new();
+    world.look();
+    world.take();
+    world.is_slow = true;
+    world.rings("8");
+    world.front("6");
+    assert_eq!(world.take(), "connect");
+    world.is_slow = false;
+    world.answer();
+    assert_eq!(world.take(), "sectors 64, Connected, disconnect, Closed");
+    world.is_slow = true;
+    world.front("1");
+    world.rings("8");
+    world.seen = Seen::default();
+    world.look();
+    world.is_slow = false;
+    world.answer();
+    assert_eq!(world.take(), "InitWait, connect, disconnect, close");
+}
+
+/// A step of a random history.
+#[derive(Clone, Debug)]
+enum Step {
+    SetFront(&'static str, String),
+    RemoveFront(&'static str),
+    SetBack(&'static str, String),
+    RemoveBack(&'static str),
+    Rings(u8),
+    Toolstack,
+    Gone,
+    Look,
+    Fault,
+    Resize(u16),
+    Detach,
+    DetachNow,
+    Refuse(bool),
+    Slow(bool),
+    Restart,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    const FRONT_NAMES: [&str; 8] = [
+        "state",
+        "ring-ref",
+        "ring-ref0",
+        "event-channel",
+        "multi-queue-num-queues",
+        "ring-page-order",
+        "protocol",
+        "feature-persistent",
+    ];
+    const BACK_NAMES: [&str; 6] =
+        ["state", "online", "mode", "frontend", "frontend-id", "hotplug-status"];
+    let value = prop_oneof![3 => "[0-9]", 1 => Just("error".to_owned()), 1 => ".{0,4}"];
+    let front = prop_oneof![2 => Just("state"), 1 => prop::sample::select(&FRONT_NAMES[..])];
+    let back = prop::sample::select(&BACK_NAMES[..]);
+    let state = (1..7_u8).prop_map(|n| n.to_string());
+    let step = prop_oneof![
+        8 => state.prop_map(|value| Step::SetFront("state", value)),
+        4 => (front.clone(), value.clone()).prop_map(|(name, value)| Step::SetFront(name, value)),
+        1 => front.prop_map(Step::RemoveFront),
+        2 => (back.clone(), value).prop_map(|(name, value)| Step::SetBack(name, value)),
+        1 => back.prop_map(Step::RemoveBack),
+        6 => (1..4_u8).prop_map(Step::Rings),
+        3 => Just(Step::Toolstack),
+        1 => Just(Step::Gone),
+        8 => Just(Step::Look),
+        1 => Just(Step::Fault),
+        1 => any::<u16>().prop_map(Step::Resize),
+        1 => Just(Step::Detach),
+        1 => Just(Step::DetachNow),
+        1 => any::<bool>().prop_map(Step::Refuse),
+        2 => any::<bool>().prop_map(Step::Slow),
+        1 => Just(Step::Restart),
+    ];
+    prop::collection::vec(step, 0..60)
+}
+
+impl World {
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::SetFront(name, value) => self.set_front(name, &value),
+            Step::RemoveFront(name) => drop(self.seen.front.remove(name)),
+            Step::SetBack(name, value) => self.set_back(name, &value),
+            Step::RemoveBack(name) => drop(self.seen.back.remove(name)),
+            Step::Rings(gref) => self.rings(&gref.to_string()),
+            Step::Toolstack => self.seen = World::new().seen,
+            Step::Gone => self.seen = Seen::default(),
+            Step::Look => self.look(),
+            Step::Fault => self.fault("fault"),
+            Step::Resize(sectors) => self.handle(Event::Resized(disk(sectors.into()))),
+            Step::Detach => self.handle(Event::Detach),
+            Step::DetachNow => self.handle(Event::DetachNow),
+            Step::Refuse(refuses) => self.refuses = refuses.then_some("no"),
+            Step::Slow(is_slow) => {
+                self.is_slow = is_slow;
+                if !is_slow {
+                    self.answer();
+                }
+            }
+            Step::Restart => {
+                self.back = Back::new(id());
+                self.is_running = false;
+                self.answers.clear();
+            }
+        }
+    }
+
+    /// What must hold whenever the nodes were looked at and every answer has come.
+    fn check(&mut self) {
+        self.is_slow = false;
+        self.answer();
+        self.look();
+        let front = XenbusState::parse(self.seen.front.get("state").map_or(b"0", |v| v));
+        assert_eq!(self.back.connected().is_some(), self.is_running);
+        if let Some(config) = self.back.connected() {
+            let now = Connection::parse(&self.seen.front, &offer()).unwrap();
+            assert_eq!(config.connection, now, "what runs is not what the nodes say");
+            use XenbusState::{Closed, Closing, Initialising, Unknown};
+            let ended = matches!(front, None | Some(Unknown | Initialising | Closing | Closed));
+            assert!(!ended, "served in state {front:?}");
+        } else if self.seen.back.contains_key("state") {
+            assert_ne!(self.back.state(), XenbusState::Connected);
+        }
+    }
+}
+
+proptest! {
+    /// Whatever ends write, in whatever order: no panic, no connection but that of the nodes, one
+    /// connection at most, and the end once the nodes are gone.
+    #[test]
+    fn any_history_leaves_no_connection_that_is_not_in_the_tree(steps in steps()) {
+        let mut world = World::new();
+        for step in steps {
+            world.step(step);
+            if !world.is_slow {
+                world.check();
+            }
+        }
+        world.seen = Seen::default();
+        world.check();
+        prop_assert!(!world.is_running);
+        prop_assert_eq!(world.back.state(), XenbusState::Unknown);
+        world.take();
+        world.look();
+        prop_assert_eq!(world.take(), "");
+    }
+}
