@@ -5,15 +5,23 @@
 //! front-end's, in the home of the guest.
 //!
 //! ```text
+//! discovery   which devices there are: a watch on backend/KIND, the difference of two listings
 //! store       the client: requests and replies, watches, transactions
 //! negotiate   which nodes are read, and the typed records that they make up
 //! state       the handshake, pure: (state, event) -> (state, actions)
+//! serve       one device: reads nodes for the state machine and does what it says
 //! ```
+//! Rings, grants and event channels are no part of it: who implements [`Host`] maps and starts
+//! them.
 
+mod discovery;
 pub mod negotiate;
+mod serve;
 pub mod state;
 mod store;
 
+pub use discovery::{DEVICES_MAX, Discovery, Known, Presence, listing};
+pub use serve::{Command, Host, HostError, ServeError, serve};
 pub use store::{
     Changed, DEVICE, Endpoint, SOCKET, Store, StoreError, Transaction, Tries, Watch,
     default_endpoint,

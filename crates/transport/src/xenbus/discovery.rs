@@ -1,0 +1,188 @@
+//! Which devices there are: what appears and vanishes below `backend/KIND` of our domain.
+
+use super::DeviceId;
+use super::store::{Changed, Store, StoreError, Watch};
+use std::collections::BTreeSet;
+
+/// Devices that are known at a time, of all kinds; further ones are not looked at.
+pub const DEVICES_MAX: usize = 4096;
+
+/// A device that was not there before, or is there no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// Its back-end's folder exists now. Its nodes may not be whole yet.
+    Appeared(DeviceId),
+    /// The folder was removed.
+    Vanished(DeviceId),
+}
+
+/// The devices that are known: pure, it is told what a listing holds.
+#[derive(Debug, Default)]
+pub struct Known {
+    devices: BTreeSet<DeviceId>,
+}
+
+impl Known {
+    /// The devices.
+    pub fn devices(&self) -> impl Iterator<Item = &DeviceId> {
+        self.devices.iter()
+    }
+
+    /// Takes a listing of all devices of one kind, and tells what is new in it and what is gone.
+    /// What is gone is told first.
+    pub fn look(&mut self, kind: &str, listing: BTreeSet<DeviceId>) -> Vec<Presence> {
+        let of_kind = |id: &&DeviceId| id.kind == kind;
+        let gone = self.devices.iter().filter(of_kind).filter(|id| !listing.contains(*id));
+        let mut changes: Vec<_> = gone.cloned().map(Presence::Vanished).collect();
+        self.devices.retain(|id| id.kind != kind || listing.contains(id));
+        for id in listing.into_iter().filter(|id| id.kind == kind) {
+            if self.devices.len() >= DEVICES_MAX {
+                break;
+            }
+            if self.devices.insert(id.clone()) {
+                changes.push(Presence::Appeared(id));
+            }
+        }
+        changes
+    }
+}
+
+/// The devices of a domain's folder. A name that is no number is no device: it is left out.
+#[must_use]
+pub fn listing(kind: &str, domain: &str, children: &[String]) -> Vec<DeviceId> {
+    let Some(domain) = number(domain).and_then(|n| u16::try_from(n).ok()) else {
+        return Vec::new();
+    };
+    let devices = children.iter().filter_map(|name| number(name));
+    devices.map(|device| DeviceId { kind: kind.to_owned(), domain, device }).collect()
+}
+
+/// A number as xenstore's folders are named by it: another spelling of it would be another folder.
+fn number(name: &str) -> Option<u32> {
+    let number: u32 = name.parse().ok()?;
+    (number.to_string() == name).then_some(number)
+}
+
+/// Can a change of this path mean that a device of the kind appeared or vanished? What lies below
+/// a device's folder is the device's own.
+fn concerns(kind: &str, path: &str) -> bool {
+    let folder = format!("backend/{kind}");
+    // A server may tell the path from the root, whatever the watch was set on.
+    let Some(at) = path.find(&folder) else { return folder.starts_with(path) };
+    path[at + folder.len()..].split('/').filter(|name| !name.is_empty()).count() <= 2
+}
+
+/// Follows the devices of some kinds.
+#[derive(Debug)]
+pub struct Discovery {
+    store: Store,
+    kinds: Vec<String>,
+    watch: Watch,
+    known: Known,
+}
+
+impl Discovery {
+    /// Watches the kinds.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn new(store: Store, kinds: Vec<String>) -> Result<Self, StoreError> {
+        let mut watch = store.watch();
+        for kind in &kinds {
+            watch.add(&format!("backend/{kind}")).await?;
+        }
+        Ok(Self { store, kinds, watch, known: Known::default() })
+    }
+
+    /// Waits until devices have appeared or vanished. The first time these are all that there are;
+    /// it may be an empty list at any time. May be cancelled only while nothing has changed.
+    ///
+    /// # Errors
+    /// [`StoreError`]: the connection is over.
+    pub async fn next(&mut self) -> Result<Vec<Presence>, StoreError> {
+        let changed = self.watch.changed().await?;
+        let mut presences = Vec::new();
+        for kind in &self.kinds {
+            let is_concerned = match &changed {
+                Changed::Many => true,
+                Changed::Paths(paths) => paths.iter().any(|path| concerns(kind, path)),
+            };
+            if is_concerned {
+                let listing = list(&self.store, kind).await?;
+                presences.extend(self.known.look(kind, listing));
+            }
+        }
+        Ok(presences)
+    }
+}
+
+/// Lists all devices of a kind.
+async fn list(store: &Store, kind: &str) -> Result<BTreeSet<DeviceId>, StoreError> {
+    let mut devices = BTreeSet::new();
+    let folder = format!("backend/{kind}");
+    for domain in store.children(&folder).await?.unwrap_or_default() {
+        let Some(children) = store.children(&format!("{folder}/{domain}")).await? else { continue };
+        devices.extend(listing(kind, &domain, &children));
+    }
+    Ok(devices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(kind: &str, domain: u16, device: u32) -> DeviceId {
+        DeviceId { kind: kind.to_owned(), domain, device }
+    }
+
+    #[test]
+    fn listing_with_new_and_missing_devices_is_told_as_what_appeared_and_vanished() {
+        let mut known = Known::default();
+        let set = |ids: &[DeviceId]| ids.iter().cloned().collect::<BTreeSet<_>>();
+        let (a, b, c) = (id("vbd", 1, 51712), id("vbd", 1, 51728), id("vbd", 2, 51712));
+        let appeared = known.look("vbd", set(&[a.clone(), b.clone()]));
+        assert_eq!(appeared, [Presence::Appeared(a.clone()), Presence::Appeared(b.clone())]);
+        assert_eq!(known.look("vbd", set(&[a.clone(), b.clone()])), []);
+        let changed = known.look("vbd", set(&[b.clone(), c.clone()]));
+        assert_eq!(changed, [Presence::Vanished(a), Presence::Appeared(c.clone())]);
+        // Another kind's listing leaves these alone.
+        let other = id("manyring", 1, 51712);
+        let changed = known.look("manyring", set(std::slice::from_ref(&other)));
+        assert_eq!(changed, [Presence::Appeared(other)]);
+        assert_eq!(known.look("manyring", set(&[])).len(), 1);
+        assert_eq!(known.devices().cloned().collect::<Vec<_>>(), [b, c]);
+    }
+
+    #[test]
+    fn more_devices_than_the_bound_are_not_looked_at() {
+        let mut known = Known::default();
+        let many = (0..5000).map(|device| id("vbd", 1, device)).collect::<BTreeSet<_>>();
+        assert_eq!(known.look("vbd", many.clone()).len(), DEVICES_MAX);
+        assert_eq!(known.look("vbd", many), []);
+        assert_eq!(known.look("vbd", BTreeSet::new()).len(), DEVICES_MAX);
+    }
+
+    #[test]
+    fn folder_whose_name_is_no_plain_number_is_no_device() {
+        let children = ["51712", "051712", "+1", "xvda", "-1", "4294967296"].map(str::to_owned);
+        assert_eq!(listing("vbd", "7", &children), [id("vbd", 7, 51712)]);
+        assert_eq!(listing("vbd", "70000", &children), []);
+        assert_eq!(listing("vbd", "x", &children), []);
+    }
+
+    #[test]
+    fn change_below_a_devices_folder_is_no_reason_to_list_devices() {
+        for (path, expected) in [
+            ("backend/vbd", true),
+            ("backend/vbd/7", true),
+            ("backend/vbd/7/51712", true),
+            ("backend/vbd/7/51712/state", false),
+            ("/local/domain/0/backend/vbd/7/51712", true),
+            ("/local/domain/0/backend/vbd/7/51712/state", false),
+            ("backend", true),
+            ("backend/qdisk/7/51712", false),
+        ] {
+            assert_eq!(concerns("vbd", path), expected, "{path}");
+        }
+    }
+}
