@@ -1,13 +1,14 @@
 //! One device: reads its nodes for the state machine, and does what the machine says.
 
 use super::DeviceId;
-use super::negotiate::{Seen, back_names, front_names, queue_names};
+use super::negotiate::{Reason, Seen, back_names, front_names, queue_names};
 use super::state::{Action, Back, Change, Config, Event};
 use super::store::{Store, StoreError, Transaction, Tries, Watch};
 use manyring_device::Later;
 use manyring_wire::xen::device::{Assignment, Disk, Nodes, Offer};
 use manyring_wire::xen::keys;
 use manyring_wire::xen::path::Path;
+use manyring_wire::xen::state::XenbusState;
 use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -184,6 +185,12 @@ impl Device<'_> {
                 false
             }
             Err(StoreError::Contended) => true,
+            // A guest may take our permission to read its nodes: then there are none.
+            Err(StoreError::Refused { error, .. }) => {
+                tracing::warn!(device = %self.back.id(), %error, "front-end's nodes not readable");
+                self.nodes.clear();
+                false
+            }
             Err(error) => return Err(error.into()),
         };
         let seen = Seen { back, front: self.nodes.clone() };
@@ -211,6 +218,7 @@ impl Device<'_> {
 
     /// Gives the machine an event, does what it says, and gives it the answers.
     async fn perform(&mut self, event: Event) -> Result<(), ServeError> {
+        let (reason, state) = (self.back.reason().cloned(), self.back.state());
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             for action in self.back.handle(event) {
@@ -247,7 +255,7 @@ impl Device<'_> {
                 }
             }
         }
-        self.tell();
+        self.tell(reason.as_ref(), state);
         Ok(())
     }
 
@@ -263,9 +271,16 @@ impl Device<'_> {
         Err(StoreError::Contended)
     }
 
-    fn tell(&self) {
+    /// Logs what has changed: why the device was closed, or how far it has come.
+    fn tell(&self, former_reason: Option<&Reason>, former_state: XenbusState) {
         let (device, state) = (self.back.id(), self.back.state());
-        tracing::debug!(%device, %state, "device");
+        match self.back.reason() {
+            Some(reason) if former_reason != Some(reason) => {
+                tracing::warn!(%device, %reason, "device closed");
+            }
+            _ if former_state != state => tracing::info!(%device, %state, "device"),
+            _ => {}
+        }
     }
 }
 

@@ -179,3 +179,20 @@ async fn process_that_ends_leaves_the_nodes_and_the_next_takes_the_rings_over() 
     next.commands.send(Command::Vanished).await.unwrap();
     next.task.await.unwrap();
 }
+
+#[tokio::test]
+async fn front_end_that_hides_its_nodes_is_closed_and_its_device_waits_for_the_tool_stack() {
+    let server = Server::start();
+    let store = connect(&server);
+    write_nodes(&server);
+    let state = format!("{BACK}/state");
+    let device = start(&store);
+    server.await_node(&state, "2").await;
+    write_rings(&server);
+    server.await_node(&state, "4").await;
+    server.deny(FRONT);
+    server.await_node(&state, "6").await;
+    assert!(device.host.asked().ends_with("disconnect"));
+    device.commands.send(Command::Vanished).await.unwrap();
+    device.task.await.unwrap();
+}

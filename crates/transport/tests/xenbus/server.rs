@@ -33,6 +33,8 @@ struct Shared {
     conflicts: u32,
     committed: u32,
     dropped: u32,
+    /// Below this, nothing may be read.
+    denied: Option<String>,
 }
 
 /// The server. Its tree can be read and written as a tool stack or guest would.
@@ -98,6 +100,12 @@ impl Server {
     /// The next transactions are refused as if others had written.
     pub(crate) fn refuse_transactions(&self, count: u32) {
         self.shared().conflicts = count;
+    }
+
+    /// Nothing below this path may be read any more.
+    pub(crate) fn deny(&self, path: &str) {
+        self.shared().denied = Some(path.to_owned());
+        self.shared().fire(path);
     }
 
     /// Transactions that were committed, and dropped.
@@ -223,6 +231,11 @@ fn answer(
         None => &shared.tree,
     };
     match request {
+        Request::Read(path)
+            if shared.denied.as_ref().is_some_and(|above| is_below(path.as_str(), above)) =>
+        {
+            Err(ErrorName::Eacces)
+        }
         Request::Read(path) => tree.get(&absolute(path.as_str())).cloned().ok_or(ErrorName::Enoent),
         Request::Directory(path) => {
             let list = children(tree, path)?;
