@@ -12,7 +12,7 @@
 //! serve       one device: reads nodes for the state machine and does what it says
 //! ```
 //! Rings, grants and event channels are no part of it: who implements [`Host`] maps and starts
-//! them.
+//! them. Why it is built so: docs/design/0010.
 
 mod discovery;
 pub mod negotiate;
