@@ -67,8 +67,7 @@ fn number(name: &str) -> Option<u32> {
 /// a device's folder is the device's own.
 fn concerns(kind: &str, path: &str) -> bool {
     let folder = format!("backend/{kind}");
-    // A server may tell the path from the root, whatever the watch was set on.
-    let Some(at) = path.find(&folder) else { return folder.starts_with(path) };
+    let Some(at) = path.find(&folder) else { return !path.contains("backend/") };
     path[at + folder.len()..].split('/').filter(|name| !name.is_empty()).count() <= 2
 }
 
@@ -179,7 +178,7 @@ mod tests {
             ("backend/vbd/7/51712/state", false),
             ("/local/domain/0/backend/vbd/7/51712", true),
             ("/local/domain/0/backend/vbd/7/51712/state", false),
-            ("backend", true),
+            ("/local/domain/0/backend", true),
             ("backend/qdisk/7/51712", false),
         ] {
             assert_eq!(concerns("vbd", path), expected, "{path}");

@@ -109,16 +109,20 @@ impl StoreError {
 /// A connection to xenstore. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Store {
+    /// `/local/domain/N`: where paths begin that are not absolute. They are made absolute here,
+    /// because a client of the server's socket has no home there.
+    home: Arc<str>,
     orders: mpsc::Sender<Order>,
     table: Arc<Table>,
 }
 
 impl Store {
-    /// Connects. Needs a tokio runtime.
+    /// Connects, for the back-end of `domain`: that in which this process runs, most often 0. Needs
+    /// a tokio runtime.
     ///
     /// # Errors
     /// [`StoreError::Open`].
-    pub fn open(endpoint: &Endpoint) -> Result<Self, StoreError> {
+    pub fn open(endpoint: &Endpoint, domain: u16) -> Result<Self, StoreError> {
         let fd = connection::open(endpoint).map_err(|error| StoreError::Open {
             endpoint: endpoint.to_string(),
             text: error.to_string(),
@@ -127,7 +131,8 @@ impl Store {
         let table = Arc::new(Table::default());
         // The task ends when the last handle is dropped, or the connection is over.
         tokio::spawn(connection::run(fd, received, table.clone()));
-        Ok(Self { orders, table })
+        let home = format!("/local/domain/{domain}").into();
+        Ok(Self { home, orders, table })
     }
 
     /// Waits until the connection is over, and says why.
@@ -148,6 +153,7 @@ impl Store {
     /// # Errors
     /// [`StoreError`]
     pub async fn children(&self, path: &str) -> Result<Option<Vec<String>>, StoreError> {
+        let path = &self.absolute(path);
         match self.ask(&Request::Directory(parse(path)?), 0).await {
             Ok(payload) => Ok(Some(names(&payload))),
             Err(error) if error.is_missing() => Ok(None),
@@ -190,6 +196,11 @@ impl Store {
         Err(StoreError::Contended)
     }
 
+    fn absolute(&self, path: &str) -> String {
+        let is_whole = path.starts_with('/') || path.starts_with('@');
+        if is_whole { path.to_owned() } else { format!("{}/{path}", self.home) }
+    }
+
     /// Watches that are heard together; none yet.
     #[must_use]
     pub fn watch(&self) -> Watch {
@@ -216,7 +227,8 @@ impl Store {
     }
 
     async fn read_in(&self, path: &str, tx_id: u32) -> Result<Option<Vec<u8>>, StoreError> {
-        match self.ask(&Request::Read(parse(path)?), tx_id).await {
+        let path = self.absolute(path);
+        match self.ask(&Request::Read(parse(&path)?), tx_id).await {
             Ok(value) => Ok(Some(value)),
             Err(error) if error.is_missing() => Ok(None),
             Err(error) => Err(error),
@@ -267,8 +279,12 @@ impl Store {
     ) -> Result<Order, StoreError> {
         let req_id = self.table.next_id();
         let mut message = Vec::new();
-        request.emit(req_id, tx_id, &mut message)?;
-        if message.len() > MESSAGE_SIZE_MAX {
+        let is_too_long = match request.emit(req_id, tx_id, &mut message) {
+            Ok(()) => message.len() > MESSAGE_SIZE_MAX,
+            Err(MessageError::TooLong { .. }) => true,
+            Err(error) => return Err(error.into()),
+        };
+        if is_too_long {
             let path = path_of(request).to_owned();
             return Err(StoreError::TooLong { name: request.op().name(), path });
         }
@@ -348,6 +364,7 @@ impl Transaction {
     /// [`StoreError`]
     pub async fn read_all(&self, paths: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         let mut values = Vec::with_capacity(paths.len());
+        let paths: Vec<_> = paths.iter().map(|path| self.store.absolute(path)).collect();
         for burst in paths.chunks(ORDERS_MAX / 2) {
             let mut replies = Vec::with_capacity(burst.len());
             for path in burst {
@@ -370,7 +387,8 @@ impl Transaction {
     /// # Errors
     /// [`StoreError`]
     pub async fn write(&self, path: &str, value: &[u8]) -> Result<(), StoreError> {
-        let request = Request::Write { path: parse(path)?, value };
+        let path = self.store.absolute(path);
+        let request = Request::Write { path: parse(&path)?, value };
         self.store.ask(&request, self.id).await.map(drop)
     }
 
@@ -379,7 +397,8 @@ impl Transaction {
     /// # Errors
     /// [`StoreError`]
     pub async fn remove(&self, path: &str) -> Result<(), StoreError> {
-        match self.store.ask(&Request::Rm(parse(path)?), self.id).await {
+        let path = self.store.absolute(path);
+        match self.store.ask(&Request::Rm(parse(&path)?), self.id).await {
             Err(error) if !error.is_missing() => Err(error),
             _ => Ok(()),
         }

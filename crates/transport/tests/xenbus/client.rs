@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 fn connect(server: &Server) -> Store {
-    Store::open(&Endpoint::Socket(server.socket.clone())).unwrap()
+    Store::open(&Endpoint::Socket(server.socket.clone()), 0).unwrap()
 }
 
 /// A store whose server is this function.
@@ -17,7 +17,7 @@ fn store_of(serve: impl FnOnce(UnixStream) + Send + 'static) -> (Store, tempfile
     let socket = folder.path().join("xenstore");
     let listener = UnixListener::bind(&socket).unwrap();
     std::thread::spawn(move || serve(listener.accept().unwrap().0));
-    (Store::open(&Endpoint::Socket(socket)).unwrap(), folder)
+    (Store::open(&Endpoint::Socket(socket), 0).unwrap(), folder)
 }
 
 /// Does something in a transaction until nobody comes between.
@@ -90,10 +90,13 @@ async fn list_that_does_not_fit_into_a_message_comes_in_parts() {
 async fn path_that_xenstore_does_not_permit_is_refused_before_it_is_sent() {
     let store = connect(&Server::start());
     let error = store.read("a b").await.unwrap_err().to_string();
-    assert!(error.starts_with("xenstore path \"a b\": path has the byte 0x20 at 1"), "{error}");
+    assert!(
+        error.starts_with("xenstore path \"/local/domain/0/a b\": path has the byte 0x20 at 17"),
+        "{error}"
+    );
     let body = async |tx: &Transaction| tx.write("a", &[b'x'; 4090]).await;
     let error = transaction(&store, body).await.unwrap_err().to_string();
-    assert_eq!(error, "xenstore WRITE of a does not fit into a message");
+    assert_eq!(error, "xenstore WRITE of /local/domain/0/a does not fit into a message");
 }
 
 #[tokio::test]
@@ -109,9 +112,12 @@ async fn watch_fires_at_once_and_for_each_path_below_until_it_is_dropped() {
         let Changed::Paths(paths) = watch.changed().await.unwrap() else { panic!("many") };
         seen.extend(paths);
     }
-    assert_eq!(Changed::Paths(seen), of(&["/local/domain/7/device/vbd/51712", "backend/vbd"]));
+    assert_eq!(
+        Changed::Paths(seen),
+        of(&["/local/domain/7/device/vbd/51712", "/local/domain/0/backend/vbd"])
+    );
     server.write("backend/vbd/7/51712/state", "1");
-    assert_eq!(watch.changed().await.unwrap(), of(&["backend/vbd/7/51712/state"]));
+    assert_eq!(watch.changed().await.unwrap(), of(&["/local/domain/0/backend/vbd/7/51712/state"]));
     server.write("backend/vif/7/0/state", "1");
     server.write("/local/domain/7/device/vbd/51712/state", "1");
     let front = of(&["/local/domain/7/device/vbd/51712/state"]);
@@ -140,7 +146,7 @@ async fn flood_of_events_is_told_as_many_and_costs_no_memory() {
     store.read("x").await.unwrap();
     assert_eq!(watch.changed().await.unwrap(), Changed::Many);
     server.write("flood/1", "");
-    let expected = Changed::Paths(BTreeSet::from(["flood/1".to_owned()]));
+    let expected = Changed::Paths(BTreeSet::from(["/local/domain/0/flood/1".to_owned()]));
     assert_eq!(watch.changed().await.unwrap(), expected);
 }
 
@@ -291,9 +297,9 @@ async fn more_requests_than_wait_at_a_time_are_all_answered() {
 #[tokio::test]
 async fn xenstore_that_is_not_there_is_named() {
     let endpoint = Endpoint::Socket("/no/such/socket".into());
-    let error = Store::open(&endpoint).unwrap_err().to_string();
+    let error = Store::open(&endpoint, 0).unwrap_err().to_string();
     assert!(error.starts_with("cannot open xenstore at /no/such/socket: No such file"), "{error}");
     let endpoint = Endpoint::Device("/no/such/device".into());
-    let error = Store::open(&endpoint).unwrap_err().to_string();
+    let error = Store::open(&endpoint, 0).unwrap_err().to_string();
     assert!(error.starts_with("cannot open xenstore at /no/such/device: No such file"), "{error}");
 }

@@ -111,7 +111,7 @@ fn write_rings(server: &Server) {
 }
 
 fn connect(server: &Server) -> Store {
-    Store::open(&Endpoint::Socket(server.socket.clone())).unwrap()
+    Store::open(&Endpoint::Socket(server.socket.clone()), 0).unwrap()
 }
 
 #[tokio::test]

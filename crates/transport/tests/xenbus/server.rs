@@ -216,6 +216,17 @@ fn serve(number: usize, mut stream: UnixStream, shared: &Mutex<Shared>) {
     shared.lock().unwrap().clients.remove(&number);
 }
 
+/// A client of the socket has no home that a relative path could begin in.
+fn is_relative(request: &Request<'_>) -> bool {
+    match request {
+        Request::Read(path) | Request::Write { path, .. } | Request::Directory(path) => {
+            !path.is_absolute()
+        }
+        Request::Watch { watched, .. } => !watched.as_str().starts_with('/'),
+        _ => false,
+    }
+}
+
 fn answer(
     number: usize,
     message: &Message<'_>,
@@ -224,6 +235,9 @@ fn answer(
 ) -> Result<Vec<u8>, ErrorName> {
     let ok = || Ok(b"OK\0".to_vec());
     let request = Request::parse(message)?;
+    if is_relative(&request) {
+        return Err(ErrorName::Einval);
+    }
     let id = message.header.tx_id;
     let tree = match open.get(&id) {
         Some(transaction) => &transaction.tree,

@@ -13,7 +13,7 @@ const PATHS_MAX: usize = 256;
 /// What a watch saw since it was asked last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// These paths changed, as the watch was set: absolute, or from the home of our domain.
+    /// These paths changed. They are absolute.
     Paths(BTreeSet<String>),
     /// More paths than a watch remembers.
     Many,
@@ -91,6 +91,7 @@ impl Watch {
     /// # Errors
     /// [`StoreError`]
     pub async fn add(&mut self, path: &str) -> Result<(), StoreError> {
+        let path = &self.store.absolute(path);
         let wrong = |error| StoreError::Path { path: path.to_owned(), error };
         let watched = Watched::parse(path.as_bytes()).map_err(wrong)?;
         let token = self.store.table.add_watch(self.state.clone());
@@ -102,9 +103,9 @@ impl Watch {
 
     /// Watches a node no more.
     pub fn remove(&mut self, path: &str) {
-        let store = &self.store;
+        let (store, path) = (&self.store, self.store.absolute(path));
         self.paths.retain(|token, watched| {
-            let stays = watched != path;
+            let stays = *watched != path;
             if !stays {
                 store.unwatch(*token, watched);
             }
