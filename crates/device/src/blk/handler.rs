@@ -1,7 +1,7 @@
 //! A block queue as the engine runs it.
 
 use super::BlkQueue;
-use super::virtio::Completed;
+use super::requests::Completed;
 use manyring_engine::Fence;
 use manyring_engine::QueueIo;
 use manyring_engine::{Done, Handler, Mode, Turn, Waits};

@@ -1,35 +1,34 @@
 //! `BlkDevice`: queues, features offered, config space.
 
+mod backing;
 mod config;
 mod handler;
 mod pending;
+mod requests;
 mod virtio;
 
 pub(crate) use virtio::BlkQueue;
 
 use crate::{ConfigError, Device, Later, StartError};
-use manyring_backend::blk::{Disk, Geometry};
+use backing::Backing;
+use manyring_backend::blk::Disk;
 use manyring_engine::Activation;
 use manyring_engine::Moderation;
+use manyring_engine::QueueHandle;
 use manyring_engine::RunningQueue;
-use manyring_engine::stats::QueueStats;
+use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{Home, Pool};
-use manyring_engine::{QueueHandle, Route};
 use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE, VIRTIO_BLK_F_FLUSH};
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use rustix::io::Errno;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use tokio::sync::watch;
 
 /// Requests of a queue that are taken out of its ring and not answered, at most: more of a larger
 /// ring waits in it. So what requests in flight hold has the same bound for rings of every size,
 /// and no disk has use for more.
 pub(crate) const IN_FLIGHT_MAX: u16 = 1024;
-
-/// Longest wait for the requests in flight before a disk is cut.
-const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a block device looks to the guest.
 #[derive(Clone, Debug)]
@@ -66,25 +65,21 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub struct BlkDevice {
     options: BlkOptions,
-    disk: Arc<dyn Disk>,
-    pool: Arc<Pool>,
+    backing: Backing,
     shared: Arc<Shared>,
-    geometry: Mutex<Geometry>,
-    resizing: Mutex<()>,
     /// The field `writeback` as a driver that can flush reads it, and what was negotiated.
     writeback: AtomicBool,
     /// Writes are durable whatever `writeback` says, see [`Device::reset_config`].
     stays_durable: AtomicBool,
     features: AtomicU64,
-    stats: Vec<Arc<QueueStats>>,
-    changes: watch::Sender<u64>,
 }
 
 impl BlkDevice {
     /// A device on `disk`, whose queues run in `pool`.
     #[must_use]
     pub fn new(mut options: BlkOptions, disk: Arc<dyn Disk>, pool: Arc<Pool>) -> Self {
-        let geometry = disk.geometry();
+        let backing = Backing::new(disk, pool, options.num_queues, Class::Blk);
+        let geometry = backing.geometry();
         options.read_only |= geometry.read_only;
         let mut serial = [0; ID_SIZE];
         let len = options.serial.len().min(ID_SIZE);
@@ -96,19 +91,13 @@ impl BlkDevice {
             offered: config::features(&options, &geometry),
             serial,
         });
-        let stats = (0..options.num_queues).map(|_| Arc::new(QueueStats::default())).collect();
         Self {
             writeback: AtomicBool::new(options.writeback),
             stays_durable: AtomicBool::new(false),
             options,
-            disk,
-            pool,
+            backing,
             shared,
-            geometry: Mutex::new(geometry),
-            resizing: Mutex::default(),
             features: AtomicU64::new(0),
-            stats,
-            changes: watch::Sender::new(0),
         }
     }
 
@@ -122,14 +111,10 @@ impl BlkDevice {
         BlkQueue::new(disk, self.shared.clone(), memory)
     }
 
-    fn geometry(&self) -> Geometry {
-        *self.geometry.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The disk behind the device.
     #[must_use]
     pub fn disk(&self) -> &Arc<dyn Disk> {
-        &self.disk
+        &self.backing.disk
     }
 
     /// The guest may not write.
@@ -145,66 +130,24 @@ impl BlkDevice {
     }
 
     /// Takes the disk's size anew, after changing it to `size` if one is given, and tells the
-    /// guest. May block: not for the control thread.
-    ///
-    /// A smaller disk is cut last: a write that was accepted before would make the file grow again.
-    /// ```text
-    /// lower the capacity: no request that is popped from now on reaches beyond it
-    /// wait until every request that was popped before is done
-    /// cut the disk
-    /// ```
+    /// guest; a smaller disk is cut when no request in flight reaches beyond it. May block: not for
+    /// the control thread.
     ///
     /// # Errors
     /// The disk's. `EBUSY`: requests in flight did not end, the disk is as it was.
     pub fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
-        let _one_at_a_time = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = self.shared.capacity.load(Ordering::Relaxed);
-        let shrinks = size.is_some_and(|size| size < old);
-        let resized = if shrinks {
-            self.shared.capacity.store(size.unwrap_or(old), Ordering::Relaxed);
-            self.await_requests().and_then(|()| self.disk.resize(size))
-        } else {
-            self.disk.resize(size)
-        };
-        let geometry = resized.inspect_err(|_| {
-            self.shared.capacity.store(old, Ordering::Relaxed);
-        })?;
-        *self.geometry.lock().unwrap_or_else(PoisonError::into_inner) = geometry;
-        self.shared.capacity.store(geometry.size, Ordering::Relaxed);
-        if old != geometry.size {
-            self.changes.send_modify(|n| *n += 1);
-        }
-        Ok(geometry.size)
-    }
-
-    /// Waits until every request that a queue of this device has popped until now is done.
-    fn await_requests(&self) -> Result<(), Errno> {
-        let is_ours = |route: &Arc<Route>| {
-            self.stats.iter().any(|stats| std::ptr::eq(Arc::as_ptr(stats), route.stats()))
-        };
-        let routes: Vec<_> = self.pool.routes().into_iter().filter(is_ours).collect();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        let runtime = runtime.map_err(|_| Errno::NOMEM)?;
-        runtime.block_on(async {
-            let deadline = tokio::time::Instant::now() + RESIZE_PATIENCE;
-            for route in routes {
-                let done = tokio::time::timeout_at(deadline, route.fence()).await;
-                done.map_err(|_| Errno::BUSY)?;
-            }
-            Ok(())
-        })
+        self.backing.resize(&self.shared.capacity, size)
     }
 
     fn start_queue(&self, activation: Activation) -> Result<QueueHandle, StartError> {
-        let has_ring = self.pool.has_ring().ok_or(StartError::NoWorker)?;
-        let disk = self.disk.open_queue(has_ring)?;
-        let stats = self.stats.get(activation.index).cloned().unwrap_or_default();
+        let disk = self.backing.open_queue()?;
+        let stats = self.backing.stats(activation.index).cloned().unwrap_or_default();
         let memory = activation.queue.memory().clone();
         let features = activation.features;
         let blk = BlkQueue::new(disk, self.shared.clone(), memory).with_features(features);
         let home = Home { device: self.options.name.clone(), unit: activation.index };
         let queue = RunningQueue::new(activation, blk, stats).moderated(self.options.moderation);
-        self.pool.start(queue, home).ok_or(StartError::NoWorker)
+        self.backing.pool.start(queue, home).ok_or(StartError::NoWorker)
     }
 
     /// True if the driver that runs has negotiated `VIRTIO_BLK_F_FLUSH`.
@@ -230,7 +173,7 @@ impl Device for BlkDevice {
     }
 
     fn features(&self) -> u64 {
-        config::features(&self.options, &self.geometry())
+        config::features(&self.options, &self.backing.geometry())
     }
 
     fn queue_count(&self) -> usize {
@@ -243,7 +186,7 @@ impl Device for BlkDevice {
 
     fn read_config(&self, offset: u32, bytes: &mut [u8]) {
         let writeback = self.writeback.load(Ordering::Relaxed);
-        config::read(&self.options, &self.geometry(), writeback, offset, bytes);
+        config::read(&self.options, &self.backing.geometry(), writeback, offset, bytes);
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError> {
@@ -288,7 +231,7 @@ impl Device for BlkDevice {
     }
 
     fn config_changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
+        self.backing.changes()
     }
 
     fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
@@ -296,7 +239,7 @@ impl Device for BlkDevice {
     }
 
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
-        self.stats.get(index).cloned()
+        self.backing.stats(index).cloned()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Requests submitted and not yet completed, by their chain's slot; holds their memory snapshot.
+//! Requests taken and not yet answered, by their chain's slot; holds their memory snapshot.
 //!
 //! A queue that ends with requests in flight (its worker quits) cannot know when the kernel or a
 //! thread stops using their memory: it leaves those snapshots mapped for ever. That happens when
@@ -7,8 +7,7 @@
 use manyring_engine::Epochs;
 use manyring_engine::Fence;
 use manyring_engine::Table;
-use manyring_memory::{GuestMemory, KeptByte};
-use manyring_queue::Chain;
+use manyring_memory::GuestMemory;
 use std::sync::Arc;
 
 /// What is counted when a request completes.
@@ -21,12 +20,10 @@ pub(super) enum Kind {
     Other,
 }
 
-/// A request in flight.
+/// A request in flight. `R`: what its ring's format needs to answer it.
 #[derive(Debug)]
-pub(super) struct InFlight {
-    pub(super) chain: Chain,
-    /// Where the status byte goes.
-    pub(super) status: KeptByte,
+pub(super) struct InFlight<R> {
+    pub(super) reply: R,
     pub(super) kind: Kind,
     /// Bytes of data; for reads they count as written to the guest.
     pub(super) len: u32,
@@ -34,33 +31,36 @@ pub(super) struct InFlight {
 }
 
 #[derive(Debug)]
-pub(super) struct Pending {
-    requests: Table<InFlight>,
+pub(super) struct Pending<R> {
+    requests: Table<InFlight<R>>,
     epochs: Epochs,
 }
 
-impl Pending {
+impl<R> Pending<R> {
     pub(super) fn new(memory: Arc<GuestMemory>) -> Self {
         Self { requests: Table::new(), epochs: Epochs::new(memory) }
     }
 
-    /// Remembers a request; the token, its chain's slot, comes back with its completion.
+    /// The snapshot in which the slices of new requests lie.
+    pub(super) fn memory(&self) -> &GuestMemory {
+        self.epochs.memory(self.epochs.current())
+    }
+
+    /// Remembers the request whose chain has `slot`: that is the token which comes back with its
+    /// completion.
     #[inline]
-    pub(super) fn add(&mut self, request: InFlight) -> u32 {
-        let (slot, epoch) = (request.chain.slot(), self.epochs.current());
-        debug_assert!(request.status.is_in(self.epochs.memory(epoch)), "of another snapshot");
-        self.requests.insert(slot, epoch, request);
+    pub(super) fn add(&mut self, slot: u16, request: InFlight<R>) -> u32 {
+        self.requests.insert(slot, self.epochs.current(), request);
         slot.into()
     }
 
-    /// Takes the request of `token` and writes its status byte. `None` if there is none: a
-    /// backend's bug, not the guest's. Its snapshot stays until [`Self::acknowledge`].
+    /// Takes the request of `token`, with the snapshot that it was resolved in. `None` if there is
+    /// none: a backend's bug, not the guest's. The snapshot stays until [`Self::acknowledge`].
     #[inline]
-    pub(super) fn finish(&mut self, token: u32, status: u8) -> Option<InFlight> {
+    pub(super) fn finish(&mut self, token: u32) -> Option<(InFlight<R>, &GuestMemory)> {
         let (epoch, request) = self.requests.take(token)?;
-        request.status.write(self.epochs.memory(epoch), status);
         self.epochs.end(epoch);
-        Some(request)
+        Some((request, self.epochs.memory(epoch)))
     }
 
     /// Acknowledges changes of memory that no request stands against. Called when the driver can
@@ -84,7 +84,7 @@ impl Pending {
 
     /// Takes all that is left, when the queue ends. Memory that a disk may still write to is kept
     /// by the disk's queue.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight> {
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight<R>> {
         self.requests.drain()
     }
 }

@@ -1,16 +1,18 @@
 //! virtio-blk chain <-> `Request` / `Completion` (virtio 1.3 §5.2.6).
 
 use super::config::{RANGE_BYTES_MAX, RANGES_MAX, SIZE_MAX};
-use super::pending::{InFlight, Kind, Pending};
+use super::pending::{InFlight, Kind};
+use super::requests::{Completed, Requests};
 use super::{IN_FLIGHT_MAX, Shared};
-use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
+use manyring_backend::blk::{Burst, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
 use manyring_engine::Fence;
 use manyring_engine::stats::QueueStats;
 use manyring_memory::{
-    GuestMemory, GuestSlice, Pieces, SliceList, copy_from_slices, copy_to_slices, total_len,
+    GuestMemory, GuestSlice, KeptByte, Pieces, SliceList, copy_from_slices, copy_to_slices,
+    total_len,
 };
-use manyring_queue::{Batch, Chains, QueueError};
+use manyring_queue::{Batch, Chain, Chains, QueueError};
 use manyring_wire::blk::{
     HEADER_SIZE, ID_SIZE, RawHeader, RawSegment, RequestKind, SECTOR_SIZE, SEGMENT_SIZE, Segment,
     Status, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_SECURE_ERASE, VIRTIO_BLK_F_SIZE_MAX,
@@ -23,23 +25,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
 
-/// Requests popped in one turn at most: each may have a thousand descriptors, which are walked
-/// while queues of other guests wait.
-const BURST_MAX: usize = 128;
+/// What a virtio request is answered with.
+#[derive(Debug)]
+struct Reply {
+    chain: Chain,
+    /// Where the status byte goes.
+    status: KeptByte,
+}
 
-/// A queue of a block device, as its worker runs it.
+/// A queue of a virtio block device, as its worker runs it.
 #[derive(Debug)]
 pub(crate) struct BlkQueue {
-    disk: Box<dyn DiskQueue>,
+    requests: Requests<Reply>,
     shared: Arc<Shared>,
-    burst_max: usize,
     /// Bytes of a data descriptor at most: SIZE_MAX, if the driver has accepted it.
     slice_max: usize,
-    pending: Pending,
     batch: Batch,
-    burst: Burst,
-    /// Requests that are done, by the disk or without it.
-    done: Vec<Completion>,
 }
 
 /// What becomes of a request after parsing.
@@ -63,14 +64,10 @@ impl BlkQueue {
         memory: Arc<GuestMemory>,
     ) -> Self {
         Self {
-            burst_max: disk.burst_max().min(BURST_MAX),
+            requests: Requests::new(disk, memory),
             slice_max: usize::MAX,
-            disk,
             shared,
-            pending: Pending::new(memory),
             batch: Batch::new(),
-            burst: Burst::default(),
-            done: Vec::new(),
         }
     }
 
@@ -84,37 +81,35 @@ impl BlkQueue {
 
     /// See [`DiskQueue::readiness`].
     pub(super) fn offload(&self) -> Option<BorrowedFd<'_>> {
-        self.disk.readiness()
+        self.requests.offload()
     }
 
     pub(super) fn attach_disk(&mut self, ring: Option<&mut Ring>, tag: u64) {
-        self.disk.attach(ring, tag);
+        self.requests.attach_disk(ring, tag);
     }
 
     pub(super) fn detach_disk(&mut self, ring: Option<&mut Ring>) {
-        self.disk.detach(ring);
+        self.requests.detach_disk(ring);
     }
 
     pub(super) fn on_disk(&mut self, token: u32, result: i32, ring: Option<&mut Ring>) {
-        self.disk.on_event(token, result, ring, &mut self.done);
+        self.requests.on_disk(token, result, ring);
     }
 
     pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, reply: Fence) {
         self.batch.release();
-        self.burst.release();
-        self.disk.release_memory();
-        self.pending.retire(memory, reply);
+        self.requests.retire(memory, reply);
     }
 
     /// `reply` is told when every request that was popped until now is done.
     pub(crate) fn barrier(&mut self, reply: Fence) {
-        self.pending.barrier(reply);
+        self.requests.barrier(reply);
     }
 
     /// What was returned to the driver is published: tells whoever waits for that.
     #[inline]
     pub(crate) fn acknowledge(&mut self) {
-        self.pending.acknowledge();
+        self.requests.acknowledge();
     }
 
     /// True if no more is taken out of the ring until a request is done.
@@ -124,7 +119,7 @@ impl BlkQueue {
 
     /// Gives up what is in flight, when the queue ends.
     pub(crate) fn discard_all(&mut self, queue: &mut impl Chains) {
-        self.pending.drain().for_each(|request| queue.discard(request.chain));
+        self.requests.drain().for_each(|request| queue.discard(request.reply.chain));
     }
 
     /// Pops a batch and starts its requests. Returns how many.
@@ -136,17 +131,14 @@ impl BlkQueue {
         now_ns: u64,
     ) -> usize {
         let room = usize::from(IN_FLIGHT_MAX.saturating_sub(queue.in_flight()));
-        let popped = queue.pop_batch(&mut self.batch, self.burst_max.min(room));
+        let popped = queue.pop_batch(&mut self.batch, self.requests.burst_max().min(room));
         if popped == 0 {
             return 0;
         }
         for index in 0..popped {
             self.take_request(queue, index, now_ns);
         }
-        if !self.burst.is_empty() {
-            self.disk.submit(&self.burst, ring, &mut self.done);
-            self.burst.clear();
-        }
+        self.requests.start(ring);
         popped
     }
 
@@ -170,24 +162,28 @@ impl BlkQueue {
                 return;
             }
         };
-        let mut parsed = parse(&self.shared, header, readable, writable, &mut self.burst);
+        debug_assert!(status.is_in(self.requests.memory()), "of another snapshot");
+        let burst = self.requests.burst();
+        let mut parsed = parse(&self.shared, header, readable, writable, burst);
         let slice_max = self.slice_max;
         let is_bounded = slice_max != usize::MAX;
-        if is_bounded && self.burst.new_slices().iter().any(|slice| slice.len() > slice_max) {
+        if is_bounded && self.requests.new_slices().iter().any(|slice| slice.len() > slice_max) {
             parsed = Parsed::refuse(Status::IoErr);
         }
+        let slot = chain.slot();
+        let in_flight = |kind, len| InFlight {
+            reply: Reply { chain, status },
+            kind,
+            len,
+            popped_at_ns: now_ns,
+        };
         match parsed {
             Parsed::Submit { op, offset, len, kind } => {
                 let bytes = u32::try_from(len).unwrap_or(u32::MAX);
-                let in_flight = InFlight { chain, status, kind, len: bytes, popped_at_ns: now_ns };
-                let token = self.pending.add(in_flight);
-                self.burst.push(token, op, offset, len);
+                self.requests.submit(slot, in_flight(kind, bytes), (op, offset, len));
             }
             Parsed::Answer { status: answer, kind, len } => {
-                self.burst.forget_slices();
-                let in_flight = InFlight { chain, status, kind, len, popped_at_ns: now_ns };
-                let token = self.pending.add(in_flight);
-                self.done.push(Completion { token, result: result_of(answer) });
+                self.requests.answer(slot, in_flight(kind, len), result_of(answer));
             }
         }
     }
@@ -200,41 +196,21 @@ impl BlkQueue {
         stats: &QueueStats,
         clock: impl FnOnce() -> u64,
     ) -> Completed {
-        let has_more = self.disk.reap(&mut self.done);
-        if self.done.is_empty() {
-            return Completed { count: 0, lost: false, has_more };
-        }
-        let now_ns = clock();
-        let count = self.done.len();
-        let mut lost = false;
-        let mut tally = Tally::default();
-        for completion in self.done.drain(..) {
-            let status = match completion.result {
-                Ok(()) => Status::Ok,
-                Err(Errno::OPNOTSUPP) => Status::Unsupp,
-                Err(errno) => {
-                    lost |= errno == Errno::FAULT;
-                    Status::IoErr
-                }
+        let has_more = self.requests.reap();
+        let finished = self.requests.finish(stats, clock, |request, result, memory| {
+            let Reply { chain, status } = request.reply;
+            let (answer, len) = match result {
+                Ok(()) => (Status::Ok, request.len),
+                // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).
+                Err(Errno::OPNOTSUPP) => (Status::Unsupp, 0),
+                Err(_) => (Status::IoErr, 0),
             };
-            if let Some(request) = self.pending.finish(completion.token, status as u8) {
-                tally.finish(request, status, now_ns, queue, stats);
-            }
-        }
-        tally.store(stats);
-        Completed { count, lost, has_more }
+            status.write(memory, answer as u8);
+            let data = if matches!(request.kind, Kind::Read | Kind::Other) { len } else { 0 };
+            queue.push_used(chain, 1 + data);
+        });
+        Completed { count: finished.count, lost: finished.lost, has_more }
     }
-}
-
-/// What came of the end of a turn.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Completed {
-    /// Requests returned to the driver.
-    pub(crate) count: usize,
-    /// Guest memory was cut away.
-    pub(crate) lost: bool,
-    /// The disk has more to do on this thread in the next turn.
-    pub(crate) has_more: bool,
 }
 
 /// What a disk would say of a request that is answered without it.
@@ -243,89 +219,6 @@ const fn result_of(status: Status) -> Result<(), Errno> {
         Status::Ok => Ok(()),
         Status::IoErr => Err(Errno::IO),
         Status::Unsupp => Err(Errno::OPNOTSUPP),
-    }
-}
-
-/// Counters of a burst, added to the queue's once.
-#[derive(Default)]
-struct Tally {
-    requests: u64,
-    reads: u64,
-    writes: u64,
-    flushes: u64,
-    ranges: u64,
-    bytes_read: u64,
-    bytes_written: u64,
-    errors: u64,
-    /// Requests with the same time from pop to completion: counted together.
-    serve_ns: u64,
-    serve_count: u64,
-}
-
-impl Tally {
-    /// Counts a request and returns its chain.
-    #[inline]
-    fn finish(
-        &mut self,
-        request: InFlight,
-        status: Status,
-        now_ns: u64,
-        queue: &mut impl Chains,
-        stats: &QueueStats,
-    ) {
-        // What a request that failed has moved is unknown: it counts as nothing, and the status
-        // byte is all that the driver may rely on (§2.7.8.2).
-        let len = if status == Status::Ok { request.len } else { 0 };
-        let mut written = 1;
-        match request.kind {
-            Kind::Read => {
-                self.reads += 1;
-                self.bytes_read += u64::from(len);
-                written += len;
-            }
-            Kind::Write => {
-                self.writes += 1;
-                self.bytes_written += u64::from(len);
-            }
-            Kind::Flush => self.flushes += 1,
-            Kind::Range => self.ranges += 1,
-            Kind::Other => written += len,
-        }
-        self.requests += 1;
-        self.errors += u64::from(status != Status::Ok);
-        let serve_ns = now_ns.saturating_sub(request.popped_at_ns);
-        if serve_ns != self.serve_ns {
-            self.store_serve(stats);
-            self.serve_ns = serve_ns;
-        }
-        self.serve_count += 1;
-        queue.push_used(request.chain, written);
-    }
-
-    fn store_serve(&mut self, stats: &QueueStats) {
-        if self.serve_count > 0 {
-            stats.serve_ns.record(self.serve_ns, self.serve_count);
-            self.serve_count = 0;
-        }
-    }
-
-    #[inline]
-    fn store(&mut self, stats: &QueueStats) {
-        self.store_serve(stats);
-        for (counter, n) in [
-            (&stats.requests, self.requests),
-            (&stats.reads, self.reads),
-            (&stats.writes, self.writes),
-            (&stats.flushes, self.flushes),
-            (&stats.discards, self.ranges),
-            (&stats.bytes_read, self.bytes_read),
-            (&stats.bytes_written, self.bytes_written),
-            (&stats.errors, self.errors),
-        ] {
-            if n > 0 {
-                counter.add(n);
-            }
-        }
     }
 }
 

@@ -1,0 +1,113 @@
+//! `Backing`: the disk behind a device, the workers that serve it, and its queues' counters:
+//! the same for every kind of device that a guest may have on it.
+
+use crate::StartError;
+use manyring_backend::blk::{Disk, DiskQueue, Geometry};
+use manyring_engine::stats::{Class, QueueStats};
+use manyring_engine::{Pool, Route};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Longest wait for the requests in flight before a disk is cut.
+const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The disk behind a device.
+#[derive(Debug)]
+pub(super) struct Backing {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) pool: Arc<Pool>,
+    geometry: Mutex<Geometry>,
+    resizing: Mutex<()>,
+    stats: Vec<Arc<QueueStats>>,
+    changes: watch::Sender<u64>,
+}
+
+impl Backing {
+    /// `disk`, served by workers of `pool` on so many queues.
+    pub(super) fn new(disk: Arc<dyn Disk>, pool: Arc<Pool>, queues: usize, class: Class) -> Self {
+        Self {
+            geometry: Mutex::new(disk.geometry()),
+            disk,
+            pool,
+            resizing: Mutex::default(),
+            stats: (0..queues).map(|_| Arc::new(QueueStats::new(class))).collect(),
+            changes: watch::Sender::new(0),
+        }
+    }
+
+    /// What the disk is now.
+    pub(super) fn geometry(&self) -> Geometry {
+        *self.geometry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A queue of the disk, for whichever worker will serve it.
+    pub(super) fn open_queue(&self) -> Result<Box<dyn DiskQueue>, StartError> {
+        let has_ring = self.pool.has_ring().ok_or(StartError::NoWorker)?;
+        Ok(self.disk.open_queue(has_ring)?)
+    }
+
+    /// Counters of queue `index`.
+    pub(super) fn stats(&self, index: usize) -> Option<&Arc<QueueStats>> {
+        self.stats.get(index)
+    }
+
+    /// Changes whenever the disk's size does.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Takes the disk's size anew, after changing it to `size` if one is given, and tells the
+    /// guest. `capacity` is what the device's queues check their requests against. May block: not
+    /// for the control thread.
+    ///
+    /// A smaller disk is cut last: a write that was accepted before would make the file grow again.
+    /// ```text
+    /// lower the capacity: no request that is popped from now on reaches beyond it
+    /// wait until every request that was popped before is done
+    /// cut the disk
+    /// ```
+    ///
+    /// # Errors
+    /// The disk's. `EBUSY`: requests in flight did not end, the disk is as it was.
+    pub(super) fn resize(&self, capacity: &AtomicU64, size: Option<u64>) -> Result<u64, Errno> {
+        let _one_at_a_time = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = capacity.load(Ordering::Relaxed);
+        let shrinks = size.is_some_and(|size| size < old);
+        let resized = if shrinks {
+            capacity.store(size.unwrap_or(old), Ordering::Relaxed);
+            self.await_requests().and_then(|()| self.disk.resize(size))
+        } else {
+            self.disk.resize(size)
+        };
+        let geometry = resized.inspect_err(|_| {
+            capacity.store(old, Ordering::Relaxed);
+        })?;
+        *self.geometry.lock().unwrap_or_else(PoisonError::into_inner) = geometry;
+        capacity.store(geometry.size, Ordering::Relaxed);
+        if old != geometry.size {
+            self.changes.send_modify(|n| *n += 1);
+        }
+        Ok(geometry.size)
+    }
+
+    /// Waits until every request that a queue of this device has popped until now is done.
+    fn await_requests(&self) -> Result<(), Errno> {
+        let is_ours = |route: &Arc<Route>| {
+            self.stats.iter().any(|stats| std::ptr::eq(Arc::as_ptr(stats), route.stats()))
+        };
+        let routes: Vec<_> = self.pool.routes().into_iter().filter(is_ours).collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.map_err(|_| Errno::NOMEM)?;
+        runtime.block_on(async {
+            let deadline = tokio::time::Instant::now() + RESIZE_PATIENCE;
+            for route in routes {
+                let done = tokio::time::timeout_at(deadline, route.fence()).await;
+                done.map_err(|_| Errno::BUSY)?;
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,265 @@
+//! `Requests`: the requests of a queue, from parsing to the disk and back, whatever format its ring
+//! has.
+//!
+//! ```text
+//! parse (virtio.rs, blkif.rs):  push slices; submit(slot, reply, op, offset, len), or
+//!                               answer(slot, reply, result) without the disk
+//! start:                        the burst goes to the disk's queue
+//! reap, finish:                 what is done is counted and handed to whoever answers it
+//! ```
+//! A tenant keeps beside each request what its ring needs to answer it: `R`. All else is the same
+//! for every tenant, and lies here: the disk's queue, the burst, the table of what is in flight,
+//! and the counters.
+
+use super::pending::{InFlight, Kind, Pending};
+use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
+use manyring_backend::sys::uring::Ring;
+use manyring_engine::Fence;
+use manyring_engine::stats::QueueStats;
+use manyring_memory::{GuestMemory, GuestSlice};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// Requests popped in one turn at most: each may have a thousand descriptors, which are walked
+/// while queues of other guests wait.
+const BURST_MAX: usize = 128;
+
+/// The requests of a queue.
+#[derive(Debug)]
+pub(super) struct Requests<R> {
+    disk: Box<dyn DiskQueue>,
+    burst_max: usize,
+    pending: Pending<R>,
+    burst: Burst,
+    /// Requests that are done, by the disk or without it.
+    done: Vec<Completion>,
+}
+
+impl<R> Requests<R> {
+    pub(super) fn new(disk: Box<dyn DiskQueue>, memory: Arc<GuestMemory>) -> Self {
+        Self {
+            burst_max: disk.burst_max().min(BURST_MAX),
+            disk,
+            pending: Pending::new(memory),
+            burst: Burst::default(),
+            done: Vec::new(),
+        }
+    }
+
+    /// Requests to pop in one turn at most.
+    #[inline]
+    pub(super) fn burst_max(&self) -> usize {
+        self.burst_max
+    }
+
+    /// The snapshot in which the slices of new requests lie.
+    pub(super) fn memory(&self) -> &GuestMemory {
+        self.pending.memory()
+    }
+
+    /// See [`DiskQueue::readiness`].
+    pub(super) fn offload(&self) -> Option<BorrowedFd<'_>> {
+        self.disk.readiness()
+    }
+
+    pub(super) fn attach_disk(&mut self, ring: Option<&mut Ring>, tag: u64) {
+        self.disk.attach(ring, tag);
+    }
+
+    pub(super) fn detach_disk(&mut self, ring: Option<&mut Ring>) {
+        self.disk.detach(ring);
+    }
+
+    pub(super) fn on_disk(&mut self, token: u32, result: i32, ring: Option<&mut Ring>) {
+        self.disk.on_event(token, result, ring, &mut self.done);
+    }
+
+    /// Serves requests in `memory` from now on; `reply` is told when none uses an older snapshot.
+    pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, reply: Fence) {
+        self.burst.release();
+        self.disk.release_memory();
+        self.pending.retire(memory, reply);
+    }
+
+    /// `reply` is told when every request that was taken until now is done.
+    pub(super) fn barrier(&mut self, reply: Fence) {
+        self.pending.barrier(reply);
+    }
+
+    /// What was answered is published: tells whoever waits for that.
+    #[inline]
+    pub(super) fn acknowledge(&mut self) {
+        self.pending.acknowledge();
+    }
+
+    /// Takes all that is left, when the queue ends.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight<R>> {
+        self.pending.drain()
+    }
+
+    /// Where the slices of a request go before [`Self::submit`].
+    #[inline]
+    pub(super) fn burst(&mut self) -> &mut Burst {
+        &mut self.burst
+    }
+
+    /// The slices that were pushed for the next request.
+    #[inline]
+    pub(super) fn new_slices(&self) -> &[GuestSlice<'_>] {
+        self.burst.new_slices()
+    }
+
+    /// Adds a request to the burst, with the slices that were pushed since the last one.
+    #[inline]
+    pub(super) fn submit(
+        &mut self,
+        slot: u16,
+        request: InFlight<R>,
+        (op, offset, len): (Op, u64, u64),
+    ) {
+        let token = self.pending.add(slot, request);
+        self.burst.push(token, op, offset, len);
+    }
+
+    /// Answers a request without the disk. Slices that were pushed for it are dropped.
+    #[inline]
+    pub(super) fn answer(&mut self, slot: u16, request: InFlight<R>, result: Result<(), Errno>) {
+        self.burst.forget_slices();
+        let token = self.pending.add(slot, request);
+        self.done.push(Completion { token, result });
+    }
+
+    /// Hands the burst to the disk.
+    #[inline]
+    pub(super) fn start(&mut self, ring: Option<&mut Ring>) {
+        if !self.burst.is_empty() {
+            self.disk.submit(&self.burst, ring, &mut self.done);
+            self.burst.clear();
+        }
+    }
+
+    /// Ends a turn of the disk. True if it has more to do on this thread in the next turn.
+    #[inline]
+    pub(super) fn reap(&mut self) -> bool {
+        self.disk.reap(&mut self.done)
+    }
+
+    /// Counts what is done and hands each request to `answer`, with its result and with the
+    /// snapshot of its slices.
+    #[inline]
+    pub(super) fn finish(
+        &mut self,
+        stats: &QueueStats,
+        clock: impl FnOnce() -> u64,
+        mut answer: impl FnMut(InFlight<R>, Result<(), Errno>, &GuestMemory),
+    ) -> Finished {
+        if self.done.is_empty() {
+            return Finished { count: 0, lost: false };
+        }
+        let now_ns = clock();
+        let count = self.done.len();
+        let mut lost = false;
+        let mut tally = Tally::default();
+        for Completion { token, result } in self.done.drain(..) {
+            lost |= result == Err(Errno::FAULT);
+            if let Some((request, memory)) = self.pending.finish(token) {
+                tally.count(&request, result.is_ok(), now_ns, stats);
+                answer(request, result, memory);
+            }
+        }
+        tally.store(stats);
+        Finished { count, lost }
+    }
+}
+
+/// What [`Requests::finish`] has handed out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finished {
+    /// Requests.
+    pub(super) count: usize,
+    /// Guest memory was cut away.
+    pub(super) lost: bool,
+}
+
+/// What came of the end of a turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Completed {
+    /// Requests returned to the driver.
+    pub(crate) count: usize,
+    /// Guest memory was cut away.
+    pub(crate) lost: bool,
+    /// The disk has more to do on this thread in the next turn.
+    pub(crate) has_more: bool,
+}
+
+/// Counters of a burst, added to the queue's once.
+#[derive(Default)]
+struct Tally {
+    requests: u64,
+    reads: u64,
+    writes: u64,
+    flushes: u64,
+    ranges: u64,
+    bytes_read: u64,
+    bytes_written: u64,
+    errors: u64,
+    /// Requests with the same time from pop to completion: counted together.
+    serve_ns: u64,
+    serve_count: u64,
+}
+
+impl Tally {
+    /// Counts a request. What one that failed has moved is unknown: it counts as no bytes.
+    #[inline]
+    fn count<R>(&mut self, request: &InFlight<R>, is_ok: bool, now_ns: u64, stats: &QueueStats) {
+        let len = if is_ok { u64::from(request.len) } else { 0 };
+        match request.kind {
+            Kind::Read => {
+                self.reads += 1;
+                self.bytes_read += len;
+            }
+            Kind::Write => {
+                self.writes += 1;
+                self.bytes_written += len;
+            }
+            Kind::Flush => self.flushes += 1,
+            Kind::Range => self.ranges += 1,
+            Kind::Other => {}
+        }
+        self.requests += 1;
+        self.errors += u64::from(!is_ok);
+        let serve_ns = now_ns.saturating_sub(request.popped_at_ns);
+        if serve_ns != self.serve_ns {
+            self.store_serve(stats);
+            self.serve_ns = serve_ns;
+        }
+        self.serve_count += 1;
+    }
+
+    fn store_serve(&mut self, stats: &QueueStats) {
+        if self.serve_count > 0 {
+            stats.serve_ns.record(self.serve_ns, self.serve_count);
+            self.serve_count = 0;
+        }
+    }
+
+    #[inline]
+    fn store(&mut self, stats: &QueueStats) {
+        self.store_serve(stats);
+        for (counter, n) in [
+            (&stats.requests, self.requests),
+            (&stats.reads, self.reads),
+            (&stats.writes, self.writes),
+            (&stats.flushes, self.flushes),
+            (&stats.discards, self.ranges),
+            (&stats.bytes_read, self.bytes_read),
+            (&stats.bytes_written, self.bytes_written),
+            (&stats.errors, self.errors),
+        ] {
+            if n > 0 {
+                counter.add(n);
+            }
+        }
+    }
+}
