@@ -140,7 +140,7 @@ fn all_queues(state: &State) -> Vec<(String, Arc<QueueStats>)> {
 
 fn queues(out: &mut String, state: &State) {
     let all = all_queues(state);
-    let definitions = [Class::Blk, Class::Net].map(QueueStats::new);
+    let definitions = Class::ALL.map(QueueStats::new);
     let mut seen = HashSet::new();
     for counter in definitions.iter().flat_map(QueueStats::counters) {
         if !seen.insert(counter.name) {
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn every_name_is_unique_and_ends_in_its_unit() {
         let mut all = HashSet::new();
-        for stats in [Class::Blk, Class::Net].map(QueueStats::new) {
+        for stats in Class::ALL.map(QueueStats::new) {
             all.extend(stats.counters().iter().map(|c| c.name));
             all.extend(stats.histograms().iter().map(|h| h.name));
         }

@@ -139,6 +139,11 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// The driver has enabled the queue.
     fn revive(&mut self) {}
 
+    /// True if memory was cut away that it uses beside the snapshot in which its ring lies.
+    fn is_broken(&self) -> bool {
+        false
+    }
+
     /// What it goes by has changed.
     fn refresh(&mut self) {}
 

@@ -413,7 +413,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn check_memory(&mut self) {
-        if self.ring.is_broken() {
+        if self.ring.is_broken() || self.handler.is_broken() {
             self.life.lose_memory(&self.stats);
         }
     }

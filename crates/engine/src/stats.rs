@@ -143,6 +143,13 @@ pub enum Class {
     Blk,
     /// A network device.
     Net,
+    /// A Xen block device: it has the counters of a block device, and those of its grants.
+    XenBlk,
+}
+
+impl Class {
+    /// Every class.
+    pub const ALL: [Self; 3] = [Self::Blk, Self::Net, Self::XenBlk];
 }
 
 /// Which classes a counter belongs to.
@@ -151,11 +158,17 @@ enum Of {
     All,
     Blk,
     Net,
+    XenBlk,
 }
 
 impl Of {
     const fn has(self, class: Class) -> bool {
-        matches!((self, class), (Self::All, _) | (Self::Blk, Class::Blk) | (Self::Net, Class::Net))
+        match self {
+            Self::All => true,
+            Self::Blk => matches!(class, Class::Blk | Class::XenBlk),
+            Self::Net => matches!(class, Class::Net),
+            Self::XenBlk => matches!(class, Class::XenBlk),
+        }
     }
 }
 
@@ -210,6 +223,12 @@ queue_stats! {
         bytes_read: Blk Counter = "Bytes read from the disk",
         bytes_written: Blk Counter = "Bytes written to the disk",
         errors: Blk Counter = "Requests answered with an error",
+        grants_mapped: XenBlk Gauge = "Grant references that stay mapped",
+        grant_hits: XenBlk Counter = "Grant references of requests that were mapped already",
+        grant_misses: XenBlk Counter = "Grant references of requests that were not mapped yet",
+        grants_transient: XenBlk Counter = "Grant references mapped for one request alone",
+        grants_refused: XenBlk Counter = "Grant references of requests that cannot be mapped",
+        grants_purged: XenBlk Counter = "Grant references unmapped for room, or not used for long",
         packets: Net Counter = "Packets passed on, one that is to be segmented counts once",
         bytes_passed: Net Counter = "Bytes of the packets passed on, without their virtio headers",
         gso_packets: Net Counter = "Packets passed on that are to be segmented",
@@ -370,6 +389,19 @@ mod tests {
             assert!(value <= Histogram::bucket_max(index), "{value} in {index}");
             assert!(index == 0 || value > Histogram::bucket_max(index - 1), "{value} in {index}");
         }
+    }
+
+    #[test]
+    fn a_xen_disk_has_the_counters_of_a_disk_and_those_of_its_grants() {
+        let names = |class| {
+            let counters = QueueStats::new(class).counters();
+            counters.into_iter().map(|counter| counter.name).collect::<Vec<_>>()
+        };
+        let (blk, net, xen) = (names(Class::Blk), names(Class::Net), names(Class::XenBlk));
+        assert!(blk.iter().all(|name| xen.contains(name)));
+        let own: Vec<_> = xen.iter().filter(|name| !blk.contains(name)).collect();
+        assert!(own.contains(&&"grant_hits") && own.iter().all(|name| name.starts_with("grant")));
+        assert!(own.iter().all(|name| !net.contains(name)) && !xen.contains(&"packets"));
     }
 
     #[test]
