@@ -260,9 +260,11 @@ impl GrantPages {
         Ok(list.resolve(GuestAddr(addr), len, last)?)
     }
 
-    /// Leaves everything mapped for ever: the kernel or a thread may still use it.
-    pub fn leak(self) {
-        std::mem::forget(self);
+    /// Leaves everything mapped for ever: the kernel or a thread may still use it. No page is
+    /// given out any more.
+    pub fn leak(&mut self) {
+        self.mapped.clear();
+        std::mem::forget(self.memory.clone());
     }
 }
 

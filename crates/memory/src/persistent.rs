@@ -432,7 +432,7 @@ impl PersistentGrants {
     }
 
     /// Leaves everything mapped for ever: the kernel or a thread may still use it.
-    pub fn leak(self) {
+    pub fn leak(&mut self) {
         self.pages.leak();
     }
 }

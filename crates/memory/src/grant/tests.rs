@@ -238,6 +238,7 @@ fn the_marks_of_a_process_that_is_gone_are_cleared_and_those_of_others_stay() {
         let mut pages = GrantPages::new(domain.mapper(seat), 2).unwrap();
         map(&mut pages, 0, GrantAccess::Write, &[1, ENTRIES - 1]);
         pages.leak();
+        drop(pages);
     }
     domain.table.clear_seat(1);
     assert!(domain.is_mapped(1) && domain.is_mapped(ENTRIES - 1));
