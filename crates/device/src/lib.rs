@@ -48,6 +48,7 @@ pub mod net;
 mod policy;
 
 use manyring_engine::{Activation, QueueHandle, QueueStats, StopError};
+use manyring_memory::GrantError;
 use manyring_queue::{Base, QueueError};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -75,6 +76,9 @@ pub enum StartError {
     /// A driver of before virtio 1.0, whose packets have other headers.
     #[error("the driver does not follow virtio 1.0: VERSION_1 was not negotiated")]
     Legacy,
+    /// The pages of a Xen ring, or the addresses for those of its requests, are not to be had.
+    #[error("the queue's granted pages: {0}")]
+    Grants(#[from] GrantError),
     /// The workers are stopped, or none could be started.
     #[error("no worker runs")]
     NoWorker,

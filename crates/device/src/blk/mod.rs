@@ -1,6 +1,7 @@
 //! `BlkDevice`: queues, features offered, config space.
 
 mod backing;
+pub mod blkif;
 mod config;
 mod handler;
 mod pending;

@@ -122,6 +122,18 @@ impl<R> Requests<R> {
         self.burst.push(token, op, offset, len);
     }
 
+    /// Remembers a request that is neither for the disk yet nor answered. Slices that were pushed
+    /// for it are dropped.
+    pub(super) fn hold(&mut self, slot: u16, request: InFlight<R>) -> u32 {
+        self.burst.forget_slices();
+        self.pending.add(slot, request)
+    }
+
+    /// A further step of a request that is remembered, with the slices that were pushed for it.
+    pub(super) fn resubmit(&mut self, token: u32, (op, offset, len): (Op, u64, u64)) {
+        self.burst.push(token, op, offset, len);
+    }
+
     /// Answers a request without the disk. Slices that were pushed for it are dropped.
     #[inline]
     pub(super) fn answer(&mut self, slot: u16, request: InFlight<R>, result: Result<(), Errno>) {
@@ -143,6 +155,12 @@ impl<R> Requests<R> {
     #[inline]
     pub(super) fn reap(&mut self) -> bool {
         self.disk.reap(&mut self.done)
+    }
+
+    /// What is done and not yet handed out.
+    #[inline]
+    pub(super) fn done(&mut self) -> &mut Vec<Completion> {
+        &mut self.done
     }
 
     /// Counts what is done and hands each request to `answer`, with its result and with the

@@ -1,0 +1,285 @@
+//! `XenBlkDevice`: a Xen block device on a disk: what it offers, and its queues.
+//!
+//! ```text
+//! offer, disk_nodes     what the back-end's folder says, before and at the connection
+//! start(attachment)     maps the ring, binds it to a worker; once for each queue
+//! QueueHandle::stop     nothing is in flight, mapped or rung any more
+//! ```
+//! The disk, its queues, limits and counters are those of virtio-blk (`backing.rs`, `requests.rs`);
+//! a queue's requests come from a ring of Xen's format (`queue.rs`) and lie in pages that its guest
+//! lends by reference.
+
+mod complete;
+mod handler;
+mod plan;
+mod queue;
+mod stages;
+
+use super::backing::Backing;
+use crate::StartError;
+use manyring_backend::blk::Disk;
+use manyring_engine::stats::{Class, QueueStats};
+use manyring_engine::{
+    Activation, Call, Event, Home, Kick, Moderation, Pool, QueueHandle, RunningQueue,
+};
+use manyring_memory::{GrantLimits, GrantMapper, GrantPages, GrantRef, PersistentGrants};
+use manyring_queue::RingAddresses;
+use manyring_queue::blkif::{BackRing, RingConfig};
+use manyring_wire::xen::blkif::{
+    Abi, INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX, SECTOR_SIZE, VDISK_READONLY,
+};
+use manyring_wire::xen::device::{Discard, Disk as DiskNodes, Offer};
+use queue::{BlkifQueue, Parts};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::{mpsc, watch};
+
+/// Pages of a lot: references of one request that do not stay mapped. A request of more segments
+/// takes several.
+const LOT_PAGES: usize = 32;
+
+/// How a Xen block device looks to the guest.
+#[derive(Clone, Debug)]
+pub struct XenBlkOptions {
+    /// Name in the configuration.
+    pub name: String,
+    /// Most queues that a front-end may have.
+    pub num_queues: usize,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// Writes are durable when the guest flushes; else when they are answered.
+    pub writeback: bool,
+    /// Offer discards, where the disk can.
+    pub discard: bool,
+    /// Offer write barriers. A front-end that has them need not flush, but each of its barriers
+    /// waits for all requests before it.
+    pub barrier: bool,
+    /// Keep the grants of front-ends mapped that reuse them.
+    pub persistent: bool,
+    /// Grants of a queue that stay mapped, at most.
+    pub persistent_max: u32,
+    /// Segments of an indirect request; 0: none are served.
+    pub indirect_segments_max: u16,
+    /// Largest ring, in log2 of its pages.
+    pub ring_page_order_max: u32,
+    /// How notifications of the guest are held back.
+    pub moderation: Moderation,
+}
+
+impl XenBlkOptions {
+    /// The usual disk of this name, for as many queues.
+    #[must_use]
+    pub fn new(name: impl Into<String>, num_queues: usize) -> Self {
+        Self {
+            name: name.into(),
+            num_queues,
+            read_only: false,
+            writeback: true,
+            discard: true,
+            barrier: false,
+            persistent: true,
+            persistent_max: 1056,
+            indirect_segments_max: 256,
+            ring_page_order_max: RING_PAGE_ORDER_MAX,
+            moderation: Moderation::Off,
+        }
+    }
+}
+
+/// What the queues of a device share: written by the control thread, read by the workers.
+#[derive(Debug)]
+struct Shared {
+    capacity: AtomicU64,
+}
+
+/// A queue of a front-end that has connected.
+#[derive(Debug)]
+pub struct Attachment {
+    /// Index of the queue.
+    pub index: usize,
+    /// The front-end's layout.
+    pub abi: Abi,
+    /// Grant references of the ring's pages: a power of two of them.
+    pub ring_refs: Vec<u32>,
+    /// The front-end uses the same grants again and again.
+    pub persistent: bool,
+    /// Who maps what the front-end's domain lends.
+    pub mapper: GrantMapper,
+    /// The event channel, as the front-end signals it.
+    pub kick: Kick,
+    /// The event channel, towards the front-end.
+    pub call: Arc<Call>,
+    /// Where the session hears of faults.
+    pub events: mpsc::Sender<Event>,
+}
+
+/// A Xen block device.
+#[derive(Debug)]
+pub struct XenBlkDevice {
+    options: XenBlkOptions,
+    backing: Backing,
+    shared: Arc<Shared>,
+}
+
+impl XenBlkDevice {
+    /// A device on `disk`, whose queues run in `pool`.
+    #[must_use]
+    pub fn new(mut options: XenBlkOptions, disk: Arc<dyn Disk>, pool: Arc<Pool>) -> Self {
+        let backing = Backing::new(disk, pool, options.num_queues, Class::XenBlk);
+        let geometry = backing.geometry();
+        options.read_only |= geometry.read_only;
+        options.indirect_segments_max = options.indirect_segments_max.min(INDIRECT_SEGMENTS_MAX);
+        options.ring_page_order_max = options.ring_page_order_max.min(RING_PAGE_ORDER_MAX);
+        let shared = Arc::new(Shared { capacity: AtomicU64::new(geometry.size) });
+        Self { options, backing, shared }
+    }
+
+    /// The device's name in the configuration.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    /// The disk behind the device.
+    #[must_use]
+    pub fn disk(&self) -> &Arc<dyn Disk> {
+        &self.backing.disk
+    }
+
+    /// The guest may not write.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.options.read_only
+    }
+
+    /// Bytes the guest sees.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.shared.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Most queues that a front-end may have.
+    #[must_use]
+    pub fn queue_count(&self) -> usize {
+        self.options.num_queues
+    }
+
+    /// What it can do, for the back-end's folder.
+    #[must_use]
+    pub fn offer(&self) -> Offer {
+        let (options, geometry) = (&self.options, self.backing.geometry());
+        let discard = options.discard && !options.read_only && geometry.discard_max > 0;
+        Offer {
+            barrier: options.barrier,
+            flush: true,
+            discard: discard.then_some(Discard {
+                alignment: 0,
+                granularity: Some(geometry.block_size),
+                secure: geometry.secure_erase_max > 0,
+            }),
+            persistent: options.persistent,
+            indirect_segments_max: options.indirect_segments_max,
+            ring_page_order_max: options.ring_page_order_max,
+            queues_max: u32::try_from(options.num_queues).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// What the disk is now, for the back-end's folder: again whenever [`Self::changes`] does.
+    #[must_use]
+    pub fn disk_nodes(&self) -> DiskNodes {
+        let geometry = self.backing.geometry();
+        DiskNodes {
+            sectors: self.size() / SECTOR_SIZE,
+            sector_size: geometry.block_size,
+            physical_sector_size: geometry.physical_block_size,
+            info: if self.options.read_only { VDISK_READONLY } else { 0 },
+        }
+    }
+
+    /// Changes whenever the size of the disk does.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.backing.changes()
+    }
+
+    /// Takes the disk's size anew, after changing it to `size` if one is given; a smaller disk is
+    /// cut when no request in flight reaches beyond it. May block: not for the control thread.
+    ///
+    /// # Errors
+    /// The disk's. `EBUSY`: requests in flight did not end, the disk is as it was.
+    pub fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
+        self.backing.resize(&self.shared.capacity, size)
+    }
+
+    /// Counters of queue `index`; they outlive connections.
+    #[must_use]
+    pub fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
+        self.backing.stats(index).cloned()
+    }
+
+    /// Maps the ring of a queue and serves it from the first request on that has no response.
+    ///
+    /// # Errors
+    /// [`StartError::Grants`]: a page of the ring cannot be mapped; [`StartError::Queue`]: the ring
+    /// has no such number of pages; [`StartError::Backend`], [`StartError::NoWorker`].
+    pub fn start(&self, attachment: Attachment) -> Result<QueueHandle, StartError> {
+        let Attachment { index, abi, ring_refs, persistent, mapper, kick, call, events } =
+            attachment;
+        let grefs: Vec<_> = ring_refs.iter().copied().map(GrantRef).collect();
+        let order = ring_refs.len().max(1).ilog2();
+        let ring_pages = GrantPages::of_ring(mapper.clone(), &grefs)?;
+        let config = RingConfig { abi, order, addr: 0 };
+        let queue = BackRing::new(config, ring_pages.memory().clone())?;
+        let (handler, stats) = (self.handler(abi, order, persistent, mapper, ring_pages)?, index);
+        let stats = self.backing.stats(stats).cloned();
+        let stats = stats.unwrap_or_else(|| Arc::new(QueueStats::new(Class::XenBlk)));
+        let activation = Activation {
+            index,
+            queue,
+            addresses: RingAddresses { descriptor: 0, available: 0, used: 0 },
+            kick: Some(kick),
+            call: Some(call),
+            err: None,
+            enabled: true,
+            features: 0,
+            events,
+        };
+        let home = Home { device: self.options.name.clone(), unit: index };
+        let queue = RunningQueue::new(activation, handler, stats);
+        let queue = queue.moderated(self.options.moderation);
+        self.backing.pool.start(queue, home).ok_or(StartError::NoWorker)
+    }
+
+    fn handler(
+        &self,
+        abi: Abi,
+        order: u32,
+        persistent: bool,
+        mapper: GrantMapper,
+        ring_pages: GrantPages,
+    ) -> Result<BlkifQueue, StartError> {
+        let options = &self.options;
+        let lots = lots_for(abi.ring_size(order), options.indirect_segments_max);
+        let lot_pages = u32::try_from(LOT_PAGES).unwrap_or(u32::MAX);
+        let persistent = if persistent && options.persistent { options.persistent_max } else { 0 };
+        let limits = GrantLimits { persistent, lot_pages, lots };
+        Ok(BlkifQueue::new(Parts {
+            disk: self.backing.open_queue()?,
+            shared: self.shared.clone(),
+            limits: self.offer().limits(&self.disk_nodes(), !options.read_only),
+            write_through: !options.writeback,
+            grants: PersistentGrants::new(mapper, limits)?,
+            ring_pages,
+            lots_max: lots,
+        }))
+    }
+}
+
+/// Lots of a queue: as many as all requests of its ring can take that have no more segments than
+/// one lot has pages, and no less than the largest request takes. A burst of longer ones waits for
+/// those before it.
+fn lots_for(ring_size: u16, indirect_segments_max: u16) -> u32 {
+    let largest = usize::from(indirect_segments_max).div_ceil(LOT_PAGES);
+    u32::from(ring_size).max(u32::try_from(largest).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,116 @@
+//! The end of a turn of a Xen ring: what is done is answered, what has further steps takes them.
+
+use super::plan::Reply;
+use super::queue::BlkifQueue;
+use super::stages::Step;
+use crate::blk::requests::Completed;
+use manyring_backend::blk::Op;
+use manyring_backend::sys::uring::Ring as DiskRing;
+use manyring_engine::stats::QueueStats;
+use manyring_memory::{GrantAccess, LastHit};
+use manyring_queue::Ring;
+use manyring_queue::blkif::BackRing;
+use manyring_wire::xen::blkif::{Response, Status};
+use rustix::io::Errno;
+
+impl BlkifQueue {
+    /// Ends a turn of the disk: answers what is done, and takes the next steps of what is not.
+    #[inline]
+    pub(super) fn complete(
+        &mut self,
+        ring: &mut BackRing,
+        stats: &QueueStats,
+        (now_ns, clock): (u64, impl FnOnce() -> u64),
+    ) -> Completed {
+        let has_more = self.requests.reap();
+        if self.stages.is_busy() {
+            self.take_steps();
+        }
+        let Self { requests, in_use, released, lots, .. } = self;
+        let finished = requests.finish(stats, clock, |request, result, _| {
+            let Reply { chain, id, echo: operation, lots: taken } = request.reply;
+            *lots -= taken;
+            if let Some(pages) = in_use.get_mut(usize::from(chain.slot())) {
+                released.append(pages);
+            }
+            let status = match result {
+                Ok(()) => Status::Okay,
+                Err(Errno::OPNOTSUPP) => Status::Unsupported,
+                Err(_) => Status::Error,
+            };
+            ring.push_response(chain, Response { id, operation, status });
+        });
+        if !self.released.is_empty() {
+            self.grants.release(self.released.drain(..), now_ns);
+        }
+        if self.stages.is_gated()
+            && ring.in_flight() == 1
+            && let Some(token) = self.stages.others_are_done()
+        {
+            self.requests.resubmit(token, (Op::Flush, 0, 0));
+        }
+        Completed { count: finished.count, lost: finished.lost, has_more }
+    }
+
+    /// Gives the disk the further steps of requests. True if one of them is done already: the next
+    /// turn looks at it.
+    #[inline]
+    pub(super) fn go_on(&mut self, disk: Option<&mut DiskRing>) -> bool {
+        self.requests.start(disk);
+        !self.requests.done().is_empty()
+    }
+
+    /// Requests that the disk has completed and that have a further step.
+    #[cold]
+    fn take_steps(&mut self) {
+        let steps = self.stages.take_steps(self.requests.done());
+        self.requests.burst().slices().restart(self.grants.pages().memory());
+        for (token, step) in steps {
+            match step {
+                Step::Submit(op, offset, len) => self.requests.resubmit(token, (op, offset, len)),
+                Step::Write(op, offset, len) => {
+                    let mut last = LastHit::default();
+                    for (page, bytes) in &self.stages.pieces {
+                        let slices = self.requests.burst().slices();
+                        let access = GrantAccess::Read;
+                        let found = self.grants.resolve(*page, *bytes, access, &mut last, slices);
+                        debug_assert!(found.is_ok(), "pages in use stay mapped: {found:?}");
+                    }
+                    self.requests.resubmit(token, (op, offset, len));
+                }
+            }
+        }
+    }
+
+    /// Looks after the grants at the end of a turn, and counts what became of them.
+    #[inline]
+    pub(super) fn tend(&mut self, worked: bool, now_ns: u64, stats: &QueueStats) {
+        let purged = self.grants.purge(now_ns);
+        if worked || purged > 0 {
+            self.purge_at_ns = None;
+            self.count(stats);
+        } else if self.purge_at_ns.is_none() {
+            self.purge_at_ns = self.grants.purge_due_ns();
+        }
+    }
+
+    fn count(&mut self, stats: &QueueStats) {
+        let (new, old) = (self.grants.counters(), self.counted);
+        if new == old {
+            return;
+        }
+        stats.grants_mapped.set(new.persistent);
+        for (counter, new, old) in [
+            (&stats.grant_hits, new.hits, old.hits),
+            (&stats.grant_misses, new.misses, old.misses),
+            (&stats.grants_transient, new.transient, old.transient),
+            (&stats.grants_refused, new.refused, old.refused),
+            (&stats.grants_purged, new.purged, old.purged),
+        ] {
+            if new != old {
+                counter.add(new - old);
+            }
+        }
+        self.counted = new;
+    }
+}

@@ -1,0 +1,150 @@
+//! `Stages`: requests of a Xen ring that the disk serves in several steps.
+//!
+//! * An *ordered write* comes after all writes before it, and those are durable when it begins: a
+//!   write barrier, or a flush with data. It waits until every request before it is answered; then
+//!   the disk flushes; then it writes. Nothing is popped behind it meanwhile: it is a *gate*.
+//! * A long discard is given to the disk in pieces, as virtio-blk's driver has to cut it by itself:
+//!   the disk's thread is shared with other guests.
+
+use crate::blk::config::RANGE_BYTES_MAX;
+use manyring_backend::blk::{Completion, Op};
+use manyring_memory::GrantPage;
+use rustix::io::Errno;
+
+/// What an ordered write waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// The answers to all requests before it.
+    Others,
+    /// The flush.
+    Flush,
+    /// Its own data.
+    Write,
+}
+
+/// An ordered write.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gate {
+    pub(super) token: u32,
+    pub(super) durable: bool,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+/// What of a discard the disk does not have yet.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    token: u32,
+    op: Op,
+    offset: u64,
+    len: u64,
+}
+
+/// The next step of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// For the disk as it is.
+    Submit(Op, u64, u64),
+    /// The same, with the slices of the gate's pages.
+    Write(Op, u64, u64),
+}
+
+/// The requests that have further steps.
+#[derive(Debug, Default)]
+pub(super) struct Stages {
+    gate: Option<(Gate, Wait)>,
+    /// Pages, and the bytes of them, that the gate writes.
+    pub(super) pieces: Vec<(GrantPage, (u32, u32))>,
+    discards: Vec<Rest>,
+}
+
+impl Stages {
+    /// True if nothing is to be popped.
+    #[inline]
+    pub(super) fn is_gated(&self) -> bool {
+        self.gate.is_some()
+    }
+
+    /// True if some completion may not be the end of its request.
+    #[inline]
+    pub(super) fn is_busy(&self) -> bool {
+        self.gate.is_some() || !self.discards.is_empty()
+    }
+
+    /// Begins an ordered write, whose pages are in [`Self::pieces`].
+    pub(super) fn close_gate(&mut self, gate: Gate) {
+        debug_assert!(self.gate.is_none(), "two gates");
+        self.gate = Some((gate, Wait::Others));
+    }
+
+    /// All requests before the gate are answered. Returns its token, if it has waited for that.
+    pub(super) fn others_are_done(&mut self) -> Option<u32> {
+        match &mut self.gate {
+            Some((gate, wait)) if *wait == Wait::Others => {
+                *wait = Wait::Flush;
+                Some(gate.token)
+            }
+            _ => None,
+        }
+    }
+
+    /// Begins a discard; the disk is to have as much of it now as is returned.
+    pub(super) fn cut_discard(&mut self, token: u32, op: Op, offset: u64, len: u64) -> u64 {
+        let first = len.min(RANGE_BYTES_MAX);
+        if first < len {
+            self.discards.push(Rest { token, op, offset: offset + first, len: len - first });
+        }
+        first
+    }
+
+    /// What is to be done next of the request that the disk has completed; `None` if that was its
+    /// end.
+    pub(super) fn next(&mut self, Completion { token, result }: Completion) -> Option<Step> {
+        if let Some((gate, wait)) = &mut self.gate
+            && gate.token == token
+        {
+            let (Gate { durable, offset, len, .. }, step) = (*gate, *wait);
+            if step == Wait::Flush && result.is_ok() {
+                *wait = Wait::Write;
+                return Some(Step::Write(Op::Write { durable }, offset, len));
+            }
+            self.open_gate();
+            return None;
+        }
+        let at = self.discards.iter().position(|rest| rest.token == token)?;
+        if result.is_err() {
+            self.discards.swap_remove(at);
+            return None;
+        }
+        let rest = &mut self.discards[at];
+        let Rest { op, offset, len, .. } = *rest;
+        let piece = len.min(RANGE_BYTES_MAX);
+        (rest.offset, rest.len) = (offset + piece, len - piece);
+        if rest.len == 0 {
+            self.discards.swap_remove(at);
+        }
+        Some(Step::Submit(op, offset, piece))
+    }
+
+    fn open_gate(&mut self) {
+        self.gate = None;
+        self.pieces.clear();
+    }
+
+    /// Takes the completions out of `done` that are not the end of their request. Returns their
+    /// next steps.
+    pub(super) fn take_steps(&mut self, done: &mut Vec<Completion>) -> Vec<(u32, Step)> {
+        let mut steps = Vec::new();
+        done.retain(|completion| match self.next(*completion) {
+            Some(step) => {
+                steps.push((completion.token, step));
+                false
+            }
+            None => true,
+        });
+        steps
+    }
+}
+
+/// What the disk says of a request that it never got, because its pages are not to be had.
+pub(super) const UNMAPPED: Errno = Errno::IO;
