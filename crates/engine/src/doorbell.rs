@@ -1,5 +1,8 @@
 //! Kick, call, err and the back-end channel: what a front-end gave, checked at the door.
 //!
+//! The event channel of a Xen queue is both its kick and its call: two eventfds of the simulated
+//! Xen, or a port of the event device.
+//!
 //! QEMU passes eventfds, UML what it calls a pipe, which is a pair of unix sockets or a pipe.
 //! Anything else is refused. A worker only touches eventfds: the front-end's own, guarded by the
 //! sentry (`sentry.rs`), or one of ours that stands for an odd doorbell (`bridge.rs`).
@@ -7,10 +10,12 @@
 use crate::bridge::{OddKind, OurEnd};
 use crate::foreign::ForeignFd;
 use crate::sentry;
+use manyring_memory::EventPort;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use rustix::net::AddressFamily;
+use std::sync::Arc;
 
 /// Why a doorbell is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +46,8 @@ enum Bell {
     Foreign(ForeignFd),
     /// Ours, which stands for a pipe or socket of the front-end.
     Bridged(OurEnd),
+    /// An event channel of Xen.
+    Port(Arc<EventPort>),
 }
 
 impl AsFd for Bell {
@@ -49,6 +56,7 @@ impl AsFd for Bell {
             Self::Own(fd) => fd.as_fd(),
             Self::Foreign(fd) => fd.as_fd(),
             Self::Bridged(end) => end.event.as_fd(),
+            Self::Port(port) => port.as_fd(),
         }
     }
 }
@@ -75,7 +83,8 @@ fn make_nonblocking(fd: &impl AsFd) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
 }
 
-/// Available buffer notifications of a queue. Its eventfd is watched and never read.
+/// Available buffer notifications of a queue. Its eventfd is watched and never read; a port of Xen
+/// is read at each event ([`Self::hear`]).
 #[derive(Debug)]
 pub struct Kick(Bell);
 
@@ -99,6 +108,20 @@ impl Kick {
             Some(kind) => Ok(Bell::Bridged(bridge.add_kick(fd, kind)?)),
         });
         bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
+    }
+
+    /// The events of a Xen queue's channel.
+    #[must_use]
+    pub fn of_port(port: Arc<EventPort>) -> Self {
+        Self(Bell::Port(port))
+    }
+
+    /// An event was seen. That of a port masks the port until it is taken.
+    #[inline]
+    pub(crate) fn hear(&self) {
+        if let Bell::Port(port) = &self.0 {
+            port.hear();
+        }
     }
 
     /// True if the driver has kicked at any time: an eventfd that nobody reads keeps it.
@@ -130,6 +153,12 @@ impl Call {
         own(fd).map(Self)
     }
 
+    /// Signals the other end of a Xen queue's channel.
+    #[must_use]
+    pub fn of_port(port: Arc<EventPort>) -> Self {
+        Self(Bell::Port(port))
+    }
+
     /// Checks what a front-end sent, and makes it non-blocking.
     ///
     /// # Errors
@@ -159,6 +188,7 @@ impl Call {
                     origin.tell_blocked();
                 }
             }
+            Bell::Port(port) => port.notify(),
             ours => drop(rustix::io::write(ours, &1u64.to_ne_bytes())),
         }
     }

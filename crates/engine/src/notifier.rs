@@ -83,6 +83,9 @@ impl Notifier {
         if watch != self.watch || event.result == -Errno::CANCELED.raw_os_error() {
             return false;
         }
+        if let Some(kick) = &self.kick {
+            kick.hear();
+        }
         let is_kick = !std::mem::take(&mut self.is_stale);
         if is_kick {
             stats.kicks.add(1);

@@ -14,11 +14,13 @@
 //!
 //! **Pages that Xen domains lend** are mapped one by one into the [`GrantPages`] of a queue, whose
 //! snapshot stays the same: from there on they are guest memory like any other.
-//! [`PersistentGrants`] keeps the mappings that pay; [`simgrant`] is Xen without Xen.
+//! [`PersistentGrants`] keeps the mappings that pay; [`simgrant`] is Xen without Xen. [`EventPort`]
+//! is the event channel beside a ring of such pages.
 #![deny(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod error;
+mod evtchn;
 mod gntdev;
 mod grant;
 mod guest;
@@ -33,6 +35,7 @@ pub mod simgrant;
 mod window;
 
 pub use error::MemoryError;
+pub use evtchn::{EVENT_DEVICE, EventPort};
 pub use gntdev::{GRANT_DEVICE, GrantDevice};
 pub use grant::{GRANT_PAGE_SIZE, GrantAccess, GrantError, GrantMapper, GrantPages, GrantRef, Lot};
 pub use guest::{GuestAddr, GuestMemory, LastHit, RegionSpec};

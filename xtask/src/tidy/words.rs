@@ -9,6 +9,7 @@ const UNSAFE: &[&str] = &[
     "crates/backend/src/blk/uring/tests.rs",
     "crates/backend/src/sys/",
     "crates/daemon/src/fds.rs",
+    "crates/memory/src/evtchn.rs",
     "crates/memory/src/gntdev.rs",
     "crates/memory/src/iov.rs",
     "crates/memory/src/list.rs",

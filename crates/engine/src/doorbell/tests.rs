@@ -199,3 +199,23 @@ fn what_is_dropped_is_closed_by_the_janitor_whose_thread_ends() {
         std::thread::yield_now();
     }
 }
+
+#[test]
+fn an_event_of_a_port_is_taken_when_the_kick_is_heard_and_unmasks_the_port() {
+    use std::io::{Read, Write};
+    // The other end of the socket is the event device.
+    let (ours, mut device) = UnixStream::pair().unwrap();
+    for end in [&ours, &device] {
+        end.set_nonblocking(true).unwrap();
+    }
+    let port = Arc::new(EventPort::of_fd(ours.into(), 3));
+    let kick = Kick::of_port(port);
+    kick.hear();
+    assert!(!kick.keeps() && device.read(&mut [0; 8]).is_err(), "nothing has come");
+    device.write_all(&3_u32.to_ne_bytes()).unwrap();
+    assert!(kick.keeps());
+    kick.hear();
+    let mut bytes = [0; 8];
+    assert_eq!((device.read(&mut bytes).unwrap(), kick.keeps()), (4, false));
+    assert_eq!(bytes[..4], 3_u32.to_ne_bytes(), "the port is unmasked");
+}

@@ -1,0 +1,153 @@
+//! `EventPort`: an event channel of a Xen domain, through the device of its own that each one has.
+//!
+//! The device `/dev/xen/evtchn` (Linux `xen/evtchn.h`) serves many ports; a queue opens it for
+//! itself and binds one port, so that the file descriptor stands for the queue's channel. An event
+//! masks its port and makes the descriptor readable: 4 bytes, the port. Writing these back unmasks
+//! the port, and the next event may come. An ioctl signals the other end; the end of the file
+//! descriptor closes the channel.
+#![allow(unsafe_code, reason = "allow-listed: the ioctls of the event device")]
+
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+/// Where the device lies.
+pub const EVENT_DEVICE: &str = "/dev/xen/evtchn";
+
+/// `struct ioctl_evtchn_bind_interdomain`
+#[repr(C)]
+struct BindInterdomain {
+    remote_domain: u32,
+    remote_port: u32,
+}
+
+/// `struct ioctl_evtchn_notify`
+#[repr(C)]
+struct Notify {
+    port: u32,
+}
+
+/// `IOCTL_EVTCHN_BIND_INTERDOMAIN`: answered with the local port.
+const BIND_INTERDOMAIN: libc::c_ulong = ioctl_number(1, size_of::<BindInterdomain>());
+/// `IOCTL_EVTCHN_NOTIFY`
+const NOTIFY: libc::c_ulong = ioctl_number(4, size_of::<Notify>());
+
+const _: () = {
+    use std::mem::offset_of;
+    assert!(offset_of!(BindInterdomain, remote_domain) == 0);
+    assert!(offset_of!(BindInterdomain, remote_port) == 4);
+    assert!(size_of::<BindInterdomain>() == 8);
+    assert!(offset_of!(Notify, port) == 0 && size_of::<Notify>() == 4);
+    // Worked out by hand: the size, the letter E, the number.
+    assert!(BIND_INTERDOMAIN == 0x0008_4501 && NOTIFY == 0x0004_4504);
+};
+
+/// `_IOC(_IOC_NONE, 'E', number, size)`
+const fn ioctl_number(number: libc::c_ulong, size: usize) -> libc::c_ulong {
+    (size as libc::c_ulong) << 16 | 0x45 << 8 | number
+}
+
+/// Our end of an event channel.
+#[derive(Debug)]
+pub struct EventPort {
+    fd: OwnedFd,
+    port: u32,
+}
+
+impl EventPort {
+    /// Binds to the port `remote_port` that `domain` has made for us.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENODEV`: this machine runs no Xen, or the kernel lacks the driver; `EACCES`: the
+    /// device is root's; `EINVAL`: there is no such port for us, or it is bound already; `ESRCH`:
+    /// there is no such domain.
+    pub fn bind(domain: u16, remote_port: u32) -> Result<Self, Errno> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = rustix::fs::open(EVENT_DEVICE, flags, Mode::empty())?;
+        let bind = BindInterdomain { remote_domain: domain.into(), remote_port };
+        // SAFETY: the number is that of the structure, which the device reads.
+        let port = unsafe { libc::ioctl(fd.as_raw_fd(), BIND_INTERDOMAIN, &raw const bind) };
+        let port = u32::try_from(port).map_err(|_| {
+            Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+        })?;
+        Ok(Self { fd, port })
+    }
+
+    /// The port `port` of a device that was opened, and bound to it alone, by somebody else. Reads
+    /// of the device must not wait.
+    #[must_use]
+    pub fn of_fd(fd: OwnedFd, port: u32) -> Self {
+        Self { fd, port }
+    }
+
+    /// The port at our end.
+    #[must_use]
+    pub fn port(&self) -> u32 {
+        self.port
+    }
+
+    /// Takes the event that made the descriptor readable, and unmasks the port: called before the
+    /// ring is looked at, so that what is added after that look signals again. Nothing to take is
+    /// nothing to unmask.
+    pub fn hear(&self) {
+        let mut port = [0; 4];
+        if rustix::io::read(&self.fd, &mut port) == Ok(port.len()) {
+            let _ = rustix::io::write(&self.fd, &port);
+        }
+    }
+
+    /// Signals the other end. One that is gone hears nothing.
+    pub fn notify(&self) {
+        let notify = Notify { port: self.port };
+        // SAFETY: the number is that of the structure, which the device reads.
+        unsafe { libc::ioctl(self.fd.as_raw_fd(), NOTIFY, &raw const notify) };
+    }
+}
+
+impl AsFd for EventPort {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    /// A port whose device is the other end of a socket.
+    fn port() -> (EventPort, UnixStream) {
+        let (ours, device) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        device.set_nonblocking(true).unwrap();
+        (EventPort::of_fd(ours.into(), 9), device)
+    }
+
+    #[test]
+    fn an_event_that_is_heard_unmasks_its_port_and_none_unmasks_nothing() {
+        let (port, mut device) = port();
+        port.hear();
+        let mut bytes = [0; 8];
+        assert!(device.read(&mut bytes).is_err(), "nothing was heard");
+        device.write_all(&9_u32.to_ne_bytes()).unwrap();
+        port.hear();
+        assert_eq!(device.read(&mut bytes).unwrap(), 4);
+        assert_eq!(bytes[..4], 9_u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn the_other_end_of_a_device_that_does_not_know_the_request_hears_nothing() {
+        let (port, mut device) = port();
+        port.notify();
+        assert!(device.read(&mut [0; 8]).is_err());
+        assert_eq!(port.port(), 9);
+    }
+
+    #[test]
+    fn without_xen_a_port_cannot_be_bound_and_the_reason_is_told() {
+        if !std::path::Path::new(EVENT_DEVICE).exists() {
+            assert_eq!(EventPort::bind(1, 1).unwrap_err(), Errno::NOENT);
+        }
+    }
+}
