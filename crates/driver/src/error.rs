@@ -43,4 +43,12 @@ pub enum DriverError {
     NoControlQueue,
     #[error("the device answered with status {0}")]
     Status(u8),
+    #[error("the back-end answered request {id:#x} with operation {operation}: none such is open")]
+    Response { id: u64, operation: u8 },
+    #[error("the back-end answered with {0:?}")]
+    XenStatus(manyring_wire::xen::blkif::Status),
+    #[error("the back-end has answered and holds grant reference {gref} mapped")]
+    StillMapped { gref: u32 },
+    #[error("xenstore: {0}")]
+    Store(String),
 }

@@ -11,12 +11,14 @@
 //! NetDriver a virtio-net driver: queue pairs, each movable to a thread; the control queue
 //! SimXen    Xen without Xen: xenstore, grants and event channels between processes
 //! XenDomain a domain of it from inside: pages, grants, event channels
+//! Blkfront  a Xen block front-end in such a domain
 //! hostile   a toolbox that spoils a valid ring
 //! ```
 #![deny(unsafe_code)]
 
 mod arena;
 mod blk;
+mod blkfront;
 mod error;
 pub mod hostile;
 mod net;
@@ -27,6 +29,7 @@ mod xen;
 
 pub use arena::{Arena, TableEntry};
 pub use blk::{BlkDriver, BlkQueue};
+pub use blkfront::{Blkfront, BlkfrontOptions, BlkfrontQueue, XenDone, XenOp};
 pub use error::DriverError;
 pub use net::{
     ControlOwner, ControlQueue, CtrlAnswer, NetCounters, NetDriver, NetOptions, NetPair, NetRx,
@@ -35,6 +38,6 @@ pub use net::{
 pub use request::{BlkOptions, Done, Op};
 pub use vhost_user::FrontEnd;
 pub use vring::Vring;
-pub use xen::{EventChannel, SimXen, XEN_PAGE_SIZE, XenCalls, XenDomain};
+pub use xen::{EventChannel, SimXen, XEN_PAGE_SIZE, XenCalls, XenDomain, XenStore};
 // A test of the daemon names this crate only, and spells messages and rings with these.
 pub use {manyring_queue as queue, manyring_wire as wire};

@@ -24,6 +24,7 @@
 //! where they are kept: `tree.rs`, `transaction.rs`, `store.rs`, `hypervisor.rs`, `serve.rs`.
 
 mod calls;
+mod client;
 mod domain;
 mod hypervisor;
 mod serve;
@@ -39,6 +40,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 pub use calls::{EventChannel, XenCalls};
+pub use client::XenStore;
 pub use domain::{XEN_PAGE_SIZE, XenDomain};
 
 /// The simulated Xen, on a thread of its own until this is dropped.

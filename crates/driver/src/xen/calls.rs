@@ -135,6 +135,14 @@ impl EventChannel {
         self.own.as_fd()
     }
 
+    /// Its two eventfds: the one that is signalled for this end, a back-end's kick, and the one
+    /// that this end signals, a back-end's call. The port stays bound as long as the connection on
+    /// which it was bound.
+    #[must_use]
+    pub fn into_fds(self) -> (OwnedFd, OwnedFd) {
+        (self.own, self.other)
+    }
+
     /// Signals the other end.
     pub fn notify(&self) {
         // An eventfd whose count is full is signalled already.

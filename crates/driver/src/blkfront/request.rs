@@ -1,0 +1,98 @@
+//! What a Xen block front-end is asked for: how to drive, which requests, what came of them.
+
+use manyring_wire::xen::blkif::{Abi, Status};
+use std::time::Duration;
+
+/// How a front-end drives.
+#[derive(Clone, Copy, Debug)]
+pub struct BlkfrontOptions {
+    /// Queues to use, if the back-end has so many.
+    pub queues: u32,
+    /// Size of each ring, in log2 of its pages, if the back-end has so large ones.
+    pub ring_page_order: u32,
+    /// The layout of the requests.
+    pub abi: Abi,
+    /// Grant the pages of the buffers once and for good, if the back-end keeps them mapped.
+    pub persistent: bool,
+    /// Most segments of an indirect request; 0: send none.
+    pub indirect_segments: u16,
+    /// Largest request in bytes.
+    pub buffer_size: u32,
+    /// Longest wait for the back-end.
+    pub patience: Duration,
+}
+
+impl Default for BlkfrontOptions {
+    /// One queue of one page, persistent grants, indirect requests, of up to 64 KiB.
+    fn default() -> Self {
+        Self {
+            queues: 1,
+            ring_page_order: 0,
+            abi: Abi::Native,
+            persistent: true,
+            indirect_segments: 32,
+            buffer_size: 64 << 10,
+            patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A request. Sectors are of 512 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XenOp<'a> {
+    /// Reads `len` bytes.
+    Read {
+        /// First sector.
+        sector: u64,
+        /// Bytes.
+        len: usize,
+    },
+    /// Writes bytes.
+    Write {
+        /// First sector.
+        sector: u64,
+        /// What.
+        data: &'a [u8],
+    },
+    /// Writes `len` bytes of whatever the request's buffer holds (load generators).
+    WriteAny {
+        /// First sector.
+        sector: u64,
+        /// Bytes.
+        len: usize,
+    },
+    /// Writes bytes after all writes before it, and before all after it.
+    Barrier {
+        /// First sector.
+        sector: u64,
+        /// What.
+        data: &'a [u8],
+    },
+    /// Writes bytes after what was written before is durable.
+    FlushWrite {
+        /// First sector.
+        sector: u64,
+        /// What.
+        data: &'a [u8],
+    },
+    /// Makes what was written durable.
+    Flush,
+    /// Discards sectors.
+    Discard {
+        /// First sector.
+        sector: u64,
+        /// How many.
+        count: u64,
+        /// All copies of them are erased.
+        secure: bool,
+    },
+}
+
+/// A request that is done. Its buffer stays as it is until the next submit on the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XenDone {
+    /// What [`BlkfrontQueue::submit`] returned.
+    pub tag: u16,
+    /// How it ended.
+    pub status: Status,
+}
