@@ -8,6 +8,7 @@ use manyring_engine::Epochs;
 use manyring_engine::Fence;
 use manyring_engine::Table;
 use manyring_memory::GuestMemory;
+use manyring_queue::Chain;
 use std::sync::Arc;
 
 /// What is counted when a request completes.
@@ -20,9 +21,10 @@ pub(super) enum Kind {
     Other,
 }
 
-/// A request in flight. `R`: what its ring's format needs to answer it.
+/// A request in flight. `R`: what its ring's format needs to answer it, beside its chain.
 #[derive(Debug)]
 pub(super) struct InFlight<R> {
+    pub(super) chain: Chain,
     pub(super) reply: R,
     pub(super) kind: Kind,
     /// Bytes of data; for reads they count as written to the guest.
@@ -46,10 +48,10 @@ impl<R> Pending<R> {
         self.epochs.memory(self.epochs.current())
     }
 
-    /// Remembers the request whose chain has `slot`: that is the token which comes back with its
-    /// completion.
+    /// Remembers a request; the token, its chain's slot, comes back with its completion.
     #[inline]
-    pub(super) fn add(&mut self, slot: u16, request: InFlight<R>) -> u32 {
+    pub(super) fn add(&mut self, request: InFlight<R>) -> u32 {
+        let slot = request.chain.slot();
         self.requests.insert(slot, self.epochs.current(), request);
         slot.into()
     }

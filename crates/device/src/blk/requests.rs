@@ -2,8 +2,8 @@
 //! has.
 //!
 //! ```text
-//! parse (virtio.rs, blkif.rs):  push slices; submit(slot, reply, op, offset, len), or
-//!                               answer(slot, reply, result) without the disk
+//! parse (virtio.rs, blkif/):    push slices; submit(request, op, offset, len), or
+//!                               answer(request, result) without the disk
 //! start:                        the burst goes to the disk's queue
 //! reap, finish:                 what is done is counted and handed to whoever answers it
 //! ```
@@ -112,21 +112,16 @@ impl<R> Requests<R> {
 
     /// Adds a request to the burst, with the slices that were pushed since the last one.
     #[inline]
-    pub(super) fn submit(
-        &mut self,
-        slot: u16,
-        request: InFlight<R>,
-        (op, offset, len): (Op, u64, u64),
-    ) {
-        let token = self.pending.add(slot, request);
+    pub(super) fn submit(&mut self, request: InFlight<R>, (op, offset, len): (Op, u64, u64)) {
+        let token = self.pending.add(request);
         self.burst.push(token, op, offset, len);
     }
 
     /// Remembers a request that is neither for the disk yet nor answered. Slices that were pushed
     /// for it are dropped.
-    pub(super) fn hold(&mut self, slot: u16, request: InFlight<R>) -> u32 {
+    pub(super) fn hold(&mut self, request: InFlight<R>) -> u32 {
         self.burst.forget_slices();
-        self.pending.add(slot, request)
+        self.pending.add(request)
     }
 
     /// A further step of a request that is remembered, with the slices that were pushed for it.
@@ -136,19 +131,21 @@ impl<R> Requests<R> {
 
     /// Answers a request without the disk. Slices that were pushed for it are dropped.
     #[inline]
-    pub(super) fn answer(&mut self, slot: u16, request: InFlight<R>, result: Result<(), Errno>) {
+    pub(super) fn answer(&mut self, request: InFlight<R>, result: Result<(), Errno>) {
         self.burst.forget_slices();
-        let token = self.pending.add(slot, request);
+        let token = self.pending.add(request);
         self.done.push(Completion { token, result });
     }
 
-    /// Hands the burst to the disk.
+    /// Hands the burst to the disk. True if there was one: the disk is to be reaped after it.
     #[inline]
-    pub(super) fn start(&mut self, ring: Option<&mut Ring>) {
-        if !self.burst.is_empty() {
+    pub(super) fn start(&mut self, ring: Option<&mut Ring>) -> bool {
+        let has_any = !self.burst.is_empty();
+        if has_any {
             self.disk.submit(&self.burst, ring, &mut self.done);
             self.burst.clear();
         }
+        has_any
     }
 
     /// Ends a turn of the disk. True if it has more to do on this thread in the next turn.
@@ -180,9 +177,15 @@ impl<R> Requests<R> {
         let mut lost = false;
         let mut tally = Tally::default();
         for Completion { token, result } in self.done.drain(..) {
-            lost |= result == Err(Errno::FAULT);
+            let is_ok = match result {
+                Ok(()) => true,
+                Err(errno) => {
+                    lost |= errno == Errno::FAULT;
+                    false
+                }
+            };
             if let Some((request, memory)) = self.pending.finish(token) {
-                tally.count(&request, result.is_ok(), now_ns, stats);
+                tally.count(&request, is_ok, now_ns, stats);
                 answer(request, result, memory);
             }
         }

@@ -12,7 +12,7 @@ use manyring_memory::{
     GuestMemory, GuestSlice, KeptByte, Pieces, SliceList, copy_from_slices, copy_to_slices,
     total_len,
 };
-use manyring_queue::{Batch, Chain, Chains, QueueError};
+use manyring_queue::{Batch, Chains, QueueError};
 use manyring_wire::blk::{
     HEADER_SIZE, ID_SIZE, RawHeader, RawSegment, RequestKind, SECTOR_SIZE, SEGMENT_SIZE, Segment,
     Status, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_SECURE_ERASE, VIRTIO_BLK_F_SIZE_MAX,
@@ -25,18 +25,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
 
-/// What a virtio request is answered with.
-#[derive(Debug)]
-struct Reply {
-    chain: Chain,
-    /// Where the status byte goes.
-    status: KeptByte,
-}
-
 /// A queue of a virtio block device, as its worker runs it.
 #[derive(Debug)]
 pub(crate) struct BlkQueue {
-    requests: Requests<Reply>,
+    /// Each with the place of its status byte.
+    requests: Requests<KeptByte>,
     shared: Arc<Shared>,
     /// Bytes of a data descriptor at most: SIZE_MAX, if the driver has accepted it.
     slice_max: usize,
@@ -119,7 +112,7 @@ impl BlkQueue {
 
     /// Gives up what is in flight, when the queue ends.
     pub(crate) fn discard_all(&mut self, queue: &mut impl Chains) {
-        self.requests.drain().for_each(|request| queue.discard(request.reply.chain));
+        self.requests.drain().for_each(|request| queue.discard(request.chain));
     }
 
     /// Pops a batch and starts its requests. Returns how many.
@@ -170,20 +163,15 @@ impl BlkQueue {
         if is_bounded && self.requests.new_slices().iter().any(|slice| slice.len() > slice_max) {
             parsed = Parsed::refuse(Status::IoErr);
         }
-        let slot = chain.slot();
-        let in_flight = |kind, len| InFlight {
-            reply: Reply { chain, status },
-            kind,
-            len,
-            popped_at_ns: now_ns,
-        };
+        let reply = status;
+        let in_flight = |kind, len| InFlight { chain, reply, kind, len, popped_at_ns: now_ns };
         match parsed {
             Parsed::Submit { op, offset, len, kind } => {
                 let bytes = u32::try_from(len).unwrap_or(u32::MAX);
-                self.requests.submit(slot, in_flight(kind, bytes), (op, offset, len));
+                self.requests.submit(in_flight(kind, bytes), (op, offset, len));
             }
             Parsed::Answer { status: answer, kind, len } => {
-                self.requests.answer(slot, in_flight(kind, len), result_of(answer));
+                self.requests.answer(in_flight(kind, len), result_of(answer));
             }
         }
     }
@@ -198,16 +186,15 @@ impl BlkQueue {
     ) -> Completed {
         let has_more = self.requests.reap();
         let finished = self.requests.finish(stats, clock, |request, result, memory| {
-            let Reply { chain, status } = request.reply;
             let (answer, len) = match result {
                 Ok(()) => (Status::Ok, request.len),
                 // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).
                 Err(Errno::OPNOTSUPP) => (Status::Unsupp, 0),
                 Err(_) => (Status::IoErr, 0),
             };
-            status.write(memory, answer as u8);
+            request.reply.write(memory, answer as u8);
             let data = if matches!(request.kind, Kind::Read | Kind::Other) { len } else { 0 };
-            queue.push_used(chain, 1 + data);
+            queue.push_used(request.chain, 1 + data);
         });
         Completed { count: finished.count, lost: finished.lost, has_more }
     }

@@ -28,7 +28,8 @@ impl BlkifQueue {
         }
         let Self { requests, in_use, released, lots, .. } = self;
         let finished = requests.finish(stats, clock, |request, result, _| {
-            let Reply { chain, id, echo: operation, lots: taken } = request.reply;
+            let (chain, Reply { id, echo: operation, lots: taken }) =
+                (request.chain, request.reply);
             *lots -= taken;
             if let Some(pages) = in_use.get_mut(usize::from(chain.slot())) {
                 released.append(pages);
@@ -40,6 +41,9 @@ impl BlkifQueue {
             };
             ring.push_response(chain, Response { id, operation, status });
         });
+        if finished.count > 0 {
+            self.release_held();
+        }
         if !self.released.is_empty() {
             self.grants.release(self.released.drain(..), now_ns);
         }
@@ -52,12 +56,11 @@ impl BlkifQueue {
         Completed { count: finished.count, lost: finished.lost, has_more }
     }
 
-    /// Gives the disk the further steps of requests. True if one of them is done already: the next
-    /// turn looks at it.
+    /// Gives the disk the further steps of requests. True if there were any: the next turn reaps
+    /// the disk, which may have done nothing of them yet.
     #[inline]
     pub(super) fn go_on(&mut self, disk: Option<&mut DiskRing>) -> bool {
-        self.requests.start(disk);
-        !self.requests.done().is_empty()
+        self.requests.start(disk)
     }
 
     /// Requests that the disk has completed and that have a further step.
@@ -88,9 +91,11 @@ impl BlkifQueue {
         let purged = self.grants.purge(now_ns);
         if worked || purged > 0 {
             self.purge_at_ns = None;
+            self.is_tended = false;
             self.count(stats);
-        } else if self.purge_at_ns.is_none() {
+        } else if !self.is_tended || self.purge_at_ns.is_some_and(|at_ns| now_ns >= at_ns) {
             self.purge_at_ns = self.grants.purge_due_ns();
+            self.is_tended = true;
         }
     }
 

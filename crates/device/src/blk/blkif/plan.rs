@@ -11,7 +11,6 @@ use std::ops::Range;
 /// What a request is answered with.
 #[derive(Debug)]
 pub(super) struct Reply {
-    pub(super) chain: Chain,
     pub(super) id: u64,
     pub(super) echo: u8,
     /// Lots that its pages can take.
@@ -42,6 +41,7 @@ pub(super) enum What {
 
 #[derive(Debug)]
 pub(super) struct Planned {
+    pub(super) chain: Chain,
     pub(super) reply: Reply,
     pub(super) what: What,
 }

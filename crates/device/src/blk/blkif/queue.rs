@@ -74,8 +74,9 @@ pub(super) struct BlkifQueue {
     is_held: bool,
     /// They find no room although nothing of ours is in flight: it is tried again then.
     retry_at_ns: Option<u64>,
-    /// When grants are to be looked after; known since the last turn without work.
+    /// When grants are to be looked after. Known since the last turn without work, if `is_tended`.
     pub(super) purge_at_ns: Option<u64>,
+    pub(super) is_tended: bool,
     /// What was added to the queue's counters before.
     pub(super) counted: GrantCounters,
 }
@@ -115,6 +116,7 @@ impl BlkifQueue {
             is_held: false,
             retry_at_ns: None,
             purge_at_ns: None,
+            is_tended: false,
             counted: GrantCounters::default(),
         }
     }
@@ -151,6 +153,12 @@ impl BlkifQueue {
         self.is_held || self.stages.is_gated()
     }
 
+    /// What was put back may find room now.
+    pub(super) fn release_held(&mut self) {
+        self.is_held = false;
+        self.retry_at_ns = None;
+    }
+
     /// True if a page of a request was cut away.
     pub(super) fn is_broken(&self) -> bool {
         self.grants.pages().is_broken()
@@ -167,7 +175,7 @@ impl BlkifQueue {
         if ring.in_flight() > 0 {
             self.grants.leak();
         }
-        self.requests.drain().for_each(|request| ring.discard(request.reply.chain));
+        self.requests.drain().for_each(|request| ring.discard(request.chain));
     }
 
     /// Pops a batch and starts its requests. Returns how many.
@@ -178,11 +186,11 @@ impl BlkifQueue {
         disk: Option<&mut DiskRing>,
         now_ns: u64,
     ) -> usize {
-        if self.stages.is_gated() {
+        let retries = self.retry_at_ns.is_some_and(|at_ns| now_ns >= at_ns);
+        if self.stages.is_gated() || (self.is_held && !retries) {
             return 0;
         }
-        self.is_held = false;
-        self.retry_at_ns = None;
+        self.release_held();
         let popped = ring.pop_batch(&mut self.popped, self.requests.burst_max());
         if popped == 0 {
             return 0;
@@ -230,7 +238,7 @@ impl BlkifQueue {
             self.lots += lots;
             let what = self.what(kind);
             let is_last = matches!(&what, What::Data { op, .. } if is_ordered(*op));
-            self.planned.push(Planned { reply: Reply { chain, id, echo, lots }, what });
+            self.planned.push(Planned { chain, reply: Reply { id, echo, lots }, what });
             if is_last {
                 self.unpop(ring, index + 1..popped);
                 return;
@@ -302,7 +310,7 @@ impl BlkifQueue {
             ring.latch_fault(QueueError::Blkif(error));
             for planned in self.planned.drain(index..) {
                 self.lots -= planned.reply.lots;
-                ring.discard(planned.reply.chain);
+                ring.discard(planned.chain);
             }
         }
     }
@@ -372,7 +380,7 @@ impl BlkifQueue {
                 self.grants.release(pages, now_ns);
                 for planned in self.planned.drain(index..).rev() {
                     self.lots -= planned.reply.lots;
-                    ring.unpop(planned.reply.chain);
+                    ring.unpop(planned.chain);
                 }
                 self.is_held = true;
                 self.retry_at_ns = Some(now_ns + RETRY_NS);
@@ -387,23 +395,23 @@ impl BlkifQueue {
         self.requests.burst().slices().restart(self.grants.pages().memory());
         let mut planned = std::mem::take(&mut self.planned);
         let mut number = 0;
-        for Planned { reply, what } in planned.drain(..) {
-            let slot = reply.chain.slot();
+        for Planned { chain, reply, what } in planned.drain(..) {
+            let slot = chain.slot();
             let in_flight = |kind, len: u64| {
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
-                InFlight { reply, kind, len, popped_at_ns: now_ns }
+                InFlight { chain, reply, kind, len, popped_at_ns: now_ns }
             };
             match what {
                 What::Answer(errno) => {
-                    self.requests.answer(slot, in_flight(Kind::Other, 0), Err(errno));
+                    self.requests.answer(in_flight(Kind::Other, 0), Err(errno));
                 }
                 What::Flush => {
-                    self.requests.submit(slot, in_flight(Kind::Flush, 0), (Op::Flush, 0, 0));
+                    self.requests.submit(in_flight(Kind::Flush, 0), (Op::Flush, 0, 0));
                 }
                 What::Discard { op, offset, len } => {
                     let first = self.stages.cut_discard(slot.into(), op, offset, len);
                     let request = in_flight(Kind::Range, 0);
-                    self.requests.submit(slot, request, (op, offset, first));
+                    self.requests.submit(request, (op, offset, first));
                 }
                 What::Data { op, sector, segments } => {
                     let numbers = number..number + segments.len();
@@ -411,7 +419,7 @@ impl BlkifQueue {
                     let kind = if op == DataOp::Read { Kind::Read } else { Kind::Write };
                     match self.push_data(slot, op, numbers, segments) {
                         Ok(len) if is_ordered(op) => {
-                            let token = self.requests.hold(slot, in_flight(kind, len));
+                            let token = self.requests.hold(in_flight(kind, len));
                             let durable = self.write_through || op == DataOp::WriteBarrier;
                             let offset = sector * SECTOR_SIZE;
                             self.stages.close_gate(Gate { token, durable, offset, len });
@@ -422,11 +430,11 @@ impl BlkifQueue {
                                 _ => Op::Write { durable: self.write_through },
                             };
                             let what = (disk_op, sector * SECTOR_SIZE, len);
-                            self.requests.submit(slot, in_flight(kind, len), what);
+                            self.requests.submit(in_flight(kind, len), what);
                         }
                         Err(_) => {
                             let request = in_flight(Kind::Other, 0);
-                            self.requests.answer(slot, request, Err(UNMAPPED));
+                            self.requests.answer(request, Err(UNMAPPED));
                         }
                     }
                 }
