@@ -12,7 +12,7 @@ const TABLE: &[Row] = &[
     ("queue", &["wire", "memory"], &[]),
     ("backend", &["wire", "memory"], &[]),
     ("engine", &["memory", "queue", "backend"], &[]),
-    ("device", &["wire", "memory", "queue", "backend", "engine"], &[]),
+    ("device", &["wire", "memory", "queue", "backend", "engine"], &["driver"]),
     ("transport", &["wire", "memory", "queue", "engine", "device"], &[]),
     (
         "daemon",

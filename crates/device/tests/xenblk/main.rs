@@ -1,0 +1,10 @@
+//! A Xen disk's queue on a worker's thread, as a guest of the simulated Xen sees it: what is served
+//! and what is refused, what is mapped and let go of, who is told, what a change waits for.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod change;
+mod data;
+mod grants;
+mod guest;
+mod hostile;
+mod order;
