@@ -86,7 +86,7 @@ fn a_grant_that_cannot_be_mapped_fails_its_request_alone() {
         let abi = guest.queue.options().abi;
         // One of two references is of nothing.
         let bad = guest.queue.submit_raw(OP_WRITE, |id, grefs, _| {
-            let segments = [Segment::page(grefs[0].0), Segment::page(4000)];
+            let segments = [Segment::page(grefs[0].0), Segment::page(20_000)];
             RawRequest::data(abi, OP_WRITE, id, 0, &segments)
         });
         let bad = bad.unwrap();
@@ -152,5 +152,33 @@ fn a_grant_whose_entry_is_overwritten_while_it_is_mapped_stays_the_page_that_it_
     let mut read = [0; 512];
     guest.queue.read(0, &mut read).unwrap();
     assert_eq!(read, [2; 512], "the queue goes on");
+    assert_eq!(guest.stop().1, 0);
+}
+
+#[test]
+fn requests_that_need_more_pages_than_a_queue_has_addresses_for_wait_and_none_fails() {
+    let world = World::new();
+    let len = 1 << 20;
+    let front = BlkfrontOptions {
+        persistent: false,
+        indirect_segments: 256,
+        buffer_size: len,
+        ..Default::default()
+    };
+    let mut guest = world.guest(1, memory(), &front);
+    let data = pattern(len as usize, 5);
+    guest.queue.write(0, &data).unwrap();
+    let read = XenOp::Read { sector: 0, len: len as usize };
+    let ring = usize::from(guest.queue.ring().size());
+    let tags: Vec<_> = (0..ring).map(|_| guest.queue.submit(read).unwrap().unwrap()).collect();
+    guest.queue.publish();
+    for _ in &tags {
+        let done = guest.queue.wait(PATIENCE).unwrap();
+        let mut read = vec![0; len as usize];
+        guest.queue.read_data(done.tag, &mut read).unwrap();
+        assert!(done.status == Status::Okay && read == data);
+    }
+    guest.sync();
+    assert_eq!((guest.stats().errors.value(), guest.stats().grants_refused.value()), (0, 0));
     assert_eq!(guest.stop().1, 0);
 }

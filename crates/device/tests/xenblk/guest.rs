@@ -20,6 +20,8 @@ use tokio::sync::mpsc;
 
 /// Sectors of the disks.
 pub(crate) const SECTORS: u64 = 2048;
+/// Entries of a domain's grant table.
+pub(crate) const ENTRIES: u32 = 16384;
 /// Longest wait for what must happen.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -56,7 +58,7 @@ impl World {
         options: XenBlkOptions,
     ) -> Guest {
         let pages = BlkfrontQueue::pages(front) + 64;
-        let domain = XenDomain::create(self.xen.socket(), number, pages, 4096).unwrap();
+        let domain = XenDomain::create(self.xen.socket(), number, pages, ENTRIES).unwrap();
         let domain = Arc::new(domain);
         let queue = BlkfrontQueue::new(&domain, 0, front).unwrap();
         let device = XenBlkDevice::new(options, disk, self.pool.clone());

@@ -102,7 +102,7 @@ fn an_indirect_page_that_cannot_be_mapped_fails_its_request_alone() {
     let world = World::new();
     let mut guest = world.guest(1, memory(), &BlkfrontOptions::default());
     let abi = guest.queue.options().abi;
-    let raw = |id, _: &[_], _: &[_]| RawRequest::indirect(abi, OP_WRITE, id, 0, (16, &[4000]));
+    let raw = |id, _: &[_], _: &[_]| RawRequest::indirect(abi, OP_WRITE, id, 0, (16, &[20_000]));
     guest.queue.submit_raw(OP_WRITE, raw).unwrap();
     guest.queue.publish();
     assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Error);
@@ -165,13 +165,9 @@ fn a_guest_goes_on_beside_one_that_misuses_its_ring_on_the_same_worker() {
             // Bad references, sectors past the end, unknown operations, events without reason.
             for round in 0..300_u32 {
                 let raw = |id, grefs: &[manyring_memory::GrantRef], _: &[_]| match round % 3 {
-                    0 => RawRequest::data(
-                        abi,
-                        OP_READ,
-                        id,
-                        0,
-                        &[Segment::page(4000 + round % 90); 11],
-                    ),
+                    0 => {
+                        RawRequest::data(abi, OP_READ, id, 0, &[Segment::page(20_000 + round); 11])
+                    }
                     1 => {
                         RawRequest::data(abi, OP_WRITE, id, u64::MAX, &[Segment::page(grefs[0].0)])
                     }

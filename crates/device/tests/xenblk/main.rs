@@ -7,4 +7,5 @@ mod data;
 mod grants;
 mod guest;
 mod hostile;
+mod memory;
 mod order;
