@@ -160,14 +160,14 @@ impl<R> Requests<R> {
         &mut self.done
     }
 
-    /// Counts what is done and hands each request to `answer`, with its result and with the
-    /// snapshot of its slices.
+    /// Counts what is done and hands each request to `answer`, with its result, the bytes of data
+    /// that the guest got with it, and the snapshot of its slices.
     #[inline]
     pub(super) fn finish(
         &mut self,
         stats: &QueueStats,
         clock: impl FnOnce() -> u64,
-        mut answer: impl FnMut(InFlight<R>, Result<(), Errno>, &GuestMemory),
+        mut answer: impl FnMut(InFlight<R>, Result<(), Errno>, u32, &GuestMemory),
     ) -> Finished {
         if self.done.is_empty() {
             return Finished { count: 0, lost: false };
@@ -185,8 +185,8 @@ impl<R> Requests<R> {
                 }
             };
             if let Some((request, memory)) = self.pending.finish(token) {
-                tally.count(&request, is_ok, now_ns, stats);
-                answer(request, result, memory);
+                let given = tally.count(&request, is_ok, now_ns, stats);
+                answer(request, result, given, memory);
             }
         }
         tally.store(stats);
@@ -231,22 +231,31 @@ struct Tally {
 }
 
 impl Tally {
-    /// Counts a request. What one that failed has moved is unknown: it counts as no bytes.
+    /// Counts a request. What one that failed has moved is unknown: it counts as no bytes. Returns
+    /// how many the guest got.
     #[inline]
-    fn count<R>(&mut self, request: &InFlight<R>, is_ok: bool, now_ns: u64, stats: &QueueStats) {
-        let len = if is_ok { u64::from(request.len) } else { 0 };
+    fn count<R>(
+        &mut self,
+        request: &InFlight<R>,
+        is_ok: bool,
+        now_ns: u64,
+        stats: &QueueStats,
+    ) -> u32 {
+        let len = if is_ok { request.len } else { 0 };
+        let mut given = 0;
         match request.kind {
             Kind::Read => {
                 self.reads += 1;
-                self.bytes_read += len;
+                self.bytes_read += u64::from(len);
+                given = len;
             }
             Kind::Write => {
                 self.writes += 1;
-                self.bytes_written += len;
+                self.bytes_written += u64::from(len);
             }
             Kind::Flush => self.flushes += 1,
             Kind::Range => self.ranges += 1,
-            Kind::Other => {}
+            Kind::Other => given = len,
         }
         self.requests += 1;
         self.errors += u64::from(!is_ok);
@@ -256,6 +265,7 @@ impl Tally {
             self.serve_ns = serve_ns;
         }
         self.serve_count += 1;
+        given
     }
 
     fn store_serve(&mut self, stats: &QueueStats) {

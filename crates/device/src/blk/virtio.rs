@@ -185,16 +185,15 @@ impl BlkQueue {
         clock: impl FnOnce() -> u64,
     ) -> Completed {
         let has_more = self.requests.reap();
-        let finished = self.requests.finish(stats, clock, |request, result, memory| {
-            let (answer, len) = match result {
-                Ok(()) => (Status::Ok, request.len),
-                // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).
-                Err(Errno::OPNOTSUPP) => (Status::Unsupp, 0),
-                Err(_) => (Status::IoErr, 0),
+        let finished = self.requests.finish(stats, clock, |request, result, given, memory| {
+            // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).
+            let status = match result {
+                Ok(()) => Status::Ok,
+                Err(Errno::OPNOTSUPP) => Status::Unsupp,
+                Err(_) => Status::IoErr,
             };
-            request.reply.write(memory, answer as u8);
-            let data = if matches!(request.kind, Kind::Read | Kind::Other) { len } else { 0 };
-            queue.push_used(request.chain, 1 + data);
+            request.reply.write(memory, status as u8);
+            queue.push_used(request.chain, 1 + given);
         });
         Completed { count: finished.count, lost: finished.lost, has_more }
     }

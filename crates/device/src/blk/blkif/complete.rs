@@ -27,7 +27,7 @@ impl BlkifQueue {
             self.take_steps();
         }
         let Self { requests, in_use, released, lots, .. } = self;
-        let finished = requests.finish(stats, clock, |request, result, _| {
+        let finished = requests.finish(stats, clock, |request, result, _, _| {
             let (chain, Reply { id, echo: operation, lots: taken }) =
                 (request.chain, request.reply);
             *lots -= taken;
