@@ -419,9 +419,13 @@ impl BlkfrontQueue {
     }
 }
 
+/// Bytes of a page, as sizes of buffers are counted.
+const PAGE_BYTES: u32 = 4096;
+const _: () = assert!(PAGE_BYTES as usize == PAGE_SIZE);
+
 /// Pages of a slot's buffer.
 fn data_pages(options: &BlkfrontOptions) -> u32 {
-    options.buffer_size.div_ceil(PAGE_SIZE as u32)
+    options.buffer_size.div_ceil(PAGE_BYTES)
 }
 
 /// Pages for the segments of a slot's largest request.
