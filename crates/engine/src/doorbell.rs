@@ -84,7 +84,7 @@ fn make_nonblocking(fd: &impl AsFd) -> Result<(), Errno> {
 }
 
 /// Available buffer notifications of a queue. Its eventfd is watched and never read; a port of Xen
-/// is read at each event ([`Self::hear`]).
+/// is read at each event (`hear`).
 #[derive(Debug)]
 pub struct Kick(Bell);
 

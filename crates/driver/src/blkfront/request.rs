@@ -91,7 +91,7 @@ pub enum XenOp<'a> {
 /// A request that is done. Its buffer stays as it is until the next submit on the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XenDone {
-    /// What [`BlkfrontQueue::submit`] returned.
+    /// What [`super::BlkfrontQueue::submit`] returned.
     pub tag: u16,
     /// How it ended.
     pub status: Status,
