@@ -15,7 +15,7 @@ use manyring_driver::{
     Arena, BlkDriver, BlkOptions, BlkQueue, ControlOwner, DriverError, FrontEnd, NetDriver,
     NetOptions, Op,
 };
-use process::{Daemon, PATIENCE};
+use process::{Daemon, PATIENCE, wait_until};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -148,7 +148,10 @@ fn a_guest_of_crosvm_that_looks_past_its_config_space_does_not_end_its_own_machi
         crosvm.front.set_config(offset, &[1, 2, 3, 4]).unwrap();
     }
     write_and_read(&mut queues[0], 0..100, 0);
-    assert_eq!(daemon.log().matches("request refused").count(), 6, "{}", daemon.log());
+    // Lines are written by a thread of their own.
+    let refused = || daemon.log().matches("request refused").count();
+    assert!(wait_until(|| refused() >= 6), "{}", daemon.log());
+    assert_eq!(refused(), 6, "{}", daemon.log());
 }
 
 #[test]
