@@ -7,9 +7,11 @@ use crate::command::{command, text, wait_for};
 use crate::daemon::Daemon;
 use crate::guest::{GuestOptions, Kind};
 use crate::net::{Far, Flow, Namespace};
-use crate::{Context, Outcome, check, packages};
+use crate::{Context, Outcome, check, cleanup, packages};
+use rustix::process::{Signal, kill_process};
 use std::fs::File;
 use std::path::Path;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_merge_transfers", run };
@@ -61,6 +63,9 @@ const KIB_IN: u64 = 1 << 17;
 const KEY_OUT: &str = "6d616e7972696e672d2d746f2d686f73";
 const KEY_IN: &str = "67656e6972796e612d2d746f2d677565";
 const LIMIT: Duration = Duration::from_secs(60);
+/// How long the daemon runs, and then halts, where frames are to gather.
+const RUN: Duration = Duration::from_millis(30);
+const HALT: Duration = Duration::from_millis(10);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     packages::need("streams that are not alike", &["openssl"])?;
@@ -111,12 +116,29 @@ fn cipher(zeroes: &Path) -> String {
     format!("openssl enc -aes-128-ctr -K {KEY_IN} -iv {KEY_IN} -in {}", zeroes.display())
 }
 
-/// Does `act`: some of what the guest sends meanwhile leaves merged.
+/// Does `act`: some of what the guest sends meanwhile leaves merged. The daemon halts again and
+/// again: on a machine that has nothing else to do it would take each frame by itself.
 pub(super) fn merging<T>(
     daemon: &Daemon,
     what: &str,
     act: impl FnOnce() -> Outcome<T>,
 ) -> Outcome<T> {
+    let pid = cleanup::pid(daemon.pid()).ok_or("manyring has no pid")?;
+    let act = || {
+        std::thread::scope(|scope| {
+            let (ended, is_ended) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || {
+                while is_ended.recv_timeout(RUN) == Err(RecvTimeoutError::Timeout) {
+                    let _ = kill_process(pid, Signal::STOP);
+                    std::thread::sleep(HALT);
+                    let _ = kill_process(pid, Signal::CONT);
+                }
+            });
+            let value = act();
+            drop(ended);
+            value
+        })
+    };
     let count = || -> Outcome<_> {
         let queues = daemon.queues()?;
         let sent = queues.get(1).ok_or("no tx queue")?;
