@@ -2,9 +2,7 @@
 
 use super::BlkQueue;
 use super::requests::Completed;
-use manyring_engine::Fence;
-use manyring_engine::QueueIo;
-use manyring_engine::{Done, Handler, Mode, Turn, Waits};
+use manyring_engine::{Done, Fence, Handler, Mode, QueueIo, Turn, Waits};
 use manyring_memory::GuestMemory;
 use manyring_queue::Chains;
 use std::sync::Arc;
@@ -13,21 +11,15 @@ impl<R: Chains> Handler<R> for BlkQueue {
     const HAS_DISK: bool = true;
 
     fn attach(&mut self, io: &mut QueueIo<'_>) {
-        let tag = io.disk_tag();
-        self.attach_disk(io.ring(), tag);
+        self.requests.attach(io);
     }
 
     fn detach(&mut self, io: &mut QueueIo<'_>) {
-        self.detach_disk(io.ring());
-        if let Some(fd) = self.offload() {
-            io.unwatch_offload(fd);
-        }
+        self.requests.detach(io);
     }
 
     fn watch(&mut self, io: &mut QueueIo<'_>) {
-        if let Some(fd) = self.offload() {
-            io.watch_offload(fd);
-        }
+        self.requests.watch(io);
     }
 
     #[inline]
@@ -48,7 +40,7 @@ impl<R: Chains> Handler<R> for BlkQueue {
 
     #[inline]
     fn published(&mut self) {
-        self.acknowledge();
+        self.requests.acknowledge();
     }
 
     /// A queue that has taken so much of its ring that the rest must wait in it asks the driver for
@@ -58,7 +50,7 @@ impl<R: Chains> Handler<R> for BlkQueue {
     }
 
     fn on_event(&mut self, token: u32, result: i32, io: &mut QueueIo<'_>) {
-        self.on_disk(token, result, io.ring());
+        self.requests.on_event(token, result, io);
     }
 
     fn retire_memory(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
@@ -66,7 +58,7 @@ impl<R: Chains> Handler<R> for BlkQueue {
     }
 
     fn fence(&mut self, fence: Fence) {
-        self.barrier(fence);
+        self.requests.barrier(fence);
     }
 
     fn abandon(&mut self, queue: &mut R) {

@@ -14,10 +14,9 @@
 use super::pending::{InFlight, Kind, Pending};
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
-use manyring_engine::Fence;
 use manyring_engine::stats::QueueStats;
+use manyring_engine::{Fence, QueueIo};
 use manyring_memory::{GuestMemory, GuestSlice};
-use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -58,21 +57,30 @@ impl<R> Requests<R> {
         self.pending.memory()
     }
 
-    /// See [`DiskQueue::readiness`].
-    pub(super) fn offload(&self) -> Option<BorrowedFd<'_>> {
-        self.disk.readiness()
+    /// Gets the disk's queue ready on a worker.
+    pub(super) fn attach(&mut self, io: &mut QueueIo<'_>) {
+        let tag = io.disk_tag();
+        self.disk.attach(io.ring(), tag);
     }
 
-    pub(super) fn attach_disk(&mut self, ring: Option<&mut Ring>, tag: u64) {
-        self.disk.attach(ring, tag);
+    /// Lets go of the worker. Nothing is in flight.
+    pub(super) fn detach(&mut self, io: &mut QueueIo<'_>) {
+        self.disk.detach(io.ring());
+        if let Some(fd) = self.disk.readiness() {
+            io.unwatch_offload(fd);
+        }
     }
 
-    pub(super) fn detach_disk(&mut self, ring: Option<&mut Ring>) {
-        self.disk.detach(ring);
+    /// Watches what the disk's queue reports aside from the worker's ring.
+    pub(super) fn watch(&mut self, io: &mut QueueIo<'_>) {
+        if let Some(fd) = self.disk.readiness() {
+            io.watch_offload(fd);
+        }
     }
 
-    pub(super) fn on_disk(&mut self, token: u32, result: i32, ring: Option<&mut Ring>) {
-        self.disk.on_event(token, result, ring, &mut self.done);
+    /// Something happened to the request of a token, as the worker's ring reports it.
+    pub(super) fn on_event(&mut self, token: u32, result: i32, io: &mut QueueIo<'_>) {
+        self.disk.on_event(token, result, io.ring(), &mut self.done);
     }
 
     /// Serves requests in `memory` from now on; `reply` is told when none uses an older snapshot.

@@ -106,7 +106,7 @@ impl Guest {
         self.blk.pop_and_submit(&mut self.queue, None, 0);
         self.blk.complete(&mut self.queue, &self.stats, || self.wait.now_ns());
         self.queue.publish();
-        self.blk.acknowledge();
+        self.blk.requests.acknowledge();
         self.driver.take_used().map(|(_, written)| written)
     }
 

@@ -19,7 +19,6 @@ use manyring_wire::blk::{
     VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use manyring_wire::host_size;
-use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,7 +28,7 @@ use zerocopy::FromBytes;
 #[derive(Debug)]
 pub(crate) struct BlkQueue {
     /// Each with the place of its status byte.
-    requests: Requests<KeptByte>,
+    pub(super) requests: Requests<KeptByte>,
     shared: Arc<Shared>,
     /// Bytes of a data descriptor at most: SIZE_MAX, if the driver has accepted it.
     slice_max: usize,
@@ -72,37 +71,9 @@ impl BlkQueue {
         self
     }
 
-    /// See [`DiskQueue::readiness`].
-    pub(super) fn offload(&self) -> Option<BorrowedFd<'_>> {
-        self.requests.offload()
-    }
-
-    pub(super) fn attach_disk(&mut self, ring: Option<&mut Ring>, tag: u64) {
-        self.requests.attach_disk(ring, tag);
-    }
-
-    pub(super) fn detach_disk(&mut self, ring: Option<&mut Ring>) {
-        self.requests.detach_disk(ring);
-    }
-
-    pub(super) fn on_disk(&mut self, token: u32, result: i32, ring: Option<&mut Ring>) {
-        self.requests.on_disk(token, result, ring);
-    }
-
     pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, reply: Fence) {
         self.batch.release();
         self.requests.retire(memory, reply);
-    }
-
-    /// `reply` is told when every request that was popped until now is done.
-    pub(crate) fn barrier(&mut self, reply: Fence) {
-        self.requests.barrier(reply);
-    }
-
-    /// What was returned to the driver is published: tells whoever waits for that.
-    #[inline]
-    pub(crate) fn acknowledge(&mut self) {
-        self.requests.acknowledge();
     }
 
     /// True if no more is taken out of the ring until a request is done.

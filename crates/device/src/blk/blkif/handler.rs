@@ -2,30 +2,22 @@
 
 use super::queue::BlkifQueue;
 use crate::blk::requests::Completed;
-use manyring_engine::Fence;
-use manyring_engine::QueueIo;
-use manyring_engine::{Done, Handler, Mode, Turn, Waits};
+use manyring_engine::{Done, Fence, Handler, Mode, QueueIo, Turn, Waits};
 use manyring_queue::blkif::BackRing;
 
 impl Handler<BackRing> for BlkifQueue {
     const HAS_DISK: bool = true;
 
     fn attach(&mut self, io: &mut QueueIo<'_>) {
-        let tag = io.disk_tag();
-        self.attach_disk(io.ring(), tag);
+        self.requests.attach(io);
     }
 
     fn detach(&mut self, io: &mut QueueIo<'_>) {
-        self.detach_disk(io.ring());
-        if let Some(fd) = self.offload() {
-            io.unwatch_offload(fd);
-        }
+        self.requests.detach(io);
     }
 
     fn watch(&mut self, io: &mut QueueIo<'_>) {
-        if let Some(fd) = self.offload() {
-            io.watch_offload(fd);
-        }
+        self.requests.watch(io);
     }
 
     #[inline]
@@ -46,7 +38,7 @@ impl Handler<BackRing> for BlkifQueue {
 
     #[inline]
     fn published(&mut self) {
-        self.acknowledge();
+        self.requests.acknowledge();
     }
 
     /// A queue that pops nothing before one of its requests is done asks the driver for nothing.
@@ -59,11 +51,11 @@ impl Handler<BackRing> for BlkifQueue {
     }
 
     fn on_event(&mut self, token: u32, result: i32, io: &mut QueueIo<'_>) {
-        self.on_disk(token, result, io.ring());
+        self.requests.on_event(token, result, io);
     }
 
     fn fence(&mut self, fence: Fence) {
-        self.barrier(fence);
+        self.requests.barrier(fence);
     }
 
     fn abandon(&mut self, ring: &mut BackRing) {

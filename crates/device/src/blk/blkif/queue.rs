@@ -23,7 +23,6 @@ use crate::blk::pending::{InFlight, Kind};
 use crate::blk::requests::Requests;
 use manyring_backend::blk::{DiskQueue, Op};
 use manyring_backend::sys::uring::Ring as DiskRing;
-use manyring_engine::Fence;
 use manyring_memory::{
     GrantAccess, GrantAsks, GrantCounters, GrantError, GrantPage, GrantPages, GrantRef, LastHit,
     PersistentGrants, SliceList, copy_from_slices,
@@ -34,7 +33,6 @@ use manyring_wire::xen::blkif::{
     DataOp, Indirect, Kind as Asked, Limits, PAGE_SIZE, Request, RequestError, SECTOR_SIZE,
     Segment, Status,
 };
-use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
@@ -119,33 +117,6 @@ impl BlkifQueue {
             is_tended: false,
             counted: GrantCounters::default(),
         }
-    }
-
-    pub(super) fn offload(&self) -> Option<BorrowedFd<'_>> {
-        self.requests.offload()
-    }
-
-    pub(super) fn attach_disk(&mut self, ring: Option<&mut DiskRing>, tag: u64) {
-        self.requests.attach_disk(ring, tag);
-    }
-
-    pub(super) fn detach_disk(&mut self, ring: Option<&mut DiskRing>) {
-        self.requests.detach_disk(ring);
-    }
-
-    pub(super) fn on_disk(&mut self, token: u32, result: i32, ring: Option<&mut DiskRing>) {
-        self.requests.on_disk(token, result, ring);
-    }
-
-    /// `reply` is told when every request that was popped until now is done.
-    pub(super) fn barrier(&mut self, reply: Fence) {
-        self.requests.barrier(reply);
-    }
-
-    /// What was answered is published: tells whoever waits for that.
-    #[inline]
-    pub(super) fn acknowledge(&mut self) {
-        self.requests.acknowledge();
     }
 
     /// True if nothing is popped before a request in flight is done.
