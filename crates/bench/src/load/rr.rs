@@ -68,6 +68,17 @@ pub(crate) struct RrResult {
 }
 
 impl RrResult {
+    /// Transactions that took as long as these, in so much time.
+    fn of(latencies: &Latencies, elapsed: Duration) -> Self {
+        let transactions = latencies.count();
+        Self {
+            transactions,
+            rate: measure_rate(transactions, elapsed.as_secs_f64()),
+            p50_us: latencies.quantile_us(0.5),
+            p99_us: latencies.quantile_us(0.99),
+        }
+    }
+
     /// Prints JSON.
     pub(crate) fn print(&self) -> Result<(), String> {
         println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
@@ -278,13 +289,7 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
             }
         }
     }
-    let transactions = latencies.count();
-    Ok(RrResult {
-        transactions,
-        rate: measure_rate(transactions, start.elapsed().as_secs_f64()),
-        p50_us: latencies.quantile_us(0.5),
-        p99_us: latencies.quantile_us(0.99),
-    })
+    Ok(RrResult::of(&latencies, start.elapsed()))
 }
 
 fn check(size: usize) -> Result<(), LoadError> {

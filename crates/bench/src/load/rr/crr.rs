@@ -5,7 +5,7 @@
 //! when the client has read the answer and the end behind it.
 
 use super::{Peer, Poller, RrArgs, RrResult, check, connect, failed, poll_failed};
-use crate::load::{LoadError, STUCK, measure_rate};
+use crate::load::{LoadError, STUCK};
 use crate::measure::{Latencies, now};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -120,13 +120,7 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
             }
         }
     }
-    let transactions = latencies.count();
-    Ok(RrResult {
-        transactions,
-        rate: measure_rate(transactions, start.elapsed().as_secs_f64()),
-        p50_us: latencies.quantile_us(0.5),
-        p99_us: latencies.quantile_us(0.99),
-    })
+    Ok(RrResult::of(&latencies, start.elapsed()))
 }
 
 #[cfg(test)]
