@@ -20,8 +20,8 @@ const RING: &str = "anon_inode:[io_uring]";
 const RING_MAPPINGS: u64 = 2;
 /// Idle threads that the kernel may keep for a worker that has used its io_uring, as long as the
 /// ring lives. It keeps one for what has an end and one for what has none. Linux 6.18 was seen to
-/// keep a third in half of the runs: it counts a thread out twice that ends while its request for
-/// another one is under way. Ten minutes leave no more of them than half a minute.
+/// keep one or two more, in about half of the runs: they wake every five seconds and go back to
+/// sleep. Why is not known.
 const KERNEL_THREADS: u64 = 4;
 
 /// What a process holds.
