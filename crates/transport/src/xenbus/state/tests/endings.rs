@@ -1,0 +1,164 @@
+//! Back-ends that come back, and devices that are detached or removed.
+
+use super::*;
+
+#[test]
+fn restarted_back_end_takes_the_rings_of_a_connected_front_end_over() {
+    let mut world = World::left_behind("4");
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, take over, sectors 64, Connected");
+    assert_eq!(world.config.clone().unwrap().connection.queues[0].ring_refs, [8]);
+    world.front("5");
+    world.front("6");
+    assert_eq!(world.take(), "Closing, disconnect, Closed");
+}
+
+#[test]
+fn restarted_back_end_meets_a_front_end_that_went_on_meanwhile() {
+    for (front, expected) in [
+        ("1", "open /disk.img, InitWait"),
+        ("5", "open /disk.img, Closing"),
+        ("6", "open /disk.img, Closed"),
+    ] {
+        let mut world = World::left_behind(front);
+        world.look();
+        assert_eq!(world.take(), expected);
+    }
+    let mut world = World::left_behind("4");
+    world.set_front("multi-queue-num-queues", "99");
+    world.look();
+    let error = format!("error {FRONT}/multi-queue-num-queues: 99 is not from 1 to 4");
+    assert_eq!(world.take(), format!("open /disk.img, {error}, Closed"));
+}
+
+#[test]
+fn restarted_back_end_finishes_what_was_closing_and_leaves_what_was_closed() {
+    let mut world = World::left_behind("4");
+    world.set_back("state", "5");
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, take over, sectors 64, Closing");
+    world.front("6");
+    assert_eq!(world.take(), "disconnect, Closed");
+    let mut world = World::left_behind("6");
+    world.set_back("state", "5");
+    world.look();
+    assert_eq!(world.take(), "Closed");
+    let mut world = World::left_behind("4");
+    world.set_back("state", "6");
+    world.look();
+    assert_eq!(world.take(), "");
+    world.front("1");
+    assert_eq!(world.take(), "open /disk.img, InitWait");
+}
+
+#[test]
+fn tool_stack_that_detaches_waits_for_the_front_end() {
+    let mut world = World::connected();
+    world.set_back("online", "0");
+    world.set_back("state", "5");
+    world.look();
+    assert_eq!(world.take(), "Closing", "it is served until it has closed");
+    assert!(world.is_running);
+    world.look();
+    assert_eq!(world.take(), "");
+    world.front("6");
+    assert_eq!(world.take(), "disconnect, Closed");
+    world.front("1");
+    assert_eq!(world.take(), "", "it does not come back");
+    world.seen = Seen::default();
+    world.look();
+    assert_eq!(world.take(), "close");
+}
+
+#[test]
+fn tool_stack_that_detaches_an_unconnected_device_sees_it_closed() {
+    for (name, value) in [("online", "0"), ("state", "5")] {
+        let mut world = World::new();
+        world.look();
+        world.take();
+        world.set_back(name, value);
+        world.look();
+        assert_eq!(world.take(), "Closed", "{name}");
+        world.look();
+        assert_eq!(world.take(), "", "{name}: it stays closed");
+        let mut world = World::new();
+        world.seen.front.clear();
+        world.set_back(name, value);
+        world.look();
+        assert_eq!(world.take(), "Closed", "{name}: nothing is opened");
+    }
+}
+
+#[test]
+fn tool_stack_that_writes_a_closed_device_anew_has_it_opened_anew() {
+    let mut world = World::connected();
+    world.set_back("online", "0");
+    world.front("6");
+    world.take();
+    world.seen = World::new().seen;
+    world.set_back("params", "/other.img");
+    world.look();
+    assert_eq!(world.take(), "open /other.img, InitWait");
+}
+
+#[test]
+fn operator_who_detaches_waits_for_the_front_end_or_does_not() {
+    let mut world = World::connected();
+    world.handle(Event::Detach);
+    assert_eq!(world.take(), "Closing");
+    assert!(world.is_running);
+    world.front("5");
+    world.front("6");
+    world.front("1");
+    assert_eq!(world.take(), "disconnect, Closed");
+    let mut world = World::connected();
+    world.handle(Event::DetachNow);
+    assert_eq!(world.take(), "Closing, disconnect, Closed");
+    let mut world = World::new();
+    world.look();
+    world.take();
+    world.handle(Event::Detach);
+    assert_eq!(world.take(), "Closed");
+}
+
+#[test]
+fn nodes_that_are_removed_end_the_device_without_a_write() {
+    let mut world = World::connected();
+    world.seen = Seen::default();
+    world.look();
+    assert_eq!(world.take(), "disconnect, close");
+    let mut world = World::connected();
+    world.seen.front.clear();
+    world.look();
+    assert_eq!(world.take(), "disconnect, Closed", "only the front-end's are gone");
+    let mut world = World::new();
+    world.look();
+    world.take();
+    world.seen = Seen::default();
+    world.look();
+    assert_eq!(world.take(), "close");
+    world.look();
+    assert_eq!(world.take(), "");
+}
+
+#[test]
+fn process_that_ends_stops_its_queues_and_writes_nothing() {
+    let mut world = World::connected();
+    world.handle(Event::Leave);
+    assert_eq!(world.take(), "disconnect");
+    assert!(world.back.has_left());
+    world.front("6");
+    assert_eq!(world.take(), "");
+    // While an answer is awaited.
+    let mut world = World::new();
+    world.look();
+    world.take();
+    world.is_slow = true;
+    world.rings("8");
+    world.handle(Event::Leave);
+    assert_eq!(world.take(), "connect");
+    world.is_slow = false;
+    world.answer();
+    assert_eq!(world.take(), "disconnect");
+    assert!(world.back.has_left());
+}
