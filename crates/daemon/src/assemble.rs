@@ -1,18 +1,22 @@
 //! Plan -> running parts: the only place that names every part.
 
+pub(crate) mod disk;
+mod part;
 mod port;
 
-use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, Format, Plan, SocketPlan};
+pub(crate) use part::{Blk, Kind, Part};
+
+use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, NetPlan, Plan, SocketPlan};
+use crate::control::Registry;
+use crate::xen::{XenDisks, XenError};
+use disk::DiskError;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
-use manyring_backend::blk::file::FileDisk;
-use manyring_backend::blk::memory::MemoryDisk;
-use manyring_backend::blk::null::NullDisk;
-use manyring_backend::blk::uring::UringDisk;
-use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
+use manyring_backend::blk::{Disk, ImageError};
+use manyring_backend::net::Port;
 use manyring_backend::net::tap::TapError;
 use manyring_device::Device;
 use manyring_device::blk::{BlkDevice, BlkOptions};
-use manyring_device::net::{NetDevice, NetOptions};
+use manyring_device::net::{MacAddress, NetDevice, NetOptions};
 use manyring_engine::{Pool, PoolOptions};
 use manyring_memory::MemoryError;
 use manyring_transport::vhost_user::{
@@ -42,6 +46,8 @@ pub(crate) enum AssembleError {
     Socket { at: String, source: ListenError },
     #[error("{at}: {source}")]
     Fd { at: String, source: crate::fds::FdError },
+    #[error(transparent)]
+    Xen(#[from] XenError),
     #[error("no worker thread can be started")]
     Workers,
 }
@@ -57,29 +63,21 @@ fn in_words(error: &dyn Error) -> String {
     text
 }
 
-/// A device that is put together.
-#[derive(Clone, Debug)]
-pub(crate) struct Part {
-    pub(crate) device: Arc<dyn Device>,
-    pub(crate) kind: Kind,
-    pub(crate) connected: Connected,
-    /// How the device can be reached, for people.
-    pub(crate) socket: String,
-}
-
-/// The device as what it is.
-#[derive(Clone, Debug)]
-pub(crate) enum Kind {
-    Blk(Arc<BlkDevice>),
-    Net(Arc<NetDevice>),
-}
-
 /// All parts of the process.
 #[derive(Debug)]
 pub(crate) struct House {
     pub(crate) pool: Arc<Pool>,
-    pub(crate) parts: Vec<Part>,
-    endpoints: Vec<Served>,
+    pub(crate) devices: Registry,
+    fronts: Vec<Front>,
+    xens: Vec<XenDisks>,
+}
+
+/// A device and its vhost-user socket.
+#[derive(Debug)]
+struct Front {
+    device: Arc<dyn Device>,
+    connected: Connected,
+    served: Served,
 }
 
 /// How a device is served, and what its errors name.
@@ -107,43 +105,61 @@ impl House {
             uring: plan.daemon.io_uring,
         };
         let pool = Pool::pinned(options, plan.pins());
-        let (mut parts, mut endpoints) = (Vec::new(), Vec::new());
+        let mut house =
+            Self { pool, devices: Registry::default(), fronts: Vec::new(), xens: Vec::new() };
         for blk in &plan.blk {
-            endpoints.push(served(&blk.device)?);
-            let disk = disk(blk, plan.daemon.io_uring)?;
-            let options = BlkOptions {
-                name: blk.device.name.clone(),
-                num_queues: blk.num_queues,
-                queue_size: blk.queue_size,
-                serial: blk.serial.clone(),
-                read_only: blk.read_only,
-                writeback: blk.writeback,
-                moderation: blk.device.moderation.law(),
-            };
-            let device = Arc::new(BlkDevice::new(options, disk, pool.clone()));
-            parts.push(Part::new(device.clone(), Kind::Blk(device), &blk.device.socket));
+            house.add_blk(blk, plan.daemon.io_uring)?;
         }
         let mut ports = Vec::new();
         for net in &plan.net {
-            endpoints.push(served(&net.device)?);
-            ports.push((net, port::open(net)?));
+            ports.push((net, served(&net.device)?, port::open(net)?));
         }
-        pool.has_ring().ok_or(AssembleError::Workers)?;
-        for (net, (port, mac)) in ports {
-            let port = port::decorated(net, port)?;
-            let options = NetOptions {
-                name: net.device.name.clone(),
-                queue_pairs: net.queue_pairs,
-                mac,
-                mtu: net.mtu,
-                speed: net.speed,
-                moderation: net.device.moderation.law(),
-                reclaim: net.reclaim.law(),
-            };
-            let device = Arc::new(NetDevice::new(options, port, pool.clone()));
-            parts.push(Part::new(device.clone(), Kind::Net(device), &net.device.socket));
+        house.pool.has_ring().ok_or(AssembleError::Workers)?;
+        for (net, served, (port, mac)) in ports {
+            house.add_net(net, served, port::decorated(net, port)?, mac);
         }
-        Ok(Self { pool, parts, endpoints })
+        for xen in &plan.xen_blk {
+            let (pool, devices) = (house.pool.clone(), house.devices.clone());
+            house.xens.push(XenDisks::new(xen, plan.daemon.io_uring, pool, devices)?);
+        }
+        Ok(house)
+    }
+
+    fn add_blk(&mut self, blk: &BlkPlan, io_uring: bool) -> Result<(), AssembleError> {
+        let served = served(&blk.device)?;
+        let disk = disk(blk, io_uring)?;
+        let options = BlkOptions {
+            name: blk.device.name.clone(),
+            num_queues: blk.num_queues,
+            queue_size: blk.queue_size,
+            serial: blk.serial.clone(),
+            read_only: blk.read_only,
+            writeback: blk.writeback,
+            moderation: blk.device.moderation.law(),
+        };
+        let device = Arc::new(BlkDevice::new(options, disk, self.pool.clone()));
+        self.add(device.clone(), Kind::Blk(Blk::Virtio(device)), &blk.device.socket, served);
+        Ok(())
+    }
+
+    fn add_net(&mut self, net: &NetPlan, served: Served, port: Arc<dyn Port>, mac: MacAddress) {
+        let options = NetOptions {
+            name: net.device.name.clone(),
+            queue_pairs: net.queue_pairs,
+            mac,
+            mtu: net.mtu,
+            speed: net.speed,
+            moderation: net.device.moderation.law(),
+            reclaim: net.reclaim.law(),
+        };
+        let device = Arc::new(NetDevice::new(options, port, self.pool.clone()));
+        self.add(device.clone(), Kind::Net(device), &net.device.socket, served);
+    }
+
+    fn add(&mut self, device: Arc<dyn Device>, kind: Kind, socket: &SocketPlan, served: Served) {
+        let part = Part::new(kind, in_text(socket));
+        self.fronts.push(Front { device, connected: part.connected.clone(), served });
+        self.devices.add(part);
     }
 
     /// Serves every device until `stop` turns true, or until all `--one-off` ones have ended.
@@ -153,12 +169,18 @@ impl House {
     ) -> Result<(), AssembleError> {
         let mut tasks = JoinSet::new();
         let balance = tokio::spawn(self.pool.clone().balance());
-        for (part, served) in self.parts.iter().zip(self.endpoints.drain(..)) {
-            let (device, connected) = (part.device.clone(), part.connected.clone());
+        for Front { device, connected, served } in self.fronts.drain(..) {
             let (stop, Served { endpoint, options, at }) = (stop.clone(), served);
             tasks.spawn(async move {
                 let served = serve(device, endpoint, options, connected, stop).await;
                 served.map_err(|source| AssembleError::Socket { at, source })
+            });
+        }
+        for xen in self.xens.drain(..) {
+            let stop = stop.clone();
+            tasks.spawn(async move {
+                xen.serve(stop).await;
+                Ok(())
             });
         }
         while let Some(ended) = tasks.join_next().await {
@@ -171,15 +193,13 @@ impl House {
     }
 }
 
-impl Part {
-    fn new(device: Arc<dyn Device>, kind: Kind, socket: &SocketPlan) -> Self {
-        let socket = match socket {
-            SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
-                path.display().to_string()
-            }
-            SocketPlan::Fd(fd) => format!("fd {fd}"),
-        };
-        Self { device, kind, connected: watch::Sender::new(false), socket }
+/// How a device's socket is named, for people.
+fn in_text(socket: &SocketPlan) -> String {
+    match socket {
+        SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
+            path.display().to_string()
+        }
+        SocketPlan::Fd(fd) => format!("fd {fd}"),
     }
 }
 
@@ -208,30 +228,26 @@ fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
 
 fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
     let place = &blk.device.place;
-    let memory = |key| move |source| AssembleError::Memory { at: place.at(key), source };
-    let disk: Arc<dyn Disk> = match &blk.disk {
-        DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
-        DiskPlan::Memory { size } => Arc::new(MemoryDisk::new(*size).map_err(memory("memory"))?),
-        DiskPlan::File { path, direct, format } => {
-            let any_content = *format == Some(Format::Raw);
-            let options = ImageOptions { read_only: blk.read_only, direct: *direct, any_content };
-            let image = Image::open(path, options).map_err(|source| {
-                let insist = place.setting("format", "raw");
-                let hint = match source {
-                    ImageError::Container { .. } => {
-                        format!("; convert it (qemu-img convert -O raw), or insist: {insist}")
-                    }
-                    _ => String::new(),
-                };
-                AssembleError::Image { at: place.at("file"), source, hint }
-            })?;
-            if io_uring {
-                Arc::new(UringDisk::new(image).map_err(memory("file"))?)
-            } else {
-                Arc::new(FileDisk::new(image))
+    let opened = disk::open(&blk.disk, blk.read_only, io_uring);
+    let disk = opened.map_err(|error| match error {
+        DiskError::Image(source) => {
+            let insist = place.setting("format", "raw");
+            let hint = match source {
+                ImageError::Container { .. } => {
+                    format!("; convert it (qemu-img convert -O raw), or insist: {insist}")
+                }
+                _ => String::new(),
+            };
+            AssembleError::Image { at: place.at("file"), source, hint }
+        }
+        DiskError::Memory(source) => {
+            let is_memory = matches!(blk.disk, DiskPlan::Memory { .. });
+            AssembleError::Memory {
+                at: place.at(if is_memory { "memory" } else { "file" }),
+                source,
             }
         }
-    };
+    })?;
     Ok(match blk.fault {
         None => disk,
         Some(fault) => Arc::new(FaultDisk::new(

@@ -1,6 +1,6 @@
 //! The command line: options, help and what they mean as a configuration.
 
-use crate::config::raw::{RawBlk, RawConfig, RawDaemon, RawNet, RawSocket};
+use crate::config::raw::{RawBlk, RawConfig, RawDaemon, RawNet, RawSocket, RawXenBlk};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -34,6 +34,8 @@ pub(crate) enum Command {
     Blk(Box<BlkArgs>),
     /// Serve one network device over vhost-user.
     Net(Box<NetArgs>),
+    /// Serve the disks of Xen guests, as the tool stack announces them.
+    XenBlk(Box<XenBlkArgs>),
     /// Serve all devices of a configuration file.
     Run(RunArgs),
     /// Show what the queues of a running daemon do.
@@ -260,8 +262,8 @@ pub(crate) struct BlkArgs {
     /// The worker of each queue, by its index [default: it goes where it is best served].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub(crate) queue_workers: Option<Vec<usize>>,
-    /// Hold interrupts back: off, auto (while they come fast), or like 32/100us (until there are so
-    /// many, or so long) [default: off].
+    /// Hold interrupts back: off, or like 32/100us (until there are so many, or so long)
+    /// [default: off].
     #[arg(long, value_name = "MODE")]
     pub(crate) moderation: Option<String>,
     /// The device id string, at most 20 characters [default: the name].
@@ -309,8 +311,8 @@ pub(crate) struct NetArgs {
     /// The worker of each queue pair, by its index [default: it goes where it is best served].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub(crate) queue_workers: Option<Vec<usize>>,
-    /// Hold interrupts back: off, auto (while they come fast), or like 32/100us (until there are so
-    /// many, or so long) [default: off].
+    /// Hold interrupts back: off, or like 32/100us (until there are so many, or so long)
+    /// [default: off].
     #[arg(long, value_name = "MODE")]
     pub(crate) moderation: Option<String>,
     /// Give buffers of sent frames back in groups: off, or auto (where the guest then sends longer
@@ -342,6 +344,15 @@ pub(crate) struct NetArgs {
     /// Write every frame to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+/// `manyring xen-blk`
+#[derive(Args, Debug)]
+pub(crate) struct XenBlkArgs {
+    #[command(flatten)]
+    pub(crate) xen_blk: RawXenBlk,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
@@ -404,6 +415,12 @@ impl From<NetArgs> for RawConfig {
             ..RawNet::new(args.name, args.socket)
         };
         Self { daemon: args.daemon.into(), net: vec![net], ..Self::default() }
+    }
+}
+
+impl From<XenBlkArgs> for RawConfig {
+    fn from(args: XenBlkArgs) -> Self {
+        Self { daemon: args.daemon.into(), xen_blk: vec![args.xen_blk], ..Self::default() }
     }
 }
 

@@ -20,6 +20,7 @@ mod output;
 mod signals;
 mod snippet;
 mod stats;
+mod xen;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -81,6 +82,7 @@ fn obey(cli: Cli) -> Result<(), Failure> {
         Command::Blk(args) => serve(&config::planned((*args).into())?),
         Command::Net(args) if args.print_capabilities => print(cli::NET_CAPABILITIES),
         Command::Net(args) => serve(&config::planned((*args).into())?),
+        Command::XenBlk(args) => serve(&config::planned((*args).into())?),
         Command::Run(args) => {
             let plan = config::read(&args.config)?;
             if args.print_plan {
@@ -124,7 +126,7 @@ fn serve(plan: &Plan) -> Result<(), Failure> {
             stop_sender.send_replace(true);
             std::future::pending::<()>().await;
         };
-        let state = control::State::new(&house);
+        let state = control::State { pool: house.pool.clone(), devices: house.devices.clone() };
         let served = tokio::select! {
             served = house.serve(&stop) => served,
             () = control::serve(control, state) => Ok(()),

@@ -48,9 +48,9 @@ fn line(out: &mut String, name: &str, labels: impl Display, value: impl Display)
 fn devices(out: &mut String, state: &State) {
     let mut gauge = |name: &str, unit, help, value: &dyn Fn(&Part) -> Option<u64>| {
         family(out, name, "gauge", unit, help);
-        for part in state.devices.iter().map(|d| &d.part) {
+        for part in state.devices.all().iter().map(|d| &d.part) {
             if let Some(value) = value(part) {
-                line(out, name, format_args!("device=\"{}\"", part.device.name()), value);
+                line(out, name, format_args!("device=\"{}\"", part.name()), value);
             }
         }
     };
@@ -128,7 +128,7 @@ fn workers(out: &mut String, state: &State) {
 /// Every queue's stats with its labels.
 fn all_queues(state: &State) -> Vec<(String, Arc<QueueStats>)> {
     let mut all = Vec::new();
-    for device in state.devices.iter().map(|d| &d.part.device) {
+    for device in state.devices.all().iter().map(|d| &d.part) {
         for index in 0..device.queue_count() {
             if let Some(stats) = device.stats(index) {
                 all.push((format!("device=\"{}\",queue=\"{index}\"", device.name()), stats));

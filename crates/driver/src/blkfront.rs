@@ -98,21 +98,28 @@ impl Blkfront {
         Ok(self.disk)
     }
 
-    /// Lets go of the disk: waits until the back-end has closed it, and ends all grants. Returns
-    /// how many pages the back-end has mapped still.
+    /// Lets go of the disk: says so, closes when the back-end has heard it, waits until that has
+    /// closed too, and ends all grants. Returns how many pages the back-end has mapped still.
     ///
     /// # Errors
     /// [`DriverError::Timeout`], [`DriverError::Store`].
     pub fn close(&mut self) -> Result<usize, DriverError> {
         set_state(&mut self.store, &self.folder, XenbusState::Closing)?;
         let closed = [XenbusState::Closed, XenbusState::Unknown];
-        let is_closed = |value: Option<&[u8]>| {
-            let state = value.map_or(Some(XenbusState::Unknown), XenbusState::parse);
-            state.is_some_and(|state| closed.contains(&state))
-        };
-        self.store.await_value(&format!("{}/state", self.backend), is_closed)?;
+        let has_heard = [XenbusState::Closing, XenbusState::Closed, XenbusState::Unknown];
+        self.await_one_of(&has_heard)?;
         set_state(&mut self.store, &self.folder, XenbusState::Closed)?;
+        self.await_one_of(&closed)?;
         Ok(self.queues.iter_mut().map(BlkfrontQueue::end_grants).sum())
+    }
+
+    /// Waits until the back-end is in one of these states; without a node it is in none.
+    fn await_one_of(&mut self, states: &[XenbusState]) -> Result<(), DriverError> {
+        let is_one = |value: Option<&[u8]>| {
+            let state = value.map_or(Some(XenbusState::Unknown), XenbusState::parse);
+            state.is_some_and(|state| states.contains(&state))
+        };
+        self.store.await_value(&format!("{}/{}", self.backend, keys::BACK_STATE.name), is_one)
     }
 }
 

@@ -38,6 +38,6 @@ pub use net::{
 pub use request::{BlkOptions, Done, Op};
 pub use vhost_user::FrontEnd;
 pub use vring::Vring;
-pub use xen::{EventChannel, SimXen, XEN_PAGE_SIZE, XenCalls, XenDomain, XenStore};
+pub use xen::{EventChannel, SimXen, XEN_PAGE_SIZE, XenCalls, XenDisk, XenDomain, XenStore};
 // A test of the daemon names this crate only, and spells messages and rings with these.
 pub use {manyring_queue as queue, manyring_wire as wire};

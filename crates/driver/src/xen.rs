@@ -29,6 +29,7 @@ mod domain;
 mod hypervisor;
 mod serve;
 mod store;
+mod toolstack;
 mod transaction;
 mod tree;
 
@@ -42,6 +43,7 @@ use std::thread::JoinHandle;
 pub use calls::{EventChannel, XenCalls};
 pub use client::XenStore;
 pub use domain::{XEN_PAGE_SIZE, XenDomain};
+pub use toolstack::XenDisk;
 
 /// The simulated Xen, on a thread of its own until this is dropped.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ mod pins;
 mod place;
 mod polling;
 mod unique;
+mod xen;
 
 pub(crate) use access::AccessPlan;
 pub(crate) use moderation::ModerationPlan;
@@ -14,6 +15,7 @@ pub(crate) use net::{NetPlan, PortPlan, mac_text};
 pub(crate) use pins::in_words;
 pub(crate) use place::{Place, PlanError, Source};
 pub(crate) use polling::PollingPlan;
+pub(crate) use xen::{XenBlkPlan, XenPlan};
 
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
 use manyring_engine::Pins;
@@ -27,6 +29,8 @@ pub struct Plan {
     pub(crate) daemon: DaemonPlan,
     pub(crate) blk: Vec<BlkPlan>,
     pub(crate) net: Vec<NetPlan>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) xen_blk: Vec<XenBlkPlan>,
 }
 
 /// What concerns the whole process.
@@ -133,7 +137,13 @@ impl Plan {
             .enumerate()
             .map(|(index, raw)| NetPlan::new(raw, index, source))
             .collect::<Result<Vec<_>, _>>()?;
-        let plan = Self { daemon, blk, net };
+        let xen_blk = raw
+            .xen_blk
+            .into_iter()
+            .enumerate()
+            .map(|(index, raw)| XenBlkPlan::new(raw, index, source))
+            .collect::<Result<Vec<_>, _>>()?;
+        let plan = Self { daemon, blk, net, xen_blk };
         unique::check(&plan)?;
         pins::check(&plan)?;
         Ok(plan)
@@ -204,14 +214,7 @@ impl BlkPlan {
         if serial.len() > 20 || !serial.is_ascii() {
             return place.error("serial", "must be at most 20 ASCII characters");
         }
-        let writeback = match raw.cache.as_deref() {
-            None | Some("writeback") => true,
-            Some("writethrough") => false,
-            Some(other) => {
-                let problem = format!("{other:?} is neither \"writeback\" nor \"writethrough\"");
-                return place.error("cache", problem);
-            }
-        };
+        let writeback = cache(raw.cache.as_deref(), &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), num_queues, &place)?;
         let served = (queue_workers, raw.moderation.as_deref());
         let device = DevicePlan::new(name, place, raw.socket(), served)?;
@@ -313,23 +316,16 @@ impl SocketPlan {
 
 impl DiskPlan {
     fn new(raw: &RawBlk, place: &Place) -> Result<Self, PlanError> {
-        let size_of = |key: &'static str, text: &str| match parse_size(text) {
-            Some(size) if size >= 512 && size.is_multiple_of(512) => Ok(size),
-            _ => place.error(key, format!("{text:?} is not a size in whole sectors, like 64G")),
+        let size_of = |key: &'static str, text: &str| match size(text) {
+            Some(size) => Ok(size),
+            None => place.error(key, format!("{text:?} is not a size in whole sectors, like 64G")),
         };
         for (key, is_set) in [("direct", raw.direct), ("format", raw.format.is_some())] {
             if is_set && raw.file.is_none() {
                 return place.error(key, format!("needs {}", place.key("file")));
             }
         }
-        let format = match raw.format.as_deref() {
-            None => None,
-            Some("raw") => Some(Format::Raw),
-            Some(other) => {
-                let problem = format!("{other:?} is not served: \"raw\" is the only format");
-                return place.error("format", problem);
-            }
-        };
+        let format = format(raw.format.as_deref(), place)?;
         match (&raw.file, &raw.null, &raw.memory) {
             (Some(path), None, None) => {
                 Ok(Self::File { path: path.clone(), direct: raw.direct, format })
@@ -352,6 +348,34 @@ impl DiskPlan {
 pub(crate) fn is_device_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     (1..=64).contains(&name.len()) && name.chars().all(is_plain)
+}
+
+/// True: writes are durable when the guest flushes; else when they are answered.
+fn cache(raw: Option<&str>, place: &Place) -> Result<bool, PlanError> {
+    match raw {
+        None | Some("writeback") => Ok(true),
+        Some("writethrough") => Ok(false),
+        Some(other) => {
+            let problem = format!("{other:?} is neither \"writeback\" nor \"writethrough\"");
+            place.error("cache", problem)
+        }
+    }
+}
+
+fn format(raw: Option<&str>, place: &Place) -> Result<Option<Format>, PlanError> {
+    match raw {
+        None => Ok(None),
+        Some("raw") => Ok(Some(Format::Raw)),
+        Some(other) => {
+            let problem = format!("{other:?} is not served: \"raw\" is the only format");
+            place.error("format", problem)
+        }
+    }
+}
+
+/// The size of a disk, which is whole sectors.
+fn size(text: &str) -> Option<u64> {
+    parse_size(text).filter(|size| *size >= 512 && size.is_multiple_of(512))
 }
 
 /// A size in bytes, or with K, M, G or T (powers of 1024).

@@ -19,6 +19,8 @@ pub(crate) struct RawConfig {
     pub(crate) blk: Vec<RawBlk>,
     /// Network devices.
     pub(crate) net: Vec<RawNet>,
+    /// Disks of Xen guests.
+    pub(crate) xen_blk: Vec<RawXenBlk>,
 }
 
 /// `[daemon]`
@@ -179,7 +181,7 @@ device_table! {
         pub(crate) queue_size: Option<u16>,
         /// The worker of each queue, by its index; default: it goes where it is best served.
         pub(crate) queue_workers: Option<Vec<usize>>,
-        /// How interrupts are held back: "off" (default), "auto", or like "32/100us".
+        /// How interrupts are held back: "off" (default), or like "32/100us".
         pub(crate) moderation: Option<String>,
         /// The device id string, at most 20 bytes; default: the name.
         pub(crate) serial: Option<String>,
@@ -209,7 +211,7 @@ device_table! {
         pub(crate) queue_pairs: Option<usize>,
         /// The worker of each queue pair, by its index; default: it goes where it is best served.
         pub(crate) queue_workers: Option<Vec<usize>>,
-        /// How interrupts are held back: "off" (default), "auto", or like "32/100us".
+        /// How interrupts are held back: "off" (default), or like "32/100us".
         pub(crate) moderation: Option<String>,
         /// When buffers of sent frames go back: "off" (default: at once) or "auto" (in groups where
         /// the guest then sends longer frames).
@@ -234,6 +236,61 @@ device_table! {
         /// What goes wrong, to test guests.
         pub(crate) fault: Option<RawNetFault>,
     }
+}
+
+/// `[[xen_blk]]`: keys of a Xen's disks, and options of the command that serves them.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct RawXenBlk {
+    /// First part of the disks' names in logs, counters and the control API [default: xen].
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Serve the disks below backend/KIND in xenstore; once for each kind [default: manyring].
+    #[arg(long = "kind", value_name = "KIND")]
+    pub(crate) kinds: Option<Vec<String>>,
+    /// The socket or the device of xenstore [default: where it is found].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) xenstore: Option<PathBuf>,
+    /// Instead of this machine's Xen: a simulated one, with its xenstore at this socket.
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) simulated: Option<PathBuf>,
+    /// The domain in which this process runs [default: 0].
+    #[arg(long, value_name = "N")]
+    pub(crate) domain: Option<u16>,
+    /// Pass the host's page cache by (O_DIRECT).
+    #[arg(long)]
+    pub(crate) direct: bool,
+    /// raw: serve a file's bytes even if they look like a disk image of another format.
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<String>,
+    /// Queues that each front-end may have, 1 to 256 [default: 8].
+    #[arg(long, alias = "queues", value_name = "N")]
+    pub(crate) num_queues: Option<usize>,
+    /// writeback or writethrough [default: writeback].
+    #[arg(long, value_name = "MODE")]
+    pub(crate) cache: Option<String>,
+    /// Offer discards, where the disk and the tool stack allow them [default: true].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) discard: Option<bool>,
+    /// Offer write barriers, each of which waits for all requests before it.
+    #[arg(long)]
+    pub(crate) barrier: bool,
+    /// Keep the grants of front-ends mapped that use them again [default: true].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) persistent: Option<bool>,
+    /// Grants of a queue that stay mapped at most, 1 to 1048576 [default: 1056].
+    #[arg(long, value_name = "N")]
+    pub(crate) persistent_max: Option<u32>,
+    /// Segments of an indirect request, 0 (none is served) to 4096 [default: 256].
+    #[arg(long, value_name = "N")]
+    pub(crate) indirect_segments_max: Option<u16>,
+    /// Largest ring: log2 of its pages, 0 to 4 [default: 4].
+    #[arg(long, value_name = "N")]
+    pub(crate) ring_page_order_max: Option<u32>,
+    /// Hold notifications back: off, or like 32/100us (until there are so many, or so long)
+    /// [default: off].
+    #[arg(long, value_name = "MODE")]
+    pub(crate) moderation: Option<String>,
 }
 
 /// `[blk.fault]`

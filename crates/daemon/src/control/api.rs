@@ -9,6 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Serialize;
+use std::sync::Arc;
 
 /// Longest body that is read.
 const BODY_SIZE_MAX: usize = 4096;
@@ -54,7 +55,7 @@ async fn device(
     Extract(state): Extract<State>,
     Path(name): Path<String>,
 ) -> Result<Response, Refusal> {
-    show(move || find(&state, &name).map(DeviceInfo::new)).await
+    show(move || find(&state, &name).map(|device| DeviceInfo::new(&device))).await
 }
 
 async fn workers(Extract(state): Extract<State>) -> Result<Response, Refusal> {
@@ -66,7 +67,7 @@ async fn metrics(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     Ok(([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response())
 }
 
-pub(super) fn find<'a>(state: &'a State, name: &str) -> Result<&'a Controlled, Refusal> {
-    let found = state.devices.iter().find(|d| d.part.device.name() == name);
-    found.ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, format!("no device is named {name:?}")))
+pub(super) fn find(state: &State, name: &str) -> Result<Arc<Controlled>, Refusal> {
+    let missing = || Refusal::new(StatusCode::NOT_FOUND, format!("no device is named {name:?}"));
+    state.devices.find(name).ok_or_else(missing)
 }

@@ -4,13 +4,12 @@
 use super::api::find;
 use super::refusal::{Refusal, aside};
 use super::{Controlled, State};
-use crate::assemble::Kind;
+use crate::assemble::{Blk, Kind};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State as Extract};
 use axum::http::StatusCode;
-use manyring_device::blk::BlkDevice;
 use manyring_device::net::{NetDevice, is_mtu};
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
@@ -91,7 +90,7 @@ pub(super) async fn resize(
     body: Body,
 ) -> Result<Json<Resized>, Refusal> {
     let controlled = find(&state, &name)?;
-    let device = blk_of(controlled)?;
+    let device = blk_of(&controlled)?;
     let Resize { size: wanted, shrink } = parse(body)?;
     if shrink && wanted.is_none() {
         return Err(bad("shrink: needs size".to_owned()));
@@ -99,7 +98,7 @@ pub(super) async fn resize(
     if let Some(size) = wanted.filter(|size| *size == 0 || !size.is_multiple_of(512)) {
         return Err(bad(format!("size: {size} bytes are no whole sectors of 512")));
     }
-    let permit = begin(controlled)?;
+    let permit = begin(&controlled)?;
     // Nobody else changes the size meanwhile: that takes the permit.
     let size = device.size();
     if let Some(wanted) = wanted.filter(|wanted| *wanted < size && !shrink) {
@@ -127,9 +126,9 @@ pub(super) async fn link(
     body: Body,
 ) -> Result<Json<Linked>, Refusal> {
     let controlled = find(&state, &name)?;
-    let device = net_of(controlled)?;
+    let device = net_of(&controlled)?;
     let Link { up } = parse(body)?;
-    let permit = begin(controlled)?;
+    let permit = begin(&controlled)?;
     whole(permit, async move { device.set_link(up).await }).await?;
     let link = if up { "up" } else { "down" };
     tracing::info!(device = name, link, "link changed");
@@ -142,12 +141,12 @@ pub(super) async fn mtu(
     body: Body,
 ) -> Result<Json<MtuSet>, Refusal> {
     let controlled = find(&state, &name)?;
-    let device = net_of(controlled)?;
+    let device = net_of(&controlled)?;
     let Mtu { mtu } = parse(body)?;
     let Some(mtu) = u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) else {
         return Err(bad(format!("mtu: {mtu} is not between 68 and 65535")));
     };
-    let permit = begin(controlled)?;
+    let permit = begin(&controlled)?;
     match whole(permit, async move { device.set_mtu(mtu).await }).await? {
         Ok(()) => {
             tracing::info!(device = name, mtu, "MTU changed");
@@ -166,7 +165,7 @@ pub(super) async fn announce(
     body: Body,
 ) -> Result<Json<Announced>, Refusal> {
     let controlled = find(&state, &name)?;
-    let device = net_of(controlled)?;
+    let device = net_of(&controlled)?;
     let Announce {} = parse(body)?;
     if device.announce() {
         tracing::info!(device = name, "the guest is asked to announce itself");
@@ -187,7 +186,7 @@ fn parse<T: DeserializeOwned>(body: Body) -> Result<T, Refusal> {
     serde_json::from_slice(text).map_err(|error| bad(format!("body: {error}")))
 }
 
-fn blk_of(controlled: &Controlled) -> Result<Arc<BlkDevice>, Refusal> {
+fn blk_of(controlled: &Controlled) -> Result<Blk, Refusal> {
     match &controlled.part.kind {
         Kind::Blk(device) => Ok(device.clone()),
         Kind::Net(_) => Err(wrong_kind("this device has no disk")),

@@ -7,35 +7,19 @@ mod api;
 mod change;
 pub(crate) mod client;
 mod refusal;
+mod registry;
 pub(crate) mod snapshot;
 mod socket;
 
+pub(crate) use registry::{Controlled, Registry};
 pub(crate) use socket::{bind, serve};
 
-use crate::assemble::{House, Part};
 use manyring_engine::Pool;
 use std::sync::Arc;
-use tokio::sync::Semaphore;
 
 /// What the control API shows and changes.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) pool: Arc<Pool>,
-    pub(crate) devices: Arc<[Controlled]>,
-}
-
-/// A device under control.
-#[derive(Debug)]
-pub(crate) struct Controlled {
-    pub(crate) part: Part,
-    /// One change at a time: a host that hangs must not collect threads.
-    changing: Arc<Semaphore>,
-}
-
-impl State {
-    pub(crate) fn new(house: &House) -> Self {
-        let controlled =
-            |part: &Part| Controlled { part: part.clone(), changing: Arc::new(Semaphore::new(1)) };
-        Self { pool: house.pool.clone(), devices: house.parts.iter().map(controlled).collect() }
-    }
+    pub(crate) devices: Registry,
 }

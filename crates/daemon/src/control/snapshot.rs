@@ -1,7 +1,7 @@
 //! What the API says, as JSON: written by the daemon, read by `manyring stats`.
 
 use super::{Controlled, State};
-use crate::assemble::Kind;
+use crate::assemble::{Blk, Kind};
 use crate::config::plan::mac_text;
 use manyring_device::net::NetDevice;
 use manyring_engine::stats::Histogram;
@@ -121,32 +121,35 @@ pub(crate) struct WorkerInfo {
 
 impl Devices {
     pub(crate) fn new(state: &State) -> Self {
-        Self { devices: state.devices.iter().map(DeviceInfo::new).collect() }
+        Self { devices: state.devices.all().iter().map(|d| DeviceInfo::new(d)).collect() }
     }
 }
 
 impl DeviceInfo {
     pub(crate) fn new(controlled: &Controlled) -> Self {
         let part = &controlled.part;
-        let device = &part.device;
         let name = |index| match &part.kind {
             Kind::Blk(_) => None,
             Kind::Net(net) => Some(queue_name(index, net.is_control_queue(index))),
         };
         let queue = |index| {
-            let queue = QueueInfo::new(index, &*device.stats(index)?);
+            let queue = QueueInfo::new(index, &*part.stats(index)?);
             Some(QueueInfo { name: name(index), ..queue })
         };
-        let queues = (0..device.queue_count()).filter_map(queue).collect();
+        let queues = (0..part.queue_count()).filter_map(queue).collect();
         let (kind, detail) = match &part.kind {
             Kind::Blk(blk) => {
                 let (disk, size) = (blk.disk().kind().to_owned(), blk.size());
-                ("blk", Detail::Blk { disk, size, read_only: blk.is_read_only() })
+                let kind = match blk {
+                    Blk::Virtio(_) => "blk",
+                    Blk::Xen(_) => "xen-blk",
+                };
+                (kind, Detail::Blk { disk, size, read_only: blk.is_read_only() })
             }
             Kind::Net(net) => ("net", Detail::net(net)),
         };
         Self {
-            name: device.name().to_owned(),
+            name: part.name().to_owned(),
             kind: kind.to_owned(),
             detail,
             connected: *part.connected.borrow(),

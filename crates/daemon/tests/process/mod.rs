@@ -157,7 +157,11 @@ impl Daemon {
         Self::start(command, folder, &sockets)
     }
 
-    fn start(mut command: Command, folder: tempfile::TempDir, sockets: &[PathBuf]) -> Self {
+    pub(crate) fn start(
+        mut command: Command,
+        folder: tempfile::TempDir,
+        sockets: &[PathBuf],
+    ) -> Self {
         let log = std::fs::File::create(folder.path().join("log")).expect("log");
         let child = command.stdin(Stdio::null()).stderr(log).spawn().expect("the daemon starts");
         let mut daemon = Self { child, folder };

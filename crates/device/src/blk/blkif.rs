@@ -15,6 +15,8 @@ mod plan;
 mod queue;
 mod stages;
 
+pub use manyring_wire::xen::blkif::{INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
+
 use super::backing::Backing;
 use crate::StartError;
 use manyring_backend::blk::Disk;
@@ -25,9 +27,7 @@ use manyring_engine::{
 use manyring_memory::{GrantLimits, GrantMapper, GrantPages, GrantRef, PersistentGrants};
 use manyring_queue::RingAddresses;
 use manyring_queue::blkif::{BackRing, RingConfig};
-use manyring_wire::xen::blkif::{
-    Abi, INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX, SECTOR_SIZE, VDISK_READONLY,
-};
+use manyring_wire::xen::blkif::{Abi, SECTOR_SIZE, VDISK_READONLY};
 use manyring_wire::xen::device::{Discard, Disk as DiskNodes, Offer};
 use queue::{BlkifQueue, Parts};
 use rustix::io::Errno;

@@ -102,6 +102,18 @@ impl XenStore {
         self.done(&Request::Write { path: path(at)?, value: value.as_bytes() }).map(drop)
     }
 
+    /// Removes a node and all below it, if it is there.
+    ///
+    /// # Errors
+    /// [`DriverError::Store`]: why it is refused.
+    pub fn remove(&mut self, at: &str) -> Result<(), DriverError> {
+        let request = Request::Rm(path(at)?);
+        match self.ask(&request)? {
+            Ok(_) | Err(ErrorName::Enoent) => Ok(()),
+            Err(error) => Err(wrong(format!("{request:?}: {error}"))),
+        }
+    }
+
     /// The value of a node; `None` if there is none that may be read.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 //! negotiate   which nodes are read, and the typed records that they make up
 //! state       the handshake, pure: (state, event) -> (state, actions)
 //! serve       one device: reads nodes for the state machine and does what it says
+//! simulated   the hypervisor's part of a simulated Xen: seats and event channels
 //! ```
 //! Rings, grants and event channels are no part of it: who implements [`Host`] maps and starts
 //! them. Why it is built so: docs/design/0010.
@@ -17,11 +18,14 @@
 mod discovery;
 pub mod negotiate;
 mod serve;
+mod simulated;
 pub mod state;
 mod store;
 
 pub use discovery::{DEVICES_MAX, Discovery, Known, Presence, listing};
+pub use manyring_wire::xen::device::{Assignment, Disk, Offer, QUEUES_MAX};
 pub use serve::{Command, Host, HostError, ServeError, serve};
+pub use simulated::{Channel, Seat, SimulatedXen};
 pub use store::{
     Changed, DEVICE, Endpoint, SOCKET, Store, StoreError, Transaction, Tries, Watch,
     default_endpoint,

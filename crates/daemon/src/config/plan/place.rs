@@ -45,6 +45,7 @@ impl Place {
             (Self::Table(_), key) => key.to_owned(),
             (Self::CommandLine, "file") => "--blk-file".to_owned(),
             (Self::CommandLine, "tap_fds") => "--tap-fd".to_owned(),
+            (Self::CommandLine, "kinds") => "--kind".to_owned(),
             (Self::CommandLine, "io_uring") => "--no-io-uring".to_owned(),
             (Self::CommandLine, key) => format!("--{}", key.replace('_', "-")),
         }

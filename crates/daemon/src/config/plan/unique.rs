@@ -5,7 +5,7 @@
 //! names (links, other folders), and so has the folder of a socket.
 
 use super::place::PlanError;
-use super::{DevicePlan, DiskPlan, Plan, PortPlan, SocketPlan};
+use super::{DevicePlan, DiskPlan, Plan, PortPlan, SocketPlan, XenBlkPlan};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -77,8 +77,21 @@ fn names(plan: &Plan) -> Result<(), PlanError> {
             return place.error("name", "is used by two devices");
         }
     }
+    for XenBlkPlan { name, place, .. } in &plan.xen_blk {
+        if !names.insert(name) {
+            return place.error("name", "is used by another device");
+        }
+    }
+    for XenBlkPlan { name, place, .. } in &plan.xen_blk {
+        let is_of = |other: &&&String| other.strip_prefix(name).is_some_and(|o| o.starts_with('-'));
+        if let Some(other) = names.iter().find(is_of) {
+            let problem =
+                format!("one of its disks could have the name of another device, {other}");
+            return place.error("name", problem);
+        }
+    }
     if names.is_empty() {
-        let (at, problem) = ("blk, net".to_owned(), "no device is configured".to_owned());
+        let (at, problem) = ("blk, net, xen_blk".to_owned(), "no device is configured".to_owned());
         return Err(PlanError { at, problem });
     }
     Ok(())

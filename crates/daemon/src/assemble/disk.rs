@@ -1,0 +1,42 @@
+//! What a disk's blocks end in, opened.
+
+use crate::config::plan::{DiskPlan, Format};
+use manyring_backend::blk::file::FileDisk;
+use manyring_backend::blk::memory::MemoryDisk;
+use manyring_backend::blk::null::NullDisk;
+use manyring_backend::blk::uring::UringDisk;
+use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
+use manyring_memory::MemoryError;
+use std::sync::Arc;
+
+/// Why a disk cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DiskError {
+    /// Its file.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The memory that it lies in, or that it needs.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// Opens a disk; with io_uring if the host's files are to be served by it. May block.
+///
+/// # Errors
+/// [`DiskError`].
+pub(crate) fn open(
+    plan: &DiskPlan,
+    read_only: bool,
+    io_uring: bool,
+) -> Result<Arc<dyn Disk>, DiskError> {
+    Ok(match plan {
+        DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
+        DiskPlan::Memory { size } => Arc::new(MemoryDisk::new(*size)?),
+        DiskPlan::File { path, direct, format } => {
+            let any_content = *format == Some(Format::Raw);
+            let options = ImageOptions { read_only, direct: *direct, any_content };
+            let image = Image::open(path, options)?;
+            if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) }
+        }
+    })
+}

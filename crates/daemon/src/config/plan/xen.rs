@@ -1,0 +1,242 @@
+//! Disks of Xen guests: where they are announced, and how they are served. Which disks there are,
+//! and what each one is, the tool stack writes into xenstore.
+
+use super::{DiskPlan, Format, ModerationPlan, Place, PlanError, Source};
+use super::{cache, check_len, device_place, format, size};
+use crate::config::raw::RawXenBlk;
+use manyring_device::blk::blkif::{INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
+use manyring_transport::xenbus::QUEUES_MAX;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Kinds that are served if none is named: one that no kernel and no tool stack uses.
+const KIND: &str = "manyring";
+/// Longest name of a kind.
+const KIND_LEN_MAX: usize = 32;
+/// Most grants of a queue that stay mapped: those of the largest ring, with the longest requests.
+const PERSISTENT_MAX: u32 = 1 << 20;
+/// Grants of a queue that stay mapped, as the kernel's back-end has it: 96 segments for each of 11
+/// requests.
+const PERSISTENT: u32 = 1056;
+/// Prefixes with which tool stacks say in `params` how a file is to be served.
+const FILE_PREFIXES: [&str; 4] = ["aio:", "raw:", "file:", "phy:"];
+
+/// The disks of one xenstore.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct XenBlkPlan {
+    #[serde(skip)]
+    pub(crate) place: Place,
+    pub(crate) name: String,
+    pub(crate) xen: XenPlan,
+    /// The domain in which this process runs.
+    pub(crate) domain: u16,
+    pub(crate) kinds: Vec<String>,
+    pub(crate) direct: bool,
+    /// None: raw, and refused if it looks like another format.
+    pub(crate) format: Option<Format>,
+    pub(crate) num_queues: usize,
+    pub(crate) writeback: bool,
+    pub(crate) discard: bool,
+    pub(crate) barrier: bool,
+    pub(crate) persistent: bool,
+    pub(crate) persistent_max: u32,
+    pub(crate) indirect_segments_max: u16,
+    pub(crate) ring_page_order_max: u32,
+    pub(crate) moderation: ModerationPlan,
+}
+
+/// Which Xen it is.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum XenPlan {
+    /// That of this machine. None: xenstore is where it is found.
+    Real { xenstore: Option<PathBuf> },
+    /// A simulated one.
+    Simulated { socket: PathBuf },
+}
+
+impl XenBlkPlan {
+    pub(super) fn new(raw: RawXenBlk, index: usize, source: Source) -> Result<Self, PlanError> {
+        let name = match (raw.name, index) {
+            (Some(name), _) => name,
+            (None, 0) => "xen".to_owned(),
+            (None, index) => format!("xen{index}"),
+        };
+        let place = device_place(&name, "[[xen_blk]]", source)?;
+        let xen = xen(raw.xenstore, raw.simulated, &place)?;
+        let kinds = kinds(raw.kinds, &place)?;
+        let num_queues = raw.num_queues.unwrap_or(8);
+        let queues_max = usize::try_from(QUEUES_MAX).unwrap_or(usize::MAX);
+        within(num_queues, 1, queues_max, &place, "num_queues")?;
+        let persistent_max = raw.persistent_max.unwrap_or(PERSISTENT);
+        within(persistent_max, 1, PERSISTENT_MAX, &place, "persistent_max")?;
+        let indirect_segments_max = raw.indirect_segments_max.unwrap_or(256);
+        within(indirect_segments_max, 0, INDIRECT_SEGMENTS_MAX, &place, "indirect_segments_max")?;
+        let ring_page_order_max = raw.ring_page_order_max.unwrap_or(RING_PAGE_ORDER_MAX);
+        within(ring_page_order_max, 0, RING_PAGE_ORDER_MAX, &place, "ring_page_order_max")?;
+        let moderation = ModerationPlan::new(raw.moderation.as_deref(), &place)?;
+        Ok(Self {
+            xen,
+            domain: raw.domain.unwrap_or(0),
+            kinds,
+            direct: raw.direct,
+            format: format(raw.format.as_deref(), &place)?,
+            num_queues,
+            writeback: cache(raw.cache.as_deref(), &place)?,
+            discard: raw.discard.unwrap_or(true),
+            barrier: raw.barrier,
+            persistent: raw.persistent.unwrap_or(true),
+            persistent_max,
+            indirect_segments_max,
+            ring_page_order_max,
+            moderation,
+            name,
+            place,
+        })
+    }
+
+    /// The disk that the tool stack means by a node `params`.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words that begin with its name.
+    pub(crate) fn disk(&self, params: &str) -> Result<DiskPlan, String> {
+        let in_sectors = |text: &str| {
+            size(text).ok_or_else(|| format!("params: {text:?} is not a size in whole sectors"))
+        };
+        if let Some(text) = params.strip_prefix("null:") {
+            return Ok(DiskPlan::Null { size: in_sectors(text)? });
+        }
+        if let Some(text) = params.strip_prefix("memory:") {
+            return Ok(DiskPlan::Memory { size: in_sectors(text)? });
+        }
+        let plain = FILE_PREFIXES.iter().find_map(|prefix| params.strip_prefix(prefix));
+        let path = Path::new(plain.unwrap_or(params));
+        if !path.is_absolute() {
+            return Err(format!("params: {params:?} is no absolute path"));
+        }
+        Ok(DiskPlan::File { path: path.to_owned(), direct: self.direct, format: self.format })
+    }
+}
+
+fn xen(
+    xenstore: Option<PathBuf>,
+    simulated: Option<PathBuf>,
+    place: &Place,
+) -> Result<XenPlan, PlanError> {
+    match (xenstore, simulated) {
+        (Some(_), Some(_)) => {
+            place.error("simulated", format!("contradicts {}", place.key("xenstore")))
+        }
+        (None, Some(socket)) => {
+            check_len(&socket, place, "simulated")?;
+            Ok(XenPlan::Simulated { socket })
+        }
+        (xenstore, None) => {
+            if let Some(path) = &xenstore {
+                check_len(path, place, "xenstore")?;
+            }
+            Ok(XenPlan::Real { xenstore })
+        }
+    }
+}
+
+fn kinds(raw: Option<Vec<String>>, place: &Place) -> Result<Vec<String>, PlanError> {
+    let kinds = raw.unwrap_or_else(|| vec![KIND.to_owned()]);
+    if kinds.is_empty() {
+        return place.error("kinds", "none is named");
+    }
+    for (index, kind) in kinds.iter().enumerate() {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        if !(1..=KIND_LEN_MAX).contains(&kind.len()) || !kind.chars().all(is_plain) {
+            let problem =
+                format!("{kind:?} is not 1 to {KIND_LEN_MAX} letters, digits, '-' or '_'");
+            return place.error("kinds", problem);
+        }
+        if kinds[..index].contains(kind) {
+            return place.error("kinds", format!("{kind:?} is there twice"));
+        }
+    }
+    Ok(kinds)
+}
+
+fn within<T: PartialOrd + std::fmt::Display + Copy>(
+    value: T,
+    min: T,
+    max: T,
+    place: &Place,
+    key: &str,
+) -> Result<(), PlanError> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    place.error(key, format!("{value} is not between {min} and {max}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::plan;
+    use super::*;
+
+    fn xen(keys: &str) -> Result<XenBlkPlan, String> {
+        plan(&format!("[[xen_blk]]\n{keys}")).map(|mut plan| plan.xen_blk.remove(0))
+    }
+
+    #[test]
+    fn a_table_without_keys_serves_our_own_kind_of_this_machines_xen() {
+        let plan = xen("").unwrap();
+        assert_eq!((plan.name.as_str(), &plan.kinds), ("xen", &vec!["manyring".to_owned()]));
+        assert!(matches!(plan.xen, XenPlan::Real { xenstore: None }));
+        assert!(plan.persistent && plan.writeback && plan.discard && !plan.barrier);
+    }
+
+    #[test]
+    fn params_name_a_file_with_or_without_the_tool_stacks_prefix_or_no_file() {
+        let plan = xen("direct = true").unwrap();
+        for params in ["/d.img", "aio:/d.img", "phy:/d.img"] {
+            let disk = plan.disk(params).unwrap();
+            let is_it = |path: &Path| path == Path::new("/d.img");
+            let DiskPlan::File { path, direct: true, format: None } = disk else { panic!() };
+            assert!(is_it(&path), "{params}");
+        }
+        assert!(matches!(plan.disk("null:1G"), Ok(DiskPlan::Null { size: 0x4000_0000 })));
+        assert!(matches!(plan.disk("memory:64K"), Ok(DiskPlan::Memory { size: 65536 })));
+        for params in ["", "d.img", "aio:d.img", "nbd://host/", "null:", "null:1", "memory:x"] {
+            let error = plan.disk(params).expect_err(params);
+            assert!(error.starts_with("params: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_error_names_its_key() {
+        for (keys, key) in [
+            ("kinds = []", "kinds"),
+            ("kinds = ['a/b']", "kinds"),
+            ("kinds = ['vbd', 'vbd']", "kinds"),
+            ("num_queues = 0", "num_queues"),
+            ("num_queues = 257", "num_queues"),
+            ("persistent_max = 0", "persistent_max"),
+            ("indirect_segments_max = 4097", "indirect_segments_max"),
+            ("ring_page_order_max = 5", "ring_page_order_max"),
+            ("simulated = '/s'\nxenstore = '/x'", "simulated"),
+            ("cache = 'none'", "cache"),
+            ("format = 'qcow2'", "format"),
+            ("moderation = 'on'", "moderation"),
+            ("name = 'a b'", "name"),
+        ] {
+            let error = xen(keys).expect_err(keys);
+            assert!(error.starts_with("[[xen_blk]] ") && error.contains(key), "{keys}\n-> {error}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_the_disks_of_a_xen_could_have_is_refused() {
+        let blk = |name: &str| {
+            format!("[[xen_blk]]\n[[blk]]\nname = '{name}'\nsocket_path = '/s'\nnull = '1G'\n")
+        };
+        assert!(plan(&blk("xenon")).is_ok());
+        for name in ["xen", "xen-vbd-1-51712"] {
+            let error = plan(&blk(name)).expect_err(name);
+            assert!(error.contains("name"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The disks of a Xen's guests: found in xenstore, each served by a task of its own.
+//!
+//! ```text
+//! XenDisks    one xenstore: connects, and again if it is lost; which disks there are
+//!   serve       a disk's handshake (transport::xenbus), which asks
+//!     Host        opens the disk, maps rings, starts and stops queues
+//!       Hypervisor  grants and event channels, of this machine's Xen or of a simulated one
+//! ```
+//! A disk is on the control API from when its file is open until its tool stack has removed it.
+
+mod host;
+mod hypervisor;
+
+pub(crate) use hypervisor::HypervisorError;
+
+use crate::config::plan::{XenBlkPlan, XenPlan};
+use crate::control::Registry;
+use host::XenHost;
+use hypervisor::Hypervisor;
+use manyring_engine::Pool;
+use manyring_transport::xenbus::{
+    Command, DEVICE, DeviceId, Discovery, Endpoint, Presence, SOCKET, ServeError, Store,
+    StoreError, default_endpoint, serve,
+};
+use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+/// Pause before a xenstore that is lost is looked for again, and before a disk is served again
+/// whose nodes could not be read or written.
+const RETRY: Duration = Duration::from_secs(1);
+/// Commands that wait for a disk's task.
+const COMMANDS_MAX: usize = 16;
+/// Where the kernel shows that its own back-end serves disks.
+const KERNELS_BACK_END: &str = "/sys/bus/xen-backend/drivers/vbd";
+/// The kind of disk that it serves.
+const KERNELS_KIND: &str = "vbd";
+
+/// Why the disks of a Xen cannot be served. `at` names the key as it was typed.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub(crate) enum XenError {
+    #[error(
+        "{at}: this machine runs no Xen, or no xenstored: neither {SOCKET} nor {DEVICE} is there"
+    )]
+    Missing { at: String },
+    #[error("{at}: {source}")]
+    Store { at: String, source: StoreError },
+    #[error("{at}: {source}")]
+    Hypervisor { at: String, source: HypervisorError },
+    #[error(
+        "{at}: \"{KERNELS_KIND}\" is served by this kernel's xen-blkback: rmmod it, or name \
+         another kind"
+    )]
+    Kernel { at: String },
+}
+
+/// What all disks of a Xen share.
+#[derive(Debug)]
+struct Shared {
+    plan: XenBlkPlan,
+    io_uring: bool,
+    pool: Arc<Pool>,
+    devices: Registry,
+}
+
+/// The disks of one Xen.
+#[derive(Debug)]
+pub(crate) struct XenDisks {
+    shared: Arc<Shared>,
+    endpoint: Endpoint,
+    store: Store,
+    hypervisor: Arc<Hypervisor>,
+}
+
+impl XenDisks {
+    /// Connects to xenstore and to the hypervisor. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`XenError`]
+    pub(crate) fn new(
+        plan: &XenBlkPlan,
+        io_uring: bool,
+        pool: Arc<Pool>,
+        devices: Registry,
+    ) -> Result<Self, XenError> {
+        let (key, endpoint) = match &plan.xen {
+            XenPlan::Simulated { socket } => ("simulated", Endpoint::Socket(socket.clone())),
+            XenPlan::Real { xenstore: Some(path) } => ("xenstore", endpoint_at(path)),
+            XenPlan::Real { xenstore: None } => {
+                let at = plan.place.at("xenstore");
+                ("xenstore", default_endpoint().ok_or(XenError::Missing { at })?)
+            }
+        };
+        let is_real = matches!(plan.xen, XenPlan::Real { .. });
+        let has_kernels_kind = plan.kinds.iter().any(|kind| kind == KERNELS_KIND);
+        if is_real && has_kernels_kind && Path::new(KERNELS_BACK_END).exists() {
+            return Err(XenError::Kernel { at: plan.place.at("kinds") });
+        }
+        let at = || plan.place.at(key);
+        let store = Store::open(&endpoint, plan.domain);
+        let store = store.map_err(|source| XenError::Store { at: at(), source })?;
+        let hypervisor = Hypervisor::open(&plan.xen);
+        let hypervisor = hypervisor.map_err(|source| XenError::Hypervisor { at: at(), source })?;
+        let shared = Arc::new(Shared { plan: plan.clone(), io_uring, pool, devices });
+        Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
+    }
+
+    /// Serves the disks until `stop` turns true. A xenstore that is lost is looked for again.
+    pub(crate) async fn serve(mut self, stop: watch::Receiver<bool>) {
+        let name = self.shared.plan.name.clone();
+        loop {
+            let lost = self.follow(stop.clone()).await;
+            let Err(error) = lost else { return };
+            tracing::error!(xen = name, %error, "no disk is served until xenstore is there again");
+            loop {
+                if ends_within(&stop, RETRY).await {
+                    return;
+                }
+                let store = Store::open(&self.endpoint, self.shared.plan.domain);
+                let hypervisor = Hypervisor::open(&self.shared.plan.xen);
+                if let (Ok(store), Ok(hypervisor)) = (store, hypervisor) {
+                    (self.store, self.hypervisor) = (store, Arc::new(hypervisor));
+                    tracing::info!(xen = name, "connected to xenstore again");
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Serves the disks that appear, until `stop` turns true or xenstore is lost.
+    async fn follow(&self, stop: watch::Receiver<bool>) -> Result<(), StoreError> {
+        let kinds = self.shared.plan.kinds.clone();
+        let mut discovery = Discovery::new(self.store.clone(), kinds).await?;
+        let (sender, mut presences) = mpsc::channel(1);
+        // A look must not be cut short: what was seen by half of it would be forgotten.
+        let looks = tokio::spawn(async move {
+            loop {
+                let seen = discovery.next().await;
+                let is_lost = seen.is_err();
+                if sender.send(seen).await.is_err() || is_lost {
+                    return;
+                }
+            }
+        });
+        let mut disks = Disks::default();
+        let mut stopped = stop.clone();
+        let result = loop {
+            tokio::select! {
+                () = ended(&mut stopped) => break Ok(()),
+                seen = presences.recv() => match seen {
+                    None => break Err(self.store.lost().await),
+                    Some(Err(error)) => break Err(error),
+                    Some(Ok(seen)) => for presence in seen {
+                        match presence {
+                            Presence::Appeared(id) => disks.appeared(id, self, &stop),
+                            Presence::Vanished(id) => disks.vanished(&id),
+                        }
+                    },
+                },
+                Some(id) = disks.ended() => disks.go_on(id, self, &stop),
+            }
+        };
+        looks.abort();
+        // Without xenstore each ends by itself, when its queues have stopped.
+        while disks.tasks.join_next().await.is_some() {}
+        result
+    }
+
+    async fn serve_disk(
+        store: Store,
+        mut host: XenHost,
+        commands: mpsc::Receiver<Command>,
+        stop: watch::Receiver<bool>,
+    ) -> DeviceId {
+        let id = host.id().clone();
+        let served = serve(&store, id.clone(), &mut host, commands, stop.clone()).await;
+        if let Err(ServeError::Store(error)) = served
+            && !error.is_lost()
+        {
+            tracing::error!(device = %id, %error, "not served for a second");
+            ends_within(&stop, RETRY).await;
+        }
+        id
+    }
+}
+
+/// The disks that are there, and the tasks that serve them.
+#[derive(Debug, Default)]
+struct Disks {
+    there: HashSet<DeviceId>,
+    tasks: JoinSet<DeviceId>,
+    /// Disks that have a task, also those that are there no more, and how it is told that.
+    running: HashMap<DeviceId, mpsc::Sender<Command>>,
+}
+
+impl Disks {
+    fn appeared(&mut self, id: DeviceId, xen: &XenDisks, stop: &watch::Receiver<bool>) {
+        self.there.insert(id.clone());
+        self.go_on(id, xen, stop);
+    }
+
+    fn vanished(&mut self, id: &DeviceId) {
+        self.there.remove(id);
+        if let Some(sender) = self.running.get(id).cloned() {
+            // The task may have as many commands already as wait for it at most.
+            tokio::spawn(async move { sender.send(Command::Vanished).await });
+        }
+    }
+
+    /// A task that has ended: the name of its disk. `None`: there is no task.
+    async fn ended(&mut self) -> Option<DeviceId> {
+        let id = self.tasks.join_next().await?.ok()?;
+        self.running.remove(&id);
+        Some(id)
+    }
+
+    /// Starts a task for a disk that is there and has none. One that came back while its former
+    /// requests are still waited for gets its task when that one has ended.
+    fn go_on(&mut self, id: DeviceId, xen: &XenDisks, stop: &watch::Receiver<bool>) {
+        if *stop.borrow() || !self.there.contains(&id) || self.running.contains_key(&id) {
+            return;
+        }
+        let (sender, commands) = mpsc::channel(COMMANDS_MAX);
+        self.running.insert(id.clone(), sender.clone());
+        let (shared, hypervisor) = (xen.shared.clone(), xen.hypervisor.clone());
+        let host = XenHost::new(id, shared, hypervisor, sender, stop.clone());
+        self.tasks.spawn(XenDisks::serve_disk(xen.store.clone(), host, commands, stop.clone()));
+    }
+}
+
+fn endpoint_at(path: &Path) -> Endpoint {
+    let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_char_device());
+    let path = path.to_owned();
+    if is_device { Endpoint::Device(path) } else { Endpoint::Socket(path) }
+}
+
+/// Waits so long; true if `stop` turned true meanwhile.
+async fn ends_within(stop: &watch::Receiver<bool>, time: Duration) -> bool {
+    tokio::time::timeout(time, ended(&mut stop.clone())).await.is_ok()
+}
+
+/// Returns when the process ends.
+async fn ended(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+}

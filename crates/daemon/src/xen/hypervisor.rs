@@ -1,0 +1,110 @@
+//! `Hypervisor`: who lends pages of domains and binds event channels: this machine's Xen, or a
+//! simulated one. Its calls may block.
+
+use crate::config::plan::XenPlan;
+use manyring_engine::{Call, DoorbellError, Kick};
+use manyring_memory::{EventPort, GrantDevice, GrantError, GrantMapper};
+use manyring_transport::xenbus::{Channel, Seat, SimulatedXen};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// What it refuses.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HypervisorError {
+    /// The grant device, or a page.
+    #[error(transparent)]
+    Grants(#[from] GrantError),
+    /// The simulated Xen's socket for calls.
+    #[error("the simulated Xen does not take calls: {0}")]
+    Simulated(std::io::Error),
+}
+
+/// Where grants and event channels come from.
+#[derive(Debug)]
+pub(super) enum Hypervisor {
+    /// Xen's devices.
+    Real(Arc<GrantDevice>),
+    /// A simulated Xen.
+    Simulated(Arc<SimulatedXen>),
+}
+
+/// The right to map pages of a domain, as long as this lives.
+#[derive(Debug)]
+pub(super) struct Lender {
+    mapper: GrantMapper,
+    _seat: Option<Seat>,
+}
+
+/// An event channel of a queue.
+#[derive(Debug)]
+pub(super) struct Bell {
+    pub(super) kick: Kick,
+    pub(super) call: Arc<Call>,
+    /// Keeps the port of a simulated Xen bound.
+    pub(super) channel: Option<Channel>,
+}
+
+impl Hypervisor {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`HypervisorError`]
+    pub(super) fn open(plan: &XenPlan) -> Result<Self, HypervisorError> {
+        match plan {
+            XenPlan::Real { .. } => Ok(Self::Real(Arc::new(GrantDevice::open()?))),
+            XenPlan::Simulated { socket } => {
+                let xen = SimulatedXen::connect(socket).map_err(HypervisorError::Simulated)?;
+                Ok(Self::Simulated(Arc::new(xen)))
+            }
+        }
+    }
+
+    /// Who maps what `domain` lends.
+    ///
+    /// # Errors
+    /// The simulated Xen's: `ESRCH` without the domain.
+    pub(super) fn lender(&self, domain: u16) -> Result<Lender, Errno> {
+        match self {
+            Self::Real(device) => {
+                let mapper = GrantMapper::Device { device: device.clone(), domain };
+                Ok(Lender { mapper, _seat: None })
+            }
+            Self::Simulated(xen) => {
+                let seat = xen.attach(domain)?;
+                let mapper = GrantMapper::Simulated(seat.grants().clone());
+                Ok(Lender { mapper, _seat: Some(seat) })
+            }
+        }
+    }
+
+    /// Binds to the event channel that `domain` has made for us.
+    ///
+    /// # Errors
+    /// `EINVAL` without such a channel.
+    pub(super) fn bind(&self, domain: u16, port: u32) -> Result<Bell, Errno> {
+        let refused = |error| match error {
+            DoorbellError::System(errno) => errno,
+            DoorbellError::Kind | DoorbellError::NoThread => Errno::PROTO,
+        };
+        match self {
+            Self::Real(_) => {
+                let port = Arc::new(EventPort::bind(domain, port)?);
+                let call = Arc::new(Call::of_port(port.clone()));
+                Ok(Bell { kick: Kick::of_port(port), call, channel: None })
+            }
+            Self::Simulated(xen) => {
+                let (channel, own, other) = xen.bind(domain, port)?;
+                let kick = Kick::new(own).map_err(refused)?;
+                let call = Arc::new(Call::new(other).map_err(refused)?);
+                Ok(Bell { kick, call, channel: Some(channel) })
+            }
+        }
+    }
+}
+
+impl Lender {
+    /// Who maps the pages.
+    pub(super) fn mapper(&self) -> &GrantMapper {
+        &self.mapper
+    }
+}

@@ -1,0 +1,110 @@
+//! What cannot be served, whose fault it is, and what ends a disk.
+
+use crate::process::wait_until;
+use crate::world::{World, XVDA, connect};
+use manyring_driver::{XEN_PAGE_SIZE, XenDisk};
+use manyring_memory::GrantRef;
+use std::process::Command;
+
+#[test]
+fn without_a_xen_one_line_says_so_and_the_status_is_1() {
+    for (arguments, words) in [
+        (&["xen-blk"][..], "--xenstore: this machine runs no Xen, or no xenstored"),
+        (&["xen-blk", "--simulated", "/nowhere/at/all"], "--simulated: cannot open xenstore"),
+        (&["xen-blk", "--xenstore", "/nowhere/at/all"], "--xenstore: cannot open xenstore"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
+        let output = command.args(arguments).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains(words) && said.lines().count() == 1, "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn disk_that_cannot_be_opened_is_closed_with_the_reason_in_its_error_node() {
+    let mut world = World::new();
+    let daemon = world.daemon(&[]);
+    let busy = world.image("busy");
+    std::fs::write(world.path("odd"), [0; 700]).unwrap();
+    for (device, params, words) in [
+        (1, "disk.img".to_owned(), "is no absolute path"),
+        (2, world.path("nowhere").display().to_string(), "cannot open"),
+        (3, world.path("odd").display().to_string(), "is not whole sectors"),
+        (4, "null:1000".to_owned(), "whole sectors"),
+    ] {
+        let disk = XenDisk::new("vbd", 9, device, &params);
+        disk.announce(&mut world.toolstack).unwrap();
+        world.await_node(&disk, "state", "6");
+        let node = format!("/local/domain/0/error/backend/vbd/9/{device}/error");
+        let error = world.toolstack.read(&node).unwrap().unwrap_or_default();
+        let error = String::from_utf8(error).unwrap();
+        assert!(error.contains("params: ") && error.contains(words), "{params}: {error}");
+    }
+    // Others are served all the same.
+    let domain = world.domain(7);
+    let disk = world.announce(7, XVDA, &busy);
+    connect(&domain, &disk, 1).queues[0].write(0, &[1; 512]).unwrap();
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn front_end_that_breaks_its_ring_is_closed_and_another_guest_goes_on() {
+    let mut world = World::new();
+    let _daemon = world.daemon(&[]);
+    let (good, bad) = (world.domain(3), world.domain(4));
+    let (kept, broken) = (world.image("kept"), world.image("broken"));
+    let disk = world.announce(3, XVDA, &kept);
+    let mut front = connect(&good, &disk, 2);
+    let other = world.announce(4, XVDA, &broken);
+    let guest = connect(&bad, &other, 2);
+    // req_prod is more than a ring of requests ahead.
+    let ring = guest.queues[1].nodes().ring_refs[0];
+    let entry = bad.table().entry(GrantRef(ring)).unwrap();
+    let at = usize::try_from(entry.page()).unwrap() * XEN_PAGE_SIZE;
+    bad.memory().slice(at, 4).unwrap().write_from(&1000_u32.to_le_bytes());
+    guest.queues[1].channel().notify();
+    world.await_node(&other, "state", "5");
+    let node = "/local/domain/0/error/backend/vbd/4/51712/error";
+    let error = world.toolstack.read(node).unwrap().unwrap_or_default();
+    let error = String::from_utf8(error).unwrap();
+    assert!(error.contains("queue 1"), "{error}");
+    for queue in &mut front.queues {
+        queue.write(0, &[3; 512]).unwrap();
+    }
+    let is_told = || world.stats()["devices"][1]["connected"] == false;
+    assert!(wait_until(is_told));
+}
+
+#[test]
+fn front_end_whose_rings_are_not_granted_is_closed_with_the_reason() {
+    let mut world = World::new();
+    let _daemon = world.daemon(&[]);
+    let (domain, image) = (world.domain(7), world.image("disk"));
+    let disk = world.announce(7, XVDA, &image);
+    world.await_node(&disk, "state", "2");
+    let front = disk.front();
+    for (name, value) in [("ring-ref", "31000"), ("event-channel", "1"), ("state", "3")] {
+        world.toolstack.write(&format!("{front}/{name}"), value).unwrap();
+    }
+    world.await_node(&disk, "state", "6");
+    let node = "/local/domain/0/error/backend/vbd/7/51712/error";
+    let error = world.toolstack.read(node).unwrap().unwrap_or_default();
+    assert!(String::from_utf8(error).unwrap().contains("queue 0"));
+    drop(domain);
+}
+
+#[test]
+fn xenstore_that_is_lost_is_found_again() {
+    let mut world = World::new();
+    let daemon = world.daemon(&[]);
+    let image = world.image("disk");
+    let (domain, disk) = (world.domain(7), world.announce(7, XVDA, &image));
+    connect(&domain, &disk, 1).queues[0].write(0, &[1; 512]).unwrap();
+    drop(domain);
+    let mut world = world.begin_anew();
+    let (domain, disk) = (world.domain(7), world.announce(7, XVDA, &image));
+    connect(&domain, &disk, 1).queues[0].write(8, &[2; 512]).unwrap();
+    assert!(daemon.log().contains("until xenstore is there again"), "{}", daemon.log());
+    assert!(daemon.terminate().success());
+}

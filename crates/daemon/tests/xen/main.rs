@@ -1,0 +1,10 @@
+//! The disks of Xen guests as the daemon serves them: announced, connected, changed, taken away,
+//! by the tool stack and the guests of a simulated Xen.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+#![allow(clippy::cast_possible_truncation, reason = "bytes of patterns")]
+
+mod ends;
+#[path = "../process/mod.rs"]
+mod process;
+mod serve;
+mod world;

@@ -1,0 +1,106 @@
+//! A simulated Xen, its tool stack, and a daemon that serves its disks.
+
+use crate::process::{Daemon, PATIENCE};
+use manyring_driver::{
+    Blkfront, BlkfrontOptions, BlkfrontQueue, SimXen, XenDisk, XenDomain, XenStore,
+};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+/// The number of xvda.
+pub(crate) const XVDA: u32 = 51712;
+/// Size of the disks' files.
+pub(crate) const DISK_SIZE: u64 = 8 << 20;
+/// Entries of a domain's grant table.
+const ENTRIES: u32 = 32_768;
+
+/// The Xen and its tool stack.
+pub(crate) struct World {
+    pub(crate) toolstack: XenStore,
+    xen: SimXen,
+    folder: tempfile::TempDir,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let xen = SimXen::start(&folder.path().join("xenstored")).unwrap();
+        let toolstack = XenStore::connect(xen.socket(), PATIENCE).unwrap();
+        Self { toolstack, xen, folder }
+    }
+
+    /// The Xen ends with all that it knows, and begins anew under the same name.
+    pub(crate) fn begin_anew(self) -> Self {
+        let Self { toolstack, xen, folder } = self;
+        drop((toolstack, xen));
+        let xen = SimXen::start(&folder.path().join("xenstored")).unwrap();
+        let toolstack = XenStore::connect(xen.socket(), PATIENCE).unwrap();
+        Self { toolstack, xen, folder }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A file of zeroes for a disk.
+    pub(crate) fn image(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::File::create(&path).unwrap().set_len(DISK_SIZE).unwrap();
+        path
+    }
+
+    /// A daemon that serves disks of the kinds `vbd` and `manyring`; it listens for control.
+    pub(crate) fn daemon(&self, arguments: &[&str]) -> Daemon {
+        let control = self.path("control");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
+        command.args(["xen-blk", "--kind", "vbd", "--kind", "manyring", "--simulated"]);
+        command.arg(self.xen.socket()).arg("--control").arg(&control).args(arguments);
+        Daemon::start(command, tempfile::tempdir().unwrap(), &[control])
+    }
+
+    pub(crate) fn domain(&self, number: u16) -> Arc<XenDomain> {
+        let pages = 8 * BlkfrontQueue::pages(&options(1)) + 64;
+        Arc::new(XenDomain::create(self.xen.socket(), number, pages, ENTRIES).unwrap())
+    }
+
+    /// A disk of kind `vbd` on this file, announced.
+    pub(crate) fn announce(&mut self, domain: u16, device: u32, file: &Path) -> XenDisk {
+        let disk = XenDisk::new("vbd", domain, device, file.to_str().unwrap());
+        disk.announce(&mut self.toolstack).unwrap();
+        disk
+    }
+
+    /// Waits until a node of the back-end's folder has this value.
+    pub(crate) fn await_node(&mut self, disk: &XenDisk, name: &str, value: &str) {
+        let is_right = |found: Option<&[u8]>| found == Some(value.as_bytes());
+        let path = format!("{}/{name}", disk.back());
+        let there = self.toolstack.await_value(&path, is_right);
+        there.unwrap_or_else(|error| panic!("{path} is not {value}: {error}"));
+    }
+
+    /// The answer of `manyring stats --json`.
+    pub(crate) fn stats(&self) -> serde_json::Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
+        command.args(["stats", "--json", "--control"]).arg(self.path("control"));
+        serde_json::from_slice(&command.output().unwrap().stdout).unwrap()
+    }
+
+    /// `manyring resize` of a device.
+    pub(crate) fn resize(&self, device: &str, size: &str) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
+        command.args(["resize", "--control"]).arg(self.path("control")).args([device, size]);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+/// A front-end with so many queues.
+pub(crate) fn options(queues: u32) -> BlkfrontOptions {
+    BlkfrontOptions { queues, patience: PATIENCE, ..BlkfrontOptions::default() }
+}
+
+/// Connects a guest to its disk.
+pub(crate) fn connect(domain: &Arc<XenDomain>, disk: &XenDisk, queues: u32) -> Blkfront {
+    Blkfront::connect(domain, &disk.folder(), &options(queues)).unwrap()
+}

@@ -1,0 +1,160 @@
+//! `SimulatedXen`: what the hypervisor does for a back-end, asked of a simulated Xen: it lends
+//! pages of domains and binds event channels.
+//!
+//! The simulated Xen listens for these calls beside its xenstore (`wire::xen::hypercall`). A call
+//! waits for its answer; whoever must not wait makes it on a thread of its own.
+
+use manyring_memory::simgrant::SimGrants;
+use manyring_wire::xen::hypercall::{CALL_SIZE, Call, Outcome, SOCKET_SUFFIX};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use std::collections::HashMap;
+use std::io::{IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// File descriptors that an answer brings at most.
+const FDS_MAX: usize = 2;
+/// Longest wait for an answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection for calls. Seats and event channels last no longer than it does.
+#[derive(Debug)]
+pub struct SimulatedXen {
+    /// Held from a call to its answer.
+    stream: Mutex<UnixStream>,
+    /// By domain: the seat that we have there, and how many have a share in it.
+    seats: Mutex<HashMap<u16, (Arc<SimGrants>, usize)>>,
+}
+
+/// A share in the seat from which this process maps pages of a domain. The seat is given back with
+/// the last one: no page may be mapped then.
+#[derive(Debug)]
+pub struct Seat {
+    xen: Arc<SimulatedXen>,
+    domain: u16,
+    grants: Arc<SimGrants>,
+}
+
+/// Our end of an event channel. Its port is closed when this is dropped.
+#[derive(Debug)]
+pub struct Channel {
+    xen: Arc<SimulatedXen>,
+    port: u32,
+}
+
+impl SimulatedXen {
+    /// Connects to the simulated Xen whose xenstore has this socket.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn connect(store_socket: &Path) -> std::io::Result<Self> {
+        let mut name = store_socket.as_os_str().to_owned();
+        name.push(SOCKET_SUFFIX);
+        let stream = UnixStream::connect(Path::new(&name))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        Ok(Self { stream: Mutex::new(stream), seats: Mutex::default() })
+    }
+
+    /// Takes a share in the seat of `domain`.
+    ///
+    /// # Errors
+    /// `ESRCH` without the domain, `EBUSY` without a free seat, or the socket's.
+    pub fn attach(self: &Arc<Self>, domain: u16) -> Result<Seat, Errno> {
+        let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let grants = match seats.get_mut(&domain) {
+            Some((grants, shares)) => {
+                *shares += 1;
+                grants.clone()
+            }
+            None => {
+                let (outcome, fds) = self.call(Call::Attach { domain })?;
+                let file = fds.into_iter().next().ok_or(Errno::PROTO)?;
+                let seat = u8::try_from(outcome.second).map_err(|_| Errno::PROTO)?;
+                let grants = SimGrants::new(file, outcome.first, 0, seat);
+                let grants = Arc::new(grants.map_err(|_| Errno::NOMEM)?);
+                seats.insert(domain, (grants.clone(), 1));
+                grants
+            }
+        };
+        Ok(Seat { xen: self.clone(), domain, grants })
+    }
+
+    /// Binds to the port `remote_port` that `domain` has made for us. Returns our end, and its two
+    /// eventfds: the one that is signalled for us, and the one that signals the other end.
+    ///
+    /// # Errors
+    /// `EINVAL` if there is no such port, or if it is bound already; or the socket's.
+    pub fn bind(
+        self: &Arc<Self>,
+        domain: u16,
+        remote_port: u32,
+    ) -> Result<(Channel, OwnedFd, OwnedFd), Errno> {
+        let (outcome, fds) = self.call(Call::Bind { remote: domain, port: remote_port })?;
+        let channel = Channel { xen: self.clone(), port: outcome.first };
+        let mut fds = fds.into_iter();
+        let (own, other) = fds.next().zip(fds.next()).ok_or(Errno::PROTO)?;
+        Ok((channel, own, other))
+    }
+
+    /// Makes a call. Returns its outcome and the file descriptors that came with it.
+    fn call(&self, call: Call) -> Result<(Outcome, Vec<OwnedFd>), Errno> {
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        stream.write_all(&call.emit()).map_err(failed)?;
+        let mut bytes = [0; CALL_SIZE];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&*stream, &mut slices, &mut control, flags)?;
+        let fds = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        let fds: Vec<OwnedFd> = fds.flatten().collect();
+        if received.bytes != CALL_SIZE {
+            return Err(Errno::PIPE);
+        }
+        let outcome = Outcome::parse(&bytes);
+        match i32::try_from(outcome.errno) {
+            Ok(0) => Ok((outcome, fds)),
+            Ok(errno) => Err(Errno::from_raw_os_error(errno)),
+            Err(_) => Err(Errno::PROTO),
+        }
+    }
+}
+
+impl Seat {
+    /// The pages that the domain lends.
+    #[must_use]
+    pub fn grants(&self) -> &Arc<SimGrants> {
+        &self.grants
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // The lock is kept until the server knows: a seat that is taken meanwhile is another one.
+        let mut seats = self.xen.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((_, shares)) = seats.get_mut(&self.domain) else { return };
+        *shares -= 1;
+        if *shares == 0 {
+            seats.remove(&self.domain);
+            // A server that is gone has freed it.
+            let _ = self.xen.call(Call::Detach { domain: self.domain });
+        }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // A server that is gone has closed it.
+        let _ = self.xen.call(Call::Close { port: self.port });
+    }
+}
