@@ -10,8 +10,10 @@
 
 mod host;
 mod hypervisor;
+mod state_dir;
 
 pub(crate) use hypervisor::HypervisorError;
+pub(crate) use state_dir::StateDirError;
 
 use crate::config::plan::{XenBlkPlan, XenPlan};
 use crate::control::Registry;
@@ -22,6 +24,7 @@ use manyring_transport::xenbus::{
     Command, DEVICE, DeviceId, Discovery, Endpoint, Presence, SOCKET, ServeError, Store,
     StoreError, default_endpoint, serve,
 };
+use state_dir::StateDir;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -52,6 +55,8 @@ pub(crate) enum XenError {
     Store { at: String, source: StoreError },
     #[error("{at}: {source}")]
     Hypervisor { at: String, source: HypervisorError },
+    #[error("{at}: {source}")]
+    StateDir { at: String, source: StateDirError },
     #[error(
         "{at}: \"{KERNELS_KIND}\" is served by this kernel's xen-blkback: rmmod it, or name \
          another kind"
@@ -66,6 +71,7 @@ struct Shared {
     io_uring: bool,
     pool: Arc<Pool>,
     devices: Registry,
+    state_dir: StateDir,
 }
 
 /// The disks of one Xen.
@@ -106,7 +112,10 @@ impl XenDisks {
         let store = store.map_err(|source| XenError::Store { at: at(), source })?;
         let hypervisor = Hypervisor::open(&plan.xen);
         let hypervisor = hypervisor.map_err(|source| XenError::Hypervisor { at: at(), source })?;
-        let shared = Arc::new(Shared { plan: plan.clone(), io_uring, pool, devices });
+        let refused = |source| XenError::StateDir { at: plan.place.at("state_dir"), source };
+        let state_dir = StateDir::open(&plan.state_dir, &plan.kinds).map_err(refused)?;
+        let shared = Shared { plan: plan.clone(), io_uring, pool, devices, state_dir };
+        let shared = Arc::new(shared);
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }
 
@@ -168,6 +177,11 @@ impl XenDisks {
         looks.abort();
         // Without xenstore each ends by itself, when its queues have stopped.
         while disks.tasks.join_next().await.is_some() {}
+        if result.is_ok() {
+            let Shared { plan, state_dir, .. } = &*self.shared;
+            let there: HashSet<_> = disks.there.iter().map(|id| disk_name(plan, id)).collect();
+            state_dir.keep(&plan.name, |disk| there.contains(disk));
+        }
         result
     }
 
@@ -231,6 +245,11 @@ impl Disks {
         let host = XenHost::new(id, shared, hypervisor, sender, stop.clone());
         self.tasks.spawn(XenDisks::serve_disk(xen.store.clone(), host, commands, stop.clone()));
     }
+}
+
+/// The name of a disk in logs, counters and the control API.
+fn disk_name(plan: &XenBlkPlan, DeviceId { kind, domain, device }: &DeviceId) -> String {
+    format!("{}-{kind}-{domain}-{device}", plan.name)
 }
 
 fn endpoint_at(path: &Path) -> Endpoint {

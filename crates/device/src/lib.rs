@@ -79,6 +79,12 @@ pub enum StartError {
     /// The pages of a Xen ring, or the addresses for those of its requests, are not to be had.
     #[error("the queue's granted pages: {0}")]
     Grants(#[from] GrantError),
+    /// The journal of a Xen ring cannot be mapped.
+    #[error("the journal of the ring: {0}")]
+    Journal(manyring_memory::MemoryError),
+    /// Its file system has no room for it, or refuses.
+    #[error("no room for the journal of the ring: {0}")]
+    JournalRoom(rustix::io::Errno),
     /// The workers are stopped, or none could be started.
     #[error("no worker runs")]
     NoWorker,

@@ -25,6 +25,7 @@ mod gntdev;
 mod grant;
 mod guest;
 mod iov;
+mod killed;
 mod list;
 mod mapping;
 mod persistent;
@@ -42,8 +43,9 @@ pub use guest::{GuestAddr, GuestMemory, LastHit, RegionSpec};
 pub use iov::{
     GuestSlice, advance, as_iovecs, copy_between, copy_from_slices, copy_to_slices, total_len,
 };
+pub use killed::stores_before_the_end;
 pub use list::{Gather, KeptByte, Pieces, SliceList, SliceQueue};
 pub use mapping::Mapping;
 pub use persistent::{GrantAsks, GrantCounters, GrantLimits, GrantPage, PersistentGrants};
-pub use shared::{Words, fence_full};
+pub use shared::{Words, fence_compiler, fence_full};
 pub use sigbus::{fault_count, install as install_sigbus_handler};

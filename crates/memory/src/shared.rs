@@ -9,8 +9,17 @@ pub use real::{Words, fence_full};
 #[cfg(loom)]
 pub use model::{Words, fence_full};
 
+/// Keeps what was stored before in front of what is stored after it, for whoever looks when this
+/// process was killed. A process is killed between two instructions, and its end comes before the
+/// start of whoever looks: only the compiler could exchange the two. No instruction.
+#[inline]
+pub fn fence_compiler() {
+    std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+}
+
 #[cfg(not(loom))]
 mod real {
+    use crate::killed::before_store;
     use crate::mapping::Mapping;
     use std::ptr::NonNull;
     use std::sync::Arc;
@@ -89,12 +98,14 @@ mod real {
         /// Writes a word without order.
         #[inline]
         pub fn store_u16(&self, offset: usize, value: u16) {
+            before_store();
             self.u16_at(offset).store(value.to_le(), Ordering::Relaxed);
         }
 
         /// Writes a word; what we wrote before is seen by a peer that reads it with acquire.
         #[inline]
         pub fn store_u16_release(&self, offset: usize, value: u16) {
+            before_store();
             self.u16_at(offset).store(value.to_le(), Ordering::Release);
         }
 
@@ -114,6 +125,7 @@ mod real {
         /// Writes a 64-bit word (half a descriptor) without order.
         #[inline]
         pub fn store_u64(&self, offset: usize, value: u64) {
+            before_store();
             // SAFETY: in range (asserted); descriptor tables are 16-aligned, offsets 8-aligned.
             let word = unsafe { AtomicU64::from_ptr(self.at::<u64>(offset)) };
             word.store(value, Ordering::Relaxed);
@@ -162,6 +174,7 @@ mod real {
         /// Writes a used element: id and length, without order.
         #[inline]
         pub fn store_pair(&self, offset: usize, pair: (u32, u32)) {
+            before_store();
             let words = self.at::<[u32; 2]>(offset).cast::<u32>();
             // SAFETY: as in `load_pair`, with one check for both words.
             let id = unsafe { AtomicU32::from_ptr(words) };
@@ -203,6 +216,7 @@ mod real {
         /// Writes an index of 32 bits without order.
         #[inline]
         pub fn store_u32(&self, offset: usize, value: u32) {
+            before_store();
             self.u32_at(offset).store(value.to_le(), Ordering::Relaxed);
         }
 
@@ -210,6 +224,7 @@ mod real {
         /// acquire.
         #[inline]
         pub fn store_u32_release(&self, offset: usize, value: u32) {
+            before_store();
             self.u32_at(offset).store(value.to_le(), Ordering::Release);
         }
 
@@ -231,6 +246,7 @@ mod real {
             for (n, word) in words.iter().enumerate() {
                 // SAFETY: as in `load_u32s`.
                 let place = unsafe { AtomicU32::from_ptr(first.wrapping_add(n)) };
+                before_store();
                 place.store(word.to_le(), Ordering::Relaxed);
             }
         }

@@ -1,5 +1,6 @@
 //! `QueueError`: what the driver did wrong; latched, reported once.
 
+use crate::blkif::JournalError;
 use manyring_memory::MemoryError;
 use manyring_wire::xen::blkif::{RING_PAGE_ORDER_MAX, RequestError};
 
@@ -48,8 +49,8 @@ pub enum QueueError {
          answered"
     )]
     ReqProd { req_prod: u32, req_cons: u32, rsp_prod: u32, size: u16 },
-    #[error("{taken} requests were taken and not answered in a ring of {size}")]
-    Taken { taken: u32, size: u16 },
+    #[error("the ring cannot be taken over: {0}")]
+    Journal(JournalError),
     #[error("a ring of granted pages stays where it was mapped")]
     Granted,
     #[error("request: {0}")]

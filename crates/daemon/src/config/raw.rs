@@ -291,6 +291,10 @@ pub(crate) struct RawXenBlk {
     /// [default: off].
     #[arg(long, value_name = "MODE")]
     pub(crate) moderation: Option<String>,
+    /// Folder of what the next process needs to go on with connected disks, also after a SIGKILL
+    /// [default: /run/manyring].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
 }
 
 /// `[blk.fault]`

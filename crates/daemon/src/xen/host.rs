@@ -1,8 +1,8 @@
 //! `XenHost`: serves one disk of a Xen guest, as its handshake asks: opens what the tool stack
 //! names, connects queues to the front-end's rings, stops them.
 
-use super::Shared;
 use super::hypervisor::{Bell, Hypervisor, Lender};
+use super::{Shared, disk_name};
 use crate::assemble::disk::{self, DiskError};
 use crate::assemble::{Blk, Kind, Part};
 use manyring_backend::blk::{Disk, ImageError};
@@ -84,8 +84,7 @@ impl XenHost {
 
     /// The disk's name in logs, counters and the control API.
     fn name(&self) -> String {
-        let DeviceId { kind, domain, device } = &self.id;
-        format!("{}-{kind}-{domain}-{device}", self.shared.plan.name)
+        disk_name(&self.shared.plan, &self.id)
     }
 
     async fn open_disk(&self, assignment: &Assignment) -> Result<Arc<dyn Disk>, HostError> {
@@ -157,9 +156,11 @@ impl XenHost {
         };
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let (device, hypervisor) = (opened.device.clone(), self.hypervisor.clone());
+        let shared = self.shared.clone();
         let connection = config.clone();
         // Mapping and binding are calls of the hypervisor, which may take their time.
-        let started = aside(move || start(&device, &hypervisor, &connection, &sender)).await;
+        let started =
+            aside(move || start(&shared, &device, &hypervisor, &connection, &sender)).await;
         let Some(Started { queues, held, error }) = started else {
             return Err(HostError("the daemon has failed".to_owned()));
         };
@@ -188,8 +189,16 @@ impl XenHost {
             stop_all(std::mem::take(queues)).await;
         }
         let running = self.running.take();
-        // Event channels are closed by calls.
-        aside(move || drop(running)).await;
+        // While the process ends the front-end stays connected: the next one goes on.
+        let over = (!*self.stop.borrow()).then(|| (self.shared.clone(), self.name()));
+        aside(move || {
+            // Event channels are closed by calls.
+            drop(running);
+            if let Some((shared, name)) = over {
+                shared.state_dir.forget(&name);
+            }
+        })
+        .await;
     }
 }
 
@@ -220,6 +229,7 @@ impl Host for XenHost {
 
 /// Maps the rings of a front-end, binds its event channels and starts its queues. May block.
 fn start(
+    shared: &Shared,
     device: &XenBlkDevice,
     hypervisor: &Hypervisor,
     config: &Config,
@@ -246,12 +256,21 @@ fn start(
             }
         };
         let Bell { kick, call, channel } = bell;
+        let journal = match shared.state_dir.journal(device.name(), index, config.takeover) {
+            Ok(journal) => journal,
+            Err(error) => {
+                started.error = Some(format!("queue {index}: {error}"));
+                break;
+            }
+        };
         channels.extend(channel);
         let attachment = Attachment {
             index,
             abi: connection.abi,
             ring_refs: queue.ring_refs.clone(),
             persistent: config.persistent,
+            journal: Some(journal),
+            takeover: config.takeover,
             mapper: lender.mapper().clone(),
             kick,
             call,

@@ -14,7 +14,9 @@ fn without_a_xen_one_line_says_so_and_the_status_is_1() {
         (&["xen-blk", "--xenstore", "/nowhere/at/all"], "--xenstore: cannot open xenstore"),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
-        let output = command.args(arguments).output().unwrap();
+        let state = tempfile::tempdir().unwrap();
+        command.args(arguments).arg("--state-dir").arg(state.path());
+        let output = command.output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
         assert!(said.contains(words) && said.lines().count() == 1, "{arguments:?}: {said}");

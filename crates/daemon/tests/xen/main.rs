@@ -7,4 +7,5 @@ mod ends;
 #[path = "../process/mod.rs"]
 mod process;
 mod serve;
+mod takeover;
 mod world;

@@ -55,7 +55,8 @@ impl World {
         let control = self.path("control");
         let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
         command.args(["xen-blk", "--kind", "vbd", "--kind", "manyring", "--simulated"]);
-        command.arg(self.xen.socket()).arg("--control").arg(&control).args(arguments);
+        command.arg(self.xen.socket()).arg("--control").arg(&control);
+        command.arg("--state-dir").arg(self.path("state")).args(arguments);
         Daemon::start(command, tempfile::tempdir().unwrap(), &[control])
     }
 

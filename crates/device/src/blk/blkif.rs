@@ -11,6 +11,7 @@
 
 mod complete;
 mod handler;
+mod journal;
 mod plan;
 mod queue;
 mod stages;
@@ -26,10 +27,11 @@ use manyring_engine::{
 };
 use manyring_memory::{GrantLimits, GrantMapper, GrantPages, GrantRef, PersistentGrants};
 use manyring_queue::RingAddresses;
-use manyring_queue::blkif::{BackRing, RingConfig};
+use manyring_queue::blkif::{BackRing, RingConfig, journal_size};
 use manyring_wire::xen::blkif::{Abi, SECTOR_SIZE, VDISK_READONLY};
 use manyring_wire::xen::device::{Discard, Disk as DiskNodes, Offer};
 use queue::{BlkifQueue, Parts};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,6 +106,12 @@ pub struct Attachment {
     pub ring_refs: Vec<u32>,
     /// The front-end uses the same grants again and again.
     pub persistent: bool,
+    /// A file of this queue and connection alone, readable and writable, which outlives this
+    /// process: in it is written down what was taken and not answered. Empty or what a former
+    /// process has left; its size does not matter. `None`: nobody can take the ring over.
+    pub journal: Option<OwnedFd>,
+    /// A former process has served this ring, and its front-end has not begun anew.
+    pub takeover: bool,
     /// Who maps what the front-end's domain lends.
     pub mapper: GrantMapper,
     /// The event channel, as the front-end signals it.
@@ -218,19 +226,23 @@ impl XenBlkDevice {
         self.backing.stats(index).cloned()
     }
 
-    /// Maps the ring of a queue and serves it from the first request on that has no response.
+    /// Maps the ring of a queue and serves it from the first request on that has no response, as
+    /// the journal of a former process says if the ring is taken over (docs/design/0012).
     ///
     /// # Errors
     /// [`StartError::Grants`]: a page of the ring cannot be mapped; [`StartError::Queue`]: the ring
-    /// has no such number of pages; [`StartError::Backend`], [`StartError::NoWorker`].
+    /// has no such number of pages, or cannot be taken over: its device is to be closed, and its
+    /// front-end to begin anew; [`StartError::Journal`], [`StartError::JournalRoom`];
+    /// [`StartError::Backend`], [`StartError::NoWorker`].
     pub fn start(&self, attachment: Attachment) -> Result<QueueHandle, StartError> {
-        let Attachment { index, abi, ring_refs, persistent, mapper, kick, call, events } =
+        let Attachment { index, abi, ring_refs, persistent, mapper, kick, call, events, .. } =
             attachment;
         let grefs: Vec<_> = ring_refs.iter().copied().map(GrantRef).collect();
         let order = ring_refs.len().max(1).ilog2();
         let ring_pages = GrantPages::of_ring(mapper.clone(), &grefs)?;
         let config = RingConfig { abi, order, addr: 0 };
-        let queue = BackRing::new(config, ring_pages.memory().clone())?;
+        let (takeover, front) = (attachment.takeover, call.clone());
+        let queue = self.ring(config, &ring_pages, attachment.journal, takeover)?;
         let (handler, stats) = (self.handler(abi, order, persistent, mapper, ring_pages)?, index);
         let stats = self.backing.stats(stats).cloned();
         let stats = stats.unwrap_or_else(|| Arc::new(QueueStats::new(Class::XenBlk)));
@@ -248,7 +260,31 @@ impl XenBlkDevice {
         let home = Home { device: self.options.name.clone(), unit: index };
         let queue = RunningQueue::new(activation, handler, stats);
         let queue = queue.moderated(self.options.moderation);
-        self.backing.pool.start(queue, home).ok_or(StartError::NoWorker)
+        let handle = self.backing.pool.start(queue, home).ok_or(StartError::NoWorker)?;
+        if takeover {
+            // The former process may have published responses and not told the front-end.
+            front.ring();
+        }
+        Ok(handle)
+    }
+
+    fn ring(
+        &self,
+        config: RingConfig,
+        pages: &GrantPages,
+        journal: Option<OwnedFd>,
+        takeover: bool,
+    ) -> Result<BackRing, StartError> {
+        let memory = pages.memory().clone();
+        let mapped = |file| journal::map(&file, journal_size(config.abi, config.order));
+        let journal = journal.map(mapped).transpose()?;
+        if !takeover {
+            return Ok(BackRing::begin(config, memory, journal)?);
+        }
+        let ring = BackRing::take_over(config, memory, journal)?;
+        let (device, owed) = (&self.options.name, ring.owed_count());
+        tracing::info!(device, owed, "took a ring over from a former process");
+        Ok(ring)
     }
 
     fn handler(

@@ -71,6 +71,8 @@ impl World {
             abi: front.abi,
             ring_refs: nodes.ring_refs,
             persistent: front.persistent,
+            journal: None,
+            takeover: false,
             mapper: GrantMapper::Simulated(Arc::new(self.calls.attach(number).unwrap())),
             kick: Kick::new(kick).unwrap(),
             call: Arc::new(Call::new(call).unwrap()),

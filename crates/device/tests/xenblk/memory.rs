@@ -52,6 +52,8 @@ fn unsealed(world: &World, disk: Arc<dyn Disk>) -> Unsealed {
         abi: Abi::Native,
         ring_refs: vec![RING],
         persistent: true,
+        journal: None,
+        takeover: false,
         mapper: GrantMapper::Simulated(Arc::new(grants)),
         kick: Kick::new(kick.try_clone().unwrap()).unwrap(),
         call: Arc::new(Call::new(doorbell()).unwrap()),

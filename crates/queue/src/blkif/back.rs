@@ -14,15 +14,17 @@
 //! place of an answered one may be taken by a new request while an older one, which had the same
 //! place one round before, is still in flight: in a ring of four whose first four requests are
 //! taken and all but the first answered, the fifth has the place of the first. So slots come from
-//! a list.
+//! a list. A slot is free again when the front can see the response: until then the journal of the
+//! ring has the request under its slot.
 
+use super::journal::{self, Journal, JournalError, Owed};
 use super::{RingConfig, entry_offset};
 use crate::base::Base;
 use crate::chain::{BATCH_CHAINS, Chain};
 use crate::config::RingAddresses;
 use crate::error::QueueError;
 use crate::ring::Ring;
-use manyring_memory::{GuestMemory, Words, fence_full};
+use manyring_memory::{GuestMemory, Words, fence_compiler, fence_full};
 use manyring_wire::xen::blkif::{
     Abi, ENTRY_WORDS, REQ_EVENT, REQ_PROD, RSP_EVENT, RSP_PROD, RawRequest, Response, need_event,
 };
@@ -81,8 +83,16 @@ pub struct BackRing {
     /// `req_event` as last written, at first by the front.
     event_written: u32,
     in_flight: u16,
-    /// Slots that no request in flight has.
+    /// Slots that no request has which the front waits for.
     free: Vec<u16>,
+    /// Slots of requests whose responses are written and not published.
+    answered: Vec<u16>,
+    /// Where it is written down what is taken and not answered.
+    journal: Option<Journal>,
+    /// What a former back-end has taken and not answered, the oldest last.
+    owed: Owed,
+    /// How many of the last batch were of those.
+    owed_in_batch: usize,
     fault: Option<QueueError>,
 }
 
@@ -122,34 +132,89 @@ impl BackRing {
             event_written,
             in_flight: 0,
             free: (0..size).rev().collect(),
+            answered: Vec::with_capacity(size.into()),
+            journal: None,
+            owed: Owed::new(),
+            owed_in_batch: 0,
             fault: None,
         })
     }
 
-    /// Goes on where another back-end has stopped, which had taken the requests before `base` and
-    /// published responses up to the ring's `rsp_prod`. Returns the tokens of those that have none:
-    /// their places may hold responses by now, so what they asked for must be known from elsewhere.
-    /// Nobody knows whether the front was told of the last responses: [`Ring::needs_notification`],
-    /// called at once, says whether it waits for that.
+    /// Serves a ring whose front has just made it. What is taken is written down in `journal`, of
+    /// [`journal_size`](super::journal_size) bytes, so that [`BackRing::take_over`] can go on.
     ///
     /// # Errors
-    /// As [`BackRing::new`], and [`QueueError::Taken`] if there are more of them than a ring holds.
-    pub fn resume(
+    /// As [`BackRing::new`], and [`QueueError::Journal`]: it is too short.
+    pub fn begin(
         config: RingConfig,
-        base: Base,
         memory: Arc<GuestMemory>,
-    ) -> Result<(Self, Vec<Chain>), QueueError> {
+        journal: Option<Words>,
+    ) -> Result<Self, QueueError> {
+        Self::new(config, memory)?.journaled(journal)
+    }
+
+    /// Goes on where another back-end has stopped, which was killed perhaps: pops what it had taken
+    /// and not answered, as its journal says, and then what is in the ring. Nobody knows whether
+    /// the front was told of the last responses: it is to be told now.
+    ///
+    /// A ring that nobody has served, or of which nothing is left to answer, needs no journal of
+    /// anybody: it is as new.
+    ///
+    /// # Errors
+    /// As [`BackRing::new`], and [`QueueError::Journal`]: nobody knows which requests are to be
+    /// answered. The front has to make another ring.
+    pub fn take_over(
+        config: RingConfig,
+        memory: Arc<GuestMemory>,
+        journal: Option<Words>,
+    ) -> Result<Self, QueueError> {
         let mut ring = Self::new(config, memory)?;
-        let taken = base.bits().wrapping_sub(ring.rsp_prod);
-        if taken > u32::from(ring.size) {
-            return Err(QueueError::Taken { taken, size: ring.size });
+        if journal::is_unserved(&ring.words) {
+            return ring.journaled(journal);
         }
-        ring.req_cons = base.bits();
-        ring.req_prod = base.bits();
-        let chains = (0..taken).filter_map(|_| ring.chain()).collect();
-        // As if the front had been told of none of the responses that are there.
-        ring.signalled = ring.rsp_prod.wrapping_sub(u32::from(ring.size));
-        Ok((ring, chains))
+        let (shape, at) = ((ring.abi, ring.size), (&ring.words, ring.rsp_prod));
+        let found = match journal.clone() {
+            Some(words) => Journal::resume(words, shape, at),
+            None => Err(JournalError::Missing),
+        };
+        match found {
+            Ok((journal, owed)) => ring.resume(journal, owed),
+            Err(_) if ring.words.load_u32_acquire(REQ_PROD) == ring.rsp_prod => {
+                return ring.journaled(journal);
+            }
+            Err(error) => return Err(QueueError::Journal(error)),
+        }
+        Ok(ring)
+    }
+
+    /// Begins the journal, before anything is taken.
+    fn journaled(mut self, journal: Option<Words>) -> Result<Self, QueueError> {
+        match journal {
+            Some(words) => {
+                let (shape, at) = ((self.abi, self.size), (&self.words, self.rsp_prod));
+                let begun = Journal::begin(words, shape, at).map_err(QueueError::Journal)?;
+                self.journal = Some(begun);
+            }
+            None => journal::mark_unwritten(&self.words),
+        }
+        Ok(self)
+    }
+
+    fn resume(&mut self, journal: Journal, owed: Owed) {
+        // No more than the ring has entries, which 16 bits count.
+        let taken = u32::try_from(owed.len()).unwrap_or(u32::MAX);
+        self.req_cons = self.rsp_prod.wrapping_add(taken);
+        self.req_prod = self.req_cons;
+        self.free.retain(|slot| !owed.contains(slot));
+        self.owed = owed;
+        self.owed.reverse();
+        self.journal = Some(journal);
+    }
+
+    /// Requests that were taken by a former back-end and are not popped again yet.
+    #[must_use]
+    pub fn owed_count(&self) -> usize {
+        self.owed.len()
     }
 
     /// Pops up to `max` requests, and no more than [`BATCH_CHAINS`], into `requests`, which is
@@ -161,51 +226,90 @@ impl BackRing {
             "a request was not taken"
         );
         requests.entries.clear();
+        self.owed_in_batch = 0;
         if !self.has_available() {
             return 0;
         }
+        if !self.owed.is_empty() {
+            return self.pop_owed(requests, max);
+        }
         let available = usize::from(self.available_count());
         for _ in 0..available.min(BATCH_CHAINS).min(max) {
-            // There are as many slots as entries, and no more requests in flight than these.
-            let Some(chain) = self.chain() else { break };
+            // There are as many slots as entries, and a front that waits for its responses lays no
+            // more requests than these.
+            let Some(slot) = self.free.pop() else { break };
             let request = self.copy_out(self.req_cons);
+            if let Some(journal) = &mut self.journal {
+                journal.take(slot, &request);
+            }
             self.req_cons = self.req_cons.wrapping_add(1);
-            requests.entries.push((Some(chain), request));
+            requests.entries.push((Some(self.chain(slot)), request));
+        }
+        if let Some(journal) = &mut self.journal {
+            journal.end_batch();
         }
         requests.entries.len()
     }
 
-    /// Puts back the request that was popped last, untouched. It is copied out again later.
+    /// Pops what a former back-end has taken and not answered, the oldest first.
+    #[cold]
+    fn pop_owed(&mut self, requests: &mut Requests, max: usize) -> usize {
+        for _ in 0..self.owed.len().min(BATCH_CHAINS).min(max) {
+            let Some(slot) = self.owed.pop() else { break };
+            let Some(request) = self.journal.as_ref().map(|journal| journal.request(slot)) else {
+                break;
+            };
+            requests.entries.push((Some(self.chain(slot)), request));
+        }
+        self.owed_in_batch = requests.entries.len();
+        self.owed_in_batch
+    }
+
+    /// Puts back the request of the last batch that was popped last, untouched. It is copied out
+    /// again later.
     pub fn unpop(&mut self, chain: Chain) {
-        self.free_slot(chain);
+        let slot = self.end(chain);
+        if self.owed_in_batch > 0 {
+            self.owed_in_batch -= 1;
+            self.owed.push(slot);
+            return;
+        }
         self.req_cons = self.req_cons.wrapping_sub(1);
+        self.free.push(slot);
+        if let Some(journal) = &mut self.journal {
+            journal.put_back(slot);
+        }
     }
 
     /// Answers a request. Seen after [`Ring::publish`].
     #[inline]
     pub fn push_response(&mut self, chain: Chain, response: Response) {
-        self.free_slot(chain);
+        let slot = self.end(chain);
+        self.answered.push(slot);
+        if let Some(journal) = &mut self.journal {
+            journal.answer(slot);
+        }
         let offset = entry_offset(self.abi, self.size, self.rsp_prod);
         self.words.store_u32s(offset, &response.emit());
         self.rsp_prod = self.rsp_prod.wrapping_add(1);
     }
 
-    /// Gives up a request of a ring that is broken or ends: the front never hears of it.
+    /// Gives up a request of a ring that is broken or ends: the front never hears of it, unless
+    /// from a back-end that takes the ring over. Its slot is not used again.
     pub fn discard(&mut self, chain: Chain) {
-        self.free_slot(chain);
+        self.end(chain);
     }
 
     #[inline]
-    fn chain(&mut self) -> Option<Chain> {
-        let slot = self.free.pop()?;
+    fn chain(&mut self, slot: u16) -> Chain {
         self.in_flight += 1;
-        Some(Chain::new(slot))
+        Chain::new(slot)
     }
 
     #[inline]
-    fn free_slot(&mut self, chain: Chain) {
-        self.free.push(chain.finish());
+    fn end(&mut self, chain: Chain) -> u16 {
         self.in_flight -= 1;
+        chain.finish()
     }
 
     /// Copies the request of `count` out. Its first word says how long it is; that word is not
@@ -234,7 +338,7 @@ impl Ring for BackRing {
         if self.fault.is_some() {
             return false;
         }
-        if self.req_prod != self.req_cons {
+        if self.req_prod != self.req_cons || !self.owed.is_empty() {
             return true;
         }
         // Acquire: the requests behind the count are read after it.
@@ -253,7 +357,7 @@ impl Ring for BackRing {
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "at most the ring's size")]
     fn available_count(&self) -> u16 {
-        self.req_prod.wrapping_sub(self.req_cons) as u16
+        self.req_prod.wrapping_sub(self.req_cons) as u16 + self.owed.len() as u16
     }
 
     fn in_flight(&self) -> u16 {
@@ -274,9 +378,15 @@ impl Ring for BackRing {
     fn publish(&mut self) -> u16 {
         let count = self.rsp_prod.wrapping_sub(self.published);
         if count != 0 {
+            if let Some(journal) = &mut self.journal {
+                journal.publish();
+            }
             // Release: the responses, and the data behind them, come first.
             self.words.store_u32_release(RSP_PROD, self.rsp_prod);
             self.published = self.rsp_prod;
+            // Records of the slots that are free now are overwritten after that.
+            fence_compiler();
+            self.free.append(&mut self.answered);
         }
         count as u16
     }

@@ -28,9 +28,11 @@
 
 mod back;
 mod front;
+mod journal;
 
 pub use back::{BackRing, Requests};
 pub use front::FrontRing;
+pub use journal::{JournalError, journal_size};
 
 use crate::error::QueueError;
 use manyring_memory::{GuestMemory, Words};

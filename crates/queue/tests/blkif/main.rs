@@ -233,54 +233,6 @@ fn back_that_starts_behind_a_former_one_goes_on_at_the_first_unanswered_request(
 }
 
 #[test]
-fn back_that_resumes_answers_what_the_former_one_had_taken_and_tells_a_front_that_waits() {
-    let rig = Rig::new(Abi::X86_64, 0);
-    let (mut front, mut back) = rig.halves(u32::MAX - 1);
-    let mut requests = Requests::new();
-    for id in 0..6 {
-        assert!(front.add(&request(Abi::X86_64, id)));
-    }
-    front.publish();
-    assert_eq!(back.pop_batch(&mut requests, 4), 4);
-    // The third is answered first; its response lies where the first request lay. The back ends
-    // before it has told the front.
-    let chains: Vec<Chain> = (0..4).map(|index| requests.take(index).unwrap().0).collect();
-    for (id, chain) in (0..).zip(chains) {
-        if id == 2 { back.push_response(chain, response(2)) } else { back.discard(chain) }
-    }
-    back.publish();
-    let base = back.base();
-    drop(back);
-    let (mut back, chains) = BackRing::resume(rig.config, base, rig.memory.clone()).unwrap();
-    assert_eq!((chains.len(), back.in_flight(), back.base()), (3, 3, base));
-    assert!(back.needs_notification(), "a front that waits hears of nothing");
-    assert_eq!(serve(&mut back, &mut requests), [4, 5]);
-    for (id, chain) in [0, 1, 3].into_iter().zip(chains) {
-        back.push_response(chain, response(id));
-    }
-    back.publish();
-    let taken: Vec<u64> = std::iter::from_fn(|| front.take_response()).map(|r| r.id).collect();
-    assert_eq!(taken, [2, 4, 5, 0, 1, 3]);
-}
-
-#[test]
-fn base_that_no_ring_can_have_is_refused() {
-    let rig = Rig::new(Abi::X86_64, 0);
-    let resume = |base| {
-        rig.halves(100);
-        BackRing::resume(rig.config, Base::from_bits(base), rig.memory.clone()).map(
-            |(ring, chains)| {
-                let mut ring = ring;
-                chains.into_iter().for_each(|chain| ring.discard(chain));
-            },
-        )
-    };
-    assert_eq!(resume(132), Ok(()));
-    assert_eq!(resume(133).unwrap_err(), QueueError::Taken { taken: 33, size: 32 });
-    assert_eq!(resume(99).unwrap_err(), QueueError::Taken { taken: u32::MAX, size: 32 });
-}
-
-#[test]
 fn ring_that_is_too_large_or_not_mapped_or_between_pages_is_refused() {
     let rig = Rig::new(Abi::X86_64, 1);
     let refused = |config| BackRing::new(config, rig.memory.clone()).unwrap_err();

@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 
 /// Kinds that are served if none is named: one that no kernel and no tool stack uses.
 const KIND: &str = "manyring";
+/// Where it is written down how far the rings of disks are served, unless the key says another
+/// folder: in memory, since no ring outlives its host.
+const STATE_DIR: &str = "/run/manyring";
 /// Longest name of a kind.
 const KIND_LEN_MAX: usize = 32;
 /// Most grants of a queue that stay mapped: those of the largest ring, with the longest requests.
@@ -43,6 +46,7 @@ pub(crate) struct XenBlkPlan {
     pub(crate) indirect_segments_max: u16,
     pub(crate) ring_page_order_max: u32,
     pub(crate) moderation: ModerationPlan,
+    pub(crate) state_dir: PathBuf,
 }
 
 /// Which Xen it is.
@@ -90,6 +94,7 @@ impl XenBlkPlan {
             indirect_segments_max,
             ring_page_order_max,
             moderation,
+            state_dir: raw.state_dir.unwrap_or_else(|| STATE_DIR.into()),
             name,
             place,
         })

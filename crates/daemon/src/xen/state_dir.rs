@@ -1,0 +1,169 @@
+//! `StateDir`: the folder in which it is written down how far the rings of Xen disks are served.
+//!
+//! ```text
+//! KIND.lock            held by the process that serves the disks of this kind
+//! DISK.qN.journal      the journal of queue N (manyring_queue::blkif, docs/design/0012)
+//! ```
+//! Two processes that serve the same disks would take each other's rings over, so a process that
+//! cannot have the locks of its kinds ends at once.
+
+use rustix::fd::OwnedFd;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long the locks are waited for of a process that is just ending.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause before they are tried again.
+const LOCK_RETRY: Duration = Duration::from_millis(50);
+/// What the name of a journal ends with.
+const SUFFIX: &str = ".journal";
+
+/// Why the folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub(crate) enum StateDirError {
+    #[error("cannot use the folder {}: {errno}", path.display())]
+    Folder { path: PathBuf, errno: Errno },
+    #[error("cannot write {}: {errno}", path.display())]
+    File { path: PathBuf, errno: Errno },
+    #[error("another process serves the disks of kind \"{kind}\" ({} is locked)", path.display())]
+    InUse { kind: String, path: PathBuf },
+}
+
+/// The folder.
+#[derive(Debug)]
+pub(super) struct StateDir {
+    path: PathBuf,
+    /// Held as long as this process serves.
+    _locks: Vec<OwnedFd>,
+}
+
+impl StateDir {
+    /// Takes the folder, which is made if it is not there, and the locks of these kinds. May wait
+    /// for a process that is just ending.
+    ///
+    /// # Errors
+    /// [`StateDirError`]
+    pub(super) fn open(path: &Path, kinds: &[String]) -> Result<Self, StateDirError> {
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+        made.map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            StateDirError::Folder { path: path.to_owned(), errno }
+        })?;
+        let locks = kinds.iter().map(|kind| lock(path, kind)).collect::<Result<_, _>>()?;
+        Ok(Self { path: path.to_owned(), _locks: locks })
+    }
+
+    /// The journal of a disk's queue: as it was left if the ring is `taken_over`, else a new one.
+    ///
+    /// # Errors
+    /// [`StateDirError::File`].
+    pub(super) fn journal(
+        &self,
+        disk: &str,
+        queue: usize,
+        taken_over: bool,
+    ) -> Result<OwnedFd, StateDirError> {
+        let path = self.path.join(journal_name(disk, queue));
+        if !taken_over {
+            let _ = std::fs::remove_file(&path);
+        }
+        create(&path).map_err(|errno| StateDirError::File { path, errno })
+    }
+
+    /// Removes the journals of a disk, whose rings nobody will go on with.
+    pub(super) fn forget(&self, disk: &str) {
+        self.remove(|of| of == disk);
+    }
+
+    /// Removes the journals of the disks of `xen` that are not there.
+    pub(super) fn keep(&self, xen: &str, is_there: impl Fn(&str) -> bool) {
+        let prefix = format!("{xen}-");
+        self.remove(|disk| disk.starts_with(&prefix) && !is_there(disk));
+    }
+
+    fn remove(&self, is_over: impl Fn(&str) -> bool) {
+        for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let disk = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
+            let disk = disk.and_then(|name| name.rsplit_once(".q")).map(|(disk, _)| disk);
+            if disk.is_some_and(&is_over) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+fn journal_name(disk: &str, queue: usize) -> String {
+    format!("{disk}.q{queue}{SUFFIX}")
+}
+
+/// A file of ours alone: nobody else writes into the folder.
+fn create(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    open(path, flags, Mode::RUSR | Mode::WUSR)
+}
+
+fn lock(folder: &Path, kind: &str) -> Result<OwnedFd, StateDirError> {
+    let path = folder.join(format!("{kind}.lock"));
+    let failed = |errno| StateDirError::File { path: path.clone(), errno };
+    let file = create(&path).map_err(failed)?;
+    let mut left = LOCK_PATIENCE;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if left.is_zero() => {
+                return Err(StateDirError::InUse { kind: kind.to_owned(), path });
+            }
+            Err(Errno::WOULDBLOCK) => {
+                std::thread::sleep(LOCK_RETRY);
+                left = left.saturating_sub(LOCK_RETRY);
+            }
+            Err(errno) => return Err(failed(errno)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn journals_of_disks_that_are_gone_are_removed_and_no_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateDir::open(folder.path(), &["vbd".to_owned()]).unwrap();
+        for (disk, queue) in [("xen-vbd-1-51712", 0), ("xen-vbd-1-51712", 1), ("xen-vbd-2-1", 0)] {
+            state.journal(disk, queue, false).unwrap();
+        }
+        state.journal("other-vbd-1-1", 0, false).unwrap();
+        std::fs::write(folder.path().join("xen-notes"), "").unwrap();
+        let names = || {
+            let entries = std::fs::read_dir(folder.path()).unwrap().flatten();
+            let mut names: Vec<_> =
+                entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        };
+        state.keep("xen", |disk| disk == "xen-vbd-1-51712");
+        let kept = ["other-vbd-1-1.q0.journal", "vbd.lock", "xen-notes"];
+        let of_disk = ["xen-vbd-1-51712.q0.journal", "xen-vbd-1-51712.q1.journal"];
+        assert_eq!(names(), [&kept[..], &of_disk].concat());
+        state.forget("xen-vbd-1-51712");
+        assert_eq!(names(), kept);
+    }
+
+    #[test]
+    fn journal_is_new_for_a_new_connection_and_kept_for_a_takeover() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateDir::open(folder.path(), &[]).unwrap();
+        let write = |file: &OwnedFd| rustix::io::write(file, b"left").unwrap();
+        write(&state.journal("d", 0, false).unwrap());
+        let size = |file: OwnedFd| rustix::fs::fstat(file).unwrap().st_size;
+        assert_eq!(size(state.journal("d", 0, true).unwrap()), 4);
+        assert_eq!(size(state.journal("d", 0, false).unwrap()), 0);
+        assert_eq!(size(state.journal("e", 0, true).unwrap()), 0);
+    }
+}

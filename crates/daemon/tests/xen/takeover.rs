@@ -1,0 +1,92 @@
+//! A daemon that comes after another one goes on with the rings of guests that stayed connected.
+
+use crate::world::{World, XVDA, connect};
+use manyring_driver::{Blkfront, XenOp};
+use manyring_wire::xen::blkif::Status;
+use rustix::process::Signal;
+use std::process::Command;
+
+/// Requests under way on each queue when the daemon ends.
+const UNDER_WAY: u64 = 24;
+
+fn pattern(sector: u64, round: u8) -> Vec<u8> {
+    (0..4096_u64).map(|i| (i + sector * 31) as u8 ^ round).collect()
+}
+
+fn sector(queue: usize, request: u64) -> u64 {
+    (queue as u64 * UNDER_WAY + request) * 8
+}
+
+/// Writes on every queue, and does not wait.
+fn begin(front: &mut Blkfront, round: u8) {
+    for (index, queue) in front.queues.iter_mut().enumerate() {
+        for request in 0..UNDER_WAY {
+            let sector = sector(index, request);
+            let data = pattern(sector, round);
+            queue.submit(XenOp::Write { sector, data: &data }).unwrap().expect("room in the ring");
+        }
+        if queue.publish() {
+            queue.channel().notify();
+        }
+    }
+}
+
+/// Waits for every answer, and reads what was written.
+fn finish(front: &mut Blkfront, round: u8) {
+    for (index, queue) in front.queues.iter_mut().enumerate() {
+        for _ in 0..UNDER_WAY {
+            let done = queue.wait(crate::process::PATIENCE).unwrap();
+            assert_eq!(done.status, Status::Okay, "round {round}, queue {index}: {done:?}");
+        }
+        assert_eq!(queue.in_flight(), 0, "an answer too many or too few");
+        for request in 0..UNDER_WAY {
+            let mut read = vec![0; 4096];
+            let sector = sector(index, request);
+            queue.read(sector, &mut read).unwrap();
+            assert!(read == pattern(sector, round), "round {round}, queue {index}: {request}");
+        }
+    }
+}
+
+#[test]
+fn guest_whose_daemon_is_killed_goes_on_with_the_next_one_and_misses_no_request() {
+    let mut world = World::new();
+    let mut daemon = world.daemon(&["--num-queues", "2"]);
+    let (domain, image) = (world.domain(7), world.image("disk"));
+    let disk = world.announce(7, XVDA, &image);
+    let mut front = connect(&domain, &disk, 2);
+    for round in 0..8_u8 {
+        begin(&mut front, round);
+        if round % 2 == 0 {
+            daemon.send(Signal::KILL);
+            daemon.wait();
+            std::fs::remove_file(world.path("control")).unwrap();
+        } else {
+            assert!(daemon.stop().0.success());
+        }
+        daemon = world.daemon(&["--num-queues", "2"]);
+        finish(&mut front, round);
+    }
+    assert_eq!(front.close().unwrap(), 0, "pages stay mapped");
+    assert!(daemon.terminate().success());
+    let left: Vec<_> = std::fs::read_dir(world.path("state")).unwrap().flatten().collect();
+    assert!(left.iter().all(|file| file.path().extension().unwrap() == "lock"), "{left:?}");
+}
+
+#[test]
+fn daemon_that_would_serve_the_disks_of_another_one_is_refused_and_changes_nothing() {
+    let mut world = World::new();
+    let _daemon = world.daemon(&[]);
+    let (domain, image) = (world.domain(7), world.image("disk"));
+    let disk = world.announce(7, XVDA, &image);
+    let mut front = connect(&domain, &disk, 1);
+    let mut second = Command::new(env!("CARGO_BIN_EXE_manyring"));
+    second.args(["xen-blk", "--kind", "vbd", "--simulated"]).arg(world.path("xenstored"));
+    let output = second.arg("--state-dir").arg(world.path("state")).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let words = "--state-dir: another process serves the disks of kind \"vbd\"";
+    assert!(said.contains(words), "{said}");
+    front.queues[0].write(0, &[1; 512]).unwrap();
+    world.await_node(&disk, "state", "4");
+}

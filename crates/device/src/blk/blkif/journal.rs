@@ -1,0 +1,32 @@
+//! The file that holds a ring's journal, mapped (`manyring_queue::blkif`, docs/design/0012).
+
+use crate::StartError;
+use manyring_memory::{Mapping, MemoryError, Words};
+use rustix::fd::OwnedFd;
+use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// Maps the first `len` bytes of `file`, which is made as long if it is shorter: it is no journal
+/// of this ring then, and has nothing that could be needed.
+///
+/// Its blocks are taken now. A store into a hole for which its file system has no room would be
+/// lost, and with it the request that it wrote down.
+///
+/// # Errors
+/// [`StartError::Journal`], [`StartError::JournalRoom`].
+pub(super) fn map(file: &OwnedFd, len: usize) -> Result<Words, StartError> {
+    let size = len as u64;
+    let has = fstat(file).map_err(StartError::JournalRoom)?.st_size;
+    if u64::try_from(has).unwrap_or(0) < size {
+        ftruncate(file, 0).map_err(StartError::JournalRoom)?;
+    }
+    match fallocate(file, FallocateFlags::empty(), 0, size) {
+        Err(Errno::OPNOTSUPP) => ftruncate(file, size),
+        reserved => reserved,
+    }
+    .map_err(StartError::JournalRoom)?;
+    let mapping = Mapping::of_file(file, 0, size).map_err(StartError::Journal)?;
+    let words = Words::new(Arc::new(mapping), 0, len, size_of::<u64>() as u64);
+    words.ok_or(StartError::Journal(MemoryError::Overflow))
+}

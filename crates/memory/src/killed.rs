@@ -1,0 +1,40 @@
+//! Ends a thread before one of its stores to shared memory, as a kill may: for tests.
+//!
+//! What a process leaves behind in shared memory when it is killed depends on which of its stores
+//! it has reached. A test of that counts the stores of a call, and then runs it once for each of
+//! them. A release build has nothing of it.
+
+#[cfg(debug_assertions)]
+use std::cell::Cell;
+
+#[cfg(debug_assertions)]
+thread_local! {
+    /// Stores that the thread may still make, if they are counted.
+    static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Lets this thread make so many more stores through [`Words`](crate::Words), and panic before the
+/// next one. Returns how many were left of those that it was given before. `None`: as many as it
+/// likes.
+#[cfg(debug_assertions)]
+#[allow(clippy::must_use_candidate, reason = "whoever begins to count has nothing to take")]
+pub fn stores_before_the_end(left: Option<u64>) -> Option<u64> {
+    LEFT.replace(left)
+}
+
+/// Lets this thread make so many more stores: in a debug build only. Here it changes nothing.
+#[cfg(not(debug_assertions))]
+pub fn stores_before_the_end(_: Option<u64>) -> Option<u64> {
+    None
+}
+
+/// Counts a store of this thread, which comes next.
+#[inline]
+#[cfg_attr(loom, allow(dead_code, reason = "the model has no stores that are counted"))]
+pub(crate) fn before_store() {
+    #[cfg(debug_assertions)]
+    if let Some(left) = LEFT.get() {
+        assert!(left > 0, "the thread ends before this store");
+        LEFT.set(Some(left - 1));
+    }
+}

@@ -1,0 +1,302 @@
+//! `Journal`: which requests of a ring were taken and have no response that the front can see.
+//!
+//! It lies in a file that the process which serves the ring has mapped, and which outlives it. The
+//! ring alone does not say what was taken: requests are answered in any order, and responses lie
+//! in the places of requests. With the journal a back-end that comes after a killed one serves
+//! again what has no response, and goes on behind it ([`super::BackRing::take_over`]).
+//!
+//! ```text
+//! header:  what it is, which ring it is of;  taken, published: counts of 64 bits
+//! record of each slot:  state: free | taken | answered by response k;  order;  the request
+//!
+//! take a request:    order, request;  state = taken        it is taken from here on
+//! ..end of a batch:  taken = the count of the next request
+//! put it back:       taken = one less;  state = free
+//! answer it:         state = answered by k;                the response goes to its place
+//! publish:           published = the next k;  rsp_prod = the same
+//!
+//! owed = the records that are taken, and those that are answered by a k from rsp_prod on
+//! the next request to take = rsp_prod + as many as are owed
+//! ```
+//! Why a kill between any two of these stores loses nothing, and answers nothing twice:
+//! 1. **One store takes a request**, and before it neither the record nor the ring counts it: the
+//!    next back-end takes it from the ring, where no response has overwritten it.
+//! 2. **One store answers all requests of a burst**: that of `rsp_prod`, which is the front's word
+//!    and ours. A record says only which response is its own; whether that was published is read
+//!    from the ring. So there is no moment at which the two disagree.
+//! 3. **A slot is free again when its response is published**, not when it is written: until then
+//!    its record may be needed. A record that is overwritten says "answered by k" with a k before
+//!    `rsp_prod` all the while, until the store that makes it a taken one.
+//! 4. **What was not answered is served from its start.** Whatever step a request had reached,
+//!    what was done of it is done once more, in the order in which the requests were taken.
+//!
+//! A process is killed between two instructions, and whoever comes after it sees what the ones
+//! before have stored. So the compiler alone could exchange two stores, and is told not to.
+
+use manyring_memory::{Words, fence_compiler};
+use manyring_wire::xen::blkif::{Abi, ENTRY_WORDS, RING_ENTRIES, RING_PAGE_ORDER_MAX, RawRequest};
+use std::hash::{BuildHasher, Hasher};
+
+/// Why a back-end cannot go on where another one was killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum JournalError {
+    #[error("no journal of the ring was kept")]
+    Missing,
+    #[error("{len} bytes, {needed} are needed")]
+    Short { len: usize, needed: usize },
+    #[error("not a journal of version {VERSION}")]
+    Foreign,
+    #[error("journal {journal:#x} of another ring, which is marked {ring:#x}")]
+    OtherRing { journal: u32, ring: u32 },
+    #[error("journal of a ring of {entries} entries of {entry_size} bytes")]
+    OtherShape { entries: u32, entry_size: u32 },
+    #[error("rsp_prod is {rsp_prod}, the last that was published is {published}")]
+    Responses { rsp_prod: u32, published: u32 },
+    #[error("damaged: the record of slot {slot}")]
+    Record { slot: u16 },
+    #[error("damaged: {taken} requests were taken, its records say {found}")]
+    Taken { taken: u64, found: u64 },
+}
+
+/// Bytes of the journal of a ring of `1 << order` pages; of the largest one for a ring that is too
+/// large to be served.
+#[must_use]
+pub fn journal_size(abi: Abi, order: u32) -> usize {
+    record(abi.ring_size(order.min(RING_PAGE_ORDER_MAX)))
+}
+
+/// Where the mark lies in the ring's first page: the last word of the padding behind its counts,
+/// which nobody reads and a front clears when it makes a ring. So a ring that a front has made
+/// anew meanwhile is not mistaken for the one that the journal is of.
+const MARK: usize = RING_ENTRIES - 4;
+/// Nobody has served the ring.
+const UNSERVED: u32 = 0;
+/// Somebody has who kept no journal.
+const UNWRITTEN: u32 = 1;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"MrXJ");
+const VERSION: u32 = 1;
+
+/// Bytes of the header, and of a record: two lines of a cache.
+const UNIT: usize = 128;
+
+const HEAD: usize = 0;
+const HEAD_VERSION: usize = 4;
+const HEAD_MARK: usize = 8;
+const HEAD_ENTRIES: usize = 12;
+const HEAD_ENTRY_SIZE: usize = 16;
+const HEAD_TAKEN: usize = 24;
+const HEAD_PUBLISHED: usize = 32;
+
+const STATE: usize = 0;
+const ORDER: usize = 8;
+const REQUEST: usize = 16;
+const _: () = assert!(REQUEST + 4 * ENTRY_WORDS <= UNIT);
+
+const FREE: u64 = 0;
+const TAKEN: u64 = 1;
+/// Answered by response 0; the next number stands for response 1.
+const ANSWERED: u64 = 2;
+
+/// The journal of a ring that is served.
+#[derive(Debug)]
+pub(super) struct Journal {
+    words: Words,
+    abi: Abi,
+    /// The next request to take. The low 32 bits are the ring's count.
+    taken: u64,
+    /// The next response to write; likewise.
+    answered: u64,
+}
+
+/// Requests that a former back-end has taken and not answered, in the order of that: their slots.
+pub(super) type Owed = Vec<u16>;
+
+impl Journal {
+    /// Begins a journal for a ring of `size` entries whose next request and response have this
+    /// count, and marks the ring with it. A ring whose mark is there has a journal that is whole.
+    pub(super) fn begin(
+        words: Words,
+        (abi, size): (Abi, u16),
+        (ring, count): (&Words, u32),
+    ) -> Result<Self, JournalError> {
+        check_size(&words, size)?;
+        ring.store_u32(MARK, UNSERVED);
+        words.store_u32(HEAD, 0);
+        fence_compiler();
+        let mark = new_mark();
+        words.store_u32(HEAD_VERSION, VERSION);
+        words.store_u32(HEAD_MARK, mark);
+        words.store_u32(HEAD_ENTRIES, size.into());
+        words.store_u32(HEAD_ENTRY_SIZE, entry_size(abi));
+        words.store_u64(HEAD_TAKEN, count.into());
+        words.store_u64(HEAD_PUBLISHED, count.into());
+        (0..size).for_each(|slot| words.store_u64(record(slot) + STATE, FREE));
+        fence_compiler();
+        words.store_u32(HEAD, MAGIC);
+        fence_compiler();
+        ring.store_u32(MARK, mark);
+        fence_compiler();
+        Ok(Self { words, abi, taken: count.into(), answered: count.into() })
+    }
+
+    /// Goes on with the journal of a ring whose published responses end at `rsp_prod`.
+    pub(super) fn resume(
+        words: Words,
+        (abi, size): (Abi, u16),
+        (ring, rsp_prod): (&Words, u32),
+    ) -> Result<(Self, Owed), JournalError> {
+        check_size(&words, size)?;
+        let mark = ring.load_u32(MARK);
+        if words.load_u32(HEAD) != MAGIC || words.load_u32(HEAD_VERSION) != VERSION {
+            return Err(JournalError::Foreign);
+        }
+        let journal = words.load_u32(HEAD_MARK);
+        if journal != mark {
+            return Err(JournalError::OtherRing { journal, ring: mark });
+        }
+        let (entries, bytes) = (words.load_u32(HEAD_ENTRIES), words.load_u32(HEAD_ENTRY_SIZE));
+        if (entries, bytes) != (size.into(), entry_size(abi)) {
+            return Err(JournalError::OtherShape { entries, entry_size: bytes });
+        }
+        let answered = published(&words, size, rsp_prod)?;
+        let mut owed = owed(&words, size, answered)?;
+        let taken = answered + owed.len() as u64;
+        let noted = words.load_u64_acquire(HEAD_TAKEN);
+        // The count is stored at the end of a batch, which has no more requests than the ring.
+        if !(noted..=noted.saturating_add(size.into())).contains(&taken) {
+            return Err(JournalError::Taken { taken: noted, found: taken });
+        }
+        owed.sort_unstable();
+        let is_wrong = |pair: &[(u64, u16)]| pair[0].0 == pair[1].0;
+        let wrong = owed.windows(2).find(|pair| is_wrong(pair)).map(|pair| pair[1].1);
+        let beyond = owed.last().filter(|(order, _)| *order >= taken).map(|(_, slot)| *slot);
+        if let Some(slot) = wrong.or(beyond) {
+            return Err(JournalError::Record { slot });
+        }
+        let owed: Owed = owed.into_iter().map(|(_, slot)| slot).collect();
+        // A response that was written and not published may get another number now.
+        for slot in &owed {
+            words.store_u64(record(*slot) + STATE, TAKEN);
+        }
+        fence_compiler();
+        words.store_u64(HEAD_TAKEN, taken);
+        Ok((Self { words, abi, taken, answered }, owed))
+    }
+
+    /// A request is taken.
+    #[inline]
+    pub(super) fn take(&mut self, slot: u16, request: &RawRequest) {
+        let at = record(slot);
+        self.words.store_u64(at + ORDER, self.taken);
+        self.words.store_u32s(at + REQUEST, request.words());
+        fence_compiler();
+        self.words.store_u64(at + STATE, TAKEN);
+        self.taken += 1;
+    }
+
+    /// The requests of a batch are taken.
+    #[inline]
+    pub(super) fn end_batch(&mut self) {
+        fence_compiler();
+        self.words.store_u64(HEAD_TAKEN, self.taken);
+    }
+
+    /// The request that was taken last is in the ring again.
+    pub(super) fn put_back(&mut self, slot: u16) {
+        self.taken -= 1;
+        self.words.store_u64(HEAD_TAKEN, self.taken);
+        fence_compiler();
+        self.words.store_u64(record(slot) + STATE, FREE);
+    }
+
+    /// The next response answers the request in this slot.
+    #[inline]
+    pub(super) fn answer(&mut self, slot: u16) {
+        self.words.store_u64(record(slot) + STATE, ANSWERED + self.answered);
+        self.answered += 1;
+    }
+
+    /// All responses that were written are about to be published, by the store that follows. To
+    /// be followed by [`fence_compiler`]: records of slots that are free then are overwritten.
+    #[inline]
+    pub(super) fn publish(&mut self) {
+        self.words.store_u64(HEAD_PUBLISHED, self.answered);
+        fence_compiler();
+    }
+
+    /// The request in a slot.
+    pub(super) fn request(&self, slot: u16) -> RawRequest {
+        let mut words = [0; ENTRY_WORDS];
+        let at = record(slot) + REQUEST;
+        words[0] = self.words.load_u32(at);
+        let size = self.abi.layout().request_size(words[0]);
+        self.words.load_u32s(at + 4, &mut words[1..size.div_ceil(4)]);
+        RawRequest::new(self.abi, words)
+    }
+}
+
+/// True if nobody has served the ring since its front has made it.
+pub(super) fn is_unserved(ring: &Words) -> bool {
+    ring.load_u32(MARK) == UNSERVED
+}
+
+/// Nobody writes down what is taken of the ring from here on.
+pub(super) fn mark_unwritten(ring: &Words) {
+    ring.store_u32(MARK, UNWRITTEN);
+}
+
+/// The count of published responses in 64 bits. The journal's is stored just before the ring's,
+/// which is behind it by as many responses as one burst has, or not at all.
+fn published(words: &Words, size: u16, rsp_prod: u32) -> Result<u64, JournalError> {
+    let noted = words.load_u64_acquire(HEAD_PUBLISHED);
+    #[allow(clippy::cast_possible_truncation, reason = "the ring's count is the low 32 bits")]
+    let published = noted as u32;
+    let behind = published.wrapping_sub(rsp_prod);
+    match noted.checked_sub(behind.into()) {
+        Some(count) if behind <= size.into() => Ok(count),
+        _ => Err(JournalError::Responses { rsp_prod, published }),
+    }
+}
+
+/// Order and slot of each request that has no response before that of this count.
+fn owed(words: &Words, size: u16, answered: u64) -> Result<Vec<(u64, u16)>, JournalError> {
+    let mut owed = Vec::new();
+    for slot in 0..size {
+        let at = record(slot);
+        match words.load_u64_acquire(at + STATE) {
+            FREE => {}
+            TAKEN => owed.push((words.load_u64_acquire(at + ORDER), slot)),
+            state if state - ANSWERED < answered => {}
+            state if state - ANSWERED - answered < size.into() => {
+                owed.push((words.load_u64_acquire(at + ORDER), slot));
+            }
+            _ => return Err(JournalError::Record { slot }),
+        }
+    }
+    Ok(owed)
+}
+
+fn check_size(words: &Words, size: u16) -> Result<(), JournalError> {
+    let (len, needed) = (words.size(), record(size));
+    if len < needed { Err(JournalError::Short { len, needed }) } else { Ok(()) }
+}
+
+/// Where the record of a slot begins, behind the header.
+#[inline]
+fn record(slot: u16) -> usize {
+    UNIT + usize::from(slot) * UNIT
+}
+
+fn entry_size(abi: Abi) -> u32 {
+    u32::try_from(abi.layout().entry_size).unwrap_or(u32::MAX)
+}
+
+/// A number by which this journal and its ring know each other.
+fn new_mark() -> u32 {
+    let random = std::hash::RandomState::new().build_hasher().finish();
+    #[allow(clippy::cast_possible_truncation, reason = "half of it is random enough")]
+    let mark = random as u32;
+    mark.max(UNWRITTEN + 1)
+}
