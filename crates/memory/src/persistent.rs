@@ -242,12 +242,12 @@ impl PersistentGrants {
         if ends.last() != Some(&asks.asks.len()) {
             ends.push(asks.asks.len());
         }
-        let mut first = 0;
+        let (mut first, mut may_keep) = (0, true);
         for end in &ends {
             // The lot of this request, as an index of `new`.
             let mut lot = None;
             for (number, ask) in (first..).zip(&asks.asks[first..*end]) {
-                let page = self.place(*ask, number, &mut lot, now_ns);
+                let page = self.place(*ask, number, (&mut lot, &mut may_keep), now_ns);
                 asks.pages.push(page);
             }
             first = *end;
@@ -263,7 +263,7 @@ impl PersistentGrants {
         &mut self,
         ask: Ask,
         number: usize,
-        lot: &mut Option<usize>,
+        (lot, may_keep): (&mut Option<usize>, &mut bool),
         now_ns: u64,
     ) -> Result<GrantPage, GrantError> {
         if let Some(page) = self.table.find(ask.gref) {
@@ -272,8 +272,10 @@ impl PersistentGrants {
         }
         self.counters.misses += 1;
         let access = GrantAccess::Write;
-        let has_room = has_room_to_keep();
-        let kept = has_room.then(|| self.table.insert(ask.gref, now_ns)).flatten();
+        // Other queues give room back meanwhile. Once a reference of this call has found none, no
+        // later one looks for it again: a lot grows only while it is the newest of `new`.
+        *may_keep = *may_keep && has_room_to_keep(self.grefs.len());
+        let kept = may_keep.then(|| self.table.insert(ask.gref, now_ns)).flatten();
         if let Some(page) = kept {
             self.plan(NewLot { page, access, grefs: 0..0, lot: None });
             return Ok(self.add(ask.gref, number));

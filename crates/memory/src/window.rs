@@ -52,9 +52,10 @@ fn pieces_max() -> usize {
     })
 }
 
-/// True while there is room for pieces that stay. The last third is for those that come and go.
-pub(crate) fn has_room_to_keep() -> bool {
-    PIECES.load(Ordering::Relaxed) < pieces_max() / 3 * 2
+/// True while there is room for pieces that stay, beside `planned` that are yet to be put. The last
+/// third is for those that come and go.
+pub(crate) fn has_room_to_keep(planned: usize) -> bool {
+    PIECES.load(Ordering::Relaxed) + planned < pieces_max() / 3 * 2
 }
 
 /// Pages at addresses of ours. See the module's page.
