@@ -16,6 +16,7 @@ use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use rustix::net::AddressFamily;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Why a doorbell is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,8 +41,11 @@ impl From<Errno> for DoorbellError {
 /// What a doorbell rings.
 #[derive(Debug)]
 enum Bell {
-    /// An eventfd of nobody else's.
+    /// An eventfd of ours.
     Own(OwnedFd),
+    /// An eventfd that a domain of the simulated Xen may hold too, and whether a write to it has
+    /// waited.
+    Shared(OwnedFd, AtomicBool),
     /// The front-end's eventfd.
     Foreign(ForeignFd),
     /// Ours, which stands for a pipe or socket of the front-end.
@@ -53,7 +57,7 @@ enum Bell {
 impl AsFd for Bell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Own(fd) => fd.as_fd(),
+            Self::Own(fd) | Self::Shared(fd, _) => fd.as_fd(),
             Self::Foreign(fd) => fd.as_fd(),
             Self::Bridged(end) => end.event.as_fd(),
             Self::Port(port) => port.as_fd(),
@@ -143,14 +147,18 @@ impl AsFd for Kick {
 pub struct Call(Bell);
 
 impl Call {
-    /// Takes an eventfd of one's own, for a queue without a front-end.
+    /// Takes an eventfd: of one's own, for a queue without a front-end, or that of an event channel
+    /// of the simulated Xen.
     ///
     /// # Errors
     /// [`DoorbellError::Kind`] if it is none, [`DoorbellError::System`] if it cannot be made
     /// non-blocking.
     pub fn new(fd: OwnedFd) -> Result<Self, DoorbellError> {
         make_nonblocking(&fd)?;
-        own(fd).map(Self)
+        match kind_of(&fd)? {
+            None => Ok(Self(Bell::Shared(fd, AtomicBool::new(false)))),
+            Some(_) => Err(DoorbellError::Kind),
+        }
     }
 
     /// Signals the other end of a Xen queue's channel.
@@ -178,7 +186,8 @@ impl Call {
     }
 
     /// Rings. A full counter means "already told". One that the front-end made blocking holds us
-    /// for some milliseconds, once: then its session is told to end, and rings no more.
+    /// for some milliseconds, once: then its session is told to end, and rings no more. A domain of
+    /// the simulated Xen that has done so hears no more.
     #[inline]
     pub fn ring(&self) {
         match &self.0 {
@@ -186,6 +195,14 @@ impl Call {
                 let origin = fd.origin();
                 if !origin.is_blocked() && sentry::write(fd.as_fd(), 1) == Err(Errno::INTR) {
                     origin.tell_blocked();
+                }
+            }
+            Bell::Shared(fd, is_blocked) => {
+                if !is_blocked.load(Ordering::Relaxed)
+                    && sentry::write(fd.as_fd(), 1) == Err(Errno::INTR)
+                    && !is_blocked.swap(true, Ordering::Relaxed)
+                {
+                    tracing::warn!("a full event channel blocks its notifier: it is told no more");
                 }
             }
             Bell::Port(port) => port.notify(),

@@ -199,3 +199,29 @@ fn a_guest_goes_on_beside_one_that_misuses_its_ring_on_the_same_worker() {
     assert_eq!(good.stop().1, 0);
     assert_eq!(bad.stop().1, 0);
 }
+
+#[test]
+fn a_guest_goes_on_beside_one_whose_event_channel_is_full_and_blocks() {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    let world = World::new();
+    let mut good = world.guest(1, null(), &BlkfrontOptions::default());
+    let mut bad = world.guest(2, null(), &BlkfrontOptions::default());
+    assert_eq!(good.stats().worker.value(), bad.stats().worker.value());
+    good.queue.flush().unwrap();
+    // The descriptor by which the back-end tells it of responses is the front-end's too.
+    let event = bad.queue.channel().event();
+    rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let flags = fcntl_getfl(event).unwrap();
+    fcntl_setfl(event, flags - OFlags::NONBLOCK).unwrap();
+    bad.queue.submit(XenOp::Flush).unwrap();
+    bad.queue.publish();
+    crate::guest::until("its request is answered", || bad.stats().requests.value() == 1);
+    std::thread::sleep(PATIENCE / 100);
+    good.queue.submit(XenOp::Flush).unwrap();
+    good.queue.publish();
+    let answer = good.queue.wait(PATIENCE / 10);
+    // Whoever waits is let go, so that the workers can end.
+    let _ = rustix::io::read(bad.queue.channel().event(), &mut [0; 8]);
+    fcntl_setfl(bad.queue.channel().event(), flags).unwrap();
+    assert_eq!(answer.err().map(|error| error.to_string()), None);
+}
