@@ -185,6 +185,6 @@ fn judge(raw: &RawRequest, limits: &Limits, page: &[u8]) {
         Kind::Discard { sector, count, .. } => {
             assert!(count > 0 && sector + count <= limits.sectors);
         }
-        Kind::Flush => {}
+        Kind::Flush | Kind::Barrier => {}
     }
 }

@@ -6,7 +6,7 @@ use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::{Burst, Completion, Disk, DiskQueue, Geometry, Op};
 use manyring_backend::sys::uring::Ring;
 use manyring_device::blk::blkif::XenBlkOptions;
-use manyring_driver::wire::xen::blkif::Status;
+use manyring_driver::wire::xen::blkif::{OP_WRITE_BARRIER, RawRequest, Status};
 use manyring_driver::{BlkfrontOptions, XenOp};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -227,4 +227,27 @@ fn a_discard_of_terabytes_is_cut_into_pieces_and_answered_once() {
     let past = XenOp::Discard { sector: 1, count: sectors, secure: false };
     assert_eq!(guest.status(past), Status::Error);
     assert!(SECTORS < sectors && guest.queue.wait(PATIENCE / 1000).is_err());
+}
+
+#[test]
+fn a_barrier_without_data_comes_after_all_writes_before_it_and_before_all_after_it() {
+    let world = World::new();
+    let log = Log::default();
+    let mut guest =
+        world.guest(1, Arc::new(Slow { log: log.clone() }), &BlkfrontOptions::default());
+    let abi = guest.queue.options().abi;
+    let data = &[1; 512][..];
+    guest.queue.submit(XenOp::Write { sector: 1, data }).unwrap();
+    guest.queue.submit(XenOp::Write { sector: 2, data }).unwrap();
+    let empty = |id, _: &[_], _: &[_]| RawRequest::data(abi, OP_WRITE_BARRIER, id, 0, &[]);
+    guest.queue.submit_raw(OP_WRITE_BARRIER, empty).unwrap();
+    guest.queue.submit(XenOp::Write { sector: 60, data }).unwrap();
+    guest.queue.publish();
+    for _ in 0..4 {
+        assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Okay);
+    }
+    for before in ["end write 1", "end write 2"] {
+        assert!(at(&log, before) < at(&log, "begin flush"), "{before}: {log:?}");
+    }
+    assert!(at(&log, "end flush") < at(&log, "begin write 60"), "{log:?}");
 }

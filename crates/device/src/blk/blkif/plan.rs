@@ -23,6 +23,8 @@ pub(super) enum What {
     /// It is answered without the disk.
     Answer(Errno),
     Flush,
+    /// A write barrier without data.
+    Barrier,
     /// In bytes.
     Discard {
         op: Op,
@@ -52,6 +54,15 @@ impl What {
         if let Self::Data { segments, .. } = self { segments.len() } else { 0 }
     }
 
+    /// True if the request is a gate (`stages.rs`).
+    pub(super) fn is_gate(&self) -> bool {
+        match self {
+            Self::Barrier => true,
+            Self::Data { op, .. } => is_ordered(*op),
+            _ => false,
+        }
+    }
+
     /// True if there was no room for the pages of its segments.
     pub(super) fn is_short(&self) -> bool {
         matches!(self, Self::Answer(errno) if *errno == SHORT)
@@ -77,7 +88,7 @@ pub(super) fn segment_count(kind: &Result<Asked, RequestError>) -> usize {
     }
 }
 
-/// True if the request is a gate (`stages.rs`).
+/// True if the data comes after what was asked for before it.
 pub(super) fn is_ordered(op: DataOp) -> bool {
     matches!(op, DataOp::WriteBarrier | DataOp::FlushWrite)
 }

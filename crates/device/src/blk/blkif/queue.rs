@@ -208,7 +208,7 @@ impl BlkifQueue {
             segments_left = segments_left.saturating_sub(segments);
             self.lots += lots;
             let what = self.what(kind);
-            let is_last = matches!(&what, What::Data { op, .. } if is_ordered(*op));
+            let is_last = what.is_gate();
             self.planned.push(Planned { chain, reply: Reply { id, echo, lots }, what });
             if is_last {
                 self.unpop(ring, index + 1..popped);
@@ -231,6 +231,7 @@ impl BlkifQueue {
             Err(error) if error.status() == Status::Unsupported => What::Answer(Errno::OPNOTSUPP),
             Err(_) => What::Answer(Errno::IO),
             Ok(Asked::Flush) => What::Flush,
+            Ok(Asked::Barrier) => What::Barrier,
             Ok(Asked::Discard { sector, count, secure }) => {
                 let op = if secure { Op::SecureErase } else { Op::Discard };
                 What::Discard { op, offset: sector * SECTOR_SIZE, len: count * SECTOR_SIZE }
@@ -378,6 +379,10 @@ impl BlkifQueue {
                 }
                 What::Flush => {
                     self.requests.submit(in_flight(Kind::Flush, 0), (Op::Flush, 0, 0));
+                }
+                What::Barrier => {
+                    let token = self.requests.hold(in_flight(Kind::Flush, 0));
+                    self.stages.close_gate(Gate { token, durable: true, offset: 0, len: 0 });
                 }
                 What::Discard { op, offset, len } => {
                     let first = self.stages.cut_discard(slot.into(), op, offset, len);

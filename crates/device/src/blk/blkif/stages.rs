@@ -2,7 +2,8 @@
 //!
 //! * An *ordered write* comes after all writes before it, and those are durable when it begins: a
 //!   write barrier, or a flush with data. It waits until every request before it is answered; then
-//!   the disk flushes; then it writes. Nothing is popped behind it meanwhile: it is a *gate*.
+//!   the disk flushes; then it writes. Nothing is popped behind it meanwhile: it is a *gate*. A
+//!   barrier without data is one too, whose last step is the flush.
 //! * A long discard is given to the disk in pieces, as virtio-blk's driver has to cut it by itself:
 //!   the disk's thread is shared with other guests.
 
@@ -22,7 +23,7 @@ enum Wait {
     Write,
 }
 
-/// An ordered write.
+/// An ordered write. One of no bytes ends with its flush.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gate {
     pub(super) token: u32,
@@ -104,7 +105,7 @@ impl Stages {
             && gate.token == token
         {
             let (Gate { durable, offset, len, .. }, step) = (*gate, *wait);
-            if step == Wait::Flush && result.is_ok() {
+            if step == Wait::Flush && result.is_ok() && len > 0 {
                 *wait = Wait::Write;
                 return Some(Step::Write(Op::Write { durable }, offset, len));
             }

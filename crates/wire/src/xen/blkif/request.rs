@@ -111,8 +111,11 @@ pub enum Kind {
     Data(Data),
     /// Data moves to or from segments that lie in pages of their own.
     Indirect(Indirect),
-    /// All writes that were answered before become durable: a flush, or a barrier without data.
+    /// All writes that were answered before become durable.
     Flush,
+    /// A write barrier without data: all writes before it are done and durable when it is answered,
+    /// and none after it begins before that.
+    Barrier,
     /// Sectors are not needed any more.
     Discard {
         /// First sector.
@@ -327,7 +330,7 @@ impl Request {
             OP_READ => parse_data(raw, DataOp::Read, count, limits),
             OP_WRITE => parse_data(raw, DataOp::Write, count, limits),
             OP_WRITE_BARRIER if limits.barrier => match count {
-                0 => Ok(Kind::Flush),
+                0 => Ok(Kind::Barrier),
                 _ => parse_data(raw, DataOp::WriteBarrier, count, limits),
             },
             OP_FLUSH_DISKCACHE if limits.flush => match count {

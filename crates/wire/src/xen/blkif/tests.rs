@@ -222,7 +222,7 @@ fn what_was_not_offered_is_answered_as_unsupported() {
 #[test]
 fn barrier_and_flush_move_data_if_they_have_segments() {
     let kind = |raw: RawRequest| Request::parse(&raw, &limits()).unwrap().kind;
-    assert_eq!(kind(data(OP_WRITE_BARRIER, 9, &[])), Kind::Flush);
+    assert_eq!(kind(data(OP_WRITE_BARRIER, 9, &[])), Kind::Barrier);
     // A flush without data carries no sector: whatever stands there is not looked at.
     assert_eq!(kind(data(OP_FLUSH_DISKCACHE, u64::MAX, &[])), Kind::Flush);
     let op = |operation| match kind(data(operation, 0, &[Segment::page(1)])) {
@@ -359,7 +359,7 @@ proptest! {
                 prop_assert!(!indirect.grefs().is_empty());
             }
             Ok(Kind::Discard { sector, count, .. }) => prop_assert!(sector + count <= DISK),
-            Ok(Kind::Flush) | Err(_) => {}
+            Ok(Kind::Flush | Kind::Barrier) | Err(_) => {}
         }
     }
 }
