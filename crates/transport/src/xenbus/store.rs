@@ -6,8 +6,10 @@
 //! were more. So a guest that changes its nodes without end costs no memory.
 
 mod connection;
+mod transaction;
 mod watch;
 
+pub use transaction::{Transaction, Tries};
 pub use watch::{Changed, Watch};
 
 use connection::{Order, Table};
@@ -293,130 +295,6 @@ impl Store {
 }
 
 type Reply = oneshot::Receiver<Result<Vec<u8>, ErrorName>>;
-
-/// How often a transaction was done, because others changed what it read or wrote.
-///
-/// ```text
-/// loop { begin a transaction; read and write in it; end it; leave unless it has to be done again }
-/// ```
-#[derive(Debug)]
-pub struct Tries {
-    left: u32,
-    pause: Duration,
-}
-
-impl Default for Tries {
-    fn default() -> Self {
-        Self { left: TRIES_MAX, pause: TRY_PAUSE }
-    }
-}
-
-impl Tries {
-    /// Commits the transaction if `result` is good, and drops it otherwise. `None`: others came
-    /// between, and after a pause, which is over now, it is to be done again.
-    ///
-    /// # Errors
-    /// That of `result`; [`StoreError::Contended`] after 16 tries.
-    pub async fn end<T>(
-        &mut self,
-        mut transaction: Transaction,
-        result: Result<T, StoreError>,
-    ) -> Result<Option<T>, StoreError> {
-        let result = match result {
-            Ok(value) => transaction.commit().await.map(|()| value),
-            Err(error) => Err(error),
-        };
-        drop(transaction);
-        match result {
-            Err(error) if error.is_conflict() => {}
-            result => return result.map(Some),
-        }
-        self.left = self.left.saturating_sub(1);
-        if self.left == 0 {
-            return Err(StoreError::Contended);
-        }
-        tokio::time::sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(32 * TRY_PAUSE);
-        Ok(None)
-    }
-}
-
-/// An open transaction. Dropped without a commit, it changes nothing.
-#[derive(Debug)]
-pub struct Transaction {
-    store: Store,
-    id: u32,
-    is_open: bool,
-}
-
-impl Transaction {
-    /// Reads a node; `None`: there is none.
-    ///
-    /// # Errors
-    /// [`StoreError`]
-    pub async fn read(&self, path: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        self.store.read_in(path, self.id).await
-    }
-
-    /// Reads many nodes, without waiting for each before asking for the next.
-    ///
-    /// # Errors
-    /// [`StoreError`]
-    pub async fn read_all(&self, paths: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        let mut values = Vec::with_capacity(paths.len());
-        let paths: Vec<_> = paths.iter().map(|path| self.store.absolute(path)).collect();
-        for burst in paths.chunks(ORDERS_MAX / 2) {
-            let mut replies = Vec::with_capacity(burst.len());
-            for path in burst {
-                let request = Request::Read(parse(path)?);
-                replies.push((self.store.send(&request, self.id).await?, request));
-            }
-            for (reply, request) in replies {
-                match self.store.wait(&request, reply).await {
-                    Ok(value) => values.push(Some(value)),
-                    Err(error) if error.is_missing() => values.push(None),
-                    Err(error) => return Err(error),
-                }
-            }
-        }
-        Ok(values)
-    }
-
-    /// Writes a node.
-    ///
-    /// # Errors
-    /// [`StoreError`]
-    pub async fn write(&self, path: &str, value: &[u8]) -> Result<(), StoreError> {
-        let path = self.store.absolute(path);
-        let request = Request::Write { path: parse(&path)?, value };
-        self.store.ask(&request, self.id).await.map(drop)
-    }
-
-    /// Removes a node and everything below it, if it is there.
-    ///
-    /// # Errors
-    /// [`StoreError`]
-    pub async fn remove(&self, path: &str) -> Result<(), StoreError> {
-        let path = self.store.absolute(path);
-        match self.store.ask(&Request::Rm(parse(&path)?), self.id).await {
-            Err(error) if !error.is_missing() => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    async fn commit(&mut self) -> Result<(), StoreError> {
-        self.is_open = false;
-        self.store.ask(&Request::TransactionEnd { commit: true }, self.id).await.map(drop)
-    }
-}
-
-impl Drop for Transaction {
-    fn drop(&mut self) {
-        if self.is_open {
-            self.store.forget(&Request::TransactionEnd { commit: false }, self.id);
-        }
-    }
-}
 
 fn parse(path: &str) -> Result<Path<'_>, StoreError> {
     let wrong = |error| StoreError::Path { path: path.to_owned(), error };
