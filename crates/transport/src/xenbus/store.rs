@@ -18,7 +18,7 @@ use manyring_wire::xen::store::{self as wire, ErrorName, MessageError, Op, Reque
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 /// The socket of xenstored.
 pub const SOCKET: &str = "/run/xenstored/socket";
@@ -35,8 +35,11 @@ const TRIES_MAX: u32 = 16;
 const TRY_PAUSE: Duration = Duration::from_millis(1);
 /// Bytes of the children's names of one node.
 const CHILDREN_SIZE_MAX: usize = 1 << 20;
-/// Requests that wait to be sent.
+/// Requests that wait to be sent, beside those whose replies nobody needs.
 const ORDERS_MAX: usize = 256;
+/// Transactions at a time. A domain that is not privileged may have ten (`quota-transactions`), and
+/// shares them with all else in it that uses xenstore.
+const TRANSACTIONS_MAX: usize = 5;
 
 /// Where xenstore is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,10 +100,20 @@ impl StoreError {
         matches!(self, Self::Refused { error: ErrorName::Enoent, .. })
     }
 
-    /// True if no further request can succeed.
+    /// True if the connection is over: no further request can succeed.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost(_) | Self::Silent { .. })
+        matches!(self, Self::Lost(_))
+    }
+
+    /// True if the same can succeed later: the server is slow, short of room, or asked by many.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Silent { .. } | Self::Contended => true,
+            Self::Refused { error, .. } => is_shortage(*error),
+            _ => false,
+        }
     }
 
     fn is_conflict(&self) -> bool {
@@ -114,8 +127,18 @@ pub struct Store {
     /// `/local/domain/N`: where paths begin that are not absolute. They are made absolute here,
     /// because a client of the server's socket has no home there.
     home: Arc<str>,
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::UnboundedSender<Order>,
+    /// Room for requests whose reply somebody waits for. The others are few: each ends a watch or a
+    /// transaction that there was.
+    room: Arc<Semaphore>,
+    transactions: Arc<Semaphore>,
     table: Arc<Table>,
+}
+
+/// The server has no room now.
+fn is_shortage(error: ErrorName) -> bool {
+    use ErrorName::{Ebusy, Enomem, Enospc, Equota};
+    matches!(error, Ebusy | Enomem | Enospc | Equota)
 }
 
 impl Store {
@@ -129,12 +152,14 @@ impl Store {
             endpoint: endpoint.to_string(),
             text: error.to_string(),
         })?;
-        let (orders, received) = mpsc::channel(ORDERS_MAX);
+        let (orders, received) = mpsc::unbounded_channel();
         let table = Arc::new(Table::default());
         // The task ends when the last handle is dropped, or the connection is over.
         tokio::spawn(connection::run(fd, received, table.clone()));
         let home = format!("/local/domain/{domain}").into();
-        Ok(Self { home, orders, table })
+        let semaphore = |permits| Arc::new(Semaphore::new(permits));
+        let (room, transactions) = (semaphore(ORDERS_MAX), semaphore(TRANSACTIONS_MAX));
+        Ok(Self { home, orders, room, transactions, table })
     }
 
     /// Waits until the connection is over, and says why.
@@ -217,15 +242,40 @@ impl Store {
         }
     }
 
-    /// Begins a transaction. It is ended by [`Tries::end`].
+    /// Begins a transaction. It is ended by [`Tries::end`]. Waits while there are as many as may be,
+    /// and tries again where the server has no room for one.
     ///
     /// # Errors
-    /// [`StoreError`]
+    /// [`StoreError`]; [`StoreError::Contended`]: there was no room in 16 tries.
     pub async fn begin(&self) -> Result<Transaction, StoreError> {
-        let payload = self.ask(&Request::TransactionStart, 0).await?;
-        let name = Op::TransactionStart.name();
+        let silent = StoreError::Silent { name: Op::TransactionStart.name() };
+        let mut tries = Tries::default();
+        while tries.left > 0 {
+            let permit = self.transactions.clone().acquire_owned();
+            let permit = tokio::time::timeout(REPLY_TIMEOUT, permit).await;
+            let Ok(Ok(permit)) = permit else { return Err(silent) };
+            // Whoever gives up waiting leaves a task behind, which ends what the server still
+            // begins.
+            let begun = tokio::spawn(self.clone().begun(permit));
+            match tokio::time::timeout(REPLY_TIMEOUT, begun).await {
+                Ok(Ok(Err(StoreError::Refused { error, .. }))) if is_shortage(error) => {
+                    tries.pause().await;
+                }
+                Ok(Ok(begun)) => return begun,
+                Ok(Err(_)) => return Err(self.table.lost()),
+                Err(_) => return Err(silent),
+            }
+        }
+        Err(StoreError::Contended)
+    }
+
+    async fn begun(self, permit: OwnedSemaphorePermit) -> Result<Transaction, StoreError> {
+        let request = Request::TransactionStart;
+        let name = request.op().name();
+        let reply = self.send(&request, 0).await?;
+        let payload = self.result_of(&request, reply.await)?;
         let id = wire::transaction_id(&payload).ok_or(StoreError::Answer { name })?;
-        Ok(Transaction { store: self.clone(), id, is_open: true })
+        Ok(Transaction { store: self, id, is_open: true, _permit: permit })
     }
 
     async fn read_in(&self, path: &str, tx_id: u32) -> Result<Option<Vec<u8>>, StoreError> {
@@ -247,29 +297,35 @@ impl Store {
     async fn send(&self, request: &Request<'_>, tx_id: u32) -> Result<Reply, StoreError> {
         let (sender, reply) = oneshot::channel();
         let order = self.order(request, tx_id, Some(sender))?;
-        match tokio::time::timeout(REPLY_TIMEOUT, self.orders.send(order)).await {
-            Ok(Ok(())) => Ok(reply),
-            Ok(Err(_)) => Err(self.table.lost()),
+        let silent = StoreError::Silent { name: request.op().name() };
+        let permit = tokio::time::timeout(REPLY_TIMEOUT, self.room.clone().acquire_owned()).await;
+        let Ok(Ok(permit)) = permit else { return Err(silent) };
+        let order = Order { permit: Some(permit), ..order };
+        self.orders.send(order).map_err(|_| self.table.lost())?;
+        Ok(reply)
+    }
+
+    async fn wait(&self, request: &Request<'_>, reply: Reply) -> Result<Vec<u8>, StoreError> {
+        match tokio::time::timeout(REPLY_TIMEOUT, reply).await {
+            Ok(result) => self.result_of(request, result),
             Err(_) => Err(StoreError::Silent { name: request.op().name() }),
         }
     }
 
-    async fn wait(&self, request: &Request<'_>, reply: Reply) -> Result<Vec<u8>, StoreError> {
+    fn result_of(
+        &self,
+        request: &Request<'_>,
+        reply: Result<Result<Vec<u8>, ErrorName>, oneshot::error::RecvError>,
+    ) -> Result<Vec<u8>, StoreError> {
         let name = request.op().name();
-        match tokio::time::timeout(REPLY_TIMEOUT, reply).await {
-            Ok(Ok(Ok(payload))) => Ok(payload),
-            Ok(Ok(Err(error))) => {
-                Err(StoreError::Refused { name, path: path_of(request).to_owned(), error })
-            }
-            Ok(Err(_)) => Err(self.table.lost()),
-            Err(_) => Err(StoreError::Silent { name }),
-        }
+        let refused = |error| StoreError::Refused { name, path: path_of(request).into(), error };
+        reply.map_err(|_| self.table.lost())?.map_err(refused)
     }
 
-    /// Sends a request whose reply nobody needs, if there is room for it.
+    /// Sends a request whose reply nobody needs, after all that were sent before.
     fn forget(&self, request: &Request<'_>, tx_id: u32) {
         if let Ok(order) = self.order(request, tx_id, None) {
-            let _ = self.orders.try_send(order);
+            let _ = self.orders.send(order);
         }
     }
 
@@ -290,7 +346,7 @@ impl Store {
             let path = path_of(request).to_owned();
             return Err(StoreError::TooLong { name: request.op().name(), path });
         }
-        Ok(Order { message, req_id, op: request.op(), reply })
+        Ok(Order { message, req_id, op: request.op(), reply, permit: None })
     }
 }
 

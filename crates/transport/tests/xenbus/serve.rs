@@ -196,3 +196,27 @@ async fn front_end_that_hides_its_nodes_is_closed_and_its_device_waits_for_the_t
     device.commands.send(Command::Vanished).await.unwrap();
     device.task.await.unwrap();
 }
+
+#[tokio::test]
+async fn device_runs_on_when_xenstore_has_no_room_for_a_transaction_once() {
+    // The first transaction reads the back-end's nodes, the second those of the front-end.
+    for count in [0, 1] {
+        let server = Server::start();
+        let store = connect(&server);
+        write_nodes(&server);
+        let state = format!("{BACK}/state");
+        let device = start(&store);
+        server.await_node(&state, "2").await;
+        write_rings(&server);
+        server.await_node(&state, "4").await;
+        let before = device.host.asked();
+        // Until nothing more is read.
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        server.refuse_one_transaction(count);
+        server.write(&format!("{FRONT}/state"), "4");
+        await_until("a transaction is refused", || server.has_refused()).await;
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        assert_eq!(device.host.asked(), before, "transaction {count}");
+        assert!(!device.task.is_finished(), "transaction {count}");
+    }
+}

@@ -33,6 +33,10 @@ struct Shared {
     conflicts: u32,
     committed: u32,
     dropped: u32,
+    /// Most transactions of a client that were open at a time.
+    most_open: usize,
+    /// After so many more transactions one is refused, as to a client with too many of them.
+    full_after: Option<u32>,
     /// Below this, nothing may be read.
     denied: Option<String>,
 }
@@ -102,6 +106,16 @@ impl Server {
         self.shared().conflicts = count;
     }
 
+    /// The transaction after the next `count` is refused for want of room.
+    pub(crate) fn refuse_one_transaction(&self, count: u32) {
+        self.shared().full_after = Some(count);
+    }
+
+    /// True once it was.
+    pub(crate) fn has_refused(&self) -> bool {
+        self.shared().full_after.is_none()
+    }
+
     /// Nothing below this path may be read any more.
     pub(crate) fn deny(&self, path: &str) {
         self.shared().denied = Some(path.to_owned());
@@ -112,6 +126,11 @@ impl Server {
     pub(crate) fn transactions(&self) -> (u32, u32) {
         let shared = self.shared();
         (shared.committed, shared.dropped)
+    }
+
+    /// Most transactions of a client that were open at a time.
+    pub(crate) fn most_open(&self) -> usize {
+        self.shared().most_open
     }
 
     pub(crate) fn watches(&self) -> usize {
@@ -282,10 +301,16 @@ fn answer(
             watches.retain(|watch| *watch != (watched.as_str().to_owned(), token.to_vec()));
             ok()
         }
+        Request::TransactionStart if shared.full_after == Some(0) => {
+            shared.full_after = None;
+            Err(ErrorName::Enospc)
+        }
         Request::TransactionStart => {
+            shared.full_after = shared.full_after.map(|count| count - 1);
             let id = message.header.req_id;
             let (tree, generation) = (shared.tree.clone(), shared.generation);
             open.insert(id, Open { tree, changes: Vec::new(), generation });
+            shared.most_open = shared.most_open.max(open.len());
             Ok(format!("{id}\0").into_bytes())
         }
         Request::TransactionEnd { commit } => {

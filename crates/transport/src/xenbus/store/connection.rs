@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
 
 /// Requests that may wait for their replies; no further one is sent meanwhile.
 const AWAITED_MAX: usize = 1024;
@@ -30,6 +30,8 @@ pub(super) struct Order {
     pub(super) op: Op,
     /// Who waits for the reply.
     pub(super) reply: Option<oneshot::Sender<Result<Vec<u8>, ErrorName>>>,
+    /// Its place among those that wait to be sent.
+    pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
 /// What the handles and the task share.
@@ -150,7 +152,7 @@ struct Connection {
 /// Serves the connection until it is over, or nobody has a handle any more.
 pub(super) async fn run(
     fd: AsyncFd<OwnedFd>,
-    mut orders: mpsc::Receiver<Order>,
+    mut orders: mpsc::UnboundedReceiver<Order>,
     table: Arc<Table>,
 ) {
     let mut connection = Connection {
@@ -170,7 +172,7 @@ pub(super) async fn run(
 }
 
 impl Connection {
-    async fn serve(&mut self, orders: &mut mpsc::Receiver<Order>) -> Result<(), End> {
+    async fn serve(&mut self, orders: &mut mpsc::UnboundedReceiver<Order>) -> Result<(), End> {
         loop {
             let is_open = self.awaited.len() < AWAITED_MAX;
             let interest = match self.output.is_empty() {
@@ -215,7 +217,8 @@ impl Connection {
     }
 
     fn take(&mut self, order: Order) -> Result<(), End> {
-        let Order { message, req_id, op, reply } = order;
+        let Order { message, req_id, op, reply, permit } = order;
+        drop(permit);
         self.awaited.insert(req_id, Awaited { op, reply });
         self.output.push_back(message);
         match send_all(self.fd.get_ref(), &mut self.output, &mut self.sent) {

@@ -3,6 +3,7 @@
 use super::{ORDERS_MAX, Store, StoreError, TRIES_MAX, TRY_PAUSE, parse};
 use manyring_wire::xen::store::Request;
 use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
 
 /// How often a transaction was done, because others changed what it read or wrote.
 ///
@@ -11,7 +12,7 @@ use std::time::Duration;
 /// ```
 #[derive(Debug)]
 pub struct Tries {
-    left: u32,
+    pub(super) left: u32,
     pause: Duration,
 }
 
@@ -41,13 +42,16 @@ impl Tries {
             Err(error) if error.is_conflict() => {}
             result => return result.map(Some),
         }
+        self.pause().await;
+        if self.left == 0 { Err(StoreError::Contended) } else { Ok(None) }
+    }
+
+    pub(super) async fn pause(&mut self) {
         self.left = self.left.saturating_sub(1);
-        if self.left == 0 {
-            return Err(StoreError::Contended);
+        if self.left > 0 {
+            tokio::time::sleep(self.pause).await;
+            self.pause = (self.pause * 2).min(32 * TRY_PAUSE);
         }
-        tokio::time::sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(32 * TRY_PAUSE);
-        Ok(None)
     }
 }
 
@@ -57,6 +61,7 @@ pub struct Transaction {
     pub(super) store: Store,
     pub(super) id: u32,
     pub(super) is_open: bool,
+    pub(super) _permit: OwnedSemaphorePermit,
 }
 
 impl Transaction {
@@ -115,8 +120,10 @@ impl Transaction {
     }
 
     async fn commit(&mut self) -> Result<(), StoreError> {
+        let request = Request::TransactionEnd { commit: true };
+        let reply = self.store.send(&request, self.id).await?;
         self.is_open = false;
-        self.store.ask(&Request::TransactionEnd { commit: true }, self.id).await.map(drop)
+        self.store.wait(&request, reply).await.map(drop)
     }
 }
 
