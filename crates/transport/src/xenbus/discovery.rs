@@ -3,9 +3,12 @@
 use super::DeviceId;
 use super::store::{Changed, Store, StoreError, Watch};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// Devices that are known at a time, of all kinds; further ones are not looked at.
 pub const DEVICES_MAX: usize = 4096;
+/// When xenstore is asked again that did not answer or had no room.
+const PASSING_PAUSE: Duration = Duration::from_millis(200);
 
 /// A device that was not there before, or is there no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,11 +110,27 @@ impl Discovery {
                 Changed::Paths(paths) => paths.iter().any(|path| concerns(kind, path)),
             };
             if is_concerned {
-                let listing = list(&self.store, kind).await?;
+                let listing = list_patiently(&self.store, kind).await?;
                 presences.extend(self.known.look(kind, listing));
             }
         }
         Ok(presences)
+    }
+}
+
+/// Lists all devices of a kind, as soon as xenstore answers.
+async fn list_patiently(store: &Store, kind: &str) -> Result<BTreeSet<DeviceId>, StoreError> {
+    let mut is_told = false;
+    loop {
+        match list(store, kind).await {
+            Err(error) if error.is_passing() => {
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!(kind, %error, "xenstore is asked again");
+                }
+                tokio::time::sleep(PASSING_PAUSE).await;
+            }
+            result => return result,
+        }
     }
 }
 

@@ -17,10 +17,9 @@ use tokio::time::Instant;
 /// Shortest time between two readings of a device's nodes: a guest that changes its nodes all the
 /// time makes us read them that often.
 const READ_PAUSE: Duration = Duration::from_millis(20);
-/// When nodes that changed while they were read are read again.
-const CONTENDED_PAUSE: Duration = Duration::from_millis(200);
-/// How often a write is tried, each time as often as a transaction is.
-const WRITES_MAX: u32 = 10;
+/// When nodes that changed while they were read are read again, and when xenstore is asked again
+/// that did not answer or had no room.
+const PASSING_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why a host cannot serve a device, as the guest's tool stack will read it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -79,7 +78,7 @@ pub enum Command {
 /// Why a device is served no longer, other than that it is over.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// xenstore is lost, or does not do what has to be done.
+    /// xenstore is lost, or refuses what has to be done.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -87,26 +86,44 @@ pub enum ServeError {
 /// Serves a device until it has vanished, or until `stop` turns true: then the queues stop and the
 /// nodes stay as they are, so that the next process takes the device over.
 ///
+/// The queues need nothing of xenstore. While it does not answer they run, and what is to be read or
+/// written is tried again. When the connection is lost they run on as well, until the device is
+/// told to end: who finds the connection lost ([`Store::lost`]) opens another one, turns `stop`
+/// true, and serves the device again with the new one, which takes the rings over.
+///
 /// # Errors
-/// [`ServeError`]; the queues have stopped then.
+/// [`ServeError`]; the queues have stopped then. [`StoreError::Lost`]: no queue was running.
 pub async fn serve(
     store: &Store,
     id: DeviceId,
     host: &mut dyn Host,
     mut commands: mpsc::Receiver<Command>,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) -> Result<(), ServeError> {
-    let watch = store.watch();
-    let back = Back::new(id);
-    let mut device =
-        Device { store, host, back, watch, front: None, nodes: Nodes::new(), is_running: false };
-    let result = device.run(&mut commands, &mut stop).await;
+    let mut device = Device {
+        store,
+        host,
+        back: Back::new(id),
+        watch: store.watch(),
+        front: None,
+        nodes: None,
+        stop,
+        is_running: false,
+        is_told: false,
+    };
+    let result = match device.run(&mut commands).await {
+        Err(error) if device.is_running && error.is_lost() => {
+            device.run_on(&error, &mut commands).await;
+            Ok(())
+        }
+        result => result,
+    };
     // Whatever became of xenstore, the guest's pages are given back.
     if device.is_running {
         device.host.disconnect().await;
     }
     device.host.close();
-    result
+    Ok(result?)
 }
 
 struct Device<'a> {
@@ -116,39 +133,40 @@ struct Device<'a> {
     watch: Watch,
     /// The front-end's folder, once it is watched.
     front: Option<String>,
-    /// The front-end's nodes, as they were read last.
-    nodes: Nodes,
+    /// The front-end's nodes, as they were read last; `None` if they were not read yet.
+    nodes: Option<Nodes>,
+    stop: watch::Receiver<bool>,
     /// Queues run.
     is_running: bool,
+    /// It was told that xenstore does not answer, since it did last.
+    is_told: bool,
 }
 
 impl Device<'_> {
-    async fn run(
-        &mut self,
-        commands: &mut mpsc::Receiver<Command>,
-        stop: &mut watch::Receiver<bool>,
-    ) -> Result<(), ServeError> {
+    async fn run(&mut self, commands: &mut mpsc::Receiver<Command>) -> Result<(), StoreError> {
+        let mut stop = self.stop.clone();
         let folder = self.back.id().back_folder();
-        self.watch.add(&folder).await?;
         let mut read_again = false;
         let mut read_at = Instant::now();
+        while let Err(error) = self.watch.add(&folder).await {
+            self.pause(error).await?;
+            if *stop.borrow() {
+                return Ok(());
+            }
+        }
         loop {
-            let contended = async {
+            let passing = async {
                 match read_again {
-                    true => tokio::time::sleep(CONTENDED_PAUSE).await,
+                    true => tokio::time::sleep(PASSING_PAUSE).await,
                     false => std::future::pending().await,
                 }
             };
             tokio::select! {
                 biased;
-                () = stopped(stop) => {
-                    self.perform(Event::Leave).await?;
-                    return Ok(());
-                }
+                () = stopped(&mut stop) => return self.perform(Event::Leave).await,
                 command = commands.recv() => match command {
                     Some(Command::Vanished) | None => {
-                        self.perform(Event::Seen(Seen::default())).await?;
-                        return Ok(());
+                        return self.perform(Event::Seen(Seen::default())).await;
                     }
                     Some(Command::Resized(disk)) => self.perform(Event::Resized(disk)).await?,
                     Some(Command::Fault { number, text }) => {
@@ -163,39 +181,96 @@ impl Device<'_> {
                     read_again = self.look().await?;
                     read_at = Instant::now();
                 }
-                () = contended => read_again = self.look().await?,
+                () = passing => read_again = self.look().await?,
             }
         }
     }
 
-    /// Reads the nodes and goes on from there. True if the front-end's changed meanwhile: then its
-    /// former ones count until they are read again.
-    async fn look(&mut self) -> Result<bool, ServeError> {
+    /// xenstore is lost while queues run: returns when they are to stop. Nobody can be told of
+    /// anything else.
+    async fn run_on(&mut self, error: &StoreError, commands: &mut mpsc::Receiver<Command>) {
+        tracing::warn!(device = %self.back.id(), %error, "queues run on");
+        loop {
+            tokio::select! {
+                () = stopped(&mut self.stop) => return,
+                command = commands.recv() => match command {
+                    Some(Command::Vanished | Command::DetachNow) | None => return,
+                    Some(Command::Resized(_) | Command::Fault { .. } | Command::Detach) => {}
+                }
+            }
+        }
+    }
+
+    /// Reads the nodes and goes on from there. True if they are to be read again: the front-end's
+    /// changed meanwhile, or xenstore did not answer. Then the former ones count until that.
+    async fn look(&mut self) -> Result<bool, StoreError> {
+        let mut stop = self.stop.clone();
+        let read = tokio::select! {
+            biased;
+            () = stopped(&mut stop) => return Ok(false),
+            read = self.read() => read,
+        };
+        let (back, is_contended) = match read {
+            Ok(read) => read,
+            Err(error) if error.is_passing() => {
+                self.tell_passing(&error);
+                return Ok(true);
+            }
+            Err(error) => return Err(error),
+        };
+        self.is_told = is_contended && self.is_told;
+        // Whoever was not looked at yet is not a front-end that is not there.
+        let Some(front) = self.nodes.clone() else { return Ok(true) };
+        self.perform(Event::Seen(Seen { back, front })).await?;
+        Ok(is_contended)
+    }
+
+    /// Reads the nodes of the back-end, and those of the front-end into `nodes`. True if these are
+    /// as they were before.
+    async fn read(&mut self) -> Result<(Nodes, bool), StoreError> {
         let folder = self.back.id().back_folder();
         let names: Vec<_> = back_names().map(str::to_owned).collect();
         let back = read_back(self.store, &folder, &names).await?;
         self.follow(&back).await?;
-        let front = match &self.front {
-            None => Ok(Nodes::new()),
-            Some(front) => read_front(self.store, front, self.host.queues_max()).await,
+        let Some(front) = &self.front else {
+            self.nodes = Some(Nodes::new());
+            return Ok((back, false));
         };
-        let is_contended = match front {
-            Ok(front) => {
-                self.nodes = front;
-                false
+        match read_front(self.store, front, self.host.queues_max()).await {
+            Ok(front) => self.nodes = Some(front),
+            Err(error) if error.is_passing() => {
+                self.tell_passing(&error);
+                return Ok((back, true));
             }
-            Err(StoreError::Contended) => true,
             // A guest may take our permission to read its nodes: then there are none.
             Err(StoreError::Refused { error, .. }) => {
                 tracing::warn!(device = %self.back.id(), %error, "front-end's nodes not readable");
-                self.nodes.clear();
-                false
+                self.nodes = Some(Nodes::new());
             }
-            Err(error) => return Err(error.into()),
-        };
-        let seen = Seen { back, front: self.nodes.clone() };
-        self.perform(Event::Seen(seen)).await?;
-        Ok(is_contended)
+            Err(error) => return Err(error),
+        }
+        Ok((back, false))
+    }
+
+    /// Says once that xenstore does not answer. A front-end that changes its nodes while they are
+    /// read is no news.
+    fn tell_passing(&mut self, error: &StoreError) {
+        if *error != StoreError::Contended && !std::mem::replace(&mut self.is_told, true) {
+            tracing::warn!(device = %self.back.id(), %error, "xenstore is asked again");
+        }
+    }
+
+    /// Waits before xenstore is asked again.
+    ///
+    /// # Errors
+    /// `error`, if that is of no use.
+    async fn pause(&mut self, error: StoreError) -> Result<(), StoreError> {
+        if !error.is_passing() {
+            return Err(error);
+        }
+        self.tell_passing(&error);
+        tokio::time::sleep(PASSING_PAUSE).await;
+        Ok(())
     }
 
     /// Watches the folder of the front-end that the tool stack names.
@@ -208,7 +283,7 @@ impl Device<'_> {
         if let Some(former) = self.front.take() {
             self.watch.remove(&former);
         }
-        self.nodes.clear();
+        self.nodes = None;
         if let Some(path) = path {
             self.watch.add(&path).await?;
             self.front = Some(path);
@@ -217,7 +292,7 @@ impl Device<'_> {
     }
 
     /// Gives the machine an event, does what it says, and gives it the answers.
-    async fn perform(&mut self, event: Event) -> Result<(), ServeError> {
+    async fn perform(&mut self, event: Event) -> Result<(), StoreError> {
         let (reason, state) = (self.back.reason().cloned(), self.back.state());
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -259,16 +334,22 @@ impl Device<'_> {
         Ok(())
     }
 
-    /// Writes and removes nodes at once. False: the back-end's folder is gone.
+    /// Writes and removes nodes at once, however often others come between or xenstore does not
+    /// answer. When the process ends the nodes stay as they are. False: the back-end's folder is
+    /// gone.
     async fn write(&mut self, changes: &[Change]) -> Result<bool, StoreError> {
         let state = format!("{}/{}", self.back.id().back_folder(), keys::BACK_STATE.name);
-        for _ in 0..WRITES_MAX {
-            match try_write(self.store, &state, changes).await {
-                Err(StoreError::Contended) => {}
+        loop {
+            let result = tokio::select! {
+                biased;
+                () = stopped(&mut self.stop) => return Ok(true),
+                result = try_write(self.store, &state, changes) => result,
+            };
+            match result {
+                Err(error) => self.pause(error).await?,
                 result => return result,
             }
         }
-        Err(StoreError::Contended)
     }
 
     /// Logs what has changed: why the device was closed, or how far it has come.

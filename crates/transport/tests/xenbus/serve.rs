@@ -8,6 +8,7 @@ use manyring_transport::xenbus::{
 };
 use manyring_wire::xen::device::{Assignment, Disk, Offer};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -197,26 +198,99 @@ async fn front_end_that_hides_its_nodes_is_closed_and_its_device_waits_for_the_t
     device.task.await.unwrap();
 }
 
+/// A device whose two queues run.
+async fn running(server: &Server, store: &Store) -> Served {
+    write_nodes(server);
+    let device = start(store);
+    server.await_node(&format!("{BACK}/state"), "2").await;
+    write_rings(server);
+    server.await_node(&format!("{BACK}/state"), "4").await;
+    device
+}
+
 #[tokio::test]
 async fn device_runs_on_when_xenstore_has_no_room_for_a_transaction_once() {
     // The first transaction reads the back-end's nodes, the second those of the front-end.
     for count in [0, 1] {
         let server = Server::start();
         let store = connect(&server);
-        write_nodes(&server);
-        let state = format!("{BACK}/state");
-        let device = start(&store);
-        server.await_node(&state, "2").await;
-        write_rings(&server);
-        server.await_node(&state, "4").await;
+        let device = running(&server, &store).await;
         let before = device.host.asked();
-        // Until nothing more is read.
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
         server.refuse_one_transaction(count);
         server.write(&format!("{FRONT}/state"), "4");
         await_until("a transaction is refused", || server.has_refused()).await;
-        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        // The tool stack asks for the end, and the queues run until the front-end closes.
+        server.write(&format!("{BACK}/online"), "0");
+        server.await_node(&format!("{BACK}/state"), "5").await;
         assert_eq!(device.host.asked(), before, "transaction {count}");
-        assert!(!device.task.is_finished(), "transaction {count}");
     }
+}
+
+#[tokio::test]
+async fn device_runs_on_while_xenstore_is_silent_and_sees_later_what_has_changed() {
+    let server = Server::start();
+    let store = connect(&server);
+    let device = running(&server, &store).await;
+    let silence = server.silence();
+    device.commands.send(Command::Detach).await.unwrap();
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::resume();
+    assert_eq!(device.host.asked(), "open /d.img, connect 2 queues, takeover false");
+    drop(silence);
+    server.await_node(&format!("{BACK}/state"), "5").await;
+    server.write(&format!("{FRONT}/state"), "6");
+    server.await_node(&format!("{BACK}/state"), "6").await;
+    assert!(device.host.asked().ends_with("disconnect"));
+}
+
+#[tokio::test]
+async fn process_that_ends_while_xenstore_is_silent_ends_at_once() {
+    let server = Server::start();
+    let store = connect(&server);
+    let device = running(&server, &store).await;
+    let silence = server.silence();
+    device.commands.send(Command::Detach).await.unwrap();
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::resume();
+    device.stop.send(true).unwrap();
+    device.task.await.unwrap();
+    assert!(device.host.asked().ends_with("disconnect, close"));
+    drop(silence);
+}
+
+#[tokio::test]
+async fn device_runs_on_without_xenstore_and_its_rings_are_taken_over_with_the_next_connection() {
+    let server = Server::start();
+    let store = connect(&server);
+    let device = running(&server, &store).await;
+    server.hang_up();
+    store.lost().await;
+    // Whatever the task makes of it, it does so now.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(device.host.asked(), "open /d.img, connect 2 queues, takeover false");
+    device.stop.send(true).unwrap();
+    device.task.await.unwrap();
+    assert!(device.host.asked().ends_with("disconnect, close"));
+    let next = start(&connect(&server));
+    let expected = "open /d.img, connect 2 queues, takeover true";
+    await_until("the rings are taken over", || next.host.asked() == expected).await;
+}
+
+#[tokio::test]
+async fn rings_are_taken_over_of_a_front_end_whose_nodes_could_not_be_read_at_first() {
+    let server = Server::start();
+    let store = connect(&server);
+    let former = running(&server, &store).await;
+    former.stop.send(true).unwrap();
+    former.task.await.unwrap();
+    // The first transaction reads the back-end's nodes, the others those of the front-end.
+    server.refuse_transactions_after(1, 20);
+    let next = start(&store);
+    let expected = "open /d.img, connect 2 queues, takeover true";
+    await_until("the rings are taken over", || next.host.asked() == expected).await;
+    assert_eq!(server.read(&format!("{BACK}/state")).as_deref(), Some("4"));
 }

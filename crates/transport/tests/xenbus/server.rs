@@ -29,8 +29,9 @@ struct Shared {
     tree: Tree,
     generation: u64,
     clients: BTreeMap<usize, Client>,
-    /// So many transactions are refused as if others had written.
+    /// After `spared` more, so many transactions are refused as if others had written.
     conflicts: u32,
+    spared: u32,
     committed: u32,
     dropped: u32,
     /// Most transactions of a client that were open at a time.
@@ -106,6 +107,12 @@ impl Server {
         self.shared().conflicts = count;
     }
 
+    /// The same, of those that come after the next `spared`.
+    pub(crate) fn refuse_transactions_after(&self, spared: u32, count: u32) {
+        let mut shared = self.shared();
+        (shared.spared, shared.conflicts) = (spared, count);
+    }
+
     /// The transaction after the next `count` is refused for want of room.
     pub(crate) fn refuse_one_transaction(&self, count: u32) {
         self.shared().full_after = Some(count);
@@ -135,6 +142,11 @@ impl Server {
 
     pub(crate) fn watches(&self) -> usize {
         self.shared().clients.values().map(|client| client.watches.len()).sum()
+    }
+
+    /// Answers nothing as long as the guard is held.
+    pub(crate) fn silence(&self) -> impl Sized + '_ {
+        self.shared()
     }
 
     /// Closes all connections, as a server does that is killed.
@@ -344,7 +356,9 @@ fn commit_or_drop(shared: &mut Shared, open: Open, commit: bool) -> Result<(), E
         shared.dropped += 1;
         return Ok(());
     }
-    if shared.conflicts > 0 || shared.generation != open.generation {
+    let is_spared = shared.spared > 0;
+    shared.spared = shared.spared.saturating_sub(1);
+    if (shared.conflicts > 0 && !is_spared) || shared.generation != open.generation {
         shared.conflicts = shared.conflicts.saturating_sub(1);
         return Err(ErrorName::Eagain);
     }

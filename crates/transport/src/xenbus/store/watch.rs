@@ -98,7 +98,12 @@ impl Watch {
         self.paths.insert(token, path.to_owned());
         let name = token.to_string();
         let request = Request::Watch { watched, token: name.as_bytes(), depth: None };
-        self.store.ask(&request, 0).await.map(drop)
+        let result = self.store.ask(&request, 0).await.map(drop);
+        // A server that is slow may set it all the same.
+        if result.is_err() && self.paths.remove(&token).is_some() {
+            self.store.unwatch(token, path);
+        }
+        result
     }
 
     /// Watches a node no more.
