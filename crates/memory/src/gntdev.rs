@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn a_device_that_does_not_know_the_request_refuses_each_reference() {
         let fd = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
-        let (device, mut window) = (GrantDevice { fd }, Window::new(4).unwrap());
+        let (device, mut window) = (GrantDevice { fd }, Window::new(4, 0).unwrap());
         let grefs = [GrantRef(1), GrantRef(2)];
         let lot = Lot { page: 1, access: GrantAccess::Write, grefs: &grefs };
         let mut results = Vec::new();

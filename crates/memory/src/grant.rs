@@ -96,6 +96,15 @@ impl GrantMapper {
         }
     }
 
+    /// Pieces of the process's mappings that a lot of so many references takes at most.
+    fn pieces_of_lot(&self, grefs: usize) -> usize {
+        match self {
+            // All of it is one mapping, unless Xen refuses some of it.
+            Self::Device { .. } => 1,
+            Self::Simulated(_) => grefs,
+        }
+    }
+
     /// Forgets references whose pages were unmapped.
     fn forget(&self, gref: GrantRef) {
         match self {
@@ -130,17 +139,33 @@ impl GrantPages {
     /// # Errors
     /// [`GrantError::Memory`].
     pub fn new(mapper: GrantMapper, pages: usize) -> Result<Self, GrantError> {
-        let window = Window::new(pages)?;
+        Self::with_promise(mapper, pages, 0)
+    }
+
+    /// The same. So many pieces, as the mapper counts them, can be mapped whatever other queues of
+    /// the process have.
+    ///
+    /// # Errors
+    /// [`GrantError::Memory`]; [`MemoryError::Pieces`]: too many are promised to others.
+    pub(crate) fn with_promise(
+        mapper: GrantMapper,
+        pages: usize,
+        pieces: usize,
+    ) -> Result<Self, GrantError> {
+        let window = Window::new(pages, pieces)?;
         let memory = Arc::new(GuestMemory::of_mapping(window.mapping().clone()));
         Ok(Self { mapper, window, memory, mapped: vec![None; pages], results: Vec::new() })
     }
 
-    /// Maps all of `grefs`, writable, to pages that follow each other: a ring.
+    /// Maps all of `grefs`, writable, to pages that follow each other: a ring, for which there is
+    /// room whatever other queues of the process have.
     ///
     /// # Errors
-    /// That of the first reference that cannot be mapped; then none is.
+    /// That of the first reference that cannot be mapped; then none is. [`MemoryError::Pieces`]: the
+    /// process has as many queues as may be.
     pub fn of_ring(mapper: GrantMapper, grefs: &[GrantRef]) -> Result<Self, GrantError> {
-        let mut pages = Self::new(mapper, grefs.len())?;
+        let pieces = mapper.pieces_of_lot(grefs.len());
+        let mut pages = Self::with_promise(mapper, grefs.len(), pieces)?;
         let lot = Lot { page: 0, access: GrantAccess::Write, grefs };
         let mut results = Vec::with_capacity(grefs.len());
         pages.map(std::iter::once(lot), &mut results);

@@ -37,6 +37,10 @@ const PURGE_PERCENT: u32 = 5;
 /// A reference that was not used for so long is unmapped.
 const UNUSED_NS: u64 = 60_000_000_000;
 
+/// Pieces that a queue can map for requests although other queues hold all others: a request of 256
+/// segments takes eight lots, one of 11 segments as many references.
+const PROMISED_PIECES: usize = 12;
+
 /// What a queue may have mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantLimits {
@@ -186,11 +190,12 @@ impl PersistentGrants {
     /// Reserves what `limits` allow; nothing is mapped yet.
     ///
     /// # Errors
-    /// [`GrantError::Memory`].
+    /// [`GrantError::Memory`]; of these `MemoryError::Pieces`: the process has as many queues as may
+    /// be.
     pub fn new(mapper: GrantMapper, limits: GrantLimits) -> Result<Self, GrantError> {
         let pages = limits.persistent as usize + limits.lot_pages as usize * limits.lots as usize;
         Ok(Self {
-            pages: GrantPages::new(mapper, pages)?,
+            pages: GrantPages::with_promise(mapper, pages, PROMISED_PIECES)?,
             limits,
             table: Table::new(limits.persistent),
             lots: vec![0; limits.lots as usize],

@@ -19,6 +19,9 @@
 //! them all can neither map nor unmap. A piece that is put into a window takes up to two: its own,
 //! and what it cuts a neighbour in two for. So all windows together hold a bounded number of
 //! pieces, and beyond that a further one is refused: nothing else of the process ever is.
+//!
+//! A sixth of them is promised to single windows when these are made: a guest whose disk hangs can
+//! hold all the others for as long as that lasts, and its neighbours go on with what is their own.
 #![allow(unsafe_code, reason = "allow-listed: maps at addresses of ours")]
 
 use crate::error::MemoryError;
@@ -38,8 +41,10 @@ const PLACES_MAX: usize = 64;
 /// `vm.max_map_count`, where it cannot be read: the kernel's default.
 const MAPPINGS_DEFAULT: usize = 65_530;
 
-/// Pieces of all windows.
+/// Pieces of all windows that no window was promised.
 static PIECES: AtomicUsize = AtomicUsize::new(0);
+/// Pieces that windows were promised, put or not.
+static PROMISED: AtomicUsize = AtomicUsize::new(0);
 
 /// Pieces that all windows may have: three of eight of the mappings of a process, so that a quarter
 /// is left for everything else.
@@ -52,6 +57,18 @@ fn pieces_max() -> usize {
     })
 }
 
+/// Of these, the pieces that may be promised.
+fn promised_max() -> usize {
+    pieces_max() / 6
+}
+
+/// Adds `count` to a counter unless it would be more than `max` then.
+fn count(counter: &AtomicUsize, count: usize, max: usize) -> Result<(), MemoryError> {
+    let more = |counted: usize| counted.checked_add(count).filter(|sum| *sum <= max);
+    let counted = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+    counted.map(drop).map_err(|_| MemoryError::Pieces { max: pieces_max() })
+}
+
 /// True while there is room for pieces that stay, beside `planned` that are yet to be put. The last
 /// third is for those that come and go.
 pub(crate) fn has_room_to_keep(planned: usize) -> bool {
@@ -62,20 +79,36 @@ pub(crate) fn has_room_to_keep(planned: usize) -> bool {
 #[derive(Debug)]
 pub(crate) struct Window {
     mapping: Arc<Mapping>,
-    /// By page: true where a piece begins.
-    begins: Vec<bool>,
+    /// By page: what begins there.
+    begins: Vec<Piece>,
+    /// Pieces that it was promised, and how many of them are not put.
+    promised: usize,
+    left: usize,
+}
+
+/// Which of the process's pieces begins at a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Piece {
+    #[default]
+    None,
+    /// One that any window can have.
+    Common,
+    /// One that this window was promised.
+    Promised,
 }
 
 impl Window {
-    /// A window of `pages` pages of zeroed memory, allocated as they are touched.
+    /// A window of `pages` pages of zeroed memory, allocated as they are touched. So many pieces as
+    /// it is `promised` can be put whatever other windows have.
     ///
     /// # Errors
-    /// [`MemoryError::Map`], [`MemoryError::TooMany`].
-    pub(crate) fn new(pages: usize) -> Result<Self, MemoryError> {
-        // Read now: a sandbox may forbid it later.
-        pieces_max();
+    /// [`MemoryError::Map`], [`MemoryError::TooMany`]; [`MemoryError::Pieces`]: too many are promised
+    /// already.
+    pub(crate) fn new(pages: usize, promised: usize) -> Result<Self, MemoryError> {
         let mapping = Arc::new(Mapping::reserved(pages)?);
-        Ok(Self { mapping, begins: vec![false; pages] })
+        // The bound is read now: a sandbox may forbid it later.
+        count(&PROMISED, promised, promised_max())?;
+        Ok(Self { mapping, begins: vec![Piece::None; pages], promised, left: promised })
     }
 
     /// The mapping, for a snapshot of guest memory or the words of a ring.
@@ -104,11 +137,7 @@ impl Window {
         is_writable: bool,
     ) -> Result<(), MemoryError> {
         let (base, len) = self.bytes(&pages);
-        let max = pieces_max();
-        let more = |pieces| (pieces < max).then_some(pieces + 1);
-        let counted = PIECES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        counted.map_err(|_| MemoryError::Pieces { max })?;
-        self.begins[pages.start] = true;
+        self.begins[pages.start] = self.take_piece()?;
         let write = if is_writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
         // SAFETY: these addresses are ours (`bytes`), and whoever holds a slice of them copies
@@ -118,6 +147,17 @@ impl Window {
             self.clear(pages);
             MemoryError::Map(errno)
         })
+    }
+
+    /// A piece that can be put: one of those that are promised only when there is no other.
+    fn take_piece(&mut self) -> Result<Piece, MemoryError> {
+        match count(&PIECES, 1, pieces_max() - promised_max()) {
+            Ok(()) => Ok(Piece::Common),
+            Err(error) => {
+                self.left = self.left.checked_sub(1).ok_or(error)?;
+                Ok(Piece::Promised)
+            }
+        }
     }
 
     /// Replaces `pages` by zeroed memory: what was mapped there is unmapped.
@@ -137,9 +177,15 @@ impl Window {
 
     /// The pieces of `pages` are gone.
     fn forget(&mut self, pages: Range<usize>) {
-        let begins = self.begins[pages].iter_mut();
-        let gone = begins.map(std::mem::take).filter(|begins| *begins).count();
-        PIECES.fetch_sub(gone, Ordering::Relaxed);
+        let mut common = 0;
+        for piece in self.begins[pages].iter_mut().map(std::mem::take) {
+            match piece {
+                Piece::None => {}
+                Piece::Common => common += 1,
+                Piece::Promised => self.left += 1,
+            }
+        }
+        PIECES.fetch_sub(common, Ordering::Relaxed);
     }
 
     /// Address and length of `pages`, which are checked to be inside.
@@ -154,6 +200,7 @@ impl Drop for Window {
     /// Whoever holds the mapping still sees its pieces, which go with it: they are counted no more.
     fn drop(&mut self) {
         self.forget(0..self.begins.len());
+        PROMISED.fetch_sub(self.promised, Ordering::Relaxed);
     }
 }
 
@@ -202,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_page_that_was_put_is_the_files_and_a_cleared_one_is_zero_again() {
-        let (mut window, file) = (Window::new(8).unwrap(), file(4));
+        let (mut window, file) = (Window::new(8, 0).unwrap(), file(4));
         rustix::io::pwrite(&file, b"x", 3 * PAGE as u64).unwrap();
         window.put(5..6, &file, 3 * PAGE as u64, true).unwrap();
         assert_eq!((first_byte(&window, 4), first_byte(&window, 5)), (0, b'x'));
@@ -216,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_file_that_refuses_to_be_mapped_leaves_zeroes_and_no_hole() {
-        let (mut window, file) = (Window::new(4).unwrap(), file(4));
+        let (mut window, file) = (Window::new(4, 0).unwrap(), file(4));
         window.put(1..3, &file, 0, true).unwrap();
         // From now on the file refuses when the kernel has already unmapped what lay there.
         fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
@@ -227,7 +274,7 @@ mod tests {
 
     #[test]
     fn memory_of_others_never_lies_where_windows_lie() {
-        let (window, other) = (Window::new(4).unwrap(), Mapping::anonymous(1 << 20).unwrap());
+        let (window, other) = (Window::new(4, 0).unwrap(), Mapping::anonymous(1 << 20).unwrap());
         let is_place = |address: usize| WINDOWS.contains(&(address as u64));
         assert!(is_place(window.mapping().slice(0, 1).unwrap().address()));
         assert!(!is_place(other.slice(0, 1).unwrap().address()));
@@ -237,6 +284,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "of a window")]
     fn pages_past_the_end_are_nobodys() {
-        Window::new(4).unwrap().clear(3..5);
+        Window::new(4, 0).unwrap().clear(3..5);
     }
 }

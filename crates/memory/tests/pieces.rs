@@ -50,7 +50,7 @@ fn a_guest_that_lends_more_pages_than_can_be_mapped_is_served_and_costs_nobody_e
     let grants = SimGrants::new(file, GREFS, 0, 0).unwrap();
     let mapper = GrantMapper::Simulated(Arc::new(grants));
     let limits = GrantLimits { persistent: GREFS, lot_pages: 1, lots: GREFS };
-    let mut grants = PersistentGrants::new(mapper, limits).unwrap();
+    let mut grants = PersistentGrants::new(mapper.clone(), limits).unwrap();
     for first in (0..GREFS).step_by(100) {
         let pages = acquire(&mut grants, first..first + 100);
         assert!(pages.iter().all(Result::is_ok), "{first}");
@@ -60,7 +60,7 @@ fn a_guest_that_lends_more_pages_than_can_be_mapped_is_served_and_costs_nobody_e
     assert!((20..26).contains(&(kept * 100 / max as u64)), "{kept} of {max}");
     // What is in use at once meets the bound, and nobody else does.
     let pages = acquire(&mut grants, 20_000..GREFS);
-    let full = Err(GrantError::Memory(MemoryError::Pieces { max: max / 8 * 3 }));
+    let full: Page = Err(GrantError::Memory(MemoryError::Pieces { max: max / 8 * 3 }));
     assert!(pages.iter().any(Result::is_ok) && pages.contains(&full));
     assert!(mappings() < max / 8 * 7, "{} of {max}", mappings());
     assert!(Mapping::anonymous(4096).is_ok());
@@ -70,4 +70,12 @@ fn a_guest_that_lends_more_pages_than_can_be_mapped_is_served_and_costs_nobody_e
     assert!(grants.purge(1_000_000_000) > 0);
     drop(grants);
     assert!(mappings() < 200, "{}", mappings());
+    // Each queue is promised some, so that there is a last one; its end makes room for another.
+    let limits = GrantLimits { persistent: 1, lot_pages: 1, lots: 1 };
+    let queue = || PersistentGrants::new(mapper.clone(), limits);
+    let mut queues: Vec<_> = std::iter::from_fn(|| queue().ok()).take(1000).collect();
+    assert!((256..1000).contains(&queues.len()), "{}", queues.len());
+    assert_eq!(queue().err(), full.err());
+    queues.pop();
+    assert!(queue().is_ok());
 }
