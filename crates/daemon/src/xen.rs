@@ -119,35 +119,43 @@ impl XenDisks {
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }
 
-    /// Serves the disks until `stop` turns true. A xenstore that is lost is looked for again.
-    pub(crate) async fn serve(mut self, stop: watch::Receiver<bool>) {
-        let name = self.shared.plan.name.clone();
+    /// Serves the disks until `stop` turns true. A xenstore that is lost is looked for again; the
+    /// queues run on meanwhile, and are taken over when it is there.
+    pub(crate) async fn serve(mut self, mut stop: watch::Receiver<bool>) {
         loop {
-            let lost = self.follow(stop.clone()).await;
-            let Err(error) = lost else { return };
-            tracing::error!(xen = name, %error, "no disk is served until xenstore is there again");
-            loop {
-                if ends_within(&stop, RETRY).await {
-                    return;
-                }
-                let store = Store::open(&self.endpoint, self.shared.plan.domain);
-                let hypervisor = Hypervisor::open(&self.shared.plan.xen);
-                if let (Ok(store), Ok(hypervisor)) = (store, hypervisor) {
-                    (self.store, self.hypervisor) = (store, Arc::new(hypervisor));
-                    tracing::info!(xen = name, "connected to xenstore again");
-                    break;
-                }
+            let (leave, leaving) = watch::channel(false);
+            let mut disks = Disks::default();
+            let lost = tokio::select! {
+                () = ended(&mut stop) => None,
+                error = self.follow(&mut disks, &leaving) => Some(error),
+            };
+            let next = match &lost {
+                None => None,
+                Some(error) => self.find_again(error, &stop).await,
+            };
+            leave.send_replace(true);
+            while disks.tasks.join_next().await.is_some() {}
+            match next {
+                Some(next) => (self.store, self.hypervisor) = next,
+                None if lost.is_none() => return self.forget_others(&disks),
+                // Without xenstore nobody knows which disks are gone.
+                None => return,
             }
         }
     }
 
-    /// Serves the disks that appear, until `stop` turns true or xenstore is lost.
-    async fn follow(&self, stop: watch::Receiver<bool>) -> Result<(), StoreError> {
+    /// Starts a task for each disk that appears, until xenstore is lost; says why it is.
+    async fn follow(&self, disks: &mut Disks, leaving: &watch::Receiver<bool>) -> StoreError {
         let kinds = self.shared.plan.kinds.clone();
-        let mut discovery = Discovery::new(self.store.clone(), kinds).await?;
+        let discovery = Discovery::new(self.store.clone(), kinds).await;
+        let mut discovery = match discovery {
+            Ok(discovery) => discovery,
+            Err(error) => return error,
+        };
         let (sender, mut presences) = mpsc::channel(1);
         // A look must not be cut short: what was seen by half of it would be forgotten.
-        let looks = tokio::spawn(async move {
+        let mut looks = JoinSet::new();
+        looks.spawn(async move {
             loop {
                 let seen = discovery.next().await;
                 let is_lost = seen.is_err();
@@ -156,33 +164,46 @@ impl XenDisks {
                 }
             }
         });
-        let mut disks = Disks::default();
-        let mut stopped = stop.clone();
-        let result = loop {
+        loop {
             tokio::select! {
-                () = ended(&mut stopped) => break Ok(()),
                 seen = presences.recv() => match seen {
-                    None => break Err(self.store.lost().await),
-                    Some(Err(error)) => break Err(error),
+                    None => return self.store.lost().await,
+                    Some(Err(error)) => return error,
                     Some(Ok(seen)) => for presence in seen {
                         match presence {
-                            Presence::Appeared(id) => disks.appeared(id, self, &stop),
+                            Presence::Appeared(id) => disks.appeared(id, self, leaving),
                             Presence::Vanished(id) => disks.vanished(&id),
                         }
                     },
                 },
-                Some(id) = disks.ended() => disks.go_on(id, self, &stop),
+                Some(id) = disks.ended() => disks.go_on(id, self, leaving),
             }
-        };
-        looks.abort();
-        // Without xenstore each ends by itself, when its queues have stopped.
-        while disks.tasks.join_next().await.is_some() {}
-        if result.is_ok() {
-            let Shared { plan, state_dir, .. } = &*self.shared;
-            let there: HashSet<_> = disks.there.iter().map(|id| disk_name(plan, id)).collect();
-            state_dir.keep(&plan.name, |disk| there.contains(disk));
         }
-        result
+    }
+
+    /// Connects to a xenstore that was lost, as soon as it is there; `None`: the process ends.
+    async fn find_again(
+        &self,
+        error: &StoreError,
+        stop: &watch::Receiver<bool>,
+    ) -> Option<(Store, Arc<Hypervisor>)> {
+        let plan = &self.shared.plan;
+        tracing::error!(xen = plan.name, %error, "disks are served as they are, until it is there");
+        while !ends_within(stop, RETRY).await {
+            let store = Store::open(&self.endpoint, plan.domain);
+            if let (Ok(store), Ok(hypervisor)) = (store, Hypervisor::open(&plan.xen)) {
+                tracing::info!(xen = plan.name, "connected to xenstore again");
+                return Some((store, Arc::new(hypervisor)));
+            }
+        }
+        None
+    }
+
+    /// Removes what was kept for disks that are there no more.
+    fn forget_others(&self, disks: &Disks) {
+        let Shared { plan, state_dir, .. } = &*self.shared;
+        let there: HashSet<_> = disks.there.iter().map(|id| disk_name(plan, id)).collect();
+        state_dir.keep(&plan.name, |disk| there.contains(disk));
     }
 
     async fn serve_disk(
