@@ -13,7 +13,8 @@
 //! Opening    Opened                                write the offer, InitWait          Waiting
 //!            Opened; F and B were connected        Connect, and take the rings over   Starting
 //!            Failed                                write error, Closed                Closed
-//! Waiting    F = Initialised, Connected            Connect                            Starting
+//! Waiting    B = Initialising, or another disk     Open                               Opening
+//!            F = Initialised, Connected            Connect                            Starting
 //!            F = Closing                           write Closing                      Closing
 //!            F = Closed; B = Closing; online = 0   write Closed                       Closed
 //!            F is not there (yet)                  -                                  Waiting
@@ -22,15 +23,18 @@
 //! Connected  F = Closing                           write Closing, Disconnect          Stopping
 //!            F = Closed, or is gone                Disconnect                         Stopping
 //!            F = Initialising                      Disconnect                         Stopping
+//!            B = Initialising                      Disconnect                         Stopping
 //!            F = Initialised, with other rings     Disconnect                         Stopping
 //!            its nodes change in another way       write error, Closing, Disconnect   Stopping
 //!            Fault                                 write error, Closing, Disconnect   Stopping
 //!            B = Closing; online = 0; Detach       write Closing, once; serve on      Connected
 //!            Resized                               write disk and state again         Connected
-//! Stopping   Stopped                               as it was begun: -                 Closing
+//! Stopping   Stopped; B = Initialising             Open                               Opening
+//!            Stopped                               as it was begun: -                 Closing
 //!                                                  write Closed                       Closed
 //!                                                  write the offer, InitWait          Waiting
-//! Closing    F = anything else                     write Closed                       Closed
+//! Closing    B = Initialising                      Open                               Opening
+//!            F = anything else                     write Closed                       Closed
 //! Closed     F = Initialising, online = 1          write the offer, InitWait          Waiting
 //!            the same, and nothing fit is open     Open                               Opening
 //!            B = Initialising                      Open                               Opening
@@ -41,6 +45,7 @@
 //! is there. After an error the front-end must change its state before it is looked at again.
 
 mod event;
+mod open;
 mod tell;
 
 pub use event::{Action, Change, Config, Event};
@@ -202,6 +207,10 @@ impl Back {
             return;
         }
         let Some(assignment) = self.assignment.clone() else { return };
+        if self.asks_for_another(&assignment) {
+            self.begin(actions);
+            return;
+        }
         let offer = negotiate::offer_to(&assignment, offer);
         let disk = negotiate::disk_for(&assignment, disk);
         self.opened = Some(Opened { assignment, offer, disk });
@@ -229,7 +238,7 @@ impl Back {
             Phase::Starting(running) => self.phase = Phase::Connected(running),
             other => return self.phase = other,
         }
-        if self.leaving || self.is_gone() {
+        if self.leaving || self.is_gone() || self.has_begun_anew() {
             return;
         }
         self.reason = None;
@@ -246,12 +255,13 @@ impl Back {
         match next {
             Next::Left => self.phase = Phase::Left,
             _ if self.is_gone() => self.phase = Phase::Closed,
+            _ if self.has_begun_anew() => self.restart(),
             Next::Closing => self.phase = Phase::Closing,
             Next::Closed => {
                 self.switch(XenbusState::Closed, actions);
                 self.phase = Phase::Closed;
             }
-            Next::Waiting => drop(self.wait(actions)),
+            Next::Waiting => drop(self.offer_again(actions)),
         }
     }
 
@@ -286,6 +296,7 @@ impl Back {
             }
             Phase::Opening => return false,
             _ if self.is_gone() => return self.advance_gone(actions),
+            _ if self.has_begun_anew() => return self.advance_anew(actions),
             _ => {}
         }
         let front = match front_state(self.front_folder(), &self.seen.front) {
@@ -338,19 +349,6 @@ impl Back {
         }
     }
 
-    /// Opens what the tool stack asks for.
-    fn begin(&mut self, actions: &mut Vec<Action>) -> bool {
-        match negotiate::assignment(&self.id, &self.seen.back) {
-            Ok(assignment) => {
-                actions.push(Action::Open(assignment.clone()));
-                self.assignment = Some(assignment);
-                self.phase = Phase::Opening;
-                false
-            }
-            Err(reason) => self.fail_once(reason, actions),
-        }
-    }
-
     fn advance_waiting(&mut self, front: XenbusState, actions: &mut Vec<Action>) -> bool {
         if let Some(reason) = negotiate::hotplug_failure(&self.id, &self.seen.back) {
             return self.fail_once(reason, actions);
@@ -359,6 +357,9 @@ impl Back {
             // It stays closed, whatever else is written, until the front-end begins anew.
             self.barred = Some(Some(front));
             return self.close(actions);
+        }
+        if !self.is_fit() {
+            return self.offer_again(actions);
         }
         match front {
             XenbusState::Initialised | XenbusState::Connected => {
@@ -396,27 +397,11 @@ impl Back {
     }
 
     fn advance_closed(&mut self, front: XenbusState, actions: &mut Vec<Action>) -> bool {
-        // The tool stack has begun anew.
-        if state_of(&self.seen.back) == Some(XenbusState::Initialising)
-            && self.told == XenbusState::Closed
-        {
-            self.barred = None;
-            self.detaching = false;
-            self.phase = Phase::New;
-            return true;
-        }
         let begins = front == XenbusState::Initialising && self.barred.is_none();
         if !begins || self.is_unwanted() {
             return false;
         }
-        match (&self.opened, negotiate::assignment(&self.id, &self.seen.back)) {
-            (Some(opened), Ok(assignment)) if opened.assignment == assignment => self.wait(actions),
-            // It was not opened yet, or for another assignment.
-            _ => {
-                self.told = XenbusState::Initialising;
-                self.begin(actions)
-            }
-        }
+        self.offer_again(actions)
     }
 
     /// Somebody wants the device to go: the tool stack or the operator.

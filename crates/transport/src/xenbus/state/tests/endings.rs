@@ -101,6 +101,58 @@ fn tool_stack_that_writes_a_closed_device_anew_has_it_opened_anew() {
     assert_eq!(world.take(), "open /other.img, InitWait");
 }
 
+/// Folders that are removed and written again between two looks were never seen to be gone.
+#[test]
+fn disk_that_is_replaced_between_two_looks_is_served_and_not_the_former_one() {
+    let waiting = || {
+        let mut world = World::new();
+        world.look();
+        world
+    };
+    let closing = || {
+        let mut world = World::connected();
+        world.front("5");
+        world
+    };
+    let mut stopping = World::connected();
+    stopping.is_slow = true;
+    stopping.front("1");
+    for (mut world, way) in [
+        (waiting(), "open /other.img, InitWait"),
+        (World::connected(), "disconnect, open /other.img, InitWait"),
+        (closing(), "open /other.img, InitWait"),
+        (stopping, "open /other.img, InitWait"),
+    ] {
+        world.take();
+        world.seen = World::new().seen;
+        world.set_back("params", "/other.img");
+        world.look();
+        world.is_slow = false;
+        world.answer();
+        assert_eq!(world.take(), way);
+        world.rings("9");
+        assert_eq!(world.take(), "connect, sectors 64, Connected");
+        assert_eq!(world.config.unwrap().assignment.params, "/other.img");
+    }
+}
+
+#[test]
+fn disk_that_the_tool_stack_changes_is_opened_before_the_next_connection() {
+    let mut world = World::new();
+    world.look();
+    world.take();
+    world.set_back("params", "/other.img");
+    world.rings("8");
+    let connected = "open /other.img, InitWait, connect, sectors 64, Connected";
+    assert_eq!(world.take(), connected);
+    world.set_back("params", "/third.img");
+    world.look();
+    assert_eq!(world.take(), "", "a connection stays with its disk");
+    world.rings("9");
+    let connected = "open /third.img, InitWait, connect, sectors 64, Connected";
+    assert_eq!(world.take(), format!("disconnect, {connected}"));
+}
+
 #[test]
 fn operator_who_detaches_waits_for_the_front_end_or_does_not() {
     let mut world = World::connected();

@@ -1,0 +1,76 @@
+//! What is open, and whether it is what the tool stack asks for: it may write a device anew at any
+//! time, and remove and write its folders between two looks.
+
+use super::super::negotiate::{self, state_of};
+use super::{Action, Back, Next, Phase};
+use manyring_wire::xen::device::Assignment;
+use manyring_wire::xen::state::XenbusState;
+
+impl Back {
+    /// Opens what the tool stack asks for.
+    pub(super) fn begin(&mut self, actions: &mut Vec<Action>) -> bool {
+        match negotiate::assignment(&self.id, &self.seen.back) {
+            Ok(assignment) => {
+                actions.push(Action::Open(assignment.clone()));
+                self.assignment = Some(assignment);
+                self.phase = Phase::Opening;
+                false
+            }
+            Err(reason) => self.fail_once(reason, actions),
+        }
+    }
+
+    /// Offers to the front-end what is open, if that is what the tool stack asks for; else opens
+    /// that first.
+    pub(super) fn offer_again(&mut self, actions: &mut Vec<Action>) -> bool {
+        if self.is_fit() {
+            return self.wait(actions);
+        }
+        self.told = XenbusState::Initialising;
+        self.begin(actions)
+    }
+
+    /// True if what is open is what the tool stack asks for.
+    pub(super) fn is_fit(&self) -> bool {
+        let opened = self.opened.as_ref();
+        opened.is_some_and(|opened| {
+            let asked = negotiate::assignment(&self.id, &self.seen.back);
+            asked.is_ok_and(|asked| is_same(&opened.assignment, &asked))
+        })
+    }
+
+    /// True if the tool stack asks for something else than `assignment`.
+    pub(super) fn asks_for_another(&self, assignment: &Assignment) -> bool {
+        let asked = negotiate::assignment(&self.id, &self.seen.back);
+        asked.is_ok_and(|asked| !is_same(assignment, &asked))
+    }
+
+    /// True if the tool stack has written the device anew: we never write `Initialising`.
+    pub(super) fn has_begun_anew(&self) -> bool {
+        state_of(&self.seen.back) == Some(XenbusState::Initialising)
+            && !matches!(self.told, XenbusState::Unknown | XenbusState::Initialising)
+    }
+
+    /// The tool stack has written the device anew: what was before counts no more.
+    pub(super) fn advance_anew(&mut self, actions: &mut Vec<Action>) -> bool {
+        if matches!(self.phase, Phase::Connected(_)) {
+            self.disconnect(Next::Waiting, actions);
+            return false;
+        }
+        self.restart();
+        true
+    }
+
+    pub(super) fn restart(&mut self) {
+        self.barred = None;
+        self.detaching = false;
+        self.told = XenbusState::Unknown;
+        self.phase = Phase::New;
+    }
+}
+
+/// True if both name the same disk in the same way. `online` says only how long it is wanted.
+fn is_same(one: &Assignment, other: &Assignment) -> bool {
+    let online = one.online;
+    *one == Assignment { online, ..other.clone() }
+}
