@@ -161,8 +161,8 @@ impl GrantPages {
     /// room whatever other queues of the process have.
     ///
     /// # Errors
-    /// That of the first reference that cannot be mapped; then none is. [`MemoryError::Pieces`]: the
-    /// process has as many queues as may be.
+    /// That of the first reference that cannot be mapped; then none is.
+    /// [`MemoryError::Pieces`]: the process has as many queues as may be.
     pub fn of_ring(mapper: GrantMapper, grefs: &[GrantRef]) -> Result<Self, GrantError> {
         let pieces = mapper.pieces_of_lot(grefs.len());
         let mut pages = Self::with_promise(mapper, grefs.len(), pieces)?;

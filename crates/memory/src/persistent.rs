@@ -190,8 +190,8 @@ impl PersistentGrants {
     /// Reserves what `limits` allow; nothing is mapped yet.
     ///
     /// # Errors
-    /// [`GrantError::Memory`]; of these `MemoryError::Pieces`: the process has as many queues as may
-    /// be.
+    /// [`GrantError::Memory`]; of these `MemoryError::Pieces`: the process has as many queues as
+    /// may be.
     pub fn new(mapper: GrantMapper, limits: GrantLimits) -> Result<Self, GrantError> {
         let pages = limits.persistent as usize + limits.lot_pages as usize * limits.lots as usize;
         Ok(Self {

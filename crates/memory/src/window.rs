@@ -102,8 +102,8 @@ impl Window {
     /// it is `promised` can be put whatever other windows have.
     ///
     /// # Errors
-    /// [`MemoryError::Map`], [`MemoryError::TooMany`]; [`MemoryError::Pieces`]: too many are promised
-    /// already.
+    /// [`MemoryError::Map`], [`MemoryError::TooMany`]; [`MemoryError::Pieces`]: too many are
+    /// promised already.
     pub(crate) fn new(pages: usize, promised: usize) -> Result<Self, MemoryError> {
         let mapping = Arc::new(Mapping::reserved(pages)?);
         // The bound is read now: a sandbox may forbid it later.

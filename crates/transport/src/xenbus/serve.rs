@@ -86,8 +86,8 @@ pub enum ServeError {
 /// Serves a device until it has vanished, or until `stop` turns true: then the queues stop and the
 /// nodes stay as they are, so that the next process takes the device over.
 ///
-/// The queues need nothing of xenstore. While it does not answer they run, and what is to be read or
-/// written is tried again. When the connection is lost they run on as well, until the device is
+/// The queues need nothing of xenstore. While it does not answer they run, and what is to be read
+/// or written is tried again. When the connection is lost they run on as well, until the device is
 /// told to end: who finds the connection lost ([`Store::lost`]) opens another one, turns `stop`
 /// true, and serves the device again with the new one, which takes the rings over.
 ///

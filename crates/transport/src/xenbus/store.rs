@@ -242,8 +242,8 @@ impl Store {
         }
     }
 
-    /// Begins a transaction. It is ended by [`Tries::end`]. Waits while there are as many as may be,
-    /// and tries again where the server has no room for one.
+    /// Begins a transaction. It is ended by [`Tries::end`]. Waits while there are as many as may
+    /// be, and tries again where the server has no room for one.
     ///
     /// # Errors
     /// [`StoreError`]; [`StoreError::Contended`]: there was no room in 16 tries.

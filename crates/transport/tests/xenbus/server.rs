@@ -317,14 +317,7 @@ fn answer(
             shared.full_after = None;
             Err(ErrorName::Enospc)
         }
-        Request::TransactionStart => {
-            shared.full_after = shared.full_after.map(|count| count - 1);
-            let id = message.header.req_id;
-            let (tree, generation) = (shared.tree.clone(), shared.generation);
-            open.insert(id, Open { tree, changes: Vec::new(), generation });
-            shared.most_open = shared.most_open.max(open.len());
-            Ok(format!("{id}\0").into_bytes())
-        }
+        Request::TransactionStart => Ok(begin(message.header.req_id, shared, open)),
         Request::TransactionEnd { commit } => {
             let transaction = open.remove(&id).ok_or(ErrorName::Enoent)?;
             commit_or_drop(shared, transaction, commit)?;
@@ -332,6 +325,14 @@ fn answer(
         }
         _ => Err(ErrorName::Enosys),
     }
+}
+
+fn begin(id: u32, shared: &mut Shared, open: &mut BTreeMap<u32, Open>) -> Vec<u8> {
+    shared.full_after = shared.full_after.map(|count| count - 1);
+    let (tree, generation) = (shared.tree.clone(), shared.generation);
+    open.insert(id, Open { tree, changes: Vec::new(), generation });
+    shared.most_open = shared.most_open.max(open.len());
+    format!("{id}\0").into_bytes()
 }
 
 fn write(
