@@ -13,9 +13,13 @@ thread_local! {
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
+/// What a thread panics with when it has made all of its stores.
+#[cfg(debug_assertions)]
+const KILLED: &str = "killed before a store";
+
 /// Lets this thread make so many more stores through [`Words`](crate::Words), and panic before the
-/// next one. Returns how many were left of those that it was given before. `None`: as many as it
-/// likes.
+/// next one with the words "killed before a store". Returns how many were left of those that it was
+/// given before. `None`: as many as it likes.
 #[cfg(debug_assertions)]
 #[allow(clippy::must_use_candidate, reason = "whoever begins to count has nothing to take")]
 pub fn stores_before_the_end(left: Option<u64>) -> Option<u64> {
@@ -34,7 +38,10 @@ pub fn stores_before_the_end(_: Option<u64>) -> Option<u64> {
 pub(crate) fn before_store() {
     #[cfg(debug_assertions)]
     if let Some(left) = LEFT.get() {
-        assert!(left > 0, "the thread ends before this store");
+        if left == 0 {
+            // Without the words that a panic has for the one who has made a mistake.
+            std::panic::resume_unwind(Box::new(KILLED));
+        }
         LEFT.set(Some(left - 1));
     }
 }

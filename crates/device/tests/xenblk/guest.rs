@@ -28,8 +28,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// The simulated Xen, and the workers of a back-end in it.
 pub(crate) struct World {
     pub(crate) pool: Arc<Pool>,
-    calls: XenCalls,
-    xen: SimXen,
+    pub(crate) calls: XenCalls,
+    pub(crate) xen: SimXen,
     _folder: tempfile::TempDir,
 }
 

@@ -1,10 +1,12 @@
 //! A blkif ring: front half against back half with a model as oracle (`model`), its borders, and
-//! what a hostile front writes (`hostile`).
+//! what a hostile front writes (`hostile`), and back halves that are killed (`takeover`).
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(not(loom))]
 
 mod hostile;
 mod model;
+#[cfg(debug_assertions)]
+mod takeover;
 
 use manyring_memory::{GuestMemory, Mapping, Words};
 use manyring_queue::blkif::{BackRing, FrontRing, Requests, RingConfig};
