@@ -238,11 +238,12 @@ impl BackRing {
             // There are as many slots as entries, and a front that waits for its responses lays no
             // more requests than these.
             let Some(slot) = self.free.pop() else { break };
-            let request = self.copy_out(self.req_cons);
+            let (words, count) = self.copy_out(self.req_cons);
             if let Some(journal) = &mut self.journal {
-                journal.take(slot, &request);
+                journal.take(slot, &words[..count]);
             }
             self.req_cons = self.req_cons.wrapping_add(1);
+            let request = RawRequest::new(self.abi, words);
             requests.entries.push((Some(self.chain(slot)), request));
         }
         if let Some(journal) = &mut self.journal {
@@ -312,16 +313,16 @@ impl BackRing {
         chain.finish()
     }
 
-    /// Copies the request of `count` out. Its first word says how long it is; that word is not
-    /// read again, whatever the front makes of it meanwhile.
+    /// Copies the request of `count` out: its words, and how many there are. Its first word says
+    /// how long it is; that word is not read again, whatever the front makes of it meanwhile.
     #[inline]
-    fn copy_out(&self, count: u32) -> RawRequest {
+    fn copy_out(&self, count: u32) -> ([u32; ENTRY_WORDS], usize) {
         let offset = entry_offset(self.abi, self.size, count);
         let mut words = [0; ENTRY_WORDS];
         words[0] = self.words.load_u32(offset);
-        let size = self.abi.layout().request_size(words[0]);
-        self.words.load_u32s(offset + 4, &mut words[1..size.div_ceil(4)]);
-        RawRequest::new(self.abi, words)
+        let count = self.abi.layout().request_size(words[0]).div_ceil(4);
+        self.words.load_u32s(offset + 4, &mut words[1..count]);
+        (words, count)
     }
 
     fn write_event(&mut self, count: u32) {

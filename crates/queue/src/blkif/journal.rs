@@ -185,12 +185,12 @@ impl Journal {
         Ok((Self { words, abi, taken, answered }, owed))
     }
 
-    /// A request is taken.
+    /// A request, which these words are, is taken.
     #[inline]
-    pub(super) fn take(&mut self, slot: u16, request: &RawRequest) {
+    pub(super) fn take(&mut self, slot: u16, request: &[u32]) {
         let at = record(slot);
         self.words.store_u64(at + ORDER, self.taken);
-        self.words.store_u32s(at + REQUEST, request.words());
+        self.words.store_u32s(at + REQUEST, request);
         fence_compiler();
         self.words.store_u64(at + STATE, TAKEN);
         self.taken += 1;
