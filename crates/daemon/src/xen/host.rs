@@ -246,7 +246,7 @@ fn start(
     };
     let (connection, mut channels) = (&config.connection, Vec::new());
     for (index, queue) in connection.queues.iter().enumerate() {
-        let bell = match hypervisor.bind(domain, queue.event_channel) {
+        let bell = match hypervisor.bind(domain, queue.event_channel, config.takeover) {
             Ok(bell) => bell,
             Err(errno) => {
                 let port = queue.event_channel;
@@ -256,20 +256,18 @@ fn start(
             }
         };
         let Bell { kick, call, channel } = bell;
-        let journal = match shared.state_dir.journal(device.name(), index, config.takeover) {
-            Ok(journal) => journal,
-            Err(error) => {
-                started.error = Some(format!("queue {index}: {error}"));
-                break;
-            }
-        };
+        let journal = shared.state_dir.journal(device.name(), index, config.takeover);
+        let journal = journal.inspect_err(|error| {
+            let device = device.name();
+            tracing::warn!(device, %error, "a ring is served that nobody can take over");
+        });
         channels.extend(channel);
         let attachment = Attachment {
             index,
             abi: connection.abi,
             ring_refs: queue.ring_refs.clone(),
             persistent: config.persistent,
-            journal: Some(journal),
+            journal: journal.ok(),
             takeover: config.takeover,
             mapper: lender.mapper().clone(),
             kick,

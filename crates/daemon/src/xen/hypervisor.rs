@@ -7,6 +7,12 @@ use manyring_memory::{EventPort, GrantDevice, GrantError, GrantMapper};
 use manyring_transport::xenbus::{Channel, Seat, SimulatedXen};
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long an event channel is waited for that a process has which was killed just now.
+const BIND_PATIENCE: Duration = Duration::from_secs(2);
+/// Pause before it is tried again.
+const BIND_RETRY: Duration = Duration::from_millis(20);
 
 /// What it refuses.
 #[derive(Debug, thiserror::Error)]
@@ -77,11 +83,25 @@ impl Hypervisor {
         }
     }
 
-    /// Binds to the event channel that `domain` has made for us.
+    /// Binds to the event channel that `domain` has made for us. One that is taken over may still
+    /// be that of the former process for a moment.
     ///
     /// # Errors
     /// `EINVAL` without such a channel.
-    pub(super) fn bind(&self, domain: u16, port: u32) -> Result<Bell, Errno> {
+    pub(super) fn bind(&self, domain: u16, port: u32, takeover: bool) -> Result<Bell, Errno> {
+        let mut left = if takeover { BIND_PATIENCE } else { Duration::ZERO };
+        loop {
+            match self.try_to_bind(domain, port) {
+                Err(Errno::INVAL) if !left.is_zero() => {
+                    std::thread::sleep(BIND_RETRY);
+                    left = left.saturating_sub(BIND_RETRY);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn try_to_bind(&self, domain: u16, port: u32) -> Result<Bell, Errno> {
         let refused = |error| match error {
             DoorbellError::System(errno) => errno,
             DoorbellError::Kind | DoorbellError::NoThread => Errno::PROTO,

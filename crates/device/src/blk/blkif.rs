@@ -232,7 +232,8 @@ impl XenBlkDevice {
     /// # Errors
     /// [`StartError::Grants`]: a page of the ring cannot be mapped; [`StartError::Queue`]: the ring
     /// has no such number of pages, or cannot be taken over: its device is to be closed, and its
-    /// front-end to begin anew; [`StartError::Journal`], [`StartError::JournalRoom`];
+    /// front-end to begin anew; [`StartError::Journal`], [`StartError::JournalRoom`] if it should be
+    /// taken over;
     /// [`StartError::Backend`], [`StartError::NoWorker`].
     pub fn start(&self, attachment: Attachment) -> Result<QueueHandle, StartError> {
         let Attachment { index, abi, ring_refs, persistent, mapper, kick, call, events, .. } =
@@ -276,13 +277,20 @@ impl XenBlkDevice {
         takeover: bool,
     ) -> Result<BackRing, StartError> {
         let memory = pages.memory().clone();
+        let device = &self.options.name;
         let mapped = |file| journal::map(&file, journal_size(config.abi, config.order));
-        let journal = journal.map(mapped).transpose()?;
+        let journal = journal.map(mapped).transpose();
         if !takeover {
+            // A guest that has its disk, and may lose it with this process, is better off than one
+            // that has none.
+            let journal = journal.unwrap_or_else(|error| {
+                tracing::warn!(device, %error, "a ring is served that nobody can take over");
+                None
+            });
             return Ok(BackRing::begin(config, memory, journal)?);
         }
-        let ring = BackRing::take_over(config, memory, journal)?;
-        let (device, owed) = (&self.options.name, ring.owed_count());
+        let ring = BackRing::take_over(config, memory, journal?)?;
+        let owed = ring.owed_count();
         tracing::info!(device, owed, "took a ring over from a former process");
         Ok(ring)
     }

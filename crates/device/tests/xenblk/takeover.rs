@@ -211,11 +211,14 @@ fn a_ring_whose_requests_are_not_written_down_is_not_taken_over_and_one_without_
 }
 
 #[test]
-fn a_journal_that_cannot_be_one_is_refused() {
+fn a_journal_that_cannot_be_one_is_gone_without_and_refused_for_a_takeover() {
     let world = World::new();
     let guest = Guest::new(&world);
-    let journal = Some(File::open("/dev/null").unwrap().into());
-    let attachment = Attachment { journal, ..guest.attachment(false) };
+    let no_journal = || Some(File::open("/dev/null").unwrap().into());
+    let attachment = Attachment { journal: no_journal(), ..guest.attachment(false) };
+    let served = Back::start(memory(), attachment).unwrap();
+    drop(served);
+    let attachment = Attachment { journal: no_journal(), ..guest.attachment(true) };
     let refused = Back::start(memory(), attachment).map(drop);
     assert!(matches!(refused, Err(StartError::JournalRoom(_))), "{refused:?}");
 }
