@@ -232,9 +232,8 @@ impl XenBlkDevice {
     /// # Errors
     /// [`StartError::Grants`]: a page of the ring cannot be mapped; [`StartError::Queue`]: the ring
     /// has no such number of pages, or cannot be taken over: its device is to be closed, and its
-    /// front-end to begin anew; [`StartError::Journal`], [`StartError::JournalRoom`] if it should be
-    /// taken over;
-    /// [`StartError::Backend`], [`StartError::NoWorker`].
+    /// front-end to begin anew; [`StartError::Journal`], [`StartError::JournalRoom`] if it should
+    /// be taken over; [`StartError::Backend`], [`StartError::NoWorker`].
     pub fn start(&self, attachment: Attachment) -> Result<QueueHandle, StartError> {
         let Attachment { index, abi, ring_refs, persistent, mapper, kick, call, events, .. } =
             attachment;
