@@ -38,9 +38,7 @@ fn disk_that_cannot_be_opened_is_closed_with_the_reason_in_its_error_node() {
         let disk = XenDisk::new("vbd", 9, device, &params);
         disk.announce(&mut world.toolstack).unwrap();
         world.await_node(&disk, "state", "6");
-        let node = format!("/local/domain/0/error/backend/vbd/9/{device}/error");
-        let error = world.toolstack.read(&node).unwrap().unwrap_or_default();
-        let error = String::from_utf8(error).unwrap();
+        let error = world.error_of(&disk);
         assert!(error.contains("params: ") && error.contains(words), "{params}: {error}");
     }
     // Others are served all the same.
@@ -67,9 +65,7 @@ fn front_end_that_breaks_its_ring_is_closed_and_another_guest_goes_on() {
     bad.memory().slice(at, 4).unwrap().write_from(&1000_u32.to_le_bytes());
     guest.queues[1].channel().notify();
     world.await_node(&other, "state", "5");
-    let node = "/local/domain/0/error/backend/vbd/4/51712/error";
-    let error = world.toolstack.read(node).unwrap().unwrap_or_default();
-    let error = String::from_utf8(error).unwrap();
+    let error = world.error_of(&other);
     assert!(error.contains("queue 1"), "{error}");
     for queue in &mut front.queues {
         queue.write(0, &[3; 512]).unwrap();
@@ -79,21 +75,61 @@ fn front_end_that_breaks_its_ring_is_closed_and_another_guest_goes_on() {
 }
 
 #[test]
-fn front_end_whose_rings_are_not_granted_is_closed_with_the_reason() {
+fn nodes_that_are_missing_wrong_or_too_many_close_the_disk_with_the_node_named() {
+    let mut world = World::new();
+    let _daemon = world.daemon(&["--num-queues", "4"]);
+    let (neighbour, kept) = (world.domain(3), world.image("kept"));
+    let disk = world.announce(3, XVDA, &kept);
+    let mut front = connect(&neighbour, &disk, 2);
+    let _domain = world.domain(7);
+    let image = world.image("disk");
+    let ring = ("ring-ref", "31000");
+    let port = ("event-channel", "1");
+    for (number, (nodes, words)) in [
+        (&[ring, port][..], "queue 0: "),
+        (&[port], "ring-ref"),
+        (&[ring], "event-channel"),
+        (&[("ring-ref", "one"), port], "ring-ref"),
+        (&[("ring-ref", "4294967296"), port], "ring-ref"),
+        (&[ring, ("event-channel", "")], "event-channel"),
+        (&[ring, port, ("protocol", "arm-abi")], "protocol"),
+        (&[ring, port, ("ring-page-order", "5")], "ring-page-order"),
+        (&[ring, port, ("ring-page-order", "2")], "ring-ref0"),
+        (&[ring, port, ("feature-persistent", "yes")], "feature-persistent"),
+        (&[ring, port, ("multi-queue-num-queues", "5")], "multi-queue-num-queues"),
+        (&[ring, port, ("multi-queue-num-queues", "0")], "multi-queue-num-queues"),
+        (&[ring, port, ("multi-queue-num-queues", "2")], "queue-0/ring-ref"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let disk = world.announce(7, u32::try_from(number).unwrap(), &image);
+        world.await_node(&disk, "state", "2");
+        for (name, value) in nodes.iter().chain(&[("state", "3")]) {
+            world.toolstack.write(&format!("{}/{name}", disk.front()), value).unwrap();
+        }
+        world.await_node(&disk, "state", "6");
+        let error = world.error_of(&disk);
+        assert!(error.contains(words), "{nodes:?}: {error}");
+        front.queues[number % 2].write(0, &[3; 512]).unwrap();
+        disk.remove(&mut world.toolstack).unwrap();
+    }
+}
+
+#[test]
+fn ring_that_a_front_end_changes_while_it_is_served_closes_the_disk() {
     let mut world = World::new();
     let _daemon = world.daemon(&[]);
     let (domain, image) = (world.domain(7), world.image("disk"));
     let disk = world.announce(7, XVDA, &image);
-    world.await_node(&disk, "state", "2");
-    let front = disk.front();
-    for (name, value) in [("ring-ref", "31000"), ("event-channel", "1"), ("state", "3")] {
-        world.toolstack.write(&format!("{front}/{name}"), value).unwrap();
-    }
-    world.await_node(&disk, "state", "6");
-    let node = "/local/domain/0/error/backend/vbd/7/51712/error";
-    let error = world.toolstack.read(node).unwrap().unwrap_or_default();
-    assert!(String::from_utf8(error).unwrap().contains("queue 0"));
-    drop(domain);
+    let mut front = connect(&domain, &disk, 2);
+    front.queues[0].write(0, &[3; 512]).unwrap();
+    let changed = format!("{}/queue-1/ring-ref", disk.front());
+    world.toolstack.write(&changed, "31000").unwrap();
+    world.await_node(&disk, "state", "5");
+    let error = world.error_of(&disk);
+    assert!(error.contains("queue-1/ring-ref"), "{error}");
+    assert_eq!(front.close().unwrap(), 0, "pages stay mapped");
 }
 
 #[test]

@@ -80,6 +80,13 @@ impl World {
         there.unwrap_or_else(|error| panic!("{path} is not {value}: {error}"));
     }
 
+    /// Why the disk was closed, as the tool stack is told.
+    pub(crate) fn error_of(&mut self, disk: &XenDisk) -> String {
+        let node = disk.back().replace("/backend/", "/error/backend/") + "/error";
+        let error = self.toolstack.read(&node).unwrap().unwrap_or_default();
+        String::from_utf8(error).unwrap()
+    }
+
     /// The answer of `manyring stats --json`.
     pub(crate) fn stats(&self) -> serde_json::Value {
         let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
