@@ -1,5 +1,6 @@
 //! Disks that appear, are used, change their size and go.
 
+use crate::process::wait_until;
 use crate::world::{DISK_SIZE, World, XVDA, connect};
 use manyring_driver::XenDisk;
 
@@ -78,12 +79,18 @@ fn disks_of_several_guests_come_and_go_while_others_are_used() {
     let disk = world.announce(3, XVDA, &kept);
     let mut front = connect(&stays, &disk, 2);
     let image = world.image("other");
-    for round in 0..8_u8 {
+    let mut before = None;
+    for round in 0..24_u8 {
+        if round == 3 {
+            // Each way to go was used once.
+            wait_until(|| is_alone(&world));
+            before = Some((daemon.holdings().fds, daemon.mappings().others));
+        }
         let goes = world.domain(100 + u16::from(round));
         let other = world.announce(100 + u16::from(round), XVDA + 16, &image);
         let mut guest = connect(&goes, &other, 2);
         guest.queues[1].write(64, &pattern(64, round)).unwrap();
-        front.queues[0].write(u64::from(round) * 8, &pattern(0, round)).unwrap();
+        front.queues[0].write(u64::from(round % 8) * 8, &pattern(0, round)).unwrap();
         match round % 3 {
             // The guest lets go of it.
             0 => {
@@ -99,19 +106,22 @@ fn disks_of_several_guests_come_and_go_while_others_are_used() {
         // The next guest takes the file at once.
         other.remove(&mut world.toolstack).unwrap();
     }
-    let name = |device: &serde_json::Value| device["name"].as_str().unwrap().to_owned();
-    let is_alone = || {
-        let stats = world.stats();
-        let names: Vec<_> = stats["devices"].as_array().unwrap().iter().map(name).collect();
-        names == ["xen-vbd-3-51712"]
-    };
-    assert!(crate::process::wait_until(is_alone));
-    for round in 0..8_u8 {
+    assert!(wait_until(|| is_alone(&world)));
+    let holdings = || Some((daemon.holdings().fds, daemon.mappings().others));
+    assert!(wait_until(|| holdings() == before), "{:?}\n{before:?}", holdings());
+    for place in 0..8_u8 {
         let mut read = vec![0; 4096];
-        front.queues[1].read(u64::from(round) * 8, &mut read).unwrap();
-        assert!(read == pattern(0, round), "round {round}");
+        front.queues[1].read(u64::from(place) * 8, &mut read).unwrap();
+        assert!(read == pattern(0, 16 + place), "{place}");
     }
     assert!(daemon.terminate().success());
+}
+
+/// True when the daemon shows one disk only, that of domain 3.
+fn is_alone(world: &World) -> bool {
+    let stats = world.stats();
+    let devices = stats["devices"].as_array().unwrap().iter();
+    devices.map(|device| device["name"].as_str().unwrap()).eq(["xen-vbd-3-51712"])
 }
 
 #[test]
