@@ -10,7 +10,6 @@ use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, NetPlan, Plan, SocketPl
 use crate::control::Registry;
 use crate::xen::{XenDisks, XenError};
 use disk::DiskError;
-use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::Port;
 use manyring_backend::net::tap::TapError;
@@ -248,19 +247,7 @@ fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
             }
         }
     })?;
-    Ok(match blk.fault {
-        None => disk,
-        Some(fault) => Arc::new(FaultDisk::new(
-            disk,
-            FaultPlan {
-                read_error_every: fault.read_error_every,
-                write_error_every: fault.write_error_every,
-                flush_errors: fault.flush_errors,
-                hold_every: fault.hold_every,
-                secure_erase: fault.secure_erase,
-            },
-        )),
-    })
+    Ok(disk::decorated(disk, blk.fault))
 }
 
 /// Six fds a device add up: use all that the system allows.

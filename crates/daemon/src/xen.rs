@@ -36,6 +36,8 @@ use tokio::task::JoinSet;
 /// Pause before a xenstore that is lost is looked for again, and before a disk is served again
 /// whose nodes could not be read or written.
 const RETRY: Duration = Duration::from_secs(1);
+/// Longest wait for the requests in flight when the process ends.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Commands that wait for a disk's task.
 const COMMANDS_MAX: usize = 16;
 /// Where the kernel shows that its own back-end serves disks.
@@ -122,9 +124,9 @@ impl XenDisks {
     /// Serves the disks until `stop` turns true. A xenstore that is lost is looked for again; the
     /// queues run on meanwhile, and are taken over when it is there.
     pub(crate) async fn serve(mut self, mut stop: watch::Receiver<bool>) {
-        loop {
+        let mut disks = Disks::default();
+        let is_known = loop {
             let (leave, leaving) = watch::channel(false);
-            let mut disks = Disks::default();
             let lost = tokio::select! {
                 () = ended(&mut stop) => None,
                 error = self.follow(&mut disks, &leaving) => Some(error),
@@ -134,13 +136,21 @@ impl XenDisks {
                 Some(error) => self.find_again(error, &stop).await,
             };
             leave.send_replace(true);
-            while disks.tasks.join_next().await.is_some() {}
             match next {
+                // A disk that hangs ends its task late: that is nothing to the others.
                 Some(next) => (self.store, self.hypervisor) = next,
-                None if lost.is_none() => return self.forget_others(&disks),
-                // Without xenstore nobody knows which disks are gone.
-                None => return,
+                None => break lost.is_none(),
             }
+            disks.there.clear();
+        };
+        let all = async { while disks.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(STOP_TIMEOUT, all).await.is_err() {
+            let xen = &self.shared.plan.name;
+            tracing::warn!(xen, "disks whose requests do not end are given up");
+        }
+        // Without xenstore nobody knows which disks are gone.
+        if is_known {
+            self.forget_others(&disks);
         }
     }
 

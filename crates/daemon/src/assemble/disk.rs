@@ -1,6 +1,8 @@
 //! What a disk's blocks end in, opened.
 
 use crate::config::plan::{DiskPlan, Format};
+use crate::config::raw::RawFault;
+use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
@@ -39,4 +41,17 @@ pub(crate) fn open(
             if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) }
         }
     })
+}
+
+/// The disk with what is to go wrong.
+pub(crate) fn decorated(disk: Arc<dyn Disk>, fault: Option<RawFault>) -> Arc<dyn Disk> {
+    let Some(fault) = fault else { return disk };
+    let plan = FaultPlan {
+        read_error_every: fault.read_error_every,
+        write_error_every: fault.write_error_every,
+        flush_errors: fault.flush_errors,
+        hold_every: fault.hold_every,
+        secure_erase: fault.secure_erase,
+    };
+    Arc::new(FaultDisk::new(disk, plan))
 }

@@ -295,9 +295,12 @@ pub(crate) struct RawXenBlk {
     /// [default: /run/manyring].
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
+    /// What goes wrong, to test guests.
+    #[arg(skip)]
+    pub(crate) fault: Option<RawFault>,
 }
 
-/// `[blk.fault]`
+/// `[blk.fault]`, `[xen_blk.fault]`
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct RawFault {

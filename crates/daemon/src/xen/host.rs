@@ -97,7 +97,7 @@ impl XenHost {
             let opened = aside(move || disk::open(&plan, read_only, io_uring)).await;
             match opened {
                 None => return Err(HostError("the daemon has failed".to_owned())),
-                Some(Ok(disk)) => return Ok(disk),
+                Some(Ok(disk)) => return Ok(disk::decorated(disk, self.shared.plan.fault)),
                 Some(Err(DiskError::Image(ImageError::InUse { .. })))
                     if Instant::now() < deadline && !*stop.borrow() =>
                 {

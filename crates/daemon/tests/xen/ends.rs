@@ -2,9 +2,10 @@
 
 use crate::process::wait_until;
 use crate::world::{World, XVDA, connect};
-use manyring_driver::{XEN_PAGE_SIZE, XenDisk};
+use manyring_driver::{Blkfront, XEN_PAGE_SIZE, XenDisk, XenOp};
 use manyring_memory::GrantRef;
 use std::process::Command;
+use std::time::Duration;
 
 #[test]
 fn without_a_xen_one_line_says_so_and_the_status_is_1() {
@@ -145,4 +146,54 @@ fn xenstore_that_is_lost_is_found_again() {
     connect(&domain, &disk, 1).queues[0].write(8, &[2; 512]).unwrap();
     assert!(daemon.log().contains("served as they are, until it is there"), "{}", daemon.log());
     assert!(daemon.terminate().success());
+}
+
+/// Two Xens' worth of disks: those of kind `vbd` never answer.
+const HANGING: &str = "[daemon]\ncontrol = '@/control'\n\
+    [[xen_blk]]\nname = 'hung'\nkinds = ['vbd']\nsimulated = '@/xenstored'\nstate_dir = '@/state'\n\
+    fault = { hold_every = 1 }\n\
+    [[xen_blk]]\nkinds = ['manyring']\nsimulated = '@/xenstored'\nstate_dir = '@/state'\n";
+
+/// Has a request in flight that is never answered.
+fn hang(world: &mut World) -> (Blkfront, XenDisk) {
+    let (domain, image) = (world.domain(7), world.image("hung"));
+    let disk = world.announce(7, XVDA, &image);
+    let mut front = connect(&domain, &disk, 1);
+    let queue = &mut front.queues[0];
+    queue.submit(XenOp::Read { sector: 0, len: 512 }).unwrap().unwrap();
+    queue.publish();
+    queue.channel().notify();
+    let is_in_flight = || {
+        let stats = world.stats();
+        let mut devices = stats["devices"].as_array().unwrap().iter();
+        let hung = devices.find(|device| device["name"] == "hung-vbd-7-51712").unwrap();
+        hung["queues"][0]["counters"]["in_flight"] == 1
+    };
+    assert!(wait_until(is_in_flight));
+    (front, disk)
+}
+
+#[test]
+fn disk_that_hangs_is_given_up_when_the_daemon_ends() {
+    let mut world = World::new();
+    let mut daemon = world.run(HANGING);
+    let _hung = hang(&mut world);
+    let (status, took) = daemon.stop();
+    assert!(status.success() && took < Duration::from_millis(1500), "{status} after {took:?}");
+    assert!(daemon.log().contains("given up"), "{}", daemon.log());
+}
+
+#[test]
+fn disk_that_hangs_while_its_guest_goes_holds_no_other_up() {
+    let mut world = World::new();
+    let _daemon = world.run(HANGING);
+    let (front, disk) = hang(&mut world);
+    drop(front);
+    disk.remove(&mut world.toolstack).unwrap();
+    // The next disk of the same number waits; all others do not.
+    disk.announce(&mut world.toolstack).unwrap();
+    let neighbour = world.domain(3);
+    let other = XenDisk::new("manyring", 3, XVDA, "memory:1M");
+    other.announce(&mut world.toolstack).unwrap();
+    connect(&neighbour, &other, 2).queues[1].write(0, &[1; 512]).unwrap();
 }

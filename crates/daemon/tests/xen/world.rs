@@ -60,6 +60,16 @@ impl World {
         Daemon::start(command, tempfile::tempdir().unwrap(), &[control])
     }
 
+    /// A daemon of this configuration, in which `@` stands for the folder of files here.
+    pub(crate) fn run(&self, configuration: &str) -> Daemon {
+        let folder = self.folder.path().display().to_string();
+        let file = self.path("manyring.toml");
+        std::fs::write(&file, configuration.replace('@', &folder)).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
+        command.arg("run").arg("--config").arg(file);
+        Daemon::start(command, tempfile::tempdir().unwrap(), &[self.path("control")])
+    }
+
     pub(crate) fn domain(&self, number: u16) -> Arc<XenDomain> {
         let pages = 8 * BlkfrontQueue::pages(&options(1)) + 64;
         Arc::new(XenDomain::create(self.xen.socket(), number, pages, ENTRIES).unwrap())

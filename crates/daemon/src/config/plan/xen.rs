@@ -3,7 +3,7 @@
 
 use super::{DiskPlan, Format, ModerationPlan, Place, PlanError, Source};
 use super::{cache, check_len, device_place, format, size};
-use crate::config::raw::RawXenBlk;
+use crate::config::raw::{RawFault, RawXenBlk};
 use manyring_device::blk::blkif::{INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
 use manyring_transport::xenbus::QUEUES_MAX;
 use serde::Serialize;
@@ -47,6 +47,8 @@ pub(crate) struct XenBlkPlan {
     pub(crate) ring_page_order_max: u32,
     pub(crate) moderation: ModerationPlan,
     pub(crate) state_dir: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fault: Option<RawFault>,
 }
 
 /// Which Xen it is.
@@ -95,6 +97,7 @@ impl XenBlkPlan {
             ring_page_order_max,
             moderation,
             state_dir: raw.state_dir.unwrap_or_else(|| STATE_DIR.into()),
+            fault: raw.fault,
             name,
             place,
         })
