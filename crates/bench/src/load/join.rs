@@ -1,9 +1,15 @@
 //! Taps joined to each other: through a back-end (`join`: tap - our driver half - back-end), and
 //! bare (`relay`: tap - tap). One thread that sleeps, nothing copied, segments left whole.
+//!
+//! A queue pair that has nothing to do costs a look at its ring, and no system call: a guest's
+//! kernel does nothing for a queue either that no program of it sends on, and that nobody calls.
+
+mod events;
 
 use super::{LoadError, measure_rate};
 use crate::measure::{now, own_cpu_seconds};
 use clap::Args;
+use events::Events;
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_backend::net::{Port, PortRx, Readiness};
 use manyring_backend::sys::tuntap;
@@ -178,8 +184,10 @@ pub(crate) fn join(args: &JoinArgs) -> Result<JoinResult, LoadError> {
     let mut lanes = Vec::new();
     for (pair, half) in std::mem::take(&mut driver.pairs).into_iter().zip(&halves) {
         let (tap, start) = (queue_fd(half.as_ref())?, (args.kick_us > 0).then(now));
-        lanes.push(Lane { pair, tap, start, is_suppressed: !args.unsuppressed, lost: 0 });
+        let is_suppressed = !args.unsuppressed;
+        lanes.push(Lane { pair, tap, tap_is_ready: true, start, is_suppressed, lost: 0 });
     }
+    let mut events = Events::new(&mut lanes).map_err(|errno| step("epoll")(errno.to_string()))?;
     let (cpu, end) = (own_cpu_seconds(), end_of(args.seconds));
     let mut is_open = true;
     while is_open && now() < end {
@@ -192,10 +200,15 @@ pub(crate) fn join(args: &JoinArgs) -> Result<JoinResult, LoadError> {
             if !worked {
                 break;
             }
+            // Pairs that had nothing may have something by now.
+            if lanes.iter().any(|lane| !lane.tap_is_ready) {
+                events.look(&mut lanes).map_err(failed)?;
+            }
         }
         if !worked {
-            is_open = sleep(&mut lanes).map_err(failed)?;
+            sleep(&mut lanes, &mut events).map_err(failed)?;
         }
+        is_open = events.is_open();
     }
     let mut result = JoinResult { cpu_seconds: own_cpu_seconds() - cpu, ..JoinResult::default() };
     for lane in &lanes {
@@ -218,6 +231,8 @@ fn end_of(seconds: f64) -> Instant {
 struct Lane<'a> {
     pair: NetPair,
     tap: BorrowedFd<'a>,
+    /// The tap may have frames: it has told so, and no read has found it empty since.
+    tap_is_ready: bool,
     /// Where kicks may wait: the beginning of their clock.
     start: Option<Instant>,
     /// Notifications that nobody needs are not sent, in either direction.
@@ -237,11 +252,15 @@ impl Lane<'_> {
         self.pair.tx.reclaim();
         let mut count = 0;
         while count < BURST
+            && self.tap_is_ready
             && let Some(room) = self.pair.tx.room()
         {
             match tuntap::read(self.tap, &[room]) {
                 Ok(len) => _ = self.pair.tx.send_filled(u32::try_from(len).unwrap_or(0)),
-                Err(Errno::AGAIN) => break,
+                Err(Errno::AGAIN) => {
+                    self.tap_is_ready = false;
+                    break;
+                }
                 Err(errno) => return Err(errno.into()),
             }
             count += 1;
@@ -287,47 +306,26 @@ impl Lane<'_> {
     }
 }
 
-/// Sleeps until a tap or a ring has something. False: the standard input has ended.
-fn sleep(lanes: &mut [Lane<'_>]) -> Result<bool, DriverError> {
+/// Sleeps until a tap or a ring has something.
+fn sleep(lanes: &mut [Lane<'_>], events: &mut Events) -> Result<(), DriverError> {
     let mut is_ready = false;
-    let mut is_full = Vec::with_capacity(lanes.len());
     let mut longest = SLEEP;
     for lane in &mut *lanes {
         is_ready |= lane.pair.rx.enable_notifications();
         // A tap is read again when there is room; until then the transmitq is waited for.
-        let full = lane.pair.tx.room().is_none();
-        let wants_calls = full || !lane.is_suppressed;
-        is_ready |= wants_calls && lane.pair.tx.enable_notifications() && full;
+        let is_full = lane.pair.tx.room().is_none();
+        let wants_calls = is_full || !lane.is_suppressed;
+        is_ready |= wants_calls && lane.pair.tx.enable_notifications() && is_full;
         if let Some(due) = lane.kick_is_due() {
             longest = longest.min(due);
         }
-        is_full.push(full);
     }
-    let mut is_open = true;
-    if !is_ready {
-        let stdin = std::io::stdin();
-        let mut fds = vec![PollFd::new(&stdin, PollFlags::IN)];
-        for (lane, full) in lanes.iter_mut().zip(&is_full) {
-            fds.push(PollFd::from_borrowed_fd(lane.pair.rx.vring().call_fd(), PollFlags::IN));
-            if !full {
-                fds.push(PollFd::from_borrowed_fd(lane.tap, PollFlags::IN));
-            }
-            if *full || !lane.is_suppressed {
-                fds.push(PollFd::from_borrowed_fd(lane.pair.tx.vring().call_fd(), PollFlags::IN));
-            }
-        }
-        wait(&mut fds, longest)?;
-        is_open = fds.first().is_none_or(|stdin| stdin.revents().is_empty());
+    events.wait(lanes, if is_ready { Duration::ZERO } else { longest })?;
+    for lane in lanes.iter_mut().filter(|lane| lane.is_suppressed) {
+        lane.pair.rx.disable_notifications();
+        lane.pair.tx.disable_notifications();
     }
-    for lane in lanes {
-        lane.pair.rx.vring().clear_call()?;
-        lane.pair.tx.vring().clear_call()?;
-        if lane.is_suppressed {
-            lane.pair.rx.disable_notifications();
-            lane.pair.tx.disable_notifications();
-        }
-    }
-    Ok(is_open)
+    Ok(())
 }
 
 /// Sleeps for less than a second.

@@ -10,9 +10,10 @@ use crate::report::net::{Compare, NetCell, NetSample};
 use crate::report::{Party, Report};
 use serde::de::DeserializeOwned;
 use std::ffi::OsString;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// One run of a party.
 pub(super) type Run<'a> = Box<dyn Fn() -> Result<NetSample, String> + 'a>;
@@ -171,8 +172,24 @@ impl Beside {
         peer::spawn(command, affinity).map(Self).map_err(|error| error.to_string())
     }
 
+    /// Waits until it listens at this address and port.
+    pub(super) fn await_listening(&self, (host, port): (String, u16)) -> Result<(), String> {
+        let host: Ipv4Addr = host.parse().map_err(|_| format!("{host} is no address"))?;
+        let table = format!("/proc/{}/net/tcp", self.0.id());
+        let start = now();
+        while start.elapsed() < START {
+            // The table of the namespace that it is in by now.
+            let sockets = std::fs::read_to_string(&table).unwrap_or_default();
+            if is_listening(&sockets, host, port) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Err(format!("nobody listens at {host}:{port}"))
+    }
+
     /// Ends its standard input and reads its result.
-    fn finish<R: DeserializeOwned>(mut self) -> Result<R, String> {
+    pub(super) fn finish<R: DeserializeOwned>(mut self) -> Result<R, String> {
         use std::io::Read;
         drop(self.0.stdin.take());
         let (mut text, mut words) = (String::new(), String::new());
@@ -192,6 +209,19 @@ impl Drop for Beside {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Longest time that a program takes to listen.
+const START: Duration = Duration::from_secs(5);
+
+/// True if a table as `/proc/PID/net/tcp` has a socket that listens there: local address, remote
+/// address and state are the second to the fourth field, addresses as the machine has them.
+fn is_listening(sockets: &str, host: Ipv4Addr, port: u16) -> bool {
+    let place = format!("{:08X}:{port:04X}", u32::from_ne_bytes(host.octets()));
+    sockets.lines().any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        fields.next() == Some(&place) && fields.nth(1) == Some("0A")
+    })
 }
 
 /// How the two namespaces are joined.
@@ -297,22 +327,23 @@ impl Road {
     }
 
     /// What is measured begins; `beside` runs meanwhile.
-    pub(super) fn begin(&mut self, beside: &Beside) {
+    pub(super) fn begin(&mut self, beside: &[Beside]) {
         self.cpu = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
         self.others = self.others(beside);
         self.start = now();
     }
 
     /// CPU seconds of everybody but the road, what runs beside, and what has run and ended.
-    fn others(&self, beside: &Beside) -> f64 {
+    fn others(&self, beside: &[Beside]) -> f64 {
         let server = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
         let joiner = self.joiner.as_ref().map_or(0.0, |joiner| peer::cpu_seconds(&joiner.0));
-        let ours = server + joiner + peer::cpu_seconds(&beside.0);
+        let beside: f64 = beside.iter().map(|program| peer::cpu_seconds(&program.0)).sum();
+        let ours = server + joiner + beside;
         busy_seconds() - ours - peer::ended_cpu_seconds()
     }
 
     /// What is measured has taken so many seconds: the costs of the way.
-    pub(super) fn finish(self, seconds: f64, beside: &Beside) -> Result<NetSample, String> {
+    pub(super) fn finish(self, seconds: f64, beside: &[Beside]) -> Result<NetSample, String> {
         let after = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
         let others = self.others(beside) - self.others;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -337,5 +368,26 @@ impl Road {
             disturbed: others > all.as_secs_f64() * OTHERS_MAX,
             ..NetSample::default()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_listens_once_its_address_and_port_have_a_socket_in_that_state() {
+        let here = format!("{:08X}", u32::from_ne_bytes([10, 77, 0, 2]));
+        let table = format!(
+            "  sl  local_address rem_address   st tx_queue rx_queue\n\
+             \x20  0: {here}:1451 00000000:0000 0A 00000000:00000000\n\
+             \x20  1: {here}:1452 0100007F:0016 01 00000000:00000000\n"
+        );
+        let listens = |host: [u8; 4], port| is_listening(&table, host.into(), port);
+        assert!(listens([10, 77, 0, 2], 5201));
+        assert!(!listens([10, 77, 0, 2], 5202), "a connection");
+        assert!(!listens([10, 77, 0, 1], 5201), "of another host");
+        assert!(!listens([10, 77, 0, 2], 22));
+        assert!(!is_listening("", [10, 77, 0, 2].into(), 5201));
     }
 }

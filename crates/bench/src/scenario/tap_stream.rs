@@ -12,19 +12,18 @@ use crate::report::Report;
 use crate::report::net::{Compare, NetCell, NetSample};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 /// TCP streams between namespaces.
 pub(super) const IPERF3: (&str, &str) = ("iperf3", "iperf3");
-/// Times that a client asks for a server that is only being started.
-const ATTEMPTS: u32 = 20;
+/// Where the first stream's server listens; the others' follow.
+const FIRST_PORT: u16 = 5201;
 
 /// What goes over a road.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     /// From the host's side to the guest's.
     pub(super) to_guest: bool,
-    /// Connections.
+    /// Connections, each of a client and a server of its own.
     pub(super) sessions: usize,
     /// Bytes of each write of the sender; none: as many as the tool takes.
     pub(super) message: Option<usize>,
@@ -83,7 +82,9 @@ fn by_pairs(
     bench.cell((name, sessions, "Mbit/s"), &[party(4), party(2), party(1)], Compare::Last)
 }
 
-/// Streams for a second.
+/// Streams for a second, each from a process of its own to one of its own, as netperf has it: one
+/// process that drives all streams in turn never waits for any of them, and is what is measured
+/// then.
 pub(super) fn stream(
     bench: &NetBench<'_>,
     way: &Way,
@@ -93,21 +94,38 @@ pub(super) fn stream(
     let iperf3 = peer::find(IPERF3).map_err(|e| e.to_string())?;
     let seconds = WHOLE_SECONDS;
     let mut road = Road::new(bench, way, on, seconds)?;
-    let mut server = road.host.inside(&iperf3);
-    server.args(["--server", "--one-off", "--bind", &address(super::net::HOST)]);
-    let server = Beside::start(&mut server, on.1)?;
-    road.begin(&server);
-    let text = attempt(|| client(&road, &iperf3, load, seconds), on.0)?;
-    let (throughput, seconds) = parse(&text)?;
-    Ok(NetSample { throughput, ..road.finish(seconds, &server)? })
+    let ports = || (FIRST_PORT..).take(load.sessions);
+    let start = |port| Beside::start(&mut server(&road, &iperf3, port), on.1);
+    let servers: Vec<Beside> = ports().map(start).collect::<Result<_, _>>()?;
+    for (port, server) in ports().zip(&servers) {
+        server.await_listening((address(super::net::HOST), port))?;
+    }
+    road.begin(&servers);
+    let start = |port| Beside::start(&mut client(&road, &iperf3, load, (port, seconds)), on.0);
+    let clients: Vec<Beside> = ports().map(start).collect::<Result<_, _>>()?;
+    let (mut throughput, mut longest) = (0.0, 0.0_f64);
+    for client in clients {
+        let (rate, seconds) = parse(&client.finish()?)?;
+        throughput += rate;
+        longest = longest.max(seconds);
+    }
+    Ok(NetSample { throughput, ..road.finish(longest, &servers)? })
 }
 
-fn client(road: &Road, iperf3: &Path, load: Stream, seconds: u32) -> Command {
+fn server(road: &Road, iperf3: &Path, port: u16) -> Command {
+    let mut command = road.host.inside(iperf3);
+    command
+        .args(["--server", "--one-off", "--bind", &address(super::net::HOST)])
+        .arg(format!("--port={port}"));
+    command
+}
+
+fn client(road: &Road, iperf3: &Path, load: Stream, (port, seconds): (u16, u32)) -> Command {
     let mut command = road.guest.inside(iperf3);
     command
         .args(["--json", "--connect-timeout=2000", "--client", &address(super::net::HOST)])
-        .arg(format!("--time={seconds}"))
-        .arg(format!("--parallel={}", load.sessions));
+        .arg(format!("--port={port}"))
+        .arg(format!("--time={seconds}"));
     if load.to_guest {
         command.arg("--reverse");
     }
@@ -117,22 +135,8 @@ fn client(road: &Road, iperf3: &Path, load: Stream, seconds: u32) -> Command {
     command
 }
 
-/// Runs a client until its server is there. With `--json` it ends with status 0 in any case.
-fn attempt(command: impl Fn() -> Command, affinity: &Affinity) -> Result<String, String> {
-    let mut result = Err(String::new());
-    for _ in 0..ATTEMPTS {
-        result = peer::output(&mut command(), affinity);
-        if result.as_ref().is_ok_and(|text| parse(text).is_ok()) {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    result
-}
-
 /// Mbit/s and seconds of a report of iperf3.
-fn parse(text: &str) -> Result<(f64, f64), String> {
-    let report: serde_json::Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+fn parse(report: &serde_json::Value) -> Result<(f64, f64), String> {
     let number = |pointer: &str| {
         let value = report.pointer(pointer).and_then(serde_json::Value::as_f64);
         value.ok_or_else(|| format!("no {pointer} in iperf3's report: {}", report["error"]))
@@ -147,9 +151,12 @@ mod tests {
 
     #[test]
     fn what_was_received_counts_and_an_error_is_named() {
-        let text = r#"{"end":{"sum_received":{"seconds":1.5,"bits_per_second":2.5e9}}}"#;
-        assert_eq!(parse(text), Ok((2500.0, 1.5)));
-        let error = parse(r#"{"error":"server is busy","end":{}}"#).unwrap_err();
+        let report = serde_json::json!(
+            {"end": {"sum_received": {"seconds": 1.5, "bits_per_second": 2.5e9}}}
+        );
+        assert_eq!(parse(&report), Ok((2500.0, 1.5)));
+        let report = serde_json::json!({"error": "server is busy", "end": {}});
+        let error = parse(&report).unwrap_err();
         assert!(error.contains("server is busy"), "{error}");
     }
 }

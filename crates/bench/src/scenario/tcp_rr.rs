@@ -99,10 +99,10 @@ pub(super) fn transact(
     let time = format!("--seconds={seconds}");
     let mut command = own_load(Some(&road.guest), &[client, &to, &count, &time])?;
     let before = look()?;
-    road.begin(&server);
+    road.begin(std::slice::from_ref(&server));
     let result: RrResult = result_of(&mut command, on.0)?;
     let after = look()?;
-    let costs = road.finish(seconds, &server)?;
+    let costs = road.finish(seconds, std::slice::from_ref(&server))?;
     let cpu_seconds = costs.backend_cpu / 100.0 * seconds;
     let each = |(after, before): (Counts, Counts)| {
         after.per_operation(before, cpu_seconds, result.rate * seconds)
