@@ -7,6 +7,9 @@ use std::ptr::NonNull;
 /// Bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
 const CACHE_LINE: usize = 64;
+/// Bytes that are asked for ahead at most.
+#[cfg(target_arch = "x86_64")]
+const PREFETCH_MAX: usize = 1536;
 
 /// Bytes of guest memory, contiguous in this process and mapped for `'m`: the slice borrows the
 /// mapping or the snapshot that it came from. Layout of `struct iovec`.
@@ -170,6 +173,25 @@ impl<'m> GuestSlice<'m> {
                     "prefetchw [{}]",
                     in(reg) first,
                     in(reg) second,
+                    options(nostack, preserves_flags, readonly)
+                );
+            }
+        }
+    }
+
+    /// Asks for its cache lines, to read them soon, and for no more of them than a short frame has:
+    /// while a system call works on one frame, the next one comes from the CPU that wrote it. A
+    /// hint: nothing is read.
+    #[inline]
+    pub fn prefetch_for_read(&self) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        for at in (0..self.len().min(PREFETCH_MAX)).step_by(CACHE_LINE) {
+            let line = self.0.iov_base.wrapping_byte_add(at);
+            // SAFETY: a hint about addresses, which need not be mapped.
+            unsafe {
+                std::arch::asm!(
+                    "prefetcht0 [{}]",
+                    in(reg) line,
                     options(nostack, preserves_flags, readonly)
                 );
             }

@@ -146,6 +146,9 @@ impl PortTx for TapTx {
         }
         let mut sent = Sent::default();
         for index in (first..frames.count()).take(GROUP_FRAMES) {
+            if let Some(next) = frames.slices(index + 1).get(1) {
+                next.prefetch_for_read();
+            }
             if !self.outlet.send_one(frames, index, &mut sent) {
                 break;
             }
