@@ -114,15 +114,10 @@ struct Party<'a> {
 }
 
 impl<'a> Party<'a> {
-    fn new(
-        mut lanes: Vec<Lane>,
-        options: &'a LoadOptions,
-        end: Instant,
-    ) -> Result<Self, LoadError> {
+    fn new(lanes: Vec<Lane>, options: &'a LoadOptions, end: Instant) -> Result<Self, LoadError> {
         let mut fds = Vec::new();
         if lanes.len() > 1 && !options.poll {
-            for lane in &mut lanes {
-                lane.queue.set_completion_fd_enabled(true);
+            for lane in &lanes {
                 fds.push(completion_fd(&lane.queue)?);
             }
         }
@@ -139,7 +134,8 @@ impl<'a> Party<'a> {
             (0..options.depth).for_each(|token| lane.submit(token, options));
         }
         let mut slots: Vec<_> = (0..options.depth).map(|_| MaybeUninit::uninit()).collect();
-        let (mut idle_turns, mut last) = (0u32, now());
+        self.ask_for_calls(false);
+        let (mut idle_turns, mut last, mut is_called) = (0u32, now(), false);
         while self.lanes.iter().any(|lane| lane.in_flight > 0) {
             let mut worked = false;
             for index in 0..self.lanes.len() {
@@ -147,11 +143,20 @@ impl<'a> Party<'a> {
             }
             if worked {
                 idle_turns = 0;
+                if is_called {
+                    is_called = false;
+                    self.ask_for_calls(false);
+                }
                 continue;
             }
             idle_turns = idle_turns.wrapping_add(1);
             if !self.fds.is_empty() {
-                self.sleep(last)?;
+                // Each lane is looked at once more after it has asked.
+                if is_called {
+                    self.sleep(last)?;
+                }
+                is_called = !is_called;
+                self.ask_for_calls(is_called);
             } else if idle_turns.is_multiple_of(IDLE_TURNS) && last.elapsed() > STUCK {
                 return Err(self.stuck());
             }
@@ -207,6 +212,16 @@ impl<'a> Party<'a> {
             }
         }
         Ok(true)
+    }
+
+    /// Asks to be called, or not, where this client sleeps over several lanes. It asks before it
+    /// sleeps and not while it looks, as one does that has a single lane and sleeps in the library.
+    fn ask_for_calls(&mut self, is_called: bool) {
+        if !self.fds.is_empty() {
+            for lane in &mut self.lanes {
+                lane.queue.set_completion_fd_enabled(is_called);
+            }
+        }
     }
 
     /// Sleeps until any lane has a completion.
