@@ -4,6 +4,7 @@
 //! `worker.rs` does; the queue, its handler and its disk or port are those of the daemon.
 
 use crate::StartError;
+use crate::blk::blkif::{Attachment, XenBlkDevice, XenBlkOptions};
 use crate::blk::{BlkDevice, BlkOptions};
 use crate::net::{NetRx, NetTx, Rules};
 use manyring_backend::blk::Disk;
@@ -66,6 +67,16 @@ impl SoloRunning {
         Self::new(activation, handler, Class::Blk)
     }
 
+    /// A queue of a Xen disk, with the grants, rings and limits that a disk has by default.
+    ///
+    /// # Errors
+    /// What maps the ring or opens the disk says.
+    pub fn xen_blk(attachment: Attachment, disk: Arc<dyn Disk>) -> Result<Self, StartError> {
+        let options = XenBlkOptions::new("solo", 1);
+        let device = XenBlkDevice::new(options, disk, Pool::new(PoolOptions::default()));
+        Self::of(device.solo(attachment)?)
+    }
+
     /// A transmitq that sends into pair 0 of `port`, for a guest that uses every offload.
     ///
     /// # Errors
@@ -94,7 +105,10 @@ impl SoloRunning {
         H: Handler<DeviceQueue>,
     {
         let stats = Arc::new(QueueStats::new(class));
-        let mut queue: Box<dyn Run> = Box::new(RunningQueue::new(activation, handler, stats));
+        Self::of(Box::new(RunningQueue::new(activation, handler, stats)))
+    }
+
+    fn of(mut queue: Box<dyn Run>) -> Result<Self, StartError> {
         let (mut wait, now_ns) = (Wait::new(false)?, EPOCH_NS);
         queue.attach(&mut QueueIo::new(&mut wait, SLOT.0, SLOT.1, now_ns));
         Ok(Self { queue, wait, woken: Vec::new(), now_ns })

@@ -20,7 +20,7 @@ pub use manyring_wire::xen::blkif::{INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
 
 use super::backing::Backing;
 use crate::StartError;
-use manyring_backend::blk::Disk;
+use manyring_backend::blk::{Disk, DiskQueue};
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{
     Activation, Call, Event, Home, Kick, Moderation, Pool, QueueHandle, RunningQueue,
@@ -235,15 +235,41 @@ impl XenBlkDevice {
     /// front-end to begin anew; [`StartError::Journal`], [`StartError::JournalRoom`] if it should
     /// be taken over; [`StartError::Backend`], [`StartError::NoWorker`].
     pub fn start(&self, attachment: Attachment) -> Result<QueueHandle, StartError> {
+        let home = Home { device: self.options.name.clone(), unit: attachment.index };
+        let (takeover, front) = (attachment.takeover, attachment.call.clone());
+        let queue = self.running(attachment, self.backing.open_queue()?)?;
+        let handle = self.backing.pool.start(queue, home).ok_or(StartError::NoWorker)?;
+        if takeover {
+            // The former process may have published responses and not told the front-end.
+            front.ring();
+        }
+        Ok(handle)
+    }
+
+    /// A queue of this device that no worker runs.
+    #[cfg(feature = "bench")]
+    pub(crate) fn solo(
+        &self,
+        attachment: Attachment,
+    ) -> Result<Box<dyn manyring_engine::solo::Run>, StartError> {
+        let disk = self.backing.disk.open_queue(false)?;
+        Ok(Box::new(self.running(attachment, disk)?))
+    }
+
+    fn running(
+        &self,
+        attachment: Attachment,
+        disk: Box<dyn DiskQueue>,
+    ) -> Result<RunningQueue<BackRing, BlkifQueue>, StartError> {
         let Attachment { index, abi, ring_refs, persistent, mapper, kick, call, events, .. } =
             attachment;
         let grefs: Vec<_> = ring_refs.iter().copied().map(GrantRef).collect();
         let order = ring_refs.len().max(1).ilog2();
         let ring_pages = GrantPages::of_ring(mapper.clone(), &grefs)?;
         let config = RingConfig { abi, order, addr: 0 };
-        let (takeover, front) = (attachment.takeover, call.clone());
-        let queue = self.ring(config, &ring_pages, attachment.journal, takeover)?;
-        let (handler, stats) = (self.handler(abi, order, persistent, mapper, ring_pages)?, index);
+        let queue = self.ring(config, &ring_pages, attachment.journal, attachment.takeover)?;
+        let (handler, stats) =
+            (self.handler((abi, order), persistent, mapper, ring_pages, disk)?, index);
         let stats = self.backing.stats(stats).cloned();
         let stats = stats.unwrap_or_else(|| Arc::new(QueueStats::new(Class::XenBlk)));
         let activation = Activation {
@@ -257,15 +283,8 @@ impl XenBlkDevice {
             features: 0,
             events,
         };
-        let home = Home { device: self.options.name.clone(), unit: index };
         let queue = RunningQueue::new(activation, handler, stats);
-        let queue = queue.moderated(self.options.moderation);
-        let handle = self.backing.pool.start(queue, home).ok_or(StartError::NoWorker)?;
-        if takeover {
-            // The former process may have published responses and not told the front-end.
-            front.ring();
-        }
-        Ok(handle)
+        Ok(queue.moderated(self.options.moderation))
     }
 
     fn ring(
@@ -296,11 +315,11 @@ impl XenBlkDevice {
 
     fn handler(
         &self,
-        abi: Abi,
-        order: u32,
+        (abi, order): (Abi, u32),
         persistent: bool,
         mapper: GrantMapper,
         ring_pages: GrantPages,
+        disk: Box<dyn DiskQueue>,
     ) -> Result<BlkifQueue, StartError> {
         let options = &self.options;
         let lots = lots_for(abi.ring_size(order), options.indirect_segments_max);
@@ -308,7 +327,7 @@ impl XenBlkDevice {
         let persistent = if persistent && options.persistent { options.persistent_max } else { 0 };
         let limits = GrantLimits { persistent, lot_pages, lots };
         Ok(BlkifQueue::new(Parts {
-            disk: self.backing.open_queue()?,
+            disk,
             shared: self.shared.clone(),
             limits: self.offer().limits(&self.disk_nodes(), !options.read_only),
             write_through: !options.writeback,
