@@ -2,6 +2,7 @@
 
 use crate::grant::GrantRef;
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// No entry.
 const NONE: u32 = u32::MAX;
@@ -18,13 +19,13 @@ struct Entry {
     newer: u32,
 }
 
-/// The table of a queue. The references are a guest's choice, so they are hashed with a key that it
-/// does not know.
+/// The table of a queue. The references are a guest's choice, so they are hashed with keys that it
+/// does not know ([`Keys`]).
 #[derive(Debug)]
 pub(super) struct Table {
     entries: Vec<Entry>,
     free: Vec<u32>,
-    by_gref: HashMap<GrantRef, u32>,
+    by_gref: HashMap<GrantRef, u32, Keys>,
     oldest: u32,
     newest: u32,
 }
@@ -37,7 +38,7 @@ impl Table {
         Self {
             entries: vec![entry; size as usize],
             free: (0..size).rev().collect(),
-            by_gref: HashMap::with_capacity(size as usize),
+            by_gref: HashMap::with_capacity_and_hasher(size as usize, Keys::new()),
             oldest: NONE,
             newest: NONE,
         }
@@ -158,5 +159,93 @@ impl Table {
             None => self.oldest = page,
         }
         self.newest = page;
+    }
+}
+
+/// The keys by which a table hashes references: random, and its own. A reference is looked up for
+/// each page of each request, so two multiplications have to do instead of the many steps of
+/// the library's hash. A guest that finds references which meet in its table, by trial and the clock,
+/// makes its own requests slower: the table is one queue's and has a bounded number of entries, and
+/// the time of a turn is its guest's.
+#[derive(Clone, Copy, Debug)]
+struct Keys {
+    added: u64,
+    /// Odd, so that no two references have one product.
+    factor: u64,
+}
+
+impl Keys {
+    fn new() -> Self {
+        let random = RandomState::new();
+        Self { added: random.hash_one(0), factor: random.hash_one(1) | 1 }
+    }
+}
+
+impl BuildHasher for Keys {
+    type Hasher = Product;
+
+    #[inline]
+    fn build_hasher(&self) -> Product {
+        Product { keys: *self, hash: 0 }
+    }
+}
+
+/// The hash of one reference: products, both halves of which hang on all bits of both factors.
+#[derive(Clone, Copy, Debug)]
+struct Product {
+    keys: Keys,
+    hash: u64,
+}
+
+impl Hasher for Product {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32((*byte).into()));
+    }
+
+    #[inline]
+    fn write_u32(&mut self, number: u32) {
+        let Keys { added, factor } = self.keys;
+        let first = fold((self.hash ^ added).wrapping_add(number.into()), factor);
+        // References in steps of one size lie in steps of one size still: not after the second.
+        self.hash = fold(first ^ added, factor.rotate_left(32) | 1);
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.hash
+    }
+}
+
+/// Both halves of a product in one word.
+#[inline]
+#[allow(clippy::cast_possible_truncation, reason = "a product is cut into its two halves")]
+const fn fold(number: u64, factor: u64) -> u64 {
+    let product = number as u128 * factor as u128;
+    product as u64 ^ (product >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_of_any_pattern_are_spread_over_a_table_and_each_table_does_it_otherwise() {
+        let keys = Keys::new();
+        for step in [1, 2, 3, 64, 4096, 65_536, 1 << 20] {
+            // As the map uses a hash: the low bits choose a place, the high ones tell entries apart.
+            let hashes: Vec<u64> = (0..1024).map(|n| keys.hash_one(GrantRef(n * step))).collect();
+            let mut places = [0_u32; 256];
+            for hash in &hashes {
+                places[usize::try_from(hash % 256).unwrap()] += 1;
+            }
+            let fullest = places.iter().max().unwrap();
+            assert!(*fullest < 64, "step {step}: {fullest} of 1024 in one of 256 places");
+            let mut tags: Vec<u64> = hashes.iter().map(|hash| hash >> 57).collect();
+            tags.sort_unstable();
+            tags.dedup();
+            assert!(tags.len() > 16, "step {step}: {} tags", tags.len());
+        }
+        let other = Keys::new();
+        assert!((0..16).any(|n| keys.hash_one(GrantRef(n)) != other.hash_one(GrantRef(n))));
     }
 }
