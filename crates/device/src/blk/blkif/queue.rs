@@ -366,7 +366,8 @@ impl BlkifQueue {
     fn submit(&mut self, now_ns: u64) {
         self.requests.burst().slices().restart(self.grants.pages().memory());
         let mut planned = std::mem::take(&mut self.planned);
-        let mut number = 0;
+        // All pages lie in one region, which is looked up once for the burst.
+        let (mut number, mut last) = (0, LastHit::default());
         for Planned { chain, reply, what } in planned.drain(..) {
             let slot = chain.slot();
             let in_flight = |kind, len: u64| {
@@ -393,7 +394,7 @@ impl BlkifQueue {
                     let numbers = number..number + segments.len();
                     number = numbers.end;
                     let kind = if op == DataOp::Read { Kind::Read } else { Kind::Write };
-                    match self.push_data(slot, op, numbers, segments) {
+                    match self.push_data(slot, op, numbers, segments, &mut last) {
                         Ok(len) if is_ordered(op) => {
                             let token = self.requests.hold(in_flight(kind, len));
                             let durable = self.write_through || op == DataOp::WriteBarrier;
@@ -428,18 +429,19 @@ impl BlkifQueue {
         op: DataOp,
         numbers: Range<usize>,
         segments: Range<usize>,
+        last: &mut LastHit,
     ) -> Result<u64, GrantError> {
         if self.in_use.len() <= slot.into() {
             self.in_use.resize_with(usize::from(slot) + 1, Vec::new);
         }
         // Those that are mapped, though others of the request are not.
         self.in_use[usize::from(slot)].extend(self.asks.acquired(numbers.clone()));
-        let (mut len, mut last) = (0, LastHit::default());
+        let mut len = 0;
         let segments = &self.segments[segments];
         for (number, segment) in numbers.clone().zip(segments) {
             let (page, bytes) = (self.asks.page(number)?, bytes_of(segment));
             let slices = self.requests.burst().slices();
-            self.grants.resolve(page, bytes, access_of(op), &mut last, slices)?;
+            self.grants.resolve(page, bytes, access_of(op), last, slices)?;
             len += u64::from(bytes.1);
         }
         if is_ordered(op) {

@@ -323,6 +323,7 @@ impl Request {
     /// # Errors
     /// [`Refusal`], which says how the request is to be answered, and whether the front-end is at
     /// fault ([`RequestError::is_fault`]).
+    #[inline]
     pub fn parse(raw: &RawRequest, limits: &Limits) -> Result<Self, Refusal> {
         let [operation, count, low, high] = raw.words[0].to_le_bytes();
         let echo = if operation == OP_INDIRECT { count } else { operation };
@@ -351,6 +352,7 @@ impl Request {
     }
 }
 
+#[inline]
 fn parse_data(
     raw: &RawRequest,
     op: DataOp,
