@@ -37,7 +37,7 @@ struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Drive a vhost-user back-end, once.
+    /// Drive a back-end, once.
     #[command(subcommand)]
     Load(Load),
     /// Name the scenarios, what each needs, and about how long it takes.
@@ -84,6 +84,10 @@ enum Load {
     Blkio(load::LoadArgs),
     /// Our own driver half.
     Driver(load::LoadArgs),
+    /// A Xen disk, by our own front-end in a domain of a simulated Xen.
+    Xenblk(load::xenblk::XenBlkLoadArgs),
+    /// That Xen, until the standard input ends.
+    Xen(load::xenblk::XenArgs),
     /// Frames through a vhost-user-net back-end, by our own driver half.
     Net(load::net::NetLoadArgs),
     /// One of several guests of a back-end, until it is told to end.
@@ -163,6 +167,8 @@ fn run_load(load: Load) -> Result<(), String> {
     match load {
         Load::Blkio(args) => load::blkio::run(&args.options()).map_err(failed)?.print(args.json),
         Load::Driver(args) => load::driver::run(&args.options()).map_err(failed)?.print(args.json),
+        Load::Xenblk(args) => load::xenblk::run(&args).map_err(failed)?.print(args.is_json()),
+        Load::Xen(args) => load::xenblk::xen(&args).map_err(failed),
         Load::Net(args) => load::net::run(&args).map_err(failed)?.print(args.json),
         Load::Guest(args) => load::guest::run(&args).map_err(failed)?.print(),
         Load::Crowd(args) => load::crowd::run(&args).map_err(failed),

@@ -8,6 +8,7 @@ pub(crate) mod join;
 pub(crate) mod net;
 pub(crate) mod rr;
 pub(crate) mod tap;
+pub(crate) mod xenblk;
 
 use crate::measure::{Latencies, waited_seconds};
 use clap::{Args, ValueEnum};
@@ -27,7 +28,7 @@ pub(crate) enum Rw {
 /// `manyring-bench load ..`
 #[derive(Args, Debug)]
 pub(crate) struct LoadArgs {
-    /// The back-end's socket.
+    /// The back-end's socket; for a Xen disk that of the simulated Xen.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
     /// Queues to drive.

@@ -5,7 +5,7 @@
 //! by one thread that sleeps on all of them.
 
 use super::file_blk::{image, warm};
-use super::{Bench, Client, ScenarioArgs, Work, ours};
+use super::{BLOCK, Bench, Client, ScenarioArgs, Work, ours};
 use crate::report::Report;
 use crate::report::blk::BlkCell;
 use crate::report::verdict::Verdict;
@@ -41,6 +41,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<BlkCell>, Verdict), Str
             let work = |queues| Work {
                 queues,
                 depth: DEPTH / queues,
+                size: BLOCK,
                 poll: false,
                 threads: Some(threads.min(queues)),
                 pinned: false,
@@ -55,12 +56,14 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<BlkCell>, Verdict), Str
         }
     }
     let report = bench.report("blk-queues");
-    let (worst, broken) = judge(&report.cells);
+    let (worst, broken) = kept_by_queues(&report.cells);
     Ok((report, Verdict::new(args.smoke, worst, broken)))
 }
 
 /// The worst of all, in words, and what is below the promise.
-fn judge(cells: &[BlkCell]) -> (String, Vec<String>) {
+pub(super) fn kept_by_queues<'a>(
+    cells: impl IntoIterator<Item = &'a BlkCell>,
+) -> (String, Vec<String>) {
     let mut all: Vec<(f64, String)> = Vec::new();
     for cell in cells {
         for (more, less, kept) in cell.against_best_behind() {
@@ -93,11 +96,11 @@ mod tests {
     #[test]
     fn a_number_of_queues_below_the_best_smaller_one_breaks_the_promise() {
         // Four queues are faster than one, and slower than two.
-        let (worst, broken) = judge(&[cell([95.0, 100.0, 50.0])]);
+        let (worst, broken) = kept_by_queues(&[cell([95.0, 100.0, 50.0])]);
         assert_eq!(broken, ["c: 4 queues have 0.95x (0.95 to 0.95) of 2 queues"]);
         assert!(worst.contains("the worst is c: 4 queues"), "{worst}");
-        assert_eq!(judge(&[cell([97.0, 100.0, 101.0])]).1, Vec::<String>::new());
-        assert_eq!(judge(&[cell([90.0, 100.0, 110.0])]).1.len(), 2);
-        assert_eq!(judge(&[]).1, Vec::<String>::new());
+        assert_eq!(kept_by_queues(&[cell([97.0, 100.0, 101.0])]).1, Vec::<String>::new());
+        assert_eq!(kept_by_queues(&[cell([90.0, 100.0, 110.0])]).1.len(), 2);
+        assert_eq!(kept_by_queues(&[]).1, Vec::<String>::new());
     }
 }

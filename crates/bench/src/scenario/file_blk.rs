@@ -4,7 +4,7 @@
 //! qemu-storage-daemon (`cache.direct=on`, `aio=io_uring`), then through the page cache.
 
 use super::{
-    Bench, Client, Contender, How, ScenarioArgs, Work, ours_and_modes, per_million,
+    BLOCK, Bench, Client, Contender, How, ScenarioArgs, Work, ours_and_modes, per_million,
     qemu_storage_daemon,
 };
 use crate::measure::{Affinity, Random};
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &FileBlkArgs) -> Result<Report<BlkCell>, String> {
         let client = if poll { "polls" } else { "sleeps" };
         let name = format!("{cache}, QD{depth}, client {client}");
         let contenders = contenders(scenario, image.path(), direct, depth)?;
-        let work = Work { queues: 1, depth, poll, threads: None, pinned: true };
+        let work = Work { queues: 1, depth, size: BLOCK, poll, threads: None, pinned: true };
         bench.cell(&name, &[work], &contenders)?;
     }
     Ok(bench.report("file-blk"))
@@ -142,7 +142,7 @@ fn fio(image: &Path, direct: bool, depth: usize) -> Result<Contender, String> {
             .arg(&filename);
         parse_fio(&peer::output(&mut command, affinity)?)
     };
-    Ok(Contender { name: "fio io_uring, no vhost".to_owned(), how: How::Direct(Box::new(run)) })
+    Ok(Contender::new("fio io_uring, no vhost", How::Direct(Box::new(run))))
 }
 
 /// Takes our figures out of fio's JSON, which may follow lines of notes.

@@ -18,8 +18,10 @@ pub(crate) mod tap_stream;
 pub(crate) mod tcp_crr;
 pub(crate) mod tcp_ladder;
 pub(crate) mod tcp_rr;
+pub(crate) mod xen_blk_queues;
 
 use crate::calibrate::Costs;
+use crate::load::xenblk::XenBlkLoadArgs;
 use crate::load::{LoadArgs, LoadOptions, LoadResult, Rw};
 use crate::measure::{Affinity, Calibration, machine};
 use crate::peer::{self, Peer, Server};
@@ -28,6 +30,7 @@ use crate::progress;
 use crate::report::blk::{BlkCell, BlkSample};
 use crate::report::{Party, Report};
 use clap::{Args, ValueEnum};
+use manyring_driver::SimXen;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -167,6 +170,19 @@ const WAITED_MAX: f64 = 0.1;
 struct Contender {
     name: String,
     how: How,
+    /// Another client than that of the scenario.
+    client: Option<Client>,
+}
+
+impl Contender {
+    fn new(name: &str, how: How) -> Self {
+        Self { name: name.to_owned(), how, client: None }
+    }
+
+    /// The same, driven by this client whatever the scenario's is.
+    fn driven_by(self, client: Client) -> Self {
+        Self { client: Some(client), ..self }
+    }
 }
 
 /// Arguments of a back-end, given its socket.
@@ -178,15 +194,23 @@ type Direct = Box<dyn Fn(f64, &Affinity) -> Result<BlkSample, String>>;
 enum How {
     /// A vhost-user back-end.
     Server { program: PathBuf, arguments: Arguments },
+    /// Our daemon, serving the disks of a simulated Xen, whose guest grants its buffers for good or
+    /// for each request.
+    Xen { program: PathBuf, arguments: Vec<OsString>, persistent: bool },
     /// A program that does the requests itself and reports: fio.
     Direct(Direct),
 }
+
+/// Bytes of a request, where a scenario says nothing else.
+const BLOCK: usize = 4096;
 
 /// What the client does in a cell.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     queues: usize,
     depth: usize,
+    /// Bytes of a request.
+    size: usize,
     poll: bool,
     /// Threads of the client; none: one for each queue.
     threads: Option<usize>,
@@ -267,7 +291,33 @@ impl<'a> Bench<'a> {
                 let arguments = arguments(&socket);
                 let server = Server::start(program, &arguments, &socket, &server)
                     .map_err(|e| e.to_string())?;
-                self.drive(&server, &socket, work, &client)
+                let client_words = |options: &LoadOptions| {
+                    let client = match contender.client.unwrap_or(self.client) {
+                        Client::Blkio => "blkio",
+                        Client::Driver => "driver",
+                    };
+                    (client, LoadArgs::of(options))
+                };
+                self.drive(&server, &socket, work, &client, client_words)
+            }
+            How::Xen { program, arguments, persistent } => {
+                // On a thread of this process, which sleeps while the guest and its disk are busy.
+                let xen = SimXen::start(&self.folder.path().join("xenstored"));
+                let xen = xen.map_err(|e| format!("simulated Xen: {e}"))?;
+                let control = self.folder.path().join("control");
+                let mut all: Vec<OsString> = vec!["xen-blk".into(), "--log-level=error".into()];
+                all.extend(["--simulated".into(), xen.socket().into()]);
+                all.extend(["--control".into(), control.clone().into()]);
+                // In memory, as the folder is that is the default.
+                let state = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+                let state = state.map_err(|e| format!("folder for journals: {e}"))?;
+                all.extend(["--state-dir".into(), state.path().into()]);
+                all.extend(arguments.iter().cloned());
+                let server =
+                    Server::start(program, &all, &control, &server).map_err(|e| e.to_string())?;
+                let words =
+                    |options: &LoadOptions| ("xenblk", XenBlkLoadArgs::of(options, *persistent));
+                self.drive(&server, xen.socket(), work, &client, words)
             }
         }
     }
@@ -278,6 +328,7 @@ impl<'a> Bench<'a> {
         socket: &Path,
         work: &Work,
         affinity: &Affinity,
+        words: impl Fn(&LoadOptions) -> (&'static str, Vec<OsString>),
     ) -> Result<BlkSample, String> {
         let options = LoadOptions {
             socket: socket.to_path_buf(),
@@ -286,18 +337,15 @@ impl<'a> Bench<'a> {
             duration: Duration::from_secs_f64(self.args.seconds()),
             poll: work.poll,
             threads: work.threads,
-            size: 4096,
+            size: work.size,
             rw: Rw::Read,
             cpu: None,
             seed: 1,
         };
         let program = std::env::current_exe().map_err(|e| e.to_string())?;
-        let client = match self.client {
-            Client::Blkio => "blkio",
-            Client::Driver => "driver",
-        };
+        let (client, arguments) = words(&options);
         let mut command = peer::apart(&program);
-        command.args(["load", client]).args(LoadArgs::of(&options));
+        command.args(["load", client]).args(arguments);
         let (cpu, waited) = (server.cpu_seconds(), server.waited_seconds());
         let text = peer::output(&mut command, affinity)?;
         let result: LoadResult = serde_json::from_str(&text).map_err(|e| e.to_string())?;
@@ -345,7 +393,7 @@ fn ours(
         all.extend(rest.iter().cloned());
         all
     });
-    Ok(Contender { name: name.to_owned(), how: How::Server { program, arguments } })
+    Ok(Contender::new(name, How::Server { program, arguments }))
 }
 
 /// Ours with these arguments; beside it, if that was asked for, the same with each fixed arm of
@@ -387,8 +435,7 @@ fn qemu_storage_daemon(nodes: &[String], num_queues: usize) -> Result<Contender,
         all.extend(["--export".into(), export]);
         all
     });
-    let name = "qemu-storage-daemon".to_owned();
-    Ok(Contender { name, how: How::Server { program, arguments } })
+    Ok(Contender::new("qemu-storage-daemon", How::Server { program, arguments }))
 }
 
 #[cfg(test)]

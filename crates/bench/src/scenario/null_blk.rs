@@ -4,7 +4,7 @@
 //! export (with `read-zeroes=off`: like ours it touches no data), then four queues against one on
 //! our own daemon.
 
-use super::{Bench, Client, ScenarioArgs, Work, ours, ours_and_modes, qemu_storage_daemon};
+use super::{BLOCK, Bench, Client, ScenarioArgs, Work, ours, ours_and_modes, qemu_storage_daemon};
 use crate::report::Report;
 use crate::report::blk::BlkCell;
 use clap::Args;
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &NullBlkArgs) -> Result<Report<BlkCell>, String> {
                 let node = "driver=null-co,node-name=disk,size=68719476736,read-zeroes=off";
                 contenders.push(qemu_storage_daemon(&[node.to_owned()], 1)?);
             }
-            let work = Work { queues: 1, depth, poll, threads: None, pinned: true };
+            let work = Work { queues: 1, depth, size: BLOCK, poll, threads: None, pinned: true };
             bench.cell(&name, &[work], &contenders)?;
         }
     }
@@ -52,7 +52,8 @@ fn scale(bench: &mut Bench<'_>, args: &ScenarioArgs) -> Result<(), String> {
         ("4 to 1 queues, QD64 in all, one thread sleeps on all", (16, 64), false, Some(1)),
         ("4 to 1 queues, QD64 in all, one thread polls all", (16, 64), true, Some(1)),
     ] {
-        let work = |queues, depth| Work { queues, depth, poll, threads, pinned: false };
+        let work =
+            |queues, depth| Work { queues, depth, size: BLOCK, poll, threads, pinned: false };
         bench.cell(name, &[work(4, depths.0), work(1, depths.1)], &contenders)?;
     }
     Ok(())

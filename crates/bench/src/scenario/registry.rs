@@ -3,7 +3,7 @@
 
 use super::{
     SECONDS, ScenarioArgs, blk_queues, file_blk, hundred, idle, multiqueue, neighbours, null_blk,
-    null_net, tap_small, tap_stream, tcp_crr, tcp_ladder, tcp_rr,
+    null_net, tap_small, tap_stream, tcp_crr, tcp_ladder, tcp_rr, xen_blk_queues,
 };
 use crate::netns;
 use crate::peer;
@@ -94,6 +94,14 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         cost: Cost { setup: 5.0, runs: 20.0, each: 0.3 },
         only: Only::Cells,
         run: blk_queues::run,
+    },
+    &Entry {
+        name: "xen-blk-queues",
+        about: "A Xen disk by 1 to 16 queues, grants that stay mapped or not; beside virtio-blk",
+        needs: Needs::NOTHING,
+        cost: Cost { setup: 1.0, runs: 27.0, each: 0.3 },
+        only: Only::Cells,
+        run: xen_blk_queues::run,
     },
     &Entry {
         name: "multiqueue",
@@ -252,7 +260,7 @@ pub(crate) fn list() -> String {
         let time = scenario.cost().seconds(plan::ROUNDS, SECONDS);
         let (needs, time) = (scenario.needs().words(), plan::about(time));
         let needs = if needs.is_empty() { needs } else { format!("; needs {needs}") };
-        format!("{:<12} {} (about {time}{needs})\n", scenario.name(), scenario.about())
+        format!("{:<14} {} (about {time}{needs})\n", scenario.name(), scenario.about())
     };
     ALL.iter().map(line).collect()
 }
