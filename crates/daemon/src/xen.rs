@@ -125,7 +125,7 @@ impl XenDisks {
     /// queues run on meanwhile, and are taken over when it is there.
     pub(crate) async fn serve(mut self, mut stop: watch::Receiver<bool>) {
         let mut disks = Disks::default();
-        let is_known = loop {
+        let is_lost = loop {
             let (leave, leaving) = watch::channel(false);
             let lost = tokio::select! {
                 () = ended(&mut stop) => None,
@@ -139,9 +139,9 @@ impl XenDisks {
             match next {
                 // A disk that hangs ends its task late: that is nothing to the others.
                 Some(next) => (self.store, self.hypervisor) = next,
-                None => break lost.is_none(),
+                None => break lost.is_some(),
             }
-            disks.there.clear();
+            disks.there = None;
         };
         let all = async { while disks.tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(STOP_TIMEOUT, all).await.is_err() {
@@ -149,8 +149,8 @@ impl XenDisks {
             tracing::warn!(xen, "disks whose requests do not end are given up");
         }
         // Without xenstore nobody knows which disks are gone.
-        if is_known {
-            self.forget_others(&disks);
+        if let (Some(there), false) = (&disks.there, is_lost) {
+            self.shared.state_dir.keep(|disk| there.contains(disk));
         }
     }
 
@@ -179,12 +179,15 @@ impl XenDisks {
                 seen = presences.recv() => match seen {
                     None => return self.store.lost().await,
                     Some(Err(error)) => return error,
-                    Some(Ok(seen)) => for presence in seen {
-                        match presence {
-                            Presence::Appeared(id) => disks.appeared(id, self, leaving),
-                            Presence::Vanished(id) => disks.vanished(&id),
+                    Some(Ok(seen)) => {
+                        disks.there.get_or_insert_default();
+                        for presence in seen {
+                            match presence {
+                                Presence::Appeared(id) => disks.appeared(id, self, leaving),
+                                Presence::Vanished(id) => disks.vanished(&id),
+                            }
                         }
-                    },
+                    }
                 },
                 Some(id) = disks.ended() => disks.go_on(id, self, leaving),
             }
@@ -209,13 +212,6 @@ impl XenDisks {
         None
     }
 
-    /// Removes what was kept for disks that are there no more.
-    fn forget_others(&self, disks: &Disks) {
-        let Shared { plan, state_dir, .. } = &*self.shared;
-        let there: HashSet<_> = disks.there.iter().map(|id| disk_name(plan, id)).collect();
-        state_dir.keep(&plan.name, |disk| there.contains(disk));
-    }
-
     async fn serve_disk(
         store: Store,
         mut host: XenHost,
@@ -237,7 +233,8 @@ impl XenDisks {
 /// The disks that are there, and the tasks that serve them.
 #[derive(Debug, Default)]
 struct Disks {
-    there: HashSet<DeviceId>,
+    /// `None`: nobody has looked yet, since xenstore is there.
+    there: Option<HashSet<DeviceId>>,
     tasks: JoinSet<DeviceId>,
     /// Disks that have a task, also those that are there no more, and how it is told that.
     running: HashMap<DeviceId, mpsc::Sender<Command>>,
@@ -245,12 +242,14 @@ struct Disks {
 
 impl Disks {
     fn appeared(&mut self, id: DeviceId, xen: &XenDisks, stop: &watch::Receiver<bool>) {
-        self.there.insert(id.clone());
+        self.there.get_or_insert_default().insert(id.clone());
         self.go_on(id, xen, stop);
     }
 
     fn vanished(&mut self, id: &DeviceId) {
-        self.there.remove(id);
+        if let Some(there) = &mut self.there {
+            there.remove(id);
+        }
         if let Some(sender) = self.running.get(id).cloned() {
             // The task may have as many commands already as wait for it at most.
             tokio::spawn(async move { sender.send(Command::Vanished).await });
@@ -267,7 +266,8 @@ impl Disks {
     /// Starts a task for a disk that is there and has none. One that came back while its former
     /// requests are still waited for gets its task when that one has ended.
     fn go_on(&mut self, id: DeviceId, xen: &XenDisks, stop: &watch::Receiver<bool>) {
-        if *stop.borrow() || !self.there.contains(&id) || self.running.contains_key(&id) {
+        let is_there = self.there.as_ref().is_some_and(|there| there.contains(&id));
+        if *stop.borrow() || !is_there || self.running.contains_key(&id) {
             return;
         }
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);

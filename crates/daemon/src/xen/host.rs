@@ -156,11 +156,11 @@ impl XenHost {
         };
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let (device, hypervisor) = (opened.device.clone(), self.hypervisor.clone());
-        let shared = self.shared.clone();
+        let (id, shared) = (self.id.clone(), self.shared.clone());
         let connection = config.clone();
         // Mapping and binding are calls of the hypervisor, which may take their time.
         let started =
-            aside(move || start(&shared, &device, &hypervisor, &connection, &sender)).await;
+            aside(move || start(&id, &shared, &device, &hypervisor, &connection, &sender)).await;
         let Some(Started { queues, held, error }) = started else {
             return Err(HostError("the daemon has failed".to_owned()));
         };
@@ -190,12 +190,12 @@ impl XenHost {
         }
         let running = self.running.take();
         // While the process ends the front-end stays connected: the next one goes on.
-        let over = (!*self.stop.borrow()).then(|| (self.shared.clone(), self.name()));
+        let over = (!*self.stop.borrow()).then(|| (self.shared.clone(), self.id.clone()));
         aside(move || {
             // Event channels are closed by calls.
             drop(running);
-            if let Some((shared, name)) = over {
-                shared.state_dir.forget(&name);
+            if let Some((shared, id)) = over {
+                shared.state_dir.forget(&id);
             }
         })
         .await;
@@ -229,6 +229,7 @@ impl Host for XenHost {
 
 /// Maps the rings of a front-end, binds its event channels and starts its queues. May block.
 fn start(
+    id: &DeviceId,
     shared: &Shared,
     device: &XenBlkDevice,
     hypervisor: &Hypervisor,
@@ -256,7 +257,7 @@ fn start(
             }
         };
         let Bell { kick, call, channel } = bell;
-        let journal = shared.state_dir.journal(device.name(), index, config.takeover);
+        let journal = shared.state_dir.journal(id, index, config.takeover);
         let journal = journal.inspect_err(|error| {
             let device = device.name();
             tracing::warn!(device, %error, "a ring is served that nobody can take over");

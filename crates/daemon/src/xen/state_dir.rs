@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! KIND.lock            held by the process that serves the disks of this kind
-//! DISK.qN.journal      the journal of queue N (manyring_queue::blkif, docs/design/0012)
+//! DISK.qN.journal      the journal of queue N (manyring_queue::blkif, docs/design/0012) of the disk
+//!                      KIND-DOMAIN-DEVICE
 //! ```
-//! Two processes that serve the same disks would take each other's rings over, so a process that
+//! Processes that serve other kinds have their files in the same folder. Two processes that serve the same disks would take each other's rings over, so a process that
 //! cannot have the locks of its kinds ends at once.
 
+use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
@@ -37,6 +39,8 @@ pub(crate) enum StateDirError {
 #[derive(Debug)]
 pub(super) struct StateDir {
     path: PathBuf,
+    /// Whose files are ours.
+    kinds: Vec<String>,
     /// Held as long as this process serves.
     _locks: Vec<OwnedFd>,
 }
@@ -54,7 +58,7 @@ impl StateDir {
             StateDirError::Folder { path: path.to_owned(), errno }
         })?;
         let locks = kinds.iter().map(|kind| lock(path, kind)).collect::<Result<_, _>>()?;
-        Ok(Self { path: path.to_owned(), _locks: locks })
+        Ok(Self { path: path.to_owned(), kinds: kinds.to_vec(), _locks: locks })
     }
 
     /// The journal of a disk's queue: as it was left if the ring is `taken_over`, else a new one.
@@ -63,7 +67,7 @@ impl StateDir {
     /// [`StateDirError::File`].
     pub(super) fn journal(
         &self,
-        disk: &str,
+        disk: &DeviceId,
         queue: usize,
         taken_over: bool,
     ) -> Result<OwnedFd, StateDirError> {
@@ -75,30 +79,36 @@ impl StateDir {
     }
 
     /// Removes the journals of a disk, whose rings nobody will go on with.
-    pub(super) fn forget(&self, disk: &str) {
+    pub(super) fn forget(&self, disk: &DeviceId) {
         self.remove(|of| of == disk);
     }
 
-    /// Removes the journals of the disks of `xen` that are not there.
-    pub(super) fn keep(&self, xen: &str, is_there: impl Fn(&str) -> bool) {
-        let prefix = format!("{xen}-");
-        self.remove(|disk| disk.starts_with(&prefix) && !is_there(disk));
+    /// Removes the journals of disks of these kinds that are not there.
+    pub(super) fn keep(&self, is_there: impl Fn(&DeviceId) -> bool) {
+        self.remove(|disk| self.kinds.contains(&disk.kind) && !is_there(disk));
     }
 
-    fn remove(&self, is_over: impl Fn(&str) -> bool) {
+    fn remove(&self, is_over: impl Fn(&DeviceId) -> bool) {
         for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let disk = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
-            let disk = disk.and_then(|name| name.rsplit_once(".q")).map(|(disk, _)| disk);
-            if disk.is_some_and(&is_over) {
+            let disk = entry.file_name().to_str().and_then(disk_of);
+            if disk.is_some_and(|disk| is_over(&disk)) {
                 let _ = std::fs::remove_file(entry.path());
             }
         }
     }
 }
 
-fn journal_name(disk: &str, queue: usize) -> String {
-    format!("{disk}.q{queue}{SUFFIX}")
+fn journal_name(DeviceId { kind, domain, device }: &DeviceId, queue: usize) -> String {
+    format!("{kind}-{domain}-{device}.q{queue}{SUFFIX}")
+}
+
+/// The disk whose journal has this name. `None`: it is no journal's name.
+fn disk_of(name: &str) -> Option<DeviceId> {
+    let (disk, _) = name.strip_suffix(SUFFIX)?.rsplit_once(".q")?;
+    let (rest, device) = disk.rsplit_once('-')?;
+    let (kind, domain) = rest.rsplit_once('-')?;
+    let (domain, device) = (domain.parse().ok()?, device.parse().ok()?);
+    Some(DeviceId { kind: kind.to_owned(), domain, device })
 }
 
 /// A file of ours alone: nobody else writes into the folder.
@@ -131,15 +141,21 @@ fn lock(folder: &Path, kind: &str) -> Result<OwnedFd, StateDirError> {
 mod tests {
     use super::*;
 
+    fn disk(kind: &str, domain: u16, device: u32) -> DeviceId {
+        DeviceId { kind: kind.to_owned(), domain, device }
+    }
+
     #[test]
     fn journals_of_disks_that_are_gone_are_removed_and_no_others() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateDir::open(folder.path(), &["vbd".to_owned()]).unwrap();
-        for (disk, queue) in [("xen-vbd-1-51712", 0), ("xen-vbd-1-51712", 1), ("xen-vbd-2-1", 0)] {
+        let (stays, goes) = (disk("vbd", 1, 51712), disk("vbd", 2, 1));
+        for (disk, queue) in [(&stays, 0), (&stays, 1), (&goes, 0)] {
             state.journal(disk, queue, false).unwrap();
         }
-        state.journal("other-vbd-1-1", 0, false).unwrap();
-        std::fs::write(folder.path().join("xen-notes"), "").unwrap();
+        // Another process serves the disks of this kind.
+        state.journal(&disk("vbd-2", 2, 1), 0, false).unwrap();
+        std::fs::write(folder.path().join("vbd-notes"), "").unwrap();
         let names = || {
             let entries = std::fs::read_dir(folder.path()).unwrap().flatten();
             let mut names: Vec<_> =
@@ -147,11 +163,11 @@ mod tests {
             names.sort();
             names
         };
-        state.keep("xen", |disk| disk == "xen-vbd-1-51712");
-        let kept = ["other-vbd-1-1.q0.journal", "vbd.lock", "xen-notes"];
-        let of_disk = ["xen-vbd-1-51712.q0.journal", "xen-vbd-1-51712.q1.journal"];
-        assert_eq!(names(), [&kept[..], &of_disk].concat());
-        state.forget("xen-vbd-1-51712");
+        state.keep(|disk| *disk == stays);
+        let of_disk = ["vbd-1-51712.q0.journal", "vbd-1-51712.q1.journal"];
+        let kept = ["vbd-2-2-1.q0.journal", "vbd-notes", "vbd.lock"];
+        assert_eq!(names(), [&of_disk[..], &kept].concat());
+        state.forget(&stays);
         assert_eq!(names(), kept);
     }
 
@@ -160,10 +176,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = StateDir::open(folder.path(), &[]).unwrap();
         let write = |file: &OwnedFd| rustix::io::write(file, b"left").unwrap();
-        write(&state.journal("d", 0, false).unwrap());
+        let (one, other) = (disk("vbd", 1, 51712), disk("vbd", 1, 51728));
+        write(&state.journal(&one, 0, false).unwrap());
         let size = |file: OwnedFd| rustix::fs::fstat(file).unwrap().st_size;
-        assert_eq!(size(state.journal("d", 0, true).unwrap()), 4);
-        assert_eq!(size(state.journal("d", 0, false).unwrap()), 0);
-        assert_eq!(size(state.journal("e", 0, true).unwrap()), 0);
+        assert_eq!(size(state.journal(&one, 0, true).unwrap()), 4);
+        assert_eq!(size(state.journal(&one, 0, false).unwrap()), 0);
+        assert_eq!(size(state.journal(&other, 0, true).unwrap()), 0);
     }
 }

@@ -7,5 +7,6 @@ mod ends;
 #[path = "../process/mod.rs"]
 mod process;
 mod serve;
+mod successors;
 mod takeover;
 mod world;

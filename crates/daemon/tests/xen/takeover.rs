@@ -3,7 +3,6 @@
 use crate::world::{World, XVDA, connect};
 use manyring_driver::{Blkfront, XenOp};
 use manyring_wire::xen::blkif::Status;
-use rustix::process::Signal;
 use std::process::Command;
 
 /// Requests under way on each queue when the daemon ends.
@@ -18,7 +17,7 @@ fn sector(queue: usize, request: u64) -> u64 {
 }
 
 /// Writes on every queue, and does not wait.
-fn begin(front: &mut Blkfront, round: u8) {
+pub(crate) fn begin(front: &mut Blkfront, round: u8) {
     for (index, queue) in front.queues.iter_mut().enumerate() {
         for request in 0..UNDER_WAY {
             let sector = sector(index, request);
@@ -32,7 +31,7 @@ fn begin(front: &mut Blkfront, round: u8) {
 }
 
 /// Waits for every answer, and reads what was written.
-fn finish(front: &mut Blkfront, round: u8) {
+pub(crate) fn finish(front: &mut Blkfront, round: u8) {
     for (index, queue) in front.queues.iter_mut().enumerate() {
         for _ in 0..UNDER_WAY {
             let done = queue.wait(crate::process::PATIENCE).unwrap();
@@ -58,9 +57,7 @@ fn guest_whose_daemon_is_killed_goes_on_with_the_next_one_and_misses_no_request(
     for round in 0..8_u8 {
         begin(&mut front, round);
         if round % 2 == 0 {
-            daemon.send(Signal::KILL);
-            daemon.wait();
-            std::fs::remove_file(world.path("control")).unwrap();
+            world.kill(&mut daemon);
         } else {
             assert!(daemon.stop().0.success());
         }

@@ -4,6 +4,7 @@ use crate::process::{Daemon, PATIENCE};
 use manyring_driver::{
     Blkfront, BlkfrontOptions, BlkfrontQueue, SimXen, XenDisk, XenDomain, XenStore,
 };
+use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -62,12 +63,24 @@ impl World {
 
     /// A daemon of this configuration, in which `@` stands for the folder of files here.
     pub(crate) fn run(&self, configuration: &str) -> Daemon {
+        self.run_at(configuration, "control")
+    }
+
+    /// The same, with another socket for control.
+    pub(crate) fn run_at(&self, configuration: &str, control: &str) -> Daemon {
         let folder = self.folder.path().display().to_string();
         let file = self.path("manyring.toml");
         std::fs::write(&file, configuration.replace('@', &folder)).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
         command.arg("run").arg("--config").arg(file);
-        Daemon::start(command, tempfile::tempdir().unwrap(), &[self.path("control")])
+        Daemon::start(command, tempfile::tempdir().unwrap(), &[self.path(control)])
+    }
+
+    /// Kills a daemon, so that another one can have its socket for control.
+    pub(crate) fn kill(&self, daemon: &mut Daemon) {
+        daemon.send(Signal::KILL);
+        daemon.wait();
+        std::fs::remove_file(self.path("control")).unwrap();
     }
 
     pub(crate) fn domain(&self, number: u16) -> Arc<XenDomain> {

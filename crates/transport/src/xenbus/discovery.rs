@@ -81,6 +81,8 @@ pub struct Discovery {
     kinds: Vec<String>,
     watch: Watch,
     known: Known,
+    /// All kinds were listed once.
+    is_whole: bool,
 }
 
 impl Discovery {
@@ -93,7 +95,7 @@ impl Discovery {
         for kind in &kinds {
             watch.add(&format!("backend/{kind}")).await?;
         }
-        Ok(Self { store, kinds, watch, known: Known::default() })
+        Ok(Self { store, kinds, watch, known: Known::default(), is_whole: false })
     }
 
     /// Waits until devices have appeared or vanished. The first time these are all that there are;
@@ -107,6 +109,8 @@ impl Discovery {
         for kind in &self.kinds {
             let is_concerned = match &changed {
                 Changed::Many => true,
+                // The first events of the watches come one by one.
+                Changed::Paths(_) if !self.is_whole => true,
                 Changed::Paths(paths) => paths.iter().any(|path| concerns(kind, path)),
             };
             if is_concerned {
@@ -114,6 +118,7 @@ impl Discovery {
                 presences.extend(self.known.look(kind, listing));
             }
         }
+        self.is_whole = true;
         Ok(presences)
     }
 }
