@@ -80,7 +80,7 @@ pub(super) fn errno_of(error: GrantError) -> Errno {
     }
 }
 
-pub(super) fn segment_count(kind: &Result<Asked, RequestError>) -> usize {
+pub(super) fn segment_count(kind: Result<&Asked, RequestError>) -> usize {
     match kind {
         Ok(Asked::Data(data)) => data.segments().len(),
         Ok(Asked::Indirect(indirect)) => indirect.segment_count().into(),

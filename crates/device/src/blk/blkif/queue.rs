@@ -182,8 +182,10 @@ impl BlkifQueue {
         let mut segments_left = SEGMENTS_TURN;
         for index in 0..popped {
             let Some((chain, raw)) = self.popped.take(index) else { continue };
-            let (id, echo, kind) = match Request::parse(raw, &self.limits) {
-                Ok(Request { id, echo, kind }) => (id, echo, Ok(kind)),
+            // Looked at where it lies: with its segments a request has more than a hundred bytes.
+            let parsed = Request::parse(raw, &self.limits);
+            let (id, echo, kind) = match &parsed {
+                Ok(Request { id, echo, kind }) => (*id, *echo, Ok(kind)),
                 Err(refusal) if refusal.error.is_fault() => {
                     ring.latch_fault(QueueError::Blkif(refusal.error));
                     ring.discard(chain);
@@ -196,7 +198,7 @@ impl BlkifQueue {
                 }
                 Err(refusal) => (refusal.id, refusal.echo, Err(refusal.error)),
             };
-            let segments = segment_count(&kind);
+            let segments = segment_count(kind);
             let lots = u32::try_from(segments.div_ceil(LOT_PAGES)).unwrap_or(u32::MAX);
             let has_lots = self.lots == 0 || lots <= self.lots_max.saturating_sub(self.lots);
             if !has_lots || (segments > segments_left && !self.planned.is_empty()) {
@@ -226,14 +228,14 @@ impl BlkifQueue {
         }
     }
 
-    fn what(&mut self, kind: Result<Asked, RequestError>) -> What {
+    fn what(&mut self, kind: Result<&Asked, RequestError>) -> What {
         match kind {
             Err(error) if error.status() == Status::Unsupported => What::Answer(Errno::OPNOTSUPP),
             Err(_) => What::Answer(Errno::IO),
             Ok(Asked::Flush) => What::Flush,
             Ok(Asked::Barrier) => What::Barrier,
             Ok(Asked::Discard { sector, count, secure }) => {
-                let op = if secure { Op::SecureErase } else { Op::Discard };
+                let op = if *secure { Op::SecureErase } else { Op::Discard };
                 What::Discard { op, offset: sector * SECTOR_SIZE, len: count * SECTOR_SIZE }
             }
             Ok(Asked::Data(data)) => {
@@ -242,7 +244,7 @@ impl BlkifQueue {
                 let segments = first..self.segments.len();
                 What::Data { op: data.op, sector: data.sector, segments }
             }
-            Ok(Asked::Indirect(indirect)) => What::Indirect(indirect),
+            Ok(Asked::Indirect(indirect)) => What::Indirect(*indirect),
         }
     }
 
