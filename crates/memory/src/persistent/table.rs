@@ -163,10 +163,10 @@ impl Table {
 }
 
 /// The keys by which a table hashes references: random, and its own. A reference is looked up for
-/// each page of each request, so two multiplications have to do instead of the many steps of
-/// the library's hash. A guest that finds references which meet in its table, by trial and the clock,
-/// makes its own requests slower: the table is one queue's and has a bounded number of entries, and
-/// the time of a turn is its guest's.
+/// each page of each request, so two multiplications have to do instead of the many steps of the
+/// library's hash. A guest that finds references which meet in its table, by trial and the clock,
+/// makes its own requests slower: the table is one queue's and has a bounded number of entries,
+/// and the time of a turn is its guest's.
 #[derive(Clone, Copy, Debug)]
 struct Keys {
     added: u64,
@@ -232,7 +232,7 @@ mod tests {
     fn references_of_any_pattern_are_spread_over_a_table_and_each_table_does_it_otherwise() {
         let keys = Keys::new();
         for step in [1, 2, 3, 64, 4096, 65_536, 1 << 20] {
-            // As the map uses a hash: the low bits choose a place, the high ones tell entries apart.
+            // As the map uses it: the low bits choose a place, the high ones tell entries apart.
             let hashes: Vec<u64> = (0..1024).map(|n| keys.hash_one(GrantRef(n * step))).collect();
             let mut places = [0_u32; 256];
             for hash in &hashes {
