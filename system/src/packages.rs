@@ -1,7 +1,9 @@
-//! Debian packages a step needs: missing ones are installed, and a line says so.
+//! Debian packages a step needs: missing ones are installed, or only unpacked into the cache, and
+//! a line says so.
 
-use crate::command::{command, find, text};
+use crate::command::{command, find, output, text};
 use crate::{Context, Outcome, check};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Makes sure that all of `packages` are installed.
@@ -38,6 +40,50 @@ pub(crate) fn need_lists(package: &str) -> Outcome {
     apt_get(&["update"])
 }
 
+/// The packages that `package` depends on.
+///
+/// # Errors
+/// The package lists do not know it and cannot be updated.
+pub(crate) fn depends(package: &str) -> Outcome<Vec<String>> {
+    need_lists(package)?;
+    let said = text(command("apt-cache").args(["depends", package]))?;
+    Ok(parse_depends(&said).map(str::to_owned).collect())
+}
+
+fn parse_depends(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "))
+}
+
+/// Downloads `packages` and unpacks them into `folder`, without installing them. `finish` does what
+/// remains to be done there. The folder appears when all of it is complete.
+///
+/// # Errors
+/// A package cannot be downloaded or unpacked, or `finish` failed.
+pub(crate) fn unpack(
+    folder: &Path,
+    packages: &[String],
+    finish: impl FnOnce(&Path) -> Outcome,
+) -> Outcome {
+    let names = packages.join(" ");
+    println!("xtask: fetching {names} into {} (unpacked, not installed)", folder.display());
+    let part = folder.with_extension(format!("part-{}", std::process::id()));
+    let unpack = || -> Outcome {
+        let debs = part.join("debs");
+        std::fs::create_dir_all(&debs).context(debs.display())?;
+        output(command("apt-get").args(["download", "-q"]).args(packages).current_dir(&debs))?;
+        for deb in std::fs::read_dir(&debs).context(debs.display())? {
+            let deb = deb.context(debs.display())?.path();
+            output(command("dpkg").arg("-x").args([&deb, &part]))?;
+        }
+        std::fs::remove_dir_all(&debs).context(debs.display())?;
+        finish(&part)?;
+        std::fs::rename(&part, folder).context(folder.display())
+    };
+    unpack().inspect_err(|_| {
+        let _ = std::fs::remove_dir_all(&part);
+    })
+}
+
 fn is_installed(package: &str) -> bool {
     let status = text(command("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package]));
     status.is_ok_and(|status| says_installed(&status))
@@ -66,6 +112,14 @@ fn apt_get(arguments: &[&str]) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_package_depends_on_what_the_lists_say_and_not_on_what_they_recommend() {
+        let text = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-1-cloud-amd64\n  \
+            Recommends: grub\n";
+        assert!(parse_depends(text).eq(["linux-image-6.1.0-1-cloud-amd64"]));
+        assert_eq!(parse_depends("x\n  Breaks: libc6\n").count(), 0);
+    }
 
     #[test]
     fn only_a_whole_package_is_installed() {
