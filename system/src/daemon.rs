@@ -200,12 +200,7 @@ impl Daemon {
     /// # Errors
     /// It has ended.
     pub fn ticks(&self) -> Outcome<u64> {
-        let path = format!("/proc/{}/stat", self.pid());
-        let stat = std::fs::read_to_string(&path).context(path)?;
-        // Fields 14 and 15, counted after the name in brackets.
-        let fields = stat.rsplit_once(") ").ok_or("/proc/PID/stat has no name")?.1;
-        let mut times = fields.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
-        Ok(times.next().ok_or("no utime")? + times.next().ok_or("no stime")?)
+        ticks(self.pid())
     }
 
     /// Tells the daemon that the image of a device has another size.
@@ -285,6 +280,16 @@ fn spawn(options: &DaemonOptions) -> Outcome<Child> {
     Ok(child)
 }
 
+/// The CPU time of a process so far, user and system, in clock ticks.
+pub(crate) fn ticks(pid: u32) -> Outcome<u64> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = std::fs::read_to_string(&path).context(path)?;
+    // Fields 14 and 15, counted after the name in brackets.
+    let fields = stat.rsplit_once(") ").ok_or("/proc/PID/stat has no name")?.1;
+    let mut times = fields.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
+    Ok(times.next().ok_or("no utime")? + times.next().ok_or("no stime")?)
+}
+
 fn inode(path: &Path) -> Option<u64> {
     path.symlink_metadata().ok().map(|metadata| metadata.ino())
 }
@@ -315,7 +320,7 @@ impl Counters {
 }
 
 /// The first `"queues": [..]` of an answer; counters lie in each or in its `"counters"`.
-fn queues_of(json: &Value) -> Option<Vec<Counters>> {
+pub(crate) fn queues_of(json: &Value) -> Option<Vec<Counters>> {
     match json {
         Value::Array(values) => values.iter().find_map(queues_of),
         Value::Object(fields) => {

@@ -5,7 +5,8 @@
 //! [`daemon::Daemon`] is the program under test, [`net`] the host's side of a network,
 //! [`behaviours`] holds one file per promise, [`runner`] runs them, [`soak`] sets hostile guests
 //! beside well-behaved ones for as long as one likes, [`guest_rr`] measures a guest's requests with
-//! each way of polling. Everything started here is ended here, on Ctrl-C as well.
+//! each way of polling, [`xen`] is real Xen with its guests. Everything started here is
+//! ended here, on Ctrl-C as well.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waiting for real guests needs the real clock")]
 
@@ -19,6 +20,7 @@ pub mod net;
 pub mod packages;
 pub mod runner;
 pub mod soak;
+pub mod xen;
 
 /// What everything here gives: a value, or one sentence for the person who ran it.
 pub type Outcome<T = ()> = Result<T, String>;

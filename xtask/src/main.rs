@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo | test | ci | tidy` and the parts of `ci`.
+//! The project's own commands: `cargo xtask demo | test | xen | ci | tidy` and the parts of `ci`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "steps are timed by the real clock")]
 
@@ -10,6 +10,7 @@ mod readme;
 mod soak;
 mod test;
 mod tidy;
+mod xen;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use manyring_system::guest::Kind;
@@ -62,6 +63,8 @@ enum Command {
     },
     /// Time TCP requests and responses of real guests, with each way of polling.
     GuestRr(guest_rr::GuestRr),
+    /// Serve the disks of real Xen guests, under emulation, and try all that they do with them.
+    Xen(xen::Xen),
     /// One guest of the soak: a process that the soak starts, and may kill.
     #[command(hide = true)]
     SoakGuest {
@@ -138,6 +141,7 @@ fn run(command: Command) -> Outcome {
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
         Command::Soak { minutes, seed, tricks } => soak::run(minutes, seed, tricks),
         Command::GuestRr(args) => guest_rr::run(args),
+        Command::Xen(args) => xen::run(args),
         Command::SoakGuest { words } => manyring_system::soak::run_guest(&words),
         Command::Fuzz { door, seconds } => gate::fuzz::long(door.as_deref(), seconds),
         Command::Loom => {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 const FILE: u32 = 0o100_000;
 const FOLDER: u32 = 0o040_000;
+const LINK: u32 = 0o120_000;
 
 /// Writes an archive; folders are made as files need them.
 #[derive(Debug)]
@@ -42,6 +43,14 @@ impl<W: Write> Archive<W> {
     /// Adds a host's program or library.
     pub(crate) fn copy(&mut self, path: &str, from: &Path) -> io::Result<()> {
         self.file(path, 0o755, &std::fs::read(from)?)
+    }
+
+    /// Adds a symbolic link to `target`.
+    pub(crate) fn link(&mut self, path: &str, target: &str) -> io::Result<()> {
+        if let Some((folder, _)) = path.rsplit_once('/') {
+            self.folder(folder)?;
+        }
+        self.entry(path, LINK | 0o777, target.as_bytes())
     }
 
     /// Ends the archive.
@@ -82,6 +91,7 @@ mod tests {
         let mut bytes = Vec::new();
         let mut archive = Archive::new(&mut bytes);
         archive.file("a/b/file", 0o644, b"hello").unwrap();
+        archive.link("c/link", "/a").unwrap();
         archive.finish().unwrap();
         assert_eq!(bytes.len() % 4, 0);
         let mut names = Vec::new();
@@ -101,6 +111,6 @@ mod tests {
             }
             at = content + field(6).next_multiple_of(4);
         }
-        assert_eq!(names, ["a", "a/b", "a/b/file", "TRAILER!!!"]);
+        assert_eq!(names, ["a", "a/b", "a/b/file", "c", "c/link", "TRAILER!!!"]);
     }
 }

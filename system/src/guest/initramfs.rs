@@ -1,21 +1,30 @@
 //! The guest's whole userland: one archive of Debian's own programs and their libraries.
 
 use super::cpio::Archive;
-use super::kernel::Kernel;
 use crate::command::{command, find, text};
-use crate::{Context, Outcome};
-use std::collections::BTreeSet;
+use crate::{Context, Outcome, check};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
+
+/// Where a system has its libraries, from its root.
+pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
 const INIT: &str = include_str!("init.sh");
 
 /// Programs every guest has beside busybox.
 const PROGRAMS: [&str; 5] = ["mkfs.ext4", "e2fsck", "blkdiscard", "blockdev", "fallocate"];
 
-/// Writes the initramfs of a guest to `path`: `more` programs, the kernel's modules, `script`.
-pub(super) fn write(path: &Path, kernel: &Kernel, more: &[&str], script: &str) -> Outcome {
+/// Writes the initramfs of a guest to `path`: `more` programs, the kernel's `modules`, `script`.
+/// Libraries that lie in the tree `root` are taken before the system's.
+pub(crate) fn write(
+    path: &Path,
+    modules: &[PathBuf],
+    more: &[&str],
+    root: Option<&Path>,
+    script: &str,
+) -> Outcome {
     let what = || format!("initramfs {}", path.display());
     let programs: Vec<_> = PROGRAMS
         .iter()
@@ -23,7 +32,7 @@ pub(super) fn write(path: &Path, kernel: &Kernel, more: &[&str], script: &str) -
         .map(|name| Ok((*name, find(name).ok_or(format!("{name} is not installed"))?)))
         .collect::<Outcome<_>>()?;
     let busybox = find("busybox").ok_or("busybox is not installed")?;
-    let libraries = libraries(programs.iter().map(|(_, path)| path))?;
+    let libraries = libraries(programs.iter().map(|(_, path)| path.as_path()), root)?;
     let file = File::create(path).context(what())?;
     let fill = || -> std::io::Result<()> {
         let mut archive = Archive::new(BufWriter::new(file));
@@ -38,10 +47,10 @@ pub(super) fn write(path: &Path, kernel: &Kernel, more: &[&str], script: &str) -
             let name = name.rsplit('/').next().unwrap_or(name);
             archive.copy(&format!("bin/{name}"), path)?;
         }
-        for library in &libraries {
-            archive.copy(&library.to_string_lossy()[1..], library)?;
+        for (to, library) in &libraries {
+            archive.copy(to, library)?;
         }
-        for (index, module) in kernel.modules().iter().enumerate() {
+        for (index, module) in modules.iter().enumerate() {
             let name = module.file_name().unwrap_or_default().to_string_lossy();
             archive.copy(&format!("modules/{index:02}-{name}"), module)?;
         }
@@ -52,11 +61,27 @@ pub(super) fn write(path: &Path, kernel: &Kernel, more: &[&str], script: &str) -
     fill().context(what())
 }
 
-/// The shared libraries of programs, the loader included, by their absolute paths.
-fn libraries<'a>(programs: impl Iterator<Item = &'a PathBuf>) -> Outcome<BTreeSet<PathBuf>> {
-    let mut libraries = BTreeSet::new();
+/// The shared libraries of programs, the loader included: where each belongs, without the leading
+/// slash, and where it is. Those in the tree `root` are taken before the system's.
+pub(crate) fn libraries<'a>(
+    programs: impl Iterator<Item = &'a Path>,
+    root: Option<&Path>,
+) -> Outcome<BTreeMap<String, PathBuf>> {
+    let mut libraries = BTreeMap::new();
     for program in programs {
-        libraries.extend(parse_ldd(&text(command("ldd").arg(program))?));
+        let mut ldd = command("ldd");
+        if let Some(root) = root {
+            ldd.env("LD_LIBRARY_PATH", root.join(LIBRARIES));
+        }
+        let said = text(ldd.arg(program))?;
+        let missing = said.lines().find(|line| line.ends_with("not found"));
+        let missing = missing.map(str::trim).unwrap_or_default();
+        check(missing.is_empty(), || format!("{}: {missing}", program.display()))?;
+        for library in parse_ldd(&said) {
+            let inside = root.and_then(|root| library.strip_prefix(root).ok());
+            let to = inside.or_else(|| library.strip_prefix("/").ok()).unwrap_or(&library);
+            libraries.insert(to.to_string_lossy().into_owned(), library.clone());
+        }
     }
     Ok(libraries)
 }

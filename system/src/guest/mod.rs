@@ -1,8 +1,8 @@
 //! A real Linux guest: booted, talked to over its console, ended.
 
-mod cpio;
-mod initramfs;
-mod kernel;
+pub(crate) mod cpio;
+pub(crate) mod initramfs;
+pub(crate) mod kernel;
 mod kvm;
 pub mod libvirt;
 mod machine;
@@ -107,7 +107,7 @@ impl Guest {
     fn launch(kernel: &Kernel, options: &GuestOptions<'_>, console: &Path) -> Outcome<Self> {
         let folder = Folder::new()?;
         let initramfs = folder.path().join("initramfs");
-        initramfs::write(&initramfs, kernel, options.programs, options.script)?;
+        initramfs::write(&initramfs, kernel.modules(), options.programs, None, options.script)?;
         let log = File::create(console).context(console.display())?;
         let mut command = match kernel.kind() {
             Kind::Uml => machine::uml(kernel, options, &initramfs)?,
@@ -134,7 +134,7 @@ impl Guest {
     ) -> Outcome<Self> {
         let folder = Folder::new()?;
         let initramfs = folder.path().join("initramfs");
-        initramfs::write(&initramfs, kernel, options.programs, options.script)?;
+        initramfs::write(&initramfs, kernel.modules(), options.programs, None, options.script)?;
         let child = libvirt::start(kernel, options, devices, folder.path())?;
         cleanup::adopt(child.id());
         let (console, kept) = (folder.path().join("console"), Some(kept.to_owned()));

@@ -1,0 +1,99 @@
+//! Who serves the disks of dom0's guests: Manyring, or one of those it is compared with.
+
+use super::machine::{LIMIT, Machine};
+use crate::command::wait_for;
+use crate::daemon::queues_of;
+use crate::{Context, Outcome};
+use serde_json::Value;
+
+/// A back-end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// The daemon.
+    Manyring,
+    /// The kernel's xen-blkback, on a loop device.
+    Blkback,
+    /// QEMU's qdisk: one queue.
+    Qdisk,
+}
+
+impl Server {
+    /// What it is called.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Manyring => "manyring",
+            Self::Blkback => "xen-blkback",
+            Self::Qdisk => "qdisk",
+        }
+    }
+
+    /// The folder of its devices in xenstore.
+    pub(super) fn kind(self) -> &'static str {
+        match self {
+            Self::Manyring | Self::Blkback => "vbd",
+            Self::Qdisk => "qdisk",
+        }
+    }
+
+    /// A disk as `xl` reads it.
+    pub(super) fn disk(self, file: &str, device: &str, mode: &str) -> String {
+        let how = match self {
+            Self::Manyring => "backendtype=phy,script=block-manyring,",
+            Self::Blkback => "",
+            Self::Qdisk => "backendtype=qdisk,",
+        };
+        format!("{how}format=raw,vdev={device},access={mode},target={file}")
+    }
+
+    /// Starts to serve in dom0.
+    pub(super) fn start(self, machine: &mut Machine) -> Outcome {
+        let script = match self {
+            Self::Manyring => START,
+            Self::Blkback => "must insmod /later/xen-blkback.ko max_queues=4 max_ring_page_order=4",
+            Self::Qdisk => "",
+        };
+        machine.run(script).map(|_| ())
+    }
+
+    /// Ends it: no guest is connected any more.
+    pub(super) fn stop(self, machine: &mut Machine) -> Outcome {
+        let script = match self {
+            Self::Manyring => STOP,
+            Self::Blkback => "until_is rmmod xen-blkback",
+            Self::Qdisk => "",
+        };
+        machine.run(script).map(|_| ())
+    }
+}
+
+const START: &str = r#"
+/tmp/manyring xen-blk --kind vbd --kind manyring --num-queues 4 --control /tmp/control \
+    2>>/host/manyring.log &
+echo $! >/tmp/manyring.pid
+until_is [ -S /tmp/control ]
+"#;
+
+const STOP: &str = r#"
+pid=$(cat /tmp/manyring.pid)
+must kill -TERM $pid
+until_is gone $pid
+"#;
+
+/// What Manyring's counters say: `manyring stats --json` in dom0.
+pub(super) fn stats(machine: &mut Machine) -> Outcome<Value> {
+    let said = machine.run("/tmp/manyring stats --json --control /tmp/control")?;
+    serde_json::from_str(&said).context("manyring stats --json")
+}
+
+/// Waits until all queues together have answered so many requests since the daemon began.
+pub(super) fn has_served(machine: &mut Machine, requests_min: u64) -> Outcome {
+    wait_for("requests under load", LIMIT, || {
+        let stats = stats(machine)?;
+        let devices = stats.get("devices").and_then(Value::as_array).into_iter().flatten();
+        let queues = devices.filter_map(queues_of).flatten();
+        // A device that has not connected yet has no counters.
+        let requests: u64 = queues.filter_map(|queue| queue.value("requests").ok()).sum();
+        Ok((requests >= requests_min).then_some(()))
+    })
+}
