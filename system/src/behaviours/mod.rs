@@ -37,6 +37,7 @@ mod uml_tcp_rr;
 mod uml_vlan_between_guests;
 mod uml_where_io_uring_is_refused;
 mod uml_without_io_uring;
+mod xen_disk;
 
 /// A named promise and the test of it.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +77,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_under_libvirt::BEHAVIOUR,
     qemu_net_survives::BEHAVIOUR,
     qemu_net_four_pairs::BEHAVIOUR,
+    xen_disk::BEHAVIOUR,
 ];
 
 /// What the behaviours share: the binary under test, `manyring-bench`, and the kernels, each
