@@ -4,9 +4,9 @@
 //! KIND.lock                            held by the process that serves the disks of this kind
 //! KIND-DOMAIN-DEVICE.qN.journal        the journal of queue N of a disk
 //! ```
-//! What a journal holds: `manyring_queue::blkif`, docs/design/0012. Processes that serve other kinds
-//! have their files in the same folder. Two that serve the same disks would take each other's rings
-//! over, so a process that cannot have the locks of its kinds ends at once.
+//! What a journal holds: `manyring_queue::blkif`, docs/design/0012. Processes that serve other
+//! kinds have their files in the same folder. Two that serve the same disks would take each other's
+//! rings over, so a process that cannot have the locks of its kinds ends at once.
 
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
