@@ -233,7 +233,7 @@ impl XenBlkDevice {
     /// [`StartError::Grants`]: a page of the ring cannot be mapped; [`StartError::Queue`]: the ring
     /// has no such number of pages, or cannot be taken over: its device is to be closed, and its
     /// front-end to begin anew; [`StartError::Journal`], [`StartError::JournalRoom`] if it should
-    /// be taken over; [`StartError::Backend`], [`StartError::NoWorker`].
+    /// be taken over, and has requests that wait; [`StartError::Backend`], [`StartError::NoWorker`].
     pub fn start(&self, attachment: Attachment) -> Result<QueueHandle, StartError> {
         let home = Home { device: self.options.name.clone(), unit: attachment.index };
         let (takeover, front) = (attachment.takeover, attachment.call.clone());
@@ -307,7 +307,19 @@ impl XenBlkDevice {
             });
             return Ok(BackRing::begin(config, memory, journal)?);
         }
-        let ring = BackRing::take_over(config, memory, journal?)?;
+        let (journal, problem) = match journal {
+            Ok(journal) => (journal, None),
+            Err(error) => (None, Some(error)),
+        };
+        // Nobody needs the journal of a ring in which no request waits.
+        let ring = match (BackRing::take_over(config, memory, journal), problem) {
+            (Ok(ring), None) => ring,
+            (Ok(ring), Some(error)) => {
+                tracing::warn!(device, %error, "a ring is served that nobody can take over");
+                ring
+            }
+            (Err(error), problem) => return Err(problem.unwrap_or_else(|| error.into())),
+        };
         let owed = ring.owed_count();
         tracing::info!(device, owed, "took a ring over from a former process");
         Ok(ring)

@@ -211,13 +211,18 @@ fn a_ring_whose_requests_are_not_written_down_is_not_taken_over_and_one_without_
 }
 
 #[test]
-fn a_journal_that_cannot_be_one_is_gone_without_and_refused_for_a_takeover() {
+fn a_journal_that_cannot_be_one_is_gone_without_unless_requests_wait_for_a_takeover() {
     let world = World::new();
-    let guest = Guest::new(&world);
+    let mut guest = Guest::new(&world);
     let no_journal = || Some(File::open("/dev/null").unwrap().into());
-    let attachment = Attachment { journal: no_journal(), ..guest.attachment(false) };
-    let served = Back::start(memory(), attachment).unwrap();
-    drop(served);
+    for takeover in [false, true] {
+        let attachment = Attachment { journal: no_journal(), ..guest.attachment(takeover) };
+        let mut served = Back::start(memory(), attachment).unwrap();
+        guest.queue.read(0, &mut [0; 512]).unwrap();
+        served.end();
+    }
+    guest.queue.submit(XenOp::Read { sector: 0, len: 512 }).unwrap().unwrap();
+    guest.queue.publish();
     let attachment = Attachment { journal: no_journal(), ..guest.attachment(true) };
     let refused = Back::start(memory(), attachment).map(drop);
     assert!(matches!(refused, Err(StartError::JournalRoom(_))), "{refused:?}");
