@@ -268,6 +268,7 @@ fn start(
             abi: connection.abi,
             ring_refs: queue.ring_refs.clone(),
             persistent: config.persistent,
+            indirect_segments_max: config.offer.indirect_segments_max,
             journal: journal.ok(),
             takeover: config.takeover,
             mapper: lender.mapper().clone(),

@@ -1,7 +1,8 @@
 //! A daemon that comes after a killed one, where not all is as that one left it.
 
 use crate::takeover::{begin, finish};
-use crate::world::{World, XVDA, connect};
+use crate::world::{World, XVDA, connect, options};
+use manyring_driver::{Blkfront, BlkfrontOptions};
 use rustix::process::Signal;
 use std::os::unix::net::UnixListener;
 
@@ -46,4 +47,25 @@ fn daemon_of_other_disks_that_ends_leaves_the_journals_of_its_neighbour() {
     std::fs::remove_file(world.path("vbd")).unwrap();
     let _daemon = world.run_at(&of_kind("vbd"), "vbd");
     finish(&mut front, 1);
+}
+
+#[test]
+fn daemon_that_offers_less_than_a_killed_one_serves_on_what_was_negotiated() {
+    let mut world = World::new();
+    let mut daemon = world.daemon(&["--num-queues", "2"]);
+    let (domain, image) = (world.domain(7), world.image("disk"));
+    let disk = world.announce(7, XVDA, &image);
+    let large = BlkfrontOptions { ring_page_order: 2, ..options(2) };
+    let mut front = Blkfront::connect(&domain, &disk.folder(), &large).unwrap();
+    world.kill(&mut daemon);
+    begin(&mut front, 1);
+    let daemon = world.run(
+        "[daemon]\ncontrol = '@/control'\n[[xen_blk]]\nkinds = ['vbd', 'manyring']\n\
+         num_queues = 1\nring_page_order_max = 0\nindirect_segments_max = 0\npersistent = false\n\
+         discard = false\nsimulated = '@/xenstored'\nstate_dir = '@/state'\n",
+    );
+    finish(&mut front, 1);
+    let data = vec![7; 64 << 10];
+    front.queues[1].write(0, &data).unwrap();
+    assert!(daemon.terminate().success());
 }

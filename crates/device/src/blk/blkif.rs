@@ -106,6 +106,9 @@ pub struct Attachment {
     pub ring_refs: Vec<u32>,
     /// The front-end uses the same grants again and again.
     pub persistent: bool,
+    /// Segments of an indirect request, as the front-end was offered: by a former process it may
+    /// have been more than this device offers.
+    pub indirect_segments_max: u16,
     /// A file of this queue and connection alone, readable and writable, which outlives this
     /// process: in it is written down what was taken and not answered. Empty or what a former
     /// process has left; its size does not matter. `None`: nobody can take the ring over.
@@ -263,14 +266,15 @@ impl XenBlkDevice {
     ) -> Result<RunningQueue<BackRing, BlkifQueue>, StartError> {
         let Attachment { index, abi, ring_refs, persistent, mapper, kick, call, events, .. } =
             attachment;
+        let indirect = attachment.indirect_segments_max.min(INDIRECT_SEGMENTS_MAX);
         let grefs: Vec<_> = ring_refs.iter().copied().map(GrantRef).collect();
         let order = ring_refs.len().max(1).ilog2();
         let ring_pages = GrantPages::of_ring(mapper.clone(), &grefs)?;
         let config = RingConfig { abi, order, addr: 0 };
         let queue = self.ring(config, &ring_pages, attachment.journal, attachment.takeover)?;
-        let (handler, stats) =
-            (self.handler((abi, order), persistent, mapper, ring_pages, disk)?, index);
-        let stats = self.backing.stats(stats).cloned();
+        let handler =
+            self.handler((abi, order), (persistent, indirect), mapper, ring_pages, disk)?;
+        let stats = self.backing.stats(index).cloned();
         let stats = stats.unwrap_or_else(|| Arc::new(QueueStats::new(Class::XenBlk)));
         let activation = Activation {
             index,
@@ -328,20 +332,21 @@ impl XenBlkDevice {
     fn handler(
         &self,
         (abi, order): (Abi, u32),
-        persistent: bool,
+        (persistent, indirect_segments_max): (bool, u16),
         mapper: GrantMapper,
         ring_pages: GrantPages,
         disk: Box<dyn DiskQueue>,
     ) -> Result<BlkifQueue, StartError> {
         let options = &self.options;
-        let lots = lots_for(abi.ring_size(order), options.indirect_segments_max);
+        let lots = lots_for(abi.ring_size(order), indirect_segments_max);
         let lot_pages = u32::try_from(LOT_PAGES).unwrap_or(u32::MAX);
         let persistent = if persistent && options.persistent { options.persistent_max } else { 0 };
         let limits = GrantLimits { persistent, lot_pages, lots };
         Ok(BlkifQueue::new(Parts {
             disk,
             shared: self.shared.clone(),
-            limits: self.offer().limits(&self.disk_nodes(), !options.read_only),
+            limits: Offer { indirect_segments_max, ..self.offer() }
+                .limits(&self.disk_nodes(), !options.read_only),
             write_through: !options.writeback,
             grants: PersistentGrants::new(mapper, limits)?,
             ring_pages,

@@ -71,6 +71,7 @@ impl World {
             abi: front.abi,
             ring_refs: nodes.ring_refs,
             persistent: front.persistent,
+            indirect_segments_max: device.offer().indirect_segments_max,
             journal: None,
             takeover: false,
             mapper: GrantMapper::Simulated(Arc::new(self.calls.attach(number).unwrap())),

@@ -52,6 +52,7 @@ fn unsealed(world: &World, disk: Arc<dyn Disk>) -> Unsealed {
         abi: Abi::Native,
         ring_refs: vec![RING],
         persistent: true,
+        indirect_segments_max: 256,
         journal: None,
         takeover: false,
         mapper: GrantMapper::Simulated(Arc::new(grants)),

@@ -64,6 +64,7 @@ impl Guest {
             abi: self.front.abi,
             ring_refs: self.queue.nodes().ring_refs,
             persistent: self.front.persistent,
+            indirect_segments_max: 256,
             journal: Some(self.journal.try_clone().unwrap().into()),
             takeover,
             mapper: self.mapper.clone(),
@@ -279,6 +280,7 @@ fn serve() {
         abi: BlkfrontOptions::default().abi,
         ring_refs: ring_refs.to_vec(),
         persistent: round.persistent,
+        indirect_segments_max: 256,
         // The first one finds a ring that nobody has served.
         journal: Some(journal_at(&folder.join("journal")).into()),
         takeover: true,

@@ -14,6 +14,9 @@ use manyring_wire::xen::state::XenbusState;
 pub const HOTPLUG_STATUS: &str = "hotplug-status";
 /// Why a hotplug script failed.
 pub const HOTPLUG_ERROR: &str = "hotplug-error";
+/// What a back-end has promised that cannot be taken back from a front-end that is connected.
+const OFFERED: [Key; 3] =
+    [keys::MULTI_QUEUE_MAX_QUEUES, keys::MAX_RING_PAGE_ORDER, keys::FEATURE_MAX_INDIRECT_SEGMENTS];
 
 /// The nodes of a device, as they were at one time. A folder that does not exist has no nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,7 +56,26 @@ impl Reason {
 pub fn back_names() -> impl Iterator<Item = &'static str> {
     let of_toolstack = |key: &&Key| key.folder == Folder::Back && key.writer == Writer::Toolstack;
     let names = keys::KEYS.iter().filter(of_toolstack).map(|key| key.name);
+    let names = names.chain(OFFERED.iter().map(|key| key.name));
     names.chain([keys::BACK_STATE.name, HOTPLUG_STATUS, HOTPLUG_ERROR])
+}
+
+/// The most queues that the nodes of the back-end's folder offer.
+#[must_use]
+pub fn queues_offered(back: &Nodes) -> u32 {
+    Offer::parse(back).map_or(0, |offer| offer.queues_max)
+}
+
+/// What a front-end may have that a former process has left connected: what that process has
+/// offered, though this one offers less.
+pub(super) fn offer_left(back: &Nodes, offer: Offer) -> Offer {
+    let Ok(former) = Offer::parse(back) else { return offer };
+    Offer {
+        queues_max: offer.queues_max.max(former.queues_max).min(QUEUES_MAX),
+        ring_page_order_max: offer.ring_page_order_max.max(former.ring_page_order_max),
+        indirect_segments_max: offer.indirect_segments_max.max(former.indirect_segments_max),
+        ..offer
+    }
 }
 
 /// The nodes of the front-end's folder that are read first.

@@ -1,7 +1,9 @@
 //! One device: reads its nodes for the state machine, and does what the machine says.
 
 use super::DeviceId;
-use super::negotiate::{Reason, Seen, back_names, front_names, queue_names};
+use super::negotiate::{
+    Reason, Seen, back_names, front_names, queue_names, queues_offered, state_of,
+};
 use super::state::{Action, Back, Change, Config, Event};
 use super::store::{Store, StoreError, Transaction, Tries, Watch};
 use manyring_device::Later;
@@ -30,7 +32,8 @@ pub struct HostError(pub String);
 /// this order: `open`, any number of `connect` and `disconnect` in turn, `close`. An `open` that
 /// follows another one replaces it.
 pub trait Host: Send {
-    /// Most queues that any front-end gets: more are neither offered nor looked for.
+    /// Most queues that any front-end gets: more are neither offered nor looked for, unless a former
+    /// process has offered them.
     fn queues_max(&self) -> u32;
 
     /// Opens what the tool stack names, and says what can be offered for it.
@@ -236,7 +239,9 @@ impl Device<'_> {
             self.nodes = Some(Nodes::new());
             return Ok((back, false));
         };
-        match read_front(self.store, front, self.host.queues_max()).await {
+        // A front-end may have the queues that a former process offered.
+        let queues_max = queues_offered(&back).max(self.host.queues_max());
+        match read_front(self.store, front, queues_max).await {
             Ok(front) => self.nodes = Some(front),
             Err(error) if error.is_passing() => {
                 self.tell_passing(&error);

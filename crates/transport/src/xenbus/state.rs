@@ -446,10 +446,14 @@ impl Back {
     fn connect(&mut self, takeover: bool, actions: &mut Vec<Action>) {
         let Some(opened) = &self.opened else { return };
         let folder = &opened.assignment.frontend;
-        match negotiate::connection(folder, &self.seen.front, &opened.offer) {
+        let offer = match takeover {
+            true => negotiate::offer_left(&self.seen.back, opened.offer),
+            false => opened.offer,
+        };
+        match negotiate::connection(folder, &self.seen.front, &offer) {
             Ok(connection) => {
-                let persistent = connection.persistent && opened.offer.persistent;
-                let (assignment, offer) = (opened.assignment.clone(), opened.offer);
+                let persistent = connection.persistent && offer.persistent;
+                let assignment = opened.assignment.clone();
                 self.number = self.number.wrapping_add(1);
                 let number = self.number;
                 let config = Config { number, assignment, connection, persistent, offer, takeover };
