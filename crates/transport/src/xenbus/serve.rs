@@ -74,7 +74,7 @@ pub enum Command {
     Detach,
     /// The operator takes the device away at once.
     DetachNow,
-    /// The back-end's folder was removed: the device is over.
+    /// The back-end's folder was removed, as somebody saw: the device is over if it is not there.
     Vanished,
 }
 
@@ -111,6 +111,7 @@ pub async fn serve(
         front: None,
         nodes: None,
         stop,
+        is_there: None,
         is_running: false,
         is_told: false,
     };
@@ -139,6 +140,8 @@ struct Device<'a> {
     /// The front-end's nodes, as they were read last; `None` if they were not read yet.
     nodes: Option<Nodes>,
     stop: watch::Receiver<bool>,
+    /// The back-end's folder was there when it was looked for last; `None`: nobody knows.
+    is_there: Option<bool>,
     /// Queues run.
     is_running: bool,
     /// It was told that xenstore does not answer, since it did last.
@@ -149,7 +152,7 @@ impl Device<'_> {
     async fn run(&mut self, commands: &mut mpsc::Receiver<Command>) -> Result<(), StoreError> {
         let mut stop = self.stop.clone();
         let folder = self.back.id().back_folder();
-        let mut read_again = false;
+        let (mut read_again, mut has_vanished) = (false, false);
         let mut read_at = Instant::now();
         while let Err(error) = self.watch.add(&folder).await {
             self.pause(error).await?;
@@ -168,8 +171,11 @@ impl Device<'_> {
                 biased;
                 () = stopped(&mut stop) => return self.perform(Event::Leave).await,
                 command = commands.recv() => match command {
-                    Some(Command::Vanished) | None => {
-                        return self.perform(Event::Seen(Seen::default())).await;
+                    None => return self.perform(Event::Seen(Seen::default())).await,
+                    // Whoever saw that may tell it late: the folder may be there again.
+                    Some(Command::Vanished) => {
+                        has_vanished = true;
+                        read_again = self.look().await?;
                     }
                     Some(Command::Resized(disk)) => self.perform(Event::Resized(disk)).await?,
                     Some(Command::Fault { number, text }) => {
@@ -185,6 +191,9 @@ impl Device<'_> {
                     read_at = Instant::now();
                 }
                 () = passing => read_again = self.look().await?,
+            }
+            if has_vanished && self.is_there == Some(false) {
+                return Ok(());
             }
         }
     }
@@ -208,6 +217,7 @@ impl Device<'_> {
     /// changed meanwhile, or xenstore did not answer. Then the former ones count until that.
     async fn look(&mut self) -> Result<bool, StoreError> {
         let mut stop = self.stop.clone();
+        self.is_there = None;
         let read = tokio::select! {
             biased;
             () = stopped(&mut stop) => return Ok(false),
@@ -222,6 +232,7 @@ impl Device<'_> {
             Err(error) => return Err(error),
         };
         self.is_told = is_contended && self.is_told;
+        self.is_there = Some(state_of(&back) != Some(XenbusState::Unknown));
         // Whoever was not looked at yet is not a front-end that is not there.
         let Some(front) = self.nodes.clone() else { return Ok(true) };
         self.perform(Event::Seen(Seen { back, front })).await?;

@@ -177,6 +177,7 @@ async fn process_that_ends_leaves_the_nodes_and_the_next_takes_the_rings_over() 
     server.await_node(&format!("{BACK}/sectors"), "128").await;
     server.write(&format!("{FRONT}/state"), "6");
     server.await_node(&state, "6").await;
+    server.remove(BACK);
     next.commands.send(Command::Vanished).await.unwrap();
     next.task.await.unwrap();
 }
@@ -194,6 +195,7 @@ async fn front_end_that_hides_its_nodes_is_closed_and_its_device_waits_for_the_t
     server.deny(FRONT);
     server.await_node(&state, "6").await;
     assert!(device.host.asked().ends_with("disconnect"));
+    server.remove(BACK);
     device.commands.send(Command::Vanished).await.unwrap();
     device.task.await.unwrap();
 }
@@ -206,6 +208,22 @@ async fn running(server: &Server, store: &Store) -> Served {
     write_rings(server);
     server.await_node(&format!("{BACK}/state"), "4").await;
     device
+}
+
+#[tokio::test]
+async fn device_that_is_told_late_of_a_folder_that_is_there_again_runs_on() {
+    let server = Server::start();
+    let store = connect(&server);
+    let device = running(&server, &store).await;
+    let before = device.host.asked();
+    device.commands.send(Command::Vanished).await.unwrap();
+    let disk = Disk { sectors: 128, sector_size: 512, physical_sector_size: 512, info: 0 };
+    device.commands.send(Command::Resized(disk)).await.unwrap();
+    server.await_node(&format!("{BACK}/sectors"), "128").await;
+    assert_eq!(device.host.asked(), before);
+    server.remove(BACK);
+    device.commands.send(Command::Vanished).await.unwrap();
+    device.task.await.unwrap();
 }
 
 #[tokio::test]
