@@ -1,5 +1,6 @@
 //! A daemon that comes after a killed one, where not all is as that one left it.
 
+use crate::process::wait_until;
 use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, connect, options};
 use manyring_driver::{Blkfront, BlkfrontOptions};
@@ -68,4 +69,21 @@ fn daemon_that_offers_less_than_a_killed_one_serves_on_what_was_negotiated() {
     let data = vec![7; 64 << 10];
     front.queues[1].write(0, &data).unwrap();
     assert!(daemon.terminate().success());
+}
+
+#[test]
+fn guest_whose_file_is_not_there_when_the_next_daemon_starts_waits_for_it() {
+    let mut world = World::new();
+    let mut daemon = world.daemon(&["--num-queues", "2"]);
+    let (domain, image) = (world.domain(7), world.image("disk"));
+    let disk = world.announce(7, XVDA, &image);
+    let mut front = connect(&domain, &disk, 2);
+    world.kill(&mut daemon);
+    begin(&mut front, 1);
+    let away = world.path("away");
+    std::fs::rename(&image, &away).unwrap();
+    let daemon = world.daemon(&["--num-queues", "2"]);
+    assert!(wait_until(|| daemon.log().contains("cannot open")));
+    std::fs::rename(&away, &image).unwrap();
+    finish(&mut front, 1);
 }

@@ -19,6 +19,8 @@ use tokio::time::Instant;
 /// Shortest time between two readings of a device's nodes: a guest that changes its nodes all the
 /// time makes us read them that often.
 const READ_PAUSE: Duration = Duration::from_millis(20);
+/// When a disk is opened again that could not be opened, of a guest that waits for its answers.
+const OPEN_PAUSE: Duration = Duration::from_secs(1);
 /// When nodes that changed while they were read are read again, and when xenstore is asked again
 /// that did not answer or had no room.
 const PASSING_PAUSE: Duration = Duration::from_millis(200);
@@ -39,7 +41,8 @@ pub trait Host: Send {
     /// Opens what the tool stack names, and says what can be offered for it.
     ///
     /// # Errors
-    /// [`HostError`], which goes to the device's `error` node.
+    /// [`HostError`], which goes to the device's `error` node; if a former process has left a
+    /// front-end connected, it is told to nobody, and tried again.
     fn open<'a>(
         &'a mut self,
         assignment: &'a Assignment,
@@ -162,9 +165,10 @@ impl Device<'_> {
         }
         loop {
             let passing = async {
-                match read_again {
-                    true => tokio::time::sleep(PASSING_PAUSE).await,
-                    false => std::future::pending().await,
+                match (read_again, self.back.waits_for()) {
+                    (true, _) => tokio::time::sleep(PASSING_PAUSE).await,
+                    (false, Some(_)) => tokio::time::sleep(OPEN_PAUSE).await,
+                    (false, None) => std::future::pending().await,
                 }
             };
             tokio::select! {
@@ -310,6 +314,7 @@ impl Device<'_> {
     /// Gives the machine an event, does what it says, and gives it the answers.
     async fn perform(&mut self, event: Event) -> Result<(), StoreError> {
         let (reason, state) = (self.back.reason().cloned(), self.back.state());
+        let waited_for = self.back.waits_for().map(str::to_owned);
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             for action in self.back.handle(event) {
@@ -347,6 +352,11 @@ impl Device<'_> {
             }
         }
         self.tell(reason.as_ref(), state);
+        if let Some(problem) = self.back.waits_for()
+            && waited_for.as_deref() != Some(problem)
+        {
+            tracing::error!(device = %self.back.id(), problem, "its requests wait: tried again");
+        }
         Ok(())
     }
 

@@ -13,6 +13,7 @@
 //! Opening    Opened                                write the offer, InitWait          Waiting
 //!            Opened; F and B were connected        Connect, and take the rings over   Starting
 //!            Failed                                write error, Closed                Closed
+//!            Failed; F and B were connected        -: tried again when looked at      New
 //! Waiting    B = Initialising, or another disk     Open                               Opening
 //!            F = Initialised, Connected            Connect                            Starting
 //!            F = Closing                           write Closing                      Closing
@@ -112,6 +113,8 @@ pub struct Back {
     /// The state in which the front-end was when the device failed.
     barred: Option<Option<XenbusState>>,
     reason: Option<Reason>,
+    /// Why the rings of a former process are not gone on with yet.
+    waits_for: Option<String>,
     /// That of the last connection.
     number: u32,
 }
@@ -131,6 +134,7 @@ impl Back {
             leaving: false,
             barred: None,
             reason: None,
+            waits_for: None,
             number: 0,
         }
     }
@@ -178,15 +182,14 @@ impl Back {
     pub fn handle(&mut self, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
-            Event::Seen(seen) => self.seen = seen,
+            Event::Seen(seen) => {
+                self.seen = seen;
+                self.waits_for = None;
+            }
             Event::Opened { offer, disk } => self.opened(offer, disk, &mut actions),
             Event::Started => self.started(&mut actions),
             Event::Stopped => self.stopped(&mut actions),
-            Event::Failed(text) => {
-                if matches!(self.phase, Phase::Opening | Phase::Starting(_)) {
-                    self.fail(Reason::Device(text), &mut actions);
-                }
-            }
+            Event::Failed(text) => self.failed(text, &mut actions),
             Event::Fault { number, text } => {
                 if self.connected().is_some_and(|config| config.number == number) {
                     self.fail(Reason::Device(text), &mut actions);
@@ -215,10 +218,7 @@ impl Back {
         let disk = negotiate::disk_for(&assignment, disk);
         self.opened = Some(Opened { assignment, offer, disk });
         match (self.told, state_of(&self.seen.front)) {
-            (
-                XenbusState::Connected | XenbusState::Initialised | XenbusState::Closing,
-                Some(XenbusState::Initialised | XenbusState::Connected),
-            ) => self.connect(true, actions),
+            _ if self.is_left_connected() => self.connect(true, actions),
             (XenbusState::Connected | XenbusState::Closing, Some(XenbusState::Closing)) => {
                 self.switch(XenbusState::Closing, actions);
                 self.phase = Phase::Closing;
@@ -295,6 +295,7 @@ impl Back {
                 return false;
             }
             Phase::Opening => return false,
+            Phase::New if self.waits_for.is_some() => return false,
             _ if self.is_gone() => return self.advance_gone(actions),
             _ if self.has_begun_anew() => return self.advance_anew(actions),
             _ => {}

@@ -1,7 +1,7 @@
 //! What is open, and whether it is what the tool stack asks for: it may write a device anew at any
 //! time, and remove and write its folders between two looks.
 
-use super::super::negotiate::{self, state_of};
+use super::super::negotiate::{self, Reason, state_of};
 use super::{Action, Back, Next, Phase};
 use manyring_wire::xen::device::Assignment;
 use manyring_wire::xen::state::XenbusState;
@@ -18,6 +18,33 @@ impl Back {
             }
             Err(reason) => self.fail_once(reason, actions),
         }
+    }
+
+    /// It cannot be opened, or not be connected. A front-end that a former process has left connected
+    /// waits for its answers anyway, and would lose its disk for good.
+    pub(super) fn failed(&mut self, text: String, actions: &mut Vec<Action>) {
+        match self.phase {
+            Phase::Opening if self.is_left_connected() => {
+                self.phase = Phase::New;
+                self.waits_for = Some(text);
+            }
+            Phase::Opening | Phase::Starting(_) => self.fail(Reason::Device(text), actions),
+            _ => {}
+        }
+    }
+
+    /// Why the rings of a former process are not gone on with yet, if they are not. To be looked at
+    /// again later.
+    #[must_use]
+    pub fn waits_for(&self) -> Option<&str> {
+        self.waits_for.as_deref()
+    }
+
+    /// True if a former process has left the front-end connected.
+    pub(super) fn is_left_connected(&self) -> bool {
+        use XenbusState::{Closing, Connected, Initialised};
+        matches!(self.told, Connected | Initialised | Closing)
+            && matches!(state_of(&self.seen.front), Some(Initialised | Connected))
     }
 
     /// Offers to the front-end what is open, if that is what the tool stack asks for; else opens

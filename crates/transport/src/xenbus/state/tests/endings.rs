@@ -214,3 +214,29 @@ fn process_that_ends_stops_its_queues_and_writes_nothing() {
     assert_eq!(world.take(), "disconnect");
     assert!(world.back.has_left());
 }
+
+#[test]
+fn disk_of_a_front_end_left_behind_that_cannot_be_opened_is_tried_again_and_not_closed() {
+    let mut world = World::left_behind("4");
+    world.refuses = Some("/disk.img: no such file");
+    for _ in 0..2 {
+        world.look();
+        assert_eq!(world.take(), "open /disk.img");
+        assert_eq!(world.back.waits_for(), Some("/disk.img: no such file"));
+        assert_eq!(world.says("state"), "4");
+    }
+    world.refuses = None;
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, take over, sectors 64, Connected");
+    assert_eq!(world.back.waits_for(), None);
+}
+
+#[test]
+fn front_end_left_behind_that_closes_while_its_disk_cannot_be_opened_is_let_go() {
+    let mut world = World::left_behind("4");
+    world.refuses = Some("/disk.img: no such file");
+    world.look();
+    world.set_back("state", "5");
+    world.front("6");
+    assert_eq!(world.take(), "open /disk.img, Closed");
+}
