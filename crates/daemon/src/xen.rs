@@ -194,7 +194,8 @@ impl XenDisks {
         }
     }
 
-    /// Connects to a xenstore that was lost, as soon as it is there; `None`: the process ends.
+    /// Connects to a xenstore that was lost, as soon as it is there and answers; `None`: the process
+    /// ends. The queues run on until then, and are to be taken over after.
     async fn find_again(
         &self,
         error: &StoreError,
@@ -204,7 +205,15 @@ impl XenDisks {
         tracing::error!(xen = plan.name, %error, "disks are served as they are, until it is there");
         while !ends_within(stop, RETRY).await {
             let store = Store::open(&self.endpoint, plan.domain);
-            if let (Ok(store), Ok(hypervisor)) = (store, Hypervisor::open(&plan.xen)) {
+            let (Ok(store), Ok(hypervisor)) = (store, Hypervisor::open(&plan.xen)) else {
+                continue;
+            };
+            let mut stop = stop.clone();
+            let answers = tokio::select! {
+                () = ended(&mut stop) => return None,
+                children = store.children("backend") => children.is_ok(),
+            };
+            if answers {
                 tracing::info!(xen = plan.name, "connected to xenstore again");
                 return Some((store, Arc::new(hypervisor)));
             }

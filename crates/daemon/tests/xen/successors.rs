@@ -5,7 +5,11 @@ use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, connect, options};
 use manyring_driver::{Blkfront, BlkfrontOptions};
 use rustix::process::Signal;
-use std::os::unix::net::UnixListener;
+use std::io::Read;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 #[test]
 fn daemon_that_ends_before_xenstore_has_answered_leaves_the_journals_to_the_next_one() {
@@ -86,4 +90,70 @@ fn guest_whose_file_is_not_there_when_the_next_daemon_starts_waits_for_it() {
     assert!(wait_until(|| daemon.log().contains("cannot open")));
     std::fs::rename(&away, &image).unwrap();
     finish(&mut front, 1);
+}
+
+/// Stands between a daemon and xenstored: hands on what both say, as long as it lets them.
+struct Between {
+    listener: UnixListener,
+    streams: Vec<UnixStream>,
+    to: PathBuf,
+}
+
+impl Between {
+    /// Listens at `at`, in the place of the xenstored of `world`.
+    fn new(world: &World, at: &str) -> Self {
+        let (at, to) = (world.path(at), world.path("xenstored"));
+        let calls = |path: &Path| format!("{}.hypercall", path.display());
+        std::os::unix::fs::symlink(calls(&to), calls(&at)).unwrap();
+        Self { listener: UnixListener::bind(at).unwrap(), streams: Vec::new(), to }
+    }
+
+    /// The next connection, of which nobody hears yet.
+    fn accept(&self) -> UnixStream {
+        self.listener.accept().unwrap().0
+    }
+
+    fn hand_on(&mut self, daemon: UnixStream) {
+        let xenstored = UnixStream::connect(&self.to).unwrap();
+        for (from, to) in [(&daemon, &xenstored), (&xenstored, &daemon)] {
+            let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        }
+        self.streams.extend([daemon, xenstored]);
+    }
+
+    /// Ends all connections.
+    fn cut(&mut self) {
+        for stream in self.streams.drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+#[test]
+fn guest_is_served_while_a_xenstored_that_is_there_again_does_not_answer_yet() {
+    let mut world = World::new();
+    let mut between = Between::new(&world, "between");
+    let configuration = "[daemon]\ncontrol = '@/control'\n[[xen_blk]]\n\
+        kinds = ['vbd']\nsimulated = '@/between'\nstate_dir = '@/state'\n";
+    let daemon = world.run(configuration);
+    let first = between.accept();
+    between.hand_on(first);
+    let (domain, image) = (world.domain(7), world.image("disk"));
+    let disk = world.announce(7, XVDA, &image);
+    let mut front = connect(&domain, &disk, 2);
+    between.cut();
+    let mut second = between.accept();
+    // It has asked something, and is not answered.
+    second.read_exact(&mut [0]).unwrap();
+    for _ in 0..50 {
+        front.queues[1].write(0, &[1; 512]).unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(second);
+    let third = between.accept();
+    between.hand_on(third);
+    assert!(wait_until(|| daemon.log().contains("took a ring over")));
+    front.queues[1].write(0, &[1; 512]).unwrap();
+    assert!(daemon.terminate().success());
 }
