@@ -194,8 +194,8 @@ impl XenDisks {
         }
     }
 
-    /// Connects to a xenstore that was lost, as soon as it is there and answers; `None`: the process
-    /// ends. The queues run on until then, and are to be taken over after.
+    /// Connects to a xenstore that was lost, as soon as it is there and answers; `None`: the
+    /// process ends. The queues run on until then, and are to be taken over after.
     async fn find_again(
         &self,
         error: &StoreError,

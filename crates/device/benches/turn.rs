@@ -123,7 +123,7 @@ impl Pair {
                 abi: Abi::Native,
                 ring_refs: vec![xen::RING],
                 persistent: true,
-                indirect_segments_max: 0,
+                indirect_segments_max: 256,
                 journal: Some(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap()),
                 takeover: false,
                 mapper,

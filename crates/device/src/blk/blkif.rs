@@ -236,7 +236,8 @@ impl XenBlkDevice {
     /// [`StartError::Grants`]: a page of the ring cannot be mapped; [`StartError::Queue`]: the ring
     /// has no such number of pages, or cannot be taken over: its device is to be closed, and its
     /// front-end to begin anew; [`StartError::Journal`], [`StartError::JournalRoom`] if it should
-    /// be taken over, and has requests that wait; [`StartError::Backend`], [`StartError::NoWorker`].
+    /// be taken over, and has requests that wait; [`StartError::Backend`],
+    /// [`StartError::NoWorker`].
     pub fn start(&self, attachment: Attachment) -> Result<QueueHandle, StartError> {
         let home = Home { device: self.options.name.clone(), unit: attachment.index };
         let (takeover, front) = (attachment.takeover, attachment.call.clone());

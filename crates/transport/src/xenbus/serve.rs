@@ -34,8 +34,8 @@ pub struct HostError(pub String);
 /// this order: `open`, any number of `connect` and `disconnect` in turn, `close`. An `open` that
 /// follows another one replaces it.
 pub trait Host: Send {
-    /// Most queues that any front-end gets: more are neither offered nor looked for, unless a former
-    /// process has offered them.
+    /// Most queues that any front-end gets: more are neither offered nor looked for, unless a
+    /// former process has offered them.
     fn queues_max(&self) -> u32;
 
     /// Opens what the tool stack names, and says what can be offered for it.

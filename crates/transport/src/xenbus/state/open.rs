@@ -20,8 +20,8 @@ impl Back {
         }
     }
 
-    /// It cannot be opened, or not be connected. A front-end that a former process has left connected
-    /// waits for its answers anyway, and would lose its disk for good.
+    /// It cannot be opened, or not be connected. A front-end that a former process has left
+    /// connected waits for its answers anyway, and would lose its disk for good.
     pub(super) fn failed(&mut self, text: String, actions: &mut Vec<Action>) {
         match self.phase {
             Phase::Opening if self.is_left_connected() => {
