@@ -33,15 +33,16 @@ const TOOLS: [&str; 4] = ["xl", "xenstored", "xenconsoled", "xen-init-dom0"];
 const XENSTORE: [&str; 7] = ["chmod", "exists", "list", "ls", "read", "rm", "write"];
 /// Programs that the tool stack's scripts, or ours, want as they are in Debian.
 const PROGRAMS: [&str; 6] = ["bash", "blockdev", "flock", "losetup", "readlink", "stat"];
-/// What a guest loads.
+/// What a guest loads; the last one only where it mounts something.
 const GUEST_MODULES: [&str; 2] = ["xen-blkfront", "ext4"];
 
 /// Writes the guests' initramfs. `folder` is for files that are made on the way.
-pub(super) fn guest(parts: &Parts, folder: &Path, path: &Path) -> Outcome {
+pub(super) fn guest(parts: &Parts, mounts: bool, folder: &Path, path: &Path) -> Outcome {
     let root = folder.join("stand-ins");
     fio::stand_ins(&find("fio").ok_or("fio is not installed")?, &root)?;
     let script = format!("{DISK}{GUEST}");
-    initramfs::write(path, &parts.modules(&GUEST_MODULES)?, &["fio"], Some(&root), &script)
+    let modules = if mounts { &GUEST_MODULES[..] } else { &GUEST_MODULES[..1] };
+    initramfs::write(path, &parts.modules(modules)?, &["fio"], Some(&root), &script)
 }
 
 /// Writes dom0's initramfs, for these options of the machine, with the one of its guests. (In a
