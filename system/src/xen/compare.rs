@@ -40,7 +40,8 @@ pub fn compare(options: &Options, rounds: usize) -> Outcome {
         dom0_cpus: 1,
         counts_instructions: true,
     };
-    let mut rig = Rig::boot(&parts, &machine, None, Stages::begin(true))?;
+    // The tool stack starts its QEMU only for a guest that has such a disk from its start.
+    let mut rig = Rig::boot(&parts, &machine, Server::Qdisk, Stages::begin(true))?;
     let mut measured: Vec<(Server, Vec<Rates>)> = PARTIES.map(|who| (who, Vec::new())).to_vec();
     for round in 1..=rounds {
         for (server, rates) in &mut measured {

@@ -14,7 +14,7 @@ pub(super) struct DomainOptions<'a> {
     pub(super) kind: &'a str,
     pub(super) cpus: u32,
     /// Its first disk, as `xl` reads it.
-    pub(super) disk: Option<&'a str>,
+    pub(super) disk: &'a str,
 }
 
 /// A running guest.
@@ -32,13 +32,13 @@ impl Domain {
         stages: &mut Stages,
     ) -> Outcome<Self> {
         let name = options.name;
-        let disk = options.disk.map(|disk| format!("disk = [ \"{disk}\" ]\n")).unwrap_or_default();
         let config = format!(
             "name = \"{name}\"\ntype = \"{}\"\nkernel = \"/guest/vmlinux\"\n\
              ramdisk = \"/guest/initramfs\"\nmemory = 384\nvcpus = {}\ntsc_mode = \"native\"\n\
-             {disk}extra = \"console=hvc0 quiet loglevel=4 mitigations=off disk=no net=no\"\n\
+             disk = [ \"{}\" ]\n\
+             extra = \"console=hvc0 quiet loglevel=4 mitigations=off disk=no net=no\"\n\
              on_poweroff = \"destroy\"\non_crash = \"destroy\"\non_reboot = \"restart\"\n",
-            options.kind, options.cpus
+            options.kind, options.cpus, options.disk
         );
         machine.write(&format!("{name}.cfg"), &config)?;
         machine.run(&format!("create {name}"))?;

@@ -62,7 +62,7 @@ impl Options {
             dom0_cpus: 1,
             counts_instructions: false,
         };
-        Rig::boot(parts, &options, Some(self.server), Stages::begin(is_shown))
+        Rig::boot(parts, &options, self.server, Stages::begin(is_shown))
     }
 }
 

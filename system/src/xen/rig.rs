@@ -30,33 +30,25 @@ pub(super) const XVDB: u32 = 51728;
 pub(super) struct Rig {
     pub(super) machine: Machine,
     pub(super) server: Server,
-    /// Guests have no first disk.
-    is_bare: bool,
     stages: Stages,
     guests: Vec<Domain>,
 }
 
 impl Rig {
-    /// Boots Xen, and starts who serves. Without a server nobody does yet, and guests have no
-    /// first disk.
+    /// Boots Xen, and starts who serves.
     pub(super) fn boot(
         parts: &Parts,
         options: &MachineOptions<'_>,
-        server: Option<Server>,
+        server: Server,
         mut stages: Stages,
     ) -> Outcome<Self> {
-        let machine = Machine::boot(parts, options, &mut stages)?;
-        let mut rig =
-            Self { machine, server: Server::Qdisk, is_bare: true, stages, guests: Vec::new() };
-        if let Some(server) = server {
-            rig.change_server(server)?;
-            rig.is_bare = false;
-            rig.stages.end(&format!("{} serves", server.name()));
-        }
-        Ok(rig)
+        let mut machine = Machine::boot(parts, options, &mut stages)?;
+        server.start(&mut machine)?;
+        stages.end(&format!("{} serves", server.name()));
+        Ok(Self { machine, server, stages, guests: Vec::new() })
     }
 
-    /// Has another one serve. No guest has a disk.
+    /// Has another one serve. No guest has a disk of the former one, unless that is qdisk.
     pub(super) fn change_server(&mut self, server: Server) -> Outcome {
         self.server.stop(&mut self.machine)?;
         self.server = server;
@@ -82,13 +74,10 @@ impl Rig {
         let file = format!("/tmp/disk-{}", who.name);
         self.dom0(&format!("must truncate -s 128M {file}"))?;
         let disk = self.server.disk(&file, "xvda", "rw");
-        let disk = (!self.is_bare).then_some(disk.as_str());
-        let options = DomainOptions { name: who.name, kind: who.kind, cpus: who.cpus, disk };
+        let options = DomainOptions { name: who.name, kind: who.kind, cpus: who.cpus, disk: &disk };
         let mut guest = Domain::create(&mut self.machine, &options, &mut self.stages)?;
-        if disk.is_some() {
-            guest.run(&mut self.machine, "until_is [ -b /dev/xvda ]")?;
-            self.stages.end(&format!("{}'s disk", who.name));
-        }
+        guest.run(&mut self.machine, "until_is [ -b /dev/xvda ]")?;
+        self.stages.end(&format!("{}'s disk", who.name));
         self.guests.push(guest);
         Ok(())
     }
