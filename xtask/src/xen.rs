@@ -22,7 +22,7 @@ pub(crate) struct Xen {
     #[arg(long, conflicts_with_all = ["backend", "only"])]
     compare: bool,
     /// How often each is measured for that; they take turns.
-    #[arg(long, default_value_t = 2, requires = "compare")]
+    #[arg(long, default_value_t = 1, requires = "compare")]
     rounds: usize,
 }
 

@@ -15,7 +15,7 @@ const DEPTH: u32 = 8;
 const MIB: u32 = 16;
 /// What Manyring must reach, in hundredths of the other's requests per second.
 const AT_LEAST: [(Server, u32); 2] = [(Server::Blkback, 105), (Server::Qdisk, 160)];
-const PARTIES: [Server; 3] = [Server::Manyring, Server::Blkback, Server::Qdisk];
+const PARTIES: [Server; 3] = [Server::Manyring, Server::Qdisk, Server::Blkback];
 
 /// 4 KiB reads and writes per second of the machine's own time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
