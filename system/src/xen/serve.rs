@@ -71,7 +71,8 @@ const START: &str = r#"
 /tmp/manyring xen-blk --kind vbd --kind manyring --num-queues 4 --control /tmp/control \
     2>>/host/manyring.log &
 echo $! >/tmp/manyring.pid
-until_is [ -S /tmp/control ]
+# A killed one has left its socket there.
+until_is /tmp/manyring stats --control /tmp/control >/dev/null
 "#;
 
 const STOP: &str = r#"

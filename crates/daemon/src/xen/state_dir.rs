@@ -1,8 +1,8 @@
 //! `StateDir`: the folder in which it is written down how far the rings of Xen disks are served.
 //!
 //! ```text
-//! KIND.lock                            held by the process that serves the disks of this kind
-//! KIND-DOMAIN-DEVICE.qN.journal        the journal of queue N of a disk
+//! KIND.lock                        the pid of who serves the disks of this kind, and holds it
+//! KIND-DOMAIN-DEVICE.qN.journal    the journal of queue N of a disk
 //! ```
 //! What a journal holds: `manyring_queue::blkif`, docs/design/0012. Processes that serve other
 //! kinds have their files in the same folder. Two that serve the same disks would take each other's
@@ -10,8 +10,8 @@
 
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
-use rustix::io::Errno;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, ftruncate, open};
+use rustix::io::{Errno, pwrite};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,8 +31,12 @@ pub(crate) enum StateDirError {
     Folder { path: PathBuf, errno: Errno },
     #[error("cannot write {}: {errno}", path.display())]
     File { path: PathBuf, errno: Errno },
-    #[error("another process serves the disks of kind \"{kind}\" ({} is locked)", path.display())]
-    InUse { kind: String, path: PathBuf },
+    #[error(
+        "another process serves the disks of kind \"{kind}\", or was killed and waits for a disk \
+         that hangs: pid {holder} has {}",
+        path.display()
+    )]
+    InUse { kind: String, path: PathBuf, holder: String },
 }
 
 /// The folder.
@@ -124,9 +128,15 @@ fn lock(folder: &Path, kind: &str) -> Result<OwnedFd, StateDirError> {
     let mut left = LOCK_PATIENCE;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
+            Ok(()) => {
+                // Only for whoever is refused.
+                let _ = ftruncate(&file, 0);
+                let _ = pwrite(&file, std::process::id().to_string().as_bytes(), 0);
+                return Ok(file);
+            }
             Err(Errno::WOULDBLOCK) if left.is_zero() => {
-                return Err(StateDirError::InUse { kind: kind.to_owned(), path });
+                let holder = std::fs::read_to_string(&path).unwrap_or_default();
+                return Err(StateDirError::InUse { kind: kind.to_owned(), path, holder });
             }
             Err(Errno::WOULDBLOCK) => {
                 std::thread::sleep(LOCK_RETRY);

@@ -73,7 +73,7 @@ fn guest_whose_daemon_is_killed_goes_on_with_the_next_one_and_misses_no_request(
 #[test]
 fn daemon_that_would_serve_the_disks_of_another_one_is_refused_and_changes_nothing() {
     let mut world = World::new();
-    let _daemon = world.daemon(&[]);
+    let daemon = world.daemon(&[]);
     let (domain, image) = (world.domain(7), world.image("disk"));
     let disk = world.announce(7, XVDA, &image);
     let mut front = connect(&domain, &disk, 1);
@@ -83,7 +83,8 @@ fn daemon_that_would_serve_the_disks_of_another_one_is_refused_and_changes_nothi
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
     let words = "--state-dir: another process serves the disks of kind \"vbd\"";
-    assert!(said.contains(words), "{said}");
+    let pid = format!("pid {} has ", daemon.pid());
+    assert!(said.contains(words) && said.contains(&pid), "{said}");
     front.queues[0].write(0, &[1; 512]).unwrap();
     world.await_node(&disk, "state", "4");
 }
