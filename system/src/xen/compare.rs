@@ -24,7 +24,7 @@ struct Rates {
     writes: f64,
 }
 
-/// Measures all three in turns on one boot, prints a table, and says whether Manyring reaches what
+/// Measures all three in turns, prints a table, and says whether Manyring reaches what
 /// it must.
 ///
 /// # Errors
@@ -32,20 +32,10 @@ struct Rates {
 pub fn compare(options: &Options, rounds: usize) -> Outcome {
     let parts = Parts::prepare()?;
     std::fs::create_dir_all(&options.logs).context(options.logs.display())?;
-    let machine = MachineOptions {
-        manyring: &options.manyring,
-        script: &options.script,
-        logs: &options.logs,
-        has_qdisk: true,
-        dom0_cpus: 1,
-        counts_instructions: true,
-    };
-    // The tool stack starts its QEMU only for a guest that has such a disk from its start.
-    let mut rig = Rig::boot(&parts, &machine, Server::Qdisk, Stages::begin(true))?;
     let mut measured: Vec<(Server, Vec<Rates>)> = PARTIES.map(|who| (who, Vec::new())).to_vec();
     for round in 1..=rounds {
         for (server, rates) in &mut measured {
-            let rate = measure(&mut rig, *server).context(server.name())?;
+            let rate = measure(options, &parts, *server).context(server.name())?;
             let name = server.name();
             println!("round {round} {name:<12} {:>8.0} {:>8.0}", rate.reads, rate.writes);
             rates.push(rate);
@@ -54,9 +44,19 @@ pub fn compare(options: &Options, rounds: usize) -> Outcome {
     report(&measured)
 }
 
-/// A disk that is handed to the guest, filled, read and written, and taken back.
-fn measure(rig: &mut Rig, server: Server) -> Outcome<Rates> {
-    rig.change_server(server)?;
+/// A machine of its own, and a guest, which gets a disk that is filled, read and written.
+fn measure(options: &Options, parts: &Parts, server: Server) -> Outcome<Rates> {
+    let machine = MachineOptions {
+        manyring: &options.manyring,
+        script: &options.script,
+        logs: &options.logs,
+        has_qdisk: server == Server::Qdisk,
+        dom0_cpus: 1,
+        counts_instructions: true,
+    };
+    let mut rig = Rig::boot(parts, &machine, server, Stages::begin(true))?;
+    // The tool stack starts its QEMU only for a guest that has such a disk from its start.
+    rig.need(&U)?;
     rig.dom0("must dd if=/dev/zero of=/tmp/disk-b bs=1M count=64 2>/dev/null")?;
     rig.attach(&U, "rw")?;
     let load = |kind: &str| {
@@ -70,7 +70,6 @@ fn measure(rig: &mut Rig, server: Server) -> Outcome<Rates> {
     // The first requests map the grants that stay mapped.
     rig.inside(&U, &load("randwrite").replace(&format!("{MIB}m"), "1m"))?;
     let (reads, writes) = (rig.inside(&U, &load("randread"))?, rig.inside(&U, &load("randwrite"))?);
-    rig.detach(&U)?;
     Ok(Rates { reads: parse_rate(&reads, 7)?, writes: parse_rate(&writes, 48)? })
 }
 

@@ -48,13 +48,6 @@ impl Rig {
         Ok(Self { machine, server, stages, guests: Vec::new() })
     }
 
-    /// Has another one serve. No guest has a disk of the former one, unless that is qdisk.
-    pub(super) fn change_server(&mut self, server: Server) -> Outcome {
-        self.server.stop(&mut self.machine)?;
-        self.server = server;
-        server.start(&mut self.machine)
-    }
-
     /// Whether Manyring serves.
     pub(super) fn is_manyring(&self) -> bool {
         self.server == Server::Manyring

@@ -55,16 +55,6 @@ impl Server {
         };
         machine.run(script).map(|_| ())
     }
-
-    /// Ends it: no guest is connected any more.
-    pub(super) fn stop(self, machine: &mut Machine) -> Outcome {
-        let script = match self {
-            Self::Manyring => STOP,
-            Self::Blkback => "until_is rmmod xen-blkback",
-            Self::Qdisk => "",
-        };
-        machine.run(script).map(|_| ())
-    }
 }
 
 const START: &str = r#"
@@ -73,12 +63,6 @@ const START: &str = r#"
 echo $! >/tmp/manyring.pid
 # A killed one has left its socket there.
 until_is /tmp/manyring stats --control /tmp/control >/dev/null
-"#;
-
-const STOP: &str = r#"
-pid=$(cat /tmp/manyring.pid)
-must kill -TERM $pid
-until_is gone $pid
 "#;
 
 /// What Manyring's counters say: `manyring stats --json` in dom0.
