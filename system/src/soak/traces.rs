@@ -20,8 +20,8 @@ const RING: &str = "anon_inode:[io_uring]";
 const RING_MAPPINGS: u64 = 2;
 /// Idle threads that the kernel may keep for a worker that has used its io_uring, as long as the
 /// ring lives. It keeps one for what has an end and one for what has none. Linux 6.18 was seen to
-/// keep one or two more, in about half of the runs: they wake every five seconds and go back to
-/// sleep. Why is not known.
+/// keep one more in many runs of half a minute, and up to three more after five or ten minutes:
+/// they wake every five seconds and go back to sleep. Why is not known.
 const KERNEL_THREADS: u64 = 4;
 
 /// What a process holds.
