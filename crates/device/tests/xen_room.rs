@@ -6,34 +6,21 @@
 #[allow(dead_code, reason = "the guest of other tests")]
 #[path = "xenblk/guest.rs"]
 mod guest;
+#[path = "../../memory/tests/lender/mod.rs"]
+mod lender;
 
 use guest::{World, memory};
+use lender::mapper;
 use manyring_driver::{BlkfrontOptions, XenOp};
-use manyring_memory::simgrant::{GrantEntry, GrantTable, SimGrants};
 use manyring_memory::{
-    GrantAccess, GrantAsks, GrantLimits, GrantMapper, GrantPages, GrantRef, PersistentGrants,
+    GrantAccess, GrantAsks, GrantLimits, GrantPages, GrantRef, PersistentGrants,
 };
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use std::sync::Arc;
 use std::time::Duration;
 
 const GREFS: u32 = 40_000;
-const TABLE_PAGES: u32 = GREFS * 8 / 4096 + 1;
 /// What a queue has with the largest ring and the usual options (`XenBlkDevice::handler`).
 const USUAL: GrantLimits = GrantLimits { persistent: 1056, lot_pages: 32, lots: 512 };
 const QUEUES: u32 = 20;
-
-fn mapper() -> GrantMapper {
-    let file = memfd_create("domain", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&file, u64::from(TABLE_PAGES + GREFS) * 4096).unwrap();
-    let table = GrantTable::of_file(&file, GREFS).unwrap();
-    for gref in 0..GREFS {
-        let page = TABLE_PAGES + GREFS - 1 - gref;
-        let entry = GrantEntry::new(0, page, GrantAccess::Write).unwrap();
-        table.update(GrantRef(gref), |_| Ok(entry)).unwrap();
-    }
-    GrantMapper::Simulated(Arc::new(SimGrants::new(file, GREFS, 0, 0).unwrap()))
-}
 
 fn acquire(grants: &mut PersistentGrants, asks: &mut GrantAsks, first: u32, count: u32) {
     asks.clear();
@@ -57,7 +44,7 @@ fn a_guest_goes_on_while_another_one_has_all_its_queues_full_on_a_disk_that_hang
     let mut good = world.guest(1, memory(), &front);
     good.queue.write(0, &[1; 512]).unwrap();
     // The grants of its queues, as their workers hold them.
-    let (mapper, mut asks) = (mapper(), GrantAsks::new());
+    let (mapper, mut asks) = (mapper(GREFS), GrantAsks::new());
     let mut bad: Vec<_> =
         (0..QUEUES).map(|_| PersistentGrants::new(mapper.clone(), USUAL).unwrap()).collect();
     // The grants that its queues keep, which its requests have used before.

@@ -1,17 +1,15 @@
 //! Granted pages leave room for the other mappings of the process. One test: the count is of all.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
-use manyring_memory::simgrant::{GrantEntry, GrantTable, SimGrants};
+mod lender;
+
 use manyring_memory::{
-    GrantAccess, GrantAsks, GrantError, GrantLimits, GrantMapper, GrantPage, GrantRef, Mapping,
-    MemoryError, PersistentGrants,
+    GrantAccess, GrantAsks, GrantError, GrantLimits, GrantPage, GrantRef, Mapping, MemoryError,
+    PersistentGrants,
 };
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use std::sync::Arc;
 
 /// The guest's references: more than there can be mappings of three of eight.
 const GREFS: u32 = 60_000;
-const TABLE_PAGES: u32 = GREFS * 8 / 4096 + 1;
 
 fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
@@ -32,23 +30,13 @@ type Page = Result<GrantPage, GrantError>;
 
 #[test]
 fn a_guest_that_lends_more_pages_than_can_be_mapped_is_served_and_costs_nobody_else() {
-    let file = memfd_create("domain", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&file, u64::from(TABLE_PAGES + GREFS) * 4096).unwrap();
-    let table = GrantTable::of_file(&file, GREFS).unwrap();
-    for gref in 0..GREFS {
-        // Backwards, so that no two of them are one mapping.
-        let page = TABLE_PAGES + GREFS - 1 - gref;
-        let entry = GrantEntry::new(0, page, GrantAccess::Write).unwrap();
-        table.update(GrantRef(gref), |_| Ok(entry)).unwrap();
-    }
     let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     let max: usize = text.trim().parse().unwrap();
     if max / 8 * 3 + 100 >= GREFS as usize {
         println!("vm.max_map_count is too large to be reached: {max}");
         return;
     }
-    let grants = SimGrants::new(file, GREFS, 0, 0).unwrap();
-    let mapper = GrantMapper::Simulated(Arc::new(grants));
+    let mapper = lender::mapper(GREFS);
     let limits = GrantLimits { persistent: GREFS, lot_pages: 1, lots: GREFS };
     let mut grants = PersistentGrants::new(mapper.clone(), limits).unwrap();
     for first in (0..GREFS).step_by(100) {

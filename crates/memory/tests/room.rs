@@ -1,34 +1,18 @@
 //! The room for pieces that stay comes and goes while a burst is planned. One test: it is of all.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
-use manyring_memory::simgrant::{GrantEntry, GrantTable, SimGrants};
-use manyring_memory::{
-    GrantAccess, GrantAsks, GrantLimits, GrantMapper, GrantRef, PersistentGrants,
-};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use std::sync::Arc;
+mod lender;
+
+use lender::mapper;
+use manyring_memory::{GrantAccess, GrantAsks, GrantLimits, GrantRef, PersistentGrants};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const GREFS: u32 = 30_000;
-const TABLE_PAGES: u32 = GREFS * 8 / 4096 + 1;
 /// References of a request: they fit into one lot.
 const REQUEST: u32 = 32;
 
-/// A domain of which no two references are one mapping.
-fn mapper() -> GrantMapper {
-    let file = memfd_create("domain", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&file, u64::from(TABLE_PAGES + GREFS) * 4096).unwrap();
-    let table = GrantTable::of_file(&file, GREFS).unwrap();
-    for gref in 0..GREFS {
-        let page = TABLE_PAGES + GREFS - 1 - gref;
-        let entry = GrantEntry::new(0, page, GrantAccess::Write).unwrap();
-        table.update(GrantRef(gref), |_| Ok(entry)).unwrap();
-    }
-    GrantMapper::Simulated(Arc::new(SimGrants::new(file, GREFS, 0, 0).unwrap()))
-}
-
 fn grants(persistent: u32, lot_pages: u32, lots: u32) -> PersistentGrants {
-    PersistentGrants::new(mapper(), GrantLimits { persistent, lot_pages, lots }).unwrap()
+    PersistentGrants::new(mapper(GREFS), GrantLimits { persistent, lot_pages, lots }).unwrap()
 }
 
 fn acquire(grants: &mut PersistentGrants, grefs: std::ops::Range<u32>) -> GrantAsks {

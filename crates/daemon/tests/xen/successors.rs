@@ -11,15 +11,21 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-#[test]
-fn daemon_that_ends_before_xenstore_has_answered_leaves_the_journals_to_the_next_one() {
-    let mut world = World::new();
+/// A guest whose daemon was killed, and which has requests in its rings; and the file of its disk.
+fn killed(world: &mut World, options: &BlkfrontOptions) -> (Blkfront, PathBuf) {
     let mut daemon = world.daemon(&["--num-queues", "2"]);
     let (domain, image) = (world.domain(7), world.image("disk"));
     let disk = world.announce(7, XVDA, &image);
-    let mut front = connect(&domain, &disk, 2);
+    let mut front = Blkfront::connect(&domain, &disk.folder(), options).unwrap();
     world.kill(&mut daemon);
     begin(&mut front, 1);
+    (front, image)
+}
+
+#[test]
+fn daemon_that_ends_before_xenstore_has_answered_leaves_the_journals_to_the_next_one() {
+    let mut world = World::new();
+    let (mut front, _) = killed(&mut world, &options(2));
     // A xenstored that is stopped: connections are made, and nothing is answered.
     let silent = world.path("silent");
     let _silent = ["", ".hypercall"]
@@ -57,13 +63,8 @@ fn daemon_of_other_disks_that_ends_leaves_the_journals_of_its_neighbour() {
 #[test]
 fn daemon_that_offers_less_than_a_killed_one_serves_on_what_was_negotiated() {
     let mut world = World::new();
-    let mut daemon = world.daemon(&["--num-queues", "2"]);
-    let (domain, image) = (world.domain(7), world.image("disk"));
-    let disk = world.announce(7, XVDA, &image);
     let large = BlkfrontOptions { ring_page_order: 2, ..options(2) };
-    let mut front = Blkfront::connect(&domain, &disk.folder(), &large).unwrap();
-    world.kill(&mut daemon);
-    begin(&mut front, 1);
+    let (mut front, _) = killed(&mut world, &large);
     let daemon = world.run(
         "[daemon]\ncontrol = '@/control'\n[[xen_blk]]\nkinds = ['vbd', 'manyring']\n\
          num_queues = 1\nring_page_order_max = 0\nindirect_segments_max = 0\npersistent = false\n\
@@ -78,12 +79,7 @@ fn daemon_that_offers_less_than_a_killed_one_serves_on_what_was_negotiated() {
 #[test]
 fn guest_whose_file_is_not_there_when_the_next_daemon_starts_waits_for_it() {
     let mut world = World::new();
-    let mut daemon = world.daemon(&["--num-queues", "2"]);
-    let (domain, image) = (world.domain(7), world.image("disk"));
-    let disk = world.announce(7, XVDA, &image);
-    let mut front = connect(&domain, &disk, 2);
-    world.kill(&mut daemon);
-    begin(&mut front, 1);
+    let (mut front, image) = killed(&mut world, &options(2));
     let away = world.path("away");
     std::fs::rename(&image, &away).unwrap();
     let daemon = world.daemon(&["--num-queues", "2"]);

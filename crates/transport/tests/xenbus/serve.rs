@@ -244,16 +244,21 @@ async fn device_runs_on_when_xenstore_has_no_room_for_a_transaction_once() {
     }
 }
 
+/// The operator takes the device away, and a minute passes.
+async fn detach_in_silence(device: &Served) {
+    device.commands.send(Command::Detach).await.unwrap();
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::resume();
+}
+
 #[tokio::test]
 async fn device_runs_on_while_xenstore_is_silent_and_sees_later_what_has_changed() {
     let server = Server::start();
     let store = connect(&server);
     let device = running(&server, &store).await;
     let silence = server.silence();
-    device.commands.send(Command::Detach).await.unwrap();
-    tokio::time::pause();
-    tokio::time::sleep(Duration::from_secs(60)).await;
-    tokio::time::resume();
+    detach_in_silence(&device).await;
     assert_eq!(device.host.asked(), "open /d.img, connect 2 queues, takeover false");
     drop(silence);
     server.await_node(&format!("{BACK}/state"), "5").await;
@@ -268,10 +273,7 @@ async fn process_that_ends_while_xenstore_is_silent_ends_at_once() {
     let store = connect(&server);
     let device = running(&server, &store).await;
     let silence = server.silence();
-    device.commands.send(Command::Detach).await.unwrap();
-    tokio::time::pause();
-    tokio::time::sleep(Duration::from_secs(60)).await;
-    tokio::time::resume();
+    detach_in_silence(&device).await;
     device.stop.send(true).unwrap();
     device.task.await.unwrap();
     assert!(device.host.asked().ends_with("disconnect, close"));
