@@ -1,16 +1,16 @@
 //! Door: the ring of a Xen disk. A front-end that writes requests, segments and counts at will:
-//! no more is taken than the ring holds, a fault stays, and a request that is parsed stays on the
-//! disk and inside its pages.
+//! no more is taken than the ring holds, a fault stays, a copy over that of a former request is
+//! what lies in the ring, and a request that is parsed stays on the disk and inside its pages.
 #![no_main]
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use manyring_memory::{GuestMemory, Mapping};
+use manyring_memory::{GuestMemory, Mapping, Words};
 use manyring_queue::blkif::{BackRing, FrontRing, Requests, RingConfig};
 use manyring_queue::{BATCH_CHAINS, Base, Chain, Ring};
 use manyring_wire::xen::blkif::{
-    Abi, INDIRECT_PAGES_MAX, Kind, Limits, PAGE_SIZE, RING_ENTRIES, RawRequest, Request, Response,
-    SEGMENT_SIZE, Segment, Status, ring_bytes,
+    Abi, ENTRY_WORDS, INDIRECT_PAGES_MAX, Kind, Limits, PAGE_SIZE, RING_ENTRIES, RawRequest,
+    Request, Response, SEGMENT_SIZE, Segment, Status, ring_bytes,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -106,10 +106,18 @@ fuzz_target!(|input: Input| {
                 words.store_u32(0, prod);
             }
             Step::Pop { max, indirect } => {
+                let first = ring.base().bits();
                 let popped = ring.pop_batch(&mut requests, usize::from(max));
                 assert!(popped <= BATCH_CHAINS && (fault.is_none() || popped == 0));
-                for index in 0..popped {
+                for (index, count) in (0..popped).zip((0..).map(|n| first.wrapping_add(n))) {
                     let (chain, raw) = requests.take(index).unwrap();
+                    let alone = entry_of(&words, (abi, ring.size()), count);
+                    assert_eq!(*raw, alone, "not what lies in the ring");
+                    assert_eq!(
+                        Request::parse(raw, &limits),
+                        Request::parse(&alone, &limits),
+                        "bytes of a former request count",
+                    );
                     judge(raw, &limits, &indirect);
                     held.push_back(chain);
                     can_put_back += 1;
@@ -149,6 +157,17 @@ fuzz_target!(|input: Input| {
     held.into_iter().for_each(|chain| ring.discard(chain));
 });
 
+/// The request of this count, as it lies in the ring, and zeroes behind it.
+fn entry_of(words: &Words, (abi, size): (Abi, u16), count: u32) -> RawRequest {
+    let layout = abi.layout();
+    let place = (count % u32::from(size)) as usize;
+    let at = RING_ENTRIES + place * layout.entry_size;
+    let mut copy = [0; ENTRY_WORDS];
+    let len = layout.request_size(words.load_u32(at)) / 4;
+    words.load_u32s(at, &mut copy[..len]);
+    RawRequest::new(abi, copy)
+}
+
 /// Parses a request as a handler would, and its indirect pages, which all hold `page`.
 fn judge(raw: &RawRequest, limits: &Limits, page: &[u8]) {
     let request = match Request::parse(raw, limits) {
@@ -163,8 +182,8 @@ fn judge(raw: &RawRequest, limits: &Limits, page: &[u8]) {
     let inside = |segment: &Segment| segment.offset() + segment.len() <= PAGE_SIZE;
     match request.kind {
         Kind::Data(data) => {
-            assert!(!data.segments().is_empty() && data.segments().iter().all(inside));
-            let sum: u64 = data.segments().iter().map(|s| u64::from(s.sectors())).sum();
+            assert!(data.segment_count() > 0 && data.segments().all(|s| inside(&s)));
+            let sum: u64 = data.segments().map(|s| u64::from(s.sectors())).sum();
             assert!(data.sector + sum <= limits.sectors);
         }
         Kind::Indirect(indirect) => {

@@ -84,6 +84,8 @@ enum Load {
     Blkio(load::LoadArgs),
     /// Our own driver half.
     Driver(load::LoadArgs),
+    /// Threads, counters and eventfds alone: what sleeping clients of several rings cost.
+    Bare(load::bare::BareArgs),
     /// A Xen disk, by our own front-end in a domain of a simulated Xen.
     Xenblk(load::xenblk::XenBlkLoadArgs),
     /// That Xen, until the standard input ends.
@@ -108,6 +110,8 @@ enum Load {
     Crr(load::rr::RrArgs),
     /// Answers them.
     RrServer(load::rr::RrServerArgs),
+    /// One side of TCP streams, which run and rest as they are told.
+    Stream(load::stream::StreamArgs),
 }
 
 fn main() -> ExitCode {
@@ -167,6 +171,7 @@ fn run_load(load: Load) -> Result<(), String> {
     match load {
         Load::Blkio(args) => load::blkio::run(&args.options()).map_err(failed)?.print(args.json),
         Load::Driver(args) => load::driver::run(&args.options()).map_err(failed)?.print(args.json),
+        Load::Bare(args) => load::bare::run(&args).map_err(failed)?.print(true),
         Load::Xenblk(args) => load::xenblk::run(&args).map_err(failed)?.print(args.is_json()),
         Load::Xen(args) => load::xenblk::xen(&args).map_err(failed),
         Load::Net(args) => load::net::run(&args).map_err(failed)?.print(args.json),
@@ -183,6 +188,7 @@ fn run_load(load: Load) -> Result<(), String> {
         Load::Rr(args) => load::rr::client(&args).map_err(failed)?.print(),
         Load::Crr(args) => load::rr::crr::client(&args).map_err(failed)?.print(),
         Load::RrServer(args) => load::rr::server(&args).map_err(failed),
+        Load::Stream(args) => load::stream::run(&args).map_err(failed),
     }
 }
 

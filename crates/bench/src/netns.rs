@@ -1,6 +1,7 @@
 //! Network namespaces that last as long as a run, and what is done inside them.
 
 use crate::peer;
+use rustix::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,6 +14,12 @@ const NETWORK: &str = "10.77.0.";
 const PREFIX: &str = "manyring-bench-";
 /// Where namespaces lie.
 const FOLDER: &str = "/run/netns";
+/// How TCP decides how much may be under way, in every namespace of a run. Many hosts choose `bbr`,
+/// which sends at a pace that it estimates once in a while: with that the estimate decides how much
+/// comes through, and not what lies between the two ends. This one has no pace, and is the only one
+/// that every kernel has and lets every namespace choose.
+const CONGESTION_CONTROL: &str = "reno";
+const CONGESTION_FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// Runs so far: no namespace has the name of one before.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
@@ -34,6 +41,8 @@ impl Netns {
         ip(&["netns", "add", &name])?;
         let space = Self { name };
         space.ip(&["link", "set", "lo", "up"])?;
+        visit(&space.path(), || std::fs::write(CONGESTION_FILE, CONGESTION_CONTROL))?
+            .map_err(|e| format!("{CONGESTION_FILE}: {CONGESTION_CONTROL}: {e}"))?;
         Ok(space)
     }
 
@@ -60,6 +69,11 @@ impl Netns {
             self.ip(&["address", "add", &address, "dev", name])?;
         }
         self.ip(&["link", "set", name, "up"])
+    }
+
+    /// Has each queue of a tap hold so many frames at most.
+    pub(crate) fn set_length(&self, name: &str, frames: u16) -> Result<(), String> {
+        self.ip(&["link", "set", name, "txqueuelen", &frames.to_string()])
     }
 
     /// A bridge that is up.
@@ -118,6 +132,20 @@ impl Drop for Netns {
     fn drop(&mut self) {
         let _ = ip(&["netns", "delete", &self.name]);
     }
+}
+
+/// Has a thread go into the namespace of this file, do something there, and end.
+pub(crate) fn visit<T: Send>(netns: &Path, there: impl FnOnce() -> T + Send) -> Result<T, String> {
+    let file = std::fs::File::open(netns).map_err(|e| e.to_string())?;
+    let enter = || {
+        let kind = rustix::thread::LinkNameSpaceType::Network;
+        rustix::thread::move_into_link_name_space(file.as_fd(), Some(kind))
+            .map_err(|e| e.to_string())?;
+        Ok(there())
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(enter).join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
+    })
 }
 
 /// Removes what benches have left that were killed.

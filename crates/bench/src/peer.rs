@@ -247,6 +247,20 @@ impl Drop for Server {
     }
 }
 
+/// Seconds that all threads of a program have run so far, to the nanosecond for those that rest.
+#[allow(clippy::cast_precision_loss, reason = "nanoseconds of one run")]
+pub(crate) fn ran_seconds(pid: u32) -> f64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let stats = tasks.map(|task| std::fs::read_to_string(task.path().join("schedstat")));
+    let ran_ns = stats.map(|text| first_number(&text.unwrap_or_default()));
+    ran_ns.sum::<u64>() as f64 / 1e9
+}
+
+/// The first number of `schedstat`: nanoseconds on a CPU.
+fn first_number(schedstat: &str) -> u64 {
+    schedstat.split_whitespace().next().and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
 /// CPU seconds that a program has used so far.
 pub(crate) fn cpu_seconds(child: &Child) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id()));
@@ -286,6 +300,16 @@ mod tests {
         assert!((cpu_seconds_of(stat, USED, 100) - 3.0).abs() < 1e-9);
         assert!((cpu_seconds_of(stat, USED_BY_CHILDREN, 100) - 5.0).abs() < 1e-9);
         assert!(cpu_seconds_of("", USED, 100).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_a_program_has_run_grows_and_is_nothing_where_there_is_none() {
+        let before = ran_seconds(std::process::id());
+        let used = crate::measure::own_cpu_seconds() + 0.05;
+        while crate::measure::own_cpu_seconds() < used {}
+        assert!(ran_seconds(std::process::id()) > before);
+        assert!(ran_seconds(u32::MAX).abs() < f64::EPSILON);
+        assert_eq!((first_number("123 456 7\n"), first_number("")), (123, 0));
     }
 
     #[test]

@@ -51,12 +51,14 @@ pub(crate) enum AssembleError {
     Workers,
 }
 
-/// An error and what is behind it, in one line.
-fn in_words(error: &dyn Error) -> String {
+/// An error and what is behind it, in one line. What it says of that itself is not said again.
+pub(crate) fn in_words(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut behind = error.source();
     while let Some(error) = behind {
-        text = format!("{text}: {error}");
+        if !text.ends_with(&error.to_string()) {
+            text = format!("{text}: {error}");
+        }
         behind = error.source();
     }
     text

@@ -337,6 +337,10 @@ pub(crate) struct NetArgs {
     /// Bytes on their way through the host at most, for each queue of the tap.
     #[arg(long, value_name = "BYTES")]
     pub(crate) sndbuf: Option<u32>,
+    /// Frames that wait in the tap for the guest at most, in all the queues together that it uses
+    /// [default: as the host has it, for each queue].
+    #[arg(long, value_name = "FRAMES")]
+    pub(crate) txqueuelen: Option<u32>,
     /// Let frames of a flow that the guest sends together leave as one, which the host cuts again
     /// [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
@@ -410,6 +414,7 @@ impl From<NetArgs> for RawConfig {
             bridge: args.bridge,
             up: args.up,
             sndbuf: args.sndbuf,
+            txqueuelen: args.txqueuelen,
             merge: args.merge,
             pcap: args.pcap,
             ..RawNet::new(args.name, args.socket)

@@ -10,6 +10,7 @@
 
 mod host;
 mod hypervisor;
+mod start;
 mod state_dir;
 
 pub(crate) use hypervisor::HypervisorError;
@@ -229,6 +230,7 @@ impl XenDisks {
     ) -> DeviceId {
         let id = host.id().clone();
         let served = serve(&store, id.clone(), &mut host, commands, stop.clone()).await;
+        host.closed().await;
         if let Err(ServeError::Store(error)) = served
             && !error.is_lost()
         {

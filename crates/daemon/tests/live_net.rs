@@ -264,8 +264,16 @@ impl Moving {
         let source = TapSource::Name { name: tap.into(), must_exist: false };
         let (mtu, bridge) = (None, None);
         let (count, up) = (queue_pairs.into(), Some(true));
-        let at =
-            TapOptions { source, queue_pairs: count, sndbuf: None, merge: true, mtu, bridge, up };
+        let at = TapOptions {
+            source,
+            queue_pairs: count,
+            sndbuf: None,
+            txqueuelen: None,
+            merge: true,
+            mtu,
+            bridge,
+            up,
+        };
         let mut port: Arc<dyn Port> = Arc::new(TapPort::open(at).unwrap());
         if late {
             // A worker that asks, or is told.

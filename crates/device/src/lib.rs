@@ -48,8 +48,9 @@ pub mod net;
 mod policy;
 
 use manyring_engine::{Activation, QueueHandle, QueueStats, StopError};
-use manyring_memory::GrantError;
+use manyring_memory::{GrantError, MemoryError};
 use manyring_queue::{Base, QueueError};
+use rustix::io::Errno;
 use std::pin::Pin;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -72,7 +73,7 @@ pub enum StartError {
     Queue(#[from] QueueError),
     /// The backend has no queue for it.
     #[error("the backend cannot open a queue: {0}")]
-    Backend(rustix::io::Errno),
+    Backend(Errno),
     /// A driver of before virtio 1.0, whose packets have other headers.
     #[error("the driver does not follow virtio 1.0: VERSION_1 was not negotiated")]
     Legacy,
@@ -81,13 +82,40 @@ pub enum StartError {
     Grants(#[from] GrantError),
     /// The journal of a Xen ring cannot be mapped.
     #[error("the journal of the ring: {0}")]
-    Journal(manyring_memory::MemoryError),
+    Journal(MemoryError),
     /// Its file system has no room for it, or refuses.
     #[error("no room for the journal of the ring: {0}")]
-    JournalRoom(rustix::io::Errno),
+    JournalRoom(Errno),
     /// The workers are stopped, or none could be started.
     #[error("no worker runs")]
     NoWorker,
+}
+
+impl StartError {
+    /// True if the host lacks something that it may have again later: the same can succeed then.
+    #[must_use]
+    pub fn is_shortage(&self) -> bool {
+        match self {
+            Self::Backend(errno) | Self::JournalRoom(errno) => is_shortage(*errno),
+            Self::Grants(GrantError::Memory(error)) | Self::Journal(error) => match error {
+                MemoryError::Map(errno) => is_shortage(*errno),
+                error => matches!(error, MemoryError::Pieces { .. } | MemoryError::NoThread),
+            },
+            Self::Grants(GrantError::Device(errno)) => is_shortage(*errno),
+            Self::Grants(error) => matches!(error, GrantError::NoRoom { .. }),
+            Self::NoWorker => true,
+            Self::Queue(_) | Self::Legacy => false,
+        }
+    }
+}
+
+/// True if a call of the system fails so for want of something that may be there again later.
+#[must_use]
+pub fn is_shortage(errno: Errno) -> bool {
+    use Errno as E;
+    const SHORTAGES: [Errno; 7] =
+        [E::MFILE, E::NFILE, E::NOMEM, E::AGAIN, E::NOBUFS, E::NOSPC, E::DQUOT];
+    SHORTAGES.contains(&errno)
 }
 
 /// Something that may take a while: the host's network lock, a worker's acknowledgement.
@@ -178,8 +206,8 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>>;
 }
 
-impl From<rustix::io::Errno> for StartError {
-    fn from(errno: rustix::io::Errno) -> Self {
+impl From<Errno> for StartError {
+    fn from(errno: Errno) -> Self {
         Self::Backend(errno)
     }
 }

@@ -1,4 +1,5 @@
-//! The kernel's accounts: how long our threads ran and waited for a CPU, how long CPUs idled.
+//! The kernel's accounts: how long our threads ran and waited for a CPU, how long CPUs idled, which
+//! threads the kernel keeps for an io_uring.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::collections::BTreeMap;
@@ -23,6 +24,32 @@ fn parse_schedstat(text: &str) -> Option<ThreadTimes> {
     let mut numbers = text.split_whitespace().map(str::parse);
     let (ran, delayed) = (numbers.next()?, numbers.next()?);
     Some(ThreadTimes { ran_ns: ran.ok()?, delayed_ns: delayed.ok()? })
+}
+
+/// How many threads the kernel keeps for what the thread `thread_id` of ours has submitted to its
+/// io_uring.
+pub(crate) fn ring_threads(thread_id: i32) -> usize {
+    let folder = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let thread = |entry: std::fs::DirEntry| {
+        let name = std::fs::read_to_string(entry.path().join("comm")).ok()?;
+        Some((entry.file_name().to_str()?.parse().ok()?, name))
+    };
+    count_ring_threads(&folder.filter_map(thread).collect(), thread_id)
+}
+
+/// The kernel names its threads "iou-wrk-" and the id of the thread that they work for. In a
+/// namespace of process ids that is an id of the host's, which we cannot know: if none is named
+/// after `thread_id`, the threads of whichever unknown id has most of them are counted.
+fn count_ring_threads(names: &BTreeMap<i32, String>, thread_id: i32) -> usize {
+    let mut by_id = BTreeMap::new();
+    for name in names.values() {
+        if let Some(Ok(id)) = name.trim().strip_prefix("iou-wrk-").map(str::parse::<i32>) {
+            *by_id.entry(id).or_default() += 1;
+        }
+    }
+    let own = by_id.get(&thread_id).copied();
+    let unknown = by_id.iter().filter(|(id, _)| !names.contains_key(id)).map(|(_, count)| *count);
+    own.or(unknown.max()).unwrap_or(0)
 }
 
 /// The CPUs that the calling thread may use.
@@ -79,6 +106,17 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(thread_times(0), ThreadTimes::default());
+    }
+
+    #[test]
+    fn the_kernels_threads_are_those_of_one_ring_whatever_its_thread_is_called_outside() {
+        let names = ["worker-0", "worker-1", "iou-wrk-1", "iou-wrk-0", "iou-wrk-1", "iou-sqp-1"];
+        let names: BTreeMap<_, _> = (0..).zip(names.map(|name| format!("{name}\n"))).collect();
+        let count = |id| count_ring_threads(&names, id);
+        assert_eq!((count(0), count(1), count(2)), (1, 2, 0));
+        // The host numbers threads differently.
+        let moved = names.iter().map(|(id, name)| (id + 100, name.clone())).collect();
+        assert_eq!(count_ring_threads(&moved, 100), 2);
     }
 
     #[test]

@@ -188,25 +188,40 @@ impl Call {
     /// Rings. A full counter means "already told". One that the front-end made blocking holds us
     /// for some milliseconds, once: then its session is told to end, and rings no more. A domain of
     /// the simulated Xen that has done so hears no more.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "on the way of every turn that answers something")]
     pub fn ring(&self) {
-        match &self.0 {
-            Bell::Foreign(fd) => {
-                let origin = fd.origin();
-                if !origin.is_blocked() && sentry::write(fd.as_fd(), 1) == Err(Errno::INTR) {
-                    origin.tell_blocked();
-                }
-            }
-            Bell::Shared(fd, is_blocked) => {
-                if !is_blocked.load(Ordering::Relaxed)
-                    && sentry::write(fd.as_fd(), 1) == Err(Errno::INTR)
-                    && !is_blocked.swap(true, Ordering::Relaxed)
-                {
-                    tracing::warn!("a full event channel blocks its notifier: it is told no more");
-                }
-            }
-            Bell::Port(port) => port.notify(),
+        let (fd, is_blocked) = match &self.0 {
+            Bell::Foreign(fd) => (fd.as_fd(), fd.origin().is_blocked()),
+            Bell::Shared(fd, is_blocked) => (fd.as_fd(), is_blocked.load(Ordering::Relaxed)),
+            other => return other.ring(),
+        };
+        if !is_blocked && sentry::write(fd, 1) == Err(Errno::INTR) {
+            self.0.tell_blocked();
+        }
+    }
+}
+
+impl Bell {
+    /// Rings one that nobody else can make blocking: apart, so that what most queues do stays small
+    /// enough to lie where it is called.
+    #[inline(never)]
+    fn ring(&self) {
+        match self {
+            Self::Port(port) => port.notify(),
             ours => drop(rustix::io::write(ours, &1u64.to_ne_bytes())),
+        }
+    }
+
+    /// A write to it has waited.
+    #[cold]
+    fn tell_blocked(&self) {
+        match self {
+            Self::Foreign(fd) => fd.origin().tell_blocked(),
+            Self::Shared(_, is_blocked) if !is_blocked.swap(true, Ordering::Relaxed) => {
+                tracing::warn!("a full event channel blocks its notifier: it is told no more");
+            }
+            _ => {}
         }
     }
 }

@@ -166,7 +166,7 @@ impl Pool {
     #[must_use]
     pub fn views(&self) -> Vec<WorkerView> {
         let places = self.lock();
-        let has_ring = places.first().and_then(|first| Some(first.open()?.has_ring));
+        let has_ring = places.iter().find_map(|place| Some(place.open()?.has_ring));
         let view = |index| {
             let place = places.get(index);
             let running = place.and_then(Place::open);
@@ -217,7 +217,7 @@ impl Pool {
     pub(crate) fn seat(&self, index: usize) -> Option<Seat> {
         let mut places = self.lock();
         // A queue opened for a ring cannot run where the kernel refused one (out of memory, fds).
-        let has_ring = places.first()?.open()?.has_ring;
+        let has_ring = self.run(&mut places, 0)?.has_ring;
         // It may end between two looks, once.
         (0..2).find_map(|_| {
             let running = self.run(&mut places, index).filter(|r| r.has_ring || !has_ring)?;
@@ -253,7 +253,8 @@ impl Pool {
         stats.law.wake_ns.set(wake.ns);
         let law = Law::new(self.options.polling, wake.ns, index as u64);
         let cpus = self.pins.worker_cpus.get(index).cloned();
-        // The first one stays: a guest that arrives must not depend on a thread that can be had.
+        // The first one stays: a guest that arrives must not depend on a thread that can be had. It
+        // ends only to give back threads of the kernel, which are more than its next start takes.
         let lot = Lot { told: self.told.clone(), stays: index == 0 };
         let (inbox, counters) = (mailbox.clone(), stats);
         let run = move || {
@@ -323,6 +324,24 @@ mod tests {
         let second = pool.views()[2].thread_id;
         assert!(second.is_some() && second != first, "{first:?}, then {second:?}");
         assert!(pool.worker_stats()[2].ran_before_ns.value() > 0, "its time is not forgotten");
+    }
+
+    #[test]
+    fn while_the_first_worker_has_ended_others_can_be_given_queues_and_then_it_runs_again() {
+        let pool = Pool::new(PoolOptions { workers_max: 3, polling: Polling::NEVER, uring: false });
+        assert!(pool.has_ring().is_some() && pool.seat(1).is_some());
+        let end_first = || {
+            let mailbox = pool.mailbox(0).unwrap();
+            assert!(mailbox.close());
+            mailbox.send(Command::Quit);
+        };
+        end_first();
+        assert!(pool.views().iter().all(|view| view.is_open));
+        assert_eq!(pool.worker_count(), 1);
+        assert!(pool.seat(1).is_some() && pool.seat(2).is_some());
+        end_first();
+        assert!(pool.seat(0).is_some());
+        assert_eq!(pool.worker_count(), 3);
     }
 
     #[test]

@@ -70,7 +70,7 @@ enum Ending {
 pub(crate) struct Lot {
     /// Where it tells the balance of itself.
     pub(crate) told: Arc<Told>,
-    /// Its thread does not end for want of queues.
+    /// Its thread does not end only because it has no queues.
     pub(crate) stays: bool,
 }
 

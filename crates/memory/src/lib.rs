@@ -47,5 +47,5 @@ pub use killed::stores_before_the_end;
 pub use list::{Gather, KeptByte, Pieces, SliceList, SliceQueue};
 pub use mapping::Mapping;
 pub use persistent::{GrantAsks, GrantCounters, GrantLimits, GrantPage, PersistentGrants};
-pub use shared::{Words, fence_compiler, fence_full};
+pub use shared::{Part, Words, fence_compiler, fence_full};
 pub use sigbus::{fault_count, install as install_sigbus_handler};

@@ -390,6 +390,12 @@ impl Gather {
         self.list.as_slices()
     }
 
+    /// True once a region of the guest's was cut away under us: it reads as zeroes since.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.list.memory.is_broken()
+    }
+
     /// The slices of a range of indexes, if all of them are the guest's.
     #[must_use]
     pub fn pieces(&self, range: Range<usize>) -> Option<Pieces<'_>> {

@@ -4,13 +4,13 @@
 //! is worth keeping. For a burst of requests the queue does this:
 //!
 //! ```text
-//! asks.push(gref, access) ..       each reference of a request
+//! grants.ask(&mut asks, gref, ..)  each reference of a request: found if it is mapped already
 //! asks.end_request()               after its last one
 //! grants.acquire(&mut asks, now)   maps what is not mapped yet: one call for the whole burst
 //! asks.page(n)                     the page of the n-th reference, or why it has none
 //! grants.release(pages, now)       when requests are done: before their responses are published
 //! ```
-//! `acquire` looks each reference up. (1) A reference of the table is a *hit*. (2) Another one is a
+//! Each reference is looked up. (1) A reference of the table is a *hit*. (2) Another one is a
 //! *miss*: while the table has room, it is mapped, writable, and enters the table. (3) Without
 //! room, or if the front-end lacks the feature, or if the process has as many mappings that stay as
 //! it may (`window.rs`), it goes into its request's *lot*: pages that follow each other, mapped
@@ -21,12 +21,16 @@
 //! looked last, it unmaps those used longest ago, [`PURGE_PERCENT`] of the limit; and in any case
 //! those that nobody has used for [`UNUSED_NS`]. References in use are never purged.
 
+mod asks;
 mod table;
+
+pub use asks::GrantAsks;
 
 use crate::grant::{GrantAccess, GrantError, GrantMapper, GrantPages, GrantRef, Lot};
 use crate::guest::LastHit;
 use crate::list::SliceList;
 use crate::window::has_room_to_keep;
+use asks::Ask;
 use std::ops::Range;
 use table::Table;
 
@@ -54,7 +58,7 @@ pub struct GrantLimits {
 }
 
 /// A page to which a reference is mapped, in use until it is released.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantPage(u32);
 
 impl GrantPage {
@@ -80,76 +84,6 @@ pub struct GrantCounters {
     pub refused: u64,
     /// References that were unmapped to make room, or because nobody used them.
     pub purged: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Ask {
-    gref: GrantRef,
-    access: GrantAccess,
-}
-
-/// The references that a burst of requests names. Reused.
-#[derive(Debug, Default)]
-pub struct GrantAsks {
-    asks: Vec<Ask>,
-    /// Where the asks of each request end.
-    ends: Vec<usize>,
-    /// By ask, from `acquire` on.
-    pages: Vec<Result<GrantPage, GrantError>>,
-}
-
-impl GrantAsks {
-    /// An empty list.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds a reference of the present request. Returns its number.
-    pub fn push(&mut self, gref: GrantRef, access: GrantAccess) -> usize {
-        self.asks.push(Ask { gref, access });
-        self.asks.len() - 1
-    }
-
-    /// The references from now on are those of another request.
-    pub fn end_request(&mut self) {
-        self.ends.push(self.asks.len());
-    }
-
-    /// References of all requests.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.asks.len()
-    }
-
-    /// True if there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.asks.is_empty()
-    }
-
-    /// The page of the reference with this number, once acquired: to be released, exactly once.
-    ///
-    /// # Errors
-    /// Why it could not be mapped.
-    ///
-    /// # Panics
-    /// If it was not acquired.
-    pub fn page(&self, number: usize) -> Result<GrantPage, GrantError> {
-        self.pages[number]
-    }
-
-    /// The pages of all references that were mapped: what is to be released if the burst ends here.
-    pub fn acquired(&self, numbers: Range<usize>) -> impl Iterator<Item = GrantPage> {
-        self.pages[numbers].iter().flatten().copied()
-    }
-
-    /// Empties the list.
-    pub fn clear(&mut self) {
-        self.asks.clear();
-        self.ends.clear();
-        self.pages.clear();
-    }
 }
 
 /// References that one `acquire` maps together.
@@ -220,6 +154,7 @@ impl PersistentGrants {
 
     /// What became of the references so far.
     #[must_use]
+    #[inline]
     pub fn counters(&self) -> GrantCounters {
         GrantCounters { persistent: self.table.len().into(), ..self.counters }
     }
@@ -240,34 +175,61 @@ impl PersistentGrants {
         self.pages.resolve(page.0, bytes, access, last, list)
     }
 
-    /// Finds a page for each reference of `asks`, and maps those that have none by one call.
-    pub fn acquire(&mut self, asks: &mut GrantAsks, now_ns: u64) {
-        asks.pages.clear();
-        let mut ends = std::mem::take(&mut asks.ends);
-        if ends.last() != Some(&asks.asks.len()) {
-            ends.push(asks.asks.len());
-        }
-        let (mut first, mut may_keep) = (0, true);
-        for end in &ends {
-            // The lot of this request, as an index of `new`.
-            let mut lot = None;
-            for (number, ask) in (first..).zip(&asks.asks[first..*end]) {
-                let page = self.place(*ask, number, (&mut lot, &mut may_keep), now_ns);
-                asks.pages.push(page);
+    /// Adds a reference of the present request to `asks`. It has its page at once if it is mapped
+    /// already; else [`Self::acquire`] maps it.
+    #[inline]
+    pub fn ask(&mut self, asks: &mut GrantAsks, gref: GrantRef, access: GrantAccess) {
+        match self.table.find(gref) {
+            Some(page) => {
+                self.counters.hits += 1;
+                asks.pages.push(GrantPage(page));
             }
-            first = *end;
+            None => {
+                asks.push(gref, access);
+            }
         }
-        asks.ends = ends;
+    }
+
+    /// Finds a page for each reference of `asks` that has none, and maps those of which there is
+    /// none by one call.
+    pub fn acquire(&mut self, asks: &mut GrantAsks, now_ns: u64) {
+        if asks.missing.is_empty() {
+            return;
+        }
+        let missing = std::mem::take(&mut asks.missing);
+        // The lot of the present request, as an index of `new`.
+        let (mut lot, mut may_keep, mut request) = (None, true, 0);
+        for ask in &missing {
+            if ask.request != request {
+                (lot, request) = (None, ask.request);
+            }
+            match self.place(*ask, (&mut lot, &mut may_keep), now_ns) {
+                Ok(page) => asks.pages[ask.number] = page,
+                Err(error) => asks.refuse(ask.number, error),
+            }
+        }
         if !self.new.is_empty() {
-            self.map_new(asks);
+            self.map_new(asks, &missing);
         }
+        asks.refused.sort_unstable_by_key(|(number, _)| *number);
+        asks.missing = missing;
+        asks.missing.clear();
+    }
+
+    /// The request with these references is given up: those that have a page are released, and the
+    /// others are not mapped when it is time for the other requests of `asks`.
+    ///
+    /// # Panics
+    /// If a page is released more often than it was acquired.
+    pub fn give_up(&mut self, asks: &mut GrantAsks, numbers: Range<usize>, now_ns: u64) {
+        asks.missing.retain(|ask| !numbers.contains(&ask.number));
+        self.release(asks.acquired(numbers), now_ns);
     }
 
     /// The page of one reference: that of the table, or one to be mapped.
     fn place(
         &mut self,
         ask: Ask,
-        number: usize,
         (lot, may_keep): (&mut Option<usize>, &mut bool),
         now_ns: u64,
     ) -> Result<GrantPage, GrantError> {
@@ -283,7 +245,7 @@ impl PersistentGrants {
         let kept = may_keep.then(|| self.table.insert(ask.gref, now_ns)).flatten();
         if let Some(page) = kept {
             self.plan(NewLot { page, access, grefs: 0..0, lot: None });
-            return Ok(self.add(ask.gref, number));
+            return Ok(self.add(ask.gref, ask.number));
         }
         self.is_short |= self.limits.persistent > 0;
         let has_room = |at: &usize| {
@@ -300,7 +262,7 @@ impl PersistentGrants {
             self.plan(NewLot { page, access: ask.access, grefs: 0..0, lot: Some(free) });
             *lot = Some(self.new.len() - 1);
         }
-        Ok(self.add(ask.gref, number))
+        Ok(self.add(ask.gref, ask.number))
     }
 
     fn plan(&mut self, new: NewLot) {
@@ -321,7 +283,7 @@ impl PersistentGrants {
 impl PersistentGrants {
     /// Maps the lots that `acquire` has planned. A reference that cannot be mapped costs those asks
     /// that name it.
-    fn map_new(&mut self, asks: &mut GrantAsks) {
+    fn map_new(&mut self, asks: &mut GrantAsks, missing: &[Ask]) {
         let Self { pages, new, grefs, results, .. } = self;
         results.clear();
         let lot = |new: &NewLot| {
@@ -337,7 +299,7 @@ impl PersistentGrants {
                 match self.results[number] {
                     Ok(()) => mapped += 1,
                     Err(error) if new.lot.is_some() => {
-                        asks.pages[self.owners[number]] = Err(error);
+                        asks.refuse(self.owners[number], error);
                         self.counters.refused += 1;
                     }
                     Err(error) => {
@@ -355,22 +317,22 @@ impl PersistentGrants {
             }
         }
         self.new = planned;
-        self.refuse_failed(asks);
+        self.refuse_failed(asks, missing);
         self.grefs.clear();
         self.owners.clear();
     }
 
     /// References of the table could not be mapped: every ask that was promised one is refused,
     /// in one pass whatever their number.
-    fn refuse_failed(&mut self, asks: &mut GrantAsks) {
+    fn refuse_failed(&mut self, asks: &mut GrantAsks, missing: &[Ask]) {
         if self.failed.is_empty() {
             return;
         }
         self.failed.sort_unstable_by_key(|(page, _)| *page);
-        for promised in &mut asks.pages {
-            let Ok(GrantPage(page)) = *promised else { continue };
+        for Ask { number, .. } in missing {
+            let GrantPage(page) = asks.pages[*number];
             if let Ok(at) = self.failed.binary_search_by_key(&page, |(page, _)| *page) {
-                *promised = Err(self.failed[at].1);
+                asks.refuse(*number, self.failed[at].1);
                 self.counters.refused += 1;
             }
         }
@@ -383,32 +345,54 @@ impl PersistentGrants {
     /// # Panics
     /// If a page is released more often than it was acquired.
     pub fn release(&mut self, pages: impl Iterator<Item = GrantPage>, now_ns: u64) {
-        let GrantLimits { persistent, lot_pages, .. } = self.limits;
-        for GrantPage(page) in pages {
-            if page < persistent {
-                self.table.release(page, now_ns);
-                continue;
-            }
-            let lot = (page - persistent) / lot_pages;
-            let users = &mut self.lots[lot as usize];
-            assert!(*users > 0, "page {page} was released more often than acquired");
-            *users -= 1;
-            if *users == 0 {
-                let first = persistent + lot * lot_pages;
-                // All of its pages, used or not: lots that end together are cleared together.
-                self.ended.push(first..first + lot_pages);
-                self.free_lots.push(lot);
-            }
+        pages.for_each(|page| self.let_go(page, now_ns));
+        self.unmap_released();
+    }
+
+    /// A page is not in use any more. [`Self::unmap_released`] comes after the last one, before
+    /// anything is acquired or published.
+    ///
+    /// # Panics
+    /// If a page is released more often than it was acquired.
+    #[inline]
+    pub fn let_go(&mut self, page: GrantPage, now_ns: u64) {
+        if page.0 < self.limits.persistent {
+            self.table.release(page.0, now_ns);
+        } else {
+            self.let_go_of_lot(page);
         }
-        self.unmap_ended();
+    }
+
+    fn let_go_of_lot(&mut self, GrantPage(page): GrantPage) {
+        let GrantLimits { persistent, lot_pages, .. } = self.limits;
+        let lot = (page - persistent) / lot_pages;
+        let users = &mut self.lots[lot as usize];
+        assert!(*users > 0, "page {page} was released more often than acquired");
+        *users -= 1;
+        if *users == 0 {
+            let first = persistent + lot * lot_pages;
+            // All of its pages, used or not: lots that end together are cleared together.
+            self.ended.push(first..first + lot_pages);
+            self.free_lots.push(lot);
+        }
+    }
+
+    /// Unmaps what was let go of and does not stay mapped.
+    #[inline]
+    pub fn unmap_released(&mut self) {
+        if !self.ended.is_empty() {
+            self.unmap_ended();
+        }
     }
 
     /// Unmaps references that nobody uses, if it is time to look: see the module's page. Returns
     /// how many.
+    #[inline]
     pub fn purge(&mut self, now_ns: u64) -> u64 {
-        if now_ns < self.purge_at_ns {
-            return 0;
-        }
+        if now_ns < self.purge_at_ns { 0 } else { self.look(now_ns) }
+    }
+
+    fn look(&mut self, now_ns: u64) -> u64 {
         self.purge_at_ns = now_ns + PURGE_INTERVAL_NS;
         let share = (self.limits.persistent * PURGE_PERCENT / 100).max(1);
         let wanted = if std::mem::take(&mut self.is_short) { share } else { 0 };
@@ -418,7 +402,7 @@ impl PersistentGrants {
             purged += 1;
         });
         self.counters.purged += purged;
-        self.unmap_ended();
+        self.unmap_released();
         purged
     }
 
@@ -431,11 +415,10 @@ impl PersistentGrants {
         due.map(|due| due.max(self.purge_at_ns))
     }
 
+    #[cold]
     fn unmap_ended(&mut self) {
-        if !self.ended.is_empty() {
-            self.ended.sort_unstable_by_key(|range| range.start);
-            self.pages.unmap(self.ended.drain(..));
-        }
+        self.ended.sort_unstable_by_key(|range| range.start);
+        self.pages.unmap(self.ended.drain(..));
     }
 
     /// Leaves everything mapped for ever: the kernel or a thread may still use it.

@@ -4,10 +4,10 @@
 #![allow(unsafe_code, reason = "allow-listed: atomics at guest addresses")]
 
 #[cfg(not(loom))]
-pub use real::{Words, fence_full};
+pub use real::{Part, Words, fence_full};
 
 #[cfg(loom)]
-pub use model::{Words, fence_full};
+pub use model::{Part, Words, fence_full};
 
 /// Keeps what was stored before in front of what is stored after it, for whoever looks when this
 /// process was killed. A process is killed between two instructions, and its end comes before the
@@ -21,6 +21,7 @@ pub fn fence_compiler() {
 mod real {
     use crate::killed::before_store;
     use crate::mapping::Mapping;
+    use std::marker::PhantomData;
     use std::ptr::NonNull;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
@@ -228,161 +229,159 @@ mod real {
             self.u32_at(offset).store(value.to_le(), Ordering::Release);
         }
 
-        /// Copies words of 32 bits (an entry of a Xen ring) out, each once and without order.
+        /// Copies words of 32 bits (an entry of a Xen ring) out, each once and without order: two
+        /// at a time where they lie on a border of eight bytes.
         #[inline]
         pub fn load_u32s(&self, offset: usize, words: &mut [u32]) {
             let first = self.u32s_at(offset, words.len());
-            for (n, word) in words.iter_mut().enumerate() {
-                // SAFETY: all words are in range and aligned (asserted in `u32s_at`).
-                let place = unsafe { AtomicU32::from_ptr(first.wrapping_add(n)) };
-                *word = u32::from_le(place.load(Ordering::Relaxed));
-            }
+            // SAFETY: all words are in range and aligned (asserted in `u32s_at`), and alive as
+            // long as `mapping`.
+            unsafe { load_from(first, words) };
         }
 
-        /// Writes words of 32 bits (an entry of a Xen ring) without order.
+        /// Writes words of 32 bits (an entry of a Xen ring) without order, two at a time likewise.
         #[inline]
         pub fn store_u32s(&self, offset: usize, words: &[u32]) {
             let first = self.u32s_at(offset, words.len());
-            for (n, word) in words.iter().enumerate() {
-                // SAFETY: as in `load_u32s`.
-                let place = unsafe { AtomicU32::from_ptr(first.wrapping_add(n)) };
+            // SAFETY: as in `load_u32s`.
+            unsafe { store_to(first, words) };
+        }
+
+        /// Writes a few words of 32 bits (a response of a Xen ring) without order, one at a time:
+        /// they need not lie in memory of ours before.
+        #[inline]
+        pub fn store_few_u32s<const COUNT: usize>(&self, offset: usize, words: [u32; COUNT]) {
+            let first = self.u32s_at(offset, COUNT);
+            for (n, word) in words.into_iter().enumerate() {
                 before_store();
+                // SAFETY: one of the words, all of which are in range and aligned (asserted in
+                // `u32s_at`), and alive as long as `mapping`.
+                let place = unsafe { AtomicU32::from_ptr(first.wrapping_add(n)) };
                 place.store(word.to_le(), Ordering::Relaxed);
             }
         }
+
+        /// The `LEN` bytes at `offset`, an entry of a Xen ring or a record: what is read and
+        /// written of them at constant offsets is not checked again.
+        ///
+        /// # Panics
+        /// If they are not all inside, or not aligned to four bytes.
+        #[inline]
+        pub fn part<const LEN: usize>(&self, offset: usize) -> Part<'_, LEN> {
+            Part { first: self.u32s_at(offset, LEN / 4), words: PhantomData }
+        }
+    }
+
+    /// Bytes of the words of a ring that were checked together.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Part<'a, const LEN: usize> {
+        first: *mut u32,
+        words: PhantomData<&'a Words>,
+    }
+
+    impl<const LEN: usize> Part<'_, LEN> {
+        #[inline]
+        fn u32s_at(&self, offset: usize, count: usize) -> *mut u32 {
+            assert!(offset.is_multiple_of(4) && offset <= LEN && (LEN - offset) / 4 >= count);
+            self.first.wrapping_byte_add(offset)
+        }
+
+        /// As [`Words::load_u32s`].
+        #[inline]
+        pub fn load_u32s(&self, offset: usize, words: &mut [u32]) {
+            let first = self.u32s_at(offset, words.len());
+            // SAFETY: all words are in range (asserted here), which is inside of words that are
+            // alive and aligned (`Words::part`).
+            unsafe { load_from(first, words) };
+        }
+
+        /// As [`Words::store_u32s`].
+        #[inline]
+        pub fn store_u32s(&self, offset: usize, words: &[u32]) {
+            let first = self.u32s_at(offset, words.len());
+            // SAFETY: as in `load_u32s`.
+            unsafe { store_to(first, words) };
+        }
+
+        /// As [`Words::store_u64`].
+        #[inline]
+        pub fn store_u64(&self, offset: usize, value: u64) {
+            let word = self.u32s_at(offset, 2).cast::<u64>();
+            assert!(word.is_aligned());
+            before_store();
+            // SAFETY: in range and aligned (asserted), alive as in `load_u32s`.
+            unsafe { AtomicU64::from_ptr(word) }.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies words out of shared memory.
+    ///
+    /// # Safety
+    /// There are as many at `first`, which is aligned, and they stay there meanwhile.
+    #[inline]
+    unsafe fn load_from(first: *mut u32, words: &mut [u32]) {
+        let load_pair = |n: usize, pair: &mut [u32; 2]| {
+            let place = first.cast::<u64>().wrapping_add(n);
+            // SAFETY: two of the words, the first of which is aligned to eight bytes (below).
+            let both = unsafe { AtomicU64::from_ptr(place) }.load(Ordering::Relaxed);
+            *pair = halves(u64::from_le(both));
+        };
+        let (mut at, mut singles) = (first, words);
+        if first.cast::<u64>().is_aligned() {
+            let (pairs, last) = singles.as_chunks_mut();
+            at = first.wrapping_add(2 * pairs.len());
+            match pairs {
+                // One segment, as most requests have: no loop.
+                [pair] => load_pair(0, pair),
+                pairs => pairs.iter_mut().enumerate().for_each(|(n, pair)| load_pair(n, pair)),
+            }
+            singles = last;
+        }
+        for word in singles {
+            // SAFETY: one of the words.
+            *word = u32::from_le(unsafe { AtomicU32::from_ptr(at) }.load(Ordering::Relaxed));
+            at = at.wrapping_add(1);
+        }
+    }
+
+    /// Copies words into shared memory.
+    ///
+    /// # Safety
+    /// As for [`load_from`].
+    #[inline]
+    unsafe fn store_to(first: *mut u32, words: &[u32]) {
+        let store_pair = |n: usize, [low, high]: &[u32; 2]| {
+            before_store();
+            let both = u64::from(*low) | u64::from(*high) << 32;
+            let place = first.cast::<u64>().wrapping_add(n);
+            // SAFETY: as in `load_from`.
+            unsafe { AtomicU64::from_ptr(place) }.store(both.to_le(), Ordering::Relaxed);
+        };
+        let (mut at, mut singles) = (first, words);
+        if first.cast::<u64>().is_aligned() {
+            let (pairs, last) = singles.as_chunks();
+            at = first.wrapping_add(2 * pairs.len());
+            match pairs {
+                [pair] => store_pair(0, pair),
+                pairs => pairs.iter().enumerate().for_each(|(n, pair)| store_pair(n, pair)),
+            }
+            singles = last;
+        }
+        for word in singles {
+            before_store();
+            // SAFETY: as in `load_from`.
+            unsafe { AtomicU32::from_ptr(at) }.store(word.to_le(), Ordering::Relaxed);
+            at = at.wrapping_add(1);
+        }
+    }
+
+    /// The two words of 32 bits of which one of 64 is made, the low one first.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "a word is cut into its halves")]
+    const fn halves(both: u64) -> [u32; 2] {
+        [both as u32, (both >> 32) as u32]
     }
 }
 
 #[cfg(loom)]
-mod model {
-    use loom::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
-    use std::sync::Arc;
-
-    /// Orders everything before it against everything after it, loads and stores alike.
-    pub fn fence_full() {
-        fence(Ordering::SeqCst);
-    }
-
-    /// Words of a ring as loom atomics of 16 bits each; wider words are put together from them. Of
-    /// a ring whose indexes have 32 bits, an atomic has 32 bits, and the ring is made of these.
-    #[derive(Clone, Debug)]
-    pub struct Words {
-        cells: Arc<Vec<AtomicU16>>,
-        wide: Arc<Vec<AtomicU32>>,
-    }
-
-    #[allow(clippy::cast_possible_truncation, reason = "words are cut into cells of 16 bits")]
-    impl Words {
-        /// `len` zeroed bytes.
-        #[must_use]
-        pub fn zeroed(len: usize) -> Self {
-            let cells = Arc::new((0..len.div_ceil(2)).map(|_| AtomicU16::new(0)).collect());
-            Self { cells, wide: Arc::default() }
-        }
-        /// `len` zeroed bytes of a ring whose words have 32 bits.
-        #[must_use]
-        pub fn zeroed_wide(len: usize) -> Self {
-            let wide = Arc::new((0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect());
-            Self { cells: Arc::default(), wide }
-        }
-        /// Never maps: the model has no guest memory.
-        #[must_use]
-        pub fn new(_: Arc<crate::Mapping>, _: usize, len: usize, _: u64) -> Option<Self> {
-            Some(Self::zeroed(len))
-        }
-        /// Bytes.
-        #[must_use]
-        pub fn size(&self) -> usize {
-            self.cells.len() * 2 + self.wide.len() * 4
-        }
-        /// Never.
-        #[must_use]
-        pub fn is_broken(&self) -> bool {
-            false
-        }
-        /// Reads a word without order.
-        #[must_use]
-        pub fn load_u16(&self, offset: usize) -> u16 {
-            self.cells[offset / 2].load(Ordering::Relaxed)
-        }
-        /// Reads a word with acquire.
-        #[must_use]
-        pub fn load_u16_acquire(&self, offset: usize) -> u16 {
-            self.cells[offset / 2].load(Ordering::Acquire)
-        }
-        /// Writes a word without order.
-        pub fn store_u16(&self, offset: usize, value: u16) {
-            self.cells[offset / 2].store(value, Ordering::Relaxed);
-        }
-        /// Writes a word with release.
-        pub fn store_u16_release(&self, offset: usize, value: u16) {
-            self.cells[offset / 2].store(value, Ordering::Release);
-        }
-        fn load_u64(&self, offset: usize) -> u64 {
-            (0..4).map(|i| u64::from(self.load_u16(offset + 2 * i)) << (16 * i)).sum()
-        }
-        /// Reads two 64-bit words in eight cells.
-        #[must_use]
-        pub fn load_u64_pair(&self, offset: usize) -> (u64, u64) {
-            (self.load_u64(offset), self.load_u64(offset + 8))
-        }
-        /// Reads a 64-bit word in four cells.
-        #[must_use]
-        pub fn load_u64_acquire(&self, offset: usize) -> u64 {
-            self.load_u64(offset)
-        }
-        /// Never: four cells cannot be replaced in one step.
-        ///
-        /// # Errors
-        /// Always.
-        pub fn compare_exchange_u64(&self, offset: usize, _: u64, _: u64) -> Result<u64, u64> {
-            Err(self.load_u64(offset))
-        }
-        /// Writes a 64-bit word in four cells.
-        pub fn store_u64(&self, offset: usize, value: u64) {
-            for i in 0..4 {
-                self.store_u16(offset + 2 * i, (value >> (16 * i)) as u16);
-            }
-        }
-        /// Reads a used element in four cells.
-        #[must_use]
-        pub fn load_pair(&self, offset: usize) -> (u32, u32) {
-            let word = self.load_u64(offset);
-            (word as u32, (word >> 32) as u32)
-        }
-        /// Writes a used element in four cells.
-        pub fn store_pair(&self, offset: usize, pair: (u32, u32)) {
-            self.store_u64(offset, u64::from(pair.0) | u64::from(pair.1) << 32);
-        }
-        /// Reads an index without order.
-        #[must_use]
-        pub fn load_u32(&self, offset: usize) -> u32 {
-            self.wide[offset / 4].load(Ordering::Relaxed)
-        }
-        /// Reads an index with acquire.
-        #[must_use]
-        pub fn load_u32_acquire(&self, offset: usize) -> u32 {
-            self.wide[offset / 4].load(Ordering::Acquire)
-        }
-        /// Writes an index without order.
-        pub fn store_u32(&self, offset: usize, value: u32) {
-            self.wide[offset / 4].store(value, Ordering::Relaxed);
-        }
-        /// Writes an index with release.
-        pub fn store_u32_release(&self, offset: usize, value: u32) {
-            self.wide[offset / 4].store(value, Ordering::Release);
-        }
-        /// Reads words of an entry.
-        pub fn load_u32s(&self, offset: usize, words: &mut [u32]) {
-            for (n, word) in words.iter_mut().enumerate() {
-                *word = self.load_u32(offset + 4 * n);
-            }
-        }
-        /// Writes words of an entry.
-        pub fn store_u32s(&self, offset: usize, words: &[u32]) {
-            for (n, word) in words.iter().enumerate() {
-                self.store_u32(offset + 4 * n, *word);
-            }
-        }
-    }
-}
+mod model;

@@ -229,6 +229,24 @@ fn words_of_32_bits_are_copied_where_they_are_inside_and_aligned() {
 }
 
 #[test]
+fn a_few_words_are_stored_where_all_of_them_are_inside_and_aligned() {
+    let memory = three();
+    let words = memory.words(PAGE + (1 << 40), 64, 16).unwrap();
+    // The last place, and another one.
+    for offset in [52, 4] {
+        words.store_few_u32s(offset, [0x0102_0304, 5, 6]);
+        let mut copied = [0; 3];
+        words.load_u32s(offset, &mut copied);
+        assert_eq!(copied, [0x0102_0304, 5, 6]);
+    }
+    for offset in [56, 53, 54, 64, usize::MAX - 3] {
+        let store = std::panic::AssertUnwindSafe(|| words.store_few_u32s(offset, [7; 3]));
+        assert!(std::panic::catch_unwind(store).is_err(), "three words at {offset}");
+        assert_eq!(words.load_u32(60), 6, "a word was stored before the refusal");
+    }
+}
+
+#[test]
 fn a_file_holds_its_region_from_any_offset_on_or_is_refused() {
     let file = rustix::fs::memfd_create("offset", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 3 * PAGE).unwrap();

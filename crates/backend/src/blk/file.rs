@@ -16,7 +16,7 @@ use super::task::{Backlog, Step, Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::sys::file as sys;
 use crate::sys::uring::Ring;
-use manyring_memory::{Pieces, SliceList};
+use manyring_memory::{GuestSlice, Pieces, SliceList};
 use rustix::fd::BorrowedFd;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -64,7 +64,7 @@ pub(crate) struct FileQueue {
     aside: Aside,
     /// The file system can write without waiting, as far as is known.
     can_write_at_once: bool,
-    /// Reused for requests that are done at once.
+    /// Reused for requests that one call did not end.
     task: Task,
 }
 
@@ -83,13 +83,7 @@ impl FileQueue {
     fn start(&mut self, request: &Request, pieces: Pieces<'_>) -> Step {
         match request.op {
             Op::Read | Op::Write { .. } if self.backlog.takes_at_once(request.len) => {
-                self.task.begin(request, pieces);
-                let step = self.serve(request.len);
-                if matches!(step, Step::More) {
-                    // A short count: the rest keeps its place before all later requests.
-                    self.backlog.push(self.task.take());
-                }
-                step
+                self.serve(request, pieces)
             }
             Op::Read | Op::Write { .. } => {
                 self.backlog.push(Task::new(request, pieces));
@@ -105,16 +99,28 @@ impl FileQueue {
         }
     }
 
-    /// A piece of `self.task`.
-    fn serve(&mut self, bytes: u64) -> Step {
-        let writes = &mut self.can_write_at_once;
-        match piece(&mut self.task, &self.image, bytes, writes) {
-            Step::Left => {
-                self.aside.send(self.task.take());
-                Step::Left
-            }
-            step => step,
+    /// Serves a read or write here, by one call for all of it. Only what that leaves becomes a
+    /// task.
+    fn serve(&mut self, request: &Request, pieces: Pieces<'_>) -> Step {
+        let (op, range) = (request.op, (request.offset, request.len));
+        let Some(flags) = flags_here(op, range, &self.image, self.can_write_at_once) else {
+            self.aside.send(Task::new(request, pieces));
+            return Step::Left;
+        };
+        let result = call(op, self.image.file(), pieces.as_slices(), request.offset, flags);
+        if result.is_ok_and(|n| n as u64 == request.len) {
+            return Step::Done(Ok(()));
         }
+        self.task.begin(request, pieces);
+        let result = result.and_then(|n| went_on(&mut self.task, n));
+        let step = outcome(&mut self.task, result, &self.image, &mut self.can_write_at_once);
+        match step {
+            Step::Left => self.aside.send(self.task.take()),
+            // A short count: the rest keeps its place before all later requests.
+            Step::More => self.backlog.push(self.task.take()),
+            Step::Done(_) => {}
+        }
+        step
     }
 }
 
@@ -157,20 +163,38 @@ impl DiskQueue for FileQueue {
 
 /// At most `bytes` of a read or write, on the thread of a worker. [`Step::Left`]: it would wait.
 fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> Step {
+    let range = (task.offset, bytes.min(task.len));
+    let Some(flags) = flags_here(task.op, range, image, *can_write) else { return Step::Left };
+    let result = transfer(task, image.file(), bytes, flags);
+    outcome(task, result, image, can_write)
+}
+
+/// The flags of a call on the thread of a worker for these bytes (offset, length) of a read or
+/// write. `None`: it could wait.
+#[inline]
+fn flags_here(op: Op, range: (u64, u64), image: &Image, can_write: bool) -> Option<i32> {
     let in_memory = image.is_in_memory();
-    let flags = match task.op {
-        _ if image.is_direct() => return Step::Left,
-        Op::Write { durable: true } if !in_memory => return Step::Left,
-        Op::Write { .. } if !in_memory && !*can_write => return Step::Left,
-        Op::Read if !in_memory && !image.has_nowait() => return Step::Left,
+    match op {
+        _ if image.is_direct() => None,
+        Op::Write { durable: true } if in_memory => Some(sys::RWF_DSYNC),
+        _ if in_memory => Some(0),
+        Op::Write { durable: true } => None,
+        Op::Write { .. } => can_write.then_some(sys::RWF_NOWAIT),
         // A read that misses the page cache starts to read ahead even with `RWF_NOWAIT`, and then
         // waits for a device that is full.
-        Op::Read if !in_memory && !is_cached(task, image, bytes) => return Step::Left,
-        Op::Write { durable: true } => sys::RWF_DSYNC,
-        _ if in_memory => 0,
-        _ => sys::RWF_NOWAIT,
-    };
-    match transfer(task, image.file(), bytes, flags) {
+        _ => (image.has_nowait() && is_cached(image, range)).then_some(sys::RWF_NOWAIT),
+    }
+}
+
+/// What became of a task by a call on the thread of a worker.
+fn outcome(
+    task: &mut Task,
+    result: Result<(), Errno>,
+    image: &Image,
+    can_write: &mut bool,
+) -> Step {
+    let in_memory = image.is_in_memory();
+    match result {
         Err(Errno::AGAIN) if !in_memory => Step::Left,
         Err(Errno::OPNOTSUPP) if !in_memory => {
             *can_write &= task.op == Op::Read;
@@ -181,9 +205,9 @@ fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> St
     }
 }
 
-/// True if the page cache holds the next `bytes` of a read, or if the system cannot tell.
-fn is_cached(task: &Task, image: &Image, bytes: u64) -> bool {
-    sys::is_cached(image.file(), task.offset, bytes.min(task.len)).unwrap_or(true)
+/// True if the page cache holds these bytes of a read, or if the system cannot tell.
+fn is_cached(image: &Image, (offset, len): (u64, u64)) -> bool {
+    sys::is_cached(image.file(), offset, len).unwrap_or(true)
 }
 
 /// One call for at most `bytes` of a read or write.
@@ -195,10 +219,26 @@ fn transfer(task: &mut Task, file: BorrowedFd<'_>, bytes: u64, flags: i32) -> Re
     } else {
         task.rest.as_slices()
     };
-    let n = match task.op {
-        Op::Read => sys::read(file, slices, task.offset, flags)?,
-        _ => sys::write(file, slices, task.offset, flags)?,
-    };
+    let n = call(task.op, file, slices, task.offset, flags)?;
+    went_on(task, n)
+}
+
+#[inline]
+fn call(
+    op: Op,
+    file: BorrowedFd<'_>,
+    slices: &[GuestSlice<'_>],
+    offset: u64,
+    flags: i32,
+) -> Result<usize, Errno> {
+    match op {
+        Op::Read => sys::read(file, slices, offset, flags),
+        _ => sys::write(file, slices, offset, flags),
+    }
+}
+
+/// A call has moved `n` bytes of a task.
+fn went_on(task: &mut Task, n: usize) -> Result<(), Errno> {
     // The file ends early: it was cut behind our back.
     if n == 0 {
         return Err(Errno::IO);
@@ -256,11 +296,11 @@ pub(crate) fn serve_without_data(
     len: u64,
 ) -> Result<(), Errno> {
     match op {
-        Op::Flush => rustix::fs::fdatasync(image.file()),
+        Op::Flush => image.synced(rustix::fs::fdatasync(image.file())),
         Op::Discard => discard(image, offset, len),
         Op::WriteZeroes { unmap, durable } => {
             write_zeroes(image, offset, len, unmap)?;
-            if durable { rustix::fs::fdatasync(image.file()) } else { Ok(()) }
+            if durable { serve_without_data(image, Op::Flush, 0, 0) } else { Ok(()) }
         }
         Op::SecureErase => sys::secure_erase(image.file(), offset, len),
         Op::Read | Op::Write { .. } => Err(Errno::INVAL),

@@ -6,7 +6,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How an image is opened.
@@ -80,6 +80,8 @@ pub struct Image {
     /// Reads that would wait can be told so (`RWF_NOWAIT`).
     nowait: bool,
     in_memory: bool,
+    /// The error with which the host lost what was written to its page cache; 0: it lost nothing.
+    lost: AtomicI32,
 }
 
 impl Image {
@@ -181,6 +183,32 @@ impl Image {
             offset_align,
             nowait,
             in_memory,
+            lost: AtomicI32::new(0),
+        }
+    }
+
+    /// The answer to a flush whose call ended with `result`. Linux reports to one call only that
+    /// pages could not be written, and treats them as clean from then on: the other flushes of that
+    /// time, and all later ones, would tell the guest that lost bytes are durable. So every flush
+    /// fails with the first such error, until the image is opened anew.
+    ///
+    /// # Errors
+    /// That of the call, or the first one of a flush of this image that lost something.
+    pub(crate) fn synced(&self, result: Result<(), Errno>) -> Result<(), Errno> {
+        if let Err(errno @ (Errno::IO | Errno::NOSPC | Errno::DQUOT)) = result
+            && !self.is_direct()
+            && self.lost.swap(errno.raw_os_error(), Ordering::AcqRel) == 0
+        {
+            let device = self.device;
+            tracing::error!(
+                %errno,
+                device,
+                "the host has lost what a guest wrote to an image: its flushes fail from now on"
+            );
+        }
+        match self.lost.load(Ordering::Acquire) {
+            0 => result,
+            errno => Err(Errno::from_raw_os_error(errno)),
         }
     }
 
@@ -386,6 +414,28 @@ mod tests {
             let accessed = file.as_file().metadata().unwrap().accessed().unwrap();
             assert_eq!(accessed, long_ago, "direct {direct}");
         }
+    }
+
+    #[test]
+    fn a_flush_that_lost_something_fails_those_after_it_until_the_image_is_opened_anew() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8192).unwrap();
+        let open = |direct| {
+            Image::open(file.path(), ImageOptions { direct, ..ImageOptions::default() }).unwrap()
+        };
+        let image = open(false);
+        for harmless in [Errno::INTR, Errno::AGAIN, Errno::CANCELED, Errno::BADF] {
+            assert_eq!(image.synced(Err(harmless)), Err(harmless));
+            assert_eq!(image.synced(Ok(())), Ok(()), "nothing was lost by {harmless}");
+        }
+        assert_eq!(image.synced(Err(Errno::NOSPC)), Err(Errno::NOSPC));
+        assert_eq!(image.synced(Ok(())), Err(Errno::NOSPC));
+        drop(image);
+        assert_eq!(open(false).synced(Ok(())), Ok(()));
+        // No page is between the guest and the disk.
+        let image = open(true);
+        assert_eq!(image.synced(Err(Errno::IO)), Err(Errno::IO));
+        assert_eq!(image.synced(Ok(())), Ok(()));
     }
 
     #[test]

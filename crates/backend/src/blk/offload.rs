@@ -8,11 +8,12 @@
 //! queue:  the worker hears the eventfd, gives the queue a turn, and the queue empties its inbox
 //! ```
 //! The tasks of a disk are served one after another, so that a guest's long request delays that
-//! guest alone, and a guest has no more than one thread of the host for them.
+//! guest alone, and a guest has no more than one thread of the host for them. Flushes that wait are
+//! served together, by one call: it makes durable all that was written before any of them.
 
 use super::file::serve_to_the_end;
 use super::task::Task;
-use super::{Completion, Image};
+use super::{Completion, Image, Op};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -41,6 +42,9 @@ struct Shared {
 struct State {
     /// As many as the rings of the disk's queues have entries at most.
     tasks: VecDeque<Job>,
+    /// There is a flush among the tasks, and these flushes have come since: they end with it.
+    flush_waits: bool,
+    joined: Vec<Job>,
     is_running: bool,
     is_closed: bool,
 }
@@ -58,13 +62,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job; `None` when there was none for [`IDLE`]: the thread counts as ended then.
-    fn next(&self) -> Option<Job> {
+    /// The next job, with the flushes that end with it; `None` when there was none for [`IDLE`]:
+    /// the thread counts as ended then.
+    fn next(&self) -> Option<(Job, Vec<Job>)> {
         let mut state = self.lock();
         let mut is_idle = false;
         loop {
-            if let Some(job) = state.tasks.pop_front() {
-                return Some(job);
+            if let Some(taken) = state.take() {
+                return Some(taken);
             }
             if is_idle || state.is_closed {
                 state.is_running = false;
@@ -78,6 +83,29 @@ impl Shared {
     }
 }
 
+impl State {
+    fn push(&mut self, job: Job) {
+        if job.task.op == Op::Flush && std::mem::replace(&mut self.flush_waits, true) {
+            self.joined.push(job);
+        } else {
+            self.tasks.push_back(job);
+        }
+    }
+
+    /// The first job, with the flushes that end with it.
+    fn take(&mut self) -> Option<(Job, Vec<Job>)> {
+        let job = self.tasks.pop_front()?;
+        let joined = match job.task.op {
+            Op::Flush => {
+                self.flush_waits = false;
+                std::mem::take(&mut self.joined)
+            }
+            _ => Vec::new(),
+        };
+        Some((job, joined))
+    }
+}
+
 impl Offload {
     pub(crate) fn new(image: Arc<Image>) -> Self {
         Self { image, shared: Arc::default() }
@@ -87,7 +115,7 @@ impl Offload {
     /// is served here, and the worker waits.
     fn send(&self, task: Task, inbox: Arc<Inbox>) {
         let mut state = self.shared.lock();
-        state.tasks.push_back(Job { task, image: self.image.clone(), inbox });
+        state.push(Job { task, image: self.image.clone(), inbox });
         if !state.is_running {
             let shared = self.shared.clone();
             let thread = std::thread::Builder::new().name("disk-offload".to_owned());
@@ -97,9 +125,9 @@ impl Offload {
             self.shared.wake.notify_one();
             return;
         }
-        let tasks = std::mem::take(&mut state.tasks);
+        let jobs: Vec<_> = std::iter::from_fn(|| state.take()).collect();
         drop(state);
-        tasks.into_iter().for_each(Job::run);
+        jobs.into_iter().for_each(|(job, joined)| job.run(joined));
     }
 }
 
@@ -111,15 +139,21 @@ impl Drop for Offload {
 }
 
 fn serve(shared: &Shared) {
-    while let Some(job) = shared.next() {
-        job.run();
+    while let Some((job, joined)) = shared.next() {
+        job.run(joined);
     }
 }
 
 impl Job {
-    fn run(self) {
-        let Self { mut task, image, inbox, .. } = self;
-        let (result, token) = (serve_to_the_end(&mut task, &image), task.token);
+    /// Serves the job. Those that have `joined` it end with the same result.
+    fn run(mut self, joined: Vec<Self>) {
+        let result = serve_to_the_end(&mut self.task, &self.image);
+        joined.into_iter().chain([self]).for_each(|job| job.end(result));
+    }
+
+    fn end(self, result: Result<(), Errno>) {
+        let Self { task, image, inbox } = self;
+        let token = task.token;
         // Before the completion: whoever hears it may drop the disk and open the image again, or
         // give guest memory back, which this thread would then be the last to unmap.
         drop((task, image));
@@ -193,6 +227,36 @@ mod tests {
             std::thread::sleep(step);
             false
         }));
+    }
+
+    #[test]
+    fn flushes_that_wait_for_the_thread_are_served_by_one_call() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let image = Image::open(file.path(), ImageOptions::default()).unwrap();
+        let offload = Arc::new(Offload::new(Arc::new(image)));
+        let [one, other] = [offload.clone(), offload.clone()].map(|o| Aside::new(o).unwrap());
+        // As if the thread were busy with something.
+        offload.shared.lock().is_running = true;
+        let zeroes = Op::WriteZeroes { unmap: false, durable: false };
+        let ops = [Op::Flush, zeroes, Op::Flush, Op::Flush];
+        for ((token, op), aside) in (1..).zip(ops).zip([&one, &one, &other, &one]) {
+            aside.send(Task { token, op, len: 512, ..Task::default() });
+        }
+        let mut served = Vec::new();
+        let mut serve_one = || {
+            let (job, joined) = offload.shared.lock().take().unwrap();
+            job.run(joined);
+            for aside in [&one, &other] {
+                aside.reap(&mut served);
+            }
+            assert!(served.iter().all(|done| done.result.is_ok()), "{served:?}");
+            served.drain(..).map(|done| done.token).collect::<Vec<_>>()
+        };
+        assert_eq!(serve_one(), [4, 1, 3], "the flushes of both queues");
+        one.send(Task { token: 5, ..Task::default() });
+        assert_eq!((serve_one(), serve_one()), (vec![2], vec![5]));
+        assert!(offload.shared.lock().tasks.is_empty());
     }
 
     #[test]

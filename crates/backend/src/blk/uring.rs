@@ -7,6 +7,7 @@
 //!         thread (IOSQE_ASYNC), and has no more than PIECE_BYTES at a time
 //!         secure erase -> the disk's thread (`offload.rs`): the ring has no such operation
 //! event:  all bytes -> done;  a part -> the rest again;  EAGAIN, EINTR -> again, for a while
+//!         ECANCELED -> the kernel has no thread at all: served here, waiting for the disk
 //! ```
 //! What was measured: a cache hit served inline is as cheap as a batched entry and has no latency;
 //! a file in memory (tmpfs) cannot say "would wait" and has every entry punted to a kernel thread,
@@ -32,7 +33,7 @@
 mod in_flight;
 mod zeroes;
 
-use super::file::{FileQueue, INLINE_BURST};
+use super::file::{FileQueue, INLINE_BURST, serve_to_the_end};
 use super::offload::{Aside, Offload};
 use super::quota::{BURST, Quota};
 use super::task::{Task, head};
@@ -43,8 +44,8 @@ use in_flight::{InFlight, Stage, Step};
 use manyring_memory::{Mapping, MemoryError, Pieces, SliceList};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use zeroes::{shared_zeroes, zeroes};
 
 /// `FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE`
@@ -247,28 +248,35 @@ impl UringQueue {
         }
     }
 
-    /// Tries a read of the page cache here. `None`: it would wait, or a signal came: the ring takes
-    /// the rest.
-    fn read_cached(&mut self, token: u32) -> Option<Result<(), Errno>> {
-        let entry = &mut self.in_flight[token as usize];
-        loop {
-            match sys::read(
-                self.image.file(),
-                entry.rest.as_slices(),
-                entry.offset,
-                sys::RWF_NOWAIT,
-            ) {
-                Ok(0) => return Some(Err(Errno::IO)),
-                Ok(n) => {
-                    entry.advance(n);
-                    if entry.rest.is_empty() {
-                        return Some(Ok(()));
-                    }
-                }
-                Err(Errno::AGAIN | Errno::INTR) => return None,
-                Err(errno) => return Some(Err(errno)),
-            }
+    /// Tries a read of the page cache here, by one call. `None`: it would wait, a signal came, or
+    /// it was short: the ring reads.
+    fn read_cached(&self, request: &Request, pieces: Pieces<'_>) -> Option<Result<(), Errno>> {
+        let file = self.image.file();
+        match sys::read(file, pieces.as_slices(), request.offset, sys::RWF_NOWAIT) {
+            Ok(0) => Some(Err(Errno::IO)),
+            Ok(n) => (n as u64 == request.len).then_some(Ok(())),
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(errno) => Some(Err(errno)),
         }
+    }
+
+    /// Ends a request on the thread of the worker, waiting for the disk.
+    #[cold]
+    fn end_here(&mut self, token: u32) -> Result<(), Errno> {
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| {
+            tracing::warn!("the kernel has no thread for a disk request: its worker waits itself");
+        });
+        let entry = &mut self.in_flight[token as usize];
+        let mut task = Task {
+            token,
+            op: if entry.stage == Stage::Flush { Op::Flush } else { entry.op },
+            offset: entry.offset,
+            len: entry.len,
+            rest: std::mem::take(&mut entry.rest),
+            ..Task::default()
+        };
+        serve_to_the_end(&mut task, &self.image)
     }
 
     /// True if the page cache holds these bytes, or if the system cannot tell. A read that finds
@@ -295,15 +303,14 @@ impl UringQueue {
             aside.send(Task::new(request, pieces));
             return None;
         }
-        self.remember(request, pieces);
         if request.op == Op::Read && self.reads_here(request.offset, request.len, ring) {
             self.disk.iter().for_each(|disk| ring.calls(*disk));
-            let result = self.read_cached(request.token);
+            let result = self.read_cached(request, pieces);
             if result.is_some() {
-                self.close(request.token);
                 return result;
             }
         }
+        self.remember(request, pieces);
         self.start(request.token, ring);
         None
     }
@@ -374,15 +381,18 @@ impl DiskQueue for UringQueue {
         let (Some(entry), Some(ring)) = (self.in_flight.get_mut(token as usize), ring) else {
             return;
         };
+        let is_flush = entry.stage == Stage::Flush;
         let step = match usize::try_from(result) {
             Ok(n) => entry.went_on(n, &self.image),
             Err(_) => entry.failed(Errno::from_raw_os_error(-result)),
         };
         let result = match step {
             Step::Again => return self.start(token, ring),
+            Step::Here => self.end_here(token),
             Step::Done => Ok(()),
             Step::Failed(errno) => Err(errno),
         };
+        let result = if is_flush { self.image.synced(result) } else { result };
         self.close(token);
         done.push(Completion { token, result });
     }

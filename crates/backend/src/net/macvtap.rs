@@ -25,6 +25,9 @@ pub struct MacvtapOptions {
     pub queue_pairs: usize,
     /// Bytes sent that the host has not passed on yet, at most; `None`: the host's choice.
     pub sndbuf: Option<u32>,
+    /// Frames that wait for the guest at most, in all queues together that the host uses; `None`:
+    /// as it is.
+    pub txqueuelen: Option<u32>,
     /// Join frames of a flow that come together: the host cuts them again where it must.
     pub merge: bool,
     /// Bytes; `None`: as it is.
@@ -39,7 +42,7 @@ pub struct MacvtapOptions {
 /// # Errors
 /// [`TapError`], in words for an operator. A macvtap that others have open too is not noticed.
 pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
-    let MacvtapOptions { name, queue_pairs, sndbuf, merge, mtu, up } = options;
+    let MacvtapOptions { name, queue_pairs, sndbuf, txqueuelen, merge, mtu, up } = options;
     check_queue_pairs(*queue_pairs)?;
     check_mtu(*mtu)?;
     check_name(name)?;
@@ -68,7 +71,14 @@ pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
     };
     TapPort::assemble(
         opened,
-        &Settings { sndbuf: *sndbuf, merge: *merge, mtu: *mtu, up: *up, bridge: None },
+        &Settings {
+            sndbuf: *sndbuf,
+            txqueuelen: *txqueuelen,
+            merge: *merge,
+            mtu: *mtu,
+            up: *up,
+            bridge: None,
+        },
     )
 }
 

@@ -437,6 +437,12 @@ impl Frames {
         bytes.map_or_else(RawHeader::default, |bytes: [u8; HEADER_SIZE]| transmute!(bytes))
     }
 
+    /// True once guest memory was cut away under the frames: it reads as zeroes since.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.slices.is_broken()
+    }
+
     /// The name of frame `index`, if it comes back later.
     #[must_use]
     pub fn token(&self, index: usize) -> Token {

@@ -7,6 +7,7 @@
 mod error;
 mod offloads;
 mod queue;
+mod settings;
 
 pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};
 
@@ -20,6 +21,8 @@ use queue::{TapRx, TapTx};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, retry_on_intr};
+pub(super) use settings::Settings;
+use settings::apply;
 use std::io::IoSlice;
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -57,6 +60,9 @@ pub struct TapOptions {
     pub queue_pairs: usize,
     /// Bytes sent that the host has not passed on yet, at most; `None`: the host's choice.
     pub sndbuf: Option<u32>,
+    /// Frames that wait for the guest at most, in all queues together that the host uses; `None`:
+    /// as it is.
+    pub txqueuelen: Option<u32>,
     /// Join frames of a flow that come together: the host cuts them again where it must.
     pub merge: bool,
     /// Bytes; `None`: as it is.
@@ -84,20 +90,14 @@ pub(super) struct Opened {
     pub(super) link: Option<Link>,
 }
 
-/// What to set of an interface, of any kind.
-#[derive(Default)]
-pub(super) struct Settings<'a> {
-    pub(super) sndbuf: Option<u32>,
-    pub(super) merge: bool,
-    pub(super) mtu: Option<u16>,
-    pub(super) bridge: Option<&'a str>,
-    pub(super) up: Option<bool>,
-}
-
 /// What changes while the port runs. Held during the host's calls.
 #[derive(Debug)]
 struct State {
     attached: Vec<bool>,
+    /// Among how many queues [`TapPort::txqueuelen`] is divided at present.
+    sharers: u32,
+    /// The operator has been told that the length of the queues could not be changed.
+    is_room_told: bool,
     link_up: bool,
 }
 
@@ -115,6 +115,8 @@ pub struct TapPort {
     /// The number of the interface, if it is in this network namespace.
     index: Option<u32>,
     guest_mac: Option<[u8; 6]>,
+    /// Frames that the queues which the host uses hold together. `None`: as the host has it.
+    txqueuelen: Option<u32>,
     state: Mutex<State>,
     /// 0: there is none. Whoever asks for it waits for no call of the host.
     mtu: AtomicU16,
@@ -130,6 +132,7 @@ impl TapPort {
         check_queue_pairs(options.queue_pairs)?;
         let settings = Settings {
             sndbuf: options.sndbuf,
+            txqueuelen: options.txqueuelen,
             merge: options.merge,
             mtu: options.mtu,
             bridge: options.bridge.as_deref(),
@@ -171,10 +174,19 @@ impl TapPort {
             index: opened.link.as_ref().map(|link| link.index),
             guest_mac: is_stacked.and_then(|link| link.address),
             links: opened.links,
-            state: Mutex::new(State { attached: opened.attached, link_up: true }),
+            txqueuelen: settings.txqueuelen,
+            state: Mutex::new(State {
+                attached: opened.attached,
+                sharers: 0,
+                is_room_told: false,
+                link_up: true,
+            }),
             mtu: AtomicU16::new(mtu.unwrap_or(0)),
             name: opened.name,
         };
+        // Here it is an error of the start; later the guest must go on without.
+        port.share_room(&mut port.state())
+            .map_err(|errno| TapError::system(&port.name, "set its txqueuelen", errno))?;
         // What was handed in may have been left without a carrier.
         port.show_carrier(true);
         port.detach_all()?;
@@ -210,6 +222,22 @@ impl TapPort {
         if let Err(errno) = sys::set_carrier(self.queues[0].as_fd(), up) {
             tracing::debug!(name = self.name, %errno, up, "the host is not shown the link");
         }
+    }
+
+    /// Divides the room for frames among the queues that the host uses. It gives each queue the
+    /// whole length otherwise: four hold four times as many frames as one, which TCP fills.
+    fn share_room(&self, state: &mut State) -> Result<(), Errno> {
+        let attached = state.attached.iter().filter(|is_attached| **is_attached).count();
+        let sharers = u32::try_from(attached).unwrap_or(u32::MAX).max(1);
+        let Some(frames) = self.txqueuelen else { return Ok(()) };
+        if sharers == state.sharers {
+            return Ok(());
+        }
+        let index = self.index.ok_or(Errno::OPNOTSUPP)?;
+        let each = (frames / sharers).max(1);
+        self.links.set(index, &Change { txqueuelen: Some(each), ..Change::default() })?;
+        state.sharers = sharers;
+        Ok(())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -283,6 +311,12 @@ impl Port for TapPort {
             state.attached[index] = attached;
             if had_none {
                 self.show_carrier(state.link_up);
+            }
+            if let Err(errno) = self.share_room(&mut state)
+                && !std::mem::replace(&mut state.is_room_told, true)
+            {
+                let name = &self.name;
+                tracing::warn!(name, %errno, "txqueuelen: its queues keep their length");
             }
         }
         Ok(())
@@ -445,46 +479,6 @@ fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
     })
 }
 
-/// Sets what was asked for and is not so already (which needs no capability); gives the MTU.
-fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u16>, TapError> {
-    let name = &opened.name;
-    let Some(link) = &opened.link else {
-        let wants = settings.mtu.is_some() || settings.bridge.is_some() || settings.up.is_some();
-        return if wants { Err(TapError::Elsewhere(name.clone())) } else { Ok(None) };
-    };
-    let up = settings.up.or(opened.is_created.then_some(true));
-    let set = |change| opened.links.set(link.index, &change);
-    if let Some(mtu) = settings.mtu.filter(|mtu| u32::from(*mtu) != link.mtu) {
-        set(Change { mtu: Some(mtu.into()), ..Change::default() }).map_err(
-            |errno| match errno {
-                Errno::INVAL => TapError::MtuRefused { name: name.clone(), mtu },
-                errno => TapError::system(name, "set its MTU", errno),
-            },
-        )?;
-    }
-    if let Some(bridge) = settings.bridge {
-        let found = find(&opened.links, bridge)?
-            .ok_or_else(|| TapError::BridgeMissing(bridge.to_owned()))?;
-        if found.kind != "bridge" {
-            return Err(TapError::NotABridge(bridge.to_owned()));
-        }
-        if link.master.is_some_and(|master| master != found.index) {
-            return Err(TapError::OtherBridge(name.clone()));
-        }
-        if link.master.is_none() {
-            set(Change { master: Some(found.index), ..Change::default() })
-                .map_err(|errno| TapError::system(name, "join the bridge", errno))?;
-        }
-    }
-    if let Some(up) = up.filter(|up| *up != link.is_up) {
-        set(Change { up: Some(up), ..Change::default() })
-            .map_err(|errno| TapError::system(name, "set it up or down", errno))?;
-    }
-    // A bridge's MTU does not change its ports'.
-    let mtu = find(&opened.links, name)?.map_or(link.mtu, |link| link.mtu);
-    Ok(u16::try_from(mtu).ok())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -503,7 +497,13 @@ mod tests {
             links: Links::open().unwrap(),
             index: None,
             guest_mac: None,
-            state: Mutex::new(State { attached: vec![false], link_up: true }),
+            txqueuelen: None,
+            state: Mutex::new(State {
+                attached: vec![false],
+                sharers: 0,
+                is_room_told: false,
+                link_up: true,
+            }),
             mtu: AtomicU16::new(1400),
         };
         // As long as a call of the host lasts.

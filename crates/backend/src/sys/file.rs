@@ -30,7 +30,8 @@ fn iov_count(slices: &[GuestSlice]) -> i32 {
     i32::try_from(slices.len().min(IOV_MAX)).unwrap_or(0)
 }
 
-/// Reads into guest memory; may be short.
+/// Reads into guest memory; may be short. One slice without flags is read by the plain call, in
+/// which the kernel has no list to copy and to check.
 ///
 /// # Errors
 /// The system's, `EFAULT` if the memory was cut away.
@@ -40,14 +41,18 @@ pub fn read(
     offset: u64,
     flags: i32,
 ) -> Result<usize, Errno> {
+    let (fd, offset) = (file.as_raw_fd(), file_offset(offset)?);
+    if let (&[one], 0) = (as_iovecs(slices), flags) {
+        // SAFETY: as below.
+        return done(unsafe { libc::pread(fd, one.iov_base, one.iov_len, offset) });
+    }
     let (iovecs, count) = (as_iovecs(slices).as_ptr(), iov_count(slices));
-    let offset = file_offset(offset)?;
     // SAFETY: `count` iovecs are readable; they name guest memory that the caller keeps mapped
     // (memory's contract), and which the kernel checks byte by byte.
-    done(unsafe { libc::preadv2(file.as_raw_fd(), iovecs, count, offset, flags) })
+    done(unsafe { libc::preadv2(fd, iovecs, count, offset, flags) })
 }
 
-/// Writes from guest memory; may be short.
+/// Writes from guest memory; may be short. As [`read`], one slice is written by the plain call.
 ///
 /// # Errors
 /// The system's, `EFAULT` if the memory was cut away.
@@ -57,10 +62,14 @@ pub fn write(
     offset: u64,
     flags: i32,
 ) -> Result<usize, Errno> {
+    let (fd, offset) = (file.as_raw_fd(), file_offset(offset)?);
+    if let (&[one], 0) = (as_iovecs(slices), flags) {
+        // SAFETY: as in `read`.
+        return done(unsafe { libc::pwrite(fd, one.iov_base, one.iov_len, offset) });
+    }
     let (iovecs, count) = (as_iovecs(slices).as_ptr(), iov_count(slices));
-    let offset = file_offset(offset)?;
     // SAFETY: as in `read`.
-    done(unsafe { libc::pwritev2(file.as_raw_fd(), iovecs, count, offset, flags) })
+    done(unsafe { libc::pwritev2(fd, iovecs, count, offset, flags) })
 }
 
 /// `cachestat`, with `struct cachestat_range` and `struct cachestat` of `linux/mman.h`.

@@ -26,6 +26,7 @@ const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_MASTER: u16 = 10;
+const IFLA_TXQLEN: u16 = 13;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
@@ -76,6 +77,8 @@ pub struct Change {
     pub mtu: Option<u32>,
     /// The number of the bridge it shall belong to.
     pub master: Option<u32>,
+    /// Frames that each of its queues holds.
+    pub txqueuelen: Option<u32>,
     /// Administratively up.
     pub up: Option<bool>,
 }
@@ -126,6 +129,9 @@ impl Links {
         }
         if let Some(master) = change.master {
             request.attribute(IFLA_MASTER, &master.to_ne_bytes());
+        }
+        if let Some(frames) = change.txqueuelen {
+            request.attribute(IFLA_TXQLEN, &frames.to_ne_bytes());
         }
         self.ask(request).map(drop)
     }

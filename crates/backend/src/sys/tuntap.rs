@@ -7,7 +7,7 @@ use manyring_memory::{GuestSlice, as_iovecs};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use std::ffi::{c_int, c_uint, c_ulong};
+use std::ffi::{c_int, c_long, c_uint, c_ulong};
 use std::path::Path;
 
 /// Most slices of one call (`UIO_MAXIOV`).
@@ -61,7 +61,7 @@ fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-fn done(result: isize) -> Result<usize, Errno> {
+fn done(result: c_long) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| last_errno())
 }
 
@@ -171,10 +171,7 @@ pub fn set_attached(fd: BorrowedFd<'_>, attached: bool) -> Result<(), Errno> {
 /// The system's; `EINVAL` for more than [`IOV_MAX`] slices.
 #[inline]
 pub fn write(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> {
-    let count = c_int::try_from(slices.len()).map_err(|_| Errno::INVAL)?;
-    // SAFETY: `count` iovecs are readable; they name guest memory that the caller keeps mapped
-    // (memory's contract), and which the kernel checks byte by byte.
-    done(unsafe { libc::writev(fd.as_raw_fd(), as_iovecs(slices).as_ptr(), count) })
+    transfer(fd, slices, (libc::SYS_write, libc::SYS_writev))
 }
 
 /// Receives one frame behind its header; what does not fit is lost.
@@ -183,9 +180,25 @@ pub fn write(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> 
 /// The system's; `EINVAL` for more than [`IOV_MAX`] slices.
 #[inline]
 pub fn read(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> {
-    let count = c_int::try_from(slices.len()).map_err(|_| Errno::INVAL)?;
-    // SAFETY: as in `write`, and the guest expects this memory to be written.
-    done(unsafe { libc::readv(fd.as_raw_fd(), as_iovecs(slices).as_ptr(), count) })
+    transfer(fd, slices, (libc::SYS_read, libc::SYS_readv))
+}
+
+/// Reads or writes by the first of two calls if there is one slice: the kernel copies the array of
+/// slices that the second call names, which costs a short frame a fifteenth of its time.
+#[inline]
+fn transfer(
+    fd: BorrowedFd<'_>,
+    slices: &[GuestSlice],
+    (of_one, of_several): (c_long, c_long),
+) -> Result<usize, Errno> {
+    let (fd, iovecs) = (fd.as_raw_fd(), as_iovecs(slices));
+    if let [one] = iovecs {
+        // SAFETY: a read or a write of guest memory that the caller keeps mapped (memory's
+        // contract), that the guest expects to change, and that the kernel checks byte by byte.
+        return done(unsafe { libc::syscall(of_one, fd, one.iov_base, one.iov_len) });
+    }
+    // SAFETY: the array has as many iovecs as the call is told; they name memory as above.
+    done(unsafe { libc::syscall(of_several, fd, iovecs.as_ptr(), iovecs.len()) })
 }
 
 #[cfg(test)]

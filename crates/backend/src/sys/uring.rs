@@ -125,7 +125,6 @@ impl Ring {
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .build(SUBMISSIONS)?;
-        let _ = uring.submitter().register_iowq_max_workers(&mut [64, 0]);
         // Kernels before 5.15 do not know it, and have as many threads as they like.
         let _ = uring.submitter().register_iowq_max_workers(&mut [THREADS, 0]);
         let registered = uring.submitter().register_files_sparse(FILES).is_ok();
@@ -174,7 +173,11 @@ impl Ring {
         } else {
             let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
             let task = Task { work, user_data, waits_for: None };
-            self.lanes.wait(lane, ((disk, width), task, slices.to_vec()));
+            let waiting = ((disk, width), task, slices.to_vec());
+            match work {
+                Work::Flush { .. } => self.lanes.wait_for_flush(lane, user_data, waiting),
+                _ => self.lanes.wait(lane, waiting),
+            }
         }
     }
 
@@ -296,7 +299,10 @@ impl Ring {
             more: cqueue::more(entry.flags()),
         }));
         self.watch.paid(&events[first..]);
-        for event in &events[first..] {
+        for at in first..events.len() {
+            let event = events[at];
+            let joined = self.lanes.joined(event.user_data);
+            events.extend(joined.into_iter().map(|user_data| Event { user_data, ..event }));
             if let Some((lane, task, slices)) = self.lanes.leave(event.user_data) {
                 self.place_aside(lane, task.work, &slices, task.user_data);
             }
@@ -451,7 +457,8 @@ impl Ring {
         }
     }
 
-    /// `fdatasync` of the file of `disk`: all completed writes are durable at completion.
+    /// `fdatasync` of the file of `disk`: all completed writes are durable at completion. One call
+    /// of the kernel may do for several flushes that wait.
     pub fn flush(&mut self, disk: RingDisk, file: RingFile, user_data: u64) {
         self.place_aside((disk, Width::Narrow), Work::Flush { file }, &[], user_data);
     }

@@ -11,7 +11,7 @@ const FLOWS: usize = 64;
 
 fn options(queue_pairs: usize) -> MacvtapOptions {
     let (name, up) = ("mv0".into(), Some(true));
-    MacvtapOptions { name, queue_pairs, sndbuf: None, merge: true, mtu: None, up }
+    MacvtapOptions { name, queue_pairs, sndbuf: None, txqueuelen: None, merge: true, mtu: None, up }
 }
 
 /// `far0` with the host's address, and `mv0` on top of its other end.

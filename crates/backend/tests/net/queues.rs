@@ -134,5 +134,6 @@ fn handed_in_queues_of_another_namespace_work_without_settings() {
         assert_eq!(queues("mr0"), (1, 1));
         let error = open(Some(1000)).unwrap_err().to_string();
         assert!(error.starts_with("mr0 is in another network namespace"), "{error}");
+        assert!(!error.contains('\n'), "it is one line of a log: {error}");
     });
 }

@@ -96,6 +96,14 @@ pub(crate) fn wait_until_gone(name: &str) {
 /// A tap to create or join by name.
 pub(crate) fn named(name: &str, queue_pairs: usize) -> TapOptions {
     let source = TapSource::Name { name: name.into(), must_exist: false };
-    let up = Some(true);
-    TapOptions { source, queue_pairs, sndbuf: None, merge: true, mtu: None, bridge: None, up }
+    TapOptions {
+        source,
+        queue_pairs,
+        sndbuf: None,
+        txqueuelen: None,
+        merge: true,
+        mtu: None,
+        bridge: None,
+        up: Some(true),
+    }
 }

@@ -167,8 +167,15 @@ fn a_macvtap_that_cannot_be_opened_says_why() {
         run("ip tuntap add dev mr0 mode tap");
         let error = |name: &str, queue_pairs, mtu| {
             let name = name.to_owned();
-            let options =
-                MacvtapOptions { name, queue_pairs, sndbuf: None, merge: true, mtu, up: None };
+            let options = MacvtapOptions {
+                name,
+                queue_pairs,
+                sndbuf: None,
+                txqueuelen: None,
+                merge: true,
+                mtu,
+                up: None,
+            };
             macvtap::open(&options).unwrap_err().to_string()
         };
         assert_eq!(error("mv0", 1, None), "mv0: no such interface");

@@ -117,7 +117,8 @@ fn frames_that_the_host_will_not_have_are_told_apart() {
         assert_eq!(sent, Sent { taken: 1, refused: 1, lost: 1, ..Sent::default() });
         let sent = guest.send_in(&mut *tx, RawHeader::default(), &frame[..9], 4096);
         assert_eq!(sent, Sent { taken: 1, refused: 1, lost: 1, ..Sent::default() });
-        // Memory that was cut away, between two frames that are whole.
+        // Memory of which a part was cut away, between two frames that are whole: from then on all
+        // of it reads as zeroes, which are no frame.
         let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 8192).unwrap();
         let memory = Arc::new(Mapping::of_file(&file, 0, 8192).unwrap());
@@ -132,16 +133,57 @@ fn frames_that_the_host_will_not_have_are_told_apart() {
         rustix::fs::ftruncate(&file, 4096).unwrap();
         assert_eq!(
             tx.send(&frames, 0),
-            Sent { taken: 3, faulted: 1, lost: 0b10, ..Sent::default() }
+            Sent { taken: 3, faulted: 2, lost: 0b110, ..Sent::default() }
         );
         assert_eq!(
-            tx.send(&frames, 1),
-            Sent { taken: 2, faulted: 1, lost: 0b10, ..Sent::default() }
+            tx.send(&frames, 0),
+            Sent { taken: 3, faulted: 3, lost: 0b111, ..Sent::default() }
         );
+        // What happened to the memory of one guest says nothing of another's.
+        assert_eq!(guest.send_burst(&mut *tx, &frame, 1), Sent { taken: 1, ..Sent::default() });
         guest.drain(&mut *rx, |_| true);
         run("ip link del mr0");
         assert_eq!(guest.send_burst(&mut *tx, &frame, 1).down, 1, "it is gone");
         assert!(!matches!(guest.try_recv(&mut *rx), Err(Errno::AGAIN) | Ok(_)));
+    });
+}
+
+#[test]
+fn the_queues_that_a_guest_uses_share_the_room_of_the_tap() {
+    in_own_space(|| {
+        let length = || {
+            let words = run("ip link show mr0");
+            let after = words.split_once("qlen ").expect("a length").1;
+            after.split_whitespace().next().unwrap().parse::<u32>().unwrap()
+        };
+        run("ip tuntap add dev mr0 mode tap multi_queue");
+        let own = length();
+        let port = TapPort::open(named("mr0", 4)).unwrap();
+        port.set_attached(0, true).unwrap();
+        assert_eq!(length(), own, "nobody asked for it");
+        drop(port);
+        let options = TapOptions { txqueuelen: Some(600), ..named("mr0", 4) };
+        let port = TapPort::open(options).unwrap();
+        for (index, attached, each) in [
+            (0, true, 600),
+            (1, true, 300),
+            (2, true, 200),
+            (3, true, 150),
+            (1, false, 200),
+            (1, false, 200),
+            (0, false, 300),
+            (2, false, 600),
+            (3, false, 600),
+            (3, true, 600),
+        ] {
+            port.set_attached(index, attached).unwrap();
+            assert_eq!(length(), each, "queue {index} {attached}");
+        }
+        drop(port);
+        // Less than a frame for each queue: every one holds one.
+        let port = TapPort::open(TapOptions { txqueuelen: Some(1), ..named("mr0", 4) }).unwrap();
+        (0..4).for_each(|index| port.set_attached(index, true).unwrap());
+        assert_eq!(length(), 1);
     });
 }
 

@@ -137,9 +137,18 @@ fn step(step: &'static str) -> impl Fn(String) -> LoadError {
 pub(super) fn open_tap(name: &str, queue_pairs: u16) -> Result<TapPort, String> {
     let source = TapSource::Name { name: name.to_owned(), must_exist: true };
     let queue_pairs = usize::from(queue_pairs);
-    let (sndbuf, mtu, bridge, up) = (None, None, None, None);
+    let (sndbuf, txqueuelen, mtu, bridge, up) = (None, None, None, None, None);
     let merge = false;
-    let port = TapPort::open(TapOptions { source, queue_pairs, sndbuf, merge, mtu, bridge, up });
+    let port = TapPort::open(TapOptions {
+        source,
+        queue_pairs,
+        sndbuf,
+        txqueuelen,
+        merge,
+        mtu,
+        bridge,
+        up,
+    });
     let port = port.map_err(|e| e.to_string())?;
     port.set_offloads(port.given()).map_err(|e| e.to_string())?;
     for index in 0..queue_pairs {
@@ -337,27 +346,15 @@ fn wait(fds: &mut [PollFd<'_>], longest: Duration) -> Result<(), Errno> {
     }
 }
 
-/// Opens a tap of another namespace: on a thread that goes there and ends.
-fn open_tap_elsewhere(args: &RelayArgs) -> Result<TapPort, String> {
-    let netns = std::fs::File::open(&args.other_netns).map_err(|e| e.to_string())?;
-    let open = || {
-        let kind = rustix::thread::LinkNameSpaceType::Network;
-        rustix::thread::move_into_link_name_space(rustix::fd::AsFd::as_fd(&netns), Some(kind))
-            .map_err(|e| e.to_string())?;
-        open_tap(&args.other_tap, 1)
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(open).join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
-    })
-}
-
 /// Reads each tap and writes the other until the time is over or nobody holds our standard input:
 /// what two taps cost with nothing between them.
 ///
 /// # Errors
 /// [`LoadError`] if a tap cannot be had.
 pub(crate) fn relay(args: &RelayArgs) -> Result<JoinResult, LoadError> {
-    let other = open_tap_elsewhere(args).map_err(step("other tap"))?;
+    let other = crate::netns::visit(&args.other_netns, || open_tap(&args.other_tap, 1))
+        .flatten()
+        .map_err(step("other tap"))?;
     let port = open_tap(&args.tap, 1).map_err(step("tap"))?;
     let halves = [open_half(&port)?, open_half(&other)?];
     let failed = |errno: Errno| step("relay")(errno.to_string());

@@ -1,5 +1,6 @@
 //! Load generators: clients that keep a number of requests in flight and count what comes back.
 
+pub(crate) mod bare;
 pub(crate) mod blkio;
 pub(crate) mod crowd;
 pub(crate) mod driver;
@@ -7,6 +8,7 @@ pub(crate) mod guest;
 pub(crate) mod join;
 pub(crate) mod net;
 pub(crate) mod rr;
+pub(crate) mod stream;
 pub(crate) mod tap;
 pub(crate) mod xenblk;
 
@@ -185,7 +187,7 @@ pub(crate) enum LoadError {
 }
 
 /// What came back.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct LoadResult {
     /// Requests that completed within the time.
     pub(crate) requests: u64,

@@ -13,6 +13,7 @@ pub(crate) mod net;
 pub(crate) mod null_blk;
 pub(crate) mod null_net;
 pub(crate) mod registry;
+mod streams;
 pub(crate) mod tap_small;
 pub(crate) mod tap_stream;
 pub(crate) mod tcp_crr;

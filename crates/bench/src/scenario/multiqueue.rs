@@ -5,10 +5,14 @@
 //! The cells and columns are those of the test bench of multi-queue TAP: sessions, throughput, CPU
 //! of everything between the two TCP stacks, and the first divided by the second. There, more
 //! queues lost up to 69 %.
+//!
+//! The queues of a tap share one room here (`--txqueuelen`), as an operator would have it. The last
+//! cell is without: there each queue of four has as much room as the only queue of one.
 
 use super::ScenarioArgs;
-use super::net::{Daemon, NetBench, Ring, Run, Way};
-use super::tap_stream::{Stream, stream};
+use super::net::{Daemon, NetBench, Ring, SHARED_ROOM, Way};
+use super::streams;
+use super::tap_stream::Stream;
 use crate::report::Report;
 use crate::report::net::{Compare, NetCell};
 use crate::report::verdict::Verdict;
@@ -32,10 +36,14 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NetCell>, Verdict), Str
             for sessions in if args.smoke { &SESSIONS[1..2] } else { &SESSIONS[..] } {
                 let load = Stream { to_guest, sessions: *sessions, message };
                 let name = scene(to_guest, words);
-                cells.push(by_pairs(&bench, &name, load)?);
+                cells.push(by_pairs(&bench, &name, load, &[SHARED_ROOM])?);
             }
         }
     }
+    // What sharing the room is worth: not judged.
+    let (message, words) = MESSAGES[0];
+    let load = Stream { to_guest: true, sessions: SESSIONS[3], message };
+    cells.push(by_pairs(&bench, &format!("each queue with its own room, {words}"), load, &[])?);
     let report = bench.report("multiqueue", cells);
     let (words, broken) = judge(&report.cells);
     Ok((report, Verdict::new(args.smoke, words, broken)))
@@ -47,15 +55,18 @@ fn scene(to_guest: bool, message: &str) -> String {
 }
 
 /// The same streams by each number of pairs, wherever the system puts them.
-fn by_pairs(bench: &NetBench<'_>, scene: &str, load: Stream) -> Result<Option<NetCell>, String> {
+fn by_pairs(
+    bench: &NetBench<'_>,
+    scene: &str,
+    load: Stream,
+    arguments: &[&str],
+) -> Result<Option<NetCell>, String> {
     let party = |pairs: u16| {
-        let way = Way::Ring(Ring::new(Daemon::Ours, pairs, &[]));
-        let on = (&bench.everywhere, &bench.everywhere);
-        let run: Run<'_> = Box::new(move || stream(bench, &way, on, load));
-        (format!("manyring, {pairs} pairs"), run)
+        let ring = Ring::new(Daemon::Ours, pairs, arguments);
+        (format!("manyring, {pairs} pairs"), Way::Ring(ring))
     };
     let name = format!("{scene}, {} sessions", load.sessions);
-    bench.cell((name, load.sessions, "Mbit/s"), &PAIRS.map(party), Compare::Last)
+    streams::cell(bench, (name, "Mbit/s"), &PAIRS.map(party), load, Compare::Last)
 }
 
 /// What several pairs have of one pair's, in one cell.

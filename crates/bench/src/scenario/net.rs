@@ -9,6 +9,7 @@ use crate::progress;
 use crate::report::net::{Compare, NetCell, NetSample};
 use crate::report::{Party, Report};
 use serde::de::DeserializeOwned;
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,8 @@ pub(super) type Run<'a> = Box<dyn Fn() -> Result<NetSample, String> + 'a>;
 pub(super) struct NetBench<'a> {
     pub(super) args: &'a ScenarioArgs,
     folder: tempfile::TempDir,
+    /// Files that were named so far.
+    files: Cell<u32>,
     pub(super) client: Affinity,
     pub(super) server: Affinity,
     pub(super) everywhere: Affinity,
@@ -32,6 +35,7 @@ impl<'a> NetBench<'a> {
         Ok(Self {
             args,
             folder: tempfile::tempdir().map_err(|e| format!("temporary folder: {e}"))?,
+            files: Cell::new(0),
             client: Affinity::one(args.client_cpu),
             server: Affinity::one(args.server_cpu),
             everywhere: Affinity::current(),
@@ -48,6 +52,17 @@ impl<'a> NetBench<'a> {
         self.folder.path().join("socket")
     }
 
+    /// A file that nobody else of this scenario has.
+    pub(super) fn own_file(&self, name: &str) -> PathBuf {
+        self.files.set(self.files.get() + 1);
+        self.folder.path().join(format!("{name}-{}", self.files.get()))
+    }
+
+    /// True for a cell that was asked for.
+    pub(super) fn wants(&self, cell: &str) -> bool {
+        self.args.only.as_ref().is_none_or(|text| cell.contains(text))
+    }
+
     /// Runs one cell, unless it was not asked for.
     pub(super) fn cell(
         &self,
@@ -55,7 +70,7 @@ impl<'a> NetBench<'a> {
         parties: &[(String, Run<'_>)],
         compare: Compare,
     ) -> Result<Option<NetCell>, String> {
-        if self.args.only.as_ref().is_some_and(|text| !head.0.contains(text)) {
+        if !self.wants(&head.0) {
             return Ok(None);
         }
         progress::cell(&head.0);
@@ -114,23 +129,34 @@ impl<'a> NetBench<'a> {
         space: Option<&Netns>,
         affinity: &Affinity,
     ) -> Result<Server, String> {
+        self.daemon_at(&self.socket(), daemon, arguments, space, affinity)
+    }
+
+    /// The same, listening there.
+    fn daemon_at(
+        &self,
+        socket: &Path,
+        daemon: Daemon,
+        arguments: &[String],
+        space: Option<&Netns>,
+        affinity: &Affinity,
+    ) -> Result<Server, String> {
         let program = match daemon {
             Daemon::Ours => self.args.manyring.as_deref(),
             Daemon::Beside => self.args.beside.as_deref(),
         };
         let program = peer::manyring(program).map_err(|e| e.to_string())?;
-        let socket = self.socket();
         let mut all: Vec<OsString> = Vec::new();
         if let Some(space) = space {
             all.extend(["netns", "exec", space.name()].map(OsString::from));
             all.push(program.clone().into());
         }
         all.extend(["net", "--log-level=error", "--socket-path"].map(OsString::from));
-        all.push(socket.clone().into());
+        all.push(socket.into());
         all.extend(arguments.iter().map(OsString::from));
         all.extend(self.args.extra.iter().cloned());
         let program = if space.is_some() { Path::new("ip") } else { &program };
-        Server::start(program, &all, &socket, affinity).map_err(|e| e.to_string())
+        Server::start(program, &all, socket, affinity).map_err(|e| e.to_string())
     }
 }
 
@@ -170,6 +196,18 @@ impl Beside {
     pub(super) fn start(command: &mut Command, affinity: &Affinity) -> Result<Self, String> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         peer::spawn(command, affinity).map(Self).map_err(|error| error.to_string())
+    }
+
+    /// CPU seconds that it has used so far.
+    pub(super) fn cpu_seconds(&self) -> f64 {
+        peer::cpu_seconds(&self.0)
+    }
+
+    /// Writes to its standard input.
+    pub(super) fn tell(&mut self, words: &[u8]) -> Result<(), String> {
+        use std::io::Write;
+        let Some(stdin) = &mut self.0.stdin else { return Ok(()) };
+        stdin.write_all(words).map_err(|error| error.to_string())
     }
 
     /// Waits until it listens at this address and port.
@@ -262,6 +300,13 @@ pub(super) const WHOLE_SECONDS: u32 = 1;
 /// Pages of a frame, which stay in the cache; pages of a receiveq.
 pub(super) const FRAME_PAGES: usize = 17;
 pub(super) const RING_PAGES: usize = 256;
+/// Frames that all queues of a tap hold together, whatever their number. Linux gives each queue
+/// that much: a tap of four would hold four times as many, and TCP, which fills whatever there is,
+/// would show the length of queues and not what they cost. The guest's tap stands for a guest whose
+/// sockets hold TCP back, by however many queues it sends.
+const TAP_FRAMES: u16 = 1000;
+/// The same for the host's tap, as an operator tells the daemon.
+pub(super) const SHARED_ROOM: &str = "--txqueuelen=1000";
 /// Host numbers of the guest's side and of the host's.
 pub(super) const GUEST: u8 = 1;
 pub(super) const HOST: u8 = 2;
@@ -293,6 +338,7 @@ impl Road {
         } else {
             let pairs = if let Way::Ring(ring) = way { ring.pairs } else { 1 };
             guest.add_tap("guest", pairs, Some(GUEST))?;
+            guest.set_length("guest", TAP_FRAMES / pairs)?;
             host.add_tap("host", pairs, Some(HOST))?;
         }
         let seconds = format!("--seconds={}", seconds + 20);
@@ -301,8 +347,11 @@ impl Road {
                 let pairs = format!("--queue-pairs={}", ring.pairs);
                 let mut arguments = vec!["--tap=host".to_owned(), pairs.clone()];
                 arguments.extend(ring.arguments.iter().cloned());
-                let server = bench.daemon(ring.daemon, &arguments, Some(&host), affinities.1)?;
-                let socket = format!("--socket={}", bench.socket().display());
+                let socket = bench.own_file("socket");
+                let space = Some(&host);
+                let server =
+                    bench.daemon_at(&socket, ring.daemon, &arguments, space, affinities.1)?;
+                let socket = format!("--socket={}", socket.display());
                 let arguments = ["join", "--tap=guest", &pairs, &socket, &seconds];
                 let mut command = own_load(Some(&guest), &arguments)?;
                 command.args(&ring.driver);
@@ -335,11 +384,21 @@ impl Road {
 
     /// CPU seconds of everybody but the road, what runs beside, and what has run and ended.
     fn others(&self, beside: &[Beside]) -> f64 {
-        let server = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
-        let joiner = self.joiner.as_ref().map_or(0.0, |joiner| peer::cpu_seconds(&joiner.0));
-        let beside: f64 = beside.iter().map(|program| peer::cpu_seconds(&program.0)).sum();
-        let ours = server + joiner + beside;
-        busy_seconds() - ours - peer::ended_cpu_seconds()
+        let beside: f64 = beside.iter().map(Beside::cpu_seconds).sum();
+        busy_seconds() - self.cpu_seconds() - beside - peer::ended_cpu_seconds()
+    }
+
+    /// CPU seconds of back-end and joiner.
+    pub(super) fn cpu_seconds(&self) -> f64 {
+        self.server.as_ref().map_or(0.0, Server::cpu_seconds)
+            + self.joiner.as_ref().map_or(0.0, Beside::cpu_seconds)
+    }
+
+    /// The same of each, to the nanosecond while both rest.
+    pub(super) fn ran_seconds(&self) -> (f64, f64) {
+        let server = self.server.as_ref().map(Server::id);
+        let joiner = self.joiner.as_ref().map(|joiner| joiner.0.id());
+        (server.map_or(0.0, peer::ran_seconds), joiner.map_or(0.0, peer::ran_seconds))
     }
 
     /// What is measured has taken so many seconds: the costs of the way.

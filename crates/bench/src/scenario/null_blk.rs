@@ -2,11 +2,17 @@
 //!
 //! 4 KiB random reads by libblkio: one queue and one worker against qemu-storage-daemon's null-co
 //! export (with `read-zeroes=off`: like ours it touches no data), then four queues against one on
-//! our own daemon.
+//! our own daemon, and four rings against one of bare threads.
 
-use super::{BLOCK, Bench, Client, ScenarioArgs, Work, ours, ours_and_modes, qemu_storage_daemon};
+use super::{
+    BLOCK, Bench, Client, Contender, How, ScenarioArgs, Work, ours, ours_and_modes, per_million,
+    qemu_storage_daemon,
+};
+use crate::load::LoadResult;
+use crate::measure::Affinity;
+use crate::peer;
 use crate::report::Report;
-use crate::report::blk::BlkCell;
+use crate::report::blk::{BlkCell, BlkSample};
 use clap::Args;
 
 /// Options of `null-blk`.
@@ -56,5 +62,28 @@ fn scale(bench: &mut Bench<'_>, args: &ScenarioArgs) -> Result<(), String> {
             |queues, depth| Work { queues, depth, size: BLOCK, poll, threads, pinned: false };
         bench.cell(name, &[work(4, depths.0), work(1, depths.1)], &contenders)?;
     }
-    Ok(())
+    let work =
+        Work { queues: 4, depth: 16, size: BLOCK, poll: false, threads: None, pinned: false };
+    let name = "4 to 1 rings of bare threads, 64 items in all, a thread sleeps on each";
+    bench.cell(name, &[work], &[bare(4, 16), bare(1, 64)])
+}
+
+/// Bare threads with so many rings: what is lost there, no back-end can win.
+fn bare(rings: usize, depth: usize) -> Contender {
+    let run = move |seconds: f64, affinity: &Affinity| {
+        let program = std::env::current_exe().map_err(|e| e.to_string())?;
+        let mut command = peer::apart(&program);
+        command.args(["load", "bare"]);
+        command.args([format!("--rings={rings}"), format!("--depth={depth}")]);
+        command.arg(format!("--seconds={seconds}"));
+        let text = peer::output(&mut command, affinity)?;
+        let result: LoadResult = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+        Ok(BlkSample {
+            iops: result.iops,
+            cpu_per_million: per_million(result.client_cpu_seconds, result.requests),
+            ..BlkSample::default()
+        })
+    };
+    let rings = if rings == 1 { "1 ring".to_owned() } else { format!("{rings} rings") };
+    Contender::new(&format!("bare threads, {rings}"), How::Direct(Box::new(run)))
 }

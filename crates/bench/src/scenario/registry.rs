@@ -19,7 +19,7 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         name: "null-blk",
         about: "The way to a disk that costs nothing: one queue, then four against one",
         needs: Needs::NOTHING,
-        cost: Cost { setup: 1.0, runs: 20.0, each: 0.3 },
+        cost: Cost { setup: 1.0, runs: 22.0, each: 0.3 },
         only: Only::Cells,
         run: null_blk::run,
     },
@@ -106,7 +106,7 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
     &Entry {
         name: "multiqueue",
         about: "1 to 8 TCP streams by 1, 2 and 4 queue pairs, small and large messages, both ways",
-        needs: Needs { is_root: true, programs: &[netns::IP, tap_stream::IPERF3] },
+        needs: Needs::NAMESPACES,
         cost: Cost { setup: 1.0, runs: 48.0, each: 1.5 },
         only: Only::Cells,
         run: multiqueue::run,

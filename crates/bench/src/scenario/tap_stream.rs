@@ -3,7 +3,8 @@
 
 use super::ScenarioArgs;
 use super::net::{
-    Beside, Daemon, FRAME_PAGES, NetBench, RING_PAGES, Ring, Road, Run, WHOLE_SECONDS, Way,
+    Beside, Daemon, FRAME_PAGES, NetBench, RING_PAGES, Ring, Road, Run, SHARED_ROOM, WHOLE_SECONDS,
+    Way,
 };
 use crate::measure::Affinity;
 use crate::netns::address;
@@ -73,7 +74,7 @@ fn by_pairs(
 ) -> Result<Option<NetCell>, String> {
     let load = Stream { to_guest, sessions, message: None };
     let party = |pairs: u16| {
-        let way = Way::Ring(Ring::new(Daemon::Ours, pairs, &[]));
+        let way = Way::Ring(Ring::new(Daemon::Ours, pairs, &[SHARED_ROOM]));
         let on = (&bench.everywhere, &bench.everywhere);
         let run: Run<'_> = Box::new(move || stream(bench, &way, on, load));
         (format!("manyring, {pairs} pairs"), run)

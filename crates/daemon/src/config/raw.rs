@@ -228,6 +228,9 @@ device_table! {
         pub(crate) up: Option<bool>,
         /// Bytes on their way through the host at most, for each queue of the tap.
         pub(crate) sndbuf: Option<u32>,
+        /// Frames that wait in the tap for the guest at most, in all the queues together that it
+        /// uses, 1 to 1000000.
+        pub(crate) txqueuelen: Option<u32>,
         /// Frames of a flow that the guest sends together leave as one, which the host cuts again;
         /// default true.
         pub(crate) merge: Option<bool>,

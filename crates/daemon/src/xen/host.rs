@@ -1,23 +1,24 @@
 //! `XenHost`: serves one disk of a Xen guest, as its handshake asks: opens what the tool stack
 //! names, connects queues to the front-end's rings, stops them.
 
-use super::hypervisor::{Bell, Hypervisor, Lender};
+use super::hypervisor::{Hypervisor, Lender};
+use super::start::{Started, start};
 use super::{Shared, disk_name};
 use crate::assemble::disk::{self, DiskError};
 use crate::assemble::{Blk, Kind, Part};
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_device::Later;
-use manyring_device::blk::blkif::{Attachment, XenBlkDevice, XenBlkOptions};
+use manyring_device::blk::blkif::{XenBlkDevice, XenBlkOptions};
 use manyring_engine::{Event, EventKind, QueueHandle, aside};
 use manyring_transport::vhost_user::Connected;
 use manyring_transport::xenbus::state::Config;
 use manyring_transport::xenbus::{
     Assignment, Channel, Command, DeviceId, Disk as DiskNodes, Host, HostError, Offer,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 /// How long a file is waited for that another process or disk has: a guest that restarts has its
@@ -38,6 +39,8 @@ pub(super) struct XenHost {
     commands: mpsc::Sender<Command>,
     stop: watch::Receiver<bool>,
     opened: Option<Opened>,
+    /// Closes what was opened before.
+    closing: Option<JoinHandle<Option<()>>>,
     running: Option<Running>,
 }
 
@@ -60,13 +63,6 @@ struct Running {
     _held: (Lender, Vec<Channel>),
 }
 
-/// A front-end's queues, as far as they could be started.
-struct Started {
-    queues: Vec<QueueHandle>,
-    held: Option<(Lender, Vec<Channel>)>,
-    error: Option<String>,
-}
-
 impl XenHost {
     pub(super) fn new(
         id: DeviceId,
@@ -75,7 +71,7 @@ impl XenHost {
         commands: mpsc::Sender<Command>,
         stop: watch::Receiver<bool>,
     ) -> Self {
-        Self { id, shared, hypervisor, commands, stop, opened: None, running: None }
+        Self { id, shared, hypervisor, commands, stop, opened: None, closing: None, running: None }
     }
 
     pub(super) fn id(&self) -> &DeviceId {
@@ -88,7 +84,7 @@ impl XenHost {
     }
 
     async fn open_disk(&self, assignment: &Assignment) -> Result<Arc<dyn Disk>, HostError> {
-        let plan = self.shared.plan.disk(&assignment.params).map_err(HostError)?;
+        let plan = self.shared.plan.disk(&assignment.params).map_err(HostError::new)?;
         let (read_only, io_uring) = (!assignment.writable, self.shared.io_uring);
         let deadline = Instant::now() + FILE_PATIENCE;
         let mut stop = self.stop.clone();
@@ -96,7 +92,7 @@ impl XenHost {
             let plan = plan.clone();
             let opened = aside(move || disk::open(&plan, read_only, io_uring)).await;
             match opened {
-                None => return Err(HostError("the daemon has failed".to_owned())),
+                None => return Err(HostError::new("the daemon has failed")),
                 Some(Ok(disk)) => return Ok(disk::decorated(disk, self.shared.plan.fault)),
                 Some(Err(DiskError::Image(ImageError::InUse { .. })))
                     if Instant::now() < deadline && !*stop.borrow() =>
@@ -104,7 +100,7 @@ impl XenHost {
                     let stopped = stop.wait_for(|stop| *stop);
                     let _ = tokio::time::timeout(FILE_RETRY, stopped).await;
                 }
-                Some(Err(error)) => return Err(HostError(format!("params: {error}"))),
+                Some(Err(error)) => return Err(HostError::new(format!("params: {error}"))),
             }
         }
     }
@@ -131,6 +127,7 @@ impl XenHost {
     ) -> Result<(Offer, DiskNodes), HostError> {
         // The file of the former one is let go of first: it may be the same.
         self.close_device();
+        self.closed().await;
         let disk = self.open_disk(assignment).await?;
         let options = self.options(assignment);
         let device = Arc::new(XenBlkDevice::new(options, disk, self.shared.pool.clone()));
@@ -138,21 +135,30 @@ impl XenHost {
         let connected = part.connected.clone();
         self.shared.devices.add(part);
         let mut tasks = JoinSet::new();
-        tasks.spawn(tell_resizes(device.clone(), self.commands.clone()));
+        let (weak, changes) = (Arc::downgrade(&device), device.changes());
+        tasks.spawn(tell_resizes(weak, changes, self.commands.clone()));
         let answer = (device.offer(), device.disk_nodes());
         self.opened = Some(Opened { device, connected, _tasks: tasks });
         Ok(answer)
     }
 
     fn close_device(&mut self) {
-        if self.opened.take().is_some() {
+        if let Some(opened) = self.opened.take() {
             self.shared.devices.remove(&self.name());
+            self.closing = Some(close_aside(opened));
+        }
+    }
+
+    /// Waits until what was opened is closed: another process or disk may have its file then.
+    pub(super) async fn closed(&mut self) {
+        if let Some(closing) = self.closing.take() {
+            let _ = closing.await;
         }
     }
 
     async fn start_queues(&mut self, config: &Config) -> Result<(), HostError> {
         let Some(opened) = &self.opened else {
-            return Err(HostError("the disk is not open".to_owned()));
+            return Err(HostError::new("the disk is not open"));
         };
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let (device, hypervisor) = (opened.device.clone(), self.hypervisor.clone());
@@ -162,23 +168,23 @@ impl XenHost {
         let started =
             aside(move || start(&id, &shared, &device, &hypervisor, &connection, &sender)).await;
         let Some(Started { queues, held, error }) = started else {
-            return Err(HostError("the daemon has failed".to_owned()));
+            return Err(HostError::new("the daemon has failed"));
         };
-        let error = match (held, error) {
+        match (held, error) {
             (Some(held), None) => {
                 let mut tasks = JoinSet::new();
                 tasks.spawn(tell_faults(config.number, events, self.commands.clone()));
                 self.running = Some(Running { queues, _tasks: tasks, _held: held });
                 opened.connected.send_replace(true);
-                return Ok(());
+                Ok(())
             }
             (held, error) => {
                 stop_all(queues).await;
-                drop(held);
-                error
+                // Event channels are closed by calls.
+                aside(move || drop(held)).await;
+                Err(error.unwrap_or_else(|| HostError::new("it has no queue")))
             }
-        };
-        Err(HostError(error.unwrap_or_default()))
+        }
     }
 
     async fn stop_queues(&mut self) {
@@ -227,65 +233,10 @@ impl Host for XenHost {
     }
 }
 
-/// Maps the rings of a front-end, binds its event channels and starts its queues. May block.
-fn start(
-    id: &DeviceId,
-    shared: &Shared,
-    device: &XenBlkDevice,
-    hypervisor: &Hypervisor,
-    config: &Config,
-    events: &mpsc::Sender<Event>,
-) -> Started {
-    let domain = config.assignment.frontend_id;
-    let mut started = Started { queues: Vec::new(), held: None, error: None };
-    let lender = match hypervisor.lender(domain) {
-        Ok(lender) => lender,
-        Err(errno) => {
-            started.error = Some(format!("cannot map pages of domain {domain}: {errno}"));
-            return started;
-        }
-    };
-    let (connection, mut channels) = (&config.connection, Vec::new());
-    for (index, queue) in connection.queues.iter().enumerate() {
-        let bell = match hypervisor.bind(domain, queue.event_channel, config.takeover) {
-            Ok(bell) => bell,
-            Err(errno) => {
-                let port = queue.event_channel;
-                let problem = format!("queue {index}: cannot bind event channel {port}: {errno}");
-                started.error = Some(problem);
-                break;
-            }
-        };
-        let Bell { kick, call, channel } = bell;
-        let journal = shared.state_dir.journal(id, index, config.takeover);
-        let journal = journal.inspect_err(|error| {
-            let device = device.name();
-            tracing::warn!(device, %error, "a ring is served that nobody can take over");
-        });
-        channels.extend(channel);
-        let attachment = Attachment {
-            index,
-            abi: connection.abi,
-            ring_refs: queue.ring_refs.clone(),
-            persistent: config.persistent,
-            indirect_segments_max: config.offer.indirect_segments_max,
-            journal: journal.ok(),
-            takeover: config.takeover,
-            mapper: lender.mapper().clone(),
-            kick,
-            call,
-            events: events.clone(),
-        };
-        match device.start(attachment) {
-            Ok(queue) => started.queues.push(queue),
-            Err(error) => {
-                started.error = Some(format!("queue {index}: {error}"));
-                break;
-            }
-        }
-    }
-    started.held = Some((lender, channels));
-    started
+/// Closes what was opened, on a thread of its own: whoever closes a block device as the last one
+/// waits until all is written that the host's page cache has of it.
+fn close_aside<T: Send + 'static>(opened: T) -> JoinHandle<Option<()>> {
+    tokio::spawn(aside(move || drop(opened)))
 }
 
 /// Stops queues; returns when nothing of theirs is in use any more.
@@ -297,11 +248,15 @@ async fn stop_all(queues: Vec<QueueHandle>) {
     while stops.join_next().await.is_some() {}
 }
 
-/// Tells the handshake of each change of the disk.
-async fn tell_resizes(device: Arc<XenBlkDevice>, commands: mpsc::Sender<Command>) {
-    let mut changes = device.changes();
+/// Tells the handshake of each change of the disk, as long as it is open.
+async fn tell_resizes(
+    device: Weak<XenBlkDevice>,
+    mut changes: watch::Receiver<u64>,
+    commands: mpsc::Sender<Command>,
+) {
     while changes.changed().await.is_ok() {
-        if commands.send(Command::Resized(device.disk_nodes())).await.is_err() {
+        let Some(disk) = device.upgrade().map(|device| device.disk_nodes()) else { return };
+        if commands.send(Command::Resized(disk)).await.is_err() {
             return;
         }
     }
@@ -322,5 +277,33 @@ async fn tell_faults(
         if commands.send(Command::Fault { number, text }).await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, channel};
+
+    /// Takes its time to close, as a block device does whose bytes are not written yet.
+    struct Slow(Receiver<()>);
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            let _ = self.0.recv_timeout(FILE_PATIENCE);
+        }
+    }
+
+    #[test]
+    fn disk_that_takes_long_to_close_holds_nothing_up_but_its_next_opening() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let (written, is_written) = channel();
+            let mut closing = close_aside(Slow(is_written));
+            let early = tokio::time::timeout(FILE_RETRY, &mut closing).await;
+            assert!(early.is_err(), "it is not closed yet");
+            written.send(()).unwrap();
+            closing.await.unwrap();
+        });
     }
 }

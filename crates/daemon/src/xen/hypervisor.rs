@@ -83,13 +83,13 @@ impl Hypervisor {
         }
     }
 
-    /// Binds to the event channel that `domain` has made for us. One that is taken over may still
-    /// be that of the former process for a moment.
+    /// Binds to the event channel that `domain` has made for us. One that is `inherited` may still
+    /// be bound by the former process for a moment.
     ///
     /// # Errors
     /// `EINVAL` without such a channel.
-    pub(super) fn bind(&self, domain: u16, port: u32, takeover: bool) -> Result<Bell, Errno> {
-        let mut left = if takeover { BIND_PATIENCE } else { Duration::ZERO };
+    pub(super) fn bind(&self, domain: u16, port: u32, inherited: bool) -> Result<Bell, Errno> {
+        let mut left = if inherited { BIND_PATIENCE } else { Duration::ZERO };
         loop {
             match self.try_to_bind(domain, port) {
                 Err(Errno::INVAL) if !left.is_zero() => {

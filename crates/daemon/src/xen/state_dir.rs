@@ -39,6 +39,16 @@ pub(crate) enum StateDirError {
     InUse { kind: String, path: PathBuf, holder: String },
 }
 
+impl StateDirError {
+    /// The system's word.
+    pub(super) fn errno(&self) -> Errno {
+        match self {
+            Self::Folder { errno, .. } | Self::File { errno, .. } => *errno,
+            Self::InUse { .. } => Errno::WOULDBLOCK,
+        }
+    }
+}
+
 /// The folder.
 #[derive(Debug)]
 pub(super) struct StateDir {

@@ -121,9 +121,7 @@ fn nodes_that_are_missing_wrong_or_too_many_close_the_disk_with_the_node_named()
 fn ring_that_a_front_end_changes_while_it_is_served_closes_the_disk() {
     let mut world = World::new();
     let _daemon = world.daemon(&[]);
-    let (domain, image) = (world.domain(7), world.image("disk"));
-    let disk = world.announce(7, XVDA, &image);
-    let mut front = connect(&domain, &disk, 2);
+    let (_, disk, mut front) = world.guest(7, "disk", 2);
     front.queues[0].write(0, &[3; 512]).unwrap();
     let changed = format!("{}/queue-1/ring-ref", disk.front());
     world.toolstack.write(&changed, "31000").unwrap();
@@ -156,9 +154,7 @@ const HANGING: &str = "[daemon]\ncontrol = '@/control'\n\
 
 /// Has a request in flight that is never answered.
 fn hang(world: &mut World) -> (Blkfront, XenDisk) {
-    let (domain, image) = (world.domain(7), world.image("hung"));
-    let disk = world.announce(7, XVDA, &image);
-    let mut front = connect(&domain, &disk, 1);
+    let (_, disk, mut front) = world.guest(7, "hung", 1);
     let queue = &mut front.queues[0];
     queue.submit(XenOp::Read { sector: 0, len: 512 }).unwrap().unwrap();
     queue.publish();

@@ -4,10 +4,16 @@
 #![allow(clippy::disallowed_methods, reason = "threads of the test")]
 #![allow(clippy::cast_possible_truncation, reason = "bytes of patterns")]
 
+mod between;
 mod ends;
+mod few;
+mod noise;
 #[path = "../process/mod.rs"]
 mod process;
+#[path = "../program/mod.rs"]
+mod program;
 mod serve;
+mod storm;
 mod successors;
 mod takeover;
 mod world;

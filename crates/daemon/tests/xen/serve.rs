@@ -1,7 +1,7 @@
 //! Disks that appear, are used, change their size and go.
 
 use crate::process::wait_until;
-use crate::world::{DISK_SIZE, World, XVDA, connect};
+use crate::world::{DISK_SIZE, World, XVDA, connect, is_alone};
 use manyring_driver::XenDisk;
 
 /// What is written to `sector` by somebody.
@@ -115,13 +115,6 @@ fn disks_of_several_guests_come_and_go_while_others_are_used() {
         assert!(read == pattern(0, 16 + place), "{place}");
     }
     assert!(daemon.terminate().success());
-}
-
-/// True when the daemon shows one disk only, that of domain 3.
-fn is_alone(world: &World) -> bool {
-    let stats = world.stats();
-    let devices = stats["devices"].as_array().unwrap().iter();
-    devices.map(|device| device["name"].as_str().unwrap()).eq(["xen-vbd-3-51712"])
 }
 
 #[test]

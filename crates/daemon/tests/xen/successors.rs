@@ -1,18 +1,19 @@
 //! A daemon that comes after a killed one, where not all is as that one left it.
 
+use crate::between::Between;
 use crate::process::wait_until;
+use crate::program::http;
 use crate::takeover::{begin, finish};
-use crate::world::{World, XVDA, connect, options};
+use crate::world::{World, XVDA, options};
 use manyring_driver::{Blkfront, BlkfrontOptions};
 use rustix::process::Signal;
 use std::io::Read;
-use std::net::Shutdown;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// A guest whose daemon was killed, and which has requests in its rings; and the file of its disk.
-fn killed(world: &mut World, options: &BlkfrontOptions) -> (Blkfront, PathBuf) {
+pub(crate) fn killed(world: &mut World, options: &BlkfrontOptions) -> (Blkfront, PathBuf) {
     let mut daemon = world.daemon(&["--num-queues", "2"]);
     let (domain, image) = (world.domain(7), world.image("disk"));
     let disk = world.announce(7, XVDA, &image);
@@ -48,9 +49,7 @@ fn daemon_of_other_disks_that_ends_leaves_the_journals_of_its_neighbour() {
     };
     let mut daemon = world.run_at(&of_kind("vbd"), "vbd");
     let neighbour = world.run_at(&of_kind("manyring"), "manyring");
-    let (domain, image) = (world.domain(7), world.image("disk"));
-    let disk = world.announce(7, XVDA, &image);
-    let mut front = connect(&domain, &disk, 2);
+    let (_, _, mut front) = world.guest(7, "disk", 2);
     assert!(neighbour.terminate().success());
     daemon.send(Signal::KILL);
     daemon.wait();
@@ -73,6 +72,14 @@ fn daemon_that_offers_less_than_a_killed_one_serves_on_what_was_negotiated() {
     finish(&mut front, 1);
     let data = vec![7; 64 << 10];
     front.queues[1].write(0, &data).unwrap();
+    // The queue beyond those that it offers is shown as the others are.
+    let stats = world.stats();
+    let queues = stats["devices"][0]["queues"].as_array().unwrap();
+    let counts: Vec<_> =
+        queues.iter().map(|queue| queue["counters"]["requests"].as_u64()).collect();
+    assert_eq!((counts.len(), counts[1] > Some(24)), (2, true), "{counts:?}");
+    let (_, _, metrics) = http(&world.path("control"), "GET", "/metrics", "");
+    assert!(metrics.contains("device=\"xen-vbd-7-51712\",queue=\"1\""), "{metrics}");
     assert!(daemon.terminate().success());
 }
 
@@ -88,44 +95,6 @@ fn guest_whose_file_is_not_there_when_the_next_daemon_starts_waits_for_it() {
     finish(&mut front, 1);
 }
 
-/// Stands between a daemon and xenstored: hands on what both say, as long as it lets them.
-struct Between {
-    listener: UnixListener,
-    streams: Vec<UnixStream>,
-    to: PathBuf,
-}
-
-impl Between {
-    /// Listens at `at`, in the place of the xenstored of `world`.
-    fn new(world: &World, at: &str) -> Self {
-        let (at, to) = (world.path(at), world.path("xenstored"));
-        let calls = |path: &Path| format!("{}.hypercall", path.display());
-        std::os::unix::fs::symlink(calls(&to), calls(&at)).unwrap();
-        Self { listener: UnixListener::bind(at).unwrap(), streams: Vec::new(), to }
-    }
-
-    /// The next connection, of which nobody hears yet.
-    fn accept(&self) -> UnixStream {
-        self.listener.accept().unwrap().0
-    }
-
-    fn hand_on(&mut self, daemon: UnixStream) {
-        let xenstored = UnixStream::connect(&self.to).unwrap();
-        for (from, to) in [(&daemon, &xenstored), (&xenstored, &daemon)] {
-            let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
-        }
-        self.streams.extend([daemon, xenstored]);
-    }
-
-    /// Ends all connections.
-    fn cut(&mut self) {
-        for stream in self.streams.drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-}
-
 #[test]
 fn guest_is_served_while_a_xenstored_that_is_there_again_does_not_answer_yet() {
     let mut world = World::new();
@@ -135,9 +104,7 @@ fn guest_is_served_while_a_xenstored_that_is_there_again_does_not_answer_yet() {
     let daemon = world.run(configuration);
     let first = between.accept();
     between.hand_on(first);
-    let (domain, image) = (world.domain(7), world.image("disk"));
-    let disk = world.announce(7, XVDA, &image);
-    let mut front = connect(&domain, &disk, 2);
+    let (_, _, mut front) = world.guest(7, "disk", 2);
     between.cut();
     let mut second = between.accept();
     // It has asked something, and is not answered.

@@ -2,7 +2,7 @@
 
 use crate::process::{Daemon, PATIENCE};
 use manyring_driver::{
-    Blkfront, BlkfrontOptions, BlkfrontQueue, SimXen, XenDisk, XenDomain, XenStore,
+    Blkfront, BlkfrontOptions, BlkfrontQueue, SimXen, XenCalls, XenDisk, XenDomain, XenStore,
 };
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
@@ -84,8 +84,17 @@ impl World {
     }
 
     pub(crate) fn domain(&self, number: u16) -> Arc<XenDomain> {
-        let pages = 8 * BlkfrontQueue::pages(&options(1)) + 64;
+        self.domain_of(number, 8 * BlkfrontQueue::pages(&options(1)) + 64)
+    }
+
+    /// A domain with so many pages.
+    pub(crate) fn domain_of(&self, number: u16, pages: u32) -> Arc<XenDomain> {
         Arc::new(XenDomain::create(self.xen.socket(), number, pages, ENTRIES).unwrap())
+    }
+
+    /// Another program's connection for calls, as domain 0.
+    pub(crate) fn calls(&self) -> XenCalls {
+        XenCalls::connect(self.xen.socket()).unwrap()
     }
 
     /// A disk of kind `vbd` on this file, announced.
@@ -93,6 +102,19 @@ impl World {
         let disk = XenDisk::new("vbd", domain, device, file.to_str().unwrap());
         disk.announce(&mut self.toolstack).unwrap();
         disk
+    }
+
+    /// A domain whose disk `xvda` lies in a new image and is connected by so many queues.
+    pub(crate) fn guest(
+        &mut self,
+        number: u16,
+        image: &str,
+        queues: u32,
+    ) -> (Arc<XenDomain>, XenDisk, Blkfront) {
+        let (domain, image) = (self.domain(number), self.image(image));
+        let disk = self.announce(number, XVDA, &image);
+        let front = connect(&domain, &disk, queues);
+        (domain, disk, front)
     }
 
     /// Waits until a node of the back-end's folder has this value.
@@ -134,4 +156,16 @@ pub(crate) fn options(queues: u32) -> BlkfrontOptions {
 /// Connects a guest to its disk.
 pub(crate) fn connect(domain: &Arc<XenDomain>, disk: &XenDisk, queues: u32) -> Blkfront {
     Blkfront::connect(domain, &disk.folder(), &options(queues)).unwrap()
+}
+
+/// The same, of requests of a page, so that a guest has memory for many disks.
+pub(crate) fn small() -> BlkfrontOptions {
+    BlkfrontOptions { indirect_segments: 0, buffer_size: 4096, ..options(1) }
+}
+
+/// True when the daemon shows one disk only, that of domain 3.
+pub(crate) fn is_alone(world: &World) -> bool {
+    let stats = world.stats();
+    let devices = stats["devices"].as_array().unwrap().iter();
+    devices.map(|device| device["name"].as_str().unwrap()).eq(["xen-vbd-3-51712"])
 }

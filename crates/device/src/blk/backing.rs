@@ -7,7 +7,7 @@ use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{Pool, Route};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -21,7 +21,9 @@ pub(super) struct Backing {
     pub(super) pool: Arc<Pool>,
     geometry: Mutex<Geometry>,
     resizing: Mutex<()>,
-    stats: Vec<Arc<QueueStats>>,
+    class: Class,
+    /// Those of the queues that the device offers, and of each that was started beyond them.
+    stats: RwLock<Vec<Arc<QueueStats>>>,
     changes: watch::Sender<u64>,
 }
 
@@ -33,7 +35,8 @@ impl Backing {
             disk,
             pool,
             resizing: Mutex::default(),
-            stats: (0..queues).map(|_| Arc::new(QueueStats::new(class))).collect(),
+            class,
+            stats: RwLock::new((0..queues).map(|_| Arc::new(QueueStats::new(class))).collect()),
             changes: watch::Sender::new(0),
         }
     }
@@ -50,8 +53,27 @@ impl Backing {
     }
 
     /// Counters of queue `index`.
-    pub(super) fn stats(&self, index: usize) -> Option<&Arc<QueueStats>> {
-        self.stats.get(index)
+    pub(super) fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
+        self.all_stats().get(index).cloned()
+    }
+
+    /// Counters of queue `index`, which is to run, whether or not the device offers so many: a
+    /// front-end may have it from a former process.
+    pub(super) fn stats_to_run(&self, index: usize) -> Arc<QueueStats> {
+        let mut all = self.stats.write().unwrap_or_else(PoisonError::into_inner);
+        while all.len() <= index {
+            all.push(Arc::new(QueueStats::new(self.class)));
+        }
+        all[index].clone()
+    }
+
+    /// Queues that have counters.
+    pub(super) fn queue_count(&self) -> usize {
+        self.all_stats().len()
+    }
+
+    fn all_stats(&self) -> RwLockReadGuard<'_, Vec<Arc<QueueStats>>> {
+        self.stats.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes whenever the disk's size does.
@@ -95,8 +117,9 @@ impl Backing {
 
     /// Waits until every request that a queue of this device has popped until now is done.
     fn await_requests(&self) -> Result<(), Errno> {
+        let all = self.all_stats().clone();
         let is_ours = |route: &Arc<Route>| {
-            self.stats.iter().any(|stats| std::ptr::eq(Arc::as_ptr(stats), route.stats()))
+            all.iter().any(|stats| std::ptr::eq(Arc::as_ptr(stats), route.stats()))
         };
         let routes: Vec<_> = self.pool.routes().into_iter().filter(is_ours).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();

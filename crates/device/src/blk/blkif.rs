@@ -11,6 +11,7 @@
 
 mod complete;
 mod handler;
+mod indirect;
 mod journal;
 mod plan;
 mod queue;
@@ -20,6 +21,7 @@ pub use manyring_wire::xen::blkif::{INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
 
 use super::backing::Backing;
 use crate::StartError;
+use handler::BlkifHandler;
 use manyring_backend::blk::{Disk, DiskQueue};
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{
@@ -170,10 +172,10 @@ impl XenBlkDevice {
         self.shared.capacity.load(Ordering::Relaxed)
     }
 
-    /// Most queues that a front-end may have.
+    /// Most queues that a front-end may have, or has from a former process.
     #[must_use]
     pub fn queue_count(&self) -> usize {
-        self.options.num_queues
+        self.backing.queue_count()
     }
 
     /// What it can do, for the back-end's folder.
@@ -226,7 +228,7 @@ impl XenBlkDevice {
     /// Counters of queue `index`; they outlive connections.
     #[must_use]
     pub fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
-        self.backing.stats(index).cloned()
+        self.backing.stats(index)
     }
 
     /// Maps the ring of a queue and serves it from the first request on that has no response, as
@@ -264,7 +266,7 @@ impl XenBlkDevice {
         &self,
         attachment: Attachment,
         disk: Box<dyn DiskQueue>,
-    ) -> Result<RunningQueue<BackRing, BlkifQueue>, StartError> {
+    ) -> Result<RunningQueue<BackRing, BlkifHandler>, StartError> {
         let Attachment { index, abi, ring_refs, persistent, mapper, kick, call, events, .. } =
             attachment;
         let indirect = attachment.indirect_segments_max.min(INDIRECT_SEGMENTS_MAX);
@@ -275,8 +277,7 @@ impl XenBlkDevice {
         let queue = self.ring(config, &ring_pages, attachment.journal, attachment.takeover)?;
         let handler =
             self.handler((abi, order), (persistent, indirect), mapper, ring_pages, disk)?;
-        let stats = self.backing.stats(index).cloned();
-        let stats = stats.unwrap_or_else(|| Arc::new(QueueStats::new(Class::XenBlk)));
+        let stats = self.backing.stats_to_run(index);
         let activation = Activation {
             index,
             queue,
@@ -337,13 +338,13 @@ impl XenBlkDevice {
         mapper: GrantMapper,
         ring_pages: GrantPages,
         disk: Box<dyn DiskQueue>,
-    ) -> Result<BlkifQueue, StartError> {
+    ) -> Result<BlkifHandler, StartError> {
         let options = &self.options;
         let lots = lots_for(abi.ring_size(order), indirect_segments_max);
         let lot_pages = u32::try_from(LOT_PAGES).unwrap_or(u32::MAX);
         let persistent = if persistent && options.persistent { options.persistent_max } else { 0 };
         let limits = GrantLimits { persistent, lot_pages, lots };
-        Ok(BlkifQueue::new(Parts {
+        Ok(BlkifHandler::new(BlkifQueue::new(Parts {
             disk,
             shared: self.shared.clone(),
             limits: Offer { indirect_segments_max, ..self.offer() }
@@ -352,7 +353,8 @@ impl XenBlkDevice {
             grants: PersistentGrants::new(mapper, limits)?,
             ring_pages,
             lots_max: lots,
-        }))
+            ring_size: abi.ring_size(order),
+        })))
     }
 }
 
@@ -363,3 +365,6 @@ fn lots_for(ring_size: u16, indirect_segments_max: u16) -> u32 {
     let largest = usize::from(indirect_segments_max).div_ceil(LOT_PAGES);
     u32::from(ring_size).max(u32::try_from(largest).unwrap_or(u32::MAX))
 }
+
+#[cfg(test)]
+mod tests;

@@ -142,7 +142,7 @@ impl BlkDevice {
 
     fn start_queue(&self, activation: Activation) -> Result<QueueHandle, StartError> {
         let disk = self.backing.open_queue()?;
-        let stats = self.backing.stats(activation.index).cloned().unwrap_or_default();
+        let stats = self.backing.stats(activation.index).unwrap_or_default();
         let memory = activation.queue.memory().clone();
         let features = activation.features;
         let blk = BlkQueue::new(disk, self.shared.clone(), memory).with_features(features);
@@ -240,7 +240,7 @@ impl Device for BlkDevice {
     }
 
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
-        self.backing.stats(index).cloned()
+        self.backing.stats(index)
     }
 }
 

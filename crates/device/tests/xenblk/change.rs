@@ -3,6 +3,7 @@
 use crate::guest::{PATIENCE, SECTORS, World, holding, memory, pattern, until};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::{Image, ImageOptions};
+use manyring_device::blk::blkif::XenBlkOptions;
 use manyring_driver::wire::xen::blkif::Status;
 use manyring_driver::{BlkfrontOptions, XenOp};
 use std::sync::Arc;
@@ -94,24 +95,29 @@ fn a_disk_that_has_become_smaller_refuses_what_lies_behind_its_end() {
 
 #[test]
 fn a_disk_is_cut_when_its_requests_in_flight_are_done() {
-    let world = World::new();
-    let (disk, switch) = holding(1);
-    let mut guest = world.guest(1, disk, &BlkfrontOptions::default());
-    guest.queue.submit(XenOp::Read { sector: SECTORS - 1, len: 512 }).unwrap();
-    guest.queue.publish();
-    until("the disk has it", || guest.stats().in_flight.value() == 1);
-    std::thread::scope(|scope| {
-        let device = &guest.device;
-        let resize = scope.spawn(|| device.resize(Some(512)));
-        until("the smaller size is heeded", || device.size() == 512);
-        assert!(!resize.is_finished());
-        switch.release();
-        guest.queue.channel().notify();
-        guest.queue.wait(PATIENCE).unwrap();
-        // This disk cannot be cut: the size is what it was.
-        assert!(resize.join().unwrap().is_err());
-    });
-    assert_eq!(guest.device.size(), SECTORS * 512);
+    // Also those of a queue beyond the ones that it offers, as a takeover can leave it.
+    for (number, offered) in [(1, 1), (2, 0)] {
+        let world = World::new();
+        let (disk, switch) = holding(1);
+        let options = XenBlkOptions::new("test", offered);
+        let mut guest = world.guest_of(number, disk, &BlkfrontOptions::default(), options);
+        assert_eq!(guest.device.queue_count(), 1);
+        guest.queue.submit(XenOp::Read { sector: SECTORS - 1, len: 512 }).unwrap();
+        guest.queue.publish();
+        until("the disk has it", || guest.stats().in_flight.value() == 1);
+        std::thread::scope(|scope| {
+            let device = &guest.device;
+            let resize = scope.spawn(|| device.resize(Some(512)));
+            until("the smaller size is heeded", || device.size() == 512);
+            assert!(!resize.is_finished());
+            switch.release();
+            guest.queue.channel().notify();
+            guest.queue.wait(PATIENCE).unwrap();
+            // This disk cannot be cut: the size is what it was.
+            assert!(resize.join().unwrap().is_err());
+        });
+        assert_eq!(guest.device.size(), SECTORS * 512);
+    }
 }
 
 #[test]

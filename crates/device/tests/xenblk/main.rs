@@ -10,5 +10,6 @@ mod grants;
 mod guest;
 mod hostile;
 mod memory;
+mod mixed;
 mod order;
 mod takeover;

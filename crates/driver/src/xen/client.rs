@@ -5,7 +5,7 @@ use crate::vring::now;
 use manyring_wire::xen::path::{Path, Watched};
 use manyring_wire::xen::store::{Answer, ErrorName, Permission, Request, split, strings};
 use std::collections::VecDeque;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -64,9 +64,12 @@ impl XenStore {
             }
             self.stream.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
             let mut bytes = [0; 4096];
-            match self.stream.read(&mut bytes)? {
-                0 => return Err(wrong("the server has closed the connection")),
-                read => self.input.extend_from_slice(&bytes[..read]),
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return Err(wrong("the server has closed the connection")),
+                Ok(read) => self.input.extend_from_slice(&bytes[..read]),
+                // A process that was stopped for a moment: a read with a timeout does not go on.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -165,8 +168,7 @@ impl XenStore {
                     Ok(None) => {}
                     Ok(Some(_)) => return Err(wrong("an answer to no request")),
                     // The time is over; looked at above.
-                    Err(DriverError::Io(error))
-                        if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                    Err(DriverError::Io(error)) if error.kind() == ErrorKind::WouldBlock => {}
                     Err(error) => return Err(error),
                 }
             }

@@ -1,6 +1,7 @@
 //! What a worker tells the balance of itself, and its end when it has no queues.
 
 use super::Worker;
+use crate::accounts::ring_threads;
 
 /// A worker that has not slept for this long, with several hot queues, says so.
 const SATURATED_NS: u64 = 50_000_000;
@@ -8,6 +9,12 @@ const SATURATED_NS: u64 = 50_000_000;
 const RESTING_PERCENT: u64 = 75;
 /// A worker that has had no queue for so long ends.
 const LEAVE_NS: u64 = 60_000_000_000;
+/// A worker that has had no queue for so long looks at what the kernel keeps for it. The kernel's
+/// threads end when they have been idle for five seconds.
+const LOOK_NS: u64 = 10_000_000_000;
+/// Threads that the kernel means to keep for a worker that has used its io_uring: one for requests
+/// that take a bounded time, and one for the others.
+const RING_THREADS_MAX: usize = 2;
 
 /// When a worker last looked back, and how long it had slept until then.
 #[derive(Clone, Copy, Debug)]
@@ -16,13 +23,16 @@ pub(super) struct Rest {
     slept_ns: u64,
     /// It has no queue: then its thread ends, unless it stays.
     leaves_at_ns: Option<u64>,
+    /// It has no queue any more: then it looks at what the kernel keeps for it.
+    looks_at_ns: Option<u64>,
 }
 
 impl Rest {
     /// A worker that begins, without a queue. Threads that served as this worker before slept for
     /// `slept_ns`.
     pub(super) fn new(now_ns: u64, slept_ns: u64) -> Self {
-        Self { since_ns: now_ns, slept_ns, leaves_at_ns: Some(now_ns + LEAVE_NS) }
+        let leaves_at_ns = Some(now_ns + LEAVE_NS);
+        Self { since_ns: now_ns, slept_ns, leaves_at_ns, looks_at_ns: None }
     }
 }
 
@@ -76,120 +86,48 @@ impl Worker {
         self.wait.set_shared(guests.any(|guest| Some(guest) != first));
         if self.by_id.is_empty() && !was_empty {
             self.rest.leaves_at_ns = Some(self.now_ns + LEAVE_NS);
+            self.rest.looks_at_ns = Some(self.now_ns + LOOK_NS).filter(|_| self.has_ring());
             self.lot.told.end_to_serve();
         } else if !self.by_id.is_empty() && was_empty {
-            self.rest.leaves_at_ns = None;
+            (self.rest.leaves_at_ns, self.rest.looks_at_ns) = (None, None);
             self.lot.told.begin_to_serve();
         }
     }
 
-    /// When the thread ends, if no queue comes: a sleep has one timer then, once.
+    /// When the thread ends, or looks whether it should, if no queue comes: a sleep has a timer
+    /// then, twice at most.
     pub(super) fn leaves_at_ns(&self) -> Option<u64> {
-        self.rest.leaves_at_ns.filter(|_| !self.lot.stays)
+        let leaves_at_ns = self.rest.leaves_at_ns.filter(|_| !self.lot.stays);
+        self.rest.looks_at_ns.into_iter().chain(leaves_at_ns).min()
     }
 
-    /// Ends, unless a queue is on its way: then the next one is waited for as long again.
+    /// Ends if it has had no queue for long, or if the kernel keeps threads for it that nobody
+    /// needs; unless a queue is on its way: then the next one is waited for as long again.
+    ///
+    /// The kernel's threads belong to the thread that submits, and so does their count: the last
+    /// one that is counted stays. But Linux (seen in 6.18) counts a thread out twice if it ends
+    /// before its request for one more thread is granted. That happens to a thread whose idle time
+    /// is over: it finds one more request, waits for the disk in it while others are queued, and
+    /// ends right after it. From then on one more thread stays than is counted. All of them end
+    /// with our thread. Another ring on this thread would not do: kernels that end the threads of a
+    /// closed ring would count below zero then, which is above every limit, and start none ever
+    /// again.
     #[cold]
     fn leave(&mut self) {
+        let looks = self.rest.looks_at_ns.take().is_some();
+        if looks && ring_threads(own_id()) <= RING_THREADS_MAX {
+            return;
+        }
         self.quit = self.mailbox.close();
         self.rest.leaves_at_ns = Some(self.now_ns + LEAVE_NS);
+        self.rest.looks_at_ns = Some(self.now_ns + LOOK_NS).filter(|_| looks);
     }
+}
+
+/// The kernel's number of the calling thread.
+fn own_id() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::Lot;
-    use super::*;
-    use crate::orders::Mailbox;
-    use crate::orders::QueueId;
-    use crate::policy::polling::{Law, Polling};
-    use crate::run::still::Still;
-    use crate::seats::Seat;
-    use crate::stats::WorkerStats;
-    use std::pin::pin;
-    use std::sync::Arc;
-    use std::task::{Context, Poll, Waker};
-
-    /// A worker without queues, whose time has come.
-    fn empty(mailbox: &Arc<Mailbox>, stays: bool) -> Worker {
-        let lot = Lot { told: Arc::default(), stays };
-        let (law, stats) = (Law::new(Polling::NEVER, 0, 0), Arc::default());
-        let mut worker = Worker::new(false, law, mailbox.clone(), stats, lot).unwrap();
-        worker.rest.leaves_at_ns = Some(worker.now_ns);
-        worker
-    }
-
-    /// Whether the balance has been told since it last asked that a worker is saturated.
-    fn is_saturation_told(worker: &Worker) -> bool {
-        let said = pin!(worker.lot.told.hear()).poll(&mut Context::from_waker(Waker::noop()));
-        said == Poll::Ready(true)
-    }
-
-    #[test]
-    fn a_worker_is_saturated_if_it_serves_several_busy_queues_for_long_without_a_sleep() {
-        for (queues, awake_ns, is_told) in [
-            (1, SATURATED_NS * 100, false),
-            (2, SATURATED_NS, false),
-            (2, SATURATED_NS + 1, true),
-            (3, SATURATED_NS * 100, true),
-        ] {
-            let mut worker = empty(&Arc::new(Mailbox::new().unwrap()), true);
-            (0..queues).for_each(|id| worker.start(QueueId(id), Box::<Still>::default(), None));
-            worker.now_ns = worker.awake_since_ns + awake_ns;
-            worker.tell_if_saturated();
-            assert_eq!(is_saturation_told(&worker), is_told, "{queues} queues, {awake_ns} ns");
-        }
-    }
-
-    #[test]
-    fn a_worker_that_stays_saturated_says_so_once_in_each_such_time() {
-        let mut worker = empty(&Arc::new(Mailbox::new().unwrap()), true);
-        (0..2).for_each(|id| worker.start(QueueId(id), Box::<Still>::default(), None));
-        let began_ns = worker.awake_since_ns;
-        let told = [1, 2, 52, 53, 103, 105].map(|ms| {
-            worker.now_ns = began_ns + SATURATED_NS + ms * 1_000_000;
-            worker.tell_if_saturated();
-            is_saturation_told(&worker)
-        });
-        assert_eq!(told, [true, false, true, false, true, false]);
-    }
-
-    #[test]
-    fn a_worker_without_queues_ends_when_its_time_has_come() {
-        let mailbox = Arc::new(Mailbox::new().unwrap());
-        empty(&mailbox, false).run();
-        assert!(mailbox.is_closed() && Seat::take(&mailbox).is_none());
-    }
-
-    #[test]
-    fn a_worker_that_begins_again_goes_on_with_its_counts_and_has_not_slept_yet() {
-        let (mailbox, stats) = (Arc::new(Mailbox::new().unwrap()), Arc::<WorkerStats>::default());
-        stats.slept_ns.set(1 << 40);
-        stats.law.trials.set(7);
-        stats.law.spins_hit.set(9);
-        stats.law.gap_ns.set(11);
-        let lot = Lot { told: Arc::default(), stays: true };
-        let law = Law::new(Polling::NEVER, 0, 0);
-        let worker = Worker::new(false, law, mailbox, stats.clone(), lot).unwrap();
-        assert_eq!(worker.rest.slept_ns, 1 << 40, "it would seem to have slept all the time");
-        stats.law.publish(&worker.law.numbers());
-        assert_eq!((stats.law.trials.value(), stats.law.spins_hit.value()), (7, 9));
-        assert_eq!(stats.law.gap_ns.value(), 0, "that was no count");
-    }
-
-    #[test]
-    fn a_worker_to_which_a_queue_is_on_its_way_waits_for_as_long_again() {
-        let mailbox = Arc::new(Mailbox::new().unwrap());
-        let _seat = Seat::take(&mailbox).unwrap();
-        let mut worker = empty(&mailbox, false);
-        worker.sleep();
-        assert!(!worker.quit && !mailbox.is_closed());
-        assert!(worker.leaves_at_ns().is_some_and(|at_ns| at_ns > worker.now_ns));
-    }
-
-    #[test]
-    fn the_first_worker_has_no_such_time() {
-        let mailbox = Arc::new(Mailbox::new().unwrap());
-        assert_eq!(empty(&mailbox, true).leaves_at_ns(), None);
-    }
-}
+mod tests;

@@ -75,6 +75,25 @@ fn a_reference_is_mapped_once_and_found_from_then_on() {
 }
 
 #[test]
+fn a_request_that_is_given_up_keeps_no_page_and_has_none_mapped() {
+    let mut bed = bed(10, 4, 4);
+    bed.touch(0, &[1]);
+    bed.asks.clear();
+    for gref in [1, 2, 1, 3] {
+        bed.grants.ask(&mut bed.asks, GrantRef(gref), GrantAccess::Write);
+    }
+    assert!(!bed.asks.are_found());
+    // The request of the last two references goes, of which one has its page.
+    bed.grants.give_up(&mut bed.asks, 2..4, 1);
+    bed.grants.acquire(&mut bed.asks, 1);
+    assert_eq!(bed.mapped(), [1, 2]);
+    let users = |bed: &Bed, gref| bed.grants.table.has(GrantRef(gref));
+    assert_eq!((users(&bed, 1), users(&bed, 2), users(&bed, 3)), (Some(1), Some(1), None));
+    bed.grants.give_up(&mut bed.asks, 0..2, 2);
+    assert_eq!((users(&bed, 1), users(&bed, 2)), (Some(0), Some(0)));
+}
+
+#[test]
 fn a_bad_reference_costs_the_requests_that_name_it_and_nobody_else() {
     let mut bed = bed(10, 4, 4);
     assert!(bed.domain.end(7));
@@ -236,7 +255,7 @@ fn a_page_is_released_once() {
 /// The table in plain words.
 #[derive(Default)]
 struct Twin {
-    /// By reference: its users, and the time of its last use.
+    /// By reference: its users, and the time of its last use, as exact as the table's.
     mapped: BTreeMap<u32, (u32, u64)>,
     is_short: bool,
     purge_at: u64,
@@ -275,11 +294,18 @@ enum Act {
     Purge,
 }
 
+/// Thirty references, of which each has the low bits of another: a table of twenty entries has
+/// places for six bits.
+fn refs() -> Vec<u32> {
+    (0..15).flat_map(|gref| [gref, gref + 64]).collect()
+}
+
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        4 => prop::collection::vec(0..30u32, 1..6).prop_map(Act::Acquire),
+        4 => prop::collection::vec(prop::sample::select(refs()), 1..6).prop_map(Act::Acquire),
         4 => any::<usize>().prop_map(Act::Release),
         2 => (0..70 * SECOND).prop_map(Act::Wait),
+        1 => (0..2 * table::GRAIN_NS).prop_map(Act::Wait),
         2 => Just(Act::Purge),
     ]
 }
@@ -302,8 +328,7 @@ proptest! {
                         let has_room = twin.mapped.len() < LIMIT || twin.mapped.contains_key(gref);
                         twin.is_short |= !has_room;
                         if has_room {
-                            let (users, used) = twin.mapped.entry(*gref).or_default();
-                            (*users, *used) = (*users + 1, now);
+                            twin.mapped.entry(*gref).or_insert((0, now)).0 += 1;
                             kept.push(*gref);
                         }
                     }
@@ -313,8 +338,11 @@ proptest! {
                     let (kept, pages) = held.swap_remove(at % held.len());
                     bed.release(now, &pages);
                     for gref in kept {
-                        let entry = twin.mapped.get_mut(&gref).unwrap();
-                        *entry = (entry.0 - 1, now);
+                        let (users, used) = twin.mapped.get_mut(&gref).unwrap();
+                        *users -= 1;
+                        if now - *used >= table::GRAIN_NS {
+                            *used = now;
+                        }
                     }
                 }
                 Act::Release(_) => {}

@@ -7,33 +7,39 @@
 //! publish:        shared rsp_prod = rsp_prod (release)
 //! ```
 //! What was done to it: (1) `req_prod` is read once per batch and kept; (2) of a request only as
-//! many words are copied as its first one says that it has, each once; (3) responses are written at
-//! once but published once per burst; (4) `req_event` is written only when it changes.
+//! many words are copied as its first one says that it has, each once, over the copy of a former
+//! request, which is not cleared before and not moved after; (3) responses are written at once but
+//! published once per burst; (4) `req_event` is written only when it changes. So a turn reads the
+//! line of the counts once and takes it once, to publish; `rsp_event` is read while it is ours.
 //!
 //! **Slots.** The place of a request is not its slot. Requests are answered in any order, and the
 //! place of an answered one may be taken by a new request while an older one, which had the same
 //! place one round before, is still in flight: in a ring of four whose first four requests are
 //! taken and all but the first answered, the fifth has the place of the first. So slots come from
-//! a list. A slot is free again when the front can see the response: until then the journal of the
-//! ring has the request under its slot.
+//! a list (`slots.rs`). A slot is free again when the front can see the response: until then the
+//! journal of the ring has the request under its slot.
 
 use super::journal::{self, Journal, JournalError, Owed};
+use super::slots::Slots;
 use super::{RingConfig, entry_offset};
 use crate::base::Base;
 use crate::chain::{BATCH_CHAINS, Chain};
 use crate::config::RingAddresses;
 use crate::error::QueueError;
 use crate::ring::Ring;
-use manyring_memory::{GuestMemory, Words, fence_compiler, fence_full};
+use manyring_memory::{GuestMemory, Part, Words, fence_compiler, fence_full};
 use manyring_wire::xen::blkif::{
-    Abi, ENTRY_WORDS, REQ_EVENT, REQ_PROD, RSP_EVENT, RSP_PROD, RawRequest, Response, need_event,
+    Abi, ENTRY_WORDS, Layout, REQ_EVENT, REQ_PROD, RSP_EVENT, RSP_PROD, RawRequest, Response,
+    need_event,
 };
 use std::sync::Arc;
 
 /// Requests popped together. Reused: no allocation once it has grown.
 #[derive(Debug, Default)]
 pub struct Requests {
+    /// The first `len` are those of the last batch; the others are there to be used again.
     entries: Vec<(Option<Chain>, RawRequest)>,
+    len: usize,
 }
 
 impl Requests {
@@ -46,20 +52,38 @@ impl Requests {
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.len
     }
 
     /// True if there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.len == 0
     }
 
     /// Takes the request at `index`: its token, and the copy of it. `None` if it was taken before.
     #[inline]
     pub fn take(&mut self, index: usize) -> Option<(Chain, &RawRequest)> {
-        let (chain, request) = self.entries.get_mut(index)?;
+        let (chain, request) = self.entries[..self.len].get_mut(index)?;
         Some((chain.take()?, request))
+    }
+
+    /// Makes room for a batch of `len` requests of the layout of `abi`.
+    #[inline]
+    fn restart(&mut self, len: usize, abi: Abi) -> &mut [(Option<Chain>, RawRequest)] {
+        let are_taken = self.entries.iter().all(|(chain, _)| chain.is_none());
+        debug_assert!(are_taken, "a request was not taken");
+        if self.entries.len() < len || self.entries.first().is_some_and(|(_, r)| r.abi() != abi) {
+            self.grow(len, abi);
+        }
+        self.len = len;
+        &mut self.entries[..len]
+    }
+
+    #[cold]
+    fn grow(&mut self, len: usize, abi: Abi) {
+        self.entries.clear();
+        self.entries.resize_with(len, || (None, RawRequest::new(abi, [0; ENTRY_WORDS])));
     }
 }
 
@@ -69,6 +93,7 @@ pub struct BackRing {
     words: Words,
     memory: Arc<GuestMemory>,
     abi: Abi,
+    entry_size: usize,
     size: u16,
     /// The next request to take.
     req_cons: u32,
@@ -83,10 +108,7 @@ pub struct BackRing {
     /// `req_event` as last written, at first by the front.
     event_written: u32,
     in_flight: u16,
-    /// Slots that no request has which the front waits for.
-    free: Vec<u16>,
-    /// Slots of requests whose responses are written and not published.
-    answered: Vec<u16>,
+    slots: Slots,
     /// Where it is written down what is taken and not answered.
     journal: Option<Journal>,
     /// What a former back-end has taken and not answered, the oldest last.
@@ -123,6 +145,7 @@ impl BackRing {
             words,
             memory,
             abi: config.abi,
+            entry_size: config.abi.layout().entry_size,
             size,
             req_cons: rsp_prod,
             req_prod: rsp_prod,
@@ -131,8 +154,7 @@ impl BackRing {
             signalled: rsp_prod,
             event_written,
             in_flight: 0,
-            free: (0..size).rev().collect(),
-            answered: Vec::with_capacity(size.into()),
+            slots: Slots::new(size),
             journal: None,
             owed: Owed::new(),
             owed_in_batch: 0,
@@ -205,7 +227,7 @@ impl BackRing {
         let taken = u32::try_from(owed.len()).unwrap_or(u32::MAX);
         self.req_cons = self.rsp_prod.wrapping_add(taken);
         self.req_prod = self.req_cons;
-        self.free.retain(|slot| !owed.contains(slot));
+        self.slots.take_away(&owed);
         self.owed = owed;
         self.owed.reverse();
         self.journal = Some(journal);
@@ -221,49 +243,72 @@ impl BackRing {
     /// emptied first. Returns how many. A fault of the front is latched: then no more come.
     #[inline]
     pub fn pop_batch(&mut self, requests: &mut Requests, max: usize) -> usize {
-        debug_assert!(
-            requests.entries.iter().all(|(chain, _)| chain.is_none()),
-            "a request was not taken"
-        );
-        requests.entries.clear();
         self.owed_in_batch = 0;
         if !self.has_available() {
+            requests.restart(0, self.abi);
             return 0;
         }
         if !self.owed.is_empty() {
             return self.pop_owed(requests, max);
         }
-        let available = usize::from(self.available_count());
-        for _ in 0..available.min(BATCH_CHAINS).min(max) {
-            // There are as many slots as entries, and a front that waits for its responses lays no
-            // more requests than these.
-            let Some(slot) = self.free.pop() else { break };
-            let (words, count) = self.copy_out(self.req_cons);
-            if let Some(journal) = &mut self.journal {
-                journal.take(slot, &words[..count]);
+        // There are as many slots as entries, and a front that waits for its responses lays no
+        // more requests than these.
+        let available = usize::from(self.available_count()).min(self.slots.free_count());
+        let count = available.min(BATCH_CHAINS).min(max);
+        let entries = requests.restart(count, self.abi);
+        // Told apart once: the places of a layout are constants then.
+        match self.abi {
+            Abi::X86_32 => self.copy_batch::<ENTRY_32>(Abi::X86_32.layout(), entries),
+            Abi::Native | Abi::X86_64 => {
+                self.copy_batch::<ENTRY_64>(Abi::X86_64.layout(), entries);
             }
-            self.req_cons = self.req_cons.wrapping_add(1);
-            let request = RawRequest::new(self.abi, words);
-            requests.entries.push((Some(self.chain(slot)), request));
         }
         if let Some(journal) = &mut self.journal {
             journal.end_batch();
         }
-        requests.entries.len()
+        count
+    }
+
+    /// Takes the next requests, which lie in the ring as `layout` says: as many as `entries`.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "each caller has a layout of constants")]
+    fn copy_batch<const ENTRY: usize>(
+        &mut self,
+        layout: &Layout,
+        entries: &mut [(Option<Chain>, RawRequest)],
+    ) {
+        let (taken, mut count) = (entries.len(), self.req_cons);
+        let Self { words, slots, journal, .. } = self;
+        for ((chain, request), slot) in entries.iter_mut().zip(slots.next(taken)) {
+            let entry = words.part::<ENTRY>(entry_offset(ENTRY, self.size, count));
+            let copied = copy_out(entry, layout, request.words_mut());
+            if let Some(journal) = journal {
+                journal.take(*slot, copied.split_at(layout.segments / 4));
+            }
+            *chain = Some(Chain::new(*slot));
+            count = count.wrapping_add(1);
+        }
+        slots.take(taken);
+        self.in_flight += batch_count(taken);
+        self.req_cons = count;
     }
 
     /// Pops what a former back-end has taken and not answered, the oldest first.
     #[cold]
     fn pop_owed(&mut self, requests: &mut Requests, max: usize) -> usize {
-        for _ in 0..self.owed.len().min(BATCH_CHAINS).min(max) {
-            let Some(slot) = self.owed.pop() else { break };
-            let Some(request) = self.journal.as_ref().map(|journal| journal.request(slot)) else {
-                break;
-            };
-            requests.entries.push((Some(self.chain(slot)), request));
+        let count = self.owed.len().min(BATCH_CHAINS).min(max);
+        let oldest = self.owed.len() - count;
+        let entries = requests.restart(count, self.abi);
+        for ((chain, request), slot) in entries.iter_mut().zip(self.owed.drain(oldest..).rev()) {
+            // Nothing is owed without a journal.
+            if let Some(journal) = &self.journal {
+                journal.copy_to(slot, request);
+            }
+            *chain = Some(Chain::new(slot));
         }
-        self.owed_in_batch = requests.entries.len();
-        self.owed_in_batch
+        self.in_flight += batch_count(count);
+        self.owed_in_batch = count;
+        count
     }
 
     /// Puts back the request of the last batch that was popped last, untouched. It is copied out
@@ -276,7 +321,7 @@ impl BackRing {
             return;
         }
         self.req_cons = self.req_cons.wrapping_sub(1);
-        self.free.push(slot);
+        self.slots.put_back(slot);
         if let Some(journal) = &mut self.journal {
             journal.put_back(slot);
         }
@@ -286,12 +331,12 @@ impl BackRing {
     #[inline]
     pub fn push_response(&mut self, chain: Chain, response: Response) {
         let slot = self.end(chain);
-        self.answered.push(slot);
+        self.slots.answer(slot);
         if let Some(journal) = &mut self.journal {
             journal.answer(slot);
         }
-        let offset = entry_offset(self.abi, self.size, self.rsp_prod);
-        self.words.store_u32s(offset, &response.emit());
+        let offset = entry_offset(self.entry_size, self.size, self.rsp_prod);
+        self.words.store_few_u32s(offset, response.emit());
         self.rsp_prod = self.rsp_prod.wrapping_add(1);
     }
 
@@ -302,27 +347,9 @@ impl BackRing {
     }
 
     #[inline]
-    fn chain(&mut self, slot: u16) -> Chain {
-        self.in_flight += 1;
-        Chain::new(slot)
-    }
-
-    #[inline]
     fn end(&mut self, chain: Chain) -> u16 {
         self.in_flight -= 1;
         chain.finish()
-    }
-
-    /// Copies the request of `count` out: its words, and how many there are. Its first word says
-    /// how long it is; that word is not read again, whatever the front makes of it meanwhile.
-    #[inline]
-    fn copy_out(&self, count: u32) -> ([u32; ENTRY_WORDS], usize) {
-        let offset = entry_offset(self.abi, self.size, count);
-        let mut words = [0; ENTRY_WORDS];
-        words[0] = self.words.load_u32(offset);
-        let count = self.abi.layout().request_size(words[0]).div_ceil(4);
-        self.words.load_u32s(offset + 4, &mut words[1..count]);
-        (words, count)
     }
 
     fn write_event(&mut self, count: u32) {
@@ -331,6 +358,33 @@ impl BackRing {
             self.event_written = count;
         }
     }
+}
+
+/// Bytes of an entry, by layout.
+const ENTRY_32: usize = Abi::X86_32.layout().entry_size;
+const ENTRY_64: usize = Abi::X86_64.layout().entry_size;
+
+/// Copies the request of an entry out, and returns its words. Its first one says how long it is;
+/// that word is not read again, whatever the front makes of it meanwhile.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "the layout is one of constants")]
+fn copy_out<'a, const ENTRY: usize>(
+    entry: Part<'_, ENTRY>,
+    layout: &Layout,
+    words: &'a mut [u32; ENTRY_WORDS],
+) -> &'a [u32] {
+    // Every request has what lies before the segments of one that has some.
+    let (head, rest) = words.split_at_mut(layout.segments / 4);
+    entry.load_u32s(0, head);
+    let size = layout.request_size(head[0]);
+    entry.load_u32s(layout.segments, &mut rest[..(size - layout.segments) / 4]);
+    &words[..size / 4]
+}
+
+#[inline]
+#[allow(clippy::cast_possible_truncation, reason = "at most BATCH_CHAINS")]
+const fn batch_count(count: usize) -> u16 {
+    count as u16
 }
 
 impl Ring for BackRing {
@@ -387,7 +441,7 @@ impl Ring for BackRing {
             self.published = self.rsp_prod;
             // Records of the slots that are free now are overwritten after that.
             fence_compiler();
-            self.free.append(&mut self.answered);
+            self.slots.publish();
         }
         count as u16
     }

@@ -64,7 +64,7 @@ impl FrontRing {
         if self.free_count() == 0 {
             return false;
         }
-        let offset = entry_offset(self.abi, self.size, self.req_prod);
+        let offset = entry_offset(self.abi.layout().entry_size, self.size, self.req_prod);
         self.words.store_u32s(offset, request.words());
         self.req_prod = self.req_prod.wrapping_add(1);
         true
@@ -96,7 +96,10 @@ impl FrontRing {
             }
         }
         let mut words = [0; RESPONSE_WORDS];
-        self.words.load_u32s(entry_offset(self.abi, self.size, self.rsp_cons), &mut words);
+        self.words.load_u32s(
+            entry_offset(self.abi.layout().entry_size, self.size, self.rsp_cons),
+            &mut words,
+        );
         self.rsp_cons = self.rsp_cons.wrapping_add(1);
         let response = Response::parse(words);
         assert!(response.is_some(), "the back answered with the words {words:x?}");

@@ -185,14 +185,16 @@ impl Journal {
         Ok((Self { words, abi, taken, answered }, owed))
     }
 
-    /// A request, which these words are, is taken.
-    #[inline]
-    pub(super) fn take(&mut self, slot: u16, request: &[u32]) {
-        let at = record(slot);
-        self.words.store_u64(at + ORDER, self.taken);
-        self.words.store_u32s(at + REQUEST, request);
+    /// A request is taken, which these words are: those before its segments, and the others.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "the first part has a constant length")]
+    pub(super) fn take(&mut self, slot: u16, (head, rest): (&[u32], &[u32])) {
+        let record = self.words.part::<UNIT>(record(slot));
+        record.store_u64(ORDER, self.taken);
+        record.store_u32s(REQUEST, head);
+        record.store_u32s(REQUEST + 4 * head.len(), rest);
         fence_compiler();
-        self.words.store_u64(at + STATE, TAKEN);
+        record.store_u64(STATE, TAKEN);
         self.taken += 1;
     }
 
@@ -226,14 +228,12 @@ impl Journal {
         fence_compiler();
     }
 
-    /// The request in a slot.
-    pub(super) fn request(&self, slot: u16) -> RawRequest {
-        let mut words = [0; ENTRY_WORDS];
-        let at = record(slot) + REQUEST;
+    /// Copies the request in a slot.
+    pub(super) fn copy_to(&self, slot: u16, request: &mut RawRequest) {
+        let (at, words) = (record(slot) + REQUEST, request.words_mut());
         words[0] = self.words.load_u32(at);
         let size = self.abi.layout().request_size(words[0]);
         self.words.load_u32s(at + 4, &mut words[1..size.div_ceil(4)]);
-        RawRequest::new(self.abi, words)
     }
 }
 

@@ -29,6 +29,7 @@
 mod back;
 mod front;
 mod journal;
+mod slots;
 
 pub use back::{BackRing, Requests};
 pub use front::FrontRing;
@@ -66,7 +67,7 @@ impl RingConfig {
 
 /// Where the entry of `count` begins, in a ring of `size` entries.
 #[inline]
-fn entry_offset(abi: Abi, size: u16, count: u32) -> usize {
+fn entry_offset(entry_size: usize, size: u16, count: u32) -> usize {
     let place = count & (u32::from(size) - 1);
-    RING_ENTRIES + place as usize * abi.layout().entry_size
+    RING_ENTRIES + place as usize * entry_size
 }

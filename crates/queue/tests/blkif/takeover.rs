@@ -217,7 +217,7 @@ fn kill(seed: u64, stores: u64, again: &[u64]) -> bool {
 #[test]
 fn back_that_is_killed_before_any_of_its_stores_loses_and_doubles_nothing() {
     let mut kills = 0;
-    for seed in 0..6 {
+    for seed in 0..9 {
         kills += (0..).take_while(|stores| kill(seed, *stores, &[])).count();
     }
     assert!(kills > 5000, "{kills} kills");

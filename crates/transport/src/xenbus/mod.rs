@@ -9,6 +9,7 @@
 //! store       the client: requests and replies, watches, transactions
 //! negotiate   which nodes are read, and the typed records that they make up
 //! state       the handshake, pure: (state, event) -> (state, actions)
+//! readings    how often they are read
 //! serve       one device: reads nodes for the state machine and does what it says
 //! simulated   the hypervisor's part of a simulated Xen: seats and event channels
 //! ```
@@ -17,6 +18,7 @@
 
 mod discovery;
 pub mod negotiate;
+mod readings;
 mod serve;
 mod simulated;
 pub mod state;

@@ -4,6 +4,7 @@ use super::DeviceId;
 use super::negotiate::{
     Reason, Seen, back_names, front_names, queue_names, queues_offered, state_of,
 };
+use super::readings::Readings;
 use super::state::{Action, Back, Change, Config, Event};
 use super::store::{Store, StoreError, Transaction, Tries, Watch};
 use manyring_device::Later;
@@ -16,19 +17,30 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// Shortest time between two readings of a device's nodes: a guest that changes its nodes all the
-/// time makes us read them that often.
-const READ_PAUSE: Duration = Duration::from_millis(20);
-/// When a disk is opened again that could not be opened, of a guest that waits for its answers.
+/// When a disk is opened again that could not be opened or connected, of a guest that waits for
+/// its answers.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
 /// When nodes that changed while they were read are read again, and when xenstore is asked again
 /// that did not answer or had no room.
 const PASSING_PAUSE: Duration = Duration::from_millis(200);
 
-/// Why a host cannot serve a device, as the guest's tool stack will read it.
+/// Why a host cannot serve a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct HostError(pub String);
+#[error("{text}")]
+pub struct HostError {
+    /// The reason, as the guest's tool stack will read it.
+    pub text: String,
+    /// The host lacks something that it may have again later: memory, file descriptors.
+    pub is_passing: bool,
+}
+
+impl HostError {
+    /// One that stays.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), is_passing: false }
+    }
+}
 
 /// Who serves the requests of a device: opens the disk, maps rings, runs queues. The calls come in
 /// this order: `open`, any number of `connect` and `disconnect` in turn, `close`. An `open` that
@@ -51,7 +63,9 @@ pub trait Host: Send {
     /// Maps the rings, binds the event channels, starts the queues.
     ///
     /// # Errors
-    /// [`HostError`]; nothing of the front-end may be in use any more then.
+    /// [`HostError`]; nothing of the front-end may be in use any more then. One that passes is told
+    /// to nobody if rings were to be taken over: what was opened is opened again later, and the
+    /// rings are to be as they were.
     fn connect<'a>(&'a mut self, config: &'a Config) -> Later<'a, Result<(), HostError>>;
 
     /// Stops the queues; returns when nothing of the front-end is in use any more.
@@ -156,7 +170,7 @@ impl Device<'_> {
         let mut stop = self.stop.clone();
         let folder = self.back.id().back_folder();
         let (mut read_again, mut has_vanished) = (false, false);
-        let mut read_at = Instant::now();
+        let mut readings = Readings::new(Instant::now());
         while let Err(error) = self.watch.add(&folder).await {
             self.pause(error).await?;
             if *stop.borrow() {
@@ -190,9 +204,9 @@ impl Device<'_> {
                 },
                 changed = self.watch.changed() => {
                     changed?;
-                    tokio::time::sleep_until(read_at + READ_PAUSE).await;
+                    tokio::time::sleep_until(readings.due()).await;
+                    readings.begin(Instant::now());
                     read_again = self.look().await?;
-                    read_at = Instant::now();
                 }
                 () = passing => read_again = self.look().await?,
             }
@@ -326,7 +340,7 @@ impl Device<'_> {
                                 let queues_max = offer.queues_max.min(queues_max);
                                 Event::Opened { offer: Offer { queues_max, ..offer }, disk }
                             }
-                            Err(error) => Event::Failed(error.to_string()),
+                            Err(error) => refusal(error),
                         });
                     }
                     Action::Connect(config) => {
@@ -334,7 +348,7 @@ impl Device<'_> {
                         self.is_running = connected.is_ok();
                         events.push_back(match connected {
                             Ok(()) => Event::Started,
-                            Err(error) => Event::Failed(error.to_string()),
+                            Err(error) => refusal(error),
                         });
                     }
                     Action::Disconnect => {
@@ -389,6 +403,10 @@ impl Device<'_> {
             _ => {}
         }
     }
+}
+
+fn refusal(HostError { text, is_passing }: HostError) -> Event {
+    if is_passing { Event::Delayed(text) } else { Event::Failed(text) }
 }
 
 /// Returns when the process ends.

@@ -7,11 +7,12 @@
 use manyring_memory::simgrant::SimGrants;
 use manyring_wire::xen::hypercall::{CALL_SIZE, Call, Outcome, SOCKET_SUFFIX};
 use rustix::fd::OwnedFd;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::collections::HashMap;
 use std::io::{IoSliceMut, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -64,7 +65,8 @@ impl SimulatedXen {
     /// Takes a share in the seat of `domain`.
     ///
     /// # Errors
-    /// `ESRCH` without the domain, `EBUSY` without a free seat, or the socket's.
+    /// `ESRCH` without the domain, `EBUSY` without a free seat, `EMFILE` if this process can have
+    /// no further file descriptor, or the socket's.
     pub fn attach(self: &Arc<Self>, domain: u16) -> Result<Seat, Errno> {
         let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
         let grants = match seats.get_mut(&domain) {
@@ -73,11 +75,11 @@ impl SimulatedXen {
                 grants.clone()
             }
             None => {
-                let (outcome, fds) = self.call(Call::Attach { domain })?;
-                let file = fds.into_iter().next().ok_or(Errno::PROTO)?;
-                let seat = u8::try_from(outcome.second).map_err(|_| Errno::PROTO)?;
-                let grants = SimGrants::new(file, outcome.first, 0, seat);
-                let grants = Arc::new(grants.map_err(|_| Errno::NOMEM)?);
+                let grants = self.seat(domain).inspect_err(|_| {
+                    // It is not known who has the seat, if there is one: nobody else has any.
+                    let _ = self.call(Call::Detach { domain });
+                })?;
+                let grants = Arc::new(grants);
                 seats.insert(domain, (grants.clone(), 1));
                 grants
             }
@@ -85,11 +87,19 @@ impl SimulatedXen {
         Ok(Seat { xen: self.clone(), domain, grants })
     }
 
+    fn seat(&self, domain: u16) -> Result<SimGrants, Errno> {
+        let (outcome, fds) = self.call(Call::Attach { domain })?;
+        let file = fds.into_iter().next().ok_or(Errno::MFILE)?;
+        let seat = u8::try_from(outcome.second).map_err(|_| Errno::PROTO)?;
+        SimGrants::new(file, outcome.first, 0, seat).map_err(|_| Errno::NOMEM)
+    }
+
     /// Binds to the port `remote_port` that `domain` has made for us. Returns our end, and its two
     /// eventfds: the one that is signalled for us, and the one that signals the other end.
     ///
     /// # Errors
-    /// `EINVAL` if there is no such port, or if it is bound already; or the socket's.
+    /// `EINVAL` if there is no such port, or if it is bound already; `EMFILE` if this process can
+    /// have no further file descriptor; or the socket's.
     pub fn bind(
         self: &Arc<Self>,
         domain: u16,
@@ -98,11 +108,12 @@ impl SimulatedXen {
         let (outcome, fds) = self.call(Call::Bind { remote: domain, port: remote_port })?;
         let channel = Channel { xen: self.clone(), port: outcome.first };
         let mut fds = fds.into_iter();
-        let (own, other) = fds.next().zip(fds.next()).ok_or(Errno::PROTO)?;
+        let (own, other) = fds.next().zip(fds.next()).ok_or(Errno::MFILE)?;
         Ok((channel, own, other))
     }
 
-    /// Makes a call. Returns its outcome and the file descriptors that came with it.
+    /// Makes a call. Returns its outcome and the file descriptors that came with it: fewer than
+    /// were sent if this process can have no more.
     fn call(&self, call: Call) -> Result<(Outcome, Vec<OwnedFd>), Errno> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -112,7 +123,11 @@ impl SimulatedXen {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut slices = [IoSliceMut::new(&mut bytes)];
         let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&*stream, &mut slices, &mut control, flags)?;
+        let received = retry_on_intr(|| recvmsg(&*stream, &mut slices, &mut control, flags));
+        let received = received.inspect_err(|_| {
+            // The next call would take the answer to this one for its own.
+            let _ = stream.shutdown(Shutdown::Both);
+        })?;
         let fds = control.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(fds) => Some(fds),
             _ => None,

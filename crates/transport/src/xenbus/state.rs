@@ -12,6 +12,7 @@
 //!            B = Closing; online = 0; no rings     write Closed                       Closed
 //! Opening    Opened                                write the offer, InitWait          Waiting
 //!            Opened; F and B were connected        Connect, and take the rings over   Starting
+//!            Opened; F had answered a former offer Connect                            Starting
 //!            Failed                                write error, Closed                Closed
 //!            Failed; F and B were connected        -: tried again when looked at      New
 //! Waiting    B = Initialising, or another disk     Open                               Opening
@@ -21,6 +22,7 @@
 //!            F is not there (yet)                  -                                  Waiting
 //! Starting   Started                               write disk, Connected              Connected
 //!            Failed                                write error, Closed                Closed
+//!            Delayed; rings are taken over         -: tried again when looked at      New
 //! Connected  F = Closing                           write Closing, Disconnect          Stopping
 //!            F = Closed, or is gone                Disconnect                         Stopping
 //!            F = Initialising                      Disconnect                         Stopping
@@ -45,6 +47,7 @@
 //! What comes while an answer is awaited (`Opening`, `Starting`, `Stopping`) counts when the answer
 //! is there. After an error the front-end must change its state before it is looked at again.
 
+mod connect;
 mod event;
 mod open;
 mod tell;
@@ -115,6 +118,9 @@ pub struct Back {
     reason: Option<Reason>,
     /// Why the rings of a former process are not gone on with yet.
     waits_for: Option<String>,
+    /// A former process has offered the device, and this one has neither offered nor connected it
+    /// yet.
+    inherited: bool,
     /// That of the last connection.
     number: u32,
 }
@@ -135,6 +141,7 @@ impl Back {
             barred: None,
             reason: None,
             waits_for: None,
+            inherited: false,
             number: 0,
         }
     }
@@ -189,7 +196,8 @@ impl Back {
             Event::Opened { offer, disk } => self.opened(offer, disk, &mut actions),
             Event::Started => self.started(&mut actions),
             Event::Stopped => self.stopped(&mut actions),
-            Event::Failed(text) => self.failed(text, &mut actions),
+            Event::Failed(text) => self.failed(text, false, &mut actions),
+            Event::Delayed(text) => self.failed(text, true, &mut actions),
             Event::Fault { number, text } => {
                 if self.connected().is_some_and(|config| config.number == number) {
                     self.fail(Reason::Device(text), &mut actions);
@@ -219,6 +227,7 @@ impl Back {
         self.opened = Some(Opened { assignment, offer, disk });
         match (self.told, state_of(&self.seen.front)) {
             _ if self.is_left_connected() => self.connect(true, actions),
+            _ if self.is_left_connecting() => self.connect(false, actions),
             (XenbusState::Connected | XenbusState::Closing, Some(XenbusState::Closing)) => {
                 self.switch(XenbusState::Closing, actions);
                 self.phase = Phase::Closing;
@@ -242,6 +251,7 @@ impl Back {
             return;
         }
         self.reason = None;
+        self.inherited = false;
         // Whoever took over a device that is to close lets its state be.
         let state = match self.told {
             XenbusState::Closing => XenbusState::Closing,
@@ -337,9 +347,11 @@ impl Back {
     /// Begins from what the tool stack, or a former process, has left. Nothing is opened for a
     /// device that is over.
     fn begin_with(&mut self, front: XenbusState, actions: &mut Vec<Action>) -> bool {
-        self.told = state_of(&self.seen.back).unwrap_or(XenbusState::Initialising);
-        let has_rings = matches!(front, XenbusState::Initialised | XenbusState::Connected)
-            && matches!(self.told, XenbusState::Connected | XenbusState::Closing);
+        use XenbusState::{Closing, Connected, InitWait, Initialised, Initialising};
+        self.told = state_of(&self.seen.back).unwrap_or(Initialising);
+        self.inherited = matches!(self.told, InitWait | Initialised | Connected | Closing);
+        let has_rings =
+            matches!(front, Initialised | Connected) && matches!(self.told, Connected | Closing);
         if self.told == XenbusState::Closed {
             self.phase = Phase::Closed;
             true
@@ -424,45 +436,10 @@ impl Back {
         state_of(&self.seen.back) == Some(XenbusState::Unknown)
     }
 
-    /// Compares what runs with what the nodes say.
-    fn is_as_negotiated(&self) -> Result<(), Reason> {
-        let Phase::Connected(running) = &self.phase else { return Ok(()) };
-        let folder = self.front_folder();
-        let offer = running.config.offer;
-        let now = negotiate::connection(folder, &self.seen.front, &offer)?;
-        if now == running.config.connection {
-            return Ok(());
-        }
-        let path = negotiate::first_change(folder, &running.front, &self.seen.front);
-        Err(Reason::Changed { path })
-    }
-
     /// Says `Closing` to the front-end, which is served until it has closed.
     fn ask_to_close(&mut self, actions: &mut Vec<Action>) {
         if self.told != XenbusState::Closing && self.is_unwanted() {
             self.switch(XenbusState::Closing, actions);
-        }
-    }
-
-    fn connect(&mut self, takeover: bool, actions: &mut Vec<Action>) {
-        let Some(opened) = &self.opened else { return };
-        let folder = &opened.assignment.frontend;
-        let offer = match takeover {
-            true => negotiate::offer_left(&self.seen.back, opened.offer),
-            false => opened.offer,
-        };
-        match negotiate::connection(folder, &self.seen.front, &offer) {
-            Ok(connection) => {
-                let persistent = connection.persistent && offer.persistent;
-                let assignment = opened.assignment.clone();
-                self.number = self.number.wrapping_add(1);
-                let number = self.number;
-                let config = Config { number, assignment, connection, persistent, offer, takeover };
-                actions.push(Action::Connect(config.clone()));
-                let front = self.seen.front.clone();
-                self.phase = Phase::Starting(Box::new(Running { config, front }));
-            }
-            Err(reason) => self.fail(reason, actions),
         }
     }
 

@@ -9,12 +9,12 @@
 //! Every sector of this protocol has 512 bytes, whatever the disk's `sector-size` says. All fields
 //! are little-endian, as on every machine that Xen runs guests of these ABIs on.
 
+mod raw;
 mod request;
 mod segment;
 
-pub use request::{
-    Data, DataOp, Indirect, Kind, Limits, RawRequest, Refusal, Request, RequestError,
-};
+pub use raw::RawRequest;
+pub use request::{Data, DataOp, Indirect, Kind, Limits, Refusal, Request, RequestError};
 pub use segment::{SEGMENT_SIZE, SEGMENTS_PER_PAGE, Segment, SegmentError};
 
 /// Bytes of a page that a grant reference names, on every machine.
@@ -70,6 +70,7 @@ pub const RING_ENTRIES: usize = 64;
 /// Does a move of a producer's index from `old` to `new` reach `event`, the index that the peer
 /// wants to be told of?
 #[must_use]
+#[inline]
 pub const fn need_event(event: u32, new: u32, old: u32) -> bool {
     new.wrapping_sub(event) < new.wrapping_sub(old)
 }
@@ -120,6 +121,7 @@ impl Abi {
 
     /// Where the fields lie.
     #[must_use]
+    #[inline]
     pub const fn layout(self) -> &'static Layout {
         match self {
             Self::X86_32 => &X86_32,
@@ -163,6 +165,7 @@ impl Layout {
     /// Bytes of the request whose first four bytes are `head`, as far as anybody looks at them. A
     /// request of more segments than it can carry ends with its entry.
     #[must_use]
+    #[inline]
     pub const fn request_size(&self, head: u32) -> usize {
         let [operation, count, ..] = head.to_le_bytes();
         match operation {
@@ -288,6 +291,7 @@ impl Response {
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "the id is cut into its two words")]
     #[allow(clippy::cast_sign_loss, reason = "the status is carried as its bits")]
+    #[inline]
     pub const fn emit(self) -> [u32; RESPONSE_WORDS] {
         let [low, high] = (self.status as i16 as u16).to_le_bytes();
         let last = u32::from_le_bytes([self.operation, 0, low, high]);

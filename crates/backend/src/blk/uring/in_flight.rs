@@ -41,6 +41,8 @@ pub(super) struct InFlight {
 pub(super) enum Step {
     /// There is more to do.
     Again,
+    /// There is more to do, and the kernel has no thread to do it.
+    Here,
     Done,
     Failed(Errno),
 }
@@ -117,6 +119,8 @@ impl InFlight {
         match (errno, self.op, self.stage) {
             (Errno::AGAIN | Errno::INTR, ..) if self.patience.may_try_again() => Step::Again,
             (Errno::AGAIN | Errno::INTR, ..) => Step::Failed(Errno::IO),
+            // Nobody cancels an entry but the kernel, which could not start its first thread.
+            (Errno::CANCELED, ..) => Step::Here,
             // A discard is a hint.
             (Errno::OPNOTSUPP, Op::Discard, _) => Step::Done,
             (Errno::OPNOTSUPP, Op::WriteZeroes { .. }, Stage::Fallocate(PUNCH_HOLE)) => {

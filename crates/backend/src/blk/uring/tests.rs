@@ -4,7 +4,7 @@ use super::*;
 use crate::blk::file::FileDisk;
 use crate::blk::{Burst, ImageOptions};
 use proptest::prelude::*;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const SIZE: u64 = 1 << 18;
 
@@ -13,6 +13,8 @@ struct Bench {
     ring: Ring,
     queue: Box<dyn DiskQueue>,
     memory: Arc<Mapping>,
+    /// The image, if the kernel is to have no thread for any request.
+    refused: Option<PathBuf>,
 }
 
 impl Bench {
@@ -27,7 +29,8 @@ impl Bench {
         let mut ring = Ring::new().unwrap();
         let mut queue = disk.open_queue(true).unwrap();
         queue.attach(Some(&mut ring), 0);
-        Self { ring, queue, memory: Arc::new(Mapping::anonymous(1 << 16).unwrap()) }
+        let memory = Arc::new(Mapping::anonymous(1 << 16).unwrap());
+        Self { ring, queue, memory, refused: None }
     }
 
     fn run(&mut self, op: Op, offset: u64, len: u64, memory_offset: usize) -> Result<(), Errno> {
@@ -43,6 +46,10 @@ impl Bench {
             burst.slices().extend_part(slices.all(), 0, usize::MAX);
         }
         burst.push(3, op, offset, len);
+        let before = self.refused.clone().map(|path| {
+            let image = std::fs::read(&path).unwrap();
+            (path, image, self.bytes())
+        });
         let (mut done, mut events) = (Vec::new(), Vec::new());
         self.queue.submit(&burst, Some(&mut self.ring), &mut done);
         // What the disk's thread does is heard through the eventfd, which is never read.
@@ -62,8 +69,15 @@ impl Bench {
             self.ring.reap(&mut events);
             assert!(!events.is_empty(), "nobody answers");
             for event in events.drain(..).filter(|e| e.user_data != offload) {
+                let mut result = event.result;
+                if let Some((path, image, memory)) = &before {
+                    // As if the kernel had done nothing.
+                    std::fs::write(path, image).unwrap();
+                    self.memory.slice(0, 1 << 16).unwrap().write_from(memory);
+                    result = -libc::ECANCELED;
+                }
                 let ring = Some(&mut self.ring);
-                self.queue.on_event(3, event.result, ring, &mut done);
+                self.queue.on_event(3, result, ring, &mut done);
             }
         }
         self.ring.poll_remove(offload, offload);
@@ -162,6 +176,28 @@ proptest! {
 }
 
 #[test]
+fn a_request_for_which_the_kernel_has_no_thread_is_served_by_the_worker() {
+    let zero = |unmap, durable| Op::WriteZeroes { unmap, durable };
+    let write = |durable| Op::Write { durable };
+    let all = [write(false), write(true), Op::Flush, Op::Read, zero(false, true)];
+    for direct in [false, true] {
+        let (left, right) = (image(), image());
+        let mut uring = Bench::new(left.path(), true, direct);
+        let mut file = Bench::new(right.path(), false, direct);
+        uring.refused = Some(left.path().to_owned());
+        for (n, op) in all.into_iter().chain([zero(true, false), Op::Discard]).enumerate() {
+            for bench in [&mut uring, &mut file] {
+                bench.fill(n.to_le_bytes()[0]);
+                assert_eq!(bench.run(op, 8192 * n as u64, 12_288, 0), Ok(()), "{op:?}");
+            }
+            assert_eq!(uring.bytes(), file.bytes(), "{op:?}");
+            let [left, right] = [&left, &right].map(|file| std::fs::read(file.path()).unwrap());
+            assert!(left == right, "{op:?}");
+        }
+    }
+}
+
+#[test]
 fn zeroes_are_written_where_no_call_makes_them() {
     let file = image();
     std::fs::write(file.path(), vec![0xff; 1 << 18]).unwrap();
@@ -206,6 +242,47 @@ fn a_file_that_was_cut_gives_an_error_and_not_stale_bytes() {
         file.as_file().set_len(0).unwrap();
         assert_eq!(bench.run(Op::Read, 0, 4096, 0), Err(Errno::IO), "uring {uring}");
         drop(bench);
+    }
+}
+
+#[test]
+fn a_request_that_meets_the_end_of_a_cut_file_fails_alone_and_moves_what_is_before_it() {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    const END: u64 = 16_384;
+    for (op, error) in [(Op::Read, Errno::IO), (Op::Write { durable: false }, Errno::PERM)] {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("image", flags).unwrap();
+        ftruncate(&file, SIZE).unwrap();
+        rustix::io::pwrite(&file, &vec![7; usize::try_from(SIZE).unwrap()], 0).unwrap();
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let mut bench = Bench::new(Path::new(&path), true, false);
+        // A part of the second of three requests is there; nobody can make the file grow again.
+        ftruncate(&file, END).unwrap();
+        fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+        bench.fill(1);
+        let before = bench.bytes();
+        let requests = [(0, 4096), (12_288, 12_288), (4096, 4096)];
+        let slices = SliceList::of_mapping(&bench.memory, &requests).unwrap();
+        let mut burst = Burst::default();
+        for (token, (offset, len)) in (0..).zip(requests) {
+            burst.slices().extend(slices.pieces(token..token + 1));
+            burst.push(u32::try_from(token).unwrap(), op, offset, len.into());
+        }
+        let mut done = Vec::new();
+        bench.queue.submit(&burst, Some(&mut bench.ring), &mut done);
+        while bench.queue.reap(&mut done) {}
+        let of = |token| Completion { token, result: if token == 1 { Err(error) } else { Ok(()) } };
+        assert_eq!(done, [0, 1, 2].map(of), "in order");
+        let (memory, image) = (bench.bytes(), std::fs::read(&path).unwrap());
+        assert_eq!(image.len() as u64, END);
+        for at in 0..memory.len() {
+            let is_moved = at < 8192 || (12_288..image.len()).contains(&at);
+            let expected = if is_moved && op == Op::Read { 7 } else { before[at] };
+            assert_eq!(memory[at], expected, "{op:?} at {at}");
+            if op != Op::Read && at < image.len() {
+                assert_eq!(image[at], if is_moved { before[at] } else { 7 }, "{op:?} at {at}");
+            }
+        }
     }
 }
 
@@ -393,4 +470,29 @@ fn the_pieces_of_a_long_request_keep_no_memory_that_was_taken_back_meanwhile() {
     }
     assert_eq!(done, [Completion { token: 0, result: Ok(()) }]);
     assert_eq!(Arc::strong_count(&guest), 1, "it cannot be unmapped");
+}
+
+/// What the kernel answers is put in the place of its answer: no disk here loses anything.
+#[test]
+fn flushes_that_end_after_one_that_lost_something_fail_with_it() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(SIZE).unwrap();
+    let disk = UringDisk::new(Image::open(file.path(), ImageOptions::default()).unwrap()).unwrap();
+    let mut ring = Ring::new().unwrap();
+    let mut queues = [(); 2].map(|()| disk.open_queue(true).unwrap());
+    let mut done = Vec::new();
+    for queue in &mut queues {
+        queue.attach(Some(&mut ring), 0);
+        let mut burst = Burst::default();
+        burst.push(0, Op::Flush, 0, 0);
+        burst.push(1, Op::Flush, 0, 0);
+        queue.submit(&burst, Some(&mut ring), &mut done);
+    }
+    done.clear();
+    let lost = -Errno::IO.raw_os_error();
+    for (queue, token, result) in [(0, 0, 0), (0, 1, lost), (1, 0, 0), (1, 1, 0)] {
+        queues[queue].on_event(token, result, Some(&mut ring), &mut done);
+    }
+    let results: Vec<_> = done.iter().map(|completion| completion.result).collect();
+    assert_eq!(results, [Ok(()), Err(Errno::IO), Err(Errno::IO), Err(Errno::IO)]);
 }

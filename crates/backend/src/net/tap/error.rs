@@ -37,7 +37,10 @@ pub enum TapError {
     FdOther { fd: i32, name: String, other: String },
     #[error("file descriptor {0} is the same queue of the tap as another")]
     FdTwice(i32),
-    #[error("{0} is in another network namespace: its MTU, bridge and state are not ours to set")]
+    #[error(
+        "{0} is in another network namespace: its MTU, bridge, length of \
+         queues and state are not ours to set"
+    )]
     Elsewhere(String),
     #[error("bridge {0}: no such interface")]
     BridgeMissing(String),

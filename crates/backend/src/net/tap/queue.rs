@@ -1,9 +1,15 @@
 //! The two halves of a tap's queue: one system call per frame, straight from and to guest memory.
+//!
+//! A short frame is copied to memory of ours first, behind its header, and leaves by `write`. The
+//! kernel copies the array of slices that `writev` names before it copies the frame, which takes
+//! three times as long as our copy of 1500 bytes does: 98 of 1500 ns.
 
 use crate::net::merge::{Merger, bits};
 use crate::net::{Frames, GROUP_FRAMES, PortRx, PortTx, Readiness, Sent, Stop};
 use crate::sys::tuntap as sys;
-use manyring_memory::{GuestSlice, Mapping, copy_from_slices, copy_to_slices, total_len};
+use manyring_memory::{
+    GuestSlice, Mapping, copy_from_slices, copy_to_slices, fault_count, total_len,
+};
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::{Errno, retry_on_intr};
@@ -55,14 +61,56 @@ pub(super) struct TapTx {
     merger: Option<Merger>,
 }
 
+/// Bytes of a short frame at most, with its header: there is room for each that is not segmented
+/// and no jumbo frame.
+const SHORT: usize = 2048;
+
 /// Where frames go.
 #[derive(Debug)]
 struct Outlet {
     queue: Arc<OwnedFd>,
     bounce: Bounce,
+    /// Where a short frame is put together.
+    short: Box<[u8; SHORT]>,
+    /// What [`fault_count`] said when it was looked at last.
+    faults: u64,
 }
 
 impl Outlet {
+    fn new(queue: Arc<OwnedFd>) -> Self {
+        let short = Box::new([0; SHORT]);
+        Self { queue, bounce: Bounce::default(), short, faults: fault_count() }
+    }
+
+    /// Sends a frame of `len` bytes behind its header.
+    #[inline]
+    fn write_frame(&mut self, frames: &Frames, index: usize) -> Result<usize, Errno> {
+        let (slices, size) = (frames.slices(index), HEADER_SIZE + frames.len(index));
+        if size > SHORT {
+            return self.write(slices);
+        }
+        let copied = copy_from_slices(slices, &mut self.short[..size]);
+        let faults = fault_count();
+        if faults != self.faults {
+            self.check_memory(frames, faults)?;
+        }
+        retry_on_intr(|| rustix::io::write(&self.queue, &self.short[..copied]))
+    }
+
+    /// Somebody's memory was cut away: a copy of such memory reads zeroes and is no frame, until
+    /// the worker has ended the queue. `EFAULT`: it was the memory of these frames.
+    ///
+    /// `faults` was counted before the look at the memory: what another thread cuts away after the
+    /// look is counted beyond it, and the next frame is looked at again.
+    #[cold]
+    fn check_memory(&mut self, frames: &Frames, faults: u64) -> Result<(), Errno> {
+        if frames.is_broken() {
+            return Err(Errno::FAULT);
+        }
+        self.faults = faults;
+        Ok(())
+    }
+
     #[inline]
     fn write(&mut self, slices: &[GuestSlice]) -> Result<usize, Errno> {
         if slices.len() <= sys::IOV_MAX {
@@ -76,7 +124,7 @@ impl Outlet {
     #[inline]
     fn send_one(&mut self, frames: &Frames, index: usize, sent: &mut Sent) -> bool {
         // A short count is a frame that was sent: the kernel's, or it would be an error.
-        if let Err(errno) = self.write(frames.slices(index)) {
+        if let Err(errno) = self.write_frame(frames, index) {
             sent.stop = count_error(sent, index, errno);
         }
         sent.stop.is_none()
@@ -85,7 +133,7 @@ impl Outlet {
 
 impl TapTx {
     pub(super) fn new(queue: Arc<OwnedFd>, merger: Option<Merger>) -> Self {
-        Self { outlet: Outlet { queue, bounce: Bounce::default() }, merger }
+        Self { outlet: Outlet::new(queue), merger }
     }
 
     /// Sends groups of a burst that is planned.
@@ -319,6 +367,24 @@ mod tests {
             assert!(frames.push(header, list.pieces(n..n + 1), 0, bytes.len()));
         }
         frames
+    }
+
+    #[test]
+    fn a_frame_leaves_as_it_is_whether_it_is_copied_first_or_not() {
+        let (tap, host) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let mut tx = TapTx::new(Arc::new(tap.into()), None);
+        // The headers of such a datagram.
+        let payload = |size: usize| size - HEADER_SIZE - 62;
+        let sizes = [SHORT + 1, SHORT, 100, SHORT - 1, 1500, 75];
+        let of: Vec<_> = (0..).zip(sizes).map(|(n, size)| datagram(n, payload(size))).collect();
+        let frames = burst(&of);
+        assert_eq!(tx.send(&frames, 0).taken, of.len());
+        for (header, bytes) in &of {
+            let mut received = vec![0; 1 << 16];
+            let len = host.recv(&mut received).unwrap();
+            let sent = [zerocopy::IntoBytes::as_bytes(header), bytes].concat();
+            assert!(received[..len] == sent, "{} bytes", bytes.len());
+        }
     }
 
     #[test]

@@ -10,6 +10,8 @@ use std::path::PathBuf;
 const QUEUE_PAIRS_MAX: usize = 127;
 /// Highest speed that a guest can be told (§5.1.4), in Mbit/s.
 const SPEED_MAX: u32 = 0x7fff_ffff;
+/// Frames that the queues of an interface can be told to hold.
+const FRAMES_MAX: u32 = 1_000_000;
 
 /// A network device.
 #[derive(Clone, Debug, Serialize)]
@@ -27,6 +29,7 @@ pub(crate) struct NetPlan {
     pub(crate) bridge: Option<String>,
     pub(crate) up: Option<bool>,
     pub(crate) sndbuf: Option<u32>,
+    pub(crate) txqueuelen: Option<u32>,
     pub(crate) merge: bool,
     pub(crate) pcap: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,6 +86,10 @@ impl NetPlan {
             let problem = format!("{speed} is not between 1 and {SPEED_MAX} Mbit/s");
             return place.error("speed", problem);
         }
+        if let Some(frames) = raw.txqueuelen.filter(|frames| !(1..=FRAMES_MAX).contains(frames)) {
+            let problem = format!("{frames} is not between 1 and {FRAMES_MAX} frames");
+            return place.error("txqueuelen", problem);
+        }
         let reclaim = ReclaimPlan::new(raw.reclaim.as_deref(), &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;
         let served = (queue_workers, raw.moderation.as_deref());
@@ -96,6 +103,7 @@ impl NetPlan {
             bridge: raw.bridge,
             up: raw.up,
             sndbuf: raw.sndbuf,
+            txqueuelen: raw.txqueuelen,
             merge: raw.merge.unwrap_or(true),
             pcap: raw.pcap,
             fault: raw.fault,
@@ -146,6 +154,7 @@ impl PortPlan {
             ("bridge", raw.bridge.is_some()),
             ("up", raw.up.is_some()),
             ("sndbuf", raw.sndbuf.is_some()),
+            ("txqueuelen", raw.txqueuelen.is_some()),
             ("merge", raw.merge.is_some()),
         ] {
             if is_set && !has_interface {

@@ -13,47 +13,52 @@ use manyring_queue::blkif::BackRing;
 use manyring_wire::xen::blkif::{Response, Status};
 use rustix::io::Errno;
 
+/// The status that answers a request which failed with `errno`.
+#[cold]
+#[inline(never)]
+fn status_of(errno: Errno) -> Status {
+    if errno == Errno::OPNOTSUPP { Status::Unsupported } else { Status::Error }
+}
+
 impl BlkifQueue {
     /// Ends a turn of the disk: answers what is done, and takes the next steps of what is not.
+    /// Those may be given to the disk now ([`Self::go_on`]) if the second part is true.
     #[inline]
     pub(super) fn complete(
         &mut self,
         ring: &mut BackRing,
         stats: &QueueStats,
         (now_ns, clock): (u64, impl FnOnce() -> u64),
-    ) -> Completed {
-        let has_more = self.requests.reap();
-        if self.stages.is_busy() {
+    ) -> (Completed, bool) {
+        let mut has_more = self.requests.reap();
+        // A gate is closed when a request is taken, and opened by one of its steps.
+        let (is_busy, was_gated) = (self.stages.is_busy(), self.stages.is_gated());
+        if is_busy {
             self.take_steps();
         }
-        let Self { requests, in_use, released, lots, .. } = self;
+        let Self { requests, in_use, grants, lots, .. } = self;
         let finished = requests.finish(stats, clock, |request, result, _, _| {
             let (chain, Reply { id, echo: operation, lots: taken }) =
                 (request.chain, request.reply);
             *lots -= taken;
-            if let Some(pages) = in_use.get_mut(usize::from(chain.slot())) {
-                released.append(pages);
-            }
-            let status = match result {
-                Ok(()) => Status::Okay,
-                Err(Errno::OPNOTSUPP) => Status::Unsupported,
-                Err(_) => Status::Error,
-            };
+            in_use.take(chain.slot(), |page| grants.let_go(page, now_ns));
+            let status = result.map_or_else(status_of, |()| Status::Okay);
             ring.push_response(chain, Response { id, operation, status });
         });
-        if finished.count > 0 {
-            self.release_held();
+        // A completion lets go of what requests in the ring wait for, for which no kick was asked.
+        if finished.count > 0 && (self.release_held() || was_gated) {
+            has_more = true;
         }
-        if !self.released.is_empty() {
-            self.grants.release(self.released.drain(..), now_ns);
-        }
-        if self.stages.is_gated()
+        // All of the turn's responses are written, and none is published.
+        self.grants.unmap_released();
+        if is_busy
+            && self.stages.is_gated()
             && ring.in_flight() == 1
             && let Some(token) = self.stages.others_are_done()
         {
             self.requests.resubmit(token, (Op::Flush, 0, 0));
         }
-        Completed { count: finished.count, lost: finished.lost, has_more }
+        (Completed { count: finished.count, lost: finished.lost, has_more }, is_busy)
     }
 
     /// Gives the disk the further steps of requests. True if there were any: the next turn reaps
@@ -90,23 +95,38 @@ impl BlkifQueue {
     pub(super) fn tend(&mut self, worked: bool, now_ns: u64, stats: &QueueStats) {
         let purged = self.grants.purge(now_ns);
         if worked || purged > 0 {
-            self.purge_at_ns = None;
-            self.is_tended = false;
             self.count(stats);
+        }
+        // The turn of a queue that was woken to purge may be the last before it sleeps again.
+        if worked {
+            if self.is_tended {
+                self.purge_at_ns = None;
+                self.is_tended = false;
+            }
         } else if !self.is_tended || self.purge_at_ns.is_some_and(|at_ns| now_ns >= at_ns) {
             self.purge_at_ns = self.grants.purge_due_ns();
             self.is_tended = true;
         }
     }
 
+    #[inline]
     fn count(&mut self, stats: &QueueStats) {
         let (new, old) = (self.grants.counters(), self.counted);
-        if new == old {
-            return;
+        if new.hits != old.hits {
+            stats.grant_hits.add(new.hits - old.hits);
+            self.counted.hits = new.hits;
         }
+        // Each of the others changes with one of these, and none while every reference is found.
+        if (new.misses, new.purged) != (old.misses, old.purged) {
+            self.count_others(stats);
+        }
+    }
+
+    #[cold]
+    fn count_others(&mut self, stats: &QueueStats) {
+        let (new, old) = (self.grants.counters(), self.counted);
         stats.grants_mapped.set(new.persistent);
         for (counter, new, old) in [
-            (&stats.grant_hits, new.hits, old.hits),
             (&stats.grant_misses, new.misses, old.misses),
             (&stats.grants_transient, new.transient, old.transient),
             (&stats.grants_refused, new.refused, old.refused),

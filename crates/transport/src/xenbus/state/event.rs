@@ -22,6 +22,8 @@ pub enum Event {
     Stopped,
     /// The answer to [`Action::Open`] and [`Action::Connect`] that it cannot be.
     Failed(String),
+    /// The same, for want of something that this host may have again later.
+    Delayed(String),
     /// A queue has met a fault of the front-end.
     Fault {
         /// [`Config::number`] of its connection: a fault of a former one counts no more.
@@ -81,4 +83,7 @@ pub struct Config {
     /// The rings are those of a former process and may hold requests that it took and did not
     /// answer. Otherwise both indices of each ring begin at 0.
     pub takeover: bool,
+    /// A former process has offered the device, and may have had these event channels until just
+    /// now: always so in a takeover, and where that process was killed while it connected.
+    pub inherited: bool,
 }

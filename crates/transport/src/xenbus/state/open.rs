@@ -21,15 +21,19 @@ impl Back {
     }
 
     /// It cannot be opened, or not be connected. A front-end that a former process has left
-    /// connected waits for its answers anyway, and would lose its disk for good.
-    pub(super) fn failed(&mut self, text: String, actions: &mut Vec<Action>) {
-        match self.phase {
-            Phase::Opening if self.is_left_connected() => {
-                self.phase = Phase::New;
-                self.waits_for = Some(text);
-            }
-            Phase::Opening | Phase::Starting(_) => self.fail(Reason::Device(text), actions),
-            _ => {}
+    /// connected waits for its answers anyway, and would lose its disk for good: its disk is
+    /// opened again whatever is wrong with it, and its rings if the host lacks something now.
+    pub(super) fn failed(&mut self, text: String, is_passing: bool, actions: &mut Vec<Action>) {
+        let is_kept = match &self.phase {
+            Phase::Opening => self.is_left_connected(),
+            Phase::Starting(running) => running.config.takeover && is_passing,
+            _ => return,
+        };
+        if is_kept {
+            self.phase = Phase::New;
+            self.waits_for = Some(text);
+        } else {
+            self.fail(Reason::Device(text), actions);
         }
     }
 
@@ -38,13 +42,6 @@ impl Back {
     #[must_use]
     pub fn waits_for(&self) -> Option<&str> {
         self.waits_for.as_deref()
-    }
-
-    /// True if a former process has left the front-end connected.
-    pub(super) fn is_left_connected(&self) -> bool {
-        use XenbusState::{Closing, Connected, Initialised};
-        matches!(self.told, Connected | Initialised | Closing)
-            && matches!(state_of(&self.seen.front), Some(Initialised | Connected))
     }
 
     /// Offers to the front-end what is open, if that is what the tool stack asks for; else opens
@@ -91,6 +88,7 @@ impl Back {
     pub(super) fn restart(&mut self) {
         self.barred = None;
         self.detaching = false;
+        self.inherited = false;
         self.told = XenbusState::Unknown;
         self.phase = Phase::New;
     }

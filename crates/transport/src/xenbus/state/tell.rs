@@ -16,6 +16,7 @@ impl Back {
         changes.insert(0, Change { path: self.id.error_node(), value: None });
         actions.push(Action::Write(changes));
         self.phase = Phase::Waiting;
+        self.inherited = false;
         true
     }
 
@@ -33,6 +34,7 @@ impl Back {
         self.tell(state);
         self.barred = Some(state_of(&self.seen.front));
         self.reason = Some(reason);
+        self.inherited = false;
         if is_connected {
             self.disconnect(Next::Closed, actions);
         } else {

@@ -45,6 +45,8 @@ struct World {
     is_running: bool,
     /// What the host answers to `Open` and `Connect`, if it is no.
     refuses: Option<&'static str>,
+    /// What it answers to `Connect` alone.
+    refuses_rings: Option<Event>,
     /// Answers are kept until `answer`.
     is_slow: bool,
     answers: Vec<Event>,
@@ -69,6 +71,7 @@ impl World {
             config: None,
             is_running: false,
             refuses: None,
+            refuses_rings: None,
             is_slow: false,
             answers: Vec::new(),
         }
@@ -159,6 +162,7 @@ impl World {
                 assert!(!self.is_running, "connected twice");
                 self.done.push(if config.takeover { "take over" } else { "connect" }.to_owned());
                 self.config = Some(config);
+                let refused = refused.or_else(|| self.refuses_rings.clone());
                 self.is_running = refused.is_none();
                 Some(refused.unwrap_or(Event::Started))
             }

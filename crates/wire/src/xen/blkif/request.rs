@@ -1,9 +1,10 @@
-//! `Request`: what a front-end asks for, checked once; `RawRequest`: the copy it is parsed from.
+//! `Request`: what a front-end asks for, checked once.
 
+use super::raw::{Fields, RawRequest};
 use super::{
-    Abi, DISCARD_SECURE, ENTRY_WORDS, INDIRECT_PAGES_MAX, INDIRECT_SEGMENTS_MAX, OP_DISCARD,
-    OP_FLUSH_DISKCACHE, OP_INDIRECT, OP_READ, OP_WRITE, OP_WRITE_BARRIER, SEGMENT_SIZE,
-    SEGMENTS_MAX, SEGMENTS_PER_PAGE, Segment, SegmentError, Status,
+    DISCARD_SECURE, INDIRECT_PAGES_MAX, INDIRECT_SEGMENTS_MAX, OP_DISCARD, OP_FLUSH_DISKCACHE,
+    OP_INDIRECT, OP_READ, OP_WRITE, OP_WRITE_BARRIER, SEGMENT_SIZE, SEGMENTS_MAX,
+    SEGMENTS_PER_PAGE, Segment, SegmentError, Status,
 };
 
 /// What the back-end has offered and what the disk is: the borders that requests are checked
@@ -93,22 +94,23 @@ pub struct Refusal {
     pub error: RequestError,
 }
 
-/// A request, parsed: its counts, segments and sectors are right.
+/// A request, parsed: its counts, segments and sectors are right. Its segments stay where they are,
+/// in the copy of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct Request<'a> {
     /// What the front-end calls it; its response has the same.
     pub id: u64,
     /// The operation of its response: its own, or the inner one of an indirect request.
     pub echo: u8,
     /// What is asked for.
-    pub kind: Kind,
+    pub kind: Kind<'a>,
 }
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Kind<'a> {
     /// Data moves to or from the segments that the request carries.
-    Data(Data),
+    Data(Data<'a>),
     /// Data moves to or from segments that lie in pages of their own.
     Indirect(Indirect),
     /// All writes that were answered before become durable.
@@ -142,20 +144,27 @@ pub enum DataOp {
 
 /// A read or write with up to [`SEGMENTS_MAX`] segments of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Data {
+pub struct Data<'a> {
     /// What happens with the data.
     pub op: DataOp,
     /// First sector.
     pub sector: u64,
-    count: u8,
-    segments: [Segment; SEGMENTS_MAX],
+    /// Two words of each segment, which are checked.
+    segments: &'a [[u32; 2]],
 }
 
-impl Data {
-    /// The segments, at least one.
+impl<'a> Data<'a> {
+    /// How many segments there are, at least one.
     #[must_use]
-    pub fn segments(&self) -> &[Segment] {
-        &self.segments[..usize::from(self.count)]
+    #[inline]
+    pub const fn segment_count(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// The segments.
+    #[inline]
+    pub fn segments(&self) -> impl ExactSizeIterator<Item = Segment> + 'a {
+        self.segments.iter().map(|words| Segment::parsed(*words))
     }
 }
 
@@ -201,12 +210,15 @@ impl Indirect {
             let (count, expected) = (segments.len(), self.count);
             return Err(RequestError::IndirectCount { count, expected });
         }
-        limits.check_data(self.sector, segments)
+        let count = segments.iter().map(|segment| u64::from(segment.sectors())).sum();
+        limits.check_data((self.sector, count), segments.iter().copied())?;
+        Ok(count)
     }
 }
 
 impl Limits {
     /// Are all sectors on the disk?
+    #[inline]
     fn check_range(&self, sector: u64, count: u64) -> Result<(), RequestError> {
         match sector.checked_add(count) {
             Some(end) if end <= self.sectors => Ok(()),
@@ -214,129 +226,58 @@ impl Limits {
         }
     }
 
-    /// Are the sectors of these segments whole blocks of the disk?
-    fn check_data(&self, sector: u64, segments: &[Segment]) -> Result<u64, RequestError> {
-        let count = segments.iter().map(|segment| u64::from(segment.sectors())).sum();
+    /// Are all sectors on the disk, and the sectors of these segments whole blocks of it?
+    #[inline]
+    fn check_data(
+        &self,
+        (sector, count): (u64, u64),
+        segments: impl Iterator<Item = Segment>,
+    ) -> Result<(), RequestError> {
         self.check_range(sector, count)?;
+        if self.block_shift == 0 { Ok(()) } else { self.check_blocks((sector, count), segments) }
+    }
+
+    fn check_blocks(
+        &self,
+        (sector, count): (u64, u64),
+        mut segments: impl Iterator<Item = Segment>,
+    ) -> Result<(), RequestError> {
         let block = 1_u64.checked_shl(self.block_shift).unwrap_or(u64::MAX);
-        if block > 1 {
-            let whole = |n: u64| n.is_multiple_of(block);
-            let all = segments.iter().all(|segment| whole(segment.sectors().into()));
-            // A segment of a block larger than a page cannot be a whole one: the sum is judged.
-            if !whole(sector) || !whole(count) || (block <= 8 && !all) {
-                return Err(RequestError::Alignment { sector, count, block });
-            }
+        let whole = |n: u64| n.is_multiple_of(block);
+        // A segment of a block larger than a page cannot be a whole one: the sum is judged.
+        let are_whole = block > 8 || segments.all(|segment| whole(segment.sectors().into()));
+        if !whole(sector) || !whole(count) || !are_whole {
+            return Err(RequestError::Alignment { sector, count, block });
         }
-        Ok(count)
+        Ok(())
     }
 }
 
-/// A request as it lies in the ring, copied out. What lies behind its
-/// [`size`](super::Layout::request_size) is zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RawRequest {
-    abi: Abi,
-    words: [u32; ENTRY_WORDS],
-}
-
-impl RawRequest {
-    /// The request that `words` are, in the layout of `abi`.
-    #[must_use]
-    pub const fn new(abi: Abi, words: [u32; ENTRY_WORDS]) -> Self {
-        Self { abi, words }
-    }
-
-    /// The words, as many as belong to the request.
-    #[must_use]
-    pub fn words(&self) -> &[u32] {
-        &self.words[..self.abi.layout().request_size(self.words[0]).div_ceil(4)]
-    }
-
-    /// `id`.
-    #[must_use]
-    pub fn id(&self) -> u64 {
-        self.u64_at(self.abi.layout().id)
-    }
-
-    /// A request of `segments`. More of them than the request can carry are left out, but its
-    /// count tells of all: that is how a hostile front-end lies.
-    #[must_use]
-    #[allow(clippy::cast_possible_truncation, reason = "a count of 8 bits is what there is")]
-    pub fn data(abi: Abi, operation: u8, id: u64, sector: u64, segments: &[Segment]) -> Self {
-        let mut raw = Self::head(abi, [operation, segments.len() as u8, 0, 0], id, sector);
-        let at = abi.layout().segments / 4;
-        for (n, segment) in segments.iter().take(SEGMENTS_MAX).enumerate() {
-            raw.words[at + 2 * n..at + 2 * n + 2].copy_from_slice(&segment.emit());
-        }
-        raw
-    }
-
-    /// A discard of `count` sectors.
-    #[must_use]
-    pub fn discard(abi: Abi, flag: u8, id: u64, sector: u64, count: u64) -> Self {
-        let mut raw = Self::head(abi, [OP_DISCARD, flag, 0, 0], id, sector);
-        raw.put_u64(abi.layout().discard_sectors, count);
-        raw
-    }
-
-    /// An indirect request of `count` segments, which lie in the pages of `grefs`.
-    #[must_use]
-    pub fn indirect(
-        abi: Abi,
-        inner: u8,
-        id: u64,
-        sector: u64,
-        (count, grefs): (u16, &[u32]),
-    ) -> Self {
-        let [low, high] = count.to_le_bytes();
-        let mut raw = Self::head(abi, [OP_INDIRECT, inner, low, high], id, sector);
-        let at = abi.layout().indirect_grefs / 4;
-        let grefs = &grefs[..grefs.len().min(INDIRECT_PAGES_MAX)];
-        raw.words[at..at + grefs.len()].copy_from_slice(grefs);
-        raw
-    }
-
-    fn head(abi: Abi, head: [u8; 4], id: u64, sector: u64) -> Self {
-        let mut raw = Self { abi, words: [0; ENTRY_WORDS] };
-        raw.words[0] = u32::from_le_bytes(head);
-        raw.put_u64(abi.layout().id, id);
-        raw.put_u64(abi.layout().sector, sector);
-        raw
-    }
-
-    fn u64_at(&self, offset: usize) -> u64 {
-        let at = offset / 4;
-        u64::from(self.words[at]) | u64::from(self.words[at + 1]) << 32
-    }
-
-    #[allow(clippy::cast_possible_truncation, reason = "a number is cut into its two words")]
-    fn put_u64(&mut self, offset: usize, value: u64) {
-        let at = offset / 4;
-        self.words[at] = value as u32;
-        self.words[at + 1] = (value >> 32) as u32;
-    }
-}
-
-impl Request {
+impl<'a> Request<'a> {
     /// Parses a request and checks it against `limits`.
     ///
     /// # Errors
     /// [`Refusal`], which says how the request is to be answered, and whether the front-end is at
     /// fault ([`RequestError::is_fault`]).
     #[inline]
-    pub fn parse(raw: &RawRequest, limits: &Limits) -> Result<Self, Refusal> {
+    pub fn parse(raw: &'a RawRequest, limits: &Limits) -> Result<Self, Refusal> {
         let [operation, count, low, high] = raw.words[0].to_le_bytes();
         let echo = if operation == OP_INDIRECT { count } else { operation };
+        let fields = raw.fields();
+        let data = |op| match parse_data(&fields, op, [operation, count], limits) {
+            Ok(data) => Ok(Kind::Data(data)),
+            Err(error) => Err(error),
+        };
         let kind = match operation {
-            OP_READ => parse_data(raw, DataOp::Read, count, limits),
-            OP_WRITE => parse_data(raw, DataOp::Write, count, limits),
+            OP_READ => data(DataOp::Read),
+            OP_WRITE => data(DataOp::Write),
             OP_WRITE_BARRIER if limits.barrier => match count {
                 0 => Ok(Kind::Barrier),
-                _ => parse_data(raw, DataOp::WriteBarrier, count, limits),
+                _ => data(DataOp::WriteBarrier),
             },
             OP_FLUSH_DISKCACHE if limits.flush => match count {
                 0 => Ok(Kind::Flush),
-                _ => parse_data(raw, DataOp::FlushWrite, count, limits),
+                _ => data(DataOp::FlushWrite),
             },
             OP_DISCARD if limits.discard => parse_discard(raw, count, limits),
             OP_INDIRECT if limits.indirect_segments_max > 0 => {
@@ -344,7 +285,7 @@ impl Request {
             }
             _ => Err(RequestError::NotOffered { operation }),
         };
-        let id = raw.id();
+        let id = fields.id;
         match kind {
             Ok(kind) => Ok(Self { id, echo, kind }),
             Err(error) => Err(Refusal { id, echo, error }),
@@ -353,36 +294,37 @@ impl Request {
 }
 
 #[inline]
-fn parse_data(
-    raw: &RawRequest,
+fn parse_data<'a>(
+    fields: &Fields<'a>,
     op: DataOp,
-    count: u8,
+    [operation, count]: [u8; 2],
     limits: &Limits,
-) -> Result<Kind, RequestError> {
-    let layout = raw.abi.layout();
-    if usize::from(count) > SEGMENTS_MAX {
+) -> Result<Data<'a>, RequestError> {
+    let Some(segments) = fields.segments[..SEGMENTS_MAX].get(..usize::from(count)) else {
         #[allow(clippy::cast_possible_truncation, reason = "eleven")]
         let max = SEGMENTS_MAX as u16;
         return Err(RequestError::Segments { count: count.into(), max });
-    }
-    if count == 0 {
-        let [operation, ..] = raw.words[0].to_le_bytes();
+    };
+    if segments.is_empty() {
         return Err(RequestError::Empty { operation });
     }
-    let mut segments = [Segment::page(0); SEGMENTS_MAX];
-    for (n, segment) in segments[..usize::from(count)].iter_mut().enumerate() {
-        let at = layout.segments / 4 + 2 * n;
-        *segment = Segment::parse([raw.words[at], raw.words[at + 1]])?;
+    let mut sectors = 0;
+    for words in segments {
+        sectors += u64::from(Segment::parse(*words)?.sectors());
     }
     if op != DataOp::Read && !limits.writable {
         return Err(RequestError::ReadOnly);
     }
-    let data = Data { op, sector: raw.u64_at(layout.sector), count, segments };
-    limits.check_data(data.sector, data.segments())?;
-    Ok(Kind::Data(data))
+    let data = Data { op, sector: fields.sector, segments };
+    limits.check_data((data.sector, sectors), data.segments())?;
+    Ok(data)
 }
 
-fn parse_discard(raw: &RawRequest, flag: u8, limits: &Limits) -> Result<Kind, RequestError> {
+fn parse_discard<'a>(
+    raw: &RawRequest,
+    flag: u8,
+    limits: &Limits,
+) -> Result<Kind<'a>, RequestError> {
     let layout = raw.abi.layout();
     let (sector, count) = (raw.u64_at(layout.sector), raw.u64_at(layout.discard_sectors));
     if count == 0 {
@@ -397,12 +339,12 @@ fn parse_discard(raw: &RawRequest, flag: u8, limits: &Limits) -> Result<Kind, Re
 }
 
 /// An indirect request: what its segments say is checked when they are read.
-fn parse_indirect(
+fn parse_indirect<'a>(
     raw: &RawRequest,
     inner: u8,
     count: u16,
     limits: &Limits,
-) -> Result<Kind, RequestError> {
+) -> Result<Kind<'a>, RequestError> {
     let op = match inner {
         OP_READ => DataOp::Read,
         OP_WRITE => DataOp::Write,

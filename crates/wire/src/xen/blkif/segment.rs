@@ -30,6 +30,7 @@ impl Segment {
     ///
     /// # Errors
     /// [`SegmentError`]: the sectors end before they begin, or behind the page.
+    #[inline]
     pub const fn new(gref: u32, first: u8, last: u8) -> Result<Self, SegmentError> {
         if first > last || last >= SECTORS_PER_PAGE {
             return Err(SegmentError { first, last });
@@ -47,9 +48,18 @@ impl Segment {
     ///
     /// # Errors
     /// As for [`Segment::new`].
+    #[inline]
     pub const fn parse(words: [u32; 2]) -> Result<Self, SegmentError> {
         let [first, last, ..] = words[1].to_le_bytes();
         Self::new(words[0], first, last)
+    }
+
+    /// The segment of two words that [`Self::parse`] has found right.
+    #[inline]
+    pub(super) const fn parsed(words: [u32; 2]) -> Self {
+        let [first, last, ..] = words[1].to_le_bytes();
+        debug_assert!(first <= last && last < SECTORS_PER_PAGE, "segment was not parsed");
+        Self { gref: words[0], first, last }
     }
 
     /// Parses the segments that `bytes`, copied out of an indirect page, hold. Bytes behind the
@@ -81,24 +91,28 @@ impl Segment {
 
     /// The grant reference of the page.
     #[must_use]
+    #[inline]
     pub const fn gref(self) -> u32 {
         self.gref
     }
 
     /// Sectors of this segment.
     #[must_use]
+    #[inline]
     pub const fn sectors(self) -> u8 {
         self.last - self.first + 1
     }
 
     /// Offset in bytes of its first sector in the page.
     #[must_use]
+    #[inline]
     pub const fn offset(self) -> usize {
         self.first as usize * crate::host_size(SECTOR_SIZE)
     }
 
     /// Bytes of this segment.
     #[must_use]
+    #[inline]
     pub const fn len(self) -> usize {
         self.sectors() as usize * crate::host_size(SECTOR_SIZE)
     }

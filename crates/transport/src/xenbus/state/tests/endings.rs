@@ -240,3 +240,73 @@ fn front_end_left_behind_that_closes_while_its_disk_cannot_be_opened_is_let_go()
     world.front("6");
     assert_eq!(world.take(), "open /disk.img, Closed");
 }
+
+#[test]
+fn rings_left_behind_wait_for_what_the_host_lacks_and_are_closed_for_another_reason() {
+    let mut world = World::left_behind("4");
+    world.refuses_rings = Some(Event::Delayed("too many open files".to_owned()));
+    for _ in 0..2 {
+        world.look();
+        assert_eq!(world.take(), "open /disk.img, take over");
+        assert_eq!(world.back.waits_for(), Some("too many open files"));
+        assert_eq!(world.says("state"), "4");
+    }
+    world.refuses_rings = None;
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, take over, sectors 64, Connected");
+    let mut world = World::left_behind("4");
+    world.refuses_rings = Some(Event::Failed("no journal".to_owned()));
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, take over, error no journal, Closed");
+}
+
+#[test]
+fn front_end_that_was_never_served_is_told_what_the_host_lacks() {
+    let mut world = World::new();
+    world.refuses_rings = Some(Event::Delayed("too many open files".to_owned()));
+    world.look();
+    world.rings("8");
+    let expected = "open /disk.img, InitWait, connect, error too many open files, Closed";
+    assert_eq!(world.take(), expected);
+    world.refuses_rings = None;
+    world.front("1");
+    world.rings("8");
+    assert_eq!(world.take(), "InitWait, connect, sectors 64, Connected");
+}
+
+#[test]
+fn front_end_whose_back_end_was_killed_while_it_connected_is_connected_as_it_was_offered() {
+    let killed = || {
+        let mut world = World::new();
+        world.look();
+        world.back = Back::new(id());
+        world.set_front("multi-queue-num-queues", "6");
+        for queue in 0..6 {
+            let number = (queue + 8).to_string();
+            world.set_front(&format!("queue-{queue}/ring-ref"), &number);
+            world.set_front(&format!("queue-{queue}/event-channel"), &number);
+        }
+        world.set_front("state", "3");
+        world.take();
+        world
+    };
+    // The former process offered more queues than this one does.
+    let mut world = killed();
+    world.set_back("multi-queue-max-queues", "8");
+    world.look();
+    assert_eq!(world.take(), "open /disk.img, connect, sectors 64, Connected");
+    let config = world.config.clone().unwrap();
+    assert!(config.inherited && !config.takeover && config.connection.queues.len() == 6);
+    assert_eq!(world.says("multi-queue-max-queues"), "8", "the next process must know it");
+    // Its event channels are its own from then on.
+    world.front("6");
+    world.front("1");
+    world.seen.front.remove("multi-queue-num-queues");
+    world.rings("9");
+    assert!(!world.config.as_ref().unwrap().inherited);
+    // One that took more than it was offered is not served.
+    let mut world = killed();
+    world.look();
+    let error = format!("error {FRONT}/multi-queue-num-queues: 6 is not from 1 to 4");
+    assert_eq!(world.take(), format!("open /disk.img, {error}, Closed"));
+}

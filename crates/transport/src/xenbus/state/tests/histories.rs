@@ -19,6 +19,7 @@ enum Step {
     Detach,
     DetachNow,
     Refuse(bool),
+    RefuseRings(bool),
     Slow(bool),
     Restart,
 }
@@ -55,6 +56,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Detach),
         1 => Just(Step::DetachNow),
         1 => any::<bool>().prop_map(Step::Refuse),
+        1 => any::<bool>().prop_map(Step::RefuseRings),
         2 => any::<bool>().prop_map(Step::Slow),
         1 => Just(Step::Restart),
     ];
@@ -77,6 +79,9 @@ impl World {
             Step::Detach => self.handle(Event::Detach),
             Step::DetachNow => self.handle(Event::DetachNow),
             Step::Refuse(refuses) => self.refuses = refuses.then_some("no"),
+            Step::RefuseRings(refuses) => {
+                self.refuses_rings = refuses.then(|| Event::Delayed("not now".to_owned()));
+            }
             Step::Slow(is_slow) => {
                 self.is_slow = is_slow;
                 if !is_slow {

@@ -3,8 +3,12 @@
 //! No daemon here: the pool and the device are used as the transport uses them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
+#[path = "../process/mod.rs"]
 mod process;
+#[path = "../rings/mod.rs"]
 mod rings;
+
+mod order;
 
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
@@ -440,60 +444,4 @@ fn a_neighbour_gets_its_share_beside_many_queues_that_are_looked_at_for_ever() {
     assert!(process::wait_until(|| looks.count() + work.count() > looked + worked + 500));
     let (looked, worked) = (looks.count() - looked, work.count() - worked);
     assert!(worked > looked / 4, "{worked} turns beside {looked} looks");
-}
-
-/// Both guests need the kernel's threads, which take the entries of a ring in one order.
-#[test]
-fn a_flush_does_not_wait_for_all_long_requests_of_another_guest() {
-    const LEN: usize = 256 << 10;
-    const DEPTH: usize = 128;
-    let pool = one_worker(true);
-    let (_file, image) = cached_image(false);
-    let options = manyring_driver::BlkOptions {
-        queues: 4,
-        queue_size: u16::try_from(DEPTH).unwrap(),
-        buffer_size: u32::try_from(LEN).unwrap(),
-        segment_size: 1 << 20,
-        ..Default::default()
-    };
-    let mut guest = Guest::new(&pool, Arc::new(UringDisk::new(image).unwrap()), &options);
-    let (_file, image) = cached_image(false);
-    let disk = Arc::new(UringDisk::new(image).unwrap());
-    let mut neighbour = Guest::new(&pool, disk, &manyring_driver::BlkOptions::default());
-    let mut sector = 0;
-    // Takes what is done and keeps every queue full. Returns how many were done.
-    let mut go_on = |queues: &mut [BlkQueue]| {
-        let mut count = 0;
-        for queue in queues {
-            count += std::iter::from_fn(|| queue.take()).count();
-            while queue.submit(Op::Read { sector, len: LEN }).unwrap().is_some() {
-                sector = (sector + LEN as u64 / 512) % u64::from(LONG_SECTORS);
-            }
-            queue.publish().unwrap();
-        }
-        std::thread::yield_now();
-        count
-    };
-    let mut counts = Vec::new();
-    for _ in 0..9 {
-        // All that the rings hold is under way before the flush is.
-        let mut count = 0;
-        assert!(process::wait_until(|| {
-            count += go_on(&mut guest.queues);
-            count > 4 * DEPTH
-        }));
-        let queue = &mut neighbour.queues[0];
-        queue.submit(Op::Flush).unwrap().expect("room in the ring");
-        queue.publish().unwrap();
-        let mut meanwhile = 0;
-        while queue.take().is_none() {
-            meanwhile += go_on(&mut guest.queues);
-        }
-        counts.push(meanwhile);
-    }
-    counts.sort_unstable();
-    // The thread of this test may sleep for long on a busy host: some may find more.
-    assert!(counts[4] < DEPTH / 2, "{counts:?} requests of the other guest before each flush");
-    neighbour.stop();
-    guest.stop();
 }

@@ -1,0 +1,59 @@
+//! What an operator sets of an interface: its MTU, its bridge, whether it is up.
+
+use super::{Opened, TapError, find};
+use crate::sys::link::Change;
+use rustix::io::Errno;
+
+/// What to set of an interface, of any kind.
+#[derive(Default)]
+pub(in crate::net) struct Settings<'a> {
+    pub(in crate::net) sndbuf: Option<u32>,
+    pub(in crate::net) txqueuelen: Option<u32>,
+    pub(in crate::net) merge: bool,
+    pub(in crate::net) mtu: Option<u16>,
+    pub(in crate::net) bridge: Option<&'a str>,
+    pub(in crate::net) up: Option<bool>,
+}
+
+/// Sets what was asked for and is not so already (which needs no capability); gives the MTU.
+pub(super) fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u16>, TapError> {
+    let name = &opened.name;
+    let Some(link) = &opened.link else {
+        let wants = settings.mtu.is_some()
+            || settings.bridge.is_some()
+            || settings.txqueuelen.is_some()
+            || settings.up.is_some();
+        return if wants { Err(TapError::Elsewhere(name.clone())) } else { Ok(None) };
+    };
+    let up = settings.up.or(opened.is_created.then_some(true));
+    let set = |change| opened.links.set(link.index, &change);
+    if let Some(mtu) = settings.mtu.filter(|mtu| u32::from(*mtu) != link.mtu) {
+        set(Change { mtu: Some(mtu.into()), ..Change::default() }).map_err(
+            |errno| match errno {
+                Errno::INVAL => TapError::MtuRefused { name: name.clone(), mtu },
+                errno => TapError::system(name, "set its MTU", errno),
+            },
+        )?;
+    }
+    if let Some(bridge) = settings.bridge {
+        let found = find(&opened.links, bridge)?
+            .ok_or_else(|| TapError::BridgeMissing(bridge.to_owned()))?;
+        if found.kind != "bridge" {
+            return Err(TapError::NotABridge(bridge.to_owned()));
+        }
+        if link.master.is_some_and(|master| master != found.index) {
+            return Err(TapError::OtherBridge(name.clone()));
+        }
+        if link.master.is_none() {
+            set(Change { master: Some(found.index), ..Change::default() })
+                .map_err(|errno| TapError::system(name, "join the bridge", errno))?;
+        }
+    }
+    if let Some(up) = up.filter(|up| *up != link.is_up) {
+        set(Change { up: Some(up), ..Change::default() })
+            .map_err(|errno| TapError::system(name, "set it up or down", errno))?;
+    }
+    // A bridge's MTU does not change its ports'.
+    let mtu = find(&opened.links, name)?.map_or(link.mtu, |link| link.mtu);
+    Ok(u16::try_from(mtu).ok())
+}

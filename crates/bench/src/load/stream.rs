@@ -1,0 +1,256 @@
+//! TCP streams between two namespaces, all of a side in one process, each on a thread of its own:
+//! `listen` and `connect`, of which one sends and the other receives.
+//!
+//! They run and rest as whoever holds the standard input says, so that streams over several ways
+//! can take turns: connections are not made anew for each turn, and what is measured begins and
+//! ends while everything rests. A page that all share says whether the streams run, and how many
+//! bytes have arrived: to ask for that costs them nothing.
+//! ```text
+//! asked to run:  the page says so; a byte on the standard input wakes the senders
+//! to rest:       the page says so; each sender ends its write, and waits for the next byte
+//! ```
+
+use super::LoadError;
+use clap::Args;
+use manyring_memory::Mapping;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// `manyring-bench load stream ..`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct StreamArgs {
+    /// Wait for the streams at this address.
+    #[arg(long, value_name = "ADDRESS", required_unless_present = "connect")]
+    listen: Option<IpAddr>,
+    /// Connect them to this address.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "listen")]
+    connect: Option<IpAddr>,
+    /// The first stream's port; those of the others follow.
+    #[arg(long, default_value_t = 5201)]
+    port: u16,
+    /// Streams.
+    #[arg(long, default_value_t = 1)]
+    streams: u16,
+    /// Send messages of so many bytes [default: receive].
+    #[arg(long, value_name = "BYTES")]
+    send: Option<usize>,
+    /// The page that says whether streams run, and what has arrived.
+    #[arg(long, value_name = "PATH")]
+    page: PathBuf,
+}
+
+/// Bytes that a receiver takes at a time.
+const RECEIVED_MAX: usize = 128 << 10;
+/// How long, in all, until somebody listens.
+const CONNECT_TRIES: u32 = 1000;
+const CONNECT_AGAIN: Duration = Duration::from_millis(2);
+
+/// A page in a file: whether streams run, and how many bytes each has received.
+#[derive(Debug)]
+pub(crate) struct Page(Mapping);
+
+/// Bytes of a page, and from one of its words to the next: each has a cache line of its own.
+const PAGE: usize = 4096;
+const WORD: usize = 64;
+/// Streams that a page has words for.
+pub(crate) const STREAMS_MAX: u16 = 63;
+const _: () =
+    assert!((STREAMS_MAX as usize + 1) * WORD == PAGE, "a word for each, behind the first");
+
+impl Page {
+    /// A new one: nothing runs, nothing has arrived.
+    pub(crate) fn create(path: &Path) -> std::io::Result<Self> {
+        std::fs::write(path, [0; PAGE])?;
+        Self::open(path)
+    }
+
+    fn open(path: &Path) -> std::io::Result<Self> {
+        let file = std::fs::File::options().read(true).write(true).open(path)?;
+        Mapping::of_file(&file, 0, PAGE as u64).map(Self).map_err(std::io::Error::other)
+    }
+
+    fn word(&self, index: usize) -> u64 {
+        let slice = self.0.slice(index * WORD, size_of::<u64>());
+        slice.and_then(|slice| slice.read_array()).map_or(0, u64::from_ne_bytes)
+    }
+
+    fn set_word(&self, index: usize, value: u64) {
+        if let Some(slice) = self.0.slice(index * WORD, size_of::<u64>()) {
+            slice.write_array(&value.to_ne_bytes());
+        }
+    }
+
+    fn runs(&self) -> bool {
+        self.word(0) != 0
+    }
+
+    /// Lets streams run or rest; those that rest must be woken as well.
+    pub(crate) fn set_running(&self, runs: bool) {
+        self.set_word(0, runs.into());
+    }
+
+    /// True once each of the first `streams` has received something.
+    pub(crate) fn all_received(&self, streams: u16) -> bool {
+        (1..=usize::from(streams)).all(|index| self.word(index) > 0)
+    }
+
+    /// Bytes that all streams have received.
+    pub(crate) fn received(&self) -> u64 {
+        (1..=usize::from(STREAMS_MAX)).map(|index| self.word(index)).sum()
+    }
+}
+
+/// Sends or receives until the standard input ends, or the other side does.
+///
+/// # Errors
+/// [`LoadError`] if a stream cannot be had, or breaks.
+pub(crate) fn run(args: &StreamArgs) -> Result<(), LoadError> {
+    if !(1..=STREAMS_MAX).contains(&args.streams) || args.send == Some(0) {
+        return Err(LoadError::Options("1 to 63 streams, messages of 1 byte or more"));
+    }
+    let failed =
+        |error: std::io::Error| LoadError::Client { step: "streams", problem: error.to_string() };
+    let page = Page::open(&args.page).map_err(failed)?;
+    let streams = open_all(args).map_err(failed)?;
+    std::thread::scope(|scope| {
+        let (mut wakers, mut ends) = (Vec::new(), Vec::new());
+        for (place, stream) in (1..).zip(streams) {
+            let page = &page;
+            ends.push(match args.send {
+                Some(size) => {
+                    let (waker, woken) = mpsc::channel();
+                    wakers.push(waker);
+                    scope.spawn(move || send(stream, size, page, &woken))
+                }
+                None => scope.spawn(move || receive(stream, page, place)),
+            });
+        }
+        if args.send.is_some() {
+            wake_each(&wakers).map_err(failed)?;
+        }
+        drop(wakers);
+        for end in ends {
+            let result = end.join().unwrap_or_else(|_| Err(std::io::Error::other("panicked")));
+            result.map_err(failed)?;
+        }
+        Ok(())
+    })
+}
+
+/// Wakes every sender for each byte of the standard input, until that ends.
+fn wake_each(wakers: &[mpsc::Sender<()>]) -> std::io::Result<()> {
+    let mut stdin = std::io::stdin().lock();
+    while stdin.read(&mut [0])? > 0 {
+        // One that is gone has said why.
+        wakers.iter().for_each(|waker| _ = waker.send(()));
+    }
+    Ok(())
+}
+
+fn open_all(args: &StreamArgs) -> std::io::Result<Vec<TcpStream>> {
+    let ports = (args.port..).take(args.streams.into());
+    if let Some(address) = args.listen {
+        let listeners: Vec<TcpListener> =
+            ports.map(|port| TcpListener::bind((address, port))).collect::<Result<_, _>>()?;
+        return listeners.iter().map(|listener| Ok(listener.accept()?.0)).collect();
+    }
+    let address = args.connect.ok_or(ErrorKind::InvalidInput)?;
+    ports.map(|port| connect((address, port))).collect()
+}
+
+fn connect(to: (IpAddr, u16)) -> std::io::Result<TcpStream> {
+    let mut tries = 0..CONNECT_TRIES;
+    loop {
+        match TcpStream::connect(to) {
+            Err(error)
+                if error.kind() == ErrorKind::ConnectionRefused && tries.next().is_some() =>
+            {
+                std::thread::sleep(CONNECT_AGAIN);
+            }
+            result => return result,
+        }
+    }
+}
+
+fn send(
+    mut stream: TcpStream,
+    size: usize,
+    page: &Page,
+    woken: &mpsc::Receiver<()>,
+) -> std::io::Result<()> {
+    let message = vec![0; size];
+    while woken.recv().is_ok() {
+        while page.runs() {
+            stream.write_all(&message)?;
+        }
+    }
+    Ok(())
+}
+
+fn receive(mut stream: TcpStream, page: &Page, place: usize) -> std::io::Result<()> {
+    let mut buffer = vec![0; RECEIVED_MAX];
+    let mut received = 0;
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(len) => received += len as u64,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        page.set_word(place, received);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_tells_other_processes_what_runs_and_what_has_arrived() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("page");
+        let ours = Page::create(&path).unwrap();
+        let theirs = Page::open(&path).unwrap();
+        assert!(!theirs.runs());
+        ours.set_running(true);
+        assert!(theirs.runs());
+        theirs.set_word(1, 5);
+        theirs.set_word(STREAMS_MAX.into(), 7);
+        assert_eq!(ours.received(), 12);
+        theirs.set_word(usize::from(STREAMS_MAX) + 1, 9);
+        assert_eq!(ours.received(), 12, "there is no such word");
+    }
+
+    #[test]
+    fn a_sender_sends_while_streams_run_and_rests_after_that() {
+        let folder = tempfile::tempdir().unwrap();
+        let page = Page::create(&folder.path().join("page")).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let sender = connect((to.ip(), to.port())).unwrap();
+        let receiver = listener.accept().unwrap().0;
+        let (waker, woken) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let page = &page;
+            let sends = scope.spawn(move || send(sender, 512, page, &woken));
+            let receives = scope.spawn(move || receive(receiver, page, 1));
+            let mut before = 0;
+            for _ in 0..2 {
+                page.set_running(true);
+                waker.send(()).unwrap();
+                while page.received() == before {
+                    std::thread::yield_now();
+                }
+                page.set_running(false);
+                before = page.received();
+            }
+            drop(waker);
+            sends.join().unwrap().unwrap();
+            receives.join().unwrap().unwrap();
+        });
+        assert_eq!(page.received() % 512, 0, "whole messages");
+    }
+}

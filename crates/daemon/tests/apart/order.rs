@@ -1,0 +1,174 @@
+//! What the requests of two guests wait for in their worker, by the order in which it ends them.
+//! A thread of the guests would see that only when it comes to run.
+
+use crate::{Guest, LONG_SECTORS, cached_image, one_worker};
+use manyring_backend::blk::uring::UringDisk;
+use manyring_backend::blk::{self, Burst, Completion, Disk, DiskQueue, Geometry};
+use manyring_backend::sys::uring::Ring;
+use manyring_driver::{BlkOptions, BlkQueue, Op};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// What a worker has done, in the order in which it did it, whenever its guests look.
+#[derive(Debug, Default)]
+struct Order {
+    /// Long requests that are done.
+    long: AtomicU64,
+    /// How many of them were done while each flush was under way.
+    before_flush: Mutex<Vec<u64>>,
+}
+
+/// Tells an [`Order`] what becomes of the requests of another disk.
+#[derive(Debug)]
+struct OrderedDisk {
+    inner: UringDisk,
+    order: Arc<Order>,
+}
+
+impl Disk for OrderedDisk {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
+        let inner = self.inner.open_queue(has_ring)?;
+        Ok(Box::new(OrderedQueue { inner, order: self.order.clone(), flush_from: None }))
+    }
+
+    fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
+        self.inner.resize(size)
+    }
+
+    fn kind(&self) -> &'static str {
+        "ordered"
+    }
+}
+
+#[derive(Debug)]
+struct OrderedQueue {
+    inner: Box<dyn DiskQueue>,
+    order: Arc<Order>,
+    /// The long requests that were done when the flush under way began.
+    flush_from: Option<u64>,
+}
+
+impl OrderedQueue {
+    fn note(&mut self, done: usize) {
+        let long = &self.order.long;
+        match self.flush_from {
+            None => _ = long.fetch_add(done as u64, Ordering::SeqCst),
+            Some(from) if done > 0 => {
+                self.order.before_flush.lock().unwrap().push(long.load(Ordering::SeqCst) - from);
+                self.flush_from = None;
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+impl DiskQueue for OrderedQueue {
+    fn attach(&mut self, ring: Option<&mut Ring>, tag: u64) {
+        self.inner.attach(ring, tag);
+    }
+
+    fn detach(&mut self, ring: Option<&mut Ring>) {
+        self.inner.detach(ring);
+    }
+
+    fn burst_max(&self) -> usize {
+        self.inner.burst_max()
+    }
+
+    fn submit(&mut self, burst: &Burst, ring: Option<&mut Ring>, done: &mut Vec<Completion>) {
+        if burst.iter().any(|(request, _)| request.op == blk::Op::Flush) {
+            self.flush_from = Some(self.order.long.load(Ordering::SeqCst));
+        }
+        let before = done.len();
+        self.inner.submit(burst, ring, done);
+        self.note(done.len() - before);
+    }
+
+    fn on_event(
+        &mut self,
+        token: u32,
+        result: i32,
+        ring: Option<&mut Ring>,
+        done: &mut Vec<Completion>,
+    ) {
+        let before = done.len();
+        self.inner.on_event(token, result, ring, done);
+        self.note(done.len() - before);
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
+        let before = done.len();
+        let more = self.inner.reap(done);
+        self.note(done.len() - before);
+        more
+    }
+}
+
+/// Both guests need the kernel's threads, which take the entries of a ring in one order.
+#[test]
+fn a_flush_does_not_wait_for_all_long_requests_of_another_guest() {
+    // More than a worker copies by itself.
+    const LEN: usize = 132 << 10;
+    const QUEUES: u16 = 16;
+    const DEPTH: u16 = 128;
+    const FLUSHES: usize = 17;
+    let pool = one_worker(true);
+    let order = Arc::new(Order::default());
+    let (images, disks): (Vec<_>, Vec<_>) = [(); 2]
+        .map(|()| {
+            let (file, image) = cached_image(false);
+            let (inner, order) = (UringDisk::new(image).unwrap(), order.clone());
+            (file, Arc::new(OrderedDisk { inner, order }))
+        })
+        .into_iter()
+        .unzip();
+    let options = BlkOptions {
+        queues: QUEUES,
+        queue_size: DEPTH,
+        buffer_size: u32::try_from(LEN).unwrap(),
+        segment_size: 1 << 20,
+        ..Default::default()
+    };
+    let mut guest = Guest::new(&pool, disks[0].clone(), &options);
+    let default = BlkOptions::default();
+    let mut neighbour = Guest::new(&pool, disks[1].clone(), &default);
+    let mut sector = 0;
+    // Keeps every queue full.
+    let mut go_on = |queues: &mut [BlkQueue]| {
+        for queue in queues {
+            while queue.take().is_some() {}
+            while queue.submit(Op::Read { sector, len: LEN }).unwrap().is_some() {
+                sector = (sector + LEN as u64 / 512) % u64::from(LONG_SECTORS / 2);
+            }
+            queue.publish().unwrap();
+        }
+        std::thread::yield_now();
+    };
+    for _ in 0..FLUSHES {
+        // All that the rings hold is under way before the flush is.
+        let full = order.long.load(Ordering::SeqCst) + u64::from(QUEUES * DEPTH);
+        while order.long.load(Ordering::SeqCst) < full {
+            go_on(&mut guest.queues);
+        }
+        let queue = &mut neighbour.queues[0];
+        queue.submit(Op::Flush).unwrap().expect("room in the ring");
+        queue.publish().unwrap();
+        while queue.take().is_none() {
+            go_on(&mut guest.queues);
+        }
+    }
+    neighbour.stop();
+    guest.stop();
+    drop(images);
+    let mut counts = std::mem::take(&mut *order.before_flush.lock().unwrap());
+    counts.sort_unstable();
+    assert_eq!(counts.len(), FLUSHES);
+    // Four have threads when it comes. On a busy host some flushes wait for a CPU meanwhile.
+    let median = counts[FLUSHES / 2];
+    assert!(median < 64, "{counts:?} requests of the other guest before each flush");
+}

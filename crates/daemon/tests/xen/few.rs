@@ -1,0 +1,132 @@
+//! Few file descriptors, few threads: a disk that finds none is refused with the reason, or waits.
+
+use crate::between::Between;
+use crate::process::{Daemon, wait_until};
+use crate::program::program_for_all;
+use crate::successors::killed;
+use crate::takeover::finish;
+use crate::world::{World, XVDA, connect, is_alone, options};
+use manyring_driver::{Blkfront, XenDisk};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+/// Lets the daemon have so many file descriptors more than it has now; as many as it had where
+/// nothing is said.
+fn limit(daemon: &Daemon, more: Option<usize>) {
+    let pid = Pid::from_raw(i32::try_from(daemon.pid()).unwrap());
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let current = more.map_or(maximum, |more| Some((daemon.holdings().fds + more) as u64));
+    prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).unwrap();
+}
+
+#[test]
+fn disk_that_finds_no_file_descriptors_is_refused_with_the_reason_and_can_come_back() {
+    let mut world = World::new();
+    let daemon = world.daemon(&["--num-queues", "4"]);
+    let (_, _, mut front) = world.guest(3, "kept", 2);
+    let image = world.image("disk");
+    // The daemon may have one file descriptor more each time, until it can serve the disk.
+    for more in 0_u16.. {
+        let domain = world.domain(100 + more);
+        limit(&daemon, Some(more.into()));
+        let disk = world.announce(100 + more, XVDA, &image);
+        // The front-end of a disk that is refused waits for the back-end for ever.
+        let folder = disk.folder();
+        std::thread::spawn(move || Blkfront::connect(&domain, &folder, &options(4)));
+        let (mut state, node) = (Vec::new(), format!("{}/state", disk.back()));
+        assert!(wait_until(|| {
+            state = world.toolstack.read(&node).unwrap().unwrap();
+            state == b"4" || state == b"6"
+        }));
+        let (is_served, error) = (state == b"4", world.error_of(&disk));
+        assert!(is_served || error.contains("Too many open files"), "{more} more: {error:?}");
+        front.queues[0].write(0, &[1; 512]).unwrap();
+        limit(&daemon, None);
+        disk.remove(&mut world.toolstack).unwrap();
+        assert!(wait_until(|| is_alone(&world)));
+        let domain = world.domain(200 + more);
+        let disk = world.announce(200 + more, XVDA, &image);
+        connect(&domain, &disk, 4).queues[3].write(0, &[1; 512]).unwrap();
+        disk.remove(&mut world.toolstack).unwrap();
+        assert!(wait_until(|| is_alone(&world)));
+        if is_served {
+            break;
+        }
+    }
+}
+
+#[test]
+fn guest_whose_next_daemon_finds_no_file_descriptors_waits_for_them() {
+    let mut held = None;
+    // The daemon may have one file descriptor more each time, until it can serve the disk.
+    for more in 0.. {
+        let mut world = World::new();
+        let (mut front, _) = killed(&mut world, &options(2));
+        let mut between = Between::new(&world, "between");
+        let daemon = world.run(
+            "[daemon]\ncontrol = '@/control'\n[[xen_blk]]\nkinds = ['vbd']\nnum_queues = 2\n\
+             simulated = '@/between'\nstate_dir = '@/state'\n",
+        );
+        let xenstored = between.accept();
+        limit(&daemon, Some(more));
+        between.hand_on(xenstored);
+        let says = |words| daemon.log().contains(words);
+        assert!(wait_until(|| says("tried again") || says("took a ring over") || says("closed")));
+        let waits = says("tried again");
+        assert!(!waits || says("Too many open files"), "{more} more: {}", daemon.log());
+        limit(&daemon, None);
+        finish(&mut front, 1);
+        assert!(!says("device closed"), "{more} more: {}", daemon.log());
+        // What was taken and was not enough is given back.
+        let fds = *held.get_or_insert(daemon.holdings().fds);
+        assert!(wait_until(|| daemon.holdings().fds == fds), "{:?}, not {fds}", daemon.holdings());
+        if !waits {
+            break;
+        }
+    }
+}
+
+/// Who starts the daemon whose threads are counted: a user that has no other processes.
+const USER: &str = "--reuid=64322 --regid=64322 --clear-groups";
+
+/// Lets that daemon have so many threads; as many as may be where nothing is said.
+fn limit_threads(daemon: &Daemon, threads: Option<u64>) {
+    let most = threads.or(getrlimit(Resource::Nproc).maximum);
+    let most = most.map_or("unlimited".to_owned(), |most| most.to_string());
+    let (pid, limits) = (daemon.pid().to_string(), format!("--nproc={most}:"));
+    let mut command = Command::new("setpriv");
+    command.args(USER.split(' ')).args(["prlimit", "--pid", &pid, &limits]);
+    assert!(command.status().unwrap().success(), "{command:?}");
+}
+
+/// Needs root, to start the daemon as another user.
+#[test]
+fn disk_that_finds_no_thread_waits_for_one_and_its_neighbour_goes_on() {
+    let mut world = World::new();
+    let image = world.image("disk");
+    let (control, state) = (world.path("control"), world.path("state"));
+    std::fs::create_dir(&state).unwrap();
+    for path in [&image, &state, &world.path("xenstored"), &world.path("xenstored.hypercall")] {
+        std::fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+    }
+    let mut command = Command::new("setpriv");
+    command.args(USER.split(' ')).arg(program_for_all(&world.path("")));
+    command.args(["xen-blk", "--kind", "vbd", "--simulated"]).arg(world.path("xenstored"));
+    command.arg("--control").arg(&control).arg("--state-dir").arg(&state);
+    let daemon = Daemon::start(command, tempfile::tempdir().unwrap(), &[control]);
+    let domain = world.domain(3);
+    let disk = XenDisk::new("vbd", 3, XVDA, "memory:1M");
+    disk.announce(&mut world.toolstack).unwrap();
+    let mut front = connect(&domain, &disk, 2);
+    limit_threads(&daemon, Some(1));
+    let domain = world.domain(7);
+    let disk = world.announce(7, XVDA, &image);
+    assert!(wait_until(|| daemon.log().contains("no thread")), "{}", daemon.log());
+    front.queues[1].write(0, &[1; 512]).unwrap();
+    world.await_node(&disk, "state", "1");
+    limit_threads(&daemon, None);
+    connect(&domain, &disk, 2).queues[1].write(0, &[1; 512]).unwrap();
+    assert!(daemon.terminate().success());
+}

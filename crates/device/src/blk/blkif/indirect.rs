@@ -1,0 +1,98 @@
+//! Indirect requests: their segments are copied out of the pages in which they lie.
+
+use super::plan::{What, access_of, errno_of};
+use super::queue::BlkifQueue;
+use manyring_memory::{GrantAccess, GrantRef, copy_from_slices};
+use manyring_queue::blkif::BackRing;
+use manyring_queue::{QueueError, Ring};
+use manyring_wire::xen::blkif::{Indirect, RequestError, Segment};
+use rustix::io::Errno;
+use std::ops::Range;
+
+impl BlkifQueue {
+    /// Copies the segments of indirect requests out of their pages, and asks for what they name.
+    pub(super) fn read_segments(&mut self, ring: &mut BackRing, now_ns: u64) {
+        self.lists.clear();
+        for planned in &self.planned {
+            if let What::Indirect(indirect) = &planned.what {
+                for gref in indirect.grefs() {
+                    self.lists.push(GrantRef(*gref), GrantAccess::Read);
+                }
+                self.lists.end_request();
+            }
+        }
+        if self.lists.is_empty() {
+            return;
+        }
+        self.grants.acquire(&mut self.lists, now_ns);
+        self.page.restart(self.grants.pages().memory());
+        let (mut number, mut fault) = (0, None);
+        for index in 0..self.planned.len() {
+            let What::Indirect(indirect) = self.planned[index].what else { continue };
+            let numbers = number..number + indirect.grefs().len();
+            number = numbers.end;
+            match self.segments_of(&indirect, numbers) {
+                Ok(what) => self.planned[index].what = what,
+                Err(error) => {
+                    fault = Some((index, error));
+                    break;
+                }
+            }
+        }
+        self.page.clear();
+        let pages = self.lists.acquired(0..self.lists.len());
+        self.grants.release(pages, now_ns);
+        if let Some((index, error)) = fault {
+            ring.latch_fault(QueueError::Blkif(error));
+            self.give_up(index, now_ns, |chain| ring.discard(chain));
+        }
+    }
+
+    /// The segments of one indirect request, whose pages have these numbers.
+    ///
+    /// # Errors
+    /// The front-end's fault.
+    fn segments_of(
+        &mut self,
+        indirect: &Indirect,
+        numbers: Range<usize>,
+    ) -> Result<What, RequestError> {
+        let first = self.segments.len();
+        for (index, number) in numbers.enumerate() {
+            let len = indirect.page_bytes(index);
+            let bytes = &mut self.bytes[..len];
+            let list = &mut self.page;
+            list.clear();
+            let range = (0, u32::try_from(len).unwrap_or(0));
+            let last = &mut self.last;
+            let found = self
+                .lists
+                .page(number)
+                .and_then(|page| self.grants.resolve(page, range, GrantAccess::Read, last, list));
+            if let Err(error) = found {
+                self.segments.truncate(first);
+                return Ok(What::Answer(errno_of(error)));
+            }
+            copy_from_slices(list.as_slices(), bytes);
+            for segment in Segment::parse_page(bytes) {
+                self.segments.push(segment?);
+            }
+        }
+        let segments = first..self.segments.len();
+        match indirect.check(&self.segments[segments.clone()], &self.limits) {
+            Ok(_) => {
+                let (op, sector) = (indirect.op, indirect.sector);
+                for segment in &self.segments[segments.clone()] {
+                    self.grants.ask(&mut self.asks, GrantRef(segment.gref()), access_of(op));
+                }
+                self.asks.end_request();
+                Ok(What::Data { op, sector, segments })
+            }
+            Err(error) if error.is_fault() => Err(error),
+            Err(_) => {
+                self.segments.truncate(first);
+                Ok(What::Answer(Errno::IO))
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! `Readings`: how often the nodes of a device are read. A guest can change its nodes without end,
+//! and each reading of them is work for xenstore, for the other devices that wait for their
+//! transactions, and for us.
+
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Shortest time between two readings.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Readings that may come so fast: a device that is attached, connected or detached needs about
+/// ten.
+const BURST: u32 = 64;
+/// Time between two after that: each device has eight a second.
+const RENEWAL: Duration = Duration::from_millis(125);
+
+/// When the nodes of a device may be read.
+#[derive(Debug)]
+pub(super) struct Readings {
+    last: Option<Instant>,
+    /// When all of the burst is there again.
+    full_at: Instant,
+}
+
+impl Readings {
+    /// Those of a device that was not read yet.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { last: None, full_at: now }
+    }
+
+    /// When the next reading may begin.
+    pub(super) fn due(&self) -> Instant {
+        let Some(last) = self.last else { return self.full_at };
+        let renewed = self.full_at + RENEWAL;
+        (last + PAUSE).max(renewed.checked_sub(RENEWAL * BURST).unwrap_or(last))
+    }
+
+    /// A reading begins.
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.last = Some(now);
+        self.full_at = self.full_at.max(now) + RENEWAL;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many readings begin in so long, of a device whose nodes change all the time.
+    fn count_in(readings: &mut Readings, begin: Instant, time: Duration) -> u32 {
+        let mut count = 0;
+        while readings.due().max(begin) < begin + time {
+            readings.begin(readings.due().max(begin));
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn device_that_changes_now_and_then_is_read_at_once() {
+        let mut now = Instant::now();
+        let mut readings = Readings::new(now);
+        for _ in 0..1000 {
+            assert!(readings.due() <= now);
+            readings.begin(now);
+            now += RENEWAL;
+        }
+    }
+
+    #[test]
+    fn device_that_changes_without_end_is_read_a_bounded_number_of_times() {
+        let now = Instant::now();
+        let mut readings = Readings::new(now);
+        assert_eq!(count_in(&mut readings, now, BURST / 2 * PAUSE), BURST / 2);
+        let count = count_in(&mut readings, now + Duration::from_secs(1), Duration::from_secs(60));
+        assert!((BURST / 2..BURST + 61 * 8).contains(&count), "{count}");
+        // After a quiet time all of the burst is there again.
+        let later = now + Duration::from_secs(600);
+        assert_eq!(count_in(&mut readings, later, BURST * PAUSE), BURST);
+    }
+}

@@ -1,0 +1,142 @@
+//! `RawRequest`: the copy of a request, of any layout, that a [`Request`](super::Request) is parsed
+//! from.
+
+use super::{Abi, ENTRY_WORDS, INDIRECT_PAGES_MAX, OP_DISCARD, OP_INDIRECT, SEGMENTS_MAX, Segment};
+
+/// A request as it lies in the ring, copied out. Nobody looks at what lies behind its
+/// [`size`](super::Layout::request_size): the copies of a ring are used again, and it is what was
+/// there before.
+#[derive(Clone, Copy, Debug)]
+pub struct RawRequest {
+    pub(super) abi: Abi,
+    pub(super) words: [u32; ENTRY_WORDS],
+}
+
+impl PartialEq for RawRequest {
+    fn eq(&self, other: &Self) -> bool {
+        self.abi == other.abi && self.words() == other.words()
+    }
+}
+
+impl Eq for RawRequest {}
+
+impl RawRequest {
+    /// The request that `words` are, in the layout of `abi`.
+    #[must_use]
+    pub const fn new(abi: Abi, words: [u32; ENTRY_WORDS]) -> Self {
+        Self { abi, words }
+    }
+
+    /// The layout that it has.
+    #[must_use]
+    #[inline]
+    pub const fn abi(&self) -> Abi {
+        self.abi
+    }
+
+    /// The words, as many as belong to the request.
+    #[must_use]
+    pub fn words(&self) -> &[u32] {
+        &self.words[..self.abi.layout().request_size(self.words[0]).div_ceil(4)]
+    }
+
+    /// All words of the largest request, to copy one of the same layout over this one.
+    #[inline]
+    pub fn words_mut(&mut self) -> &mut [u32; ENTRY_WORDS] {
+        &mut self.words
+    }
+
+    /// `id`.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.fields().id
+    }
+
+    /// What every request has, and where its segments are if it has some.
+    #[inline]
+    pub(super) fn fields(&self) -> Fields<'_> {
+        // The numbers are those of the layouts: constants, so that no place in `words` is checked.
+        const fn fields<const LAYOUT_32: bool>(words: &[u32; ENTRY_WORDS]) -> Fields<'_> {
+            let layout = if LAYOUT_32 { Abi::X86_32.layout() } else { Abi::X86_64.layout() };
+            let (_, segments) = words.split_at(layout.segments / 4);
+            let (id, sector) = (u64_of(words, layout.id), u64_of(words, layout.sector));
+            Fields { id, sector, segments: segments.as_chunks().0 }
+        }
+        match self.abi {
+            Abi::X86_32 => fields::<true>(&self.words),
+            Abi::Native | Abi::X86_64 => fields::<false>(&self.words),
+        }
+    }
+
+    /// A request of `segments`. More of them than the request can carry are left out, but its
+    /// count tells of all: that is how a hostile front-end lies.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation, reason = "a count of 8 bits is what there is")]
+    pub fn data(abi: Abi, operation: u8, id: u64, sector: u64, segments: &[Segment]) -> Self {
+        let mut raw = Self::head(abi, [operation, segments.len() as u8, 0, 0], id, sector);
+        let at = abi.layout().segments / 4;
+        for (n, segment) in segments.iter().take(SEGMENTS_MAX).enumerate() {
+            raw.words[at + 2 * n..at + 2 * n + 2].copy_from_slice(&segment.emit());
+        }
+        raw
+    }
+
+    /// A discard of `count` sectors.
+    #[must_use]
+    pub fn discard(abi: Abi, flag: u8, id: u64, sector: u64, count: u64) -> Self {
+        let mut raw = Self::head(abi, [OP_DISCARD, flag, 0, 0], id, sector);
+        raw.put_u64(abi.layout().discard_sectors, count);
+        raw
+    }
+
+    /// An indirect request of `count` segments, which lie in the pages of `grefs`.
+    #[must_use]
+    pub fn indirect(
+        abi: Abi,
+        inner: u8,
+        id: u64,
+        sector: u64,
+        (count, grefs): (u16, &[u32]),
+    ) -> Self {
+        let [low, high] = count.to_le_bytes();
+        let mut raw = Self::head(abi, [OP_INDIRECT, inner, low, high], id, sector);
+        let at = abi.layout().indirect_grefs / 4;
+        let grefs = &grefs[..grefs.len().min(INDIRECT_PAGES_MAX)];
+        raw.words[at..at + grefs.len()].copy_from_slice(grefs);
+        raw
+    }
+
+    fn head(abi: Abi, head: [u8; 4], id: u64, sector: u64) -> Self {
+        let mut raw = Self { abi, words: [0; ENTRY_WORDS] };
+        raw.words[0] = u32::from_le_bytes(head);
+        raw.put_u64(abi.layout().id, id);
+        raw.put_u64(abi.layout().sector, sector);
+        raw
+    }
+
+    pub(super) fn u64_at(&self, offset: usize) -> u64 {
+        u64_of(&self.words, offset)
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "a number is cut into its two words")]
+    fn put_u64(&mut self, offset: usize, value: u64) {
+        let at = offset / 4;
+        self.words[at] = value as u32;
+        self.words[at + 1] = (value >> 32) as u32;
+    }
+}
+
+/// The fields of a request, wherever its layout has them.
+#[derive(Clone, Copy)]
+pub(super) struct Fields<'a> {
+    pub(super) id: u64,
+    pub(super) sector: u64,
+    /// The words of the segments, and others if it has fewer than it could.
+    pub(super) segments: &'a [[u32; 2]],
+}
+
+#[inline]
+const fn u64_of(words: &[u32; ENTRY_WORDS], offset: usize) -> u64 {
+    let at = offset / 4;
+    words[at] as u64 | (words[at + 1] as u64) << 32
+}
