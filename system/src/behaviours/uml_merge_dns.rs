@@ -1,7 +1,7 @@
 //! Short datagrams of many flows and many lengths, merged when they leave the guest: DNS questions
 //! and answers each arrive once, whole, with their own length, in a namespace behind a veth.
 
-use super::uml_merge_transfers::merging;
+use super::uml_merge_transfers::{merging, merging_by};
 use super::uml_net_ping_and_iperf3::lost_nothing;
 use super::{Behaviour, Scene};
 use crate::daemon::Daemon;
@@ -90,6 +90,9 @@ await asked-uncut
 const SLOW_LINK: &str = "tc qdisc add dev port0 root tbf rate 5mbit burst 4k latency 2s";
 const SLOWER_LINK: &str = "tc qdisc replace dev port0 root tbf rate 1mbit burst 4k latency 2s";
 const LIMIT: Duration = Duration::from_secs(60);
+/// How long the daemon runs while the guest answers: so shortly that it halts before the guest has
+/// answered what has reached it, and long enough to get on where the host is busy.
+const RUNS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(30)];
 
 fn run(scene: &Scene<'_>) -> Outcome {
     packages::need("questions and answers", &["dnsperf", "dnsmasq-base"])?;
@@ -158,7 +161,7 @@ fn answers(scene: &Scene<'_>, far: &Namespace, daemon: &Daemon) -> Outcome {
         file.display()
     );
     check(shell(far, &script).status().context("awk")?.success(), || "awk failed".into())?;
-    merging(daemon, "answers", || {
+    merging_by(daemon, "answers", &RUNS, || {
         let asking = GUESTS.map(|address| {
             let log = scene.log(&format!("dnsperf-{address}.log"));
             let words = format!("exec {CLIENT} -c 1 -s {address} -d {}", file.display());

@@ -123,12 +123,27 @@ pub(super) fn merging<T>(
     what: &str,
     act: impl FnOnce() -> Outcome<T>,
 ) -> Outcome<T> {
+    merging_by(daemon, what, &[RUN], act)
+}
+
+/// The same, by a daemon that runs for these times in turn, with a halt after each. Where the guest
+/// sends only what it was asked for, through this daemon, nothing gathers unless it halts while the
+/// guest answers.
+pub(super) fn merging_by<T>(
+    daemon: &Daemon,
+    what: &str,
+    runs: &[Duration],
+    act: impl FnOnce() -> Outcome<T>,
+) -> Outcome<T> {
     let pid = cleanup::pid(daemon.pid()).ok_or("manyring has no pid")?;
     let act = || {
         std::thread::scope(|scope| {
             let (ended, is_ended) = std::sync::mpsc::channel::<()>();
             scope.spawn(move || {
-                while is_ended.recv_timeout(RUN) == Err(RecvTimeoutError::Timeout) {
+                for run in runs.iter().cycle() {
+                    if is_ended.recv_timeout(*run) != Err(RecvTimeoutError::Timeout) {
+                        break;
+                    }
                     let _ = kill_process(pid, Signal::STOP);
                     std::thread::sleep(HALT);
                     let _ = kill_process(pid, Signal::CONT);

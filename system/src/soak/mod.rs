@@ -149,10 +149,10 @@ impl Report {
         if worst > promise {
             let (took, what) = (number("worst_took_us") / 1000, self.text("worst"));
             let left = worst.as_millis();
+            let (why, count) = (self.text("worst_why"), number("broken").max(1));
             breaks.push(format!(
-                "{name}: {what} took {took} ms, {left} ms of them for no reason of the host's; {} \
-                 such requests",
-                number("broken").max(1)
+                "{name}: {what} took {took} ms, {left} ms of them for no reason of the host's \
+                 ({why}); {count} such requests"
             ));
         }
         if number("count") == 0 || number("lost") * 5 > number("count") {

@@ -167,7 +167,11 @@ impl std::fmt::Display for Report {
             number("broken")
         )?;
         write!(f, " for no reason of the host's (worst {})", ms("worst_us"))?;
-        write!(f, "; its threads waited {} ms for a CPU", number("run_delay_ms"))
+        write!(f, "; its threads waited {} ms for a CPU", number("run_delay_ms"))?;
+        match self.text("what") {
+            "requests" => write!(f, ", the host's disk was late for {} ms", number("disk_late_ms")),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -195,6 +195,11 @@ fn image(folder: &Path, images: &Path, index: usize) -> PathBuf {
     room.join(format!("{index}.img"))
 }
 
+/// Whether the disk of guest `number` passes the page cache of the host by.
+pub(super) fn is_direct(number: u8) -> bool {
+    number % 2 == 1
+}
+
 /// The daemon's configuration: every second disk passes the page cache by, one tap has little room.
 fn config(folder: &Path, image: &dyn Fn(usize) -> PathBuf) -> String {
     let mut text = String::new();
@@ -205,7 +210,7 @@ fn config(folder: &Path, image: &dyn Fn(usize) -> PathBuf) -> String {
         let _ = match role {
             Role::Blk | Role::HostileBlk => {
                 let image = image(index);
-                let (image, is_direct) = (image.display(), index % 2 == 1);
+                let (image, is_direct) = (image.display(), is_direct(number));
                 let queues = guest::QUEUES;
                 write!(
                     text,

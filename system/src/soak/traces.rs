@@ -19,10 +19,11 @@ const OF_WORKERS: [&str; 2] = [RING, "anon_inode:[eventfd]"];
 const RING: &str = "anon_inode:[io_uring]";
 const RING_MAPPINGS: u64 = 2;
 /// Idle threads that the kernel may keep for a worker that has used its io_uring, as long as the
-/// ring lives. It keeps one for what has an end and one for what has none. Linux 6.18 was seen to
-/// keep one more in many runs of half a minute, and up to three more after five or ten minutes:
-/// they wake every five seconds and go back to sleep. Why is not known.
-const KERNEL_THREADS: u64 = 4;
+/// worker lives. It means to keep one for requests that take a bounded time and one for the others;
+/// a worker that has no queue, and for which more of them stay, ends.
+const KERNEL_THREADS: u64 = 2;
+/// What the kernel's threads are called: this, and the id of the thread that they work for.
+const KERNEL_THREAD: &str = "iou-";
 
 /// What a process holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +32,8 @@ pub(super) struct Traces {
     workers: u64,
     /// Threads that are no workers.
     threads: u64,
-    /// Threads of the kernel, for io_uring.
-    kernel_threads: u64,
+    /// Threads of the kernel, for io_uring: each one's name, whom it works for, and its state.
+    kernel_threads: Vec<String>,
     /// Mappings with a name: files, guest memory, rings.
     named: BTreeMap<String, u64>,
     /// Mappings without one: stacks, and arenas of the allocator.
@@ -54,12 +55,16 @@ impl Traces {
                 *fds.entry(kind(&name.to_string_lossy())).or_default() += 1;
             }
         }
-        let name = |thread: std::fs::DirEntry| {
-            std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default()
+        let name = |entry: std::fs::DirEntry| {
+            let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            (entry.file_name().to_string_lossy().into_owned(), name.trim().to_owned())
         };
-        let names: Vec<_> = folder("task")?.flatten().map(name).collect();
-        let count = |of: &str| names.iter().filter(|name| name.starts_with(of)).count() as u64;
-        let (workers, kernel_threads) = (count("worker-"), count("iou-"));
+        let names: BTreeMap<_, _> = folder("task")?.flatten().map(name).collect();
+        let workers = names.values().filter(|name| name.starts_with("worker-")).count() as u64;
+        let of_kernel = names.iter().filter(|(_, name)| name.starts_with(KERNEL_THREAD));
+        let kernel_threads: Vec<_> = of_kernel
+            .map(|(id, name)| kernel_thread(name, &names, &thread_state(pid, id)))
+            .collect();
         let (mut named, mut nameless) = (BTreeMap::new(), 0);
         for line in proc(pid, "maps")?.lines() {
             // Addresses, mode, offset, device, inode.
@@ -71,7 +76,7 @@ impl Traces {
         Ok(Self {
             fds,
             workers,
-            threads: names.len() as u64 - workers - kernel_threads,
+            threads: (names.len() - kernel_threads.len()) as u64 - workers,
             kernel_threads,
             named,
             nameless,
@@ -93,8 +98,9 @@ impl Traces {
             compare(kind, *count, before.fds.get(kind).copied().unwrap_or(0), free);
         }
         compare("threads", self.threads, before.threads, 0);
+        let of_kernel = format!("threads of the kernel ({})", self.kernel_threads.join("; "));
         let kernel_threads_max = KERNEL_THREADS * self.workers;
-        compare("threads of the kernel", self.kernel_threads, kernel_threads_max, 0);
+        compare(&of_kernel, self.kernel_threads.len() as u64, kernel_threads_max, 0);
         for (name, count) in &self.named {
             let free = if name == RING { RING_MAPPINGS * workers } else { 0 };
             let then = before.named.get(name).copied().unwrap_or(0);
@@ -115,7 +121,11 @@ impl std::fmt::Display for Traces {
             f,
             "{fds} fds, {} workers and {} other threads ({} of the kernel), {named} mappings with \
              a name and {} without, {} KiB resident",
-            self.workers, self.threads, self.kernel_threads, self.nameless, self.resident_kib
+            self.workers,
+            self.threads,
+            self.kernel_threads.len(),
+            self.nameless,
+            self.resident_kib
         )
     }
 }
@@ -140,6 +150,25 @@ pub(super) fn rests(pid: u32) -> Outcome {
     let used = ticks(pid)?.saturating_sub(before);
     println!("soak: {used} ticks of CPU time in 3 idle seconds");
     check(used <= 5, || format!("{used} ticks of CPU time in 3 idle seconds"))
+}
+
+/// A thread of the kernel called `name`: whom of `names`, which have ids, it works for, and its
+/// state.
+fn kernel_thread(name: &str, names: &BTreeMap<String, String>, state: &str) -> String {
+    let owner = name.rsplit_once('-').and_then(|(_, id)| names.get(id));
+    format!("{name} of {}, {state}", owner.map_or("a thread that is gone", String::as_str))
+}
+
+/// The state of a thread, where it sleeps, and how often it went to sleep.
+fn thread_state(pid: u32, id: &str) -> String {
+    let read = |name: &str| proc(pid, &format!("task/{id}/{name}")).unwrap_or_default();
+    let status = read("status");
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or("?", str::trim).to_owned()
+    };
+    let (state, sleeps) = (field("State:"), field("voluntary_ctxt_switches:"));
+    format!("{state} in {}, {sleeps} sleeps", read("wchan").trim())
 }
 
 /// What an fd is, without its number.
@@ -180,11 +209,26 @@ mod tests {
             fds: fds.map(|(kind, count)| (kind.to_owned(), count)).into(),
             workers: 1,
             threads: 1,
-            kernel_threads: 1,
+            kernel_threads: threads(1),
             named: [("[heap]".to_owned(), 1), (RING.to_owned(), 2)].into(),
             nameless: 100,
             resident_kib: 5000,
         }
+    }
+
+    fn threads(count: usize) -> Vec<String> {
+        vec!["k".into(); count]
+    }
+
+    #[test]
+    fn a_thread_of_the_kernel_is_told_with_the_thread_that_it_works_for() {
+        let names = [("7", "worker-0"), ("9", "iou-wrk-7")];
+        let names = names.map(|(id, name)| (id.to_owned(), name.to_owned())).into();
+        let thread = |name| kernel_thread(name, &names, "S in f");
+        assert_eq!(thread("iou-wrk-7"), "iou-wrk-7 of worker-0, S in f");
+        assert_eq!(thread("iou-wrk-8"), "iou-wrk-8 of a thread that is gone, S in f");
+        let own = thread_state(std::process::id(), &std::process::id().to_string());
+        assert!(own.contains(") in ") && own.ends_with(" sleeps"), "{own}");
     }
 
     #[test]
@@ -194,20 +238,20 @@ mod tests {
         after.fds.insert("anon_inode:[eventfd]".into(), 5);
         after.fds.insert(RING.into(), 1);
         after.named.insert(RING.into(), 4);
-        after.kernel_threads = 8;
+        after.kernel_threads = threads(4);
         after.nameless = 164;
         assert!(after.more_than(&traces()).is_empty());
         after.fds.insert("anon_inode:[eventfd]".into(), 6);
         after.fds.insert("/memfd:guest (deleted)".into(), 1);
         after.fds.insert("socket".into(), 11);
-        after.kernel_threads = 9;
+        after.kernel_threads = threads(5);
         after.named.insert("/memfd:guest (deleted)".into(), 3);
         after.nameless = 165;
         let more = [
             "1 of /memfd:guest (deleted)",
             "2 of anon_inode:[eventfd]",
             "2 of socket",
-            "1 of threads of the kernel",
+            "1 of threads of the kernel (k; k; k; k; k)",
             "3 of mappings of /memfd:guest (deleted)",
             "65 of mappings without a name",
         ];

@@ -4,6 +4,7 @@ use super::late::{Latencies, Mark, Route};
 use super::probe::Probe;
 use super::{Orders, say};
 use crate::soak::random::{Random, stamp};
+use crate::soak::stage::is_direct;
 use crate::{Context, Outcome, check};
 use manyring_driver::wire::blk::VIRTIO_BLK_F_WRITE_ZEROES;
 use manyring_driver::{BlkDriver, BlkOptions, BlkQueue, Op};
@@ -105,7 +106,7 @@ impl Guest {
             ..defaults
         };
         let driver = BlkDriver::connect(&orders.socket, &options).context("the session")?;
-        let probe = Probe::start(Path::new(&orders.more))?;
+        let probe = Probe::start(Path::new(&orders.more), is_direct(orders.number))?;
         check(driver.capacity() == DISK_SIZE, || format!("a disk of {}", driver.capacity()))?;
         let canary = driver.arena.alloc(CANARY as u64, 4096).context("guest memory")?;
         let mut pattern = vec![0; CANARY];

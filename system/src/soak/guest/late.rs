@@ -8,7 +8,8 @@
 //! io_uring or the disk's own; for a frame the largest of the kernel's threads that pass packets on
 //! (`ksoftirqd`). We add the time that the machine's own host gave a CPU to others (steal), and for
 //! a disk the time that the host's own disk was late ([`Probe`]); what is left of the request is
-//! the daemon's own. A control thread, janitor or log that waits for a CPU explains nothing.
+//! the daemon's own. A control thread, janitor or log that waits for a CPU explains nothing. The
+//! report names what the host took of the worst request ([`Reasons`]).
 
 use super::probe::Probe;
 use crate::{Context, Outcome};
@@ -69,6 +70,47 @@ struct Worst {
     left: Duration,
     took: Duration,
     what: String,
+    /// What the host took of it.
+    why: Reasons,
+}
+
+/// What the host took of the time of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Reasons {
+    /// Waits for a CPU: of the guest, ..
+    own: Duration,
+    /// .. of a worker, ..
+    worker: Duration,
+    /// .. of a thread that helps it, ..
+    helper: Duration,
+    /// .. and of a thread of the kernel that passes packets on.
+    packets: Duration,
+    /// What the machine's own host gave to others.
+    stolen: Duration,
+    /// What the host's own disk was late.
+    disk: Duration,
+}
+
+impl Reasons {
+    fn total(&self) -> Duration {
+        self.own + self.worker + self.helper + self.packets + self.stolen + self.disk
+    }
+}
+
+impl std::fmt::Display for Reasons {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} ms the guest, {} ms a worker, {} ms a helper of it and {} ms a thread for packets \
+             waited for a CPU, {} ms the machine's host had the CPU, {} ms the disk was late",
+            self.own.as_millis(),
+            self.worker.as_millis(),
+            self.helper.as_millis(),
+            self.packets.as_millis(),
+            self.stolen.as_millis(),
+            self.disk.as_millis()
+        )
+    }
 }
 
 impl Latencies {
@@ -118,16 +160,21 @@ impl Latencies {
             Route::Disk(probe) => probe.overlap(sent, sent + took),
             Route::Net => Duration::ZERO,
         };
-        let left = took.saturating_sub(start.until(end)).saturating_sub(disk);
+        let why = Reasons { disk, ..start.until(end) };
+        let left = took.saturating_sub(why.total());
         self.late += u64::from(took > PROMISE);
         self.broken += u64::from(left > PROMISE);
         if left > self.worst.left {
-            self.worst = Worst { left, took, what: what() };
+            self.worst = Worst { left, took, what: what(), why };
         }
     }
 
     /// What there is to say.
     pub(super) fn report(&self) -> Value {
+        let disk_late = match &self.route {
+            Route::Disk(probe) => probe.late(),
+            Route::Net => Duration::ZERO,
+        };
         json!({
             "p50_us": self.histogram.value_at_quantile(0.5),
             "p99_us": self.histogram.value_at_quantile(0.99),
@@ -137,6 +184,8 @@ impl Latencies {
             "worst_us": micros(self.worst.left),
             "worst_took_us": micros(self.worst.took),
             "worst": self.worst.what,
+            "worst_why": self.worst.why.to_string(),
+            "disk_late_ms": micros(disk_late) / 1000,
             "run_delay_ms": self.mark().own / 1_000_000,
         })
     }
@@ -144,17 +193,21 @@ impl Latencies {
 
 impl Mark {
     /// Time up to `end` in which the host did not run who had to work.
-    fn until(&self, end: &Self) -> Duration {
+    fn until(&self, end: &Self) -> Reasons {
         let largest = |before: &HashMap<u32, u64>, after: &HashMap<u32, u64>| {
             let grown = after.iter().map(|(thread, delay)| {
                 delay.saturating_sub(before.get(thread).copied().unwrap_or(0))
             });
-            grown.max().unwrap_or(0)
+            Duration::from_nanos(grown.max().unwrap_or(0))
         };
-        let own = end.own.saturating_sub(self.own);
-        let daemon = largest(&self.workers, &end.workers) + largest(&self.helpers, &end.helpers);
-        let host = largest(&self.packets, &end.packets) + largest(&self.stolen, &end.stolen);
-        Duration::from_nanos(own + daemon + host)
+        Reasons {
+            own: Duration::from_nanos(end.own.saturating_sub(self.own)),
+            worker: largest(&self.workers, &end.workers),
+            helper: largest(&self.helpers, &end.helpers),
+            packets: largest(&self.packets, &end.packets),
+            stolen: largest(&self.stolen, &end.stolen),
+            disk: Duration::ZERO,
+        }
     }
 }
 
@@ -218,6 +271,7 @@ fn micros(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::probe;
     use super::*;
 
     #[test]
@@ -231,8 +285,9 @@ mod tests {
             packets: of(&[(7, 20_000)]),
             stolen: of(&[(0, 300_000)]),
         };
-        assert_eq!(start.until(&end), Duration::from_nanos(2 + 100 + 1000 + 20_000 + 300_000));
-        assert_eq!(end.until(&end), Duration::ZERO);
+        let total = start.until(&end).total();
+        assert_eq!(total, Duration::from_nanos(2 + 100 + 1000 + 20_000 + 300_000));
+        assert_eq!(end.until(&end), Reasons::default());
     }
 
     #[test]
@@ -272,5 +327,41 @@ mod tests {
         let report = latencies.report();
         assert_eq!((&report["late"], &report["broken"]), (&json!(1), &json!(1)));
         assert_eq!(report["worst"], "a read");
+    }
+
+    #[test]
+    fn a_disk_of_the_daemon_that_sleeps_is_late_for_no_reason_of_the_hosts() {
+        const SLEEP: Duration = Duration::from_millis(150);
+        let folder = probe::tests::folder();
+        for is_direct in [false, true] {
+            let probe = Probe::start(&folder.path().join("image"), is_direct).unwrap();
+            let route = Route::Disk(probe);
+            let mut latencies = Latencies::new(std::process::id(), route).unwrap();
+            // The host's own disk may be late as well, but not each time.
+            let is_broken = (0..100).any(|_| {
+                let (mark, sent) = (latencies.mark(), Instant::now());
+                std::thread::sleep(SLEEP);
+                let (took, end) = (sent.elapsed(), latencies.end(sent));
+                latencies.add(sent, took, (&mark, end.as_ref()), || "a flush".into());
+                latencies.report()["broken"] != json!(0)
+            });
+            assert!(is_broken, "{}", latencies.report());
+        }
+    }
+
+    #[test]
+    fn a_disk_of_the_host_that_is_late_explains_a_request_and_is_named() {
+        let probe = Arc::new(Probe::default());
+        let mut latencies = Latencies::new(std::process::id(), Route::Disk(probe.clone())).unwrap();
+        let (mark, sent) = (latencies.mark(), Instant::now());
+        let at = |ms| sent + Duration::from_millis(ms);
+        probe.ended(at(10), at(270));
+        let took = Duration::from_millis(300);
+        latencies.add(sent, took, (&mark, Some(&mark)), || "a flush".into());
+        let report = latencies.report();
+        assert_eq!((&report["late"], &report["broken"]), (&json!(1), &json!(0)));
+        assert_eq!(report["worst_us"], 40_000);
+        let why = report["worst_why"].to_string();
+        assert!(why.contains("260 ms the disk was late"), "{why}");
     }
 }
