@@ -14,8 +14,14 @@ use std::time::Duration;
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_merge_router", run };
 
 /// `eth0` is the way to the far end, `eth1` that to the host that asks.
+///
+/// There is always a timer that ends soon. User Mode Linux may go to sleep with frames in its hands:
+/// what an interrupt has left to do just before is then done after the next interrupt or timer. A
+/// guest that forwards and does nothing else slept for up to 0.4 s so, while its daemon waited for
+/// buffers, and in one second of ten datagrams were lost; with the timer in none of sixty.
 const SCRIPT: &str = r#"
 network
+ping -q -i 0.02 127.0.0.1 > /dev/null 2>&1 &
 echo 0 > /proc/sys/net/ipv6/conf/eth1/accept_dad
 must ip link set eth1 up
 must ip addr add 198.51.100.2/24 dev eth1

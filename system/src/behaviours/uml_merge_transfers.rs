@@ -16,8 +16,8 @@ use std::time::Duration;
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_merge_transfers", run };
 
-/// The long streams are what a cipher makes of zeroes: no two parts of one are alike, and both
-/// ends can make it anew. The programs that `nc` runs have the socket itself, without copies.
+/// The long streams are what a cipher makes of zeroes: no two parts of one are alike, and the host
+/// knows both without having seen them. The programs that `nc` runs have the socket itself, without copies.
 const SCRIPT: &str = r#"
 step() {
     flow "$@"
@@ -46,7 +46,6 @@ chmod +x /tmp/cipher /tmp/sum
 await streams
 nc $HOST 7004 -e /tmp/cipher
 await sent
-echo "SENT $(/tmp/cipher | openssl dgst -sha256 -r)"
 nc $HOST 7005 -e /tmp/sum
 echo "RECEIVED $(cat /tmp/received)"
 "#;
@@ -78,8 +77,8 @@ fn run(scene: &Scene<'_>) -> Outcome {
     file.set_len(KIB_IN << 10).context(zeroes.display())?;
     let keep = format!("sha256sum > {}.new && mv {0}.new {0}", sum.display());
     far.offer(&namespace, scene.folder.path(), "7004", &["sh", "-c", &keep])?;
-    let cipher = cipher(&zeroes);
-    let words: Vec<_> = cipher.split_whitespace().collect();
+    let to_guest = cipher(KEY_IN, &zeroes);
+    let words: Vec<_> = to_guest.split_whitespace().collect();
     far.offer(&namespace, scene.folder.path(), "7005", &words)?;
     let script = format!("KIB_OUT={KIB_OUT}\nKEY_OUT={KEY_OUT}\n{SCRIPT}");
     let programs = ["ethtool", "iperf3", "openssl"].as_slice();
@@ -103,17 +102,22 @@ fn run(scene: &Scene<'_>) -> Outcome {
         let few = sent > DATAGRAMS_MIN && lost * 100 <= sent * LOST_MAX;
         check(few, || format!("flow {name}: {lost} of {sent} datagrams were lost"))?;
     }
-    same("from the guest", &said, "SENT ", &String::from_utf8_lossy(&arrived))?;
-    let made = text(command("sh").args(["-c", &format!("{cipher} | sha256sum")]))?;
-    same("to the guest", &said, "RECEIVED ", &made)?;
+    let received = said.lines().find_map(|line| line.strip_prefix("RECEIVED ")).unwrap_or_default();
+    same("to the guest", received, &to_guest)?;
+    File::options()
+        .write(true)
+        .open(&zeroes)
+        .and_then(|file| file.set_len(KIB_OUT << 10))
+        .context(zeroes.display())?;
+    same("from the guest", &String::from_utf8_lossy(&arrived), &cipher(KEY_OUT, &zeroes))?;
     lost_nothing(&daemon.queues()?)?;
     daemon.stop()?;
     namespace.holds_only(&[])
 }
 
-/// The command whose output is the stream to the guest.
-fn cipher(zeroes: &Path) -> String {
-    format!("openssl enc -aes-128-ctr -K {KEY_IN} -iv {KEY_IN} -in {}", zeroes.display())
+/// The command whose output is the stream that `key` makes of zeroes.
+fn cipher(key: &str, zeroes: &Path) -> String {
+    format!("openssl enc -aes-128-ctr -K {key} -iv {key} -in {}", zeroes.display())
 }
 
 /// Does `act`: some of what the guest sends meanwhile leaves merged. The daemon halts again and
@@ -171,9 +175,9 @@ pub(super) fn merging_by<T>(
     Ok(value)
 }
 
-/// Both ends name the same sum.
-fn same(what: &str, said: &str, start: &str, other_end: &str) -> Outcome {
-    let line = said.lines().find_map(|line| line.strip_prefix(start)).unwrap_or_default();
-    let sums = [line, other_end].map(|text| text.split_whitespace().next().unwrap_or_default());
+/// What arrived has the sum of what `cipher` makes.
+fn same(what: &str, arrived: &str, cipher: &str) -> Outcome {
+    let made = text(command("sh").args(["-c", &format!("{cipher} | sha256sum")]))?;
+    let sums = [arrived, &made].map(|text| text.split_whitespace().next().unwrap_or_default());
     check(sums[0] == sums[1] && sums[0].len() == 64, || format!("the stream {what}: {sums:?}"))
 }

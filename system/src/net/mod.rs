@@ -17,7 +17,7 @@ pub use namespace::Namespace;
 pub use service::Service;
 
 /// What the host's side is made of.
-pub const PACKAGES: [&str; 4] = ["ethtool", "iperf3", "iproute2", "tshark"];
+pub const PACKAGES: [&str; 5] = ["busybox-static", "ethtool", "iperf3", "iproute2", "tshark"];
 
 /// Words for a guest's script: `network`, `pings`, `agrees`, `flow`; see the file.
 pub const WORDS: &str = include_str!("words.sh");
