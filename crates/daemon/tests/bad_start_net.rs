@@ -12,7 +12,9 @@ use program::{
     refused_configuration,
 };
 use rustix::fd::OwnedFd;
-use space::{MULTI, RIGHT, as_nobody, handing_in, in_own_space, link, queue, run};
+use space::{
+    MULTI, RIGHT, as_nobody, handing_in, in_own_space, link, open_taps_to_all, queue, run,
+};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -204,6 +206,7 @@ fn a_process_without_the_capability_is_told_which() {
     in_own_space(|| {
         let folder = tempfile::tempdir().unwrap();
         let program = program_for_all(folder.path());
+        open_taps_to_all();
         run("ip tuntap add dev mr0 mode tap user 4711");
         run("ip tuntap add dev mr1 mode tap user 65534");
         for (arguments, wanted) in [

@@ -13,7 +13,10 @@ use program::{http, manyring, output_of, program_for_all, shown};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 use serde_json::{Value, json};
-use space::{AS_NOBODY, MULTI, as_nobody, handing_in, in_own_space, link, queue, queues, run};
+use space::{
+    AS_NOBODY, MULTI, as_nobody, handing_in, in_own_space, link, open_taps_to_all, queue, queues,
+    run,
+};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -119,6 +122,7 @@ fn a_tap_of_ones_own_can_be_joined_without_privilege() {
         let folder = tempfile::tempdir().unwrap();
         let program = program_for_all(folder.path());
         let (socket, control) = (folder.path().join("s"), folder.path().join("c"));
+        open_taps_to_all();
         run("ip tuntap add dev mr0 mode tap multi_queue user 65534");
         run("ip link set mr0 up");
         let mut command = as_nobody(&program);

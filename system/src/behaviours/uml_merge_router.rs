@@ -15,10 +15,11 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_merge_router", ru
 
 /// `eth0` is the way to the far end, `eth1` that to the host that asks.
 ///
-/// There is always a timer that ends soon. User Mode Linux may go to sleep with frames in its hands:
-/// what an interrupt has left to do just before is then done after the next interrupt or timer. A
-/// guest that forwards and does nothing else slept for up to 0.4 s so, while its daemon waited for
-/// buffers, and in one second of ten datagrams were lost; with the timer in none of sixty.
+/// There is always a timer that ends soon. User Mode Linux may go to sleep with frames in its
+/// hands: what an interrupt has left to do just before is then done after the next interrupt or
+/// timer. A guest that forwards and does nothing else slept for up to 0.4 s so, while its daemon
+/// waited for buffers, and in one second of ten datagrams were lost; with the timer in none of
+/// sixty.
 const SCRIPT: &str = r#"
 network
 ping -q -i 0.02 127.0.0.1 > /dev/null 2>&1 &

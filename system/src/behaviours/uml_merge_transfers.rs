@@ -17,7 +17,8 @@ use std::time::Duration;
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_merge_transfers", run };
 
 /// The long streams are what a cipher makes of zeroes: no two parts of one are alike, and the host
-/// knows both without having seen them. The programs that `nc` runs have the socket itself, without copies.
+/// knows both without having seen them. The programs that `nc` runs have the socket itself, without
+/// copies.
 const SCRIPT: &str = r#"
 step() {
     flow "$@"

@@ -22,6 +22,13 @@ pub(crate) const MULTI: u16 = RIGHT | tuntap::IFF_MULTI_QUEUE;
 /// What makes nobody of the command that follows it: no capability is left.
 pub(crate) const AS_NOBODY: &str = "setpriv --reuid=65534 --regid=65534 --clear-groups";
 
+/// Lets everybody open the node of all taps, as udev does; a host without udev keeps it for root.
+/// Only for the mount namespace of a test.
+pub(crate) fn open_taps_to_all() {
+    run("mount -t tmpfs none /dev/net");
+    run("mknod -m 666 /dev/net/tun c 10 200");
+}
+
 /// A new queue of interface `name`, as somebody else would open it.
 pub(crate) fn queue(name: &str, flags: u16) -> OwnedFd {
     let fd = tuntap::open(Path::new("/dev/net/tun")).unwrap();
