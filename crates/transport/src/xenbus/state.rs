@@ -333,7 +333,8 @@ impl Back {
     /// The back-end's folder is not there, or not whole yet.
     fn advance_gone(&mut self, actions: &mut Vec<Action>) -> bool {
         match self.phase {
-            Phase::New => {}
+            // Nothing was begun; or it waits for what the host lacks, perhaps with an open disk.
+            Phase::New if self.assignment.is_none() => {}
             Phase::Connected(_) => self.disconnect(Next::Closed, actions),
             _ => {
                 actions.push(Action::Close);

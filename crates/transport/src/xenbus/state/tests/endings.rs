@@ -261,6 +261,25 @@ fn rings_left_behind_wait_for_what_the_host_lacks_and_are_closed_for_another_rea
 }
 
 #[test]
+fn front_end_left_behind_whose_nodes_are_removed_while_it_waits_is_forgotten() {
+    let mut without_disk = World::left_behind("4");
+    without_disk.refuses = Some("/disk.img: no such file");
+    let mut without_rings = World::left_behind("4");
+    without_rings.refuses_rings = Some(Event::Delayed("too many open files".to_owned()));
+    for mut world in [without_disk, without_rings] {
+        world.look();
+        assert!(world.back.waits_for().is_some());
+        world.take();
+        world.seen = Seen::default();
+        world.look();
+        assert_eq!(world.take(), "close", "the disk is let go");
+        assert_eq!((world.back.state(), world.back.waits_for()), (XenbusState::Unknown, None));
+        world.look();
+        assert_eq!(world.take(), "");
+    }
+}
+
+#[test]
 fn front_end_that_was_never_served_is_told_what_the_host_lacks() {
     let mut world = World::new();
     world.refuses_rings = Some(Event::Delayed("too many open files".to_owned()));
