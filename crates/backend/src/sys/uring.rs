@@ -360,9 +360,10 @@ impl Ring {
         self.is_shared
     }
 
-    /// Requests that threads of the kernel have.
-    #[cfg(test)]
-    pub(crate) fn aside(&self) -> usize {
+    /// Requests that the kernel's threads have been given and not ended: what one that is given to
+    /// them now may have to wait for.
+    #[must_use]
+    pub fn aside(&self) -> usize {
         self.lanes.under_way()
     }
 

@@ -70,6 +70,11 @@ impl<T> Default for Lanes<T> {
 }
 
 impl<T> Lanes<T> {
+    /// Entries that threads have, of all lanes.
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way.len()
+    }
+
     /// Makes the entry `user_data` one of those under way. False: its lane is full, it must
     /// [`Self::wait`].
     pub(super) fn enter(&mut self, lane: LaneId, user_data: u64) -> bool {
@@ -134,10 +139,6 @@ impl<T> Lanes<T> {
 
 #[cfg(test)]
 impl<T> Lanes<T> {
-    pub(super) fn under_way(&self) -> usize {
-        self.under_way.len()
-    }
-
     pub(super) fn waiting(&self) -> usize {
         self.lanes.values().map(|lane| lane.waiting.len()).sum()
     }
