@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What a worker has done, in the order in which it did it, whenever its guests look.
+/// What disks have noted of the requests that a worker gives to them.
 #[derive(Debug, Default)]
 struct Order {
     /// Requests that are done.
@@ -100,7 +100,8 @@ impl DiskQueue for OrderedQueue {
     }
 }
 
-/// Both guests need the kernel's threads, which take the entries of a ring in one order.
+/// Both guests need the kernel's threads, which take the entries of a ring in the order in which
+/// they were given to them: a flush waits for those that they have when it is given away.
 #[test]
 fn a_flush_does_not_wait_for_all_long_requests_of_another_guest() {
     // More than a worker copies by itself.

@@ -215,16 +215,21 @@ fn process_that_ends_stops_its_queues_and_writes_nothing() {
     assert!(world.back.has_left());
 }
 
+/// However often it looks, it does `done`, waits because of `text`, and tells the front-end
+/// nothing.
+fn waits(world: &mut World, done: &str, text: &str) {
+    for _ in 0..2 {
+        world.look();
+        assert_eq!((world.take().as_str(), world.back.waits_for()), (done, Some(text)));
+        assert_eq!(world.says("state"), "4");
+    }
+}
+
 #[test]
 fn disk_of_a_front_end_left_behind_that_cannot_be_opened_is_tried_again_and_not_closed() {
     let mut world = World::left_behind("4");
     world.refuses = Some("/disk.img: no such file");
-    for _ in 0..2 {
-        world.look();
-        assert_eq!(world.take(), "open /disk.img");
-        assert_eq!(world.back.waits_for(), Some("/disk.img: no such file"));
-        assert_eq!(world.says("state"), "4");
-    }
+    waits(&mut world, "open /disk.img", "/disk.img: no such file");
     world.refuses = None;
     world.look();
     assert_eq!(world.take(), "open /disk.img, take over, sectors 64, Connected");
@@ -245,12 +250,7 @@ fn front_end_left_behind_that_closes_while_its_disk_cannot_be_opened_is_let_go()
 fn rings_left_behind_wait_for_what_the_host_lacks_and_are_closed_for_another_reason() {
     let mut world = World::left_behind("4");
     world.refuses_rings = Some(Event::Delayed("too many open files".to_owned()));
-    for _ in 0..2 {
-        world.look();
-        assert_eq!(world.take(), "open /disk.img, take over");
-        assert_eq!(world.back.waits_for(), Some("too many open files"));
-        assert_eq!(world.says("state"), "4");
-    }
+    waits(&mut world, "open /disk.img, take over", "too many open files");
     world.refuses_rings = None;
     world.look();
     assert_eq!(world.take(), "open /disk.img, take over, sectors 64, Connected");
