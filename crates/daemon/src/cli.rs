@@ -345,6 +345,10 @@ pub(crate) struct NetArgs {
     /// [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) merge: Option<bool>,
+    /// Tell the host by which queue pair the guest sends a flow; else the host finds out itself, at
+    /// a price [default: true].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) steer: Option<bool>,
     /// Write every frame to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
@@ -416,6 +420,7 @@ impl From<NetArgs> for RawConfig {
             sndbuf: args.sndbuf,
             txqueuelen: args.txqueuelen,
             merge: args.merge,
+            steer: args.steer,
             pcap: args.pcap,
             ..RawNet::new(args.name, args.socket)
         };

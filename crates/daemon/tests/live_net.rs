@@ -270,6 +270,7 @@ impl Moving {
             sndbuf: None,
             txqueuelen: None,
             merge: true,
+            steer: true,
             mtu,
             bridge,
             up,

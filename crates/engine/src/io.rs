@@ -13,13 +13,28 @@ pub struct QueueIo<'a> {
     /// Which queue of this slot it is: one more for each that has left it.
     generation: u32,
     now_ns: u64,
+    is_alone: bool,
 }
 
 impl<'a> QueueIo<'a> {
     /// For the queue in `slot`, which is the slot's `generation`th. `now_ns`: the time as the
     /// worker read it when its round began.
     pub fn new(wait: &'a mut Wait, slot: u32, generation: u32, now_ns: u64) -> Self {
-        Self { wait, slot, generation, now_ns }
+        Self { wait, slot, generation, now_ns, is_alone: false }
+    }
+
+    /// The same, for a queue whose guest has the worker for itself.
+    #[must_use]
+    #[inline]
+    pub fn alone(self, is_alone: bool) -> Self {
+        Self { is_alone, ..self }
+    }
+
+    /// True if no other guest has had work on this worker of late: a turn may be longer than other
+    /// guests would bear, about half a millisecond.
+    #[inline]
+    pub fn is_alone(&self) -> bool {
+        self.is_alone
     }
 
     /// Nanoseconds, as of the beginning of the round.

@@ -45,7 +45,7 @@ use crate::run::{Happened, Run, Turned};
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use manyring_backend::net::Readiness;
-use manyring_queue::{Base, Ring};
+use manyring_queue::{BATCH_CHAINS, Base, Ring};
 use std::fmt::Debug;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -63,8 +63,8 @@ enum Look {
 /// than a worker looks that has nothing else to do: a look costs such a worker little, and a kick
 /// costs the guest much.
 const BUSY_REST_NS: u64 = 1_000_000;
-/// Turns in which a ring of any size is emptied, unless its driver fills it further.
-const DISCARD_TURNS: usize = 64;
+/// Turns in which the largest ring is emptied, a batch in each, unless its driver fills it further.
+const DISCARD_TURNS: usize = 32_768 / BATCH_CHAINS;
 /// Poll masks that say there is nothing to wait for: `POLLERR | POLLHUP | POLLNVAL`.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
 /// `POLLIN | POLLOUT`

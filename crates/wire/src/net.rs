@@ -1,6 +1,7 @@
 //! virtio-net: feature bits, config space, packet header, offloads (virtio 1.3 §5.1).
 
 mod ctrl;
+pub mod flow;
 pub mod head;
 
 pub use ctrl::{

@@ -75,6 +75,8 @@ pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
             sndbuf: *sndbuf,
             txqueuelen: *txqueuelen,
             merge: *merge,
+            // Its queues are chosen by what the frames are alone.
+            steer: false,
             mtu: *mtu,
             up: *up,
             bridge: None,

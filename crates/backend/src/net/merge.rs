@@ -10,7 +10,8 @@
 //! ```
 //! Frames of different flows may so change places. Which frames can be joined, and what the
 //! headers of all are, is decided in [`manyring_wire::net::head`]. These headers are copied once,
-//! checked and sent from memory of ours; the payload is sent from where the guest has it.
+//! checked and sent from memory of ours; the payload is sent from where the guest has it, or put
+//! together first where it lies in short pieces ([`super::tap`]).
 //!
 //! A burst is offered again until all of it is taken. The frames that are taken must be the first
 //! of the rest ([`super::Sent::taken`]), so this file knows which left before their turn.
@@ -24,6 +25,8 @@ use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE};
 const OPEN_MAX: usize = 8;
 /// After so many bursts in a row in which nothing could be joined, bursts are looked at rarely.
 const VAIN_MAX: u32 = 8;
+/// The lines of a frame are asked for so many frames before it is looked at.
+const LOOK_AHEAD: usize = 2;
 /// One burst in so many is looked at then: to look costs some fifty nanoseconds a frame.
 const LOOK_EVERY: u32 = 16;
 
@@ -136,6 +139,9 @@ impl Merger {
         self.next = 0;
         let left = self.left;
         for index in (first..frames.count()).filter(|index| left >> index & 1 == 0) {
+            if let Some(ahead) = frames.slices(index + LOOK_AHEAD).get(1) {
+                ahead.prefetch_for_read();
+            }
             let mut start = [0; HEAD_SIZE_MAX];
             let slices = frames.slices(index);
             let known = copy_from_slices(slices.get(1..).unwrap_or_default(), &mut start);

@@ -39,6 +39,8 @@ pub const FRAMES_MAX: usize = 64;
 /// Frames of a burst after which the driver may see what became of them, while the rest of the
 /// burst goes on: a driver that polls has its first answers early, and all of them no later.
 pub const GROUP_FRAMES: usize = 16;
+/// Bytes after which a group is over too: a long frame costs the host what forty short ones do.
+pub const GROUP_BYTES: usize = 256 << 10;
 const _: () = assert!(FRAMES_MAX <= u64::BITS as usize, "`Sent::lost` has a bit for each");
 
 /// Where a device's packets come from and go to.
@@ -142,12 +144,14 @@ pub struct Sent {
     pub lost: u64,
     /// Of these, frames that left as parts of longer ones, and how many such there were.
     pub merged: Merged,
+    /// Flows of the burst whose frames from the host go to this pair from now on, and did not.
+    pub steered: usize,
     /// Frames behind those that were taken which have left before their turn, as parts of longer
     /// ones: bit n is frame n of the burst. They count as taken when it is their turn; whoever
     /// gives the rest of the burst up must not count them as dropped.
     pub ahead: u64,
     /// Why the rest was not taken; none: it may be offered at once. A port whose frames cost a
-    /// system call each returns after [`GROUP_FRAMES`] of them.
+    /// system call each returns after [`GROUP_FRAMES`] of them, or [`GROUP_BYTES`].
     pub stop: Option<Stop>,
 }
 
@@ -200,6 +204,7 @@ impl Sent {
         self.ahead |= one.ahead << index;
         self.merged.packets += one.merged.packets;
         self.merged.frames += one.merged.frames;
+        self.steered += one.steered;
         self.stop = one.stop;
         self.stop.is_none()
     }

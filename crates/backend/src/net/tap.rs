@@ -5,7 +5,10 @@
 //! code (see [`super::macvtap`]).
 
 mod error;
+mod flows;
 mod offloads;
+mod open;
+mod program;
 mod queue;
 mod settings;
 
@@ -15,25 +18,20 @@ use super::merge::Merger;
 use super::{Port, PortRx, PortTx};
 use crate::sys::link::{Change, Link, Links};
 use crate::sys::tuntap as sys;
-use manyring_wire::net::{HEADER_SIZE, MTU_MIN, Offloads};
+use flows::{Flows, Steering};
+use manyring_wire::net::{HEADER_SIZE, Offloads};
 use offloads::{offload_bits, probe_offloads};
+use open::{by_fds, by_name};
+pub(super) use open::{check_mtu, check_name, check_queue_pairs, find, join_error, open_links};
 use queue::{TapRx, TapTx};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::OFlags;
 use rustix::io::{Errno, retry_on_intr};
 pub(super) use settings::Settings;
 use settings::apply;
 use std::io::IoSlice;
-use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-/// The node of all taps.
-const TUN_NODE: &str = "/dev/net/tun";
-/// Tries to open a tap that is busy: half a second.
-const BUSY_TRIES: usize = 50;
-const BUSY_PAUSE: Duration = Duration::from_millis(10);
 /// What every queue of ours is.
 pub(super) const QUEUE_FLAGS: u16 = sys::IFF_TAP | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
 
@@ -65,6 +63,9 @@ pub struct TapOptions {
     pub txqueuelen: Option<u32>,
     /// Join frames of a flow that come together: the host cuts them again where it must.
     pub merge: bool,
+    /// Choose the queues of frames to the guest by a table of ours, where the host allows it. It
+    /// has one of its own, which costs more.
+    pub steer: bool,
     /// Bytes; `None`: as it is.
     pub mtu: Option<u16>,
     /// The bridge to join; `None`: as it is.
@@ -94,6 +95,11 @@ pub(super) struct Opened {
 #[derive(Debug)]
 struct State {
     attached: Vec<bool>,
+    /// The pairs that the host uses, in the order of its queues: it puts a new one behind the
+    /// others, and the last one in the place of one that it uses no more.
+    order: Vec<usize>,
+    /// The host has queues of others too, and chooses among all of them itself.
+    is_left_alone: bool,
     /// Among how many queues [`TapPort::txqueuelen`] is divided at present.
     sharers: u32,
     /// The operator has been told that the length of the queues could not be changed.
@@ -111,6 +117,8 @@ pub struct TapPort {
     is_handed_in: bool,
     offloads: Offloads,
     merges: bool,
+    /// None: the host finds the queue for a frame by itself.
+    flows: Option<Arc<Flows>>,
     links: Links,
     /// The number of the interface, if it is in this network namespace.
     index: Option<u32>,
@@ -134,6 +142,7 @@ impl TapPort {
             sndbuf: options.sndbuf,
             txqueuelen: options.txqueuelen,
             merge: options.merge,
+            steer: options.steer,
             mtu: options.mtu,
             bridge: options.bridge.as_deref(),
             up: options.up,
@@ -164,19 +173,22 @@ impl TapPort {
         let offloads = probe_offloads(&opened.fds[0]).map_err(|e| system("set its offloads", e))?;
         let mtu = apply(&opened, settings)?;
         let is_stacked = opened.link.as_ref().filter(|link| link.tap.is_none());
-        let port = Self {
+        let mut port = Self {
             kind: opened.kind,
             queues: opened.fds.into_iter().map(Arc::new).collect(),
             is_multi_queue: opened.is_multi_queue,
             is_handed_in: opened.is_handed_in,
             offloads,
             merges: settings.merge,
+            flows: None,
             index: opened.link.as_ref().map(|link| link.index),
             guest_mac: is_stacked.and_then(|link| link.address),
             links: opened.links,
             txqueuelen: settings.txqueuelen,
             state: Mutex::new(State {
                 attached: opened.attached,
+                order: Vec::new(),
+                is_left_alone: false,
                 sharers: 0,
                 is_room_told: false,
                 link_up: true,
@@ -190,6 +202,13 @@ impl TapPort {
         // What was handed in may have been left without a carrier.
         port.show_carrier(true);
         port.detach_all()?;
+        if port.is_multi_queue && port.kind == "tap" {
+            // A daemon that had this tap before and was killed has left its program there.
+            let _ = sys::set_steering(port.queues[0].as_fd(), None);
+            if settings.steer && port.queues.len() > 1 {
+                port.flows = flows::steer(&port.name, port.queues[0].as_fd());
+            }
+        }
         Ok(port)
     }
 
@@ -240,6 +259,24 @@ impl TapPort {
         Ok(())
     }
 
+    /// Goes by the queues that the host uses now. Where there are others among them than ours, who
+    /// knows in which order, the host is left to itself for good.
+    fn follow(&self, state: &mut State) {
+        let Some(flows) = self.flows.as_ref().filter(|_| !state.is_left_alone) else { return };
+        let named = self.links.find(&self.name).ok().flatten();
+        // Another interface may have the name by now.
+        let tap = named.filter(|link| Some(link.index) == self.index).and_then(|link| link.tap);
+        let ours = u32::try_from(state.order.len()).unwrap_or(u32::MAX);
+        if tap.is_some_and(|tap| tap.attached != ours) {
+            tracing::warn!(name = self.name, "steer: another process has queues of this tap");
+            state.is_left_alone = true;
+            flows.rest();
+            let _ = sys::set_steering(self.queues[0].as_fd(), None);
+            return;
+        }
+        flows.set_queues(&state.order);
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -253,6 +290,9 @@ impl Drop for TapPort {
     fn drop(&mut self) {
         // These outlive the process where the tap does.
         let _ = sys::set_offloads(self.queues[0].as_fd(), 0);
+        if self.flows.is_some() && !self.state().is_left_alone {
+            let _ = sys::set_steering(self.queues[0].as_fd(), None);
+        }
         if self.is_handed_in {
             self.set_link(true);
             for index in 0..self.queues.len() {
@@ -291,7 +331,8 @@ impl Port for TapPort {
         // Where epoll is used, waiting for output must not end the other half's wait for input.
         let own = rustix::io::fcntl_dupfd_cloexec(self.queue(index)?, 3)?;
         let merger = self.merges.then(|| Merger::new(self.offloads.uso4));
-        Ok(Box::new(TapTx::new(Arc::new(own), merger)))
+        let steering = self.flows.clone().and_then(|flows| Steering::new(flows, index));
+        Ok(Box::new(TapTx::new(Arc::new(own), merger, steering)))
     }
 
     fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
@@ -309,6 +350,12 @@ impl Port for TapPort {
             sys::set_attached(queue.as_fd(), attached)?;
             let had_none = !state.attached.contains(&true);
             state.attached[index] = attached;
+            if attached {
+                state.order.push(index);
+            } else if let Some(place) = state.order.iter().position(|pair| *pair == index) {
+                state.order.swap_remove(place);
+            }
+            self.follow(&mut state);
             if had_none {
                 self.show_carrier(state.link_up);
             }
@@ -342,146 +389,11 @@ impl Port for TapPort {
     }
 }
 
-pub(super) fn check_queue_pairs(queue_pairs: usize) -> Result<(), TapError> {
-    let is_right = (1..=TAP_QUEUE_PAIRS_MAX).contains(&queue_pairs);
-    if is_right { Ok(()) } else { Err(TapError::QueuePairs(queue_pairs)) }
-}
-
-pub(super) fn check_mtu(mtu: Option<u16>) -> Result<(), TapError> {
-    mtu.filter(|mtu| *mtu < MTU_MIN).map_or(Ok(()), |mtu| Err(TapError::Mtu(mtu)))
-}
-
-pub(super) fn check_name(name: &str) -> Result<(), TapError> {
-    let is_bad = |b: u8| b == b'/' || b == b':' || b == 0 || b.is_ascii_whitespace();
-    let is_name = (1..=sys::NAME_LEN_MAX).contains(&name.len()) && !name.bytes().any(is_bad);
-    if is_name && name != "." && name != ".." {
-        Ok(())
-    } else {
-        Err(TapError::Name(name.to_owned()))
-    }
-}
-
-pub(super) fn open_links(name: &str) -> Result<Links, TapError> {
-    Links::open().map_err(|errno| TapError::system(name, "ask for interfaces", errno))
-}
-
-pub(super) fn find(links: &Links, name: &str) -> Result<Option<Link>, TapError> {
-    links.find(name).map_err(|errno| TapError::system(name, "look at the interface", errno))
-}
-
-/// Joins or creates a tap. A process that has just ended may hold its queues a little longer.
-fn by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opened, TapError> {
-    for _ in 0..BUSY_TRIES {
-        match try_by_name(name, must_exist, queue_pairs) {
-            Err(TapError::Busy(_)) => std::thread::sleep(BUSY_PAUSE),
-            result => return result,
-        }
-    }
-    try_by_name(name, must_exist, queue_pairs)
-}
-
-fn try_by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opened, TapError> {
-    let links = open_links(name)?;
-    let found = find(&links, name)?;
-    let is_created = found.is_none();
-    let is_multi_queue = match found {
-        None if must_exist => return Err(TapError::Missing(name.to_owned())),
-        None => queue_pairs > 1,
-        Some(link) => {
-            let tap = link.tap.ok_or_else(|| TapError::WrongKind(name.to_owned(), "tap"))?;
-            if queue_pairs > 1 && !tap.is_multi_queue {
-                return Err(TapError::SingleQueue { name: name.to_owned(), queue_pairs });
-            }
-            // A second user of a multi-queue tap would take a part of the flows from the first.
-            if tap.attached + tap.detached > 0 {
-                return Err(TapError::Busy(name.to_owned()));
-            }
-            tap.is_multi_queue
-        }
-    };
-    let flags = QUEUE_FLAGS | if is_multi_queue { sys::IFF_MULTI_QUEUE } else { 0 };
-    // The first may get another name than was asked for (`%d`); the others join it.
-    let mut name = name.to_owned();
-    let mut fds = Vec::with_capacity(queue_pairs);
-    for _ in 0..queue_pairs {
-        let fd = sys::open(Path::new(TUN_NODE))
-            .map_err(|errno| TapError::system(TUN_NODE, "open the node of all taps", errno))?;
-        name = sys::join(fd.as_fd(), &name, flags).map_err(|errno| join_error(&name, errno))?;
-        fds.push(fd);
-    }
-    let link = find(&links, &name)?;
-    Ok(Opened {
-        kind: "tap",
-        name,
-        fds,
-        is_multi_queue,
-        attached: vec![true; queue_pairs],
-        is_handed_in: false,
-        is_created,
-        links,
-        link,
-    })
-}
-
-pub(super) fn join_error(name: &str, errno: Errno) -> TapError {
-    match errno {
-        Errno::BUSY | Errno::TOOBIG => TapError::Busy(name.to_owned()),
-        errno => TapError::system(name, "create it or join it", errno),
-    }
-}
-
-/// Checks queues that were opened by somebody else.
-fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
-    if fds.len() != queue_pairs {
-        return Err(TapError::FdCount { given: fds.len(), queue_pairs });
-    }
-    let mut name = String::new();
-    let mut all_flags = 0;
-    let mut attached = Vec::with_capacity(queue_pairs);
-    for fd in &fds {
-        let number = fd.as_raw_fd();
-        let (own_name, flags) = sys::interface(fd.as_fd()).map_err(|_| TapError::FdKind(number))?;
-        if flags & sys::IFF_TAP == 0 {
-            return Err(TapError::FdTun(number));
-        }
-        if flags & sys::IFF_VNET_HDR == 0 {
-            return Err(TapError::FdHeader(number));
-        }
-        if !name.is_empty() && name != own_name {
-            return Err(TapError::FdOther { fd: number, name: own_name, other: name });
-        }
-        name = own_name;
-        all_flags |= flags;
-        attached.push(flags & sys::IFF_DETACH_QUEUE == 0);
-        let set_flags = rustix::fs::fcntl_getfl(fd)
-            .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK));
-        set_flags.map_err(|errno| TapError::system(&name, "use it without blocking", errno))?;
-    }
-    let links = open_links(&name)?;
-    // The interface may live in another network namespace than ours, where its name is another's.
-    let address = sys::hardware_address(fds[0].as_fd()).ok();
-    let link = find(&links, &name)?.filter(|link| link.address == address);
-    // Not told by TUNGETIFF: the bit of IFF_NO_PI says there whether the tap filters.
-    let tap = link.as_ref().and_then(|link| link.tap);
-    if tap.is_some_and(|tap| tap.has_packet_info) {
-        return Err(TapError::FdPacketInfo(fds[0].as_raw_fd()));
-    }
-    Ok(Opened {
-        kind: "tap",
-        name,
-        fds,
-        is_multi_queue: all_flags & sys::IFF_MULTI_QUEUE != 0,
-        attached,
-        is_handed_in: true,
-        is_created: false,
-        links,
-        link,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+    use std::time::Duration;
 
     #[test]
     fn the_mtu_is_told_while_the_host_takes_its_time() {
@@ -494,12 +406,15 @@ mod tests {
             is_handed_in: false,
             offloads: Offloads::default(),
             merges: false,
+            flows: None,
             links: Links::open().unwrap(),
             index: None,
             guest_mac: None,
             txqueuelen: None,
             state: Mutex::new(State {
                 attached: vec![false],
+                order: vec![],
+                is_left_alone: false,
                 sharers: 0,
                 is_room_told: false,
                 link_up: true,

@@ -1,5 +1,6 @@
 //! The system calls the backends share: the only place here that may be unsafe.
 
+pub mod bpf;
 pub mod file;
 pub mod interrupt;
 pub mod link;

@@ -145,6 +145,14 @@ pub fn set_carrier(fd: BorrowedFd<'_>, up: bool) -> Result<(), Errno> {
     set_int(fd, libc::TUNSETCARRIER, c_int::from(up))
 }
 
+/// Lets the host choose the queue of a frame to the guest by `program`, or by its own table.
+///
+/// # Errors
+/// `EINVAL` on a macvtap.
+pub fn set_steering(fd: BorrowedFd<'_>, program: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    set_int(fd, libc::TUNSETSTEERINGEBPF, program.map_or(-1, |program| program.as_raw_fd()))
+}
+
 /// Sets what may be delivered unfinished: `TUN_F_*`.
 ///
 /// # Errors

@@ -54,12 +54,23 @@ impl Guest {
 
     /// Sends the same small frame `count` times in one burst.
     pub(crate) fn send_burst(&mut self, tx: &mut dyn PortTx, frame: &[u8], count: usize) -> Sent {
+        self.send_copies(tx, RawHeader::default(), frame, count)
+    }
+
+    /// The same behind `header`.
+    pub(crate) fn send_copies(
+        &mut self,
+        tx: &mut dyn PortTx,
+        header: RawHeader,
+        frame: &[u8],
+        count: usize,
+    ) -> Sent {
         self.memory.slice(0, ROOM).unwrap().write_from(frame);
         let len = u32::try_from(frame.len()).unwrap();
         let slices = SliceList::of_mapping(&self.memory, &[(0, len)]).unwrap();
         self.frames.clear();
         for _ in 0..count {
-            assert!(self.frames.push(&RawHeader::default(), slices.all(), 0, frame.len()));
+            assert!(self.frames.push(&header, slices.all(), 0, frame.len()));
         }
         tx.send(&self.frames, 0)
     }

@@ -8,4 +8,5 @@ mod pcap;
 mod queues;
 mod space;
 mod start;
+mod steer;
 mod tap;

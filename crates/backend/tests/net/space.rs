@@ -102,6 +102,7 @@ pub(crate) fn named(name: &str, queue_pairs: usize) -> TapOptions {
         sndbuf: None,
         txqueuelen: None,
         merge: true,
+        steer: true,
         mtu: None,
         bridge: None,
         up: Some(true),

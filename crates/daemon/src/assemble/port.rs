@@ -91,6 +91,7 @@ fn tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {
         sndbuf: net.sndbuf,
         txqueuelen: net.txqueuelen,
         merge: net.merge,
+        steer: net.steer,
         mtu: net.mtu,
         bridge: net.bridge.clone(),
         up: net.up,

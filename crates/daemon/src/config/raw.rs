@@ -234,6 +234,9 @@ device_table! {
         /// Frames of a flow that the guest sends together leave as one, which the host cuts again;
         /// default true.
         pub(crate) merge: Option<bool>,
+        /// Frames of a flow come to the guest by the pair that it sends the flow by, as the daemon
+        /// tells the host; false: as the host finds out itself, at a price; default true.
+        pub(crate) steer: Option<bool>,
         /// Write every frame to this file.
         pub(crate) pcap: Option<PathBuf>,
         /// What goes wrong, to test guests.

@@ -53,7 +53,8 @@ impl SoloTx {
     /// Pops a batch and sends it, or what waits. Returns (popped, returned).
     pub fn turn(&mut self, is_enabled: bool, now_ns: u64) -> (usize, usize) {
         self.tx.on_port();
-        let turn = self.tx.turn(&mut self.queue, &self.stats, is_enabled, now_ns);
+        let time = (now_ns, || now_ns);
+        let turn = self.tx.turn(&mut self.queue, &self.stats, is_enabled, time);
         self.queue.publish();
         self.queue.needs_notification();
         (turn.packets, turn.used)

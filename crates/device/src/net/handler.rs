@@ -11,8 +11,8 @@ use std::sync::Arc;
 impl From<Passed> for Done {
     #[inline]
     fn from(passed: Passed) -> Self {
-        let Passed { packets, used, frames, memory_lost } = passed;
-        Self { popped: packets, used, told: frames, memory_lost, has_more: false }
+        let Passed { packets, used, frames, memory_lost, has_more } = passed;
+        Self { popped: packets, used, told: frames, memory_lost, has_more }
     }
 }
 
@@ -39,7 +39,12 @@ impl<R: Chains> Handler<R> for NetTx {
                 self.reap(queue, turn.stats, turn.io.now_ns(), &mut passed);
                 passed.into()
             }
-            mode => self.turn(queue, turn.stats, mode == Mode::Serve, turn.io.now_ns()).into(),
+            mode => {
+                let io = &*turn.io;
+                self.burst.set_alone(io.is_alone());
+                let time = (io.now_ns(), || io.read_clock_ns());
+                self.turn(queue, turn.stats, mode == Mode::Serve, time).into()
+            }
         }
     }
 
@@ -73,7 +78,7 @@ impl<R: Chains> Handler<R> for NetTx {
     }
 
     fn holds_frames(&self) -> bool {
-        self.waits_for_port()
+        self.holds_frames()
     }
 
     fn on_port(&mut self, _is_broken: bool) {

@@ -84,6 +84,8 @@ pub(crate) struct Turn {
     pub(crate) frames: usize,
     /// Guest memory was cut away.
     pub(crate) memory_lost: bool,
+    /// A burst is not over: it goes on in the next turn.
+    pub(crate) has_more: bool,
 }
 
 /// What the control thread knows of one virtqueue.

@@ -1,5 +1,6 @@
 //! `Tally`: packets, bytes and segmented packets of a burst, before the counters get them.
 
+use manyring_backend::net::Sent;
 use manyring_engine::stats::QueueStats;
 use manyring_wire::net::{HDR_GSO_NONE, RawHeader};
 
@@ -28,4 +29,12 @@ impl Tally {
             stats.gso_packets.add(self.gso);
         }
     }
+}
+
+/// Counts what the frames of a burst have spared the host.
+#[inline(never)]
+pub(super) fn count_gains(sent: &Sent, stats: &QueueStats) {
+    stats.steered_flows.add(sent.steered as u64);
+    stats.merged_packets.add(sent.merged.packets as u64);
+    stats.merged_frames.add(sent.merged.frames as u64);
 }

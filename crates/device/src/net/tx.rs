@@ -2,10 +2,11 @@
 
 use super::kept::Kept;
 use super::late::Late;
-use super::tally::Tally;
+use super::tally::{Tally, count_gains};
 use super::{Reclaim, Rules, Turn};
 use crate::live::Live;
-use manyring_backend::net::{Frames, PortTx, Readiness, Sent, Stop, Token};
+use crate::policy::burst::{self, Burst, Spent};
+use manyring_backend::net::{Frames, GROUP_BYTES, PortTx, Readiness, Sent, Stop, Token};
 use manyring_engine::stats::{Counter, QueueStats};
 use manyring_memory::{GuestSlice, MemoryError, Pieces, copy_from_slices};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains};
@@ -14,12 +15,9 @@ use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
+const _: () = assert!(burst::FRAMES_MAX == BATCH_CHAINS && burst::SHARED_BYTES == GROUP_BYTES);
 /// Shortest frame: an Ethernet header.
 const FRAME_SIZE_MIN: usize = 14;
-/// Bytes of a burst at most, as far as the last one tells: a driver waits for long frames to come
-/// back, and other queues for their turn. No burst is so short that it is not worth its turn.
-const BURST_BYTES: usize = 256 << 10;
-const BURST_FRAMES_MIN: usize = 4;
 /// How long to wait before another try when the host is out of memory.
 const NO_MEMORY_RETRY_NS: u64 = 1_000_000;
 /// Tries after which a frame is dropped that the host has no memory for.
@@ -47,7 +45,8 @@ pub(crate) struct NetTx {
     /// The burst, and of that what was not passed on, or not yet.
     last: Tally,
     lost: Tally,
-    burst_max: usize,
+    /// How much is sent in a turn.
+    pub(super) burst: Burst,
     /// Frames that the port has taken and is not done with; none if there has never been one.
     pub(super) late: Option<Box<Late>>,
     /// Buffers of frames that are sent, which go back in groups; none if each goes back at once.
@@ -84,7 +83,7 @@ impl NetTx {
             tries: 0,
             last: Tally::default(),
             lost: Tally::default(),
-            burst_max: BATCH_CHAINS,
+            burst: Burst::new(),
             late: None,
             kept: None,
             place: (String::new(), 0),
@@ -135,6 +134,11 @@ impl NetTx {
         self.stop.is_some()
     }
 
+    /// True while frames wait, for the port or for the next turn.
+    pub(crate) fn holds_frames(&self) -> bool {
+        !self.chains.is_empty()
+    }
+
     pub(crate) fn is_blocked(&self) -> bool {
         self.stop == Some(Stop::Blocked)
     }
@@ -150,14 +154,15 @@ impl NetTx {
         }
     }
 
-    /// Pops a batch and sends it, or goes on with the one that the port did not take.
+    /// Pops a batch and sends it, or goes on with the one before. `time`: when the round began, and
+    /// the clock.
     #[inline]
     pub(crate) fn turn(
         &mut self,
         queue: &mut impl Chains,
         stats: &QueueStats,
         is_enabled: bool,
-        now_ns: u64,
+        (now_ns, clock): (u64, impl Fn() -> u64),
     ) -> Turn {
         let mut turn = Turn::default();
         if self.late.is_some() {
@@ -171,8 +176,11 @@ impl NetTx {
             if now_ns < self.retry_at_ns && self.rules.link_up {
                 return turn;
             }
-        } else {
-            turn.packets = queue.pop_batch(&mut self.batch, self.burst_max);
+        } else if self.chains.is_empty() {
+            // What is dropped costs no time, however long it is.
+            let is_sent = is_enabled && self.rules.link_up;
+            let frames_max = if is_sent { self.burst.frames_max() } else { burst::FRAMES_MAX };
+            turn.packets = queue.pop_batch(&mut self.batch, frames_max);
             if turn.packets == 0 {
                 return turn;
             }
@@ -181,7 +189,7 @@ impl NetTx {
                 kept.on_burst(now_ns, self.last.packets, self.last.bytes);
             }
         }
-        self.send(queue, stats, now_ns, &mut turn);
+        self.send(queue, stats, (now_ns, clock), &mut turn);
         if self.kept.is_some() {
             turn.used += self.settle_kept(queue, now_ns);
         }
@@ -263,12 +271,28 @@ impl NetTx {
         }
     }
 
-    /// Sends what is left of the burst. A port that takes it in groups is slow: the driver sees
-    /// each group before the next is sent.
+    /// Sends what is left of the burst, or as much as may be sent in a turn. A port that takes it
+    /// in groups is slow: the driver sees each group before the next is sent.
     #[inline]
-    fn send(&mut self, queue: &mut impl Chains, stats: &QueueStats, now_ns: u64, turn: &mut Turn) {
-        while self.send_group(queue, stats, now_ns, turn) {
+    fn send(
+        &mut self,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+        (now_ns, clock): (u64, impl Fn() -> u64),
+        turn: &mut Turn,
+    ) {
+        let mut spent = Spent::default();
+        loop {
+            let first = self.done;
+            if !self.send_group(queue, stats, now_ns, turn) {
+                return;
+            }
             queue.publish();
+            let bytes = (first..self.done).map(|index| self.frames.len(index)).sum();
+            if self.burst.is_over(&mut spent, bytes, &clock) {
+                turn.has_more = true;
+                return;
+            }
         }
     }
 
@@ -355,8 +379,8 @@ impl NetTx {
     /// Counts what the port has taken and not sent, by cause.
     #[inline]
     fn count_lost(&mut self, sent: &Sent, stats: &QueueStats) {
-        if sent.merged.frames > 0 {
-            count_merged(sent, stats);
+        if sent.merged.frames | sent.steered != 0 {
+            count_gains(sent, stats);
         }
         if sent.lost != 0 {
             stats.dropped_refused.add(sent.refused as u64);
@@ -379,8 +403,7 @@ impl NetTx {
         let Tally { packets, bytes, gso } = std::mem::take(&mut self.last);
         let lost = std::mem::take(&mut self.lost);
         if let Some(mean) = host_size(bytes).checked_div(self.frames.count()) {
-            let fits = BURST_BYTES / mean.max(1);
-            self.burst_max = fits.clamp(BURST_FRAMES_MIN, BATCH_CHAINS);
+            self.burst.learn(mean);
         }
         stats.packets.add(packets - lost.packets);
         stats.bytes_passed.add(bytes - lost.bytes);
@@ -440,12 +463,6 @@ impl NetTx {
         }
         returned
     }
-}
-
-#[inline(never)]
-fn count_merged(sent: &Sent, stats: &QueueStats) {
-    stats.merged_packets.add(sent.merged.packets as u64);
-    stats.merged_frames.add(sent.merged.frames as u64);
 }
 
 /// Copies the header once, checks it, and adds the frame behind it to the burst, under `token`.

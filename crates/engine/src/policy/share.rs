@@ -18,9 +18,14 @@
 //!    lead of a guest that takes long turns, it would wait with each of its requests until the
 //!    others have caught up with that guest.
 //! 3. A guest alone is not measured at all: reading the clock for every turn would cost it a tenth.
+//! 4. A guest that has been alone for [`ALONE_NS`] may take longer turns than others would bear:
+//!    whoever comes then waits for one of them, once. A guest that comes ten times in a second or
+//!    more keeps the turns of the others short.
 
 /// Nanoseconds that a guest may be ahead of another one that has work on the same worker.
 pub const LEAD_NS: u64 = 100_000;
+/// Nanoseconds without work of another guest after which a guest is taken to be alone.
+pub const ALONE_NS: u64 = 100_000_000;
 
 /// What a guest has come to in the present round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +54,9 @@ pub struct Shares {
     round: u64,
     /// Several guests have hot queues.
     is_divided: bool,
+    /// When that was so last.
+    divided_at_ns: u64,
+    is_alone: bool,
 }
 
 impl Shares {
@@ -56,13 +64,24 @@ impl Shares {
     /// several guests are there. It holds for this round, so that a guest that comes waits for
     /// no full round of another one.
     #[inline]
-    pub fn begin_round(&mut self, is_divided: bool) {
+    pub fn begin_round(&mut self, is_divided: bool, now_ns: u64) {
         self.round += 1;
         if self.is_divided {
             self.level();
         }
         self.is_divided = is_divided;
+        if is_divided {
+            self.divided_at_ns = now_ns;
+        }
+        self.is_alone = now_ns.saturating_sub(self.divided_at_ns) >= ALONE_NS;
         self.seen.clear();
+    }
+
+    /// True if the guest that has work now is the only one that has had any for [`ALONE_NS`].
+    #[must_use]
+    #[inline]
+    pub fn is_alone(&self) -> bool {
+        self.is_alone
     }
 
     /// Lifts the idle guests, and takes the lowest lead off all. Where nobody had work, nobody is
@@ -137,7 +156,7 @@ mod tests {
         let mut shares = Shares::default();
         let mut turns = vec![0; queues.len()];
         for round in 0..rounds {
-            shares.begin_round(queues.iter().any(|(guest, _)| *guest != queues[0].0));
+            shares.begin_round(queues.iter().any(|(guest, _)| *guest != queues[0].0), 0);
             for step in 0..queues.len() {
                 let at = (round + step) % queues.len();
                 let (guest, turn_ns) = queues[at];
@@ -179,7 +198,7 @@ mod tests {
             let (mut shares, mut waited, mut served) = (Shares::default(), 0, 0);
             let mut has_request = false;
             for round in 0..10_000 {
-                shares.begin_round(true);
+                shares.begin_round(true, 0);
                 for (guest, turn_ns) in turns_ns.into_iter().enumerate() {
                     if shares.may_turn(guest) {
                         shares.charge(guest, turn_ns, true);
@@ -203,7 +222,7 @@ mod tests {
     fn looks_at_hundreds_of_idle_queues_take_no_more_time_than_the_work_of_another_guest() {
         let (mut shares, mut spent_ns) = (Shares::default(), [0, 0]);
         for _ in 0..10_000 {
-            shares.begin_round(true);
+            shares.begin_round(true, 0);
             for (guest, turn_ns, worked) in [(0, 2000, true), (1, LEAD_NS, false)] {
                 if shares.may_turn(guest) {
                     spent_ns[guest] += turn_ns;
@@ -221,7 +240,7 @@ mod tests {
         for round in 0..2000 {
             // The second one comes in the middle.
             let here = if round < 1000 { 1 } else { 2 };
-            shares.begin_round(here > 1);
+            shares.begin_round(here > 1, 0);
             for (guest, turns) in turns.iter_mut().enumerate().take(here) {
                 if shares.may_turn(guest) {
                     *turns += u64::from(round >= 1000);
@@ -235,5 +254,29 @@ mod tests {
     #[test]
     fn a_guest_alone_has_every_turn_of_all_its_queues() {
         assert_eq!(play(&[(0, 10 * LEAD_NS); 8], 10), [10; 8]);
+    }
+
+    #[test]
+    fn a_guest_is_alone_when_nobody_else_has_come_for_a_while() {
+        let mut shares = Shares::default();
+        let second = 1_000_000_000;
+        for (now_ns, is_divided, is_alone) in [
+            (second, false, true),
+            (second + 1, true, false),
+            (second + 2, false, false),
+            (second + ALONE_NS, false, false),
+            (second + ALONE_NS + 1, false, true),
+            // One that comes now and then keeps it short for the whole time.
+            (2 * second, true, false),
+            (2 * second + ALONE_NS - 1, false, false),
+            (2 * second + ALONE_NS - 1, true, false),
+            (2 * second + 2 * ALONE_NS - 2, false, false),
+            (2 * second + 2 * ALONE_NS - 1, false, true),
+            // A clock that the worker has not read anew.
+            (second, false, false),
+        ] {
+            shares.begin_round(is_divided, now_ns);
+            assert_eq!(shares.is_alone(), is_alone, "{now_ns} {is_divided}");
+        }
     }
 }

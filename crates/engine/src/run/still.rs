@@ -22,6 +22,8 @@ pub(crate) struct Still {
     /// Set when it has sent that call.
     pub(crate) is_sent: Arc<AtomicBool>,
     pub(crate) is_hot: bool,
+    /// Whether its guest had the worker for itself in its last turn.
+    pub(crate) is_alone: Arc<AtomicBool>,
     pub(crate) guest: mpsc::Sender<Event>,
     pub(crate) stats: Arc<QueueStats>,
 }
@@ -29,9 +31,9 @@ pub(crate) struct Still {
 impl Default for Still {
     /// A queue that takes turns, of a guest of its own.
     fn default() -> Self {
-        let (hangs, is_sent) = (Arc::default(), Arc::default());
+        let (hangs, is_sent, is_alone) = (Arc::default(), Arc::default(), Arc::default());
         let guest = mpsc::channel(1).0;
-        Self { hangs, due_ns: None, is_sent, is_hot: true, guest, stats: Arc::default() }
+        Self { hangs, due_ns: None, is_sent, is_hot: true, is_alone, guest, stats: Arc::default() }
     }
 }
 
@@ -40,7 +42,8 @@ impl Run for Still {
 
     fn detach(&mut self, _io: &mut QueueIo<'_>) {}
 
-    fn turn(&mut self, _io: &mut QueueIo<'_>) -> Turned {
+    fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned {
+        self.is_alone.store(io.is_alone(), Ordering::Relaxed);
         Turned { worked: false, taken: 0, is_overdue: !self.is_hot }
     }
 

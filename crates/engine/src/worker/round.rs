@@ -35,8 +35,10 @@ pub(super) struct Bill {
 
 /// A round of a guest alone is cut after so long: whoever comes meanwhile waits no longer for it.
 const ROUND_NS: u64 = 200_000;
-/// Turns with work between two looks at the clock in such a round.
+/// Turns with work between two looks at the clock in such a round, if each took few requests or
+/// frames. A turn with work that took none went on with a burst of before, which can be long.
 const TURNS_UNTIMED: u32 = 4;
+const TAKEN_UNTIMED: std::ops::RangeInclusive<usize> = 1..=4;
 
 impl Worker {
     /// Every hot queue takes a turn, unless its guest has used up its time. A guest alone can have
@@ -47,7 +49,7 @@ impl Worker {
         let mut round = Round::default();
         let count = self.hot.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
-        self.shares.begin_round(self.serves_several());
+        self.shares.begin_round(self.serves_several(), self.now_ns);
         let (round_began_ns, mut began_ns) = (self.now_ns, self.now_ns);
         let mut turns = 0u32;
         for step in 0..count {
@@ -62,7 +64,8 @@ impl Worker {
             }
             *is_due = false;
             let (place, now_ns) = (index_of(slot), self.now_ns);
-            let mut io = QueueIo::new(&mut self.wait, place, *generation, now_ns);
+            let io = QueueIo::new(&mut self.wait, place, *generation, now_ns);
+            let mut io = io.alone(self.shares.is_alone());
             let Turned { worked, taken, is_overdue } = queue.turn(&mut io);
             if self.shares.is_divided() {
                 let ended_ns = self.wait.now_ns();
@@ -83,7 +86,7 @@ impl Worker {
             round.taken += taken as u64;
             turns += 1;
             if !self.shares.is_divided()
-                && turns.is_multiple_of(TURNS_UNTIMED)
+                && (turns.is_multiple_of(TURNS_UNTIMED) || !TAKEN_UNTIMED.contains(&taken))
                 && self.wait.now_ns().saturating_sub(round_began_ns) >= ROUND_NS
             {
                 self.first = at;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::policy::polling::Polling;
+use crate::policy::share::ALONE_NS;
 use crate::run::still::Still;
 use std::sync::atomic::Ordering;
 
@@ -25,4 +26,30 @@ fn a_call_that_is_held_back_goes_before_a_sleep_that_would_end_too_late() {
         assert_eq!(is_sent.load(Ordering::Relaxed), goes, "{delay_ns}");
         assert_eq!(worker.timed.is_empty(), goes, "{delay_ns}");
     }
+}
+
+#[test]
+fn a_queue_is_told_that_its_guest_is_alone_while_no_other_guest_comes() {
+    let mailbox = Arc::new(Mailbox::new().unwrap());
+    let lot = Lot { told: Arc::default(), stays: true };
+    let law = Law::new(Polling::NEVER, 0, 0);
+    let mut worker = Worker::new(false, law, mailbox, Arc::default(), lot).unwrap();
+    let (queue, visitor) = (Still::default(), Still::default());
+    let (is_alone, guest) = (queue.is_alone.clone(), queue.guest.clone());
+    let is_alone_at = |worker: &mut Worker, now_ns: u64| {
+        worker.now_ns = now_ns;
+        worker.turn_hot();
+        is_alone.load(Ordering::Relaxed)
+    };
+    let second = 1_000_000_000;
+    worker.start(QueueId(1), Box::new(queue), None);
+    worker.start(QueueId(2), Box::new(Still { guest, ..Still::default() }), None);
+    assert!(is_alone_at(&mut worker, second), "both queues are its own");
+    worker.start(QueueId(3), Box::new(visitor), None);
+    assert!(!is_alone_at(&mut worker, 2 * second));
+    // The visitor has nothing more to do.
+    let slot = worker.by_id[&QueueId(3)];
+    worker.hot.retain(|hot| *hot != slot);
+    assert!(!is_alone_at(&mut worker, 2 * second + ALONE_NS - 1));
+    assert!(is_alone_at(&mut worker, 2 * second + ALONE_NS));
 }

@@ -2,10 +2,12 @@
 //!
 //! A short frame is copied to memory of ours first, behind its header, and leaves by `write`. The
 //! kernel copies the array of slices that `writev` names before it copies the frame, which takes
-//! three times as long as our copy of 1500 bytes does: 98 of 1500 ns.
+//! three times as long as our copy of 1500 bytes does: 98 of 1500 ns. A long frame that the merger
+//! has joined of short ones is copied first too, since it would have a slice for each of them.
 
+use super::flows::Steering;
 use crate::net::merge::{Merger, bits};
-use crate::net::{Frames, GROUP_FRAMES, PortRx, PortTx, Readiness, Sent, Stop};
+use crate::net::{Frames, GROUP_BYTES, GROUP_FRAMES, PortRx, PortTx, Readiness, Sent, Stop};
 use crate::sys::tuntap as sys;
 use manyring_memory::{
     GuestSlice, Mapping, copy_from_slices, copy_to_slices, fault_count, total_len,
@@ -70,31 +72,51 @@ const SHORT: usize = 2048;
 struct Outlet {
     queue: Arc<OwnedFd>,
     bounce: Bounce,
-    /// Where a short frame is put together.
-    short: Box<[u8; SHORT]>,
+    /// Where short frames are put together, and such as are made of short ones.
+    own: Vec<u8>,
     /// What [`fault_count`] said when it was looked at last.
     faults: u64,
+    /// None: the host finds out itself by which pair the guest sends a flow.
+    steering: Option<Steering>,
 }
 
 impl Outlet {
-    fn new(queue: Arc<OwnedFd>) -> Self {
-        let short = Box::new([0; SHORT]);
-        Self { queue, bounce: Bounce::default(), short, faults: fault_count() }
+    fn new(queue: Arc<OwnedFd>, steering: Option<Steering>) -> Self {
+        let (bounce, own) = (Bounce::default(), vec![0; SHORT]);
+        Self { queue, bounce, own, faults: fault_count(), steering }
     }
 
-    /// Sends a frame of `len` bytes behind its header.
+    /// Sends a frame behind its header.
     #[inline]
     fn write_frame(&mut self, frames: &Frames, index: usize) -> Result<usize, Errno> {
-        let (slices, size) = (frames.slices(index), HEADER_SIZE + frames.len(index));
-        if size > SHORT {
-            return self.write(slices);
+        let size = HEADER_SIZE + frames.len(index);
+        if size > SHORT { self.write(frames, index) } else { self.write_copy(frames, index, size) }
+    }
+
+    /// Sends the one frame of `joined`.
+    fn write_joined(&mut self, joined: &Frames) -> Result<usize, Errno> {
+        let size = HEADER_SIZE + joined.len(0);
+        if size > SHORT * joined.slices(0).len() {
+            return self.write(joined, 0);
         }
-        let copied = copy_from_slices(slices, &mut self.short[..size]);
+        if self.own.len() < size {
+            self.own.resize(size, 0);
+        }
+        self.write_copy(joined, 0, size)
+    }
+
+    /// Sends a frame of `size` bytes, with its header, from a copy.
+    #[inline]
+    fn write_copy(&mut self, frames: &Frames, index: usize, size: usize) -> Result<usize, Errno> {
+        let copied = copy_from_slices(frames.slices(index), &mut self.own[..size]);
         let faults = fault_count();
         if faults != self.faults {
             self.check_memory(frames, faults)?;
         }
-        retry_on_intr(|| rustix::io::write(&self.queue, &self.short[..copied]))
+        if let Some(steering) = &mut self.steering {
+            steering.note(self.own.get(HEADER_SIZE..copied).unwrap_or_default());
+        }
+        retry_on_intr(|| rustix::io::write(&self.queue, &self.own[..copied]))
     }
 
     /// Somebody's memory was cut away: a copy of such memory reads zeroes and is no frame, until
@@ -112,7 +134,15 @@ impl Outlet {
     }
 
     #[inline]
-    fn write(&mut self, slices: &[GuestSlice]) -> Result<usize, Errno> {
+    fn write(&mut self, frames: &Frames, index: usize) -> Result<usize, Errno> {
+        let slices = frames.slices(index);
+        if let Some(steering) = &mut self.steering {
+            steering.note_slices(slices);
+            let faults = fault_count();
+            if faults != self.faults {
+                self.check_memory(frames, faults)?;
+            }
+        }
         if slices.len() <= sys::IOV_MAX {
             return retry_on_intr(|| sys::write(self.queue.as_fd(), slices));
         }
@@ -132,20 +162,49 @@ impl Outlet {
 }
 
 impl TapTx {
-    pub(super) fn new(queue: Arc<OwnedFd>, merger: Option<Merger>) -> Self {
-        Self { outlet: Outlet::new(queue), merger }
+    pub(super) fn new(
+        queue: Arc<OwnedFd>,
+        merger: Option<Merger>,
+        steering: Option<Steering>,
+    ) -> Self {
+        Self { outlet: Outlet::new(queue, steering), merger }
+    }
+
+    /// Sends a burst, or the rest of one.
+    #[inline]
+    fn send_rest(&mut self, frames: &Frames, first: usize) -> Sent {
+        if let Some(merger) = &mut self.merger
+            && merger.plan(frames, first)
+        {
+            return self.send_groups(frames, first);
+        }
+        let (mut sent, mut bytes) = (Sent::default(), 0);
+        for index in (first..frames.count()).take(GROUP_FRAMES) {
+            if let Some(next) = frames.slices(index + 1).get(1) {
+                next.prefetch_for_read();
+            }
+            if !self.outlet.send_one(frames, index, &mut sent) {
+                break;
+            }
+            sent.taken += 1;
+            bytes += frames.len(index);
+            if bytes >= GROUP_BYTES {
+                break;
+            }
+        }
+        sent
     }
 
     /// Sends groups of a burst that is planned.
     fn send_groups(&mut self, frames: &Frames, first: usize) -> Sent {
         let Self { outlet, merger: Some(merger) } = self else { return Sent::default() };
-        let (mut sent, mut holds) = (Sent::default(), true);
+        let (mut sent, mut holds, mut bytes) = (Sent::default(), true, 0);
         for _ in 0..GROUP_FRAMES {
             let Some(group) = merger.next() else { break };
             let (parts, is_joined, spared) =
                 (group.parts, group.is_joined(), Merger::spared(group));
             let joined = is_joined.then(|| merger.next_joined(frames)).flatten();
-            match joined.map(|joined| outlet.write(joined.slices(0))) {
+            match joined.map(|joined| outlet.write_joined(joined)) {
                 Some(Ok(_)) => {
                     sent.merged.packets += spared.packets;
                     sent.merged.frames += spared.frames;
@@ -176,6 +235,10 @@ impl TapTx {
                 break;
             }
             merger.go_on();
+            bytes += bits(parts).map(|index| frames.len(index)).sum::<usize>();
+            if bytes >= GROUP_BYTES {
+                break;
+            }
         }
         sent.taken = merger.taken(first, frames.count(), holds);
         sent.ahead = merger.ahead(first + sent.taken);
@@ -187,20 +250,12 @@ impl TapTx {
 impl PortTx for TapTx {
     #[inline]
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
-        if let Some(merger) = &mut self.merger
-            && merger.plan(frames, first)
-        {
-            return self.send_groups(frames, first);
+        if let Some(steering) = &mut self.outlet.steering {
+            steering.begin();
         }
-        let mut sent = Sent::default();
-        for index in (first..frames.count()).take(GROUP_FRAMES) {
-            if let Some(next) = frames.slices(index + 1).get(1) {
-                next.prefetch_for_read();
-            }
-            if !self.outlet.send_one(frames, index, &mut sent) {
-                break;
-            }
-            sent.taken += 1;
+        let mut sent = self.send_rest(frames, first);
+        if let Some(steering) = &mut self.outlet.steering {
+            sent.steered = steering.end();
         }
         sent
     }
@@ -312,13 +367,32 @@ mod tests {
     #[test]
     fn a_burst_is_sent_in_groups_that_the_driver_can_see_meanwhile() {
         let sink = std::fs::File::options().write(true).open("/dev/null").unwrap();
-        let mut tx = TapTx::new(Arc::new(sink.into()), None);
+        let mut tx = TapTx::new(Arc::new(sink.into()), None, None);
         let memory = Arc::new(Mapping::anonymous(4096).unwrap());
         let slices = SliceList::of_mapping(&memory, &[(0, 60)]).unwrap();
         let mut frames = Frames::new().unwrap();
         (0..40).for_each(|_| assert!(frames.push(&RawHeader::default(), slices.all(), 0, 60)));
         let taken: Vec<_> = [0, 16, 32].map(|first| tx.send(&frames, first)).to_vec();
         assert_eq!(taken, [16, 16, 8].map(|taken| Sent { taken, ..Sent::default() }));
+    }
+
+    #[test]
+    fn a_group_ends_after_so_many_bytes_though_some_frames_of_the_burst_are_merged() {
+        let sink = std::fs::File::options().write(true).open("/dev/null").unwrap();
+        let mut tx = TapTx::new(Arc::new(sink.into()), Some(Merger::new(true)), None);
+        let memory = Arc::new(Mapping::anonymous(1 << 18).unwrap());
+        let (header, bytes) = datagram(1, 100);
+        memory.slice(1 << 17, bytes.len()).unwrap().write_from(&bytes);
+        let len = bytes.len();
+        let places = [(0, 64_012), (1 << 17, u32::try_from(len).unwrap())];
+        let list = SliceList::of_mapping(&memory, &places).unwrap();
+        let mut frames = Frames::new().unwrap();
+        (0..2).for_each(|_| assert!(frames.push(&header, list.pieces(1..2), 0, len)));
+        let long = RawHeader::default();
+        (2..64).for_each(|_| assert!(frames.push(&long, list.pieces(0..1), 0, 64_000)));
+        let sent = tx.send(&frames, 0);
+        let bytes: usize = (0..sent.taken).map(|index| frames.len(index)).sum();
+        assert!(bytes < GROUP_BYTES + (1 << 16), "{} frames, {bytes} bytes", sent.taken);
     }
 
     #[test]
@@ -355,7 +429,7 @@ mod tests {
 
     /// A burst of what a guest has in its memory.
     fn burst(of: &[(RawHeader, Vec<u8>)]) -> Frames {
-        let memory = Arc::new(Mapping::anonymous(1 << 18).unwrap());
+        let memory = Arc::new(Mapping::anonymous(1 << 22).unwrap());
         let mut places = Vec::new();
         for (at, (_, bytes)) in (0..).step_by(1 << 15).zip(of) {
             memory.slice(at, bytes.len()).unwrap().write_from(bytes);
@@ -372,7 +446,7 @@ mod tests {
     #[test]
     fn a_frame_leaves_as_it_is_whether_it_is_copied_first_or_not() {
         let (tap, host) = std::os::unix::net::UnixDatagram::pair().unwrap();
-        let mut tx = TapTx::new(Arc::new(tap.into()), None);
+        let mut tx = TapTx::new(Arc::new(tap.into()), None, None);
         // The headers of such a datagram.
         let payload = |size: usize| size - HEADER_SIZE - 62;
         let sizes = [SHORT + 1, SHORT, 100, SHORT - 1, 1500, 75];
@@ -388,6 +462,26 @@ mod tests {
     }
 
     #[test]
+    fn a_joined_frame_holds_what_its_parts_do_whether_it_is_copied_first_or_not() {
+        for (payload, parts) in [(1, 64), (100, 16), (1400, 40), (2048, 16), (2100, 8), (9000, 7)] {
+            let (tap, host) = std::os::unix::net::UnixDatagram::pair().unwrap();
+            let mut tx = TapTx::new(Arc::new(tap.into()), Some(Merger::new(true)), None);
+            let mut of: Vec<_> = (0..parts).map(|_| datagram(1, payload)).collect();
+            // Each part has bytes of its own; the checksum is the host's to finish.
+            for (n, (_, bytes)) in (0..).zip(&mut of) {
+                bytes[62..].fill(n);
+            }
+            let sent = tx.send(&burst(&of), 0);
+            assert_eq!((sent.taken, sent.merged.frames), (of.len(), 1), "{payload}");
+            let mut received = vec![0; 1 << 17];
+            let len = host.recv(&mut received).unwrap();
+            let all: Vec<u8> = of.iter().flat_map(|(_, bytes)| bytes[62..].to_vec()).collect();
+            assert!(received[HEADER_SIZE + 62..len] == all, "{payload}");
+            assert_eq!(received[12..24], of[0].1[..12]);
+        }
+    }
+
+    #[test]
     fn a_port_that_is_full_between_two_flows_gets_each_frame_once() {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
         let (flags, unix) = (SocketFlags::NONBLOCK, AddressFamily::UNIX);
@@ -395,7 +489,7 @@ mod tests {
         sockopt::set_socket_send_buffer_size(&tap, 1).unwrap();
         let turns: Vec<_> = (0..8).map(|n| datagram(1 + n % 2, 1000)).collect();
         let frames = burst(&turns);
-        let mut tx = TapTx::new(Arc::new(tap), Some(Merger::new(true)));
+        let mut tx = TapTx::new(Arc::new(tap), Some(Merger::new(true)), None);
         let received = || {
             let mut bytes = vec![0; 1 << 16];
             let len = rustix::io::read(&host, &mut bytes).unwrap();
@@ -435,7 +529,7 @@ mod tests {
         theirs.set_nonblocking(true).unwrap();
         // The system takes twice as much as it is told: one of the frames, and not both in one.
         rustix::net::sockopt::set_socket_send_buffer_size(&ours, 16 << 10).unwrap();
-        let mut tx = TapTx::new(Arc::new(ours.into()), Some(Merger::new(true)));
+        let mut tx = TapTx::new(Arc::new(ours.into()), Some(Merger::new(true)), None);
         let send = |tx: &mut TapTx, payload: usize| {
             let of: Vec<_> = (0..2).map(|_| datagram(1, payload)).collect();
             let sent = tx.send(&burst(&of), 0);

@@ -10,6 +10,7 @@ pub(in crate::net) struct Settings<'a> {
     pub(in crate::net) sndbuf: Option<u32>,
     pub(in crate::net) txqueuelen: Option<u32>,
     pub(in crate::net) merge: bool,
+    pub(in crate::net) steer: bool,
     pub(in crate::net) mtu: Option<u16>,
     pub(in crate::net) bridge: Option<&'a str>,
     pub(in crate::net) up: Option<bool>,

@@ -31,6 +31,7 @@ pub(crate) struct NetPlan {
     pub(crate) sndbuf: Option<u32>,
     pub(crate) txqueuelen: Option<u32>,
     pub(crate) merge: bool,
+    pub(crate) steer: bool,
     pub(crate) pcap: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<RawNetFault>,
@@ -105,6 +106,7 @@ impl NetPlan {
             sndbuf: raw.sndbuf,
             txqueuelen: raw.txqueuelen,
             merge: raw.merge.unwrap_or(true),
+            steer: raw.steer.unwrap_or(true),
             pcap: raw.pcap,
             fault: raw.fault,
             port,
@@ -149,6 +151,10 @@ impl PortPlan {
         let has_interface = raw.tap.is_some() || raw.macvtap.is_some() || raw.tap_fds.is_some();
         if raw.bridge.is_some() && raw.macvtap.is_some() {
             return place.error("bridge", "a macvtap joins no bridge");
+        }
+        if raw.steer.is_some() && raw.tap.is_none() && raw.tap_fds.is_none() {
+            return place
+                .error("steer", format!("needs {}", place.keys(&["tap", "tap_fds"], "or")));
         }
         for (key, is_set) in [
             ("bridge", raw.bridge.is_some()),

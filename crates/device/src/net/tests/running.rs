@@ -73,7 +73,7 @@ impl Guest {
     /// With these laws of the operator.
     fn ruled(is_rx: bool, event_idx: bool, port: Scripted, laws: (Moderation, Reclaim)) -> Self {
         let (moderation, reclaim) = laws;
-        let ring = Ring::new(256, event_idx);
+        let ring = Ring::new(1024, event_idx);
         let rules = Live::new(open_rules());
         let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let (sender, events) = mpsc::channel(4);

@@ -7,11 +7,15 @@
 mod headers;
 #[path = "transmit/overtaking.rs"]
 mod overtaking;
+#[path = "transmit/turns.rs"]
+mod turns;
 
 use super::*;
 use crate::net::NetTx;
+use crate::policy::burst::Burst;
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4};
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::collections::HashMap;
 
 /// Bytes of guest memory for each chain.
@@ -32,6 +36,9 @@ struct Guest {
     free: VecDeque<u64>,
     rooms: HashMap<u16, u64>,
     now_ns: u64,
+    /// The clock, and what passes from one look at it to the next.
+    clock_ns: Cell<u64>,
+    look_ns: u64,
 }
 
 impl Guest {
@@ -53,6 +60,8 @@ impl Guest {
             free: (0..128).map(|n| DATA + n * ROOM).collect(),
             rooms: HashMap::new(),
             now_ns: 1,
+            clock_ns: Cell::new(1),
+            look_ns: 0,
         }
     }
 
@@ -79,7 +88,12 @@ impl Guest {
 
     /// One turn.
     fn look(&mut self) -> super::super::Turn {
-        let turn = self.tx.turn(&mut self.queue, &self.ring.stats, true, self.now_ns);
+        let now_ns = self.now_ns;
+        let clock = || {
+            self.clock_ns.set(self.clock_ns.get() + self.look_ns);
+            self.clock_ns.get()
+        };
+        let turn = self.tx.turn(&mut self.queue, &self.ring.stats, true, (now_ns, clock));
         self.queue.publish();
         turn
     }
@@ -292,7 +306,7 @@ fn frames_the_host_refuses_are_counted_by_cause_and_hold_nothing_up() {
 fn a_queue_that_is_disabled_or_has_no_link_drops_and_says_why() {
     let mut guest = Guest::new([]);
     guest.offer_frame(0);
-    guest.tx.turn(&mut guest.queue, &guest.ring.stats, false, 1);
+    guest.tx.turn(&mut guest.queue, &guest.ring.stats, false, (1, || 1));
     guest.tx.set_rules(Arc::new(Rules { link_up: false, ..open_rules() }));
     guest.offer_frame(1);
     guest.turn();
@@ -409,9 +423,11 @@ proptest! {
         sends in prop::collection::vec(next(), 0..200),
         steps in prop::collection::vec(step(), 1..60),
         group in prop::sample::select(vec![0usize, 1, 3, 16]),
+        turn_bytes in prop::sample::select(vec![1usize, 200, 1000, 1 << 18]),
     ) {
         let mut guest = Guest::new(sends);
         guest.port.script().group = group;
+        guest.tx.burst = Burst::of(turn_bytes);
         let (mut number, mut shorts, mut back) = (0, 0, 0);
         for step in steps {
             match step {
@@ -436,7 +452,7 @@ proptest! {
             back += guest.returned() as u64;
         }
         guest.port.script().sends.clear();
-        for _ in 0..20 {
+        for _ in 0..400 {
             guest.now_ns += RETRY_NS;
             guest.tx.on_port();
             guest.turn();

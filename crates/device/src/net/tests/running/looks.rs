@@ -149,3 +149,26 @@ fn a_batch_waits_from_its_kick_on_or_from_the_last_look_at_the_ring() {
     guest.turn(1_000_700);
     assert_eq!(wait_of_batch(&mut guest), 700, "since the kick");
 }
+
+#[test]
+fn a_transmitq_that_is_disabled_is_emptied_before_that_is_answered() {
+    for is_alone in [false, true] {
+        let mut guest = Guest::new(false);
+        let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        guest.set_kick(Kick::new(kick).unwrap());
+        guest.send(1);
+        // As a worker has it turn, round by round.
+        guest.running.turn(&mut QueueIo::new(&mut guest.wait, 0, 1, 1).alone(is_alone));
+        if guest.is_late() {
+            guest.turn(2);
+        }
+        guest.returned();
+        guest.send(600);
+        assert_eq!(guest.heed(|fence| Order::Enable(false, fence), 3), Ok(()));
+        // From here on the driver may have its memory back.
+        let at_once = guest.returned();
+        guest.turn(4);
+        let afterwards = guest.returned();
+        assert_eq!((at_once, afterwards), (600, 0), "alone: {is_alone}");
+    }
+}

@@ -1,0 +1,326 @@
+//! `Flows`: which queue pair the frames of each flow to the guest go to (virtio 1.3 §5.1.6.5.6.1:
+//! the receiveq of the pair whose transmitq the guest sends the flow by).
+//!
+//! The host has such a table of its own, and fills it by looking at each frame that is written to
+//! a tap of several queues: for a short frame that is a fifth of what the frame costs. The worker
+//! has just looked at the same frames, so it fills a table of ours, and gives the host a program
+//! that looks there ([`super::program`]). Both share these words:
+//! ```text
+//! 0 .. 256      for each pair its place among the queues that the host uses, plus one; 0: not used
+//! 256 ..        4096 slots: the flow's tag (16 bits, never 0) | second (8) | pair (8)
+//! ```
+//! Each word is read and written whole, in no order: what a race can do is to send a frame to the
+//! queue that was right a moment ago. Flows of one slot do not take it from each other by turns,
+//! which would send each other's frames hither and thither: it belongs to the first for as long as
+//! the guest sends that one, and the others go where their number leads. Only connections have
+//! slots: what several senders share (a tunnel, fragments) belongs to no pair.
+//!
+//! The host is left to itself where this is not allowed, and as soon as it uses queues of the tap
+//! that are not ours: then our places are not the host's.
+
+use super::program::program;
+use crate::sys::bpf::{self, Words};
+use crate::sys::tuntap;
+use manyring_memory::{GuestSlice, copy_from_slices};
+use manyring_wire::net::HEADER_SIZE;
+use manyring_wire::net::flow::{FLOW_BYTES, Flow, flow_of};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Pairs at most.
+pub(super) const PAIRS: usize = super::TAP_QUEUE_PAIRS_MAX;
+const _: () = assert!(PAIRS == PAIR_MASK as usize + 1, "a slot has eight bits for its pair");
+/// Slots: as many as the host's own table has flows at most.
+const SLOTS: usize = 4096;
+/// The bits of a flow's number that choose its slot, and those that tell it from others there.
+pub(super) const SLOT_SHIFT: i32 = 52;
+const _: () = assert!(SLOTS == 1 << (64 - SLOT_SHIFT), "the highest bits choose the slot");
+pub(super) const TAG_SHIFT: i32 = 36;
+/// Where a slot has its tag.
+pub(super) const TAG_IN_SLOT: i32 = 16;
+pub(super) const PAIR_MASK: i32 = 0xff;
+/// Seconds after which a slot may go to another flow. The host's own table forgets as fast.
+const REST_SECONDS: u8 = 4;
+
+/// The table of a tap.
+#[derive(Debug)]
+pub(super) struct Flows {
+    words: Words,
+    /// What the numbers of this tap's flows are made with.
+    key: u64,
+    /// The host uses more than one queue, so that there is something to choose.
+    is_shared: AtomicBool,
+}
+
+impl Flows {
+    /// A table without flows, and its program, which keeps what it needs of the table.
+    ///
+    /// # Errors
+    /// `EPERM` for who may not load programs (`CAP_BPF`); the system's.
+    fn new() -> Result<(Self, OwnedFd), Errno> {
+        let (words, map) = Words::new(PAIRS + SLOTS)?;
+        // The standard library's own seed, which nobody outside can guess.
+        let key = RandomState::new().build_hasher().finish();
+        let program = bpf::load(&program(map.as_raw_fd(), key))?;
+        Ok((Self { words, key, is_shared: AtomicBool::new(false) }, program))
+    }
+
+    /// The host uses these pairs, in the order of its queues.
+    pub(super) fn set_queues(&self, pairs: &[usize]) {
+        let mut places = [0; PAIRS];
+        for (pair, place) in pairs.iter().zip(1..) {
+            if let Some(own) = places.get_mut(*pair) {
+                *own = place;
+            }
+        }
+        let (words, slots) = self.words.as_slice().split_at(PAIRS);
+        for (word, place) in words.iter().zip(places) {
+            word.store(place, Ordering::Relaxed);
+        }
+        // What was sent by a pair that is not used any more says nothing of who uses it next.
+        for slot in slots {
+            let [pair, ..] = slot.load(Ordering::Relaxed).to_le_bytes();
+            if places[usize::from(pair)] == 0 {
+                slot.store(0, Ordering::Relaxed);
+            }
+        }
+        self.is_shared.store(pairs.len() > 1, Ordering::Relaxed);
+    }
+
+    /// The host goes by its own table from now on.
+    pub(super) fn rest(&self) {
+        self.is_shared.store(false, Ordering::Relaxed);
+    }
+}
+
+/// The table of the tap whose first queue is `tap`; none if the host does not allow it, and goes on
+/// by its own.
+pub(super) fn steer(name: &str, tap: BorrowedFd<'_>) -> Option<Arc<Flows>> {
+    let flows = Flows::new().and_then(|(flows, program)| {
+        tuntap::set_steering(tap, Some(program.as_fd()))?;
+        Ok(flows)
+    });
+    match flows {
+        Ok(flows) => return Some(Arc::new(flows)),
+        // Before Linux 5.11 also where there is no memory left to lock.
+        Err(Errno::PERM) => {
+            tracing::info!(name, "steer: not permitted (CAP_BPF), the host chooses the queues");
+        }
+        Err(errno) => tracing::warn!(name, %errno, "steer: the host chooses the queues"),
+    }
+    None
+}
+
+/// What the sending half of a pair tells the table.
+#[derive(Debug)]
+pub(super) struct Steering {
+    flows: Arc<Flows>,
+    pair: u8,
+    /// When the frames that are being sent were begun with; none if nobody needs to know.
+    second: Option<u8>,
+    /// Flows that were steered anew since then.
+    steered: usize,
+}
+
+impl Steering {
+    /// Of pair `pair`; none if the table has no room for it.
+    pub(super) fn new(flows: Arc<Flows>, pair: usize) -> Option<Self> {
+        Some(Self { flows, pair: u8::try_from(pair).ok()?, second: None, steered: 0 })
+    }
+
+    /// Frames are about to be sent.
+    #[inline]
+    pub(super) fn begin(&mut self) {
+        self.second = self.flows.is_shared.load(Ordering::Relaxed).then(|| {
+            // Good to a few milliseconds, and read without a system call.
+            let [second, ..] = clock_gettime(ClockId::MonotonicCoarse).tv_sec.to_le_bytes();
+            second
+        });
+    }
+
+    /// A frame that begins with these bytes is sent.
+    #[inline]
+    pub(super) fn note(&mut self, start: &[u8]) {
+        if let Some(second) = self.second
+            && let Some(Flow { number, is_connection: true }) = flow_of(start, self.flows.key)
+        {
+            let (_, slots) = self.flows.words.as_slice().split_at(PAIRS);
+            self.steered += usize::from(note_one(slots, number, self.pair, second));
+        }
+    }
+
+    /// A frame that lies in these slices, behind its header, is sent. The first slice may hold
+    /// more than the header.
+    #[inline]
+    pub(super) fn note_slices(&mut self, frame: &[GuestSlice]) {
+        if self.second.is_some() {
+            let mut start = [0; HEADER_SIZE + FLOW_BYTES];
+            let known = copy_from_slices(frame, &mut start);
+            self.note(start[..known].get(HEADER_SIZE..).unwrap_or_default());
+        }
+    }
+
+    /// How many flows were steered anew for the frames that were sent.
+    #[inline]
+    pub(super) fn end(&mut self) -> usize {
+        std::mem::take(&mut self.steered)
+    }
+}
+
+/// Notes in `slots` that the flow is sent by `pair`. True if it was not known, or by another pair.
+#[inline]
+fn note_one(slots: &[AtomicU32], flow: u64, pair: u8, second: u8) -> bool {
+    let Some(slot) = usize::try_from(flow >> SLOT_SHIFT).ok().and_then(|at| slots.get(at)) else {
+        return false;
+    };
+    let tag = tag_of(flow);
+    let old = slot.load(Ordering::Relaxed);
+    let new = tag << TAG_IN_SLOT | u32::from(second) << 8 | u32::from(pair);
+    if old == new {
+        return false;
+    }
+    let [old_pair, old_second, ..] = old.to_le_bytes();
+    let is_same = old >> TAG_IN_SLOT == tag;
+    if !is_same && old != 0 && second.wrapping_sub(old_second) < REST_SECONDS {
+        return false;
+    }
+    slot.store(new, Ordering::Relaxed);
+    !is_same || old_pair != pair
+}
+
+/// What tells a flow from others of its slot; never 0, as a slot without a flow is.
+#[inline]
+fn tag_of(flow: u64) -> u32 {
+    let [low, high, ..] = (flow >> TAG_SHIFT).to_le_bytes();
+    u32::from(u16::from_le_bytes([low, high]) | 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A flow of slot 7, told from others by `n`.
+    fn flow(n: u64) -> u64 {
+        7 << SLOT_SHIFT | n << (TAG_SHIFT + 1)
+    }
+
+    #[test]
+    fn a_slot_belongs_to_a_flow_until_the_guest_sends_it_no_more() {
+        let slots: Vec<_> = (0..SLOTS).map(|_| AtomicU32::new(0)).collect();
+        // Second, flow, pair by which it is sent; whether it is steered anew, and who has the slot.
+        for (second, of, pair, is_new, owner) in [
+            (250, 0, 3, true, (0, 3)),
+            (250, 0, 3, false, (0, 3)),
+            (250, 1, 5, false, (0, 3)),
+            (251, 0, 2, true, (0, 2)),
+            (254, 1, 5, false, (0, 2)),
+            (254, 0, 2, false, (0, 2)),
+            // The count of seconds begins anew.
+            (1, 1, 5, false, (0, 2)),
+            (2, 1, 5, true, (1, 5)),
+            (2, 0, 2, false, (1, 5)),
+            (5, 1, 5, false, (1, 5)),
+            (6, 0, 2, false, (1, 5)),
+            (9, 0, 2, true, (0, 2)),
+        ] {
+            let what = format!("second {second}, flow {of}, pair {pair}");
+            assert_eq!(note_one(&slots, flow(of), pair, second), is_new, "{what}");
+            let word = slots[7].load(Ordering::Relaxed);
+            assert_eq!(
+                (word >> TAG_IN_SLOT, word & 0xff),
+                (tag_of(flow(owner.0)), owner.1),
+                "{what}"
+            );
+        }
+        let used = slots.iter().filter(|slot| slot.load(Ordering::Relaxed) != 0).count();
+        assert_eq!(used, 1);
+    }
+
+    #[test]
+    fn a_flow_of_a_tag_of_zeroes_is_told_from_no_flow() {
+        let slots: Vec<_> = (0..SLOTS).map(|_| AtomicU32::new(0)).collect();
+        assert_ne!(tag_of(0), 0);
+        assert!(note_one(&slots, 0, 0, 0));
+        assert!(!note_one(&slots, 0, 0, 0));
+        assert!(note_one(&slots, u64::MAX, 255, 255));
+        assert_ne!(slots[SLOTS - 1].load(Ordering::Relaxed), 0);
+    }
+
+    /// What the host comes to by its program, and what it should, for this frame.
+    fn both((flows, program): (&Flows, &OwnedFd), frame: &[u8]) -> (u32, u32) {
+        let said = bpf::run(program.as_fd(), frame).unwrap();
+        let Some(Flow { number, .. }) = flow_of(frame, flows.key) else { return (said, 0) };
+        let (places, slots) = flows.words.as_slice().split_at(PAIRS);
+        let slot = slots[usize::try_from(number >> SLOT_SHIFT).unwrap()].load(Ordering::Relaxed);
+        let place = places[usize::try_from(slot & 0xff).unwrap()].load(Ordering::Relaxed);
+        let is_known = slot >> TAG_IN_SLOT == tag_of(number) && place > 0;
+        (said, if is_known { place - 1 } else { u32::try_from(number >> 48).unwrap() })
+    }
+
+    /// Ethernet, tags and sessions, and what may be IP, with lies among it.
+    fn frames() -> impl Strategy<Value = Vec<u8>> {
+        let kind = prop::sample::select(vec![0x0800u16, 0x86dd, 0x0806, 0x21, 0x57]);
+        let tag = prop::sample::select(vec![0x8100u16, 0x88a8, 0x8864]);
+        let first = prop::sample::select(vec![0x45u8, 0x45, 0x46, 0x4f, 0x40, 0x60]);
+        let protocol = prop::sample::select(vec![6u8, 17, 132, 1, 58, 0]);
+        let fragment = prop::sample::select(vec![0u16, 0x4000, 0x2000, 0x00b9]);
+        let bytes = prop::collection::vec(any::<u8>(), 0..90);
+        let tags = prop::collection::vec(tag, 0..4);
+        (kind, tags, first, protocol, fragment, bytes).prop_map(
+            |(kind, tags, first, protocol, fragment, mut bytes)| {
+                if let Some(ip) = bytes.get_mut(..10) {
+                    ip[0] = first;
+                    if [0x86dd, 0x57].contains(&kind) {
+                        ip[6] = protocol;
+                    } else {
+                        ip[6..8].copy_from_slice(&fragment.to_be_bytes());
+                        ip[9] = protocol;
+                    }
+                }
+                let mut frame = vec![2; 12];
+                for tag in tags {
+                    frame.extend(tag.to_be_bytes());
+                    let more = if tag == 0x8864 { 6 } else { 2 };
+                    frame.extend([0x11, 0, 0, 5, 0, 60].iter().take(more));
+                }
+                frame.extend(kind.to_be_bytes());
+                frame.extend(bytes);
+                frame
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// Needs root: the kernel runs the program.
+        #[test]
+        fn the_host_comes_to_what_we_do(frame in frames(), pair in 0u8..5, at in 0usize..5) {
+            let (flows, program) = Flows::new().expect("these tests need root");
+            flows.set_queues(&[1, 3, 0]);
+            let (said, expected) = both((&flows, &program), &frame);
+            prop_assert_eq!(said, expected, "before it is sent");
+            let flow = flow_of(&frame, flows.key);
+            let is_noted = flow.is_some_and(|flow| flow.is_connection);
+            let mut steering = Steering::new(Arc::new(flows), pair.into()).unwrap();
+            steering.begin();
+            steering.note(&frame);
+            prop_assert_eq!(steering.end(), usize::from(is_noted));
+            let (said, expected) = both((&steering.flows, &program), &frame);
+            prop_assert_eq!(said, expected, "after it was sent");
+            let place = [Some(2), Some(0), None, Some(1), None][usize::from(pair)];
+            if let (true, Some(place)) = (is_noted, place) {
+                prop_assert_eq!(said, place);
+            }
+            // A table of which every word lies.
+            let words = steering.flows.words.as_slice();
+            words.iter().skip(at).step_by(5).for_each(|word| word.store(!0, Ordering::Relaxed));
+            prop_assert!(bpf::run(program.as_fd(), &frame).is_ok());
+        }
+    }
+}

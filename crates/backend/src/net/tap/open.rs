@@ -1,0 +1,157 @@
+//! How the queues of a tap are had: by its name, or as file descriptors of somebody else.
+
+use super::{Opened, QUEUE_FLAGS, TAP_QUEUE_PAIRS_MAX, TapError};
+use crate::sys::link::{Link, Links};
+use crate::sys::tuntap as sys;
+use manyring_wire::net::MTU_MIN;
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::path::Path;
+use std::time::Duration;
+
+/// The node of all taps.
+const TUN_NODE: &str = "/dev/net/tun";
+/// Tries to open a tap that is busy: half a second.
+const BUSY_TRIES: usize = 50;
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
+pub(in crate::net) fn check_queue_pairs(queue_pairs: usize) -> Result<(), TapError> {
+    let is_right = (1..=TAP_QUEUE_PAIRS_MAX).contains(&queue_pairs);
+    if is_right { Ok(()) } else { Err(TapError::QueuePairs(queue_pairs)) }
+}
+
+pub(in crate::net) fn check_mtu(mtu: Option<u16>) -> Result<(), TapError> {
+    mtu.filter(|mtu| *mtu < MTU_MIN).map_or(Ok(()), |mtu| Err(TapError::Mtu(mtu)))
+}
+
+pub(in crate::net) fn check_name(name: &str) -> Result<(), TapError> {
+    let is_bad = |b: u8| b == b'/' || b == b':' || b == 0 || b.is_ascii_whitespace();
+    let is_name = (1..=sys::NAME_LEN_MAX).contains(&name.len()) && !name.bytes().any(is_bad);
+    if is_name && name != "." && name != ".." {
+        Ok(())
+    } else {
+        Err(TapError::Name(name.to_owned()))
+    }
+}
+
+pub(in crate::net) fn open_links(name: &str) -> Result<Links, TapError> {
+    Links::open().map_err(|errno| TapError::system(name, "ask for interfaces", errno))
+}
+
+pub(in crate::net) fn find(links: &Links, name: &str) -> Result<Option<Link>, TapError> {
+    links.find(name).map_err(|errno| TapError::system(name, "look at the interface", errno))
+}
+
+/// Joins or creates a tap. A process that has just ended may hold its queues a little longer.
+pub(super) fn by_name(
+    name: &str,
+    must_exist: bool,
+    queue_pairs: usize,
+) -> Result<Opened, TapError> {
+    for _ in 0..BUSY_TRIES {
+        match try_by_name(name, must_exist, queue_pairs) {
+            Err(TapError::Busy(_)) => std::thread::sleep(BUSY_PAUSE),
+            result => return result,
+        }
+    }
+    try_by_name(name, must_exist, queue_pairs)
+}
+
+fn try_by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opened, TapError> {
+    let links = open_links(name)?;
+    let found = find(&links, name)?;
+    let is_created = found.is_none();
+    let is_multi_queue = match found {
+        None if must_exist => return Err(TapError::Missing(name.to_owned())),
+        None => queue_pairs > 1,
+        Some(link) => {
+            let tap = link.tap.ok_or_else(|| TapError::WrongKind(name.to_owned(), "tap"))?;
+            if queue_pairs > 1 && !tap.is_multi_queue {
+                return Err(TapError::SingleQueue { name: name.to_owned(), queue_pairs });
+            }
+            // A second user of a multi-queue tap would take a part of the flows from the first.
+            if tap.attached + tap.detached > 0 {
+                return Err(TapError::Busy(name.to_owned()));
+            }
+            tap.is_multi_queue
+        }
+    };
+    let flags = QUEUE_FLAGS | if is_multi_queue { sys::IFF_MULTI_QUEUE } else { 0 };
+    // The first may get another name than was asked for (`%d`); the others join it.
+    let mut name = name.to_owned();
+    let mut fds = Vec::with_capacity(queue_pairs);
+    for _ in 0..queue_pairs {
+        let fd = sys::open(Path::new(TUN_NODE))
+            .map_err(|errno| TapError::system(TUN_NODE, "open the node of all taps", errno))?;
+        name = sys::join(fd.as_fd(), &name, flags).map_err(|errno| join_error(&name, errno))?;
+        fds.push(fd);
+    }
+    let link = find(&links, &name)?;
+    Ok(Opened {
+        kind: "tap",
+        name,
+        fds,
+        is_multi_queue,
+        attached: vec![true; queue_pairs],
+        is_handed_in: false,
+        is_created,
+        links,
+        link,
+    })
+}
+
+pub(in crate::net) fn join_error(name: &str, errno: Errno) -> TapError {
+    match errno {
+        Errno::BUSY | Errno::TOOBIG => TapError::Busy(name.to_owned()),
+        errno => TapError::system(name, "create it or join it", errno),
+    }
+}
+
+/// Checks queues that were opened by somebody else.
+pub(super) fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
+    if fds.len() != queue_pairs {
+        return Err(TapError::FdCount { given: fds.len(), queue_pairs });
+    }
+    let mut name = String::new();
+    let mut all_flags = 0;
+    let mut attached = Vec::with_capacity(queue_pairs);
+    for fd in &fds {
+        let number = fd.as_raw_fd();
+        let (own_name, flags) = sys::interface(fd.as_fd()).map_err(|_| TapError::FdKind(number))?;
+        if flags & sys::IFF_TAP == 0 {
+            return Err(TapError::FdTun(number));
+        }
+        if flags & sys::IFF_VNET_HDR == 0 {
+            return Err(TapError::FdHeader(number));
+        }
+        if !name.is_empty() && name != own_name {
+            return Err(TapError::FdOther { fd: number, name: own_name, other: name });
+        }
+        name = own_name;
+        all_flags |= flags;
+        attached.push(flags & sys::IFF_DETACH_QUEUE == 0);
+        let set_flags = rustix::fs::fcntl_getfl(fd)
+            .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK));
+        set_flags.map_err(|errno| TapError::system(&name, "use it without blocking", errno))?;
+    }
+    let links = open_links(&name)?;
+    // The interface may live in another network namespace than ours, where its name is another's.
+    let address = sys::hardware_address(fds[0].as_fd()).ok();
+    let link = find(&links, &name)?.filter(|link| link.address == address);
+    // Not told by TUNGETIFF: the bit of IFF_NO_PI says there whether the tap filters.
+    let tap = link.as_ref().and_then(|link| link.tap);
+    if tap.is_some_and(|tap| tap.has_packet_info) {
+        return Err(TapError::FdPacketInfo(fds[0].as_raw_fd()));
+    }
+    Ok(Opened {
+        kind: "tap",
+        name,
+        fds,
+        is_multi_queue: all_flags & sys::IFF_MULTI_QUEUE != 0,
+        attached,
+        is_handed_in: true,
+        is_created: false,
+        links,
+        link,
+    })
+}

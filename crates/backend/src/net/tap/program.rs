@@ -1,0 +1,325 @@
+//! The program by which the host finds the queue for a frame to the guest.
+//!
+//! It computes what [`manyring_wire::net::flow::flow_of`] computes, and looks the flow up in the
+//! memory that [`super::flows`] describes:
+//! ```text
+//! no flow                                queue 0
+//! slot of the flow has its tag:          the place of the slot's pair among the queues in use
+//! no such slot, or a pair out of use     the flow's number: the kernel takes it modulo the queues
+//! ```
+//! The kernel runs it with its lock-free read side held, for every frame that it sends to the tap.
+
+use super::flows::{PAIR_MASK, PAIRS, SLOT_SHIFT, TAG_IN_SLOT, TAG_SHIFT};
+use crate::sys::bpf::{BPF_FUNC_SKB_LOAD_BYTES, Insn};
+use manyring_wire::net::flow;
+
+// Classes, sizes and operations of instructions (RFC 9669).
+const LD_IMM64: u8 = 0x18;
+const LDX: u8 = 0x61;
+const HALF: u8 = 0x08;
+const BYTE: u8 = 0x10;
+const LONG: u8 = 0x18;
+const ALU64: u8 = 0x07;
+const FROM_REGISTER: u8 = 0x08;
+const ADD: u8 = 0x00;
+const SUB: u8 = 0x10;
+const MUL: u8 = 0x20;
+const OR: u8 = 0x40;
+const AND: u8 = 0x50;
+const SHL: u8 = 0x60;
+const SHR: u8 = 0x70;
+const XOR: u8 = 0xa0;
+const MOV: u8 = 0xb0;
+const JUMP: u8 = 0x05;
+const IF_EQUAL: u8 = 0x15;
+const IF_UNEQUAL: u8 = 0x55;
+const IF_SET: u8 = 0x45;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+/// The second word of a 64-bit constant that is an address in the first entry of a map.
+const PSEUDO_MAP_VALUE: u8 = 2;
+
+/// Registers: results and arguments, which calls change; those that calls leave; the stack.
+const R0: u8 = 0;
+const R1: u8 = 1;
+const R2: u8 = 2;
+const R3: u8 = 3;
+const R4: u8 = 4;
+const R5: u8 = 5;
+const FRAME: u8 = 6;
+const AT: u8 = 7;
+const SOURCE: u8 = 8;
+const TARGET: u8 = 9;
+const STACK: u8 = 10;
+
+/// Where on the stack bytes of the frame are put: such that the fields of each are aligned.
+const ETHERNET_AT: i16 = -62;
+const IPV4_AT: i16 = ETHERNET_AT + 14;
+const IPV6_AT: i16 = -64;
+const PORTS_AT: i16 = -8;
+
+/// A place to jump to.
+#[derive(Clone, Copy)]
+struct Label(usize);
+
+/// The places that several steps know.
+struct Labels {
+    v4: Label,
+    v6: Label,
+    ports: Label,
+    number: Label,
+    too_short: Label,
+}
+
+/// Instructions, and jumps whose targets come later.
+#[derive(Default)]
+struct Code {
+    list: Vec<Insn>,
+    jumps: Vec<(usize, Label)>,
+    marks: Vec<Option<usize>>,
+}
+
+impl Code {
+    fn add(&mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) {
+        self.list.push(Insn::new(code, (to, from), offset, immediate));
+    }
+
+    /// `to = to operation from`
+    fn with(&mut self, operation: u8, to: u8, from: u8) {
+        self.add(ALU64 | FROM_REGISTER | operation, to, from, 0, 0);
+    }
+
+    /// `to = to operation number`
+    fn with_number(&mut self, operation: u8, to: u8, number: i32) {
+        self.add(ALU64 | operation, to, 0, 0, number);
+    }
+
+    /// `to = number`, of 64 bits
+    fn constant(&mut self, to: u8, number: u64) {
+        let [a, b, c, d, e, f, g, h] = number.to_le_bytes();
+        self.add(LD_IMM64, to, 0, 0, i32::from_le_bytes([a, b, c, d]));
+        self.add(0, 0, 0, 0, i32::from_le_bytes([e, f, g, h]));
+    }
+
+    /// `to = the address of the words`
+    fn words(&mut self, to: u8, map: i32) {
+        self.add(LD_IMM64, to, PSEUDO_MAP_VALUE, 0, map);
+        self.add(0, 0, 0, 0, 0);
+    }
+
+    /// `to = *(from + offset)`, of a word, or of the size that is given
+    fn read(&mut self, to: u8, from: u8, offset: i16, size: u8) {
+        self.add(LDX | size, to, from, offset, 0);
+    }
+
+    fn jump(&mut self, label: Label) {
+        self.jumps.push((self.list.len(), label));
+        self.add(JUMP, 0, 0, 0, 0);
+    }
+
+    /// Jumps if the register compares so with `number`.
+    fn jump_if(&mut self, comparison: u8, register: u8, number: i32, label: Label) {
+        self.jumps.push((self.list.len(), label));
+        self.add(comparison, register, 0, 0, number);
+    }
+
+    /// Copies `len` bytes of the frame from `AT + offset` on to the stack, or jumps.
+    fn fetch(&mut self, offset: usize, to: i16, len: usize, otherwise: Label) {
+        self.with(MOV, R1, FRAME);
+        self.with(MOV, R2, AT);
+        self.with_number(ADD, R2, size(offset));
+        self.with(MOV, R3, STACK);
+        self.with_number(ADD, R3, to.into());
+        self.with_number(MOV, R4, size(len));
+        self.add(CALL, 0, 0, 0, BPF_FUNC_SKB_LOAD_BYTES);
+        self.jump_if(IF_UNEQUAL, R0, 0, otherwise);
+    }
+
+    fn label(&mut self) -> Label {
+        self.marks.push(None);
+        Label(self.marks.len() - 1)
+    }
+
+    fn mark(&mut self, label: Label) {
+        self.marks[label.0] = Some(self.list.len());
+    }
+
+    fn finish(mut self) -> Vec<Insn> {
+        for (at, label) in self.jumps {
+            let distance = self.marks[label.0].and_then(|to| to.checked_sub(at + 1));
+            let distance = distance.and_then(|distance| i16::try_from(distance).ok());
+            // One that goes nowhere is a loop, which the kernel refuses.
+            self.list[at] = self.list[at].with_offset(distance.unwrap_or(-1));
+        }
+        self.list
+    }
+}
+
+/// A number of bytes.
+fn size(bytes: usize) -> i32 {
+    i32::try_from(bytes).unwrap_or(i32::MAX)
+}
+
+/// A field of the network as it is read.
+fn in_order(field: u16) -> i32 {
+    field.to_be().into()
+}
+
+/// The program over the words of `map`, with the numbers that `key` gives.
+pub(super) fn program(map: i32, key: u64) -> Vec<Insn> {
+    let mut code = Code::default();
+    let [v4, v6, ports, number, too_short] = std::array::from_fn(|_| code.label());
+    let labels = Labels { v4, v6, ports, number, too_short };
+    look_at_ethernet(&mut code, &labels);
+    look_at_ipv4(&mut code, &labels);
+    look_at_ipv6(&mut code, &labels);
+    look_at_ports(&mut code, &labels);
+    code.mark(labels.number);
+    choose(&mut code, map, key);
+    code.mark(labels.too_short);
+    code.with_number(MOV, R0, 0);
+    code.add(EXIT, 0, 0, 0, 0);
+    code.finish()
+}
+
+/// Finds the packet, and brings AT to the bytes of tags and sessions before it. Of what is no IP
+/// the ends are the Ethernet addresses.
+fn look_at_ethernet(code: &mut Code, labels: &Labels) {
+    code.with(MOV, FRAME, R1);
+    code.with_number(MOV, AT, 0);
+    code.fetch(0, ETHERNET_AT, flow::FLOW_BYTES_MIN, labels.too_short);
+    for (end, at) in [(SOURCE, ETHERNET_AT), (TARGET, ETHERNET_AT + 6)] {
+        code.read(end, STACK, at, HALF);
+        for (shift, at) in [(16, at + 2), (32, at + 4)] {
+            code.read(R2, STACK, at, HALF);
+            code.with_number(SHL, R2, shift);
+            code.with(OR, end, R2);
+        }
+    }
+    for _ in 0..flow::LOOKS_BEHIND {
+        look_at_kind(code, labels);
+        let (tagged, session, again) = (code.label(), code.label(), code.label());
+        for kind in flow::TYPES_VLAN {
+            code.jump_if(IF_EQUAL, R2, in_order(kind), tagged);
+        }
+        code.jump_if(IF_EQUAL, R2, in_order(flow::TYPE_PPPOE), session);
+        code.jump(labels.number);
+        code.mark(session);
+        code.with_number(ADD, AT, size(flow::PPPOE));
+        code.jump(again);
+        code.mark(tagged);
+        code.with_number(ADD, AT, size(flow::VLAN_TAG));
+        code.mark(again);
+        code.fetch(0, ETHERNET_AT, flow::FLOW_BYTES_MIN, labels.too_short);
+    }
+    look_at_kind(code, labels);
+    code.jump(labels.number);
+}
+
+/// Goes on with IPv4 or IPv6, if it is that.
+fn look_at_kind(code: &mut Code, labels: &Labels) {
+    code.read(R2, STACK, IPV4_AT - 2, HALF);
+    for (kinds, label) in [(flow::TYPES_IPV6, labels.v6), (flow::TYPES_IPV4, labels.v4)] {
+        for kind in kinds {
+            code.jump_if(IF_EQUAL, R2, in_order(kind), label);
+        }
+    }
+}
+
+/// Both addresses; the protocol to R2, and AT to the ports.
+fn look_at_ipv4(code: &mut Code, labels: &Labels) {
+    code.mark(labels.v4);
+    code.read(SOURCE, STACK, IPV4_AT + 12, 0);
+    code.read(TARGET, STACK, IPV4_AT + 16, 0);
+    code.read(R2, STACK, IPV4_AT + 6, HALF);
+    code.jump_if(IF_SET, R2, in_order(flow::FRAGMENT), labels.number);
+    code.read(R3, STACK, IPV4_AT, BYTE);
+    code.with_number(AND, R3, 0xf);
+    code.with_number(SHL, R3, 2);
+    code.with(ADD, AT, R3);
+    code.with_number(ADD, AT, 14);
+    code.read(R2, STACK, IPV4_AT + 9, BYTE);
+    code.jump(labels.ports);
+}
+
+fn look_at_ipv6(code: &mut Code, labels: &Labels) {
+    code.mark(labels.v6);
+    code.fetch(flow::ETHERNET, IPV6_AT, flow::IPV6, labels.too_short);
+    code.constant(R3, flow::MIX[1]);
+    for (end, at) in [(SOURCE, IPV6_AT + 8), (TARGET, IPV6_AT + 24)] {
+        code.read(end, STACK, at, LONG);
+        code.with(MUL, end, R3);
+        code.read(R4, STACK, at + 8, LONG);
+        code.with(XOR, end, R4);
+    }
+    code.with_number(ADD, AT, 14 + 40);
+    code.read(R2, STACK, IPV6_AT + 6, BYTE);
+}
+
+/// Adds the ports to the ends, where the protocol has any.
+fn look_at_ports(code: &mut Code, labels: &Labels) {
+    code.mark(labels.ports);
+    let has_ports = code.label();
+    for protocol in flow::PROTOCOLS_WITH_PORTS {
+        code.jump_if(IF_EQUAL, R2, protocol.into(), has_ports);
+    }
+    code.jump(labels.number);
+    code.mark(has_ports);
+    code.fetch(0, PORTS_AT, 4, labels.number);
+    for (end, at) in [(SOURCE, PORTS_AT), (TARGET, PORTS_AT + 2)] {
+        code.read(R2, STACK, at, HALF);
+        code.with_number(SHL, R2, 48);
+        code.with(XOR, end, R2);
+    }
+}
+
+/// Makes a number of both ends, finds its slot, and gives the queue.
+fn choose(code: &mut Code, map: i32, key: u64) {
+    let unknown = code.label();
+    code.constant(R2, key);
+    code.with(XOR, SOURCE, R2);
+    code.with(XOR, TARGET, R2);
+    code.constant(R3, flow::MIX[0]);
+    code.constant(R4, flow::MIX[1]);
+    for end in [SOURCE, TARGET] {
+        code.with(MUL, end, R3);
+        code.with(MOV, R2, end);
+        code.with_number(SHR, R2, 32);
+        code.with(XOR, end, R2);
+        code.with(MUL, end, R4);
+        code.with(MOV, R2, end);
+        code.with_number(SHR, R2, 29);
+        code.with(XOR, end, R2);
+    }
+    code.with(ADD, SOURCE, TARGET);
+    code.with(MUL, SOURCE, R3);
+    // The slot.
+    code.words(R1, map);
+    code.with(MOV, R2, SOURCE);
+    code.with_number(SHR, R2, SLOT_SHIFT);
+    code.with_number(SHL, R2, 2);
+    code.with(MOV, R3, R1);
+    code.with(ADD, R3, R2);
+    code.read(R3, R3, i16::try_from(PAIRS * 4).unwrap_or(0), 0);
+    // Its tag, and the flow's.
+    code.with(MOV, R4, R3);
+    code.with_number(SHR, R4, TAG_IN_SLOT);
+    code.with(MOV, R5, SOURCE);
+    code.with_number(SHR, R5, TAG_SHIFT);
+    code.with_number(AND, R5, 0xffff);
+    code.with_number(OR, R5, 1);
+    code.with(XOR, R4, R5);
+    code.jump_if(IF_UNEQUAL, R4, 0, unknown);
+    // The place of the pair among the queues in use, plus one.
+    code.with_number(AND, R3, PAIR_MASK);
+    code.with_number(SHL, R3, 2);
+    code.with(ADD, R1, R3);
+    code.read(R0, R1, 0, 0);
+    code.jump_if(IF_EQUAL, R0, 0, unknown);
+    code.with_number(SUB, R0, 1);
+    code.add(EXIT, 0, 0, 0, 0);
+    code.mark(unknown);
+    code.with(MOV, R0, SOURCE);
+    code.with_number(SHR, R0, 48);
+    code.add(EXIT, 0, 0, 0, 0);
+}

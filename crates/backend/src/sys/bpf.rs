@@ -1,0 +1,224 @@
+//! Programs that the kernel runs for us, and the memory that they share with us (`bpf(2)`).
+//!
+//! What a program does is said by its instructions ([`Insn`]); the kernel proves before it takes
+//! them that they end and touch nothing else.
+#![allow(unsafe_code, reason = "allow-listed: the bpf call, and memory shared with the kernel")]
+
+#[cfg(test)]
+use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::fd::{FromRawFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::{c_long, c_uint};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+
+const BPF_MAP_CREATE: c_uint = 0;
+const BPF_PROG_LOAD: c_uint = 5;
+#[cfg(test)]
+const BPF_PROG_TEST_RUN: c_uint = 10;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
+/// `bpf_skb_load_bytes(skb, offset, to, len)`: 0, or an error if the frame ends before.
+pub const BPF_FUNC_SKB_LOAD_BYTES: i32 = 26;
+/// Tries to load a program.
+const LOAD_TRIES: usize = 10;
+/// What the kernel calls programs and memory of ours, where an operator lists them.
+const NAME: [u8; 16] = *b"manyring\0\0\0\0\0\0\0\0";
+
+/// `struct bpf_insn`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Insn {
+    code: u8,
+    registers: u8,
+    offset: i16,
+    immediate: i32,
+}
+
+impl Insn {
+    /// An instruction: its code, the registers it writes and reads, an offset and a number.
+    #[must_use]
+    pub const fn new(code: u8, (to, from): (u8, u8), offset: i16, immediate: i32) -> Self {
+        // Two bit fields, which C orders as the host orders bytes.
+        let (low, high) = if cfg!(target_endian = "little") { (to, from) } else { (from, to) };
+        Self { code, registers: low | high << 4, offset, immediate }
+    }
+
+    /// The same instruction with another offset.
+    #[must_use]
+    pub const fn with_offset(self, offset: i16) -> Self {
+        Self { offset, ..self }
+    }
+}
+
+/// The fields of `union bpf_attr` of a new map.
+#[derive(Default)]
+#[repr(C)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+    inner_map: u32,
+    numa_node: u32,
+    name: [u8; 16],
+}
+
+/// The fields of `union bpf_attr` of a new program.
+#[derive(Default)]
+#[repr(C, align(8))]
+struct ProgLoad {
+    kind: u32,
+    count: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; 16],
+}
+
+/// The fields of `union bpf_attr` of a test run.
+#[cfg(test)]
+#[derive(Default)]
+#[repr(C, align(8))]
+struct TestRun {
+    program: u32,
+    result: u32,
+    size_in: u32,
+    size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+}
+
+/// `bpf(2)`. `T` holds the fields of the command, and pointers only to what outlives the call and
+/// is as long as the fields beside them say.
+fn call<T>(command: c_uint, attributes: &mut T) -> Result<c_long, Errno> {
+    let size = size_of::<T>();
+    // SAFETY: the kernel reads and writes `size` bytes of the attributes, which are borrowed for
+    // that; what they point to is as the callers of this private function promise.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size) };
+    if result < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    Ok(result)
+}
+
+fn opened(result: c_long) -> Result<OwnedFd, Errno> {
+    let fd = i32::try_from(result).map_err(|_| Errno::IO)?;
+    // SAFETY: the call has made this file descriptor (close-on-exec) for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn address<T>(of: &[T]) -> u64 {
+    of.as_ptr().expose_provenance() as u64
+}
+
+/// Words that a program of the kernel's and this process share: an array map of one entry.
+#[derive(Debug)]
+pub struct Words {
+    base: NonNull<AtomicU32>,
+    count: usize,
+}
+
+// SAFETY: the memory is used by atomic operations alone, and lives as long as `Words`.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// `count` words of zero, and what names them in a program. They live as long as one of
+    /// both, or a program of theirs, does.
+    ///
+    /// # Errors
+    /// `EPERM` for who may not (`CAP_BPF`); the system's.
+    pub fn new(count: usize) -> Result<(Self, OwnedFd), Errno> {
+        let len = count * size_of::<AtomicU32>();
+        let mut attributes = MapCreate {
+            kind: BPF_MAP_TYPE_ARRAY,
+            key_size: 4,
+            value_size: u32::try_from(len).map_err(|_| Errno::INVAL)?,
+            max_entries: 1,
+            flags: BPF_F_MMAPABLE,
+            name: NAME,
+            ..MapCreate::default()
+        };
+        let map = opened(call(BPF_MAP_CREATE, &mut attributes)?)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &map, 0) }?;
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok((Self { base, count }, map))
+    }
+
+    /// The words.
+    #[must_use]
+    #[inline]
+    pub fn as_slice(&self) -> &[AtomicU32] {
+        // SAFETY: so many words are mapped, writable and aligned to a page, as long as `self`
+        // lives; the kernel's side reads and writes them by single loads and stores.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        let len = self.count * size_of::<AtomicU32>();
+        // SAFETY: it was mapped by `new` with this length, and nothing borrows it any more.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Loads a program that looks at frames (a socket filter, as far as the kernel is concerned). Its
+/// maps live as long as it does.
+///
+/// # Errors
+/// `EPERM` for who may not (`CAP_BPF`); `EACCES` if the kernel finds it unsafe; the system's.
+pub fn load(instructions: &[Insn]) -> Result<OwnedFd, Errno> {
+    let license = *b"Apache-2.0 OR MIT\0";
+    let mut attributes = ProgLoad {
+        kind: BPF_PROG_TYPE_SOCKET_FILTER,
+        count: u32::try_from(instructions.len()).map_err(|_| Errno::INVAL)?,
+        instructions: address(instructions),
+        license: address(&license),
+        name: NAME,
+        ..ProgLoad::default()
+    };
+    // The proof gives up where a signal comes.
+    for _ in 0..LOAD_TRIES {
+        match call(BPF_PROG_LOAD, &mut attributes) {
+            Err(Errno::AGAIN) => {}
+            result => return opened(result?),
+        }
+    }
+    Err(Errno::AGAIN)
+}
+
+/// What a program says of a frame.
+///
+/// # Errors
+/// The system's.
+#[cfg(test)]
+pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8]) -> Result<u32, Errno> {
+    // The test takes an Ethernet header off, which the program is to see.
+    let data = [&[0; 14][..], frame].concat();
+    let mut attributes = TestRun {
+        program: u32::try_from(program.as_raw_fd()).map_err(|_| Errno::BADF)?,
+        size_in: u32::try_from(data.len()).map_err(|_| Errno::INVAL)?,
+        data_in: address(&data),
+        repeat: 1,
+        ..TestRun::default()
+    };
+    call(BPF_PROG_TEST_RUN, &mut attributes)?;
+    Ok(attributes.result)
+}

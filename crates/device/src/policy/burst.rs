@@ -1,0 +1,135 @@
+//! `Burst`: how much a transmitq sends in a turn.
+//!
+//! ```text
+//! beside other guests:  256 KiB, then the rest of the burst waits for the next turn
+//! alone:                2 MiB, or half a millisecond behind the first group, if that is earlier
+//! ```
+//! A receiver on the host that sleeps is woken by each burst of its flow: where a guest sends by
+//! several queues, short ones wake it once for each of their turns. But a driver waits for its
+//! frames to come back, and other guests wait for their turn; and what a frame costs is the host's
+//! affair, who may have to cut it for many.
+
+/// Bytes in a turn beside other guests. A port whose frames cost a system call each comes back
+/// after as many, so that no turn is much longer.
+pub(crate) const SHARED_BYTES: usize = 256 << 10;
+/// Bytes in a turn of a guest that is alone on its worker.
+const ALONE_BYTES: usize = 2 << 20;
+/// Nanoseconds after which such a turn ends in any case.
+const ALONE_NS: u64 = 500_000;
+/// Frames that are popped for a turn at least, however long the last ones were: no burst is so
+/// short that it is not worth its turn.
+const FRAMES_MIN: usize = 4;
+/// As many as a batch has room for.
+pub(crate) const FRAMES_MAX: usize = 64;
+
+/// How much may be sent.
+#[derive(Debug)]
+pub(crate) struct Burst {
+    frames_max: usize,
+    shared_bytes: usize,
+    is_alone: bool,
+}
+
+/// What a turn has sent.
+#[derive(Debug, Default)]
+pub(crate) struct Spent {
+    bytes: usize,
+    end_ns: Option<u64>,
+}
+
+impl Burst {
+    /// Of a queue of which nothing is known yet.
+    pub(crate) const fn new() -> Self {
+        Self { frames_max: FRAMES_MAX, shared_bytes: SHARED_BYTES, is_alone: false }
+    }
+
+    /// The same with so many bytes in a turn beside other guests.
+    #[cfg(test)]
+    pub(crate) const fn of(shared_bytes: usize) -> Self {
+        Self { shared_bytes, ..Self::new() }
+    }
+
+    /// Frames to pop for the next turn at most, as far as the last ones tell.
+    #[inline]
+    pub(crate) fn frames_max(&self) -> usize {
+        self.frames_max
+    }
+
+    /// Whether the guest has its worker for itself. When that changes, the next turn is short.
+    #[inline]
+    pub(crate) fn set_alone(&mut self, is_alone: bool) {
+        if is_alone != self.is_alone {
+            self.is_alone = is_alone;
+            self.frames_max = self.frames_max.min(FRAMES_MIN);
+        }
+    }
+
+    /// A burst is over whose frames had so many bytes on average.
+    #[inline]
+    pub(crate) fn learn(&mut self, mean: usize) {
+        let bytes = if self.is_alone { ALONE_BYTES } else { self.shared_bytes };
+        self.frames_max = (bytes / mean.max(1)).clamp(FRAMES_MIN, FRAMES_MAX);
+    }
+
+    /// A group of so many bytes was sent, and there is more. True: that waits for the next turn.
+    #[inline]
+    pub(crate) fn is_over(&self, spent: &mut Spent, bytes: usize, clock: impl Fn() -> u64) -> bool {
+        spent.bytes += bytes;
+        if !self.is_alone {
+            return spent.bytes >= self.shared_bytes;
+        }
+        let now_ns = clock();
+        let end_ns = *spent.end_ns.get_or_insert(now_ns + ALONE_NS);
+        spent.bytes >= ALONE_BYTES || now_ns >= end_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_popped_as_the_last_ones_were_long() {
+        for (is_alone, mean, frames) in [
+            (false, 60, 64),
+            (false, 4096, 64),
+            (false, 8192, 32),
+            (false, 65_000, 4),
+            (true, 60, 64),
+            (true, 65_000, 32),
+            (true, 1 << 20, 4),
+            (true, 0, 64),
+        ] {
+            let mut burst = Burst { is_alone, ..Burst::new() };
+            burst.learn(mean);
+            assert_eq!(burst.frames_max(), frames, "{is_alone} {mean}");
+            burst.set_alone(is_alone);
+            assert_eq!(burst.frames_max(), frames, "nothing has changed");
+            burst.set_alone(!is_alone);
+            assert_eq!(burst.frames_max(), 4);
+        }
+    }
+
+    #[test]
+    fn a_turn_ends_by_bytes_and_alone_by_time_too() {
+        const KIB: usize = 1024;
+        // What each group has, when it is over, and the group with which the turn ends.
+        for (is_alone, kib, ns, last) in [
+            (false, 256, 0, Some(1)),
+            (false, 255, 0, Some(2)),
+            (false, 1, 1_000_000, None),
+            (true, 256, 0, Some(8)),
+            (true, 1, 0, None),
+            (true, 1, 499_999, Some(3)),
+            (true, 1, 500_000, Some(2)),
+            (true, 256, 3_000_000, Some(2)),
+            (true, 2048, 0, Some(1)),
+        ] {
+            let burst = Burst { is_alone, ..Burst::new() };
+            let mut spent = Spent::default();
+            let mut groups = 1..=64;
+            let ends = groups.find(|group| burst.is_over(&mut spent, kib * KIB, || group * ns));
+            assert_eq!(ends, last, "{is_alone} {kib} KiB {ns} ns");
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! `flow`: one number for all frames of a flow, both ways.
+//!
+//! A flow is what two ends (address and port) send to each other. The host looks flows up with a
+//! program of its own (`manyring-backend`, `net/tap/program.rs`), which must come to the same
+//! number, step by step:
+//! ```text
+//! kind     the first 38 bytes: Ethernet, then IPv4 or IPv6; up to two times it is looked at again
+//!          behind a VLAN tag (4 bytes) or a PPPoE session's headers (8 bytes)
+//! ends     the two addresses, and ports of TCP, UDP and SCTP, unless it is a fragment of IPv4;
+//!          of what is no IP the two Ethernet addresses
+//! number   (mixed(end ^ key) + mixed(other end ^ key)) * MIX[0]: a sum is the same both ways
+//! ```
+//! The key is the tap's own, so that nobody can aim flows at a queue. Nothing is checked: bytes
+//! that lie come to some number, and what a number leads to is only the choice of a queue.
+
+/// Bytes of a frame that are looked at, at most: two PPPoE headers, IPv4 with all its options,
+/// ports.
+pub const FLOW_BYTES: usize = ETHERNET + 2 * PPPOE + 60 + 4;
+/// Bytes of the shortest frame that has a flow: up to the ports behind an IPv4 header.
+pub const FLOW_BYTES_MIN: usize = 38;
+
+/// Bytes of an Ethernet header.
+pub const ETHERNET: usize = 14;
+/// Bytes of an IPv6 header.
+pub const IPV6: usize = 40;
+/// Bytes of a VLAN tag.
+pub const VLAN_TAG: usize = 4;
+/// Bytes between an Ethernet header and the packet of a PPPoE session (RFC 2516).
+pub const PPPOE: usize = 8;
+/// How often a tag or a session is looked behind.
+pub const LOOKS_BEHIND: usize = 2;
+/// What an IPv4 packet is called, by Ethernet and by PPP.
+pub const TYPES_IPV4: [u16; 2] = [0x0800, 0x0021];
+/// What an IPv6 packet is called, by Ethernet and by PPP.
+pub const TYPES_IPV6: [u16; 2] = [0x86dd, 0x0057];
+/// A tag, of a customer or a provider.
+pub const TYPES_VLAN: [u16; 2] = [0x8100, 0x88a8];
+/// A PPPoE session.
+pub const TYPE_PPPOE: u16 = 0x8864;
+/// TCP, UDP and SCTP have their ports in the same place.
+pub const PROTOCOLS_WITH_PORTS: [u8; 3] = [6, 17, 132];
+/// "More fragments", and where the fragment lies.
+pub const FRAGMENT: u16 = 0x3fff;
+/// Odd numbers whose products spread over all bits.
+pub const MIX: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93];
+
+/// What a frame belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// The number of the flow.
+    pub number: u64,
+    /// It is one connection. If not, several go by the same number (fragments, tunnels, echoes,
+    /// what is no IP): they may be spread by it, and each is sent by whom it likes.
+    pub is_connection: bool,
+}
+
+/// The flow that a frame with these first bytes belongs to; [`FLOW_BYTES`] are enough. `None`: it
+/// is too short.
+#[must_use]
+#[inline]
+pub fn flow_of(start: &[u8], key: u64) -> Option<Flow> {
+    let mut window = start.get(..FLOW_BYTES_MIN)?;
+    let mut at = 0;
+    for _ in 0..LOOKS_BEHIND {
+        let kind = word(window, ETHERNET - 2);
+        if TYPES_VLAN.contains(&kind) {
+            at += VLAN_TAG;
+        } else if kind == TYPE_PPPOE {
+            at += PPPOE;
+        } else {
+            break;
+        }
+        window = start.get(at..at + FLOW_BYTES_MIN)?;
+    }
+    let kind = word(window, ETHERNET - 2);
+    let (ends, is_connection) = if TYPES_IPV4.contains(&kind) {
+        let ends = [half(window, ETHERNET + 12), half(window, ETHERNET + 16)].map(u64::from);
+        let is_whole = word(window, ETHERNET + 6) & FRAGMENT == 0;
+        let header = usize::from(window[ETHERNET] & 0xf) * 4;
+        let protocol = is_whole.then_some(window[ETHERNET + 9]);
+        with_ports(start, ends, protocol, at + ETHERNET + header)
+    } else if TYPES_IPV6.contains(&kind) {
+        let ip = start.get(at + ETHERNET..at + ETHERNET + IPV6)?;
+        let end = |at: usize| long(ip, at).wrapping_mul(MIX[1]) ^ long(ip, at + 8);
+        with_ports(start, [end(8), end(24)], Some(ip[6]), at + ETHERNET + IPV6)
+    } else {
+        ([0, 6].map(|at| station(start, at)), false)
+    };
+    let [a, b] = ends.map(|end| mixed(end ^ key));
+    Some(Flow { number: a.wrapping_add(b).wrapping_mul(MIX[0]), is_connection })
+}
+
+/// Adds the ports at `at` to both ends, where the protocol has any.
+#[inline]
+fn with_ports(start: &[u8], ends: [u64; 2], protocol: Option<u8>, at: usize) -> ([u64; 2], bool) {
+    let has_ports = protocol.is_some_and(|protocol| PROTOCOLS_WITH_PORTS.contains(&protocol));
+    let ports = start.get(at..at + 4).filter(|_| has_ports);
+    let Some(&[a, b, c, d]) = ports else { return (ends, false) };
+    let above = |port: [u8; 2]| u64::from(u16::from_ne_bytes(port)) << 48;
+    ([ends[0] ^ above([a, b]), ends[1] ^ above([c, d])], true)
+}
+
+/// An Ethernet address, as the host's program puts it together from three words.
+#[inline]
+fn station(frame: &[u8], at: usize) -> u64 {
+    let part = |at: usize| u64::from(u16::from_ne_bytes([frame[at], frame[at + 1]]));
+    part(at) | part(at + 2) << 16 | part(at + 4) << 32
+}
+
+#[inline]
+const fn mixed(end: u64) -> u64 {
+    let end = end.wrapping_mul(MIX[0]);
+    let end = (end ^ (end >> 32)).wrapping_mul(MIX[1]);
+    end ^ (end >> 29)
+}
+
+/// A field of two bytes, as the network orders them.
+#[inline]
+fn word(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+/// Bytes of an address, in the order of this host: that is how the host's program loads them.
+#[inline]
+fn half(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+#[inline]
+fn long(bytes: &[u8], at: usize) -> u64 {
+    let mut eight = [0; 8];
+    eight.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_ne_bytes(eight)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Ethernet, tags, and an IP header without options.
+    fn frame(tags: usize, is_v6: bool, ends: [(u64, u16); 2], protocol: u8) -> Vec<u8> {
+        let mut bytes = vec![0; 12];
+        (0..tags).for_each(|tag| bytes.extend([0x81, 0, 0, 7 + u8::try_from(tag).unwrap()]));
+        let address = |bytes: &mut Vec<u8>, n: u64| {
+            if is_v6 {
+                bytes.extend([0x20, 1, 0xd, 0xb8, 0, 0, 0, 0]);
+                bytes.extend(n.to_be_bytes());
+            } else {
+                bytes.extend(&n.to_be_bytes()[4..]);
+            }
+        };
+        if is_v6 {
+            bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 20, protocol, 64]);
+        } else {
+            bytes.extend([8, 0, 0x45, 0, 0, 40, 0, 1, 0x40, 0, 64, protocol, 0, 0]);
+        }
+        ends.iter().for_each(|end| address(&mut bytes, end.0));
+        ends.iter().for_each(|end| bytes.extend(end.1.to_be_bytes()));
+        bytes.extend([0; 16]);
+        bytes
+    }
+
+    const KEY: u64 = 0x0123_4567_89ab_cdef;
+
+    fn number(frame: &[u8]) -> u64 {
+        flow_of(frame, KEY).unwrap().number
+    }
+
+    const ENDS: [(u64, u16); 2] = [(0x0a00_0001, 40_000), (0x0a00_0002, 5201)];
+
+    #[test]
+    fn both_ways_of_a_flow_have_one_number_and_other_flows_have_others() {
+        for (tags, is_v6, protocol) in
+            [(0, false, 6), (1, false, 17), (0, true, 6), (1, true, 132), (0, false, 1)]
+        {
+            let there = number(&frame(tags, is_v6, ENDS, protocol));
+            let back = number(&frame(tags, is_v6, [ENDS[1], ENDS[0]], protocol));
+            assert_eq!(there, back, "{tags} {is_v6} {protocol}");
+            let has_ports = protocol != 1;
+            let mut moved = ENDS;
+            // Two ends whose ports move together are told apart too.
+            (moved[0].1, moved[1].1) = (moved[0].1 + 2, moved[1].1 + 2);
+            let other = number(&frame(tags, is_v6, moved, protocol));
+            assert_eq!(there != other, has_ports, "{tags} {is_v6} {protocol}");
+            // A switch that adds a tag, or takes it away, does not change the flow.
+            assert_eq!(number(&frame(1 - tags, is_v6, ENDS, protocol)), there);
+        }
+    }
+
+    #[test]
+    fn fragments_go_with_their_addresses_and_options_move_the_ports() {
+        let mut whole = frame(0, false, ENDS, 17);
+        let of_whole = flow_of(&whole, KEY).unwrap();
+        assert!(of_whole.is_connection);
+        let fragments = [1u16, 0x2000, 0x2005].map(|bits| {
+            let mut fragment = whole.clone();
+            fragment[20..22].copy_from_slice(&bits.to_be_bytes());
+            flow_of(&fragment, KEY).unwrap()
+        });
+        assert!(fragments.iter().all(|one| !one.is_connection && *one == fragments[0]));
+        assert_ne!(fragments[0].number, of_whole.number);
+        whole[14] = 0x47;
+        whole.splice(34..34, [1; 8]);
+        assert_eq!(flow_of(&whole, KEY), Some(of_whole));
+    }
+
+    #[test]
+    fn a_flow_is_found_behind_tags_and_sessions_and_no_further() {
+        for is_v6 in [false, true] {
+            let plain = frame(0, is_v6, ENDS, 6);
+            let packet = &plain[14..];
+            let ppp: [u8; 2] = if is_v6 { [0, 0x57] } else { [0, 0x21] };
+            let session = [&[0x88, 0x64, 0x11, 0, 0, 9, 0, 60][..], &ppp].concat();
+            let behind = |layers: &[u8]| number(&[&[0; 12][..], layers, packet].concat());
+            let tagged = [&[0x81, 0, 0, 5][..], &session].concat();
+            for layers in [&session[..], &tagged] {
+                assert_eq!(behind(layers), number(&plain), "{layers:?}");
+            }
+            assert_eq!(number(&frame(2, is_v6, ENDS, 6)), number(&plain));
+            let third = flow_of(&frame(3, is_v6, ENDS, 6), KEY).unwrap();
+            assert!(!third.is_connection && third.number != number(&plain));
+        }
+    }
+
+    #[test]
+    fn what_is_no_connection_goes_by_its_addresses() {
+        let whole = frame(0, false, ENDS, 6);
+        assert_eq!(flow_of(&whole[..FLOW_BYTES_MIN - 1], KEY), None);
+        assert!(flow_of(&whole[..FLOW_BYTES_MIN], KEY).is_some());
+        assert_eq!(flow_of(&frame(1, false, ENDS, 6)[..41], KEY), None);
+        let six = frame(0, true, ENDS, 6);
+        assert_eq!(flow_of(&six[..53], KEY), None);
+        assert!(!flow_of(&six[..57], KEY).unwrap().is_connection, "its ports are missing");
+        // A tunnel, an echo, and what is no IP.
+        for protocol in [47, 4, 1] {
+            let flow = flow_of(&frame(0, false, ENDS, protocol), KEY).unwrap();
+            assert!(!flow.is_connection);
+            assert_eq!(flow.number, number(&frame(0, false, ENDS, 1)));
+        }
+        let mut other = whole;
+        other[12..14].copy_from_slice(&[0x88, 0x47]);
+        let from = |station: u8| {
+            let mut frame = other.clone();
+            frame[11] = station;
+            flow_of(&frame, KEY).unwrap()
+        };
+        assert!(!from(1).is_connection);
+        assert_ne!(from(1).number, from(2).number);
+    }
+
+    #[test]
+    fn each_tap_has_numbers_of_its_own() {
+        let of = |key: u64| flow_of(&frame(0, false, ENDS, 6), key).unwrap().number;
+        assert_ne!(of(1) >> 48, of(2) >> 48);
+    }
+
+    /// Numbers that lie together in one of so many slots: none has many more than its share.
+    #[test]
+    fn near_flows_spread() {
+        const SLOTS: usize = 256;
+        let mut slots = vec![0; SLOTS];
+        for n in 0..16_384u64 {
+            let step = u16::try_from(n % 4096).unwrap();
+            let ends = [(0x0a00_0001, 32_768 + step), (0x0a00_0002 + n / 4096, 5201 + step % 2)];
+            let place = number(&frame(0, false, ends, 6)) >> 56;
+            slots[usize::try_from(place).unwrap()] += 1;
+        }
+        let (most, least) = (slots.iter().max().unwrap(), slots.iter().min().unwrap());
+        assert!(*most <= 110 && *least >= 25, "{least} to {most} of 64 each");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_have_a_flow_or_none(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let enough = bytes.len().min(FLOW_BYTES);
+            prop_assert_eq!(flow_of(&bytes, KEY), flow_of(&bytes[..enough], KEY));
+        }
+    }
+}
