@@ -1,5 +1,5 @@
-//! Four CPUs, four queue pairs: all carry packets, one flow keeps to one, and a connection
-//! outlives a change of their number.
+//! Four CPUs, four queue pairs: all carry packets, one flow keeps to one pair, both ways, and a
+//! connection outlives a change of their number.
 
 use super::uml_net_ping_and_iperf3::lost_nothing;
 use super::{Behaviour, Scene};
@@ -58,6 +58,8 @@ grep receiver /tmp/load | tail -n 1 | sed "s/^/FLOW load /"
 "#;
 
 const PAIRS: u32 = 4;
+/// Flows with data until then: two from each CPU, to the host and to the guest, and two that stay.
+const FLOWS: u64 = 18;
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn run(scene: &Scene<'_>) -> Outcome {
@@ -88,9 +90,16 @@ fn run(scene: &Scene<'_>) -> Outcome {
         guest.proceed()?;
         guest.reach(mark, LIMIT)?;
         let now = moved(&daemon, "bytes_passed")?;
-        let of_queues = before.iter().zip(now).map(|(then, now)| now - then);
-        keeps_to_one(mark, &of_queues.skip(direction).step_by(2).collect::<Vec<_>>())?;
+        let of_queues: Vec<_> = before.iter().zip(now).map(|(then, now)| now - then).collect();
+        let of_direction = |first: usize| of_queues.iter().copied().skip(first).step_by(2);
+        keeps_to_one(mark, &of_direction(direction).collect::<Vec<_>>())?;
+        let pair = |first: usize| of_direction(first).enumerate().max_by_key(|(_, n)| *n);
+        let ways = [pair(0), pair(1)].map(|most| most.map(|(pair, _)| pair));
+        let what = || format!("{mark}: received and sent by pairs {ways:?}: {of_queues:?}");
+        check(ways[0] == ways[1], what)?;
     }
+    let steered: u64 = moved(&daemon, "steered_flows")?.iter().sum();
+    check(steered >= FLOWS, || format!("{steered} flows were steered to their pairs"))?;
     for (mark, attached) in [("one-pair", 1), ("four-pairs", PAIRS.into())] {
         guest.proceed()?;
         guest.reach(mark, LIMIT)?;

@@ -138,13 +138,14 @@ pub(super) fn open_tap(name: &str, queue_pairs: u16) -> Result<TapPort, String> 
     let source = TapSource::Name { name: name.to_owned(), must_exist: true };
     let queue_pairs = usize::from(queue_pairs);
     let (sndbuf, txqueuelen, mtu, bridge, up) = (None, None, None, None, None);
-    let merge = false;
+    let (merge, steer) = (false, true);
     let port = TapPort::open(TapOptions {
         source,
         queue_pairs,
         sndbuf,
         txqueuelen,
         merge,
+        steer,
         mtu,
         bridge,
         up,

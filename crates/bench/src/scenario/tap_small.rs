@@ -1,5 +1,5 @@
 //! `tap-small`: small frames to a tap: through our daemon, with and without merging, and by a bare
-//! loop with one write for each.
+//! loop with one write for each; and by several queue pairs, with and without steering.
 
 use super::ScenarioArgs;
 use super::net::{Daemon, NetBench, Run, own_load, result_of};
@@ -23,6 +23,11 @@ const FRAMES: [(Flow, usize, &str); 6] = [
 /// Frames of a burst, and entries of the ring: as many as there is room for; and bursts of sixteen,
 /// of which the next is filled while the daemon has one.
 const BURSTS: [(usize, u16, &str); 2] = [(64, 1024, ""), (16, 32, ", 16 per burst")];
+/// Queue pairs of a guest that has several.
+const PAIRS: u16 = 4;
+/// What is switched off beside the daemon as it is.
+const NO_MERGE: &str = "--merge=false";
+const NO_STEER: &str = "--steer=false";
 
 /// Runs the scenario.
 pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
@@ -32,37 +37,63 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
         for (flow, size, frames) in FRAMES {
             let load = NetLoadArgs::new(bench.socket(), Direction::Transmit, 1, args.seconds());
             let load = NetLoadArgs { flow, size, burst, queue_size, ..load };
-            let through = |daemon: Daemon, merges: bool| -> Run<'_> {
+            let through = |daemon: Daemon, without: Option<&'static str>| -> Run<'_> {
                 let (bench, load) = (&bench, load.clone());
-                Box::new(move || send(bench, daemon, merges, &load))
+                Box::new(move || send(bench, daemon, without, &load))
             };
             let mut parties: Vec<_> = Vec::new();
             for (name, one) in bench.daemons() {
-                parties.push((name.to_owned(), through(one, true)));
+                parties.push((name.to_owned(), through(one, None)));
             }
-            parties.push(("manyring, merge = false".to_owned(), through(Daemon::Ours, false)));
+            parties.push((
+                "manyring, merge = false".to_owned(),
+                through(Daemon::Ours, Some(NO_MERGE)),
+            ));
             let bare: Run<'_> = Box::new(|| write_bare(&bench, flow, size));
             parties.push(("bare write loop".to_owned(), bare));
             let name = format!("guest transmits {frames}, to a tap{per_burst}");
             cells.push(bench.cell((name, 1, "kpps"), &parties, Compare::First)?);
         }
     }
+    for (flow, size, frames) in
+        FRAMES.into_iter().filter(|(flow, size, _)| is_for_pairs(*flow, *size))
+    {
+        let through = |daemon: Daemon, pairs: u16, without: Option<&'static str>| -> Run<'_> {
+            let direction = Direction::Transmit;
+            let load = NetLoadArgs::new(bench.socket(), direction, pairs, bench.args.seconds());
+            let (bench, load) = (&bench, NetLoadArgs { flow, size, ..load });
+            Box::new(move || send(bench, daemon, without, &load))
+        };
+        let mut parties: Vec<_> = Vec::new();
+        for (name, one) in bench.daemons() {
+            parties.push((name.to_owned(), through(one, PAIRS, None)));
+        }
+        let host = through(Daemon::Ours, PAIRS, Some(NO_STEER));
+        parties.push(("manyring, steer = false".to_owned(), host));
+        parties.push(("manyring, 1 pair".to_owned(), through(Daemon::Ours, 1, None)));
+        let name = format!("guest transmits {frames}, to a tap by {PAIRS} pairs");
+        cells.push(bench.cell((name, 1, "kpps"), &parties, Compare::First)?);
+    }
     Ok(bench.report("tap-small", cells))
+}
+
+/// Frames that are sent by several pairs too.
+fn is_for_pairs(flow: Flow, size: usize) -> bool {
+    size == 64 && matches!(flow, Flow::Apart | Flow::Udp)
 }
 
 /// Sends through a daemon to a tap of a new namespace.
 fn send(
     bench: &NetBench<'_>,
     daemon: Daemon,
-    merges: bool,
+    without: Option<&str>,
     load: &NetLoadArgs,
 ) -> Result<NetSample, String> {
     let space = Netns::new()?;
-    space.add_tap("host", 1, None)?;
+    space.add_tap("host", load.queue_pairs, None)?;
     let mut arguments = vec!["--tap=host".to_owned(), "--workers=1".to_owned()];
-    if !merges {
-        arguments.push("--merge=false".to_owned());
-    }
+    arguments.push(format!("--queue-pairs={}", load.queue_pairs));
+    arguments.extend(without.map(str::to_owned));
     let server = bench.daemon(daemon, &arguments, Some(&space), &bench.server)?;
     drive_as(bench, &server, load)
 }
