@@ -82,8 +82,8 @@ impl Scene {
         self.steered += sent.steered;
     }
 
-    /// The ports of so many flows, from `port` on, each with a slot of its own: where two flows
-    /// share one, only the first is steered. Of a tap that the host steers, any ports will do.
+    /// The ports of so many flows, from `port` on, each with a slot of its own: where three flows
+    /// share two, only the first two are steered. Of a tap that the host steers, any ports will do.
     fn flows(&mut self, port: u16, count: usize, is_steered: bool) -> Vec<u16> {
         let mut flows = Vec::new();
         for port in port.. {

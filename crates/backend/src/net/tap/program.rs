@@ -4,7 +4,7 @@
 //! memory that [`super::flows`] describes:
 //! ```text
 //! no flow                                queue 0
-//! slot of the flow has its tag:          the place of the slot's pair among the queues in use
+//! one of the flow's slots has its tag    the place of the slot's pair among the queues in use
 //! no such slot, or a pair out of use     the flow's number: the kernel takes it modulo the queues
 //! ```
 //! The kernel runs it with its lock-free read side held, for every frame that it sends to the tap.
@@ -275,7 +275,7 @@ fn look_at_ports(code: &mut Code, labels: &Labels) {
 
 /// Makes a number of both ends, finds its slot, and gives the queue.
 fn choose(code: &mut Code, map: i32, key: u64) {
-    let unknown = code.label();
+    let (known, unknown) = (code.label(), code.label());
     code.constant(R2, key);
     code.with(XOR, SOURCE, R2);
     code.with(XOR, TARGET, R2);
@@ -293,23 +293,31 @@ fn choose(code: &mut Code, map: i32, key: u64) {
     }
     code.with(ADD, SOURCE, TARGET);
     code.with(MUL, SOURCE, R3);
-    // The slot.
-    code.words(R1, map);
-    code.with(MOV, R2, SOURCE);
-    code.with_number(SHR, R2, SLOT_SHIFT);
-    code.with_number(SHL, R2, 2);
-    code.with(MOV, R3, R1);
-    code.with(ADD, R3, R2);
-    code.read(R3, R3, i16::try_from(PAIRS * 4).unwrap_or(0), 0);
-    // Its tag, and the flow's.
-    code.with(MOV, R4, R3);
-    code.with_number(SHR, R4, TAG_IN_SLOT);
+    // The flow's tag.
     code.with(MOV, R5, SOURCE);
     code.with_number(SHR, R5, TAG_SHIFT);
     code.with_number(AND, R5, 0xffff);
     code.with_number(OR, R5, 1);
-    code.with(XOR, R4, R5);
-    code.jump_if(IF_UNEQUAL, R4, 0, unknown);
+    // Where its slot is; then where the other one is.
+    code.words(R1, map);
+    code.with(MOV, R2, SOURCE);
+    code.with_number(SHR, R2, SLOT_SHIFT);
+    code.with_number(SHL, R2, 2);
+    for is_last in [false, true] {
+        code.with(MOV, R3, R1);
+        code.with(ADD, R3, R2);
+        code.read(R3, R3, i16::try_from(PAIRS * 4).unwrap_or(0), 0);
+        code.with(MOV, R4, R3);
+        code.with_number(SHR, R4, TAG_IN_SLOT);
+        code.with(XOR, R4, R5);
+        if is_last {
+            code.jump_if(IF_UNEQUAL, R4, 0, unknown);
+        } else {
+            code.jump_if(IF_EQUAL, R4, 0, known);
+            code.with_number(XOR, R2, 4);
+        }
+    }
+    code.mark(known);
     // The place of the pair among the queues in use, plus one.
     code.with_number(AND, R3, PAIR_MASK);
     code.with_number(SHL, R3, 2);
