@@ -72,7 +72,7 @@ pub struct Guest {
 
 #[allow(dead_code, reason = "each target uses its part")]
 impl Guest {
-    pub fn new(size: u16, base: u16, event_idx: bool, indirect: bool) -> Self {
+    pub fn new(size: u16, base: u16, event_idx: bool, indirect: bool, in_order: bool) -> Self {
         let mappings = [SIZE, SECOND].map(|size| Arc::new(Mapping::anonymous(size).unwrap()));
         let first = RegionSpec { guest_addr: GUEST, size: SIZE, user_addr: USER, mmap_offset: 0 };
         let second = RegionSpec {
@@ -100,7 +100,7 @@ impl Guest {
                 size,
                 addresses,
                 base: base.into(),
-                features: RingFeatures { event_idx, indirect },
+                features: RingFeatures { event_idx, indirect, in_order },
             },
             memory: Arc::new(memory),
             mappings,

@@ -38,7 +38,7 @@ enum Step {
 
 fuzz_target!(|input: (bool, Vec<Step>)| {
     let (read_only, steps) = input;
-    let guest = Guest::new(16, 65_530, true, true);
+    let guest = Guest::new(16, 65_530, true, true, false);
     let disk = Arc::new(MemoryDisk::new(1 << 16).unwrap());
     let queue = DeviceQueue::new(guest.config, guest.memory.clone()).unwrap();
     let mut solo = SoloQueue::new(queue, disk, read_only).unwrap();

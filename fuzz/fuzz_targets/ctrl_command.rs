@@ -36,7 +36,7 @@ enum Step {
 fuzz_target!(|input: (u64, Vec<Step>)| {
     let (features, steps) = input;
     let features = features | VIRTIO_NET_F_CTRL_VQ | VIRTIO_NET_F_MQ;
-    let guest = Guest::new(16, 65_530, true, true);
+    let guest = Guest::new(16, 65_530, true, true, true);
     let queue = DeviceQueue::new(guest.config, guest.memory.clone()).unwrap();
     let port = Arc::new(NullPort::new(PAIRS, 0));
     let mut solo = SoloControl::new(&RUNTIME, queue, port, features);

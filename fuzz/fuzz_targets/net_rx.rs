@@ -61,7 +61,7 @@ impl PortRx for Port {
 
 fuzz_target!(|input: (u64, bool, Vec<Step>)| {
     let (features, is_mergeable, steps) = input;
-    let guest = Arc::new(Guest::new(16, 65_530, true, true));
+    let guest = Arc::new(Guest::new(16, 65_530, true, true, true));
     let queue = DeviceQueue::new(guest.config, guest.memory.clone()).unwrap();
     let port = Port { guest: guest.clone(), arrives: Arc::default() };
     let given = Offloads::of_guest(features);

@@ -79,7 +79,7 @@ impl PortTx for Port {
 fuzz_target!(|input: (u64, Vec<u8>, Vec<Step>)| {
     let (features, script, steps) = input;
     let taken = Offloads::of_host(features);
-    let guest = Arc::new(Guest::new(16, 65_530, true, true));
+    let guest = Arc::new(Guest::new(16, 65_530, true, true, true));
     let queue = DeviceQueue::new(guest.config, guest.memory.clone()).unwrap();
     let port = Port { guest: guest.clone(), taken, script };
     let mut solo = SoloTx::new(queue, Box::new(port), taken).unwrap();

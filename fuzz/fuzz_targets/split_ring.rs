@@ -21,9 +21,9 @@ enum Step {
     Disarm,
 }
 
-fuzz_target!(|input: (bool, bool, u8, u16, Vec<Step>)| {
-    let (event_idx, indirect, log_size, base, steps) = input;
-    let guest = Guest::new(1 << (log_size % 9), base, event_idx, indirect);
+fuzz_target!(|input: ([bool; 3], u8, u16, Vec<Step>)| {
+    let ([event_idx, indirect, in_order], log_size, base, steps) = input;
+    let guest = Guest::new(1 << (log_size % 9), base, event_idx, indirect, in_order);
     let mut queue = DeviceQueue::new(guest.config, guest.memory.clone()).unwrap();
     let mut batch = Batch::new();
     let mut held = Vec::new();

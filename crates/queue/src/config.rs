@@ -26,6 +26,8 @@ pub struct RingFeatures {
     pub event_idx: bool,
     /// `VIRTIO_F_INDIRECT_DESC`
     pub indirect: bool,
+    /// `VIRTIO_F_IN_ORDER`
+    pub in_order: bool,
 }
 
 impl RingFeatures {
@@ -35,6 +37,7 @@ impl RingFeatures {
         Self {
             event_idx: features & manyring_wire::virtio::VIRTIO_F_EVENT_IDX != 0,
             indirect: features & manyring_wire::virtio::VIRTIO_F_INDIRECT_DESC != 0,
+            in_order: features & manyring_wire::virtio::VIRTIO_F_IN_ORDER != 0,
         }
     }
 }

@@ -34,7 +34,9 @@
 //!    `needs_notification` reads the driver's event behind its fence, and `enable_notifications`
 //!    looks at the ring once more behind its own; true means "there is work, do not sleep".
 //!    `tests/interleave.rs` and `tests/interleave_blkif.rs` run both under loom.
-//! 6. **The base is a type.** [`Base`] is what `SET_VRING_BASE` and `GET_VRING_BASE` carry; only
+//! 6. **Chains are pushed in any order.** Where the driver has negotiated that it gets them back in
+//!    the order in which it made them available, the ring restores that (`order.rs`).
+//! 7. **The base is a type.** [`Base`] is what `SET_VRING_BASE` and `GET_VRING_BASE` carry; only
 //!    the ring's format knows what its 32 bits mean.
 //!
 //! The device half of every format answers through two traits, [`Ring`] and [`Chains`]. Code that
@@ -61,7 +63,7 @@
 //!     size: 8,
 //!     addresses: RingAddresses { descriptor: 0, available: 0x1000, used: 0x2000 },
 //!     base: 0.into(),
-//!     features: RingFeatures { event_idx: true, indirect: true },
+//!     features: RingFeatures { event_idx: true, indirect: true, in_order: false },
 //! };
 //! let mut driver = DriverQueue::new(config(), &memory).unwrap();
 //! let mut device = DeviceQueue::new(config(), memory).unwrap();
@@ -85,6 +87,7 @@ pub mod blkif;
 mod chain;
 mod config;
 mod error;
+mod order;
 mod ring;
 pub mod split;
 

@@ -15,7 +15,8 @@ use proptest::prelude::*;
 use std::collections::HashSet;
 
 const SIZE_OF_RING: u16 = 8;
-const WITH_INDIRECT: RingFeatures = RingFeatures { event_idx: false, indirect: true };
+const WITH_INDIRECT: RingFeatures =
+    RingFeatures { event_idx: false, indirect: true, in_order: false };
 /// Where the tests put an indirect table.
 const TABLE: u64 = BUFFERS + 0x8000;
 
@@ -411,10 +412,11 @@ proptest! {
 
     #[test]
     fn random_words_in_a_ring_reach_nothing_but_guest_memory(
-        features in any::<(bool, bool)>(),
+        features in any::<(bool, bool, bool)>(),
         scribbles in prop::collection::vec(scribble(), 1..80),
     ) {
-        let features = RingFeatures { event_idx: features.0, indirect: features.1 };
+        let (event_idx, indirect, in_order) = features;
+        let features = RingFeatures { event_idx, indirect, in_order };
         let rig = Rig::new(SIZE_OF_RING, features, 65_530);
         rig.driver();
         let mut device = rig.device();

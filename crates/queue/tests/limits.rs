@@ -15,7 +15,7 @@ use manyring_queue::{
 use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Descriptor, RING_IDX};
 use std::sync::Arc;
 
-const INDIRECT: RingFeatures = RingFeatures { event_idx: false, indirect: true };
+const INDIRECT: RingFeatures = RingFeatures { event_idx: false, indirect: true, in_order: false };
 /// Where the tests put an indirect table.
 const TABLE: u64 = BUFFERS + 0x8000;
 
@@ -241,16 +241,19 @@ fn a_split_ring_has_no_base_above_16_bits() {
 }
 
 #[test]
-fn ring_features_are_two_of_the_negotiated_bits() {
-    for (bits, event_idx, indirect) in [
-        (0, false, false),
-        (1 << 28, false, true),
-        (1 << 29, true, false),
-        (!(1 << 28), true, false),
-        (!(1 << 29), false, true),
-        (u64::MAX, true, true),
+fn ring_features_are_three_of_the_negotiated_bits() {
+    for (bits, [event_idx, indirect, in_order]) in [
+        (0, [false; 3]),
+        (1 << 28, [false, true, false]),
+        (1 << 29, [true, false, false]),
+        (1 << 35, [false, false, true]),
+        (!(1 << 28), [true, false, true]),
+        (!(1 << 29), [false, true, true]),
+        (!(1 << 35), [true, true, false]),
+        (u64::MAX, [true; 3]),
     ] {
-        assert_eq!(RingFeatures::from_bits(bits), RingFeatures { event_idx, indirect });
+        let features = RingFeatures { event_idx, indirect, in_order };
+        assert_eq!(RingFeatures::from_bits(bits), features);
     }
 }
 
@@ -300,7 +303,7 @@ fn a_queue_of_any_format_does_what_its_halves_do() {
 #[test]
 fn each_side_asks_for_notifications_and_takes_it_back() {
     for event_idx in [false, true] {
-        let rig = Rig::new(4, RingFeatures { event_idx, indirect: false }, 0);
+        let rig = Rig::new(4, RingFeatures { event_idx, indirect: false, in_order: false }, 0);
         let (mut driver, mut device) = pair(&rig);
         let mut batch = Batch::new();
         let mut serve = |device: &mut DeviceQueue| {

@@ -83,7 +83,7 @@ impl Pair {
             rig,
             driver,
             device,
-            model: Model::new(size),
+            model: Model::new(size, features.in_order),
             batch: Batch::new(),
             held: HashMap::new(),
             areas,
@@ -280,7 +280,11 @@ impl Pair {
 }
 
 fn features() -> impl Strategy<Value = RingFeatures> {
-    any::<(bool, bool)>().prop_map(|(event_idx, indirect)| RingFeatures { event_idx, indirect })
+    any::<(bool, bool, bool)>().prop_map(|(event_idx, indirect, in_order)| RingFeatures {
+        event_idx,
+        indirect,
+        in_order,
+    })
 }
 
 proptest! {
@@ -303,8 +307,9 @@ proptest! {
 
 #[test]
 fn a_full_ring_goes_round_70000_times_and_the_indexes_wrap() {
-    for (event_idx, indirect) in [(false, false), (true, false), (false, true), (true, true)] {
-        let mut pair = Pair::new(4, RingFeatures { event_idx, indirect }, 3);
+    for features in 0..8u8 {
+        let [event_idx, indirect, in_order] = [1, 2, 4].map(|bit| features & bit != 0);
+        let mut pair = Pair::new(4, RingFeatures { event_idx, indirect, in_order }, 3);
         for round in 0..17_500 {
             for _ in 0..4 {
                 pair.run(&Step::Add { readable: vec![3], writable: vec![], indirect });

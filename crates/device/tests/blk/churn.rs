@@ -135,7 +135,7 @@ struct FrontEnd<'a> {
 
 impl FrontEnd<'_> {
     fn config(&self) -> QueueConfig {
-        let features = RingFeatures { event_idx: self.event_idx, indirect: true };
+        let features = RingFeatures { event_idx: self.event_idx, indirect: true, in_order: false };
         QueueConfig { size: 64, addresses: RING, base: self.base, features }
     }
 

@@ -22,6 +22,8 @@ pub struct DriverHalf {
     chain_len: Vec<u16>,
     free_head: u16,
     free_count: u16,
+    /// The head that comes back next, if chains come back in order.
+    oldest: u16,
     avail_idx: u16,
     published_idx: u16,
     last_used: u16,
@@ -61,6 +63,7 @@ impl DriverHalf {
             chain_len: vec![0; usize::from(size)],
             free_head: 0,
             free_count: size,
+            oldest: 0,
             avail_idx: base,
             published_idx: base,
             last_used: base,
@@ -164,7 +167,14 @@ impl DriverHalf {
         let count = std::mem::take(&mut self.chain_len[usize::from(head)]);
         // A device that returns a chain twice would corrupt the free list.
         assert!(count > 0, "the device returned chain {head}, which is not in flight");
-        self.free_chain(head, count);
+        if self.features.in_order {
+            assert_eq!(head, self.oldest, "the device returned a chain before its turn");
+            self.oldest = (head + count) & (self.size - 1);
+            // The list of free descriptors stays as it began: one after the other (§2.7.5.2).
+            self.free_count += count;
+        } else {
+            self.free_chain(head, count);
+        }
         Some((head, written))
     }
 

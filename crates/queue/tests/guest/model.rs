@@ -1,6 +1,6 @@
 //! A naive ring in plain Rust: the oracle. Queues of values, no indexes, no memory orders.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// What a driver put into a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,11 +20,18 @@ pub(crate) struct ModelChain {
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     pub(crate) size: u16,
+    /// Chains come back in the order of their pops.
+    pub(crate) in_order: bool,
     pub(crate) taken: u16,
     pub(crate) added: VecDeque<ModelChain>,
     pub(crate) available: VecDeque<ModelChain>,
     /// Oldest pop first.
     pub(crate) in_flight: Vec<ModelChain>,
+    /// The place of each of them among all pops.
+    places: Vec<u64>,
+    /// Pushed before their turn.
+    early: BTreeMap<u64, (ModelChain, u32)>,
+    returned: u64,
     /// The tail of the pops that can be put back: none of them, or later, was pushed.
     pub(crate) put_back: usize,
     pub(crate) pushed: VecDeque<(ModelChain, u32)>,
@@ -35,8 +42,8 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    pub(crate) fn new(size: u16) -> Self {
-        Self { size, ..Self::default() }
+    pub(crate) fn new(size: u16, in_order: bool) -> Self {
+        Self { size, in_order, ..Self::default() }
     }
 
     /// True if a chain of `cost` descriptors fits.
@@ -59,6 +66,7 @@ impl Model {
     pub(crate) fn pop(&mut self) -> Option<ModelChain> {
         let chain = self.available.pop_front()?;
         self.in_flight.push(chain.clone());
+        self.places.push(self.popped_total - self.put_back_total);
         self.put_back += 1;
         self.popped_total += 1;
         Some(chain)
@@ -71,6 +79,7 @@ impl Model {
 
     pub(crate) fn unpop(&mut self) {
         let chain = self.in_flight.pop().unwrap();
+        self.places.pop();
         self.put_back -= 1;
         self.put_back_total += 1;
         self.available.push_front(chain);
@@ -82,7 +91,16 @@ impl Model {
         // What was popped before it can no longer be the newest pop.
         self.put_back = self.put_back.min(from_end);
         self.pushed_total += 1;
-        self.pushed.push_back((chain, written));
+        let place = self.places.remove(at);
+        if !self.in_order {
+            self.pushed.push_back((chain, written));
+            return;
+        }
+        self.early.insert(place, (chain, written));
+        while let Some(next) = self.early.remove(&self.returned) {
+            self.pushed.push_back(next);
+            self.returned += 1;
+        }
     }
 
     /// Returns how many became used.

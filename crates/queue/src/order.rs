@@ -1,0 +1,80 @@
+//! `Order`: chains that were served before one that was made available earlier.
+//!
+//! A driver that has negotiated `VIRTIO_F_IN_ORDER` gets its chains back in the order in which it
+//! made them available (virtio 1.3 §2.7.9): it then keeps no list of them. Whoever serves a queue
+//! need not know of that. The ring gives each chain its position when it is popped; one that is
+//! pushed before its turn waits here until those before it have been pushed:
+//! ```text
+//! pop:    position = used_idx + chains in flight + chains that wait here
+//! push:   position = used_idx?  its used entry is written, used_idx += 1, and so for every chain
+//!                               that waits at used_idx then
+//!         else                  it waits at its position
+//! ```
+//! Every used entry is written, though one for a whole batch would do: drivers differ in how well
+//! they skip.
+
+/// What is known of the chains in flight, and of those that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Order {
+    /// The position of each chain in flight, by its head. As long as the ring.
+    positions: Vec<u16>,
+    /// Head and written bytes of what waits, by position. Empty until the first has to wait.
+    waiting: Vec<Option<(u16, u32)>>,
+    count: u16,
+}
+
+impl Order {
+    /// Of a ring of `size` entries, a power of two.
+    pub(crate) fn new(size: u16) -> Self {
+        Self { positions: vec![0; usize::from(size)], ..Self::default() }
+    }
+
+    /// Chains that wait.
+    #[inline]
+    pub(crate) fn count(&self) -> u16 {
+        self.count
+    }
+
+    /// A chain was popped that is to come back at `position`.
+    #[inline]
+    pub(crate) fn note(&mut self, head: u16, position: u16) {
+        if let Some(known) = self.positions.get_mut(usize::from(head)) {
+            *known = position;
+        }
+    }
+
+    /// True if a chain that was popped comes back now, as entry `used_idx`. If not, it waits.
+    #[inline]
+    pub(crate) fn is_due(&mut self, used: (u16, u32), used_idx: u16) -> bool {
+        let position = self.positions.get(usize::from(used.0));
+        match position {
+            Some(&position) if position != used_idx => {
+                self.keep(position, used);
+                false
+            }
+            _ => true,
+        }
+    }
+
+    #[cold]
+    fn keep(&mut self, position: u16, used: (u16, u32)) {
+        let size = self.positions.len();
+        self.waiting.resize(size, None);
+        let place = &mut self.waiting[usize::from(position) & (size - 1)];
+        debug_assert!(place.is_none(), "two chains of one position");
+        *place = Some(used);
+        self.count += 1;
+    }
+
+    /// What waits for entry `used_idx`, which is the next.
+    #[inline]
+    pub(crate) fn take(&mut self, used_idx: u16) -> Option<(u16, u32)> {
+        if self.count == 0 {
+            return None;
+        }
+        let mask = self.positions.len() - 1;
+        let used = self.waiting.get_mut(usize::from(used_idx) & mask)?.take()?;
+        self.count -= 1;
+        Some(used)
+    }
+}
