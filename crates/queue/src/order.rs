@@ -5,10 +5,10 @@
 //! need not know of that. The ring gives each chain its position when it is popped; one that is
 //! pushed before its turn waits here until those before it have been pushed:
 //! ```text
-//! pop:    position = used_idx + chains in flight + chains that wait here
-//! push:   position = used_idx?  its used entry is written, used_idx += 1, and so for every chain
-//!                               that waits at used_idx then
-//!         else                  it waits at its position
+//! pop:       position = used_idx + chains in flight + chains that wait here
+//! push:      position = used_idx?  its used entry is written, used_idx += 1
+//!            else                  it waits at its position
+//! publish:   while a chain waits at used_idx: its used entry is written, used_idx += 1
 //! ```
 //! Every used entry is written, though one for a whole batch would do: drivers differ in how well
 //! they skip.
@@ -24,7 +24,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Of a ring of `size` entries, a power of two.
+    /// Of a ring of `size` entries, a power of two; 0 if its chains come back in any order.
     pub(crate) fn new(size: u16) -> Self {
         Self { positions: vec![0; usize::from(size)], ..Self::default() }
     }
@@ -67,12 +67,8 @@ impl Order {
     }
 
     /// What waits for entry `used_idx`, which is the next.
-    #[inline]
     pub(crate) fn take(&mut self, used_idx: u16) -> Option<(u16, u32)> {
-        if self.count == 0 {
-            return None;
-        }
-        let mask = self.positions.len() - 1;
+        let mask = self.positions.len().checked_sub(1)?;
         let used = self.waiting.get_mut(usize::from(used_idx) & mask)?.take()?;
         self.count -= 1;
         Some(used)
