@@ -20,6 +20,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         socket: &daemon.socket(),
         pairs: 1,
         is_mergeable: true,
+        in_order: true,
         mode: "icmpecho",
         frame_size: 64,
         devices: &[],

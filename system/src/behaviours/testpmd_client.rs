@@ -24,9 +24,9 @@ const A_WHILE: Duration = Duration::from_millis(300);
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;
     for pairs in [1, 2] {
-        for is_mergeable in [true, false] {
-            let case = Case { scene, namespace: &namespace, pairs, is_mergeable };
-            let name = format!("{pairs} pairs, mergeable {is_mergeable}");
+        for (is_mergeable, in_order) in [(true, true), (true, false), (false, true)] {
+            let case = Case { scene, namespace: &namespace, pairs, is_mergeable, in_order };
+            let name = format!("{pairs} pairs, mergeable {is_mergeable}, in order {in_order}");
             case.txonly_to_null().context(format!("{name}: txonly to null"))?;
             case.rxonly_from_generator().context(format!("{name}: rxonly from the generator"))?;
             case.txonly_to_tap().context(format!("{name}: txonly to a tap"))?;
@@ -42,6 +42,7 @@ struct Case<'a> {
     namespace: &'a Namespace,
     pairs: u32,
     is_mergeable: bool,
+    in_order: bool,
 }
 
 impl Case<'_> {
@@ -64,8 +65,9 @@ impl Case<'_> {
     }
 
     fn connect(&self, daemon: &Daemon, mode: &str, frame_size: u32) -> Outcome<Testpmd> {
-        let (pairs, is_mergeable, socket) = (self.pairs, self.is_mergeable, &daemon.socket());
-        let options = Options { socket, pairs, is_mergeable, mode, frame_size, devices: &[] };
+        let Self { pairs, is_mergeable, in_order, .. } = *self;
+        let (socket, devices) = (&daemon.socket(), &[]);
+        let options = Options { socket, pairs, is_mergeable, in_order, mode, frame_size, devices };
         Testpmd::start(&options, self.scene.folder.path(), &self.scene.log("testpmd.log"))
     }
 

@@ -18,6 +18,8 @@ pub struct Options<'a> {
     pub pairs: u32,
     /// Whether it takes mergeable receive buffers.
     pub is_mergeable: bool,
+    /// Whether it wants its buffers back in the order in which it made them available.
+    pub in_order: bool,
     /// testpmd's word: `txonly`, `rxonly`, `icmpecho` ..
     pub mode: &'a str,
     /// Bytes of a frame of `txonly`.
@@ -58,10 +60,11 @@ impl Testpmd {
         command.args(["--file-prefix", "testpmd", "--no-huge", "-m", "256"]);
         command.arg("--vdev").arg(format!(
             "net_virtio_user0,path={},queues={},queue_size=1024,packed_vq=0,mrg_rxbuf={},\
-             in_order=0,mac=52:54:00:00:00:01",
+             in_order={},mac=52:54:00:00:00:01",
             options.socket.display(),
             options.pairs,
-            u8::from(options.is_mergeable)
+            u8::from(options.is_mergeable),
+            u8::from(options.in_order)
         ));
         for device in options.devices {
             command.args(["--vdev", device]);

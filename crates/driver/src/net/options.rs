@@ -9,7 +9,7 @@ use manyring_wire::net::{
 use manyring_wire::vhost_user::{
     PROTOCOL_F_CONFIG, PROTOCOL_F_MQ, PROTOCOL_F_MTU, PROTOCOL_F_RARP, PROTOCOL_F_REPLY_ACK,
 };
-use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_VERSION_1};
+use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1};
 use std::time::Duration;
 
 /// Who reads the driver's control queue.
@@ -61,6 +61,7 @@ impl NetOptions {
     pub const CONTROL: u64 = CTRL_BITS;
     /// What a driver without offloads takes.
     pub const PLAIN: u64 = VIRTIO_F_EVENT_IDX
+        | VIRTIO_F_IN_ORDER
         | VIRTIO_F_VERSION_1
         | VIRTIO_NET_F_MRG_RXBUF
         | VIRTIO_NET_F_MAC
