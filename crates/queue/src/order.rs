@@ -13,6 +13,8 @@
 //! Every used entry is written, though one for a whole batch would do: drivers differ in how well
 //! they skip.
 
+use crate::chain::Batch;
+
 /// What is known of the chains in flight, and of those that wait.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
@@ -35,11 +37,17 @@ impl Order {
         self.count
     }
 
-    /// A chain was popped that is to come back at `position`.
-    #[inline]
-    pub(crate) fn note(&mut self, head: u16, position: u16) {
-        if let Some(known) = self.positions.get_mut(usize::from(head)) {
-            *known = position;
+    /// Notes where the chains of a batch are to come back: behind the `others`, which were in
+    /// flight before, and those that wait. Once for a batch, and not inlined: queues without this
+    /// order would pay for its registers.
+    #[inline(never)]
+    pub(crate) fn note(&mut self, batch: &Batch, used_idx: u16, others: u16) {
+        let mut position = used_idx.wrapping_add(others).wrapping_add(self.count);
+        for chain in batch.entries.iter().filter_map(|entry| entry.chain.as_ref()) {
+            if let Some(known) = self.positions.get_mut(usize::from(chain.slot())) {
+                *known = position;
+            }
+            position = position.wrapping_add(1);
         }
     }
 

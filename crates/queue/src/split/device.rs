@@ -211,19 +211,6 @@ impl DeviceHalf {
         Err(QueueError::ChainLength { max: count })
     }
 
-    /// Notes where the chains that were popped are to come back. Once for a batch, and not inlined:
-    /// queues without this order would pay for its registers.
-    #[inline(never)]
-    fn note_order(&mut self, batch: &Batch) {
-        let popped = u16::try_from(batch.entries.len()).unwrap_or(0);
-        let before = self.in_flight - popped + self.order.count();
-        let mut position = self.used_idx.wrapping_add(before);
-        for chain in batch.entries.iter().filter_map(|entry| entry.chain.as_ref()) {
-            self.order.note(chain.slot(), position);
-            position = position.wrapping_add(1);
-        }
-    }
-
     /// Returns those chains that have waited for the ones that were pushed.
     #[cold]
     fn push_waiting(&mut self) {
@@ -267,8 +254,8 @@ impl Ring for DeviceHalf {
             self.latch_fault(QueueError::AvailJump { from, to: idx, size });
             return false;
         }
-        // A chain that the driver has not got back holds a descriptor: this bounds what a driver can
-        // make us hold.
+        // A chain that the driver has not got back holds a descriptor: this bounds what a driver
+        // can make us hold.
         let in_flight = self.in_flight + self.order.count();
         if available > size - in_flight {
             self.latch_fault(QueueError::Overfull { available, in_flight, size });
@@ -375,7 +362,7 @@ impl Chains for DeviceHalf {
         }
         let available = usize::from(self.avail_idx.wrapping_sub(self.last_avail));
         // Descriptors of no bytes leave no slice behind, but cost a read each: they count as well.
-        let mut empty = 0;
+        let (mut empty, in_flight) = (0, self.in_flight);
         for _ in 0..available.min(BATCH_CHAINS).min(max) {
             match self.pop_chain(batch, &mut empty) {
                 Ok(entry) => batch.entries.push(entry),
@@ -388,10 +375,11 @@ impl Chains for DeviceHalf {
                 break;
             }
         }
+        let popped = batch.entries.len();
         if self.features.in_order {
-            self.note_order(batch);
+            self.order.note(batch, self.used_idx, in_flight);
         }
-        batch.entries.len()
+        popped
     }
 
     fn unpop(&mut self, chain: Chain) {
