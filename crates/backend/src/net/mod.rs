@@ -393,7 +393,8 @@ impl Frames {
         if !self.slices.push_own(index * self.own_len, HEADER_SIZE) {
             return false;
         }
-        self.slices.as_slices()[start].write_from(zerocopy::IntoBytes::as_bytes(header));
+        let bytes: &[u8; HEADER_SIZE] = zerocopy::transmute_ref!(header);
+        self.slices.as_slices()[start].write_array(bytes);
         self.slices.extend(pieces, skip);
         self.list.push(Frame { slices: start..self.slices.len(), len, token });
         true
