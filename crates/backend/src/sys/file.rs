@@ -16,9 +16,9 @@ pub const RWF_NOWAIT: i32 = libc::RWF_NOWAIT;
 /// `RWF_DSYNC`: the data is durable when the write returns.
 pub const RWF_DSYNC: i32 = libc::RWF_DSYNC;
 
-// The C library's own functions for these calls are points at which a thread can be cancelled, which
-// costs each of them two atomic operations: 3 % of a read through the page cache. Nobody cancels
-// threads here, and `syscall` is no such point. All arguments are as wide as registers.
+// The C library's own functions for these calls are points at which a thread can be cancelled,
+// which costs each of them two atomic operations: 3 % of a read through the page cache. Nobody
+// cancels threads here, and `syscall` is no such point. All arguments are as wide as registers.
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("where registers have 32 bits an offset takes two of them");
 
