@@ -25,6 +25,8 @@ pub(crate) struct Notifier {
     moderator: Moderator,
     /// Nothing is held back while the moderator is off.
     held: Option<Held>,
+    /// Chains that were returned and that the driver cannot see yet ([`Ring::waiting`]).
+    unseen: u64,
 }
 
 /// A used buffer notification that is held back.
@@ -46,7 +48,8 @@ pub(crate) struct Moment {
 impl Notifier {
     pub(crate) fn new(kick: Option<Kick>, call: Option<Arc<Call>>) -> Self {
         let moderator = Moderator::new(Moderation::Off);
-        Self { kick, watch: 0, is_stale: false, is_kicked: false, call, moderator, held: None }
+        let (is_stale, is_kicked, held, unseen) = (false, false, None, 0);
+        Self { kick, watch: 0, is_stale, is_kicked, call, moderator, held, unseen }
     }
 
     /// False: nobody can kick, the ring is looked at for ever.
@@ -152,13 +155,28 @@ impl Notifier {
     ) {
         ring.publish();
         let is_wanted = ring.needs_notification();
+        let mut count = count as u64;
+        if ring.waiting() > 0 || self.unseen > 0 {
+            count = self.seen_of(count, ring);
+            if count == 0 && !is_wanted {
+                return;
+            }
+        }
         if !self.moderator.is_off() {
-            self.moderate(ring, count as u64, is_wanted, moment, stats);
+            self.moderate(ring, count, is_wanted, moment, stats);
         } else if is_wanted {
             self.ring(stats);
         } else {
             stats.calls_suppressed.add(1);
         }
+    }
+
+    /// How many the driver sees after `count` more were returned, where chains come back in order:
+    /// some wait for those before them, others have waited until now.
+    #[cold]
+    fn seen_of(&mut self, count: u64, ring: &impl Ring) -> u64 {
+        let before = std::mem::replace(&mut self.unseen, ring.waiting().into());
+        (count + before).saturating_sub(self.unseen)
     }
 
     /// Tells the driver of `count` requests or frames that were returned, now or later.
@@ -231,6 +249,7 @@ impl Notifier {
         let was_held = self.held.take().is_some();
         let wants = returned && {
             ring.publish();
+            self.unseen = ring.waiting().into();
             ring.needs_notification()
         };
         if was_held || wants {
@@ -254,5 +273,5 @@ impl Notifier {
 
 /// Chains that the driver has made available and not got back, as far as the ring was looked at.
 fn left_in(ring: &impl Ring) -> u64 {
-    u64::from(ring.in_flight()) + u64::from(ring.available_count())
+    [ring.in_flight(), ring.waiting(), ring.available_count()].into_iter().map(u64::from).sum()
 }

@@ -154,9 +154,6 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         if mode != Mode::Rest {
             self.looked_at_ns = now_ns;
         }
-        if done.popped > 0 || done.used > 0 {
-            self.stats.in_flight.set(u64::from(self.ring.in_flight()));
-        }
         let moment = Moment { now_ns, is_served: mode == Mode::Serve };
         if done.used > 0 {
             // Chains that come back late say nothing of what the driver did since it disabled the
@@ -165,6 +162,9 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
                 self.life.dropped_some();
             }
             self.notifier.publish(&mut self.ring, done.told, moment, &self.stats);
+        }
+        if done.popped > 0 || done.used > 0 {
+            self.stats.in_flight.set((self.ring.in_flight() + self.ring.waiting()).into());
         }
         self.notifier.ring_if_due(moment, &self.stats);
         if self.ring.is_faulted() {

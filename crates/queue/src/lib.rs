@@ -141,6 +141,11 @@ impl Ring for DeviceQueue {
         each!(self, queue => queue.in_flight())
     }
 
+    #[inline]
+    fn waiting(&self) -> u16 {
+        each!(self, queue => queue.waiting())
+    }
+
     fn size(&self) -> u16 {
         each!(self, queue => queue.size())
     }

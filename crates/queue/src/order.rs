@@ -75,7 +75,13 @@ impl Order {
     }
 
     /// What waits for entry `used_idx`, which is the next.
+    #[inline]
     pub(crate) fn take(&mut self, used_idx: u16) -> Option<(u16, u32)> {
+        if self.count == 0 { None } else { self.take_one(used_idx) }
+    }
+
+    #[cold]
+    fn take_one(&mut self, used_idx: u16) -> Option<(u16, u32)> {
         let mask = self.positions.len().checked_sub(1)?;
         let used = self.waiting.get_mut(usize::from(used_idx) & mask)?.take()?;
         self.count -= 1;

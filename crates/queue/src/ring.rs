@@ -30,6 +30,13 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
     /// Chains that were popped and neither pushed nor put back nor discarded.
     fn in_flight(&self) -> u16;
 
+    /// Chains that were pushed before their turn, of a driver that wants them in order: they are
+    /// not seen yet, though the ring has been published.
+    #[inline]
+    fn waiting(&self) -> u16 {
+        0
+    }
+
     /// Entries of the ring.
     fn size(&self) -> u16;
 

@@ -211,14 +211,6 @@ impl DeviceHalf {
         Err(QueueError::ChainLength { max: count })
     }
 
-    /// Returns those chains that have waited for the ones that were pushed.
-    #[cold]
-    fn push_waiting(&mut self) {
-        while let Some((head, written)) = self.order.take(self.used_idx) {
-            self.write_used(head, written);
-        }
-    }
-
     /// Returns a chain to the driver.
     #[inline]
     fn write_used(&mut self, head: u16, written: u32) {
@@ -273,6 +265,11 @@ impl Ring for DeviceHalf {
         self.in_flight
     }
 
+    #[inline]
+    fn waiting(&self) -> u16 {
+        self.order.count()
+    }
+
     fn size(&self) -> u16 {
         self.size
     }
@@ -283,8 +280,8 @@ impl Ring for DeviceHalf {
 
     #[inline]
     fn publish(&mut self) -> u16 {
-        if self.order.count() > 0 {
-            self.push_waiting();
+        while let Some((head, written)) = self.order.take(self.used_idx) {
+            self.write_used(head, written);
         }
         let count = self.used_idx.wrapping_sub(self.published_idx);
         if count != 0 {

@@ -154,3 +154,53 @@ fn a_driver_that_asks_by_index_hears_of_all_that_was_held_back() {
     let stats = &guest.ring.stats;
     assert_eq!((stats.calls_held.value(), stats.calls_suppressed.value()), (10, 0));
 }
+
+/// A frame that its port blocks, then seven that are none and go back at once, then the port has
+/// room. After each turn: how many chains the driver has back, whether it was called, and how many
+/// it has not got back by the counters.
+fn seven_behind_one_that_is_blocked(in_order: bool, is_held: bool) -> Vec<(usize, bool, u64)> {
+    let scripted = Scripted::default();
+    // Rings with EVENT_IDX return chains in order here.
+    let mut guest = Guest::ruled(false, in_order, scripted, (Moderation::Off, Reclaim::Off));
+    guest.coalesce(8, 60_000_000);
+    let look = |guest: &mut Guest| {
+        let seen = (guest.returned(), guest.is_called(), guest.ring.stats.in_flight.value());
+        guest.ring.driver.enable_notifications();
+        seen
+    };
+    if is_held {
+        guest.send(1);
+        guest.turn(500);
+        look(&mut guest);
+    }
+    guest.port.script().sends.extend([Next::Block]);
+    guest.send(1);
+    for n in 0..7 {
+        guest.ring.driver.add(&[(DATA + 0x10000 + n * 64, 4)], &[]).unwrap();
+    }
+    guest.ring.driver.publish();
+    guest.turn(1000);
+    let blocked = look(&mut guest);
+    let ready = Woken { source: Source::Port { slot: 0, generation: 1 }, result: 4, ended: false };
+    let mut io = QueueIo::new(&mut guest.wait, 0, 1, 3000);
+    guest.running.on_event(Happened::Port, ready, &mut io);
+    guest.turn(3000);
+    vec![blocked, look(&mut guest)]
+}
+
+#[test]
+fn a_driver_that_coalesces_is_told_of_what_it_can_see() {
+    if late() {
+        return;
+    }
+    for (in_order, is_held, expected) in [
+        (false, false, [(7, false, 1), (1, true, 0)]),
+        (true, false, [(0, false, 8), (8, true, 0)]),
+        // One is untold: with it the seven are eight, and the last is held back.
+        (false, true, [(7, true, 1), (1, false, 0)]),
+        (true, true, [(0, false, 8), (8, true, 0)]),
+    ] {
+        let seen = seven_behind_one_that_is_blocked(in_order, is_held);
+        assert_eq!(seen, expected, "in order {in_order}, held {is_held}");
+    }
+}
