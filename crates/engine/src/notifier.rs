@@ -171,8 +171,9 @@ impl Notifier {
         }
     }
 
-    /// How many the driver sees after `count` more were returned, where chains come back in order:
-    /// some wait for those before them, others have waited until now.
+    /// How many chains became visible to a driver that wants them in order, in a turn that returned
+    /// `count`: some of these still wait for earlier ones, and some that were returned in turns
+    /// before have stopped waiting.
     #[cold]
     fn seen_of(&mut self, count: u64, ring: &impl Ring) -> u64 {
         let before = std::mem::replace(&mut self.unseen, ring.waiting().into());

@@ -4,11 +4,11 @@
 //! pop_batch:  idx = avail.idx (acquire);  idx - last <= size, else fault
 //!             for each new head: it is in flight from now on, and was not before, else fault;
 //!             walk the chain, copy each descriptor once, resolve it
-//! push_used:  is it this chain's turn, or may they come back in any order?
-//!             the head is in flight no more
-//!             used.ring[used_idx & mask] = (head, written);  used_idx += 1
-//!             else it waits (order.rs)
-//! publish:    what has waited for these is pushed;
+//! push_used:  the driver wants chains in order, and an earlier one is not pushed?
+//!                 this one waits (order.rs)
+//!             else the head is in flight no more
+//!                 used.ring[used_idx & mask] = (head, written);  used_idx += 1
+//! publish:    each chain that waits for no other any more gets its used entry
 //!             used.idx = used_idx (release)
 //! ```
 //! What was done to it: (1) `avail.idx` is read once per batch and kept; (2) descriptors are

@@ -155,9 +155,10 @@ fn a_driver_that_asks_by_index_hears_of_all_that_was_held_back() {
     assert_eq!((stats.calls_held.value(), stats.calls_suppressed.value()), (10, 0));
 }
 
-/// A frame that its port blocks, then seven that are none and go back at once, then the port has
-/// room. After each turn: how many chains the driver has back, whether it was called, and how many
-/// it has not got back by the counters.
+/// The driver sends a frame that the port does not take yet, and behind it seven chains that are too
+/// short for a frame, which the device returns at once. Then the port takes the frame. For each of
+/// the two turns: how many chains the driver got back, whether it was called, and the gauge
+/// `in_flight`.
 fn seven_behind_one_that_is_blocked(in_order: bool, is_held: bool) -> Vec<(usize, bool, u64)> {
     let scripted = Scripted::default();
     // Rings with EVENT_IDX return chains in order here.
@@ -196,7 +197,8 @@ fn a_driver_that_coalesces_is_told_of_what_it_can_see() {
     for (in_order, is_held, expected) in [
         (false, false, [(7, false, 1), (1, true, 0)]),
         (true, false, [(0, false, 8), (8, true, 0)]),
-        // One is untold: with it the seven are eight, and the last is held back.
+        // The driver has not been called for the chain that `is_held` added. With it the seven are
+        // eight, for which it is called; the call for the last chain is held back.
         (false, true, [(7, true, 1), (1, false, 0)]),
         (true, true, [(0, false, 8), (8, true, 0)]),
     ] {

@@ -32,13 +32,13 @@ fn long_turns(guest: &mut Guest, frames: usize, is_alone: bool) -> Vec<usize> {
 fn a_turn_of_long_frames_is_short_beside_other_guests() {
     let mut guest = Guest::new([]);
     guest.port.script().group = 2;
-    // So many are popped before anything is known of them, and yet not sent in one turn.
+    // The first burst is as long as if its frames were short; the turn ends by their bytes.
     (0..3).for_each(|number| guest.offer_frame(number));
     guest.turn();
     assert_eq!(guest.returned(), 3);
     assert_eq!(long_turns(&mut guest, 14, false), [6, 6, 2]);
     assert_eq!(long_turns(&mut guest, 14, false), [4, 4, 4, 2]);
-    // Whose company has changed begins with few.
+    // A guest that comes to be alone sends one short burst before it sends long ones.
     assert_eq!(long_turns(&mut guest, 14, true), [4, 10]);
     assert_eq!(long_turns(&mut guest, 28, true), [28]);
     assert_eq!(long_turns(&mut guest, 14, false), [4, 4, 4, 2]);
