@@ -156,9 +156,9 @@ fn a_driver_that_asks_by_index_hears_of_all_that_was_held_back() {
 }
 
 /// The driver sends a frame that the port does not take yet, and behind it seven chains that are
-/// too short for a frame, which the device returns at once. Then the port takes the frame. For each of
-/// the two turns: how many chains the driver got back, whether it was called, and the gauge
-/// `in_flight`.
+/// too short for a frame, which the device returns at once. Then the port takes the frame. For
+/// each of the two turns: how many chains the driver got back, whether it was called, and the
+/// gauge `in_flight`.
 fn seven_behind_one_that_is_blocked(in_order: bool, is_held: bool) -> Vec<(usize, bool, u64)> {
     let scripted = Scripted::default();
     // Rings with EVENT_IDX return chains in order here.
