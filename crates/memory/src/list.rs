@@ -16,7 +16,7 @@ use crate::error::MemoryError;
 use crate::guest::{GuestAddr, GuestMemory, LastHit};
 use crate::iov::GuestSlice;
 use crate::mapping::Mapping;
-use std::collections::VecDeque;
+use crate::row::Row;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -249,7 +249,7 @@ impl SliceList {
 #[derive(Debug, Default)]
 pub struct SliceQueue {
     /// As in [`SliceList`].
-    slices: VecDeque<GuestSlice<'static>>,
+    slices: Row<GuestSlice<'static>>,
     memory: Arc<GuestMemory>,
 }
 
@@ -272,20 +272,20 @@ impl SliceQueue {
         }
         // SAFETY: they lie in `pieces.memory`, which is `self.memory` now, and which is replaced
         // only while the queue is empty; and they are lent only as long as it is borrowed.
-        pieces.iter().for_each(|slice| self.slices.push_back(unsafe { slice.keep() }));
+        self.slices.extend(pieces.iter().map(|slice| unsafe { slice.keep() }));
     }
 
     /// The slices, from the front.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &GuestSlice<'_>> {
-        self.slices.iter()
+        self.slices.as_slice().iter()
     }
 
     /// The slice at `index` from the front.
     #[must_use]
     #[inline]
     pub fn piece(&self, index: usize) -> Option<Pieces<'_>> {
-        let slice = self.slices.get(index)?;
+        let slice = self.slices.as_slice().get(index)?;
         Some(Pieces { memory: &self.memory, slices: std::slice::from_ref(slice) })
     }
 
@@ -305,12 +305,7 @@ impl SliceQueue {
     /// Drops the first `count` slices.
     #[inline]
     pub fn drop_front(&mut self, count: usize) {
-        // A receive buffer has one slice most often, and a drain costs five times as much.
-        if count == 1 {
-            self.slices.pop_front();
-            return;
-        }
-        self.slices.drain(..count);
+        self.slices.drop_front(count);
     }
 
     /// Empties the queue and lets go of its snapshot, which may be unmapped then.

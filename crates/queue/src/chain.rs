@@ -60,12 +60,35 @@ impl Drop for Chain {
 /// descriptors count.
 pub(crate) const CHAIN_SLICES: usize = 2048;
 
-/// One chain of a batch: the token and where its slices lie.
+/// One chain of a batch: the token and where its slices lie. A quarter of a cache line: they are
+/// written and read again for every chain.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) chain: Option<Chain>,
-    pub(crate) readable: Range<usize>,
-    pub(crate) writable: Range<usize>,
+    start: u32,
+    border: u32,
+    end: u32,
+}
+
+impl Entry {
+    /// The readable slices of `chain` are those from `start` on, the writable ones those from
+    /// `border` to `end`. A batch has no more slices than [`BATCH_SLICES`] and [`CHAIN_SLICES`].
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "a few thousand")]
+    pub(crate) fn new(chain: Chain, start: usize, border: usize, end: usize) -> Self {
+        let [start, border, end] = [start, border, end].map(|at| at as u32);
+        Self { chain: Some(chain), start, border, end }
+    }
+
+    #[inline]
+    fn readable(&self) -> Range<usize> {
+        self.start as usize..self.border as usize
+    }
+
+    #[inline]
+    fn writable(&self) -> Range<usize> {
+        self.border as usize..self.end as usize
+    }
 }
 
 /// Chains popped together, with their slices in one list, which keeps the snapshot that they lie
@@ -101,8 +124,18 @@ impl Batch {
     pub fn take(&mut self, index: usize) -> Option<(Chain, Pieces<'_>, Pieces<'_>)> {
         let entry = self.entries.get_mut(index)?;
         let chain = entry.chain.take()?;
-        let (readable, writable) = (entry.readable.clone(), entry.writable.clone());
+        let (readable, writable) = (entry.readable(), entry.writable());
         Some((chain, self.slices.pieces(readable), self.slices.pieces(writable)))
+    }
+
+    /// The slices of all chains, those of the first first, if each has writable ones alone. Those
+    /// of a chain that broke the ring on the way are not among them.
+    #[must_use]
+    #[inline]
+    pub fn all_writable(&self) -> Option<Pieces<'_>> {
+        let is_writable = |entry: &Entry| entry.start == entry.border;
+        let end = self.entries.last().map_or(0, |entry| entry.end as usize);
+        self.entries.iter().all(is_writable).then(|| self.slices.pieces(0..end))
     }
 
     /// Empties the batch and lets go of the snapshot that its chains came from, which may be

@@ -328,6 +328,37 @@ fn chains_before_the_fault_are_delivered() {
     assert_eq!(device.publish(), 1);
 }
 
+/// A receive buffer, and a chain whose second piece lies nowhere: nothing may be written to the
+/// first piece of that, which belongs to no buffer.
+#[test]
+fn what_a_broken_chain_has_begun_with_is_lent_to_nobody() {
+    let rig = rig();
+    rig.set(0, desc(BUFFERS, 64, DESC_F_WRITE, 0));
+    rig.set(1, desc(BUFFERS + 4096, 512, DESC_F_WRITE | DESC_F_NEXT, 2));
+    rig.set(2, desc(GUEST + SIZE, 512, DESC_F_WRITE, 0));
+    rig.offer(0);
+    rig.offer(1);
+    let (mut device, mut batch) = (rig.device(), Batch::new());
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1);
+    assert!(matches!(device.fault(), Some(QueueError::Buffer(_))));
+    let lens = batch.all_writable().map(|all| all.iter().map(|slice| slice.len()).collect());
+    assert_eq!(lens, Some(vec![64]));
+    let (chain, ..) = batch.take(0).unwrap();
+    device.unpop(chain);
+    // A chain with something to read is no receive buffer; without chains there is nothing.
+    let rig = self::rig();
+    rig.set(0, desc(BUFFERS, 64, DESC_F_NEXT, 1));
+    rig.set(1, desc(BUFFERS + 4096, 512, DESC_F_WRITE, 0));
+    let mut device = rig.device();
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 0);
+    assert!(batch.all_writable().is_some_and(|all| all.is_empty()));
+    rig.offer(0);
+    assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 1);
+    assert!(batch.all_writable().is_none());
+    let (chain, ..) = batch.take(0).unwrap();
+    device.unpop(chain);
+}
+
 /// The largest ring there is, with chains of empty descriptors that all end at the same one.
 fn rig_of_empty_chains(longest: u16) -> Rig {
     let rig = Rig::new(QUEUE_SIZE_MAX, RingFeatures::default(), 0);

@@ -10,8 +10,8 @@ pub use ctrl::{
 };
 pub use ctrl::{class, is_mtu, parse_mac};
 
-use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned, transmute};
 
 /// Bytes of the header before each packet (§5.1.6); `num_buffers` is always there (`VERSION_1`).
 pub const HEADER_SIZE: usize = 12;
@@ -281,7 +281,52 @@ pub enum HeaderError {
     GsoCsum,
 }
 
+/// A header as two words, such as a processor loads and stores at once.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+struct HeaderWords {
+    /// From `flags` to `csum_start`.
+    first: U64,
+    /// `csum_offset` and `num_buffers`.
+    second: U32,
+}
+
 impl RawHeader {
+    /// The bytes for a driver: with the number of buffers that the packet fills, and, for one that
+    /// takes no checksums, without flags.
+    ///
+    /// They are made of whole words. A field that was stored by itself and is loaded with its
+    /// neighbours comes out of the cache, behind all stores before it, and those of a receiveq
+    /// wait for the guest's lines: that took two thirds of the time of a short packet.
+    #[inline]
+    #[must_use]
+    pub fn to_driver(self, takes_csum: bool, num_buffers: u16) -> [u8; HEADER_SIZE] {
+        let HeaderWords { first, second } = transmute!(self);
+        let flags = if takes_csum { 0xff } else { 0 };
+        let words = HeaderWords {
+            first: (first.get() & (!0xff | flags)).into(),
+            second: (second.get() & 0xffff | u32::from(num_buffers) << 16).into(),
+        };
+        transmute!(words)
+    }
+
+    /// The same for a finished packet, which has nothing to be looked at and fills one buffer; none
+    /// if this is the header of another one. Takes the header as it came: it stays in registers.
+    #[inline]
+    #[must_use]
+    pub fn plain_to_driver(
+        bytes: [u8; HEADER_SIZE],
+        takes_csum: bool,
+    ) -> Option<[u8; HEADER_SIZE]> {
+        const UNFINISHED: u64 = HDR_F_NEEDS_CSUM as u64 | 0xff << 8;
+        let HeaderWords { first, second } = transmute!(bytes);
+        if first.get() & UNFINISHED != 0 {
+            return None;
+        }
+        let header: Self = transmute!(HeaderWords { first, second });
+        Some(header.to_driver(takes_csum, 1))
+    }
+
     /// Checks the header of a frame of `len` bytes against what was negotiated, and gives the one
     /// to hand on: nothing in it that the next must not rely on.
     ///

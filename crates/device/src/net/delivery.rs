@@ -106,14 +106,12 @@ impl Delivery {
     pub(super) fn push(
         &mut self,
         queue: &mut impl Chains,
-        mut header: RawHeader,
+        header: RawHeader,
         size: usize,
     ) -> usize {
-        if !self.rules.given.csum {
-            header.flags = 0;
-        }
+        let takes_csum = self.rules.given.csum;
         self.tally.add(&header, size - HEADER_SIZE);
-        self.posted.push_frame(queue, header, size)
+        self.posted.push_frame(queue, size, |count| header.to_driver(takes_csum, count))
     }
 
     /// Takes frames that a port lends, until the driver should see them. Returns how many the port
@@ -127,11 +125,19 @@ impl Delivery {
         progress: &mut Progress,
     ) -> usize {
         self.lacking = 0;
+        let (plain_max, takes_csum) = (self.rules.plain_max(), self.rules.given.csum);
         for index in 0..frames.count().min(GROUP_FRAMES) {
             if progress.is_over() {
                 return index;
             }
             let len = frames.len(index);
+            if (ETHERNET_SIZE..=plain_max).contains(&len)
+                && self.posted.push_plain(queue, frames.slices(index), len, takes_csum)
+            {
+                self.tally.add_plain(1, len as u64);
+                progress.add(HEADER_SIZE + len, 1);
+                continue;
+            }
             match self.take_lent(queue, stats, frames.slices(index), len) {
                 Lent::Done(used) => progress.add(HEADER_SIZE + len, used),
                 Lent::Stays => return index,

@@ -32,6 +32,13 @@ pub(crate) enum Fate {
 }
 
 impl Rules {
+    /// Bytes of the longest finished frame that the guest gets without a look at more of it than
+    /// its header; none if it gets none, or each is to be filtered. Agrees with [`Self::fate`].
+    #[inline]
+    pub(crate) fn plain_max(&self) -> usize {
+        if self.link_up && self.filter.is_none() { self.frame_size_max } else { 0 }
+    }
+
     /// Whether the guest gets a frame of `len` bytes: its header, and where its bytes lie. A header
     /// can ask for what the guest does not take if its frame was queued before the guest said so.
     #[inline]
@@ -196,6 +203,22 @@ mod tests {
         }
         bytes.extend([8, 0, 1, 2, 3, 4]);
         bytes
+    }
+
+    #[test]
+    fn what_is_passed_on_without_a_look_is_what_has_no_other_fate() {
+        let filters = [None, Some(Filter::new(OWN, false))];
+        for (link_up, filter) in [(true, 0), (true, 1), (false, 0), (false, 1)] {
+            let filter = filters[filter].clone();
+            let rules = Rules { link_up, frame_size_max: 1518, filter, ..Rules::default() };
+            for len in [14, 1518, 1519] {
+                let fate = rules.fate(&RawHeader::default(), &[], len);
+                let is_plain = len <= rules.plain_max();
+                assert!(!is_plain || fate == Fate::Deliver, "{rules:?} {len}");
+                let needs_no_look = link_up && rules.filter.is_none() && len <= 1518;
+                assert_eq!(is_plain, needs_no_look, "{rules:?} {len}");
+            }
+        }
     }
 
     #[test]

@@ -20,6 +20,13 @@ impl Tally {
         self.gso += u64::from(header.gso_type != HDR_GSO_NONE);
     }
 
+    /// Adds finished packets, of so many bytes together.
+    #[inline]
+    pub(super) fn add_plain(&mut self, packets: u64, bytes: u64) {
+        self.packets += packets;
+        self.bytes += bytes;
+    }
+
     /// Adds all of it to the counters of what was passed on.
     #[inline]
     pub(super) fn store(&self, stats: &QueueStats) {

@@ -8,7 +8,7 @@ use crate::live::Live;
 use crate::policy::burst::{self, Burst, Spent};
 use manyring_backend::net::{Frames, GROUP_BYTES, PortTx, Readiness, Sent, Stop, Token};
 use manyring_engine::stats::{Counter, QueueStats};
-use manyring_memory::{GuestSlice, MemoryError, Pieces, copy_from_slices};
+use manyring_memory::{GuestSlice, MemoryError, Pieces, copy_from_slices, total_len};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains};
 use manyring_wire::host_size;
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
@@ -473,7 +473,7 @@ fn add_frame(
     readable: Pieces<'_>,
     taken: Offloads,
 ) -> Result<(), Wrong> {
-    let size: usize = readable.iter().map(GuestSlice::len).sum();
+    let size = usize::try_from(total_len(&readable)).unwrap_or(usize::MAX);
     let len = size.checked_sub(HEADER_SIZE).ok_or(Wrong::Short)?;
     if len < FRAME_SIZE_MIN {
         return Err(Wrong::Short);

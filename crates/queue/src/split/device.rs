@@ -18,16 +18,14 @@
 //! registers, and the sum of its bytes is judged once, at its end.
 
 use crate::base::Base;
-use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, CHAIN_SLICES, Chain, Entry};
+use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
 use crate::config::{QueueConfig, RingAddresses, RingAreas, RingFeatures};
 use crate::error::QueueError;
 use crate::order::Order;
 use crate::ring::{Chains, Ring};
 use crate::split::heads::Heads;
-use manyring_memory::{
-    GuestAddr, GuestMemory, GuestSlice, LastHit, MemoryError, SliceList, copy_from_slices,
-    fence_full,
-};
+use crate::split::walk::{Table, Walk};
+use manyring_memory::{GuestAddr, GuestMemory, LastHit, SliceList, copy_from_slices, fence_full};
 use manyring_wire::virtqueue::{
     AVAIL_F_NO_INTERRUPT, DESCRIPTOR_SIZE, Descriptor, RING_FLAGS, RING_IDX, USED_F_NO_NOTIFY,
     avail_entry, avail_event, need_event, used_entry, used_event,
@@ -109,11 +107,15 @@ impl DeviceHalf {
 
     /// Reads the next head and walks its chain.
     #[inline]
-    fn pop_chain(&mut self, batch: &mut Batch, empty: &mut usize) -> Result<Entry, QueueError> {
-        let slot = self.last_avail & (self.size - 1);
-        let head = self.areas.avail.load_u16(avail_entry(slot));
-        if head >= self.size {
-            return Err(QueueError::DescriptorIndex { index: head, size: self.size });
+    fn pop_chain(
+        &mut self,
+        (index, size): (u16, u16),
+        batch: &mut Batch,
+        empty: &mut usize,
+    ) -> Result<Entry, QueueError> {
+        let head = self.areas.avail.load_u16(avail_entry(index & (size - 1)));
+        if head >= size {
+            return Err(QueueError::DescriptorIndex { index: head, size });
         }
         if !self.heads.mark(head) {
             return Err(QueueError::InFlight { head });
@@ -123,10 +125,7 @@ impl DeviceHalf {
         *empty += walk.empty;
         let end = batch.slices.len();
         let border = walk.writable_at.min(end);
-        self.last_avail = self.last_avail.wrapping_add(1);
-        self.in_flight += 1;
-        let chain = Some(Chain::new(head));
-        Ok(Entry { chain, readable: start..border, writable: border..end })
+        Ok(Entry::new(Chain::new(head), start, border, end))
     }
 
     /// Follows `next` through the ring's table. A chain longer than the ring loops.
@@ -360,9 +359,16 @@ impl Chains for DeviceHalf {
         let available = usize::from(self.avail_idx.wrapping_sub(self.last_avail));
         // Descriptors of no bytes leave no slice behind, but cost a read each: they count as well.
         let (mut empty, in_flight) = (0, self.in_flight);
+        // The indexes are counted here, and stored once: fields of two bytes that are stored for
+        // each chain, and lie beside one that is read for each, may be loaded together with it, and
+        // such a load waits until the stores before it have reached the cache.
+        let (mut index, size) = (self.last_avail, self.size);
         for _ in 0..available.min(BATCH_CHAINS).min(max) {
-            match self.pop_chain(batch, &mut empty) {
-                Ok(entry) => batch.entries.push(entry),
+            match self.pop_chain((index, size), batch, &mut empty) {
+                Ok(entry) => {
+                    batch.entries.push(entry);
+                    index = index.wrapping_add(1);
+                }
                 Err(fault) => {
                     self.latch_fault(fault);
                     break;
@@ -373,6 +379,8 @@ impl Chains for DeviceHalf {
             }
         }
         let popped = batch.entries.len();
+        self.in_flight += index.wrapping_sub(self.last_avail);
+        self.last_avail = index;
         if self.features.in_order {
             self.order.note(batch, self.used_idx, in_flight);
         }
@@ -405,93 +413,5 @@ impl Chains for DeviceHalf {
     fn discard(&mut self, chain: Chain) {
         self.heads.clear(chain.finish());
         self.in_flight -= 1;
-    }
-}
-
-/// An indirect table: in one piece of guest memory, or gathered from several.
-enum Table<'a> {
-    Guest(GuestSlice<'a>),
-    Copied(&'a [u8]),
-}
-
-impl Table<'_> {
-    /// Copies the descriptor at byte `at` out.
-    #[inline]
-    fn descriptor(&self, at: usize) -> Descriptor {
-        let bytes = match self {
-            Self::Guest(slice) => slice.split_at(at).1.read_array().unwrap_or_default(),
-            Self::Copied(bytes) => {
-                let mut copy = [0; DESCRIPTOR_SIZE];
-                copy.copy_from_slice(&bytes[at..at + DESCRIPTOR_SIZE]);
-                copy
-            }
-        };
-        Descriptor::parse_bytes(&bytes)
-    }
-}
-
-/// What a walk along a chain has seen. Passed on by value: it stays in registers.
-struct Walk {
-    /// Slices and empty descriptors that the batch may hold after this chain.
-    limit: usize,
-    /// Descriptors of no bytes.
-    empty: usize,
-    /// Bytes of all descriptors: no chain is so long that their sum wraps.
-    bytes: u64,
-    /// Where the writable slices begin; [`NOWHERE`] until there is one.
-    writable_at: usize,
-}
-
-/// Behind every slice.
-const NOWHERE: usize = usize::MAX;
-
-impl Walk {
-    /// A walk along a chain whose slices begin at `start`.
-    fn from(start: usize) -> Self {
-        Self { limit: start + CHAIN_SLICES, empty: 0, bytes: 0, writable_at: NOWHERE }
-    }
-
-    /// Adds one descriptor: readable ones come first, all bytes are in guest memory. Descriptors
-    /// of no bytes are passed over.
-    #[inline]
-    fn add(
-        &mut self,
-        desc: Descriptor,
-        last_hit: &mut LastHit,
-        slices: &mut SliceList,
-    ) -> Result<(), QueueError> {
-        if desc.is_writable() {
-            self.writable_at = self.writable_at.min(slices.len());
-        } else if self.writable_at != NOWHERE {
-            return Err(QueueError::ReadableAfterWritable);
-        }
-        self.bytes += u64::from(desc.len);
-        if desc.len == 0 {
-            self.empty += 1;
-        } else {
-            let resolved = slices.resolve(GuestAddr(desc.addr), desc.len, last_hit);
-            resolved.map_err(|error| self.wrong(error))?;
-        }
-        if slices.len() + self.empty > self.limit {
-            return Err(QueueError::ChainSlices { max: CHAIN_SLICES });
-        }
-        Ok(())
-    }
-
-    /// The chain ends here.
-    #[inline]
-    fn end(self) -> Result<Self, QueueError> {
-        if self.is_too_long() { Err(QueueError::ChainBytes) } else { Ok(self) }
-    }
-
-    #[inline]
-    fn is_too_long(&self) -> bool {
-        self.bytes > u64::from(u32::MAX)
-    }
-
-    /// The last descriptor is not in memory, which it could not be in a chain that is too long.
-    #[cold]
-    fn wrong(&self, error: MemoryError) -> QueueError {
-        if self.is_too_long() { QueueError::ChainBytes } else { QueueError::Buffer(error) }
     }
 }

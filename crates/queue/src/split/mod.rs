@@ -3,6 +3,7 @@
 mod device;
 mod driver;
 mod heads;
+mod walk;
 
 pub use crate::config::RingAreas;
 pub use device::DeviceHalf;

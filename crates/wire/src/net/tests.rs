@@ -18,6 +18,26 @@ fn gso(gso_type: u8) -> RawHeader {
 }
 
 #[test]
+fn a_header_for_a_driver_is_the_same_but_for_flags_and_buffers() {
+    for (flags, gso_type) in [(0, 0), (1, 0), (2, 0), (0, 1), (3, 0x83), (0xfe, 0), (0xff, 0xff)] {
+        let header = RawHeader { flags, ..gso(gso_type) };
+        for takes_csum in [false, true] {
+            let kept = if takes_csum { flags } else { 0 };
+            let with = |count: u16| {
+                let expected = RawHeader { flags: kept, num_buffers: count.into(), ..header };
+                <[u8; HEADER_SIZE]>::try_from(expected.as_bytes()).unwrap()
+            };
+            for count in [0, 1, 0x1234, u16::MAX] {
+                assert_eq!(header.to_driver(takes_csum, count), with(count));
+            }
+            let bytes: [u8; HEADER_SIZE] = header.as_bytes().try_into().unwrap();
+            let is_plain = flags & HDR_F_NEEDS_CSUM == 0 && gso_type == HDR_GSO_NONE;
+            assert_eq!(RawHeader::plain_to_driver(bytes, takes_csum), is_plain.then(|| with(1)));
+        }
+    }
+}
+
+#[test]
 fn layouts_are_the_specifications() {
     assert_eq!((size_of::<RawHeader>(), size_of::<Config>()), (HEADER_SIZE, 17));
     assert_eq!(std::mem::offset_of!(RawHeader, num_buffers), NUM_BUFFERS_OFFSET);
