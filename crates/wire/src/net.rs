@@ -295,9 +295,10 @@ impl RawHeader {
     /// The bytes for a driver: with the number of buffers that the packet fills, and, for one that
     /// takes no checksums, without flags.
     ///
-    /// They are made of whole words. A field that was stored by itself and is loaded with its
-    /// neighbours comes out of the cache, behind all stores before it, and those of a receiveq
-    /// wait for the guest's lines: that took two thirds of the time of a short packet.
+    /// The bytes are computed as whole words. If `num_buffers` were stored as a field of its own
+    /// and the header copied in words after that, the CPU would have to wait until the store had
+    /// reached the cache, behind all stores to the guest's buffers: that took two thirds of the
+    /// time of a short packet.
     #[inline]
     #[must_use]
     pub fn to_driver(self, takes_csum: bool, num_buffers: u16) -> [u8; HEADER_SIZE] {
@@ -310,8 +311,8 @@ impl RawHeader {
         transmute!(words)
     }
 
-    /// The same for a finished packet, which has nothing to be looked at and fills one buffer; none
-    /// if this is the header of another one. Takes the header as it came: it stays in registers.
+    /// The same for a packet that fills one buffer, without partial checksum or segmentation; none
+    /// if the header says that the packet has either. `bytes` are the header as the port gave it.
     #[inline]
     #[must_use]
     pub fn plain_to_driver(

@@ -134,7 +134,7 @@ impl Delivery {
             if (ETHERNET_SIZE..=plain_max).contains(&len)
                 && self.posted.push_plain(queue, frames.slices(index), len, takes_csum)
             {
-                self.tally.add_plain(1, len as u64);
+                self.tally.add_plain(len);
                 progress.add(HEADER_SIZE + len, 1);
                 continue;
             }

@@ -108,7 +108,8 @@ impl Posted {
         !queue.is_faulted()
     }
 
-    /// Posts a chain of the batch. Its pieces are not among the others yet if it `is_apart`.
+    /// Posts the chain at `index` of the batch. If the chains come one by one (`is_apart`), adds
+    /// its pieces too; otherwise [`Self::pop`] has added the pieces of all chains at once.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "a call costs 4 % of a received frame")]
     fn post_one(&mut self, queue: &mut impl Chains, index: usize, is_apart: bool) {
@@ -149,13 +150,15 @@ impl Posted {
         copy_between(self.pieces.iter(), HEADER_SIZE, payload);
     }
 
-    /// Writes a finished frame of `len` bytes into the next buffer, which it returns, if both are
-    /// as most are: header and payload in one piece each, and room for both in one piece of the
-    /// guest's. If not, nothing happens.
+    /// The short way of most frames: copies a finished frame with `len` bytes of payload into the
+    /// first posted buffer and returns that buffer to the driver. True if it did. Otherwise nothing
+    /// has changed, and the frame takes the general way: it is unfinished, its header or its
+    /// payload lies in several slices, or the buffer is too small or lies in several pieces.
     ///
-    /// Of all that is stored here little is on the stack: a CPU keeps some sixty stores, and those
-    /// to the guest's memory wait for its lines. The fewer there are for each frame, the more
-    /// frames wait at the same time.
+    /// It stores little on the stack, on purpose. A CPU holds some sixty stores that have not
+    /// reached the cache yet, and a store to the guest's buffer stays among them until the driver's
+    /// CPU has given up the line. The fewer other stores a frame has, the more frames can wait for
+    /// their lines at the same time.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as in `push_frame`")]
     pub(super) fn push_plain(
@@ -173,11 +176,10 @@ impl Posted {
         }
         let Some(bytes) = header.read_array::<HEADER_SIZE>() else { return false };
         let Some(bytes) = RawHeader::plain_to_driver(bytes, takes_csum) else { return false };
+        let Some(target) = self.pieces.piece(0) else { return false };
         let Some(chain) = buffer.chain.take() else { return false };
-        if let Some(target) = self.pieces.piece(0) {
-            target[0].write_array(&bytes);
-            target[0].split_at(HEADER_SIZE).1.copy_from(payload);
-        }
+        target[0].write_array(&bytes);
+        target[0].split_at(HEADER_SIZE).1.copy_from(payload);
         self.size -= buffer.size;
         self.buffers.drop_front(1);
         self.pieces.drop_front(1);
@@ -222,6 +224,7 @@ impl Posted {
         filled
     }
 
+    /// Returns the first `count` buffers, which hold a frame of `size` bytes together.
     #[inline(never)]
     fn push_several(&mut self, queue: &mut impl Chains, size: usize, count: usize) -> usize {
         let mut left = size;

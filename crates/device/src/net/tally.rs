@@ -20,11 +20,11 @@ impl Tally {
         self.gso += u64::from(header.gso_type != HDR_GSO_NONE);
     }
 
-    /// Adds finished packets, of so many bytes together.
+    /// Adds a finished packet of `len` bytes.
     #[inline]
-    pub(super) fn add_plain(&mut self, packets: u64, bytes: u64) {
-        self.packets += packets;
-        self.bytes += bytes;
+    pub(super) fn add_plain(&mut self, len: usize) {
+        self.packets += 1;
+        self.bytes += len as u64;
     }
 
     /// Adds all of it to the counters of what was passed on.

@@ -359,9 +359,9 @@ impl Chains for DeviceHalf {
         let available = usize::from(self.avail_idx.wrapping_sub(self.last_avail));
         // Descriptors of no bytes leave no slice behind, but cost a read each: they count as well.
         let (mut empty, in_flight) = (0, self.in_flight);
-        // The indexes are counted here, and stored once: fields of two bytes that are stored for
-        // each chain, and lie beside one that is read for each, may be loaded together with it, and
-        // such a load waits until the stores before it have reached the cache.
+        // The loop counts in local variables and stores the index once, at the end. Were it stored
+        // for each chain, the compiler could load its neighbour `size` as one word with it, and a
+        // CPU lets a load wait that a recent store covers in part only (docs/design/0006).
         let (mut index, size) = (self.last_avail, self.size);
         for _ in 0..available.min(BATCH_CHAINS).min(max) {
             match self.pop_chain((index, size), batch, &mut empty) {

@@ -113,7 +113,8 @@ fn a_receiveq_with_a_frame_that_waits_for_buffers_moves_when_it_has_them() {
                 std::thread::yield_now();
             }
         };
-        // The empty ring is counted as well: that is over before the frame is.
+        // The queue counts `out_of_buffers` for the empty ring too. It has done so before the
+        // buffer is offered: the second count can then only be that of the frame.
         rustix::io::write(&queue.kick, &1u64.to_ne_bytes()).unwrap();
         await_out(1);
         offer(&mut ring, DATA, SMALL);
