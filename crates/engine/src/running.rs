@@ -33,19 +33,22 @@
 //! The queue is generic over its ring and its handler, so that a turn is compiled as one piece for
 //! each pair of them. The worker holds it as `dyn Run`: one indirect call for each turn.
 
+mod emptying;
+
 use crate::Activation;
 use crate::handler::{Awaited, Done, Handler, Mode, Turn, Waits};
 use crate::io::QueueIo;
 use crate::life::{Event, Life};
 use crate::notifier::{Moment, Notifier};
-use crate::orders::Order;
+use crate::orders::{Fence, Order};
 use crate::policy::moderation::Moderation;
 use crate::policy::polling::Decision;
 use crate::run::{Happened, Run, Turned};
 use crate::stats::QueueStats;
 use crate::wait::Woken;
+use emptying::Emptying;
 use manyring_backend::net::Readiness;
-use manyring_queue::{BATCH_CHAINS, Base, Ring};
+use manyring_queue::{Base, Ring};
 use std::fmt::Debug;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -63,8 +66,6 @@ enum Look {
 /// than a worker looks that has nothing else to do: a look costs such a worker little, and a kick
 /// costs the guest much.
 const BUSY_REST_NS: u64 = 1_000_000;
-/// Turns in which the largest ring is emptied, a batch in each, unless its driver fills it further.
-const DISCARD_TURNS: usize = 32_768 / BATCH_CHAINS;
 /// Poll masks that say there is nothing to wait for: `POLLERR | POLLHUP | POLLNVAL`.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
 /// `POLLIN | POLLOUT`
@@ -85,6 +86,8 @@ pub struct RunningQueue<R: Ring, H: Handler<R>> {
     watches_port: bool,
     /// Its handler has more to do in the next turn.
     has_more: bool,
+    /// It was disabled, and drops what is in its ring before that is answered.
+    emptying: Option<Emptying>,
 }
 
 impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
@@ -103,6 +106,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             looked_at_ns: 0,
             watches_port: false,
             has_more: false,
+            emptying: None,
         }
     }
 
@@ -210,48 +214,27 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.notifier.flush(&mut self.ring, returned, &self.stats);
     }
 
-    /// Drops what a queue that was just disabled holds, and asks for a kick.
-    fn discard_all(&mut self, io: &mut QueueIo<'_>) {
-        if !H::DROPS_WHEN_DISABLED {
-            return;
-        }
-        self.life.kicked();
-        if self.life.mode() != Mode::Drop {
-            self.life.leave_alone();
-            return;
-        }
-        for _ in 0..DISCARD_TURNS {
-            if !self.turn(io).worked {
-                break;
-            }
-        }
-        // Only a driver that is still there fills the ring meanwhile: what it sends is dropped in
-        // further turns, until nothing comes for a while.
-        let goes_on = self.life.mode() == Mode::Drop && self.ring.enable_notifications();
-        if goes_on && self.notifier.has_kick() {
-            self.make_hot(io.now_ns());
-        } else {
-            self.life.leave_alone();
-            self.look = Look::Armed;
-        }
-    }
-
     /// Serves the ring from now on, or lets it be: a driver that has no other word for "stop" takes
-    /// the memory back as soon as this is answered.
-    fn set_enabled(&mut self, is_enabled: bool, io: &mut QueueIo<'_>) {
+    /// the memory back as soon as this is answered, by `fence`.
+    fn set_enabled(&mut self, is_enabled: bool, fence: Fence, io: &mut QueueIo<'_>) {
         if !is_enabled {
             if self.life.disable() {
                 self.give_back();
-                self.discard_all(io);
+                self.discard_all(fence, io);
+            } else {
+                // What was taken before still uses guest memory.
+                self.handler.fence(fence);
             }
             return;
         }
+        self.end_emptying();
         self.life.enable();
         self.notifier.trust_kick();
         // It may have been detached from its port meanwhile.
         self.handler.revive();
         // What arrived before is served now: a kick that came early is not lost.
         self.make_hot(io.now_ns());
+        let _ = fence.send(Ok(()));
     }
 }
 
@@ -279,6 +262,9 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         let mut turn = Turn { io, stats: &self.stats, mode };
         let done = self.handler.turn(&mut self.ring, &mut turn);
         self.finish(done, mode, now_ns);
+        if self.emptying.is_some() {
+            self.go_on_emptying(done.popped, mode, now_ns);
+        }
         self.has_more = done.has_more;
         let worked = done.popped > 0 || done.used > 0 || done.has_more;
         if worked {
@@ -298,7 +284,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         if is_gone {
             self.life.tell_port();
         }
-        if self.has_more || (asks_driver && !self.notifier.has_kick()) {
+        if self.has_more || self.emptying.is_some() || (asks_driver && !self.notifier.has_kick()) {
             return false;
         }
         if (asks_driver || looks_on) && decision.looks(io.now_ns(), self.worked_at_ns) {
@@ -370,15 +356,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 self.make_hot(now_ns);
             }
             Order::Fence(fence) => self.handler.fence(fence),
-            Order::Enable(is_enabled, fence) => {
-                self.set_enabled(is_enabled, io);
-                if is_enabled {
-                    let _ = fence.send(Ok(()));
-                } else {
-                    // What was taken before still uses guest memory.
-                    self.handler.fence(fence);
-                }
-            }
+            Order::Enable(is_enabled, fence) => self.set_enabled(is_enabled, fence, io),
             Order::Refresh(reply) => {
                 self.handler.refresh();
                 self.make_hot(now_ns);
@@ -421,6 +399,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     fn drain(&mut self) {
         self.life.set_draining(true);
         self.give_back();
+        self.end_emptying();
         // A stop waits as a fence does. Nobody needs to hear of this one: its handler does, so
         // that it says when the wait is long.
         let (fence, _) = oneshot::channel();
@@ -433,7 +412,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn pauses_without_loss(&self) -> bool {
-        !self.life.is_draining() && !self.handler.holds_frames()
+        !self.life.is_draining() && self.emptying.is_none() && !self.handler.holds_frames()
     }
 
     fn resume(&mut self, now_ns: u64) {

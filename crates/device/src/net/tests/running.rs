@@ -3,6 +3,9 @@
 //! This file is two modules: the transmitqs of `running` send to a port that is done with a frame
 //! when it has taken it, those of `running_late` to one that is done with it later.
 
+#[path = "running/disable.rs"]
+mod disable;
+
 #[path = "running/looks.rs"]
 mod looks;
 
@@ -28,7 +31,6 @@ use manyring_engine::solo::{Happened, Run};
 use manyring_engine::solo::{Source, Wait, Woken};
 use manyring_engine::{Call, Kick};
 use manyring_engine::{Event, EventKind};
-use manyring_queue::IndirectTable;
 use manyring_wire::virtqueue::{RING_IDX, avail_ring_size};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -364,33 +366,6 @@ fn a_queue_that_is_found_broken_when_it_settles_tells_it_at_once() {
         assert!(matches!(event, Ok(EventKind::Fault(_))), "{event:?}");
         assert!(guest.settles(how, 4), "it is looked at no more");
     }
-}
-
-#[test]
-fn a_transmitq_that_sleeps_when_it_is_disabled_goes_on_dropping_what_its_driver_sends() {
-    let mut guest = Guest::with(false, true);
-    guest.set_kick(Kick::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()).unwrap());
-    guest.turn(1);
-    let how = (Decision::Sleep, false);
-    assert!(guest.settles(how, 2));
-    // Each of these costs a turn, and one order is heeded for fewer turns than that.
-    let addr = MEMORY - 0x4000;
-    let table = IndirectTable { addr, words: guest.ring.memory.words(addr, 0x4000, 16).unwrap() };
-    for _ in 0..100 {
-        guest.ring.driver.add_indirect(&[(DATA, 64); 1024], &[], &table).unwrap();
-    }
-    guest.ring.driver.publish();
-    assert_eq!(guest.heed(|fence| Order::Enable(false, fence), 3), Ok(()));
-    let mut returned = guest.returned();
-    for now_ns in 4..100 {
-        guest.turn(now_ns);
-        returned += guest.returned();
-    }
-    assert_eq!(returned, 100);
-    // As its worker does when there was nothing for a while.
-    assert!(!guest.running.is_hot() || guest.settles(how, 100));
-    guest.ring.driver.add(&[(DATA, 72)], &[]).unwrap();
-    assert!(guest.ring.driver.publish(), "nobody would look at it again");
 }
 
 #[test]
