@@ -146,6 +146,11 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
     }
 
+    #[inline]
+    fn note_in_flight(&self) {
+        self.stats.in_flight.set((self.ring.in_flight() + self.ring.waiting()).into());
+    }
+
     /// Returns chains, tells the driver, counts.
     #[inline]
     fn finish(&mut self, done: Done, mode: Mode, now_ns: u64) {
@@ -168,7 +173,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             self.notifier.publish(&mut self.ring, done.told, moment, &self.stats);
         }
         if done.popped > 0 || done.used > 0 {
-            self.stats.in_flight.set((self.ring.in_flight() + self.ring.waiting()).into());
+            self.note_in_flight();
         }
         self.notifier.ring_if_due(moment, &self.stats);
         if self.ring.is_faulted() {
@@ -204,6 +209,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     fn let_go(&mut self) {
         let returned = self.handler.let_go(&mut self.ring, &self.stats);
         self.notifier.flush(&mut self.ring, returned, &self.stats);
+        self.note_in_flight();
     }
 
     /// The same, and takes back what a port has not begun with: the driver is to have all of its
@@ -212,6 +218,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.let_go();
         let returned = self.handler.recall(&mut self.ring, &self.stats);
         self.notifier.flush(&mut self.ring, returned, &self.stats);
+        self.note_in_flight();
     }
 
     /// Serves the ring from now on, or lets it be: a driver that has no other word for "stop" takes
@@ -302,6 +309,8 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
             return false;
         }
         self.look = Look::Armed;
+        // Buffers may have been popped ahead for frames that have not come.
+        self.note_in_flight();
         true
     }
 
@@ -472,8 +481,8 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
 impl<R: Ring, H: Handler<R>> Drop for RunningQueue<R, H> {
     fn drop(&mut self) {
         self.stats.running.set(0);
-        self.stats.in_flight.set(0);
         self.let_go();
         self.handler.abandon(&mut self.ring);
+        self.stats.in_flight.set(0);
     }
 }

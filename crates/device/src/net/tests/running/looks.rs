@@ -172,3 +172,20 @@ fn a_transmitq_that_is_disabled_is_emptied_before_that_is_answered() {
         assert_eq!((at_once, afterwards), (600, 0), "alone: {is_alone}");
     }
 }
+
+#[test]
+fn the_count_of_buffers_in_flight_is_that_of_a_queue_that_rests_too() {
+    let mut guest = Guest::new(true);
+    guest.set_kick(Kick::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()).unwrap());
+    guest.post();
+    guest.turn(1);
+    assert!(guest.settles((Decision::Sleep, false), 2));
+    let waiting = guest.ring.stats.in_flight.value();
+    assert!(waiting > 0, "buffers wait for a frame");
+    guest.port.arrive(RawHeader::default(), &frame(0, 60));
+    guest.running.wake(3);
+    guest.turn(3);
+    assert_eq!(guest.ring.stats.in_flight.value(), waiting - 1);
+    assert_eq!(guest.heed(|fence| Order::Enable(false, fence), 4), Ok(()));
+    assert_eq!(guest.ring.stats.in_flight.value(), 0, "the driver has all of them back");
+}
