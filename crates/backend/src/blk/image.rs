@@ -190,12 +190,16 @@ impl Image {
     /// The answer to a flush whose call ended with `result`. Linux reports to one call only that
     /// pages could not be written, and treats them as clean from then on: the other flushes of that
     /// time, and all later ones, would tell the guest that lost bytes are durable. So every flush
-    /// fails with the first such error, until the image is opened anew.
+    /// fails with the first such error, until the image is opened anew. File systems report what
+    /// the device said of the pages, which has many names: `EIO`, `ENOSPC`, `ENODATA` for a bad
+    /// medium, `ENOLINK` and `EREMOTEIO` for a path or a target that failed, `ETIMEDOUT`. Any error
+    /// counts, but for those of a call that did not get as far as the pages.
     ///
     /// # Errors
     /// That of the call, or the first one of a flush of this image that lost something.
     pub(crate) fn synced(&self, result: Result<(), Errno>) -> Result<(), Errno> {
-        if let Err(errno @ (Errno::IO | Errno::NOSPC | Errno::DQUOT)) = result
+        if let Err(errno) = result
+            && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::CANCELED | Errno::BADF)
             && !self.is_direct()
             && self.lost.swap(errno.raw_os_error(), Ordering::AcqRel) == 0
         {
@@ -428,9 +432,20 @@ mod tests {
             assert_eq!(image.synced(Err(harmless)), Err(harmless));
             assert_eq!(image.synced(Ok(())), Ok(()), "nothing was lost by {harmless}");
         }
-        assert_eq!(image.synced(Err(Errno::NOSPC)), Err(Errno::NOSPC));
-        assert_eq!(image.synced(Ok(())), Err(Errno::NOSPC));
         drop(image);
+        for lost in [
+            Errno::IO,
+            Errno::NOSPC,
+            Errno::DQUOT,
+            Errno::NODATA,
+            Errno::NOLINK,
+            Errno::REMOTEIO,
+            Errno::TIMEDOUT,
+        ] {
+            let image = open(false);
+            assert_eq!(image.synced(Err(lost)), Err(lost));
+            assert_eq!(image.synced(Ok(())), Err(lost));
+        }
         assert_eq!(open(false).synced(Ok(())), Ok(()));
         // No page is between the guest and the disk.
         let image = open(true);
