@@ -266,6 +266,9 @@ pub(crate) fn serve_to_the_end(task: &mut Task, image: &Image) -> Result<(), Err
     loop {
         let aligned = image.is_aligned(task.offset, task.rest.as_slices());
         let file = if aligned { image.file() } else { image.buffered() };
+        if !aligned {
+            image.will_be_cached();
+        }
         let step = match transfer(task, file, task.len, flags) {
             Ok(()) => task.step(),
             Err(errno) => went_wrong(task, errno),
@@ -327,6 +330,7 @@ fn write_zeroes(image: &Image, offset: u64, len: u64, unmap: bool) -> Result<(),
         }
     }
     static ZEROES: [u8; 65536] = [0; 65536];
+    image.will_be_cached();
     let (mut at, end) = (offset, offset + len);
     while at < end {
         let n = usize::try_from(end - at).unwrap_or(ZEROES.len()).min(ZEROES.len());

@@ -6,7 +6,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How an image is opened.
@@ -80,6 +80,8 @@ pub struct Image {
     /// Reads that would wait can be told so (`RWF_NOWAIT`).
     nowait: bool,
     in_memory: bool,
+    /// Something of what was written may lie in the host's page cache.
+    is_cached: AtomicBool,
     /// The error with which the host lost what was written to its page cache; 0: it lost nothing.
     lost: AtomicI32,
 }
@@ -174,6 +176,7 @@ impl Image {
         let device = stat.map_or(0, |s| if block_device { s.st_rdev } else { s.st_dev });
         Self {
             size: AtomicU64::new(geometry.size),
+            is_cached: AtomicBool::new(buffered.is_none()),
             file,
             buffered,
             block_device,
@@ -193,14 +196,15 @@ impl Image {
     /// fails with the first such error, until the image is opened anew. File systems report what
     /// the device said of the pages, which has many names: `EIO`, `ENOSPC`, `ENODATA` for a bad
     /// medium, `ENOLINK` and `EREMOTEIO` for a path or a target that failed, `ETIMEDOUT`. Any error
-    /// counts, but for those of a call that did not get as far as the pages.
+    /// counts, but for those of a call that did not get as far as the pages, and of a disk none of
+    /// whose bytes went through the page cache: it may flush what it has at the next try.
     ///
     /// # Errors
     /// That of the call, or the first one of a flush of this image that lost something.
     pub(crate) fn synced(&self, result: Result<(), Errno>) -> Result<(), Errno> {
         if let Err(errno) = result
             && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::CANCELED | Errno::BADF)
-            && !self.is_direct()
+            && self.is_cached.load(Ordering::Relaxed)
             && self.lost.swap(errno.raw_os_error(), Ordering::AcqRel) == 0
         {
             let device = self.device;
@@ -263,6 +267,11 @@ impl Image {
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.buffered.is_some()
+    }
+
+    /// Something is about to be written to [`Self::buffered`].
+    pub fn will_be_cached(&self) {
+        self.is_cached.store(true, Ordering::Relaxed);
     }
 
     /// True if a read that would wait can be told so.
@@ -447,10 +456,13 @@ mod tests {
             assert_eq!(image.synced(Ok(())), Err(lost));
         }
         assert_eq!(open(false).synced(Ok(())), Ok(()));
-        // No page is between the guest and the disk.
+        // No page is between the guest and the disk, but for what is not aligned.
         let image = open(true);
         assert_eq!(image.synced(Err(Errno::IO)), Err(Errno::IO));
         assert_eq!(image.synced(Ok(())), Ok(()));
+        image.will_be_cached();
+        assert_eq!(image.synced(Err(Errno::IO)), Err(Errno::IO));
+        assert_eq!(image.synced(Ok(())), Err(Errno::IO));
     }
 
     #[test]

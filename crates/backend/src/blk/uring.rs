@@ -218,6 +218,9 @@ impl UringQueue {
                     None
                 };
                 let file = if entry.aligned { self.file } else { self.buffered };
+                if !entry.aligned {
+                    self.image.will_be_cached();
+                }
                 let slices = if entry.len > PIECE_BYTES {
                     head(&entry.rest, PIECE_BYTES, &mut self.piece);
                     self.piece.as_slices()
@@ -237,6 +240,7 @@ impl UringQueue {
             }
             (Stage::Zeroes, _) => {
                 let zeroes = zeroes(self.zeroes, entry.len);
+                self.image.will_be_cached();
                 let op = FileOp::Write { dsync: false };
                 // SAFETY: our zeroes are mapped for ever.
                 unsafe {

@@ -496,3 +496,22 @@ fn flushes_that_end_after_one_that_lost_something_fail_with_it() {
     let results: Vec<_> = done.iter().map(|completion| completion.result).collect();
     assert_eq!(results, [Ok(()), Err(Errno::IO), Err(Errno::IO), Err(Errno::IO)]);
 }
+
+/// As above. What is not aligned goes through the page cache even of a direct image.
+#[test]
+fn a_direct_image_that_loses_what_was_not_aligned_fails_all_its_flushes() {
+    let file = image();
+    for (skew, later) in [(4, Err(Errno::IO)), (0, Ok(()))] {
+        let mut bench = Bench::new(file.path(), true, true);
+        assert_eq!(bench.run(Op::Write { durable: false }, 0, 4096, skew), Ok(()));
+        let mut done = Vec::new();
+        for (token, result) in [(0, -Errno::IO.raw_os_error()), (1, 0)] {
+            let mut burst = Burst::default();
+            burst.push(token, Op::Flush, 0, 0);
+            bench.queue.submit(&burst, Some(&mut bench.ring), &mut done);
+            bench.queue.on_event(token, result, Some(&mut bench.ring), &mut done);
+        }
+        let results: Vec<_> = done.iter().map(|completion| completion.result).collect();
+        assert_eq!(results, [Err(Errno::IO), later], "skew {skew}");
+    }
+}
