@@ -258,24 +258,32 @@ fn went_wrong(task: &mut Task, errno: Errno) -> Step {
 
 /// All of a task, waiting for each of its calls: for a thread that may.
 pub(crate) fn serve_to_the_end(task: &mut Task, image: &Image) -> Result<(), Errno> {
-    let flags = match task.op {
-        Op::Read | Op::Write { durable: false } => 0,
-        Op::Write { durable: true } => sys::RWF_DSYNC,
+    let durable = match task.op {
+        Op::Read => false,
+        Op::Write { durable } => durable,
         op => return patiently(|| serve_without_data(image, op, task.offset, task.len)),
     };
-    loop {
+    let mut must_flush = false;
+    let result = loop {
         let aligned = image.is_aligned(task.offset, task.rest.as_slices());
         let file = if aligned { image.file() } else { image.buffered() };
         if !aligned {
             image.will_be_cached();
         }
+        let syncs_itself = durable && image.syncs_by_write(aligned);
+        must_flush |= durable && !syncs_itself;
+        let flags = if syncs_itself { sys::RWF_DSYNC } else { 0 };
         let step = match transfer(task, file, task.len, flags) {
             Ok(()) => task.step(),
             Err(errno) => went_wrong(task, errno),
         };
         if let Step::Done(result) = step {
-            return result;
+            break result;
         }
+    };
+    match result {
+        Ok(()) if must_flush => patiently(|| serve_without_data(image, Op::Flush, 0, 0)),
+        result => result,
     }
 }
 

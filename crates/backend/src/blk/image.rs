@@ -274,6 +274,16 @@ impl Image {
         self.is_cached.store(true, Ordering::Relaxed);
     }
 
+    /// True if `RWF_DSYNC` makes a write durable, which is aligned for [`Self::file`] or not. Past
+    /// the page cache it does. A write into the page cache cannot tell what became of its own
+    /// pages: of several at a time one is told that pages were lost, whosever they were, and it
+    /// takes that word from the next flush. Such a write is followed by a flush instead, which
+    /// remembers ([`Self::synced`]).
+    #[must_use]
+    pub fn syncs_by_write(&self, is_aligned: bool) -> bool {
+        self.is_direct() && is_aligned
+    }
+
     /// True if a read that would wait can be told so.
     #[must_use]
     pub fn has_nowait(&self) -> bool {

@@ -196,7 +196,7 @@ impl UringQueue {
         match (entry.stage, entry.op) {
             (Stage::Transfer, op) => {
                 let op = match op {
-                    Op::Write { durable } => FileOp::Write { dsync: durable },
+                    Op::Write { .. } => FileOp::Write { dsync: entry.syncs_itself(&self.image) },
                     _ => FileOp::Read,
                 };
                 // Direct I/O of a file waits for a device that is full, although the kernel is told

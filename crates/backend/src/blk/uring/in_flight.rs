@@ -7,7 +7,8 @@ use manyring_memory::SliceList;
 use rustix::io::Errno;
 
 /// What the kernel is doing for a request. Most requests have one stage; write-zeroes tries the
-/// cheapest way that is allowed, then the next, and flushes at the end if it must be durable.
+/// cheapest way that is allowed, then the next. What must be durable is flushed at the end, but for
+/// writes past the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Data between disk and guest.
@@ -77,6 +78,11 @@ impl InFlight {
         was_retired
     }
 
+    /// True for a write that is durable when its call has ended ([`Image::syncs_by_write`]).
+    pub(super) fn syncs_itself(&self, image: &Image) -> bool {
+        self.op == Op::Write { durable: true } && image.syncs_by_write(self.aligned)
+    }
+
     /// `n` bytes of the guest's memory are done.
     pub(super) fn advance(&mut self, n: usize) {
         self.rest.advance(n);
@@ -106,7 +112,11 @@ impl InFlight {
             }
             Stage::Fallocate(_) | Stage::Flush => {}
         }
-        let must_flush = matches!(self.op, Op::WriteZeroes { durable: true, .. });
+        let must_flush = match self.op {
+            Op::WriteZeroes { durable, .. } => durable,
+            Op::Write { durable } => durable && !self.syncs_itself(image),
+            _ => false,
+        };
         if must_flush && self.stage != Stage::Flush {
             self.stage = Stage::Flush;
             return Step::Again;

@@ -515,3 +515,32 @@ fn a_direct_image_that_loses_what_was_not_aligned_fails_all_its_flushes() {
         assert_eq!(results, [Err(Errno::IO), later], "skew {skew}");
     }
 }
+
+/// What the kernel answers is put in the place of its answer, as above. It would tell one call of
+/// several that the pages of any were lost, and no flush after it.
+#[test]
+fn a_write_that_must_be_durable_and_loses_its_pages_fails_the_flushes_after_it() {
+    let file = image();
+    for (direct, skew, flushes) in [(false, 0, true), (true, 4, true), (true, 0, false)] {
+        let mut bench = Bench::new(file.path(), true, direct);
+        let mut burst = Burst::default();
+        let slices = SliceList::of_mapping(&bench.memory, &[(skew, 4096)]).unwrap();
+        burst.slices().extend(slices.all());
+        burst.push(0, Op::Write { durable: true }, 0, 4096);
+        let mut done = Vec::new();
+        bench.queue.submit(&burst, Some(&mut bench.ring), &mut done);
+        bench.queue.on_event(0, 4096, Some(&mut bench.ring), &mut done);
+        assert_eq!(done.is_empty(), flushes, "direct {direct}, skew {skew}");
+        if !flushes {
+            continue;
+        }
+        let lost = -Errno::IO.raw_os_error();
+        bench.queue.on_event(0, lost, Some(&mut bench.ring), &mut done);
+        let mut burst = Burst::default();
+        burst.push(1, Op::Flush, 0, 0);
+        bench.queue.submit(&burst, Some(&mut bench.ring), &mut done);
+        bench.queue.on_event(1, 0, Some(&mut bench.ring), &mut done);
+        let failed = |token| Completion { token, result: Err(Errno::IO) };
+        assert_eq!(done, [failed(0), failed(1)], "direct {direct}, skew {skew}");
+    }
+}
