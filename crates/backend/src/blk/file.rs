@@ -307,7 +307,7 @@ pub(crate) fn serve_without_data(
     len: u64,
 ) -> Result<(), Errno> {
     match op {
-        Op::Flush => image.synced(rustix::fs::fdatasync(image.file())),
+        Op::Flush => image.sync(),
         Op::Discard => discard(image, offset, len),
         Op::WriteZeroes { unmap, durable } => {
             write_zeroes(image, offset, len, unmap)?;

@@ -2,11 +2,12 @@
 
 use super::{Geometry, container, holder};
 use crate::sys::file as sys;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How an image is opened.
@@ -68,6 +69,10 @@ impl ImageError {
 #[derive(Debug)]
 pub struct Image {
     file: OwnedFd,
+    /// The description of whoever waits for a flush, and those that no queue has at present
+    /// (`flushes.rs`).
+    syncs: Mutex<OwnedFd>,
+    spare: Mutex<Vec<OwnedFd>>,
     /// With `direct`: the same file through the page cache, for what is not aligned.
     buffered: Option<OwnedFd>,
     block_device: bool,
@@ -139,15 +144,16 @@ impl Image {
             Some(direct) => (direct, Some(plain)),
             None => (plain, None),
         };
-        Ok(Self::measured(file, buffered, block_device, options.read_only, file_size))
+        let syncs = describe(&file).map_err(open_error)?;
+        let measured = (block_device, options.read_only, file_size);
+        Ok(Self::measured(file, buffered, syncs, measured))
     }
 
     fn measured(
         file: OwnedFd,
         buffered: Option<OwnedFd>,
-        block_device: bool,
-        read_only: bool,
-        file_size: u64,
+        syncs: OwnedFd,
+        (block_device, read_only, file_size): (bool, bool, u64),
     ) -> Self {
         let (memory_align, offset_align) =
             if buffered.is_some() { direct_alignment(&file, block_device) } else { (1, 1) };
@@ -178,6 +184,8 @@ impl Image {
             size: AtomicU64::new(geometry.size),
             is_cached: AtomicBool::new(buffered.is_none()),
             file,
+            syncs: Mutex::new(syncs),
+            spare: Mutex::default(),
             buffered,
             block_device,
             device,
@@ -188,6 +196,31 @@ impl Image {
             in_memory,
             lost: AtomicI32::new(0),
         }
+    }
+
+    /// A description of the file for the flushes of one queue. One that is new hears of what the
+    /// host loses from now on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn lend_description(&self) -> Result<OwnedFd, Errno> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        spare.map_or_else(|| describe(&self.file), Ok)
+    }
+
+    /// A queue has ended. Its description stays open as long as the image: some file systems wait
+    /// for their host when one is closed, and a worker must not.
+    pub(super) fn take_back(&self, description: OwnedFd) {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(description);
+    }
+
+    /// A flush, for a thread that may wait: for those of other threads as well.
+    ///
+    /// # Errors
+    /// As [`Self::synced`].
+    pub(super) fn sync(&self) -> Result<(), Errno> {
+        let file = self.syncs.lock().unwrap_or_else(PoisonError::into_inner);
+        self.synced(rustix::fs::fdatasync(&*file))
     }
 
     /// The answer to a flush whose call ended with `result`. Linux reports to one call only that
@@ -343,6 +376,16 @@ fn lock(file: &OwnedFd, path: &Path, exclusive: bool) -> Result<(), ImageError> 
         return Err(ImageError::in_use(path));
     }
     Ok(())
+}
+
+/// A further description of an open file, to be flushed and nothing else: no right to write is
+/// asked for. Where `/proc` does not show the file it is the same description once more, and which
+/// flush hears of a loss is left to chance.
+fn describe(file: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    rustix::fs::open(path, flags, Mode::empty())
+        .or_else(|_| rustix::io::fcntl_dupfd_cloexec(file, 0))
 }
 
 fn size_of_file(file: &OwnedFd) -> Result<u64, Errno> {

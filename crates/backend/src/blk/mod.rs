@@ -20,6 +20,7 @@
 mod container;
 pub mod fault;
 pub mod file;
+mod flushes;
 mod holder;
 mod image;
 pub mod memory;

@@ -34,6 +34,7 @@ mod in_flight;
 mod zeroes;
 
 use super::file::{FileQueue, INLINE_BURST, serve_to_the_end};
+use super::flushes::Flushes;
 use super::offload::{Aside, Offload};
 use super::quota::{BURST, Quota};
 use super::task::{Task, head};
@@ -95,6 +96,8 @@ impl UringDisk {
         Ok(UringQueue {
             image: self.image.clone(),
             number: self.number,
+            flushes: Flushes::new(self.image.clone())?,
+            ended: Vec::new(),
             disk: None,
             aside,
             quota: Quota::new(BURST),
@@ -102,6 +105,7 @@ impl UringDisk {
             tag: 0,
             file: RingFile::Plain(-1),
             buffered: RingFile::Plain(-1),
+            synced: RingFile::Plain(-1),
             zeroes: self.zeroes,
             in_flight: Vec::new(),
         })
@@ -140,6 +144,11 @@ struct UringQueue {
     tag: u64,
     file: RingFile,
     buffered: RingFile,
+    /// The file as `flushes` has it.
+    synced: RingFile,
+    flushes: Flushes,
+    /// Reused for flushes that end together.
+    ended: Vec<u32>,
     zeroes: &'static Mapping,
     /// For secure erase, if the disk can.
     aside: Option<Aside>,
@@ -248,7 +257,27 @@ impl UringQueue {
                     ring.transfer(op, file, &zeroes, entry.offset, aside, user_data);
                 }
             }
-            (Stage::Flush, _) => ring.flush(disk, self.file, user_data),
+            (Stage::Flush, _) => {
+                if self.flushes.begin(token) {
+                    ring.flush(disk, self.synced, user_data);
+                }
+            }
+        }
+    }
+
+    /// The flush that the kernel had is done, and with it those that it stands for.
+    #[cold]
+    fn end_flushes(&mut self, result: Done, ring: &mut Ring, done: &mut Vec<Completion>) {
+        let result = self.image.synced(result);
+        let mut ended = std::mem::take(&mut self.ended);
+        self.flushes.end(&mut ended);
+        for token in ended.drain(..) {
+            self.close(token);
+            done.push(Completion { token, result });
+        }
+        self.ended = ended;
+        if let Some(next) = self.flushes.next() {
+            self.start(next, ring);
         }
     }
 
@@ -330,6 +359,7 @@ impl DiskQueue for UringQueue {
         if let Some(ring) = ring {
             self.disk = Some(ring.open_disk(self.number, self.image.device()));
             self.file = ring.register_file(self.image.file());
+            self.synced = ring.register_file(self.flushes.file());
             self.buffered = if self.image.is_direct() {
                 ring.register_file(self.image.buffered())
             } else {
@@ -342,6 +372,7 @@ impl DiskQueue for UringQueue {
         self.disk = None;
         if let Some(ring) = ring {
             ring.unregister_file(self.file);
+            ring.unregister_file(self.synced);
             if self.image.is_direct() {
                 ring.unregister_file(self.buffered);
             }
@@ -396,7 +427,9 @@ impl DiskQueue for UringQueue {
             Step::Done => Ok(()),
             Step::Failed(errno) => Err(errno),
         };
-        let result = if is_flush { self.image.synced(result) } else { result };
+        if is_flush {
+            return self.end_flushes(result, ring, done);
+        }
         self.close(token);
         done.push(Completion { token, result });
     }

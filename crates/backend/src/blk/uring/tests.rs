@@ -544,3 +544,39 @@ fn a_write_that_must_be_durable_and_loses_its_pages_fails_the_flushes_after_it()
         assert_eq!(done, [failed(0), failed(1)], "direct {direct}, skew {skew}");
     }
 }
+
+/// Of two calls at a time through one description, one could succeed although what it was for is
+/// lost, and be answered before the one that fails.
+#[test]
+fn a_flush_begins_when_no_other_of_its_queue_is_under_way() {
+    let file = image();
+    let disk = UringDisk::new(Image::open(file.path(), ImageOptions::default()).unwrap()).unwrap();
+    let mut ring = Ring::new().unwrap();
+    let mut queues = [(); 2].map(|()| disk.open_queue(true).unwrap());
+    let (mut done, mut under_way) = (Vec::new(), Vec::new());
+    for (queue, tag) in queues.iter_mut().zip([0, 8]) {
+        queue.attach(Some(&mut ring), tag);
+        let mut burst = Burst::default();
+        for token in 0..3 {
+            burst.push(token, Op::Flush, 0, 0);
+        }
+        queue.submit(&burst, Some(&mut ring), &mut done);
+        under_way.push(ring.aside());
+    }
+    assert_eq!(under_way, [1, 2], "one of each queue");
+    let mut events = Vec::new();
+    while done.len() < 6 {
+        ring.wait(Some(std::time::Duration::from_secs(10))).unwrap();
+        ring.reap(&mut events);
+        assert!(!events.is_empty(), "nobody answers");
+        for event in events.drain(..) {
+            let token = u32::try_from(event.user_data % 8).unwrap();
+            let queue = &mut queues[usize::from(event.user_data >= 8)];
+            let (before, first) = (done.len(), token == 0);
+            queue.on_event(token, event.result, Some(&mut ring), &mut done);
+            assert_eq!(done.len() - before, if first { 1 } else { 2 }, "the others together");
+        }
+    }
+    assert!(done.iter().all(|completion| completion.result.is_ok()), "{done:?}");
+    assert_eq!(ring.aside(), 0);
+}
