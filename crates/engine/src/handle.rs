@@ -88,7 +88,9 @@ impl Route {
     /// See [`QueueHandle::move_to`]. The old worker hands the queue to the new one itself: the
     /// queue does not wait for the control thread, which may be busy.
     pub(crate) async fn move_to(&self, index: usize) -> bool {
-        let mut worker = self.worker.lock().await;
+        // Who has the lock for longer than a moment stops the queue, which may take for ever, or
+        // moves it: neither is waited for, as the moves of all other queues wait for this one.
+        let Ok(mut worker) = self.worker.try_lock() else { return false };
         if *worker == index {
             return true;
         }
@@ -219,8 +221,8 @@ impl QueueHandle {
 
     /// Moves the running queue to worker `index`: it stops popping, reaps what is in flight, and
     /// goes on there. Returns false if there is no such worker, if the operator has chosen the
-    /// queue's own one, or if a request in flight did not end in time: the queue goes on where it
-    /// is. Needs a tokio runtime with time.
+    /// queue's own one, if it stops or moves just now, or if a request in flight did not end in
+    /// time: the queue goes on where it is. Needs a tokio runtime with time.
     pub async fn move_to(&self, index: usize) -> bool {
         match self.route() {
             Some(route) => route.move_to(index).await,

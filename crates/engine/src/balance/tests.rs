@@ -65,3 +65,24 @@ fn queues_that_hang_hold_up_no_move_of_others() {
     });
     pool.quit();
 }
+
+#[test]
+fn a_queue_that_cannot_stop_is_not_waited_for_by_who_would_move_it() {
+    let options = PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: false };
+    let (pool, hangs) = (Pool::new(options), Arc::new(AtomicBool::new(true)));
+    let home = Home { device: "disk".to_owned(), unit: 0 };
+    let queue = pool.start(Still { hangs, ..Still::default() }, home).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        // As the balance has it, which looked just before the queue was to stop.
+        let route = queue.route().unwrap().clone();
+        let stop = tokio::spawn(queue.stop());
+        while route.worker().is_some() {
+            tokio::task::yield_now().await;
+        }
+        let moved = timeout(LONG_WINDOW, route.move_to(1)).await;
+        assert_eq!(moved, Ok(false), "no other queue would ever move");
+        stop.abort();
+    });
+    pool.quit();
+}
