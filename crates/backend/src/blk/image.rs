@@ -329,6 +329,12 @@ impl Image {
         self.in_memory
     }
 
+    /// The same, as if it lay on a block device.
+    #[cfg(test)]
+    pub(super) fn taken_for_block_device(self) -> Self {
+        Self { block_device: true, ..self }
+    }
+
     /// True for a block device.
     #[must_use]
     pub fn is_block_device(&self) -> bool {

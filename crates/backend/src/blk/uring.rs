@@ -40,7 +40,7 @@ use super::quota::{BURST, Quota};
 use super::task::{Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::sys::file as sys;
-use crate::sys::uring::{FileOp, Ring, RingDisk, RingFile, Width};
+use crate::sys::uring::{FileOp, Hand, Ring, RingDisk, RingFile, Width};
 use in_flight::{InFlight, Stage, Step};
 use manyring_memory::{Mapping, MemoryError, Pieces, SliceList};
 use rustix::fd::BorrowedFd;
@@ -195,10 +195,42 @@ impl UringQueue {
         }
     }
 
+    /// Who makes the transfer that is next for a request.
+    fn hand(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) -> Hand {
+        let entry = &self.in_flight[token as usize];
+        let (is_device, is_read) = (self.image.is_block_device(), entry.op == Op::Read);
+        let copies = !self.image.is_direct() || !entry.aligned;
+        // Direct I/O of a file waits for a device that is full, although the kernel is told not to
+        // wait; so does a read into the page cache. A block device heeds it.
+        let may_wait = if copies { is_read } else { !is_device };
+        // No write into the page cache of a block device is made at once: the kernel would give
+        // each to a thread, and no lane would count it.
+        let is_punted = copies && is_device && !is_read;
+        let cost = if copies { entry.len } else { entry.len / DIRECT_SHARE };
+        let is_tried = entry.patience.is_tried();
+        if cost > INLINE_BYTES || is_punted || is_tried && copies {
+            Hand::Kernel(Width::Narrow)
+        } else if is_tried || may_wait && ring.is_shared() || !ring.is_calm(disk) {
+            Hand::Kernel(Width::Wide)
+        } else if !self.quota.take(cost) || !ring.take_inline(cost) {
+            Hand::Kernel(Width::Narrow)
+        } else if is_device && !copies && self.image.has_nowait() {
+            // While the device's queue is full the kernel would give each to a thread, as many as
+            // a ring may have, and the flush of another guest would find none.
+            Hand::OwnAtOnce
+        } else {
+            Hand::Own
+        }
+    }
+
     /// Gives what is left of a request to the ring.
     fn start(&mut self, token: u32, ring: &mut Ring) {
         let disk =
             *self.disk.get_or_insert_with(|| ring.open_disk(self.number, self.image.device()));
+        let hand = match self.in_flight[token as usize].stage {
+            Stage::Transfer => self.hand(token, disk, ring),
+            _ => Hand::Kernel(Width::Narrow),
+        };
         let entry = &mut self.in_flight[token as usize];
         entry.is_open = true;
         let user_data = self.tag | u64::from(token);
@@ -207,24 +239,6 @@ impl UringQueue {
                 let op = match op {
                     Op::Write { .. } => FileOp::Write { dsync: entry.syncs_itself(&self.image) },
                     _ => FileOp::Read,
-                };
-                // Direct I/O of a file waits for a device that is full, although the kernel is told
-                // not to wait; so does a read into the page cache. A block device heeds it.
-                let may_wait = match self.image.is_direct() && entry.aligned {
-                    true => !self.image.is_block_device(),
-                    false => matches!(op, FileOp::Read),
-                };
-                let copies = !self.image.is_direct() || !entry.aligned;
-                let cost = if copies { entry.len } else { entry.len / DIRECT_SHARE };
-                let is_long = entry.patience.is_tried() || cost > INLINE_BYTES;
-                let width = if is_long {
-                    Some(Width::Narrow)
-                } else if may_wait && ring.is_shared() || !ring.is_calm(disk) {
-                    Some(Width::Wide)
-                } else if !self.quota.take(cost) || !ring.take_inline(cost) {
-                    Some(Width::Narrow)
-                } else {
-                    None
                 };
                 let file = if entry.aligned { self.file } else { self.buffered };
                 if !entry.aligned {
@@ -240,7 +254,7 @@ impl UringQueue {
                 // of their snapshot while `is_open`: until the event of this token, or for ever if
                 // this queue is dropped before.
                 unsafe {
-                    ring.transfer(op, (disk, file), slices, entry.offset, width, user_data);
+                    ring.transfer(op, (disk, file), slices, entry.offset, hand, user_data);
                 }
             }
             (Stage::Fallocate(mode), _) => {
@@ -253,8 +267,8 @@ impl UringQueue {
                 let op = FileOp::Write { dsync: false };
                 // SAFETY: our zeroes are mapped for ever.
                 unsafe {
-                    let (file, aside) = ((disk, self.buffered), Some(Width::Narrow));
-                    ring.transfer(op, file, &zeroes, entry.offset, aside, user_data);
+                    let file = (disk, self.buffered);
+                    ring.transfer(op, file, &zeroes, entry.offset, hand, user_data);
                 }
             }
             (Stage::Flush, _) => {

@@ -24,7 +24,7 @@ mod lanes;
 mod watch;
 
 use calm::DeviceSlot;
-pub use entry::{FileOp, RingFile};
+pub use entry::{FileOp, Hand, RingFile};
 use entry::{Work, entry_of, poll_mask};
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue};
@@ -435,8 +435,7 @@ impl Ring {
     }
 
     /// Reads or writes guest memory at `offset` of `file`, which is an image of `disk`; may be
-    /// short. With `aside`, which names a lane, a thread of the kernel does it, and never the
-    /// submitting one.
+    /// short.
     ///
     /// # Safety
     /// What `slices` name must stay mapped until the completion of `user_data` has been reaped, or
@@ -447,14 +446,16 @@ impl Ring {
         (disk, file): (RingDisk, RingFile),
         slices: &[GuestSlice],
         offset: u64,
-        aside: Option<Width>,
+        hand: Hand,
         user_data: u64,
     ) {
-        let work = Work::Transfer { op, file, offset, punt: aside.is_some() };
+        let work = Work::Transfer { op, file, offset, hand };
         let slices = as_iovecs(slices);
-        match aside {
-            Some(width) => self.place_aside((disk, width), work, slices, user_data),
-            None => self.place(Task { work, user_data, waits_for: Some(disk.device) }, slices),
+        match hand {
+            Hand::Kernel(width) => self.place_aside((disk, width), work, slices, user_data),
+            Hand::Own | Hand::OwnAtOnce => {
+                self.place(Task { work, user_data, waits_for: Some(disk.device) }, slices)
+            }
         }
     }
 

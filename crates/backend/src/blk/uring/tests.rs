@@ -218,7 +218,9 @@ fn zeroes_are_written_where_no_call_makes_them() {
     let op = FileOp::Write { dsync: false };
     let file_of_disk = (ring.open_disk(1, 1), plain);
     // SAFETY: our zeroes are mapped for ever.
-    unsafe { ring.transfer(op, file_of_disk, &slices, entry.offset, Some(Width::Narrow), 0) };
+    unsafe {
+        ring.transfer(op, file_of_disk, &slices, entry.offset, Hand::Kernel(Width::Narrow), 0)
+    };
     let mut events = Vec::new();
     ring.wait(None).unwrap();
     ring.reap(&mut events);
@@ -579,4 +581,35 @@ fn a_flush_begins_when_no_other_of_its_queue_is_under_way() {
     }
     assert!(done.iter().all(|completion| completion.result.is_ok()), "{done:?}");
     assert_eq!(ring.aside(), 0);
+}
+
+#[test]
+fn a_request_that_a_block_device_makes_wait_is_counted_by_a_lane() {
+    let file = image();
+    let (narrow, wide) = (Hand::Kernel(Width::Narrow), Hand::Kernel(Width::Wide));
+    let write = Op::Write { durable: false };
+    for (direct, op, hands) in [
+        (true, write, [Hand::OwnAtOnce, wide]),
+        (true, Op::Read, [Hand::OwnAtOnce, wide]),
+        (false, write, [narrow, narrow]),
+        (false, Op::Read, [Hand::Own, narrow]),
+    ] {
+        let options = ImageOptions { direct, ..ImageOptions::default() };
+        let image = Image::open(file.path(), options).unwrap().taken_for_block_device();
+        let mut queue = UringDisk::new(image).unwrap().queue(false).unwrap();
+        let mut ring = Ring::new().unwrap();
+        queue.attach(Some(&mut ring), 0);
+        let memory = Arc::new(Mapping::anonymous(4096).unwrap());
+        let slices = SliceList::of_mapping(&memory, &[(0, 4096)]).unwrap();
+        let mut burst = Burst::default();
+        burst.slices().extend(slices.all());
+        burst.push(0, op, 0, 4096);
+        let disk = ring.open_disk(queue.number, queue.image.device());
+        let (request, pieces) = burst.iter().next().unwrap();
+        queue.remember(request, pieces);
+        let first = queue.hand(0, disk, &mut ring);
+        assert!(matches!(queue.in_flight[0].failed(Errno::AGAIN), Step::Again));
+        let again = queue.hand(0, disk, &mut ring);
+        assert_eq!([first, again], hands, "direct {direct}, {op:?}");
+    }
 }

@@ -1,6 +1,7 @@
 //! What an entry of the submission queue asks of the kernel, and how the entry is written. Nothing
 //! here is unsafe: `Ring::write`, which pushes an entry, answers for the memory that it names.
 
+use super::lanes::Width;
 use io_uring::types::Fd;
 use io_uring::{opcode, squeue};
 use libc::iovec;
@@ -17,6 +18,18 @@ pub enum FileOp {
     },
 }
 
+/// Who makes a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hand {
+    /// The submitting thread, or a thread of the kernel where it would have to wait. No lane counts
+    /// that one.
+    Own,
+    /// The submitting thread; the transfer fails with `EAGAIN` where it would have to wait.
+    OwnAtOnce,
+    /// A thread of the kernel, one of this lane.
+    Kernel(Width),
+}
+
 /// A file as this ring knows it.
 #[derive(Clone, Copy, Debug)]
 pub enum RingFile {
@@ -31,7 +44,7 @@ pub enum RingFile {
 pub(super) enum Work {
     Poll { fd: i32, events: u32, multi: bool },
     PollRemove { target: u64 },
-    Transfer { op: FileOp, file: RingFile, offset: u64, punt: bool },
+    Transfer { op: FileOp, file: RingFile, offset: u64, hand: Hand },
     Flush { file: RingFile },
     Fallocate { file: RingFile, mode: i32, offset: u64, len: u64 },
 }
@@ -44,9 +57,11 @@ pub(super) fn entry_of(work: Work, slices: &[iovec], listed: &[iovec]) -> squeue
             opcode::PollAdd::new(Fd(fd), events).multi(multi).build()
         }
         Work::PollRemove { target } => opcode::PollRemove::new(target).build(),
-        Work::Transfer { op, file, offset, punt } => {
-            let entry = transfer_entry(op, file, offset, slices, listed);
-            if punt { entry.flags(squeue::Flags::ASYNC) } else { entry }
+        Work::Transfer { op, file, offset, hand } => {
+            let flags = rw_flags(op, hand);
+            let entry = transfer_entry((op, flags), file, offset, slices, listed);
+            let is_aside = matches!(hand, Hand::Kernel(_));
+            if is_aside { entry.flags(squeue::Flags::ASYNC) } else { entry }
         }
         Work::Flush { file } => {
             let flags = io_uring::types::FsyncFlags::DATASYNC;
@@ -59,7 +74,7 @@ pub(super) fn entry_of(work: Work, slices: &[iovec], listed: &[iovec]) -> squeue
 }
 
 fn transfer_entry(
-    op: FileOp,
+    (op, flags): (FileOp, i32),
     file: RingFile,
     offset: u64,
     slices: &[iovec],
@@ -77,16 +92,16 @@ fn transfer_entry(
     };
     named(file, |fd| match (op, single) {
         (FileOp::Read, Some((address, len))) => {
-            opcode::Read::new(fd, address, len).offset(offset).build()
+            opcode::Read::new(fd, address, len).offset(offset).rw_flags(flags).build()
         }
-        (FileOp::Read, None) => opcode::Readv::new(fd, iovecs, count).offset(offset).build(),
-        (FileOp::Write { dsync }, Some((address, len))) => {
-            let op = opcode::Write::new(fd, address, len).offset(offset);
-            op.rw_flags(rw_flags(dsync)).build()
+        (FileOp::Read, None) => {
+            opcode::Readv::new(fd, iovecs, count).offset(offset).rw_flags(flags).build()
         }
-        (FileOp::Write { dsync }, None) => {
-            let op = opcode::Writev::new(fd, iovecs, count).offset(offset);
-            op.rw_flags(rw_flags(dsync)).build()
+        (FileOp::Write { .. }, Some((address, len))) => {
+            opcode::Write::new(fd, address, len).offset(offset).rw_flags(flags).build()
+        }
+        (FileOp::Write { .. }, None) => {
+            opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(flags).build()
         }
     })
 }
@@ -105,6 +120,8 @@ pub(super) fn poll_mask(events: i16) -> u32 {
     u32::from(events.cast_unsigned())
 }
 
-const fn rw_flags(dsync: bool) -> i32 {
-    if dsync { libc::RWF_DSYNC } else { 0 }
+const fn rw_flags(op: FileOp, hand: Hand) -> i32 {
+    let dsync = if let FileOp::Write { dsync: true } = op { libc::RWF_DSYNC } else { 0 };
+    let at_once = if let Hand::OwnAtOnce = hand { libc::RWF_NOWAIT } else { 0 };
+    dsync | at_once
 }

@@ -14,9 +14,10 @@ fn transfer(
     punt: bool,
     user_data: u64,
 ) {
-    let (disk, aside) = (ring.open_disk(1, 1), punt.then_some(Width::Narrow));
+    let disk = ring.open_disk(1, 1);
+    let hand = if punt { Hand::Kernel(Width::Narrow) } else { Hand::Own };
     // SAFETY: every test waits for all its completions before its memory is unmapped.
-    unsafe { ring.transfer(op, (disk, file), slices, offset, aside, user_data) };
+    unsafe { ring.transfer(op, (disk, file), slices, offset, hand, user_data) };
 }
 
 #[test]
@@ -119,7 +120,7 @@ fn a_task_that_was_parked_goes_out_with_its_own_slices_and_in_its_turn() {
     memory.slice(1024, 1024).unwrap().write_from(&[2; 1024]);
     let op = FileOp::Write { dsync: false };
     // As if the kernel had taken nothing just now.
-    let work = Work::Transfer { op, file: file_of_ring, offset: 0, punt: false };
+    let work = Work::Transfer { op, file: file_of_ring, offset: 0, hand: Hand::Own };
     let parked = as_iovecs(&[piece(0), piece(512)]).to_vec();
     ring.parked.push_back((Task { work, user_data: 1, waits_for: None }, parked));
     transfer(&mut ring, op, (file_of_ring, 1024), &[piece(1024), piece(1536)], false, 2);
@@ -220,4 +221,23 @@ fn a_device_is_not_blamed_for_a_call_to_another() {
     ring.took(began);
     assert!(ring.is_calm(third));
     ring.wait(None).unwrap();
+}
+
+#[test]
+fn a_transfer_that_is_to_be_made_at_once_ends_where_it_would_have_to_wait() {
+    let mut ring = Ring::new().unwrap();
+    // Nothing was written to it.
+    let (reader, _writer) = rustix::pipe::pipe().unwrap();
+    let memory = Mapping::anonymous(4096).unwrap();
+    let (disk, plain) = (ring.open_disk(1, 1), RingFile::Plain(reader.as_raw_fd()));
+    let pieces = [memory.slice(0, 512).unwrap(), memory.slice(512, 512).unwrap()];
+    for count in [1, 2] {
+        let slices = &pieces[..count];
+        // SAFETY: it is waited for below, or this test fails.
+        unsafe { ring.transfer(FileOp::Read, (disk, plain), slices, 0, Hand::OwnAtOnce, 1) };
+        let mut events = Vec::new();
+        ring.wait(Some(Duration::from_secs(10))).unwrap();
+        ring.reap(&mut events);
+        assert_eq!(events.first().map(|event| event.result), Some(-libc::EAGAIN));
+    }
 }
