@@ -1,12 +1,13 @@
 //! Moves queues between workers: measures, lets the policy decide, moves.
 //!
-//! Runs on the control thread, and only after a worker has told something of itself: an idle
-//! daemon has no timer.
+//! Runs on the control thread, and only after a worker has said that it is saturated or mostly
+//! sleeps: an idle daemon has no timer.
 //! ```text
-//! loop:  a worker is saturated, or mostly sleeps
-//!        measure for a window, a short one if queues wait
+//! loop:  wait until a worker says that it is saturated, or that it mostly sleeps
+//!        measure for a window: 50 ms if a worker is saturated, else a second
 //!        the policy decides; its moves are made all at once, so that a queue that cannot leave
-//!        holds up no other one; rest
+//!        delays no other queue
+//!        pause
 //! ```
 
 #[cfg(test)]
@@ -125,7 +126,7 @@ fn window(now_ns: u64, routes: &[Arc<Route>], before: &Sample, after: &Sample) -
         let next = units.len();
         let unit = *units.entry(route.home()).or_insert(next);
         let (before, after) = (before.queues[key], after.queues[key]);
-        // One that moves just now, or that somebody else has moved, says nothing of a worker.
+        // A queue that moves now, or was moved meanwhile, has no load on a single worker.
         if let (Some(worker), true) = (after.0, after.0 == before.0) {
             let busy_ns = after.1.saturating_sub(before.1);
             queues.push(QueueLoad { key, worker, unit, busy_ns, is_pinned: route.is_pinned() });

@@ -1,14 +1,14 @@
 //! `Epochs`: which snapshots of guest memory are still in use, and who waits for their end.
 //!
 //! ```text
-//! retire(memory):  a new epoch begins; the former one keeps its snapshot while something uses it
-//! end(epoch):      something of that epoch is done
-//! acknowledge():   tells everybody who waits for epochs of which nothing is left, oldest first
+//! retire(memory):  a new epoch begins; the former one keeps its snapshot while requests use it
+//! end(epoch):      a request of that epoch is done
+//! acknowledge():   answers the fences of epochs that have no request left, the oldest first
 //! ```
-//! What is in flight carries the epoch in which it began: its slices lie in the snapshot of that
-//! epoch. Whoever works on it - the worker, the kernel, a thread of a disk - may use them until it
-//! is done. Epochs are acknowledged in order, because what began in an older one may use memory
-//! that only a later change removed.
+//! A request (or frame) in flight carries the epoch in which it began: its slices lie in the
+//! snapshot of that epoch. Whoever works on it (the worker, the kernel, a thread of a disk) may use
+//! the slices until it is done. Epochs are acknowledged in order, because a request of an older
+//! epoch may use memory that only a later change removed.
 
 use crate::orders::Fence;
 use manyring_memory::GuestMemory;
@@ -18,11 +18,11 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epoch(u32);
 
-/// An epoch that has ended, while something of it is in flight.
+/// An epoch that has ended and is not acknowledged yet.
 #[derive(Debug)]
 struct Retiring {
     epoch: Epoch,
-    /// How much of it is in flight.
+    /// How many of its requests are in flight.
     left: usize,
     memory: Arc<GuestMemory>,
     reply: Fence,
@@ -43,7 +43,7 @@ impl Epochs {
         Self { current: Epoch(0), memory, retiring: Vec::new() }
     }
 
-    /// The epoch of what begins now.
+    /// The epoch of requests that begin now.
     #[inline]
     pub fn current(&self) -> Epoch {
         self.current
@@ -52,7 +52,7 @@ impl Epochs {
     /// The snapshot of `epoch`: that of the present epoch, or of one that is not acknowledged.
     ///
     /// # Panics
-    /// If `epoch` is over: what is in flight would use memory that may be unmapped.
+    /// If `epoch` was acknowledged: its memory may be unmapped.
     #[inline]
     pub fn memory(&self, epoch: Epoch) -> &GuestMemory {
         if epoch == self.current { &self.memory } else { self.older(epoch) }
@@ -65,7 +65,7 @@ impl Epochs {
         &older.memory
     }
 
-    /// Something of `epoch` is done. Its snapshot stays until [`Self::acknowledge`].
+    /// A request of `epoch` is done. The snapshot stays until [`Self::acknowledge`].
     #[inline]
     pub fn end(&mut self, epoch: Epoch) {
         if epoch != self.current {
@@ -82,8 +82,8 @@ impl Epochs {
         }
     }
 
-    /// Begins a new epoch with `memory`; `reply` is told when nothing of an older one is left.
-    /// `in_flight` is how much there is of the present one.
+    /// Begins a new epoch with `memory`; `reply` is answered when no request of an older epoch is
+    /// left. `in_flight`: how many requests of the present epoch are in flight.
     pub fn retire(&mut self, memory: Arc<GuestMemory>, in_flight: usize, reply: Fence) {
         let (epoch, left) = (self.current, in_flight);
         let memory = std::mem::replace(&mut self.memory, memory);
@@ -92,7 +92,7 @@ impl Epochs {
         self.acknowledge();
     }
 
-    /// `reply` is told when nothing is left of what began until now. Memory stays as it is.
+    /// `reply` is answered when no request is left that began until now. Memory stays as it is.
     pub fn barrier(&mut self, in_flight: usize, reply: Fence) {
         self.retire(self.memory.clone(), in_flight, reply);
     }
@@ -104,15 +104,15 @@ impl Epochs {
         !self.retiring.is_empty()
     }
 
-    /// Leaves the memory of every epoch mapped for ever: its queue ends, and somebody may still use
-    /// what is in flight. Whoever waits is not told that nothing is left.
+    /// Leaves the memory of every epoch mapped for ever: the queue ends while somebody may still
+    /// use the memory of what is in flight. Fences are dropped, not answered.
     pub fn leak(self) {
         let older = self.retiring.into_iter().map(|retiring| retiring.memory);
         older.chain([self.memory]).for_each(std::mem::forget);
     }
 
-    /// Acknowledges the epochs of which nothing is left. Called when all that has ended was
-    /// answered: it lets go of their snapshots.
+    /// Answers the fences of epochs that have no request left, and lets go of their snapshots.
+    /// Called when the driver can see the answers of all requests that are done.
     #[inline]
     pub fn acknowledge(&mut self) {
         if !self.retiring.is_empty() {
@@ -124,8 +124,8 @@ impl Epochs {
     fn acknowledge_older(&mut self) {
         let done = self.retiring.iter().take_while(|retiring| retiring.left == 0).count();
         for Retiring { memory, reply, .. } in self.retiring.drain(..done) {
-            // First: whoever hears the reply is then the last to hold the snapshot, and unmaps it
-            // where that may take long.
+            // Before the reply: the control thread, which hears it, then holds the last reference
+            // and unmaps the memory. Unmapping may take long, so a worker must not do it.
             drop(memory);
             let _ = reply.send(Ok(()));
         }

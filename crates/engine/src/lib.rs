@@ -1,17 +1,17 @@
-//! The loop that runs queues, and what it decides by.
+//! The workers' loop that runs queues, and the policies by which it decides.
 //!
-//! transport -> queue -> device -> **engine**. The engine knows when a queue takes a turn, when its
-//! worker sleeps, and who must be told. It knows neither request nor frame: what a chain means is
-//! known to the [`Handler`] that a device brings.
+//! transport -> queue -> device -> **engine**. The engine decides when a queue takes a turn, when
+//! its worker sleeps, and when the driver gets a used buffer notification. It does not know what a
+//! request or a frame is: the [`Handler`] that a device brings interprets the chains.
 //!
 //! ```text
 //! device:   RunningQueue::new(activation, handler, stats) -> Pool::start -> QueueHandle
 //! session:  QueueHandle: memory, enable, kick, call, stop -> Order -> the worker's mailbox
 //! worker:   wait for a kick, a completion, a port, an order, a time
 //!           every hot queue takes a turn: its handler takes chains, serves them, returns them
-//!           publish; tell the driver, or hold that back
-//!           nothing left: look on or sleep, as the law of polling says
-//! session:  Event (a fault, memory that is gone) <- through one bounded mailbox
+//!           publish the returned chains; call the driver, or hold the call back
+//!           no work left: keep looking or sleep, as policy/polling.rs decides
+//! session:  Event (a fault, lost memory, a lost port) <- through one bounded mailbox
 //! ```
 //! The parts, from the outside to the inside:
 //! * [`Pool`] starts the workers, on demand, and puts a queue on the first of them. `balance.rs`
@@ -22,20 +22,20 @@
 //!   handler: within a turn nothing is dispatched per chain. Its doorbells are `notifier.rs`; what
 //!   a turn may do with the ring, and what its session has been told, is `life.rs`.
 //! * [`Handler`] is what a device brings. A handler takes chains off the ring and returns them. It
-//!   never sleeps, watches no file descriptor by itself, and rings nobody.
-//! * [`QueueIo`] is what a worker lends a queue for one call: its io_uring, its way to sleep, the
-//!   queue's place in it, and the time.
+//!   never sleeps, watches no file descriptor by itself, and sends no notification.
+//! * [`QueueIo`] is what a worker lends a queue for one call: its io_uring, the watches of file
+//!   descriptors that wake it, the queue's slot on the worker, and the time.
 //! * [`Epochs`] and [`Table`] are for handlers whose work outlives a turn. The table keeps what is
 //!   in flight, under its chain's slot; the epochs say which snapshot of guest memory it uses.
-//! * `policy/` decides and does nothing else: it reads no clock and asks no system.
+//! * `policy/` only decides: it does no I/O and reads no clock.
 //!
 //! What is shared, and by whom:
 //! 1. A queue has one owner at a time, its worker: no lock, no atomic instruction per request.
 //!    A queue that moves is handed over whole, when nothing of it is in flight.
-//! 2. A worker's time is shared by the guests whose queues it serves (`policy/share.rs`); its ring
-//!    of the kernel by their disks (`manyring_backend::sys::uring`).
-//! 3. A file descriptor of a front-end is touched by its device's janitor (`foreign.rs`), and an
-//!    eventfd is written to under the eyes of the sentry (`sentry.rs`).
+//! 2. A worker's time is shared by the guests whose queues it serves (`policy/share.rs`), and its
+//!    io_uring by their disks (`manyring_backend::sys::uring`).
+//! 3. Only a device's janitor touches a file descriptor that its front-end sent (`foreign.rs`). A
+//!    write to an eventfd that blocks is interrupted by the sentry (`sentry.rs`).
 //! 4. Memory that a request uses stays mapped until the request is done. An order that takes memory
 //!    away carries a [`Fence`], which is answered when nothing of the former memory is in use
 //!    (`epoch.rs`).
@@ -118,8 +118,8 @@ pub use seats::Seat;
 pub use stats::{QueueStats, WorkerStats};
 pub use table::Table;
 
-/// A queue that no worker runs: for the tests and the bench of who brings a handler. They stand
-/// where a worker stands.
+/// For tests and benches of a crate that brings a handler: they run a queue without a worker, by
+/// the calls that a worker makes.
 #[doc(hidden)]
 pub mod solo {
     pub use crate::run::{Happened, Run, Turned};
@@ -139,16 +139,17 @@ pub struct Activation<R = DeviceQueue> {
     pub queue: R,
     /// Where the ring lies, to resolve it again in other memory.
     pub addresses: RingAddresses,
-    /// Available buffer notifications; none: the ring is polled.
+    /// Where the driver's available buffer notifications arrive; `None`: the ring is polled.
     pub kick: Option<Kick>,
-    /// Used buffer notifications; none: the driver polls.
+    /// Where used buffer notifications are sent; `None`: the driver polls.
     pub call: Option<Arc<Call>>,
-    /// Error notifications.
+    /// Where error notifications are sent.
     pub err: Option<Arc<Call>>,
-    /// The ring is served; else it waits, and what arrives waits with it.
+    /// True if the ring is served from the start. Chains of a queue that is not enabled stay in the
+    /// ring; with [`Handler::DROPS_WHEN_DISABLED`] they are dropped after a kick.
     pub enabled: bool,
     /// The virtio features that were negotiated.
     pub features: u64,
-    /// Where the session hears of faults.
+    /// Where the session is told of faults, of lost memory and of a lost port.
     pub events: mpsc::Sender<Event>,
 }

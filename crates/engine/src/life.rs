@@ -28,23 +28,23 @@ pub enum EventKind {
     PortGone,
 }
 
-/// What a disabled queue whose handler drops does with its ring. A driver may have taken the
-/// memory back: it is only looked at after a kick, and written only if that kick had brought
-/// something.
+/// What a disabled queue does with its ring, if its handler drops what a disabled queue holds. The
+/// driver may have taken the memory back, so the ring is looked at only after a kick, and written
+/// only if chains were found then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Discard {
     /// Leaves it alone.
     No,
     /// The driver kicked: takes what is there and drops it.
     Kicked,
-    /// There was something.
+    /// Chains were there, and were dropped.
     Found,
 }
 
 /// The state of a running queue, and where it is told.
 #[derive(Debug)]
 pub(crate) struct Life {
-    /// What a turn may do with the ring: follows from what is below, worked out when that changes.
+    /// What a turn may do with the ring. Follows from the fields below, and is kept up to date.
     mode: Mode,
     /// The handler drops what a disabled queue holds.
     drops: bool,
@@ -114,7 +114,7 @@ impl Life {
         self.is_enabled || self.discard == Discard::Found
     }
 
-    /// True if this ends the service of the ring.
+    /// Disables the queue. True if it was enabled.
     pub(crate) fn disable(&mut self) -> bool {
         let was_enabled = std::mem::replace(&mut self.is_enabled, false);
         self.work_out_mode();
@@ -128,7 +128,7 @@ impl Life {
         self.work_out_mode();
     }
 
-    /// No more pops from now on, or again some.
+    /// Pops no more from now on, or pops again.
     pub(crate) fn set_draining(&mut self, is_draining: bool) {
         self.is_draining = is_draining;
         self.work_out_mode();
@@ -167,14 +167,14 @@ impl Life {
             return;
         }
         self.work_out_mode();
-        // A ring that was cut away reads as zeroes: that is no fault of its words.
+        // Memory that was cut away reads as zeroes: the fault in the ring is not the driver's.
         if ring.is_broken() {
             self.lose_memory(stats);
             return;
         }
         stats.faults.add(1);
         if let Some(fault) = ring.fault() {
-            // A full mailbox drops the line, not the fault: counter and err fd tell it.
+            // A full mailbox loses this event; the counter and the err fd still report the fault.
             self.tell(EventKind::Fault(fault));
         }
         // Last: a driver that hears it may end the session at once.
@@ -193,7 +193,7 @@ impl Life {
         }
     }
 
-    /// Says once that there is nothing to receive from any more, while the driver wants to.
+    /// Tells the session once, while the queue is enabled, that the port is down or gone.
     pub(crate) fn tell_port(&mut self) {
         if self.is_enabled && !std::mem::replace(&mut self.is_port_told, true) {
             self.tell(EventKind::PortGone);

@@ -1,4 +1,4 @@
-//! `Notifier`: the doorbells of a running queue: when the driver is told, and what its kicks say.
+//! `Notifier`: the doorbells of a running queue: when it calls the driver, which events are kicks.
 
 use crate::doorbell::{Call, Kick};
 use crate::io::QueueIo;
@@ -19,11 +19,11 @@ pub(crate) struct Notifier {
     /// An eventfd that is never read reports its old count when it is watched anew: the next
     /// event of the kick is that report, and not a kick.
     is_stale: bool,
-    /// The driver has kicked since this was asked last.
+    /// The driver has kicked since [`Self::take_kicked`] was last called.
     is_kicked: bool,
     call: Option<Arc<Call>>,
     moderator: Moderator,
-    /// Nothing is held back while the moderator is off.
+    /// The notification that is held back; always `None` while the moderator is off.
     held: Option<Held>,
     /// Chains that were returned and that the driver cannot see yet ([`Ring::waiting`]).
     unseen: u64,
@@ -40,8 +40,8 @@ struct Held {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) now_ns: u64,
-    /// False while the queue drains, is disabled or has stopped: what it still returns is told at
-    /// once, and its ring is not looked at.
+    /// False while the queue drains, is disabled or has stopped: the driver is told at once of what
+    /// still comes back, and the ring is not looked at for more.
     pub(crate) is_served: bool,
 }
 
@@ -52,14 +52,15 @@ impl Notifier {
         Self { kick, watch: 0, is_stale, is_kicked, call, moderator, held, unseen }
     }
 
-    /// False: nobody can kick, the ring is looked at for ever.
+    /// False: the driver cannot kick, so the ring is polled for ever.
     pub(crate) fn has_kick(&self) -> bool {
         self.kick.is_some()
     }
 
-    /// Watches the kick, here or after the kernel ended the watch. An eventfd, which is never
-    /// read, reports at once what it had at any time: that is no reason to look at a ring that is
-    /// disabled, whose memory may be the driver's again.
+    /// Watches the kick: when the queue comes to a worker, when the kick is replaced, and when the
+    /// kernel has ended the watch. An eventfd is never read, so it reports its old count at once.
+    /// While the queue is disabled that event is ignored: it must not cause a look at a ring whose
+    /// memory may be the driver's again.
     pub(crate) fn watch(&mut self, io: &mut QueueIo<'_>, is_enabled: bool) {
         if let Some(kick) = &self.kick {
             self.is_stale = !is_enabled && kick.keeps();
@@ -105,7 +106,7 @@ impl Notifier {
         self.is_stale = false;
     }
 
-    /// Goes by another kick from now on.
+    /// Replaces the kick.
     pub(crate) fn set_kick(&mut self, kick: Option<Kick>, io: &mut QueueIo<'_>, is_enabled: bool) {
         self.unwatch(io);
         self.kick = kick;
@@ -118,8 +119,8 @@ impl Notifier {
         std::mem::take(&mut self.is_kicked)
     }
 
-    /// Rings another call from now on, and at once: the driver may wait for one that went to the
-    /// former fd. One too many is harmless.
+    /// Replaces the call, and rings the new one at once: the driver may wait for a call that went
+    /// to the former fd. A call too many is harmless.
     pub(crate) fn set_call(&mut self, call: Option<Arc<Call>>) {
         self.call = call;
         if let Some(call) = &self.call {
@@ -127,24 +128,24 @@ impl Notifier {
         }
     }
 
-    /// Holds notifications back as the operator wishes, unless the driver has a wish of its own.
-    /// For a queue that has not begun.
+    /// Holds notifications back as the operator wishes, until the driver sets limits of its own.
+    /// For a queue that does not run yet.
     pub(crate) fn set_moderation(&mut self, moderation: Moderation) {
         self.moderator = Moderator::new(moderation);
     }
 
-    /// Holds notifications back within the limits that the driver has asked for from now on;
-    /// without a wish of its own, as the operator does.
+    /// Holds notifications back within the limits that the driver has set; `None`: the driver has
+    /// set none, and the operator's apply.
     pub(crate) fn set_limits(&mut self, limits: Option<Limits>, stats: &QueueStats) {
         self.moderator.set_driver(limits);
-        // What is held back was so by other limits.
+        // What is held back now was held back by the former limits.
         if self.held.is_some() {
             self.send(Cause::Unmoderated, stats);
         }
     }
 
-    /// Makes what was returned visible, and tells the driver of `count` requests or frames if it
-    /// wants to know, now or later.
+    /// Makes the returned chains visible to the driver. If the driver wants a notification, sends
+    /// one, now or later. `count`: the requests or frames that were returned.
     #[inline]
     pub(crate) fn publish(
         &mut self,
@@ -180,9 +181,10 @@ impl Notifier {
         (count + before).saturating_sub(self.unseen)
     }
 
-    /// Tells the driver of `count` requests or frames that were returned, now or later.
-    /// A driver that has asked to be told, and was not, need not ask again: with
-    /// `VIRTIO_F_EVENT_IDX` it does not want to know of the next burst (virtio 1.3 §2.7.7.2).
+    /// Notifies the driver of `count` requests or frames that were returned, now or later.
+    /// While a notification is held back, further bursts are added to it even if the driver does
+    /// not want one for them: with `VIRTIO_F_EVENT_IDX` it asks for one notification at a time
+    /// (virtio 1.3 §2.7.7.2).
     #[inline(never)]
     fn moderate(
         &mut self,
@@ -272,7 +274,7 @@ impl Notifier {
     }
 }
 
-/// Chains that the driver has made available and not got back, as far as the ring was looked at.
+/// Chains that the driver has made available and not got back, as of the last look at the ring.
 fn left_in(ring: &impl Ring) -> u64 {
     [ring.in_flight(), ring.waiting(), ring.available_count()].into_iter().map(u64::from).sum()
 }

@@ -1,4 +1,4 @@
-//! `RunningQueue`: a queue as its worker owns it: one turn and one life for all of them.
+//! `RunningQueue`: a queue as its worker runs it, whatever its ring and its device are.
 //!
 //! ```text
 //! turn:    mode = serve, drop or rest                       what may be done with the ring
@@ -8,13 +8,13 @@
 //!          a call was held back, and is due? ring it
 //!          the ring has a fault? latch it, signal err, tell the session once      (life.rs)
 //! settle:  there is more to do, or nobody can kick? keep looking
-//!          the law of polling says that the next request is near? keep looking
-//!          the driver can bring work: ask for a kick, and look at the ring once more
-//!          a port can: watch it          time can: name the time
-//!          all of these are asked? take no turn until one of them reports
-//! order:   new memory:    give back what nobody has begun with, resolve the ring again;
+//!          policy/polling.rs says that the next request is near? keep looking
+//!          waits for the driver: ask for a kick, and look at the ring once more
+//!          waits for its port: watch it          waits for a time: name it
+//!          nothing found? take no turn until one of these reports
+//! order:   new memory:    give back what nobody has begun to serve, resolve the ring again;
 //!                         answer when nothing in flight uses the former memory
-//!          disable:       the same, and a queue whose driver goes on (a transmitq) is emptied
+//!          disable:       the same; a transmitq, whose driver may go on, is emptied as well
 //!          stop, move:    take no more; leave when nothing is in flight
 //! ```
 //! 1. A queue is hot while it takes a turn in every round of its worker, and asks for no kicks
@@ -25,10 +25,10 @@
 //! 3. An answer of a disk is work as a request is. A driver that hears of it most often sends the
 //!    next request at once, so the worker goes on looking.
 //! 4. The ring of a disabled queue may be the driver's memory again: it is looked at only after a
-//!    kick, and written only if that kick had brought something.
-//! 5. What was taken and not begun (receive buffers that were popped ahead, frames that a port did
-//!    not take) goes back before memory changes. What a disk has begun carries its epoch and keeps
-//!    its snapshot mapped; the order's fence is answered when the last of it is done.
+//!    kick, and written only if chains were found after that kick.
+//! 5. Chains that were popped and not begun (receive buffers that were popped ahead, frames that a
+//!    port did not take) go back before memory changes. A request that a disk has begun carries its
+//!    epoch and keeps its snapshot mapped; the order's fence is answered when the last one is done.
 //!
 //! The queue is generic over its ring and its handler, so that a turn is compiled as one piece for
 //! each pair of them. The worker holds it as `dyn Run`: one indirect call for each turn.
@@ -82,7 +82,7 @@ pub struct RunningQueue<R: Ring, H: Handler<R>> {
     look: Look,
     worked_at_ns: u64,
     looked_at_ns: u64,
-    /// Its port is watched, and has not reported yet.
+    /// The port is watched, and has not reported yet.
     watches_port: bool,
     /// Its handler has more to do in the next turn.
     has_more: bool,
@@ -119,7 +119,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     fn make_hot(&mut self, now_ns: u64) {
         if self.look != Look::Hot {
             self.look = Look::Hot;
-            // The ring of a disabled queue may be the driver's again.
+            // The memory of a disabled ring may be the driver's again: it is not written.
             if self.life.is_enabled() {
                 self.ring.disable_notifications();
             }
@@ -127,7 +127,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.worked_at_ns = now_ns;
     }
 
-    /// What is waited for: of a queue that rests, only the end of what it has taken before.
+    /// What makes a further turn useful; at rest only that something taken before is done.
     fn waits(&self) -> Waits {
         match self.life.mode() {
             Mode::Rest => self.handler.waits_at_rest(),
@@ -151,7 +151,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.stats.in_flight.set((self.ring.in_flight() + self.ring.waiting()).into());
     }
 
-    /// Returns chains, tells the driver, counts.
+    /// Publishes the chains that a turn returned, notifies the driver, and counts.
     #[inline]
     fn finish(&mut self, done: Done, mode: Mode, now_ns: u64) {
         if done.memory_lost {
@@ -165,8 +165,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
         let moment = Moment { now_ns, is_served: mode == Mode::Serve };
         if done.used > 0 {
-            // Chains that come back late say nothing of what the driver did since it disabled the
-            // queue.
+            // Only chains that this turn popped show that the driver goes on; chains that come back
+            // late do not.
             if mode == Mode::Drop && done.popped > 0 {
                 self.life.dropped_some();
             }
@@ -182,7 +182,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.handler.published();
     }
 
-    /// Watches the port. False: it has something now.
+    /// Watches the port, if the handler waits for it. False: the port is always ready.
     fn watch_port(&mut self, io: &mut QueueIo<'_>) -> bool {
         let Some(awaited) = self.waits().port else { return true };
         match self.handler.readiness() {
@@ -204,16 +204,16 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
     }
 
-    /// Gives back what is held of the ring and was not begun: those chains point into guest memory
-    /// that may be about to change. A call that is held back is sent.
+    /// Gives back the chains that nobody has begun to serve: they point into guest memory that may
+    /// be about to change. Sends a call that is held back.
     fn let_go(&mut self) {
         let returned = self.handler.let_go(&mut self.ring, &self.stats);
         self.notifier.flush(&mut self.ring, returned, &self.stats);
         self.note_in_flight();
     }
 
-    /// The same, and takes back what a port has not begun with: the driver is to have all of its
-    /// memory back.
+    /// As [`Self::let_go`], and takes back the frames that the port has not begun to send: the
+    /// driver is to have all of its memory back.
     fn give_back(&mut self) {
         self.let_go();
         let returned = self.handler.recall(&mut self.ring, &self.stats);
@@ -221,8 +221,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.note_in_flight();
     }
 
-    /// Serves the ring from now on, or lets it be: a driver that has no other word for "stop" takes
-    /// the memory back as soon as this is answered, by `fence`.
+    /// Serves the ring from now on, or stops. Some drivers have no other request to stop a queue,
+    /// and take its memory back as soon as `fence` is answered.
     fn set_enabled(&mut self, is_enabled: bool, fence: Fence, io: &mut QueueIo<'_>) {
         if !is_enabled {
             if self.life.disable() {
@@ -237,7 +237,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.end_emptying();
         self.life.enable();
         self.notifier.trust_kick();
-        // It may have been detached from its port meanwhile.
+        // A port that was lost may be there again.
         self.handler.revive();
         // What arrived before is served now: a kick that came early is not lost.
         self.make_hot(io.now_ns());
@@ -253,7 +253,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         self.looked_at_ns = io.now_ns();
         self.make_hot(io.now_ns());
         self.life.set_draining(false);
-        // It may have been cut away before it came here.
+        // Guest memory may have been cut away before the queue came to this worker.
         self.check_memory();
     }
 
@@ -278,7 +278,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
             self.worked_at_ns = now_ns;
         }
         if done.has_more && self.look != Look::Hot {
-            // The rest needs no kick and no event, but the next turn.
+            // The rest waits for no kick and no event, only for the next turn.
             self.make_hot(now_ns);
         }
         let is_overdue = !worked && self.is_overdue(now_ns);
@@ -341,7 +341,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 self.looked_at_ns = now_ns;
                 self.make_hot(now_ns);
             }
-            // A turn takes what is finished; the watch goes on as long as the queue is here.
+            // The next turn takes what is finished. A watch that the kernel has ended is renewed.
             Happened::Offload => {
                 if event.ended {
                     self.handler.watch(io);
@@ -377,7 +377,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 let _ = reply.send(());
             }
             Order::Kick(kick, reply) => {
-                // The driver may have written to the former one just before: the ring is looked at.
+                // The driver may have kicked the former fd just before: look at the ring.
                 self.notifier.set_kick(kick, io, self.life.is_enabled());
                 self.make_hot(now_ns);
                 let _ = reply.send(());
@@ -390,7 +390,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 self.life.set_err(err);
                 let _ = reply.send(());
             }
-            // The worker's own.
+            // The worker itself obeys these.
             Order::Stop(_) | Order::Move(..) | Order::Stay => {}
         }
     }
@@ -409,8 +409,8 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         self.life.set_draining(true);
         self.give_back();
         self.end_emptying();
-        // A stop waits as a fence does. Nobody needs to hear of this one: its handler does, so
-        // that it says when the wait is long.
+        // Nobody listens to this fence: it tells the handler that somebody waits for what is in
+        // flight, so that a transmitq logs a long wait.
         let (fence, _) = oneshot::channel();
         self.handler.fence(fence);
     }
@@ -449,7 +449,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        // A queue that takes no turn is not woken for one; a call that is held back must go.
+        // The handler's time, or the time when a call that is held back must go.
         [self.waits().at_ns, self.notifier.due_ns()].into_iter().flatten().min()
     }
 

@@ -1,7 +1,7 @@
-//! Sleeping and waking: kicks, disk completions, the mailbox; the workers' clock.
+//! `Wait`: how a worker sleeps and what wakes it (kicks, disks, ports, orders); its clock.
 //!
-//! One io_uring per worker; where it is refused (container profiles, old kernels) an epoll twin,
-//! edge-triggered so that kicks need not be read there either.
+//! Each worker has one io_uring. Where the kernel refuses it (container profiles, old kernels) the
+//! worker uses epoll instead, edge-triggered, so that kicks need not be read there either.
 
 use manyring_backend::sys::uring::{Event as RingEvent, Ring};
 use rustix::event::epoll;
@@ -25,7 +25,7 @@ pub enum Source {
     Disk {
         /// The slot.
         slot: u32,
-        /// The request's.
+        /// The token of the request.
         token: u32,
     },
     /// The port of the queue in `slot` is ready, if it is still of this generation.
@@ -43,7 +43,7 @@ pub enum Source {
         /// Which queue of this slot.
         generation: u32,
     },
-    /// Commands wait.
+    /// Commands wait in the worker's mailbox.
     Mailbox,
     /// The end of a watch: nothing to do.
     Ended,
@@ -93,7 +93,7 @@ impl Source {
     }
 }
 
-/// Something happened.
+/// An event, as the kernel reported it.
 #[derive(Clone, Copy, Debug)]
 pub struct Woken {
     /// What it is about.
@@ -110,8 +110,8 @@ enum Kernel {
     Epoll(Epoll),
 }
 
-/// The twin. Looking is a system call there, so a busy worker looks only every
-/// [`EPOLL_TURNS`] turns, or after [`EPOLL_LOOK_NS`] if its turns are long.
+/// What stands in for io_uring. A look is a system call here, so a busy worker looks only every
+/// [`EPOLL_TURNS`] rounds, or after [`EPOLL_LOOK_NS`] if its rounds are long.
 struct Epoll {
     fd: OwnedFd,
     events: Vec<epoll::Event>,
@@ -131,14 +131,14 @@ pub struct Wait {
 
 /// Room for the events of one epoll call.
 const EPOLL_EVENTS: usize = 64;
-/// Turns between two looks of a worker that does not sleep.
+/// Rounds from one look to the next of a worker that does not sleep.
 const EPOLL_TURNS: u32 = 16;
 /// Longest time without a look, in nanoseconds.
 const EPOLL_LOOK_NS: u64 = 100_000;
 /// `POLLERR | POLLHUP | POLLNVAL`: a watch that reports these is over.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
 
-/// Where the time of all workers begins.
+/// When the first worker of this process started: where the time of all workers begins.
 fn origin_ns() -> u64 {
     static ORIGIN_NS: OnceLock<u64> = OnceLock::new();
     *ORIGIN_NS.get_or_init(clock_ns)
@@ -149,15 +149,16 @@ fn origin_ns() -> u64 {
 #[inline]
 fn clock_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    // It counts from the start of the machine: neither part is negative.
+    // The monotonic clock counts from the start of the machine: neither part is negative.
     now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.cast_unsigned())
 }
 
 impl Wait {
-    /// Prepares the calling thread; falls back to epoll unless `uring` succeeds.
+    /// Prepares the calling thread: with io_uring if `uring` is true and the kernel allows it, else
+    /// with epoll.
     ///
     /// # Errors
-    /// The system's, if not even epoll can be had.
+    /// That of `epoll_create1`, where epoll is used.
     pub fn new(uring: bool) -> Result<Self, Errno> {
         let ring = if uring { Ring::new().ok() } else { None };
         let kernel = match ring {
@@ -177,7 +178,7 @@ impl Wait {
         matches!(self.kernel, Kernel::Uring(_))
     }
 
-    /// The ring, to lend to a disk.
+    /// The io_uring, to lend to a disk; `None` under epoll.
     #[inline]
     pub fn ring(&mut self) -> Option<&mut Ring> {
         match &mut self.kernel {
@@ -186,7 +187,7 @@ impl Wait {
         }
     }
 
-    /// Says whether guests of several owners are served here.
+    /// Says whether queues of several guests are served here.
     pub(crate) fn set_shared(&mut self, is_shared: bool) {
         if let Some(ring) = self.ring() {
             ring.set_shared(is_shared);
@@ -202,7 +203,7 @@ impl Wait {
     }
 
     /// Nanoseconds since the first worker of this process started: a time that a queue has taken
-    /// down means the same on the worker to which it moves. Read once per turn of the loop.
+    /// down means the same on the worker to which it moves. Read once per round.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         clock_ns().saturating_sub(self.origin_ns)
@@ -250,8 +251,8 @@ impl Wait {
         match &mut self.kernel {
             Kernel::Uring(ring) => {
                 ring.poll_remove(source.pack(), Source::Ended.pack());
-                // The poll holds a reference to the file. Were it the last one, whoever gives it
-                // back would close the file: that must not be this thread.
+                // The watch holds a reference to the file. `settle` ends that now, while the caller
+                // still has the file: this thread must not be the one that closes the file.
                 ring.settle();
             }
             Kernel::Epoll(epoll) => {
@@ -264,7 +265,7 @@ impl Wait {
     #[inline]
     pub fn submit(&mut self) {
         if let Kernel::Uring(ring) = &mut self.kernel {
-            // EBUSY or EAGAIN: the entries stay queued, the next turn submits them.
+            // EBUSY or EAGAIN: the entries stay queued, and the next round submits them.
             let _ = ring.submit();
         }
     }
@@ -322,7 +323,7 @@ impl Epoll {
         self.events.clear();
         let timeout = timeout.and_then(|t| rustix::time::Timespec::try_from(t).ok());
         let buffer = rustix::buffer::spare_capacity(&mut self.events);
-        // EINTR: nothing has happened; the loop comes back.
+        // EINTR: there is no event; the worker's loop looks again.
         let _ = epoll::wait(self.fd.as_fd(), buffer, timeout.as_ref());
         woken.extend(self.events.iter().map(|event| {
             let flags = event.flags;

@@ -7,14 +7,14 @@
 //!          a queue's own time has come (a call that was held back, a retry)? it is hot
 //!          every hot queue takes a turn, another one first each time, while its guest has time
 //!          submit to the kernel what the turns queued
-//!          a piece of guest memory was cut away? ask each queue whether it was its own
+//!          guest memory was cut away (SIGBUS)? each queue checks whether it was its own
 //!          a queue that ends has nothing in flight any more? it leaves: to its session, or to
 //!          another worker
-//!          somebody worked, or something happened?
-//!              queues that have had no work for long settle, though the worker is busy
-//!              awake for 50 ms, with several hot queues? tell the balance
-//!              again
-//!          else ask the law of polling; every queue settles that need not be looked at any more
+//!          some queue had work, or an event came?
+//!              queues without work for a millisecond settle, though the worker is busy
+//!              no sleep for 50 ms, with several hot queues? tell the balance
+//!              begin the next round
+//!          else ask policy/polling.rs; every queue settles that need not be looked at any more
 //!          no hot queue and no order? sleep until an event, or the next time of a queue
 //! settle:  ask the driver for a kick and look at the ring once more, or watch the port
 //! ```
@@ -23,17 +23,17 @@
 //!    and has no timer; its kick, its disk, its port, an order or its own time makes it hot again.
 //!    A worker without hot queues sleeps. That sleep has a timeout only while a queue waits for a
 //!    time, or while the worker has no queue at all and will end after a minute.
-//! 2. **A queue settles by itself**, whatever the others do. A transmitq that waits for its port is
-//!    watched at once, also beside a neighbour that always has work, and a queue without work goes
-//!    after a millisecond. If queues settled only when all of them were idle, one busy queue would
-//!    keep every other one in the turns for ever, each of them at the cost of a look.
-//! 3. **What happens to a queue between its turns is not lost.** A slot is due from an event until
-//!    its next turn; a slot that is due does not settle. Its turn may be put off, because its guest
-//!    has had its time.
+//! 2. **A queue settles by itself**, whatever the others do. A transmitq whose port is full settles
+//!    at once, even beside a neighbour that always has work; a queue without work settles after a
+//!    millisecond. If queues settled only when all of them were idle, one busy queue would keep
+//!    every other one hot for ever, and each would cost a look in every round.
+//! 3. **An event between two turns of a queue is not lost.** It makes the slot due until the next
+//!    turn, and a slot that is due does not settle. That turn may be put off, because the guest of
+//!    the queue has used up its time.
 //! 4. **The turns begin with another queue each round**, and a guest that has had more time than
-//!    the others waits (`round.rs`, `policy/share.rs`): none starves behind a flood.
-//! 5. **Events name a slot and a generation.** The kernel may report a watch that has ended, or
-//!    whose slot has another queue by then; such an event is not passed on.
+//!    the others waits (`round.rs`, `policy/share.rs`), so that no guest starves behind another.
+//! 5. **Events name a slot and a number of the watch or the queue.** The kernel may report a watch
+//!    that has ended, or whose slot has another queue by now: such an event is dropped.
 
 mod round;
 mod tell;
@@ -61,16 +61,16 @@ use tell::Rest;
 #[derive(Debug)]
 enum Ending {
     Stop(Reply<Base>),
-    /// It goes to another worker. The time is when it took its last requests here.
+    /// The queue goes to another worker. The time is when it took its last requests here.
     Move(Seat, Reply<()>, u64),
 }
 
-/// What a worker is part of.
+/// What a worker shares with its pool.
 #[derive(Debug)]
 pub(crate) struct Lot {
-    /// Where it tells the balance of itself.
+    /// Where the worker tells the balance that it is saturated or mostly sleeps.
     pub(crate) told: Arc<Told>,
-    /// Its thread does not end only because it has no queues.
+    /// The thread goes on when it has had no queue for a minute.
     pub(crate) stays: bool,
 }
 
@@ -120,7 +120,7 @@ pub(crate) struct Worker {
     /// How often a device has made this thread wait, as far as that is counted.
     device_waits: u64,
     now_ns: u64,
-    /// When it last slept, or last said that it is saturated.
+    /// When its last sleep ended, or when it last told the balance that it is saturated.
     awake_since_ns: u64,
     lot: Lot,
     rest: Rest,
@@ -224,7 +224,7 @@ impl Worker {
         self.tell_if_resting();
     }
 
-    /// Has queues that are to be woken before `end_ns` send the calls that they hold back: a sleep
+    /// Has the queues whose time comes before `end_ns` send the calls that they hold back: a sleep
     /// as short as that would end too late.
     fn send_before(&mut self, end_ns: u64) {
         let slots = &mut self.slots;
@@ -255,7 +255,7 @@ impl Worker {
                 queue.wake(now_ns);
                 self.make_listed(slot);
             }
-            // One that is hot for another reason is asked again when it settles.
+            // A queue that is hot for another reason is asked for its time when it settles.
             !self.slots[slot].is_listed
         });
         self.timed = timed;
@@ -289,7 +289,7 @@ impl Worker {
         any
     }
 
-    /// Tells the queue in `slot`, if it is still the one of this generation where that counts.
+    /// Hands an event to the queue in `slot`; if it names a generation, only to that queue.
     fn on_event(&mut self, slot: u32, generation: Option<u32>, happened: Happened, event: Woken) {
         let index = slot as usize;
         let Some(found) = self.slots.get_mut(index) else { return };
@@ -311,7 +311,7 @@ impl Worker {
         }
     }
 
-    /// Lets queues that have had nothing for a while ask for notifications.
+    /// A round found nothing: settles every hot queue that need not be looked at any more.
     fn settle_hot(&mut self) {
         let now_ns = self.now_ns;
         let hot = || self.hot.iter().filter_map(|&slot| self.slots[slot].entry.as_ref());
@@ -321,7 +321,7 @@ impl Worker {
         self.settle(|_| true, decision, looks_on);
     }
 
-    /// Lets those queues go for which a busy worker should not look any more.
+    /// Settles the queues that a busy worker should not look at any more.
     #[cold]
     fn settle_overdue(&mut self) {
         let now_ns = self.now_ns;
@@ -415,8 +415,8 @@ impl Worker {
         taken.iter().position(|taken| !taken).unwrap_or(0)
     }
 
-    /// Drains a queue; what then happens is `ending`. One that is to move, and holds frames, goes
-    /// on until it has got rid of them.
+    /// Drains a queue; `ending` says what happens when nothing is in flight. A queue that is to
+    /// move and holds frames first goes on until it holds none: a pause would drop them.
     fn end(&mut self, slot: usize, ending: Ending) {
         if let Some((_, queue)) = &mut self.slots[slot].entry {
             match ending {

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! a burst of chains was returned, and the driver wants to know:
-//!   the driver has set its own limits (virtio 1.3 §5.1.6.5.9)?  they count, and nothing else
+//!   the driver has set its own limits (virtio 1.3 §5.1.6.5.9)?  only these apply
 //!   the operator has set limits?
-//!     the ring has run dry?   tell it now: nobody brings more work until it is told
+//!     the ring has run dry?   tell it now: the driver brings no more work until it is told
 //!     enough of them?         tell it now
 //!     the first has waited for long enough?  tell it now
 //!     else hold the notification back until that time
@@ -60,14 +60,14 @@ pub enum Decision {
     Hold(u64),
 }
 
-/// The law of one queue.
+/// Decides when the driver of one queue is told.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Moderator {
     operator: Moderation,
     present: Present,
 }
 
-/// What counts at present.
+/// Whose limits apply.
 #[derive(Clone, Copy, Debug, Default)]
 enum Present {
     #[default]
@@ -78,8 +78,8 @@ enum Present {
     Operator(Limits),
 }
 
-/// A delay shorter than this means nothing to a worker that sleeps: it would wake as much too late
-/// again. It sends what it holds back before such a sleep.
+/// Nanoseconds. A worker that sleeps for less than this wakes about as much too late again, so it
+/// sends the calls that it holds back before such a sleep.
 pub const SLEEP_NS_MIN: u64 = 40_000;
 impl Moderator {
     /// For a queue whose driver has set nothing yet.
@@ -90,8 +90,8 @@ impl Moderator {
         moderator
     }
 
-    /// The driver has set these limits, also if they say that nothing is held back; or none, and
-    /// the operator's count.
+    /// Sets the driver's limits. They replace the operator's even if they hold nothing back;
+    /// `None`: the driver has set none, and the operator's apply.
     pub fn set_driver(&mut self, limits: Option<Limits>) {
         let is_none = |limits: Limits| limits.delay_us_max == 0;
         self.present = match (limits, self.operator) {

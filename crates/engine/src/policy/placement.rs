@@ -20,9 +20,10 @@
 //! 2. All moves of a decision are made at once: sixteen busy queues are spread by one decision, and
 //!    a second one corrects what the first could not know, since a saturated worker shows only how
 //!    its queues share its time, and not how much they want.
-//! 3. Nothing swings. A worker gives from [`BUSY_PERCENT`] on, and is filled by gathering to
-//!    [`GATHERED_PERCENT`] at most. After a spread nothing is gathered for a while; where a spread
-//!    follows a gathering soon, the gathering was wrong, and that while grows by [`REGRET_FACTOR`].
+//! 3. Queues do not move to and fro. A worker gives queues away from [`BUSY_PERCENT`] on, and
+//!    gathering fills it to [`GATHERED_PERCENT`] at most. After a spread nothing is gathered for
+//!    [`HOLD_NS`]. A spread within [`REGRET_NS`] of a gathering shows that the gathering was wrong:
+//!    then that time grows by [`REGRET_FACTOR`].
 //! 4. Queues and workers whose place the operator has chosen are loads like others. They never
 //!    move, and a worker that is bound to CPUs counts only those as free.
 
@@ -46,13 +47,13 @@ pub const RESTING_PERCENT: u64 = 25;
 pub const GATHERED_PERCENT: u64 = 50;
 /// A queue that took less of the window is not worth a move by a spread, and no reason for one.
 const WORTH_PERCENT: u64 = 2;
-/// Nothing is gathered for so long after a spread.
+/// Nanoseconds after a spread in which nothing is gathered.
 pub const HOLD_NS: u64 = 5_000_000_000;
-/// The longest such time.
+/// The longest that [`HOLD_NS`] grows to.
 pub const HOLD_NS_MAX: u64 = 1_800_000_000_000;
-/// A spread that comes sooner after a gathering shows that the gathering was wrong.
+/// Nanoseconds. A spread that comes sooner after a gathering shows that the gathering was wrong.
 pub const REGRET_NS: u64 = 60_000_000_000;
-/// By how much nothing is gathered for longer then.
+/// The time without gathering is multiplied by this then.
 pub const REGRET_FACTOR: u64 = 4;
 
 /// What a worker did in a window.
@@ -85,7 +86,7 @@ pub struct QueueLoad {
     pub is_pinned: bool,
 }
 
-/// What is decided by.
+/// What a decision is based on: one window of measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Window {
     /// When it ended.
@@ -128,9 +129,9 @@ struct Unit {
 #[derive(Clone, Debug)]
 pub struct Placement {
     gathered_at_ns: Option<u64>,
-    /// The same, before the last decision.
+    /// The value of `gathered_at_ns` before the last decision.
     gathered_before_ns: Option<u64>,
-    /// Nothing is gathered before.
+    /// Nothing is gathered before this time.
     hold_until_ns: u64,
     hold_ns: u64,
 }
@@ -241,7 +242,7 @@ fn spread(window: &Window) -> Vec<Move> {
         let given = donors.entry(donor).or_default();
         let fits = |unit: &Unit| target_ns + unit.busy_ns < donor_ns;
         let fitting = given.iter().enumerate().filter(|(_, unit)| fits(unit));
-        // Of equally long ones the first: a table of them reads in order.
+        // Of equally long units take the first.
         let longest = fitting.rev().max_by_key(|(_, unit)| unit.busy_ns).map(|(at, _)| at);
         let Some(unit) = longest.map(|at| given.remove(at)) else {
             loads.remove(&donor);
@@ -274,7 +275,7 @@ fn targets(window: &Window, donors: &[usize], count: usize) -> BTreeMap<usize, u
     chosen
 }
 
-/// Takes the time of one CPU out of what idles, if there is enough on those that are allowed.
+/// Takes the time of one CPU out of `idle_ns`, if the CPUs that are allowed idle long enough.
 fn takes_cpu(
     window: &Window,
     idle_ns: &mut BTreeMap<usize, u64>,

@@ -225,7 +225,7 @@ impl Law {
         self
     }
 
-    /// What the law has come to.
+    /// What the law has measured and decided so far.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
         self.numbers

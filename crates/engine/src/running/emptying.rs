@@ -1,14 +1,14 @@
-//! How a queue that was just disabled drops what is in its ring, before that is answered.
+//! How a queue that was just disabled drops what is in its ring, before the order is answered.
 //!
 //! ```text
-//! order:   some turns at once, which empty the ring of most drivers: answered
-//!          there is more? the queue stays hot, and whoever disabled it waits
+//! order:   take some turns at once, which empty the ring of most drivers: answer the order
+//!          there is more? the queue stays hot, and the order is answered later
 //! turn:    drops a batch, in the time of its guest like any other turn
-//! end:     nothing is left, or as much was dropped as the ring can hold: answered
+//! end:     nothing is left, or as much was dropped as the ring can hold: answer the order
 //! ```
 //! A driver chooses how much there is: the largest ring with the longest chains takes a worker many
-//! milliseconds. If all of that were done within the order, no other guest had a turn meanwhile,
-//! and nobody would be charged with it.
+//! milliseconds. If all of it were dropped within the order, no other guest would have a turn
+//! meanwhile, and no guest would be charged for the time.
 
 use super::{Look, RunningQueue};
 use crate::handler::{Handler, Mode};
@@ -24,14 +24,14 @@ const TURNS_AT_ONCE: usize = 16;
 #[derive(Debug)]
 pub(super) struct Emptying {
     fence: Fence,
-    /// Chains that the ring can still hold of those that were there when it was disabled. What
-    /// comes behind them is from a driver that is still there and fills the ring meanwhile.
+    /// How many more of the chains in the ring can have been there when it was disabled. Chains
+    /// behind them were added later, by a driver that goes on.
     left: usize,
 }
 
 impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
-    /// Drops what a queue that was just disabled holds, and asks for a kick; `fence` is told when
-    /// nothing that was taken is in flight any more.
+    /// Drops the chains in the ring of a queue that was just disabled, and asks for a kick; `fence`
+    /// is answered when nothing that was taken is in flight any more.
     pub(super) fn discard_all(&mut self, fence: Fence, io: &mut QueueIo<'_>) {
         if !H::DROPS_WHEN_DISABLED {
             self.handler.fence(fence);
@@ -48,7 +48,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.make_hot(io.now_ns());
     }
 
-    /// A turn has taken so many chains while somebody waits until the ring is empty.
+    /// A turn has taken `popped` chains while an order waits until the ring is empty.
     #[cold]
     pub(super) fn go_on_emptying(&mut self, popped: usize, mode: Mode, now_ns: u64) {
         let Some(Emptying { left, .. }) = &mut self.emptying else { return };
@@ -56,8 +56,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         if mode == Mode::Drop && popped > 0 && *left > 0 {
             return;
         }
-        // Only a driver that is still there fills the ring meanwhile: what it sends is dropped in
-        // further turns, until nothing comes for a while.
+        // The ring was filled again meanwhile, so its driver goes on: further turns drop what it
+        // sends, until nothing comes for a while.
         let goes_on = self.life.mode() == Mode::Drop && self.ring.enable_notifications();
         if goes_on && self.notifier.has_kick() {
             self.make_hot(now_ns);
@@ -68,7 +68,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.end_emptying();
     }
 
-    /// The ring is emptied no further: whoever waits hears when nothing is in flight any more.
+    /// The ring is emptied no further: the order is answered when nothing is in flight any more.
     pub(super) fn end_emptying(&mut self) {
         if let Some(Emptying { fence, .. }) = self.emptying.take() {
             self.handler.fence(fence);
