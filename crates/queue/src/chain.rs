@@ -7,8 +7,8 @@ use std::sync::Arc;
 /// Most chains of one batch.
 pub const BATCH_CHAINS: usize = 64;
 /// A batch stops growing when it holds this many slices and empty descriptors (a single chain may
-/// exceed it): chains of a large ring can share their descriptors, so that its size is no bound
-/// for what a batch of them costs.
+/// exceed it). The ring's size does not bound what a batch costs, since a driver can let several
+/// chains share descriptors.
 pub(crate) const BATCH_SLICES: usize = 1024;
 
 /// A descriptor chain, or a request of a Xen ring, that was popped. It must be pushed, or put back,
@@ -38,7 +38,7 @@ impl Chain {
         self.slot
     }
 
-    /// Gives the chain up, after it was pushed or put back.
+    /// Ends the token and returns its slot, when the chain is pushed, put back or discarded.
     #[allow(unused_mut, reason = "mutated in debug builds only")]
     pub(crate) fn finish(mut self) -> u16 {
         #[cfg(debug_assertions)]
@@ -60,8 +60,8 @@ impl Drop for Chain {
 /// descriptors count.
 pub(crate) const CHAIN_SLICES: usize = 2048;
 
-/// One chain of a batch: the token and where its slices lie. A quarter of a cache line: they are
-/// written and read again for every chain.
+/// One chain of a batch: the token and where its slices lie. A quarter of a cache line in release
+/// builds, because an entry is written and read again for every chain.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) chain: Option<Chain>,
@@ -71,8 +71,8 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// The readable slices of `chain` are those from `start` on, the writable ones those from
-    /// `border` to `end`. A batch has no more slices than [`BATCH_SLICES`] and [`CHAIN_SLICES`].
+    /// The readable slices of `chain` are those from `start` to `border`, the writable ones those
+    /// from `border` to `end`. A batch has at most [`BATCH_SLICES`] + [`CHAIN_SLICES`] slices.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "a few thousand")]
     pub(crate) fn new(chain: Chain, start: usize, border: usize, end: usize) -> Self {
@@ -91,8 +91,8 @@ impl Entry {
     }
 }
 
-/// Chains popped together, with their slices in one list, which keeps the snapshot that they lie
-/// in. Reused: no allocation once it has grown.
+/// Chains popped together, with their slices in one list that keeps their snapshot of guest memory
+/// mapped. A batch is reused, so nothing is allocated once it has grown.
 #[derive(Debug, Default)]
 pub struct Batch {
     pub(crate) entries: Vec<Entry>,
@@ -128,8 +128,8 @@ impl Batch {
         Some((chain, self.slices.pieces(readable), self.slices.pieces(writable)))
     }
 
-    /// The slices of all chains, those of the first first, if each has writable ones alone. Those
-    /// of a chain that broke the ring on the way are not among them.
+    /// The slices of all chains in order, if no chain has readable ones. The slices of a chain that
+    /// was refused while it was popped are not among them.
     #[must_use]
     #[inline]
     pub fn all_writable(&self) -> Option<Pieces<'_>> {
@@ -138,8 +138,7 @@ impl Batch {
         self.entries.iter().all(is_writable).then(|| self.slices.pieces(0..end))
     }
 
-    /// Empties the batch and lets go of the snapshot that its chains came from, which may be
-    /// unmapped then.
+    /// Empties the batch and lets go of the snapshot of its chains, which may then be unmapped.
     pub fn release(&mut self) {
         self.clear();
         self.slices.release();

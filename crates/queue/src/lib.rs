@@ -27,8 +27,9 @@
 //!    `discard`; a debug build panics if one is dropped. Its slot is a number below the ring's
 //!    size that no other chain in flight has, so whoever serves the chain can keep what belongs to
 //!    it under that number, and needs no list of free places.
-//! 4. **One store makes a whole burst visible**, and one question follows it. The store is a
-//!    release: the driver that sees the index also sees the entries and the data behind them.
+//! 4. **One store makes a whole burst visible**, and the driver's wish for a notification is read
+//!    once after it. The store is a release: a driver that sees the index also sees the entries and
+//!    the data that they stand for.
 //! 5. **No notification is lost.** Each side writes its word, passes a full fence, and then reads
 //!    the other's word, so that one of them sees the other. Both fences lie inside:
 //!    `needs_notification` reads the driver's event behind its fence, and `enable_notifications`
@@ -39,14 +40,14 @@
 //! 7. **The base is a type.** [`Base`] is what `SET_VRING_BASE` and `GET_VRING_BASE` carry; only
 //!    the ring's format knows what its 32 bits mean.
 //!
-//! The device half of every format answers through two traits, [`Ring`] and [`Chains`]. Code that
-//! is generic over them pays no dispatch. [`DeviceQueue`] and [`DriverQueue`] are enums over the
+//! The device half of every format implements two traits, [`Ring`] and [`Chains`]. Code that is
+//! generic over them pays no dispatch. [`DeviceQueue`] and [`DriverQueue`] are enums over the
 //! ring format, with one match for each call; today there is one format, so the match costs
 //! nothing. Nothing above this crate can tell the formats apart.
 //!
-//! The ring of a Xen block device ([`blkif`]) is a type of its own with the same verbs. It is a
-//! [`Ring`], so that whatever runs queues runs it. It has no chains: its requests name pages that
-//! have to be mapped first, and a response has no length.
+//! The ring of a Xen block device ([`blkif`]) is a type of its own with the same verbs. It
+//! implements [`Ring`], so the engine runs it like any other. It has no chains: its requests name
+//! pages that have to be mapped first, and a response has no length.
 //!
 //! ```
 //! use manyring_memory::{GuestMemory, Mapping, RegionSpec};
@@ -338,7 +339,7 @@ impl DriverQueue {
     }
 
     /// Adds a chain: the device reads `readable` and writes `writable`, (guest address, bytes)
-    /// each. Returns its id, or `None` if the ring is full. Seen after [`Self::publish`].
+    /// each. Returns its id, or `None` if the ring is full. Visible after [`Self::publish`].
     pub fn add(&mut self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> Option<u16> {
         each!(self, queue => queue.add(readable, writable))
     }
@@ -364,8 +365,8 @@ impl DriverQueue {
         each!(self, queue => queue.take_used())
     }
 
-    /// Used chains that the last look has seen and that are not taken: all of them became visible
-    /// before it, those of one frame together.
+    /// Used chains that were visible at the last look and are not taken yet. The device makes all
+    /// chains of one frame visible together.
     #[must_use]
     pub fn used_count(&self) -> u16 {
         each!(self, queue => queue.used_count())

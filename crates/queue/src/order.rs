@@ -1,32 +1,32 @@
-//! `Order`: chains that were served before one that was made available earlier.
+//! `Order`: gives chains back in the order in which the driver made them available.
 //!
 //! A driver that has negotiated `VIRTIO_F_IN_ORDER` gets its chains back in the order in which it
-//! made them available (virtio 1.3 §2.7.9): it then keeps no list of them. Whoever serves a queue
-//! need not know of that. The ring gives each chain its position when it is popped; one that is
-//! pushed before its turn waits here until those before it have been pushed:
+//! made them available (virtio 1.3 §2.7.9), so it needs no list of them. Devices and ports may
+//! still finish chains in any order. The ring gives each chain its position when it is popped; a
+//! chain that is pushed too early waits here until all chains before it have been pushed:
 //! ```text
 //! pop:       position = used_idx + chains in flight + chains that wait here
 //! push:      position = used_idx?  its used entry is written, used_idx += 1
-//!            else                  it waits at its position
+//!            else                  the chain waits at its position
 //! publish:   while a chain waits at used_idx: its used entry is written, used_idx += 1
 //! ```
-//! Every used entry is written, though one for a whole batch would do: drivers differ in how well
-//! they skip.
+//! Every used entry is written, although §2.7.9 allows to write only the last one of a batch: not
+//! every driver handles entries that are left out well.
 
 use crate::chain::Batch;
 
-/// What is known of the chains in flight, and of those that wait.
+/// The positions of the chains in flight, and the chains that wait.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     /// The position of each chain in flight, by its head. As long as the ring.
     positions: Vec<u16>,
-    /// Head and written bytes of what waits, by position. Empty until the first has to wait.
+    /// Head and written bytes of each chain that waits, by position. Empty until the first waits.
     waiting: Vec<Option<(u16, u32)>>,
     count: u16,
 }
 
 impl Order {
-    /// Of a ring of `size` entries, a power of two; 0 if its chains come back in any order.
+    /// For a ring of `size` entries, a power of two; 0 if its chains may come back in any order.
     pub(crate) fn new(size: u16) -> Self {
         Self { positions: vec![0; usize::from(size)], ..Self::default() }
     }
@@ -37,9 +37,9 @@ impl Order {
         self.count
     }
 
-    /// Notes where the chains of a batch are to come back: behind the `others`, which were in
-    /// flight before, and those that wait. Once for a batch, and not inlined: queues without this
-    /// order would pay for its registers.
+    /// Gives the chains of a batch their positions: behind the `others`, which were in flight
+    /// before, and those that wait. Not inlined: queues that need no order would pay for its
+    /// registers.
     #[inline(never)]
     pub(crate) fn note(&mut self, batch: &Batch, used_idx: u16, others: u16) {
         let mut position = used_idx.wrapping_add(others).wrapping_add(self.count);
@@ -51,7 +51,7 @@ impl Order {
         }
     }
 
-    /// True if a chain that was popped comes back now, as entry `used_idx`. If not, it waits.
+    /// True if the chain `used` may be returned now, as entry `used_idx`. If not, it waits here.
     #[inline]
     pub(crate) fn is_due(&mut self, used: (u16, u32), used_idx: u16) -> bool {
         let position = self.positions.get(usize::from(used.0));
@@ -74,7 +74,7 @@ impl Order {
         self.count += 1;
     }
 
-    /// What waits for entry `used_idx`, which is the next.
+    /// Takes the chain that waits for entry `used_idx`, the next one to be written.
     #[inline]
     pub(crate) fn take(&mut self, used_idx: u16) -> Option<(u16, u32)> {
         if self.count == 0 { None } else { self.take_one(used_idx) }

@@ -1,4 +1,4 @@
-//! `Ring` and `Chains`: all that whoever runs a queue asks of its ring, whatever the ring's format.
+//! `Ring` and `Chains`: all that the engine and the devices ask of a ring, whatever its format.
 //!
 //! ```text
 //! loop:
@@ -10,7 +10,7 @@
 //!   if publish() > 0 and needs_notification(): ring the call
 //!   if popped == 0 and not enable_notifications(): sleep until the kick
 //! ```
-//! A ring answers and calls nobody. Who uses these traits as `R: Chains` pays no dispatch.
+//! A ring answers and calls nobody. Code that takes `R: Chains` pays no dispatch.
 
 use crate::base::Base;
 use crate::chain::{Batch, Chain};
@@ -30,8 +30,8 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
     /// Chains that were popped and neither pushed nor put back nor discarded.
     fn in_flight(&self) -> u16;
 
-    /// Chains that were pushed before their turn, of a driver that wants them in order: they are
-    /// not seen yet, though the ring has been published.
+    /// Chains that were pushed and that the driver does not see even after [`Self::publish`]: it
+    /// wants chains in order (virtio 1.3 §2.7.9), and an earlier one is not pushed yet.
     #[inline]
     fn waiting(&self) -> u16 {
         0
@@ -71,7 +71,7 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
     /// The snapshot of guest memory that chains are resolved in.
     fn memory(&self) -> &Arc<GuestMemory>;
 
-    /// True if guest memory was cut away: what is read there now is zeroes, and nobody's word.
+    /// True if guest memory was cut away: it reads as zeroes now, which no driver has written.
     fn is_broken(&self) -> bool {
         self.memory().is_broken()
     }
@@ -97,7 +97,7 @@ pub trait Chains: Ring {
     /// Puts back the chain that was popped last, untouched.
     fn unpop(&mut self, chain: Chain);
 
-    /// Returns a chain to the driver with `written` bytes in it. Seen after [`Ring::publish`].
+    /// Returns a chain with `written` bytes in it. The driver sees it after [`Ring::publish`].
     fn push_used(&mut self, chain: Chain, written: u32);
 
     /// Gives up a chain of a queue that is broken or ends: the driver never gets it back.

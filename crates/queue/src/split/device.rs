@@ -5,10 +5,10 @@
 //!             for each new head: it is in flight from now on, and was not before, else fault;
 //!             walk the chain, copy each descriptor once, resolve it
 //! push_used:  the driver wants chains in order, and an earlier one is not pushed?
-//!                 this one waits (order.rs)
-//!             else the head is in flight no more
+//!                 the chain waits (order.rs)
+//!             else its head is in flight no more
 //!                 used.ring[used_idx & mask] = (head, written);  used_idx += 1
-//! publish:    each chain that waits for no other any more gets its used entry
+//! publish:    chains that waited, and now follow the last pushed one, get their used entries
 //!             used.idx = used_idx (release)
 //! ```
 //! What was done to it: (1) `avail.idx` is read once per batch and kept; (2) descriptors are
@@ -57,7 +57,7 @@ pub struct DeviceHalf {
     /// The notification word as last written: `avail_event`, or the flags.
     event_written: Option<u16>,
     in_flight: u16,
-    /// Which heads are those of the chains in flight.
+    /// Which descriptors are heads of chains in flight.
     heads: Heads,
     /// Restores the order of chains, if the driver wants it (`VIRTIO_F_IN_ORDER`).
     order: Order,
@@ -75,7 +75,7 @@ impl DeviceHalf {
         Self::with_areas(config, areas, memory)
     }
 
-    /// Builds the queue on areas that are resolved (tests, loom).
+    /// Builds the queue on areas that are already resolved (tests, loom).
     ///
     /// # Errors
     /// [`QueueError::Base`].
@@ -177,7 +177,7 @@ impl DeviceHalf {
             return Err(QueueError::IndirectSize { len: desc.len });
         }
         let addr = GuestAddr(desc.addr);
-        // A table that crosses regions is rare: only then is it gathered.
+        // A table that crosses memory regions is rare: only such a table is copied into one piece.
         let gathered: Vec<u8>;
         let table = if let Some(one) = self.memory.slice(addr, desc.len, &mut self.last_hit) {
             Table::Guest(one)
@@ -245,8 +245,8 @@ impl Ring for DeviceHalf {
             self.latch_fault(QueueError::AvailJump { from, to: idx, size });
             return false;
         }
-        // A chain that the driver has not got back holds a descriptor: this bounds what a driver
-        // can make us hold.
+        // Each chain that the driver has not got back holds a descriptor of the ring, so an honest
+        // driver stays within its size. This bounds what a driver can make us hold.
         let in_flight = self.in_flight + self.order.count();
         if available > size - in_flight {
             self.latch_fault(QueueError::Overfull { available, in_flight, size });
@@ -357,7 +357,7 @@ impl Chains for DeviceHalf {
             return 0;
         }
         let available = usize::from(self.avail_idx.wrapping_sub(self.last_avail));
-        // Descriptors of no bytes leave no slice behind, but cost a read each: they count as well.
+        // Descriptors of no bytes yield no slice, but each costs a read: they count as well.
         let (mut empty, in_flight) = (0, self.in_flight);
         // The loop counts in local variables and stores the index once, at the end. Were it stored
         // for each chain, the compiler could load its neighbour `size` as one word with it, and a

@@ -16,9 +16,9 @@ pub struct DriverHalf {
     areas: RingAreas,
     size: u16,
     features: RingFeatures,
-    /// Next free descriptor of each descriptor, while it is free.
+    /// The free list: for each free descriptor the next one.
     next_free: Vec<u16>,
-    /// Descriptors of the chain that begins at each descriptor, while it is in flight.
+    /// For each head in flight, how many descriptors its chain has; else 0.
     chain_len: Vec<u16>,
     free_head: u16,
     free_count: u16,
@@ -49,7 +49,7 @@ impl DriverHalf {
         Self::with_areas(config, areas)
     }
 
-    /// Builds an empty queue on areas that are resolved and clear (tests, loom).
+    /// Builds an empty queue on areas that are already resolved and clear (tests, loom).
     ///
     /// # Errors
     /// [`QueueError::Base`].

@@ -1,11 +1,12 @@
 //! `Heads`: which heads of a split ring are in flight.
 //!
-//! A driver that makes a head available again before its chain has come back would have two chains
-//! under one number: whoever keeps a request under the number of its chain would lose the first.
+//! If a driver could make a head available again before its chain has come back, two chains in
+//! flight would have the same number, and a device that keeps requests by that number would lose
+//! the first of them.
 
-/// A mark for each descriptor: set while it is the head of a chain in flight. A byte each: a bit
-/// each takes twice the instructions. A driver uses few heads of a large ring that idles: the marks
-/// reach as far as the highest head that was used.
+/// A mark for each descriptor, set while it is the head of a chain in flight. A mark is a byte,
+/// since a bit takes twice the instructions. The marks reach as far as the highest head that was
+/// used, because the driver of a large ring that is mostly idle uses few heads.
 #[derive(Debug, Default)]
 pub(super) struct Heads(Vec<bool>);
 

@@ -1,4 +1,4 @@
-//! `Walk` along a chain of descriptors, and the `Table` that they lie in.
+//! `Walk`: what a walk along a chain of descriptors has seen; `Table`: an indirect table.
 
 use crate::QueueError;
 use crate::chain::CHAIN_SLICES;
@@ -27,19 +27,19 @@ impl Table<'_> {
     }
 }
 
-/// What a walk along a chain has seen. Passed on by value: it stays in registers.
+/// What a walk along a chain has seen. Passed by value, so that it stays in registers.
 pub(super) struct Walk {
     /// Slices and empty descriptors that the batch may hold after this chain.
     limit: usize,
     /// Descriptors of no bytes.
     pub(super) empty: usize,
-    /// Bytes of all descriptors: no chain is so long that their sum wraps.
+    /// Bytes of all descriptors. A walk ends long before the sum of 32-bit lengths could wrap.
     bytes: u64,
     /// Where the writable slices begin; [`NOWHERE`] until there is one.
     pub(super) writable_at: usize,
 }
 
-/// Behind every slice.
+/// Larger than the index of any slice.
 const NOWHERE: usize = usize::MAX;
 
 impl Walk {
@@ -48,8 +48,8 @@ impl Walk {
         Self { limit: start + CHAIN_SLICES, empty: 0, bytes: 0, writable_at: NOWHERE }
     }
 
-    /// Adds one descriptor: readable ones come first, all bytes are in guest memory. Descriptors
-    /// of no bytes are passed over.
+    /// Adds one descriptor. Readable ones must come before writable ones (§2.7.4.2), and all bytes
+    /// must be in guest memory. A descriptor of no bytes adds no slice.
     #[inline]
     pub(super) fn add(
         &mut self,
@@ -75,7 +75,7 @@ impl Walk {
         Ok(())
     }
 
-    /// The chain ends here.
+    /// Ends the walk; refuses a chain of more than `u32::MAX` bytes.
     #[inline]
     pub(super) fn end(self) -> Result<Self, QueueError> {
         if self.is_too_long() { Err(QueueError::ChainBytes) } else { Ok(self) }
@@ -86,7 +86,7 @@ impl Walk {
         self.bytes > u64::from(u32::MAX)
     }
 
-    /// The last descriptor is not in memory, which it could not be in a chain that is too long.
+    /// Which fault to report for a buffer that is not in memory: the length, if that is too much.
     #[cold]
     fn wrong(&self, error: MemoryError) -> QueueError {
         if self.is_too_long() { QueueError::ChainBytes } else { QueueError::Buffer(error) }
