@@ -1,5 +1,5 @@
-//! `Backing`: the disk behind a device, the workers that serve it, and its queues' counters:
-//! the same for every kind of device that a guest may have on it.
+//! `Backing`: the disk behind a device, the workers that serve it, and its queues' counters. It is
+//! the same for virtio-blk and for Xen's blkif.
 
 use crate::StartError;
 use manyring_backend::blk::{Disk, DiskQueue, Geometry};
@@ -22,7 +22,7 @@ pub(super) struct Backing {
     geometry: Mutex<Geometry>,
     resizing: Mutex<()>,
     class: Class,
-    /// Those of the queues that the device offers, and of each that was started beyond them.
+    /// Counters of the queues that the device offers, and of each that was started beyond them.
     stats: RwLock<Vec<Arc<QueueStats>>>,
     changes: watch::Sender<u64>,
 }
@@ -57,8 +57,8 @@ impl Backing {
         self.all_stats().get(index).cloned()
     }
 
-    /// Counters of queue `index`, which is to run, whether or not the device offers so many: a
-    /// front-end may have it from a former process.
+    /// Counters of queue `index`, which is about to run. The device may offer fewer queues: a
+    /// front-end may have got this one from a former process that offered more.
     pub(super) fn stats_to_run(&self, index: usize) -> Arc<QueueStats> {
         let mut all = self.stats.write().unwrap_or_else(PoisonError::into_inner);
         while all.len() <= index {
@@ -81,11 +81,11 @@ impl Backing {
         self.changes.subscribe()
     }
 
-    /// Takes the disk's size anew, after changing it to `size` if one is given, and tells the
-    /// guest. `capacity` is what the device's queues check their requests against. May block: not
-    /// for the control thread.
+    /// Changes the disk's size to `size`, or without one measures the disk again, and tells the
+    /// guest. `capacity` is what the device's queues check their requests against. May block, so it
+    /// must not be called on the control thread.
     ///
-    /// A smaller disk is cut last: a write that was accepted before would make the file grow again.
+    /// A disk that shrinks is cut last: an earlier write in flight would make the file grow again.
     /// ```text
     /// lower the capacity: no request that is popped from now on reaches beyond it
     /// wait until every request that was popped before is done
@@ -93,7 +93,8 @@ impl Backing {
     /// ```
     ///
     /// # Errors
-    /// The disk's. `EBUSY`: requests in flight did not end, the disk is as it was.
+    /// `EBUSY`: requests in flight did not end within ten seconds, and the disk is as it was. Any
+    /// other comes from the disk.
     pub(super) fn resize(&self, capacity: &AtomicU64, size: Option<u64>) -> Result<u64, Errno> {
         let _one_at_a_time = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         let old = capacity.load(Ordering::Relaxed);

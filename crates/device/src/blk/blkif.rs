@@ -1,9 +1,9 @@
 //! `XenBlkDevice`: a Xen block device on a disk: what it offers, and its queues.
 //!
 //! ```text
-//! offer, disk_nodes     what the back-end's folder says, before and at the connection
-//! start(attachment)     maps the ring, binds it to a worker; once for each queue
-//! QueueHandle::stop     nothing is in flight, mapped or rung any more
+//! offer, disk_nodes     what the back-end's folder in xenstore says, before and at the connection
+//! start(attachment)     maps the ring of one queue and gives the queue to a worker
+//! QueueHandle::stop     returns when nothing of the queue is in flight, mapped or notified
 //! ```
 //! The disk, its queues, limits and counters are those of virtio-blk (`backing.rs`, `requests.rs`);
 //! a queue's requests come from a ring of Xen's format (`queue.rs`) and lie in pages that its guest
@@ -39,8 +39,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{mpsc, watch};
 
-/// Pages of a lot: references of one request that do not stay mapped. A request of more segments
-/// takes several.
+/// Pages of a lot, which holds the references of one request that do not stay mapped. A request of
+/// more segments takes several lots.
 const LOT_PAGES: usize = 32;
 
 /// How a Xen block device looks to the guest.
@@ -52,14 +52,14 @@ pub struct XenBlkOptions {
     pub num_queues: usize,
     /// The guest may not write.
     pub read_only: bool,
-    /// Writes are durable when the guest flushes; else when they are answered.
+    /// True: writes are durable when the guest flushes. False: when they are answered.
     pub writeback: bool,
     /// Offer discards, where the disk can.
     pub discard: bool,
     /// Offer write barriers. A front-end that has them need not flush, but each of its barriers
     /// waits for all requests before it.
     pub barrier: bool,
-    /// Keep the grants of front-ends mapped that reuse them.
+    /// Keep grants mapped for front-ends that use the same ones again.
     pub persistent: bool,
     /// Grants of a queue that stay mapped, at most.
     pub persistent_max: u32,
@@ -72,7 +72,7 @@ pub struct XenBlkOptions {
 }
 
 impl XenBlkOptions {
-    /// The usual disk of this name, for as many queues.
+    /// The default options, for a disk of this name and so many queues.
     #[must_use]
     pub fn new(name: impl Into<String>, num_queues: usize) -> Self {
         Self {
@@ -111,9 +111,9 @@ pub struct Attachment {
     /// Segments of an indirect request, as the front-end was offered: by a former process it may
     /// have been more than this device offers.
     pub indirect_segments_max: u16,
-    /// A file of this queue and connection alone, readable and writable, which outlives this
-    /// process: in it is written down what was taken and not answered. Empty or what a former
-    /// process has left; its size does not matter. `None`: nobody can take the ring over.
+    /// The journal: a readable and writable file of this queue and connection alone, which outlives
+    /// this process. It records the requests that were taken and not answered. It is empty, or as a
+    /// former process left it, and may have any size. `None`: no process can take the ring over.
     pub journal: Option<OwnedFd>,
     /// A former process has served this ring, and its front-end has not begun anew.
     pub takeover: bool,
@@ -216,11 +216,13 @@ impl XenBlkDevice {
         self.backing.changes()
     }
 
-    /// Takes the disk's size anew, after changing it to `size` if one is given; a smaller disk is
-    /// cut when no request in flight reaches beyond it. May block: not for the control thread.
+    /// Changes the disk's size to `size`, or without one measures the disk again. A disk is cut
+    /// only when no request in flight reaches beyond its new end. May block, so it must not be
+    /// called on the control thread.
     ///
     /// # Errors
-    /// The disk's. `EBUSY`: requests in flight did not end, the disk is as it was.
+    /// `EBUSY`: requests in flight did not end within ten seconds, and the disk is as it was. Any
+    /// other comes from the disk.
     pub fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
         self.backing.resize(&self.shared.capacity, size)
     }
@@ -231,15 +233,19 @@ impl XenBlkDevice {
         self.backing.stats(index)
     }
 
-    /// Maps the ring of a queue and serves it from the first request on that has no response, as
-    /// the journal of a former process says if the ring is taken over (docs/design/0012).
+    /// Maps the ring of a queue and serves it from the first request that has no response. If the
+    /// ring is taken over, the journal of the former process says which one that is
+    /// (docs/design/0012).
     ///
     /// # Errors
-    /// [`StartError::Grants`]: a page of the ring cannot be mapped; [`StartError::Queue`]: the ring
-    /// has no such number of pages, or cannot be taken over: its device is to be closed, and its
-    /// front-end to begin anew; [`StartError::Journal`], [`StartError::JournalRoom`] if it should
-    /// be taken over, and has requests that wait; [`StartError::Backend`],
-    /// [`StartError::NoWorker`].
+    /// * [`StartError::Grants`]: a page of the ring cannot be mapped, or there are no addresses for
+    ///   the pages of its requests.
+    /// * [`StartError::Queue`]: a ring cannot have so many pages, or cannot be taken over: close
+    ///   the device, so that its front-end begins anew.
+    /// * [`StartError::Journal`], [`StartError::JournalRoom`]: the ring should be taken over and
+    ///   has requests that wait, but its journal cannot be used.
+    /// * [`StartError::Backend`]: the disk cannot open a queue.
+    /// * [`StartError::NoWorker`]: there is no worker to run it.
     pub fn start(&self, attachment: Attachment) -> Result<QueueHandle, StartError> {
         let home = Home { device: self.options.name.clone(), unit: attachment.index };
         let (takeover, front) = (attachment.takeover, attachment.call.clone());
@@ -252,7 +258,7 @@ impl XenBlkDevice {
         Ok(handle)
     }
 
-    /// A queue of this device that no worker runs.
+    /// A queue of this device that no worker runs, for benches.
     #[cfg(feature = "bench")]
     pub(crate) fn solo(
         &self,
@@ -305,8 +311,8 @@ impl XenBlkDevice {
         let mapped = |file| journal::map(&file, journal_size(config.abi, config.order));
         let journal = journal.map(mapped).transpose();
         if !takeover {
-            // A guest that has its disk, and may lose it with this process, is better off than one
-            // that has none.
+            // Without a journal the guest loses its disk when this process ends. That is better
+            // than no disk at all.
             let journal = journal.unwrap_or_else(|error| {
                 tracing::warn!(device, %error, "a ring is served that nobody can take over");
                 None
@@ -317,7 +323,7 @@ impl XenBlkDevice {
             Ok(journal) => (journal, None),
             Err(error) => (None, Some(error)),
         };
-        // Nobody needs the journal of a ring in which no request waits.
+        // A ring in which no request waits can be taken over without its journal.
         let ring = match (BackRing::take_over(config, memory, journal), problem) {
             (Ok(ring), None) => ring,
             (Ok(ring), Some(error)) => {
@@ -358,9 +364,9 @@ impl XenBlkDevice {
     }
 }
 
-/// Lots of a queue: as many as all requests of its ring can take that have no more segments than
-/// one lot has pages, and no less than the largest request takes. A burst of longer ones waits for
-/// those before it.
+/// Lots of a queue: one for each request of its ring, which is enough while no request has more
+/// segments than a lot has pages; and at least as many as the largest request takes. In a burst of
+/// longer requests, the later ones wait for the earlier ones.
 fn lots_for(ring_size: u16, indirect_segments_max: u16) -> u32 {
     let largest = usize::from(indirect_segments_max).div_ceil(LOT_PAGES);
     u32::from(ring_size).max(u32::try_from(largest).unwrap_or(u32::MAX))

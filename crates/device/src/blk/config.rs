@@ -10,13 +10,13 @@ use manyring_wire::blk::{
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use zerocopy::IntoBytes;
 
-/// Largest data descriptor: 2 MiB. With the most segments a ring allows, 1022, the product stays
-/// below 2^31, in which libblkio counts it.
+/// Largest data descriptor: 2 MiB. Its product with the largest `seg_max`, 1022, stays below 2^31,
+/// in which libblkio counts it.
 pub(super) const SIZE_MAX: u32 = 2 << 20;
 /// Segments of one discard, write-zeroes or secure erase.
 pub(super) const RANGES_MAX: u32 = 1;
-/// Largest range of one discard-like request: 1 GiB keeps a request short, so a longer one is
-/// refused.
+/// Bytes of the largest range of one discard-like request. 1 GiB keeps a request short; a longer
+/// one is refused.
 pub(super) const RANGE_BYTES_MAX: u64 = 1 << 30;
 const RANGE_SECTORS_MAX: u64 = RANGE_BYTES_MAX >> SECTOR_SHIFT;
 

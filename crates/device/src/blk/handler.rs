@@ -1,4 +1,4 @@
-//! A block queue as the engine runs it.
+//! `Handler` of a virtio-blk queue: how the engine runs it.
 
 use super::BlkQueue;
 use super::requests::Completed;
@@ -32,8 +32,8 @@ impl<R: Chains> Handler<R> for BlkQueue {
         let was_full = self.is_full(queue);
         let Completed { count, lost, has_more } =
             self.complete(queue, turn.stats, || turn.io.read_clock_ns());
-        // A completion of a full queue makes room for what waits in the ring, for which no kick
-        // was asked.
+        // While the queue was full the driver was not asked for kicks: requests may wait in the
+        // ring, and there is room for them now.
         let has_more = has_more || (was_full && count > 0);
         Done { popped, used: count, told: count, memory_lost: lost, has_more }
     }
@@ -43,8 +43,7 @@ impl<R: Chains> Handler<R> for BlkQueue {
         self.requests.acknowledge();
     }
 
-    /// A queue that has taken so much of its ring that the rest must wait in it asks the driver for
-    /// nothing: only the disk can change that.
+    /// A full queue does not ask the driver for kicks: only a completion of the disk lets it go on.
     fn waits(&self, queue: &R) -> Waits {
         Waits { driver: !self.is_full(queue), ..Waits::default() }
     }

@@ -1,4 +1,4 @@
-//! `BlkDevice`: queues, features offered, config space.
+//! `BlkDevice`: a virtio block device (virtio 1.3 §5.2): its queues, features and config space.
 
 mod backing;
 pub mod blkif;
@@ -26,9 +26,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::watch;
 
-/// Requests of a queue that are taken out of its ring and not answered, at most: more of a larger
-/// ring waits in it. So what requests in flight hold has the same bound for rings of every size,
-/// and no disk has use for more.
+/// Requests of a queue that are in flight, at most; the others of a larger ring wait in it. So the
+/// memory that requests in flight hold has one bound for rings of every size, and no disk needs
+/// more of them at a time.
 pub(crate) const IN_FLIGHT_MAX: u16 = 1024;
 
 /// How a block device looks to the guest.
@@ -38,7 +38,7 @@ pub struct BlkOptions {
     pub name: String,
     /// Request queues, 1 to 256.
     pub num_queues: usize,
-    /// Entries of a ring that `seg_max` is made for; a power of two. Rings may be of any size.
+    /// Ring entries that `seg_max` is derived from; a power of two. Rings may be of any size.
     pub queue_size: u16,
     /// The device id string; longer ones are cut at 20 bytes.
     pub serial: String,
@@ -57,7 +57,7 @@ pub(crate) struct Shared {
     /// Every write is durable at completion.
     pub(crate) write_through: AtomicBool,
     pub(crate) read_only: bool,
-    /// The features offered: a request of one that was not is unsupported.
+    /// The features offered: a request that needs another feature is answered as unsupported.
     pub(crate) offered: u64,
     pub(crate) serial: [u8; ID_SIZE],
 }
@@ -68,10 +68,11 @@ pub struct BlkDevice {
     options: BlkOptions,
     backing: Backing,
     shared: Arc<Shared>,
-    /// The field `writeback` as a driver that can flush reads it, and what was negotiated.
+    /// The field `writeback` of the config space (§5.2.4).
     writeback: AtomicBool,
     /// Writes are durable whatever `writeback` says, see [`Device::reset_config`].
     stays_durable: AtomicBool,
+    /// The features that were negotiated.
     features: AtomicU64,
 }
 
@@ -102,7 +103,7 @@ impl BlkDevice {
         }
     }
 
-    /// A queue of this device that no worker runs.
+    /// A queue of this device that no worker runs, for fuzzing and benches.
     #[cfg(any(fuzzing, feature = "bench"))]
     pub(crate) fn solo(
         &self,
@@ -130,12 +131,13 @@ impl BlkDevice {
         self.shared.capacity.load(Ordering::Relaxed)
     }
 
-    /// Takes the disk's size anew, after changing it to `size` if one is given, and tells the
-    /// guest; a smaller disk is cut when no request in flight reaches beyond it. May block: not for
-    /// the control thread.
+    /// Changes the disk's size to `size`, or without one measures the disk again, and tells the
+    /// guest. A disk is cut only when no request in flight reaches beyond its new end. May block,
+    /// so it must not be called on the control thread.
     ///
     /// # Errors
-    /// The disk's. `EBUSY`: requests in flight did not end, the disk is as it was.
+    /// `EBUSY`: requests in flight did not end within ten seconds, and the disk is as it was. Any
+    /// other comes from the disk.
     pub fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
         self.backing.resize(&self.shared.capacity, size)
     }
@@ -203,9 +205,10 @@ impl Device for BlkDevice {
         }
     }
 
-    /// The field is as at the start. But QEMU says status 0 also when it pauses its guest, which
-    /// goes on afterwards and relies on the mode that it had: where that was write-through, writes
-    /// stay durable until a driver asks for write-back, or the device begins anew.
+    /// Sets the field `writeback` to its value at the start. But QEMU also writes status 0 when it
+    /// pauses its guest, and that guest goes on afterwards with the cache mode that it had. So
+    /// after write-through, writes stay durable until a driver writes the field, or features are
+    /// reset.
     fn reset_config(&self) {
         let initial = self.options.writeback;
         let former = self.writeback.swap(initial, Ordering::Relaxed);
@@ -224,7 +227,7 @@ impl Device for BlkDevice {
             // A driver that may switch and cannot flush finds 0 (§5.2.5.2).
             self.writeback.store(false, Ordering::Relaxed);
         } else if former != 0 && former & VIRTIO_BLK_F_FLUSH == 0 {
-            // Features do not change in the life of a driver: this is the next one.
+            // Features do not change while a driver runs: this is the next driver.
             self.writeback.store(self.options.writeback, Ordering::Relaxed);
         }
         self.apply_cache_mode();

@@ -1,8 +1,8 @@
-//! Requests taken and not yet answered, by their chain's slot; holds their memory snapshot.
+//! `Pending`: requests taken and not yet answered, by their chain's slot, with their epochs.
 //!
-//! A queue that ends with requests in flight (its worker quits) cannot know when the kernel or a
-//! thread stops using their memory: it leaves those snapshots mapped for ever. That happens when
-//! the daemon ends, and to nobody else.
+//! A queue that ends with requests in flight (its worker quits, as the daemon ends) cannot know
+//! when the kernel or a thread stops using their memory. The disk's queue keeps the slices of such
+//! requests, and with them the snapshot: its io_uring leaves it mapped for ever.
 
 use manyring_engine::Epochs;
 use manyring_engine::Fence;
@@ -48,7 +48,7 @@ impl<R> Pending<R> {
         self.epochs.memory(self.epochs.current())
     }
 
-    /// Remembers a request; the token, its chain's slot, comes back with its completion.
+    /// Keeps a request. Returns its token, the slot of its chain, which its completion carries.
     #[inline]
     pub(super) fn add(&mut self, request: InFlight<R>) -> u32 {
         let slot = request.chain.slot();
@@ -56,8 +56,9 @@ impl<R> Pending<R> {
         slot.into()
     }
 
-    /// Takes the request of `token`, with the snapshot that it was resolved in. `None` if there is
-    /// none: a backend's bug, not the guest's. The snapshot stays until [`Self::acknowledge`].
+    /// Takes the request of `token`, with the snapshot in which its slices lie. `None` if there is
+    /// no such request: a bug of the backend, not of the guest. The snapshot stays until
+    /// [`Self::acknowledge`].
     #[inline]
     pub(super) fn finish(&mut self, token: u32) -> Option<(InFlight<R>, &GuestMemory)> {
         let (epoch, request) = self.requests.take(token)?;
@@ -65,8 +66,8 @@ impl<R> Pending<R> {
         Some((request, self.epochs.memory(epoch)))
     }
 
-    /// Acknowledges changes of memory that no request stands against. Called when the driver can
-    /// see all requests that were finished.
+    /// Acknowledges changes of memory for which no request has to be waited for any more. Called
+    /// when the driver can see the answers of all requests that were finished.
     #[inline]
     pub(super) fn acknowledge(&mut self) {
         self.epochs.acknowledge();
@@ -84,8 +85,8 @@ impl<R> Pending<R> {
         self.epochs.barrier(in_flight, reply);
     }
 
-    /// Takes all that is left, when the queue ends. Memory that a disk may still write to is kept
-    /// by the disk's queue.
+    /// Takes all requests that are left, when the queue ends. The disk's queue keeps the memory
+    /// that it may still write to.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight<R>> {
         self.requests.drain()
     }

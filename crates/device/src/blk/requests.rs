@@ -5,10 +5,11 @@
 //! parse (virtio.rs, blkif/):    push slices; submit(request, op, offset, len), or
 //!                               answer(request, result) without the disk
 //! start:                        the burst goes to the disk's queue
-//! reap, finish:                 what is done is counted and handed to whoever answers it
+//! reap, finish:                 requests that are done are counted, and handed to the code of the
+//!                               ring's format, which answers them
 //! ```
-//! A tenant keeps beside each request what its ring needs to answer it: `R`. All else is the same
-//! for every tenant, and lies here: the disk's queue, the burst, the table of what is in flight,
+//! Each ring format keeps beside a request what it needs to answer it: `R`. All else is the same
+//! for both formats, and lies here: the disk's queue, the burst, the table of requests in flight,
 //! and the counters.
 
 use super::pending::{InFlight, Kind, Pending};
@@ -63,7 +64,7 @@ impl<R> Requests<R> {
         self.disk.attach(io.ring(), tag);
     }
 
-    /// Lets go of the worker. Nothing is in flight.
+    /// Takes the disk's queue off its worker. Nothing is in flight.
     pub(super) fn detach(&mut self, io: &mut QueueIo<'_>) {
         self.disk.detach(io.ring());
         if let Some(fd) = self.disk.readiness() {
@@ -78,7 +79,7 @@ impl<R> Requests<R> {
         }
     }
 
-    /// Something happened to the request of a token, as the worker's ring reports it.
+    /// The worker's io_uring has completed an entry of the request of `token`.
     pub(super) fn on_event(&mut self, token: u32, result: i32, io: &mut QueueIo<'_>) {
         self.disk.on_event(token, result, io.ring(), &mut self.done);
     }
@@ -95,13 +96,13 @@ impl<R> Requests<R> {
         self.pending.barrier(reply);
     }
 
-    /// What was answered is published: tells whoever waits for that.
+    /// Answers that were written are published: answers the fences that waited for them.
     #[inline]
     pub(super) fn acknowledge(&mut self) {
         self.pending.acknowledge();
     }
 
-    /// Takes all that is left, when the queue ends.
+    /// Takes all requests that are left, when the queue ends.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight<R>> {
         self.pending.drain()
     }
@@ -125,14 +126,14 @@ impl<R> Requests<R> {
         self.burst.push(token, op, offset, len);
     }
 
-    /// Remembers a request that is neither for the disk yet nor answered. Slices that were pushed
-    /// for it are dropped.
+    /// Keeps a request that is not for the disk yet, and not answered. Slices that were pushed for
+    /// it are dropped.
     pub(super) fn hold(&mut self, request: InFlight<R>) -> u32 {
         self.burst.forget_slices();
         self.pending.add(request)
     }
 
-    /// A further step of a request that is remembered, with the slices that were pushed for it.
+    /// Adds a further step of a request that is kept, with the slices that were pushed for it.
     pub(super) fn resubmit(&mut self, token: u32, (op, offset, len): (Op, u64, u64)) {
         self.burst.push(token, op, offset, len);
     }
@@ -145,7 +146,7 @@ impl<R> Requests<R> {
         self.done.push(Completion { token, result });
     }
 
-    /// Hands the burst to the disk. True if there was one: the disk is to be reaped after it.
+    /// Hands the burst to the disk. True if there was one: the disk must be reaped afterwards.
     #[inline]
     pub(super) fn start(&mut self, ring: Option<&mut Ring>) -> bool {
         let has_any = !self.burst.is_empty();
@@ -162,14 +163,14 @@ impl<R> Requests<R> {
         self.disk.reap(&mut self.done)
     }
 
-    /// What is done and not yet handed out.
+    /// Requests that are done and not yet handed out.
     #[inline]
     pub(super) fn done(&mut self) -> &mut Vec<Completion> {
         &mut self.done
     }
 
-    /// Counts what is done and hands each request to `answer`, with its result, the bytes of data
-    /// that the guest got with it, and the snapshot of its slices.
+    /// Counts the requests that are done and hands each to `answer`, with its result, the bytes of
+    /// data that the guest got with it, and the snapshot in which its slices lie.
     #[inline]
     pub(super) fn finish(
         &mut self,
@@ -198,7 +199,7 @@ impl<R> Requests<R> {
     }
 }
 
-/// True if a disk fails with this because guest memory was cut away.
+/// True if a disk fails with this error because guest memory was cut away.
 #[cold]
 #[inline(never)]
 fn is_lost(errno: Errno) -> bool {
@@ -240,8 +241,8 @@ struct Tally {
 }
 
 impl Tally {
-    /// Counts a request. What one that failed has moved is unknown: it counts as no bytes. Returns
-    /// how many the guest got.
+    /// Counts a request, and returns how many bytes the guest got. A request that failed counts as
+    /// no bytes, since it is unknown how many it moved.
     #[inline]
     fn count<R>(
         &mut self,
@@ -281,7 +282,8 @@ impl Tally {
         }
     }
 
-    /// Adds what a burst of requests has: of most bursts all are reads, or all are writes.
+    /// Adds the sums of a burst to the counters. Most bursts are all reads or all writes, so sums
+    /// that are zero are skipped.
     #[inline]
     fn store(&mut self, now_ns: u64, stats: &QueueStats) {
         self.store_serve(now_ns, stats);
@@ -311,7 +313,7 @@ fn count_rare(kind: Kind, len: u32, stats: &QueueStats) -> u32 {
     0
 }
 
-/// Counts a request that failed. Returns its bytes.
+/// Counts a request that failed. Returns the bytes that it counts for: none.
 #[cold]
 #[inline(never)]
 fn count_error(stats: &QueueStats) -> u32 {

@@ -1,4 +1,4 @@
-//! virtio-blk chain <-> `Request` / `Completion` (virtio 1.3 §5.2.6).
+//! `BlkQueue`: makes requests of virtio-blk chains, and answers them (virtio 1.3 §5.2.6).
 
 use super::config::{RANGE_BYTES_MAX, RANGES_MAX, SIZE_MAX};
 use super::pending::{InFlight, Kind};
@@ -27,7 +27,7 @@ use zerocopy::FromBytes;
 /// A queue of a virtio block device, as its worker runs it.
 #[derive(Debug)]
 pub(crate) struct BlkQueue {
-    /// Each with the place of its status byte.
+    /// The requests, each with the place of its status byte.
     pub(super) requests: Requests<KeptByte>,
     shared: Arc<Shared>,
     /// Bytes of a data descriptor at most: SIZE_MAX, if the driver has accepted it.
@@ -63,7 +63,7 @@ impl BlkQueue {
         }
     }
 
-    /// The same for a driver that has accepted `features`.
+    /// Sets the limits that follow from the features that the driver has accepted.
     pub(super) fn with_features(mut self, features: u64) -> Self {
         if features & VIRTIO_BLK_F_SIZE_MAX != 0 {
             self.slice_max = SIZE_MAX as usize;
@@ -76,7 +76,7 @@ impl BlkQueue {
         self.requests.retire(memory, reply);
     }
 
-    /// True if no more is taken out of the ring until a request is done.
+    /// True if no request is taken out of the ring until one in flight is done.
     pub(crate) fn is_full(&self, queue: &impl Chains) -> bool {
         queue.in_flight() >= IN_FLIGHT_MAX
     }
@@ -106,7 +106,7 @@ impl BlkQueue {
         popped
     }
 
-    /// Parses one chain. One that breaks the rules stops the queue.
+    /// Parses one chain. A chain without room for header or status stops the queue.
     #[inline]
     fn take_request(&mut self, queue: &mut impl Chains, index: usize, now_ns: u64) {
         let Some((chain, readable, writable)) = self.batch.take(index) else { return };
@@ -170,7 +170,7 @@ impl BlkQueue {
     }
 }
 
-/// What a disk would say of a request that is answered without it.
+/// The disk's result that corresponds to the status of a request that never reached the disk.
 const fn result_of(status: Status) -> Result<(), Errno> {
     match status {
         Status::Ok => Ok(()),
@@ -189,13 +189,13 @@ fn read_header(readable: &[GuestSlice]) -> Option<RawHeader> {
     RawHeader::read_from_bytes(&bytes).ok()
 }
 
-/// Adds the data a device reads: all after the header.
+/// Adds the data of a write to `out`: all readable bytes after the header.
 #[inline]
 fn push_readable(readable: Pieces<'_>, out: &mut SliceList) {
     out.extend_part(readable, HEADER_SIZE, usize::MAX);
 }
 
-/// Adds the data a device writes, `len` bytes: all before the status byte.
+/// Adds the room for the data of a read to `out`: the first `len` writable bytes.
 #[inline]
 fn push_writable(writable: Pieces<'_>, len: u64, out: &mut SliceList) {
     out.extend_part(writable, 0, host_size(len));
@@ -263,8 +263,9 @@ fn transfer(shared: &Shared, op: Op, kind: Kind, offset: u64, len: u64) -> Parse
     Parsed::Submit { op, offset, len, kind }
 }
 
-/// Discard, write-zeroes, secure erase: a segment follows the header. One whose feature is not
-/// offered is unsupported, whatever follows; on a read-only device none is offered.
+/// Parses discard, write-zeroes or secure erase: one segment follows the header. A request whose
+/// feature is not offered is unsupported, whatever its segment says. A read-only device offers none
+/// of the three.
 fn range(shared: &Shared, kind: RequestKind, readable: &[GuestSlice]) -> Parsed {
     let feature = match kind {
         RequestKind::Discard => VIRTIO_BLK_F_DISCARD,

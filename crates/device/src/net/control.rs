@@ -1,4 +1,4 @@
-//! What the commands of the control queue do (virtio 1.3 §5.1.6.5).
+//! `Commands`: what the commands of the control queue do (virtio 1.3 §5.1.6.5).
 
 use super::rules::Filter;
 use super::{Inner, State};
@@ -15,8 +15,9 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// Longest wait for the workers and the host.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// What has kept the host busy is followed by a rest so many times as long, within a limit: its
-/// network lock is everybody's, and one guest gets a fifth of it at most.
+/// After a command that called the host, the next such command waits `REST` times as long as the
+/// call took, `REST_MAX` at most: the host's network lock is shared by all guests, so one guest has
+/// it for a fifth of the time, and for more only where a call takes longer than 25 ms.
 const REST: u32 = 4;
 const REST_MAX: Duration = Duration::from_millis(100);
 
@@ -37,7 +38,7 @@ pub(super) enum Refusal {
     Time,
 }
 
-/// What a command answers: its status, and the bytes behind it.
+/// The answer to a command: its status, and the bytes that follow it.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) status: CtrlStatus,
@@ -67,7 +68,7 @@ fn needs(command: &Command) -> u64 {
     }
 }
 
-/// Who is told what a command has set.
+/// Who must be told what a command has set.
 #[derive(Clone, Debug)]
 enum Reach {
     /// All queues: their filter.
@@ -80,7 +81,7 @@ enum Reach {
     Offloads,
 }
 
-/// What a command has set, as it was before.
+/// The former value of what a command has set.
 #[derive(Debug)]
 enum Before {
     Filter(MacAddress, Option<Filter>),
@@ -93,10 +94,10 @@ enum Before {
     Offloads(Offloads),
 }
 
-/// The two kinds of commands: what one has left behind holds back those of its kind alone.
+/// The two kinds of commands. Work that one has left behind delays only commands of its kind.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Workers are told, and no more.
+    /// Only workers are told.
     Workers,
     /// The host is called, which may take long.
     Host,
@@ -113,13 +114,13 @@ impl Reach {
 
 /// Obeys the commands of one driver, one after the other.
 ///
-/// A command sets its part of the state, then those who go by it are told. What is refused, or
-/// takes too long, is put back, and they are told again. A call of the host cannot be recalled: it
-/// goes on behind the answer, and another one follows it that undoes what it did.
+/// A command sets its part of the state, then the workers or the host are told. If the host refuses
+/// or this takes longer than a second, the state is put back, and they are told again. A call of
+/// the host cannot be recalled: it goes on after the answer, and another call undoes what it did.
 #[derive(Debug)]
 pub(super) struct Commands {
     inner: Arc<Inner>,
-    /// What goes on behind an answer, of each [`Kind`]: never more than one.
+    /// Work that goes on after an answer: one of each [`Kind`] at most.
     late: [Option<JoinHandle<bool>>; 2],
     /// When the host was called last, and when it may be called again.
     called_at: Instant,
@@ -133,8 +134,8 @@ impl Commands {
         Self { inner, late: [None, None], called_at: now, rests_until: now }
     }
 
-    /// For a driver that begins: what another has set counts no more, and whoever goes by it is
-    /// told. A host that is late is not waited for: commands that do not need it are served.
+    /// For a driver that begins: what another driver has set is forgotten, and workers and host are
+    /// told. Waits for them a second at most: then commands that need no slow host are served.
     pub(super) async fn begin(inner: Arc<Inner>) -> Self {
         inner.begin_control();
         let mut commands = Self::new(inner);
@@ -148,8 +149,8 @@ impl Commands {
         commands
     }
 
-    /// Does what the driver wants: returns when every worker and the host go by it. What is
-    /// refused has no effect, or one that is undone.
+    /// Does what the driver asks; returns when every worker and the host follow it. A command that
+    /// is refused has no effect, or one that is undone.
     pub(super) async fn obey(&mut self, command: Command) -> Result<Reply, Refusal> {
         let deadline = Instant::now() + PATIENCE;
         let inner = &self.inner;
@@ -177,13 +178,13 @@ impl Commands {
             Err(refusal) => refusal,
         };
         self.inner.put_back(driver, before);
-        // What is still under way ends before this: it has the locks.
+        // Work that is still under way holds the locks, so it ends before this begins.
         self.leave(kind, vec![reach]);
         let _ = self.settle(kind, deadline).await;
         Err(refusal)
     }
 
-    /// Tells whom it concerns, behind the driver's back.
+    /// Begins to tell those in `reaches`, in a task that may outlive the answer to the driver.
     fn leave(&mut self, kind: Kind, reaches: Vec<Reach>) {
         let inner = self.inner.clone();
         let work = tokio::spawn(async move {
@@ -199,7 +200,7 @@ impl Commands {
         }
     }
 
-    /// Waits until everybody has heard what was left; false if the host does not follow.
+    /// Waits for the work of this kind that was left, if any. False if the host has refused it.
     async fn settle(&mut self, kind: Kind, deadline: Instant) -> Result<bool, Refusal> {
         let slot = &mut self.late[kind as usize];
         let Some(late) = slot else { return Ok(true) };
@@ -234,7 +235,7 @@ impl State {
 }
 
 impl Inner {
-    /// Whom `command` concerns: nobody, if only the config space changes.
+    /// Who must be told of `command`: nobody, if it changes only the config space or only asks.
     fn reach(&self, command: &Command) -> Result<Option<Reach>, Refusal> {
         Ok(Some(match command {
             Command::Rx(..)
@@ -262,7 +263,7 @@ impl Inner {
         }))
     }
 
-    /// Sets what `command` says; gives the driver that it counts for, and what was before.
+    /// Sets what `command` says. Returns the number of the present driver, and the former value.
     fn set(&self, command: Command) -> (u64, Option<Before>) {
         let state = &mut *self.state();
         let before = match command {
@@ -301,7 +302,7 @@ impl Inner {
         (state.drivers, Some(before))
     }
 
-    /// What `driver` has set counts no more, unless another one has begun since.
+    /// Restores the former value, unless a driver other than `driver` has begun since.
     fn put_back(&self, driver: u64, before: Option<Before>) {
         let state = &mut *self.state();
         if state.drivers != driver {
@@ -321,8 +322,8 @@ impl Inner {
         }
     }
 
-    /// Tells those in `reach` what is set now; returns when they go by it. False if the host does
-    /// not.
+    /// Tells those in `reach` what is set now; returns when they follow it. False if the host
+    /// refuses.
     async fn spread(&self, reach: &Reach) -> bool {
         match reach {
             Reach::Rules => self.push_rules().await,
@@ -349,8 +350,8 @@ impl Inner {
         if runs { Ok(at) } else { Err(Refusal::Index { index }) }
     }
 
-    /// The parameters as the driver has set them, zeroes if it has not (§5.1.6.5.9.1): what the
-    /// operator wishes is none of them.
+    /// The parameters as the driver has set them, zeroes if it has set none (§5.1.6.5.9.1). The
+    /// operator's moderation is not reported here.
     fn coalescing_of(&self, index: u16) -> Result<Coalescing, Refusal> {
         let at = self.data_queue(index)?;
         Ok(self.state().vqs[at].coalescing.unwrap_or_default())

@@ -1,7 +1,7 @@
 //! controlq: a task of the control thread that takes commands off the ring, one after the other.
 //!
-//! The status byte of a command is written when everybody goes by it, or after a second: a Linux
-//! guest spins until then.
+//! The status byte of a command is written when all workers and the host follow the command, or
+//! after a second: a Linux guest spins until then.
 
 use super::Inner;
 use super::control::{Commands, Reply};
@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 const COMMAND_SIZE_MAX: u64 = 64 << 10;
 /// How often a ring without a kick is looked at.
 const POLL_PERIOD: Duration = Duration::from_millis(5);
-/// Refusals that are logged at warning level; what a guest repeats is no news.
+/// Refusals that are logged, for each start of the queue: a guest must not fill the log.
 const REFUSALS_TOLD: u32 = 10;
 
 /// A kick that the control thread watches.
@@ -76,7 +76,7 @@ async fn kicked(kick: Option<&AsyncFd<Watched>>, stats: &QueueStats) {
     let Some(kick) = kick else { return tokio::time::sleep(POLL_PERIOD).await };
     match kick.readable().await {
         Ok(mut guard) => {
-            // What stays when the other end is closed: nobody can kick any more.
+            // The other end is closed, which is reported for ever: nobody can kick any more.
             if guard.ready() & Ready::READABLE == Ready::EMPTY {
                 return std::future::pending().await;
             }
@@ -116,8 +116,8 @@ impl Task {
 
     async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
         loop {
-            // One command, then whoever else waits for this thread: a driver that never stops
-            // must not have it.
+            // One command, then the other tasks of this thread: a driver that never stops must not
+            // keep the thread.
             let has_more = self.serve_next().await;
             self.check_memory();
             let looks = self.enabled && !self.memory_lost && self.queue.fault().is_none();
@@ -150,7 +150,7 @@ impl Task {
                 let _ = fence.send(Ok(()));
             }
             Order::Fence(fence) => drop(fence.send(Ok(()))),
-            // What goes by rules, is told of frames, or moves, is a queue of a worker.
+            // Only queues of workers have rules, are moderated, or move.
             Order::Refresh(_) | Order::Moderate(..) | Order::Move(..) | Order::Stay => {}
             Order::Kick(kick, reply) => {
                 self.kick = kick.and_then(watched);
@@ -207,12 +207,12 @@ impl Task {
         };
         let mut bytes = vec![0; size];
         copy_from_slices(&readable, &mut bytes);
-        // What was cut away reads as zeroes: those are no command of the driver's.
+        // Memory that was cut away reads as zeroes, which no driver has written.
         if self.queue.memory().is_broken() {
             self.queue.discard(chain);
             return;
         }
-        // The command may take a while: its room for the answer stays mapped until then.
+        // The command may take a while: this keeps the room for its answer mapped until then.
         let mut room = SliceList::new();
         room.extend(writable);
         let reply = self.obey(&bytes).await;
@@ -241,8 +241,8 @@ impl Task {
         Reply::status(CtrlStatus::Err)
     }
 
-    /// Ends the session if a region was cut away: this task may be the only one that touches it,
-    /// and what it reads there are zeroes.
+    /// Ends the session if a region of its memory was cut away: this task may be the only one that
+    /// touches the region, which reads as zeroes now.
     fn check_memory(&mut self) {
         if !self.memory_lost && self.queue.memory().is_broken() {
             self.memory_lost = true;

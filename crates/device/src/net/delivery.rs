@@ -1,7 +1,8 @@
-//! What becomes of a frame that has arrived: a rule drops it, or it fills buffers of the guest.
+//! `Delivery`: what becomes of a frame from the port: a rule drops it, or the guest gets it.
 //!
-//! A frame that a port lends goes all its way here. A frame that is read lies in the guest's
-//! buffers already; the same rules are applied to it, and its buffers go back the same way.
+//! A frame that a port lends is checked, copied into the guest's buffers and returned here. A frame
+//! that was read (`rx.rs`) already lies in the guest's buffers; the same rules are applied to it,
+//! and its buffers are returned in the same way.
 
 use super::posted::Posted;
 use super::rules::Fate;
@@ -18,14 +19,14 @@ use zerocopy::transmute;
 /// An Ethernet header.
 const ETHERNET_SIZE: usize = 14;
 
-/// What a receiveq goes by, and the buffers that it fills.
+/// The rules of a receiveq, and the buffers that it fills.
 #[derive(Debug)]
 pub(super) struct Delivery {
     pub(super) rules: Arc<Rules>,
     pub(super) posted: Posted,
-    /// Bytes of the frame that stays with its port until more buffers are posted; 0: none does.
+    /// Bytes of the frame that stays with its port until more buffers are posted; 0: none stays.
     pub(super) lacking: usize,
-    /// What a turn adds to the counters.
+    /// What the present turn adds to the counters.
     pub(super) tally: Tally,
 }
 
@@ -100,8 +101,8 @@ impl Delivery {
         is_whole
     }
 
-    /// Returns the buffers that hold the payload of a frame, and its header with them. Returns how
-    /// many.
+    /// Writes the header of a frame before its payload, and gives the frame's buffers back to the
+    /// driver. Returns how many buffers these are.
     #[inline]
     pub(super) fn push(
         &mut self,
@@ -114,8 +115,8 @@ impl Delivery {
         self.posted.push_frame(queue, size, |count| header.to_driver(takes_csum, count))
     }
 
-    /// Takes frames that a port lends, until the driver should see them. Returns how many the port
-    /// may have back.
+    /// Takes frames that a port lends: a group, or fewer if the turn is over or buffers are too
+    /// few. Returns how many frames the port may have back.
     #[inline]
     pub(super) fn take_group(
         &mut self,

@@ -1,4 +1,4 @@
-//! Network queues as the engine runs them.
+//! `Handler` of receiveqs and transmitqs: how the engine runs them.
 
 use super::{NetRx, NetTx, Turn as Passed};
 use manyring_backend::net::Readiness;
@@ -124,7 +124,7 @@ impl<R: Chains> Handler<R> for NetRx {
         let (is_gone, has_room) = (self.is_broken(), self.has_room());
         Waits {
             driver: !is_gone && !has_room,
-            // A port with a frame for which there is no room would report it again at once.
+            // Without room the port is not watched: it would report the same frame again at once.
             port: (!is_gone && has_room).then_some(Awaited::Input),
             at_ns: None,
             is_gone,
@@ -158,6 +158,6 @@ impl<R: Chains> Handler<R> for NetRx {
         false
     }
 
-    /// It has let go of everything before.
+    /// Nothing is left to give up: [`Self::let_go`] was called before.
     fn abandon(&mut self, _queue: &mut R) {}
 }

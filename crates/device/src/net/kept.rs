@@ -1,5 +1,5 @@
-//! Buffers of frames that are sent, kept for a moment to go back to the driver in a group.
-//! `policy/reclaim.rs` says when.
+//! `Kept`: buffers of sent frames, kept for a moment so that they go back to the driver in a group.
+//! `policy/reclaim.rs` decides when buffers are kept, and why that can pay.
 
 use crate::policy::reclaim::{GROUP_BYTES_MAX, GROUP_FRAMES_MAX, KEEP_NS_MAX, Law};
 use manyring_engine::stats::QueueStats;
@@ -21,7 +21,7 @@ impl Kept {
         Self { law: Law::new(), chains: Vec::new(), bytes: 0, since_ns: 0 }
     }
 
-    /// When they must go back; none if there are none.
+    /// When the kept buffers must go back; `None` if there are none.
     pub(super) fn due_ns(&self) -> Option<u64> {
         (!self.chains.is_empty()).then_some(self.since_ns + KEEP_NS_MAX)
     }
@@ -30,7 +30,7 @@ impl Kept {
         self.due_ns().is_some_and(|due_ns| now_ns >= due_ns)
     }
 
-    /// So many frames and bytes of the driver are about to be sent.
+    /// A burst of so many frames and bytes is about to be sent.
     #[inline]
     pub(super) fn on_burst(&mut self, now_ns: u64, frames: u64, bytes: u64) {
         if frames > 0 {
@@ -42,7 +42,7 @@ impl Kept {
         self.bytes += bytes;
     }
 
-    /// True if [`Self::add`] is to have the chains of frames that are sent now.
+    /// True if the chains of frames that are sent now are to be kept by [`Self::add`].
     #[inline]
     pub(super) fn keeps(&self) -> bool {
         self.law.keeps()
@@ -53,8 +53,8 @@ impl Kept {
         self.chains.extend(chains);
     }
 
-    /// Returns the group if it is complete, has waited for long enough, or nothing more is to be
-    /// kept. Returns how many chains these were.
+    /// Gives the group back if it is complete, has waited for long enough, or buffers are not to be
+    /// kept any more. Returns how many chains these are.
     #[inline]
     pub(super) fn settle(&mut self, queue: &mut impl Chains, now_ns: u64) -> usize {
         let group_max = GROUP_FRAMES_MAX.min(usize::from(queue.size()) / 4);
@@ -65,7 +65,7 @@ impl Kept {
         0
     }
 
-    /// Returns all of them, and how many they were.
+    /// Gives all kept buffers back. Returns how many these are.
     pub(super) fn give_back(&mut self, queue: &mut impl Chains) -> usize {
         let count = self.chains.len();
         for chain in self.chains.drain(..) {

@@ -1,12 +1,15 @@
-//! Frames whose port is not done with them when `send` returns: their chains, and who waits.
+//! `Late`: frames that a port still uses when `send` has returned; their chains, and who waits.
 //!
 //! ```text
-//! add       the port has taken a frame and goes on using its memory
-//! reap      in every turn: what the port has finished goes back to the driver, in any order
-//! recall    the driver is to get its memory back: what nobody has begun with goes back at once
-//! retire    a change of memory, a disabled queue, a stop: acknowledged when all of it is back
+//! add              the port has taken a frame and goes on using its memory
+//! reap             in every turn: frames that the port has finished go back to the driver, in any
+//!                  order
+//! recall           the driver is to get its memory back: frames that the port has not begun to
+//!                  send go back at once, and are lost
+//! retire, barrier  a change of memory; a disabled queue or a stop: acknowledged when all frames
+//!                  that are with the port are back
 //! ```
-//! A queue whose port finishes every frame in `send` has none of this.
+//! A queue whose port finishes every frame in `send` has no `Late`.
 
 use super::tally::Tally;
 use super::{NetTx, Turn};
@@ -18,10 +21,10 @@ use manyring_queue::{Chain, Chains};
 use manyring_wire::net::RawHeader;
 use std::sync::Arc;
 
-/// How long after the last turn a port is asked again that has frames and cannot tell when it is
-/// done with them.
+/// A port that has frames and cannot tell when it is done with them is asked again this long after
+/// it was last asked.
 const ASK_NS: u64 = 50_000;
-/// How long somebody waits for frames that are with the port before the log says so.
+/// After this long a wait for frames that are with the port is logged.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// A frame that is with the port.
@@ -100,7 +103,8 @@ impl Late {
         turn.memory_lost |= std::mem::take(&mut self.memory_lost);
     }
 
-    /// Takes back what nobody has begun with. True if something went back to the driver.
+    /// Takes back the frames that the port has not begun to send. True if chains went back to the
+    /// driver.
     pub(super) fn recall(
         &mut self,
         port: &mut dyn PortTx,
@@ -155,7 +159,7 @@ impl Late {
         self.epochs.barrier(in_flight, fence);
     }
 
-    /// What came back has been published: tells who has waited for it.
+    /// Chains that came back have been published: answers the fences that waited for them.
     #[cold]
     pub(super) fn acknowledge(&mut self) {
         self.epochs.acknowledge();
@@ -164,8 +168,8 @@ impl Late {
         }
     }
 
-    /// How many frames are with the port, if somebody has waited for them long enough for the log
-    /// to say so. Once for each wait.
+    /// How many frames are with the port, if a fence has waited for them long enough to be logged.
+    /// Once for each wait.
     pub(super) fn overdue(&mut self, now_ns: u64) -> Option<usize> {
         if !self.epochs.is_waited_for() {
             return None;
@@ -176,7 +180,7 @@ impl Late {
         (is_long && !std::mem::replace(&mut waiting.is_told, true)).then_some(self.count)
     }
 
-    /// When the queue must take a turn although nobody tells it.
+    /// When the queue must take a turn without an event: to ask the port, or to log a long wait.
     pub(super) fn due_ns(&self, port: &dyn PortTx) -> Option<u64> {
         let asks = self.count > 0 && !matches!(port.done(), Readiness::Fd(_));
         let asks_at_ns = asks.then_some(self.asked_at_ns + ASK_NS);
@@ -210,7 +214,7 @@ impl Late {
 
 /// What a transmitq does with the frames that are with its port.
 impl NetTx {
-    /// Returns to the driver what the port has finished of the frames that it took before.
+    /// Gives the chains of frames that the port has finished back to the driver.
     #[cold]
     pub(crate) fn reap(
         &mut self,
@@ -232,8 +236,8 @@ impl NetTx {
         }
     }
 
-    /// Takes back from the port what nobody has begun with: those frames are lost. True if
-    /// something went back to the driver.
+    /// Takes back the frames that the port has not begun to send: they are lost. True if chains
+    /// went back to the driver.
     pub(crate) fn recall(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
         let Some(late) = &mut self.late else { return false };
         late.recall(&mut *self.port, queue, stats)
@@ -259,7 +263,7 @@ impl NetTx {
         }
     }
 
-    /// What came back has been published.
+    /// Chains that came back have been published.
     #[inline]
     pub(crate) fn acknowledge(&mut self) {
         if let Some(late) = &mut self.late {
@@ -277,7 +281,7 @@ impl NetTx {
         self.port.done()
     }
 
-    /// The queue ends, with whatever is with the port.
+    /// The queue ends: gives up the frames that are with the port.
     pub(crate) fn abandon(&mut self, queue: &mut impl Chains) {
         if let Some(late) = self.late.take() {
             late.abandon(&mut *self.port, queue);

@@ -1,10 +1,11 @@
-//! `NetDevice`: queue pairs, features offered, config space, and what a guest has set.
+//! `NetDevice`: a virtio network device (virtio 1.3 §5.1): queue pairs, features, config space,
+//! and what its guest has set.
 //!
-//! The state of a device is the control thread's: sessions, the control queue and the control API
-//! change it, and hand each running queue what it goes by (`Rules`, coalescing, enabled or not).
-//! Two kinds of front-ends own the control queue. One that keeps it (QEMU, Cloud Hypervisor) tells
-//! which pairs are in use with `SET_VRING_ENABLE`. One that leaves it to us (UML, crosvm) starts
-//! the ring of the control queue: then `VQ_PAIRS_SET` says so too.
+//! The control thread owns the state of a device: sessions, the control queue and the control API
+//! change it, and hand each running queue what it follows (`Rules`, coalescing, enabled or not).
+//! There are two kinds of front-ends. One keeps the control queue for itself (QEMU, Cloud
+//! Hypervisor) and says by `SET_VRING_ENABLE` which pairs are in use. The other leaves the control
+//! queue to us (UML, crosvm) and starts its ring: then the command `VQ_PAIRS_SET` says so as well.
 
 mod config;
 mod control;
@@ -60,13 +61,13 @@ const ETHERNET_SIZE: usize = 14 + 4;
 pub struct NetOptions {
     /// Name in the configuration.
     pub name: String,
-    /// Queue pairs, 1 to 127: with the control queue, as many vrings as a message can name.
+    /// Queue pairs, 1 to 127: these and the control queue are as many vrings as a message can name.
     pub queue_pairs: usize,
     /// MAC address.
     pub mac: MacAddress,
-    /// MTU the guest is told, 68 or more; none: it is not told.
+    /// MTU that the guest is told, 68 or more; `None`: it is told none.
     pub mtu: Option<u16>,
-    /// Speed the guest is told, in Mbit/s, full duplex; none: it is not told.
+    /// Speed that the guest is told, in Mbit/s, full duplex; `None`: it is told none.
     pub speed: Option<u32>,
     /// How used buffer notifications are held back, unless the driver sets that itself.
     pub moderation: Moderation,
@@ -79,12 +80,12 @@ pub struct NetOptions {
 pub(crate) struct Turn {
     /// Frames taken from the guest or the port.
     pub(crate) packets: usize,
-    /// Chains returned, and frames in them: a long one fills several receive buffers.
+    /// Chains returned, and frames in them: a long frame fills several receive buffers.
     pub(crate) used: usize,
     pub(crate) frames: usize,
     /// Guest memory was cut away.
     pub(crate) memory_lost: bool,
-    /// A burst is not over: it goes on in the next turn.
+    /// The burst is not over: it goes on in the next turn, without a kick.
     pub(crate) has_more: bool,
 }
 
@@ -95,12 +96,12 @@ struct Vq {
     is_started: bool,
     /// It is our control queue, or was when it was last started.
     is_control: bool,
-    /// As the front-end says.
+    /// The front-end has enabled it.
     is_enabled: bool,
-    /// As its worker knows.
+    /// Its worker was told to serve it.
     is_served: bool,
     route: Weak<Route>,
-    /// What the driver has asked for, if it has.
+    /// The coalescing that the driver has set for it, if any.
     coalescing: Option<Coalescing>,
 }
 
@@ -108,26 +109,26 @@ struct Vq {
 #[derive(Debug)]
 struct State {
     features: u64,
-    /// Drivers so far: each begins with nothing set.
+    /// How many drivers there have been: each begins with nothing set.
     drivers: u64,
     link_up: bool,
     announces: bool,
     mac: MacAddress,
-    /// What the guest will be told, and what the guest that runs was told.
+    /// The MTU that the next driver will be told, and the one that the present driver was told.
     mtu: Option<u16>,
     mtu_told: Option<u16>,
-    /// What the front-end says that the guest was told.
+    /// The MTU that the guest was told according to its front-end (`VHOST_USER_NET_SET_MTU`).
     mtu_front_end: Option<u16>,
     filter: Option<Filter>,
     given: Offloads,
-    /// The ring of our control queue runs.
+    /// The front-end has left the control queue to us, and its ring runs.
     has_control: bool,
-    /// As `VQ_PAIRS_SET` said; counts while our control queue runs.
+    /// Pairs that `VQ_PAIRS_SET` has set; applies while our control queue runs.
     pairs_in_use: usize,
     coalescing_tx: Option<Coalescing>,
     coalescing_rx: Option<Coalescing>,
     vqs: Vec<Vq>,
-    /// Pairs that the host may use, and what it leaves unfinished: as it was told last.
+    /// What the host was last told: the pairs that it may use, and what it may leave unfinished.
     attached: Vec<bool>,
     host_given: Option<Offloads>,
 }
@@ -142,14 +143,14 @@ struct Inner {
     options: NetOptions,
     port: Arc<dyn Port>,
     pool: Arc<Pool>,
-    /// What running queues go by.
+    /// The rules of all running queues.
     live: Arc<Live<Rules>>,
     state: Mutex<State>,
-    /// Held while the host is called, which may take long: its calls do not cross. What has them
-    /// made is the state as it is then; the last word is the newest.
+    /// Held while the host is called, which may take long, so that its calls come one after the
+    /// other. Each call uses the state at that time, so the last one has the newest state.
     host: tokio::sync::Mutex<()>,
-    /// Held while workers are told, and never during a call of the host: what they hear does not
-    /// cross either. Taken after `host` where both are.
+    /// Held while workers are told something, so that they are told one thing after the other, and
+    /// never during a call of the host. Where both locks are taken, this one is taken second.
     told: tokio::sync::Mutex<()>,
     stats: Vec<Arc<QueueStats>>,
     changes: watch::Sender<u64>,
@@ -161,7 +162,7 @@ impl NetDevice {
     pub fn new(options: NetOptions, port: Arc<dyn Port>, pool: Arc<Pool>) -> Self {
         let vq_count = options.queue_pairs * 2 + 1;
         let mut vqs = vec![Vq::default(); vq_count];
-        // The last one is never anything else.
+        // The last virtqueue can only be the control queue.
         vqs[vq_count - 1].is_control = true;
         let state = State {
             features: 0,
@@ -226,14 +227,14 @@ impl NetDevice {
         self.0.options.queue_pairs
     }
 
-    /// Queue pairs the host may use now; does not wait for a change that is under way.
+    /// Queue pairs that the host may use now. Does not wait for a change that is under way.
     #[must_use]
     pub fn attached_pairs(&self) -> usize {
         self.0.state().attached.iter().filter(|attached| **attached).count()
     }
 
-    /// True if virtqueue `index` is our control queue, or was when it was last started. Which one
-    /// that is depends on what was negotiated (§5.1.2): the third without `VIRTIO_NET_F_MQ`.
+    /// True if virtqueue `index` is our control queue, or was when it was last started. Its index
+    /// depends on what was negotiated (§5.1.2): without `VIRTIO_NET_F_MQ` it is the third.
     #[must_use]
     pub fn is_control_queue(&self, index: usize) -> bool {
         self.0.state().vqs.get(index).is_some_and(|vq| vq.is_control)
@@ -250,11 +251,11 @@ impl NetDevice {
         }
     }
 
-    /// Sets the host's MTU, and what the guest is told when it starts its device the next time: a
-    /// driver that runs keeps what it was told (§5.1.4.2).
+    /// Sets the host's MTU, and the MTU that the guest is told when it next starts its device: a
+    /// driver that runs keeps the MTU that it was told (§5.1.4.2). A port without an MTU is fine.
     ///
     /// # Errors
-    /// `EINVAL` below 68, else the host's.
+    /// `EINVAL`: `mtu` is below 68. Any other comes from the host.
     pub async fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
         if !is_mtu(mtu) {
             return Err(Errno::INVAL);
@@ -296,7 +297,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What running queues go by now.
+    /// The rules of running queues, from the state as it is now.
     fn rules(&self) -> Rules {
         let state = self.state();
         let has_mtu = state.features & VIRTIO_NET_F_MTU != 0;
@@ -315,7 +316,7 @@ impl Inner {
         }
     }
 
-    /// What the driver has set goes; what the operator has set stays.
+    /// Forgets what the driver has set, and keeps what the operator has set.
     fn reset(&self, state: &mut State, features: u64) {
         state.features = features;
         state.drivers += 1;
@@ -336,22 +337,23 @@ impl Inner {
     async fn set_features(&self, features: u64) {
         {
             let mut state = self.state();
-            // QEMU says it for each pair. A driver that leaves the control queue to us says it
-            // once: again, and it begins anew. So does the next one, whatever was told before.
+            // QEMU sends the features once for each pair: the same ones again change nothing. A
+            // front-end that leaves the control queue to us sends them once for each driver: the
+            // same ones again mean that a driver begins anew.
             if features != 0 && state.features == features && !state.has_control {
                 return;
             }
             self.reset(&mut state, features);
         }
-        // Nobody reads what the host leaves unfinished for a guest that is gone, and the next one
-        // most often takes the same: a call of the host saved for each.
+        // Without features no guest reads frames, and the next driver most often takes the same
+        // offloads: this saves a call of the host for each.
         if features != 0 {
             self.apply_offloads().await;
         }
         self.push_rules().await;
     }
 
-    /// Tells the port what the guest takes, until it goes by that. False if it does not.
+    /// Tells the port which unfinished frames the guest takes. False if the port refuses.
     async fn apply_offloads(&self) -> bool {
         let _calls = self.host.lock().await;
         loop {
@@ -373,7 +375,7 @@ impl Inner {
         }
     }
 
-    /// The control queue begins: nothing has been set yet.
+    /// The control queue begins: its driver has set nothing yet.
     fn begin_control(&self) {
         let mut state = self.state();
         let features = state.features;

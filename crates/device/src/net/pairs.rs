@@ -15,7 +15,7 @@ use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// RARP frame: what QEMU's users know from a guest that has moved (RFC 903, request reverse).
+/// A RARP frame (RFC 903, "request reverse"), as QEMU sends it to announce a guest that has moved.
 fn rarp(mac: MacAddress) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend(mac);
@@ -29,7 +29,7 @@ fn rarp(mac: MacAddress) -> Vec<u8> {
     frame
 }
 
-/// What the driver asked for, as the engine goes by it.
+/// The driver's coalescing parameters, as limits of the engine.
 fn limits(wish: Option<Coalescing>) -> Option<Limits> {
     wish.map(|wish| Limits { count_max: wish.packets_max, delay_us_max: wish.delay_us_max })
 }
@@ -45,7 +45,8 @@ impl State {
         self.vqs.get(index).is_some_and(|vq| vq.is_started && vq.is_enabled && in_use)
     }
 
-    /// The next pair that the host is to use, or to use no more; not one that `is_refused`.
+    /// The next pair whose use by the host must change, and whether the host is to use it. Pairs
+    /// that are `is_refused` are left out.
     fn next_pair(&self, is_refused: &[bool]) -> Option<(usize, bool)> {
         let wanted = |pair: usize| self.serves(pair * 2) || self.serves(pair * 2 + 1);
         let differs = |pair: &usize| self.attached[*pair] != wanted(*pair) && !is_refused[*pair];
@@ -55,7 +56,7 @@ impl State {
 }
 
 impl Inner {
-    /// Starts a receiveq or transmitq. The host may use its pair before the first frame passes.
+    /// Starts a receiveq or transmitq. The host is asked to use its pair first.
     pub(super) async fn start_queue(
         &self,
         activation: Activation,
@@ -90,7 +91,7 @@ impl Inner {
     async fn start_attached(&self, mut activation: Activation) -> Result<QueueHandle, StartError> {
         let (index, features) = (activation.index, activation.features);
         let (pair, is_rx) = (index / 2, index.is_multiple_of(2));
-        // Held until the queue can be told of changes: none is missed, and none comes twice.
+        // Held until the queue can be told of changes, so that it misses none.
         let _told = self.told.lock().await;
         activation.enabled = {
             let mut state = self.state();
@@ -135,7 +136,7 @@ impl Inner {
         Ok(tx.reclaiming(self.options.reclaim).follow(self.live.clone()))
     }
 
-    /// What queues go by from now on: those that run must be told.
+    /// Makes new rules of the present state. The caller must tell the queues that run.
     fn renew_rules(&self) -> Arc<Rules> {
         self.live.set(self.rules());
         self.live.load()
@@ -163,20 +164,20 @@ impl Inner {
         self.apply_pairs().await;
     }
 
-    /// Serves the queues of the pairs in use and no others: what begins is attached before it is
-    /// served, what ends is served no more before it is detached.
-    /// False if the port does not follow.
+    /// Serves the queues of the pairs in use and no others. A pair is attached before its queues
+    /// begin to be served, and detached after they have ended. False if the port refuses a change.
     pub(super) async fn apply_pairs(&self) -> bool {
-        // What needs no call of the host waits for none.
+        // First what needs no call of the host: it does not wait for one.
         self.tell_served(|state, pair| state.attached[pair]).await;
         let _calls = self.host.lock().await;
         let follows = self.attach().await;
-        // Where the host refuses, frames pass one way at least.
+        // Pairs that the host has refused are served too: frames pass one way at least.
         self.tell_served(|_, _| true).await;
         follows
     }
 
-    /// Tells queues that are not served, and those that are if their pair `may_begin`.
+    /// Tells each queue whose service has changed. A queue is told to serve only if its pair
+    /// `may_begin`.
     async fn tell_served(&self, may_begin: impl Fn(&State, usize) -> bool) {
         let _told = self.told.lock().await;
         for index in 0..self.options.queue_pairs * 2 {
@@ -197,8 +198,8 @@ impl Inner {
         }
     }
 
-    /// Lets the host use the pairs that are served, and no others, until it is so. False if it
-    /// does not all of it. The caller holds `host`.
+    /// Has the host use the pairs that are served, and no others. False if it refuses any change.
+    /// The caller holds `host`.
     async fn attach(&self) -> bool {
         let mut is_refused = vec![false; self.options.queue_pairs];
         loop {
@@ -218,7 +219,7 @@ impl Inner {
         !is_refused.contains(&true)
     }
 
-    /// Gives running queues what they go by now; returns when they do.
+    /// Gives running queues the present rules; returns when they follow them.
     pub(super) async fn push_rules(&self) {
         let _told = self.told.lock().await;
         self.renew_rules();

@@ -1,4 +1,4 @@
-//! Receive buffers that were popped ahead: they wait in the driver's order until frames fill them.
+//! `Posted`: receive buffers that were popped ahead, and wait in order until frames fill them.
 
 use manyring_memory::{GuestSlice, Row, SliceQueue, copy_between, total_len};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains, QueueError};
@@ -10,9 +10,9 @@ const PIECES_MAX: usize = 512;
 /// A receive buffer of the guest that waits for a frame.
 #[derive(Debug)]
 struct Buffer {
-    /// None once it went back.
+    /// `None` once it was given back.
     chain: Option<Chain>,
-    /// How many of [`Posted::pieces`] are its own: most often one.
+    /// How many of [`Posted::pieces`] belong to it: most often one.
     pieces: usize,
     size: usize,
 }
@@ -85,7 +85,8 @@ impl Posted {
         self.buffers.front().is_some_and(|buffer| size <= buffer.size)
     }
 
-    /// True if so much of the ring is posted that a driver may have nothing to add.
+    /// True if the posted buffers have as many pieces as half the ring has entries: the driver may
+    /// have nothing to add, so a frame must not wait for more.
     pub(super) fn has_most(&self) -> bool {
         self.pieces.len() >= self.ring_size / 2
     }
@@ -123,7 +124,7 @@ impl Posted {
         if writable.len() > PIECES_MAX {
             queue.latch_fault(QueueError::Request("receive buffer in more than 512 pieces"));
         }
-        // Behind a fault nothing is filled any more; the buffer is put back when the queue ends.
+        // After a fault no buffer is filled any more; this one is put back when the queue ends.
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         if let Some(first) = writable.first() {
             first.prefetch_for_write();

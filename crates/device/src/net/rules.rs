@@ -1,4 +1,4 @@
-//! What a running queue goes by: the link, what the guest takes, and its receive filter.
+//! `Rules`: what a running queue follows: the link, the guest's offloads and its receive filter.
 
 use manyring_memory::{GuestSlice, copy_from_slices};
 use manyring_wire::net::{
@@ -6,19 +6,19 @@ use manyring_wire::net::{
     HDR_GSO_UDP_L4, MacAddress, Offloads, RawHeader, RxMode, VLAN_COUNT,
 };
 
-/// What a queue passes on: nothing by default. An immutable snapshot: the control thread makes a
-/// new one.
+/// What a queue passes on; nothing by default. An immutable snapshot: for each change the control
+/// thread makes a new one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rules {
-    /// The guest's link is up; else everything is dropped.
+    /// The guest's link is up; while it is down every frame is dropped.
     pub(crate) link_up: bool,
-    /// What the guest takes unfinished.
+    /// What the guest takes unfinished: partial checksums, uncut segments.
     pub(crate) given: Offloads,
-    /// Longest finished frame, with a VLAN tag: longer ones are not for the guest.
+    /// Bytes of the longest finished frame, with a VLAN tag. Longer ones are dropped.
     pub(crate) frame_size_max: usize,
-    /// Longest frame to expect: receive buffers for it are posted before it is read.
+    /// Bytes of the longest frame to expect: buffers for it are popped before a frame is read.
     pub(crate) room_size: usize,
-    /// What the guest wants to receive; none: everything.
+    /// What the guest wants to receive; `None`: everything.
     pub(crate) filter: Option<Filter>,
 }
 
@@ -32,15 +32,16 @@ pub(crate) enum Fate {
 }
 
 impl Rules {
-    /// Bytes of the longest finished frame that the guest gets without a look at more of it than
-    /// its header; none if it gets none, or each is to be filtered. Agrees with [`Self::fate`].
+    /// Bytes of the longest finished frame that is delivered whatever its bytes are; 0 if the link
+    /// is down or each frame must be filtered. Agrees with [`Self::fate`].
     #[inline]
     pub(crate) fn plain_max(&self) -> usize {
         if self.link_up && self.filter.is_none() { self.frame_size_max } else { 0 }
     }
 
-    /// Whether the guest gets a frame of `len` bytes: its header, and where its bytes lie. A header
-    /// can ask for what the guest does not take if its frame was queued before the guest said so.
+    /// What becomes of a frame of `len` bytes with this header, whose bytes lie in `frame`. A frame
+    /// that was queued before the guest changed its offloads can be unfinished in a way that the
+    /// guest does not take.
     #[inline]
     pub(crate) fn fate(&self, header: &RawHeader, frame: &[GuestSlice<'_>], len: usize) -> Fate {
         let (flags, gso_type) = (header.flags, header.gso_type);
@@ -63,7 +64,7 @@ impl Rules {
     }
 }
 
-/// `N` bytes from where a frame begins; as many of them as it has are its own.
+/// The first `N` bytes of a frame; what a shorter frame lacks has no meaning.
 #[inline]
 fn read_start<const N: usize>(frame: &[GuestSlice<'_>]) -> [u8; N] {
     frame.first().and_then(GuestSlice::read_array::<N>).unwrap_or_else(|| {
@@ -108,8 +109,8 @@ const BROADCAST: MacAddress = [0xff; 6];
 const VLAN_TYPE: [u8; 2] = [0x81, 0x00];
 
 impl Filter {
-    /// Everything passes until the driver asks for less; VLANs that it has not asked for pass only
-    /// in promiscuous mode, if it `filters_vlans`.
+    /// A filter in promiscuous mode: everything passes until the driver switches that off. If it
+    /// `filters_vlans`, only VLANs that it has asked for pass afterwards.
     pub(crate) fn new(mac: MacAddress, filters_vlans: bool) -> Self {
         Self {
             mac,
@@ -152,7 +153,7 @@ impl Filter {
         }
     }
 
-    /// True if nothing needs to be looked at.
+    /// True if every frame passes, so that none needs to be looked at.
     pub(crate) fn passes_all(&self) -> bool {
         self.promisc
     }

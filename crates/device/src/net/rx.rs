@@ -14,8 +14,8 @@
 //!    the next buffers (`delivery.rs`). A frame for which the driver has posted too little stays
 //!    with the port, which lends it again: nothing is spilled, and nothing is lost when the buffers
 //!    must go back.
-//! 4. The driver sees frames in groups of sixteen, and the port has the frames that it lent back
-//!    after that: a peer whose frames these are learns that they have arrived when they have.
+//! 4. The driver sees frames in groups of sixteen. Only then are lent frames released to the port,
+//!    so that the peer who sent them is told of their arrival after the driver can see them.
 //!
 //! The rules (link, offloads, MTU, filter) are applied to frames of both kinds by one function.
 
@@ -39,7 +39,7 @@ const SPILL_AT: usize = 64;
 const SIZE_MAX: usize = HEADER_SIZE + FRAME_SIZE_MAX;
 /// Pieces offered at once at most.
 const OFFER_PIECES: usize = 1000;
-/// One buffer is offered while frames are short: so long at most, so many in a row.
+/// Only one buffer is offered after `SMALL_ROW` frames in a row of `SMALL_FRAME` bytes at most.
 const SMALL_FRAME: usize = 2048;
 const SMALL_ROW: u32 = 32;
 /// Frames in a row that the host cannot hand out before its port counts as gone.
@@ -50,13 +50,13 @@ const REFUSALS_MAX: u32 = 64;
 pub(crate) struct NetRx {
     port: Box<dyn PortRx>,
     to: Delivery,
-    /// Where its rules come from.
+    /// Where its rules come from, when it is told to refresh them.
     live: Option<Arc<Live<Rules>>>,
-    /// What the next frame is read into, while nothing about it changes. Its memory of ours takes
-    /// the header of the frame, and what goes past the offered buffers.
+    /// What the next frame is read into; kept while its buffers stay posted. Its memory of ours
+    /// takes the header of the frame, and the bytes that run past the offered buffers.
     offer: Gather,
     offered: Offered,
-    /// Bytes of the frame that waits in the offer and the spill for more buffers; 0: none does.
+    /// Bytes of the frame that waits in the offer and the spill for more buffers; 0: none waits.
     waiting: usize,
     /// The port has lent its frames when it was last asked for some.
     lends: bool,
@@ -64,11 +64,11 @@ pub(crate) struct NetRx {
     /// The port is down, detached or gone.
     broken: bool,
     refusals: u32,
-    /// The guest had too few buffers when it was last looked.
+    /// The guest had too few buffers at the last look.
     is_out: bool,
 }
 
-/// How far the offer reaches: buffers, their bytes.
+/// How far the offer reaches: how many buffers, and their bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Offered {
     buffers: usize,
@@ -98,13 +98,13 @@ impl NetRx {
         })
     }
 
-    /// The same, going by what `live` says whenever it is told to look.
+    /// The same, with rules that are taken from `live` at each [`Self::refresh_rules`].
     pub(crate) fn follow(mut self, live: Arc<Live<Rules>>) -> Self {
         self.live = Some(live);
         self
     }
 
-    /// Goes by the rules as they are now.
+    /// Takes the rules as they are now.
     pub(crate) fn refresh_rules(&mut self) {
         if let Some(live) = &self.live {
             self.set_rules(live.load());
@@ -113,7 +113,7 @@ impl NetRx {
 
     pub(crate) fn set_rules(&mut self, rules: Arc<Rules>) {
         self.to.rules = rules;
-        // The frame that stays with the port may be none for the guest any more.
+        // The new rules may drop the frame that stays with the port.
         self.to.lacking = 0;
     }
 
@@ -121,7 +121,7 @@ impl NetRx {
         self.port.readiness()
     }
 
-    /// The port has nothing to wait for: it is down, detached or gone.
+    /// The port is down, detached or gone: there is nothing to wait for.
     pub(crate) fn on_broken(&mut self) {
         self.broken = true;
     }
@@ -135,15 +135,17 @@ impl NetRx {
         (self.broken, self.refusals) = (false, 0);
     }
 
-    /// True if a frame may be taken: one that does not fit what there is will wait.
+    /// True if a frame may be taken from the port. If it is longer than the posted buffers, it will
+    /// wait for more.
     pub(crate) fn has_room(&self) -> bool {
         let Delivery { posted, lacking, .. } = &self.to;
         let is_enough = *lacking == 0 || posted.size() >= *lacking || posted.has_most();
         !posted.is_empty() && self.waiting == 0 && is_enough
     }
 
-    /// True if no more needs to be popped for the next frame: the longest one that may be read, or
-    /// the one that the port has lent, fits what was popped. Without mergeable buffers one is all.
+    /// True if no more buffers need to be popped for the next frame: the longest frame that may be
+    /// read, or the frame that the port has lent, fits those that were popped. Without mergeable
+    /// buffers a frame has one buffer.
     #[inline]
     fn has_plenty(&self) -> bool {
         let posted = &self.to.posted;
@@ -152,8 +154,8 @@ impl NetRx {
         !posted.is_empty() && (posted.size() >= wanted || !posted.is_mergeable())
     }
 
-    /// Receives what there is, within a budget. A function of its own: queues of other kinds would
-    /// pay for its registers.
+    /// Receives what there is, within a budget. Not inlined: queues of other kinds would pay for
+    /// its registers.
     #[inline(never)]
     pub(crate) fn turn(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> Turn {
         let mut progress = Progress::default();
@@ -184,7 +186,7 @@ impl NetRx {
                     queue.publish();
                     self.port.release(taken);
                     if taken == 0 {
-                        // The first of them needs more buffers than there are.
+                        // The first frame needs more buffers than there are.
                         self.note_out(stats);
                         break;
                     }
@@ -209,7 +211,7 @@ impl NetRx {
     }
 
     /// Pops buffers until there are plenty, or no more. False: there are none, or a frame waits for
-    /// more; that is counted once until there are some.
+    /// more than there are.
     #[inline]
     fn post(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
         while self.waiting == 0 && !self.has_plenty() {
@@ -271,12 +273,12 @@ impl NetRx {
             Ok(size) => size.min(SIZE_MAX),
             Err(Errno::AGAIN | Errno::INTR) => return false,
             Err(Errno::FAULT) => {
-                // The frame is gone, and so is guest memory: the kernel is the first to see it.
+                // The kernel has found that guest memory was cut away. The frame is lost.
                 stats.dropped_memory.add(1);
                 progress.turn.memory_lost = true;
                 return false;
             }
-            // A frame that the host has no header for is gone; the port is not.
+            // The host had no virtio-net header for this frame: it is lost, and the port goes on.
             Err(Errno::INVAL) if self.refusals < REFUSALS_MAX => {
                 stats.dropped_refused.add(1);
                 self.refusals += 1;
@@ -300,7 +302,7 @@ impl NetRx {
         if self.offered.buffers > 0 {
             return;
         }
-        // Most often short frames come, one to a buffer of one piece.
+        // The common case: short frames, each in one buffer of one piece. Replace that piece only.
         let posted = &self.to.posted;
         if self.short_row >= SMALL_ROW
             && self.offer.len() == 3
@@ -370,7 +372,7 @@ impl NetRx {
         self.to.push(queue, header, size)
     }
 
-    /// Copies what went past the offered buffers into further ones. False: there are none.
+    /// Copies what ran past the offered buffers into further ones. False: there are too few.
     fn unspill(&mut self, queue: &mut impl Chains, spilled: usize) -> bool {
         let posted = &mut self.to.posted;
         if !posted.is_mergeable() {

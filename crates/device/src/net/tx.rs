@@ -28,12 +28,12 @@ const NO_MEMORY_TRIES: u32 = 100;
 pub(crate) struct NetTx {
     pub(super) port: Box<dyn PortTx>,
     rules: Arc<Rules>,
-    /// Where they come from.
+    /// Where the rules come from.
     live: Option<Arc<Live<Rules>>>,
     /// What the guest may send unfinished.
     taken: Offloads,
     batch: Batch,
-    /// The burst, its chains in the same order, and how many of both are done.
+    /// The burst; the chains of its frames that are not done, in order; how many frames are done.
     frames: Frames,
     chains: Vec<Chain>,
     done: usize,
@@ -42,20 +42,20 @@ pub(crate) struct NetTx {
     stop: Option<Stop>,
     retry_at_ns: u64,
     tries: u32,
-    /// The burst, and of that what was not passed on, or not yet.
+    /// Counts of the burst, and of its frames that were not passed on, or not yet.
     last: Tally,
     lost: Tally,
     /// How much is sent in a turn.
     pub(super) burst: Burst,
-    /// Frames that the port has taken and is not done with; none if there has never been one.
+    /// Frames that the port has taken and still uses; `None` if there has never been one.
     pub(super) late: Option<Box<Late>>,
-    /// Buffers of frames that are sent, which go back in groups; none if each goes back at once.
+    /// Buffers of sent frames that go back in groups; `None`: each goes back at once.
     kept: Option<Box<Kept>>,
     /// The device's name and the queue's index, for the log.
     pub(super) place: (String, usize),
 }
 
-/// Why a chain is no frame.
+/// Why a chain holds no frame.
 enum Wrong {
     Short,
     TooLong,
@@ -96,7 +96,7 @@ impl NetTx {
         self
     }
 
-    /// The same, going by what `live` says whenever it is told to look.
+    /// The same, with rules that are taken from `live` at each [`Self::refresh_rules`].
     pub(crate) fn follow(mut self, live: Arc<Live<Rules>>) -> Self {
         self.live = Some(live);
         self
@@ -108,12 +108,12 @@ impl NetTx {
         self
     }
 
-    /// When buffers must go back that are kept.
+    /// When the kept buffers must go back.
     pub(crate) fn kept_due_ns(&self) -> Option<u64> {
         self.kept.as_ref().and_then(|kept| kept.due_ns())
     }
 
-    /// Goes by the rules as they are now.
+    /// Takes the rules as they are now.
     pub(crate) fn refresh_rules(&mut self) {
         if let Some(live) = &self.live {
             self.rules = live.load();
@@ -154,8 +154,8 @@ impl NetTx {
         }
     }
 
-    /// Pops a batch and sends it, or goes on with the one before. `time`: when the round began, and
-    /// the clock.
+    /// Pops a batch and sends it, or goes on with the last one. The pair is the time when the round
+    /// began, and the clock.
     #[inline]
     pub(crate) fn turn(
         &mut self,
@@ -177,7 +177,7 @@ impl NetTx {
                 return turn;
             }
         } else if self.chains.is_empty() {
-            // What is dropped costs no time, however long it is.
+            // Frames that are dropped cost little time, however long they are: pop a full batch.
             let is_sent = is_enabled && self.rules.link_up;
             let frames_max = if is_sent { self.burst.frames_max() } else { burst::FRAMES_MAX };
             turn.packets = queue.pop_batch(&mut self.batch, frames_max);
@@ -197,16 +197,17 @@ impl NetTx {
         turn
     }
 
-    /// Returns the buffers that were kept, if it is time. Returns how many.
+    /// Gives the kept buffers back, if it is time. Returns how many.
     #[inline(never)]
     fn settle_kept(&mut self, queue: &mut impl Chains, now_ns: u64) -> usize {
         let is_stuck = self.stop.is_some();
         let Some(kept) = &mut self.kept else { return 0 };
-        // A driver whose other buffers wait for the port gets these at once.
+        // While frames wait for the port, the driver gets the buffers of sent frames at once.
         if is_stuck { kept.give_back(queue) } else { kept.settle(queue, now_ns) }
     }
 
-    /// Makes frames of the batch. Chains that are none go back at once; returns how many.
+    /// Makes frames of the batch. Chains that hold none, or are to be dropped, go back at once;
+    /// returns how many.
     fn take_batch(
         &mut self,
         queue: &mut impl Chains,
@@ -248,7 +249,7 @@ impl NetTx {
         dropped
     }
 
-    /// Gives the port what is left of the burst. While the link is down all of that is dropped.
+    /// Gives the port what is left of the burst; drops it while the link is down.
     #[inline]
     fn send_rest(&mut self, stats: &QueueStats) -> Sent {
         if self.rules.link_up {
@@ -260,8 +261,8 @@ impl NetTx {
         Sent { taken: self.frames.count() - self.done, ..Sent::default() }
     }
 
-    /// Counts what is left of the burst as dropped, but for frames that left before their turn:
-    /// what became of those is counted already.
+    /// Counts what is left of the burst as dropped, except frames that left before their turn: what
+    /// became of those is already counted.
     #[cold]
     fn drop_rest(&mut self, cause: &Counter) {
         let ahead = self.ahead;
@@ -272,7 +273,7 @@ impl NetTx {
     }
 
     /// Sends what is left of the burst, or as much as may be sent in a turn. A port that takes it
-    /// in groups is slow: the driver sees each group before the next is sent.
+    /// in groups is slow, so the driver sees each group before the next one is sent.
     #[inline]
     fn send(
         &mut self,
@@ -296,7 +297,7 @@ impl NetTx {
         }
     }
 
-    /// Offers the port what is left of the burst once. True: it takes more at once.
+    /// Offers the port what is left of the burst, once. True: offer the rest now.
     fn send_group(
         &mut self,
         queue: &mut impl Chains,
@@ -332,7 +333,7 @@ impl NetTx {
             }
             Some(Stop::Blocked) => {
                 stats.blocked.add(1);
-                // Until the port reports.
+                // Wait until the port reports.
                 self.retry_at_ns = u64::MAX;
                 if matches!(self.port.readiness(), Readiness::Always) {
                     self.retry_at_ns = now_ns;
@@ -359,7 +360,7 @@ impl NetTx {
     }
 
     /// Keeps the buffers of the first `taken` frames of the rest for their group, if that pays now;
-    /// else returns them. Returns how many it returned.
+    /// else gives them back to the driver. Returns how many went back.
     #[inline(never)]
     fn keep_or_return(
         &mut self,
@@ -414,8 +415,8 @@ impl NetTx {
         (self.done, self.ahead, self.tries, self.retry_at_ns) = (0, 0, 0, 0);
     }
 
-    /// Gives every chain back that is not with the port: what the port has not taken by now is
-    /// dropped. Nothing of guest memory is held after that but for frames that are with the port.
+    /// Offers the rest to the port once more, drops what it does not take, and gives back every
+    /// chain that is not with the port. Only frames with the port hold guest memory after that.
     pub(crate) fn let_go(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         if let Some(kept) = &mut self.kept {
             kept.give_back(queue);
@@ -446,8 +447,8 @@ impl NetTx {
         self.finish(stats);
     }
 
-    /// Returns the chains of the first `taken` frames of the rest, but for those that the port
-    /// keeps: these are counted when they come back. Returns how many it returned.
+    /// Gives back the chains of the first `taken` frames of the rest, except those that the port
+    /// keeps: these are counted when they come back. Returns how many went back.
     #[cold]
     fn keep_late(&mut self, queue: &mut impl Chains, taken: usize, later: u64) -> usize {
         let mut returned = 0;
