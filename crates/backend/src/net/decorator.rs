@@ -1,4 +1,4 @@
-//! A port around another: what it does to frames is its [`Decorator`]'s, the rest is the other's.
+//! `Decorated`: a port around another one. Its [`Decorator`] changes frames; the rest is passed on.
 
 use super::{Port, PortRx, PortTx};
 use manyring_wire::net::Offloads;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// What a decorator changes of the port it stands around.
 pub trait Decorator: Send + Sync + std::fmt::Debug {
-    /// What the port is called that has `inner` behind it.
+    /// The kind of a decorated port, whose inner port is of kind `inner`.
     fn kind(&self, inner: &'static str) -> &'static str {
         inner
     }
@@ -24,7 +24,7 @@ pub trait Decorator: Send + Sync + std::fmt::Debug {
     /// The system's.
     fn around_rx(&self, inner: Box<dyn PortRx>) -> Result<Box<dyn PortRx>, Errno>;
 
-    /// A frame has passed by [`Port::transmit`].
+    /// The inner port has sent a frame by [`Port::transmit`].
     fn transmitted(&self, frame: &[u8]) {
         let _ = frame;
     }

@@ -1,4 +1,4 @@
-//! `fault`: a decorator that makes another port lose, spoil or not take frames.
+//! `fault`: a decorator that makes another port lose or spoil frames, or refuse to take them.
 
 use super::decorator::{Decorated, Decorator};
 use super::{Frames, Port, PortRx, PortTx, Readiness, Returned, Sent, Stop};
@@ -8,16 +8,16 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// What goes wrong. Each half counts its own frames, from 1; 0 = never.
+/// What goes wrong. Each half counts its own frames, from 1; 0: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultOptions {
-    /// Every n-th frame that is sent is lost without a word.
+    /// Every n-th frame that is sent is lost, but reported as sent.
     pub drop_tx_every: u64,
     /// Every n-th frame that comes is lost.
     pub drop_rx_every: u64,
     /// Every n-th frame that comes has its last byte inverted.
     pub corrupt_rx_every: u64,
-    /// The port is full before every n-th frame, once; it is ready at once again.
+    /// The port is full before every n-th frame, once; it reports room again at once.
     pub block_tx_every: u64,
     /// The host is out of memory before every n-th frame, once.
     pub no_memory_every: u64,
@@ -62,7 +62,7 @@ impl Decorator for FaultOptions {
     }
 }
 
-/// What was already done to the frame that is next.
+/// Which stops were already made before the next frame.
 #[derive(Debug, Default)]
 struct Stopped {
     blocked: bool,
@@ -76,7 +76,7 @@ struct FaultTx {
     /// Frames that are done with.
     done: u64,
     stopped: Stopped,
-    /// The last stop was ours and no port's.
+    /// This decorator made the last stop, not the inner port.
     is_blocked: bool,
     /// Always ready for output.
     ready: OwnedFd,
@@ -106,7 +106,7 @@ impl FaultTx {
             self.pass.push_as(token, &header, payload, 0, frames.len(index));
         }
         let sent = self.inner.send(&self.pass, 0);
-        // Its memory must not stay mapped because of a copy of its slices.
+        // A copy of its slices would keep the memory of the frame mapped.
         self.pass.release();
         sent
     }
@@ -170,7 +170,8 @@ impl PortRx for FaultRx {
             let len = self.inner.recv(buffers)?;
             self.frames += 1;
             if is_nth(self.frames, self.options.drop_rx_every) {
-                // With every frame lost, one that always has some would never come back.
+                // If every frame is lost, a port that always has frames would keep us here for
+                // ever.
                 if self.options.drop_rx_every == 1 {
                     return Err(Errno::AGAIN);
                 }

@@ -3,11 +3,12 @@
 //! ```text
 //! send      keeps each frame for a random number of calls of `reap`; a few pass at once
 //! reap      passes on what has been kept for long enough, and only then reads its bytes
-//! recall    gives back what has not been kept for long enough: nobody has begun with it
+//! recall    gives back what has not been kept for long enough: its sending has not begun
 //! ```
-//! Whoever gives the memory of a frame back to the driver too early sends what the driver wrote
-//! there since: the host sees wrong bytes. The decorator reads no clock. A port that tells has a
-//! timer, which only makes somebody call; what a call does follows from the seed.
+//! A device that gives the memory of a frame back to the driver too early is found out: the host
+//! gets the bytes that the driver has written there since. The decorator reads no clock. A port
+//! that `tells` has a timer, which only causes calls of `reap`; what a call does follows from the
+//! seed.
 
 use super::decorator::{Decorated, Decorator};
 use super::{Frames, Outcome, Port, PortRx, PortTx, Readiness, Returned, Sent, Token};
@@ -25,15 +26,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// How late frames are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LateOptions {
-    /// Where the random numbers of the first half begin; each further half goes on from there.
+    /// The seed of the first half; each further half has the next number as its seed.
     pub seed: u64,
-    /// A frame is kept for 0 to so many calls of `reap`.
+    /// A frame is kept for at most so many calls of `reap`.
     pub calls_max: u32,
-    /// The port tells by a timer when to call. If not, whoever waits must ask.
+    /// A timer tells when to call `reap`. If false, nothing tells, and the device must ask.
     pub tells: bool,
 }
 
-/// Time between two calls of a port that tells.
+/// Nanoseconds until the timer of a port that `tells` causes the next call.
 const CALL_NS: i64 = 100_000;
 /// One frame of so many passes at once, and one burst of so many is cut behind a frame.
 const AT_ONCE: u64 = 8;
@@ -62,9 +63,9 @@ pub struct Grip(Arc<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
-    /// Nothing is finished.
+    /// No frame is finished.
     holds: AtomicBool,
-    /// Nothing can be taken back.
+    /// No frame can be taken back.
     has_begun: AtomicBool,
     /// Frames that the halves have.
     count: AtomicUsize,
@@ -72,7 +73,7 @@ struct Held {
 }
 
 impl Grip {
-    /// No frame is finished from now on. `has_begun`: and none can be taken back.
+    /// No frame is finished from now on; with `has_begun` none can be taken back either.
     pub fn hold(&self, has_begun: bool) {
         self.0.has_begun.store(has_begun, Ordering::SeqCst);
         self.0.holds.store(true, Ordering::SeqCst);
@@ -97,12 +98,12 @@ impl Grip {
     }
 }
 
-/// Becomes readable anew a little later.
+/// Makes `timer` readable anew after [`CALL_NS`].
 fn arm(timer: &OwnedFd) {
     let never = Timespec { tv_sec: 0, tv_nsec: 0 };
     let once =
         Itimerspec { it_interval: never, it_value: Timespec { tv_sec: 0, tv_nsec: CALL_NS } };
-    // It fails for a time that is none only.
+    // This fails only for an invalid time.
     let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once);
 }
 
@@ -186,7 +187,7 @@ impl LateTx {
         (mixed ^ mixed >> 31) % end
     }
 
-    /// Somebody calls again, if something is kept and not held.
+    /// Arms the timer, if frames are kept and not held.
     fn arm(&self) {
         if let Some(timer) = &self.timer
             && !self.frames.is_empty()

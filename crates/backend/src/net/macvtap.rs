@@ -1,8 +1,8 @@
 //! `macvtap`: an interface on top of another one, whose queues are read and written like a tap's.
 //!
-//! It must exist. Every queue is one opening of its device node, `/dev/tap<number>`, which may be
-//! another interface's (numbers are unique in one network namespace only) or missing (containers):
-//! then a node of our own is made for the moment.
+//! The macvtap must exist. Each queue is one opening of its device node, `/dev/tap<number>`. That
+//! node may belong to another interface (numbers are unique only within a network namespace) or be
+//! missing (containers): then the queue is opened by a node of our own, which is removed at once.
 
 use super::tap::{
     Opened, QUEUE_FLAGS, Settings, TapError, TapPort, check_mtu, check_name, check_queue_pairs,
@@ -36,8 +36,8 @@ pub struct MacvtapOptions {
     pub up: Option<bool>,
 }
 
-/// Opens a macvtap. Of several queues the host uses none yet. Its frames are those to its own
-/// address: see [`TapPort::guest_mac`].
+/// Opens a macvtap. If it has several queues, the host uses none of them yet. It receives only
+/// frames to its own address: see [`TapPort::guest_mac`].
 ///
 /// # Errors
 /// [`TapError`], in words for an operator. A macvtap that others have open too is not noticed.
@@ -84,10 +84,10 @@ pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
     )
 }
 
-/// A new queue of the interface, and of no other.
+/// Opens a new queue, and checks that it belongs to this interface.
 fn open_queue(name: &str, link: &Link) -> Result<OwnedFd, TapError> {
     let failed = |errno| match errno {
-        // All queues that there can be.
+        // The interface has as many queues as it can have.
         Errno::BUSY => TapError::Busy(name.to_owned()),
         Errno::ACCESS => TapError::system(name, "open its device node", Errno::PERM),
         errno => TapError::system(name, "open its device node", errno),
@@ -108,7 +108,7 @@ fn open_queue(name: &str, link: &Link) -> Result<OwnedFd, TapError> {
     if is_it { Ok(fd) } else { Err(failed(Errno::NODEV)) }
 }
 
-/// The number of the interface's node; `None` where sysfs does not know this interface, as it
+/// The device number of the interface's node; `None` if sysfs does not show this interface: it
 /// shows those of the network namespace in which it was mounted.
 fn device_number(name: &str, index: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/sys/class/net/{name}/tap{index}/dev")).ok()?;
@@ -116,11 +116,11 @@ fn device_number(name: &str, index: u32) -> Option<u64> {
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Opens character device `number` by a node that is gone afterwards.
+/// Opens character device `number` by a node that is removed at once.
 fn open_own_node(number: u64) -> Result<OwnedFd, Errno> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let mut last = Errno::NOENT;
-    // One of them allows device nodes, and writing.
+    // Take the first folder in which nodes can be made and opened.
     for folder in [Path::new("/dev"), Path::new("/run"), &std::env::temp_dir()] {
         let unique = COUNT.fetch_add(1, Ordering::Relaxed);
         let node = folder.join(format!(".manyring-{}-{unique}", std::process::id()));

@@ -1,33 +1,34 @@
-//! `Merger`: which frames of a burst leave as one.
+//! `Merger`: decides which frames of a burst leave as one.
 //!
-//! A frame costs the host about the same whatever its length, so a host that cuts long frames is
-//! given long ones. Nothing waits for that: only what lies in one burst is joined.
+//! A frame costs the host about the same whatever its length, so a host that can cut long frames is
+//! given long ones. No frame waits for that: only frames of one burst are joined.
 //! ```text
-//! plan:   each frame of the burst, in order: does it go on with a group that is open? it joins
-//!         else it begins a group; one of its own flow is closed, so that no frame overtakes
-//!         another of its flow; a frame whose flow is not known closes all groups
+//! plan:   each frame of the burst, in order: does it continue an open group? it joins that group
+//!         else it begins a group, and closes an open group of its own flow, so that no frame
+//!         overtakes another of its flow; a frame whose flow is not known closes all groups
 //! send:   group by group, in the order of their first frames; a group of one is the frame itself
 //! ```
-//! Frames of different flows may so change places. Which frames can be joined, and what the
-//! headers of all are, is decided in [`manyring_wire::net::head`]. These headers are copied once,
-//! checked and sent from memory of ours; the payload is sent from where the guest has it, or put
-//! together first where it lies in short pieces ([`super::tap`]).
+//! So frames of different flows may change places. [`manyring_wire::net::head`] decides which
+//! frames can be joined, and what the headers of the joined frame are. The headers of the guest's
+//! frames are copied once and checked, and sent from memory of ours. The payload is sent from guest
+//! memory, or gathered first where it lies in short pieces ([`super::tap`]).
 //!
-//! A burst is offered again until all of it is taken. The frames that are taken must be the first
-//! of the rest ([`super::Sent::taken`]), so this file knows which left before their turn.
+//! A burst is offered again until all of it is taken. The frames reported as taken must be the
+//! first ones of the rest ([`super::Sent::taken`]), so the merger remembers which frames have left
+//! already.
 
 use super::{Frames, Merged};
 use manyring_memory::copy_from_slices;
 use manyring_wire::net::head::{HEAD_SIZE_MAX, Head, Joined, Kind};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE};
 
-/// Groups that may grow at a time: as many flows may take turns in a burst.
+/// Groups that may grow at a time: so many flows may alternate in a burst.
 const OPEN_MAX: usize = 8;
 /// After so many bursts in a row in which nothing could be joined, bursts are looked at rarely.
 const VAIN_MAX: u32 = 8;
-/// The lines of a frame are asked for so many frames before it is looked at.
+/// The cache lines of a frame are prefetched so many frames before it is looked at.
 const LOOK_AHEAD: usize = 2;
-/// One burst in so many is looked at then: to look costs some fifty nanoseconds a frame.
+/// One burst in so many is looked at then, because a look costs some 50 ns for each frame.
 const LOOK_EVERY: u32 = 16;
 
 /// Frames that leave as one.
@@ -92,8 +93,8 @@ impl Merger {
         }
     }
 
-    /// Plans the rest of a burst, from frame `first` on, unless that is done. False: its frames
-    /// leave one by one, as if there were no merger.
+    /// Plans the rest of a burst, from frame `first` on, unless it is planned already. False: its
+    /// frames leave one by one, as if there were no merger.
     #[inline]
     pub(super) fn plan(&mut self, frames: &Frames, first: usize) -> bool {
         if first == 0 {
@@ -199,7 +200,7 @@ impl Merger {
         let payloads = bits(*parts).filter_map(|index| frames.payload(index));
         out.clear();
         let has_room = out.push_joined(&header, &head[..size], payloads);
-        // Every frame has a payload, or the headers would say too much.
+        // If a payload were missing, the headers would name more bytes than the frame has.
         (has_room && out.len(0) == size + joined.payload()).then_some(&*out)
     }
 
@@ -213,7 +214,7 @@ impl Merger {
         self.next += 1;
     }
 
-    /// The port refuses frames as the next group is one: they leave one by one from now on.
+    /// The port refuses joined frames of the next group's kind: they are not joined from now on.
     pub(super) fn refuse(&mut self) {
         if let Some(Group { joined: Some(joined), .. }) = self.next() {
             let kind = joined.first().kind();
@@ -222,7 +223,8 @@ impl Merger {
         }
     }
 
-    /// How many frames from `first` on have left. What was planned goes on behind them, if `holds`.
+    /// How many frames in a row, from `first` on, have left. If the plan `holds`, it goes on after
+    /// them; else the rest is planned anew.
     pub(super) fn taken(&mut self, first: usize, count: usize, holds: bool) -> usize {
         let taken = (self.left >> first).trailing_ones() as usize;
         let is_over = first + taken >= count;
@@ -231,13 +233,13 @@ impl Merger {
         taken
     }
 
-    /// Frames that have left, of those from `first` on.
+    /// Which frames from `first` on have left: bit n is frame n of the burst.
     pub(super) fn ahead(&self, first: usize) -> u64 {
         let behind = u32::try_from(first).ok().and_then(|first| u64::MAX.checked_shl(first));
         self.left & behind.unwrap_or(0)
     }
 
-    /// What the frame that was sent last has spared the host.
+    /// Counts of a group that has left as one frame.
     pub(super) fn spared(group: &Group) -> Merged {
         Merged { packets: group.parts.count_ones() as usize, frames: 1 }
     }

@@ -4,17 +4,17 @@
 //! 1. [`Port::open_tx`] and [`Port::open_rx`] make the halves of pair `index`; each is owned by the
 //!    worker that runs its virtqueue, and may move to another worker with it.
 //! 2. [`Port::set_attached`] lets the host use the pair, or not: it follows the pairs in use.
-//! 3. [`PortTx::send`] takes a burst of frames, in order; what it cannot take it says, and why.
-//!    Most ports are done with a frame then. A port that goes on using its memory says so in
-//!    [`Sent::later`], and tells by [`PortTx::reap`] when it is done with it.
-//! 4. [`PortRx::incoming`] tells how frames come. Those that lie in memory are lent: the device
+//! 3. [`PortTx::send`] takes a burst of frames, in order, and says how many it has taken and why it
+//!    stopped. Most ports are done with a frame then. A port that goes on using the memory of a
+//!    frame says so in [`Sent::later`], and returns the frame by [`PortTx::reap`].
+//! 4. [`PortRx::incoming`] says how frames come. Frames that lie in memory are lent: the device
 //!    copies them into guest buffers, then [`PortRx::release`] gives them back. All others are
 //!    read: [`PortRx::recv`] puts one frame straight into guest buffers.
-//! 5. A half that would block tells with `readiness` what to wait for.
+//! 5. A half that would block says by `readiness` what to wait for.
 //!
-//! Nothing of [`Port`] itself is called by a worker. What of it may block (the host's network lock)
-//! says so; the rest waits for none of these calls, as the control thread asks it. Frames are whole
-//! Ethernet frames behind a [`RawHeader`] of 12 bytes.
+//! Workers call the halves, and never [`Port`] itself. A method of `Port` that may block (on the
+//! host's network lock) says so. The others are called on the control thread: they must not wait
+//! for a call that blocks. Frames are whole Ethernet frames behind a [`RawHeader`] of 12 bytes.
 
 pub mod decorator;
 pub mod fault;
@@ -36,19 +36,19 @@ use zerocopy::transmute;
 
 /// Frames of one burst at most.
 pub const FRAMES_MAX: usize = 64;
-/// Frames of a burst after which the driver may see what became of them, while the rest of the
-/// burst goes on: a driver that polls has its first answers early, and all of them no later.
+/// Frames of a burst after which their chains are published, while the rest of the burst goes on: a
+/// driver that polls has its first buffers back early.
 pub const GROUP_FRAMES: usize = 16;
-/// Bytes after which a group is over too: a long frame costs the host what forty short ones do.
+/// Bytes after which a group ends as well: a long frame costs the host as much as forty short ones.
 pub const GROUP_BYTES: usize = 256 << 10;
 const _: () = assert!(FRAMES_MAX <= u64::BITS as usize, "`Sent::lost` has a bit for each");
 
 /// Where a device's packets come from and go to.
 pub trait Port: Send + Sync + std::fmt::Debug {
-    /// What it is: `tap`, `macvtap`, `null`.
+    /// The kind of port: `tap`, `macvtap`, `null`.
     fn kind(&self) -> &'static str;
 
-    /// The name of the host's interface, if it is one.
+    /// The name of the host's interface, if the port is one.
     fn interface(&self) -> Option<&str> {
         None
     }
@@ -56,10 +56,10 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// Queue pairs it has.
     fn queue_pairs(&self) -> usize;
 
-    /// What it takes from a guest unfinished.
+    /// What it takes unfinished from a guest: partial checksums, uncut segments.
     fn taken(&self) -> Offloads;
 
-    /// What it can deliver unfinished, if the guest takes it.
+    /// What it can deliver unfinished to a guest that takes it.
     fn given(&self) -> Offloads;
 
     /// The host's MTU in bytes, if there is one.
@@ -83,7 +83,7 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// The system's.
     fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno>;
 
-    /// Lets the host use pair `index`, or not. Nothing to do is no error. May block.
+    /// Lets the host use pair `index`, or not. It is no error if that is so already. May block.
     ///
     /// # Errors
     /// The system's.
@@ -92,7 +92,7 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// Sets the host's MTU. May block.
     ///
     /// # Errors
-    /// The system's; `EOPNOTSUPP` where there is none.
+    /// `EOPNOTSUPP`: the port has no MTU. Any other comes from the host.
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno>;
 
     /// Shows the host whether the guest's link is up, where it can be shown. May block.
@@ -110,9 +110,9 @@ pub trait Port: Send + Sync + std::fmt::Debug {
 pub enum Readiness<'a> {
     /// This file descriptor: input for a receiving half, output for a sending one.
     Fd(BorrowedFd<'a>),
-    /// Nothing: there is always something.
+    /// Nothing: the half is always ready.
     Always,
-    /// Nothing: there will never be anything.
+    /// Nothing: the half will never be ready.
     Never,
 }
 
@@ -125,14 +125,14 @@ pub enum Stop {
     NoMemory,
 }
 
-/// What became of the frames of a burst, from the first that was offered.
+/// What became of the frames of a burst, from the first one that was offered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     /// Frames that were taken, in order: sent, refused or lost. The rest was not touched.
     pub taken: usize,
     /// Of these, frames whose memory the port still uses: bit n is frame n of the burst. Each comes
-    /// back by [`PortTx::reap`] or [`PortTx::recall`], under its token; what becomes of it is told
-    /// then, and not here. The driver must not have the memory back before that.
+    /// back by [`PortTx::reap`] or [`PortTx::recall`], under its token, with what became of it. The
+    /// driver must not get the memory back before that.
     pub later: u64,
     /// Of these, frames that the host refuses (a header it finds wrong).
     pub refused: usize,
@@ -140,18 +140,19 @@ pub struct Sent {
     pub down: usize,
     /// Of these, frames in guest memory that is not there any more (`EFAULT`).
     pub faulted: usize,
-    /// Which these are, refused, down and faulted: bit n is frame n of the burst.
+    /// Which frames were refused, down or faulted: bit n is frame n of the burst.
     pub lost: u64,
-    /// Of these, frames that left as parts of longer ones, and how many such there were.
+    /// Of the frames taken, those that left as parts of longer ones, and how many longer ones.
     pub merged: Merged,
-    /// Flows of the burst whose frames from the host go to this pair from now on, and did not.
+    /// Flows of the burst whose frames from the host come to this pair from now on, and did not
+    /// before.
     pub steered: usize,
-    /// Frames behind those that were taken which have left before their turn, as parts of longer
-    /// ones: bit n is frame n of the burst. They count as taken when it is their turn; whoever
-    /// gives the rest of the burst up must not count them as dropped.
+    /// Frames behind those taken that have already left, as parts of longer ones: bit n is frame n
+    /// of the burst. They count as taken when the frames before them are taken. If the rest of the
+    /// burst is given up, they must not be counted as dropped.
     pub ahead: u64,
-    /// Why the rest was not taken; none: it may be offered at once. A port whose frames cost a
-    /// system call each returns after [`GROUP_FRAMES`] of them, or [`GROUP_BYTES`].
+    /// Why the rest was not taken; `None`: it may be offered again at once. A port whose frames
+    /// cost a system call each returns after [`GROUP_FRAMES`] frames or [`GROUP_BYTES`] bytes.
     pub stop: Option<Stop>,
 }
 
@@ -160,12 +161,12 @@ pub struct Sent {
 pub struct Merged {
     /// Frames of the guest.
     pub packets: usize,
-    /// The longer ones.
+    /// Longer frames that they left as.
     pub frames: usize,
 }
 
-/// Names a frame that comes back later: no two that are with a port at the same time have the same
-/// one. It is the slot of the frame's chain.
+/// Names a frame that comes back later. No two frames that are with a port at the same time have
+/// the same token: it is the slot of the frame's chain.
 pub type Token = u16;
 
 /// A frame that was [`Sent::later`] and is done with: the port uses its memory no more.
@@ -177,7 +178,7 @@ pub struct Returned {
     pub outcome: Outcome,
 }
 
-/// What became of a frame that was sent later than [`PortTx::send`] returned.
+/// What became of a frame that the port finished after [`PortTx::send`] had returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It was passed on.
@@ -193,8 +194,8 @@ pub enum Outcome {
 }
 
 impl Sent {
-    /// Adds what became of frame `index` of this burst, which was sent alone; `taken` is left to
-    /// the caller. False: it was not taken, and [`Self::stop`] says why.
+    /// Adds what became of frame `index` of this burst, which was sent alone. The caller counts
+    /// `taken`. False: the frame was not taken, and [`Self::stop`] says why.
     pub fn add_one(&mut self, index: usize, one: &Self) -> bool {
         self.refused += one.refused;
         self.down += one.down;
@@ -214,15 +215,16 @@ impl Sent {
 ///
 /// The life of a frame that is [`Sent::later`]:
 /// ```text
-/// send      the port keeps what it needs: `send` returns, and the burst with its headers is gone
-///           (payload: Frames::payload, whose slices stay mapped until the frame is back)
+/// send      the port copies what it needs of the burst, since burst and headers are gone when
+///           `send` returns; the slices of Frames::payload stay mapped until the frame is back
 /// reap      in every turn: the frames that the port is done with, in whatever order
-/// recall    before the driver gets its memory back: what nobody has begun with comes back at once,
-///           the rest by `reap`, after as long as a burst takes and no longer
+/// recall    before the driver gets its memory back: frames that the port has not begun to send
+///           come back at once, the others by `reap`, within the time that a burst takes
 /// ```
 pub trait PortTx: Send + std::fmt::Debug {
-    /// Sends `frames` from index `first` on, in order: all of them, or as many as the port sends
-    /// before the driver should see them, at least one; fewer if it must stop.
+    /// Sends `frames` from index `first` on, in order: all of them, or a group after which the
+    /// driver should see what is done, of one frame at least. Fewer only with a reason in
+    /// [`Sent::stop`].
     fn send(&mut self, frames: &Frames, first: usize) -> Sent;
 
     /// What to wait for after [`Stop::Blocked`].
@@ -234,36 +236,35 @@ pub trait PortTx: Send + std::fmt::Debug {
         let _ = done;
     }
 
-    /// Takes back the frames that nobody has begun with, and adds them to `done`. Returns how many
-    /// frames are still with somebody, and will come by [`Self::reap`].
+    /// Takes back the frames that the port has not begun to send, and adds them to `done`. Returns
+    /// how many frames are still with the port, and will come back by [`Self::reap`].
     fn recall(&mut self, done: &mut Vec<Returned>) -> usize {
         let _ = done;
         0
     }
 
-    /// What tells that [`Self::reap`] has something: an eventfd or a timer, which becomes readable
-    /// anew each time. It is watched as long as the queue is with its worker, and never read by the
-    /// worker. Otherwise nothing tells, and the port is asked again every 50 us while a frame is
-    /// with it.
+    /// What becomes readable anew each time that [`Self::reap`] has something: an eventfd or a
+    /// timer. It is watched as long as the queue is with its worker, and the worker never reads it.
+    /// Without it the port is asked again every 50 us while a frame is with it.
     fn done(&self) -> Readiness<'_> {
         Readiness::Never
     }
 }
 
-/// How the frames that have arrived at a receiving half are to be had.
+/// How a receiving half hands out the frames that have arrived.
 #[derive(Debug)]
 pub enum Incoming<'a> {
     /// One at a time, by [`PortRx::recv`], which also says if there are none.
     Read,
-    /// They lie in memory, the oldest first; if the list is empty, none has arrived.
+    /// In memory, the oldest first; an empty list means that none has arrived.
     Lent(&'a Frames),
 }
 
 /// The receiving half of a queue pair. Owned by one thread.
 pub trait PortRx: Send + std::fmt::Debug {
-    /// How to have the frames that have arrived. A port that lends them lends the same ones, and
-    /// more behind them, until they are released. The caller will take no more than `max` before
-    /// it releases what it took: a port need not gather more.
+    /// How the frames that have arrived are handed out. A port that lends frames lends the same
+    /// ones, and more behind them, until they are released. The caller takes no more than `max` of
+    /// them before it releases what it took, so the port need not gather more.
     fn incoming(&mut self, max: usize) -> Incoming<'_> {
         let _ = max;
         Incoming::Read
@@ -276,12 +277,14 @@ pub trait PortRx: Send + std::fmt::Debug {
     }
 
     /// Receives one frame behind its header into `buffers`; returns the bytes of both. The caller
-    /// gives room for the longest frame: what does not fit is lost without a word. A port that
-    /// lends can be read as well: the frame is then released.
+    /// gives room for the longest frame: bytes that do not fit are lost without an error. A port
+    /// that lends can be read as well; the frame that was read is then released.
     ///
     /// # Errors
-    /// `EAGAIN` if there is none; `EFAULT` if a buffer is not there any more (the frame is lost);
-    /// any other: the port is down, detached or gone, wait until it is attached again.
+    /// * `EAGAIN`, `EINTR`: there is none now.
+    /// * `EFAULT`: guest memory was cut away under a buffer; the frame is lost.
+    /// * `EINVAL`: the host has no virtio-net header for the frame, which is lost.
+    /// * Any other: the port is down, detached or gone; wait until it is attached again.
     fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno>;
 
     /// What to wait for after `EAGAIN`.
@@ -297,14 +300,14 @@ struct Frame {
     token: Token,
 }
 
-/// A burst of frames: each its own checked header, then slices of guest memory.
+/// A burst of frames. Each has a checked header in memory of ours, then slices of guest memory.
 #[derive(Debug)]
 pub struct Frames {
     list: Vec<Frame>,
-    /// The headers lie in memory of ours, so that the guest cannot change them after the check. The
-    /// payload stays mapped as long as it is listed.
+    /// The slices of all frames. The headers lie in memory of ours, so that the guest cannot change
+    /// them after the check. The payload stays mapped as long as it is listed.
     slices: Gather,
-    /// Bytes of that memory for each frame.
+    /// Bytes of our memory for each frame.
     own_len: usize,
 }
 
@@ -331,8 +334,8 @@ impl Frames {
         Ok(Self { list: Vec::with_capacity(count), slices, own_len })
     }
 
-    /// Adds the one frame of a burst for joined frames: `header` and `head`, then what lies in each
-    /// of `payloads` behind as many bytes as `head` has. False if there is no room.
+    /// Adds the only frame of a burst for joined frames: `header` and `head`, then each of
+    /// `payloads` without its first bytes, as many as `head` has. False if there is no room.
     ///
     /// # Panics
     /// If the burst holds frames of another snapshot.
@@ -356,8 +359,8 @@ impl Frames {
         true
     }
 
-    /// Adds a frame: `header`, then what lies in `pieces` behind the first `skip` bytes, which is
-    /// `len` bytes. False if the burst is full. Its token is 0: it is for who needs none.
+    /// Adds a frame: `header`, then the `len` bytes of `pieces` behind the first `skip` ones. Its
+    /// token is 0, for callers that need none. False if the burst is full.
     ///
     /// # Panics
     /// If the burst holds frames of another snapshot.
@@ -435,7 +438,7 @@ impl Frames {
         self.slices.pieces(slices.start + 1..slices.end)
     }
 
-    /// The header of frame `index`; of zeroes where there is none.
+    /// The header of frame `index`; zeroes if there is no such frame.
     #[must_use]
     pub fn header(&self, index: usize) -> RawHeader {
         let own = self.slices.own().slice(index * self.own_len, HEADER_SIZE);
@@ -443,7 +446,7 @@ impl Frames {
         bytes.map_or_else(RawHeader::default, |bytes: [u8; HEADER_SIZE]| transmute!(bytes))
     }
 
-    /// True once guest memory was cut away under the frames: it reads as zeroes since.
+    /// True once guest memory was cut away under the frames: it has read as zeroes since then.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.slices.is_broken()

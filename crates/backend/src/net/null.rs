@@ -6,14 +6,14 @@ use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Shortest frame that can be generated: an Ethernet header and a little.
+/// Bytes of the shortest frame that can be generated: Ethernet's minimum without its checksum.
 pub const GENERATED_SIZE_MIN: usize = 60;
 
 /// A port that ends nowhere.
 #[derive(Debug)]
 pub struct NullPort {
     queue_pairs: usize,
-    /// The frame that it delivers; nothing if empty.
+    /// The frame that it delivers; if empty, it delivers nothing.
     generated: Arc<[u8]>,
 }
 
@@ -108,11 +108,11 @@ impl PortTx for NullTx {
 
 #[derive(Debug)]
 struct NullRx {
-    /// The same frame many times, behind headers of zeroes: these have always just arrived.
+    /// The same frame many times, each behind a header of zeroes; lent again whenever asked.
     generated: Option<Frames>,
 }
 
-/// A burst in which `frame` is again and again. All lie in the same memory, which is never written
+/// A burst that holds `frame` again and again, each time in the same memory, which is not written
 /// after this.
 fn lend_always(frame: &[u8]) -> Result<Frames, MemoryError> {
     let memory = Arc::new(Mapping::anonymous(frame.len() as u64)?);

@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Bytes that wait to be written at most.
+/// Bytes that may wait to be written.
 const BUFFER_SIZE_MAX: usize = 16 << 20;
-/// Longest wait for the end of the file: a disk that hangs must not keep the process.
+/// Longest wait for the last write to the file: a disk that hangs must not keep the process alive.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The classic format with nanoseconds.
 const MAGIC: u32 = 0xa1b2_3c4d;
 const VERSION: [u16; 2] = [2, 4];
-/// Longest frame that is captured whole: longer than any.
+/// Bytes of the longest frame that is captured whole: more than any frame has.
 const SNAPLEN: u32 = 262_144;
 const LINKTYPE_ETHERNET: u32 = 1;
 const RECORD_HEADER_SIZE: usize = 16;
@@ -52,7 +52,7 @@ impl Capture {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Captures frames, each as its bytes and what copies them.
+    /// Captures frames. Each is given by its length and a function that copies its bytes.
     fn add<F: FnOnce(&mut [u8])>(&self, frames: impl Iterator<Item = (usize, F)>) {
         let now = clock_gettime(ClockId::Realtime);
         let mut buffer = self.lock();
@@ -80,7 +80,7 @@ impl Capture {
         }
     }
 
-    /// Waits until everything is written; false if it is not by then.
+    /// Waits until everything is written; false if that takes longer than `patience`.
     fn is_done_within(&self, patience: Duration) -> bool {
         let writes = |buffer: &mut Buffer| !buffer.is_done;
         let waited = self.changed.wait_timeout_while(self.lock(), patience, writes);
@@ -93,7 +93,7 @@ impl Capture {
         }
     }
 
-    /// Writes what comes until the capture is closed and all is written.
+    /// Writes captured frames until the capture is closed and all of them are written.
     fn write_to(&self, mut file: File) {
         let mut taken = Vec::new();
         loop {
@@ -207,7 +207,7 @@ struct PcapTx {
 impl PortTx for PcapTx {
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
         let sent = self.inner.send(frames, first);
-        // What the port took, even if only to refuse it: just that is of interest then.
+        // Frames that the port took and then refused are captured too: these are of most interest.
         let taken = first..first + sent.taken;
         if !taken.is_empty() {
             let copy = |at| move |bytes: &mut [u8]| copy_frame(frames.slices(at), bytes);

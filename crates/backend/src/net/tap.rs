@@ -1,8 +1,8 @@
 //! `tap`: a host's interface, one file descriptor per queue pair.
 //!
-//! Joined or created by name, or handed in as file descriptors. What was created goes away with the
-//! port; what was joined stays, with no offload left on. A macvtap's queues are served by the same
-//! code (see [`super::macvtap`]).
+//! A tap is joined or created by name, or handed in as file descriptors. A tap that was created
+//! goes away with the port; one that was joined stays, with its offloads switched off. A macvtap's
+//! queues are served by the same code (see [`super::macvtap`]).
 
 mod error;
 mod flows;
@@ -32,7 +32,7 @@ use std::io::IoSlice;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What every queue of ours is.
+/// The flags of every queue of ours.
 pub(super) const QUEUE_FLAGS: u16 = sys::IFF_TAP | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
 
 /// Where a tap comes from.
@@ -63,8 +63,8 @@ pub struct TapOptions {
     pub txqueuelen: Option<u32>,
     /// Join frames of a flow that come together: the host cuts them again where it must.
     pub merge: bool,
-    /// Choose the queues of frames to the guest by a table of ours, where the host allows it. It
-    /// has one of its own, which costs more.
+    /// Choose the queues of frames to the guest by a table of ours, where the host allows it. The
+    /// host's own table costs more.
     pub steer: bool,
     /// Bytes; `None`: as it is.
     pub mtu: Option<u16>,
@@ -80,7 +80,7 @@ pub(super) struct Opened {
     pub(super) name: String,
     pub(super) fds: Vec<OwnedFd>,
     pub(super) is_multi_queue: bool,
-    /// Which queues the host used already: all of those that we opened.
+    /// Which queues the host uses already: all of those that we opened.
     pub(super) attached: Vec<bool>,
     /// Others may have copies of these file descriptors.
     pub(super) is_handed_in: bool,
@@ -95,12 +95,12 @@ pub(super) struct Opened {
 #[derive(Debug)]
 struct State {
     attached: Vec<bool>,
-    /// The pairs that the host uses, in the order of its queues: it puts a new one behind the
-    /// others, and the last one in the place of one that it uses no more.
+    /// The pairs that the host uses, in the order of its queues: the host adds a new queue at the
+    /// end, and moves the last one to the place of a queue that it stops using.
     order: Vec<usize>,
-    /// The host has queues of others too, and chooses among all of them itself.
+    /// The tap has queues of other processes too, so the host chooses among all of them itself.
     is_left_alone: bool,
-    /// Among how many queues [`TapPort::txqueuelen`] is divided at present.
+    /// The number of queues among which [`TapPort::txqueuelen`] is divided at present.
     sharers: u32,
     /// The operator has been told that the length of the queues could not be changed.
     is_room_told: bool,
@@ -123,16 +123,16 @@ pub struct TapPort {
     /// The number of the interface, if it is in this network namespace.
     index: Option<u32>,
     guest_mac: Option<[u8; 6]>,
-    /// Frames that the queues which the host uses hold together. `None`: as the host has it.
+    /// Frames that all queues which the host uses may hold together; `None`: as the host has it.
     txqueuelen: Option<u32>,
     state: Mutex<State>,
-    /// 0: there is none. Whoever asks for it waits for no call of the host.
+    /// 0: there is none. Kept here so that reading it waits for no call of the host.
     mtu: AtomicU16,
 }
 
 impl TapPort {
-    /// Opens a tap. Of several queues the host uses none yet: see [`Port::set_attached`]. May
-    /// block, half a second if it is busy.
+    /// Opens a tap. If it has several queues, the host uses none of them yet: see
+    /// [`Port::set_attached`]. May block; half a second if the tap is busy.
     ///
     /// # Errors
     /// [`TapError`], in words for an operator.
@@ -196,10 +196,10 @@ impl TapPort {
             mtu: AtomicU16::new(mtu.unwrap_or(0)),
             name: opened.name,
         };
-        // Here it is an error of the start; later the guest must go on without.
+        // An error here ends the start; when the pairs change later, it is only logged.
         port.share_room(&mut port.state())
             .map_err(|errno| TapError::system(&port.name, "set its txqueuelen", errno))?;
-        // What was handed in may have been left without a carrier.
+        // An interface that was handed in may have been left without a carrier.
         port.show_carrier(true);
         port.detach_all()?;
         if port.is_multi_queue && port.kind == "tap" {
@@ -235,16 +235,17 @@ impl TapPort {
         Ok(())
     }
 
-    /// Shows the host whether there is a carrier. There cannot be one while it uses no queue, so
-    /// this is done again when it does.
+    /// Shows the host whether there is a carrier. An interface without an attached queue cannot
+    /// have one, so this is repeated when the first queue is attached.
     fn show_carrier(&self, up: bool) {
         if let Err(errno) = sys::set_carrier(self.queues[0].as_fd(), up) {
             tracing::debug!(name = self.name, %errno, up, "the host is not shown the link");
         }
     }
 
-    /// Divides the room for frames among the queues that the host uses. It gives each queue the
-    /// whole length otherwise: four hold four times as many frames as one, which TCP fills.
+    /// Divides the room for frames among the queues that the host uses. Otherwise the host gives
+    /// each queue the whole length: four queues hold four times as many frames as one, and TCP
+    /// fills them.
     fn share_room(&self, state: &mut State) -> Result<(), Errno> {
         let attached = state.attached.iter().filter(|is_attached| **is_attached).count();
         let sharers = u32::try_from(attached).unwrap_or(u32::MAX).max(1);
@@ -259,12 +260,12 @@ impl TapPort {
         Ok(())
     }
 
-    /// Goes by the queues that the host uses now. Where there are others among them than ours, who
-    /// knows in which order, the host is left to itself for good.
+    /// Updates the steering table for the queues that the host uses now. If other processes have
+    /// queues too, their order is unknown: the host then chooses by itself, for good.
     fn follow(&self, state: &mut State) {
         let Some(flows) = self.flows.as_ref().filter(|_| !state.is_left_alone) else { return };
         let named = self.links.find(&self.name).ok().flatten();
-        // Another interface may have the name by now.
+        // Another interface may have taken the name by now.
         let tap = named.filter(|link| Some(link.index) == self.index).and_then(|link| link.tap);
         let ours = u32::try_from(state.order.len()).unwrap_or(u32::MAX);
         if tap.is_some_and(|tap| tap.attached != ours) {
@@ -288,7 +289,7 @@ impl TapPort {
 
 impl Drop for TapPort {
     fn drop(&mut self) {
-        // These outlive the process where the tap does.
+        // Offloads and steering program outlive the process if the tap does.
         let _ = sys::set_offloads(self.queues[0].as_fd(), 0);
         if self.flows.is_some() && !self.state().is_left_alone {
             let _ = sys::set_steering(self.queues[0].as_fd(), None);
@@ -328,7 +329,8 @@ impl Port for TapPort {
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
-        // Where epoll is used, waiting for output must not end the other half's wait for input.
+        // A descriptor of its own: epoll has one watch for each, and waiting for output must not
+        // end the other half's wait for input.
         let own = rustix::io::fcntl_dupfd_cloexec(self.queue(index)?, 3)?;
         let merger = self.merges.then(|| Merger::new(self.offloads.uso4));
         let steering = self.flows.clone().and_then(|flows| Steering::new(flows, index));
