@@ -34,12 +34,13 @@ const GATE_WAKES: u64 = 6;
 /// A gap counts for the average as so many wakes at most: one pause must not outweigh the short
 /// gaps before and after it.
 const GAP_WAKES_MAX: u64 = 8;
-/// Each gap moves the average by so much: eight gaps, one burst of a busy client, change it.
+/// Each gap moves the average by one part in so many: a burst of eight gaps changes it.
 const GAP_SHARE: u64 = 8;
 /// The cap while a disk has a request: the service time of a fast disk and a reserve. It does not
 /// shrink with the wake, since sleeping costs an interrupt as well.
 const DISK_CAP_NS: u64 = 100_000;
-/// Each service time moves the average by so much: faster than a gap, for there are fewer.
+/// Each service time moves the average by one part in so many: by more than a gap does, since there
+/// are fewer of them.
 const SERVICE_SHARE: u64 = 4;
 /// The gaps of a worker that sleeps have its wakes in them, and those are long where others want
 /// its CPU: it would go on sleeping because it slept. So it spins for so many gaps now and then ...
@@ -53,16 +54,17 @@ const STOLEN_NS: u64 = 500_000;
 /// How long a stolen look is remembered: several rounds of time slices.
 const STOLEN_MEMORY_NS: u64 = 200_000_000;
 
-/// Requests of an epoch: fewer do not tell the arms apart.
+/// Requests of an epoch, at least: fewer do not tell the arms apart.
 const EPOCH_REQUESTS: u64 = 32;
-/// Length of an epoch: a shorter one measures how the arms change over.
+/// Nanoseconds of an epoch, at least: a shorter one measures the change from one arm to the other.
 const EPOCH_NS: u64 = 1_000_000;
-/// Its length where CPU time is stolen: several time slices, or an epoch has one or none by chance.
+/// The same where other threads take CPU time: several of their time slices, since a shorter epoch
+/// has one or none of these by chance.
 const EPOCH_STOLEN_NS: u64 = 16_000_000;
-/// A cycle in which the worker slept for longer than this many wakes had a pause of the client's
-/// in it, which is the same in both arms ...
+/// If the worker slept for longer than this many wakes in a cycle, the client has paused, which it
+/// does in both arms ...
 const PAUSE_WAKES: u64 = 10;
-/// ... and costs so many wakes at most.
+/// ... and the cycle counts as so many wakes at most.
 const PAUSE_COST_WAKES: u64 = 20;
 /// An epoch ends with a pause, if there was one less than so many requests ago: epochs that differ
 /// in their pauses tell nothing of the arms.
@@ -88,14 +90,15 @@ const OFF_PAUSE_NS: u64 = 32_000_000;
 
 /// Pairs of epochs in a trial, at most.
 const PAIRS_MAX: u32 = 6;
-/// A gain that needs no second pair.
+/// A gain below or above these (in thousandths) needs no second pair.
 const PLAIN: (u64, u64) = (500, 2000);
-/// A gain that needs no further pair after the second.
+/// A gain below or above these needs no further pair after the second.
 const CLEAR: (u64, u64) = (830, 1200);
-/// What spinning must gain to go on, with gaps above and below a wake. Above, a CPU must earn
-/// something; below, spinning keeps the latency low also where the rate does not depend on it.
+/// The gain (in thousandths) above which spinning stays in use: with gaps longer than a wake, and
+/// with shorter ones. Over long gaps the CPU that spins must earn something; over short ones
+/// spinning keeps the latency low, even where the rate does not depend on it.
 const KEEP: (u64, u64) = (1070, 970);
-/// What it must gain to begin: more, or noise would change the arm.
+/// The gain above which spinning begins. It is higher, or noise would change the arm.
 const ENTER: (u64, u64) = (1100, 1000);
 
 /// What requests cost.

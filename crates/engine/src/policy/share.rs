@@ -27,7 +27,7 @@ pub const LEAD_NS: u64 = 100_000;
 /// Nanoseconds without work of another guest after which a guest is taken to be alone.
 pub const ALONE_NS: u64 = 100_000_000;
 
-/// What a guest has come to in the present round.
+/// Whether a guest has work in the present round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Came {
     /// It had turns, if any, without work.
@@ -49,12 +49,12 @@ struct Guest {
 #[derive(Clone, Debug, Default)]
 pub struct Shares {
     guests: Vec<Guest>,
-    /// Those that have been seen in the present round.
+    /// The guests that have been seen in the present round.
     seen: Vec<usize>,
     round: u64,
     /// Several guests have hot queues.
     is_divided: bool,
-    /// When that was so last.
+    /// When several guests last had hot queues.
     divided_at_ns: u64,
     is_alone: bool,
 }
@@ -96,7 +96,7 @@ impl Shares {
         }
     }
 
-    /// True if the time of turns must be charged: several guests want it.
+    /// True if the time of turns must be charged: several guests have hot queues.
     #[must_use]
     #[inline]
     pub fn is_divided(&self) -> bool {
