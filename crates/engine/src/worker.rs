@@ -22,7 +22,7 @@
 //! 1. **Only hot queues cost anything.** A queue that has settled takes no turn, is not looked at
 //!    and has no timer; its kick, its disk, its port, an order or its own time makes it hot again.
 //!    A worker without hot queues sleeps. That sleep has a timeout only while a queue waits for a
-//!    time, or while the worker has no queue at all and will end after a minute.
+//!    time, or while the worker has no queue at all and may end soon (`tell.rs`).
 //! 2. **A queue settles by itself**, whatever the others do. A transmitq whose port is full settles
 //!    at once, even beside a neighbour that always has work; a queue without work settles after a
 //!    millisecond. If queues settled only when all of them were idle, one busy queue would keep
@@ -32,8 +32,9 @@
 //!    the queue has used up its time.
 //! 4. **The turns begin with another queue each round**, and a guest that has had more time than
 //!    the others waits (`round.rs`, `policy/share.rs`), so that no guest starves behind another.
-//! 5. **Events name a slot and a number of the watch or the queue.** The kernel may report a watch
-//!    that has ended, or whose slot has another queue by now: such an event is dropped.
+//! 5. **Events of a kick name their watch; those of a port or a disk's thread name the generation
+//!    of the slot.** The kernel may report a watch that has ended, or whose slot has another queue
+//!    by now: such an event is dropped.
 
 mod round;
 mod tell;
