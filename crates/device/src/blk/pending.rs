@@ -2,7 +2,7 @@
 //!
 //! A queue that ends with requests in flight (its worker quits, as the daemon ends) cannot know
 //! when the kernel or a thread stops using their memory. The disk's queue keeps the slices of such
-//! requests, and with them the snapshot: its io_uring leaves it mapped for ever.
+//! requests, and with them the snapshot; one that uses io_uring leaves it mapped for ever.
 
 use manyring_engine::Epochs;
 use manyring_engine::Fence;

@@ -5,7 +5,7 @@
 //! reap             in every turn: frames that the port has finished go back to the driver, in any
 //!                  order
 //! recall           the driver is to get its memory back: frames that the port has not begun to
-//!                  send go back at once, and are lost
+//!                  send go back at once, and are not sent
 //! retire, barrier  a change of memory; a disabled queue or a stop: acknowledged when all frames
 //!                  that are with the port are back
 //! ```
