@@ -311,7 +311,7 @@ impl Image {
     /// the page cache it does. A write into the page cache cannot tell what became of its own
     /// pages: of several at a time one is told that pages were lost, whosever they were, and it
     /// takes that word from the next flush. Such a write is followed by a flush instead, which
-    /// remembers ([`Self::synced`]).
+    /// remembers (`synced`).
     #[must_use]
     pub fn syncs_by_write(&self, is_aligned: bool) -> bool {
         self.is_direct() && is_aligned
