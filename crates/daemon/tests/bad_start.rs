@@ -5,7 +5,7 @@
 mod process;
 mod program;
 
-use process::Daemon;
+use process::{Daemon, copy_program};
 use program::{manyring, misused, names_in, output_of, refused, refused_configuration};
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -62,7 +62,7 @@ fn without_permission_nothing_is_served() {
     std::fs::set_permissions(at, Permissions::from_mode(0o755)).unwrap();
     std::fs::set_permissions(at.join("image"), Permissions::from_mode(0o600)).unwrap();
     let program = at.join("program");
-    std::fs::copy(env!("CARGO_BIN_EXE_manyring"), &program).unwrap();
+    copy_program(&program);
     std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let is_root = rustix::process::geteuid().is_root();
     let start = |arguments: &[&str]| {

@@ -26,6 +26,14 @@ pub(crate) fn wait_until(mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Copies the program. Another process does so: if this one had the copy open for writing while one
+/// of its threads starts a program, the kernel would refuse to execute the copy as long as that
+/// child has the descriptor ("Text file busy").
+pub(crate) fn copy_program(to: &Path) {
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_manyring")).arg(to).status();
+    assert!(copied.expect("cp").success(), "{} cannot be written", to.display());
+}
+
 /// Fills a pipe: whoever writes to it waits for its reader.
 pub(crate) fn fill(writer: &PipeWriter) {
     use rustix::fs::{OFlags, fcntl_setfl};
@@ -146,7 +154,7 @@ impl Daemon {
         let everybody = |mode| std::fs::Permissions::from_mode(mode);
         std::fs::set_permissions(folder.path(), everybody(0o777)).expect("permissions");
         let program = folder.path().join("program");
-        std::fs::copy(env!("CARGO_BIN_EXE_manyring"), &program).expect("program");
+        copy_program(&program);
         let file = folder.path().join("manyring.toml");
         let text = configuration.replace('@', &folder.path().display().to_string());
         std::fs::write(&file, text).expect("configuration");

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "every test program uses its own part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
-use crate::process::{PATIENCE, wait_until};
+use crate::process::{PATIENCE, copy_program, wait_until};
 use serde_json::Value;
 use std::fs::Permissions;
 use std::io::{Read, Write};
@@ -21,7 +21,7 @@ pub(crate) fn manyring() -> Command {
 /// A copy of the program where everybody can start it and make sockets.
 pub(crate) fn program_for_all(folder: &Path) -> PathBuf {
     let program = folder.join("program");
-    std::fs::copy(env!("CARGO_BIN_EXE_manyring"), &program).unwrap();
+    copy_program(&program);
     std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     std::fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
     program
