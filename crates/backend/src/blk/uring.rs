@@ -315,6 +315,9 @@ impl UringQueue {
             tracing::warn!("the kernel has no thread for a disk request: its worker waits itself");
         });
         let entry = &mut self.in_flight[token as usize];
+        let must_flush = entry.stage == Stage::Transfer
+            && entry.op == Op::Write { durable: true }
+            && !entry.syncs_itself(&self.image);
         let mut task = Task {
             token,
             op: if entry.stage == Stage::Flush { Op::Flush } else { entry.op },
@@ -323,7 +326,13 @@ impl UringQueue {
             rest: std::mem::take(&mut entry.rest),
             ..Task::default()
         };
-        serve_to_the_end(&mut task, &self.image)
+        serve_to_the_end(&mut task, &self.image)?;
+        if must_flush {
+            // What the kernel wrote before lies in the page cache, also if the rest went past it.
+            task.op = Op::Flush;
+            serve_to_the_end(&mut task, &self.image)?;
+        }
+        Ok(())
     }
 
     /// True if the page cache holds these bytes, or if the system cannot tell. A read that finds

@@ -547,6 +547,29 @@ fn a_write_that_must_be_durable_and_loses_its_pages_fails_the_flushes_after_it()
     }
 }
 
+/// What the kernel answers is put in the place of its answer, as above.
+#[test]
+fn a_durable_write_that_is_ended_here_flushes_what_the_kernel_wrote_to_the_page_cache_before() {
+    let file = image();
+    let options = ImageOptions { direct: true, ..ImageOptions::default() };
+    let disk = UringDisk::new(Image::open(file.path(), options).unwrap()).unwrap();
+    let (mut ring, mut queue) = (Ring::new().unwrap(), disk.open_queue(true).unwrap());
+    queue.attach(Some(&mut ring), 0);
+    let memory = Arc::new(Mapping::anonymous(1 << 16).unwrap());
+    // The first half is not aligned, the second is.
+    let slices = SliceList::of_mapping(&memory, &[(4, 4096), (8192, 4096)]).unwrap();
+    let mut burst = Burst::default();
+    burst.slices().extend(slices.all());
+    burst.push(0, Op::Write { durable: true }, 0, 8192);
+    let mut done = Vec::new();
+    queue.submit(&burst, Some(&mut ring), &mut done);
+    queue.on_event(0, 4096, Some(&mut ring), &mut done);
+    // The host loses that half: only a flush says so.
+    let _ = disk.image.synced(Err(Errno::IO));
+    queue.on_event(0, -libc::ECANCELED, Some(&mut ring), &mut done);
+    assert_eq!(done, [Completion { token: 0, result: Err(Errno::IO) }]);
+}
+
 /// Of two calls at a time through one description, one could succeed although what it was for is
 /// lost, and be answered before the one that fails.
 #[test]
