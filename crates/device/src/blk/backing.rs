@@ -4,7 +4,7 @@
 use crate::StartError;
 use manyring_backend::blk::{Disk, DiskQueue, Geometry};
 use manyring_engine::stats::{Class, QueueStats};
-use manyring_engine::{Pool, Route};
+use manyring_engine::{Pool, Route, aside};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
@@ -46,10 +46,20 @@ impl Backing {
         *self.geometry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A queue of the disk, for whichever worker will serve it.
+    /// A queue of the disk, for whichever worker will serve it. May block, so it must not be called
+    /// on the control thread.
     pub(super) fn open_queue(&self) -> Result<Box<dyn DiskQueue>, StartError> {
         let has_ring = self.pool.has_ring().ok_or(StartError::NoWorker)?;
         Ok(self.disk.open_queue(has_ring)?)
+    }
+
+    /// The same for the control thread, which goes on meanwhile: the host may open the file anew,
+    /// and a network disk may hang.
+    pub(super) async fn open_queue_aside(&self) -> Result<Box<dyn DiskQueue>, StartError> {
+        let has_ring = self.pool.has_ring().ok_or(StartError::NoWorker)?;
+        let disk = self.disk.clone();
+        let opened = aside(move || disk.open_queue(has_ring)).await;
+        Ok(opened.unwrap_or(Err(Errno::IO))?)
     }
 
     /// Counters of queue `index`.

@@ -142,8 +142,8 @@ impl BlkDevice {
         self.backing.resize(&self.shared.capacity, size)
     }
 
-    fn start_queue(&self, activation: Activation) -> Result<QueueHandle, StartError> {
-        let disk = self.backing.open_queue()?;
+    async fn start_queue(&self, activation: Activation) -> Result<QueueHandle, StartError> {
+        let disk = self.backing.open_queue_aside().await?;
         let stats = self.backing.stats(activation.index).unwrap_or_default();
         let memory = activation.queue.memory().clone();
         let features = activation.features;
@@ -239,7 +239,7 @@ impl Device for BlkDevice {
     }
 
     fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
-        Box::pin(std::future::ready(self.start_queue(activation)))
+        Box::pin(self.start_queue(activation))
     }
 
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {

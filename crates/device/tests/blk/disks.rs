@@ -1,12 +1,14 @@
 //! A disk that finishes its requests later: through the worker's io_uring, or on its own thread.
 
-use crate::guest::{DATA, Guest, OK, SECTORS, Start, USUAL};
+use crate::guest::{DATA, Guest, OK, SECTORS, Start, USUAL, null};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::uring::UringDisk;
-use manyring_backend::blk::{Disk, Image, ImageOptions};
+use manyring_backend::blk::{Disk, DiskQueue, Geometry, Image, ImageOptions};
 use manyring_wire::blk::{VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES};
+use rustix::io::Errno;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 
 /// Sectors of a request.
 const COUNT: u32 = 8;
@@ -52,4 +54,35 @@ fn what_a_disk_finishes_later_comes_back_with_the_right_bytes() {
         assert_eq!((guest.stats().in_flight.value(), guest.stats().errors.value()), (0, 0));
         assert_eq!(guest.stop(), 15);
     }
+}
+
+/// A null disk that notes which thread opened its queue.
+#[derive(Debug, Default)]
+struct Noted(OnceLock<ThreadId>);
+
+impl Disk for Noted {
+    fn geometry(&self) -> Geometry {
+        null().geometry()
+    }
+
+    fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
+        self.0.set(std::thread::current().id()).unwrap();
+        null().open_queue(has_ring)
+    }
+
+    fn resize(&self, _: Option<u64>) -> Result<Geometry, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn kind(&self) -> &'static str {
+        "noted"
+    }
+}
+
+#[test]
+fn a_host_that_hangs_while_a_queue_is_opened_holds_up_no_other_session() {
+    let disk = Arc::new(Noted::default());
+    let mut guest = Guest::new(disk.clone(), &USUAL);
+    assert_ne!(disk.0.get(), Some(&std::thread::current().id()), "the sessions' thread waits");
+    assert_eq!(guest.stop(), 0);
 }
