@@ -1,5 +1,6 @@
 //! `Image`: a file or block device opened, locked and measured; `file` and `uring` share it.
 
+use super::spares::Spares;
 use super::{Geometry, container, holder};
 use crate::sys::file as sys;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -70,9 +71,9 @@ impl ImageError {
 pub struct Image {
     file: OwnedFd,
     /// The description of whoever waits for a flush, and those that no queue has at present
-    /// (`flushes.rs`).
+    /// (`flushes.rs`, `spares.rs`).
     syncs: Mutex<OwnedFd>,
-    spare: Mutex<Vec<OwnedFd>>,
+    spare: Spares,
     /// With `direct`: the same file through the page cache, for what is not aligned.
     buffered: Option<OwnedFd>,
     block_device: bool,
@@ -185,7 +186,7 @@ impl Image {
             is_cached: AtomicBool::new(buffered.is_none()),
             file,
             syncs: Mutex::new(syncs),
-            spare: Mutex::default(),
+            spare: Spares::default(),
             buffered,
             block_device,
             device,
@@ -204,14 +205,12 @@ impl Image {
     /// # Errors
     /// The system's.
     pub(super) fn lend_description(&self) -> Result<OwnedFd, Errno> {
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        spare.map_or_else(|| describe(&self.file), Ok)
+        self.spare.take().map_or_else(|| describe(&self.file), Ok)
     }
 
-    /// A queue has ended. Its description stays open as long as the image: some file systems wait
-    /// for their host when one is closed, and a worker must not.
+    /// A queue has ended: its description is kept for the next one, for a while.
     pub(super) fn take_back(&self, description: OwnedFd) {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(description);
+        self.spare.put(description);
     }
 
     /// A flush, for a thread that may wait: for those of other threads as well.
@@ -385,13 +384,18 @@ fn lock(file: &OwnedFd, path: &Path, exclusive: bool) -> Result<(), ImageError> 
 }
 
 /// A further description of an open file, to be flushed and nothing else: no right to write is
-/// asked for. Where `/proc` does not show the file it is the same description once more, and which
-/// flush hears of a loss is left to chance.
+/// asked for. Where the file cannot be opened by its entry in `/proc` (none is shown, this process
+/// may not read the file any more, the device is gone) it is the same description once more, and
+/// which flush hears of a loss is left to chance. A lack of descriptors or memory is an error: it
+/// passes, and such a description would stay.
 fn describe(file: &OwnedFd) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-    rustix::fs::open(path, flags, Mode::empty())
-        .or_else(|_| rustix::io::fcntl_dupfd_cloexec(file, 0))
+    match rustix::io::retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty())) {
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno),
+        Err(_) => rustix::io::fcntl_dupfd_cloexec(file, 0),
+        opened => opened,
+    }
 }
 
 fn size_of_file(file: &OwnedFd) -> Result<u64, Errno> {

@@ -27,6 +27,7 @@ pub mod memory;
 pub mod null;
 mod offload;
 mod quota;
+mod spares;
 mod task;
 pub mod uring;
 

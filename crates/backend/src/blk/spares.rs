@@ -1,0 +1,106 @@
+//! `Spares`: open file descriptions of an image that no queue has at present.
+//!
+//! A queue that ends gives its description back, and one that starts takes it: a guest that
+//! restarts finds those of before. After a while without either a thread closes them, so that an
+//! image without a guest keeps no descriptors. Neither the worker nor the control thread does so,
+//! because some file systems wait for their host when a description is closed.
+
+use rustix::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long descriptions are kept for the next queue.
+const KEPT: Duration = Duration::from_secs(1);
+
+/// The descriptions of an image. What is left is closed with it.
+#[derive(Debug, Default)]
+pub(super) struct Spares(Arc<Mutex<Shared>>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    files: Vec<OwnedFd>,
+    /// A thread closes them: one for an image at most, also where its file system hangs.
+    has_thread: bool,
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Spares {
+    /// A description that nobody has.
+    pub(super) fn take(&self) -> Option<OwnedFd> {
+        lock(&self.0).files.pop()
+    }
+
+    /// Keeps a description for the next queue.
+    pub(super) fn put(&self, file: OwnedFd) {
+        let mut shared = lock(&self.0);
+        shared.files.push(file);
+        if !shared.has_thread {
+            let theirs = self.0.clone();
+            let thread = std::thread::Builder::new().name("close".to_owned());
+            // Where there is no thread, the next description that is put back asks again.
+            shared.has_thread = thread.spawn(move || close(&theirs)).is_ok();
+        }
+    }
+}
+
+/// Closes what nobody has taken for a while, until there is nothing left.
+fn close(shared: &Mutex<Shared>) {
+    loop {
+        std::thread::sleep(KEPT);
+        let mut locked = lock(shared);
+        let files = std::mem::take(&mut locked.files);
+        if files.is_empty() {
+            locked.has_thread = false;
+            return;
+        }
+        // A queue may put one back meanwhile.
+        drop(locked);
+        drop(files);
+    }
+}
+
+impl Drop for Spares {
+    fn drop(&mut self) {
+        let files = std::mem::take(&mut lock(&self.0).files);
+        drop(files);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pipe::pipe;
+
+    /// True if the other end of a pipe is closed, at once or within ten seconds.
+    fn is_closed(writer: &OwnedFd, may_wait: bool) -> bool {
+        let turns = if may_wait { 1000 } else { 1 };
+        (0..turns).any(|turn| {
+            if turn > 0 {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            rustix::io::write(writer, b".").is_err()
+        })
+    }
+
+    #[test]
+    fn a_description_is_taken_again_or_closed_after_a_while_or_with_its_image() {
+        let spares = Spares::default();
+        assert!(spares.take().is_none());
+        // Twice: the thread of before has ended or has not.
+        for _ in 0..2 {
+            let (pipes, writers): (Vec<_>, Vec<_>) = (0..3).map(|_| pipe().unwrap()).unzip();
+            pipes.into_iter().for_each(|reader| spares.put(reader));
+            let taken = spares.take();
+            assert!(taken.is_some());
+            assert!(is_closed(&writers[0], true) && is_closed(&writers[1], true));
+            assert!(!is_closed(&writers[2], false), "somebody has it");
+        }
+        let (reader, writer) = pipe().unwrap();
+        spares.put(reader);
+        drop(spares);
+        assert!(is_closed(&writer, false));
+    }
+}
