@@ -301,16 +301,15 @@ impl Image {
         self.buffered.is_some()
     }
 
-    /// Something is about to be written to [`Self::buffered`].
+    /// Notes that a write to [`Self::buffered`] begins: the page cache may lose its bytes later.
     pub fn will_be_cached(&self) {
         self.is_cached.store(true, Ordering::Relaxed);
     }
 
-    /// True if `RWF_DSYNC` makes a write durable, which is aligned for [`Self::file`] or not. Past
-    /// the page cache it does. A write into the page cache cannot tell what became of its own
-    /// pages: of several at a time one is told that pages were lost, whosever they were, and it
-    /// takes that word from the next flush. Such a write is followed by a flush instead, which
-    /// remembers (`synced`).
+    /// True if `RWF_DSYNC` alone makes a write durable: a write past the page cache, which
+    /// `is_aligned` as [`Self::file`] needs it. Of several writes into the page cache Linux tells
+    /// one that pages were lost, whichever write they were of, and no later flush hears of it. Such
+    /// a write is followed by a flush instead, whose error the image remembers (`synced`).
     #[must_use]
     pub fn syncs_by_write(&self, is_aligned: bool) -> bool {
         self.is_direct() && is_aligned
