@@ -2,7 +2,7 @@
 
 use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::thread::CpuSet;
+use rustix::thread::{CpuSet, Pid};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -117,7 +117,7 @@ pub(crate) fn pin(cpu: usize) -> Result<(), rustix::io::Errno> {
 }
 
 /// CPUs that a thread, and all it starts, may run on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Affinity(CpuSet);
 
 impl Affinity {
@@ -126,11 +126,29 @@ impl Affinity {
         Self(rustix::thread::sched_getaffinity(None).unwrap_or_default())
     }
 
+    /// Those of another program's first thread; none if there is no such program.
+    #[cfg(test)]
+    pub(crate) fn of(pid: u32) -> Self {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        Self(rustix::thread::sched_getaffinity(pid).unwrap_or_default())
+    }
+
     /// A single one.
     pub(crate) fn one(cpu: usize) -> Self {
         let mut set = CpuSet::new();
         set.set(cpu);
         Self(set)
+    }
+
+    /// The `number`th of them, round and round.
+    pub(crate) fn nth(&self, number: usize) -> Self {
+        let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| self.0.is_set(cpu)).collect();
+        if cpus.is_empty() { self.clone() } else { Self::one(cpus[number % cpus.len()]) }
+    }
+
+    /// Moves a thread of another program there, where that can be.
+    pub(crate) fn apply_to(&self, thread: Pid) {
+        let _ = rustix::thread::sched_setaffinity(Some(thread), &self.0);
     }
 
     /// Moves the calling thread there. Where that cannot be, it stays: the ratios of one run are
@@ -324,6 +342,16 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpus_are_counted_round_and_round() {
+        let mut set = CpuSet::new();
+        [3, 5].into_iter().for_each(|cpu| set.set(cpu));
+        let two = Affinity(set);
+        assert_eq!([0, 1, 2].map(|n| two.nth(n)), [3, 5, 3].map(Affinity::one));
+        let none = Affinity(CpuSet::new());
+        assert_eq!(none.nth(1), none);
+    }
 
     #[test]
     fn random_numbers_reach_the_whole_range_and_never_leave_it() {

@@ -5,6 +5,7 @@ pub(crate) mod testpmd;
 use crate::measure::{Affinity, now, waited_seconds};
 use crate::progress;
 use clap::ValueEnum;
+use rustix::thread::Pid;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -256,6 +257,24 @@ pub(crate) fn ran_seconds(pid: u32) -> f64 {
     ran_ns.sum::<u64>() as f64 / 1e9
 }
 
+/// Puts the threads of a program on CPUs, by the number at the end of a thread's name, 0 where it
+/// has none: a daemon's workers are numbered.
+pub(crate) fn place(pid: u32, place: impl Fn(usize) -> Affinity) {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    for task in tasks {
+        let id = task.file_name().to_str().and_then(|id| Pid::from_raw(id.parse().ok()?));
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        if let Some(id) = id {
+            place(number_of(&name)).apply_to(id);
+        }
+    }
+}
+
+/// The number behind the last dash of a thread's name; 0 if there is none.
+fn number_of(name: &str) -> usize {
+    name.trim().rsplit_once('-').and_then(|(_, number)| number.parse().ok()).unwrap_or(0)
+}
+
 /// The first number of `schedstat`: nanoseconds on a CPU.
 fn first_number(schedstat: &str) -> u64 {
     schedstat.split_whitespace().next().and_then(|field| field.parse().ok()).unwrap_or(0)
@@ -310,6 +329,27 @@ mod tests {
         assert!(ran_seconds(std::process::id()) > before);
         assert!(ran_seconds(u32::MAX).abs() < f64::EPSILON);
         assert_eq!((first_number("123 456 7\n"), first_number("")), (123, 0));
+    }
+
+    #[test]
+    fn a_programs_threads_are_placed_by_their_numbers() {
+        assert_eq!(
+            ["worker-12\n", "worker-0", "manyring", "a-b", ""].map(number_of),
+            [12, 0, 0, 0, 0]
+        );
+        let all = Affinity::current();
+        let mut child = spawn(apart(Path::new("/bin/sleep")).arg("9"), &all).unwrap();
+        let id = child.id();
+        let mut found = Vec::new();
+        for first in 0..2 {
+            place(id, |number| all.nth(first + number));
+            found.push(Affinity::of(id));
+        }
+        place(id, |_| all.clone());
+        found.push(Affinity::of(id));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, [all.nth(0), all.nth(1), all]);
     }
 
     #[test]

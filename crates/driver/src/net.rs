@@ -18,6 +18,7 @@ use manyring_wire::net::{
 };
 use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, PROTOCOL_F_CONFIG};
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
+use slab::Pool;
 use std::path::Path;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
@@ -72,9 +73,18 @@ impl NetDriver {
         let pairs_size = u64::from(options.queue_pairs) * per_pair;
         let size = pairs_size + ControlQueue::arena_size() + options.spare;
         let arena = Arc::new(Arena::new(size)?);
+        let count = options.queue_pairs.saturating_mul(options.queue_size);
+        let pool = match options.shared_buffers {
+            true => Some(Arc::new(Pool::new(&arena, count, options.transmit_size)?)),
+            false => None,
+        };
         let pair = |index| {
             let rx = NetRx::new(&arena, index, features, options)?;
-            Ok(NetPair { rx, tx: NetTx::new(&arena, index, ring, options)? })
+            let tx = match &pool {
+                Some(pool) => NetTx::sharing(pool, &arena, index, ring, options)?,
+                None => NetTx::new(&arena, index, ring, options)?,
+            };
+            Ok(NetPair { rx, tx })
         };
         let pairs = (0..options.queue_pairs).map(pair).collect::<Result<_, DriverError>>()?;
         let control = match features & VIRTIO_NET_F_CTRL_VQ {

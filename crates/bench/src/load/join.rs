@@ -3,6 +3,8 @@
 //!
 //! A queue pair that has nothing to do costs a look at its ring, and no system call: a guest's
 //! kernel does nothing for a queue either that no program of it sends on, and that nobody calls.
+//! All pairs fill buffers of one pool, the last that was freed first, as a kernel's pages are: with
+//! a pool each, more pairs would need more of the cache for the same frames.
 
 mod events;
 
@@ -187,6 +189,7 @@ pub(crate) fn join(args: &JoinArgs) -> Result<JoinResult, LoadError> {
         features: (NetOptions::PLAIN | NetOptions::OFFLOADS) & !without,
         kicks: Coalescing { packets_max: args.kick_packets, delay_us_max: args.kick_us },
         mergeable_size: u32::try_from(BUFFER_SIZE).unwrap_or(0),
+        shared_buffers: true,
         ..NetOptions::default()
     };
     let failed = |error: DriverError| step("back-end")(error.to_string());

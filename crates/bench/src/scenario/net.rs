@@ -375,6 +375,26 @@ impl Road {
         format!("{}:{port}", address(HOST))
     }
 
+    /// Puts the first worker of the back-end on the `first` of these CPUs, round and round, its
+    /// other workers on those behind it, and the driver half on the next one.
+    pub(super) fn put_apart(&self, cpus: &Affinity, first: usize) {
+        self.place(|worker| cpus.nth(first + worker), &cpus.nth(first + 1));
+    }
+
+    /// Leaves it to the system on which of these CPUs they run.
+    pub(super) fn let_go(&self, cpus: &Affinity) {
+        self.place(|_| cpus.clone(), cpus);
+    }
+
+    fn place(&self, server_on: impl Fn(usize) -> Affinity, joiner_on: &Affinity) {
+        if let Some(server) = &self.server {
+            peer::place(server.id(), server_on);
+        }
+        if let Some(joiner) = &self.joiner {
+            peer::place(joiner.0.id(), |_| joiner_on.clone());
+        }
+    }
+
     /// What is measured begins; `beside` runs meanwhile.
     pub(super) fn begin(&mut self, beside: &[Beside]) {
         self.cpu = self.server.as_ref().map_or(0.0, Server::cpu_seconds);

@@ -107,7 +107,7 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         name: "multiqueue",
         about: "1 to 8 TCP streams by 1, 2 and 4 queue pairs, small and large messages, both ways",
         needs: Needs::NAMESPACES,
-        cost: Cost { setup: 1.0, runs: 48.0, each: 1.5 },
+        cost: Cost { setup: 1.0, runs: 51.0, each: 1.8 },
         only: Only::Cells,
         run: multiqueue::run,
     },

@@ -2,11 +2,13 @@
 //! from one second to the next than the ways differ from each other.
 //!
 //! ```text
-//! round:  every way is made, with its daemon, its driver half and its streams; all of them rest
+//! make:   every way is made, with its daemon, its driver half and its streams; all of them rest
 //!         so many times:  each way has a turn, another one first each time
 //!         what a way has sent in all its turns, and taken for it, is its sample
 //! turn:   note the CPU time of daemon and driver half, which rest
-//!         the streams run; after a moment for windows to grow, bytes and clock are noted
+//!         daemon and driver half are put on different CPUs, the other way round each time
+//!         the streams run; after a moment for windows to grow, all may run everywhere, and
+//!         bytes and clock are noted
 //!         the streams rest; what is under way arrives; note bytes and CPU time again
 //! ```
 //! 1. Throughput is that of the middle of a turn. CPU time is that of the whole turn, for all bytes
@@ -16,11 +18,17 @@
 //! 3. The programs of the guest, those of the host, the driver half and the daemon have a
 //!    scheduling group each, however many streams and queue pairs there are: how the CPUs are
 //!    divided among them is the same for all ways.
+//! 4. Linux keeps a thread where it was. Where daemon and driver half happen to share a CPU, the
+//!    streams are slower by a quarter, and would be so for all turns: two ways of the same kind
+//!    would differ by more than four queue pairs and one do. So every turn begins with the two
+//!    apart; after that the system does with them what it does.
+//! 5. What else goes with a connection, such as the queue that its flow falls on, changes when the
+//!    ways are made anew: that is done [`MAKES`] times a round, and each gives a sample.
 
 use super::net::{Beside, NetBench, Road, Way, own_load};
 use super::tap_stream::Stream;
 use crate::load::stream::{Page, STREAMS_MAX};
-use crate::measure::{busy_seconds, now};
+use crate::measure::{Affinity, busy_seconds, now};
 use crate::netns::address;
 use crate::peer;
 use crate::progress;
@@ -36,8 +44,10 @@ const REST: Duration = Duration::from_millis(10);
 const REST_MAX: Duration = Duration::from_millis(500);
 /// Longest time until all streams of a way have begun.
 const START: Duration = Duration::from_secs(5);
-/// Turns for each second that a run is asked to last, and of a smoke test.
-const TURNS_PER_SECOND: f64 = 16.0;
+/// Times that a round makes all ways.
+const MAKES: usize = 2;
+/// Turns of a way for each second that a run is asked to last.
+const TURNS_PER_SECOND: f64 = 8.0;
 /// Longest time of a round by the tools that run beside it.
 const ROUND_SECONDS: u32 = 60;
 /// Share of all CPUs that other programs may take while each way has a turn.
@@ -53,6 +63,8 @@ struct Lane {
     sender: Beside,
     receiver: Beside,
     sums: Sums,
+    /// Where its programs may run.
+    cpus: Affinity,
 }
 
 /// What all turns of a way come to.
@@ -92,8 +104,10 @@ pub(super) fn cell(
     let mut found: Vec<Party<NetSample>> = Vec::new();
     found.extend(parties.iter().map(|(name, _)| Party { name: name.clone(), samples: vec![] }));
     let ways: Vec<&Way> = parties.iter().map(|(_, way)| way).collect();
-    for _ in 0..bench.args.rounds() {
-        let samples = round(bench, &ways, load).map_err(|error| format!("{name}: {error}"))?;
+    let makes = if bench.args.smoke { 1 } else { MAKES };
+    for number in 0..bench.args.rounds() * makes {
+        let samples =
+            make(bench, &ways, load, number).map_err(|error| format!("{name}: {error}"))?;
         if samples.iter().any(|sample| sample.throughput <= 0.0) {
             return Err(format!("{name}: nothing came through"));
         }
@@ -102,18 +116,24 @@ pub(super) fn cell(
     Ok(Some(NetCell::new((name, load.sessions, unit), found, compare)))
 }
 
-/// A sample of each way.
-fn round(bench: &NetBench<'_>, ways: &[&Way], load: Stream) -> Result<Vec<NetSample>, String> {
+/// Makes all ways, for the `number`th time: a sample of each.
+fn make(
+    bench: &NetBench<'_>,
+    ways: &[&Way],
+    load: Stream,
+    number: usize,
+) -> Result<Vec<NetSample>, String> {
     let mut lanes = Vec::new();
     for way in ways {
         lanes.push(Lane::start(bench, way, load)?);
     }
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to 16")]
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to 8")]
     let turns = (TURNS_PER_SECOND * bench.args.seconds()).ceil() as usize;
     let (mut spare, mut disturbed) = (if bench.args.smoke { 0 } else { turns }, false);
     for turn in 0..turns {
         let before: Vec<Sums> = lanes.iter().map(|lane| lane.sums).collect();
-        while take_turns(&mut lanes, turn)? {
+        // Whoever is first has a little less: over all makes, each is first as often.
+        while take_turns(&mut lanes, number * turns + turn)? {
             if spare == 0 || progress::is_late() {
                 disturbed = true;
                 break;
@@ -132,7 +152,7 @@ fn take_turns(lanes: &mut [Lane], turn: usize) -> Result<bool, String> {
     let (before, start) = (others(lanes), now());
     let count = lanes.len();
     for step in 0..count {
-        lanes[(turn + step) % count].turn()?;
+        lanes[(turn + step) % count].turn(turn)?;
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let all = start.elapsed() * u32::try_from(cpus).unwrap_or(1);
@@ -163,7 +183,8 @@ impl Lane {
         let guest_side = begin(&road.guest, format!("--connect={host}"), !load.to_guest)?;
         let (sender, receiver) =
             if load.to_guest { (host_side, guest_side) } else { (guest_side, host_side) };
-        let mut lane = Self { road, page, sender, receiver, sums: Sums::default() };
+        let (sums, cpus) = (Sums::default(), bench.everywhere.clone());
+        let mut lane = Self { road, page, sender, receiver, sums, cpus };
         lane.await_streams(streams)?;
         Ok(lane)
     }
@@ -201,10 +222,13 @@ impl Lane {
         }
     }
 
-    fn turn(&mut self) -> Result<(), String> {
+    /// The turn of this number: its parity says on which CPU the daemon begins.
+    fn turn(&mut self, number: usize) -> Result<(), String> {
         let (bytes, ran) = (self.page.received(), self.road.ran_seconds());
+        self.road.put_apart(&self.cpus, number);
         self.run()?;
         std::thread::sleep(GROW);
+        self.road.let_go(&self.cpus);
         let (first, start) = (self.page.received(), now());
         std::thread::sleep(TURN);
         let (last, elapsed) = (self.page.received(), start.elapsed());

@@ -39,6 +39,10 @@ pub struct NetOptions {
     pub big_size: u32,
     /// Bytes of a transmit buffer, header included.
     pub transmit_size: u32,
+    /// All transmitqs take their buffers from one place, as a guest's kernel does: the buffer that
+    /// was free last is used next, by whichever queue. For pairs that are driven by one thread:
+    /// others would wait for each other.
+    pub shared_buffers: bool,
     /// Who reads the control queue.
     pub control: ControlOwner,
     /// A kick of a transmitq waits for so many packets or microseconds. 0 packets: it does not.
@@ -98,6 +102,7 @@ impl Default for NetOptions {
             mergeable_size: 1536,
             big_size: LONGEST,
             transmit_size: LONGEST,
+            shared_buffers: false,
             control: ControlOwner::FrontEnd,
             kicks: Coalescing::default(),
             spare: 256 << 10,

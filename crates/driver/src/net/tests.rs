@@ -144,6 +144,39 @@ fn a_full_transmitq_says_so_until_the_device_has_sent() {
 }
 
 #[test]
+fn queues_of_one_pool_never_have_the_same_buffer_and_take_the_last_that_came_back() {
+    let (arena, options) = (arena(), options(4));
+    let pool = Arc::new(Pool::new(&arena, 8, options.transmit_size).unwrap());
+    let rig = |pair| {
+        let ring = RingFeatures::from_bits(0);
+        let mut tx = NetTx::sharing(&pool, &arena, pair, ring, &options).unwrap();
+        let device = Device::new(&arena, tx.vring(), 0);
+        (tx, device)
+    };
+    let ((mut one, mut its_device), (mut two, mut other_device)) = (rig(0), rig(1));
+    let header = RawHeader::default();
+    // Both are filled, in turns: no frame is written over another one.
+    for number in 0..4 {
+        assert!(one.send(&header, &[b'a', number]).unwrap());
+        assert!(two.send(&header, &[b'b', number]).unwrap());
+    }
+    assert!(one.room().is_none() && two.room().is_none());
+    one.publish(0).unwrap();
+    two.publish(0).unwrap();
+    let bodies = |frames: Vec<(Vec<usize>, Vec<u8>)>| -> Vec<Vec<u8>> {
+        frames.into_iter().map(|(_, bytes)| bytes[HEADER_SIZE..].to_vec()).collect()
+    };
+    let of = |letter| (0..4).map(|number| vec![letter, number]).collect::<Vec<_>>();
+    assert_eq!(bodies(its_device.take_frames()), of(b'a'));
+    assert_eq!(bodies(other_device.take_frames()), of(b'b'));
+    // What comes back to one queue is next for the other, the last first.
+    assert_eq!((two.reclaim(), one.reclaim()), (4, 4));
+    let found = two.room().unwrap().split_at(HEADER_SIZE).1.read_array::<2>();
+    assert_eq!(found, Some([b'a', 3]));
+    assert_eq!((one.in_flight(), two.in_flight()), (0, 0));
+}
+
+#[test]
 fn a_kick_waits_for_packets_or_time_whichever_comes_first() {
     let kicks = Coalescing { packets_max: 3, delay_us_max: 50 };
     let (mut tx, mut device) = tx_rig(&NetOptions { kicks, ..options(16) }, 0);

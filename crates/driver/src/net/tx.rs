@@ -1,7 +1,7 @@
 //! `NetTx`: a transmitq: frames in, kicks coalesced, buffers freed late.
 
 use super::options::NetCounters;
-use super::slab::{Buffer, Slab};
+use super::slab::{Buffer, Pool, Slab};
 use crate::{Arena, DriverError, NetOptions, Vring};
 use manyring_memory::GuestSlice;
 use manyring_queue::RingFeatures;
@@ -43,6 +43,29 @@ impl NetTx {
         features: RingFeatures,
         options: &NetOptions,
     ) -> Result<Self, DriverError> {
+        let slab = Slab::new(arena, options.queue_size, options.transmit_size)?;
+        Self::with(slab, arena, pair, features, options)
+    }
+
+    /// The same, with buffers of `pool`.
+    pub(super) fn sharing(
+        pool: &Arc<Pool>,
+        arena: &Arc<Arena>,
+        pair: u16,
+        features: RingFeatures,
+        options: &NetOptions,
+    ) -> Result<Self, DriverError> {
+        let slab = Slab::sharing(pool.clone(), options.queue_size);
+        Self::with(slab, arena, pair, features, options)
+    }
+
+    fn with(
+        slab: Slab,
+        arena: &Arc<Arena>,
+        pair: u16,
+        features: RingFeatures,
+        options: &NetOptions,
+    ) -> Result<Self, DriverError> {
         let index = u32::try_from(transmitq(pair.into())).unwrap_or(u32::MAX);
         let size = options.queue_size;
         let mut vring = Vring::new(arena, index, size, features, 0)?;
@@ -50,7 +73,7 @@ impl NetTx {
         vring.queue().disable_notifications();
         Ok(Self {
             vring,
-            slab: Slab::new(arena, size, options.transmit_size)?,
+            slab,
             parts: Vec::new(),
             coalescing: options.kicks,
             owed: None,
@@ -132,6 +155,7 @@ impl NetTx {
                 return None;
             }
         }
+        self.slab.refill();
         self.slab.next_free().map(Buffer::slice)
     }
 
@@ -179,7 +203,7 @@ impl NetTx {
     /// Frames added and not yet freed.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        usize::from(self.vring.size()) - self.slab.free_count()
+        self.slab.bound()
     }
 
     /// Makes what was added available. A kick that the device wants is sent, unless it is to wait
