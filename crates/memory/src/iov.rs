@@ -5,10 +5,10 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 /// Bytes of a cache line.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", test))]
 const CACHE_LINE: usize = 64;
 /// Bytes that are asked for ahead at most.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", test))]
 const PREFETCH_MAX: usize = 1536;
 
 /// Bytes of guest memory, contiguous in this process and mapped for `'m`: the slice borrows the
@@ -185,8 +185,7 @@ impl<'m> GuestSlice<'m> {
     #[inline]
     pub fn prefetch_for_read(&self) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        for at in (0..self.len().min(PREFETCH_MAX)).step_by(CACHE_LINE) {
-            let line = self.0.iov_base.wrapping_byte_add(at);
+        for line in lines(self.0.iov_base.addr(), self.len()) {
             // SAFETY: a hint about addresses, which need not be mapped.
             unsafe {
                 std::arch::asm!(
@@ -203,6 +202,15 @@ impl<'m> GuestSlice<'m> {
         // SAFETY: all `len` bytes are mapped for `'m` (`new`).
         unsafe { std::ptr::write_bytes(self.0.iov_base.cast::<u8>(), 0, self.len()) };
     }
+}
+
+/// Where the cache lines of `len` bytes at `base` begin, as far as they are asked for ahead. A frame
+/// lies behind its header of 12 bytes, and so in one line more than it fills.
+#[cfg(any(target_arch = "x86_64", test))]
+#[inline]
+fn lines(base: usize, len: usize) -> impl Iterator<Item = usize> {
+    let end = base.saturating_add(len.min(PREFETCH_MAX));
+    (base & !(CACHE_LINE - 1)..end).step_by(CACHE_LINE)
 }
 
 /// The slices as the iovec array of a system call. The bytes are mapped as long as the slices are
@@ -305,6 +313,17 @@ mod tests {
         assert_eq!(copy_from_slices(&parts, &mut out), 8);
         assert_eq!(&out, b"abcdefgh");
         assert_eq!(total_len(&parts), 8);
+    }
+
+    #[test]
+    fn every_line_of_a_slice_is_asked_for_wherever_it_begins_in_its_first_one() {
+        let of = |base, len| lines(base, len).collect::<Vec<_>>();
+        assert_eq!(of(0x1000, 0), []);
+        assert_eq!(of(0x1000, 64), [0x1000]);
+        // A frame of 64 bytes behind a header of 12.
+        assert_eq!(of(0x100c, 64), [0x1000, 0x1040]);
+        assert_eq!(of(0x103f, 2), [0x1000, 0x1040]);
+        assert_eq!(of(0x1000, 1 << 20).len(), PREFETCH_MAX / CACHE_LINE);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! clients that have left meanwhile are passed over.
 
 mod listener;
+mod pace;
 mod requests;
 pub mod session;
 mod socket;
@@ -21,11 +22,12 @@ pub use socket::SocketError;
 use manyring_device::Device;
 
 use manyring_engine::{Event, EventKind, Janitor, Origin};
+use pace::Pace;
 use requests::Front;
 use socket::{Connection, ForeignStream};
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
@@ -100,7 +102,8 @@ pub async fn serve(
     stop: watch::Receiver<bool>,
 ) -> Result<(), ListenError> {
     let janitor = Arc::new(Janitor::default());
-    let server = Server { device, options, connected, stop, janitor, deadline: OnceLock::new() };
+    let (pace, deadline) = (Mutex::new(Pace::new(Instant::now())), OnceLock::new());
+    let server = Server { device, options, connected, stop, janitor, pace, deadline };
     match endpoint {
         Endpoint::Listen { path, permissions } => {
             let mut listener = Listener::bind(&path, permissions)?;
@@ -134,6 +137,8 @@ struct Server {
     stop: watch::Receiver<bool>,
     /// Touches what the front-ends send.
     janitor: Arc<Janitor>,
+    /// How many messages they may send, whoever they are.
+    pace: Mutex<Pace>,
     /// When what still hangs is given up, once the daemon stops.
     deadline: OnceLock<Instant>,
 }
@@ -149,6 +154,23 @@ impl Server {
         self.stopped().await;
         let deadline = self.deadline.get_or_init(|| Instant::now() + STOP_TIMEOUT);
         tokio::time::sleep_until(*deadline).await;
+    }
+
+    /// Does something with the pace of the front-ends.
+    fn with_pace<T>(&self, what: impl FnOnce(&mut Pace) -> T) -> T {
+        what(&mut self.pace.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns when the next message may be read, and says once in a session that it waits.
+    async fn paced(&self, is_slowed: &mut bool) {
+        let due = self.with_pace(|pace| pace.due());
+        if due <= Instant::now() {
+            return;
+        }
+        if !std::mem::replace(is_slowed, true) {
+            tracing::warn!(device = self.device.name(), "front-end sends messages without end");
+        }
+        tokio::time::sleep_until(due).await;
     }
 
     async fn accept_for_ever(&self, listener: &UnixListener) {
@@ -221,8 +243,12 @@ impl Server {
     async fn accept(&self, listener: &UnixListener) -> ForeignStream {
         loop {
             self.janitor.room().await;
+            tokio::time::sleep_until(self.with_pace(|pace| pace.due())).await;
             match listener.accept().await {
-                Ok((stream, _)) => return ForeignStream::new(stream, self.janitor.clone()),
+                Ok((stream, _)) => {
+                    self.with_pace(|pace| pace.count_client(Instant::now()));
+                    return ForeignStream::new(stream, self.janitor.clone());
+                }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept");
                     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -324,13 +350,19 @@ impl Server {
         changes.mark_unchanged();
         let mut connection = Connection::new(stream, origin.clone());
         let mut silence = Some(self.options.handshake_timeout);
+        let mut is_slowed = false;
         let device = self.device.name();
         self.connected.send_replace(true);
         tracing::info!(device, "front-end connected");
         loop {
+            let next = async {
+                self.paced(&mut is_slowed).await;
+                connection.receive(silence).await
+            };
             tokio::select! {
-                message = connection.receive(silence) => {
+                message = next => {
                     silence = None;
+                    self.with_pace(|pace| pace.count_message(Instant::now()));
                     // A disk that hangs can hold an answer back.
                     let answered = tokio::select! {
                         answered = self.answer(&connection, &mut front, message) => answered,

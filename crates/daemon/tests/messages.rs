@@ -1,0 +1,82 @@
+//! Messages without end: they cost the front-end that sends them, and not its neighbours.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+
+use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
+use process::Daemon;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+/// Both guests share the worker and the thread that reads messages.
+const CONFIG: &str = "[daemon]\nworkers = 1\n\
+    [[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nmemory = '16M'\n\
+    [[blk]]\nname = 'good'\nsocket_path = '@/good'\nmemory = '16M'\n";
+/// Messages that a front-end may send at once, and the time in which one more may come.
+const AT_ONCE: u32 = 8192;
+const EACH: Duration = Duration::from_millis(1);
+/// What a start of the neighbour may take: a hundred times what it takes.
+const BOUND: Duration = Duration::from_secs(2);
+const SET_VRING_ENABLE: u32 = 18;
+
+/// Enables and disables a queue `count` times without waiting for any answer.
+fn flood(front: &mut FrontEnd, count: u32) {
+    for n in 0..count {
+        let state = [0u32.to_ne_bytes(), (n % 2).to_ne_bytes()].concat();
+        front.send_message(SET_VRING_ENABLE, &state, &[]).unwrap();
+    }
+}
+
+#[test]
+fn a_front_end_that_sends_messages_without_end_is_slowed_down_and_its_neighbour_is_not() {
+    let daemon = Daemon::run(CONFIG, &["bad", "good"]);
+    let mut bad = BlkDriver::connect(&daemon.socket_of("bad"), &BlkOptions::default()).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let more = 1500;
+            let began = SystemTime::now();
+            flood(&mut bad.front, AT_ONCE + more);
+            // This one is answered when those before it were read.
+            bad.front.features().expect("the session goes on");
+            let took = began.elapsed().unwrap();
+            assert!(took >= EACH * (more - 500), "{took:?} for {more} beyond the first ones");
+            is_over.store(true, Ordering::Relaxed);
+        });
+        let (mut starts, socket) = (0, daemon.socket_of("good"));
+        while !is_over.load(Ordering::Relaxed) {
+            let began = SystemTime::now();
+            let mut good = BlkDriver::connect(&socket, &BlkOptions::default()).unwrap();
+            good.queues[0].write(8, &[7; 512]).unwrap();
+            drop(good);
+            let took = began.elapsed().unwrap();
+            assert!(took < BOUND, "the neighbour's start took {took:?}");
+            starts += 1;
+            // A client counts as well: the neighbour is not to be slowed down by itself.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(starts > 0, "the neighbour was served beside the flood");
+    });
+    // Whoever is slowed down is served all the same, and the log says so once.
+    bad.front.set_vring_enable(0, true).unwrap();
+    bad.queues[0].run(Op::Flush).unwrap();
+    drop(bad);
+    let log = daemon.log();
+    let lines = log.matches("front-end sends messages without end").count();
+    assert_eq!(lines, 1, "{log}");
+}
+
+#[test]
+fn clients_that_come_and_go_without_end_are_slowed_down_too() {
+    let daemon = Daemon::run(CONFIG, &["bad", "good"]);
+    let began = SystemTime::now();
+    // Each counts for sixteen messages.
+    for _ in 0..(AT_ONCE + 1500) / 16 {
+        let mut front = FrontEnd::connect(&daemon.socket_of("bad"), 10 * BOUND).unwrap();
+        front.features().unwrap();
+    }
+    let took = began.elapsed().unwrap();
+    assert!(took >= EACH * 1000, "{took:?}");
+    let mut good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
+    good.queues[0].run(Op::Flush).unwrap();
+}

@@ -1,0 +1,92 @@
+//! `Pace`: how many messages the front-ends of a device may send.
+//!
+//! All sessions share the thread that reads messages, and each message can be an order to a worker
+//! that serves other guests too. A front-end sends some seven messages for each queue when its
+//! guest starts, and hardly any while it runs. One that sends messages without end, or connects
+//! again and again, would take a CPU from all others: it may do so [`AT_ONCE`] times, and then
+//! once in [`EACH`]. What it sends beyond that stays in its socket, and it waits there.
+
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Messages that may come at once: three starts of a guest with 256 queues.
+pub(super) const AT_ONCE: u32 = 8192;
+/// Time in which one more may come.
+pub(super) const EACH: Duration = Duration::from_millis(1);
+/// A client that connects counts for so many messages: a session is made and torn down for it.
+const CLIENT: u32 = 16;
+
+/// The messages of a device, over all of its sessions.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// When as many as [`AT_ONCE`] may come again, if none comes until then.
+    restored_at: Instant,
+}
+
+impl Pace {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { restored_at: now }
+    }
+
+    /// When the next message may be read. A time that has passed: now.
+    pub(super) fn due(&self) -> Instant {
+        let last = AT_ONCE.saturating_sub(1);
+        self.restored_at.checked_sub(EACH * last).unwrap_or(self.restored_at)
+    }
+
+    /// A message was read.
+    pub(super) fn count_message(&mut self, now: Instant) {
+        self.count(1, now);
+    }
+
+    /// A client has connected.
+    pub(super) fn count_client(&mut self, now: Instant) {
+        self.count(CLIENT, now);
+    }
+
+    fn count(&mut self, messages: u32, now: Instant) {
+        self.restored_at = self.restored_at.max(now) + EACH * messages;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sends `count` messages as fast as they may come from `from` on. Returns when the last came.
+    fn send(pace: &mut Pace, count: u32, from: Instant) -> Instant {
+        (0..count).fold(from, |now, _| {
+            let now = now.max(pace.due());
+            pace.count_message(now);
+            now
+        })
+    }
+
+    #[test]
+    fn many_messages_come_at_once_and_further_ones_by_and_by() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        assert_eq!(send(&mut pace, AT_ONCE, start), start);
+        assert_eq!(send(&mut pace, 1, start), start + EACH);
+        let ended = send(&mut pace, 1000, start + EACH);
+        assert_eq!(ended, start + 1001 * EACH);
+        // A rest gives back as much as it is long, and never more than at first.
+        let later = ended + 100 * EACH;
+        assert_eq!(send(&mut pace, 100, later), later);
+        assert_eq!(send(&mut pace, 1, later), later + EACH);
+        let much_later = later + 3 * AT_ONCE * EACH;
+        assert_eq!(send(&mut pace, AT_ONCE, much_later), much_later);
+        assert_eq!(send(&mut pace, 1, much_later), much_later + EACH);
+    }
+
+    #[test]
+    fn a_client_counts_for_more_than_a_message() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        for _ in 0..AT_ONCE / CLIENT {
+            assert!(pace.due() <= start);
+            pace.count_client(start);
+        }
+        assert_eq!(pace.due(), start + EACH);
+    }
+}
