@@ -204,8 +204,8 @@ impl<'m> GuestSlice<'m> {
     }
 }
 
-/// Where the cache lines of `len` bytes at `base` begin, as far as they are asked for ahead. A frame
-/// lies behind its header of 12 bytes, and so in one line more than it fills.
+/// Where the cache lines of `len` bytes at `base` begin, as far as they are asked for ahead. A
+/// frame lies behind its header of 12 bytes, and so in one line more than it fills.
 #[cfg(any(target_arch = "x86_64", test))]
 #[inline]
 fn lines(base: usize, len: usize) -> impl Iterator<Item = usize> {
