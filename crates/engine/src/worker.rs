@@ -470,6 +470,7 @@ impl Worker {
         let Some((id, mut queue)) = self.slots[slot].entry.take() else { return };
         queue.detach(&mut QueueIo::new(&mut self.wait, index_of(slot), generation, self.now_ns));
         self.by_id.remove(&id);
+        self.bill.strike(slot);
         self.note_queues();
         match self.slots[slot].ending.take() {
             Some(Ending::Stop(reply)) => {

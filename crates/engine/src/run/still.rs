@@ -22,6 +22,8 @@ pub(crate) struct Still {
     /// Set when it has sent that call.
     pub(crate) is_sent: Arc<AtomicBool>,
     pub(crate) is_hot: bool,
+    /// It has work in every turn.
+    pub(crate) works: bool,
     /// Whether its guest had the worker for itself in its last turn.
     pub(crate) is_alone: Arc<AtomicBool>,
     pub(crate) guest: mpsc::Sender<Event>,
@@ -33,7 +35,8 @@ impl Default for Still {
     fn default() -> Self {
         let (hangs, is_sent, is_alone) = (Arc::default(), Arc::default(), Arc::default());
         let guest = mpsc::channel(1).0;
-        Self { hangs, due_ns: None, is_sent, is_hot: true, is_alone, guest, stats: Arc::default() }
+        let stats = Arc::default();
+        Self { hangs, due_ns: None, is_sent, is_hot: true, works: false, is_alone, guest, stats }
     }
 }
 
@@ -44,7 +47,7 @@ impl Run for Still {
 
     fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned {
         self.is_alone.store(io.is_alone(), Ordering::Relaxed);
-        Turned { worked: false, taken: 0, is_overdue: !self.is_hot }
+        Turned { worked: self.works, taken: usize::from(self.works), is_overdue: !self.is_hot }
     }
 
     fn settle(&mut self, _how: (Decision, bool), _io: &mut QueueIo<'_>) -> bool {

@@ -33,6 +33,16 @@ pub(super) struct Bill {
     payers: Vec<usize>,
 }
 
+impl Bill {
+    /// The queue in `slot` leaves: it pays nothing any more, nor does the next one there for it.
+    #[cold]
+    pub(super) fn strike(&mut self, slot: usize) {
+        self.payers.iter_mut().filter(|payer| **payer == slot).for_each(|payer| *payer = GONE);
+    }
+}
+
+/// No slot: a payer that has left. Its part of the round is charged to nobody.
+const GONE: usize = usize::MAX;
 /// A round of a guest alone is cut after so long: whoever comes meanwhile waits no longer for it.
 const ROUND_NS: u64 = 200_000;
 /// Turns with work between two looks at the clock in such a round, if each took few requests or
@@ -100,7 +110,7 @@ impl Worker {
     }
 
     /// Charges the queues that worked in the round before with what it took. A round with work is
-    /// followed by the next one without a sleep. A queue that has left since then pays nothing.
+    /// followed by the next one without a sleep.
     #[inline]
     fn settle_bill(&mut self) {
         let Bill { began_ns, charged_ns, payers } = &mut self.bill;
@@ -108,7 +118,8 @@ impl Worker {
             let round_ns = self.now_ns.saturating_sub(*began_ns);
             let each_ns = round_ns.saturating_sub(*charged_ns) / payers.len() as u64;
             for slot in payers.drain(..) {
-                if let Some((_, queue)) = &self.slots[slot].entry {
+                let entry = self.slots.get(slot).and_then(|slot| slot.entry.as_ref());
+                if let Some((_, queue)) = entry {
                     queue.stats().busy_ns.add(each_ns);
                 }
             }

@@ -53,3 +53,33 @@ fn a_queue_is_told_that_its_guest_is_alone_while_no_other_guest_comes() {
     assert!(!is_alone_at(&mut worker, 2 * second + ALONE_NS - 1));
     assert!(is_alone_at(&mut worker, 2 * second + ALONE_NS));
 }
+
+#[test]
+fn a_queue_pays_nothing_for_the_one_that_had_its_slot_before() {
+    let mailbox = Arc::new(Mailbox::new().unwrap());
+    let lot = Lot { told: Arc::default(), stays: true };
+    let law = Law::new(Polling::NEVER, 0, 0);
+    let mut worker = Worker::new(false, law, mailbox, Arc::default(), lot).unwrap();
+    let guest = Still::default().guest;
+    let queue = || Still { works: true, guest: guest.clone(), ..Still::default() };
+    let (former, stays, next) = (queue(), queue(), queue());
+    let paid = [&former, &stays, &next].map(|queue| queue.stats.clone());
+    let at = |worker: &mut Worker, now_ns: u64| {
+        worker.now_ns = now_ns;
+        worker.turn_hot();
+    };
+    worker.start(QueueId(1), Box::new(former), None);
+    worker.start(QueueId(2), Box::new(stays), None);
+    at(&mut worker, 1_000_000);
+    at(&mut worker, 1_000_400);
+    // It leaves in the round in which it has worked, and another one comes to its slot.
+    let slot = worker.by_id[&QueueId(1)];
+    worker.end(slot, Ending::Stop(tokio::sync::oneshot::channel().0));
+    worker.finish_drained();
+    worker.start(QueueId(3), Box::new(next), None);
+    assert_eq!(worker.by_id[&QueueId(3)], slot);
+    at(&mut worker, 1_001_000);
+    assert_eq!(paid.each_ref().map(|stats| stats.busy_ns.value()), [200, 500, 0]);
+    at(&mut worker, 1_002_000);
+    assert_eq!(paid.map(|stats| stats.busy_ns.value()), [200, 1000, 500]);
+}
