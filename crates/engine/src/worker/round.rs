@@ -1,7 +1,8 @@
 //! A round of the loop: every hot queue takes a turn, while its guest has time left.
 //!
-//! What a round costs is charged to the queues that worked in it, so that the balance knows the
-//! time that each takes. The clock is not read for that:
+//! The time of a round is charged to the queues that worked in it (`busy_ns`), because the balance
+//! must know how much each of them takes. The clock is not read for that alone:
+//!
 //! ```text
 //! a turn with work whose time is known, since guests share the worker:  charge it to the queue
 //! when the next round begins:  what the whole round took and is not charged yet (turns of a guest
@@ -12,22 +13,23 @@ use super::{Slot, Worker, index_of};
 use crate::io::QueueIo;
 use crate::run::Turned;
 
-/// What a round of turns has come to.
+/// What the turns of a round have done.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Round {
-    /// A queue had work, or must wait for the next round to do it.
+    /// A queue had work, or has work that must wait for the next round.
     pub(super) worked: bool,
     /// Requests or packets that were taken.
     pub(super) taken: u64,
-    /// A queue should not wait for the others to settle.
+    /// A queue has been without work for so long that it should settle, although others are busy.
     pub(super) overdue: bool,
 }
 
-/// The time of a round, and who pays for it.
+/// The time of the present round, and the queues to which it will be charged.
 #[derive(Debug, Default)]
 pub(super) struct Bill {
+    /// When the round began.
     began_ns: u64,
-    /// What single turns have been charged with.
+    /// What has been charged already, to turns whose time was measured.
     charged_ns: u64,
     /// The slots of the queues that worked.
     payers: Vec<usize>,

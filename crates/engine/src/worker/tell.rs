@@ -1,35 +1,42 @@
-//! What a worker tells the balance of itself, and its end when it has no queues.
+//! What a worker tells the balance (`balance.rs`) about its load, and how it ends.
+//!
+//! The balance measures nothing while nobody complains. A worker speaks up in two cases only: it
+//! has several queues and never comes to sleep, so that one of them might better be served
+//! elsewhere; or it mostly sleeps, so that its queues might be given to another worker. A worker
+//! that has had no queue for a minute ends its thread, unless it is the one that always stays.
 
 use super::Worker;
 use crate::accounts::ring_threads;
 
-/// A worker that has not slept for this long, with several hot queues, says so.
+/// A worker that has several hot queues and has not slept for this long is saturated.
 const SATURATED_NS: u64 = 50_000_000;
-/// A worker that slept so much of the time since it last looked back says so.
+/// A worker that slept for so much of the time since it last looked back is resting.
 const RESTING_PERCENT: u64 = 75;
-/// A worker that has had no queue for so long ends.
+/// A worker that has had no queue for so long ends its thread.
 const LEAVE_NS: u64 = 60_000_000_000;
-/// A worker that has had no queue for so long looks at what the kernel keeps for it. The kernel's
-/// threads end when they have been idle for five seconds.
+/// A worker that has had no queue for so long counts the threads that the kernel keeps for its
+/// io_uring. Those that are not needed end by themselves when they have been idle for five seconds.
 const LOOK_NS: u64 = 10_000_000_000;
 /// Threads that the kernel means to keep for a worker that has used its io_uring: one for requests
 /// that take a bounded time, and one for the others.
 const RING_THREADS_MAX: usize = 2;
 
-/// When a worker last looked back, and how long it had slept until then.
+/// When a worker last looked back at its load, and what it waits for while it has no queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rest {
+    /// When it last looked back.
     since_ns: u64,
+    /// How long it had slept by then, in all.
     slept_ns: u64,
-    /// It has no queue: then its thread ends, unless it stays.
+    /// When its thread ends, unless it stays. `None` while the worker has a queue.
     leaves_at_ns: Option<u64>,
-    /// It has no queue any more: then it looks at what the kernel keeps for it.
+    /// When it counts the kernel's threads. `None` while the worker has a queue, and after the count.
     looks_at_ns: Option<u64>,
 }
 
 impl Rest {
-    /// A worker that begins, without a queue. Threads that served as this worker before slept for
-    /// `slept_ns`.
+    /// For a worker that begins, and has no queue yet. `slept_ns`: what its counters say already,
+    /// since other threads may have been this worker before.
     pub(super) fn new(now_ns: u64, slept_ns: u64) -> Self {
         let leaves_at_ns = Some(now_ns + LEAVE_NS);
         Self { since_ns: now_ns, slept_ns, leaves_at_ns, looks_at_ns: None }
@@ -37,7 +44,7 @@ impl Rest {
 }
 
 impl Worker {
-    /// Tells the balance when there is more than this thread can do.
+    /// Tells the balance when there is more work than this thread can do.
     #[inline]
     pub(super) fn tell_if_saturated(&mut self) {
         if self.now_ns.saturating_sub(self.awake_since_ns) > SATURATED_NS {
@@ -48,15 +55,15 @@ impl Worker {
         }
     }
 
-    /// Counts how often a device of the host has made this thread wait.
+    /// Adds up how often a device of the host has made this thread wait.
     pub(super) fn count_device_waits(&mut self) {
         let waits = self.wait.device_waits();
         self.stats.device_waits.add(waits - self.device_waits);
         self.device_waits = waits;
     }
 
-    /// Tells the balance when this thread could as well be spared. Asked after each sleep; what is
-    /// behind the compare happens once a second at most.
+    /// Tells the balance when this thread mostly sleeps, and ends it when it has long had no queue.
+    /// Called after each sleep; both are looked into once a second at most.
     #[inline]
     pub(super) fn tell_if_resting(&mut self) {
         if self.now_ns.saturating_sub(self.rest.since_ns) >= self.lot.told.rest_ns() {
@@ -77,7 +84,7 @@ impl Worker {
         }
     }
 
-    /// Its queues are more, or fewer, than before.
+    /// A queue has come or left.
     pub(super) fn note_queues(&mut self) {
         let was_empty = self.rest.leaves_at_ns.is_some();
         self.stats.queues.set(self.by_id.len() as u64);
@@ -94,15 +101,15 @@ impl Worker {
         }
     }
 
-    /// When the thread ends, or looks whether it should, if no queue comes: a sleep has a timer
-    /// then, twice at most.
+    /// When the thread ends, or looks whether it should, if no queue comes until then. A sleep has a
+    /// timer for that: two sleeps at most, since a worker without queues has no other reason to wake.
     pub(super) fn leaves_at_ns(&self) -> Option<u64> {
         let leaves_at_ns = self.rest.leaves_at_ns.filter(|_| !self.lot.stays);
         self.rest.looks_at_ns.into_iter().chain(leaves_at_ns).min()
     }
 
-    /// Ends if it has had no queue for long, or if the kernel keeps threads for it that nobody
-    /// needs; unless a queue is on its way: then the next one is waited for as long again.
+    /// Ends the thread if it has had no queue for long, or if the kernel keeps threads for it that
+    /// nobody needs. If a queue is on its way to this worker it goes on, and waits as long again.
     ///
     /// The kernel's threads belong to the thread that submits, and so does their count: the last
     /// one that is counted stays. But Linux (seen in 6.18) counts a thread out twice if it ends
