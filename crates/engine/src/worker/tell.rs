@@ -15,7 +15,7 @@ const RESTING_PERCENT: u64 = 75;
 /// A worker that has had no queue for so long ends its thread.
 const LEAVE_NS: u64 = 60_000_000_000;
 /// A worker that has had no queue for so long counts the threads that the kernel keeps for its
-/// io_uring. Those that are not needed end by themselves when they have been idle for five seconds.
+/// io_uring. Those that are not needed end by themselves after five idle seconds.
 const LOOK_NS: u64 = 10_000_000_000;
 /// Threads that the kernel means to keep for a worker that has used its io_uring: one for requests
 /// that take a bounded time, and one for the others.
@@ -30,7 +30,7 @@ pub(super) struct Rest {
     slept_ns: u64,
     /// When its thread ends, unless it stays. `None` while the worker has a queue.
     leaves_at_ns: Option<u64>,
-    /// When it counts the kernel's threads. `None` while the worker has a queue, and after the count.
+    /// When it counts the kernel's threads. `None` while the worker has a queue, and after that.
     looks_at_ns: Option<u64>,
 }
 
@@ -101,8 +101,8 @@ impl Worker {
         }
     }
 
-    /// When the thread ends, or looks whether it should, if no queue comes until then. A sleep has a
-    /// timer for that: two sleeps at most, since a worker without queues has no other reason to wake.
+    /// When the thread ends, or looks whether it should, if no queue comes until then. A sleep has
+    /// a timer for that: two sleeps at most, since a worker without queues is woken by nothing else.
     pub(super) fn leaves_at_ns(&self) -> Option<u64> {
         let leaves_at_ns = self.rest.leaves_at_ns.filter(|_| !self.lot.stays);
         self.rest.looks_at_ns.into_iter().chain(leaves_at_ns).min()
