@@ -102,7 +102,7 @@ impl Worker {
     }
 
     /// When the thread ends, or looks whether it should, if no queue comes until then. A sleep has
-    /// a timer for that: two sleeps at most, since a worker without queues is woken by nothing else.
+    /// a timer for that: two sleeps at most, since a worker without queues wakes for nothing else.
     pub(super) fn leaves_at_ns(&self) -> Option<u64> {
         let leaves_at_ns = self.rest.leaves_at_ns.filter(|_| !self.lot.stays);
         self.rest.looks_at_ns.into_iter().chain(leaves_at_ns).min()
