@@ -62,7 +62,7 @@ fn a_front_end_that_sends_messages_without_end_is_slowed_down_and_its_neighbour_
     bad.queues[0].run(Op::Flush).unwrap();
     drop(bad);
     let log = daemon.log();
-    let lines = log.matches("front-end sends messages without end").count();
+    let lines = log.matches("messages or clients without end: slowed down").count();
     assert_eq!(lines, 1, "{log}");
 }
 

@@ -161,14 +161,17 @@ impl Server {
         what(&mut self.pace.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns when the next message may be read, and says once in a session that it waits.
-    async fn paced(&self, is_slowed: &mut bool) {
+    /// Returns when the next message may be read.
+    async fn paced(&self) {
         let due = self.with_pace(|pace| pace.due());
         if due <= Instant::now() {
             return;
         }
-        if !std::mem::replace(is_slowed, true) {
-            tracing::warn!(device = self.device.name(), "front-end sends messages without end");
+        if self.with_pace(Pace::note_wait) {
+            tracing::warn!(
+                device = self.device.name(),
+                "messages or clients without end: slowed down"
+            );
         }
         tokio::time::sleep_until(due).await;
     }
@@ -243,7 +246,7 @@ impl Server {
     async fn accept(&self, listener: &UnixListener) -> ForeignStream {
         loop {
             self.janitor.room().await;
-            tokio::time::sleep_until(self.with_pace(|pace| pace.due())).await;
+            self.paced().await;
             match listener.accept().await {
                 Ok((stream, _)) => {
                     self.with_pace(|pace| pace.count_client(Instant::now()));
@@ -350,13 +353,12 @@ impl Server {
         changes.mark_unchanged();
         let mut connection = Connection::new(stream, origin.clone());
         let mut silence = Some(self.options.handshake_timeout);
-        let mut is_slowed = false;
         let device = self.device.name();
         self.connected.send_replace(true);
         tracing::info!(device, "front-end connected");
         loop {
             let next = async {
-                self.paced(&mut is_slowed).await;
+                self.paced().await;
                 connection.receive(silence).await
             };
             tokio::select! {

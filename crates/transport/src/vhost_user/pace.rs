@@ -21,17 +21,24 @@ const CLIENT: u32 = 16;
 pub(super) struct Pace {
     /// When as many as [`AT_ONCE`] may come again, if none comes until then.
     restored_at: Instant,
+    /// The log says that a message must wait, since as many might come at once.
+    is_told: bool,
 }
 
 impl Pace {
     pub(super) fn new(now: Instant) -> Self {
-        Self { restored_at: now }
+        Self { restored_at: now, is_told: false }
     }
 
     /// When the next message may be read. A time that has passed: now.
     pub(super) fn due(&self) -> Instant {
         let last = AT_ONCE.saturating_sub(1);
         self.restored_at.checked_sub(EACH * last).unwrap_or(self.restored_at)
+    }
+
+    /// A message must wait. True if the log is to say so: once until the front-ends have rested.
+    pub(super) fn note_wait(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_told, true)
     }
 
     /// A message was read.
@@ -45,6 +52,7 @@ impl Pace {
     }
 
     fn count(&mut self, messages: u32, now: Instant) {
+        self.is_told &= self.restored_at > now;
         self.restored_at = self.restored_at.max(now) + EACH * messages;
     }
 }
@@ -77,6 +85,19 @@ mod tests {
         let much_later = later + 3 * AT_ONCE * EACH;
         assert_eq!(send(&mut pace, AT_ONCE, much_later), much_later);
         assert_eq!(send(&mut pace, 1, much_later), much_later + EACH);
+    }
+
+    #[test]
+    fn a_wait_is_told_once_until_the_front_ends_have_rested() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        let ended = send(&mut pace, AT_ONCE + 1, start);
+        assert_eq!([pace.note_wait(), pace.note_wait()], [true, false]);
+        let rested = ended + AT_ONCE * EACH;
+        send(&mut pace, 1, rested - 10 * EACH);
+        assert!(!pace.note_wait());
+        send(&mut pace, 1, rested + 10 * EACH);
+        assert!(pace.note_wait());
     }
 
     #[test]
