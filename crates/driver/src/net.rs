@@ -73,10 +73,11 @@ impl NetDriver {
         let pairs_size = u64::from(options.queue_pairs) * per_pair;
         let size = pairs_size + ControlQueue::arena_size() + options.spare;
         let arena = Arc::new(Arena::new(size)?);
-        let count = options.queue_pairs.saturating_mul(options.queue_size);
-        let pool = match options.shared_buffers {
-            true => Some(Arc::new(Pool::new(&arena, count, options.transmit_size)?)),
-            false => None,
+        // More buffers than a pool can number: each pair has its own.
+        let count = options.queue_pairs.checked_mul(options.queue_size);
+        let pool = match count.filter(|_| options.shared_buffers) {
+            Some(count) => Some(Arc::new(Pool::new(&arena, count, options.transmit_size)?)),
+            None => None,
         };
         let pair = |index| {
             let rx = NetRx::new(&arena, index, features, options)?;

@@ -85,7 +85,7 @@ impl NetRx {
         let posted = Posted::new(is_mergeable, ring_size);
         Ok(Self {
             port,
-            to: Delivery { rules, posted, lacking: 0, tally: Tally::default() },
+            to: Delivery { rules, posted, lacking: 0, tally: Tally::default(), pieces_filled: 0 },
             live: None,
             offer: Gather::new(Arc::new(Mapping::anonymous((SPILL_AT + SIZE_MAX) as u64)?)),
             offered: Offered::default(),
@@ -162,10 +162,11 @@ impl NetRx {
         if queue.is_faulted() || self.broken {
             return progress.turn;
         }
+        self.to.pieces_filled = 0;
         if self.waiting > 0 {
             self.resume(queue, stats, &mut progress);
         }
-        while !progress.is_over() {
+        while !progress.is_over() && !self.to.is_spent() {
             if !self.post(queue, stats) {
                 break;
             }
@@ -251,7 +252,7 @@ impl NetRx {
                 return false;
             }
             left -= 1;
-            if left == 0 || progress.is_over() {
+            if left == 0 || progress.is_over() || self.to.is_spent() {
                 return true;
             }
             if !self.post(queue, stats) {
@@ -386,6 +387,9 @@ impl NetRx {
         let Some(mut rest) = self.offer.own().slice(SPILL_AT, spilled) else { return false };
         let offered = posted.buffers().take(self.offered.buffers).map(|(pieces, _)| pieces);
         for target in posted.pieces().iter().skip(offered.sum()) {
+            if rest.is_empty() {
+                break;
+            }
             let copied = target.copy_from(&rest);
             rest = rest.split_at(copied).1;
         }

@@ -224,6 +224,38 @@ fn buffers_in_many_pieces_are_offered_as_far_as_a_system_call_goes() {
     rx.let_go(&mut queue, &ring.stats);
 }
 
+#[test]
+fn a_turn_ends_after_so_many_pieces_however_short_they_are() {
+    for lends in [false, true] {
+        let (mut ring, port) = (Ring::new(128, true), Scripted::default());
+        port.script().lends = lends;
+        let rules = Arc::new(open_rules());
+        let mut rx = NetRx::new(Box::new(port.clone()), rules, true, 128).unwrap();
+        let mut queue = ring.device_half();
+        for buffer in 0..60 {
+            let (table, data) = (DATA + buffer * 0x4000, DATA + buffer * 0x4000 + 0x3000);
+            let pieces: Vec<_> = (0..512).map(|n| (data + n, 1)).collect();
+            let words = ring.memory.words(table, 0x2000, 16).unwrap();
+            let table = IndirectTable { addr: table, words };
+            ring.driver.add_indirect(&[], &pieces, &table).unwrap();
+        }
+        ring.driver.publish();
+        for number in 0..10 {
+            port.arrive(RawHeader::default(), &frame(number, 1500));
+        }
+        // Three buffers of 512 pieces for each frame: the third one is beyond 4096.
+        let frames: Vec<_> = (0..4)
+            .map(|_| {
+                rx.turn(&mut queue, &ring.stats);
+                queue.publish();
+                std::iter::from_fn(|| ring.driver.take_used()).count() / 3
+            })
+            .collect();
+        assert_eq!(frames, [3, 3, 3, 1], "lends: {lends}");
+        rx.let_go(&mut queue, &ring.stats);
+    }
+}
+
 /// A frame to `mac`, in a VLAN if one is given.
 fn frame_to(mac: [u8; 6], vlan: Option<u16>) -> Vec<u8> {
     let tag = vlan.map_or(vec![], |id| [&[0x81, 0][..], &id.to_be_bytes()].concat());
