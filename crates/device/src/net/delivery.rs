@@ -64,9 +64,9 @@ impl Progress {
 /// How much a receiveq takes in one turn: the driver is called when the turn ends.
 const TURN_FRAMES: usize = 64;
 const TURN_BYTES: usize = 512 << 10;
-/// The same in pieces of the guest's memory. A guest may post buffers in pieces of one byte, each of
-/// which costs as much as a hundred bytes in one piece: 64 KiB of them take half a millisecond. A
-/// frame of 64 KiB in the buffers that Linux posts has 44 pieces.
+/// The same in pieces of the guest's memory. A guest may post buffers in pieces of one byte, each
+/// of which costs as much as a hundred bytes in one piece: 64 KiB of them take half a millisecond.
+/// A frame of 64 KiB in the buffers that Linux posts has 44 pieces.
 const TURN_PIECES: usize = 4096;
 
 /// What became of a frame that a port lends.
