@@ -52,7 +52,8 @@ fn a_front_end_that_sends_messages_without_end_is_slowed_down_and_its_neighbour_
             let took = began.elapsed().unwrap();
             assert!(took < BOUND, "the neighbour's start took {took:?}");
             starts += 1;
-            // A client counts as well: the neighbour is not to be slowed down by itself.
+            // Each start of the neighbour counts for some thirty messages of its own device, so it
+            // pauses: otherwise its own pace would slow it down.
             std::thread::sleep(Duration::from_millis(50));
         }
         assert!(starts > 0, "the neighbour was served beside the flood");

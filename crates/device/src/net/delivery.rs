@@ -28,8 +28,8 @@ pub(super) struct Delivery {
     pub(super) lacking: usize,
     /// What the present turn adds to the counters.
     pub(super) tally: Tally,
-    /// Pieces of the guest's memory that the present turn has filled, but for frames that went the
-    /// short way into one.
+    /// How many pieces of the guest's buffers the present turn has filled. Frames that
+    /// `Posted::push_plain` copied into a buffer of one piece are not counted.
     pub(super) pieces_filled: usize,
 }
 
@@ -64,9 +64,10 @@ impl Progress {
 /// How much a receiveq takes in one turn: the driver is called when the turn ends.
 const TURN_FRAMES: usize = 64;
 const TURN_BYTES: usize = 512 << 10;
-/// The same in pieces of the guest's memory. A guest may post buffers in pieces of one byte, each
-/// of which costs as much as a hundred bytes in one piece: 64 KiB of them take half a millisecond.
-/// A frame of 64 KiB in the buffers that Linux posts has 44 pieces.
+/// How many pieces of the guest's buffers a receiveq fills in one turn: with as many it begins no
+/// further frame. A guest may post buffers whose descriptors have one byte each, and each of them
+/// costs the worker as much as a hundred bytes in one descriptor: a frame of 64 KiB takes half a
+/// millisecond. In the buffers that Linux posts such a frame has 44 pieces.
 const TURN_PIECES: usize = 4096;
 
 /// What became of a frame that a port lends.

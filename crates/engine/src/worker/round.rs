@@ -36,14 +36,15 @@ pub(super) struct Bill {
 }
 
 impl Bill {
-    /// The queue in `slot` leaves: it pays nothing any more, nor does the next one there for it.
+    /// The queue in `slot` leaves the worker. Its part of the round is charged neither to it nor to
+    /// the queue that gets the slot next.
     #[cold]
     pub(super) fn strike(&mut self, slot: usize) {
         self.payers.iter_mut().filter(|payer| **payer == slot).for_each(|payer| *payer = GONE);
     }
 }
 
-/// No slot: a payer that has left. Its part of the round is charged to nobody.
+/// Stands among the payers for a queue that has left: no slot has this number.
 const GONE: usize = usize::MAX;
 /// A round of a guest alone is cut after so long: whoever comes meanwhile waits no longer for it.
 const ROUND_NS: u64 = 200_000;

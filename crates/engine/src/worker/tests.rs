@@ -6,13 +6,19 @@ use crate::policy::share::ALONE_NS;
 use crate::run::still::Still;
 use std::sync::atomic::Ordering;
 
+/// A worker that never spins, waits with epoll and has no queue yet.
+fn new_worker() -> Worker {
+    let mailbox = Arc::new(Mailbox::new().unwrap());
+    let lot = Lot { told: Arc::default(), stays: true };
+    let law = Law::new(Polling::NEVER, 0, 0);
+    Worker::new(false, law, mailbox, Arc::default(), lot).unwrap()
+}
+
 #[test]
 fn a_call_that_is_held_back_goes_before_a_sleep_that_would_end_too_late() {
     for (delay_ns, goes) in [(39_000, true), (1_000_000_000, false)] {
-        let mailbox = Arc::new(Mailbox::new().unwrap());
-        let lot = Lot { told: Arc::default(), stays: true };
-        let law = Law::new(Polling::NEVER, 0, 0);
-        let mut worker = Worker::new(false, law, mailbox.clone(), Arc::default(), lot).unwrap();
+        let mut worker = new_worker();
+        let mailbox = worker.mailbox.clone();
         worker.now_ns = worker.wait.now_ns();
         let queue = Still { due_ns: Some(worker.now_ns + delay_ns), ..Still::default() };
         let is_sent = queue.is_sent.clone();
@@ -30,10 +36,7 @@ fn a_call_that_is_held_back_goes_before_a_sleep_that_would_end_too_late() {
 
 #[test]
 fn a_queue_is_told_that_its_guest_is_alone_while_no_other_guest_comes() {
-    let mailbox = Arc::new(Mailbox::new().unwrap());
-    let lot = Lot { told: Arc::default(), stays: true };
-    let law = Law::new(Polling::NEVER, 0, 0);
-    let mut worker = Worker::new(false, law, mailbox, Arc::default(), lot).unwrap();
+    let mut worker = new_worker();
     let (queue, visitor) = (Still::default(), Still::default());
     let (is_alone, guest) = (queue.is_alone.clone(), queue.guest.clone());
     let is_alone_at = |worker: &mut Worker, now_ns: u64| {
@@ -56,10 +59,7 @@ fn a_queue_is_told_that_its_guest_is_alone_while_no_other_guest_comes() {
 
 #[test]
 fn a_queue_pays_nothing_for_the_one_that_had_its_slot_before() {
-    let mailbox = Arc::new(Mailbox::new().unwrap());
-    let lot = Lot { told: Arc::default(), stays: true };
-    let law = Law::new(Polling::NEVER, 0, 0);
-    let mut worker = Worker::new(false, law, mailbox, Arc::default(), lot).unwrap();
+    let mut worker = new_worker();
     let guest = Still::default().guest;
     let queue = || Still { works: true, guest: guest.clone(), ..Still::default() };
     let (former, stays, next) = (queue(), queue(), queue());
