@@ -152,6 +152,11 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
         false
     }
 
+    /// True while it holds frames that the port can take: it sends them in its next turns.
+    fn is_in_burst(&self) -> bool {
+        false
+    }
+
     /// Gives chains back that nobody has begun to serve. True if some of them were returned to the
     /// driver; others are as if they had never been taken.
     fn let_go(&mut self, ring: &mut R, stats: &QueueStats) -> bool {

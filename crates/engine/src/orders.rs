@@ -54,6 +54,13 @@ pub enum Order {
     Err(Option<Arc<Call>>, Reply<()>),
 }
 
+impl Order {
+    /// True if the queue gives back, for this order, the chains of frames that it holds.
+    pub(crate) fn ends_burst(&self) -> bool {
+        matches!(self, Self::Stop(_) | Self::Memory(..) | Self::Enable(false, _))
+    }
+}
+
 /// What a worker is told.
 #[derive(Debug)]
 pub(crate) enum Command {

@@ -55,6 +55,10 @@ pub trait Run: Send + Debug {
     /// Something has happened.
     fn on_event(&mut self, happened: Happened, event: Woken, io: &mut QueueIo<'_>);
 
+    /// True if it holds frames that it sends in its next turns, whatever its driver and its port
+    /// do.
+    fn is_in_burst(&self) -> bool;
+
     /// Does what the control thread asks.
     fn heed(&mut self, order: Order, io: &mut QueueIo<'_>);
 

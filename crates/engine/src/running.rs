@@ -351,6 +351,10 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         }
     }
 
+    fn is_in_burst(&self) -> bool {
+        self.life.mode() == Mode::Serve && self.handler.is_in_burst()
+    }
+
     fn heed(&mut self, order: Order, io: &mut QueueIo<'_>) {
         let now_ns = io.now_ns();
         match order {

@@ -8,6 +8,7 @@
 //!          every hot queue takes a turn, another one first each time, while its guest has time
 //!          submit to the kernel what the turns queued
 //!          guest memory was cut away (SIGBUS)? each queue checks whether it was its own
+//!          a burst has ended for which orders were put off? obey them
 //!          a queue that ends has nothing in flight any more? it leaves: to its session, or to
 //!          another worker
 //!          some queue had work, or an event came?
@@ -36,35 +37,27 @@
 //!    of the slot.** The kernel may report a watch that has ended, or whose slot has another queue
 //!    by now: such an event is dropped.
 
+mod obey;
 mod round;
 mod tell;
 
 use crate::io::QueueIo;
-use crate::orders::{Command, Mailbox, Order, QueueId, Reply};
+use crate::orders::{Mailbox, Order, QueueId};
 use crate::policy::moderation::SLEEP_NS_MIN;
 use crate::policy::polling::{Decision, Law};
 use crate::policy::share::Shares;
 use crate::run::{Happened, Run};
-use crate::seats::Seat;
 use crate::stats::WorkerStats;
 use crate::told::Told;
 use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
-use manyring_queue::Base;
+use obey::{Ending, Guests};
 use round::{Bill, Round};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tell::Rest;
-
-/// What becomes of a queue when it is drained.
-#[derive(Debug)]
-enum Ending {
-    Stop(Reply<Base>),
-    /// The queue goes to another worker. The time is when it took its last requests here.
-    Move(Seat, Reply<()>, u64),
-}
 
 /// What a worker shares with its pool.
 #[derive(Debug)]
@@ -80,6 +73,8 @@ struct Slot {
     generation: u32,
     entry: Option<(QueueId, Box<dyn Run>)>,
     ending: Option<Ending>,
+    /// Orders that wait for the end of a burst (`obey.rs`), the oldest first.
+    put_off: VecDeque<Order>,
     /// Whose queue it is: a number that all queues of a session share.
     guest: usize,
     /// In the list of hot slots.
@@ -109,8 +104,11 @@ pub(crate) struct Worker {
     first: usize,
     /// How the guests share a round.
     shares: Shares,
+    guests: Guests,
     /// The time of the present round, to be charged to the queues that work in it.
     bill: Bill,
+    /// Slots with orders that wait for the end of a burst.
+    put_off: Vec<usize>,
     /// Queues that came from another worker and have not had their first turn, each with the time
     /// when it took its last requests there.
     arrivals: Vec<(usize, u64)>,
@@ -152,7 +150,9 @@ impl Worker {
             hot: Vec::new(),
             first: 0,
             shares: Shares::default(),
+            guests: Guests::default(),
             bill: Bill::default(),
+            put_off: Vec::new(),
             arrivals: Vec::new(),
             timed: Vec::new(),
             woken: Vec::new(),
@@ -174,6 +174,7 @@ impl Worker {
         loop {
             let turn_began_ns = self.now_ns;
             self.now_ns = self.wait.now_ns();
+            self.settle_bill();
             if self.mailbox.is_pending() {
                 self.obey();
             }
@@ -186,6 +187,7 @@ impl Worker {
             let Round { worked, taken, overdue } = self.turn_hot();
             self.wait.submit();
             self.check_faults();
+            self.obey_put_off();
             self.finish_drained();
             if worked || woken {
                 if worked && self.law.on_burst(self.now_ns, taken) {
@@ -358,132 +360,6 @@ impl Worker {
             for (_, queue) in self.slots.iter_mut().filter_map(|s| s.entry.as_mut()) {
                 queue.check_memory();
             }
-        }
-    }
-
-    fn obey(&mut self) {
-        for command in self.mailbox.take() {
-            match command {
-                Command::Start(id, queue, left_ns) => self.start(id, queue, left_ns),
-                Command::Order(id, order) => self.heed(id, order),
-                Command::Quit => self.quit = true,
-            }
-        }
-    }
-
-    /// Gives an order to its queue, if it is here, and looks at the queue afterwards.
-    fn heed(&mut self, id: QueueId, order: Order) {
-        let Some(&slot) = self.by_id.get(&id) else { return };
-        match order {
-            Order::Stop(reply) => self.end(slot, Ending::Stop(reply)),
-            Order::Move(seat, reply) => self.end(slot, Ending::Move(seat, reply, self.now_ns)),
-            Order::Stay => self.stay(slot),
-            order => {
-                let Slot { entry, generation, .. } = &mut self.slots[slot];
-                if let Some((_, queue)) = entry {
-                    let (slot, now_ns) = (index_of(slot), self.now_ns);
-                    queue.heed(order, &mut QueueIo::new(&mut self.wait, slot, *generation, now_ns));
-                }
-            }
-        }
-        self.make_listed(slot);
-    }
-
-    fn start(&mut self, id: QueueId, mut queue: Box<dyn Run>, left_ns: Option<u64>) {
-        let free = self.slots.iter().position(|s| s.entry.is_none());
-        let slot = free.unwrap_or_else(|| {
-            self.slots.push(Slot::default());
-            self.slots.len() - 1
-        });
-        self.slots[slot].guest = self.guest_of(&*queue);
-        let generation = self.slots[slot].generation;
-        queue.attach(&mut QueueIo::new(&mut self.wait, index_of(slot), generation, self.now_ns));
-        self.slots[slot].entry = Some((id, queue));
-        self.by_id.insert(id, slot);
-        self.note_queues();
-        self.arrivals.extend(left_ns.map(|left_ns| (slot, left_ns)));
-        self.make_listed(slot);
-    }
-
-    /// The number of the guest that `queue` belongs to: the lowest free one if it is new here.
-    fn guest_of(&self, queue: &dyn Run) -> usize {
-        let here = || self.slots.iter().filter_map(|s| s.entry.as_ref().map(|(_, q)| (s.guest, q)));
-        if let Some((guest, _)) = here().find(|(_, other)| other.is_of_guest(queue.guest())) {
-            return guest;
-        }
-        let mut taken = vec![false; self.slots.len() + 1];
-        here().for_each(|(guest, _)| taken[guest] = true);
-        taken.iter().position(|taken| !taken).unwrap_or(0)
-    }
-
-    /// Drains a queue; `ending` says what happens when nothing is in flight. A queue that is to
-    /// move and holds frames first goes on until it holds none: a pause would drop them.
-    fn end(&mut self, slot: usize, ending: Ending) {
-        if let Some((_, queue)) = &mut self.slots[slot].entry {
-            match ending {
-                Ending::Stop(_) => queue.drain(),
-                Ending::Move(..) if queue.pauses_without_loss() => queue.pause(),
-                Ending::Move(..) => {}
-            }
-        }
-        self.slots[slot].ending = Some(ending);
-    }
-
-    /// Takes a move back: the queue pops again, and whoever waits for it is told so.
-    fn stay(&mut self, slot: usize) {
-        let now_ns = self.now_ns;
-        if let Some(Ending::Move(..)) = self.slots[slot].ending
-            && let Some((_, queue)) = &mut self.slots[slot].entry
-        {
-            queue.resume(now_ns);
-            self.slots[slot].ending = None;
-        }
-    }
-
-    fn finish_drained(&mut self) {
-        if self.hot.is_empty() {
-            return;
-        }
-        for at in 0..self.hot.len() {
-            let slot = self.hot[at];
-            if self.slots[slot].ending.is_none() {
-                continue;
-            }
-            if let Slot {
-                entry: Some((_, queue)), ending: Some(Ending::Move(_, _, left_ns)), ..
-            } = &mut self.slots[slot]
-                && queue.pauses_without_loss()
-            {
-                queue.pause();
-                *left_ns = self.now_ns;
-            }
-            if self.slots[slot].entry.as_ref().is_some_and(|(_, queue)| queue.is_drained()) {
-                self.release(slot);
-            }
-        }
-    }
-
-    /// Takes a drained queue out of its slot.
-    fn release(&mut self, slot: usize) {
-        let generation = self.slots[slot].generation;
-        self.slots[slot].generation = generation.wrapping_add(1);
-        let Some((id, mut queue)) = self.slots[slot].entry.take() else { return };
-        queue.detach(&mut QueueIo::new(&mut self.wait, index_of(slot), generation, self.now_ns));
-        self.by_id.remove(&id);
-        self.bill.strike(slot);
-        self.note_queues();
-        match self.slots[slot].ending.take() {
-            Some(Ending::Stop(reply)) => {
-                let base = queue.base();
-                // The queue's fds and memory are gone before the reply is sent.
-                drop(queue);
-                let _ = reply.send(base);
-            }
-            Some(Ending::Move(seat, reply, left_ns)) => {
-                seat.start(id, queue, Some(left_ns));
-                let _ = reply.send(());
-            }
-            None => {}
         }
     }
 }

@@ -81,6 +81,10 @@ impl<R: Chains> Handler<R> for NetTx {
         self.holds_frames()
     }
 
+    fn is_in_burst(&self) -> bool {
+        self.holds_frames() && !self.waits_for_port()
+    }
+
     fn on_port(&mut self, _is_broken: bool) {
         self.on_port();
     }

@@ -17,6 +17,7 @@ mod handler;
 mod kept;
 mod late;
 mod pairs;
+mod parse;
 mod posted;
 mod rules;
 mod rx;

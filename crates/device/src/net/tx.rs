@@ -1,23 +1,37 @@
 //! transmitq: chain -> frame -> `PortTx::send` (virtio 1.3 §5.1.6.2).
+//!
+//! ```text
+//! turn:   the port has finished frames that it kept? their chains go back         (late.rs)
+//!         no burst is held? pop a batch, and make a frame of each chain          (parse.rs)
+//!         offer the burst to the port:
+//!             it took a group of frames? their chains go back, and are published
+//!             as much was sent as a turn may send? the rest waits for the next turn
+//!             the port is full? the rest waits until the port has room
+//!             the host has no memory? the rest waits for a millisecond, 100 times at most
+//! let go: offer the burst once more, for one turn's bytes; drop the rest; all chains go back
+//! ```
+//! 1. The frames of a burst stay in order: nothing is popped while a burst is held.
+//! 2. A frame is a list of slices of guest memory, not a copy. Its chain is returned when the port
+//!    has sent the frame, or says that it keeps the slices; then it comes back with `late.rs`.
+//! 3. A frame counts as passed when its burst is done and the port has not refused it. Counters are
+//!    added to once for each burst.
 
 use super::kept::Kept;
 use super::late::Late;
+use super::parse::{Wrong, add_frame};
 use super::tally::{Tally, count_gains};
 use super::{Reclaim, Rules, Turn};
 use crate::live::Live;
 use crate::policy::burst::{self, Burst, Spent};
-use manyring_backend::net::{Frames, GROUP_BYTES, PortTx, Readiness, Sent, Stop, Token};
+use manyring_backend::net::{Frames, GROUP_BYTES, PortTx, Readiness, Sent, Stop};
 use manyring_engine::stats::{Counter, QueueStats};
-use manyring_memory::{GuestSlice, MemoryError, Pieces, copy_from_slices, total_len};
+use manyring_memory::MemoryError;
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains};
 use manyring_wire::host_size;
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
+use manyring_wire::net::Offloads;
 use std::sync::Arc;
-use zerocopy::FromBytes;
 
 const _: () = assert!(burst::FRAMES_MAX == BATCH_CHAINS && burst::SHARED_BYTES == GROUP_BYTES);
-/// Shortest frame: an Ethernet header.
-const FRAME_SIZE_MIN: usize = 14;
 /// How long to wait before another try when the host is out of memory.
 const NO_MEMORY_RETRY_NS: u64 = 1_000_000;
 /// Tries after which a frame is dropped that the host has no memory for.
@@ -53,13 +67,6 @@ pub(crate) struct NetTx {
     kept: Option<Box<Kept>>,
     /// The device's name and the queue's index, for the log.
     pub(super) place: (String, usize),
-}
-
-/// Why a chain holds no frame.
-enum Wrong {
-    Short,
-    TooLong,
-    Header,
 }
 
 impl NetTx {
@@ -428,8 +435,12 @@ impl NetTx {
         self.batch.release();
     }
 
+    /// A worker calls this while the port takes nothing (`is_in_burst`). If it can take frames by
+    /// now, it gets one turn of them: nobody is charged for more.
     fn give_up(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
-        while !self.chains.is_empty() {
+        let first = self.done;
+        let bytes = |tx: &Self| (first..tx.done).map(|index| tx.frames.len(index)).sum::<usize>();
+        while !self.chains.is_empty() && bytes(self) < burst::SHARED_BYTES {
             let sent = self.send_rest(stats);
             self.count_lost(&sent, stats);
             let taken = sent.taken.min(self.chains.len());
@@ -464,37 +475,4 @@ impl NetTx {
         }
         returned
     }
-}
-
-/// Copies the header once, checks it, and adds the frame behind it to the burst, under `token`.
-#[inline]
-fn add_frame(
-    (frames, tally): (&mut Frames, &mut Tally),
-    token: Token,
-    readable: Pieces<'_>,
-    taken: Offloads,
-) -> Result<(), Wrong> {
-    let size = usize::try_from(total_len(&readable)).unwrap_or(usize::MAX);
-    let len = size.checked_sub(HEADER_SIZE).ok_or(Wrong::Short)?;
-    if len < FRAME_SIZE_MIN {
-        return Err(Wrong::Short);
-    }
-    if len > FRAME_SIZE_MAX {
-        return Err(Wrong::TooLong);
-    }
-    let bytes = match readable.first().and_then(GuestSlice::read_array::<HEADER_SIZE>) {
-        Some(bytes) => bytes,
-        None => {
-            let mut bytes = [0; HEADER_SIZE];
-            copy_from_slices(&readable, &mut bytes);
-            bytes
-        }
-    };
-    let header = RawHeader::read_from_bytes(&bytes).map_err(|_| Wrong::Header)?;
-    let header = header.checked(len, taken).map_err(|_| Wrong::Header)?;
-    if !frames.push_as(token, &header, readable, HEADER_SIZE, len) {
-        return Err(Wrong::TooLong);
-    }
-    tally.add(&header, len);
-    Ok(())
 }

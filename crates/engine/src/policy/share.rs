@@ -5,10 +5,11 @@
 //! keeps account of how far each guest is ahead of the guest that has had the least:
 //!
 //! ```text
-//! a turn:                     lead[guest] += its time
+//! a turn, an order:           lead[guest] += its time
 //! a queue may take its turn:  lead[guest] < LEAD_NS
 //! after a round:              a guest that had turns and no work is lifted to the lowest lead of
 //!                             those that had work; then the lowest lead is taken off all
+//! a guest comes back:         lead[guest] -= the time for which it had no hot queue
 //! ```
 //! 1. Guests that always have work get equal times, however many queues they have: who is ahead by
 //!    [`LEAD_NS`] waits until the others have caught up. A lead may be overdrawn by one turn of one
@@ -21,9 +22,16 @@
 //! 4. A guest that has been alone for [`ALONE_NS`] may take longer turns than others would bear:
 //!    whoever comes then waits for one of them, once. A guest that comes ten times in a second or
 //!    more keeps the turns of the others short.
+//! 5. A guest pays its lead off by waiting, and by nothing else: it cannot lose its lead by
+//!    stopping a queue and starting it again. While a guest has no hot queue, its lead falls as
+//!    fast as time passes, for the others can have had no more time than that.
+//! 6. An order of a front-end is obeyed at once, whatever its guest is ahead; its time is charged
+//!    to the guest. No lead grows above [`LEAD_NS_MAX`]: nobody waits for longer.
 
 /// Nanoseconds that a guest may be ahead of another one that has work on the same worker.
 pub const LEAD_NS: u64 = 100_000;
+/// The highest lead, in nanoseconds.
+pub const LEAD_NS_MAX: u64 = 20_000_000;
 /// Nanoseconds without work of another guest after which a guest is taken to be alone.
 pub const ALONE_NS: u64 = 100_000_000;
 
@@ -39,10 +47,26 @@ enum Came {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Guest {
+    /// How far it was ahead at `at_ns`.
     lead_ns: u64,
+    at_ns: u64,
     /// The last round in which it had a hot queue.
     round: u64,
     came: Came,
+}
+
+impl Guest {
+    /// It had no hot queue until now.
+    #[inline]
+    fn wait_until(&mut self, now_ns: u64) {
+        self.lead_ns = self.lead_ns.saturating_sub(now_ns.saturating_sub(self.at_ns));
+        self.at_ns = now_ns;
+    }
+
+    #[inline]
+    fn add(&mut self, ns: u64) {
+        self.lead_ns = self.lead_ns.saturating_add(ns).min(LEAD_NS_MAX);
+    }
 }
 
 /// How far each guest is ahead.
@@ -52,6 +76,8 @@ pub struct Shares {
     /// The guests that have been seen in the present round.
     seen: Vec<usize>,
     round: u64,
+    /// When the present round began.
+    now_ns: u64,
     /// Several guests have hot queues.
     is_divided: bool,
     /// When several guests last had hot queues.
@@ -66,6 +92,7 @@ impl Shares {
     #[inline]
     pub fn begin_round(&mut self, is_divided: bool, now_ns: u64) {
         self.round += 1;
+        self.now_ns = now_ns;
         if self.is_divided {
             self.level();
         }
@@ -87,12 +114,13 @@ impl Shares {
     /// Lifts the idle guests, and takes the lowest lead off all. Where nobody had work, nobody is
     /// ahead of anybody from now on.
     fn level(&mut self) {
-        let Self { guests, seen, .. } = self;
+        let Self { guests, seen, now_ns, .. } = self;
         let busy = seen.iter().map(|guest| guests[*guest]).filter(|guest| guest.came == Came::Busy);
         let lowest_ns = busy.map(|guest| guest.lead_ns).min().unwrap_or(u64::MAX);
         for guest in &*seen {
             // An idle guest below the lowest lead is at 0 then: it was lifted.
             guests[*guest].lead_ns = guests[*guest].lead_ns.saturating_sub(lowest_ns);
+            guests[*guest].at_ns = *now_ns;
         }
     }
 
@@ -118,18 +146,21 @@ impl Shares {
         true
     }
 
-    /// The first hot queue of a guest in this round. One that had none in the round before begins
-    /// with no lead.
+    /// The first hot queue of a guest in this round.
     fn see(&mut self, guest: usize) {
+        let (round, now_ns) = (self.round, self.now_ns);
+        let known = self.known(guest);
+        // Nothing is taken off a lead that was levelled when this round began.
+        known.wait_until(now_ns);
+        (known.round, known.came) = (round, Came::Idle);
+        self.seen.push(guest);
+    }
+
+    fn known(&mut self, guest: usize) -> &mut Guest {
         if self.guests.len() <= guest {
             self.guests.resize(guest + 1, Guest::default());
         }
-        let known = &mut self.guests[guest];
-        if known.round + 1 != self.round {
-            known.lead_ns = 0;
-        }
-        (known.round, known.came) = (self.round, Came::Idle);
-        self.seen.push(guest);
+        &mut self.guests[guest]
     }
 
     /// A turn of a queue of `guest`, which [`Self::may_turn`] has allowed, took so long. Not
@@ -138,11 +169,37 @@ impl Shares {
     #[inline]
     pub fn charge(&mut self, guest: usize, ns: u64, worked: bool) {
         if let Some(known) = self.guests.get_mut(guest).filter(|_| self.is_divided) {
-            known.lead_ns = known.lead_ns.saturating_add(ns);
+            known.add(ns);
             if worked {
                 known.came = Came::Busy;
             }
         }
+    }
+
+    /// Between two rounds, the worker took `ns` to obey an order for a queue of `guest`, and was
+    /// done with it at `now_ns`.
+    pub fn charge_order(&mut self, guest: usize, ns: u64, now_ns: u64) {
+        let round = self.round;
+        let known = self.known(guest);
+        // A guest that had hot queues in the last round is levelled when the next one begins.
+        if known.round != round {
+            known.wait_until(now_ns.saturating_sub(ns));
+        }
+        known.at_ns = now_ns;
+        known.add(ns);
+    }
+
+    /// True if `guest` would be ahead of the others if it came back at `now_ns`. Its number must
+    /// not be given to another guest until then.
+    #[must_use]
+    pub fn is_ahead(&self, guest: usize, now_ns: u64) -> bool {
+        let known = self.guests.get(guest);
+        known.is_some_and(|known| known.lead_ns > now_ns.saturating_sub(known.at_ns))
+    }
+
+    /// The number `guest` names another guest from now on, which is not ahead of anybody.
+    pub fn forget(&mut self, guest: usize) {
+        *self.known(guest) = Guest::default();
     }
 }
 
@@ -249,6 +306,70 @@ mod tests {
             }
         }
         assert!(turns[0].abs_diff(turns[1]) < 10, "{turns:?}");
+    }
+
+    #[test]
+    fn a_guest_that_blinks_keeps_its_lead_but_for_the_time_it_was_away() {
+        // Four queues take 1 ms in a turn each; the guest is away in every second round.
+        let (mut shares, mut now_ns, mut spent_ns) = (Shares::default(), 0, [0_u64; 2]);
+        for round in 0..10_000 {
+            let turns = [1, if round % 2 == 0 { 4 } else { 0 }];
+            shares.begin_round(turns[1] > 0, now_ns);
+            for (guest, turn_ns) in [(0, LEAD_NS / 5), (1, 10 * LEAD_NS)] {
+                for _ in 0..turns[guest] {
+                    if shares.may_turn(guest) {
+                        shares.charge(guest, turn_ns, true);
+                        spent_ns[guest] += turn_ns;
+                        now_ns += turn_ns;
+                    }
+                }
+            }
+        }
+        assert!(spent_ns[0] > spent_ns[1] * 9 / 10, "{spent_ns:?}");
+        assert!(spent_ns[1] > spent_ns[0] / 3, "{spent_ns:?}");
+    }
+
+    #[test]
+    fn an_order_is_paid_by_waiting_whether_its_guest_is_here_or_away() {
+        for is_here in [true, false] {
+            let mut shares = Shares::default();
+            let round = |shares: &mut Shares, now_ns: u64, turn_ns| {
+                shares.begin_round(true, now_ns);
+                let may = [0, 1].map(|guest| (is_here || guest == 0) && shares.may_turn(guest));
+                shares.charge(0, turn_ns, true);
+                may[1]
+            };
+            assert_eq!(round(&mut shares, 1000, 10), is_here);
+            // The order comes between two rounds.
+            let (ends_ns, took_ns) = (6_000_000, 5_000_000);
+            shares.charge_order(1, took_ns, ends_ns);
+            assert!(!round(&mut shares, ends_ns - took_ns, LEAD_NS));
+            assert!(is_here || shares.is_ahead(1, ends_ns));
+            let rounds = took_ns / LEAD_NS;
+            let waited = (1..=2 * rounds).find(|count| {
+                shares.begin_round(true, ends_ns + count * LEAD_NS);
+                let may = shares.may_turn(1);
+                assert!(shares.may_turn(0));
+                shares.charge(0, LEAD_NS, true);
+                may
+            });
+            assert!(waited.is_some_and(|count| count.abs_diff(rounds) <= 3), "{waited:?}");
+        }
+    }
+
+    #[test]
+    fn a_lead_has_an_end_and_its_number_is_kept_until_then() {
+        let mut shares = Shares::default();
+        shares.begin_round(true, 0);
+        (0..1000).for_each(|_| shares.charge_order(3, LEAD_NS_MAX / 2, 7));
+        assert!(shares.is_ahead(3, 7 + LEAD_NS_MAX - 1));
+        assert!(!shares.is_ahead(3, 7 + LEAD_NS_MAX));
+        assert!(!shares.is_ahead(2, 7) && !shares.is_ahead(99, 7));
+        shares.begin_round(true, 8);
+        assert!(!shares.may_turn(3));
+        shares.forget(3);
+        shares.begin_round(true, 9);
+        assert!(shares.may_turn(3) && !shares.is_ahead(3, 9));
     }
 
     #[test]

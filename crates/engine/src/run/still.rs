@@ -9,7 +9,8 @@ use crate::stats::QueueStats;
 use crate::wait::Woken;
 use manyring_queue::Base;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// A queue without a ring, which has nothing to do.
@@ -26,6 +27,10 @@ pub(crate) struct Still {
     pub(crate) works: bool,
     /// Whether its guest had the worker for itself in its last turn.
     pub(crate) is_alone: Arc<AtomicBool>,
+    /// Turns in which it will send what is left of a burst.
+    pub(crate) burst: Arc<AtomicUsize>,
+    /// How long it takes to do what an order says.
+    pub(crate) heeds_for: Duration,
     pub(crate) guest: mpsc::Sender<Event>,
     pub(crate) stats: Arc<QueueStats>,
 }
@@ -34,9 +39,18 @@ impl Default for Still {
     /// A queue that takes turns, of a guest of its own.
     fn default() -> Self {
         let (hangs, is_sent, is_alone) = (Arc::default(), Arc::default(), Arc::default());
-        let guest = mpsc::channel(1).0;
-        let stats = Arc::default();
-        Self { hangs, due_ns: None, is_sent, is_hot: true, works: false, is_alone, guest, stats }
+        Self {
+            hangs,
+            due_ns: None,
+            is_sent,
+            is_hot: true,
+            works: false,
+            is_alone,
+            burst: Arc::default(),
+            heeds_for: Duration::ZERO,
+            guest: mpsc::channel(1).0,
+            stats: Arc::default(),
+        }
     }
 }
 
@@ -47,6 +61,9 @@ impl Run for Still {
 
     fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned {
         self.is_alone.store(io.is_alone(), Ordering::Relaxed);
+        let _ = self
+            .burst
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         Turned { worked: self.works, taken: usize::from(self.works), is_overdue: !self.is_hot }
     }
 
@@ -57,7 +74,16 @@ impl Run for Still {
 
     fn on_event(&mut self, _happened: Happened, _event: Woken, _io: &mut QueueIo<'_>) {}
 
-    fn heed(&mut self, _order: Order, _io: &mut QueueIo<'_>) {}
+    fn is_in_burst(&self) -> bool {
+        self.burst.load(Ordering::Relaxed) > 0
+    }
+
+    fn heed(&mut self, order: Order, _io: &mut QueueIo<'_>) {
+        std::thread::sleep(self.heeds_for);
+        if let Order::Enable(_, fence) = order {
+            let _ = fence.send(Ok(()));
+        }
+    }
 
     fn wake(&mut self, _now_ns: u64) {
         self.is_hot = true;

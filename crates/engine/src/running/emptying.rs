@@ -1,7 +1,7 @@
 //! How a queue that was just disabled drops what is in its ring, before the order is answered.
 //!
 //! ```text
-//! order:   take some turns at once, which empty the ring of most drivers: answer the order
+//! order:   drop a batch at once, which empties most rings: answer the order
 //!          there is more? the queue stays hot, and the order is answered later
 //! turn:    drops a batch, in the time of its guest like any other turn
 //! end:     nothing is left, or as much was dropped as the ring can hold: answer the order
@@ -17,8 +17,8 @@ use crate::orders::Fence;
 use crate::run::Run;
 use manyring_queue::Ring;
 
-/// Turns that an order may take: as many as empty a ring of 1024 entries, a batch in each.
-const TURNS_AT_ONCE: usize = 16;
+/// Turns that an order may take: one drops a batch, the next one finds that the ring is empty.
+const TURNS_AT_ONCE: usize = 2;
 
 /// Somebody waits until the ring of a disabled queue is empty.
 #[derive(Debug)]

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! a turn with work whose time is known, since guests share the worker:  charge it to the queue
+//! an order:  charge it to the queue
 //! when the next round begins:  what the whole round took and is not charged yet (turns of a guest
 //!     alone, submissions, completions) is divided among the queues that worked in it
 //! ```
@@ -29,13 +30,18 @@ pub(super) struct Round {
 pub(super) struct Bill {
     /// When the round began.
     began_ns: u64,
-    /// What has been charged already, to turns whose time was measured.
+    /// What has been charged already, to turns whose time was measured and for orders.
     charged_ns: u64,
     /// The slots of the queues that worked.
     payers: Vec<usize>,
 }
 
 impl Bill {
+    /// A queue was charged with the time of an order.
+    pub(super) fn charge_order(&mut self, ns: u64) {
+        self.charged_ns += ns;
+    }
+
     /// The queue in `slot` leaves the worker. Its part of the round is charged neither to it nor to
     /// the queue that gets the slot next.
     #[cold]
@@ -58,7 +64,6 @@ impl Worker {
     /// hundreds of busy queues: its round is cut, and goes on after a look at what has happened.
     #[inline]
     pub(super) fn turn_hot(&mut self) -> Round {
-        self.settle_bill();
         let mut round = Round::default();
         let count = self.hot.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
@@ -115,7 +120,7 @@ impl Worker {
     /// Charges the queues that worked in the round before with what it took. A round with work is
     /// followed by the next one without a sleep.
     #[inline]
-    fn settle_bill(&mut self) {
+    pub(super) fn settle_bill(&mut self) {
         let Bill { began_ns, charged_ns, payers } = &mut self.bill;
         if !payers.is_empty() {
             let round_ns = self.now_ns.saturating_sub(*began_ns);

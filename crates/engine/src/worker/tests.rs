@@ -1,6 +1,7 @@
 //! A worker with a queue, without its thread.
 
 use super::*;
+use crate::orders::Command;
 use crate::policy::polling::Polling;
 use crate::policy::share::ALONE_NS;
 use crate::run::still::Still;
@@ -66,6 +67,7 @@ fn a_queue_pays_nothing_for_the_one_that_had_its_slot_before() {
     let paid = [&former, &stays, &next].map(|queue| queue.stats.clone());
     let at = |worker: &mut Worker, now_ns: u64| {
         worker.now_ns = now_ns;
+        worker.settle_bill();
         worker.turn_hot();
     };
     worker.start(QueueId(1), Box::new(former), None);
@@ -82,4 +84,84 @@ fn a_queue_pays_nothing_for_the_one_that_had_its_slot_before() {
     assert_eq!(paid.each_ref().map(|stats| stats.busy_ns.value()), [200, 500, 0]);
     at(&mut worker, 1_002_000);
     assert_eq!(paid.map(|stats| stats.busy_ns.value()), [200, 1000, 500]);
+}
+
+#[test]
+fn orders_that_would_end_a_burst_wait_for_its_end_and_later_ones_behind_them() {
+    let mut worker = new_worker();
+    let queue = Still { works: true, ..Still::default() };
+    let burst = queue.burst.clone();
+    worker.start(QueueId(1), Box::new(queue), None);
+    let give = |worker: &mut Worker, is_enabled: bool| {
+        let (fence, answer) = tokio::sync::oneshot::channel();
+        worker.mailbox.send(Command::Order(QueueId(1), Order::Enable(is_enabled, fence)));
+        worker.obey();
+        answer
+    };
+    let turn = |worker: &mut Worker| {
+        worker.turn_hot();
+        worker.obey_put_off();
+    };
+    burst.store(3, Ordering::Relaxed);
+    assert!(give(&mut worker, true).try_recv().is_ok(), "the burst goes on behind this one");
+    let (mut disabled, mut enabled) = (give(&mut worker, false), give(&mut worker, true));
+    for _ in 0..2 {
+        turn(&mut worker);
+        assert!(disabled.try_recv().is_err() && enabled.try_recv().is_err());
+    }
+    turn(&mut worker);
+    assert!(disabled.try_recv().is_ok() && enabled.try_recv().is_ok());
+    assert!(give(&mut worker, false).try_recv().is_ok(), "no burst");
+    // One that leaves takes the orders with it that it did not obey.
+    burst.store(9, Ordering::Relaxed);
+    let mut late = give(&mut worker, false);
+    let slot = worker.by_id[&QueueId(1)];
+    worker.end(slot, Ending::Stop(tokio::sync::oneshot::channel().0));
+    worker.finish_drained();
+    turn(&mut worker);
+    assert_eq!(late.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Closed));
+}
+
+#[test]
+fn an_order_is_charged_to_its_queue_and_its_guest_waits_for_it() {
+    let mut worker = new_worker();
+    let (long, took_ns) = (Duration::from_millis(5), 5_000_000);
+    let queue = Still { works: true, heeds_for: long, ..Still::default() };
+    let (burst, stats, guest) = (queue.burst.clone(), queue.stats.clone(), queue.guest.clone());
+    worker.start(QueueId(1), Box::new(queue), None);
+    worker.start(QueueId(2), Box::new(Still { works: true, ..Still::default() }), None);
+    let order = |id, order| {
+        worker.mailbox.send(Command::Order(QueueId(id), order));
+    };
+    order(1, Order::Fence(tokio::sync::oneshot::channel().0));
+    // A turn of the first queue counts one off.
+    burst.store(1, Ordering::Relaxed);
+    worker.now_ns = worker.wait.now_ns();
+    worker.obey();
+    assert!(stats.busy_ns.value() >= took_ns);
+    worker.turn_hot();
+    assert_eq!(burst.load(Ordering::Relaxed), 1, "the other guest is behind");
+    // It stops its only queue, and starts another one: it has not waited long enough.
+    let slot = worker.by_id[&QueueId(1)];
+    worker.end(slot, Ending::Stop(tokio::sync::oneshot::channel().0));
+    worker.finish_drained();
+    let next = |guest| Still { works: true, guest, ..Still::default() };
+    let (stranger, again) = (next(Still::default().guest), next(guest));
+    let turns = [&stranger, &again].map(|queue| queue.burst.clone());
+    turns.iter().for_each(|turns| turns.store(1, Ordering::Relaxed));
+    worker.start(QueueId(3), Box::new(stranger), None);
+    worker.start(QueueId(4), Box::new(again), None);
+    let left = |worker: &mut Worker| {
+        worker.turn_hot();
+        turns.each_ref().map(|turns| turns.load(Ordering::Relaxed))
+    };
+    assert_eq!(left(&mut worker), [0, 1], "a lead is its guest's, not that of its number");
+    // It is away for as long as anybody can be ahead.
+    let slot = worker.by_id[&QueueId(4)];
+    worker.hot.retain(|hot| *hot != slot);
+    worker.slots[slot].is_listed = false;
+    worker.turn_hot();
+    worker.now_ns += crate::policy::share::LEAD_NS_MAX;
+    worker.make_listed(slot);
+    assert_eq!(left(&mut worker), [0, 0]);
 }

@@ -1,0 +1,50 @@
+//! What the driver put into a transmitq: a chain as a frame with a checked header.
+
+use super::tally::Tally;
+use manyring_backend::net::{Frames, Token};
+use manyring_memory::{GuestSlice, Pieces, copy_from_slices, total_len};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
+use zerocopy::FromBytes;
+
+/// Shortest frame: an Ethernet header.
+const FRAME_SIZE_MIN: usize = 14;
+
+/// Why a chain holds no frame.
+pub(super) enum Wrong {
+    Short,
+    TooLong,
+    Header,
+}
+
+/// Copies the header once, checks it, and adds the frame behind it to the burst, under `token`.
+#[inline]
+pub(super) fn add_frame(
+    (frames, tally): (&mut Frames, &mut Tally),
+    token: Token,
+    readable: Pieces<'_>,
+    taken: Offloads,
+) -> Result<(), Wrong> {
+    let size = usize::try_from(total_len(&readable)).unwrap_or(usize::MAX);
+    let len = size.checked_sub(HEADER_SIZE).ok_or(Wrong::Short)?;
+    if len < FRAME_SIZE_MIN {
+        return Err(Wrong::Short);
+    }
+    if len > FRAME_SIZE_MAX {
+        return Err(Wrong::TooLong);
+    }
+    let bytes = match readable.first().and_then(GuestSlice::read_array::<HEADER_SIZE>) {
+        Some(bytes) => bytes,
+        None => {
+            let mut bytes = [0; HEADER_SIZE];
+            copy_from_slices(&readable, &mut bytes);
+            bytes
+        }
+    };
+    let header = RawHeader::read_from_bytes(&bytes).map_err(|_| Wrong::Header)?;
+    let header = header.checked(len, taken).map_err(|_| Wrong::Header)?;
+    if !frames.push_as(token, &header, readable, HEADER_SIZE, len) {
+        return Err(Wrong::TooLong);
+    }
+    tally.add(&header, len);
+    Ok(())
+}

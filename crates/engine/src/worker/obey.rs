@@ -1,0 +1,254 @@
+//! Orders: a queue starts, changes, stops or moves.
+//!
+//! ```text
+//! order:  the queue holds a burst that it could send, and the order would end the burst?
+//!         put the order off, and all later orders for this queue behind it
+//!         else obey it now, and charge its time to the guest of the queue
+//! after a round:  a queue with orders that were put off has sent its burst? obey them
+//!                 a queue that ends has nothing in flight? it leaves the worker
+//! ```
+//! 1. **An order takes no turn.** A front-end chooses when it sends one, however far its guest is
+//!    ahead. So an order does nothing that takes long: a transmitq sends a burst of several
+//!    megabytes in turns, and drops what is in the ring of a disabled queue in turns. What an order
+//!    takes all the same, its guest pays for by waiting (`policy/share.rs`).
+//! 2. **A burst ends within a few turns.** A queue whose port takes no more frames is not in a
+//!    burst: an order gives the chains of such frames back at once.
+//! 3. **A guest keeps its number** on a worker while it is ahead of the others, also when its last
+//!    queue has left: a queue that starts again finds the lead of the one that was stopped.
+
+use super::{Slot, Worker, index_of};
+use crate::io::QueueIo;
+use crate::life::Event;
+use crate::orders::{Command, Order, QueueId, Reply};
+use crate::policy::share::Shares;
+use crate::run::Run;
+use crate::seats::Seat;
+use manyring_queue::Base;
+use tokio::sync::mpsc;
+
+/// What becomes of a queue when it is drained.
+#[derive(Debug)]
+pub(super) enum Ending {
+    Stop(Reply<Base>),
+    /// The queue goes to another worker. The time is when it took its last requests here.
+    Move(Seat, Reply<()>, u64),
+}
+
+/// The guests of a worker: all queues of a session have the same number.
+#[derive(Debug, Default)]
+pub(super) struct Guests(Vec<mpsc::WeakSender<Event>>);
+
+impl Guests {
+    /// The number of the guest that `queue` belongs to. A guest that is new gets the lowest number
+    /// that is free: no queue in `slots` has it, and no session that still is there and is ahead of
+    /// the others had it.
+    fn number(
+        &mut self,
+        queue: &dyn Run,
+        slots: &[Slot],
+        (shares, now_ns): (&mut Shares, u64),
+    ) -> usize {
+        let is_same = |known: &mpsc::WeakSender<Event>| {
+            known.upgrade().is_some_and(|known| queue.is_of_guest(&known))
+        };
+        if let Some(number) = self.0.iter().position(is_same) {
+            return number;
+        }
+        let mut taken: Vec<bool> = (0..self.0.len())
+            .map(|known| self.0[known].strong_count() > 0 && shares.is_ahead(known, now_ns))
+            .collect();
+        let with_queue = slots.iter().filter(|slot| slot.entry.is_some());
+        with_queue.for_each(|slot| taken[slot.guest] = true);
+        let number = taken.iter().position(|taken| !taken).unwrap_or(taken.len());
+        shares.forget(number);
+        let name = queue.guest().downgrade();
+        match self.0.get_mut(number) {
+            Some(known) => *known = name,
+            None => self.0.push(name),
+        }
+        number
+    }
+}
+
+impl Worker {
+    /// Does what waits in the mailbox.
+    pub(super) fn obey(&mut self) {
+        for command in self.mailbox.take() {
+            match command {
+                Command::Start(id, queue, left_ns) => self.start(id, queue, left_ns),
+                Command::Order(id, order) => self.heed(id, order),
+                Command::Quit => self.quit = true,
+            }
+        }
+        // Else the first turn of the round would be charged with the time of the orders.
+        self.now_ns = self.wait.now_ns();
+    }
+
+    /// Gives an order to its queue, if it is here, and looks at the queue afterwards.
+    fn heed(&mut self, id: QueueId, order: Order) {
+        let Some(&slot) = self.by_id.get(&id) else { return };
+        let Slot { entry, put_off, .. } = &mut self.slots[slot];
+        let ends_burst = order.ends_burst() && is_in_burst(entry.as_ref());
+        match (put_off.is_empty(), ends_burst) {
+            (true, false) => self.do_order(slot, order),
+            (is_first, _) => {
+                put_off.push_back(order);
+                self.put_off.extend(is_first.then_some(slot));
+            }
+        }
+        self.make_listed(slot);
+    }
+
+    /// Obeys an order for the queue in `slot`, in the time of its guest.
+    fn do_order(&mut self, slot: usize, order: Order) {
+        let began_ns = self.wait.now_ns();
+        match order {
+            Order::Stop(reply) => self.end(slot, Ending::Stop(reply)),
+            Order::Move(seat, reply) => self.end(slot, Ending::Move(seat, reply, self.now_ns)),
+            Order::Stay => self.stay(slot),
+            order => {
+                let Slot { entry, generation, .. } = &mut self.slots[slot];
+                if let Some((_, queue)) = entry {
+                    let (slot, now_ns) = (index_of(slot), self.now_ns);
+                    queue.heed(order, &mut QueueIo::new(&mut self.wait, slot, *generation, now_ns));
+                }
+            }
+        }
+        self.charge_order(slot, began_ns);
+    }
+
+    /// Charges the time since `began_ns` to the queue in `slot` and to its guest.
+    fn charge_order(&mut self, slot: usize, began_ns: u64) {
+        let now_ns = self.wait.now_ns();
+        let took_ns = now_ns.saturating_sub(began_ns);
+        let Slot { entry, guest, .. } = &self.slots[slot];
+        self.shares.charge_order(*guest, took_ns, now_ns);
+        self.bill.charge_order(took_ns);
+        if let Some((_, queue)) = entry {
+            queue.stats().busy_ns.add(took_ns);
+        }
+    }
+
+    /// Obeys the orders that were put off, of queues that have sent their burst.
+    #[inline]
+    pub(super) fn obey_put_off(&mut self) {
+        if !self.put_off.is_empty() {
+            self.go_on_with_orders();
+        }
+    }
+
+    #[cold]
+    fn go_on_with_orders(&mut self) {
+        let mut put_off = std::mem::take(&mut self.put_off);
+        put_off.retain(|&slot| {
+            while !is_in_burst(self.slots[slot].entry.as_ref())
+                && let Some(order) = self.slots[slot].put_off.pop_front()
+            {
+                self.do_order(slot, order);
+            }
+            !self.slots[slot].put_off.is_empty()
+        });
+        self.put_off = put_off;
+    }
+
+    /// A queue comes to this worker; `left_ns`: when another worker let it go.
+    pub(super) fn start(&mut self, id: QueueId, mut queue: Box<dyn Run>, left_ns: Option<u64>) {
+        let free = self.slots.iter().position(|s| s.entry.is_none());
+        let slot = free.unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() - 1
+        });
+        let began_ns = self.wait.now_ns();
+        let known = (&mut self.shares, began_ns);
+        let guest = self.guests.number(&*queue, &self.slots, known);
+        self.slots[slot].guest = guest;
+        let generation = self.slots[slot].generation;
+        queue.attach(&mut QueueIo::new(&mut self.wait, index_of(slot), generation, self.now_ns));
+        self.slots[slot].entry = Some((id, queue));
+        self.by_id.insert(id, slot);
+        self.note_queues();
+        self.arrivals.extend(left_ns.map(|left_ns| (slot, left_ns)));
+        self.make_listed(slot);
+        let now_ns = self.wait.now_ns();
+        self.shares.charge_order(guest, now_ns.saturating_sub(began_ns), now_ns);
+    }
+
+    /// Drains a queue; `ending` says what happens when nothing is in flight. A queue that is to
+    /// move and holds frames first goes on until it holds none: a pause would drop them.
+    pub(super) fn end(&mut self, slot: usize, ending: Ending) {
+        if let Some((_, queue)) = &mut self.slots[slot].entry {
+            match ending {
+                Ending::Stop(_) => queue.drain(),
+                Ending::Move(..) if queue.pauses_without_loss() => queue.pause(),
+                Ending::Move(..) => {}
+            }
+        }
+        self.slots[slot].ending = Some(ending);
+    }
+
+    /// Takes a move back: the queue pops again, and whoever waits for it is told so.
+    fn stay(&mut self, slot: usize) {
+        let now_ns = self.now_ns;
+        if let Some(Ending::Move(..)) = self.slots[slot].ending
+            && let Some((_, queue)) = &mut self.slots[slot].entry
+        {
+            queue.resume(now_ns);
+            self.slots[slot].ending = None;
+        }
+    }
+
+    /// Queues that stop or move leave, as soon as nothing is in flight.
+    pub(super) fn finish_drained(&mut self) {
+        if self.hot.is_empty() {
+            return;
+        }
+        for at in 0..self.hot.len() {
+            let slot = self.hot[at];
+            if self.slots[slot].ending.is_none() {
+                continue;
+            }
+            if let Slot {
+                entry: Some((_, queue)), ending: Some(Ending::Move(_, _, left_ns)), ..
+            } = &mut self.slots[slot]
+                && queue.pauses_without_loss()
+            {
+                queue.pause();
+                *left_ns = self.now_ns;
+            }
+            if self.slots[slot].entry.as_ref().is_some_and(|(_, queue)| queue.is_drained()) {
+                self.release(slot);
+            }
+        }
+    }
+
+    /// Takes a drained queue out of its slot.
+    pub(super) fn release(&mut self, slot: usize) {
+        let generation = self.slots[slot].generation;
+        self.slots[slot].generation = generation.wrapping_add(1);
+        let Some((id, mut queue)) = self.slots[slot].entry.take() else { return };
+        queue.detach(&mut QueueIo::new(&mut self.wait, index_of(slot), generation, self.now_ns));
+        self.by_id.remove(&id);
+        self.bill.strike(slot);
+        // The replies of orders that come too late are dropped.
+        self.slots[slot].put_off.clear();
+        self.note_queues();
+        match self.slots[slot].ending.take() {
+            Some(Ending::Stop(reply)) => {
+                let base = queue.base();
+                // The queue's fds and memory are gone before the reply is sent.
+                drop(queue);
+                let _ = reply.send(base);
+            }
+            Some(Ending::Move(seat, reply, left_ns)) => {
+                seat.start(id, queue, Some(left_ns));
+                let _ = reply.send(());
+            }
+            None => {}
+        }
+    }
+}
+
+/// True if the queue of a slot holds frames that it could send in its next turns.
+fn is_in_burst(entry: Option<&(QueueId, Box<dyn Run>)>) -> bool {
+    entry.is_some_and(|(_, queue)| queue.is_in_burst())
+}
