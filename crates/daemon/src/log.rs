@@ -65,7 +65,7 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
     if !known.contains(&level) {
         return Err(format!("--log-level: {level:?} is none of {}", known.join(", ")));
     }
-    let ours = ["daemon", "device", "transport", "backend", "queue", "memory"];
+    let ours = ["daemon", "device", "engine", "transport", "backend", "queue", "memory"];
     let ours: Vec<_> = ours.iter().map(|name| format!("manyring_{name}={level}")).collect();
     let filter = EnvFilter::new(format!("warn,{}", ours.join(",")));
     let limit = |burst| Mutex::new(Limit::new(burst));
