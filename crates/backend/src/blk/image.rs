@@ -333,6 +333,12 @@ impl Image {
         Self { block_device: true, ..self }
     }
 
+    /// The same, as if nothing could tell its file system not to wait.
+    #[cfg(test)]
+    pub(super) fn taken_to_wait(self) -> Self {
+        Self { nowait: false, ..self }
+    }
+
     /// True for a block device.
     #[must_use]
     pub fn is_block_device(&self) -> bool {

@@ -206,17 +206,20 @@ impl UringQueue {
         // No write into the page cache of a block device is made at once: the kernel would give
         // each to a thread, and no lane would count it.
         let is_punted = copies && is_device && !is_read;
+        // Where the kernel cannot tell beforehand that a transfer would wait, it gives each to a
+        // thread. Writes into the page cache of a file have one thread for all of them.
+        let is_refused = !self.image.has_nowait() && (!copies || is_read);
         let cost = if copies { entry.len } else { entry.len / DIRECT_SHARE };
         let is_tried = entry.patience.is_tried();
         if cost > INLINE_BYTES || is_punted || is_tried && copies {
             Hand::Kernel(Width::Narrow)
-        } else if is_tried || may_wait && ring.is_shared() || !ring.is_calm(disk) {
+        } else if is_tried || is_refused || may_wait && ring.is_shared() || !ring.is_calm(disk) {
             Hand::Kernel(Width::Wide)
         } else if !self.quota.take(cost) || !ring.take_inline(cost) {
             Hand::Kernel(Width::Narrow)
-        } else if is_device && !copies && self.image.has_nowait() {
-            // While the device's queue is full the kernel would give each to a thread, as many as
-            // a ring may have, and the flush of another guest would find none.
+        } else if !copies {
+            // The kernel would give each that has to wait to a thread, as many as a ring may have,
+            // and the flush of another guest would find none: also of a guest that comes later.
             Hand::OwnAtOnce
         } else {
             Hand::Own

@@ -2,6 +2,23 @@
 
 use super::*;
 
+/// Who makes a transfer of 4 KiB, and who makes it after the kernel said that it would wait.
+fn hands_of(image: Image, op: Op, ring: &mut Ring) -> [Hand; 2] {
+    let mut queue = UringDisk::new(image).unwrap().queue(false).unwrap();
+    queue.attach(Some(ring), 0);
+    let memory = Arc::new(Mapping::anonymous(4096).unwrap());
+    let slices = SliceList::of_mapping(&memory, &[(0, 4096)]).unwrap();
+    let mut burst = Burst::default();
+    burst.slices().extend(slices.all());
+    burst.push(0, op, 0, 4096);
+    let disk = ring.open_disk(queue.number, queue.image.device());
+    let (request, pieces) = burst.iter().next().unwrap();
+    queue.remember(request, pieces);
+    let first = queue.hand(0, disk, ring);
+    assert!(matches!(queue.in_flight[0].failed(Errno::AGAIN), Step::Again));
+    [first, queue.hand(0, disk, ring)]
+}
+
 #[test]
 fn a_request_that_a_block_device_makes_wait_is_counted_by_a_lane() {
     let file = image();
@@ -15,20 +32,45 @@ fn a_request_that_a_block_device_makes_wait_is_counted_by_a_lane() {
     ] {
         let options = ImageOptions { direct, ..ImageOptions::default() };
         let image = Image::open(file.path(), options).unwrap().taken_for_block_device();
-        let mut queue = UringDisk::new(image).unwrap().queue(false).unwrap();
         let mut ring = Ring::new().unwrap();
-        queue.attach(Some(&mut ring), 0);
-        let memory = Arc::new(Mapping::anonymous(4096).unwrap());
-        let slices = SliceList::of_mapping(&memory, &[(0, 4096)]).unwrap();
-        let mut burst = Burst::default();
-        burst.slices().extend(slices.all());
-        burst.push(0, op, 0, 4096);
-        let disk = ring.open_disk(queue.number, queue.image.device());
-        let (request, pieces) = burst.iter().next().unwrap();
-        queue.remember(request, pieces);
-        let first = queue.hand(0, disk, &mut ring);
-        assert!(matches!(queue.in_flight[0].failed(Errno::AGAIN), Step::Again));
-        let again = queue.hand(0, disk, &mut ring);
-        assert_eq!([first, again], hands, "direct {direct}, {op:?}");
+        let given = hands_of(image, op, &mut ring);
+        assert_eq!(given, hands, "direct {direct}, {op:?}");
+    }
+}
+
+/// The file lies on no block device: its file system decides whether a transfer would have to wait.
+#[test]
+fn a_transfer_of_a_direct_file_that_would_wait_is_counted_by_a_lane_also_without_other_guests() {
+    let file = image();
+    let write = Op::Write { durable: false };
+    let (at_once, wide) = (Hand::OwnAtOnce, Hand::Kernel(Width::Wide));
+    for (op, has_nowait, is_shared, hands) in [
+        (write, true, false, [at_once, wide]),
+        (Op::Read, true, false, [at_once, wide]),
+        // Who cannot be told not to wait is not asked: the kernel would use a thread for each.
+        (write, false, false, [wide, wide]),
+        (Op::Read, false, false, [wide, wide]),
+        (write, true, true, [wide, wide]),
+        (Op::Read, true, true, [wide, wide]),
+    ] {
+        let options = ImageOptions { direct: true, ..ImageOptions::default() };
+        let image = Image::open(file.path(), options).unwrap();
+        let image = if has_nowait { image } else { image.taken_to_wait() };
+        let mut ring = Ring::new().unwrap();
+        ring.set_shared(is_shared);
+        assert_eq!(hands_of(image, op, &mut ring), hands, "{op:?} {has_nowait} {is_shared}");
+    }
+    let image = Image::open(file.path(), ImageOptions::default()).unwrap().taken_to_wait();
+    let hands = hands_of(image, Op::Read, &mut Ring::new().unwrap());
+    assert_eq!(hands, [wide, Hand::Kernel(Width::Narrow)], "a read through the page cache");
+}
+
+#[test]
+fn a_transfer_that_cannot_be_refused_at_once_is_tried_once_more_by_who_may_wait() {
+    for op in [Op::Read, Op::Write { durable: false }] {
+        let mut entry = InFlight { op, stage: Stage::Transfer, ..InFlight::default() };
+        assert!(matches!(entry.failed(Errno::OPNOTSUPP), Step::Again), "{op:?}");
+        assert!(entry.patience.is_tried(), "{op:?}");
+        assert!(matches!(entry.failed(Errno::OPNOTSUPP), Step::Failed(Errno::OPNOTSUPP)), "{op:?}");
     }
 }
