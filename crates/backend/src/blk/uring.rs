@@ -285,7 +285,6 @@ impl UringQueue {
     /// The flush that the kernel had is done, and with it those that it stands for.
     #[cold]
     fn end_flushes(&mut self, result: Done, ring: &mut Ring, done: &mut Vec<Completion>) {
-        let result = self.image.synced(result);
         let mut ended = std::mem::take(&mut self.ended);
         self.flushes.end(&mut ended);
         for token in ended.drain(..) {
@@ -449,10 +448,19 @@ impl DiskQueue for UringQueue {
         };
         let result = match step {
             Step::Again => return self.start(token, ring),
+            // The image hears of a flush that is made here by itself.
             Step::Here => self.end_here(token),
+            Step::Done if is_flush => self.image.synced(Ok(())),
+            Step::Failed(errno) if is_flush => self.image.synced(Err(errno)),
             Step::Done => Ok(()),
             Step::Failed(errno) => Err(errno),
         };
+        // A flush that was told "again" too often never came as far as the pages. Only now does it
+        // become an I/O error: the image would take one for a loss.
+        let result = result.map_err(|errno| match errno {
+            Errno::AGAIN | Errno::INTR => Errno::IO,
+            errno => errno,
+        });
         if is_flush {
             return self.end_flushes(result, ring, done);
         }

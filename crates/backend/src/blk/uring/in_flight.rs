@@ -128,7 +128,6 @@ impl InFlight {
     pub(super) fn failed(&mut self, errno: Errno) -> Step {
         match (errno, self.op, self.stage) {
             (Errno::AGAIN | Errno::INTR, ..) if self.patience.may_try_again() => Step::Again,
-            (Errno::AGAIN | Errno::INTR, ..) => Step::Failed(Errno::IO),
             // The kernel cannot tell whether this transfer would have to wait: the next try may.
             (Errno::OPNOTSUPP, Op::Read | Op::Write { .. }, Stage::Transfer)
                 if !self.patience.is_tried() && self.patience.may_try_again() =>

@@ -135,3 +135,29 @@ fn a_flush_begins_when_no_other_of_its_queue_is_under_way() {
     assert!(done.iter().all(|completion| completion.result.is_ok()), "{done:?}");
     assert_eq!(ring.aside(), 0);
 }
+
+/// The test gives the kernel's answers itself. A flush that was interrupted each time never came as
+/// far as the pages, so the guest's next flush is asked of the kernel and believed.
+#[test]
+fn a_flush_that_is_interrupted_for_ever_fails_alone_and_the_image_has_lost_nothing() {
+    let file = image();
+    for errno in [Errno::INTR, Errno::AGAIN] {
+        let mut bench = Bench::new(file.path(), true, false);
+        let mut done = Vec::new();
+        for token in [0, 1] {
+            let mut burst = Burst::default();
+            burst.push(token, Op::Flush, 0, 0);
+            bench.queue.submit(&burst, Some(&mut bench.ring), &mut done);
+            let mut times = 0;
+            while token == 0 && done.is_empty() {
+                times += 1;
+                assert!(times < 100_000, "it is tried for ever");
+                let result = -errno.raw_os_error();
+                bench.queue.on_event(0, result, Some(&mut bench.ring), &mut done);
+            }
+        }
+        bench.queue.on_event(1, 0, Some(&mut bench.ring), &mut done);
+        let of = |token, result| Completion { token, result };
+        assert_eq!(done, [of(0, Err(Errno::IO)), of(1, Ok(()))], "{errno}");
+    }
+}
