@@ -394,8 +394,9 @@ impl DiskQueue for UringQueue {
     }
 
     fn detach(&mut self, ring: Option<&mut Ring>) {
-        self.disk = None;
+        let disk = self.disk.take();
         if let Some(ring) = ring {
+            disk.into_iter().for_each(|disk| ring.close_disk(disk));
             ring.unregister_file(self.file);
             ring.unregister_file(self.synced);
             if self.image.is_direct() {

@@ -21,6 +21,7 @@
 mod calm;
 mod entry;
 mod lanes;
+mod threads;
 mod watch;
 
 use calm::DeviceSlot;
@@ -36,6 +37,7 @@ use rustix::fd::{AsRawFd, BorrowedFd};
 use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
+use threads::Threads;
 pub use watch::Began;
 use watch::Watch;
 
@@ -49,10 +51,6 @@ const COMPLETIONS: u32 = 16384;
 const INLINE_BYTES: u64 = 1 << 20;
 /// Files that can be registered with one ring.
 const FILES: u32 = 1024;
-/// Threads of the kernel that a ring may have, each for a disk request that waits. A host of two
-/// CPUs would have eight: those could all wait for one device, and the requests for others with
-/// them.
-const THREADS: u32 = 128;
 /// Slices that can wait for the next submit.
 const SLICES: usize = 8192;
 /// Slices of one entry at most (`UIO_MAXIOV`); the kernel does what they hold and reports a short
@@ -98,6 +96,8 @@ pub struct Ring {
     parked: VecDeque<(Task, Vec<iovec>)>,
     /// What is for the kernel's threads, by disk. As `parked`, what waits has slices of its own.
     lanes: Lanes<((RingDisk, Width), Task, Vec<iovec>)>,
+    /// How many of the kernel's threads the disks here may have.
+    threads: Threads,
     /// Which devices the worker is made to wait for.
     watch: Watch,
     /// Guests of several owners are served here: one must not wait for the device of another.
@@ -125,8 +125,7 @@ impl Ring {
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .build(SUBMISSIONS)?;
-        // Kernels before 5.15 do not know it, and have as many threads as they like.
-        let _ = uring.submitter().register_iowq_max_workers(&mut [THREADS, 0]);
+        allow_threads(&uring, threads::MIN);
         let registered = uring.submitter().register_files_sparse(FILES).is_ok();
         let free_files = if registered { (0..FILES).rev().collect() } else { Vec::new() };
         Ok(Self {
@@ -134,6 +133,7 @@ impl Ring {
             slices: Vec::with_capacity(SLICES),
             parked: VecDeque::new(),
             lanes: Lanes::default(),
+            threads: Threads::default(),
             watch: Watch::default(),
             is_shared: false,
             free_files,
@@ -344,7 +344,15 @@ impl Ring {
 
     /// A disk, told by its number, whose image lies on the host's `device` (as `stat` numbers it).
     pub fn open_disk(&mut self, number: u64, device: u64) -> RingDisk {
+        if let Some(allowed) = self.threads.open(number) {
+            allow_threads(&self.uring, allowed);
+        }
         RingDisk { number, device: self.watch.open(device) }
+    }
+
+    /// Ends what [`Self::open_disk`] has begun, for one of the disk's queues.
+    pub fn close_disk(&mut self, disk: RingDisk) {
+        self.threads.close(disk.number);
     }
 
     /// Says whether guests of several owners are served here.
@@ -476,6 +484,12 @@ impl Ring {
         let work = Work::Fallocate { file, mode, offset, len };
         self.place_aside((disk, Width::Narrow), work, &[], user_data);
     }
+}
+
+/// Sets how many threads the kernel may have for requests of files and block devices.
+fn allow_threads(uring: &IoUring, count: u32) {
+    // Kernels before 5.15 do not know it, and have as many threads as they like.
+    let _ = uring.submitter().register_iowq_max_workers(&mut [count, 0]);
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ const NARROW_MAX: usize = 4;
 const WIDE_MAX: usize = 32;
 
 impl Width {
-    const fn max(self) -> usize {
+    pub(super) const fn max(self) -> usize {
         match self {
             Self::Narrow => NARROW_MAX,
             Self::Wide => WIDE_MAX,

@@ -241,3 +241,40 @@ fn a_transfer_that_is_to_be_made_at_once_ends_where_it_would_have_to_wait() {
         assert_eq!(events.first().map(|event| event.result), Some(-libc::EAGAIN));
     }
 }
+
+#[test]
+fn the_kernel_has_a_thread_for_each_entry_that_the_lanes_of_a_ring_let_in() {
+    let mut ring = Ring::new().unwrap();
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 20).unwrap();
+    let memory = Mapping::anonymous(512).unwrap();
+    let slices = [memory.slice(0, 512).unwrap()];
+    let plain = RingFile::Plain(file.as_raw_fd());
+    let (mut asked, mut ended) = (0, 0);
+    for disk in 0..8 {
+        let disk = ring.open_disk(disk, disk);
+        for width in [Width::Narrow, Width::Wide] {
+            for _ in 0..40 {
+                let hand = Hand::Kernel(width);
+                // SAFETY: all are waited for below, or this test fails.
+                unsafe {
+                    ring.transfer(FileOp::Read, (disk, plain), &slices, 0, hand, asked);
+                }
+                asked += 1;
+            }
+        }
+    }
+    // Zeroes change nothing, and are answered with the numbers that are in force.
+    let mut allowed = [0, 0];
+    ring.uring.submitter().register_iowq_max_workers(&mut allowed).unwrap();
+    let let_in = ring.aside();
+    let mut events = Vec::new();
+    while ended < asked {
+        ring.wait(Some(Duration::from_secs(10))).unwrap();
+        ring.reap(&mut events);
+        assert!(!events.is_empty(), "{ended} of {asked} completed");
+        ended += events.drain(..).count() as u64;
+    }
+    assert_eq!(let_in, 8 * 36);
+    assert!(allowed[0] as usize >= let_in, "{allowed:?} threads");
+}

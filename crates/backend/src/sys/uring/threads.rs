@@ -1,0 +1,79 @@
+//! `Threads`: how many threads of the kernel a ring may have. Pure.
+//!
+//! A request keeps its thread while its device makes it wait. If fewer threads were allowed than
+//! the lanes let in together, a few disks of a device that has stopped could hold all of them, and
+//! the flush of a disk elsewhere would find none. So there is one for each entry that a lane lets
+//! in, and one for the writes into the page cache of a file, of which the kernel makes one at a
+//! time. Threads start when others wait and end when they are idle: many are allowed, few exist.
+
+use super::lanes::Width;
+use std::collections::HashMap;
+
+/// Threads that a ring is allowed from the beginning. A host of two CPUs would have eight.
+pub(super) const MIN: u32 = 128;
+/// Threads that a ring is allowed at most, for a host or a container that limits its tasks. The
+/// disks of a worker that has more than thirteen share them.
+const MAX: u32 = 512;
+
+/// The disks that a ring serves, and the threads that it is allowed for them.
+#[derive(Debug)]
+pub(super) struct Threads {
+    /// By number: how many queues of the disk are here.
+    disks: HashMap<u64, usize>,
+    allowed: u32,
+}
+
+impl Default for Threads {
+    fn default() -> Self {
+        Self { disks: HashMap::new(), allowed: MIN }
+    }
+}
+
+impl Threads {
+    /// A queue of the disk with this number has come. Returns how many threads the kernel is to
+    /// allow from now on, if these are more than before.
+    pub(super) fn open(&mut self, number: u64) -> Option<u32> {
+        *self.disks.entry(number).or_default() += 1;
+        let wanted = self.disks.len().saturating_mul(of_disk());
+        let wanted = u32::try_from(wanted).unwrap_or(MAX).min(MAX);
+        (wanted > self.allowed).then(|| {
+            self.allowed = wanted;
+            wanted
+        })
+    }
+
+    /// A queue of the disk has left. What was allowed stays: no thread has to start.
+    pub(super) fn close(&mut self, number: u64) {
+        if let Some(queues) = self.disks.get_mut(&number) {
+            *queues -= 1;
+            if *queues == 0 {
+                self.disks.remove(&number);
+            }
+        }
+    }
+}
+
+/// Threads that the requests of one disk can hold.
+const fn of_disk() -> usize {
+    Width::Narrow.max() + Width::Wide.max() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_disk_has_threads_of_its_own_up_to_a_limit_and_gives_its_share_back() {
+        let mut threads = Threads::default();
+        assert_eq!([1, 1, 1, 1, 2, 3].map(|disk| threads.open(disk)), [None; 6], "there are some");
+        assert_eq!([4, 4, 5].map(|disk| threads.open(disk)), [Some(148), None, Some(185)]);
+        threads.close(5);
+        assert_eq!(threads.open(6), None, "in the place of the one that has left");
+        threads.close(4);
+        assert_eq!(threads.open(7), Some(185 + 37), "a queue of the fourth disk is left");
+        assert!((8..100).filter_map(|disk| threads.open(disk)).all(|allowed| allowed <= MAX));
+        assert_eq!(threads.allowed, MAX);
+        (1..100).for_each(|disk| threads.close(disk));
+        threads.close(1000);
+    }
+}
