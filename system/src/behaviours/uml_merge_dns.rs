@@ -1,7 +1,7 @@
 //! Short datagrams of many flows and many lengths, merged when they leave the guest: DNS questions
 //! and answers each arrive once, whole, with their own length, in a namespace behind a veth.
 
-use super::uml_merge_transfers::{merging, merging_by};
+use super::uml_merge_transfers::merging_by;
 use super::uml_net_ping_and_iperf3::lost_nothing;
 use super::{Behaviour, Scene};
 use crate::daemon::Daemon;
@@ -100,8 +100,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let far = near.beside()?;
     near.bridge_to(&far, 1500)?;
     far.run("ip address add 192.0.2.11/24 dev far0")?;
-    // A slow link, and little room before it: what the guest sends meanwhile lies in the ring
-    // together, however fast the host is.
+    // A slow link, and little room before it, so that a question is long on its way.
     near.run(SLOW_LINK)?;
     let arguments = ["--tap", "tap0", "--bridge", "br0", "--sndbuf", "16384"];
     let daemon = scene.serve_net(&near, &arguments)?;
@@ -123,7 +122,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     questions(scene, &far, &daemon, &mut guest)?;
     // The last link is the receiver itself: it is its socket that must tell datagrams apart.
     near.run("ethtool -K port0 tx on tso on gso on tx-udp-segmentation on")?;
-    merging(&daemon, "questions, uncut", || {
+    merging_by(&daemon, "questions, uncut", &RUNS, || {
         guest.proceed()?;
         guest.reach("asked-uncut", LIMIT)
     })?;
@@ -141,7 +140,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
 /// The guest asks; what it asked comes out of the cable once, as it was asked.
 fn questions(scene: &Scene<'_>, far: &Namespace, daemon: &Daemon, guest: &mut Guest) -> Outcome {
     let capture = capture(scene, far, "questions")?;
-    merging(daemon, "questions", || {
+    merging_by(daemon, "questions", &RUNS, || {
         guest.proceed()?;
         guest.reach("asked-on-a-cable", LIMIT)
     })?;
