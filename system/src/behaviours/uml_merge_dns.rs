@@ -90,8 +90,9 @@ await asked-uncut
 const SLOW_LINK: &str = "tc qdisc add dev port0 root tbf rate 5mbit burst 4k latency 2s";
 const SLOWER_LINK: &str = "tc qdisc replace dev port0 root tbf rate 1mbit burst 4k latency 2s";
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long the daemon runs while the guest answers: so shortly that it halts before the guest has
-/// answered what has reached it, and long enough to get on where the host is busy.
+/// How long the daemon runs between two halts, in turn. The guest asks once for each answer, and
+/// answers once for each question, so frames gather only if a halt begins before the guest has
+/// dealt with what has reached it: hence the short run. The long one is there to get on.
 const RUNS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(30)];
 
 fn run(scene: &Scene<'_>) -> Outcome {
