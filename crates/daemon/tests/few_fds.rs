@@ -64,3 +64,25 @@ fn a_front_end_whose_fds_find_no_room_is_told_so_by_the_end_of_its_session() {
     let is_told = || daemon.log().contains("too few open files");
     assert!(process::wait_until(is_told), "{}", daemon.log());
 }
+
+#[test]
+fn a_message_in_pieces_whose_fds_find_no_room_is_not_called_silence() {
+    let daemon = Daemon::run_behind("ulimit -n 700; exec", CONFIG, &["bad", "good"]);
+    let mut bad = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    for queue in 0..128u64 {
+        for request in SET_VRING_KICK..=SET_VRING_ERR {
+            // The time for the whole message runs from its first byte, so that it ends before the
+            // time for room, which the fds need that come with the rest.
+            let message = [request.to_ne_bytes(), 1u32.to_ne_bytes(), 8u32.to_ne_bytes()].concat();
+            let rest = [&message[1..], &queue.to_ne_bytes()].concat();
+            let _ = bad.send_bytes(&message[..1], &[]);
+            // Longer than the step of a timer.
+            std::thread::sleep(Duration::from_millis(3));
+            let _ = bad.send_bytes(&rest, &[event.as_fd()]);
+        }
+    }
+    assert!(bad.is_closed_within(LONG).unwrap(), "it waits for ever");
+    let is_told = || daemon.log().contains("too few open files");
+    assert!(process::wait_until(is_told), "{}", daemon.log());
+}

@@ -95,13 +95,23 @@ pub(super) struct Connection {
     bytes: Vec<u8>,
     fds: Vec<ForeignFd>,
     header: Option<Header>,
+    /// Set while something has come that cannot be received for want of room. A time that runs out
+    /// meanwhile is not the front-end's silence.
+    awaits_room: bool,
 }
 
 impl Connection {
     /// Takes a connected stream.
     #[must_use]
     pub(super) fn new(stream: Arc<ForeignStream>, origin: Arc<Origin>) -> Self {
-        Self { stream, origin, bytes: Vec::new(), fds: Vec::new(), header: None }
+        Self {
+            stream,
+            origin,
+            bytes: Vec::new(),
+            fds: Vec::new(),
+            header: None,
+            awaits_room: false,
+        }
     }
 
     /// Receives the next message. Waits at most `silence` for it to begin, for ever if `None`.
@@ -118,6 +128,7 @@ impl Connection {
                 None => first.await?,
                 Some(after) => match tokio::time::timeout(after, first).await {
                     Ok(result) => result?,
+                    Err(_) if self.awaits_room => return Err(SocketError::NoRoom),
                     Err(_) => return Err(SocketError::Silent { after }),
                 },
             }
@@ -130,6 +141,7 @@ impl Connection {
         };
         match tokio::time::timeout(MESSAGE_TIMEOUT, rest).await {
             Ok(result) => result?,
+            Err(_) if self.awaits_room => return Err(SocketError::NoRoom),
             Err(_) => return Err(SocketError::Stalled),
         }
         let header = self.header.take().ok_or(SocketError::ClosedInMessage)?;
@@ -163,12 +175,17 @@ impl Connection {
     /// Receives some bytes of the current message, and the fds that come with them.
     async fn receive_some(&mut self) -> Result<(), SocketError> {
         let missing = self.missing().min(PAYLOAD_SIZE_MAX);
-        let stream = &self.stream;
         let (bytes, fds, is_truncated) = loop {
-            stream.readable().await?;
+            // A wait that was cancelled has left it set.
+            self.awaits_room = false;
+            self.stream.readable().await?;
             // Nothing is received that could neither be closed nor be given a number.
+            self.awaits_room = true;
             self.origin.janitor().room().await;
-            let Some((mut room, len)) = self.room_for(missing).await? else { continue };
+            let found = self.room_for(missing).await?;
+            self.awaits_room = false;
+            let Some((mut room, len)) = found else { continue };
+            let stream = &self.stream;
             let receive = || receive_once(stream.as_fd(), len);
             match stream.try_io(Interest::READABLE, receive) {
                 Ok(Received { bytes, fds, is_truncated }) => {
