@@ -163,15 +163,17 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A writer that does with each write what the test says, and waits until it says so.
+    /// A writer that says when a write has begun, waits for the test's order, and does what it says.
     struct Told {
+        begun: Sender<()>,
         orders: Receiver<Result<usize, io::ErrorKind>>,
         written: Sender<String>,
     }
 
     impl Write for Told {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            // Without a test there is nobody to write for.
+            let _ = self.begun.send(());
+            // Once the test has dropped its orders, every write is taken whole.
             let order = self.orders.recv().unwrap_or(Ok(usize::MAX));
             let count = order?.min(bytes.len());
             let _ = self.written.send(String::from_utf8_lossy(&bytes[..count]).into_owned());
@@ -183,44 +185,50 @@ mod tests {
         }
     }
 
-    type Orders = Sender<Result<usize, io::ErrorKind>>;
+    /// The test's ends of a `Told`.
+    struct Writer {
+        begun: Receiver<()>,
+        orders: Sender<Result<usize, io::ErrorKind>>,
+        written: Receiver<String>,
+    }
 
-    fn started() -> (Arc<Lines>, Orders, Receiver<String>) {
+    fn started() -> (Arc<Lines>, Writer) {
         let lines = Arc::new(Lines::new());
-        let ((orders, told), (sender, written)) = (channel(), channel());
-        let mut out = Told { orders: told, written: sender };
+        let ((told, begun), (orders, obeyed), (sender, written)) =
+            (channel(), channel(), channel());
+        let mut out = Told { begun: told, orders: obeyed, written: sender };
         let writer = lines.clone();
         let _ = std::thread::Builder::new().spawn(move || writer.write_to(&mut out)).unwrap();
-        (lines, orders, written)
+        (lines, Writer { begun, orders, written })
     }
 
     #[test]
     fn lines_that_find_no_room_are_counted_and_told_when_writing_goes_on() {
-        let (lines, orders, written) = started();
-        // Nothing can be written yet: the queue fills up, and no push waits.
+        let (lines, Writer { begun, orders, written }) = started();
         let line = format!("{}\n", "x".repeat(1023));
-        for _ in 0..2000 {
+        // The writer has taken one line, and its write does not return: the queue fills up behind
+        // it, and no push waits.
+        lines.push(line.clone().into_bytes());
+        begun.recv_timeout(PATIENCE).unwrap();
+        for _ in 1..2000 {
             lines.push(line.clone().into_bytes());
         }
-        lines.finish(Duration::from_millis(1));
-        for _ in 0..2000 {
-            orders.send(Ok(usize::MAX)).unwrap();
-        }
-        lines.finish(PATIENCE);
         drop(orders);
+        lines.finish(PATIENCE);
         lines.push(b"last\n".to_vec());
         lines.finish(PATIENCE);
         let text: String = written.try_iter().collect();
-        let whole = text.matches(&line).count();
-        assert!((1024..=1025).contains(&whole), "{whole} lines of 1 KiB written");
-        let told = format!("{} lines lost", 2000 - whole);
+        let whole = 1 + BYTES_MAX / line.len();
+        assert_eq!(text.matches(&line).count(), whole);
+        let told = format!(" {} lines lost", 2000 - whole);
         assert_eq!(text.matches(&told).count(), 1, "{told}");
+        assert_eq!(text.matches(" lines lost").count(), 1);
         assert!(text.ends_with("last\n"));
     }
 
     #[test]
     fn lines_that_are_refused_are_counted_and_a_torn_one_is_ended() {
-        let (lines, orders, written) = started();
+        let (lines, Writer { orders, written, .. }) = started();
         for order in [Ok(3), Err(io::ErrorKind::StorageFull), Err(io::ErrorKind::BrokenPipe)] {
             orders.send(order).unwrap();
         }
