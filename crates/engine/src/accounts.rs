@@ -1,19 +1,19 @@
-//! The kernel's accounts: how long our threads ran and waited for a CPU, how long CPUs idled, which
-//! threads the kernel keeps for an io_uring.
+//! The kernel's accounts: how long our threads ran and waited for a CPU, how long CPUs idled, and
+//! how many threads the kernel keeps for an io_uring.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::collections::BTreeMap;
 
-/// What a thread has had of the CPUs since it began.
+/// The CPU time of a thread since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ThreadTimes {
     /// Nanoseconds that it ran.
     pub(crate) ran_ns: u64,
-    /// Nanoseconds that it could have run, and others did.
+    /// Nanoseconds that it could have run, while other threads had its CPU.
     pub(crate) delayed_ns: u64,
 }
 
-/// The times of a thread of ours; none at all if they cannot be read.
+/// The times of a thread of ours; zero if they cannot be read.
 pub(crate) fn thread_times(thread_id: i32) -> ThreadTimes {
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread_id}/schedstat"));
     text.ok().and_then(|text| parse_schedstat(&text)).unwrap_or_default()
@@ -37,9 +37,9 @@ pub(crate) fn ring_threads(thread_id: i32) -> usize {
     count_ring_threads(&folder.filter_map(thread).collect(), thread_id)
 }
 
-/// The kernel names its threads "iou-wrk-" and the id of the thread that they work for. In a
-/// namespace of process ids that is an id of the host's, which we cannot know: if none is named
-/// after `thread_id`, the threads of whichever unknown id has most of them are counted.
+/// The kernel names such a thread "iou-wrk-" and the id of the thread that it works for. In a PID
+/// namespace the name has the id that the host uses, which we cannot know. If no thread is named
+/// after `thread_id`, the threads of that unknown id are counted which has most of them.
 fn count_ring_threads(names: &BTreeMap<i32, String>, thread_id: i32) -> usize {
     let mut by_id = BTreeMap::new();
     for name in names.values() {
@@ -59,8 +59,8 @@ pub fn allowed_cpus() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
 }
 
-/// Nanoseconds that each CPU which the calling thread may use has idled since the host started;
-/// nothing of those that it may not use, or that cannot be read.
+/// Nanoseconds that each CPU has idled since the host started. CPUs that the calling thread may not
+/// use, or whose time cannot be read, are left out.
 pub(crate) fn idle_ns() -> BTreeMap<usize, u64> {
     let allowed = allowed_cpus();
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -70,7 +70,8 @@ pub(crate) fn idle_ns() -> BTreeMap<usize, u64> {
     idle
 }
 
-/// The lines "cpuN user nice system idle iowait ..": a CPU whose tasks wait for a disk is free too.
+/// Reads lines of `/proc/stat`: "cpuN user nice system idle iowait ..". A CPU whose tasks wait for
+/// a disk (iowait) is free too, so its time counts as idle.
 fn parse_idle(text: &str, tick_ns: u64) -> BTreeMap<usize, u64> {
     let of_line = |line: &str| {
         let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
@@ -78,7 +79,7 @@ fn parse_idle(text: &str, tick_ns: u64) -> BTreeMap<usize, u64> {
         let ticks: Vec<u64> = words.map(str::parse).collect::<Result<_, _>>().ok()?;
         Some((cpu, ticks.get(3..5)?.iter().sum::<u64>().saturating_mul(tick_ns)))
     };
-    // The line of all CPUs has no number.
+    // The line with the sum of all CPUs has no number.
     let of_one = |line: &&str| !line.starts_with("cpu ");
     text.lines().filter(of_one).filter_map(of_line).collect()
 }

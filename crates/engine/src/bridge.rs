@@ -1,14 +1,14 @@
-//! Doorbells that are no eventfds: the janitor's thread stands between them and the workers.
+//! Doorbells that are no eventfds: the janitor's thread passes their kicks and calls on.
 //!
-//! UML passes pipes and unix sockets. Who writes to a pipe or reads from it waits for a lock that
-//! the front-end can hold, so a worker has an eventfd of ours instead:
+//! UML passes pipes and unix sockets as kick and call. A thread that reads or writes a pipe waits
+//! for the pipe's lock, which the front-end can hold; so a worker gets an eventfd of ours instead:
 //!
 //! ```text
 //! kick:  front-end -> pipe or socket -> (thread: drain) -> our eventfd -> worker
 //! call:  worker -> our eventfd -> (thread: read) -> pipe or socket -> front-end
 //! ```
-//! Several calls may become one: a doorbell says "look", not how often. The thread only sleeps in
-//! `poll`, which takes no lock of a pipe or unix socket that somebody could hold.
+//! Several calls may become one, since a notification carries no count. The thread sleeps in `poll`
+//! only, which takes no lock of a pipe or unix socket that a front-end could hold.
 
 use crate::foreign::{ForeignFd, Janitor};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -18,7 +18,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::sync::Arc;
 
-/// Reads of one drain at most: a front-end that writes without end must not keep the thread.
+/// Reads from one kick in a row, at most: a front-end that writes without end must not keep the
+/// thread from its other work.
 const DRAIN_READS: usize = 1024;
 
 /// The two kinds of doorbell that are no eventfds.
@@ -30,32 +31,33 @@ pub(crate) enum OddKind {
 
 #[derive(Debug)]
 enum Direction {
-    /// From the front-end; `is_over` once nobody can ring it any more, and it is empty.
+    /// From the front-end. `is_over`: its other end is closed and it is empty, so no kick can come.
     Kick { is_over: bool },
-    /// To the front-end: these bytes.
+    /// To the front-end: these bytes are written for each call.
     Call(Vec<u8>),
 }
 
-/// A doorbell that is no eventfd, and ours that stands for it.
+/// A doorbell that is no eventfd, with the eventfd of ours that a worker uses instead.
 #[derive(Debug)]
 struct OddBell {
     id: u64,
     kind: OddKind,
     theirs: ForeignFd,
-    /// A pipe opened anew: its flags are ours.
+    /// The front-end's pipe opened anew, so that the front-end cannot change our `O_NONBLOCK`.
     reopened: Option<OwnedFd>,
     ours: Arc<OwnedFd>,
     direction: Direction,
 }
 
-/// The odd doorbells of a session. Lives on the janitor's thread.
+/// The odd doorbells of a device's sessions. Lives on the janitor's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Bridge {
     last_id: u64,
     bells: Vec<OddBell>,
 }
 
-/// Our end of an odd doorbell, as its worker holds it; dropped, it ends the odd one too.
+/// Our end of an odd doorbell, as its worker holds it. When it is dropped, the janitor closes the
+/// odd doorbell.
 #[derive(Debug)]
 pub(crate) struct OurEnd {
     pub(crate) event: Arc<OwnedFd>,
@@ -75,7 +77,7 @@ impl Bridge {
         self.bells.is_empty()
     }
 
-    /// Takes a kick.
+    /// Takes a pipe or socket that the front-end rings as its kick.
     ///
     /// # Errors
     /// Those of [`Self::add`].
@@ -83,7 +85,7 @@ impl Bridge {
         self.add(fd, kind, Direction::Kick { is_over: false })
     }
 
-    /// Takes what `bytes` are written to whenever our end is rung.
+    /// Takes a pipe or socket to which `bytes` are written whenever our end is rung.
     ///
     /// # Errors
     /// Those of [`Self::add`].
@@ -97,8 +99,8 @@ impl Bridge {
     }
 
     /// # Errors
-    /// `EMFILE` and the like: no eventfd is to be had; the system's if a pipe can neither be opened
-    /// anew nor be made non-blocking.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no eventfd to give. The error of `fcntl`: a
+    /// pipe can neither be opened anew nor be made non-blocking.
     fn add(
         &mut self,
         theirs: ForeignFd,
@@ -118,12 +120,13 @@ impl Bridge {
         Ok(end)
     }
 
-    /// What was rung last has been passed on: the thread does that before each job.
+    /// Removes an odd doorbell. Its last call is not lost: the thread passes calls on before each
+    /// of its jobs, of which this is one.
     pub(crate) fn remove(&mut self, id: u64) {
         self.bells.retain(|bell| bell.id != id);
     }
 
-    /// Passes on what has been rung.
+    /// Passes on the kicks and calls that have come, without waiting.
     pub(crate) fn pass_on(&mut self) {
         if self.bells.is_empty() {
             return;
@@ -142,7 +145,7 @@ impl Bridge {
         }
     }
 
-    /// Sleeps until something is rung or `wake` is written to.
+    /// Sleeps until a kick or call comes, or `wake` is written to.
     pub(crate) fn wait(&self, wake: BorrowedFd<'_>) {
         let mut fds: Vec<_> = self.bells.iter().map(OddBell::watched).collect();
         fds.push(PollFd::from_borrowed_fd(wake, PollFlags::IN));
@@ -156,8 +159,8 @@ impl OddBell {
         self.reopened.as_ref().map_or_else(|| self.theirs.as_fd(), AsFd::as_fd)
     }
 
-    /// What to poll. A kick that is over would be ready for ever: our eventfd, which is polled for
-    /// an error that it never has, takes its place in the list.
+    /// What to poll. A kick that is over would be ready for ever. Our eventfd takes its place in
+    /// the list, polled for nothing but errors, which it never has.
     fn watched(&self) -> PollFd<'_> {
         match self.direction {
             Direction::Kick { is_over: false } => {
@@ -171,8 +174,8 @@ impl OddBell {
     fn pass_on(&mut self, events: PollFlags) {
         if let Direction::Call(bytes) = &self.direction {
             let _ = rustix::io::read(&self.ours, &mut [0; 8]);
-            // A full pipe means that the front-end has been told already, an error that it has
-            // gone.
+            // EAGAIN: the pipe is full, so the front-end has a call to read already. EPIPE: the
+            // front-end is gone.
             let _ = self.write(bytes);
             return;
         }
@@ -199,7 +202,7 @@ impl OddBell {
         }
     }
 
-    /// Takes what is there.
+    /// Reads what the front-end has written, and throws it away.
     fn drain(&self) -> Drained {
         let mut bytes = [0; 512];
         for n in 0..DRAIN_READS {
@@ -220,18 +223,21 @@ impl OddBell {
     }
 }
 
-/// What a kick that was ready had.
+/// How much was read from a kick that `poll` had reported as readable.
 enum Drained {
-    /// Nothing, and it will be ready for ever: a socket that was shut down, or that listens.
+    /// Nothing: a socket that was shut down, or that listens, is readable for ever.
     Nothing,
-    /// All that was there has been taken.
+    /// All that was written.
     All,
-    /// There is more.
+    /// [`DRAIN_READS`] times a full buffer: there may be more.
     Some,
 }
 
-/// A pipe opened anew, or `None` where that cannot be done (its other end is closed): then the
-/// flag, which the front-end could clear again, has to do. That holds this thread only.
+/// The front-end's pipe opened anew, with an `O_NONBLOCK` of its own.
+///
+/// `None` where it cannot be opened (its other end is closed): then `O_NONBLOCK` is set on the
+/// front-end's pipe. A front-end that clears the flag again can block this thread, the janitor's of
+/// its own device, and no other.
 fn reopen(fd: &ForeignFd, access: OFlags) -> Result<Option<OwnedFd>, Errno> {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;

@@ -1,4 +1,4 @@
-//! Kick, call, err and the back-end channel: what a front-end gave, checked at the door.
+//! Kick, call, err and the back-end channel: file descriptors of a front-end, checked at the door.
 //!
 //! The event channel of a Xen queue is both its kick and its call: two eventfds of the simulated
 //! Xen, or a port of the event device.
@@ -24,10 +24,10 @@ pub enum DoorbellError {
     /// Neither an eventfd nor a pipe nor a unix socket.
     #[error("the file descriptor is neither an eventfd nor a pipe nor a unix socket")]
     Kind,
-    /// The system refused to look at it or to make it non-blocking.
+    /// The system refused to tell its kind, or to make it non-blocking.
     #[error("the file descriptor cannot be used: {0}")]
     System(Errno),
-    /// No thread could be had to look at it.
+    /// The system had no thread to check it.
     #[error("no thread to check the file descriptor")]
     NoThread,
 }
@@ -38,17 +38,17 @@ impl From<Errno> for DoorbellError {
     }
 }
 
-/// What a doorbell rings.
+/// What a doorbell is made of.
 #[derive(Debug)]
 enum Bell {
     /// An eventfd of ours.
     Own(OwnedFd),
     /// An eventfd that a domain of the simulated Xen may hold too, and whether a write to it has
-    /// waited.
+    /// blocked.
     Shared(OwnedFd, AtomicBool),
     /// The front-end's eventfd.
     Foreign(ForeignFd),
-    /// Ours, which stands for a pipe or socket of the front-end.
+    /// An eventfd of ours that stands for a pipe or socket of the front-end (`bridge.rs`).
     Bridged(OurEnd),
     /// An event channel of Xen.
     Port(Arc<EventPort>),
@@ -65,10 +65,11 @@ impl AsFd for Bell {
     }
 }
 
-/// Tells what a file descriptor is. May block: for the janitor's thread only. `None` is an eventfd.
+/// The kind of a doorbell that is no eventfd; `None`: it is an eventfd. May block, so only the
+/// janitor's thread may call it for an fd of a front-end.
 fn kind_of(fd: &impl AsFd) -> Result<Option<OddKind>, DoorbellError> {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
-    // The kernel alone gives out this name: the paths of files begin with a slash.
+    // Only the kernel makes this name: the path of a file begins with a slash.
     if rustix::fs::readlink(path, Vec::new())?.as_bytes() == b"anon_inode:[eventfd]" {
         return Ok(None);
     }
@@ -81,7 +82,8 @@ fn kind_of(fd: &impl AsFd) -> Result<Option<OddKind>, DoorbellError> {
     }
 }
 
-/// A front-end can clear the flag again; then the sentry interrupts a write that waits.
+/// Sets `O_NONBLOCK`. A front-end can clear the flag again; then the sentry interrupts a write that
+/// blocks.
 fn make_nonblocking(fd: &impl AsFd) -> Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
@@ -120,7 +122,7 @@ impl Kick {
         Self(Bell::Port(port))
     }
 
-    /// An event was seen. That of a port masks the port until it is taken.
+    /// Takes an event that was seen. An event of a Xen port masks the port until it is taken.
     #[inline]
     pub(crate) fn hear(&self) {
         if let Bell::Port(port) = &self.0 {
@@ -128,7 +130,8 @@ impl Kick {
         }
     }
 
-    /// True if the driver has kicked at any time: an eventfd that nobody reads keeps it.
+    /// True if the driver has kicked at any time before: an eventfd that is never read stays
+    /// readable.
     pub(crate) fn keeps(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(self, PollFlags::IN)];
@@ -185,9 +188,11 @@ impl Call {
         bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
     }
 
-    /// Rings. A full counter means "already told". One that the front-end made blocking holds us
-    /// for some milliseconds, once: then its session is told to end, and rings no more. A domain of
-    /// the simulated Xen that has done so hears no more.
+    /// Rings. If the eventfd is full, its reader has a notification to read already.
+    ///
+    /// A full eventfd that the front-end has made blocking holds this thread for some milliseconds,
+    /// once: then the session is told to end, and none of its eventfds is written any more. A
+    /// domain of the simulated Xen that does so gets no more events by this channel.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "on the way of every turn that answers something")]
     pub fn ring(&self) {
@@ -203,8 +208,8 @@ impl Call {
 }
 
 impl Bell {
-    /// Rings one that nobody else can make blocking: apart, so that what most queues do stays small
-    /// enough to lie where it is called.
+    /// Rings a doorbell that nobody else can make blocking. This is a function of its own, so that
+    /// [`Call::ring`] stays small enough to be inlined.
     #[inline(never)]
     fn ring(&self) {
         match self {
@@ -213,7 +218,7 @@ impl Bell {
         }
     }
 
-    /// A write to it has waited.
+    /// Notes that a write to the eventfd has blocked.
     #[cold]
     fn tell_blocked(&self) {
         match self {
@@ -226,7 +231,7 @@ impl Bell {
     }
 }
 
-/// The back-end request channel: one message, which is sent whenever it is due.
+/// The back-end request channel, by which one fixed message is sent whenever it is due.
 #[derive(Debug)]
 pub struct Channel(OurEnd);
 
@@ -244,8 +249,8 @@ impl Channel {
         end.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
     }
 
-    /// Sends the message, without waiting. A full channel means that the front-end has one to read
-    /// already.
+    /// Sends the message, without waiting. If the channel is full, the front-end has such a message
+    /// to read already.
     pub fn send(&self) {
         let _ = rustix::io::write(&self.0.event, &1u64.to_ne_bytes());
     }

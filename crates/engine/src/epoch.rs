@@ -6,9 +6,9 @@
 //! acknowledge():   answers the fences of epochs that have no request left, the oldest first
 //! ```
 //! A request (or frame) in flight carries the epoch in which it began: its slices lie in the
-//! snapshot of that epoch. Whoever works on it (the worker, the kernel, a thread of a disk) may use
-//! the slices until it is done. Epochs are acknowledged in order, because a request of an older
-//! epoch may use memory that only a later change removed.
+//! snapshot of that epoch. The worker, the kernel or a thread of a disk may use these slices until
+//! the request is done. Epochs are acknowledged in order, because a request of an older epoch may
+//! use memory that only a later change removed.
 
 use crate::orders::Fence;
 use manyring_memory::GuestMemory;

@@ -1,17 +1,17 @@
 //! File descriptors of a front-end, and the janitor: the thread that checks and closes them.
 //!
 //! A front-end chooses what its file descriptors are. `close` of a TCP socket may linger, `fstat`
-//! of a FUSE file may never return, the write to a pipe waits for whoever holds its lock; even the
-//! last `close` of an eventfd waits for the lock of each epoll set that the front-end has put it
-//! into. So nothing of that happens on a worker or on the control thread:
+//! of a FUSE file may never return, a write to a pipe waits for whoever holds the pipe's lock; even
+//! the last `close` of an eventfd waits for the lock of each epoll set that the front-end has put
+//! it into. So no worker and no control thread makes such a call:
 //!
 //! ```text
 //! recvmsg -> ForeignFd -- checked, mapped, closed --> the janitor's thread of that device
 //!               \-- proved an eventfd --> worker: watched, written under the sentry; never closed
 //! ```
-//! A [`ForeignFd`] that is dropped, on whatever thread, is handed to the janitor. A device has one
-//! janitor, so that at most one thread of a device hangs; its next session begins when the janitor
-//! has closed everything of the one before.
+//! A [`ForeignFd`] that is dropped, on whatever thread, is handed to the janitor, which closes it.
+//! A device has one janitor, so that a front-end can block at most one thread. The next session of
+//! the device begins when the janitor has closed everything of the session before.
 
 use crate::bridge::Bridge;
 use manyring_backend::sys::interrupt::Interruptible;
@@ -29,13 +29,13 @@ pub const MESSAGE_FDS_MAX: usize = 253;
 const JOBS_MAX: usize = 64;
 /// The janitor keeps a stack of this size while it runs.
 const STACK_SIZE: usize = 256 << 10;
-/// How long a close may take before it is interrupted, and how often.
+/// A close that takes longer than this is interrupted, and once more after each such period.
 const NUDGE: Duration = Duration::from_secs(1);
 
 type Job = Box<dyn FnOnce(&mut Bridge) + Send>;
 
-/// The thread of a device that touches what its front-ends sent. It runs while there is something
-/// to do, and costs nothing else.
+/// A device's thread for all calls on fds of its front-ends that may block. The thread runs only
+/// while it has jobs or odd doorbells (`bridge.rs`).
 #[derive(Debug, Default)]
 pub struct Janitor {
     state: Mutex<State>,
@@ -45,9 +45,9 @@ pub struct Janitor {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// Jobs that wait or run.
+    /// How many jobs wait or run.
     pending: usize,
-    /// Wakes the thread, if it runs.
+    /// The eventfd that wakes the thread; `None` while no thread runs.
     wake: Option<Arc<OwnedFd>>,
     thread: Option<Interruptible>,
 }
@@ -63,7 +63,7 @@ impl Janitor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the thread do `job`, after all that was given to it before.
+    /// Lets the thread do `job`, after all jobs that it was given before.
     fn push(self: &Arc<Self>, job: Job) {
         let mut state = self.lock();
         state.jobs.push_back(job);
@@ -71,8 +71,8 @@ impl Janitor {
         self.rouse(&mut state);
     }
 
-    /// Wakes the thread, or starts it. Where no thread or fd can be had, the jobs wait until
-    /// somebody asks again.
+    /// Wakes the thread, or starts it. If the system has no thread or fd to give, the jobs wait
+    /// until the next call of this function.
     fn rouse(self: &Arc<Self>, state: &mut State) {
         if let Some(wake) = &state.wake {
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
@@ -91,7 +91,7 @@ impl Janitor {
         self.lock().thread = Some(Interruptible::this_thread());
         let mut bridge = Bridge::default();
         loop {
-            // What was rung before a job was given is passed on before that job.
+            // A job may remove an odd doorbell: pass on the calls that were rung before.
             bridge.pass_on();
             let job = {
                 let mut state = self.lock();
@@ -113,18 +113,18 @@ impl Janitor {
         }
     }
 
-    /// Drops something there: a file descriptor, or what holds one.
+    /// Drops `thing`, a file descriptor or what holds one, on the janitor's thread.
     pub fn dispose(self: &Arc<Self>, thing: impl Send + 'static) {
         self.push(Box::new(move |_| drop(thing)));
     }
 
-    /// Ends an odd doorbell, once it has been passed on what was rung last.
+    /// Removes an odd doorbell, once the calls that were rung before have been passed on.
     pub(crate) fn push_removal(self: &Arc<Self>, id: u64) {
         self.push(Box::new(move |bridge| bridge.remove(id)));
     }
 
-    /// Does something there; `None` if it came to nothing. What is no longer awaited is dropped
-    /// there too.
+    /// Does `job` on the janitor's thread; `None` if the job was dropped without a result. If the
+    /// caller no longer waits for the result, it is dropped on the janitor's thread too.
     pub(crate) async fn with_bridge<T: Send + 'static>(
         self: &Arc<Self>,
         job: impl FnOnce(&mut Bridge) -> T + Send + 'static,
@@ -134,13 +134,14 @@ impl Janitor {
         loop {
             match tokio::time::timeout(NUDGE, &mut done).await {
                 Ok(answer) => return answer.ok(),
-                // It may wait for a thread that could not be had.
+                // The system may have had no thread to give: ask for one again.
                 Err(_) => self.rouse(&mut self.lock()),
             }
         }
     }
 
-    /// Does something there that may block; `None` if it came to nothing.
+    /// Does `job`, which may block, on the janitor's thread; `None` if the job was dropped without
+    /// a result.
     pub async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         job: impl FnOnce() -> T + Send + 'static,
@@ -148,12 +149,12 @@ impl Janitor {
         self.with_bridge(|_| job()).await
     }
 
-    /// Returns when everything is closed that was to be.
+    /// Returns when all jobs are done: everything that was to be closed is closed.
     pub async fn idle(self: &Arc<Self>) {
         self.at_most(0).await;
     }
 
-    /// Returns when so little waits to be closed that more may be received.
+    /// Returns when few enough jobs wait that the session may receive its next message.
     pub async fn room(self: &Arc<Self>) {
         self.at_most(JOBS_MAX).await;
     }
@@ -178,7 +179,8 @@ impl Janitor {
     }
 }
 
-/// Permits for file descriptors of front-ends: what the limit of open files leaves beside our own.
+/// Permits for file descriptors of front-ends: the limit of open files, less a quarter of it (and
+/// no fewer than 256) for our own.
 fn budget() -> &'static Semaphore {
     static BUDGET: OnceLock<Semaphore> = OnceLock::new();
     BUDGET.get_or_init(|| {
@@ -190,23 +192,26 @@ fn budget() -> &'static Semaphore {
     })
 }
 
-/// Room for the file descriptors of one message. Those for which the kernel finds no number it
-/// closes on the thread that receives, so nobody receives a message that has some without it.
+/// Room for the file descriptors of one message.
+///
+/// If a process has no number left for an fd, the kernel closes that fd on the thread that receives
+/// the message, and such a close may block. Therefore nobody receives a message with fds unless
+/// there is room for as many as it can have.
 #[derive(Debug)]
 pub struct Room(Option<SemaphorePermit<'static>>);
 
-/// Permits for a message with as many fds as there can be.
+/// Permits for a message with [`MESSAGE_FDS_MAX`] fds.
 const ROOM: u32 = 253;
 const _: () = assert!(ROOM as usize == MESSAGE_FDS_MAX);
 
 impl Room {
-    /// Waits until there is room for a message. What others hoard may never be given back: not to
-    /// be awaited for ever.
+    /// Waits until there is room for a message. Other sessions may keep their fds for ever: call
+    /// this with a timeout.
     pub async fn for_message() -> Self {
         Self(budget().acquire_many(ROOM).await.ok())
     }
 
-    /// Room for a message, if there is some now.
+    /// Room for a message; `None` if there is too little now.
     #[must_use]
     pub fn at_once() -> Option<Self> {
         budget().try_acquire_many(ROOM).ok().map(|permit| Self(Some(permit)))
@@ -223,7 +228,8 @@ impl Room {
 #[derive(Debug)]
 pub struct Origin {
     janitor: Arc<Janitor>,
-    /// A write to one of its eventfds had to be interrupted: none is written any more.
+    /// The sentry had to interrupt a write to an eventfd of this session: no eventfd of the session
+    /// is written any more.
     is_blocked: AtomicBool,
     blocked: Notify,
 }
@@ -235,41 +241,41 @@ impl Origin {
         Arc::new(Self { janitor, is_blocked: AtomicBool::new(false), blocked: Notify::new() })
     }
 
-    /// Takes over what was received.
+    /// Takes over a received fd, with its part of the message's room.
     #[must_use]
     pub fn adopt(self: &Arc<Self>, fd: OwnedFd, room: &mut Room) -> ForeignFd {
         let permit = room.0.as_mut().and_then(|permit| permit.split(1));
         ForeignFd { fd: Some((fd, permit)), origin: self.clone() }
     }
 
-    /// Who touches its file descriptors.
+    /// The janitor that checks and closes the session's file descriptors.
     #[must_use]
     pub fn janitor(&self) -> &Arc<Janitor> {
         &self.janitor
     }
 
-    /// Returns when an eventfd of the front-end has held a thread of ours.
+    /// Returns when a write to an eventfd of the front-end has blocked: the session must end.
     pub async fn blocked(&self) {
         self.blocked.notified().await;
     }
 
-    /// True if an eventfd of the front-end has held a thread of ours.
+    /// True if a write to an eventfd of the front-end has blocked.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.is_blocked.load(Ordering::Relaxed)
     }
 
-    /// A write was interrupted.
+    /// Notes that the sentry has interrupted a write to an eventfd of the front-end.
     pub(crate) fn tell_blocked(&self) {
         self.is_blocked.store(true, Ordering::Relaxed);
         self.blocked.notify_one();
     }
 }
 
-/// A file descriptor that a front-end sent. It may be anything, and is closed by the janitor.
+/// A file descriptor that a front-end sent. It may be of any kind; the janitor closes it.
 #[derive(Debug)]
 pub struct ForeignFd {
-    /// Taken by the drop only.
+    /// `None` only while `drop` runs.
     fd: Option<(OwnedFd, Option<SemaphorePermit<'static>>)>,
     origin: Arc<Origin>,
 }

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot};
 
-/// Longest time that a queue which is to move waits for its requests in flight. A disk that hangs
-/// must not hold back the requests that it would still serve, nor every other move.
+/// Longest time that a queue which is to move pauses for its requests in flight; then it stays. A
+/// request that the disk never finishes must not keep the queue paused, nor delay all other moves.
 const MOVE_PATIENCE: Duration = Duration::from_millis(100);
 
-/// Where a queue runs. Whoever sends it a command holds the lock, so that no command goes to a
-/// worker that has just given the queue away.
+/// Which worker runs a queue. Whoever sends the queue a command holds the lock meanwhile, so that
+/// no command goes to a worker that has just given the queue away.
 #[derive(Debug)]
 pub struct Route {
     id: QueueId,
@@ -23,7 +23,7 @@ pub struct Route {
     worker: Mutex<usize>,
     stats: Arc<QueueStats>,
     home: Home,
-    /// Its worker was chosen by the operator: it never moves.
+    /// The operator has chosen the queue's worker: the queue never moves.
     is_pinned: bool,
 }
 
@@ -40,7 +40,8 @@ impl Route {
         Self { id, pool, worker: Mutex::new(worker), stats, home, is_pinned }
     }
 
-    /// Sends an order to the worker that owns the queue; the lock is kept by the caller.
+    /// Sends an order to the worker that owns the queue. The caller gets the lock: while it keeps
+    /// the lock, the queue does not move.
     async fn send(&self, order: Order) -> MutexGuard<'_, usize> {
         let worker = self.worker.lock().await;
         if let Some(mailbox) = self.pool.mailbox(*worker) {
@@ -49,7 +50,7 @@ impl Route {
         worker
     }
 
-    /// Gives an order and waits for its reply; `None` if the queue runs no more.
+    /// Gives the queue an order and waits for its reply; `None` if the queue runs no more.
     pub async fn ask<T>(&self, order: impl FnOnce(Reply<T>) -> Order) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         drop(self.send(order(reply)).await);
@@ -63,7 +64,7 @@ impl Route {
 
     /// Returns when every request that the queue has popped until now is done.
     pub async fn fence(&self) {
-        // A queue that has stopped has none.
+        // If there is no reply, the queue has stopped, and has no request in flight.
         self.ask(Order::Fence).await;
     }
 
@@ -80,7 +81,7 @@ impl Route {
         self.is_pinned
     }
 
-    /// The worker, unless the queue is just moving.
+    /// The worker that owns the queue; `None` while the queue moves, or while an order is sent.
     pub(crate) fn worker(&self) -> Option<usize> {
         self.worker.try_lock().ok().map(|worker| *worker)
     }
@@ -88,8 +89,9 @@ impl Route {
     /// See [`QueueHandle::move_to`]. The old worker hands the queue to the new one itself: the
     /// queue does not wait for the control thread, which may be busy.
     pub(crate) async fn move_to(&self, index: usize) -> bool {
-        // Who has the lock for longer than a moment stops the queue, which may take for ever, or
-        // moves it: neither is waited for, as the moves of all other queues wait for this one.
+        // Another task that holds the lock for long either stops the queue, which may take for
+        // ever, or moves it. Do not wait for either: the balance decides nothing more until all its
+        // moves are done.
         let Ok(mut worker) = self.worker.try_lock() else { return false };
         if *worker == index {
             return true;
@@ -118,11 +120,12 @@ impl Route {
     }
 }
 
-/// A running queue. Dropped without [`Self::stop`] a worker's queue runs on until its worker ends.
+/// A running queue, as its session holds it. If this is dropped without [`Self::stop`], a queue of
+/// a worker runs on until that worker ends.
 #[derive(Debug)]
 pub struct QueueHandle(Runs);
 
-/// Who runs the queue, and so hears its orders.
+/// Who runs the queue, and obeys its orders.
 #[derive(Debug)]
 enum Runs {
     Worker(Arc<Route>),
@@ -135,7 +138,8 @@ impl QueueHandle {
         Self(Runs::Worker(route))
     }
 
-    /// A queue that a task of the control thread runs: it heeds all orders but those of a move.
+    /// A queue that a task of the control thread runs. The task obeys all orders except those that
+    /// belong to a move.
     pub fn of_task(orders: mpsc::UnboundedSender<Order>) -> Self {
         Self(Runs::Task(orders))
     }
@@ -148,9 +152,9 @@ impl QueueHandle {
         }
     }
 
-    /// Gives an order and waits for its reply; `None` if the queue runs no more. Nothing is asked
-    /// without waiting: who is slow must not gather what a front-end sends meanwhile, fds above
-    /// all.
+    /// Gives the queue an order and waits for its reply; `None` if the queue runs no more. Every
+    /// order is waited for, so that a front-end which sends faster than the queue obeys cannot pile
+    /// up orders, and above all the file descriptors in them.
     async fn ask<T>(&self, order: impl FnOnce(Reply<T>) -> Order) -> Option<T> {
         match &self.0 {
             Runs::Worker(route) => route.ask(order).await,
@@ -168,15 +172,15 @@ impl QueueHandle {
         self.route().and_then(|route| route.worker())
     }
 
-    /// Stops the queue once nothing is in flight, and returns its base.
+    /// Stops the queue once nothing is in flight, and returns its base (for `GET_VRING_BASE`).
     ///
     /// # Errors
-    /// [`StopError`] if the worker has ended.
+    /// [`StopError`]: the worker, or the task, ended before it replied.
     pub async fn stop(self) -> Result<Base, StopError> {
         let base = match &self.0 {
             Runs::Worker(route) => {
                 let (reply, base) = oneshot::channel();
-                // The lock is kept: a queue that stops does not move.
+                // The lock is kept until the reply: a queue that stops must not move.
                 let _stays = route.send(Order::Stop(reply)).await;
                 base.await.ok()
             }
@@ -185,21 +189,22 @@ impl QueueHandle {
         base.ok_or(StopError)
     }
 
-    /// Gives the queue a new snapshot; returns when no request uses an older one.
+    /// Gives the queue a new snapshot of guest memory; returns when no request uses an older one.
     ///
     /// # Errors
-    /// [`QueueError::Ring`] if the ring is not in it: the queue then goes on with the old one.
+    /// [`QueueError::Ring`]: the new snapshot does not contain the ring. The queue goes on with the
+    /// old snapshot.
     pub async fn set_memory(
         &self,
         memory: Arc<GuestMemory>,
         addresses: RingAddresses,
     ) -> Result<(), QueueError> {
-        // A queue that runs no more uses no memory.
+        // If there is no reply, the queue has ended, and uses no memory.
         self.ask(|fence| Order::Memory(memory, addresses, fence)).await.unwrap_or(Ok(()))
     }
 
-    /// Serves the ring, or lets it wait. Returns when the worker knows, and if the ring is to wait,
-    /// when nothing that was taken from it is in flight any more.
+    /// Enables or disables the queue (`SET_VRING_ENABLE`). "Disable" returns when nothing that was
+    /// taken from the ring is in flight any more.
     pub async fn set_enabled(&self, enabled: bool) {
         self.ask(|fence| Order::Enable(enabled, fence)).await;
     }
@@ -219,10 +224,12 @@ impl QueueHandle {
         self.ask(|reply| Order::Err(err, reply)).await;
     }
 
-    /// Moves the running queue to worker `index`: it stops popping, reaps what is in flight, and
-    /// goes on there. Returns false if there is no such worker, if the operator has chosen the
-    /// queue's own one, if it stops or moves just now, or if a request in flight did not end in
-    /// time: the queue goes on where it is. Needs a tokio runtime with time.
+    /// Moves the running queue to worker `index`: the queue stops popping, waits for what is in
+    /// flight, and goes on at the other worker. Needs a tokio runtime with time.
+    ///
+    /// Returns false, and the queue goes on where it is, if worker `index` cannot run, if the
+    /// operator has chosen the queue's worker, if the queue stops or moves just now, or if a
+    /// request in flight did not end in time.
     pub async fn move_to(&self, index: usize) -> bool {
         match self.route() {
             Some(route) => route.move_to(index).await,

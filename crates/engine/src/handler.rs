@@ -1,7 +1,8 @@
 //! `Handler`: what a device brings to serve the chains of a queue, and what the engine asks of it.
 //!
-//! The engine knows when a queue takes a turn, when it sleeps and who must be told; a handler knows
-//! what a chain means. A handler never sleeps, watches nothing, and rings nobody.
+//! The engine decides when a queue takes a turn, when its worker sleeps, and when the driver gets a
+//! used buffer notification; a handler knows what a chain means. A handler never sleeps, never
+//! polls a file descriptor, and never sends a notification.
 
 use crate::io::QueueIo;
 use crate::orders::Fence;
@@ -16,16 +17,17 @@ use std::sync::Arc;
 pub enum Mode {
     /// Take chains and serve them.
     Serve,
-    /// Take chains and drop them: the queue is disabled, and its driver goes on.
+    /// Take chains and return them unserved: the queue is disabled, and its driver still fills it
+    /// (vhost-user, "Ring states").
     Drop,
-    /// Take none; finish what has been taken.
+    /// Take no chains; finish those that were taken before.
     Rest,
 }
 
-/// What a turn goes by.
+/// What a handler is given for one turn.
 #[derive(Debug)]
 pub struct Turn<'a, 'w> {
-    /// What the worker lends.
+    /// The worker's io_uring, watches and time, lent for this turn.
     pub io: &'a mut QueueIo<'w>,
     /// The queue's counters.
     pub stats: &'a QueueStats,
@@ -36,152 +38,156 @@ pub struct Turn<'a, 'w> {
 /// What a turn did.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
-    /// Requests or frames that it took, from the driver or from a port.
+    /// Requests or frames that the turn took, from the driver or from a port.
     pub popped: usize,
-    /// Chains that it returned; the engine publishes them.
+    /// Chains that the turn returned; the engine publishes them.
     pub used: usize,
-    /// What the driver counts in them: requests or frames, of which a long one fills several
-    /// chains.
+    /// How many requests or frames the returned chains hold, for notification coalescing: a
+    /// received frame may fill several chains (mergeable buffers).
     pub told: usize,
-    /// Guest memory was cut away.
+    /// The turn found that guest memory was cut away (a file of the front-end was truncated).
     pub memory_lost: bool,
-    /// There is more to do in the next turn, without a kick and without an event.
+    /// The handler can go on in the next turn: the queue must stay hot, since no kick and no event
+    /// will announce this work.
     pub has_more: bool,
 }
 
-/// What would make a further turn worth it.
+/// What a queue waits for: each of these makes a further turn useful.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
-    /// The driver makes buffers available.
+    /// True if the queue waits until its driver makes buffers available.
     pub driver: bool,
-    /// The port has this.
+    /// What the queue waits for at its port.
     pub port: Option<Awaited>,
-    /// This time has come.
+    /// The time at which the queue wants a turn.
     pub at_ns: Option<u64>,
-    /// The port is down, detached or gone.
+    /// True if the port is down, detached or gone: the session is told.
     pub is_gone: bool,
 }
 
-/// What a port is waited for.
+/// What a queue waits for at its port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
-    /// It has something to receive.
+    /// The port has a frame to receive.
     Input,
-    /// It takes something again.
+    /// The port, which was full, takes frames again.
     Output,
 }
 
-/// What serves the chains of one queue, whose ring is an `R`. Owned by the queue's worker.
+/// What serves the chains of one queue, whose ring is an `R`. The queue's worker owns the handler.
 pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
-    /// A driver that disables the queue may go on filling it: what it holds is dropped
-    /// (vhost-user, "Ring states": transmitqs).
+    /// True for a handler (a transmitq's) whose driver may go on filling a queue that it has
+    /// disabled: the back-end must then drop what the ring holds (vhost-user, "Ring states").
     const DROPS_WHEN_DISABLED: bool = false;
 
-    /// What is in flight is served by a disk, and comes back from it by itself.
+    /// True if chains in flight are with a disk, whose completions wake the worker.
     const HAS_DISK: bool = false;
 
-    /// Gets ready on a worker.
+    /// Prepares the handler on a worker: the queue starts, or comes from another worker.
     fn attach(&mut self, io: &mut QueueIo<'_>) {
         let _ = io;
     }
 
-    /// Lets go of the worker. Nothing is in flight.
+    /// Takes the handler off its worker, when nothing is in flight.
     fn detach(&mut self, io: &mut QueueIo<'_>) {
         let _ = io;
     }
 
-    /// Watches what reports aside from the worker's ring: at [`Self::attach`], and again when the
-    /// kernel has ended the watch.
+    /// Watches the fd by which a disk or port reports what it finished outside the worker's
+    /// io_uring. Called after [`Self::attach`], and again when the kernel has ended the watch.
     fn watch(&mut self, io: &mut QueueIo<'_>) {
         let _ = io;
     }
 
     /// Takes chains as far as the mode allows, serves them, and returns those that are done. The
-    /// chains that are returned need not be published.
+    /// engine publishes the returned chains after the turn; the handler may publish some earlier.
     fn turn(&mut self, ring: &mut R, turn: &mut Turn<'_, '_>) -> Done;
 
-    /// What the last turn returned, if anything, is published, and the driver was told if it wanted
-    /// to know.
-    /// Who waits for the end of that hears of it now, and not before: the ring may be somebody
-    /// else's memory as soon as they do.
+    /// Called after each turn, when the returned chains are published and the driver has its used
+    /// buffer notification, if one was due. Only now may the handler answer fences that waited for
+    /// these chains: a front-end may take the ring's memory back as soon as its fence is answered.
     fn published(&mut self) {}
 
-    /// What would make the next turn worth it.
+    /// What a queue that takes chains waits for.
     fn waits(&self, ring: &R) -> Waits;
 
-    /// What would make the next turn worth it of a queue that takes no chains: that something which
-    /// it took before is done.
+    /// What a queue that takes no chains ([`Mode::Rest`]) waits for: that what it took before is
+    /// done.
     fn waits_at_rest(&self) -> Waits {
         Waits::default()
     }
 
-    /// Where its port tells what [`Self::waits`] names.
+    /// How the port reports what [`Waits::port`] names.
     fn readiness(&self) -> Readiness<'_> {
         Readiness::Never
     }
 
-    /// True if it has work and cannot go on before its port reports: the queue should settle at
-    /// once, also beside others that are busy.
+    /// True if the handler holds work and can do none of it before its port reports: the queue then
+    /// settles at once, even while its worker is busy with other queues.
     fn is_stuck(&self) -> bool {
         false
     }
 
-    /// The worker's ring has completed what was submitted with this token.
+    /// The worker's io_uring has completed the entry that was submitted with this token.
     fn on_event(&mut self, token: u32, result: i32, io: &mut QueueIo<'_>) {
         let _ = (token, result, io);
     }
 
-    /// Its port has reported; `is_broken`: and has nothing but an error.
+    /// The watched port has reported. `is_broken`: it reported an error, and is ready for nothing.
     fn on_port(&mut self, is_broken: bool) {
         let _ = is_broken;
     }
 
-    /// The driver has enabled the queue.
+    /// The front-end has enabled the queue: a port that was lost may be back.
     fn revive(&mut self) {}
 
-    /// True if memory was cut away that it uses beside the snapshot in which its ring lies.
+    /// True if memory was cut away that the handler uses beside the ring's snapshot, such as the
+    /// granted pages of a Xen guest.
     fn is_broken(&self) -> bool {
         false
     }
 
-    /// What it goes by has changed.
+    /// The rules that the handler serves by (link, offloads, filter) have changed: takes the new
+    /// ones.
     fn refresh(&mut self) {}
 
-    /// True while it holds frames that [`Self::let_go`] would drop.
+    /// True while the handler holds frames that [`Self::let_go`] may have to drop.
     fn holds_frames(&self) -> bool {
         false
     }
 
-    /// True while it holds frames that the port can take: it sends them in its next turns.
+    /// True while the handler holds frames that the port can take: its next turns send them.
     fn is_in_burst(&self) -> bool {
         false
     }
 
-    /// Gives chains back that nobody has begun to serve. True if some of them were returned to the
-    /// driver; others are as if they had never been taken.
+    /// Gives up all chains that nobody has begun to serve: each is put back into the ring, as if it
+    /// had never been popped, or returned to the driver. True if some were returned.
     fn let_go(&mut self, ring: &mut R, stats: &QueueStats) -> bool {
         let _ = (ring, stats);
         false
     }
 
-    /// Takes back from its port what nobody has begun with, since the driver is to get its memory
-    /// back: it is not served any more. True if chains were returned to the driver.
+    /// Takes back the frames that the port has not begun to send, unsent, because the driver is to
+    /// get its memory back. True if chains were returned to the driver.
     fn recall(&mut self, ring: &mut R, stats: &QueueStats) -> bool {
         let _ = (ring, stats);
         false
     }
 
-    /// Serves the queue in `memory` from now on; `fence` is told when nothing uses older memory.
+    /// Serves the queue in `memory` from now on. The handler answers `fence` when nothing in flight
+    /// uses older memory; this default is right only for a handler that keeps nothing in flight.
     fn retire_memory(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
         drop(memory);
         let _ = fence.send(Ok(()));
     }
 
-    /// `fence` is told when everything that has been taken until now is done.
+    /// Answers `fence` when everything that has been taken until now is done. This default is right
+    /// only for a handler that keeps nothing in flight.
     fn fence(&mut self, fence: Fence) {
         let _ = fence.send(Ok(()));
     }
 
-    /// Gives up what is in flight, when the queue ends.
+    /// Discards the chains in flight, when the queue ends.
     fn abandon(&mut self, ring: &mut R);
 }

@@ -1,5 +1,5 @@
-//! `QueueIo`: what a worker lends a queue for a call: its way to sleep, the queue's place, and the
-//! time.
+//! `QueueIo`: what a worker lends a queue for one call: its io_uring and watches, the queue's slot,
+//! and the time.
 
 use crate::wait::{Source, Wait};
 use manyring_backend::sys::uring::Ring;
@@ -10,7 +10,7 @@ use rustix::fd::BorrowedFd;
 pub struct QueueIo<'a> {
     wait: &'a mut Wait,
     slot: u32,
-    /// Which queue of this slot it is: one more for each that has left it.
+    /// How many queues have left this slot before: tells the events of this queue from theirs.
     generation: u32,
     now_ns: u64,
     is_alone: bool,
@@ -23,7 +23,7 @@ impl<'a> QueueIo<'a> {
         Self { wait, slot, generation, now_ns, is_alone: false }
     }
 
-    /// The same, for a queue whose guest has the worker for itself.
+    /// The same, for a queue whose guest is the only one with work on this worker.
     #[must_use]
     #[inline]
     pub fn alone(self, is_alone: bool) -> Self {
@@ -43,7 +43,7 @@ impl<'a> QueueIo<'a> {
         self.now_ns
     }
 
-    /// Nanoseconds, read from the clock now. For the end of a burst, never for a request.
+    /// Nanoseconds, read from the clock now. To be called once per burst, never once per request.
     #[inline]
     pub fn read_clock_ns(&self) -> u64 {
         self.wait.now_ns()
@@ -55,13 +55,13 @@ impl<'a> QueueIo<'a> {
         self.wait.ring()
     }
 
-    /// What the `user_data` of an entry in the worker's ring must carry above its token, for its
-    /// completion to come to this queue.
+    /// What the `user_data` of an io_uring entry must carry above its token, so that the worker
+    /// hands the completion to this queue.
     pub fn disk_tag(&self) -> u64 {
         Source::Disk { slot: self.slot, token: 0 }.pack()
     }
 
-    /// Watches the kick under a number of its own, which is returned.
+    /// Watches the kick, and returns the number of the watch, which no other watch has.
     pub fn watch_kick(&mut self, kick: BorrowedFd<'_>) -> u32 {
         let watch = self.wait.next_kick_watch();
         self.wait.watch(kick, Source::Kick { slot: self.slot, watch });
@@ -73,25 +73,26 @@ impl<'a> QueueIo<'a> {
         self.wait.unwatch(kick, Source::Kick { slot: self.slot, watch });
     }
 
-    /// Reports every write to what tells that a disk has finished something aside from the ring.
+    /// Watches `fd`, an eventfd or timer that reports what a disk or port has finished outside the
+    /// worker's io_uring.
     pub fn watch_offload(&mut self, fd: BorrowedFd<'_>) {
         let (slot, generation) = (self.slot, self.generation);
         self.wait.watch(fd, Source::Offload { slot, generation });
     }
 
-    /// Ends that watch.
+    /// Ends the watch of [`Self::watch_offload`].
     pub fn unwatch_offload(&mut self, fd: BorrowedFd<'_>) {
         let (slot, generation) = (self.slot, self.generation);
         self.wait.unwatch(fd, Source::Offload { slot, generation });
     }
 
-    /// Reports once when a port is ready for output, or for input.
+    /// Reports once when a port is ready for output (`output`) or else for input.
     pub fn watch_port(&mut self, fd: BorrowedFd<'_>, output: bool) {
         let (slot, generation) = (self.slot, self.generation);
         self.wait.watch_once(fd, output, Source::Port { slot, generation });
     }
 
-    /// Ends that watch, if it has not reported yet.
+    /// Ends the watch of [`Self::watch_port`], if it has not reported yet.
     pub fn unwatch_port(&mut self, fd: BorrowedFd<'_>) {
         let (slot, generation) = (self.slot, self.generation);
         self.wait.unwatch(fd, Source::Port { slot, generation });

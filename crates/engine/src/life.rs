@@ -1,5 +1,5 @@
-//! `Life`: whether a running queue serves its ring, drops what is in it, or rests; what its session
-//! hears of it.
+//! `Life`: whether a running queue serves its ring, drops what the ring holds, or rests; and the
+//! events that its session gets.
 
 use crate::doorbell::Call;
 use crate::handler::Mode;
@@ -8,7 +8,7 @@ use manyring_queue::{QueueError, Ring};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// What a session hears from a running queue.
+/// An event that a running queue reports to its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Index of the virtqueue in its device.
@@ -28,20 +28,22 @@ pub enum EventKind {
     PortGone,
 }
 
-/// What a disabled queue does with its ring, if its handler drops what a disabled queue holds. The
-/// driver may have taken the memory back, so the ring is looked at only after a kick, and written
-/// only if chains were found then.
+/// What a disabled queue does with its ring, if [`Handler::DROPS_WHEN_DISABLED`] is set. The driver
+/// may use the memory for something else by now, so the ring is read only after a kick, and written
+/// only if chains were found after that kick.
+///
+/// [`Handler::DROPS_WHEN_DISABLED`]: crate::handler::Handler::DROPS_WHEN_DISABLED
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Discard {
-    /// Leaves it alone.
+    /// Neither reads nor writes the ring.
     No,
-    /// The driver kicked: takes what is there and drops it.
+    /// The driver kicked: pops the chains in the ring and drops them.
     Kicked,
-    /// Chains were there, and were dropped.
+    /// Chains were found after the kick, and dropped: the ring may be written.
     Found,
 }
 
-/// The state of a running queue, and where it is told.
+/// The state of a running queue, and where its events go.
 #[derive(Debug)]
 pub(crate) struct Life {
     /// What a turn may do with the ring. Follows from the fields below, and is kept up to date.
@@ -109,7 +111,8 @@ impl Life {
         self.is_draining
     }
 
-    /// True if the ring may be written: a disabled one may be the driver's again.
+    /// True if the ring may be written: the driver may use the memory of a disabled ring for
+    /// something else, unless it has just been seen to fill the ring.
     pub(crate) fn may_write(&self) -> bool {
         self.is_enabled || self.discard == Discard::Found
     }
@@ -128,7 +131,7 @@ impl Life {
         self.work_out_mode();
     }
 
-    /// Pops no more from now on, or pops again.
+    /// `is_draining`: pop no more from now on. False: pop again.
     pub(crate) fn set_draining(&mut self, is_draining: bool) {
         self.is_draining = is_draining;
         self.work_out_mode();
@@ -149,7 +152,7 @@ impl Life {
         self.discard = Discard::Found;
     }
 
-    /// A disabled queue is left alone until the driver kicks.
+    /// A disabled queue neither reads nor writes its ring until the driver kicks.
     pub(crate) fn leave_alone(&mut self) {
         if std::mem::replace(&mut self.discard, Discard::No) != Discard::No {
             self.work_out_mode();
@@ -160,14 +163,16 @@ impl Life {
         self.err = err;
     }
 
-    /// Tells of the ring's fault, once.
+    /// Reports the ring's fault once: it is counted, the session gets an event, and the err fd is
+    /// signalled. If guest memory was cut away, reports only that.
     #[cold]
     pub(crate) fn tell_fault(&mut self, ring: &impl Ring, stats: &QueueStats) {
         if std::mem::replace(&mut self.is_fault_told, true) {
             return;
         }
         self.work_out_mode();
-        // Memory that was cut away reads as zeroes: the fault in the ring is not the driver's.
+        // Memory that was cut away reads as zeroes, which no driver has written: the fault that was
+        // found in the ring is not the driver's.
         if ring.is_broken() {
             self.lose_memory(stats);
             return;
@@ -177,7 +182,7 @@ impl Life {
             // A full mailbox loses this event; the counter and the err fd still report the fault.
             self.tell(EventKind::Fault(fault));
         }
-        // Last: a driver that hears it may end the session at once.
+        // Last: a front-end that is woken by the err fd may end the session at once.
         if let Some(err) = &self.err {
             err.ring();
         }
@@ -209,7 +214,7 @@ impl Life {
         self.events.same_channel(other)
     }
 
-    /// Names the session among those whose queues a worker has.
+    /// The session's mailbox, by which a worker tells the queues of one guest from another's.
     pub(crate) fn guest(&self) -> &mpsc::Sender<Event> {
         &self.events
     }

@@ -1,4 +1,5 @@
-//! `Notifier`: the doorbells of a running queue: when it calls the driver, which events are kicks.
+//! `Notifier`: the doorbells of a running queue. It decides when the driver gets a call, and which
+//! events of the kick fd are kicks.
 
 use crate::doorbell::{Call, Kick};
 use crate::io::QueueIo;
@@ -36,12 +37,12 @@ struct Held {
     due_ns: u64,
 }
 
-/// When something is returned to the driver, and whether its queue is served then.
+/// The time of a turn, and whether the queue is served in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) now_ns: u64,
-    /// False while the queue drains, is disabled or has stopped: the driver is told at once of what
-    /// still comes back, and the ring is not looked at for more.
+    /// False while the queue drains, is disabled or has stopped. A call for chains that still come
+    /// back is sent at once then, and the ring is not read for further chains.
     pub(crate) is_served: bool,
 }
 
@@ -52,15 +53,15 @@ impl Notifier {
         Self { kick, watch: 0, is_stale, is_kicked, call, moderator, held, unseen }
     }
 
-    /// False: the driver cannot kick, so the ring is polled for ever.
+    /// False if the driver cannot kick: the ring must be polled all the time.
     pub(crate) fn has_kick(&self) -> bool {
         self.kick.is_some()
     }
 
     /// Watches the kick: when the queue comes to a worker, when the kick is replaced, and when the
-    /// kernel has ended the watch. An eventfd is never read, so it reports its old count at once.
-    /// While the queue is disabled that event is ignored: it must not cause a look at a ring whose
-    /// memory may be the driver's again.
+    /// kernel has ended the watch. The eventfd is never read, so it reports its old count at once
+    /// when it is watched anew. While the queue is disabled this first event is ignored: it must
+    /// not make the queue read a ring whose memory the driver may use for something else.
     pub(crate) fn watch(&mut self, io: &mut QueueIo<'_>, is_enabled: bool) {
         if let Some(kick) = &self.kick {
             self.is_stale = !is_enabled && kick.keeps();
@@ -74,8 +75,9 @@ impl Notifier {
         }
     }
 
-    /// The kick has an event, seen under the number `watch`. True if it is a kick: one that was
-    /// replaced does not count any more, and ECANCELED is only the end of a watch.
+    /// Handles an event of the kick that is watched under the number `watch`. True if the driver
+    /// has kicked. An event of a kick that was replaced is no kick; ECANCELED is the end of a
+    /// watch; the first event of a stale eventfd is its old count.
     pub(crate) fn on_kick(
         &mut self,
         watch: u32,
@@ -119,8 +121,8 @@ impl Notifier {
         std::mem::take(&mut self.is_kicked)
     }
 
-    /// Replaces the call, and rings the new one at once: the driver may wait for a call that went
-    /// to the former fd. A call too many is harmless.
+    /// Replaces the call, and rings the new one at once: the driver may still wait for a call that
+    /// was sent to the former fd. A call without used buffers is harmless.
     pub(crate) fn set_call(&mut self, call: Option<Arc<Call>>) {
         self.call = call;
         if let Some(call) = &self.call {
@@ -138,14 +140,15 @@ impl Notifier {
     /// set none, and the operator's apply.
     pub(crate) fn set_limits(&mut self, limits: Option<Limits>, stats: &QueueStats) {
         self.moderator.set_driver(limits);
-        // What is held back now was held back by the former limits.
+        // A held notification was held back by the former limits: send it.
         if self.held.is_some() {
             self.send(Cause::Unmoderated, stats);
         }
     }
 
-    /// Makes the returned chains visible to the driver. If the driver wants a notification, sends
-    /// one, now or later. `count`: the requests or frames that were returned.
+    /// Makes the returned chains visible to the driver. If the driver wants a used buffer
+    /// notification (virtio 1.3 §2.7.7.2), sends it now, or holds it back. `count`: the requests or
+    /// frames that were returned.
     #[inline]
     pub(crate) fn publish(
         &mut self,
@@ -172,19 +175,19 @@ impl Notifier {
         }
     }
 
-    /// How many chains became visible to a driver that wants them in order, in a turn that returned
-    /// `count`: some of these still wait for earlier ones, and some that were returned in turns
-    /// before have stopped waiting.
+    /// How many chains became visible to a driver that wants them in order (virtio 1.3 §2.7.9), in
+    /// a turn that returned `count`: some of these still wait for earlier chains, while some that
+    /// were returned in earlier turns wait no longer.
     #[cold]
     fn seen_of(&mut self, count: u64, ring: &impl Ring) -> u64 {
         let before = std::mem::replace(&mut self.unseen, ring.waiting().into());
         (count + before).saturating_sub(self.unseen)
     }
 
-    /// Notifies the driver of `count` requests or frames that were returned, now or later.
-    /// While a notification is held back, further bursts are added to it even if the driver does
-    /// not want one for them: with `VIRTIO_F_EVENT_IDX` it asks for one notification at a time
-    /// (virtio 1.3 §2.7.7.2).
+    /// Notifies the driver of `count` returned requests or frames, or holds the notification back.
+    /// What is returned while a notification is held back is added to it, even if the ring says
+    /// that the driver wants none: with `VIRTIO_F_EVENT_IDX` the driver asks for one notification
+    /// at a time (virtio 1.3 §2.7.7.2), and has not got the one that is held back.
     #[inline(never)]
     fn moderate(
         &mut self,
@@ -205,7 +208,8 @@ impl Notifier {
         let decide = |left| self.moderator.decide(now_ns, &held.untold, left);
         let decision = match decide(left_in(ring)) {
             _ if !is_served => Decision::Send(Cause::Unmoderated),
-            // The driver may have made more available since the ring was looked at.
+            // Dry, as of the last look at the ring. The driver may have made chains available
+            // since: look again before the call is sent for that reason.
             Decision::Send(Cause::Dry) if ring.has_available() => decide(left_in(ring)),
             decision => decision,
         };
@@ -218,7 +222,7 @@ impl Notifier {
         }
     }
 
-    /// Rings if a notification waits whose time has come, or whose queue is not served any more.
+    /// Sends a held notification if it is due, or if its queue is not served any more.
     #[inline]
     pub(crate) fn ring_if_due(&mut self, moment: Moment, stats: &QueueStats) {
         let Some(held) = &self.held else { return };
@@ -229,7 +233,8 @@ impl Notifier {
         }
     }
 
-    /// Rings if a notification waits, because its worker would sleep for too short a time.
+    /// Sends a held notification early: its worker is about to sleep, and a sleep until the
+    /// notification is due would be so short that it would end too late.
     pub(crate) fn send_before_sleep(&mut self, stats: &QueueStats) {
         if self.held.is_some() {
             self.send(Cause::Time, stats);
@@ -247,7 +252,8 @@ impl Notifier {
         self.ring(stats);
     }
 
-    /// Makes what was returned visible, and holds nothing back any more.
+    /// Publishes the chains that were `returned`, if any, and calls the driver if it wants a
+    /// notification or one was held back.
     pub(crate) fn flush(&mut self, ring: &mut impl Ring, returned: bool, stats: &QueueStats) {
         let was_held = self.held.take().is_some();
         let wants = returned && {

@@ -1,5 +1,5 @@
-//! What the control thread asks of a running queue, and the mailbox through which a worker hears
-//! it.
+//! The orders that the control thread gives to running queues, and the mailbox by which a worker
+//! gets them.
 
 use crate::doorbell::{Call, Kick};
 use crate::policy::moderation::Limits;
@@ -21,30 +21,30 @@ pub(crate) struct QueueId(pub(crate) u64);
 
 /// A reply to an order.
 pub type Reply<T> = oneshot::Sender<T>;
-/// A reply to an order that takes guest memory away: sent once nothing uses it any more. An error
-/// if the order was refused, and nothing has changed.
+/// A reply to an order that takes guest memory away: sent once nothing uses that memory any more.
+/// An error says that the order was refused, and nothing has changed.
 pub type Fence = Reply<Result<(), QueueError>>;
 
-/// What a session or a device asks of a running queue. A reply that is dropped says that the queue
-/// runs no more.
+/// What a session or a device asks of a running queue. If the reply is dropped instead of sent, the
+/// queue runs no more.
 #[derive(Debug)]
 pub enum Order {
     /// End, once nothing is in flight; the reply is the base.
     Stop(Reply<Base>),
-    /// Give the queue to the worker of this seat, and tell when that is done.
+    /// Give the queue to the worker of this seat, and reply when that is done.
     Move(Seat, Reply<()>),
-    /// Keep the queue, if it has not been given away yet.
+    /// Take a move back: keep the queue, if it has not been given away yet.
     Stay,
     /// Serve the ring at these addresses of this memory.
     Memory(Arc<GuestMemory>, RingAddresses, Fence),
-    /// Tell when everything that was taken until now is done.
+    /// Reply when everything that was taken until now is done.
     Fence(Fence),
-    /// Serve the ring, or let it be.
+    /// Enable or disable the queue (`SET_VRING_ENABLE`).
     Enable(bool, Fence),
-    /// Look again at what the queue goes by.
+    /// Take the new rules of the queue (link, offloads, filter).
     Refresh(Reply<()>),
-    /// Hold notifications back within the limits that the driver has asked for; if it has not, as
-    /// the operator wishes.
+    /// Hold notifications back within the limits that the driver has set (virtio 1.3 §5.1.6.5.9);
+    /// `None`: as the operator has configured.
     Moderate(Option<Limits>, Reply<()>),
     /// Replace the kick.
     Kick(Option<Kick>, Reply<()>),
@@ -61,13 +61,14 @@ impl Order {
     }
 }
 
-/// What a worker is told.
+/// A command to a worker.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Run this queue. The time is when it took its last requests at another worker.
+    /// Run this queue. The time is when another worker took the queue's last requests.
     Start(QueueId, Box<dyn Run>, Option<u64>),
-    /// Something for a queue, which may have ended by now.
+    /// An order to a queue, which may have ended by now.
     Order(QueueId, Order),
+    /// End the thread.
     Quit,
 }
 
@@ -77,7 +78,7 @@ pub(crate) struct Mailbox {
     commands: Mutex<VecDeque<Command>>,
     pending: AtomicBool,
     event: OwnedFd,
-    /// Who is about to give the worker a queue.
+    /// The seats of those who are about to give the worker a queue.
     pub(crate) seats: Seats,
 }
 

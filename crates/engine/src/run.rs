@@ -1,4 +1,4 @@
-//! `Run`: a queue that runs, as the loop sees it, whatever its ring is and whatever serves it.
+//! `Run`: a running queue as its worker sees it, whatever its ring and its handler are.
 
 use crate::io::QueueIo;
 use crate::life::Event;
@@ -14,99 +14,101 @@ use tokio::sync::mpsc;
 /// Something that happened to a queue, as its worker was told.
 #[derive(Clone, Copy, Debug)]
 pub enum Happened {
-    /// Its kick, seen under this number of a watch.
+    /// The kick that is watched under this number has an event.
     Kick(u32),
-    /// A completion in the worker's ring, of this token.
+    /// The worker's io_uring has completed the entry with this token.
     Disk(u32),
-    /// Its port has reported.
+    /// The watched port has reported.
     Port,
-    /// Its disk has finished something aside from the ring.
+    /// A disk or port has finished something outside the worker's io_uring.
     Offload,
 }
 
 /// What came of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turned {
-    /// There was work.
+    /// The queue had work.
     pub worked: bool,
-    /// Requests or frames that it took.
+    /// Requests or frames that the queue took.
     pub taken: usize,
-    /// There was none, and it should leave the list of those that take turns although its worker
-    /// is busy with others.
+    /// The queue had no work, and should settle although its worker is busy with others.
     pub is_overdue: bool,
 }
 
-/// A queue that runs, as the loop sees it.
+/// A running queue as its worker sees it.
 pub trait Run: Send + Debug {
-    /// Gets ready on a worker: opens what belongs to its ring, watches the kick.
+    /// Prepares the queue on a worker: attaches its handler, watches the kick, and makes it hot.
     fn attach(&mut self, io: &mut QueueIo<'_>);
 
-    /// Lets go of the worker, when nothing is in flight.
+    /// Takes the queue off its worker, when nothing is in flight: ends its watches.
     fn detach(&mut self, io: &mut QueueIo<'_>);
 
-    /// One turn: takes a batch, serves it, returns what is done, notifies.
+    /// One turn: takes a batch, serves it, returns what is done, notifies the driver.
     fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned;
 
-    /// Nothing to do since a while: asks whoever can bring work. False: keep looking. A look at a
-    /// port is a system call and most often in vain: that is done only while the worker `looks_on`
-    /// anyway, at the ring of some other queue.
+    /// Tries to stop taking turns: asks for a kick if the queue waits for its driver, and watches
+    /// the port if it waits for that. False: the queue must go on taking turns.
+    ///
+    /// `how`: what the polling policy decided, and whether the worker keeps looking at the ring of
+    /// some queue. A queue that waits for its port alone keeps looking only in that case: its look
+    /// is a system call, which finds nothing most of the time.
     fn settle(&mut self, how: (Decision, bool), io: &mut QueueIo<'_>) -> bool;
 
-    /// Something has happened.
+    /// Something has happened to the queue.
     fn on_event(&mut self, happened: Happened, event: Woken, io: &mut QueueIo<'_>);
 
-    /// True if it holds frames that it sends in its next turns, whatever its driver and its port
-    /// do.
+    /// True if the queue holds frames that the port can take: its next turns send them.
     fn is_in_burst(&self) -> bool;
 
-    /// Does what the control thread asks.
+    /// Obeys an order of the control thread. The worker itself obeys stop, move and stay.
     fn heed(&mut self, order: Order, io: &mut QueueIo<'_>);
 
-    /// The time that [`Self::deadline_ns`] told has come.
+    /// The time that [`Self::deadline_ns`] named has come.
     fn wake(&mut self, now_ns: u64);
 
-    /// A region of some guest was cut away: was it of this one?
+    /// Some guest's memory was cut away: checks whether this queue uses it.
     fn check_memory(&mut self);
 
-    /// No more pops from now on, for good: what its port has not begun with is taken back.
+    /// Pops no more, for good, and takes back what its port has not begun with.
     fn drain(&mut self);
 
-    /// No more pops until [`Self::resume`], here or on another worker. What its port has is waited
-    /// for, and nothing is lost.
+    /// Pops no more until [`Self::resume`], on this worker or another. The queue waits for the
+    /// frames that its port has; unlike [`Self::drain`] it takes none of them back.
     fn pause(&mut self);
 
-    /// True if it does not pause yet, and would lose nothing by it.
+    /// True if [`Self::pause`] would drop nothing: the queue does not drain, is not being emptied,
+    /// and holds no frames.
     fn pauses_without_loss(&self) -> bool;
 
-    /// Pops again after [`Self::pause`]; what arrived since is served now.
+    /// Pops again after [`Self::pause`], beginning with what the driver made available meanwhile.
     fn resume(&mut self, now_ns: u64);
 
-    /// True if it takes a turn in every round.
+    /// True if the queue takes a turn in every round.
     fn is_hot(&self) -> bool;
 
-    /// True if it should leave the list of those that take turns although its worker is busy.
+    /// True if the queue should settle although its worker is busy with others.
     fn is_overdue(&self, now_ns: u64) -> bool;
 
-    /// True if the ring is worth a further look: it costs a read.
+    /// True if `decision` lets the worker keep reading this queue's ring for new chains.
     fn looks_at_ring(&self, decision: Decision, now_ns: u64) -> bool;
 
-    /// True if something that it took is in flight at a disk.
+    /// True if requests of the queue are in flight at a disk.
     fn awaits_disk(&self) -> bool;
 
-    /// When there is something to do without anybody asking.
+    /// When the queue wants a turn though no event has come: to retry, or to send a held call.
     fn deadline_ns(&self) -> Option<u64>;
 
-    /// The time of [`Self::deadline_ns`] is near, and its worker would sleep until then: a call
-    /// that is held back goes now.
+    /// The worker would sleep until [`Self::deadline_ns`], which is too near for a sleep: sends the
+    /// call that is held back.
     fn prepare_sleep(&mut self);
 
-    /// Nothing is in flight any more, and nothing will be.
+    /// True if the queue pops no more and nothing is in flight.
     fn is_drained(&self) -> bool;
 
-    /// The next available index.
+    /// Where the ring goes on, as `GET_VRING_BASE` returns it.
     fn base(&self) -> Base;
 
-    /// Names the session among those whose queues a worker has.
+    /// The session's mailbox, by which a worker tells the queues of one guest from another's.
     fn guest(&self) -> &mpsc::Sender<Event>;
 
     /// True if `guest` names the session of this queue.

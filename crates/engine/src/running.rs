@@ -17,18 +17,20 @@
 //!          disable:       the same; a transmitq, whose driver may go on, is emptied as well
 //!          stop, move:    take no more; leave when nothing is in flight
 //! ```
-//! 1. A queue is hot while it takes a turn in every round of its worker, and asks for no kicks
-//!    then. After it has settled it takes none until its kick, its port, its disk, an order or the
+//! 1. A hot queue takes a turn in every round of its worker, and asks the driver for no kicks. A
+//!    queue that has settled takes no turn until its kick, its port, its disk, an order or the
 //!    clock wakes it.
-//! 2. The kick is asked for before the last look at the ring, and that look comes after a full
-//!    fence: a driver that adds a chain meanwhile either is seen, or sees that it must kick.
-//! 3. An answer of a disk is work as a request is. A driver that hears of it most often sends the
-//!    next request at once, so the worker goes on looking.
-//! 4. The ring of a disabled queue may be the driver's memory again: it is looked at only after a
-//!    kick, and written only if chains were found after that kick.
+//! 2. A queue that settles asks for a kick first and looks at the ring afterwards, with a full
+//!    fence between the two. Of a chain that the driver adds meanwhile, either the queue sees the
+//!    chain, or the driver sees that it must kick.
+//! 3. A disk's completion counts as work, as a request does: a driver that is told of it sends its
+//!    next request at once in most cases, so the worker keeps looking for that request.
+//! 4. The driver may use the ring of a disabled queue for something else. The ring is read only
+//!    after a kick, and written only if chains were found after that kick.
 //! 5. Chains that were popped and not begun (receive buffers that were popped ahead, frames that a
 //!    port did not take) go back before memory changes. A request that a disk has begun carries its
-//!    epoch and keeps its snapshot mapped; the order's fence is answered when the last one is done.
+//!    epoch and keeps its snapshot mapped; the order's fence is answered when the last such request
+//!    is done.
 //!
 //! The queue is generic over its ring and its handler, so that a turn is compiled as one piece for
 //! each pair of them. The worker holds it as `dyn Run`: one indirect call for each turn.
@@ -56,22 +58,22 @@ use tokio::sync::{mpsc, oneshot};
 /// Whether the worker looks at the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
-    /// Every turn.
+    /// In every round.
     Hot,
-    /// Whoever brings the next work was asked to say so.
+    /// Only after an event: the driver was asked for a kick, or the port is watched.
     Armed,
 }
 
-/// How long a queue without work still takes turns of a worker that is busy with others. Longer
-/// than a worker looks that has nothing else to do: a look costs such a worker little, and a kick
-/// costs the guest much.
+/// How long a queue without work goes on taking turns while its worker is busy with other queues.
+/// This is longer than an idle worker looks for work before it sleeps: a further look adds little
+/// to the round of a busy worker, whereas a queue that has settled costs its guest a kick.
 const BUSY_REST_NS: u64 = 1_000_000;
 /// Poll masks that say there is nothing to wait for: `POLLERR | POLLHUP | POLLNVAL`.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
 /// `POLLIN | POLLOUT`
 const POLL_READY: i32 = 0x1 | 0x4;
 
-/// A queue with what serves it.
+/// A queue: its ring, the handler that serves it, its doorbells and its state.
 #[derive(Debug)]
 pub struct RunningQueue<R: Ring, H: Handler<R>> {
     ring: R,
@@ -84,9 +86,9 @@ pub struct RunningQueue<R: Ring, H: Handler<R>> {
     looked_at_ns: u64,
     /// The port is watched, and has not reported yet.
     watches_port: bool,
-    /// Its handler has more to do in the next turn.
+    /// The handler has more to do in the next turn.
     has_more: bool,
-    /// It was disabled, and drops what is in its ring before that is answered.
+    /// While the queue drops what its ring holds, before the order that disabled it is answered.
     emptying: Option<Emptying>,
 }
 
@@ -119,7 +121,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     fn make_hot(&mut self, now_ns: u64) {
         if self.look != Look::Hot {
             self.look = Look::Hot;
-            // The memory of a disabled ring may be the driver's again: it is not written.
+            // A disabled ring is not written: its driver may use the memory for something else.
             if self.life.is_enabled() {
                 self.ring.disable_notifications();
             }
@@ -127,7 +129,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.worked_at_ns = now_ns;
     }
 
-    /// What makes a further turn useful; at rest only that something taken before is done.
+    /// What the queue waits for, as its mode has it.
     fn waits(&self) -> Waits {
         match self.life.mode() {
             Mode::Rest => self.handler.waits_at_rest(),
@@ -165,8 +167,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
         let moment = Moment { now_ns, is_served: mode == Mode::Serve };
         if done.used > 0 {
-            // Only chains that this turn popped show that the driver goes on; chains that come back
-            // late do not.
+            // Chains that this turn popped show that the driver still fills the ring, so the ring
+            // may be written. Chains of earlier turns that a port returns now do not show this.
             if mode == Mode::Drop && done.popped > 0 {
                 self.life.dropped_some();
             }
@@ -182,7 +184,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.handler.published();
     }
 
-    /// Watches the port, if the handler waits for it. False: the port is always ready.
+    /// Watches the port, if the handler waits for it. False if the port is always ready, and thus
+    /// has nothing to watch: the queue must keep asking it.
     fn watch_port(&mut self, io: &mut QueueIo<'_>) -> bool {
         let Some(awaited) = self.waits().port else { return true };
         match self.handler.readiness() {
@@ -204,16 +207,16 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
     }
 
-    /// Gives back the chains that nobody has begun to serve: they point into guest memory that may
-    /// be about to change. Sends a call that is held back.
+    /// Gives up the chains that nobody has begun to serve, because they point into guest memory
+    /// that may be about to change. A call that is held back is sent now.
     fn let_go(&mut self) {
         let returned = self.handler.let_go(&mut self.ring, &self.stats);
         self.notifier.flush(&mut self.ring, returned, &self.stats);
         self.note_in_flight();
     }
 
-    /// As [`Self::let_go`], and takes back the frames that the port has not begun to send: the
-    /// driver is to have all of its memory back.
+    /// As [`Self::let_go`]; also takes back, unsent, the frames that the port has not begun to
+    /// send, because the driver is to get all of its memory back.
     fn give_back(&mut self) {
         self.let_go();
         let returned = self.handler.recall(&mut self.ring, &self.stats);
@@ -221,15 +224,15 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.note_in_flight();
     }
 
-    /// Serves the ring from now on, or stops. Some drivers have no other request to stop a queue,
-    /// and take its memory back as soon as `fence` is answered.
+    /// Obeys `SET_VRING_ENABLE`. Some front-ends send no `GET_VRING_BASE`, and take the queue's
+    /// memory back once "disable" is acknowledged: `fence` is answered when nothing is in flight.
     fn set_enabled(&mut self, is_enabled: bool, fence: Fence, io: &mut QueueIo<'_>) {
         if !is_enabled {
             if self.life.disable() {
                 self.give_back();
                 self.discard_all(fence, io);
             } else {
-                // What was taken before still uses guest memory.
+                // The queue was disabled before, and what it took may still be in flight.
                 self.handler.fence(fence);
             }
             return;
@@ -237,9 +240,9 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.end_emptying();
         self.life.enable();
         self.notifier.trust_kick();
-        // A port that was lost may be there again.
+        // A port that was lost may be back.
         self.handler.revive();
-        // What arrived before is served now: a kick that came early is not lost.
+        // The driver may have kicked before it enabled the queue: look at the ring.
         self.make_hot(io.now_ns());
         let _ = fence.send(Ok(()));
     }
@@ -278,7 +281,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
             self.worked_at_ns = now_ns;
         }
         if done.has_more && self.look != Look::Hot {
-            // The rest waits for no kick and no event, only for the next turn.
+            // No kick and no event will announce the rest of the work.
             self.make_hot(now_ns);
         }
         let is_overdue = !worked && self.is_overdue(now_ns);
@@ -298,7 +301,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
             return false;
         }
         if asks_driver && self.life.may_write() {
-            // A fault that this look has found is told by the next turn.
+            // If this look finds a fault, the queue stays hot, and its next turn reports the fault.
             let has_work = self.ring.enable_notifications();
             if has_work || self.ring.is_faulted() {
                 return false;
@@ -309,7 +312,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
             return false;
         }
         self.look = Look::Armed;
-        // Buffers may have been popped ahead for frames that have not come.
+        // A turn may have popped buffers ahead and received no frame: `finish` has not counted it.
         self.note_in_flight();
         true
     }
@@ -327,8 +330,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                     self.make_hot(now_ns);
                 }
             }
-            // An answer of the disk is work as a request is: a driver that hears of it sends the
-            // next request at once, and the worker should be looking for it.
+            // Point 3 above: the driver's next request comes soon, so the queue is hot.
             Happened::Disk(token) => {
                 self.handler.on_event(token, event.result, io);
                 self.make_hot(now_ns);
@@ -341,7 +343,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 self.looked_at_ns = now_ns;
                 self.make_hot(now_ns);
             }
-            // The next turn takes what is finished. A watch that the kernel has ended is renewed.
+            // The next turn takes what the disk or port has finished.
             Happened::Offload => {
                 if event.ended {
                     self.handler.watch(io);
@@ -381,7 +383,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 let _ = reply.send(());
             }
             Order::Kick(kick, reply) => {
-                // The driver may have kicked the former fd just before: look at the ring.
+                // The driver may have kicked the former fd a moment ago: look at the ring.
                 self.notifier.set_kick(kick, io, self.life.is_enabled());
                 self.make_hot(now_ns);
                 let _ = reply.send(());
@@ -394,7 +396,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 self.life.set_err(err);
                 let _ = reply.send(());
             }
-            // The worker itself obeys these.
+            // The worker itself obeys these (`worker/obey.rs`).
             Order::Stop(_) | Order::Move(..) | Order::Stay => {}
         }
     }
@@ -413,8 +415,8 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         self.life.set_draining(true);
         self.give_back();
         self.end_emptying();
-        // Nobody listens to this fence: it tells the handler that somebody waits for what is in
-        // flight, so that a transmitq logs a long wait.
+        // Nobody receives this fence. It tells the handler that somebody waits for the end of what
+        // is in flight, so that a transmitq whose port keeps frames for long logs a warning.
         let (fence, _) = oneshot::channel();
         self.handler.fence(fence);
     }

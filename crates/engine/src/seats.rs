@@ -1,9 +1,10 @@
-//! Seats at a worker: whoever is about to give it a queue holds one, so that its thread does not
-//! end meanwhile.
+//! Seats at a worker: whoever is about to give a worker a queue holds a seat, so that the worker's
+//! thread does not end meanwhile.
 //!
-//! A worker without queues ends, and is started again on demand. A queue that comes while it ends
-//! would be lost, with the requests of a guest. So the last word is the mailbox's: it closes only
-//! if nobody has a seat and no command waits, and there is no seat at one that is closed.
+//! A worker without queues ends, and is started again on demand. A queue that is sent to a worker
+//! while it ends would be lost, with the requests of its guest. Therefore a worker ends only once
+//! its mailbox is closed; the mailbox closes only while nobody has a seat and no command waits; and
+//! a closed mailbox gives out no seats.
 
 use crate::orders::{Command, Mailbox, QueueId};
 use crate::run::Run;
@@ -19,7 +20,7 @@ struct Taken {
     is_closed: bool,
 }
 
-/// The promise of a queue to come; dropped, it is taken back.
+/// The promise to give a worker a queue. The promise is taken back when the seat is dropped.
 #[derive(Debug)]
 pub struct Seat(Arc<Mailbox>);
 
@@ -30,8 +31,9 @@ impl Seats {
 }
 
 impl Mailbox {
-    /// Closes for good, unless a queue or a command is on its way here. Only the worker itself may
-    /// ask: a command that another thread takes out would not be seen.
+    /// Closes the mailbox for good, unless a queue or a command is on its way to it; true if it is
+    /// closed. Only the worker itself may call this: if another thread did, the worker could have
+    /// taken a command out just before, and the mailbox would close while the command is obeyed.
     pub(crate) fn close(&self) -> bool {
         let mut taken = self.seats.lock();
         taken.is_closed = taken.count == 0 && !self.is_pending();
@@ -45,7 +47,7 @@ impl Mailbox {
 }
 
 impl Seat {
-    /// A seat at the worker of `mailbox`; none if it ends.
+    /// A seat at the worker of `mailbox`; `None` if that worker ends.
     pub(crate) fn take(mailbox: &Arc<Mailbox>) -> Option<Self> {
         let mut taken = mailbox.seats.lock();
         if taken.is_closed {
@@ -56,9 +58,9 @@ impl Seat {
         Some(Self(mailbox.clone()))
     }
 
-    /// Gives the worker a queue. `left_ns`: when it took its last requests at another one.
+    /// Gives the worker a queue. `left_ns`: when another worker took its last requests.
     pub(crate) fn start(self, id: QueueId, queue: Box<dyn Run>, left_ns: Option<u64>) {
-        // The seat is given back after that: a command waits then, which keeps the worker.
+        // The seat is dropped only after this: from then on the waiting command keeps the worker.
         self.0.send(Command::Start(id, queue, left_ns));
     }
 }

@@ -1,21 +1,22 @@
 //! The sentry over threads that write to an eventfd of a front-end.
 //!
-//! The kernel lets a write to an eventfd wait while the count is at its maximum, unless
-//! `O_NONBLOCK` is set; both the count and the flag are shared with the front-end, and there is no
-//! write that is told not to wait. So a thread that writes says so in its [`Place`], and one thread
-//! of the process, the sentry, interrupts a write that it has seen twice, one tick apart:
+//! A write to an eventfd waits while the count is at its maximum, unless `O_NONBLOCK` is set. The
+//! front-end can change both the count and the flag, and the kernel has no call that writes to an
+//! eventfd without waiting. So a thread counts its writes in its [`Place`], and one thread of the
+//! process, the sentry, interrupts a write that it has seen twice, one tick apart:
 //!
 //! ```text
 //! writer:  writes += 1 (odd: inside);  is the sentry asleep? wake it;  write;  writes += 1
 //! sentry:  every tick: interrupt each writer whose count is odd and what it was a tick ago
 //!          no count has changed for a while: say "asleep", look once more, sleep
 //! ```
-//! 1. Only a write that waits looks at signals: `EINTR` means that the eventfd was full and
-//!    blocking. A writer that was merely slow to be scheduled is not harmed by the signal.
-//! 2. The writer counts before it looks whether the sentry sleeps, the sentry says that it sleeps
-//!    before it looks at the counts (both in one total order): one of them sees the other.
+//! 1. Only a write that waits is ended by a signal: `EINTR` means that the eventfd was full and
+//!    blocking. The signal does nothing to a writer that was merely slow to be scheduled.
+//! 2. The writer counts first, and then looks whether the sentry sleeps. The sentry says first that
+//!    it sleeps, and then looks at the counts. All four are sequentially consistent, so that at
+//!    least one of them sees the other: no write that waits is overlooked.
 //! 3. While nobody writes, the sentry sleeps without a timer: an idle daemon has no tick.
-//! 4. It stands before the first worker runs: a thread may not be had later.
+//! 4. The sentry is started before the first worker: later the system may have no thread to give.
 
 use manyring_backend::sys::interrupt::Interruptible;
 use rustix::fd::BorrowedFd;
@@ -25,7 +26,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// How often the sentry looks: a write may wait this long, and at most twice as long.
+/// How often the sentry looks. A write that blocks is interrupted after one to two ticks.
 const TICK: Duration = Duration::from_millis(5);
 /// Ticks without a write after which the sentry goes to sleep.
 const QUIET_TICKS: u32 = 20;
@@ -34,9 +35,9 @@ const QUIET_TICKS: u32 = 20;
 #[derive(Debug)]
 struct Place {
     thread: Interruptible,
-    /// Writes begun and writes ended: odd while the thread is inside of one.
+    /// Writes begun plus writes ended: odd while the thread is inside a write.
     writes: AtomicU64,
-    /// What `writes` was when the sentry looked last.
+    /// The value of `writes` when the sentry last looked.
     seen: AtomicU64,
 }
 
@@ -49,11 +50,11 @@ static ASLEEP: AtomicBool = AtomicBool::new(false);
 static SENTRY: OnceLock<Thread> = OnceLock::new();
 static START: Mutex<()> = Mutex::new(());
 
-/// Writes to an eventfd of a front-end, from any thread; waits for two ticks at most.
+/// Writes to an eventfd of a front-end, from any thread. Takes two ticks at most.
 ///
 /// # Errors
-/// `EINTR`: the eventfd is full and was made blocking, so the write was given up. `EAGAIN`: it is
-/// full, so its reader has been told already.
+/// `EINTR`: the eventfd is full and blocking, and the sentry has interrupted the write. `EAGAIN`:
+/// the eventfd is full, so its reader has a notification to read already.
 #[inline]
 pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Errno> {
     let bytes = count.to_ne_bytes();
@@ -68,8 +69,8 @@ pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Errno> {
     })
 }
 
-/// Starts the sentry, unless it stands already. False if no thread could be had for it: then a
-/// write could wait for ever.
+/// Starts the sentry, unless it runs already. False if the system had no thread for it: then no
+/// worker may start, since a write could wait for ever.
 pub(crate) fn start() -> bool {
     let _one_at_a_time = START.lock().unwrap_or_else(PoisonError::into_inner);
     if SENTRY.get().is_some() {
@@ -125,7 +126,8 @@ fn stand_guard() {
     }
 }
 
-/// Interrupts every write that lasts since the last look. True if there was a write since.
+/// Interrupts every write that was under way at the last look and still is. True if a thread has
+/// written since, or is writing.
 fn look() -> bool {
     let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut any = false;

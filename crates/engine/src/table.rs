@@ -1,12 +1,13 @@
 //! `Table`: what belongs to each chain in flight, under the chain's slot.
 //!
-//! A slot is a number below the ring's size that no other chain in flight has: so there is no list
-//! of free places, and the number that a disk or a port is given to name its work by is the slot.
+//! A slot is a number below the ring's size that no other chain in flight has. Therefore the table
+//! needs no list of free places, and the slot is also the token by which a disk or a port names
+//! its work.
 
 use crate::epoch::Epoch;
 
-/// What is in flight, each with the epoch of the memory that it uses. Grows with the slots that are
-/// used, to the ring's size at most, and then no longer allocates.
+/// What is in flight, each with the epoch of the memory that it uses. The table grows up to the
+/// highest slot that is used, to the ring's size at most, and allocates nothing after that.
 #[derive(Debug)]
 pub struct Table<T>(Vec<Option<(Epoch, T)>>);
 
@@ -17,7 +18,7 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Nothing is in flight.
+    /// An empty table: nothing is in flight.
     #[must_use]
     pub const fn new() -> Self {
         Self(Vec::new())
@@ -39,14 +40,14 @@ impl<T> Table<T> {
         self.0.resize_with(len, || None);
     }
 
-    /// Takes what belongs to the chain in `slot`. `None` if there is nothing: a fault of whoever
-    /// names the slot, and not of the guest.
+    /// Takes what belongs to the chain in `slot`. `None` if nothing does: the disk or port has
+    /// named a wrong token, which no guest can cause.
     #[inline]
     pub fn take(&mut self, slot: u32) -> Option<(Epoch, T)> {
         self.0.get_mut(slot as usize)?.take()
     }
 
-    /// How many use the memory of `epoch`. Walks the table.
+    /// How many entries use the memory of `epoch`. Walks the table.
     pub fn count(&self, epoch: Epoch) -> usize {
         self.0.iter().flatten().filter(|(of, _)| *of == epoch).count()
     }

@@ -1,20 +1,23 @@
-//! What workers tell the balance of themselves: one is saturated, or one mostly sleeps.
+//! What workers tell the balance: that one of them is saturated, or that one mostly sleeps.
 //!
-//! Nothing here ticks. A worker that is busy compares the time once a turn, one that sleeps once
-//! a sleep; a worker that nobody wakes tells nothing, and an idle daemon has nothing to gather.
+//! No timer is needed for this. A busy worker compares the time once a round, and a worker that
+//! sleeps compares it after each sleep. A worker that nothing wakes reports nothing: an idle
+//! daemon would gain nothing by a move.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::Notify;
 
-/// A worker looks back on so much time, to say that it mostly sleeps.
+/// How far a worker looks back to find that it mostly sleeps, at first.
 const REST_NS: u64 = 1_000_000_000;
-/// The same, where it was said again and again, and nothing came of it.
+/// The longest that it looks back: each report that moves no queue doubles the time.
 const REST_NS_MAX: u64 = 64_000_000_000;
 
-/// What all workers of a pool have told.
+/// What the workers of a pool have told the balance.
 #[derive(Debug)]
 pub(crate) struct Told {
+    /// Some worker has reported something.
     said: Notify,
+    /// A worker was saturated since the balance last looked.
     is_saturated: AtomicBool,
     /// Workers that have queues.
     serving: AtomicUsize,
@@ -33,25 +36,26 @@ impl Default for Told {
 }
 
 impl Told {
-    /// A worker has not slept for a while, and has more than one queue to serve.
+    /// Tells the balance that a worker has not slept for a while, and has more than one hot queue.
     pub(crate) fn saturated(&self) {
         self.is_saturated.store(true, Ordering::Release);
         self.said.notify_one();
     }
 
-    /// A worker mostly sleeps.
+    /// Tells the balance that a worker mostly sleeps, if other workers have queues as well: only
+    /// then can queues be gathered on fewer workers.
     pub(crate) fn resting(&self) {
         if self.serving.load(Ordering::Relaxed) > 1 {
             self.said.notify_one();
         }
     }
 
-    /// A worker has its first queue.
+    /// Counts a worker that had no queue and now has one.
     pub(crate) fn begin_to_serve(&self) {
         self.serving.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A worker has given its last queue away.
+    /// Counts out a worker whose last queue has left.
     pub(crate) fn end_to_serve(&self) {
         self.serving.fetch_sub(1, Ordering::Relaxed);
     }
@@ -62,19 +66,19 @@ impl Told {
         self.rest_ns.load(Ordering::Relaxed)
     }
 
-    /// Something has come of what was said, or nothing: then it is said half as often.
+    /// A report has led to a move, or to none: then workers report half as often that they rest.
     pub(crate) fn note_outcome(&self, moved: bool) {
         let longer_ns = (self.rest_ns() * 2).min(REST_NS_MAX);
         self.rest_ns.store(if moved { REST_NS } else { longer_ns }, Ordering::Relaxed);
     }
 
-    /// Returns when something is said: true if a worker is saturated.
+    /// Returns when a worker reports something: true if one is saturated.
     pub(crate) async fn hear(&self) -> bool {
         self.said.notified().await;
         self.is_saturated.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns when a worker is saturated.
+    /// Returns when a worker reports that it is saturated.
     pub(crate) async fn hear_saturated(&self) {
         while !self.hear().await {}
     }

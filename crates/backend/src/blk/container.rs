@@ -1,10 +1,10 @@
-//! Images that are more than the bytes of a disk: known by the magic numbers of their formats.
+//! Recognises images of other formats (qcow2 and the like) by their magic numbers.
 //!
-//! Served as they lie there, a guest would see the container and write into it.
+//! If such an image were served as a raw disk, its guest would see the container, and overwrite it.
 
-/// Bytes of a file's beginning that are looked at.
+/// How many bytes at the beginning of a file are looked at.
 pub(super) const HEAD_LEN: usize = 512;
-/// Bytes of its end.
+/// How many bytes at its end are.
 pub(super) const TAIL_LEN: usize = 512;
 
 /// A magic number at an offset of the file's beginning, and the format it belongs to.
@@ -21,10 +21,10 @@ const MAGICS: [(usize, &[u8], &str); 10] = [
     (64, b"\x7f\x10\xda\xbe", "VDI"),
 ];
 
-/// The footer of a VHD, of which one that grows has a copy at its beginning.
+/// The magic number of a VHD's footer. A VHD that grows has a copy of the footer at its beginning.
 const VHD: &[u8] = b"conectix";
 
-/// The format of an image that begins and ends with these bytes; None for a disk as it is.
+/// The format of an image that begins and ends with these bytes; `None` for a raw disk.
 pub(super) fn format_of(head: &[u8], tail: &[u8]) -> Option<&'static str> {
     let has = |(offset, magic, _): &&(usize, &[u8], &str)| {
         head.get(*offset..).is_some_and(|bytes| bytes.starts_with(magic))

@@ -19,16 +19,16 @@ pub struct FaultPlan {
     pub flush_errors: bool,
     /// Every n-th request is held until [`FaultSwitch::release`]; 0 = none.
     pub hold_every: u64,
-    /// Claims secure erase; erases by writing zeroes.
+    /// Claims to support secure erase, and writes zeroes instead.
     pub secure_erase: bool,
 }
 
-/// Turns a fault disk's held requests loose, from any thread.
+/// Releases the requests that a fault disk holds, from any thread.
 #[derive(Clone, Debug, Default)]
 pub struct FaultSwitch(Arc<AtomicBool>);
 
 impl FaultSwitch {
-    /// From now on nothing is held, and what is held is served.
+    /// From now on no request is held. Those that are held fail with `EIO` in the next turn.
     pub fn release(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -54,7 +54,7 @@ impl FaultDisk {
         Self { inner, plan, switch: FaultSwitch::default(), count: Arc::default() }
     }
 
-    /// The switch that releases what is held.
+    /// The switch that releases the held requests.
     #[must_use]
     pub fn switch(&self) -> FaultSwitch {
         self.switch.clone()
@@ -96,13 +96,15 @@ struct FaultQueue {
     plan: FaultPlan,
     switch: FaultSwitch,
     count: Arc<AtomicU64>,
-    /// Tokens that are held. Released requests fail with `EIO`: their slices were not kept.
+    /// The tokens of held requests. A request that is released fails with `EIO`, because its slices
+    /// were not kept.
     held: Vec<u32>,
+    /// The requests of a burst that pass to the inner disk.
     pass: Burst,
 }
 
 impl FaultQueue {
-    /// What happens to the n-th request: `None` = it passes.
+    /// What goes wrong with the n-th request; `None`: it passes to the inner disk.
     fn verdict(&self, request: &Request, n: u64) -> Option<Verdict> {
         let is_nth = |every: u64| every != 0 && n.is_multiple_of(every);
         let fails = match request.op {

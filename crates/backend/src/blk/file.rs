@@ -1,14 +1,15 @@
-//! `file`: pread and pwrite. The plain twin of `uring`, and what is used where io_uring is refused
-//! or has no advantage: files in memory (tmpfs).
+//! `file`: pread and pwrite. This is the plain twin of `uring`, used if io_uring is refused, and
+//! for files in memory (tmpfs), for which io_uring has no advantage.
 //!
 //! ```text
-//! read, write: a file in memory -> here, in pieces: as much as the turn's quota allows
-//!              a file on a disk -> what the page cache has or takes without waiting, here in
-//!              pieces; the rest, and all of O_DIRECT, on the disk's thread
-//! all others:  on the disk's thread; a flush of a file in memory is nothing, and done here
+//! read, write: a file in memory -> on the worker, in pieces: as much as the turn's quota allows
+//!              a file on a disk -> on the worker, in pieces, what the page cache has or takes
+//!              without waiting; the rest, and all of O_DIRECT, on the disk's thread (offload.rs)
+//! all others:  on the disk's thread; but a flush of a file in memory, which does nothing, on the
+//!              worker
 //! ```
-//! Nothing waits for a disk or copies without end on the worker's thread: its other queues belong
-//! to other guests.
+//! The worker's thread never waits for a disk, and copies no more than a quota, because its other
+//! queues belong to other guests.
 
 use super::offload::{Aside, Offload};
 use super::quota::Patience;
@@ -62,9 +63,9 @@ pub(crate) struct FileQueue {
     image: Arc<Image>,
     backlog: Backlog,
     aside: Aside,
-    /// The file system can write without waiting, as far as is known.
+    /// The file system has not refused yet to write without waiting (`RWF_NOWAIT`).
     can_write_at_once: bool,
-    /// Reused for requests that one call did not end.
+    /// Reused for requests that one call did not finish.
     task: Task,
 }
 
@@ -79,7 +80,7 @@ impl FileQueue {
         })
     }
 
-    /// Serves a request here, or as much of it as this turn allows, or sends it to the thread.
+    /// Serves a request on the worker, puts it into the backlog, or sends it to the disk's thread.
     fn start(&mut self, request: &Request, pieces: Pieces<'_>) -> Step {
         match request.op {
             Op::Read | Op::Write { .. } if self.backlog.takes_at_once(request.len) => {
@@ -99,8 +100,7 @@ impl FileQueue {
         }
     }
 
-    /// Serves a read or write here, by one call for all of it. Only what that leaves becomes a
-    /// task.
+    /// Serves a read or write on the worker, by one call. Only what the call leaves becomes a task.
     fn serve(&mut self, request: &Request, pieces: Pieces<'_>) -> Step {
         let (op, range) = (request.op, (request.offset, request.len));
         let Some(flags) = flags_here(op, range, &self.image, self.can_write_at_once) else {
@@ -124,7 +124,7 @@ impl FileQueue {
     }
 }
 
-/// Requests popped in one turn.
+/// At most how many requests are popped in one turn.
 pub(crate) const INLINE_BURST: usize = 8;
 
 impl DiskQueue for FileQueue {
@@ -161,7 +161,7 @@ impl DiskQueue for FileQueue {
     }
 }
 
-/// At most `bytes` of a read or write, on the thread of a worker. [`Step::Left`]: it would wait.
+/// Serves at most `bytes` of a read or write on the worker. [`Step::Left`]: it would wait.
 fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> Step {
     let range = (task.offset, bytes.min(task.len));
     let Some(flags) = flags_here(task.op, range, image, *can_write) else { return Step::Left };
@@ -169,8 +169,8 @@ fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> St
     outcome(task, result, image, can_write)
 }
 
-/// The flags of a call on the thread of a worker for these bytes (offset, length) of a read or
-/// write. `None`: it could wait.
+/// The flags for a read or write of this range (offset, length) on the worker. `None`: the call
+/// could wait.
 #[inline]
 fn flags_here(op: Op, range: (u64, u64), image: &Image, can_write: bool) -> Option<i32> {
     let in_memory = image.is_in_memory();
@@ -186,7 +186,7 @@ fn flags_here(op: Op, range: (u64, u64), image: &Image, can_write: bool) -> Opti
     }
 }
 
-/// What became of a task by a call on the thread of a worker.
+/// What comes next for a task after a call on the worker.
 fn outcome(
     task: &mut Task,
     result: Result<(), Errno>,
@@ -205,12 +205,12 @@ fn outcome(
     }
 }
 
-/// True if the page cache holds these bytes of a read, or if the system cannot tell.
+/// True if the page cache holds this range, or if the system cannot tell.
 fn is_cached(image: &Image, (offset, len): (u64, u64)) -> bool {
     sys::is_cached(image.file(), offset, len).unwrap_or(true)
 }
 
-/// One call for at most `bytes` of a read or write.
+/// Makes one call for at most `bytes` of a read or write.
 fn transfer(task: &mut Task, file: BorrowedFd<'_>, bytes: u64, flags: i32) -> Result<(), Errno> {
     let mut first = SliceList::new();
     let slices = if bytes < task.len {
@@ -238,8 +238,11 @@ fn call(
 }
 
 /// A call has moved `n` bytes of a task.
+///
+/// # Errors
+/// `EIO`: no byte was moved.
 fn went_on(task: &mut Task, n: usize) -> Result<(), Errno> {
-    // The file ends early: it was cut behind our back.
+    // The file is shorter than the disk: somebody has cut it since it was measured.
     if n == 0 {
         return Err(Errno::IO);
     }
@@ -247,7 +250,7 @@ fn went_on(task: &mut Task, n: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// "Again" is obeyed for a while; anything else, and that for too long, is an error.
+/// A call has failed. `EAGAIN` and `EINTR` are tried again for a while, and then count as `EIO`.
 fn went_wrong(task: &mut Task, errno: Errno) -> Step {
     match errno {
         Errno::AGAIN | Errno::INTR if task.patience.may_try_again() => Step::More,
@@ -256,7 +259,7 @@ fn went_wrong(task: &mut Task, errno: Errno) -> Step {
     }
 }
 
-/// All of a task, waiting for each of its calls: for a thread that may.
+/// Serves all of a task, waiting for each of its calls: for a thread that may wait.
 pub(crate) fn serve_to_the_end(task: &mut Task, image: &Image) -> Result<(), Errno> {
     let durable = match task.op {
         Op::Read => false,
@@ -287,7 +290,7 @@ pub(crate) fn serve_to_the_end(task: &mut Task, image: &Image) -> Result<(), Err
     }
 }
 
-/// Makes a call again while it says "again", for a while.
+/// Makes a call, and again for a while as long as it fails with `EAGAIN` or `EINTR`.
 fn patiently(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     let mut patience = Patience::default();
     loop {
@@ -299,7 +302,7 @@ fn patiently(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// Flush, discard, write-zeroes and secure erase, waiting for each.
+/// Serves a flush, discard, write-zeroes or secure erase, and waits for it.
 pub(crate) fn serve_without_data(
     image: &Image,
     op: Op,
@@ -318,7 +321,7 @@ pub(crate) fn serve_without_data(
     }
 }
 
-/// Punches a hole. A discard is a hint: where it is not supported nothing happens.
+/// Punches a hole. A discard is a hint: if the file system cannot punch holes, it does nothing.
 fn discard(image: &Image, offset: u64, len: u64) -> Result<(), Errno> {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match rustix::fs::fallocate(image.file(), mode, offset, len) {
@@ -327,7 +330,8 @@ fn discard(image: &Image, offset: u64, len: u64) -> Result<(), Errno> {
     }
 }
 
-/// Zeroes a range by the cheapest way that is allowed and supported, at last by writing them.
+/// Zeroes a range by the cheapest way that is allowed and supported; if there is none, by writing
+/// zeroes.
 fn write_zeroes(image: &Image, offset: u64, len: u64, unmap: bool) -> Result<(), Errno> {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;

@@ -1,19 +1,18 @@
-//! `Flushes`: the flushes of a queue, one at a time, through a description of the file of their
-//! own.
+//! `Flushes`: the flushes of a queue, one at a time, through an open file description of their own.
 //!
-//! Linux tells each open file description once that pages could not be written. Of two calls of
-//! `fdatasync` at a time through one description, one fails and the other succeeds, though the
-//! bytes that it should make durable may be those that are lost. Its answer may be the first to be
-//! seen, and its guest would rely on them. So no two flushes are under way through one description:
+//! Linux reports to each open file description once that pages could not be written. If two calls
+//! of `fdatasync` run at the same time through one description, one fails and the other succeeds,
+//! though the lost bytes may be those that the second should have made durable. The guest may see
+//! the success first, and rely on these bytes. So one description never has two flushes under way:
 //! ```text
-//! begin:  none is under way? this one is
+//! begin:  no flush is under way? this one is from now on
 //!         else it waits
-//! end:    all that were under way end with the same result, which is remembered by the image
-//!         all that have waited are under way now, by one call: it begins after they came
+//! end:    all flushes under way end with the same result, which the image remembers
+//!         all flushes that waited are under way now, as one call, which begins after they came
 //! ```
-//! Queues flush beside each other, each through its own description: each of them hears of every
-//! loss. A Linux guest has one flush of a queue under way at a time, so none of its flushes waits
-//! here.
+//! Queues flush at the same time, each through its own description, so that each queue is told of
+//! every loss. A Linux guest has one flush of a queue under way at a time: none of its flushes
+//! waits here.
 
 use super::Image;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,26 +24,26 @@ use std::sync::Arc;
 pub(super) struct Flushes {
     image: Arc<Image>,
     file: Option<OwnedFd>,
-    /// The first of them is what the kernel has.
+    /// The kernel has one call for all of these, under the token of the first.
     under_way: Vec<u32>,
     waiting: Vec<u32>,
 }
 
 impl Flushes {
     /// # Errors
-    /// The system's, if there is no description to be had.
+    /// Those of [`Image::lend_description`].
     pub(super) fn new(image: Arc<Image>) -> Result<Self, Errno> {
         let file = Some(image.lend_description()?);
         Ok(Self { image, file, under_way: Vec::new(), waiting: Vec::new() })
     }
 
-    /// The file as flushes go to it.
+    /// The file, by the description that flushes use.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_ref().map_or(self.image.file(), AsFd::as_fd)
     }
 
-    /// True if the kernel is to be given the flush `token`, for the first time or again. False: it
-    /// waits.
+    /// True if the caller must give the kernel the flush `token`, for the first time or again.
+    /// False: the flush waits.
     pub(super) fn begin(&mut self, token: u32) -> bool {
         match self.under_way.first() {
             Some(first) => {
@@ -61,14 +60,15 @@ impl Flushes {
         }
     }
 
-    /// The flushes that end now. Empties the list that is given, and takes it in exchange.
+    /// The call has ended: puts the flushes that end with it into `ended`, whose former content is
+    /// dropped, and makes the waiting flushes those under way.
     pub(super) fn end(&mut self, ended: &mut Vec<u32>) {
         ended.clear();
         std::mem::swap(&mut self.under_way, ended);
         std::mem::swap(&mut self.under_way, &mut self.waiting);
     }
 
-    /// The flush that the kernel is to be given next.
+    /// The flush that the caller must give the kernel next.
     pub(super) fn next(&self) -> Option<u32> {
         self.under_way.first().copied()
     }
@@ -76,8 +76,8 @@ impl Flushes {
 
 impl Drop for Flushes {
     fn drop(&mut self) {
-        // What a flush takes that nobody hears of, the next one through this description would not
-        // be told.
+        // A flush under way may take the report of a loss, and nobody would see it: the next queue
+        // must not get this description.
         if self.under_way.is_empty()
             && let Some(file) = self.file.take()
         {

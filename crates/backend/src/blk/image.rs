@@ -1,4 +1,4 @@
-//! `Image`: a file or block device opened, locked and measured; `file` and `uring` share it.
+//! `Image`: a file or block device, opened, locked and measured. `file` and `uring` serve it.
 
 use super::spares::Spares;
 use super::{Geometry, container, holder};
@@ -16,9 +16,9 @@ use std::time::Duration;
 pub struct ImageOptions {
     /// Nothing may be written; the lock is shared.
     pub read_only: bool,
-    /// Pass the host's page cache by (`O_DIRECT`).
+    /// Bypass the host's page cache (`O_DIRECT`).
     pub direct: bool,
-    /// Serve the bytes also where they look like an image of another format. A guest can write
+    /// Serve the image even if its bytes look like an image of another format. A guest can write
     /// such bytes to its own disk.
     pub any_content: bool,
 }
@@ -70,11 +70,11 @@ impl ImageError {
 #[derive(Debug)]
 pub struct Image {
     file: OwnedFd,
-    /// The description of whoever waits for a flush, and those that no queue has at present
-    /// (`flushes.rs`, `spares.rs`).
+    /// The description for the flushes of threads that may wait (`flushes.rs`).
     syncs: Mutex<OwnedFd>,
+    /// Descriptions for the flushes of queues, that no queue has at present.
     spare: Spares,
-    /// With `direct`: the same file through the page cache, for what is not aligned.
+    /// With `direct`: the same file through the page cache, for transfers that are not aligned.
     buffered: Option<OwnedFd>,
     block_device: bool,
     device: u64,
@@ -83,12 +83,12 @@ pub struct Image {
     /// Alignment of memory and of offsets that `O_DIRECT` asks for; 1 without it.
     memory_align: usize,
     offset_align: u64,
-    /// Reads that would wait can be told so (`RWF_NOWAIT`).
+    /// The file system knows `RWF_NOWAIT`: a read that would wait fails with `EAGAIN` instead.
     nowait: bool,
     in_memory: bool,
-    /// Something of what was written may lie in the host's page cache.
+    /// Written bytes may lie in the host's page cache.
     is_cached: AtomicBool,
-    /// The error with which the host lost what was written to its page cache; 0: it lost nothing.
+    /// The error with which the host lost bytes that were written to its page cache; 0: none.
     lost: AtomicI32,
 }
 
@@ -100,7 +100,7 @@ impl Image {
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
         let at = || path.to_path_buf();
         let open_error = |errno| ImageError::Open { path: at(), errno };
-        // Look before opening: a fifo or a terminal would block or react.
+        // Check the kind before opening: to open a fifo blocks, and a terminal may react to it.
         let stat = rustix::fs::stat(path).map_err(open_error)?;
         let block_device = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => false,
@@ -166,7 +166,8 @@ impl Image {
         let can_punch = !read_only && can_punch(&file, block_device, file_size);
         let secure = block_device
             && !read_only
-            // An odd range is refused by a device that can, and by none that cannot.
+            // A range that is not whole sectors: a device that supports secure erase refuses the
+            // range with EINVAL, one that does not fails with another error.
             && sys::secure_erase(&file, 1, 1) == Err(Errno::INVAL);
         let geometry = Geometry {
             size: file_size,
@@ -199,21 +200,21 @@ impl Image {
         }
     }
 
-    /// A description of the file for the flushes of one queue. One that is new hears of what the
-    /// host loses from now on.
+    /// A description of the file for the flushes of one queue. A new one is told of what the host
+    /// loses from now on.
     ///
     /// # Errors
-    /// The system's.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no description to give.
     pub(super) fn lend_description(&self) -> Result<OwnedFd, Errno> {
         self.spare.take().map_or_else(|| describe(&self.file), Ok)
     }
 
-    /// A queue has ended: its description is kept for the next one, for a while.
+    /// Keeps the description of a queue that has ended for the next queue, for a while.
     pub(super) fn take_back(&self, description: OwnedFd) {
         self.spare.put(description);
     }
 
-    /// A flush, for a thread that may wait: for those of other threads as well.
+    /// Flushes, on a thread that may wait. Flushes of several threads wait for each other.
     ///
     /// # Errors
     /// As [`Self::synced`].
@@ -222,17 +223,21 @@ impl Image {
         self.synced(rustix::fs::fdatasync(&*file))
     }
 
-    /// The answer to a flush whose call ended with `result`. Linux reports to one call only that
-    /// pages could not be written, and treats them as clean from then on: the other flushes of that
-    /// time, and all later ones, would tell the guest that lost bytes are durable. So every flush
-    /// fails with the first such error, until the image is opened anew. File systems report what
-    /// the device said of the pages, which has many names: `EIO`, `ENOSPC`, `ENODATA` for a bad
-    /// medium, `ENOLINK` and `EREMOTEIO` for a path or a target that failed, `ETIMEDOUT`. Any error
-    /// counts, but for those of a call that did not get as far as the pages, and of a disk none of
-    /// whose bytes went through the page cache: it may flush what it has at the next try.
+    /// The answer to a flush whose call ended with `result`.
+    ///
+    /// Linux reports to one call only that pages could not be written, and treats the pages as
+    /// clean from then on: other flushes of that time, and all later ones, would tell the guest
+    /// that lost bytes are durable. So after the first such error every flush fails with it, until
+    /// the image is opened anew.
+    ///
+    /// File systems pass on what the device said of the pages: `EIO`, `ENOSPC`, `ENODATA` for a bad
+    /// medium, `ENOLINK` and `EREMOTEIO` for a path or a target that failed, `ETIMEDOUT`. Every
+    /// error counts as a loss, with two exceptions: those of a call that did not get as far as the
+    /// pages; and those of a disk none of whose bytes went through the page cache, since the disk
+    /// may still have the bytes, and flush them at the next try.
     ///
     /// # Errors
-    /// That of the call, or the first one of a flush of this image that lost something.
+    /// That of the call, or the first one with which a flush of this image lost bytes.
     pub(crate) fn synced(&self, result: Result<(), Errno>) -> Result<(), Errno> {
         if let Err(errno) = result
             && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::CANCELED | Errno::BADF)
@@ -252,16 +257,18 @@ impl Image {
         }
     }
 
-    /// The geometry, with the size as last taken from the host.
+    /// The geometry, with the size as it was last measured.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         Geometry { size: self.size.load(Ordering::Acquire), ..self.geometry }
     }
 
-    /// Takes the size of the host anew, after changing it to `size` if one is given.
+    /// Changes the size of the file to `size`, if one is given; then measures the image again.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for a block device, `EROFS` if read-only, `EINVAL` if not whole sectors.
+    /// `EOPNOTSUPP`: a block device cannot be given a size. `EROFS`: the image is read-only.
+    /// `EINVAL`: the size is zero, or not whole sectors. Any other: the host cannot change or
+    /// measure it.
     pub fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
         if let Some(size) = size {
             if self.block_device {
@@ -289,13 +296,13 @@ impl Image {
         self.file.as_fd()
     }
 
-    /// The file for a request that is not aligned for the first one.
+    /// The file for a transfer that is not aligned as [`Self::file`] needs it.
     #[must_use]
     pub fn buffered(&self) -> BorrowedFd<'_> {
         self.buffered.as_ref().unwrap_or(&self.file).as_fd()
     }
 
-    /// True with `O_DIRECT`.
+    /// True if the image is opened with `O_DIRECT`.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.buffered.is_some()
@@ -306,16 +313,17 @@ impl Image {
         self.is_cached.store(true, Ordering::Relaxed);
     }
 
-    /// True if `RWF_DSYNC` alone makes a write durable: a write past the page cache, which
-    /// `is_aligned` as [`Self::file`] needs it. Of several writes into the page cache Linux tells
-    /// one that pages were lost, whichever write they were of, and no later flush hears of it. Such
-    /// a write is followed by a flush instead, whose error the image remembers (`synced`).
+    /// True if `RWF_DSYNC` alone makes a write durable: a write past the page cache, which is
+    /// aligned as [`Self::file`] needs it. Of several writes into the page cache Linux tells one
+    /// that pages were lost, whichever write the pages belong to, and tells no later flush. So a
+    /// write into the page cache is followed by a flush, whose error the image remembers
+    /// (`synced`).
     #[must_use]
     pub fn syncs_by_write(&self, is_aligned: bool) -> bool {
         self.is_direct() && is_aligned
     }
 
-    /// True if a read that would wait can be told so.
+    /// True if the file system knows `RWF_NOWAIT`.
     #[must_use]
     pub fn has_nowait(&self) -> bool {
         self.nowait
@@ -351,7 +359,8 @@ impl Image {
         self.device
     }
 
-    /// True if a transfer can go to [`Self::file`]: with `O_DIRECT` all of it must be aligned.
+    /// True if a transfer can go to [`Self::file`]: with `O_DIRECT` its offset and all its slices
+    /// must be aligned.
     #[must_use]
     pub fn is_aligned(&self, offset: u64, slices: &[manyring_memory::GuestSlice]) -> bool {
         let align = usize::try_from(self.offset_align).unwrap_or(usize::MAX);
@@ -363,9 +372,9 @@ impl Image {
     }
 }
 
-/// A killed process whose `io_uring` held the file lets go of it only some time after its end, more
-/// than a second on a busy host, so a restart waits this long, in steps, before it calls the image
-/// "in use".
+/// How long a lock that is held is tried again, in steps, before the image counts as in use. The
+/// kernel closes a file that the io_uring of a killed process held only some time after the end of
+/// the process: more than a second on a busy host.
 const LOCK_WAIT: Duration = Duration::from_millis(5000);
 const LOCK_STEP: Duration = Duration::from_millis(20);
 
@@ -388,11 +397,13 @@ fn lock(file: &OwnedFd, path: &Path, exclusive: bool) -> Result<(), ImageError> 
     Ok(())
 }
 
-/// A further description of an open file, to be flushed and nothing else: no right to write is
-/// asked for. Where the file cannot be opened by its entry in `/proc` (none is shown, this process
-/// may not read the file any more, the device is gone) it is the same description once more, and
-/// which flush hears of a loss is left to chance. A lack of descriptors or memory is an error: it
-/// passes, and such a description would stay.
+/// A further description of an open file, for flushes only: it is opened without the right to
+/// write.
+///
+/// If the file cannot be opened by its entry in `/proc` (none is shown, this process may not read
+/// the file any more, the device is gone), the same description is duplicated, and it is left to
+/// chance which flush is told of a loss. A lack of descriptors or memory is an error instead: it
+/// passes, whereas a duplicated description would stay.
 fn describe(file: &OwnedFd) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
@@ -415,7 +426,8 @@ fn container_format(file: &OwnedFd, size: u64) -> Result<Option<&'static str>, E
     Ok(container::format_of(&head[..head_len], &tail[..tail_len]))
 }
 
-/// What `O_DIRECT` asks of memory and offsets: statx tells since Linux 6.1, else one page.
+/// The alignment that `O_DIRECT` asks of memory and offsets. `statx` tells since Linux 6.1; before,
+/// it is the block size of a block device, and one page for a file.
 fn direct_alignment(file: &OwnedFd, block_device: bool) -> (usize, u64) {
     /// `STATX_DIOALIGN`
     const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
@@ -429,19 +441,20 @@ fn direct_alignment(file: &OwnedFd, block_device: bool) -> (usize, u64) {
     (size as usize, u64::from(size))
 }
 
-/// The file system knows `RWF_NOWAIT`. Asked with a byte: a read of none succeeds everywhere.
+/// True if the file system knows `RWF_NOWAIT`. One byte is read, since a read of no bytes succeeds
+/// everywhere.
 fn can_nowait(file: &OwnedFd) -> bool {
     let Ok(memory) = manyring_memory::Mapping::anonymous(1) else { return false };
     let byte = memory.slice(0, 1);
     sys::read(file.as_fd(), byte.as_slice(), 0, sys::RWF_NOWAIT) != Err(Errno::OPNOTSUPP)
 }
 
-/// The file is one of tmpfs or ramfs (`TMPFS_MAGIC`, `RAMFS_MAGIC`).
+/// True if the file lies in tmpfs or ramfs (`TMPFS_MAGIC`, `RAMFS_MAGIC`).
 fn is_in_memory(file: &OwnedFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|s| matches!(s.f_type, 0x0102_1994 | 0x8584_58f6))
 }
 
-/// Holes can be punched: tried past the end, where it changes nothing.
+/// True if holes can be punched. A file is tried past its end, where a hole changes nothing.
 fn can_punch(file: &OwnedFd, block_device: bool, size: u64) -> bool {
     if block_device {
         return discard_max_bytes(file).is_some_and(|max| max > 0);
@@ -450,7 +463,7 @@ fn can_punch(file: &OwnedFd, block_device: bool, size: u64) -> bool {
     rustix::fs::fallocate(file, mode, size.next_multiple_of(4096), 4096).is_ok()
 }
 
-/// The block device's own word, from sysfs.
+/// The longest discard of a block device, from sysfs.
 fn discard_max_bytes(file: &OwnedFd) -> Option<u64> {
     let rdev = rustix::fs::fstat(file).ok()?.st_rdev;
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
@@ -462,9 +475,9 @@ fn discard_max_bytes(file: &OwnedFd) -> Option<u64> {
     })
 }
 
-/// Asks for reads that do not note the time of access: the file system would note it in its
-/// journal, within the read, and a reader waits there while the journal is committed, whether or
-/// not it said that it would not wait. Only who owns the file or has `CAP_FOWNER` may ask.
+/// Sets `O_NOATIME`, if this process may (it owns the file, or has `CAP_FOWNER`). Without it a read
+/// notes its time in the file system's journal, and waits while the journal is committed, even a
+/// read with `RWF_NOWAIT`.
 fn leave_atime(file: &OwnedFd) {
     if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
         let _ = rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME);

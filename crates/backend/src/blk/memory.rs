@@ -1,5 +1,5 @@
-//! `memory`: a disk in anonymous memory, allocated as it is written, gone at the end. A request
-//! that is longer than a turn's quota is copied in pieces, one in each turn.
+//! `memory`: a disk in anonymous memory, which is allocated as it is written, and lost at the end.
+//! A request that is longer than a turn's quota is copied in pieces, one in each turn.
 
 use super::task::{Backlog, Step, Task};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Op, Request};
@@ -18,7 +18,7 @@ impl MemoryDisk {
     /// A disk of `size` bytes, all zero.
     ///
     /// # Errors
-    /// [`MemoryError::Map`] if the address space does not hold it.
+    /// [`MemoryError::Map`]: the host has no address space or memory for the disk.
     pub fn new(size: u64) -> Result<Self, MemoryError> {
         Ok(Self { storage: Arc::new(Mapping::anonymous(size)?) })
     }
@@ -58,7 +58,7 @@ struct MemoryQueue {
     backlog: Backlog,
 }
 
-/// Serves `len` bytes of a request from `offset` on.
+/// Serves `len` bytes of a request, from `offset` of the disk on.
 fn serve(
     storage: &Mapping,
     op: Op,
@@ -97,7 +97,7 @@ fn serve(
     }
 }
 
-/// `bytes` of what is left of a task.
+/// Serves the next `bytes` bytes of a task.
 fn piece(storage: &Mapping, task: &mut Task, bytes: u64) -> Step {
     match serve(storage, task.op, task.offset, bytes, task.rest.as_slices()) {
         Err(errno) => Step::Done(Err(errno)),
@@ -109,7 +109,7 @@ fn piece(storage: &Mapping, task: &mut Task, bytes: u64) -> Step {
 }
 
 impl DiskQueue for MemoryQueue {
-    /// As many requests of a page as fit in a turn.
+    /// As many requests of one page as the quota of a turn allows.
     fn burst_max(&self) -> usize {
         32
     }

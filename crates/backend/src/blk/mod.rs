@@ -2,20 +2,22 @@
 //!
 //! The lifecycle of a disk queue:
 //! 1. [`Disk::open_queue`] makes it, on the control thread.
-//! 2. [`DiskQueue::attach`] on the worker: registers files with the worker's ring, if there is one.
-//! 3. [`DiskQueue::submit`] takes a burst of requests. What is done at once is in `done` already.
-//! 4. [`DiskQueue::on_event`] for each completion of the ring that carries this queue's tag.
-//! 5. [`DiskQueue::reap`] at the end of every turn: what is done without the ring, and a piece of
-//!    what takes long. It is called again at once while it says that there is more, and when
-//!    [`DiskQueue::readiness`] is written.
+//! 2. [`DiskQueue::attach`] registers the queue's files with the worker's io_uring, if it has one.
+//! 3. [`DiskQueue::submit`] starts a burst of requests. Those that are done at once are in `done`
+//!    when it returns.
+//! 4. [`DiskQueue::on_event`] is called for each completion of the io_uring with the queue's tag.
+//! 5. [`DiskQueue::reap`] is called at the end of every turn. It returns the requests that are done
+//!    outside the io_uring, and does a piece of one that takes long. The queue takes another turn
+//!    while `reap` says that there is more, and whenever [`DiskQueue::readiness`] is written.
 //! 6. [`DiskQueue::detach`] when nothing is in flight: before a move, and before the drop.
 //!
-//! The worker's thread is shared with the queues of other guests: `submit` and `reap` together
-//! copy a bounded number of bytes there (`quota.rs`), and do not wait for the host.
+//! The worker's thread also serves queues of other guests. Therefore `submit` and `reap` together
+//! copy a bounded number of bytes (`quota.rs`), and do not wait for the host.
 //!
-//! Every token that was submitted comes back in exactly one [`Completion`]. The device has checked
-//! that a request lies inside the disk. A disk that does not finish a request before `submit`
-//! returns keeps its slices in a list of its own ([`SliceList`]), and with them their memory.
+//! Every submitted token comes back in exactly one [`Completion`]. The device has checked that each
+//! request lies inside the disk. A disk that does not finish a request before `submit` returns
+//! keeps the request's slices in a list of its own ([`SliceList`]), so that their memory stays
+//! mapped.
 
 mod container;
 pub mod fault;
@@ -44,17 +46,17 @@ use std::ops::Range;
 pub struct Geometry {
     /// Size, a multiple of 512.
     pub size: u64,
-    /// Smallest unit that is read or written without extra work.
+    /// The smallest unit that is read or written without extra work.
     pub block_size: u32,
-    /// Unit of the medium.
+    /// The unit of the medium.
     pub physical_block_size: u32,
     /// Nothing may be written.
     pub read_only: bool,
-    /// Largest discard, 0 = cannot.
+    /// The longest discard; 0: not supported.
     pub discard_max: u64,
-    /// Largest write-zeroes, 0 = cannot.
+    /// The longest write-zeroes; 0: not supported.
     pub write_zeroes_max: u64,
-    /// Largest secure erase, 0 = cannot.
+    /// The longest secure erase; 0: not supported.
     pub secure_erase_max: u64,
 }
 
@@ -86,8 +88,8 @@ pub enum Op {
 /// One request. Offsets and lengths in bytes.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Comes back in the completion: a number below the ring's size that no other request in
-    /// flight has.
+    /// Names the request in its completion: a number below the ring's size that no other request
+    /// in flight has.
     pub token: u32,
     /// What to do.
     pub op: Op,
@@ -98,7 +100,7 @@ pub struct Request {
     slices: Range<usize>,
 }
 
-/// A burst of requests with their slices in one list. Reused.
+/// A burst of requests, with the slices of all in one list. It is reused, to allocate nothing.
 #[derive(Debug, Default)]
 pub struct Burst {
     requests: Vec<Request>,
@@ -106,7 +108,7 @@ pub struct Burst {
 }
 
 impl Burst {
-    /// Adds a request whose slices are those pushed since the last one.
+    /// Adds a request whose slices are those pushed since the last request.
     #[inline]
     pub fn push(&mut self, token: u32, op: Op, offset: u64, len: u64) {
         let first = self.requests.last().map_or(0, |r| r.slices.end);
@@ -119,13 +121,13 @@ impl Burst {
         &mut self.slices
     }
 
-    /// The slices pushed since the last request.
+    /// The slices pushed since the last request, for the request to be added next.
     #[must_use]
     pub fn new_slices(&self) -> &[GuestSlice<'_>] {
         &self.slices.as_slices()[self.requests.last().map_or(0, |r| r.slices.end)..]
     }
 
-    /// Drops slices that were pushed for a request that will not be.
+    /// Drops the slices pushed since the last request: the request is not added after all.
     pub fn forget_slices(&mut self) {
         let end = self.requests.last().map_or(0, |r| r.slices.end);
         self.slices.truncate(end);
@@ -158,14 +160,14 @@ impl Burst {
 /// A request that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The request's.
+    /// The token of the request.
     pub token: u32,
-    /// Success, or why the host refused.
+    /// Success, or the error with which the host refused.
     pub result: Result<(), Errno>,
 }
 
-/// A disk, shared by its queues. Its methods may block (a network disk that hangs): they are for
-/// a thread that may wait.
+/// A disk, shared by its queues. Its methods may block (a network disk may hang), so only a thread
+/// that may wait calls them.
 pub trait Disk: Send + Sync + std::fmt::Debug {
     /// What the disk is now.
     fn geometry(&self) -> Geometry;
@@ -173,13 +175,14 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// Makes a queue. `has_ring`: the worker will lend an io_uring.
     ///
     /// # Errors
-    /// The system's.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no file descriptor or memory for the queue.
     fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno>;
 
-    /// Takes the size of the host anew, after changing it to `size` if one is given.
+    /// Changes the size of the disk to `size`, if one is given; then measures the disk again.
     ///
     /// # Errors
-    /// The system's; `EOPNOTSUPP` if the disk cannot change its size.
+    /// `EOPNOTSUPP`: the disk cannot change its size. `EROFS`: it is read-only. `EINVAL`: the size
+    /// is zero, or not whole sectors. Any other: the host cannot change or measure it.
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno>;
 
     /// A short name for logs and counters: `file`, `uring`, `null`, ..
@@ -188,30 +191,31 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
 
 /// One queue of a disk.
 pub trait DiskQueue: Send + std::fmt::Debug {
-    /// Gets ready on the worker that will submit; events of the ring will carry `tag | token`.
+    /// Prepares the queue on the worker that will submit. The entries that the queue puts into the
+    /// io_uring must carry `tag | token` as their `user_data`.
     fn attach(&mut self, ring: Option<&mut Ring>, tag: u64) {
         let _ = (ring, tag);
     }
 
-    /// Lets go of the worker's ring. Nothing is in flight.
+    /// Takes the queue off its worker's io_uring, when nothing is in flight.
     fn detach(&mut self, ring: Option<&mut Ring>) {
         let _ = ring;
     }
 
-    /// How many requests a burst should have at most. A disk that serves a burst inline before it
-    /// returns wants few, so that the first is not answered as late as the last.
+    /// At most how many requests a burst should have. A disk that serves a burst before `submit`
+    /// returns wants short bursts: the first request is answered no earlier than the last one.
     fn burst_max(&self) -> usize {
         usize::MAX
     }
 
-    /// Starts every request of the burst; pushes to `done` what is finished at once.
+    /// Starts every request of the burst; pushes those that are done at once to `done`.
     fn submit(&mut self, burst: &Burst, ring: Option<&mut Ring>, done: &mut Vec<Completion>);
 
-    /// Guest memory is about to change: lets go of what no request uses any more, and of the rest
-    /// as soon as its request is done.
+    /// Guest memory is about to change: releases slices that are kept for reuse now, and those of
+    /// each request in flight as soon as it is done.
     fn release_memory(&mut self) {}
 
-    /// An event of the ring for `token`.
+    /// The io_uring has completed the entry of request `token` with `result`.
     fn on_event(
         &mut self,
         token: u32,
@@ -222,14 +226,14 @@ pub trait DiskQueue: Send + std::fmt::Debug {
         let _ = (token, result, ring, done);
     }
 
-    /// Becomes readable, by a further write to an eventfd, when [`Self::reap`] has something that
-    /// came from outside of the worker's thread. Watched while the queue is attached.
+    /// An eventfd that another thread writes when [`Self::reap`] has a completion from it. The
+    /// worker watches it while the queue is attached, and never reads it.
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Ends the turn: pushes what is finished without the ring, and does a piece of what takes
-    /// long. True if there is more to do here in the next turn.
+    /// Ends the turn: pushes the requests that are done outside the io_uring to `done`, and does a
+    /// piece of one that takes long. True if the next turn has more to do.
     fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
         let _ = done;
         false

@@ -1,15 +1,15 @@
-//! `Offload`: a thread per disk for what may take long or wait: `fdatasync`, `fallocate`, zeroes,
-//! secure erase, and reads and writes of a file that would wait where there is no io_uring.
+//! `Offload`: a thread per disk for calls that may wait or take long: secure erase, and for the
+//! queues of `file.rs` also `fdatasync`, `fallocate`, zeroes, and reads and writes that would wait.
 //!
 //! ```text
 //! queue:  send a task with the queue's inbox       (starts the thread if none runs)
 //! thread: first task; serve it to its end; put the completion into its inbox; write the eventfd
 //!         no task for a second, or the disk is gone? end
-//! queue:  the worker hears the eventfd, gives the queue a turn, and the queue empties its inbox
+//! queue:  the eventfd wakes the worker, the queue has a turn and empties its inbox
 //! ```
-//! The tasks of a disk are served one after another, so that a guest's long request delays that
-//! guest alone, and a guest has no more than one thread of the host for them. Flushes that wait are
-//! served together, by one call: it makes durable all that was written before any of them.
+//! The tasks of a disk are served one after another: a guest's long request delays that guest
+//! alone, and each disk takes at most one thread of the host. Flushes that wait are served
+//! together, by one call, which makes durable all that was written before any of them.
 
 use super::file::serve_to_the_end;
 use super::task::Task;
@@ -40,16 +40,18 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// As many as the rings of the disk's queues have entries at most.
+    /// At most as many as the rings of the disk's queues have entries.
     tasks: VecDeque<Job>,
-    /// There is a flush among the tasks, and these flushes have come since: they end with it.
+    /// A flush is among the tasks.
     flush_waits: bool,
+    /// Flushes that came while it waits: they end with it.
     joined: Vec<Job>,
     is_running: bool,
     is_closed: bool,
 }
 
-/// A task with its file and the way back. An idle thread holds no image: it would keep its lock.
+/// A task with its file and its queue's inbox. The thread has the image only by its jobs: an idle
+/// thread that held the image would keep the image's lock.
 #[derive(Debug)]
 struct Job {
     task: Task,
@@ -62,8 +64,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job, with the flushes that end with it; `None` when there was none for [`IDLE`]:
-    /// the thread counts as ended then.
+    /// Waits for the next job; returns it with the flushes that end with it. `None`: there was no
+    /// job for [`IDLE`], or the disk is gone, and the thread must end.
     fn next(&self) -> Option<(Job, Vec<Job>)> {
         let mut state = self.lock();
         let mut is_idle = false;
@@ -111,8 +113,8 @@ impl Offload {
         Self { image, shared: Arc::default() }
     }
 
-    /// Serves `task` on the thread; its completion goes to `inbox`. Where no thread can be had it
-    /// is served here, and the worker waits.
+    /// Serves `task` on the thread; its completion goes to `inbox`. If the system has no thread to
+    /// give, the tasks are served here, and the worker waits.
     fn send(&self, task: Task, inbox: Arc<Inbox>) {
         let mut state = self.shared.lock();
         state.push(Job { task, image: self.image.clone(), inbox });
@@ -145,7 +147,7 @@ fn serve(shared: &Shared) {
 }
 
 impl Job {
-    /// Serves the job. Those that have `joined` it end with the same result.
+    /// Serves the job. The flushes that have `joined` it end with the same result.
     fn run(mut self, joined: Vec<Self>) {
         let result = serve_to_the_end(&mut self.task, &self.image);
         joined.into_iter().chain([self]).for_each(|job| job.end(result));
@@ -154,8 +156,9 @@ impl Job {
     fn end(self, result: Result<(), Errno>) {
         let Self { task, image, inbox } = self;
         let token = task.token;
-        // Before the completion: whoever hears it may drop the disk and open the image again, or
-        // give guest memory back, which this thread would then be the last to unmap.
+        // Drop the image and the memory before the completion is sent. After the completion the
+        // disk may be dropped and its image opened again, which needs the lock; or guest memory may
+        // be given back, and this thread must not be the last to hold it.
         drop((task, image));
         inbox.put(Completion { token, result });
     }
@@ -165,7 +168,7 @@ impl Job {
 #[derive(Debug)]
 struct Inbox {
     done: Mutex<Vec<Completion>>,
-    /// Looked at every turn: there is something in `done`.
+    /// `done` is not empty. Read in every turn, so that the lock is not taken in vain.
     has_some: AtomicBool,
     event: OwnedFd,
 }
@@ -178,7 +181,7 @@ impl Inbox {
     }
 }
 
-/// A queue's way to its disk's thread and back.
+/// By which a queue sends tasks to its disk's thread, and gets their completions.
 #[derive(Debug)]
 pub(crate) struct Aside {
     offload: Arc<Offload>,
@@ -187,7 +190,7 @@ pub(crate) struct Aside {
 
 impl Aside {
     /// # Errors
-    /// The system's, if there is no eventfd to be had.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no eventfd to give.
     pub(crate) fn new(offload: Arc<Offload>) -> Result<Self, Errno> {
         let inbox = Inbox {
             done: Mutex::default(),
@@ -197,17 +200,17 @@ impl Aside {
         Ok(Self { offload, inbox: Arc::new(inbox) })
     }
 
-    /// Hands a task over; [`Self::reap`] has its completion.
+    /// Sends a task to the thread; [`Self::reap`] returns its completion.
     pub(crate) fn send(&self, task: Task) {
         self.offload.send(task, self.inbox.clone());
     }
 
-    /// Written for each completion; never read.
+    /// The eventfd that is written for each completion. Nobody reads it.
     pub(crate) fn readiness(&self) -> BorrowedFd<'_> {
         self.inbox.event.as_fd()
     }
 
-    /// Takes what is done.
+    /// Adds to `done` the completions that have come from the thread.
     pub(crate) fn reap(&self, done: &mut Vec<Completion>) {
         if self.inbox.has_some.swap(false, Ordering::Acquire) {
             let mut arrived = self.inbox.done.lock().unwrap_or_else(PoisonError::into_inner);

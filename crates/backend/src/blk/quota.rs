@@ -1,11 +1,11 @@
-//! `Quota`: how much one queue may do on its worker's thread before the next queue's turn; and
-//! `Patience`: how often a disk may say "again". Pure: no clock, no I/O.
+//! `Quota`: how many bytes a queue may copy on its worker's thread before the next queue's turn;
+//! `Patience`: how often a disk may answer "again". Pure: no clock, no I/O.
 
-/// Bytes of a turn where the rest goes on in the next one: some 15 microseconds from a page cache,
-/// some 90 where pages must be allocated. The smaller it is, the sooner the next queue has its
-/// turn; below this the system call of each piece begins to show.
+/// Bytes of a turn of a queue that goes on with the rest in its next turn. Copying them takes some
+/// 15 microseconds from the page cache, some 90 if pages must be allocated. A smaller quota would
+/// give the next queue its turn sooner, but the system call for each piece would begin to show.
 pub(crate) const PIECE: u64 = 128 << 10;
-/// Bytes of a turn where the rest goes to a thread of the kernel, which costs twice as much.
+/// Bytes of a turn of a queue that gives the rest to a kernel thread, which costs twice as much.
 pub(crate) const BURST: u64 = 256 << 10;
 
 /// What is left of a turn.
@@ -26,7 +26,7 @@ impl Quota {
         self.left = self.turn;
     }
 
-    /// Takes all of `bytes`, or nothing and returns false: for work that is not cut.
+    /// Takes all of `bytes`; or takes nothing and returns false. For work that is not cut.
     pub(crate) fn take(&mut self, bytes: u64) -> bool {
         let fits = bytes <= self.left;
         if fits {
@@ -43,8 +43,8 @@ impl Quota {
     }
 }
 
-/// Times in a row that a disk may answer a request with `EAGAIN` or `EINTR`. Each costs
-/// microseconds: enough for a shortage that passes, and a request of the guest always ends.
+/// How often in a row a disk may answer a request with `EAGAIN` or `EINTR`. A try takes
+/// microseconds, so the limit is long enough for a shortage to pass, and each request ends.
 const AGAIN_MAX: u32 = 1000;
 
 /// How often the disk has said "again" since the request last went on.
@@ -54,18 +54,18 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// The disk said "again". False: once too often, the request has failed.
+    /// Counts an answer "again". False if there were too many in a row: the request has failed.
     pub(crate) fn may_try_again(&mut self) -> bool {
         self.spent += 1;
         self.spent <= AGAIN_MAX
     }
 
-    /// True if the disk said "again" and nothing else since.
+    /// True if the last answer of the disk was "again".
     pub(crate) fn is_tried(self) -> bool {
         self.spent > 0
     }
 
-    /// The request went on.
+    /// The request went on: begins to count anew.
     pub(crate) fn renew(&mut self) {
         self.spent = 0;
     }

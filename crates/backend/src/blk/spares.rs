@@ -1,9 +1,9 @@
-//! `Spares`: open file descriptions of an image that no queue has at present.
+//! `Spares`: open file descriptions of an image that no queue uses at present.
 //!
-//! A queue that ends gives its description back, and one that starts takes it: a guest that
-//! restarts finds those of before. After a while without either a thread closes them, so that an
-//! image without a guest keeps no descriptors. Neither the worker nor the control thread does so,
-//! because some file systems wait for their host when a description is closed.
+//! A queue that ends puts its description here, and a queue that starts takes one: a guest that
+//! restarts uses those of before. Descriptions that no queue has taken after a while are closed, so
+//! that an image without a guest keeps none. A thread of its own closes them, since some file
+//! systems wait for their host in `close`, and neither a worker nor the control thread may wait.
 
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,14 +12,15 @@ use std::time::Duration;
 /// How long descriptions are kept for the next queue.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// The descriptions of an image. What is left is closed with it.
+/// The spare descriptions of an image. Those that are left are closed with the image.
 #[derive(Debug, Default)]
 pub(super) struct Spares(Arc<Mutex<Shared>>);
 
 #[derive(Debug, Default)]
 struct Shared {
     files: Vec<OwnedFd>,
-    /// A thread closes them: one for an image at most, also where its file system hangs.
+    /// A thread is there to close them. There is one at most for an image, even if its file system
+    /// hangs.
     has_thread: bool,
 }
 
@@ -28,7 +29,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 impl Spares {
-    /// A description that nobody has.
+    /// Takes a description, if there is one.
     pub(super) fn take(&self) -> Option<OwnedFd> {
         lock(&self.0).files.pop()
     }
@@ -40,13 +41,13 @@ impl Spares {
         if !shared.has_thread {
             let theirs = self.0.clone();
             let thread = std::thread::Builder::new().name("close".to_owned());
-            // Where there is no thread, the next description that is put back asks again.
+            // If the system has no thread to give, the next `put` asks again.
             shared.has_thread = thread.spawn(move || close(&theirs)).is_ok();
         }
     }
 }
 
-/// Closes what nobody has taken for a while, until there is nothing left.
+/// Closes the descriptions that no queue has taken for a while, until none is left.
 fn close(shared: &Mutex<Shared>) {
     loop {
         std::thread::sleep(KEPT);
@@ -56,7 +57,7 @@ fn close(shared: &Mutex<Shared>) {
             locked.has_thread = false;
             return;
         }
-        // A queue may put one back meanwhile.
+        // Unlock before the files are closed, which may take long: a queue may call `put`.
         drop(locked);
         drop(files);
     }

@@ -1,5 +1,5 @@
-//! `Task`: a request as far as it is done; `Backlog`: the tasks of a queue that go on with its next
-//! turns.
+//! `Task`: a request, of which a part may be done; `Backlog`: the tasks of a queue that go on in
+//! its next turns.
 
 use super::quota::{PIECE, Patience, Quota};
 use super::{Completion, Op, Request};
@@ -7,28 +7,28 @@ use manyring_memory::{Pieces, SliceList};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
-/// A request, and what is left of it.
+/// The part of a request that is not done yet.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) token: u32,
     pub(crate) op: Op,
-    /// Where it goes on.
+    /// The first byte on the disk that is not done.
     pub(crate) offset: u64,
-    /// Bytes left.
+    /// How many bytes are not done.
     pub(crate) len: u64,
-    /// What is left of its memory, which stays mapped as long as it is listed here.
+    /// The slices that are not done. Their memory stays mapped as long as they are listed here.
     pub(crate) rest: SliceList,
     pub(crate) patience: Patience,
 }
 
-/// What came of a piece of a task.
+/// What comes next for a task of which a piece was served.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// The rest is for the next turn.
+    /// The rest of the task is to be served.
     More,
-    /// It has ended.
+    /// The task has ended.
     Done(Result<(), Errno>),
-    /// It goes on elsewhere, and its completion comes from there.
+    /// The disk's thread goes on with the task, and sends its completion.
     Left,
 }
 
@@ -39,7 +39,7 @@ impl Task {
         task
     }
 
-    /// Begins `request`, in the list of an earlier one.
+    /// Begins `request`, and reuses the list of slices of an earlier one.
     pub(crate) fn begin(&mut self, request: &Request, pieces: Pieces<'_>) {
         self.token = request.token;
         self.op = request.op;
@@ -50,12 +50,12 @@ impl Task {
         self.patience = Patience::default();
     }
 
-    /// Moves what is left of the task elsewhere.
+    /// Takes the task out, to be served elsewhere.
     pub(crate) fn take(&mut self) -> Self {
         Self { rest: std::mem::take(&mut self.rest), ..*self }
     }
 
-    /// `n` bytes more are done.
+    /// Notes that `n` more bytes are done.
     pub(crate) fn went_on(&mut self, n: u64) {
         self.rest.advance(usize::try_from(n).unwrap_or(usize::MAX));
         self.offset += n;
@@ -63,7 +63,7 @@ impl Task {
         self.patience.renew();
     }
 
-    /// [`Step::More`], or done if nothing is left.
+    /// [`Step::More`], or [`Step::Done`] if nothing is left.
     pub(crate) fn step(&self) -> Step {
         if self.len == 0 { Step::Done(Ok(())) } else { Step::More }
     }
@@ -103,7 +103,8 @@ impl Default for Backlog {
 }
 
 impl Backlog {
-    /// True if `bytes` may be done at once: nothing waits, and they fit in this turn.
+    /// True if a request of `bytes` may be served at once: no task waits, and it fits in this turn,
+    /// whose quota it then takes.
     pub(crate) fn takes_at_once(&mut self, bytes: u64) -> bool {
         self.tasks.is_empty() && self.quota.take(bytes)
     }
@@ -113,8 +114,8 @@ impl Backlog {
         self.tasks.push_back(task);
     }
 
-    /// Does what the turn still allows: `serve` is given the first task and a number of bytes.
-    /// Ends the turn. True if there is more to do in the next one.
+    /// Serves as much of the tasks as the turn's quota allows, and ends the turn. `serve` gets the
+    /// first task, and how many bytes of it to serve. True if the next turn has more to do.
     pub(crate) fn run(
         &mut self,
         done: &mut Vec<Completion>,

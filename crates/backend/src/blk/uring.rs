@@ -9,24 +9,25 @@
 //! event:  all bytes -> done;  a part -> the rest again;  EAGAIN, EINTR -> again, for a while
 //!         ECANCELED -> the kernel has no thread at all: served here, waiting for the disk
 //! ```
-//! What was measured: a cache hit served inline is as cheap as a batched entry and has no latency;
-//! a file in memory (tmpfs) cannot say "would wait" and has every entry punted to a kernel thread,
-//! at 2-3 times the cost, so it is served inline like `file`.
+//! Measured: a read that the page cache has, served on the worker, is as cheap as an entry of a
+//! batch, and has no latency. A file in memory (tmpfs) does not know `RWF_NOWAIT`, so the kernel
+//! gives every entry to a thread, at 2 to 3 times the cost: it is served as by `file`.
 //!
 //! The kernel copies a transfer through the page cache while the worker submits it, if it can do so
-//! without waiting. So the bytes that are submitted without `IOSQE_ASYNC` count against the turn of
-//! the queue and of the worker like those that are copied here: a long transfer, and what is too
-//! much for one turn, is copied by a kernel thread. The kernel always gives `fallocate` and
-//! `fdatasync` to such a thread. Of each disk a few have one at a time (`sys/uring/lanes.rs`).
+//! without waiting. Therefore the bytes that are submitted without `IOSQE_ASYNC` count against the
+//! turn of the queue and of the worker, as those that the worker copies itself do. Long transfers,
+//! and those beyond the turn's quota, are copied by a kernel thread. The kernel always gives
+//! `fallocate` and `fdatasync` to such a thread. Only a few entries of each disk are with kernel
+//! threads at a time (`sys/uring/lanes.rs`).
 //!
 //! The kernel is told not to wait while the worker submits, but two kinds of requests wait all the
 //! same when the queue of the host's device is full: direct I/O of a file, and a read that misses
-//! the page cache and so starts to read ahead. A worker with a single guest submits them itself:
-//! only that guest waits. A worker with several guests leaves them to the kernel's threads. That
-//! was measured to cost 5 to 15 % more CPU for each request at full depth, with the same number of
-//! requests a second, and ten microseconds more where one request is in flight. Before Linux 6.5
-//! nothing tells what the page cache holds; a device that has made the worker wait is therefore
-//! left to the kernel's threads for a while (`sys/uring/calm.rs`).
+//! the page cache and so starts to read ahead. A worker with a single guest submits such requests
+//! itself, since only that guest waits. A worker with several guests leaves them to the kernel's
+//! threads. This was measured to cost 5 to 15 % more CPU for each request at full depth, with the
+//! same number of requests a second, and ten microseconds more if one request is in flight. Before
+//! Linux 6.5 no call tells what the page cache holds. So while a device has recently made the
+//! worker wait, its requests are left to the kernel's threads (`sys/uring/calm.rs`).
 
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
@@ -53,18 +54,18 @@ use zeroes::{shared_zeroes, zeroes};
 const PUNCH_HOLE: i32 = 1 | 2;
 /// `FALLOC_FL_KEEP_SIZE | FALLOC_FL_ZERO_RANGE`
 const ZERO_RANGE: i32 = 1 | 16;
-/// Requests submitted at once past the page cache. The kernel starts none of a submission before
-/// all of it is prepared, so a long one lets the disk wait: measured at a depth of 32, bursts of 4
-/// reach 0.94 of what fio reaches without a guest, unbounded ones 0.82.
+/// At most how many requests past the page cache are submitted at once. The kernel starts none of a
+/// submission before all of it is prepared, so the disk idles during a long one. Measured at a
+/// depth of 32: bursts of 4 reach 0.94 of what fio reaches without a guest, unbounded ones 0.82.
 const DIRECT_BURST: usize = 4;
-/// A transfer that costs more than copying this many bytes does not happen on the worker's thread.
+/// A transfer that costs more than copying this many bytes is left to a kernel thread.
 const INLINE_BYTES: u64 = 128 << 10;
-/// Past the page cache nothing is copied, but pages are looked up, at this part of the cost.
+/// A byte past the page cache costs this many times less than a copied one: its page is looked up.
 const DIRECT_SHARE: u64 = 8;
-/// Bytes of one entry at most: the kernel's threads, which are few, take turns among requests.
+/// Bytes of one entry at most, so that the kernel's few threads take turns among requests.
 const PIECE_BYTES: u64 = 4 << 20;
-/// Slices for which the list of a request keeps its room when the request is done: the lists of
-/// the first tokens keep much, those of the rest, which only rings of more entries have, little.
+/// How many slices the list of a request keeps room for when it is done. The lists of later tokens,
+/// which only large rings have, keep room for few.
 const SLICES_KEPT: usize = 256;
 const TOKENS_KEPT: usize = 1024;
 const SLICES_KEPT_BEYOND: usize = 4;
@@ -73,7 +74,7 @@ const SLICES_KEPT_BEYOND: usize = 4;
 #[derive(Debug)]
 pub struct UringDisk {
     image: Arc<Image>,
-    /// Tells the disk from others of a worker.
+    /// Tells the disk from other disks of the same worker.
     number: u64,
     offload: Arc<Offload>,
     zeroes: &'static Mapping,
@@ -83,7 +84,7 @@ impl UringDisk {
     /// Serves `image`.
     ///
     /// # Errors
-    /// [`MemoryError::Map`] if there is no address space left.
+    /// [`MemoryError::Map`]: the process has no address space left for the zeroes.
     pub fn new(image: Image) -> Result<Self, MemoryError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (image, zeroes) = (Arc::new(image), shared_zeroes()?);
@@ -139,28 +140,28 @@ impl Disk for UringDisk {
 struct UringQueue {
     image: Arc<Image>,
     number: u64,
-    /// The disk and its device, as the ring of its worker knows them.
+    /// The disk and its device, as registered with the worker's io_uring.
     disk: Option<RingDisk>,
     tag: u64,
     file: RingFile,
     buffered: RingFile,
-    /// The file as `flushes` has it.
+    /// The file description of `flushes`.
     synced: RingFile,
     flushes: Flushes,
     /// Reused for flushes that end together.
     ended: Vec<u32>,
     zeroes: &'static Mapping,
-    /// For secure erase, if the disk can.
+    /// Serves secure erases, if the disk supports them.
     aside: Option<Aside>,
     quota: Quota,
-    /// The slices of an entry that is a piece of its request.
+    /// Reused for the slices of an entry that is only a piece of its request.
     piece: SliceList,
-    /// By token; the lists are reused.
+    /// The requests by token. Those that are done keep their lists for reuse.
     in_flight: Vec<InFlight>,
 }
 
 impl UringQueue {
-    /// Remembers a request under its token.
+    /// Stores a request under its token.
     fn remember(&mut self, request: &Request, pieces: Pieces<'_>) {
         let at = request.token as usize;
         self.in_flight.resize_with(self.in_flight.len().max(at + 1), InFlight::default);
@@ -182,11 +183,11 @@ impl UringQueue {
         entry.rest.extend(pieces);
     }
 
-    /// The request of a token is done.
+    /// Forgets the request of a token: it is done.
     fn close(&mut self, token: u32) {
         let entry = &mut self.in_flight[token as usize];
         if entry.close() {
-            // Its last piece lies in that memory too.
+            // `piece` may still list slices of the same snapshot.
             self.piece.release();
         }
         if token as usize >= TOKENS_KEPT {
@@ -195,19 +196,23 @@ impl UringQueue {
         }
     }
 
-    /// Who makes the transfer that is next for a request.
+    /// Decides whether the worker, while it submits, or a kernel thread makes the next transfer of
+    /// a request. A kernel thread makes it in these cases:
+    /// 1. It would keep the worker for too long: it is long, or beyond the quota of the turn.
+    /// 2. It would be given to a thread anyway, or has been answered "again" before.
+    /// 3. It could make the worker wait for the host's device, and with it other guests.
     fn hand(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) -> Hand {
         let entry = &self.in_flight[token as usize];
         let (is_device, is_read) = (self.image.is_block_device(), entry.op == Op::Read);
         let copies = !self.image.is_direct() || !entry.aligned;
-        // Direct I/O of a file waits for a device that is full, although the kernel is told not to
-        // wait; so does a read into the page cache. A block device heeds it.
+        // Although the kernel is told not to wait, direct I/O of a file waits for a device that is
+        // full, and so does a read into the page cache. Direct I/O of a block device does not.
         let may_wait = if copies { is_read } else { !is_device };
-        // No write into the page cache of a block device is made at once: the kernel would give
-        // each to a thread, and no lane would count it.
+        // The kernel gives each write into the page cache of a block device to a thread. Say so
+        // ourselves, so that a lane counts it.
         let is_punted = copies && is_device && !is_read;
-        // Where the kernel cannot tell beforehand that a transfer would wait, it gives each to a
-        // thread. Writes into the page cache of a file have one thread for all of them.
+        // Without `RWF_NOWAIT` the kernel gives each transfer to a thread. (Writes into the page
+        // cache of a file have one thread for all of them.)
         let is_refused = !self.image.has_nowait() && (!copies || is_read);
         let cost = if copies { entry.len } else { entry.len / DIRECT_SHARE };
         let is_tried = entry.patience.is_tried();
@@ -218,15 +223,15 @@ impl UringQueue {
         } else if !self.quota.take(cost) || !ring.take_inline(cost) {
             Hand::Kernel(Width::Narrow)
         } else if !copies {
-            // The kernel would give each that has to wait to a thread, as many as a ring may have,
-            // and the flush of another guest would find none: also of a guest that comes later.
+            // Fail with EAGAIN rather than wait: the kernel would give each transfer that waits to
+            // a thread, and the flush of another guest, even a later one, would find no thread.
             Hand::OwnAtOnce
         } else {
             Hand::Own
         }
     }
 
-    /// Gives what is left of a request to the ring.
+    /// Gives the io_uring an entry for what is left of a request.
     fn start(&mut self, token: u32, ring: &mut Ring) {
         let disk =
             *self.disk.get_or_insert_with(|| ring.open_disk(self.number, self.image.device()));
@@ -282,7 +287,7 @@ impl UringQueue {
         }
     }
 
-    /// The flush that the kernel had is done, and with it those that it stands for.
+    /// Ends all flushes for which the kernel's call stood, and starts those that have waited.
     #[cold]
     fn end_flushes(&mut self, result: Done, ring: &mut Ring, done: &mut Vec<Completion>) {
         let mut ended = std::mem::take(&mut self.ended);
@@ -297,8 +302,8 @@ impl UringQueue {
         }
     }
 
-    /// Tries a read of the page cache here, by one call. `None`: it would wait, a signal came, or
-    /// it was short: the ring reads.
+    /// Tries to read from the page cache on the worker, by one call. `None`: the read would wait, a
+    /// signal came, or it was short. The io_uring must read then.
     fn read_cached(&self, request: &Request, pieces: Pieces<'_>) -> Option<Result<(), Errno>> {
         let file = self.image.file();
         match sys::read(file, pieces.as_slices(), request.offset, sys::RWF_NOWAIT) {
@@ -330,20 +335,21 @@ impl UringQueue {
         };
         serve_to_the_end(&mut task, &self.image)?;
         if must_flush {
-            // What the kernel wrote before lies in the page cache, also if the rest went past it.
+            // A part that the kernel wrote before lies in the page cache, even if the rest was
+            // written past it.
             task.op = Op::Flush;
             serve_to_the_end(&mut task, &self.image)?;
         }
         Ok(())
     }
 
-    /// True if the page cache holds these bytes, or if the system cannot tell. A read that finds
-    /// them missing starts to read ahead, and may wait for a device that is full.
+    /// True if the page cache holds these bytes, or if the system cannot tell. A read that misses
+    /// the page cache starts to read ahead, and may wait for a device that is full.
     fn is_cached(&self, offset: u64, len: u64) -> bool {
         sys::is_cached(self.image.file(), offset, len).unwrap_or(true)
     }
 
-    /// True if a read of `len` bytes is tried here first.
+    /// True if a read is to be tried on the worker first ([`Self::read_cached`]).
     fn reads_here(&mut self, offset: u64, len: u64, ring: &mut Ring) -> bool {
         self.image.has_nowait()
             && !self.image.is_direct()
@@ -354,7 +360,7 @@ impl UringQueue {
             && ring.take_inline(len)
     }
 
-    /// Serves a request here, or gives it to the ring or to the disk's thread.
+    /// Serves a request on the worker, or gives it to the io_uring or to the disk's thread.
     fn begin(&mut self, request: &Request, pieces: Pieces<'_>, ring: &mut Ring) -> Option<Done> {
         if request.op == Op::SecureErase {
             let Some(aside) = &self.aside else { return Some(Err(Errno::OPNOTSUPP)) };
@@ -449,15 +455,14 @@ impl DiskQueue for UringQueue {
         };
         let result = match step {
             Step::Again => return self.start(token, ring),
-            // The image hears of a flush that is made here by itself.
+            // A flush that `end_here` makes has reported its result to the image.
             Step::Here => self.end_here(token),
             Step::Done if is_flush => self.image.synced(Ok(())),
             Step::Failed(errno) if is_flush => self.image.synced(Err(errno)),
             Step::Done => Ok(()),
             Step::Failed(errno) => Err(errno),
         };
-        // A flush that was told "again" too often never came as far as the pages. Only now does it
-        // become an I/O error: the image would take one for a loss.
+        // "Again" becomes EIO only after `Image::synced`, which takes EIO for a loss of bytes.
         let result = result.map_err(|errno| match errno {
             Errno::AGAIN | Errno::INTR => Errno::IO,
             errno => errno,
@@ -482,7 +487,7 @@ impl DiskQueue for UringQueue {
 
 impl Drop for UringQueue {
     fn drop(&mut self) {
-        // The kernel may still write to the memory of requests that have not ended.
+        // The kernel may still use the memory of requests in flight: leave it mapped for ever.
         for entry in self.in_flight.drain(..).filter(|entry| entry.is_open) {
             std::mem::forget(entry.rest);
         }

@@ -1,8 +1,9 @@
 //! `macvtap`: an interface on top of another one, whose queues are read and written like a tap's.
 //!
-//! The macvtap must exist. Each queue is one opening of its device node, `/dev/tap<number>`. That
-//! node may belong to another interface (numbers are unique only within a network namespace) or be
-//! missing (containers): then the queue is opened by a node of our own, which is removed at once.
+//! The macvtap must exist. Each queue is opened by its device node, `/dev/tap<number>`. A node of
+//! this name may belong to another interface (numbers are unique only within a network namespace),
+//! or be missing (in containers). The queue is then opened by a node that we make, and remove at
+//! once.
 
 use super::tap::{
     Opened, QUEUE_FLAGS, Settings, TapError, TapPort, check_mtu, check_name, check_queue_pairs,
@@ -23,24 +24,26 @@ pub struct MacvtapOptions {
     pub name: String,
     /// Queue pairs, 1 to 256.
     pub queue_pairs: usize,
-    /// Bytes sent that the host has not passed on yet, at most; `None`: the host's choice.
+    /// At most how many sent bytes the host may hold that it has not passed on; `None`: the host's
+    /// default.
     pub sndbuf: Option<u32>,
-    /// Frames that wait for the guest at most, in all queues together that the host uses; `None`:
-    /// as it is.
+    /// At most how many frames may wait for the guest, in all queues that the host uses together;
+    /// `None`: unchanged.
     pub txqueuelen: Option<u32>,
     /// Join frames of a flow that come together: the host cuts them again where it must.
     pub merge: bool,
-    /// Bytes; `None`: as it is.
+    /// The MTU in bytes; `None`: unchanged.
     pub mtu: Option<u16>,
-    /// Set it up or down; `None`: as it is.
+    /// Set the interface up or down; `None`: unchanged.
     pub up: Option<bool>,
 }
 
-/// Opens a macvtap. If it has several queues, the host uses none of them yet. It receives only
-/// frames to its own address: see [`TapPort::guest_mac`].
+/// Opens a macvtap. If it has several queues, the host uses none of them yet. The macvtap receives
+/// only frames to its own address: see [`TapPort::guest_mac`].
 ///
 /// # Errors
-/// [`TapError`], in words for an operator. A macvtap that others have open too is not noticed.
+/// [`TapError`], in words for an operator. It is no error if another process has opened queues of
+/// the macvtap too: the host does not show this.
 pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
     let MacvtapOptions { name, queue_pairs, sndbuf, txqueuelen, merge, mtu, up } = options;
     check_queue_pairs(*queue_pairs)?;
@@ -75,7 +78,7 @@ pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
             sndbuf: *sndbuf,
             txqueuelen: *txqueuelen,
             merge: *merge,
-            // Its queues are chosen by what the frames are alone.
+            // A macvtap takes no steering program: it chooses a queue by the frame alone.
             steer: false,
             mtu: *mtu,
             up: *up,
@@ -84,7 +87,7 @@ pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
     )
 }
 
-/// Opens a new queue, and checks that it belongs to this interface.
+/// Opens a queue of interface `name`, and checks that it belongs to this interface.
 fn open_queue(name: &str, link: &Link) -> Result<OwnedFd, TapError> {
     let failed = |errno| match errno {
         // The interface has as many queues as it can have.
@@ -108,19 +111,19 @@ fn open_queue(name: &str, link: &Link) -> Result<OwnedFd, TapError> {
     if is_it { Ok(fd) } else { Err(failed(Errno::NODEV)) }
 }
 
-/// The device number of the interface's node; `None` if sysfs does not show this interface: it
-/// shows those of the network namespace in which it was mounted.
+/// The device number of the interface's node. `None` if sysfs does not show this interface: sysfs
+/// shows the interfaces of the network namespace in which it was mounted.
 fn device_number(name: &str, index: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/sys/class/net/{name}/tap{index}/dev")).ok()?;
     let (major, minor) = text.trim().split_once(':')?;
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Opens character device `number` by a node that is removed at once.
+/// Opens character device `number` by a node that is made for this and removed at once.
 fn open_own_node(number: u64) -> Result<OwnedFd, Errno> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let mut last = Errno::NOENT;
-    // Take the first folder in which nodes can be made and opened.
+    // Use the first folder in which a node can be made and opened.
     for folder in [Path::new("/dev"), Path::new("/run"), &std::env::temp_dir()] {
         let unique = COUNT.fetch_add(1, Ordering::Relaxed);
         let node = folder.join(format!(".manyring-{}-{unique}", std::process::id()));

@@ -1,34 +1,35 @@
 //! `Merger`: decides which frames of a burst leave as one.
 //!
 //! A frame costs the host about the same whatever its length, so a host that can cut long frames is
-//! given long ones. No frame waits for that: only frames of one burst are joined.
+//! given long ones. No frame waits for others to come: only frames of one burst are joined.
 //! ```text
 //! plan:   each frame of the burst, in order: does it continue an open group? it joins that group
 //!         else it begins a group, and closes an open group of its own flow, so that no frame
 //!         overtakes another of its flow; a frame whose flow is not known closes all groups
 //! send:   group by group, in the order of their first frames; a group of one is the frame itself
 //! ```
-//! So frames of different flows may change places. [`manyring_wire::net::head`] decides which
-//! frames can be joined, and what the headers of the joined frame are. The headers of the guest's
-//! frames are copied once and checked, and sent from memory of ours. The payload is sent from guest
-//! memory, or gathered first where it lies in short pieces ([`super::tap`]).
+//! Frames of one flow leave in order; frames of different flows may overtake each other.
+//! [`manyring_wire::net::head`] decides which frames can be joined, and makes the headers of the
+//! joined frame. The headers of the guest's frames are copied once and checked, and sent from
+//! memory of ours. The payload is sent from guest memory, or gathered first if it lies in short
+//! pieces ([`super::tap`]).
 //!
-//! A burst is offered again until all of it is taken. The frames reported as taken must be the
-//! first ones of the rest ([`super::Sent::taken`]), so the merger remembers which frames have left
-//! already.
+//! The device offers a burst again until all of it is taken. The frames reported as taken must be
+//! the first ones of what was offered ([`super::Sent::taken`]), so the merger remembers which later
+//! frames have left already.
 
 use super::{Frames, Merged};
 use manyring_memory::copy_from_slices;
 use manyring_wire::net::head::{HEAD_SIZE_MAX, Head, Joined, Kind};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE};
 
-/// Groups that may grow at a time: so many flows may alternate in a burst.
+/// Open groups at a time: if more flows alternate in a burst, the oldest group is closed.
 const OPEN_MAX: usize = 8;
-/// After so many bursts in a row in which nothing could be joined, bursts are looked at rarely.
+/// After this many planned bursts in a row without a joined frame, only some bursts are planned.
 const VAIN_MAX: u32 = 8;
-/// The cache lines of a frame are prefetched so many frames before it is looked at.
+/// A frame's cache line is prefetched this many frames before the frame is parsed.
 const LOOK_AHEAD: usize = 2;
-/// One burst in so many is looked at then, because a look costs some 50 ns for each frame.
+/// Then one burst in this many is planned: parsing costs some 50 ns for each frame.
 const LOOK_EVERY: u32 = 16;
 
 /// Frames that leave as one.
@@ -40,7 +41,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// True if there are several.
+    /// True if the group has several frames.
     pub(super) fn is_joined(&self) -> bool {
         self.parts.count_ones() > 1
     }
@@ -58,19 +59,21 @@ pub(super) fn bits(mut of: u64) -> impl Iterator<Item = usize> {
 /// Joins frames for a port that cuts them.
 #[derive(Debug)]
 pub(super) struct Merger {
-    /// Kinds that the port does not cut.
+    /// Kinds of joined frames that the port does not cut.
     refused: Vec<Kind>,
     groups: Vec<Group>,
-    /// Groups that may grow.
+    /// The groups that may grow: indexes into `groups`, the oldest first.
     open: Vec<usize>,
-    /// The next one to be sent.
+    /// The group to be sent next.
     next: usize,
-    /// Where the rest of the burst begins, as far as this plan goes.
+    /// The frame from which the plan goes on, if the device offers the rest of the burst from
+    /// there. `None`: there is no plan. `usize::MAX`: the rest must be planned anew.
     first: Option<usize>,
-    /// Frames of the burst that have left.
+    /// Which frames of the burst have left: bit n is frame n.
     left: u64,
-    /// Bursts in a row in which nothing was joined, and bursts that were not looked at.
+    /// Planned bursts in a row in which no frames were joined.
     vain: u32,
+    /// Bursts that were not planned since the last one that was.
     passed_over: u32,
     /// The joined frame that is being sent.
     joined: Option<Frames>,
@@ -93,8 +96,8 @@ impl Merger {
         }
     }
 
-    /// Plans the rest of a burst, from frame `first` on, unless it is planned already. False: its
-    /// frames leave one by one, as if there were no merger.
+    /// Plans the rest of a burst, from frame `first` on, unless it is planned already. False if
+    /// there is nothing to join: the frames leave one by one, as if there were no merger.
     #[inline]
     pub(super) fn plan(&mut self, frames: &Frames, first: usize) -> bool {
         if first == 0 {
@@ -116,7 +119,8 @@ impl Merger {
         is_planned
     }
 
-    /// True if it may be worth it to look at a burst.
+    /// True if the burst should be planned: one of its first two frames may be joined. After many
+    /// bursts that were planned in vain, only one burst in [`LOOK_EVERY`] is.
     #[inline]
     fn looks(&mut self, frames: &Frames) -> bool {
         let is_candidate = |index: usize| {
@@ -157,7 +161,8 @@ impl Merger {
         }
     }
 
-    /// Adds a frame to its group, or begins one with it.
+    /// Adds a frame to the open group that it continues, or begins a group with it. Closes an open
+    /// group of the same flow that the frame does not continue.
     fn place(&mut self, index: usize, head: Head) {
         let groups = &mut self.groups;
         let mut is_placed = false;
@@ -185,8 +190,8 @@ impl Merger {
         self.groups.get(self.next)
     }
 
-    /// The joined frame of the next group. `None`: there is no memory for its headers, and its
-    /// frames leave one by one.
+    /// The joined frame of the next group. `None`: there is no memory for its headers, and the
+    /// frames of the group must be sent one by one.
     pub(super) fn next_joined(&mut self, frames: &Frames) -> Option<&Frames> {
         let Self { groups, next, joined: out, .. } = self;
         let Group { joined: Some(joined), parts } = groups.get(*next)? else { return None };
@@ -200,21 +205,21 @@ impl Merger {
         let payloads = bits(*parts).filter_map(|index| frames.payload(index));
         out.clear();
         let has_room = out.push_joined(&header, &head[..size], payloads);
-        // If a payload were missing, the headers would name more bytes than the frame has.
+        // If a payload were missing, the headers would name more bytes than the joined frame has.
         (has_room && out.len(0) == size + joined.payload()).then_some(&*out)
     }
 
-    /// Frames of the burst have left.
+    /// Notes that these frames of the burst have left.
     pub(super) fn note_left(&mut self, parts: u64) {
         self.left |= parts;
     }
 
-    /// The next group is done with, whatever became of it.
+    /// Goes on to the group after the next one, which was sent or lost.
     pub(super) fn go_on(&mut self) {
         self.next += 1;
     }
 
-    /// The port refuses joined frames of the next group's kind: they are not joined from now on.
+    /// The port refuses joined frames of the next group's kind: joins none of them from now on.
     pub(super) fn refuse(&mut self) {
         if let Some(Group { joined: Some(joined), .. }) = self.next() {
             let kind = joined.first().kind();
@@ -223,28 +228,28 @@ impl Merger {
         }
     }
 
-    /// How many frames in a row, from `first` on, have left. If the plan `holds`, it goes on after
-    /// them; else the rest is planned anew.
+    /// How many frames in a row have left, from `first` on. If the plan `holds`, it applies when
+    /// the frames after these are offered; else they are planned anew then.
     pub(super) fn taken(&mut self, first: usize, count: usize, holds: bool) -> usize {
         let taken = (self.left >> first).trailing_ones() as usize;
         let is_over = first + taken >= count;
-        // Where the plan does not hold any more, the rest is planned anew.
+        // No burst begins at `usize::MAX`: `plan` makes a new plan for the rest.
         self.first = (!is_over).then_some(if holds { first + taken } else { usize::MAX });
         taken
     }
 
-    /// Which frames from `first` on have left: bit n is frame n of the burst.
+    /// Which frames, of those from `first` on, have left: bit n is frame n of the burst.
     pub(super) fn ahead(&self, first: usize) -> u64 {
         let behind = u32::try_from(first).ok().and_then(|first| u64::MAX.checked_shl(first));
         self.left & behind.unwrap_or(0)
     }
 
-    /// Counts of a group that has left as one frame.
+    /// The counts for a group that has left as one frame.
     pub(super) fn spared(group: &Group) -> Merged {
         Merged { packets: group.parts.count_ones() as usize, frames: 1 }
     }
 
-    /// Lets go of guest memory.
+    /// Lets go of the snapshot of guest memory that the joined frame refers to.
     pub(super) fn release(&mut self) {
         if let Some(joined) = &mut self.joined {
             joined.release();

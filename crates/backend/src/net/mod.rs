@@ -3,7 +3,8 @@
 //! The lifecycle of a port queue:
 //! 1. [`Port::open_tx`] and [`Port::open_rx`] make the halves of pair `index`; each is owned by the
 //!    worker that runs its virtqueue, and may move to another worker with it.
-//! 2. [`Port::set_attached`] lets the host use the pair, or not: it follows the pairs in use.
+//! 2. [`Port::set_attached`] lets the host use the pair, or not, as the guest does
+//!    (`VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET`, virtio 1.3 §5.1.6.5.6).
 //! 3. [`PortTx::send`] takes a burst of frames, in order, and says how many it has taken and why it
 //!    stopped. Most ports are done with a frame then. A port that goes on using the memory of a
 //!    frame says so in [`Sent::later`], and returns the frame by [`PortTx::reap`].
@@ -13,8 +14,9 @@
 //! 5. A half that would block says by `readiness` what to wait for.
 //!
 //! Workers call the halves, and never [`Port`] itself. A method of `Port` that may block (on the
-//! host's network lock) says so. The others are called on the control thread: they must not wait
-//! for a call that blocks. Frames are whole Ethernet frames behind a [`RawHeader`] of 12 bytes.
+//! host's network lock) says so. The control thread calls the other methods, which therefore must
+//! not wait for one that blocks. Frames are whole Ethernet frames behind a [`RawHeader`] of 12
+//! bytes.
 
 pub mod decorator;
 pub mod fault;
@@ -36,10 +38,10 @@ use zerocopy::transmute;
 
 /// Frames of one burst at most.
 pub const FRAMES_MAX: usize = 64;
-/// Frames of a burst after which their chains are published, while the rest of the burst goes on: a
-/// driver that polls has its first buffers back early.
+/// Frames of a group. The chains of a group are published while the rest of the burst goes on, so
+/// that a driver that polls gets its first buffers back early.
 pub const GROUP_FRAMES: usize = 16;
-/// Bytes after which a group ends as well: a long frame costs the host as much as forty short ones.
+/// Bytes after which a group ends too: a long frame costs the host as much as forty short ones.
 pub const GROUP_BYTES: usize = 256 << 10;
 const _: () = assert!(FRAMES_MAX <= u64::BITS as usize, "`Sent::lost` has a bit for each");
 
@@ -53,13 +55,13 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Queue pairs it has.
+    /// How many queue pairs the port has.
     fn queue_pairs(&self) -> usize;
 
-    /// What it takes unfinished from a guest: partial checksums, uncut segments.
+    /// The offloads that the port takes from a guest: partial checksums, uncut segments.
     fn taken(&self) -> Offloads;
 
-    /// What it can deliver unfinished to a guest that takes it.
+    /// The offloads that the port can deliver to a guest that takes them.
     fn given(&self) -> Offloads;
 
     /// The host's MTU in bytes, if there is one.
@@ -68,51 +70,53 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// The sending half of pair `index`.
     ///
     /// # Errors
-    /// The system's.
+    /// `EINVAL`: the port has no such pair. Any other: the system lacks what the half needs
+    /// (`EMFILE`: a file descriptor; `ENOMEM`: memory).
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno>;
 
     /// The receiving half of pair `index`.
     ///
     /// # Errors
-    /// The system's.
+    /// As for [`Self::open_tx`].
     fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno>;
 
-    /// Delivers only these unfinished frames from now on. May block.
+    /// Delivers frames with these offloads only from now on. May block.
     ///
     /// # Errors
-    /// The system's.
+    /// The host's: it cannot deliver, or withhold, such frames.
     fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno>;
 
-    /// Lets the host use pair `index`, or not. It is no error if that is so already. May block.
+    /// Lets the host use pair `index`, or not. Does nothing if the pair is so already. May block.
     ///
     /// # Errors
-    /// The system's.
+    /// `EINVAL`: the port has no such pair. Any other: the host refuses to attach or detach it.
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno>;
 
     /// Sets the host's MTU. May block.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the port has no MTU. Any other comes from the host.
+    /// `EOPNOTSUPP`: the port has no interface in this network namespace. Any other: the host
+    /// refuses the MTU.
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno>;
 
-    /// Shows the host whether the guest's link is up, where it can be shown. May block.
+    /// Shows the host whether the guest's link is up, if the port can show it. May block.
     fn set_link(&self, up: bool);
 
     /// Sends one frame (without a header) towards the host, as if the guest had. May block.
     ///
     /// # Errors
-    /// The system's.
+    /// The host's, which has not taken the frame: its interface is full, down or gone.
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno>;
 }
 
 /// What to wait for before another try.
 #[derive(Debug)]
 pub enum Readiness<'a> {
-    /// This file descriptor: input for a receiving half, output for a sending one.
+    /// Wait until this file descriptor is ready: for input, or output if it is of a sending half.
     Fd(BorrowedFd<'a>),
-    /// Nothing: the half is always ready.
+    /// Do not wait: the half is always ready.
     Always,
-    /// Nothing: the half will never be ready.
+    /// There is nothing to wait for: the half will never be ready.
     Never,
 }
 
@@ -121,7 +125,7 @@ pub enum Readiness<'a> {
 pub enum Stop {
     /// The port is full: wait for its readiness.
     Blocked,
-    /// The host is out of memory for now: try again a little later.
+    /// The host has no memory for a frame now: try again a little later.
     NoMemory,
 }
 
@@ -130,29 +134,29 @@ pub enum Stop {
 pub struct Sent {
     /// Frames that were taken, in order: sent, refused or lost. The rest was not touched.
     pub taken: usize,
-    /// Of these, frames whose memory the port still uses: bit n is frame n of the burst. Each comes
-    /// back by [`PortTx::reap`] or [`PortTx::recall`], under its token, with what became of it. The
-    /// driver must not get the memory back before that.
+    /// Of the frames taken, those whose memory the port still uses: bit n is frame n of the burst.
+    /// Each comes back by [`PortTx::reap`] or [`PortTx::recall`], under its token, with what became
+    /// of it. The driver must not get the memory of a frame back before the frame has come back.
     pub later: u64,
-    /// Of these, frames that the host refuses (a header it finds wrong).
+    /// Of the frames taken, those that the host refused (a header it finds wrong).
     pub refused: usize,
-    /// Of these, frames that are lost because the host's interface is down or gone.
+    /// Of the frames taken, those that are lost because the host's interface is down or gone.
     pub down: usize,
-    /// Of these, frames in guest memory that is not there any more (`EFAULT`).
+    /// Of the frames taken, those that are lost because their memory was cut away (`EFAULT`).
     pub faulted: usize,
     /// Which frames were refused, down or faulted: bit n is frame n of the burst.
     pub lost: u64,
     /// Of the frames taken, those that left as parts of longer ones, and how many longer ones.
     pub merged: Merged,
-    /// Flows of the burst whose frames from the host come to this pair from now on, and did not
-    /// before.
+    /// Flows of the burst whose frames the host sends to this pair from now on, and sent to another
+    /// one before.
     pub steered: usize,
-    /// Frames behind those taken that have already left, as parts of longer ones: bit n is frame n
+    /// Frames after those taken that have left already, as parts of longer ones: bit n is frame n
     /// of the burst. They count as taken when the frames before them are taken. If the rest of the
     /// burst is given up, they must not be counted as dropped.
     pub ahead: u64,
-    /// Why the rest was not taken; `None`: it may be offered again at once. A port whose frames
-    /// cost a system call each returns after [`GROUP_FRAMES`] frames or [`GROUP_BYTES`] bytes.
+    /// Why the rest was not taken; `None`: the rest may be offered again at once. A port that needs
+    /// a system call for each frame returns after [`GROUP_FRAMES`] frames or [`GROUP_BYTES`] bytes.
     pub stop: Option<Stop>,
 }
 
@@ -165,36 +169,36 @@ pub struct Merged {
     pub frames: usize,
 }
 
-/// Names a frame that comes back later. No two frames that are with a port at the same time have
-/// the same token: it is the slot of the frame's chain.
+/// Names a frame that comes back later: the slot of the frame's chain. No two frames that are with
+/// a port at the same time have the same token.
 pub type Token = u16;
 
-/// A frame that was [`Sent::later`] and is done with: the port uses its memory no more.
+/// A frame that was [`Sent::later`] and has come back: the port uses its memory no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Returned {
-    /// Which one.
+    /// Names the frame.
     pub token: Token,
-    /// What became of it.
+    /// What became of the frame.
     pub outcome: Outcome,
 }
 
 /// What became of a frame that the port finished after [`PortTx::send`] had returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was passed on.
+    /// The port has passed the frame on.
     Passed,
-    /// The host refuses it (a header it finds wrong).
+    /// The host refused the frame (a header it finds wrong).
     Refused,
-    /// It is lost because the host's interface is down or gone.
+    /// The frame is lost because the host's interface is down or gone.
     Down,
-    /// It lies in guest memory that is not there any more (`EFAULT`).
+    /// The frame is lost because its guest memory was cut away (`EFAULT`).
     Faulted,
-    /// It was taken back by [`PortTx::recall`], and is not passed on.
+    /// [`PortTx::recall`] took the frame back: it is not passed on.
     Recalled,
 }
 
 impl Sent {
-    /// Adds what became of frame `index` of this burst, which was sent alone. The caller counts
+    /// Adds `one`, the result of sending frame `index` of this burst alone. The caller counts
     /// `taken`. False: the frame was not taken, and [`Self::stop`] says why.
     pub fn add_one(&mut self, index: usize, one: &Self) -> bool {
         self.refused += one.refused;
@@ -222,15 +226,15 @@ impl Sent {
 ///           come back at once, the others by `reap`, within the time that a burst takes
 /// ```
 pub trait PortTx: Send + std::fmt::Debug {
-    /// Sends `frames` from index `first` on, in order: all of them, or a group after which the
-    /// driver should see what is done, of one frame at least. Fewer only with a reason in
+    /// Sends `frames` from index `first` on, in order: all of them, or one group, after which the
+    /// driver should see its chains. A port that takes not even one frame names the reason in
     /// [`Sent::stop`].
     fn send(&mut self, frames: &Frames, first: usize) -> Sent;
 
     /// What to wait for after [`Stop::Blocked`].
     fn readiness(&self) -> Readiness<'_>;
 
-    /// Adds to `done` the frames that the port has finished since it was asked last. Asked in every
+    /// Adds to `done` the frames that the port has finished since the last call. Called in every
     /// turn of a queue that has frames with the port.
     fn reap(&mut self, done: &mut Vec<Returned>) {
         let _ = done;
@@ -243,9 +247,9 @@ pub trait PortTx: Send + std::fmt::Debug {
         0
     }
 
-    /// What becomes readable anew each time that [`Self::reap`] has something: an eventfd or a
-    /// timer. It is watched as long as the queue is with its worker, and the worker never reads it.
-    /// Without it the port is asked again every 50 us while a frame is with it.
+    /// An eventfd or timer that becomes readable anew each time that [`Self::reap`] has something.
+    /// The worker watches it as long as it owns the queue, and never reads it. A port without one
+    /// is asked again every 50 us while a frame is with it.
     fn done(&self) -> Readiness<'_> {
         Readiness::Never
     }
@@ -254,7 +258,7 @@ pub trait PortTx: Send + std::fmt::Debug {
 /// How a receiving half hands out the frames that have arrived.
 #[derive(Debug)]
 pub enum Incoming<'a> {
-    /// One at a time, by [`PortRx::recv`], which also says if there are none.
+    /// One at a time, by [`PortRx::recv`], which fails with `EAGAIN` if none has arrived.
     Read,
     /// In memory, the oldest first; an empty list means that none has arrived.
     Lent(&'a Frames),
@@ -263,25 +267,24 @@ pub enum Incoming<'a> {
 /// The receiving half of a queue pair. Owned by one thread.
 pub trait PortRx: Send + std::fmt::Debug {
     /// How the frames that have arrived are handed out. A port that lends frames lends the same
-    /// ones, and more behind them, until they are released. The caller takes no more than `max` of
-    /// them before it releases what it took, so the port need not gather more.
+    /// ones, and more after them, until they are released. The caller copies at most `max` frames
+    /// before it releases them, so the port need not gather more.
     fn incoming(&mut self, max: usize) -> Incoming<'_> {
         let _ = max;
         Incoming::Read
     }
 
-    /// The caller is done with the first `count` frames that were lent: they were copied or
-    /// dropped.
+    /// Gives the first `count` lent frames back to the port: the caller has copied or dropped them.
     fn release(&mut self, count: usize) {
         let _ = count;
     }
 
     /// Receives one frame behind its header into `buffers`; returns the bytes of both. The caller
     /// gives room for the longest frame: bytes that do not fit are lost without an error. A port
-    /// that lends can be read as well; the frame that was read is then released.
+    /// that lends can be read as well; it counts the frame that was read as released.
     ///
     /// # Errors
-    /// * `EAGAIN`, `EINTR`: there is none now.
+    /// * `EAGAIN`, `EINTR`: no frame has arrived.
     /// * `EFAULT`: guest memory was cut away under a buffer; the frame is lost.
     /// * `EINVAL`: the host has no virtio-net header for the frame, which is lost.
     /// * Any other: the port is down, detached or gone; wait until it is attached again.
@@ -315,7 +318,7 @@ impl Frames {
     /// An empty burst with room for [`FRAMES_MAX`].
     ///
     /// # Errors
-    /// [`MemoryError::Map`].
+    /// [`MemoryError::Map`]: the host has no memory for the headers.
     pub fn new() -> Result<Self, MemoryError> {
         Self::with_own(FRAMES_MAX, HEADER_SIZE)
     }
@@ -323,7 +326,7 @@ impl Frames {
     /// An empty burst with room for one joined frame.
     ///
     /// # Errors
-    /// [`MemoryError::Map`].
+    /// As for [`Self::new`].
     pub(crate) fn for_joined() -> Result<Self, MemoryError> {
         Self::with_own(1, HEADER_SIZE + HEAD_SIZE_MAX)
     }
@@ -334,8 +337,8 @@ impl Frames {
         Ok(Self { list: Vec::with_capacity(count), slices, own_len })
     }
 
-    /// Adds the only frame of a burst for joined frames: `header` and `head`, then each of
-    /// `payloads` without its first bytes, as many as `head` has. False if there is no room.
+    /// Adds a joined frame, the only frame of its burst: `header` and `head`, then each of
+    /// `payloads` without its own head, which is as long as `head`. False if there is no room.
     ///
     /// # Panics
     /// If the burst holds frames of another snapshot.
@@ -359,8 +362,8 @@ impl Frames {
         true
     }
 
-    /// Adds a frame: `header`, then the `len` bytes of `pieces` behind the first `skip` ones. Its
-    /// token is 0, for callers that need none. False if the burst is full.
+    /// Adds a frame with token 0: `header`, then the `len` bytes that follow the first `skip` bytes
+    /// of `pieces`. False if the burst is full.
     ///
     /// # Panics
     /// If the burst holds frames of another snapshot.
@@ -431,7 +434,7 @@ impl Frames {
         self.list.get(index).map_or(&[], |frame| &slices[frame.slices.clone()])
     }
 
-    /// The payload of frame `index`, as another burst takes it.
+    /// The payload of frame `index`, as the parts of a joined frame are given.
     #[must_use]
     pub fn payload(&self, index: usize) -> Option<Pieces<'_>> {
         let Frame { slices, .. } = self.list.get(index)?;
@@ -452,7 +455,7 @@ impl Frames {
         self.slices.is_broken()
     }
 
-    /// The name of frame `index`, if it comes back later.
+    /// The token of frame `index`; 0 if there is no such frame.
     #[must_use]
     pub fn token(&self, index: usize) -> Token {
         self.list.get(index).map_or(0, |frame| frame.token)

@@ -1,8 +1,8 @@
 //! `tap`: a host's interface, one file descriptor per queue pair.
 //!
-//! A tap is joined or created by name, or handed in as file descriptors. A tap that was created
-//! goes away with the port; one that was joined stays, with its offloads switched off. A macvtap's
-//! queues are served by the same code (see [`super::macvtap`]).
+//! A tap is joined or created by name, or handed in as file descriptors. A tap that the port has
+//! created goes away with the port; a tap that it has joined stays, with its offloads switched off.
+//! The same code serves the queues of a macvtap (see [`super::macvtap`]).
 
 mod error;
 mod flows;
@@ -40,37 +40,38 @@ pub(super) const QUEUE_FLAGS: u16 = sys::IFF_TAP | sys::IFF_NO_PI | sys::IFF_VNE
 pub enum TapSource {
     /// An interface of this name: joined if it exists, created otherwise.
     Name {
-        /// 1 to 15 bytes; the host counts up in the place of a `%d`.
+        /// 1 to 15 bytes; the host replaces a `%d` by the first number that is free.
         name: String,
-        /// Do not create it.
+        /// Fail if there is no such interface, instead of creating it.
         must_exist: bool,
     },
-    /// Its queues, opened by somebody else.
+    /// The queues of a tap that another process has opened.
     Fds(Vec<OwnedFd>),
 }
 
 /// Which tap, and what to set of it.
 #[derive(Debug)]
 pub struct TapOptions {
-    /// Where it comes from.
+    /// Where the tap comes from.
     pub source: TapSource,
     /// Queue pairs, 1 to 256.
     pub queue_pairs: usize,
-    /// Bytes sent that the host has not passed on yet, at most; `None`: the host's choice.
+    /// At most how many sent bytes the host may hold that it has not passed on; `None`: the host's
+    /// default.
     pub sndbuf: Option<u32>,
-    /// Frames that wait for the guest at most, in all queues together that the host uses; `None`:
-    /// as it is.
+    /// At most how many frames may wait for the guest, in all queues that the host uses together;
+    /// `None`: unchanged.
     pub txqueuelen: Option<u32>,
     /// Join frames of a flow that come together: the host cuts them again where it must.
     pub merge: bool,
-    /// Choose the queues of frames to the guest by a table of ours, where the host allows it. The
+    /// Choose the queue of each frame to the guest by a table of ours, if the host allows it; the
     /// host's own table costs more.
     pub steer: bool,
-    /// Bytes; `None`: as it is.
+    /// The MTU in bytes; `None`: unchanged.
     pub mtu: Option<u16>,
-    /// The bridge to join; `None`: as it is.
+    /// The bridge to join; `None`: unchanged.
     pub bridge: Option<String>,
-    /// Set it up or down; `None`: as it is, but up if it is created here.
+    /// Set the interface up or down; `None`: up if it is created here, else unchanged.
     pub up: Option<bool>,
 }
 
@@ -80,29 +81,29 @@ pub(super) struct Opened {
     pub(super) name: String,
     pub(super) fds: Vec<OwnedFd>,
     pub(super) is_multi_queue: bool,
-    /// Which queues the host uses already: all of those that we opened.
+    /// Which queues the host uses now: all, if we have opened them.
     pub(super) attached: Vec<bool>,
-    /// Others may have copies of these file descriptors.
+    /// The fds were handed in, so other processes may have copies of them.
     pub(super) is_handed_in: bool,
-    /// The interface was not there before.
+    /// We have created the interface.
     pub(super) is_created: bool,
     pub(super) links: Links,
     /// The interface, if it is in this network namespace.
     pub(super) link: Option<Link>,
 }
 
-/// What changes while the port runs. Held during the host's calls.
+/// What changes while the port runs. Its lock is held during calls of the host.
 #[derive(Debug)]
 struct State {
     attached: Vec<bool>,
     /// The pairs that the host uses, in the order of its queues: the host adds a new queue at the
     /// end, and moves the last one to the place of a queue that it stops using.
     order: Vec<usize>,
-    /// The tap has queues of other processes too, so the host chooses among all of them itself.
+    /// Other processes have queues of the tap too: the host chooses among all of them by itself.
     is_left_alone: bool,
     /// The number of queues among which [`TapPort::txqueuelen`] is divided at present.
     sharers: u32,
-    /// The operator has been told that the length of the queues could not be changed.
+    /// It was logged that the length of the queues cannot be changed.
     is_room_told: bool,
     link_up: bool,
 }
@@ -117,7 +118,7 @@ pub struct TapPort {
     is_handed_in: bool,
     offloads: Offloads,
     merges: bool,
-    /// None: the host finds the queue for a frame by itself.
+    /// The steering table; `None`: the host chooses the queue of a frame by itself.
     flows: Option<Arc<Flows>>,
     links: Links,
     /// The number of the interface, if it is in this network namespace.
@@ -126,7 +127,8 @@ pub struct TapPort {
     /// Frames that all queues which the host uses may hold together; `None`: as the host has it.
     txqueuelen: Option<u32>,
     state: Mutex<State>,
-    /// 0: there is none. Kept here so that reading it waits for no call of the host.
+    /// The host's MTU, 0 if it has none. It lies outside the lock, so that reading it waits for no
+    /// call of the host.
     mtu: AtomicU16,
 }
 
@@ -158,7 +160,7 @@ impl TapPort {
         Self::assemble(opened, &settings)
     }
 
-    /// The port of queues that are open.
+    /// Makes a port of opened queues, and applies the settings.
     pub(super) fn assemble(opened: Opened, settings: &Settings<'_>) -> Result<Self, TapError> {
         let name = opened.name.as_str();
         let system = |action, errno| TapError::system(name, action, errno);
@@ -196,14 +198,14 @@ impl TapPort {
             mtu: AtomicU16::new(mtu.unwrap_or(0)),
             name: opened.name,
         };
-        // An error here ends the start; when the pairs change later, it is only logged.
+        // Here an error fails the start. When pairs are attached later, an error is only logged.
         port.share_room(&mut port.state())
             .map_err(|errno| TapError::system(&port.name, "set its txqueuelen", errno))?;
         // An interface that was handed in may have been left without a carrier.
         port.show_carrier(true);
         port.detach_all()?;
         if port.is_multi_queue && port.kind == "tap" {
-            // A daemon that had this tap before and was killed has left its program there.
+            // A daemon that served this tap before, and was killed, has left its program attached.
             let _ = sys::set_steering(port.queues[0].as_fd(), None);
             if settings.steer && port.queues.len() > 1 {
                 port.flows = flows::steer(&port.name, port.queues[0].as_fd());
@@ -218,13 +220,14 @@ impl TapPort {
         &self.name
     }
 
-    /// The address that the guest must have to receive anything, if it may not choose one itself.
+    /// The only MAC address with which the guest receives frames (that of a macvtap's interface);
+    /// `None`: any will do.
     #[must_use]
     pub fn guest_mac(&self) -> Option<[u8; 6]> {
         self.guest_mac
     }
 
-    /// Nobody serves the queues yet; the host must not choose them for its flows.
+    /// Detaches all queues: nobody serves them yet, so the host must not send its flows to them.
     fn detach_all(&self) -> Result<(), TapError> {
         for (index, queue) in self.queues.iter().enumerate() {
             self.set_attached(index, false).map_err(|errno| match errno {
@@ -235,17 +238,17 @@ impl TapPort {
         Ok(())
     }
 
-    /// Shows the host whether there is a carrier. An interface without an attached queue cannot
-    /// have one, so this is repeated when the first queue is attached.
+    /// Shows the host whether the interface has a carrier. An interface without an attached queue
+    /// cannot have one, so this is called again when the first queue is attached.
     fn show_carrier(&self, up: bool) {
         if let Err(errno) = sys::set_carrier(self.queues[0].as_fd(), up) {
             tracing::debug!(name = self.name, %errno, up, "the host is not shown the link");
         }
     }
 
-    /// Divides the room for frames among the queues that the host uses. Otherwise the host gives
-    /// each queue the whole length: four queues hold four times as many frames as one, and TCP
-    /// fills them.
+    /// Divides `txqueuelen` among the queues that the host uses. The host would give each queue the
+    /// whole length: four queues would hold four times as many frames as one, and TCP would fill
+    /// them.
     fn share_room(&self, state: &mut State) -> Result<(), Errno> {
         let attached = state.attached.iter().filter(|is_attached| **is_attached).count();
         let sharers = u32::try_from(attached).unwrap_or(u32::MAX).max(1);
@@ -261,11 +264,12 @@ impl TapPort {
     }
 
     /// Updates the steering table for the queues that the host uses now. If other processes have
-    /// queues too, their order is unknown: the host then chooses by itself, for good.
+    /// queues of the tap too, we cannot know the order of the queues: from then on the host chooses
+    /// by itself.
     fn follow(&self, state: &mut State) {
         let Some(flows) = self.flows.as_ref().filter(|_| !state.is_left_alone) else { return };
         let named = self.links.find(&self.name).ok().flatten();
-        // Another interface may have taken the name by now.
+        // Another interface may have this name by now.
         let tap = named.filter(|link| Some(link.index) == self.index).and_then(|link| link.tap);
         let ours = u32::try_from(state.order.len()).unwrap_or(u32::MAX);
         if tap.is_some_and(|tap| tap.attached != ours) {
@@ -289,7 +293,7 @@ impl TapPort {
 
 impl Drop for TapPort {
     fn drop(&mut self) {
-        // Offloads and steering program outlive the process if the tap does.
+        // The offloads and the steering program stay on a tap that outlives the process.
         let _ = sys::set_offloads(self.queues[0].as_fd(), 0);
         if self.flows.is_some() && !self.state().is_left_alone {
             let _ = sys::set_steering(self.queues[0].as_fd(), None);
@@ -329,8 +333,8 @@ impl Port for TapPort {
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
-        // A descriptor of its own: epoll has one watch for each, and waiting for output must not
-        // end the other half's wait for input.
+        // A duplicate of the fd: epoll has one watch for each fd, and the sending half's wait for
+        // output must not replace the receiving half's wait for input.
         let own = rustix::io::fcntl_dupfd_cloexec(self.queue(index)?, 3)?;
         let merger = self.merges.then(|| Merger::new(self.offloads.uso4));
         let steering = self.flows.clone().and_then(|flows| Steering::new(flows, index));
@@ -386,7 +390,7 @@ impl Port for TapPort {
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
         let header = [0; HEADER_SIZE];
         let slices = [IoSlice::new(&header), IoSlice::new(frame)];
-        // Frames can be sent by a queue that the host does not use.
+        // A detached queue sends frames too.
         retry_on_intr(|| rustix::io::writev(&self.queues[0], &slices)).map(drop)
     }
 }

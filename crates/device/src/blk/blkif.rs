@@ -5,9 +5,9 @@
 //! start(attachment)     maps the ring of one queue and gives the queue to a worker
 //! QueueHandle::stop     returns when nothing of the queue is in flight, mapped or notified
 //! ```
-//! The disk, its queues, limits and counters are those of virtio-blk (`backing.rs`, `requests.rs`);
-//! a queue's requests come from a ring of Xen's format (`queue.rs`) and lie in pages that its guest
-//! lends by reference.
+//! The disk, its queues, limits and counters are shared with virtio-blk (`backing.rs`,
+//! `requests.rs`). The requests of a queue come from a ring of Xen's format (`queue.rs`), and their
+//! data lies in pages that the guest lends by grant reference.
 
 mod complete;
 mod handler;
@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{mpsc, watch};
 
-/// Pages of a lot, which holds the references of one request that do not stay mapped. A request of
+/// Pages of a lot, which holds those pages of one request that do not stay mapped. A request of
 /// more segments takes several lots.
 const LOT_PAGES: usize = 32;
 
@@ -48,31 +48,31 @@ const LOT_PAGES: usize = 32;
 pub struct XenBlkOptions {
     /// Name in the configuration.
     pub name: String,
-    /// Most queues that a front-end may have.
+    /// At most how many queues a front-end may have.
     pub num_queues: usize,
     /// The guest may not write.
     pub read_only: bool,
     /// True: writes are durable when the guest flushes. False: when they are answered.
     pub writeback: bool,
-    /// Offer discards, where the disk can.
+    /// Offer discards, if the disk supports them.
     pub discard: bool,
-    /// Offer write barriers. A front-end that has them need not flush, but each of its barriers
+    /// Offer write barriers. A front-end that uses them need not flush, but each of its barriers
     /// waits for all requests before it.
     pub barrier: bool,
-    /// Keep grants mapped for front-ends that use the same ones again.
+    /// Keep grants mapped for front-ends that use the same grants again.
     pub persistent: bool,
-    /// Grants of a queue that stay mapped, at most.
+    /// At most how many grants of a queue stay mapped.
     pub persistent_max: u32,
-    /// Segments of an indirect request; 0: none are served.
+    /// At most how many segments an indirect request has; 0: indirect requests are not offered.
     pub indirect_segments_max: u16,
-    /// Largest ring, in log2 of its pages.
+    /// The largest ring, as log2 of its number of pages.
     pub ring_page_order_max: u32,
-    /// How notifications of the guest are held back.
+    /// How notifications to the guest are held back.
     pub moderation: Moderation,
 }
 
 impl XenBlkOptions {
-    /// The default options, for a disk of this name and so many queues.
+    /// The default options, for a device of this name with at most `num_queues` queues.
     #[must_use]
     pub fn new(name: impl Into<String>, num_queues: usize) -> Self {
         Self {
@@ -106,24 +106,24 @@ pub struct Attachment {
     pub abi: Abi,
     /// Grant references of the ring's pages: a power of two of them.
     pub ring_refs: Vec<u32>,
-    /// The front-end uses the same grants again and again.
+    /// The front-end uses the same grants again and again (`feature-persistent`).
     pub persistent: bool,
-    /// Segments of an indirect request, as the front-end was offered: by a former process it may
-    /// have been more than this device offers.
+    /// At most how many segments an indirect request has, as the front-end was offered. A former
+    /// process may have offered more than this device does.
     pub indirect_segments_max: u16,
     /// The journal: a readable and writable file of this queue and connection alone, which outlives
     /// this process. It records the requests that were taken and not answered. It is empty, or as a
     /// former process left it, and may have any size. `None`: no process can take the ring over.
     pub journal: Option<OwnedFd>,
-    /// A former process has served this ring, and its front-end has not begun anew.
+    /// A former process has served this ring, and the front-end has stayed connected since.
     pub takeover: bool,
-    /// Who maps what the front-end's domain lends.
+    /// Maps the pages that the front-end's domain grants.
     pub mapper: GrantMapper,
-    /// The event channel, as the front-end signals it.
+    /// The event channel, for events from the front-end.
     pub kick: Kick,
-    /// The event channel, towards the front-end.
+    /// The event channel, for events to the front-end.
     pub call: Arc<Call>,
-    /// Where the session hears of faults.
+    /// Where the session is told of faults.
     pub events: mpsc::Sender<Event>,
 }
 
@@ -172,13 +172,13 @@ impl XenBlkDevice {
         self.shared.capacity.load(Ordering::Relaxed)
     }
 
-    /// Most queues that a front-end may have, or has from a former process.
+    /// At most how many queues a front-end may have, or has from a former process.
     #[must_use]
     pub fn queue_count(&self) -> usize {
         self.backing.queue_count()
     }
 
-    /// What it can do, for the back-end's folder.
+    /// What the device offers its front-end, for the back-end's folder in xenstore.
     #[must_use]
     pub fn offer(&self) -> Offer {
         let (options, geometry) = (&self.options, self.backing.geometry());
@@ -198,7 +198,8 @@ impl XenBlkDevice {
         }
     }
 
-    /// What the disk is now, for the back-end's folder: again whenever [`Self::changes`] does.
+    /// What the disk is now, for the back-end's folder in xenstore. To be written again whenever
+    /// [`Self::changes`] changes.
     #[must_use]
     pub fn disk_nodes(&self) -> DiskNodes {
         let geometry = self.backing.geometry();
@@ -210,7 +211,7 @@ impl XenBlkDevice {
         }
     }
 
-    /// Changes whenever the size of the disk does.
+    /// A value that changes whenever the size of the disk does.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.backing.changes()
@@ -222,37 +223,37 @@ impl XenBlkDevice {
     ///
     /// # Errors
     /// `EBUSY`: requests in flight did not end within ten seconds, and the disk is as it was. Any
-    /// other comes from the disk.
+    /// other: the disk cannot be resized or measured ([`Disk::resize`]).
     pub fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
         self.backing.resize(&self.shared.capacity, size)
     }
 
-    /// Counters of queue `index`; they outlive connections.
+    /// The counters of queue `index`, which outlive connections.
     #[must_use]
     pub fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
         self.backing.stats(index)
     }
 
-    /// Maps the ring of a queue and serves it from the first request that has no response. If the
-    /// ring is taken over, the journal of the former process says which one that is
+    /// Maps the ring of a queue and serves it, from the first request on that has no response. If
+    /// the ring is taken over, the journal of the former process says which requests have none
     /// (docs/design/0012).
     ///
     /// # Errors
-    /// * [`StartError::Grants`]: a page of the ring cannot be mapped, or there are no addresses for
-    ///   the pages of its requests.
-    /// * [`StartError::Queue`]: a ring cannot have so many pages, or cannot be taken over: close
-    ///   the device, so that its front-end begins anew.
-    /// * [`StartError::Journal`], [`StartError::JournalRoom`]: the ring should be taken over and
-    ///   has requests that wait, but its journal cannot be used.
+    /// * [`StartError::Grants`]: a page of the ring cannot be mapped, or the process has no
+    ///   addresses left for the pages of its requests.
+    /// * [`StartError::Queue`]: the ring has more pages than a ring may have, or cannot be taken
+    ///   over: the caller must close the device, so that its front-end begins anew.
+    /// * [`StartError::Journal`], [`StartError::JournalRoom`]: the ring is to be taken over and has
+    ///   requests that wait, but its journal cannot be mapped.
     /// * [`StartError::Backend`]: the disk cannot open a queue.
-    /// * [`StartError::NoWorker`]: there is no worker to run it.
+    /// * [`StartError::NoWorker`]: no worker could be started to run the queue.
     pub fn start(&self, attachment: Attachment) -> Result<QueueHandle, StartError> {
         let home = Home { device: self.options.name.clone(), unit: attachment.index };
         let (takeover, front) = (attachment.takeover, attachment.call.clone());
         let queue = self.running(attachment, self.backing.open_queue()?)?;
         let handle = self.backing.pool.start(queue, home).ok_or(StartError::NoWorker)?;
         if takeover {
-            // The former process may have published responses and not told the front-end.
+            // The former process may have published responses without an event to the front-end.
             front.ring();
         }
         Ok(handle)
@@ -311,8 +312,8 @@ impl XenBlkDevice {
         let mapped = |file| journal::map(&file, journal_size(config.abi, config.order));
         let journal = journal.map(mapped).transpose();
         if !takeover {
-            // Without a journal the guest loses its disk when this process ends. That is better
-            // than no disk at all.
+            // Without a journal the guest loses its disk when this process ends, which is better
+            // for it than no disk at all.
             let journal = journal.unwrap_or_else(|error| {
                 tracing::warn!(device, %error, "a ring is served that nobody can take over");
                 None
@@ -364,9 +365,9 @@ impl XenBlkDevice {
     }
 }
 
-/// Lots of a queue: one for each request of its ring, which is enough while no request has more
-/// segments than a lot has pages; and at least as many as the largest request takes. In a burst of
-/// longer requests, the later ones wait for the earlier ones.
+/// The number of lots of a queue: one for each entry of its ring, which is enough while no request
+/// has more segments than a lot has pages; and at least as many as the largest request takes. In a
+/// burst of longer requests, the later ones wait until the earlier ones are done.
 fn lots_for(ring_size: u16, indirect_segments_max: u16) -> u32 {
     let largest = usize::from(indirect_segments_max).div_ceil(LOT_PAGES);
     u32::from(ring_size).max(u32::try_from(largest).unwrap_or(u32::MAX))

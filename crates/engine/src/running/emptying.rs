@@ -6,9 +6,9 @@
 //! turn:    drops a batch, in the time of its guest like any other turn
 //! end:     nothing is left, or as much was dropped as the ring can hold: answer the order
 //! ```
-//! A driver chooses how much there is: the largest ring with the longest chains takes a worker many
-//! milliseconds. If all of it were dropped within the order, no other guest would have a turn
-//! meanwhile, and no guest would be charged for the time.
+//! The driver chooses how much its ring holds: dropping the largest ring full of the longest chains
+//! takes a worker many milliseconds. If the order dropped all of them at once, no other guest would
+//! have a turn meanwhile. The turns are charged to the guest that filled the ring.
 
 use super::{Look, RunningQueue};
 use crate::handler::{Handler, Mode};
@@ -20,18 +20,18 @@ use manyring_queue::Ring;
 /// Turns that an order may take: one drops a batch, the next one finds that the ring is empty.
 const TURNS_AT_ONCE: usize = 2;
 
-/// Somebody waits until the ring of a disabled queue is empty.
+/// An order to disable the queue that is answered once the ring is empty.
 #[derive(Debug)]
 pub(super) struct Emptying {
     fence: Fence,
-    /// How many more of the chains in the ring can have been there when it was disabled. Chains
-    /// behind them were added later, by a driver that goes on.
+    /// At most how many chains in the ring were there when the queue was disabled: its size, less
+    /// what was dropped since. Chains beyond them came later, from a driver that fills it further.
     left: usize,
 }
 
 impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
-    /// Drops the chains in the ring of a queue that was just disabled, and asks for a kick; `fence`
-    /// is answered when nothing that was taken is in flight any more.
+    /// Drops the chains in the ring of a queue that was just disabled, if its handler drops chains.
+    /// `fence` is answered when that is done and nothing that was taken before is in flight.
     pub(super) fn discard_all(&mut self, fence: Fence, io: &mut QueueIo<'_>) {
         if !H::DROPS_WHEN_DISABLED {
             self.handler.fence(fence);
@@ -48,7 +48,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.make_hot(io.now_ns());
     }
 
-    /// A turn has taken `popped` chains while an order waits until the ring is empty.
+    /// Counts the `popped` chains of a turn while an order waits. The emptying ends when the turn
+    /// found the ring empty, or when as many chains were dropped as the ring can hold.
     #[cold]
     pub(super) fn go_on_emptying(&mut self, popped: usize, mode: Mode, now_ns: u64) {
         let Some(Emptying { left, .. }) = &mut self.emptying else { return };
@@ -56,8 +57,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         if mode == Mode::Drop && popped > 0 && *left > 0 {
             return;
         }
-        // The ring was filled again meanwhile, so its driver goes on: further turns drop what it
-        // sends, until nothing comes for a while.
+        // Chains that are found now were added after the queue was disabled: its driver still fills
+        // the ring. Further turns drop what the driver adds, until it adds nothing for a while.
         let goes_on = self.life.mode() == Mode::Drop && self.ring.enable_notifications();
         if goes_on && self.notifier.has_kick() {
             self.make_hot(now_ns);
@@ -68,7 +69,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.end_emptying();
     }
 
-    /// The ring is emptied no further: the order is answered when nothing is in flight any more.
+    /// Empties the ring no further: the order is answered when nothing is in flight any more.
     pub(super) fn end_emptying(&mut self) {
         if let Some(Emptying { fence, .. }) = self.emptying.take() {
             self.handler.fence(fence);

@@ -6,18 +6,20 @@
 //! push_response:  ring[rsp_prod] = response;  rsp_prod += 1;  the slot is free
 //! publish:        shared rsp_prod = rsp_prod (release)
 //! ```
-//! What was done to it: (1) `req_prod` is read once per batch and kept; (2) of a request only as
-//! many words are copied as its first one says that it has, each once, over the copy of a former
-//! request, which is not cleared before and not moved after; (3) responses are written at once but
-//! published once per burst; (4) `req_event` is written only when it changes. So a turn reads the
-//! line of the counts once and takes it once, to publish; `rsp_event` is read while it is ours.
+//! What was done to it, and why it is right:
+//! 1. `req_prod` is read once per batch, and kept.
+//! 2. Of a request only as many words are copied as its first word says that it has, each once,
+//!    over the copy of an earlier request, which is neither cleared before nor moved after.
+//! 3. Responses are written at once, but published once per burst.
+//! 4. `req_event` is written only when it changes. So in a turn the cache line of the counts is
+//!    fetched once to be read, and once to publish; `rsp_event` is read while we have the line.
 //!
-//! **Slots.** The place of a request is not its slot. Requests are answered in any order, and the
-//! place of an answered one may be taken by a new request while an older one, which had the same
-//! place one round before, is still in flight: in a ring of four whose first four requests are
-//! taken and all but the first answered, the fifth has the place of the first. So slots come from
-//! a list (`slots.rs`). A slot is free again when the front can see the response: until then the
-//! journal of the ring has the request under its slot.
+//! **Slots.** The place of a request in the ring is not its slot. Requests are answered in any
+//! order, so a new request may have the same place as an older one that is still in flight. In a
+//! ring of four entries whose first four requests are taken, and all but the first answered, the
+//! fifth request has the place of the first. So slots come from a list (`slots.rs`). A slot is free
+//! again when the front can see the response: until then the journal of the ring keeps the request
+//! under its slot.
 
 use super::journal::{self, Journal, JournalError, Owed};
 use super::slots::Slots;
@@ -34,28 +36,28 @@ use manyring_wire::xen::blkif::{
 };
 use std::sync::Arc;
 
-/// Requests popped together. Reused: no allocation once it has grown.
+/// Requests popped together. The list is reused, and allocates nothing once it has grown.
 #[derive(Debug, Default)]
 pub struct Requests {
-    /// The first `len` are those of the last batch; the others are there to be used again.
+    /// The first `len` entries are the last batch; the others are kept for larger batches.
     entries: Vec<(Option<Chain>, RawRequest)>,
     len: usize,
 }
 
 impl Requests {
-    /// None.
+    /// An empty batch.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many there are.
+    /// How many requests the batch has.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there is none.
+    /// True if the batch has no requests.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -105,15 +107,15 @@ pub struct BackRing {
     published: u32,
     /// `rsp_prod` when the front was last asked whether it wants a notification.
     signalled: u32,
-    /// `req_event` as last written, at first by the front.
+    /// `req_event` as we have last written it; at first as the front has.
     event_written: u32,
     in_flight: u16,
     slots: Slots,
-    /// Where it is written down what is taken and not answered.
+    /// Records which requests are taken and not answered.
     journal: Option<Journal>,
-    /// What a former back-end has taken and not answered, the oldest last.
+    /// The slots of requests that a former back-end has taken and not answered, the oldest last.
     owed: Owed,
-    /// How many of the last batch were of those.
+    /// How many requests of the last batch a former back-end had taken.
     owed_in_batch: usize,
     fault: Option<QueueError>,
 }
@@ -122,7 +124,8 @@ impl BackRing {
     /// Serves the ring of `config` in `memory` from the first request on that has no response.
     ///
     /// # Errors
-    /// [`QueueError::PageOrder`], [`QueueError::Ring`].
+    /// [`QueueError::PageOrder`]: the ring has too many pages. [`QueueError::Ring`]: it does not
+    /// lie in `memory`.
     pub fn new(config: RingConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
         let words = config.resolve(&memory)?;
         Self::with_words(config, words, memory)
@@ -131,7 +134,7 @@ impl BackRing {
     /// As [`BackRing::new`], on words that are resolved (tests, loom).
     ///
     /// # Errors
-    /// [`QueueError::PageOrder`].
+    /// [`QueueError::PageOrder`]: the ring has too many pages.
     pub fn with_words(
         config: RingConfig,
         words: Words,
@@ -162,11 +165,11 @@ impl BackRing {
         })
     }
 
-    /// Serves a ring whose front has just made it. What is taken is written down in `journal`, of
-    /// [`journal_size`](super::journal_size) bytes, so that [`BackRing::take_over`] can go on.
+    /// Serves a ring that its front has just made. Taken requests are recorded in `journal`, of
+    /// [`journal_size`](super::journal_size) bytes, for [`BackRing::take_over`].
     ///
     /// # Errors
-    /// As [`BackRing::new`], and [`QueueError::Journal`]: it is too short.
+    /// As [`BackRing::new`], and [`QueueError::Journal`]: the journal is too short.
     pub fn begin(
         config: RingConfig,
         memory: Arc<GuestMemory>,
@@ -175,16 +178,16 @@ impl BackRing {
         Self::new(config, memory)?.journaled(journal)
     }
 
-    /// Goes on where another back-end has stopped, which was killed perhaps: pops what it had taken
-    /// and not answered, as its journal says, and then what is in the ring. Nobody knows whether
-    /// the front was told of the last responses: it is to be told now.
+    /// Goes on with the ring of a former back-end, which may have been killed: pops the requests
+    /// that it had taken and not answered, as its journal says, and then those in the ring. The
+    /// caller must notify the front: the former back-end may have published responses without.
     ///
-    /// A ring that nobody has served, or of which nothing is left to answer, needs no journal of
-    /// anybody: it is as new.
+    /// A ring that nobody has served, or in which no request is left to answer, needs no usable
+    /// journal: it is served like a new one.
     ///
     /// # Errors
-    /// As [`BackRing::new`], and [`QueueError::Journal`]: nobody knows which requests are to be
-    /// answered. The front has to make another ring.
+    /// As [`BackRing::new`], and [`QueueError::Journal`]: the journal does not say which requests
+    /// must be answered. The front has to make another ring.
     pub fn take_over(
         config: RingConfig,
         memory: Arc<GuestMemory>,
@@ -223,7 +226,7 @@ impl BackRing {
     }
 
     fn resume(&mut self, journal: Journal, owed: Owed) {
-        // No more than the ring has entries, which 16 bits count.
+        // At most the ring's size, which 16 bits can hold.
         let taken = u32::try_from(owed.len()).unwrap_or(u32::MAX);
         self.req_cons = self.rsp_prod.wrapping_add(taken);
         self.req_prod = self.req_cons;
@@ -233,14 +236,14 @@ impl BackRing {
         self.journal = Some(journal);
     }
 
-    /// Requests that were taken by a former back-end and are not popped again yet.
+    /// How many requests a former back-end had taken that are not popped again yet.
     #[must_use]
     pub fn owed_count(&self) -> usize {
         self.owed.len()
     }
 
     /// Pops up to `max` requests, and no more than [`BATCH_CHAINS`], into `requests`, which is
-    /// emptied first. Returns how many. A fault of the front is latched: then no more come.
+    /// emptied first. Returns how many. After a fault of the front, which is latched, it pops none.
     #[inline]
     pub fn pop_batch(&mut self, requests: &mut Requests, max: usize) -> usize {
         self.owed_in_batch = 0;
@@ -251,12 +254,12 @@ impl BackRing {
         if !self.owed.is_empty() {
             return self.pop_owed(requests, max);
         }
-        // There are as many slots as entries, and a front that waits for its responses lays no
-        // more requests than these.
+        // There are as many slots as entries. Only a front that reuses the entries of responses
+        // which are not published yet could run out of them.
         let available = usize::from(self.available_count()).min(self.slots.free_count());
         let count = available.min(BATCH_CHAINS).min(max);
         let entries = requests.restart(count, self.abi);
-        // Told apart once: the places of a layout are constants then.
+        // One match for the batch: in each arm the layout is a constant.
         match self.abi {
             Abi::X86_32 => self.copy_batch::<ENTRY_32>(Abi::X86_32.layout(), entries),
             Abi::Native | Abi::X86_64 => {
@@ -269,7 +272,7 @@ impl BackRing {
         count
     }
 
-    /// Takes the next requests, which lie in the ring as `layout` says: as many as `entries`.
+    /// Takes as many requests as `entries` has, which lie in the ring as `layout` says.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "each caller has a layout of constants")]
     fn copy_batch<const ENTRY: usize>(
@@ -293,14 +296,14 @@ impl BackRing {
         self.req_cons = count;
     }
 
-    /// Pops what a former back-end has taken and not answered, the oldest first.
+    /// Pops the requests that a former back-end has taken and not answered, the oldest first.
     #[cold]
     fn pop_owed(&mut self, requests: &mut Requests, max: usize) -> usize {
         let count = self.owed.len().min(BATCH_CHAINS).min(max);
         let oldest = self.owed.len() - count;
         let entries = requests.restart(count, self.abi);
         for ((chain, request), slot) in entries.iter_mut().zip(self.owed.drain(oldest..).rev()) {
-            // Nothing is owed without a journal.
+            // A ring with owed requests has a journal.
             if let Some(journal) = &self.journal {
                 journal.copy_to(slot, request);
             }
@@ -311,8 +314,7 @@ impl BackRing {
         count
     }
 
-    /// Puts back the request of the last batch that was popped last, untouched. It is copied out
-    /// again later.
+    /// Puts back, untouched, the request that was popped last. A later batch copies it out again.
     pub fn unpop(&mut self, chain: Chain) {
         let slot = self.end(chain);
         if self.owed_in_batch > 0 {
@@ -327,7 +329,7 @@ impl BackRing {
         }
     }
 
-    /// Answers a request. Seen after [`Ring::publish`].
+    /// Answers a request. The front sees the response after [`Ring::publish`].
     #[inline]
     pub fn push_response(&mut self, chain: Chain, response: Response) {
         let slot = self.end(chain);
@@ -340,8 +342,8 @@ impl BackRing {
         self.rsp_prod = self.rsp_prod.wrapping_add(1);
     }
 
-    /// Gives up a request of a ring that is broken or ends: the front never hears of it, unless
-    /// from a back-end that takes the ring over. Its slot is not used again.
+    /// Gives up a request of a ring that is broken or ends: the front gets no response, unless
+    /// another back-end takes the ring over. The slot is not used again.
     pub fn discard(&mut self, chain: Chain) {
         self.end(chain);
     }
@@ -364,8 +366,8 @@ impl BackRing {
 const ENTRY_32: usize = Abi::X86_32.layout().entry_size;
 const ENTRY_64: usize = Abi::X86_64.layout().entry_size;
 
-/// Copies the request of an entry out, and returns its words. Its first one says how long it is;
-/// that word is not read again, whatever the front makes of it meanwhile.
+/// Copies the request of an entry out, and returns its words. The first word says how long the
+/// request is. It is read once, so the front cannot change the length while the rest is copied.
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "the layout is one of constants")]
 fn copy_out<'a, const ENTRY: usize>(
@@ -373,7 +375,7 @@ fn copy_out<'a, const ENTRY: usize>(
     layout: &Layout,
     words: &'a mut [u32; ENTRY_WORDS],
 ) -> &'a [u32] {
-    // Every request has what lies before the segments of one that has some.
+    // Every request has the words that lie before the segments of a read or write.
     let (head, rest) = words.split_at_mut(layout.segments / 4);
     entry.load_u32s(0, head);
     let size = layout.request_size(head[0]);
@@ -396,11 +398,11 @@ impl Ring for BackRing {
         if self.req_prod != self.req_cons || !self.owed.is_empty() {
             return true;
         }
-        // Acquire: the requests behind the count are read after it.
+        // Acquire: the requests that the count covers are read after the count.
         let (req_prod, req_cons) = (self.words.load_u32_acquire(REQ_PROD), self.req_cons);
         let (rsp_prod, size) = (self.rsp_prod, self.size);
         let unanswered = req_cons.wrapping_sub(rsp_prod);
-        // A count that went back is one that is far ahead.
+        // The difference wraps, so a `req_prod` that went back counts as one that is far ahead.
         if req_prod.wrapping_sub(req_cons) > u32::from(size) - unanswered {
             self.latch_fault(QueueError::ReqProd { req_prod, req_cons, rsp_prod, size });
             return false;
@@ -436,10 +438,10 @@ impl Ring for BackRing {
             if let Some(journal) = &mut self.journal {
                 journal.publish();
             }
-            // Release: the responses, and the data behind them, come first.
+            // Release: the front sees the responses, and the data of reads, before the count.
             self.words.store_u32_release(RSP_PROD, self.rsp_prod);
             self.published = self.rsp_prod;
-            // Records of the slots that are free now are overwritten after that.
+            // The journal records of these slots may be overwritten only after that store.
             fence_compiler();
             self.slots.publish();
         }
@@ -460,7 +462,7 @@ impl Ring for BackRing {
     }
 
     fn enable_notifications(&mut self) -> bool {
-        // Nobody sleeps before all requests are taken that were seen: no need to be told of more.
+        // While requests that were seen are not taken, the queue does not sleep: it needs no event.
         if self.has_available() {
             return true;
         }
@@ -471,7 +473,7 @@ impl Ring for BackRing {
         self.has_available()
     }
 
-    /// An event that has passed asks for nothing. One that is still ahead is taken back.
+    /// A `req_event` that has passed asks for no event. One that is still ahead is set back.
     fn disable_notifications(&mut self) {
         if self.event_written == self.req_cons.wrapping_add(1) {
             self.write_event(self.req_cons);
@@ -490,7 +492,7 @@ impl Ring for BackRing {
         &self.memory
     }
 
-    /// Never: a front-end that has other pages makes another ring.
+    /// Always refused: a front-end that wants other pages makes another ring.
     fn relocate(&mut self, _: RingAddresses, _: Arc<GuestMemory>) -> Result<(), QueueError> {
         Err(QueueError::Granted)
     }

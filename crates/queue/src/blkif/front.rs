@@ -28,7 +28,8 @@ impl FrontRing {
     /// Makes an empty ring of `config` in `memory`, whose counts begin at `base`: 0, but for tests.
     ///
     /// # Errors
-    /// [`QueueError::PageOrder`], [`QueueError::Ring`].
+    /// [`QueueError::PageOrder`]: the ring has too many pages. [`QueueError::Ring`]: it does not
+    /// lie in `memory`.
     pub fn new(config: RingConfig, base: Base, memory: &GuestMemory) -> Result<Self, QueueError> {
         Self::with_words(config, base, config.resolve(memory)?)
     }
@@ -36,7 +37,7 @@ impl FrontRing {
     /// As [`FrontRing::new`], on words that are resolved (tests, loom).
     ///
     /// # Errors
-    /// [`QueueError::PageOrder`].
+    /// [`QueueError::PageOrder`]: the ring has too many pages.
     pub fn with_words(config: RingConfig, base: Base, words: Words) -> Result<Self, QueueError> {
         config.check()?;
         let base = base.bits();
@@ -58,7 +59,7 @@ impl FrontRing {
         })
     }
 
-    /// Adds a request. Seen after [`Self::publish`]. False: the ring is full.
+    /// Adds a request, which the back sees after [`Self::publish`]. False: the ring is full.
     #[must_use]
     pub fn add(&mut self, request: &RawRequest) -> bool {
         if self.free_count() == 0 {
@@ -76,7 +77,7 @@ impl FrontRing {
         if new == old {
             return false;
         }
-        // Release: the requests come first.
+        // Release: the back sees the requests before the count that covers them.
         self.words.store_u32_release(REQ_PROD, new);
         self.published = new;
         // Full fence: mirrors the one in the back half's `enable_notifications`.
@@ -84,10 +85,10 @@ impl FrontRing {
         need_event(self.words.load_u32(REQ_EVENT), new, old)
     }
 
-    /// Takes a response. Looks at the ring only when all that were seen before are taken.
+    /// Takes a response. Reads `rsp_prod` only when all responses that it covered are taken.
     ///
     /// # Panics
-    /// If the back answers what was not asked, or with a status that does not exist.
+    /// If the back has more responses than there were requests, or an unknown status.
     pub fn take_response(&mut self) -> Option<Response> {
         if self.rsp_prod == self.rsp_cons {
             self.look();
@@ -124,12 +125,12 @@ impl FrontRing {
         self.rsp_prod != self.rsp_cons
     }
 
-    /// Asks for no notifications: the event is a count that has passed.
+    /// Asks for no notifications: sets the event to a count that has passed.
     pub fn disable_notifications(&mut self) {
         self.words.store_u32(RSP_EVENT, self.rsp_cons);
     }
 
-    /// Requests that can be added.
+    /// How many requests can be added.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "at most the ring's size")]
     pub fn free_count(&self) -> u16 {

@@ -1,9 +1,9 @@
 //! `Journal`: which requests of a ring were taken and have no response that the front can see.
 //!
-//! It lies in a file that the process which serves the ring has mapped, and which outlives it. The
-//! ring alone does not say what was taken: requests are answered in any order, and responses lie
-//! in the places of requests. With the journal a back-end that comes after a killed one serves
-//! again what has no response, and goes on behind it ([`super::BackRing::take_over`]).
+//! The journal lies in a mapped file that outlives the process which serves the ring. The ring
+//! alone does not say which requests were taken: requests are answered in any order, and responses
+//! overwrite requests. With the journal a back-end that follows a killed one serves the requests
+//! without a response again, and then goes on with the ring ([`super::BackRing::take_over`]).
 //!
 //! ```text
 //! header:  what it is, which ring it is of;  taken, published: counts of 64 bits
@@ -19,19 +19,21 @@
 //! the next request to take = rsp_prod + as many as are owed
 //! ```
 //! Why a kill between any two of these stores loses nothing, and answers nothing twice:
-//! 1. **One store takes a request**, and before it neither the record nor the ring counts it: the
-//!    next back-end takes it from the ring, where no response has overwritten it.
-//! 2. **One store answers all requests of a burst**: that of `rsp_prod`, which is the front's word
-//!    and ours. A record says only which response is its own; whether that was published is read
-//!    from the ring. So there is no moment at which the two disagree.
+//! 1. **One store takes a request**: that of its record's state. Before that store neither the
+//!    record nor the ring counts the request as taken: the next back-end takes it from the ring,
+//!    where no response has overwritten it.
+//! 2. **One store answers all requests of a burst**: that of `rsp_prod`, which the front reads too.
+//!    A record says only which response answers it; whether that response was published is read
+//!    from the ring. So journal and ring cannot disagree.
 //! 3. **A slot is free again when its response is published**, not when it is written: until then
-//!    its record may be needed. A record that is overwritten says "answered by k" with a k before
-//!    `rsp_prod` all the while, until the store that makes it a taken one.
-//! 4. **What was not answered is served from its start.** Whatever step a request had reached,
-//!    what was done of it is done once more, in the order in which the requests were taken.
+//!    its record may be needed. While a record is overwritten, its state is "answered by k" with a
+//!    k before `rsp_prod`, up to the store that makes it "taken".
+//! 4. **A request without a response is served from its start**, whatever step it had reached. Such
+//!    requests are served in the order in which they were taken.
 //!
-//! A process is killed between two instructions, and whoever comes after it sees what the ones
-//! before have stored. So the compiler alone could exchange two stores, and is told not to.
+//! A process is killed between two instructions, and the next process sees all that the executed
+//! instructions have stored. Only the compiler could reorder two stores: `fence_compiler` forbids
+//! it.
 
 use manyring_memory::{Words, fence_compiler};
 use manyring_wire::xen::blkif::{Abi, ENTRY_WORDS, RING_ENTRIES, RING_PAGE_ORDER_MAX, RawRequest};
@@ -59,20 +61,20 @@ pub enum JournalError {
     Taken { taken: u64, found: u64 },
 }
 
-/// Bytes of the journal of a ring of `1 << order` pages; of the largest one for a ring that is too
-/// large to be served.
+/// Bytes of the journal of a ring of `1 << order` pages. A ring that is too large to be served
+/// counts as the largest one that is.
 #[must_use]
 pub fn journal_size(abi: Abi, order: u32) -> usize {
     record(abi.ring_size(order.min(RING_PAGE_ORDER_MAX)))
 }
 
-/// Where the mark lies in the ring's first page: the last word of the padding behind its counts,
-/// which nobody reads and a front clears when it makes a ring. So a ring that a front has made
-/// anew meanwhile is not mistaken for the one that the journal is of.
+/// Where the mark lies in the ring's first page: in the last word of the padding after the counts.
+/// A front clears the padding when it makes a ring, and does not read it. So a ring that the front
+/// has made anew is not mistaken for the ring of the journal.
 const MARK: usize = RING_ENTRIES - 4;
-/// Nobody has served the ring.
+/// The mark of a ring that no back-end has served.
 const UNSERVED: u32 = 0;
-/// Somebody has who kept no journal.
+/// The mark of a ring that a back-end without a journal has served.
 const UNWRITTEN: u32 = 1;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"MrXJ");
@@ -110,12 +112,13 @@ pub(super) struct Journal {
     answered: u64,
 }
 
-/// Requests that a former back-end has taken and not answered, in the order of that: their slots.
+/// The slots of the requests that a former back-end has taken and not answered, in the order in
+/// which it took them.
 pub(super) type Owed = Vec<u16>;
 
 impl Journal {
     /// Begins a journal for a ring of `size` entries whose next request and response have this
-    /// count, and marks the ring with it. A ring whose mark is there has a journal that is whole.
+    /// count. The ring is marked last, so that a marked ring has a complete journal.
     pub(super) fn begin(
         words: Words,
         (abi, size): (Abi, u16),
@@ -164,7 +167,7 @@ impl Journal {
         let mut owed = owed(&words, size, answered)?;
         let taken = answered + owed.len() as u64;
         let noted = words.load_u64_acquire(HEAD_TAKEN);
-        // The count is stored at the end of a batch, which has no more requests than the ring.
+        // The noted count is stored at the end of a batch, so it may lag by one batch.
         if !(noted..=noted.saturating_add(size.into())).contains(&taken) {
             return Err(JournalError::Taken { taken: noted, found: taken });
         }
@@ -176,7 +179,8 @@ impl Journal {
             return Err(JournalError::Record { slot });
         }
         let owed: Owed = owed.into_iter().map(|(_, slot)| slot).collect();
-        // A response that was written and not published may get another number now.
+        // A request whose response was written and not published is served again, and its response
+        // may get another number: it counts as taken.
         for slot in &owed {
             words.store_u64(record(*slot) + STATE, TAKEN);
         }
@@ -185,7 +189,7 @@ impl Journal {
         Ok((Self { words, abi, taken, answered }, owed))
     }
 
-    /// A request is taken, which these words are: those before its segments, and the others.
+    /// Records a request as taken. Its words are given as those before the segments, and the rest.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "the first part has a constant length")]
     pub(super) fn take(&mut self, slot: u16, (head, rest): (&[u32], &[u32])) {
@@ -198,14 +202,14 @@ impl Journal {
         self.taken += 1;
     }
 
-    /// The requests of a batch are taken.
+    /// Records how many requests are taken, at the end of a batch.
     #[inline]
     pub(super) fn end_batch(&mut self) {
         fence_compiler();
         self.words.store_u64(HEAD_TAKEN, self.taken);
     }
 
-    /// The request that was taken last is in the ring again.
+    /// Records that the request which was taken last is in the ring again.
     pub(super) fn put_back(&mut self, slot: u16) {
         self.taken -= 1;
         self.words.store_u64(HEAD_TAKEN, self.taken);
@@ -213,22 +217,22 @@ impl Journal {
         self.words.store_u64(record(slot) + STATE, FREE);
     }
 
-    /// The next response answers the request in this slot.
+    /// Records that the next response answers the request in this slot.
     #[inline]
     pub(super) fn answer(&mut self, slot: u16) {
         self.words.store_u64(record(slot) + STATE, ANSWERED + self.answered);
         self.answered += 1;
     }
 
-    /// All responses that were written are about to be published, by the store that follows. To
-    /// be followed by [`fence_compiler`]: records of slots that are free then are overwritten.
+    /// Records that all written responses are published. The caller stores `rsp_prod` next, and
+    /// then calls [`fence_compiler`], before the records of the freed slots are overwritten.
     #[inline]
     pub(super) fn publish(&mut self) {
         self.words.store_u64(HEAD_PUBLISHED, self.answered);
         fence_compiler();
     }
 
-    /// Copies the request in a slot.
+    /// Copies the request in a slot to `request`.
     pub(super) fn copy_to(&self, slot: u16, request: &mut RawRequest) {
         let (at, words) = (record(slot) + REQUEST, request.words_mut());
         words[0] = self.words.load_u32(at);
@@ -242,13 +246,14 @@ pub(super) fn is_unserved(ring: &Words) -> bool {
     ring.load_u32(MARK) == UNSERVED
 }
 
-/// Nobody writes down what is taken of the ring from here on.
+/// Marks the ring as served without a journal: while it has requests to answer, no later back-end
+/// can take it over.
 pub(super) fn mark_unwritten(ring: &Words) {
     ring.store_u32(MARK, UNWRITTEN);
 }
 
-/// The count of published responses in 64 bits. The journal's is stored just before the ring's,
-/// which is behind it by as many responses as one burst has, or not at all.
+/// The count of published responses in 64 bits. The journal's count is stored just before the
+/// ring's `rsp_prod`, so the ring's is the same or one burst behind.
 fn published(words: &Words, size: u16, rsp_prod: u32) -> Result<u64, JournalError> {
     let noted = words.load_u64_acquire(HEAD_PUBLISHED);
     #[allow(clippy::cast_possible_truncation, reason = "the ring's count is the low 32 bits")]
@@ -260,7 +265,8 @@ fn published(words: &Words, size: u16, rsp_prod: u32) -> Result<u64, JournalErro
     }
 }
 
-/// Order and slot of each request that has no response before that of this count.
+/// The order and the slot of each request that is taken, or that a response answers which is not
+/// before count `answered`.
 fn owed(words: &Words, size: u16, answered: u64) -> Result<Vec<(u64, u16)>, JournalError> {
     let mut owed = Vec::new();
     for slot in 0..size {
@@ -293,7 +299,7 @@ fn entry_size(abi: Abi) -> u32 {
     u32::try_from(abi.layout().entry_size).unwrap_or(u32::MAX)
 }
 
-/// A number by which this journal and its ring know each other.
+/// A random number that marks a journal and its ring as belonging together.
 fn new_mark() -> u32 {
     let random = std::hash::RandomState::new().build_hasher().finish();
     #[allow(clippy::cast_possible_truncation, reason = "half of it is random enough")]

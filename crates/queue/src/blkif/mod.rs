@@ -1,7 +1,8 @@
-//! The shared ring of a Xen block device: the back half we serve, the front half of tests.
+//! The shared ring of a Xen block device: the back half, which we serve, and the front half, which
+//! tests drive.
 //!
-//! One area holds requests and responses. The front lays a request at `req_prod`; the back takes
-//! it, and lays a response, not necessarily to that request, at `rsp_prod`, which follows behind:
+//! One area holds requests and responses. The front writes a request at `req_prod`. The back takes
+//! requests at `req_cons` and writes responses, in any order, at `rsp_prod`:
 //! ```text
 //!        rsp_cons        rsp_prod         req_cons        req_prod
 //!  ---------|---------------|----------------|---------------|----------
@@ -9,22 +10,21 @@
 //!           | for the front |   answered     | for the back  |
 //! ```
 //! All four are counts of 32 bits that wrap; an entry's place is its count modulo the ring's size.
-//! A response takes the place of a request that was taken before. So a request is copied out whole
-//! when it is taken: its place may be overwritten by the response to another one.
+//! A response is written over a request that was taken before, which need not be the one that it
+//! answers. Therefore a request is copied out whole when it is taken.
 //!
-//! **Notifications.** Each side writes the count at which it wants to be told: `req_event`,
-//! `rsp_event`. The peer that moves its own count over it sends an event. Each writes its own
-//! count, passes a full fence, and reads the other's, as the two sides of a split virtqueue with
-//! `VIRTIO_F_EVENT_IDX` do.
+//! **Notifications.** Each side writes the count at which it wants an event: `req_event` (back) and
+//! `rsp_event` (front). The peer sends an event when its own count reaches that. Each side writes
+//! its own count, passes a full fence, and reads the event count of the other, as the two sides of
+//! a split virtqueue with `VIRTIO_F_EVENT_IDX` do.
 //!
 //! **Pages.** The ring has 1 to 16 pages, which the front grants one by one. Entries have 108 or
-//! 112 bytes and lie close together behind the 64 bytes of the counts, so that they cross the
-//! borders of pages: whoever maps the pages maps them side by side.
+//! 112 bytes and follow the 64 bytes of the counts without gaps. Some cross the borders of pages,
+//! so the pages must be mapped side by side.
 //!
-//! [`BackRing`] has the verbs of the device half of a virtqueue and implements [`crate::Ring`]. It
-//! is not [`crate::Chains`]: what it pops is a request that names pages by grant references, and
-//! these are no slices before somebody has mapped them. Its token is a [`crate::Chain`] all the
-//! same.
+//! [`BackRing`] has the verbs of the device half of a virtqueue and implements [`crate::Ring`], but
+//! not [`crate::Chains`]: a request names pages by grant references, which are no slices before
+//! they are mapped. A popped request has a [`crate::Chain`] as its token all the same.
 
 mod back;
 mod front;

@@ -1,4 +1,4 @@
-//! `Slots`: numbers for the requests that were taken of a ring, and which of them nobody has.
+//! `Slots`: the numbers of the requests that were taken from a ring, and which numbers are free.
 //!
 //! ```text
 //! |  free ...  |  answered ...  |      one list; what is in flight is not in it
@@ -6,38 +6,37 @@
 //! answer:    to the end of the list
 //! publish:   those that are answered are free: only the border moves
 //! ```
-//! The slot that was freed last is taken first: its record is still in the cache. A turn takes
-//! requests before it answers some, and publishes what it has answered. So nothing lies behind the
-//! free ones when some are taken, and no slot is ever moved.
+//! The slot that was freed last is taken first: its journal record is still in the cache. A turn
+//! takes requests, then answers some, then publishes the answers. When requests are taken, the list
+//! has only free slots then, and none has to be moved.
 
 /// The slots of a ring.
 #[derive(Debug)]
 pub(super) struct Slots {
     list: Vec<u16>,
-    /// How many of the list are free: the first ones.
+    /// The first `free` slots of the list are free.
     free: usize,
 }
 
 impl Slots {
-    /// As many as the ring has entries; all are free.
+    /// One slot for each entry of the ring; all are free.
     pub(super) fn new(size: u16) -> Self {
         Self { list: (0..size).rev().collect(), free: size.into() }
     }
 
-    /// Takes these away from the free ones: requests have them that a former back-end has taken.
+    /// Removes the slots of requests that a former back-end has taken. None of the others is taken.
     pub(super) fn take_away(&mut self, taken: &[u16]) {
         self.list.retain(|slot| !taken.contains(slot));
         self.free = self.list.len();
     }
 
-    /// How many are free.
+    /// How many slots are free.
     #[inline]
     pub(super) fn free_count(&self) -> usize {
         self.free
     }
 
-    /// The next `count` free ones, in the order in which they are to be taken: [`Self::take`]
-    /// takes them.
+    /// The `count` free slots that [`Self::take`] will take, in that order.
     ///
     /// # Panics
     /// If fewer are free.
@@ -46,7 +45,7 @@ impl Slots {
         self.list[self.free - count..self.free].iter().rev()
     }
 
-    /// Takes the next `count` free ones.
+    /// Takes the next `count` free slots.
     ///
     /// # Panics
     /// If fewer are free.
@@ -66,19 +65,19 @@ impl Slots {
         self.list.drain(self.free..end);
     }
 
-    /// One that was taken last is free again: its request was not touched.
+    /// Frees the slot that was taken last: its request was put back untouched.
     pub(super) fn put_back(&mut self, slot: u16) {
         self.list.insert(self.free, slot);
         self.free += 1;
     }
 
-    /// The request that has this one is answered, and the front does not see it yet.
+    /// The request in this slot is answered, and the front cannot see the response yet.
     #[inline]
     pub(super) fn answer(&mut self, slot: u16) {
         self.list.push(slot);
     }
 
-    /// The front sees all answers: their slots are free.
+    /// The front can see all responses now: frees the slots of the answered requests.
     #[inline]
     pub(super) fn publish(&mut self) {
         self.free = self.list.len();

@@ -1,4 +1,4 @@
-//! The socket's name: created by rename, so that it appears only when it can be served.
+//! The socket's name. It is created by rename, so that it appears only when the socket listens.
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -37,17 +37,17 @@ pub enum ListenError {
     Io { path: PathBuf, source: io::Error },
 }
 
-/// A killed process holds its sockets until its memory has been freed, which takes seconds where
-/// there is much of it: a path that is taken is waited for this long, in steps. (An image that is
-/// locked is waited for as long.)
+/// How long a path that is taken is checked again, in steps. A killed process holds its sockets
+/// until its memory has been freed, which takes seconds if it had much. (A locked image is tried
+/// again for as long.)
 const TAKEN_WAIT: Duration = Duration::from_millis(5000);
 const TAKEN_STEP: Duration = Duration::from_millis(20);
 
-/// Checks a path without creating anything: length, folder, and who is there. Blocks while another
-/// process is there, until that one may be thought to live on.
+/// Checks a path without creating anything: its length, its folder, and whether another process
+/// listens there. Blocks for some seconds while one does: it may be about to end.
 ///
 /// # Errors
-/// [`ListenError`].
+/// [`ListenError`], one for each reason.
 pub fn check_path(path: &Path) -> Result<(), ListenError> {
     let mut waited = Duration::ZERO;
     loop {
@@ -78,19 +78,19 @@ fn check_path_now(path: &Path) -> Result<(), ListenError> {
         Ok(_) => match is_stale(path) {
             Ok(true) => Ok(()),
             Ok(false) => Err(ListenError::Taken { path: at() }),
-            // It was removed meanwhile, by a process that ends in good order.
+            // The process that listened there has removed its socket meanwhile.
             Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(ListenError::Io { path: at(), source: errno.into() }),
         },
     }
 }
 
-/// A socket that no process holds is left from one that was killed.
+/// True if no process holds the socket: a killed process has left its name.
 ///
-/// It is asked for with a datagram socket. The system looks for the socket behind the name first
-/// (`ECONNREFUSED`: nobody has it), and for its type then (`EPROTOTYPE`: somebody has it, and it is
-/// a stream's, as ours are). So whoever listens there never sees a connection, which would be a
-/// client to it: one that comes and goes ends a back-end that serves only one.
+/// The probe is a datagram socket. The kernel first looks for the socket behind the name
+/// (`ECONNREFUSED`: no process has it), and then compares the types (`EPROTOTYPE`: a process has
+/// it, and it is a stream socket, as ours are). So a process that listens there sees no connection.
+/// It would take one for a client, and a back-end that serves only one session would end with it.
 fn is_stale(path: &Path) -> Result<bool, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
@@ -112,7 +112,7 @@ pub struct Listener {
     name: Option<SocketName>,
 }
 
-/// The name of a socket: removed when dropped, if it is still ours.
+/// The name of a socket. It is removed when this is dropped, unless another socket has it by then.
 #[derive(Debug)]
 pub(super) struct SocketName {
     path: PathBuf,
@@ -126,7 +126,7 @@ impl Listener {
     /// runtime.
     ///
     /// # Errors
-    /// [`ListenError`]; nothing is left behind then.
+    /// [`ListenError`], one for each reason; the temporary name is removed.
     pub fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
         check_path_now(path)?;
         let failed = |source| ListenError::Io { path: path.to_path_buf(), source };
@@ -151,20 +151,20 @@ impl Listener {
         &self.socket
     }
 
-    /// The socket, without its name, to be closed where that may block: what was sent to clients
-    /// that nobody has accepted is closed with it.
+    /// The socket without its name, to be closed by the janitor: with it the kernel closes the fds
+    /// that clients have sent and whose connections nobody has accepted, which may block.
     pub(super) fn into_socket(self) -> UnixListener {
         self.socket
     }
 
-    /// Takes the name, to remove it before the socket closes.
+    /// Takes the name, so that it can be removed before the socket is closed.
     pub(super) fn take_name(&mut self) -> Option<SocketName> {
         self.name.take()
     }
 }
 
-/// Binds to a name in a folder through the folder's fd, so that a temporary name longer than the
-/// final one does not run into the limit.
+/// Binds to a name in a folder by the folder's fd: a temporary name that is longer than the final
+/// one would exceed [`PATH_LEN_MAX`] otherwise.
 fn bind_in(folder: &Path, name: &str) -> io::Result<UnixListener> {
     use rustix::fd::AsRawFd;
     let folder = std::fs::File::open(folder)?;

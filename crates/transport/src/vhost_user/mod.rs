@@ -4,9 +4,9 @@
 //! accept -> session: message -> effects -> reply, until the front-end leaves or breaks a rule
 //!        -> tear down: every queue stops, memory is unmapped -> accept
 //! ```
-//! A client is refused only while a session runs whose front-end has not left. One that comes while
-//! the old session is torn down waits (QEMU never talks again to a socket that closed on it), and
-//! clients that have left meanwhile are passed over.
+//! A client is refused only while a session runs whose front-end has not left. A client that comes
+//! while the old session is torn down waits, since QEMU never connects again to a socket that
+//! closed its connection. Waiting clients that have left meanwhile are passed over.
 
 mod listener;
 mod pace;
@@ -37,19 +37,19 @@ use tokio::time::Instant;
 /// Where the front-end comes from.
 #[derive(Debug)]
 pub enum Endpoint {
-    /// We listen; the socket's name appears when the device can serve.
+    /// We listen (server mode); the socket's name appears when the device can serve.
     Listen {
         /// The socket's name.
         path: PathBuf,
         /// Who may connect.
         permissions: SocketPermissions,
     },
-    /// The front-end listens; we connect, and again for ever.
+    /// The front-end listens (client mode); we connect, and again after each session.
     Connect {
         /// The socket's name.
         path: PathBuf,
     },
-    /// A socket handed in: listening, or connected already.
+    /// A socket that was handed in: it listens, or is connected already.
     Inherited {
         /// The socket.
         socket: rustix::fd::OwnedFd,
@@ -73,27 +73,28 @@ impl Default for ServeOptions {
 
 /// First and longest pause between two attempts to connect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// Pause before the next session after one that held a thread of ours.
+/// Pause before the next session, after one whose eventfd blocked a thread of ours.
 const PENANCE: Duration = Duration::from_secs(1);
-/// How long a file descriptor of the former session may take to close without a word.
+/// How long the file descriptors of a session may take to close before it is logged.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
-/// How long a second client may turn out to be the next one: a front-end that has just closed its
-/// socket still holds it while a process that it was starting has not come to its exec.
+/// How long a second client waits before it is refused: the first one may be about to leave. A
+/// front-end that has closed its socket still holds it while a process that it has forked has not
+/// called exec.
 const DOUBT: Duration = Duration::from_millis(50);
-/// Longest wait for what is in flight when the daemon stops.
+/// Longest wait for requests in flight when the daemon stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Faults that can wait to be heard: two for each queue, more are only counted.
+/// Events that can wait for the session: two for each of 256 queues. Further ones are only counted.
 const EVENTS_MAX: usize = 512;
 
 /// Whether a session is open, for the control API.
 pub type Connected = watch::Sender<bool>;
 
-/// Serves `device` at `endpoint` until `stop` turns true: then the socket's name goes, so that
-/// nobody comes to a daemon that ends, and a session that is open stops its queues. A disk that
-/// hangs has a second; what it holds is given up.
+/// Serves `device` at `endpoint` until `stop` turns true. Then the socket's name is removed, so
+/// that no client connects to a daemon that ends, and an open session stops its queues. Requests
+/// that a disk does not finish within a second are given up.
 ///
 /// # Errors
-/// [`ListenError`] if the socket cannot be had; nothing is created then.
+/// [`ListenError`]: the socket cannot be listened on; nothing was created.
 pub async fn serve(
     device: Arc<dyn Device>,
     endpoint: Endpoint,
@@ -135,11 +136,11 @@ struct Server {
     options: ServeOptions,
     connected: Connected,
     stop: watch::Receiver<bool>,
-    /// Touches what the front-ends send.
+    /// Checks and closes the file descriptors that front-ends send.
     janitor: Arc<Janitor>,
-    /// How many messages they may send, whoever they are.
+    /// How many messages the front-ends of this device may send, over all sessions.
     pace: Mutex<Pace>,
-    /// When what still hangs is given up, once the daemon stops.
+    /// When requests in flight are given up, once the daemon stops.
     deadline: OnceLock<Instant>,
 }
 
@@ -149,19 +150,19 @@ impl Server {
         let _ = self.stop.clone().wait_for(|stop| *stop).await;
     }
 
-    /// Returns when the daemon has been stopping for too long.
+    /// Returns when the daemon has been stopping for [`STOP_TIMEOUT`].
     async fn given_up(&self) {
         self.stopped().await;
         let deadline = self.deadline.get_or_init(|| Instant::now() + STOP_TIMEOUT);
         tokio::time::sleep_until(*deadline).await;
     }
 
-    /// Does something with the pace of the front-ends.
+    /// Calls `what` with the pace of the front-ends, locked.
     fn with_pace<T>(&self, what: impl FnOnce(&mut Pace) -> T) -> T {
         what(&mut self.pace.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns when the next message may be read.
+    /// Returns when the next message may be read, or the next client accepted.
     async fn paced(&self) {
         let due = self.with_pace(|pace| pace.due());
         if due <= Instant::now() {
@@ -191,7 +192,7 @@ impl Server {
                     // The end of the session is seen before the next client.
                     biased;
                     ended = &mut run => break ended,
-                    // Whoever comes behind the client that waits stays with the kernel until then.
+                    // One client waits here. Further ones stay in the kernel's backlog meanwhile.
                     next = self.accept(listener), if waiting.is_none() => {
                         doubt = match (has_left(&stream), has_left(&next)) {
                             (true, _) => None,
@@ -210,7 +211,7 @@ impl Server {
                 }
             };
             drop(stream);
-            // Clients that come meanwhile stay with the kernel: one of them may be the next.
+            // Clients that come meanwhile stay in the kernel's backlog, and are served afterwards.
             self.tear_down(ended).await;
             if self.options.one_off {
                 return;
@@ -224,9 +225,9 @@ impl Server {
         }
     }
 
-    /// The next client to serve: the one that waits, or whoever comes. One that has left is passed
-    /// over if there is another one behind it; the last one gets a session, which says what became
-    /// of it.
+    /// The next client to serve: the one that waits, or the next one that connects. A client that
+    /// has left is passed over if another one is behind it. The last client gets a session even if
+    /// it has left: the session logs how it ended.
     async fn next(&self, listener: &UnixListener, waiting: Option<ForeignStream>) -> ForeignStream {
         let mut next = match waiting {
             Some(stream) => stream,
@@ -241,8 +242,8 @@ impl Server {
         next
     }
 
-    /// Accepts the next client, once those that were refused are closed. Out of fds: waits, rather
-    /// than spin on a socket that stays readable.
+    /// Accepts the next client, once few enough of the refused ones wait to be closed. If the
+    /// process has no fd left it pauses, instead of spinning on a socket that stays readable.
     async fn accept(&self, listener: &UnixListener) -> ForeignStream {
         loop {
             self.janitor.room().await;
@@ -310,7 +311,8 @@ impl Server {
         self.tear_down(ended).await;
     }
 
-    /// Stops every queue. While the daemon stops, this may not take for ever.
+    /// Tears a session down: stops every queue, and waits until its file descriptors are closed.
+    /// While the daemon stops, neither is waited for longer than [`STOP_TIMEOUT`].
     async fn tear_down(&self, ended: Ended) {
         let Ended { front, connection, origin } = ended;
         tokio::select! {
@@ -334,8 +336,9 @@ impl Server {
         }
     }
 
-    /// Returns when everything that a session has left is closed. Until then none begins: what its
-    /// front-ends can make hang is one thread for each device, and the fds of one session.
+    /// Returns when all file descriptors of a session are closed. The next session begins only
+    /// then, so that a front-end can hold up no more than the device's janitor and the fds of one
+    /// session.
     async fn closed(&self) {
         if tokio::time::timeout(CLOSE_PATIENCE, self.janitor.idle()).await.is_err() {
             let device = self.device.name();
@@ -344,7 +347,7 @@ impl Server {
         }
     }
 
-    /// Runs a session until it ends; what is left must be torn down.
+    /// Runs a session until it ends. The caller must tear down what it returns.
     async fn run(&self, stream: Arc<ForeignStream>) -> Ended {
         let (sender, mut events) = mpsc::channel(EVENTS_MAX);
         let origin = Origin::new(self.janitor.clone());
@@ -365,13 +368,13 @@ impl Server {
                 message = next => {
                     silence = None;
                     self.with_pace(|pace| pace.count_message(Instant::now()));
-                    // A disk that hangs can hold an answer back.
+                    // A disk that does not finish its requests can delay an answer: not for ever.
                     let answered = tokio::select! {
                         answered = self.answer(&connection, &mut front, message) => answered,
                         () = self.given_up() => Ok(()),
                     };
                     if let Err(end) = answered {
-                        // What its queues said before is still to be heard.
+                        // Log the events that its queues have sent before the end.
                         while let Ok(event) = events.try_recv() {
                             self.hear(event);
                         }
@@ -411,7 +414,7 @@ impl Server {
         Ok(())
     }
 
-    /// True if the session must end.
+    /// Logs an event of a queue. True if the session must end.
     fn hear(&self, event: Event) -> bool {
         let (device, queue) = (self.device.name(), event.index);
         match event.kind {
@@ -436,7 +439,7 @@ impl Server {
             SessionEnd::Socket(SocketError::Closed) => {
                 tracing::info!(device, "front-end has left");
             }
-            // It was killed before it could read an answer.
+            // The front-end was killed before it could read an answer.
             SessionEnd::Socket(SocketError::Io(error))
                 if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
             {
@@ -450,7 +453,8 @@ impl Server {
 /// A session that has ended, to be torn down.
 struct Ended {
     front: Front,
-    /// Open still if the daemon stops: the front-end sees the end when its requests are done.
+    /// Kept open if the daemon stops, so that the front-end sees the end of the connection only
+    /// when its requests are done.
     connection: Option<Connection>,
     origin: Arc<Origin>,
 }
@@ -464,7 +468,7 @@ enum SessionEnd {
     Front(#[from] FrontError),
 }
 
-/// Returns when the time has come; never if there is none.
+/// Returns at `time`; never if it is `None`.
 async fn passed(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
@@ -472,8 +476,8 @@ async fn passed(time: Option<Instant>) {
     }
 }
 
-/// True if the front-end has closed its end, whether or not the session has come to see that: it
-/// may be busy with a message that came before.
+/// True if the front-end has closed its end. The session may not have seen this yet, because it is
+/// busy with an earlier message.
 fn has_left(stream: &UnixStream) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];

@@ -2,26 +2,27 @@
 //!
 //! All sessions share the thread that reads messages, and each message can be an order to a worker
 //! that serves other guests too. A front-end sends some seven messages for each queue when its
-//! guest starts, and hardly any while it runs. One that sends messages without end, or connects
-//! again and again, would take a CPU from all others: it may do so [`AT_ONCE`] times, and then
-//! once in [`EACH`]. What it sends beyond that stays in its socket, and it waits there.
+//! guest starts, and hardly any while it runs. A front-end that sends messages without end, or
+//! connects again and again, would take a CPU from all others. So a device reads [`AT_ONCE`]
+//! messages at once, and then one in [`EACH`]. Further messages stay in the socket, until the
+//! front-end cannot send any more and waits.
 
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// Messages that may come at once: three starts of a guest with 256 queues.
 pub(super) const AT_ONCE: u32 = 8192;
-/// Time in which one more may come.
+/// The time after which one more message may come.
 pub(super) const EACH: Duration = Duration::from_millis(1);
-/// A client that connects counts for so many messages: a session is made and torn down for it.
+/// A client that connects counts as this many messages: a session is made and torn down for it.
 const CLIENT: u32 = 16;
 
 /// The messages of a device, over all of its sessions.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// When as many as [`AT_ONCE`] may come again, if none comes until then.
+    /// From when on [`AT_ONCE`] messages may come at once again, if none comes before.
     restored_at: Instant,
-    /// The log says that a message must wait, since as many might come at once.
+    /// It was logged that messages must wait, and `restored_at` has not been reached since.
     is_told: bool,
 }
 
@@ -30,23 +31,24 @@ impl Pace {
         Self { restored_at: now, is_told: false }
     }
 
-    /// When the next message may be read. A time that has passed: now.
+    /// When the next message may be read; at once if that time has passed.
     pub(super) fn due(&self) -> Instant {
         let last = AT_ONCE.saturating_sub(1);
         self.restored_at.checked_sub(EACH * last).unwrap_or(self.restored_at)
     }
 
-    /// A message must wait. True if the log is to say so: once until the front-ends have rested.
+    /// Notes that a message must wait. True if this is to be logged: it was not since the
+    /// front-ends last rested.
     pub(super) fn note_wait(&mut self) -> bool {
         !std::mem::replace(&mut self.is_told, true)
     }
 
-    /// A message was read.
+    /// Counts a message that was read.
     pub(super) fn count_message(&mut self, now: Instant) {
         self.count(1, now);
     }
 
-    /// A client has connected.
+    /// Counts a client that has connected.
     pub(super) fn count_client(&mut self, now: Instant) {
         self.count(CLIENT, now);
     }

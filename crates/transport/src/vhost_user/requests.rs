@@ -1,4 +1,5 @@
-//! What the session's effects do: map memory, start, stop and change queues.
+//! Carries out the effects that the session decides on: maps memory; starts, stops and changes
+//! queues.
 
 use super::session::{
     Answer, Effect, MemoryChange, OFFERED, Offer, Outcome, Session, SessionError,
@@ -65,7 +66,7 @@ impl Front {
         }
     }
 
-    /// Handles one message to the end: its effects, then its answer.
+    /// Handles one message to the end: carries out its effects, then returns its reply, if any.
     pub(super) async fn handle(&mut self, message: Message) -> Result<Option<Vec<u8>>, FrontError> {
         let Message { header, payload, fds } = message;
         let Outcome { effects, answer } = self.session.handle(header, &payload, fds)?;
@@ -92,7 +93,7 @@ impl Front {
         Reply::Config(access, bytes)
     }
 
-    /// Does one effect. False: it was refused, and the session goes on.
+    /// Carries out one effect. False: it was refused, and the session goes on.
     async fn apply(&mut self, effect: Effect<ForeignFd>) -> Result<bool, FrontError> {
         match effect {
             Effect::Features(bits) => self.device.set_features(bits).await,
@@ -165,10 +166,11 @@ impl Front {
         Ok(())
     }
 
-    /// Makes the new snapshot and gives it to every running queue; returns when none uses the old.
+    /// Makes the new snapshot and gives it to every running queue; returns when no queue uses the
+    /// old one.
     async fn change_memory(&mut self, change: MemoryChange<ForeignFd>) -> Result<(), FrontError> {
         let memory = self.memory.clone();
-        // A file system that hangs holds this device only.
+        // On the janitor, so that a file system which hangs holds up this device only.
         let mapped = self.janitor.run(move || map(&memory, change).map(Arc::new)).await;
         let former =
             std::mem::replace(&mut self.memory, mapped.unwrap_or(Err(MemoryError::NoThread))?);
@@ -178,12 +180,13 @@ impl Front {
                 self.set_memory(index, addresses).await;
             }
         }
-        // The last use of a file is given back where it is unmapped.
+        // The last reference unmaps the memory and closes its files, which may block.
         self.janitor.dispose(former);
         Ok(())
     }
 
-    /// Tells a running queue where its ring lies now. A ring that is nowhere stops.
+    /// Tells a running queue where its ring lies now. False: the ring is not in guest memory, and
+    /// the queue was stopped.
     async fn set_memory(&mut self, index: usize, addresses: RingAddresses) -> bool {
         let Some(queue) = &self.vrings[index].running else { return true };
         let result = queue.set_memory(self.memory.clone(), addresses).await;
@@ -212,7 +215,7 @@ impl Front {
                 false
             }
             Err(error) => {
-                // The kick went with the attempt: only a new one starts the vring again.
+                // The kick fd was used up by the attempt: only a new one starts the vring again.
                 let base = self.session.vring(index).map(|v| v.base()).unwrap_or_default();
                 self.session.stopped(index, base);
                 tracing::error!(device = self.device.name(), queue = index, %error, "cannot start");
@@ -259,14 +262,15 @@ impl Front {
         }
     }
 
-    /// Tells the front-end that the config space has changed, if it gave a channel.
+    /// Tells the front-end that the config space has changed (`CONFIG_CHANGE_MSG`), if it has given
+    /// a back-end channel.
     pub(super) fn send_config_change(&self) {
         if let Some(channel) = &self.channel {
             channel.send();
         }
     }
 
-    /// Stops every queue; returns when nothing of this guest is in use any more.
+    /// Stops every queue; returns when no queue uses memory of this guest any more.
     pub(super) async fn tear_down(mut self) {
         for index in 0..self.vrings.len() {
             self.stop(index).await;
@@ -276,7 +280,7 @@ impl Front {
     }
 }
 
-/// Makes the new snapshot. May block.
+/// Makes the new snapshot of guest memory: maps what is new. May block.
 fn map(memory: &GuestMemory, change: MemoryChange<ForeignFd>) -> Result<GuestMemory, MemoryError> {
     match change {
         MemoryChange::Replace(regions) => {

@@ -1,7 +1,7 @@
 //! The negotiation as a pure state machine: (state, message) -> (state, reply, effects).
 //!
 //! No I/O, no clock, no fd: file descriptors are values of type `F` that pass through into the
-//! effects. What real front-ends send, in whatever order, ends here; each case is a named test.
+//! effects. Each order of messages that a real front-end sends is a named test.
 
 mod outcome;
 
@@ -27,13 +27,13 @@ pub const OFFERED: u64 = PROTOCOL_F_MQ
 /// What a device brings to the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Virtio features.
+    /// The virtio features that are offered.
     pub features: u64,
-    /// Protocol features.
+    /// The protocol features that are offered.
     pub protocol: u64,
-    /// Virtqueues.
+    /// How many virtqueues the device has.
     pub queue_count: usize,
-    /// Entries of a virtqueue at most.
+    /// At most how many entries a virtqueue has.
     pub queue_size_max: u16,
 }
 
@@ -51,16 +51,16 @@ pub struct Vring {
     size: Option<u16>,
     base: Base,
     addresses: Option<RingAddresses>,
-    /// As last said; unsaid it follows from the features.
+    /// The last `SET_VRING_ENABLE`; `None` if there was none: then it follows from the features.
     enabled: Option<bool>,
     kick: KickState,
     running: bool,
-    /// It did not start: not tried again until something about it changes.
+    /// The vring did not start. It is not tried again before something about it changes.
     refused: bool,
 }
 
 impl Vring {
-    /// Entries.
+    /// The number of entries; 0 if the front-end has not set it.
     #[must_use]
     pub fn size(&self) -> u16 {
         self.size.unwrap_or(0)
@@ -86,13 +86,13 @@ pub struct Session {
     features: Option<u64>,
     protocol: u64,
     vrings: Vec<Vring>,
-    /// As far as the session knows: the transport holds the regions.
+    /// The memory regions of the front-end. The transport maps them.
     regions: Vec<Region>,
     status: u64,
 }
 
 impl Session {
-    /// A session that has heard nothing yet.
+    /// A session that has received no message yet.
     #[must_use]
     pub fn new(offer: Offer) -> Self {
         let vrings = vec![Vring::default(); offer.queue_count];
@@ -111,14 +111,15 @@ impl Session {
         self.vrings.get(index)
     }
 
-    /// True if the vring is to be served: as said, or from the start without protocol features.
+    /// True if the vring is enabled: by `SET_VRING_ENABLE`, or from the start if
+    /// `VHOST_USER_F_PROTOCOL_FEATURES` was not negotiated (vhost-user, "Ring states").
     #[must_use]
     pub fn is_enabled(&self, index: usize) -> bool {
         let unsaid = self.features() & F_PROTOCOL_FEATURES == 0;
         self.vrings.get(index).is_some_and(|v| v.enabled.unwrap_or(unsaid))
     }
 
-    /// The transport could not start the vring.
+    /// Notes that the transport could not start the vring.
     pub fn refuse(&mut self, index: usize) {
         if let Some(vring) = self.vrings.get_mut(index) {
             vring.running = false;
@@ -126,8 +127,8 @@ impl Session {
         }
     }
 
-    /// The queue has stopped at `base`. It needs a new kick to start again. Where the session has
-    /// begun the vring anew already, that stays.
+    /// Notes that the queue has stopped at `base`; it needs a new kick to start again. A vring that
+    /// counts as stopped already (its base was set anew) is left as it is.
     pub fn stopped(&mut self, index: usize, base: Base) {
         if let Some(vring) = self.vrings.get_mut(index).filter(|v| v.running) {
             vring.running = false;
@@ -139,7 +140,7 @@ impl Session {
     /// Handles one message with its file descriptors.
     ///
     /// # Errors
-    /// [`SessionError`]: the session must end.
+    /// [`SessionError`]: the front-end broke a rule, and the session must end.
     pub fn handle<F>(
         &mut self,
         header: Header,
@@ -174,9 +175,10 @@ impl Session {
         header.needs_reply() && self.protocol & PROTOCOL_F_REPLY_ACK != 0
     }
 
-    /// A request that this back-end does not serve. A front-end that asks for an acknowledgement
-    /// hears "no" and can go on. One that does not ask would believe that it was obeyed, and one
-    /// that waits for an answer of another form would wait for ever: these sessions end.
+    /// Refuses a request that this back-end does not serve. A front-end that asks for an
+    /// acknowledgement (`REPLY_ACK`) gets "no", and can go on. The session ends with an error if
+    /// the front-end does not ask, because it would believe that it was obeyed; and if the request
+    /// has a reply of its own, because the front-end would wait for that reply for ever.
     fn refuse_request<F>(
         &self,
         header: Header,
@@ -211,7 +213,7 @@ impl Session {
             Request::GetVringBase(state) => return self.base_of(name, state),
             Request::SetFeatures(bits) => self.set_features(bits)?,
             Request::SetProtocolFeatures(bits) => self.set_protocol_features(bits)?,
-            // Owner is said once or never; RESET_OWNER is deprecated and best ignored.
+            // SET_OWNER has no effect here. RESET_OWNER is deprecated, and back-ends ignore it.
             Request::SetOwner | Request::ResetOwner => Vec::new(),
             Request::SetMemTable(regions) => {
                 self.regions.clone_from(&regions);
@@ -269,7 +271,7 @@ impl Session {
         let index = state.index as usize;
         let vring = self.vring_mut(name, index)?;
         let effects = if vring.running { vec![Effect::Stop(index)] } else { Vec::new() };
-        // Stopped or never started: a new kick is needed to start (again).
+        // Whether it ran or not, the vring needs a new kick to start.
         vring.kick = KickState::Unset;
         Ok(Outcome { effects, answer: Answer::Base(index) })
     }
@@ -292,7 +294,8 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// The same region again is answered like the first: QEMU sends it for each queue pair.
+    /// Adds a region. A region that is there already is accepted, and changes nothing: QEMU sends
+    /// each region once for every queue pair.
     fn add_region<F>(
         &mut self,
         region: Region,
@@ -330,14 +333,14 @@ impl Session {
         Ok(restart_if(vring.running && changes, index))
     }
 
-    /// A base for a running ring means that the driver begins anew (UML, which has no
+    /// Sets the base. For a running ring this means that the driver begins anew (UML, which has no
     /// `GET_VRING_BASE`): the queue stops, and starts with the next kick fd.
     fn set_base<F>(
         &mut self,
         name: &'static str,
         state: VringState,
     ) -> Result<Vec<Effect<F>>, SessionError> {
-        // Every ring is a split one: no other format is offered.
+        // Every ring is split: packed rings are not offered.
         let base = Base::from_bits(state.num);
         base.split().map_err(|_| SessionError::Value { name, value: state.num.into() })?;
         let index = state.index as usize;
@@ -385,7 +388,7 @@ impl Session {
         Ok(if running { vec![Effect::Enable(index, value == 1)] } else { Vec::new() })
     }
 
-    /// All rings stop and nothing is negotiated; memory stays.
+    /// `RESET_DEVICE`: all rings stop, and the features are forgotten; the memory regions stay.
     fn reset<F>(&mut self) -> Vec<Effect<F>> {
         let mut effects: Vec<_> =
             (0..self.vrings.len()).filter(|i| self.vrings[*i].running).map(Effect::Stop).collect();
@@ -396,7 +399,7 @@ impl Session {
         effects
     }
 
-    /// Starts every vring that has all it needs.
+    /// Starts every vring that has its size, addresses and kick, once features and memory are set.
     fn start_ready<F>(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.features.is_none() || self.regions.is_empty() {
             return;
@@ -416,9 +419,9 @@ fn restart_if<F>(condition: bool, index: usize) -> Vec<Effect<F>> {
     if condition { vec![Effect::Stop(index)] } else { Vec::new() }
 }
 
-/// A config access outside of the config space, or with another size than it says: a guest can
-/// cause it through its front-end, and must not end its own machine by it. A read is answered with
-/// size 0, which is the protocol's "it failed"; a write changes nothing.
+/// Refuses a config access outside of the config space, or whose payload has another size than it
+/// says. A guest can cause such an access through its front-end, so the session does not end. A
+/// read is answered with size 0, by which the protocol reports a failure; a write changes nothing.
 fn refuse_config<F>(row: &Row, error: ParseError) -> Outcome<F> {
     let answer = match error {
         ParseError::Config { offset, .. } if row.replies => {
@@ -430,7 +433,7 @@ fn refuse_config<F>(row: &Row, error: ParseError) -> Outcome<F> {
     Outcome { effects: vec![Effect::Refuse(error)], answer }
 }
 
-/// `REM_MEM_REG` names a region by its addresses and size; the offset in the file is no matter.
+/// `REM_MEM_REG` names a region by its addresses and size; the offset in the file does not count.
 fn is_same_place(a: &Region, b: &Region) -> bool {
     (a.guest_addr, a.size, a.user_addr) == (b.guest_addr, b.size, b.user_addr)
 }

@@ -1,4 +1,4 @@
-//! Framing and fd passing: whole messages in, whole messages out.
+//! Framing and fd passing: receives and sends whole messages with their file descriptors.
 
 use manyring_engine::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
 use manyring_wire::vhost_user::{
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// Longest time from the first byte of a message to its last, and for a reply to be taken.
+/// Longest time from the first byte of a message to its last, and to send a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a connection ends.
@@ -47,15 +47,15 @@ pub(super) struct Message {
     pub(super) header: Header,
     /// As many bytes as the header says.
     pub(super) payload: Vec<u8>,
-    /// What came with it; closed by the janitor if dropped.
+    /// The file descriptors that came with it. Those that are dropped are closed by the janitor.
     pub(super) fds: Vec<ForeignFd>,
 }
 
-/// A socket that somebody has connected to. The file descriptors in messages that nobody has read
-/// are closed with it, so the janitor closes it.
+/// A connected socket. The janitor closes it, because with it the kernel closes the file
+/// descriptors of messages that were not read, which may block.
 #[derive(Debug)]
 pub(super) struct ForeignStream {
-    /// Taken by the drop only.
+    /// `None` only while `drop` runs.
     stream: Option<UnixStream>,
     janitor: Arc<Janitor>,
 }
@@ -79,7 +79,7 @@ impl Deref for ForeignStream {
 
 impl Drop for ForeignStream {
     fn drop(&mut self) {
-        // It leaves the runtime's poll here; that closes nothing.
+        // Here the stream only leaves the runtime's poll, which closes nothing.
         if let Some(Ok(stream)) = self.stream.take().map(UnixStream::into_std) {
             self.janitor.dispose(stream);
         }
@@ -95,8 +95,8 @@ pub(super) struct Connection {
     bytes: Vec<u8>,
     fds: Vec<ForeignFd>,
     header: Option<Header>,
-    /// Set while something has come that cannot be received for want of room. A time that runs out
-    /// meanwhile is not the front-end's silence.
+    /// Set while a message has come that cannot be received for want of room for its fds. If a
+    /// timeout expires meanwhile, the front-end was not silent.
     awaits_room: bool,
 }
 
@@ -114,10 +114,10 @@ impl Connection {
         }
     }
 
-    /// Receives the next message. Waits at most `silence` for it to begin, for ever if `None`.
+    /// Receives the next message. Waits at most `silence` for it to begin; `None`: for ever.
     ///
     /// # Errors
-    /// [`SocketError`]: the connection must be closed.
+    /// [`SocketError`], one for each reason: the connection must be closed.
     pub(super) async fn receive(
         &mut self,
         silence: Option<Duration>,
@@ -157,7 +157,7 @@ impl Connection {
         {
             let header = Header::parse(bytes)?;
             let request = header.request;
-            // One that asks for an acknowledgement may hear "no": the session decides.
+            // The session answers an unknown request that asks for an acknowledgement with "no".
             if row_of(request).is_none() && !header.needs_reply() {
                 return Err(ParseError::Unknown { request }.into());
             }
@@ -176,10 +176,10 @@ impl Connection {
     async fn receive_some(&mut self) -> Result<(), SocketError> {
         let missing = self.missing().min(PAYLOAD_SIZE_MAX);
         let (bytes, fds, is_truncated) = loop {
-            // A wait that was cancelled has left it set.
+            // It is still set if an earlier call was cancelled while it waited.
             self.awaits_room = false;
             self.stream.readable().await?;
-            // Nothing is received that could neither be closed nor be given a number.
+            // Receive fds only if the janitor can close them soon and there are numbers for them.
             self.awaits_room = true;
             self.origin.janitor().room().await;
             let found = self.room_for(missing).await?;
@@ -211,10 +211,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Room for what comes next, and how many bytes of it may be received with that. Where others
-    /// have taken all there is, what has no fds needs none: a session goes on, stops its queues and
-    /// ends, and so gives its fds back. One whose message has some waits, and ends if it waits in
-    /// vain. `None`: nothing is there.
+    /// Room for the fds of the bytes that come next, and how many of these bytes may be received.
+    /// `None`: there are no bytes.
+    ///
+    /// If other sessions have taken all room, bytes without fds are received all the same. So the
+    /// session can go on, stop its queues and end, and thereby give its own fds back. Bytes with
+    /// fds wait for room; if there is none in time, the session ends.
     async fn room_for(&self, missing: usize) -> Result<Option<(Room, usize)>, SocketError> {
         if let Some(room) = Room::at_once() {
             return Ok(Some((room, missing)));
@@ -235,7 +237,8 @@ impl Connection {
     /// Sends a whole message.
     ///
     /// # Errors
-    /// [`SocketError`]: the connection must be closed.
+    /// [`SocketError::Stalled`]: the front-end has not read it in time. [`SocketError::Io`]: the
+    /// front-end is gone. The connection must be closed.
     pub(super) async fn send(&self, mut message: &[u8]) -> Result<(), SocketError> {
         let sending = async {
             while !message.is_empty() {
@@ -259,14 +262,16 @@ impl Connection {
 /// What one recvmsg brought.
 struct Received {
     bytes: Vec<u8>,
-    /// Taken one by one into `ForeignFd`s before anything else happens.
+    /// Made into `ForeignFd`s before anything else happens, so that none is closed here.
     fds: Vec<OwnedFd>,
-    /// The kernel had no number for some.
+    /// The kernel has dropped some fds: there were too many, or the process had no number for them.
     is_truncated: bool,
 }
 
-/// How many bytes come next without a file descriptor, at most `missing`; `None` if there is one.
-/// Takes nothing: the kernel says of fds for which it is given no space that they were left out.
+/// How many bytes come next without file descriptors, at most `missing`; `None`: they have some.
+///
+/// Only peeks, and gives the kernel no space for fds: the kernel then says by `MSG_CTRUNC` whether
+/// it has left fds out.
 fn peek_plain(stream: impl AsFd, missing: usize) -> io::Result<Option<usize>> {
     let mut bytes = vec![0; missing];
     let mut control = RecvAncillaryBuffer::default();
@@ -282,10 +287,11 @@ fn peek_plain(stream: impl AsFd, missing: usize) -> io::Result<Option<usize>> {
     }
 }
 
-/// One recvmsg without waiting.
+/// Makes one call of `recvmsg`, without waiting.
 fn receive_once(stream: impl AsFd, missing: usize) -> io::Result<Received> {
     let mut bytes = vec![0; missing];
-    // Room for all that a message can have: what does not fit is closed by the kernel, here.
+    // Space for all fds that a message can have: the kernel closes those that do not fit, on this
+    // thread.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;

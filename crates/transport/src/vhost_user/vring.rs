@@ -1,4 +1,4 @@
-//! A vring under construction -> an `Activation`: what the transport holds of each vring.
+//! `VringHost`: the doorbells that the transport keeps for each vring, and its queue while it runs.
 
 use manyring_engine::{Call, Kick, QueueHandle};
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 /// The host side of a vring: its doorbells, and its queue while it runs.
 #[derive(Debug, Default)]
 pub(super) struct VringHost {
-    /// Given away to the queue when it starts.
+    /// Moves to the queue when the queue starts.
     pub(super) kick: Option<Kick>,
-    /// Kept, since a queue that starts again may be given no new one.
+    /// Shared with the queue: one that starts again may get no new call from the front-end.
     pub(super) call: Option<Arc<Call>>,
     pub(super) err: Option<Arc<Call>>,
     pub(super) running: Option<QueueHandle>,

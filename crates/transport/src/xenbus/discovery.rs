@@ -1,25 +1,25 @@
-//! Which devices there are: what appears and vanishes below `backend/KIND` of our domain.
+//! Which devices there are: watches what appears and vanishes below `backend/KIND` of our domain.
 
 use super::DeviceId;
 use super::store::{Changed, Store, StoreError, Watch};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Devices that are known at a time, of all kinds; further ones are not looked at.
+/// At most how many devices, of all kinds, are known at a time; further ones are ignored.
 pub const DEVICES_MAX: usize = 4096;
-/// When xenstore is asked again that did not answer or had no room.
+/// Pause before xenstore is asked again, if it did not answer or had no room.
 const PASSING_PAUSE: Duration = Duration::from_millis(200);
 
-/// A device that was not there before, or is there no more.
+/// A device that is new, or that is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// Its back-end's folder exists now. Its nodes may not be whole yet.
+    /// Its back-end's folder exists now. Some of its nodes may not be written yet.
     Appeared(DeviceId),
     /// The folder was removed.
     Vanished(DeviceId),
 }
 
-/// The devices that are known: pure, it is told what a listing holds.
+/// The devices that are known. Pure: the caller lists them.
 #[derive(Debug, Default)]
 pub struct Known {
     devices: BTreeSet<DeviceId>,
@@ -31,8 +31,7 @@ impl Known {
         self.devices.iter()
     }
 
-    /// Takes a listing of all devices of one kind, and tells what is new in it and what is gone.
-    /// What is gone is told first.
+    /// Takes a listing of all devices of one kind, and returns which are gone, then which are new.
     pub fn look(&mut self, kind: &str, listing: BTreeSet<DeviceId>) -> Vec<Presence> {
         let of_kind = |id: &&DeviceId| id.kind == kind;
         let gone = self.devices.iter().filter(of_kind).filter(|id| !listing.contains(*id));
@@ -50,7 +49,7 @@ impl Known {
     }
 }
 
-/// The devices of a domain's folder. A name that is no number is no device: it is left out.
+/// The devices of a domain's folder. Names that are no numbers are left out.
 #[must_use]
 pub fn listing(kind: &str, domain: &str, children: &[String]) -> Vec<DeviceId> {
     let Some(domain) = number(domain).and_then(|n| u16::try_from(n).ok()) else {
@@ -60,14 +59,15 @@ pub fn listing(kind: &str, domain: &str, children: &[String]) -> Vec<DeviceId> {
     devices.map(|device| DeviceId { kind: kind.to_owned(), domain, device }).collect()
 }
 
-/// A number as xenstore's folders are named by it: another spelling of it would be another folder.
+/// The number that a folder is named after. Only its usual spelling counts: `01` would be another
+/// folder than `1`.
 fn number(name: &str) -> Option<u32> {
     let number: u32 = name.parse().ok()?;
     (number.to_string() == name).then_some(number)
 }
 
-/// Can a change of this path mean that a device of the kind appeared or vanished? What lies below
-/// a device's folder is the device's own.
+/// True if a change of this path can mean that a device of the kind appeared or vanished. Changes
+/// below a device's folder do not: they concern that device only.
 fn concerns(kind: &str, path: &str) -> bool {
     let folder = format!("backend/{kind}");
     let Some(at) = path.find(&folder) else { return !path.contains("backend/") };
@@ -81,7 +81,7 @@ pub struct Discovery {
     kinds: Vec<String>,
     watch: Watch,
     known: Known,
-    /// All kinds were listed once.
+    /// All kinds have been listed once.
     is_whole: bool,
 }
 
@@ -89,7 +89,7 @@ impl Discovery {
     /// Watches the kinds.
     ///
     /// # Errors
-    /// [`StoreError`]
+    /// [`StoreError`]: xenstore refuses a watch, does not answer, or is lost.
     pub async fn new(store: Store, kinds: Vec<String>) -> Result<Self, StoreError> {
         let mut watch = store.watch();
         for kind in &kinds {
@@ -98,18 +98,18 @@ impl Discovery {
         Ok(Self { store, kinds, watch, known: Known::default(), is_whole: false })
     }
 
-    /// Waits until devices have appeared or vanished. The first time these are all that there are;
-    /// it may be an empty list at any time. May be cancelled only while nothing has changed.
+    /// Waits until devices have appeared or vanished. The first call returns all devices. Any call
+    /// may return an empty list. May be cancelled only while it waits for a change.
     ///
     /// # Errors
-    /// [`StoreError`]: the connection is over.
+    /// [`StoreError`]: the connection is over, or xenstore refuses to list a folder.
     pub async fn next(&mut self) -> Result<Vec<Presence>, StoreError> {
         let changed = self.watch.changed().await?;
         let mut presences = Vec::new();
         for kind in &self.kinds {
             let is_concerned = match &changed {
                 Changed::Many => true,
-                // The first events of the watches come one by one.
+                // At first each watch sends an event of its own: list all kinds at the first one.
                 Changed::Paths(_) if !self.is_whole => true,
                 Changed::Paths(paths) => paths.iter().any(|path| concerns(kind, path)),
             };
@@ -123,7 +123,7 @@ impl Discovery {
     }
 }
 
-/// Lists all devices of a kind, as soon as xenstore answers.
+/// Lists all devices of a kind. If xenstore does not answer or has no room, asks until it does.
 async fn list_patiently(store: &Store, kind: &str) -> Result<BTreeSet<DeviceId>, StoreError> {
     let mut is_told = false;
     loop {

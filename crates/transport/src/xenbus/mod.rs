@@ -9,12 +9,12 @@
 //! store       the client: requests and replies, watches, transactions
 //! negotiate   which nodes are read, and the typed records that they make up
 //! state       the handshake, pure: (state, event) -> (state, actions)
-//! readings    how often they are read
+//! readings    how often the nodes of a device are read
 //! serve       one device: reads nodes for the state machine and does what it says
 //! simulated   the hypervisor's part of a simulated Xen: seats and event channels
 //! ```
-//! Rings, grants and event channels are no part of it: who implements [`Host`] maps and starts
-//! them. Why it is built so: docs/design/0010.
+//! This module knows no rings, grants and event channels: the implementation of [`Host`] maps and
+//! starts them. Why it is built like this: docs/design/0010.
 
 mod discovery;
 pub mod negotiate;
@@ -45,13 +45,13 @@ pub struct DeviceId {
 }
 
 impl DeviceId {
-    /// The back-end's folder, from the home of its domain.
+    /// The back-end's folder, relative to the home of its domain.
     #[must_use]
     pub fn back_folder(&self) -> String {
         format!("backend/{self}")
     }
 
-    /// Where the error of the device is told, from the home of its domain.
+    /// The node to which an error of the device is written, relative to the home of its domain.
     #[must_use]
     pub fn error_node(&self) -> String {
         format!("error/{}/error", self.back_folder())

@@ -1,7 +1,7 @@
 //! xenstore keys <-> typed records: which nodes of a device are read, and what is wrong with them.
 //!
-//! The table of the nodes and the records that they make up are in `wire::xen`. Here an error gets
-//! the whole path of its node, and rules are kept that take more than one folder to see.
+//! The table of the nodes, and the records that they make up, are in `wire::xen`. This file adds
+//! the whole path of the node to each error, and checks the rules that concern several folders.
 
 use super::DeviceId;
 use manyring_wire::xen::blkif::{RING_PAGE_ORDER_MAX, VDISK_READONLY, VDISK_REMOVABLE};
@@ -10,11 +10,11 @@ use manyring_wire::xen::keys::{self, Folder, Key, KeyError, KeyFault, Writer};
 use manyring_wire::xen::path::{Path, PathError};
 use manyring_wire::xen::state::XenbusState;
 
-/// What a hotplug script says of its work, in the back-end's folder.
+/// The node of the back-end's folder in which a hotplug script reports how its work ended.
 pub const HOTPLUG_STATUS: &str = "hotplug-status";
-/// Why a hotplug script failed.
+/// The node in which a hotplug script reports why it failed.
 pub const HOTPLUG_ERROR: &str = "hotplug-error";
-/// What a back-end has promised that cannot be taken back from a front-end that is connected.
+/// The offers of a back-end that cannot be taken back from a connected front-end.
 const OFFERED: [Key; 3] =
     [keys::MULTI_QUEUE_MAX_QUEUES, keys::MAX_RING_PAGE_ORDER, keys::FEATURE_MAX_INDIRECT_SEGMENTS];
 
@@ -41,7 +41,7 @@ pub enum Reason {
     Changed { path: String },
     #[error("{folder}/hotplug-status: the hotplug script failed: {text}")]
     Hotplug { folder: String, text: String },
-    /// What the device or its disk said.
+    /// The error of the device or its disk.
     #[error("{0}")]
     Device(String),
 }
@@ -60,14 +60,14 @@ pub fn back_names() -> impl Iterator<Item = &'static str> {
     names.chain([keys::BACK_STATE.name, HOTPLUG_STATUS, HOTPLUG_ERROR])
 }
 
-/// The most queues that the nodes of the back-end's folder offer.
+/// How many queues the nodes of the back-end's folder offer.
 #[must_use]
 pub fn queues_offered(back: &Nodes) -> u32 {
     Offer::parse(back).map_or(0, |offer| offer.queues_max)
 }
 
-/// What a front-end may have that a former process has left connected: what that process has
-/// offered, though this one offers less.
+/// What a front-end may use that a former process has left connected: what the former process has
+/// offered, if that is more than `offer`.
 pub(super) fn offer_left(back: &Nodes, offer: Offer) -> Offer {
     let Ok(former) = Offer::parse(back) else { return offer };
     Offer {
@@ -84,9 +84,9 @@ pub fn front_names() -> impl Iterator<Item = &'static str> {
     keys::KEYS.iter().filter(of_front).map(|key| key.name)
 }
 
-/// The nodes of the queues that the front-end's first nodes tell of. None while there is no state
-/// in which they count. A front-end whose numbers are wrong, or more than `queues_max`, is refused
-/// for these, whatever its queues have.
+/// The names of the nodes of the front-end's queues, as its first nodes number them. None while the
+/// front-end is in a state in which they do not count. None either if the numbers are wrong, or
+/// larger than `queues_max`: the front-end is refused for that, and its queues need not be read.
 #[must_use]
 pub fn queue_names(front: &Nodes, queues_max: u32) -> Vec<String> {
     use XenbusState::{Closed, Closing, Initialising, Unknown};
@@ -111,7 +111,7 @@ pub fn queue_names(front: &Nodes, queues_max: u32) -> Vec<String> {
     names
 }
 
-/// The state that a folder's `state` node says. `None`: it is no state.
+/// The state in a folder's `state` node; `Unknown` if there is no node. `None`: it holds no state.
 #[must_use]
 pub fn state_of(nodes: &Nodes) -> Option<XenbusState> {
     value(nodes, keys::FRONT_STATE.name).map_or(Some(XenbusState::Unknown), XenbusState::parse)
@@ -120,7 +120,7 @@ pub fn state_of(nodes: &Nodes) -> Option<XenbusState> {
 /// The state of the front-end.
 ///
 /// # Errors
-/// [`Reason::Node`] if the node holds no state.
+/// [`Reason::Node`]: the node holds no state.
 pub(super) fn front_state(folder: &str, front: &Nodes) -> Result<XenbusState, Reason> {
     let key = keys::FRONT_STATE;
     let wrong = |fault| Reason::node(folder, KeyError { key: key.name.to_owned(), fault });
@@ -131,8 +131,9 @@ pub(super) fn front_state(folder: &str, front: &Nodes) -> Result<XenbusState, Re
 /// What the tool stack has written for the device.
 ///
 /// # Errors
-/// [`Reason`]: a node is wrong, the front-end's path is none, or its domain is not that of the
-/// back-end's folder.
+/// * [`Reason::Node`]: a node is wrong, or the front-end's domain is not that of the folder.
+/// * [`Reason::FrontendPath`], [`Reason::FrontendRelative`]: the front-end's path is not valid, or
+///   not absolute.
 pub(super) fn assignment(id: &DeviceId, back: &Nodes) -> Result<Assignment, Reason> {
     let folder = id.back_folder();
     let assignment = Assignment::parse(back).map_err(|error| Reason::node(&folder, error))?;
@@ -150,7 +151,7 @@ pub(super) fn assignment(id: &DeviceId, back: &Nodes) -> Result<Assignment, Reas
     Ok(assignment)
 }
 
-/// What a failed hotplug script has left.
+/// The error that a failed hotplug script has left.
 pub(super) fn hotplug_failure(id: &DeviceId, back: &Nodes) -> Option<Reason> {
     if value(back, HOTPLUG_STATUS) != Some(b"error") {
         return None;
@@ -164,20 +165,20 @@ pub(super) fn hotplug_failure(id: &DeviceId, back: &Nodes) -> Option<Reason> {
 /// What the front-end needs for a connection.
 ///
 /// # Errors
-/// [`Reason::Node`], with the path of the node.
+/// [`Reason::Node`]: a node is missing or wrong, or asks for more than was offered.
 pub(super) fn connection(folder: &str, front: &Nodes, offer: &Offer) -> Result<Connection, Reason> {
     Connection::parse(front, offer).map_err(|error| Reason::node(folder, error))
 }
 
-/// The path of the first node, other than the state, that is not what it was.
+/// The path of the first node, other than the state, that has changed between two readings.
 pub(super) fn first_change(folder: &str, was: &Nodes, is: &Nodes) -> String {
     let names = was.keys().chain(is.keys()).filter(|name| *name != keys::FRONT_STATE.name);
     let changed = names.min_by_key(|name| was.get(*name) == is.get(*name));
     format!("{folder}/{}", changed.map_or("", String::as_str))
 }
 
-/// What of a device's offer goes to this front-end: one that may not write is offered no discards,
-/// nor is one that the tool stack keeps from them.
+/// The part of a device's offer that goes to this front-end: no discards if it may not write, or if
+/// the tool stack has disabled them.
 pub(super) fn offer_to(assignment: &Assignment, mut offer: Offer) -> Offer {
     if !assignment.writable || !assignment.discard_enable {
         offer.discard = None;

@@ -1,28 +1,28 @@
-//! `Readings`: how often the nodes of a device are read. A guest can change its nodes without end,
-//! and each reading of them is work for xenstore, for the other devices that wait for their
-//! transactions, and for us.
+//! `Readings`: how often the nodes of a device are read. A guest can change its nodes without end.
+//! Each reading is work for xenstore and for us, and other devices wait for their transactions
+//! meanwhile.
 
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// Shortest time between two readings.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Readings that may come so fast: a device that is attached, connected or detached needs about
-/// ten.
+/// How many readings may follow each other after [`PAUSE`]. A device that is attached, connected or
+/// detached needs about ten.
 const BURST: u32 = 64;
-/// Time between two after that: each device has eight a second.
+/// The time between two readings after that: each device has eight a second.
 const RENEWAL: Duration = Duration::from_millis(125);
 
 /// When the nodes of a device may be read.
 #[derive(Debug)]
 pub(super) struct Readings {
     last: Option<Instant>,
-    /// When all of the burst is there again.
+    /// From when on a whole burst is allowed again.
     full_at: Instant,
 }
 
 impl Readings {
-    /// Those of a device that was not read yet.
+    /// For a device whose nodes were not read yet.
     pub(super) fn new(now: Instant) -> Self {
         Self { last: None, full_at: now }
     }
@@ -34,7 +34,7 @@ impl Readings {
         (last + PAUSE).max(renewed.checked_sub(RENEWAL * BURST).unwrap_or(last))
     }
 
-    /// A reading begins.
+    /// Counts a reading that begins now.
     pub(super) fn begin(&mut self, now: Instant) {
         self.last = Some(now);
         self.full_at = self.full_at.max(now) + RENEWAL;

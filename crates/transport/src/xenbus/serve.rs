@@ -17,44 +17,44 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// When a disk is opened again that could not be opened or connected, of a guest that waits for
-/// its answers.
+/// Pause before a disk is opened again that could not be opened or connected, if a guest that a
+/// former process has left connected waits for it.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
-/// When nodes that changed while they were read are read again, and when xenstore is asked again
-/// that did not answer or had no room.
+/// Pause before nodes are read again that changed while they were read, and before xenstore is
+/// asked again if it did not answer or had no room.
 const PASSING_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why a host cannot serve a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct HostError {
-    /// The reason, as the guest's tool stack will read it.
+    /// The reason, in words for the device's `error` node.
     pub text: String,
-    /// The host lacks something that it may have again later: memory, file descriptors.
+    /// The host lacks something that it may have later, such as memory or file descriptors.
     pub is_passing: bool,
 }
 
 impl HostError {
-    /// One that stays.
+    /// An error that does not pass.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), is_passing: false }
     }
 }
 
-/// Who serves the requests of a device: opens the disk, maps rings, runs queues. The calls come in
-/// this order: `open`, any number of `connect` and `disconnect` in turn, `close`. An `open` that
-/// follows another one replaces it.
+/// Serves the requests of a device: opens the disk, maps rings, runs queues. The calls come in this
+/// order: `open`, any number of `connect` and `disconnect` in turn, `close`. An `open` that follows
+/// another one replaces it.
 pub trait Host: Send {
-    /// Most queues that any front-end gets: more are neither offered nor looked for, unless a
-    /// former process has offered them.
+    /// At most how many queues a front-end gets. More are neither offered nor read, unless a former
+    /// process has offered them.
     fn queues_max(&self) -> u32;
 
-    /// Opens what the tool stack names, and says what can be offered for it.
+    /// Opens the disk that the tool stack names, and returns what can be offered for it.
     ///
     /// # Errors
-    /// [`HostError`], which goes to the device's `error` node; if a former process has left a
-    /// front-end connected, it is told to nobody, and tried again.
+    /// [`HostError`], which is written to the device's `error` node. If a former process has left a
+    /// front-end connected, the error is only logged, and the disk is opened again later.
     fn open<'a>(
         &'a mut self,
         assignment: &'a Assignment,
@@ -63,19 +63,19 @@ pub trait Host: Send {
     /// Maps the rings, binds the event channels, starts the queues.
     ///
     /// # Errors
-    /// [`HostError`]; nothing of the front-end may be in use any more then. One that passes is told
-    /// to nobody if rings were to be taken over: what was opened is opened again later, and the
-    /// rings are to be as they were.
+    /// [`HostError`]; nothing of the front-end may be in use any more then. If rings were to be
+    /// taken over and the error passes, it is only logged, and the disk is opened again later: the
+    /// implementation must leave the rings as they were.
     fn connect<'a>(&'a mut self, config: &'a Config) -> Later<'a, Result<(), HostError>>;
 
     /// Stops the queues; returns when nothing of the front-end is in use any more.
     fn disconnect(&mut self) -> Later<'_, ()>;
 
-    /// Closes what was opened.
+    /// Closes the disk that was opened.
     fn close(&mut self);
 }
 
-/// What a device hears from the rest of the process.
+/// What the rest of the process tells a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Its disk has another size.
@@ -87,15 +87,16 @@ pub enum Command {
         /// What the front-end did.
         text: String,
     },
-    /// The operator takes the device away, when the front-end has closed it.
+    /// The operator takes the device away: asks the front-end to close it, and waits until it has.
     Detach,
     /// The operator takes the device away at once.
     DetachNow,
-    /// The back-end's folder was removed, as somebody saw: the device is over if it is not there.
+    /// The discovery has seen that the back-end's folder was removed. The device ends if the folder
+    /// is not there now.
     Vanished,
 }
 
-/// Why a device is served no longer, other than that it is over.
+/// Why a device that still exists is no longer served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// xenstore is lost, or refuses what has to be done.
@@ -106,13 +107,14 @@ pub enum ServeError {
 /// Serves a device until it has vanished, or until `stop` turns true: then the queues stop and the
 /// nodes stay as they are, so that the next process takes the device over.
 ///
-/// The queues need nothing of xenstore. While it does not answer they run, and what is to be read
-/// or written is tried again. When the connection is lost they run on as well, until the device is
-/// told to end: who finds the connection lost ([`Store::lost`]) opens another one, turns `stop`
-/// true, and serves the device again with the new one, which takes the rings over.
+/// The queues need nothing of xenstore. While xenstore does not answer, the queues run, and reads
+/// and writes are tried again. If the connection is lost, the queues run on too, until `stop` turns
+/// true. A caller that finds the connection lost ([`Store::lost`]) must open another one, turn
+/// `stop` true, and serve the device again with the new connection, which takes the rings over.
 ///
 /// # Errors
-/// [`ServeError`]; the queues have stopped then. [`StoreError::Lost`]: no queue was running.
+/// [`ServeError`]: xenstore refuses what must be read or written; the queues have stopped. With
+/// [`StoreError::Lost`] no queue was running when the connection was lost.
 pub async fn serve(
     store: &Store,
     id: DeviceId,
@@ -139,7 +141,7 @@ pub async fn serve(
         }
         result => result,
     };
-    // Whatever became of xenstore, the guest's pages are given back.
+    // In every case the queues stop, and the guest's pages are unmapped.
     if device.is_running {
         device.host.disconnect().await;
     }
@@ -157,11 +159,11 @@ struct Device<'a> {
     /// The front-end's nodes, as they were read last; `None` if they were not read yet.
     nodes: Option<Nodes>,
     stop: watch::Receiver<bool>,
-    /// The back-end's folder was there when it was looked for last; `None`: nobody knows.
+    /// Whether the last reading found the back-end's folder; `None`: it did not succeed.
     is_there: Option<bool>,
     /// Queues run.
     is_running: bool,
-    /// It was told that xenstore does not answer, since it did last.
+    /// It was logged that xenstore does not answer, and it has not answered since.
     is_told: bool,
 }
 
@@ -190,7 +192,7 @@ impl Device<'_> {
                 () = stopped(&mut stop) => return self.perform(Event::Leave).await,
                 command = commands.recv() => match command {
                     None => return self.perform(Event::Seen(Seen::default())).await,
-                    // Whoever saw that may tell it late: the folder may be there again.
+                    // The command may come late, and the folder may exist again: look for it.
                     Some(Command::Vanished) => {
                         has_vanished = true;
                         read_again = self.look().await?;
@@ -216,8 +218,8 @@ impl Device<'_> {
         }
     }
 
-    /// xenstore is lost while queues run: returns when they are to stop. Nobody can be told of
-    /// anything else.
+    /// The connection to xenstore is lost while queues run: returns when the queues must stop.
+    /// Other commands are ignored, since nothing can be written to xenstore.
     async fn run_on(&mut self, error: &StoreError, commands: &mut mpsc::Receiver<Command>) {
         tracing::warn!(device = %self.back.id(), %error, "queues run on");
         loop {
@@ -231,8 +233,9 @@ impl Device<'_> {
         }
     }
 
-    /// Reads the nodes and goes on from there. True if they are to be read again: the front-end's
-    /// changed meanwhile, or xenstore did not answer. Then the former ones count until that.
+    /// Reads the nodes and gives them to the state machine. True if they must be read again: the
+    /// front-end changed its nodes meanwhile, or xenstore did not answer. Until then the nodes that
+    /// were read before count.
     async fn look(&mut self) -> Result<bool, StoreError> {
         let mut stop = self.stop.clone();
         self.is_there = None;
@@ -251,14 +254,14 @@ impl Device<'_> {
         };
         self.is_told = is_contended && self.is_told;
         self.is_there = Some(state_of(&back) != Some(XenbusState::Unknown));
-        // Whoever was not looked at yet is not a front-end that is not there.
+        // The front-end's nodes were never read: this does not mean that there is no front-end.
         let Some(front) = self.nodes.clone() else { return Ok(true) };
         self.perform(Event::Seen(Seen { back, front })).await?;
         Ok(is_contended)
     }
 
-    /// Reads the nodes of the back-end, and those of the front-end into `nodes`. True if these are
-    /// as they were before.
+    /// Reads and returns the nodes of the back-end, and reads those of the front-end into `nodes`.
+    /// True if the latter could not be read now: `nodes` has what was read before.
     async fn read(&mut self) -> Result<(Nodes, bool), StoreError> {
         let folder = self.back.id().back_folder();
         let names: Vec<_> = back_names().map(str::to_owned).collect();
@@ -276,7 +279,7 @@ impl Device<'_> {
                 self.tell_passing(&error);
                 return Ok((back, true));
             }
-            // A guest may take our permission to read its nodes: then there are none.
+            // A guest may withdraw our permission to read its nodes: it counts as having none.
             Err(StoreError::Refused { error, .. }) => {
                 tracing::warn!(device = %self.back.id(), %error, "front-end's nodes not readable");
                 self.nodes = Some(Nodes::new());
@@ -286,8 +289,8 @@ impl Device<'_> {
         Ok((back, false))
     }
 
-    /// Says once that xenstore does not answer. A front-end that changes its nodes while they are
-    /// read is no news.
+    /// Logs once that xenstore does not answer. If the front-end has changed its nodes while they
+    /// were read, nothing is logged.
     fn tell_passing(&mut self, error: &StoreError) {
         if *error != StoreError::Contended && !std::mem::replace(&mut self.is_told, true) {
             tracing::warn!(device = %self.back.id(), %error, "xenstore is asked again");
@@ -297,7 +300,7 @@ impl Device<'_> {
     /// Waits before xenstore is asked again.
     ///
     /// # Errors
-    /// `error`, if that is of no use.
+    /// `error`, if asking again would not help.
     async fn pause(&mut self, error: StoreError) -> Result<(), StoreError> {
         if !error.is_passing() {
             return Err(error);
@@ -325,7 +328,7 @@ impl Device<'_> {
         Ok(())
     }
 
-    /// Gives the machine an event, does what it says, and gives it the answers.
+    /// Gives the state machine an event, carries out its actions, and gives it their results.
     async fn perform(&mut self, event: Event) -> Result<(), StoreError> {
         let (reason, state) = (self.back.reason().cloned(), self.back.state());
         let waited_for = self.back.waits_for().map(str::to_owned);
@@ -374,9 +377,9 @@ impl Device<'_> {
         Ok(())
     }
 
-    /// Writes and removes nodes at once, however often others come between or xenstore does not
-    /// answer. When the process ends the nodes stay as they are. False: the back-end's folder is
-    /// gone.
+    /// Writes and removes nodes in one transaction, which is tried again while it conflicts with
+    /// others or xenstore does not answer. When the process ends, the nodes stay as they are.
+    /// False: the back-end's folder is gone.
     async fn write(&mut self, changes: &[Change]) -> Result<bool, StoreError> {
         let state = format!("{}/{}", self.back.id().back_folder(), keys::BACK_STATE.name);
         loop {
@@ -392,7 +395,7 @@ impl Device<'_> {
         }
     }
 
-    /// Logs what has changed: why the device was closed, or how far it has come.
+    /// Logs why the device was closed, or else its new state, if either has changed.
     fn tell(&self, former_reason: Option<&Reason>, former_state: XenbusState) {
         let (device, state) = (self.back.id(), self.back.state());
         match self.back.reason() {
@@ -409,7 +412,7 @@ fn refusal(HostError { text, is_passing }: HostError) -> Event {
     if is_passing { Event::Delayed(text) } else { Event::Failed(text) }
 }
 
-/// Returns when the process ends.
+/// Returns when `stop` turns true: the process ends, or serves the device anew.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
@@ -427,7 +430,7 @@ async fn write(tx: &Transaction, state: &str, changes: &[Change]) -> Result<bool
     Ok(true)
 }
 
-/// Reads nodes of a folder; those that are not there are left out.
+/// Reads nodes of a folder; nodes that do not exist are left out.
 async fn read(tx: &Transaction, folder: &str, names: &[String]) -> Result<Nodes, StoreError> {
     let paths: Vec<_> = names.iter().map(|name| format!("{folder}/{name}")).collect();
     let values = tx.read_all(&paths).await?;

@@ -1,8 +1,8 @@
-//! `SimulatedXen`: what the hypervisor does for a back-end, asked of a simulated Xen: it lends
-//! pages of domains and binds event channels.
+//! `SimulatedXen`: asks a simulated Xen for what the hypervisor does for a back-end: to lend pages
+//! of domains, and to bind event channels.
 //!
 //! The simulated Xen listens for these calls beside its xenstore (`wire::xen::hypercall`). A call
-//! waits for its answer; whoever must not wait makes it on a thread of its own.
+//! waits for its answer, so it must not be made on a thread that may not wait.
 
 use manyring_memory::simgrant::SimGrants;
 use manyring_wire::xen::hypercall::{CALL_SIZE, Call, Outcome, SOCKET_SUFFIX};
@@ -18,22 +18,22 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// File descriptors that an answer brings at most.
+/// At most how many file descriptors come with an answer.
 const FDS_MAX: usize = 2;
 /// Longest wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection for calls. Seats and event channels last no longer than it does.
+/// A connection for calls. Its seats and event channels end with it.
 #[derive(Debug)]
 pub struct SimulatedXen {
-    /// Held from a call to its answer.
+    /// Locked from a call to its answer.
     stream: Mutex<UnixStream>,
-    /// By domain: the seat that we have there, and how many have a share in it.
+    /// By domain: our seat there, and how many [`Seat`]s share it.
     seats: Mutex<HashMap<u16, (Arc<SimGrants>, usize)>>,
 }
 
-/// A share in the seat from which this process maps pages of a domain. The seat is given back with
-/// the last one: no page may be mapped then.
+/// A share in the seat from which this process maps pages of a domain. The seat is given back when
+/// the last share is dropped; no page of the domain may be mapped then.
 #[derive(Debug)]
 pub struct Seat {
     xen: Arc<SimulatedXen>,
@@ -52,7 +52,7 @@ impl SimulatedXen {
     /// Connects to the simulated Xen whose xenstore has this socket.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of `connect`: no simulated Xen listens there (`ENOENT`, `ECONNREFUSED`).
     pub fn connect(store_socket: &Path) -> std::io::Result<Self> {
         let mut name = store_socket.as_os_str().to_owned();
         name.push(SOCKET_SUFFIX);
@@ -65,8 +65,9 @@ impl SimulatedXen {
     /// Takes a share in the seat of `domain`.
     ///
     /// # Errors
-    /// `ESRCH` without the domain, `EBUSY` without a free seat, `EMFILE` if this process can have
-    /// no further file descriptor, or the socket's.
+    /// `ESRCH`: there is no such domain. `EBUSY`: it has no free seat. `EMFILE`: this process can
+    /// have no further file descriptor. `ENOMEM`: the domain's pages cannot be mapped. Any other:
+    /// the connection has failed.
     pub fn attach(self: &Arc<Self>, domain: u16) -> Result<Seat, Errno> {
         let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
         let grants = match seats.get_mut(&domain) {
@@ -76,7 +77,8 @@ impl SimulatedXen {
             }
             None => {
                 let grants = self.seat(domain).inspect_err(|_| {
-                    // It is not known who has the seat, if there is one: nobody else has any.
+                    // The server may have given us the seat and its answer was lost: give it back.
+                    // No other share needs it, since this process has none in that domain.
                     let _ = self.call(Call::Detach { domain });
                 })?;
                 let grants = Arc::new(grants);
@@ -98,8 +100,8 @@ impl SimulatedXen {
     /// eventfds: the one that is signalled for us, and the one that signals the other end.
     ///
     /// # Errors
-    /// `EINVAL` if there is no such port, or if it is bound already; `EMFILE` if this process can
-    /// have no further file descriptor; or the socket's.
+    /// `EINVAL`: there is no such port, or it is bound already. `EMFILE`: this process can have no
+    /// further file descriptor. Any other: the connection has failed.
     pub fn bind(
         self: &Arc<Self>,
         domain: u16,
@@ -113,7 +115,7 @@ impl SimulatedXen {
     }
 
     /// Makes a call. Returns its outcome and the file descriptors that came with it: fewer than
-    /// were sent if this process can have no more.
+    /// the server has sent, if this process can have no more.
     fn call(&self, call: Call) -> Result<(Outcome, Vec<OwnedFd>), Errno> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -125,7 +127,7 @@ impl SimulatedXen {
         let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC;
         let received = retry_on_intr(|| recvmsg(&*stream, &mut slices, &mut control, flags));
         let received = received.inspect_err(|_| {
-            // The next call would take the answer to this one for its own.
+            // The answer may still come, and the next call would take it for its own: hang up.
             let _ = stream.shutdown(Shutdown::Both);
         })?;
         let fds = control.drain().filter_map(|message| match message {
@@ -155,13 +157,14 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // The lock is kept until the server knows: a seat that is taken meanwhile is another one.
+        // Keep the lock until the server has freed the seat. Otherwise another thread could attach
+        // meanwhile, and lose its seat by this call.
         let mut seats = self.xen.seats.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((_, shares)) = seats.get_mut(&self.domain) else { return };
         *shares -= 1;
         if *shares == 0 {
             seats.remove(&self.domain);
-            // A server that is gone has freed it.
+            // An error means that the server is gone, and with it the seat.
             let _ = self.xen.call(Call::Detach { domain: self.domain });
         }
     }
@@ -169,7 +172,7 @@ impl Drop for Seat {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // A server that is gone has closed it.
+        // An error means that the server is gone, and with it the channel.
         let _ = self.xen.call(Call::Close { port: self.port });
     }
 }

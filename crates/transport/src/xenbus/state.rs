@@ -44,8 +44,8 @@
 //! any        the back-end's folder is gone         Disconnect; Close                  New
 //!            Leave                                 Disconnect, nothing is written     Left
 //! ```
-//! What comes while an answer is awaited (`Opening`, `Starting`, `Stopping`) counts when the answer
-//! is there. After an error the front-end must change its state before it is looked at again.
+//! Nodes that are seen while an answer is awaited (`Opening`, `Starting`, `Stopping`) count when
+//! the answer has come. After an error the front-end must change its state before it is served.
 
 mod connect;
 mod event;
@@ -83,14 +83,14 @@ enum Phase {
     Left,
 }
 
-/// A connection, and the nodes that it was made of.
+/// A connection, and the front-end's nodes from which it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Running {
     config: Config,
     front: Nodes,
 }
 
-/// What was opened, as this front-end is to see it.
+/// The disk that was opened, and its offer, as this front-end is to see them.
 #[derive(Clone, Debug)]
 struct Opened {
     assignment: Assignment,
@@ -104,29 +104,31 @@ pub struct Back {
     id: DeviceId,
     phase: Phase,
     seen: Seen,
-    /// What our `state` node says as far as we know; `Unknown` before we wrote it.
+    /// The state that we, or a former process, have last written to the back-end's `state` node;
+    /// `Unknown` before that.
     told: XenbusState,
-    /// What is being opened, then what was.
+    /// The assignment that is being opened, or was opened.
     assignment: Option<Assignment>,
     opened: Option<Opened>,
     /// The operator takes the device away.
     detaching: bool,
-    /// This process ends, once the answer that is awaited is there.
+    /// This process ends, once the awaited answer has come.
     leaving: bool,
-    /// The state in which the front-end was when the device failed.
+    /// The state of the front-end when the device failed. The front-end is not served before its
+    /// state is another one.
     barred: Option<Option<XenbusState>>,
     reason: Option<Reason>,
-    /// Why the rings of a former process are not gone on with yet.
+    /// Why the rings of a former process are not taken over yet.
     waits_for: Option<String>,
     /// A former process has offered the device, and this one has neither offered nor connected it
     /// yet.
     inherited: bool,
-    /// That of the last connection.
+    /// The number of the last connection ([`Config::number`]).
     number: u32,
 }
 
 impl Back {
-    /// The back-end of a device of which nothing is known.
+    /// The back-end of a device whose nodes were not read yet.
     #[must_use]
     pub fn new(id: DeviceId) -> Self {
         Self {
@@ -158,7 +160,7 @@ impl Back {
         self.told
     }
 
-    /// What runs, while the device is connected.
+    /// The present connection, while the device is connected.
     #[must_use]
     pub fn connected(&self) -> Option<&Config> {
         match &self.phase {
@@ -167,7 +169,8 @@ impl Back {
         }
     }
 
-    /// Why the device was closed last, if it was for an error. Forgotten when it connects again.
+    /// The error for which the device was last closed, if any. It is forgotten when the device
+    /// connects again.
     #[must_use]
     pub fn reason(&self) -> Option<&Reason> {
         self.reason.as_ref()
@@ -179,7 +182,7 @@ impl Back {
         self.opened.as_ref().map_or_else(Offer::default, |opened| opened.offer)
     }
 
-    /// True if nothing more is to be done for this process.
+    /// True if this process has left the device, and has nothing more to do for it.
     #[must_use]
     pub fn has_left(&self) -> bool {
         self.phase == Phase::Left
@@ -208,7 +211,7 @@ impl Back {
             Event::DetachNow => self.detach_now(&mut actions),
             Event::Leave => self.leaving = true,
         }
-        // Each round goes one phase further: that ends, for there is no way back without an answer.
+        // Each call goes to a later phase. This ends, because a way back needs an awaited answer.
         while self.advance(&mut actions) {}
         actions
     }
@@ -252,7 +255,7 @@ impl Back {
         }
         self.reason = None;
         self.inherited = false;
-        // Whoever took over a device that is to close lets its state be.
+        // A device that is to close, and was taken over, keeps its state `Closing`.
         let state = match self.told {
             XenbusState::Closing => XenbusState::Closing,
             _ => XenbusState::Connected,
@@ -291,7 +294,7 @@ impl Back {
         }
     }
 
-    /// Goes on to the next phase, as far as the nodes as they were last seen lead there. False: it
+    /// Goes on to the next phase, if the nodes as they were last seen lead to one. False: the phase
     /// stays.
     fn advance(&mut self, actions: &mut Vec<Action>) -> bool {
         match self.phase {
@@ -312,7 +315,7 @@ impl Back {
         }
         let front = match front_state(self.front_folder(), &self.seen.front) {
             Ok(front) => Some(front),
-            // Nobody has named the front-end's folder before the phase `Opening`.
+            // The front-end's folder is not known before the phase `Opening`.
             Err(_) if matches!(self.phase, Phase::New | Phase::Closed) => None,
             Err(reason) => return self.fail_once(reason, actions),
         };
@@ -330,10 +333,11 @@ impl Back {
         }
     }
 
-    /// The back-end's folder is not there, or not whole yet.
+    /// Advances a device whose back-end's folder does not exist, or has no `state` node yet.
     fn advance_gone(&mut self, actions: &mut Vec<Action>) -> bool {
         match self.phase {
-            // Nothing was begun; or it waits for what the host lacks, perhaps with an open disk.
+            // Nothing was begun. (A device in this phase with an assignment waits for something
+            // that the host lacks, and may have an open disk.)
             Phase::New if self.assignment.is_none() => {}
             Phase::Connected(_) => self.disconnect(Next::Closed, actions),
             _ => {
@@ -345,8 +349,8 @@ impl Back {
         false
     }
 
-    /// Begins from what the tool stack, or a former process, has left. Nothing is opened for a
-    /// device that is over.
+    /// Begins from the state that the tool stack, or a former process, has left. Nothing is opened
+    /// for a device that is to go and has no rings.
     fn begin_with(&mut self, front: XenbusState, actions: &mut Vec<Action>) -> bool {
         use XenbusState::{Closing, Connected, InitWait, Initialised, Initialising};
         self.told = state_of(&self.seen.back).unwrap_or(Initialising);
@@ -368,7 +372,7 @@ impl Back {
             return self.fail_once(reason, actions);
         }
         if self.is_unwanted() {
-            // It stays closed, whatever else is written, until the front-end begins anew.
+            // The device stays closed until the front-end changes its state.
             self.barred = Some(Some(front));
             return self.close(actions);
         }
@@ -400,7 +404,8 @@ impl Back {
             XenbusState::Initialising => self.disconnect(Next::Waiting, actions),
             _ => match self.is_as_negotiated() {
                 Ok(()) => self.ask_to_close(actions),
-                // It has given its rings up and made others, as one does whose domain was resumed.
+                // The front-end has given up its rings and made others, as it does after its domain
+                // was resumed.
                 Err(Reason::Changed { .. }) if front == XenbusState::Initialised => {
                     self.disconnect(Next::Waiting, actions);
                 }
@@ -418,7 +423,7 @@ impl Back {
         self.offer_again(actions)
     }
 
-    /// Somebody wants the device to go: the tool stack or the operator.
+    /// True if the tool stack or the operator wants the device to go.
     fn is_unwanted(&self) -> bool {
         let closes = |state| matches!(state, XenbusState::Closing | XenbusState::Closed);
         let is_asked = state_of(&self.seen.back).is_some_and(closes) && !closes(self.told);
@@ -426,18 +431,18 @@ impl Back {
         self.detaching || is_asked || online == Ok(false)
     }
 
-    /// The same, of a device that a former process may have served: only the tool stack could have
-    /// told it to close while nobody was there.
+    /// As [`Self::is_unwanted`], for a device that a former process may have served. If its `state`
+    /// node says `Closing`, the tool stack wants it to go.
     fn is_over(&self) -> bool {
         self.is_unwanted() || self.told == XenbusState::Closing
     }
 
-    /// The back-end's `state` node is not there: so is nothing that we could serve.
+    /// True if the back-end's `state` node does not exist: there is no device to serve.
     fn is_gone(&self) -> bool {
         state_of(&self.seen.back) == Some(XenbusState::Unknown)
     }
 
-    /// Says `Closing` to the front-end, which is served until it has closed.
+    /// Writes `Closing` if the device is to go. The front-end is served until it has closed.
     fn ask_to_close(&mut self, actions: &mut Vec<Action>) {
         if self.told != XenbusState::Closing && self.is_unwanted() {
             self.switch(XenbusState::Closing, actions);

@@ -1,9 +1,9 @@
 //! The xenstore client: requests and replies, watches and transactions, for any number of tasks.
 //!
 //! A task of its own owns the connection (`store/connection.rs`). It sends requests, gives each
-//! reply to whoever waits for it, and notes in each watch what has fired. Events are hints: a
-//! watch keeps a bounded set of the paths that changed, and says "look at everything" when there
-//! were more. So a guest that changes its nodes without end costs no memory.
+//! reply to the task that waits for it, and notes the events of each watch. Events are hints: a
+//! watch keeps a bounded set of the paths that changed, and if there were more it says "look at
+//! everything". So a guest that changes its nodes without end takes no memory of ours.
 
 mod connection;
 mod transaction;
@@ -22,23 +22,23 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 /// The socket of xenstored.
 pub const SOCKET: &str = "/run/xenstored/socket";
-/// The kernel's way to xenstore.
+/// The kernel's device file for xenstore.
 pub const DEVICE: &str = "/dev/xen/xenbus";
 
 /// Largest message, its header included: the device takes no larger one.
 const MESSAGE_SIZE_MAX: usize = 4096;
 /// Longest wait for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a transaction is tried while others write what it reads.
+/// At most how often a transaction is tried while others write the nodes that it reads.
 const TRIES_MAX: u32 = 16;
-/// First pause between two tries; it doubles up to 32 times that.
+/// First pause between two tries. It doubles each time, up to 32 times this.
 const TRY_PAUSE: Duration = Duration::from_millis(1);
-/// Bytes of the children's names of one node.
+/// At most how many bytes the names of one node's children have.
 const CHILDREN_SIZE_MAX: usize = 1 << 20;
-/// Requests that wait to be sent, beside those whose replies nobody needs.
+/// At most how many requests wait to be sent, not counting those whose replies nobody needs.
 const ORDERS_MAX: usize = 256;
-/// Transactions at a time. A domain that is not privileged may have ten (`quota-transactions`), and
-/// shares them with all else in it that uses xenstore.
+/// At most how many transactions are open at a time. A domain that is not privileged may have ten
+/// (`quota-transactions`), which it shares with everything in it that uses xenstore.
 const TRANSACTIONS_MAX: usize = 5;
 
 /// Where xenstore is.
@@ -106,7 +106,8 @@ impl StoreError {
         matches!(self, Self::Lost(_))
     }
 
-    /// True if the same can succeed later: the server is slow, short of room, or asked by many.
+    /// True if the same request can succeed later: the server is slow, has no room, or others write
+    /// the same nodes.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         match self {
@@ -124,29 +125,29 @@ impl StoreError {
 /// A connection to xenstore. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// `/local/domain/N`: where paths begin that are not absolute. They are made absolute here,
-    /// because a client of the server's socket has no home there.
+    /// `/local/domain/N`: what paths that are not absolute are relative to. The client makes them
+    /// absolute, because on its socket the server knows no home.
     home: Arc<str>,
     orders: mpsc::UnboundedSender<Order>,
-    /// Room for requests whose reply somebody waits for. The others are few: each ends a watch or a
-    /// transaction that there was.
+    /// Room for requests whose reply somebody waits for. Other requests need no limit: each ends a
+    /// watch or a transaction, of which there are few.
     room: Arc<Semaphore>,
     transactions: Arc<Semaphore>,
     table: Arc<Table>,
 }
 
-/// The server has no room now.
+/// True if the server has no room now.
 fn is_shortage(error: ErrorName) -> bool {
     use ErrorName::{Ebusy, Enomem, Enospc, Equota};
     matches!(error, Ebusy | Enomem | Enospc | Equota)
 }
 
 impl Store {
-    /// Connects, for the back-end of `domain`: that in which this process runs, most often 0. Needs
-    /// a tokio runtime.
+    /// Connects, for the back-end of `domain`: the domain in which this process runs, most often 0.
+    /// Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`StoreError::Open`].
+    /// [`StoreError::Open`]: the socket or device file cannot be opened.
     pub fn open(endpoint: &Endpoint, domain: u16) -> Result<Self, StoreError> {
         let fd = connection::open(endpoint).map_err(|error| StoreError::Open {
             endpoint: endpoint.to_string(),
@@ -167,10 +168,10 @@ impl Store {
         StoreError::Lost(self.table.wait_end().await)
     }
 
-    /// Reads a node; `None`: there is none.
+    /// Reads a node; `None`: there is no such node.
     ///
     /// # Errors
-    /// [`StoreError`]
+    /// [`StoreError`]: the path is wrong; or xenstore refuses, does not answer, or is lost.
     pub async fn read(&self, path: &str) -> Result<Option<Vec<u8>>, StoreError> {
         self.read_in(path, 0).await
     }
@@ -178,7 +179,8 @@ impl Store {
     /// The names of a node's children, in order; `None`: there is no such node.
     ///
     /// # Errors
-    /// [`StoreError`]
+    /// As for [`Self::read`]. [`StoreError::Contended`]: a long list changed again and again while
+    /// it was read.
     pub async fn children(&self, path: &str) -> Result<Option<Vec<String>>, StoreError> {
         let path = &self.absolute(path);
         match self.ask(&Request::Directory(parse(path)?), 0).await {
@@ -191,9 +193,9 @@ impl Store {
         }
     }
 
-    /// A list that does not fit into one message comes in parts. Each part begins with the
-    /// generation of the node, so that a change between two parts is seen; the last one ends with
-    /// an empty name.
+    /// Reads a list of children that does not fit into one message, part by part. Each part begins
+    /// with the generation of the node, so that a change between two parts is seen: then the list
+    /// is read again from its start. The last part ends with an empty name.
     async fn many_children(&self, path: &str) -> Result<Option<Vec<String>>, StoreError> {
         let name = Op::DirectoryPart.name();
         let (mut list, mut generation) = (Vec::new(), None);
@@ -228,7 +230,7 @@ impl Store {
         if is_whole { path.to_owned() } else { format!("{}/{path}", self.home) }
     }
 
-    /// Watches that are heard together; none yet.
+    /// A set of watches whose events come together; empty at first.
     #[must_use]
     pub fn watch(&self) -> Watch {
         Watch::new(self.clone())
@@ -242,11 +244,12 @@ impl Store {
         }
     }
 
-    /// Begins a transaction. It is ended by [`Tries::end`]. Waits while there are as many as may
-    /// be, and tries again where the server has no room for one.
+    /// Begins a transaction, to be ended by [`Tries::end`]. Waits while as many as are allowed are
+    /// open, and tries again if the server has no room for one.
     ///
     /// # Errors
-    /// [`StoreError`]; [`StoreError::Contended`]: there was no room in 16 tries.
+    /// [`StoreError::Contended`]: the server had no room in 16 tries. Any other: xenstore refuses,
+    /// does not answer, or is lost.
     pub async fn begin(&self) -> Result<Transaction, StoreError> {
         let silent = StoreError::Silent { name: Op::TransactionStart.name() };
         let mut tries = Tries::default();
@@ -254,8 +257,8 @@ impl Store {
             let permit = self.transactions.clone().acquire_owned();
             let permit = tokio::time::timeout(REPLY_TIMEOUT, permit).await;
             let Ok(Ok(permit)) = permit else { return Err(silent) };
-            // Whoever gives up waiting leaves a task behind, which ends what the server still
-            // begins.
+            // If the caller gives up waiting, this task goes on, and ends the transaction that the
+            // server may still begin.
             let begun = tokio::spawn(self.clone().begun(permit));
             match tokio::time::timeout(REPLY_TIMEOUT, begun).await {
                 Ok(Ok(Err(StoreError::Refused { error, .. }))) if is_shortage(error) => {
@@ -293,7 +296,8 @@ impl Store {
         self.wait(request, reply).await
     }
 
-    /// Sends a request. Requests are answered in the order in which they were sent.
+    /// Sends a request, and returns where its reply will come. The server answers the requests of a
+    /// connection in the order in which they were sent.
     async fn send(&self, request: &Request<'_>, tx_id: u32) -> Result<Reply, StoreError> {
         let (sender, reply) = oneshot::channel();
         let order = self.order(request, tx_id, Some(sender))?;
@@ -322,7 +326,7 @@ impl Store {
         reply.map_err(|_| self.table.lost())?.map_err(refused)
     }
 
-    /// Sends a request whose reply nobody needs, after all that were sent before.
+    /// Sends a request whose reply nobody needs, after all requests that were sent before.
     fn forget(&self, request: &Request<'_>, tx_id: u32) {
         if let Ok(order) = self.order(request, tx_id, None) {
             let _ = self.orders.send(order);
@@ -357,7 +361,7 @@ fn parse(path: &str) -> Result<Path<'_>, StoreError> {
     Path::parse(path.as_bytes()).map_err(wrong)
 }
 
-/// Names that are no text are none that we know: they are left out.
+/// The names in a list. Names that are not UTF-8 are none that we know, and are left out.
 fn names(payload: &[u8]) -> Vec<String> {
     let names = wire::strings(payload).filter(|name| !name.is_empty());
     names.filter_map(|name| std::str::from_utf8(name).ok()).map(str::to_owned).collect()

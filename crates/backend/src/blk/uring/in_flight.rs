@@ -1,4 +1,4 @@
-//! `InFlight`: a request that the kernel has, and what comes after each of its answers.
+//! `InFlight`: a request that the kernel has, and the next step after each of its answers.
 
 use super::{PUNCH_HOLE, ZERO_RANGE};
 use crate::blk::quota::Patience;
@@ -6,9 +6,9 @@ use crate::blk::{Image, Op};
 use manyring_memory::SliceList;
 use rustix::io::Errno;
 
-/// What the kernel is doing for a request. Most requests have one stage; write-zeroes tries the
-/// cheapest way that is allowed, then the next. What must be durable is flushed at the end, but for
-/// writes past the page cache.
+/// What the kernel is doing for a request. Most requests have one stage. Write-zeroes tries the
+/// cheapest way that is allowed, then the next. A durable request ends with a flush, unless it is a
+/// write past the page cache, which is durable by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Data between disk and guest.
@@ -21,7 +21,7 @@ pub(super) enum Stage {
     Flush,
 }
 
-/// A request the kernel has: what is left of it.
+/// The part of a request that is not done yet.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) op: Op,
@@ -29,20 +29,20 @@ pub(super) struct InFlight {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) aligned: bool,
-    /// What is left of its memory, which stays mapped as long as it is listed here.
+    /// The slices that are not done. Their memory stays mapped as long as they are listed here.
     pub(super) rest: SliceList,
     pub(super) patience: Patience,
-    /// The kernel has an entry for it.
+    /// The kernel has an entry for the request.
     pub(super) is_open: bool,
-    /// Guest memory has changed since: `rest` lets go of it when the request is done.
+    /// Guest memory has changed: `rest` must release its snapshot when the request is done.
     pub(super) is_retired: bool,
 }
 
-/// What comes after an event.
+/// What comes after an answer of the kernel.
 pub(super) enum Step {
-    /// There is more to do.
+    /// Give the kernel another entry.
     Again,
-    /// There is more to do, and the kernel has no thread to do it.
+    /// Serve the rest on the worker: the kernel has no thread for it.
     Here,
     Done,
     Failed(Errno),
@@ -67,8 +67,8 @@ impl Default for InFlight {
 }
 
 impl InFlight {
-    /// The kernel has no entry for it any more. True if its memory was let go of, which has changed
-    /// since.
+    /// The kernel has no entry for the request any more. True if guest memory has changed
+    /// meanwhile, and `rest` has released its snapshot.
     pub(super) fn close(&mut self) -> bool {
         self.is_open = false;
         let was_retired = std::mem::take(&mut self.is_retired);
@@ -83,18 +83,18 @@ impl InFlight {
         self.op == Op::Write { durable: true } && image.syncs_by_write(self.aligned)
     }
 
-    /// `n` bytes of the guest's memory are done.
+    /// Notes that `n` more bytes of the guest's memory are done.
     pub(super) fn advance(&mut self, n: usize) {
         self.rest.advance(n);
         self.offset += n as u64;
         self.len = self.len.saturating_sub(n as u64);
     }
 
-    /// The kernel did `n` bytes, or all of a stage that has none.
+    /// The kernel has transferred `n` bytes, or ended a stage that transfers none.
     pub(super) fn went_on(&mut self, n: usize, image: &Image) -> Step {
         self.patience.renew();
         match self.stage {
-            // The file ends early: it was cut behind our back.
+            // The file is shorter than the disk: somebody has cut it since it was measured.
             Stage::Transfer | Stage::Zeroes if n == 0 => return Step::Failed(Errno::IO),
             Stage::Transfer => {
                 self.advance(n);
@@ -124,19 +124,19 @@ impl InFlight {
         Step::Done
     }
 
-    /// The kernel refused.
+    /// The kernel's entry has failed with `errno`.
     pub(super) fn failed(&mut self, errno: Errno) -> Step {
         match (errno, self.op, self.stage) {
             (Errno::AGAIN | Errno::INTR, ..) if self.patience.may_try_again() => Step::Again,
-            // The kernel cannot tell whether this transfer would have to wait: the next try may.
+            // The file system cannot make this transfer without waiting: the next try may wait.
             (Errno::OPNOTSUPP, Op::Read | Op::Write { .. }, Stage::Transfer)
                 if !self.patience.is_tried() && self.patience.may_try_again() =>
             {
                 Step::Again
             }
-            // Nobody cancels an entry but the kernel, which could not start its first thread.
+            // We cancel no entries; the kernel does if it cannot start its first thread.
             (Errno::CANCELED, ..) => Step::Here,
-            // A discard is a hint.
+            // A discard is a hint: it need not do anything.
             (Errno::OPNOTSUPP, Op::Discard, _) => Step::Done,
             (Errno::OPNOTSUPP, Op::WriteZeroes { .. }, Stage::Fallocate(PUNCH_HOLE)) => {
                 self.stage = Stage::Fallocate(ZERO_RANGE);

@@ -1,13 +1,14 @@
-//! Zeroes that are written to a disk where no file system call can make them.
+//! Zeroes that are written to a disk whose file system has no call to make them.
 
 use manyring_memory::{GuestSlice, Mapping, MemoryError};
 use std::sync::OnceLock;
 
-/// Bytes of memory, and how often they are written in one entry of the ring.
+/// Bytes of the zeroes, and at most how often one io_uring entry writes them.
 const ZEROES: (u64, usize) = (256 << 10, 16);
 
-/// The zeroes of this process. Never written, so never allocated: the kernel reads its zero page.
-/// Never unmapped: the kernel may still write them to a disk when the queue that asked is gone.
+/// The zeroes of this process. They are never written, so the kernel reads its zero page, and no
+/// memory is allocated. They are never unmapped, since the kernel may still write them to a disk
+/// when the queue that asked for it is gone.
 pub(super) fn shared_zeroes() -> Result<&'static Mapping, MemoryError> {
     static SHARED: OnceLock<Mapping> = OnceLock::new();
     if let Some(mapping) = SHARED.get() {

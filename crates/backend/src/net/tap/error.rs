@@ -1,4 +1,4 @@
-//! Why a tap cannot be opened: one clear sentence each.
+//! `TapError`: why a tap cannot be opened, in one sentence for the operator.
 
 use rustix::io::Errno;
 

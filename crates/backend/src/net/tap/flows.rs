@@ -1,23 +1,25 @@
 //! `Flows`: which queue pair the frames of each flow to the guest go to (virtio 1.3 §5.1.6.5.6.1:
 //! the receiveq of the pair whose transmitq the guest sends the flow by).
 //!
-//! The host has such a table of its own, and fills it by looking at each frame that is written to
-//! a tap of several queues: for a short frame that is a fifth of what the frame costs. The worker
-//! has just looked at the same frames, so it fills a table of ours, and gives the host a program
-//! that looks there ([`super::program`]). Both share these words:
+//! The host has such a table of its own, and fills it by parsing each frame that is written to a
+//! tap of several queues; for a short frame this is a fifth of the frame's cost. The worker has the
+//! same frames in its cache, so it fills a table of ours, and gives the host a program that looks
+//! flows up in that table ([`super::program`]). Worker and program share these words:
 //! ```text
 //! 0 .. 256      for each pair its place among the queues that the host uses, plus one; 0: not used
 //! 256 ..        4096 slots: the flow's tag (16 bits, never 0) | second (8) | pair (8)
 //! ```
-//! A flow may have the slot that its number leads to, or the one beside it (`slot ^ 1`). Each word
-//! is read and written whole, in no order: what a race can do is to send a frame to the queue that
-//! was right a moment ago. Flows do not take slots from each other by turns, which would send each
-//! other's frames hither and thither: a slot belongs to the first for as long as the guest sends
-//! that one, and a third flow of the same two slots goes where its number leads. Only connections
-//! have slots: what several senders share (a tunnel, fragments) belongs to no pair.
+//! 1. A flow may have the slot that its number names, or the slot beside it (`slot ^ 1`).
+//! 2. Each word is read and written whole, and words are not ordered against each other. The worst
+//!    that a race can do is to send a frame to the queue that was right a moment ago.
+//! 3. A slot belongs to its flow as long as the guest sends that flow. A third flow of the same two
+//!    slots has none, and the host chooses its queue by the flow's number. If flows took slots from
+//!    each other, the frames of each would go to different queues by turns.
+//! 4. Only connections have slots. What several senders share (a tunnel, fragments) may be sent by
+//!    several pairs, and belongs to none of them.
 //!
-//! The host is left to itself where this is not allowed, and as soon as it uses queues of the tap
-//! that are not ours: then our places are not the host's.
+//! The host chooses by itself if it does not allow the program, and from the time when it uses
+//! queues of the tap that are not ours: the places in our table are wrong then.
 
 use super::program::program;
 use crate::sys::bpf::{self, Words};
@@ -35,34 +37,38 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// Pairs at most.
 pub(super) const PAIRS: usize = super::TAP_QUEUE_PAIRS_MAX;
 const _: () = assert!(PAIRS == PAIR_MASK as usize + 1, "a slot has eight bits for its pair");
-/// Slots: as many as the host's own table has flows at most. Of 32 flows one finds both of its
-/// slots taken once in 800 times.
+/// Slots: as many as the host's own table may have flows. With 32 flows, in one case of 800 a flow
+/// finds both of its slots taken.
 const SLOTS: usize = 4096;
-/// The bits of a flow's number that choose its slot, and those that tell it from others there.
+/// The bits of a flow's number from this one on name its slot.
 pub(super) const SLOT_SHIFT: i32 = 52;
 const _: () = assert!(SLOTS == 1 << (64 - SLOT_SHIFT), "the highest bits choose the slot");
+/// The 16 bits of a flow's number from this one on are its tag, which tells it from other flows of
+/// the same slot.
 pub(super) const TAG_SHIFT: i32 = 36;
-/// Where a slot has its tag.
+/// The bits of a slot's word from this one on hold the tag.
 pub(super) const TAG_IN_SLOT: i32 = 16;
+/// The bits of a slot's word that hold the pair.
 pub(super) const PAIR_MASK: i32 = 0xff;
-/// Seconds after which a slot may go to another flow. The host's own table forgets as fast.
+/// Seconds for which a flow that the guest no longer sends keeps its slot, as in the host's table.
 const REST_SECONDS: u8 = 4;
 
 /// The table of a tap.
 #[derive(Debug)]
 pub(super) struct Flows {
     words: Words,
-    /// What the numbers of this tap's flows are made with.
+    /// The secret key of the hash that makes the numbers of this tap's flows.
     key: u64,
-    /// The host uses more than one queue, so that there is something to choose.
+    /// The host uses several queues, and chooses among them by this table.
     is_shared: AtomicBool,
 }
 
 impl Flows {
-    /// A table without flows, and its program, which keeps what it needs of the table.
+    /// A table without flows, and its program. The program keeps the table's memory alive.
     ///
     /// # Errors
-    /// `EPERM` for who may not load programs (`CAP_BPF`); the system's.
+    /// `EPERM`: this process may not load programs (`CAP_BPF`). Any other: the kernel has no memory
+    /// for the table, or does not know such programs.
     fn new() -> Result<(Self, OwnedFd), Errno> {
         let (words, map) = Words::new(PAIRS + SLOTS)?;
         // The standard library's own seed, which nobody outside can guess.
@@ -71,7 +77,7 @@ impl Flows {
         Ok((Self { words, key, is_shared: AtomicBool::new(false) }, program))
     }
 
-    /// The host uses these pairs, in the order of its queues.
+    /// Notes which pairs the host uses now, in the order of its queues.
     pub(super) fn set_queues(&self, pairs: &[usize]) {
         let mut places = [0; PAIRS];
         for (pair, place) in pairs.iter().zip(1..) {
@@ -83,7 +89,8 @@ impl Flows {
         for (word, place) in words.iter().zip(places) {
             word.store(place, Ordering::Relaxed);
         }
-        // What was sent by a pair that is not used any more says nothing of who uses it next.
+        // Forget the flows of pairs that the host does not use: if such a pair is used again, the
+        // guest need not send the same flows by it.
         for slot in slots {
             let [pair, ..] = slot.load(Ordering::Relaxed).to_le_bytes();
             if places[usize::from(pair)] == 0 {
@@ -93,14 +100,14 @@ impl Flows {
         self.is_shared.store(pairs.len() > 1, Ordering::Relaxed);
     }
 
-    /// The host goes by its own table from now on.
+    /// Notes no flows any more: the host uses its own table from now on.
     pub(super) fn rest(&self) {
         self.is_shared.store(false, Ordering::Relaxed);
     }
 }
 
-/// The table of the tap whose first queue is `tap`; none if the host does not allow it, and goes on
-/// by its own.
+/// Makes the table of the tap whose first queue is `tap`, and attaches its program. `None` if the
+/// host does not allow this: it goes on with its own table.
 pub(super) fn steer(name: &str, tap: BorrowedFd<'_>) -> Option<Arc<Flows>> {
     let flows = Flows::new().and_then(|(flows, program)| {
         tuntap::set_steering(tap, Some(program.as_fd()))?;
@@ -108,7 +115,7 @@ pub(super) fn steer(name: &str, tap: BorrowedFd<'_>) -> Option<Arc<Flows>> {
     });
     match flows {
         Ok(flows) => return Some(Arc::new(flows)),
-        // Before Linux 5.11 also where there is no memory left to lock.
+        // Before Linux 5.11 also if the limit of locked memory (`RLIMIT_MEMLOCK`) is reached.
         Err(Errno::PERM) => {
             tracing::info!(name, "steer: not permitted (CAP_BPF), the host chooses the queues");
         }
@@ -117,34 +124,34 @@ pub(super) fn steer(name: &str, tap: BorrowedFd<'_>) -> Option<Arc<Flows>> {
     None
 }
 
-/// What the sending half of a pair tells the table.
+/// By which the sending half of a pair notes the flows that it sends.
 #[derive(Debug)]
 pub(super) struct Steering {
     flows: Arc<Flows>,
     pair: u8,
-    /// When the frames that are being sent were begun with; none if nobody needs to know.
+    /// The second in which the present burst began; `None`: flows need not be noted.
     second: Option<u8>,
-    /// Flows that were steered anew since then.
+    /// Flows of the present burst that are sent to another pair now than before.
     steered: usize,
 }
 
 impl Steering {
-    /// Of pair `pair`; none if the table has no room for it.
+    /// For pair `pair`; `None` if the table has no room for it.
     pub(super) fn new(flows: Arc<Flows>, pair: usize) -> Option<Self> {
         Some(Self { flows, pair: u8::try_from(pair).ok()?, second: None, steered: 0 })
     }
 
-    /// Frames are about to be sent.
+    /// Called before the frames of a burst are sent.
     #[inline]
     pub(super) fn begin(&mut self) {
         self.second = self.flows.is_shared.load(Ordering::Relaxed).then(|| {
-            // Good to a few milliseconds, and read without a system call.
+            // This clock is exact to a few milliseconds, and read without a system call.
             let [second, ..] = clock_gettime(ClockId::MonotonicCoarse).tv_sec.to_le_bytes();
             second
         });
     }
 
-    /// A frame that begins with these bytes is sent.
+    /// Notes the flow of a frame that is sent and begins with these bytes.
     #[inline]
     pub(super) fn note(&mut self, start: &[u8]) {
         if let Some(second) = self.second
@@ -155,8 +162,8 @@ impl Steering {
         }
     }
 
-    /// A frame that lies in these slices, behind its header, is sent. The first slice may hold
-    /// more than the header.
+    /// Notes the flow of a frame that is sent and lies in these slices, header included. The first
+    /// slice may hold more than the header.
     #[inline]
     pub(super) fn note_slices(&mut self, frame: &[GuestSlice]) {
         if self.second.is_some() {
@@ -166,14 +173,15 @@ impl Steering {
         }
     }
 
-    /// How many flows were steered anew for the frames that were sent.
+    /// Called after the burst: how many of its flows had no slot, or belonged to another pair.
     #[inline]
     pub(super) fn end(&mut self) -> usize {
         std::mem::take(&mut self.steered)
     }
 }
 
-/// Notes in `slots` that the flow is sent by `pair`. True if it was not known, or by another pair.
+/// Notes in `slots` that the guest sends the flow by `pair`. True if the flow had no slot, or was
+/// sent by another pair before.
 #[inline]
 fn note_one(slots: &[AtomicU32], flow: u64, pair: u8, second: u8) -> bool {
     let Some((first, other)) = slots_of(slots, flow) else { return false };
@@ -183,7 +191,7 @@ fn note_one(slots: &[AtomicU32], flow: u64, pair: u8, second: u8) -> bool {
     if in_first == new {
         return false;
     }
-    // Where it is, before where it could be: it has one slot, not two.
+    // A flow has one slot, not two: look for its tag in both before a free slot is taken.
     let in_other = other.load(Ordering::Relaxed);
     let both = [(first, in_first), (other, in_other)];
     if let Some((slot, old)) = both.iter().find(|(_, old)| old >> TAG_IN_SLOT == tag) {
@@ -200,14 +208,14 @@ fn note_one(slots: &[AtomicU32], flow: u64, pair: u8, second: u8) -> bool {
     true
 }
 
-/// The slots that a flow may have: the one that is looked at first, and the other.
+/// The two slots that a flow may have: the one that its number names, and the one beside it.
 #[inline]
 fn slots_of(slots: &[AtomicU32], flow: u64) -> Option<(&AtomicU32, &AtomicU32)> {
     let at = usize::try_from(flow >> SLOT_SHIFT).ok()?;
     Some((slots.get(at)?, slots.get(at ^ 1)?))
 }
 
-/// What tells a flow from others of its slot; never 0, as a slot without a flow is.
+/// The flow's tag, which tells it from others of its slot. Never 0, which is a slot without a flow.
 #[inline]
 fn tag_of(flow: u64) -> u32 {
     let [low, high, ..] = (flow >> TAG_SHIFT).to_le_bytes();

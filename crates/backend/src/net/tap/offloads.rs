@@ -1,11 +1,12 @@
-//! What a tap is asked to deliver unfinished, and what its kernel knows.
+//! The offloads of a tap: what the kernel is asked to deliver, and what it can do.
 
 use crate::sys::tuntap as sys;
 use manyring_wire::net::Offloads;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 
-/// `TUN_F_*` of what may be delivered unfinished. The kernel refuses sets that make no sense.
+/// The `TUN_F_*` bits of these offloads, without those that the kernel would refuse: any without
+/// `TUN_F_CSUM`, ECN without TSO, and UDP segments of only one version of IP.
 pub(super) fn offload_bits(offloads: Offloads) -> u32 {
     let has_tso = offloads.tso4 || offloads.tso6;
     let has_uso = offloads.uso4 && offloads.uso6;
@@ -20,7 +21,7 @@ pub(super) fn offload_bits(offloads: Offloads) -> u32 {
     if offloads.csum { all } else { 0 }
 }
 
-/// What the kernel knows to cut; leaves nothing set.
+/// Finds out which offloads the kernel supports, and leaves the tap with none set.
 pub(super) fn probe_offloads(fd: &OwnedFd) -> Result<Offloads, Errno> {
     let all = Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
     let has_uso = sys::set_offloads(fd.as_fd(), offload_bits(all)).is_ok();

@@ -1,4 +1,4 @@
-//! How the queues of a tap are had: by its name, or as file descriptors of somebody else.
+//! How the queues of a tap are opened: by its name, or as file descriptors that are handed in.
 
 use super::{Opened, QUEUE_FLAGS, TAP_QUEUE_PAIRS_MAX, TapError};
 use crate::sys::link::{Link, Links};
@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use std::path::Path;
 use std::time::Duration;
 
-/// The node of all taps.
+/// The device node by which every tap is opened.
 const TUN_NODE: &str = "/dev/net/tun";
-/// Tries to open a tap that is busy: half a second.
+/// How often a busy tap is tried, every [`BUSY_PAUSE`]: for half a second.
 const BUSY_TRIES: usize = 50;
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 pub(in crate::net) fn check_queue_pairs(queue_pairs: usize) -> Result<(), TapError> {
@@ -42,7 +42,8 @@ pub(in crate::net) fn find(links: &Links, name: &str) -> Result<Option<Link>, Ta
     links.find(name).map_err(|errno| TapError::system(name, "look at the interface", errno))
 }
 
-/// Joins or creates a tap. A process that has just ended may hold its queues a little longer.
+/// Joins or creates a tap. A busy tap is tried again for a while: the kernel may release the queues
+/// of a process a little after its end.
 pub(super) fn by_name(
     name: &str,
     must_exist: bool,
@@ -69,7 +70,7 @@ fn try_by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opene
             if queue_pairs > 1 && !tap.is_multi_queue {
                 return Err(TapError::SingleQueue { name: name.to_owned(), queue_pairs });
             }
-            // A second user of a multi-queue tap would take a part of the flows from the first.
+            // A second process with queues of this tap would get some of the first one's flows.
             if tap.attached + tap.detached > 0 {
                 return Err(TapError::Busy(name.to_owned()));
             }
@@ -77,7 +78,7 @@ fn try_by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opene
         }
     };
     let flags = QUEUE_FLAGS | if is_multi_queue { sys::IFF_MULTI_QUEUE } else { 0 };
-    // The first may get another name than was asked for (`%d`); the others join it.
+    // For a name with `%d` the first queue creates the interface, and the others join its name.
     let mut name = name.to_owned();
     let mut fds = Vec::with_capacity(queue_pairs);
     for _ in 0..queue_pairs {
@@ -107,7 +108,7 @@ pub(in crate::net) fn join_error(name: &str, errno: Errno) -> TapError {
     }
 }
 
-/// Checks queues that were opened by somebody else.
+/// Checks queues that another process has opened.
 pub(super) fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
     if fds.len() != queue_pairs {
         return Err(TapError::FdCount { given: fds.len(), queue_pairs });
@@ -135,10 +136,12 @@ pub(super) fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, Ta
         set_flags.map_err(|errno| TapError::system(&name, "use it without blocking", errno))?;
     }
     let links = open_links(&name)?;
-    // The interface may live in another network namespace than ours, where its name is another's.
+    // The interface may be in another network namespace, and an interface of ours may have the same
+    // name: the address tells them apart.
     let address = sys::hardware_address(fds[0].as_fd()).ok();
     let link = find(&links, &name)?.filter(|link| link.address == address);
-    // Not told by TUNGETIFF: the bit of IFF_NO_PI says there whether the tap filters.
+    // Ask the interface: in the flags of TUNGETIFF the bit of IFF_NO_PI says whether the tap
+    // filters.
     let tap = link.as_ref().and_then(|link| link.tap);
     if tap.is_some_and(|tap| tap.has_packet_info) {
         return Err(TapError::FdPacketInfo(fds[0].as_raw_fd()));

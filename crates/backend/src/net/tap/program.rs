@@ -1,13 +1,13 @@
-//! The program by which the host finds the queue for a frame to the guest.
+//! The BPF program by which the host finds the queue for a frame to the guest.
 //!
-//! It computes what [`manyring_wire::net::flow::flow_of`] computes, and looks the flow up in the
-//! memory that [`super::flows`] describes:
+//! The program computes the same number as [`manyring_wire::net::flow::flow_of`], and looks the
+//! flow up in the memory that [`super::flows`] describes. It returns:
 //! ```text
 //! no flow                                queue 0
 //! one of the flow's slots has its tag    the place of the slot's pair among the queues in use
 //! no such slot, or a pair out of use     the flow's number: the kernel takes it modulo the queues
 //! ```
-//! The kernel runs it with its lock-free read side held, for every frame that it sends to the tap.
+//! The kernel runs the program under RCU, for every frame that it sends to the tap.
 
 use super::flows::{PAIR_MASK, PAIRS, SLOT_SHIFT, TAG_IN_SLOT, TAG_SHIFT};
 use crate::sys::bpf::{BPF_FUNC_SKB_LOAD_BYTES, Insn};
@@ -36,33 +36,35 @@ const IF_UNEQUAL: u8 = 0x55;
 const IF_SET: u8 = 0x45;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
-/// The second word of a 64-bit constant that is an address in the first entry of a map.
+/// As the source register of `LD_IMM64`: the constant is the address of the first entry of a map.
 const PSEUDO_MAP_VALUE: u8 = 2;
 
-/// Registers: results and arguments, which calls change; those that calls leave; the stack.
+// Registers. A call returns its result in R0, takes arguments in R1 to R5, and changes all of them.
 const R0: u8 = 0;
 const R1: u8 = 1;
 const R2: u8 = 2;
 const R3: u8 = 3;
 const R4: u8 = 4;
 const R5: u8 = 5;
+// Calls leave these unchanged. FRAME: the frame (`skb`). AT: where in the frame the program reads.
+// SOURCE, TARGET: the two ends of the flow. STACK: the end of the stack.
 const FRAME: u8 = 6;
 const AT: u8 = 7;
 const SOURCE: u8 = 8;
 const TARGET: u8 = 9;
 const STACK: u8 = 10;
 
-/// Where on the stack bytes of the frame are put: such that the fields of each are aligned.
+/// Where on the stack the headers of the frame are copied to: the fields of each are aligned there.
 const ETHERNET_AT: i16 = -62;
 const IPV4_AT: i16 = ETHERNET_AT + 14;
 const IPV6_AT: i16 = -64;
 const PORTS_AT: i16 = -8;
 
-/// A place to jump to.
+/// The target of jumps: an index into [`Code::marks`].
 #[derive(Clone, Copy)]
 struct Label(usize);
 
-/// The places that several steps know.
+/// The targets that several steps jump to.
 struct Labels {
     v4: Label,
     v6: Label,
@@ -75,7 +77,9 @@ struct Labels {
 #[derive(Default)]
 struct Code {
     list: Vec<Insn>,
+    /// The jump instructions, each with its target.
     jumps: Vec<(usize, Label)>,
+    /// For each label the instruction that it marks, once that is known.
     marks: Vec<Option<usize>>,
 }
 
@@ -107,7 +111,7 @@ impl Code {
         self.add(0, 0, 0, 0, 0);
     }
 
-    /// `to = *(from + offset)`, of a word, or of the size that is given
+    /// `to = *(from + offset)`, of this size; 0 is a word of 32 bits
     fn read(&mut self, to: u8, from: u8, offset: i16, size: u8) {
         self.add(LDX | size, to, from, offset, 0);
     }
@@ -123,7 +127,8 @@ impl Code {
         self.add(comparison, register, 0, 0, number);
     }
 
-    /// Copies `len` bytes of the frame from `AT + offset` on to the stack, or jumps.
+    /// Copies `len` bytes of the frame, from `AT + offset` on, to the stack; jumps to `otherwise`
+    /// if the frame is shorter.
     fn fetch(&mut self, offset: usize, to: i16, len: usize, otherwise: Label) {
         self.with(MOV, R1, FRAME);
         self.with(MOV, R2, AT);
@@ -148,24 +153,24 @@ impl Code {
         for (at, label) in self.jumps {
             let distance = self.marks[label.0].and_then(|to| to.checked_sub(at + 1));
             let distance = distance.and_then(|distance| i16::try_from(distance).ok());
-            // One that goes nowhere is a loop, which the kernel refuses.
+            // A jump without a target becomes a loop, so that the kernel refuses the program.
             self.list[at] = self.list[at].with_offset(distance.unwrap_or(-1));
         }
         self.list
     }
 }
 
-/// A number of bytes.
+/// A number of bytes, as an instruction has it.
 fn size(bytes: usize) -> i32 {
     i32::try_from(bytes).unwrap_or(i32::MAX)
 }
 
-/// A field of the network as it is read.
+/// The number that an instruction reads from a field of the frame in network byte order.
 fn in_order(field: u16) -> i32 {
     field.to_be().into()
 }
 
-/// The program over the words of `map`, with the numbers that `key` gives.
+/// The program that looks flows up in the words of `map`, and hashes with `key`.
 pub(super) fn program(map: i32, key: u64) -> Vec<Insn> {
     let mut code = Code::default();
     let [v4, v6, ports, number, too_short] = std::array::from_fn(|_| code.label());
@@ -182,8 +187,8 @@ pub(super) fn program(map: i32, key: u64) -> Vec<Insn> {
     code.finish()
 }
 
-/// Finds the packet, and brings AT to the bytes of tags and sessions before it. Of what is no IP
-/// the ends are the Ethernet addresses.
+/// Finds the IP packet behind VLAN tags and PPPoE headers, and advances AT by their length. The
+/// ends of a frame that is not IP are its Ethernet addresses.
 fn look_at_ethernet(code: &mut Code, labels: &Labels) {
     code.with(MOV, FRAME, R1);
     code.with_number(MOV, AT, 0);
@@ -216,7 +221,7 @@ fn look_at_ethernet(code: &mut Code, labels: &Labels) {
     code.jump(labels.number);
 }
 
-/// Goes on with IPv4 or IPv6, if it is that.
+/// Jumps to the step of IPv4 or IPv6, if the EtherType is one of these.
 fn look_at_kind(code: &mut Code, labels: &Labels) {
     code.read(R2, STACK, IPV4_AT - 2, HALF);
     for (kinds, label) in [(flow::TYPES_IPV6, labels.v6), (flow::TYPES_IPV4, labels.v4)] {
@@ -226,7 +231,7 @@ fn look_at_kind(code: &mut Code, labels: &Labels) {
     }
 }
 
-/// Both addresses; the protocol to R2, and AT to the ports.
+/// Reads both addresses, the protocol to R2, and advances AT to the ports.
 fn look_at_ipv4(code: &mut Code, labels: &Labels) {
     code.mark(labels.v4);
     code.read(SOURCE, STACK, IPV4_AT + 12, 0);
@@ -256,7 +261,7 @@ fn look_at_ipv6(code: &mut Code, labels: &Labels) {
     code.read(R2, STACK, IPV6_AT + 6, BYTE);
 }
 
-/// Adds the ports to the ends, where the protocol has any.
+/// Adds the ports to both ends, if the protocol has ports.
 fn look_at_ports(code: &mut Code, labels: &Labels) {
     code.mark(labels.ports);
     let has_ports = code.label();
@@ -273,7 +278,7 @@ fn look_at_ports(code: &mut Code, labels: &Labels) {
     }
 }
 
-/// Makes a number of both ends, finds its slot, and gives the queue.
+/// Hashes both ends to the flow's number, finds the flow's slot, and returns the queue.
 fn choose(code: &mut Code, map: i32, key: u64) {
     let (known, unknown) = (code.label(), code.label());
     code.constant(R2, key);
@@ -298,7 +303,7 @@ fn choose(code: &mut Code, map: i32, key: u64) {
     code.with_number(SHR, R5, TAG_SHIFT);
     code.with_number(AND, R5, 0xffff);
     code.with_number(OR, R5, 1);
-    // Where its slot is; then where the other one is.
+    // The byte offset of the slot that the number names; the second pass takes the one beside it.
     code.words(R1, map);
     code.with(MOV, R2, SOURCE);
     code.with_number(SHR, R2, SLOT_SHIFT);

@@ -1,9 +1,9 @@
 //! The two halves of a tap's queue: one system call per frame, straight from and to guest memory.
 //!
-//! A short frame is copied to memory of ours first, behind its header, and leaves by `write`. The
-//! kernel copies the array of slices that `writev` names before it copies the frame, which takes
-//! three times as long as our copy of 1500 bytes does: 98 of 1500 ns. A long frame that the merger
-//! has joined of short ones is copied first too, since it would have a slice for each of them.
+//! A short frame is copied to memory of ours first, behind its header, and leaves by `write`. With
+//! `writev` the kernel would copy the iovec array before the frame, which takes three times as long
+//! as our copy of 1500 bytes (98 ns of 1500). A long frame that the merger has joined of short ones
+//! is copied too, since its iovec would have a slice for each of them.
 
 use super::flows::Steering;
 use crate::net::merge::{Merger, bits};
@@ -17,16 +17,16 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::{Errno, retry_on_intr};
 use std::sync::Arc;
 
-/// A private copy of one frame, for those that lie in more slices than one call takes.
+/// A private copy of one frame that lies in more slices than one system call takes (`IOV_MAX`).
 #[derive(Debug, Default)]
 struct Bounce {
     memory: Option<Mapping>,
-    /// What crosses from one slice to another: safe code has no other way.
+    /// The bytes on their way from slices to slices: safe code cannot copy between them directly.
     bytes: Vec<u8>,
 }
 
 impl Bounce {
-    /// The first `len` bytes of the copy's memory, and the bytes beside it.
+    /// The first `len` bytes of [`Self::memory`], and [`Self::bytes`] of the same length.
     fn parts(&mut self, len: usize) -> Result<(GuestSlice<'_>, &mut Vec<u8>), Errno> {
         if self.memory.is_none() {
             let size = (HEADER_SIZE + FRAME_SIZE_MAX) as u64;
@@ -37,7 +37,7 @@ impl Bounce {
         Ok((own.ok_or(Errno::MSGSIZE)?, &mut self.bytes))
     }
 
-    /// All bytes of `slices`, in one.
+    /// Copies all bytes of `slices` into one slice.
     fn gather(&mut self, slices: &[GuestSlice]) -> Result<GuestSlice<'_>, Errno> {
         let len = usize::try_from(total_len(slices)).map_err(|_| Errno::MSGSIZE)?;
         let (own, bytes) = self.parts(len)?;
@@ -46,7 +46,7 @@ impl Bounce {
         Ok(own)
     }
 
-    /// The first `len` bytes of the copy, to `slices`.
+    /// Copies the first `len` bytes of the private copy to `slices`.
     fn scatter(&mut self, len: usize, slices: &[GuestSlice]) -> Result<(), Errno> {
         let (own, bytes) = self.parts(len)?;
         own.read_into(bytes);
@@ -59,24 +59,23 @@ impl Bounce {
 #[derive(Debug)]
 pub(super) struct TapTx {
     outlet: Outlet,
-    /// None: every frame leaves as it came.
+    /// Joins frames; `None`: every frame leaves as it came.
     merger: Option<Merger>,
 }
 
-/// Bytes of a short frame at most, with its header: there is room for each that is not segmented
-/// and no jumbo frame.
+/// Bytes of a short frame at most, with its header. Every frame of an MTU of 1500 bytes is short.
 const SHORT: usize = 2048;
 
-/// Where frames go.
+/// Writes frames to the tap's queue.
 #[derive(Debug)]
 struct Outlet {
     queue: Arc<OwnedFd>,
     bounce: Bounce,
-    /// Where short frames are put together, and such as are made of short ones.
+    /// Memory of ours for the copy of a frame.
     own: Vec<u8>,
-    /// What [`fault_count`] said when it was looked at last.
+    /// The value of [`fault_count`] up to which the frames' memory has been checked.
     faults: u64,
-    /// None: the host finds out itself by which pair the guest sends a flow.
+    /// Notes by which pair the guest sends each flow; `None`: the host finds this out by itself.
     steering: Option<Steering>,
 }
 
@@ -86,14 +85,14 @@ impl Outlet {
         Self { queue, bounce, own, faults: fault_count(), steering }
     }
 
-    /// Sends a frame behind its header.
+    /// Sends frame `index` with its header: a short one from a copy.
     #[inline]
     fn write_frame(&mut self, frames: &Frames, index: usize) -> Result<usize, Errno> {
         let size = HEADER_SIZE + frames.len(index);
         if size > SHORT { self.write(frames, index) } else { self.write_copy(frames, index, size) }
     }
 
-    /// Sends the one frame of `joined`.
+    /// Sends the one frame of `joined`: from a copy if its slices are short on average.
     fn write_joined(&mut self, joined: &Frames) -> Result<usize, Errno> {
         let size = HEADER_SIZE + joined.len(0);
         if size > SHORT * joined.slices(0).len() {
@@ -119,11 +118,14 @@ impl Outlet {
         retry_on_intr(|| rustix::io::write(&self.queue, &self.own[..copied]))
     }
 
-    /// Somebody's memory was cut away: a copy of such memory reads zeroes and is no frame, until
-    /// the worker has ended the queue. `EFAULT`: it was the memory of these frames.
+    /// Some guest's memory was cut away since the last check: checks whether these frames lie in
+    /// it. A copy of such memory has zeroes, and must not be sent as a frame.
     ///
-    /// `faults` was counted before the look at the memory: what another thread cuts away after the
-    /// look is counted beyond it, and the next frame is looked at again.
+    /// `faults` was read before the check. If more memory is cut away after the check,
+    /// [`fault_count`] grows beyond `faults`, and the next frame is checked again.
+    ///
+    /// # Errors
+    /// `EFAULT`: the memory of these frames was cut away.
     #[cold]
     fn check_memory(&mut self, frames: &Frames, faults: u64) -> Result<(), Errno> {
         if frames.is_broken() {
@@ -153,7 +155,7 @@ impl Outlet {
     /// Sends frame `index` of a burst as it is. False: it was not taken, for the reason in `sent`.
     #[inline]
     fn send_one(&mut self, frames: &Frames, index: usize, sent: &mut Sent) -> bool {
-        // A short count is a frame that was sent: the kernel's, or it would be an error.
+        // The kernel sends a frame whole or fails, so a short count is no error.
         if let Err(errno) = self.write_frame(frames, index) {
             sent.stop = count_error(sent, index, errno);
         }
@@ -170,7 +172,7 @@ impl TapTx {
         Self { outlet: Outlet::new(queue, steering), merger }
     }
 
-    /// Sends a burst, or the rest of one.
+    /// Sends the frames of a burst from `first` on, joined if that is worth it.
     #[inline]
     fn send_rest(&mut self, frames: &Frames, first: usize) -> Sent {
         if let Some(merger) = &mut self.merger
@@ -195,7 +197,17 @@ impl TapTx {
         sent
     }
 
-    /// Sends groups of a burst that is planned.
+    /// Sends the groups of a planned burst. The plain version: send each frame of the group. What
+    /// was done to it, and why it is right:
+    /// 1. A group of several frames leaves as one joined frame. If the port is full, or the host
+    ///    has no memory, the whole group waits.
+    /// 2. If the host refuses the joined frame, or there is no memory for its headers, the frames
+    ///    of the group are sent one by one, so none is lost because it was joined.
+    /// 3. If one of these must wait, part of the group has left and part has not. The merger notes
+    ///    which, and plans the rest anew.
+    /// 4. Groups end after [`GROUP_FRAMES`] or [`GROUP_BYTES`], as frames do without a merger.
+    /// 5. Frames of different flows may be sent out of order. Frames up to the first one that was
+    ///    not sent count as taken; the merger remembers those sent behind it ([`Sent::ahead`]).
     fn send_groups(&mut self, frames: &Frames, first: usize) -> Sent {
         let Self { outlet, merger: Some(merger) } = self else { return Sent::default() };
         let (mut sent, mut holds, mut bytes) = (Sent::default(), true, 0);
@@ -215,14 +227,14 @@ impl TapTx {
                     let refused_before = sent.refused;
                     for index in bits(parts) {
                         if !outlet.send_one(frames, index, &mut sent) {
-                            // What is left of the group is planned anew.
+                            // Point 3.
                             holds = false;
                             break;
                         }
                         merger.note_left(1 << index);
                     }
-                    // A header that is refused of the long frame, and not of its parts: the host
-                    // does not cut such frames. Any other error says nothing of that.
+                    // The host has refused the header of the joined frame, and none of its parts:
+                    // it does not cut frames of this kind. Join none of them any more.
                     if matches!(result, Some(Err(errno)) if is_of_header(errno))
                         && sent.refused == refused_before
                     {
@@ -265,12 +277,12 @@ impl PortTx for TapTx {
     }
 }
 
-/// True for what the host says of a header that it does not know.
+/// True for the errors with which the host refuses a virtio-net header that it does not know.
 const fn is_of_header(errno: Errno) -> bool {
     matches!(errno, Errno::INVAL | Errno::OPNOTSUPP | Errno::PROTONOSUPPORT)
 }
 
-/// Why a frame must wait, if it must.
+/// Why a frame that failed with `errno` must be offered again later; `None`: it must not.
 const fn stop_of(errno: Errno) -> Option<Stop> {
     match errno {
         Errno::AGAIN => Some(Stop::Blocked),
@@ -279,7 +291,7 @@ const fn stop_of(errno: Errno) -> Option<Stop> {
     }
 }
 
-/// Counts frame `index`, which was not sent, or says why it must wait.
+/// Counts frame `index`, whose write failed, as lost; or returns why it must wait.
 #[cold]
 fn count_error(sent: &mut Sent, index: usize, errno: Errno) -> Option<Stop> {
     if let Some(stop) = stop_of(errno) {
@@ -287,7 +299,7 @@ fn count_error(sent: &mut Sent, index: usize, errno: Errno) -> Option<Stop> {
     }
     match errno {
         Errno::FAULT => sent.faulted += 1,
-        // Down, deleted, or (a macvtap) without the interface it stands on.
+        // The interface is down or deleted, or the lower interface of a macvtap is gone.
         Errno::IO
         | Errno::BADFD
         | Errno::NODEV

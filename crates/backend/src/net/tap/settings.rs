@@ -1,10 +1,10 @@
-//! What an operator sets of an interface: its MTU, its bridge, whether it is up.
+//! What an operator sets of an interface: its MTU, its bridge, and whether it is up.
 
 use super::{Opened, TapError, find};
 use crate::sys::link::Change;
 use rustix::io::Errno;
 
-/// What to set of an interface, of any kind.
+/// What to set of a tap or macvtap; `None` leaves a setting unchanged.
 #[derive(Default)]
 pub(in crate::net) struct Settings<'a> {
     pub(in crate::net) sndbuf: Option<u32>,
@@ -16,7 +16,8 @@ pub(in crate::net) struct Settings<'a> {
     pub(in crate::net) up: Option<bool>,
 }
 
-/// Sets what was asked for and is not so already (which needs no capability); gives the MTU.
+/// Sets the MTU, the bridge and the state of the interface, and returns its MTU. What is as wanted
+/// already is left alone, since that needs no capability.
 pub(super) fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u16>, TapError> {
     let name = &opened.name;
     let Some(link) = &opened.link else {
@@ -54,7 +55,7 @@ pub(super) fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u
         set(Change { up: Some(up), ..Change::default() })
             .map_err(|errno| TapError::system(name, "set it up or down", errno))?;
     }
-    // A bridge's MTU does not change its ports'.
+    // Read the MTU after all changes. Joining a bridge does not change the MTU of the tap.
     let mtu = find(&opened.links, name)?.map_or(link.mtu, |link| link.mtu);
     Ok(u16::try_from(mtu).ok())
 }

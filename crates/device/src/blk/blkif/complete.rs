@@ -1,4 +1,5 @@
-//! The end of a turn of a Xen ring: what is done is answered, what has further steps takes them.
+//! The end of a turn of a Xen ring: requests that are done are answered, and requests with further
+//! steps (`stages.rs`) take the next one.
 
 use super::plan::Reply;
 use super::queue::BlkifQueue;
@@ -21,8 +22,9 @@ fn status_of(errno: Errno) -> Status {
 }
 
 impl BlkifQueue {
-    /// Ends a turn of the disk: answers what is done, and takes the next steps of what is not.
-    /// Those may be given to the disk now ([`Self::go_on`]) if the second part is true.
+    /// Ends a turn of the disk: answers the requests that are done, and prepares the next steps of
+    /// others. If the second part of the result is true, the caller gives these to the disk by
+    /// [`Self::go_on`].
     #[inline]
     pub(super) fn complete(
         &mut self,
@@ -31,7 +33,7 @@ impl BlkifQueue {
         (now_ns, clock): (u64, impl FnOnce() -> u64),
     ) -> (Completed, bool) {
         let mut has_more = self.requests.reap();
-        // A gate is closed when a request is taken, and opened by one of its steps.
+        // Before the steps: the last step of a gate opens it, and requests behind it can be popped.
         let (is_busy, was_gated) = (self.stages.is_busy(), self.stages.is_gated());
         if is_busy {
             self.take_steps();
@@ -45,11 +47,13 @@ impl BlkifQueue {
             let status = result.map_or_else(status_of, |()| Status::Okay);
             ring.push_response(chain, Response { id, operation, status });
         });
-        // A completion lets go of what requests in the ring wait for, for which no kick was asked.
+        // Requests that waited in the ring for pages or for the gate can be popped now. The driver
+        // was not asked for a kick meanwhile: take another turn.
         if finished.count > 0 && (self.release_held() || was_gated) {
             has_more = true;
         }
-        // All of the turn's responses are written, and none is published.
+        // Unmap now, when all responses of the turn are written and none is published: a front-end
+        // that sees a response may end the grants of its request.
         self.grants.unmap_released();
         if is_busy
             && self.stages.is_gated()
@@ -61,14 +65,15 @@ impl BlkifQueue {
         (Completed { count: finished.count, lost: finished.lost, has_more }, is_busy)
     }
 
-    /// Gives the disk the further steps of requests. True if there were any: the next turn reaps
-    /// the disk, which may have done nothing of them yet.
+    /// Gives the disk the next steps of requests. True if there were any: the queue takes another
+    /// turn, to reap what the disk has done of them.
     #[inline]
     pub(super) fn go_on(&mut self, disk: Option<&mut DiskRing>) -> bool {
         self.requests.start(disk)
     }
 
-    /// Requests that the disk has completed and that have a further step.
+    /// Takes the requests with a further step out of those that the disk has completed, and adds
+    /// their next steps to the burst.
     #[cold]
     fn take_steps(&mut self) {
         let steps = self.stages.take_steps(self.requests.done());
@@ -90,14 +95,14 @@ impl BlkifQueue {
         }
     }
 
-    /// Looks after the grants at the end of a turn, and counts what became of them.
+    /// Unmaps grants that have not been used for long, at the end of a turn, and counts.
     #[inline]
     pub(super) fn tend(&mut self, worked: bool, now_ns: u64, stats: &QueueStats) {
         let purged = self.grants.purge(now_ns);
         if worked || purged > 0 {
             self.count(stats);
         }
-        // The turn of a queue that was woken to purge may be the last before it sleeps again.
+        // A queue without work may sleep after this turn: note when it must wake to purge again.
         if worked {
             if self.is_tended {
                 self.purge_at_ns = None;
@@ -116,7 +121,8 @@ impl BlkifQueue {
             stats.grant_hits.add(new.hits - old.hits);
             self.counted.hits = new.hits;
         }
-        // Each of the others changes with one of these, and none while every reference is found.
+        // The other counters change only together with one of these, so not while every reference
+        // is found mapped.
         if (new.misses, new.purged) != (old.misses, old.purged) {
             self.count_others(stats);
         }

@@ -5,8 +5,8 @@ use crate::blk::requests::Completed;
 use manyring_engine::{Done, Fence, Handler, Mode, QueueIo, Turn, Waits};
 use manyring_queue::blkif::{BackRing, Requests};
 
-/// The queue, and the requests that it popped last. They lie beside the queue and not in it, so
-/// that the queue can change while the requests that it serves are borrowed.
+/// The queue, and the requests that it popped last. The requests are not a field of the queue, so
+/// that the queue can be changed while they are borrowed.
 #[derive(Debug)]
 pub(super) struct BlkifHandler {
     queue: BlkifQueue,
@@ -55,7 +55,7 @@ impl Handler<BackRing> for BlkifHandler {
         self.queue.requests.acknowledge();
     }
 
-    /// A queue that pops nothing before one of its requests is done asks the driver for nothing.
+    /// A queue that can pop nothing before a request is done does not wait for its driver.
     fn waits(&self, _: &BackRing) -> Waits {
         Waits { driver: !self.queue.is_waiting(), at_ns: self.queue.due_ns(), ..Waits::default() }
     }

@@ -1,4 +1,4 @@
-//! Indirect requests: their segments are copied out of the pages in which they lie.
+//! Indirect requests: their segments are copied out of the granted pages that hold them.
 
 use super::plan::{What, access_of, errno_of};
 use super::queue::BlkifQueue;
@@ -10,7 +10,9 @@ use rustix::io::Errno;
 use std::ops::Range;
 
 impl BlkifQueue {
-    /// Copies the segments of indirect requests out of their pages, and asks for what they name.
+    /// Copies the segments of the planned indirect requests out of their pages, and asks for the
+    /// data pages that these segments name. At the first fault of the front-end the ring stops, and
+    /// the requests from that one on are discarded.
     pub(super) fn read_segments(&mut self, ring: &mut BackRing, now_ns: u64) {
         self.lists.clear();
         for planned in &self.planned {
@@ -48,10 +50,11 @@ impl BlkifQueue {
         }
     }
 
-    /// The segments of one indirect request, whose pages have these numbers.
+    /// Reads the segments of one indirect request from its pages, which have these numbers in
+    /// `lists`. A request whose pages cannot be mapped, or that lies outside the disk, is answered.
     ///
     /// # Errors
-    /// The front-end's fault.
+    /// A [`RequestError`] that is a fault of the front-end: the ring must stop.
     fn segments_of(
         &mut self,
         indirect: &Indirect,

@@ -1,4 +1,4 @@
-//! The file that holds a ring's journal, mapped (`manyring_queue::blkif`, docs/design/0012).
+//! Maps the file that holds a ring's journal (`manyring_queue::blkif`, docs/design/0012).
 
 use crate::StartError;
 use manyring_memory::{Mapping, MemoryError, Words};
@@ -7,14 +7,15 @@ use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Maps the first `len` bytes of `file`, which is made as long if it is shorter: it is no journal
-/// of this ring then, and has nothing that could be needed.
+/// Maps the first `len` bytes of `file`. A shorter file is no journal of this ring, so it is
+/// emptied and made as long.
 ///
-/// Its blocks are taken now. A store into a hole for which its file system has no room would be
-/// lost, and with it the request that it wrote down.
+/// The blocks of the file are allocated now. A later store into a hole would be lost if the file
+/// system were full, and with it the record of a request.
 ///
 /// # Errors
-/// [`StartError::Journal`], [`StartError::JournalRoom`].
+/// [`StartError::JournalRoom`]: the file cannot be made as long, or its file system is full.
+/// [`StartError::Journal`]: the file cannot be mapped.
 pub(super) fn map(file: &OwnedFd, len: usize) -> Result<Words, StartError> {
     let size = len as u64;
     let has = fstat(file).map_err(StartError::JournalRoom)?.st_size;

@@ -1,5 +1,5 @@
-//! `Planned`: a request that was popped in this turn, parsed, and what is to be done with it;
-//! `InUse`: the pages of requests in flight.
+//! `Planned`: a request that was popped and parsed in this turn, and what is to be done with it;
+//! `InUse`: the pages that requests in flight use.
 
 use super::stages::UNMAPPED;
 use manyring_backend::blk::Op;
@@ -16,31 +16,32 @@ use std::ops::Range;
 pub(super) struct Reply {
     pub(super) id: u64,
     pub(super) echo: u8,
-    /// Lots that its pages can take.
+    /// At most how many lots its pages take.
     pub(super) lots: u32,
 }
 
 /// What is to be done with a request that was popped in this turn.
 #[derive(Debug)]
 pub(super) enum What {
-    /// It is answered without the disk.
+    /// It fails with this error, without the disk.
     Answer(Errno),
     Flush,
     /// A write barrier without data.
     Barrier,
-    /// In bytes.
+    /// A discard or secure erase of a range, in bytes.
     Discard {
         op: Op,
         offset: u64,
         len: u64,
     },
-    /// The segments lie in the burst's list of them, and were asked for under the same numbers.
+    /// A read or write. Its segments have these numbers in the turn's list of segments, and their
+    /// pages were asked for under the same numbers.
     Data {
         op: DataOp,
         sector: u64,
         segments: Range<usize>,
     },
-    /// Its segments are yet to be read.
+    /// An indirect request whose segments are not read yet.
     Indirect(Indirect),
 }
 
@@ -52,7 +53,7 @@ pub(super) struct Planned {
 }
 
 impl What {
-    /// The numbers under which its pages were asked for.
+    /// The numbers under which the pages of the request were asked for.
     pub(super) fn numbers(&self) -> Range<usize> {
         if let Self::Data { segments, .. } = self { segments.clone() } else { 0..0 }
     }
@@ -66,16 +67,16 @@ impl What {
         }
     }
 
-    /// True if there was no room for the pages of its segments.
+    /// True if there was no room to map the pages that hold the request's segments.
     pub(super) fn is_short(&self) -> bool {
         matches!(self, Self::Answer(errno) if *errno == SHORT)
     }
 }
 
-/// What [`errno_of`] makes of a shortage that is not the front-end's.
+/// The error by which a lack of room of ours is known: the request goes back to the ring.
 pub(super) const SHORT: Errno = Errno::AGAIN;
 
-/// A reference that cannot be mapped fails its request; one for which there is no room does not.
+/// The error for a page that was not mapped: [`UNMAPPED`] fails the request, [`SHORT`] does not.
 pub(super) fn errno_of(error: GrantError) -> Errno {
     match error {
         GrantError::NoRoom { .. } | GrantError::Memory(MemoryError::Pieces { .. }) => SHORT,
@@ -92,13 +93,13 @@ pub(super) fn segment_count(kind: &Result<Asked<'_>, RequestError>) -> usize {
     }
 }
 
-/// True if the data comes after what was asked for before it.
+/// True for a write that must come after all requests before it (`stages.rs`).
 #[inline]
 pub(super) fn is_ordered(op: DataOp) -> bool {
     matches!(op, DataOp::WriteBarrier | DataOp::FlushWrite)
 }
 
-/// What the pages of a request are mapped for: a disk's read writes to them.
+/// How the pages of a request are mapped: writable for a read, which writes to them.
 #[inline]
 pub(super) fn access_of(op: DataOp) -> GrantAccess {
     if op == DataOp::Read { GrantAccess::Write } else { GrantAccess::Read }
@@ -115,11 +116,11 @@ pub(super) fn bytes_of(segment: &Segment) -> (u32, u32) {
 #[derive(Debug, Default)]
 pub(super) struct InUse {
     slots: Vec<Few>,
-    /// Those behind the first ones of a request.
+    /// Further pages of an indirect request, by slot. Empty until there is such a request.
     more: Vec<Vec<GrantPage>>,
 }
 
-/// The first pages of a request: all of one that has its segments itself.
+/// The first pages of a request; all pages of one that is not indirect.
 #[derive(Clone, Copy, Debug, Default)]
 struct Few {
     count: u32,
@@ -127,12 +128,12 @@ struct Few {
 }
 
 impl InUse {
-    /// No request of the ring's `slots` is in flight.
+    /// For a ring with this many slots, of which no request is in flight.
     pub(super) fn new(slots: u16) -> Self {
         Self { slots: vec![Few::default(); slots.into()], more: Vec::new() }
     }
 
-    /// The request in `slot` uses one more page.
+    /// Adds a page to those that the request in `slot` uses.
     #[inline]
     pub(super) fn add(&mut self, slot: u16, page: GrantPage) {
         let few = &mut self.slots[usize::from(slot)];
@@ -153,7 +154,7 @@ impl InUse {
         self.more[usize::from(slot)].push(page);
     }
 
-    /// Calls `each` for the pages of the request in `slot`, which uses none of them any more.
+    /// The request in `slot` is done: calls `each` for the pages that it used, and forgets them.
     #[inline]
     pub(super) fn take(&mut self, slot: u16, mut each: impl FnMut(GrantPage)) {
         let few = &mut self.slots[usize::from(slot)];

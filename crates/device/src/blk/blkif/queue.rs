@@ -7,14 +7,15 @@
 //! submit:         slices to the burst; the burst to the disk
 //! complete:       what is done: let go of its pages, write its response; the engine publishes it
 //! ```
-//! A request all of whose pages are mapped already goes from `plan` to the burst, as long as none
-//! before it has to wait for the steps between: most often that is every request.
-//! 1. What the front-end can change while it is looked at is copied once: requests when they are
-//!    popped, segments out of their pages.
-//! 2. What does not fit into this turn goes back to the ring, from the last request on: more than
-//!    [`SEGMENTS_TURN`] segments, or more pages than the queue has addresses for.
-//! 3. Pages are let go of before the response is visible, so that the front-end may end their
-//!    grants when it sees it.
+//! A request whose pages are all mapped already goes from `plan` straight to the burst, unless a
+//! request before it has to go through the steps between. Most often every request goes straight.
+//! 1. The front-end can change requests and segments at any time. Each is copied once and decided
+//!    on by the copy: requests when they are popped, segments of indirect requests out of their
+//!    pages.
+//! 2. Requests that do not fit into this turn are put back into the ring, the last one first: those
+//!    beyond [`SEGMENTS_TURN`] segments, or beyond the pages that the queue has addresses for.
+//! 3. Pages are released before the response is visible: a front-end that sees a response may end
+//!    the grants of its request.
 
 use super::plan::{
     InUse, Planned, Reply, SHORT, What, access_of, bytes_of, errno_of, is_ordered, segment_count,
@@ -40,9 +41,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Segments of the requests of one turn; a single request may have more.
+/// At most how many segments the requests of one turn have. A single request may have more.
 const SEGMENTS_TURN: usize = 1024;
-/// How long a request waits whose pages find no room, because other queues of the process have it.
+/// How long a request waits until its pages are tried again, if other queues of the process have
+/// taken all room for mappings.
 const RETRY_NS: u64 = 1_000_000;
 
 /// A queue of a Xen block device, as its worker runs it.
@@ -51,37 +53,40 @@ pub(super) struct BlkifQueue {
     pub(super) requests: Requests<Reply>,
     shared: Arc<Shared>,
     pub(super) limits: Limits,
-    /// Every write is durable when it is answered.
+    /// Every write must be durable when it is answered.
     write_through: bool,
     pub(super) grants: PersistentGrants,
     /// The pages in which the ring lies.
     _ring_pages: GrantPages,
-    /// Requests of this turn that wait for pages, and all behind the first of them.
+    /// The requests of this turn from the first one on whose pages are not all mapped.
     pub(super) planned: Vec<Planned>,
-    /// Segments of this turn's requests, and the pages that were asked for under their numbers.
+    /// The segments of this turn's requests.
     pub(super) segments: Vec<Segment>,
+    /// The pages of these segments, under the same numbers.
     pub(super) asks: GrantAsks,
-    /// The pages of segments of indirect requests, one of them, and its copy.
+    /// The pages that hold the segments of this turn's indirect requests.
     pub(super) lists: GrantAsks,
+    /// The slice of one such page, and the copy of its bytes.
     pub(super) page: SliceList,
     pub(super) bytes: Box<[u8; PAGE_SIZE]>,
     pub(super) in_use: InUse,
-    /// Where the window's region lies.
+    /// The region of mapped pages that was found last, where the next lookup begins.
     pub(super) last: LastHit,
     pub(super) stages: Stages,
-    /// Lots that requests in flight can take, and how many there are.
+    /// At most how many lots the requests in flight take.
     pub(super) lots: u32,
+    /// How many lots the queue has.
     lots_max: u32,
-    /// Requests were put back, because pages of others must be let go of first.
+    /// Requests were put back that need pages which requests in flight still use.
     is_held: bool,
-    /// They find no room although nothing of ours is in flight: it is tried again then. `None` if
-    /// nothing was put back.
+    /// When requests that were put back for want of room are tried again, even if no request of
+    /// this queue is done before. `None` if there are none.
     retry_at_ns: Option<u64>,
-    /// When grants are to be looked after. Known since the last turn without work, if `is_tended`;
-    /// else `None`.
+    /// When the queue must take a turn to unmap unused grants; `None` unless `is_tended`.
     pub(super) purge_at_ns: Option<u64>,
+    /// `purge_at_ns` was determined since the last turn with work.
     pub(super) is_tended: bool,
-    /// What was added to the queue's counters before.
+    /// The grants' counters up to which the queue's counters have been updated.
     pub(super) counted: GrantCounters,
 }
 
@@ -126,12 +131,13 @@ impl BlkifQueue {
         }
     }
 
-    /// True if nothing is popped before a request in flight is done.
+    /// True if the queue pops no request before one in flight is done, or before a retry is due.
     pub(super) fn is_waiting(&self) -> bool {
         self.is_held || self.stages.is_gated()
     }
 
-    /// What was put back may find room now. True if something was.
+    /// Lets the queue pop again the requests that were put back: they may find room now. True if
+    /// there were such requests.
     #[inline]
     pub(super) fn release_held(&mut self) -> bool {
         let was_held = self.is_held;
@@ -142,24 +148,24 @@ impl BlkifQueue {
         was_held
     }
 
-    /// What was put back is tried again, if it is time to.
+    /// Lets the queue pop again the requests that were put back, if their retry is due.
     #[cold]
     fn retries(&mut self, now_ns: u64) -> bool {
         self.retry_at_ns.is_some_and(|at_ns| now_ns >= at_ns) && self.release_held()
     }
 
-    /// True if a page of a request was cut away.
+    /// True if mapped memory of the guest was cut away.
     pub(super) fn is_broken(&self) -> bool {
         self.grants.pages().is_broken()
     }
 
-    /// When a turn is due that nobody asks for.
+    /// When the queue needs a turn though no event has come.
     pub(super) fn due_ns(&self) -> Option<u64> {
         [self.retry_at_ns, self.purge_at_ns].into_iter().flatten().min()
     }
 
-    /// Gives up what is in flight, when the queue ends. A disk may still use its pages, which stay
-    /// mapped then.
+    /// Discards the requests in flight, when the queue ends. The disk may still use their pages, so
+    /// these stay mapped for ever.
     pub(super) fn discard_all(&mut self, ring: &mut BackRing) {
         if ring.in_flight() > 0 {
             self.grants.leak();
@@ -167,7 +173,7 @@ impl BlkifQueue {
         self.requests.drain().for_each(|request| ring.discard(request.chain));
     }
 
-    /// Pops a batch and starts its requests. Returns how many. The batch is empty then.
+    /// Pops a batch and starts its requests. Returns how many. Leaves the batch empty.
     #[inline]
     pub(super) fn pop_and_submit(
         &mut self,
@@ -190,8 +196,8 @@ impl BlkifQueue {
         taken
     }
 
-    /// Maps what the planned requests wait for, and gives them to the disk. Returns how many of
-    /// them went back, or were given up.
+    /// Maps the pages that the planned requests wait for, and gives the requests to the disk.
+    /// Returns how many of them were put back or discarded instead.
     fn submit_planned(&mut self, ring: &mut BackRing, now_ns: u64) -> usize {
         let planned = self.planned.len();
         self.read_segments(ring, now_ns);
@@ -203,8 +209,8 @@ impl BlkifQueue {
         gone
     }
 
-    /// Parses the requests of a batch, and gives those to the burst that wait for nothing. Those
-    /// that are not for this turn go back. Returns how many are.
+    /// Parses the requests of a batch. Those that wait for nothing go to the burst, the others to
+    /// `planned`. Requests that must wait for a later turn are put back. Returns how many were not.
     fn plan(
         &mut self,
         (ring, batch): (&mut BackRing, &mut Popped),
@@ -218,7 +224,7 @@ impl BlkifQueue {
         let (mut index, mut taken) = (0, 0);
         while let Some((chain, raw)) = batch.take(index) {
             index += 1;
-            // Looked at where it lies: with its segments a request has more than a hundred bytes.
+            // Parsed in place: with its segments a request has more than a hundred bytes to copy.
             let (id, echo, kind) = match Request::parse(raw, &self.limits) {
                 Ok(Request { id, echo, kind }) => (id, echo, Ok(kind)),
                 Err(refusal) if refusal.error.is_fault() => {
@@ -254,7 +260,7 @@ impl BlkifQueue {
         taken
     }
 
-    /// A request that carries its segments. True if it is a gate.
+    /// Plans a read or write that carries its segments. True if it is a gate.
     #[inline]
     fn plan_data(&mut self, (chain, reply): (Chain, Reply), data: Data<'_>, now_ns: u64) -> bool {
         let Self { grants, asks, segments, .. } = self;
@@ -274,7 +280,7 @@ impl BlkifQueue {
         is_ordered(op)
     }
 
-    /// Any other request. True if it is a gate.
+    /// Plans any other request. True if it is a gate.
     fn plan_other(
         &mut self,
         (chain, reply): (Chain, Reply),
@@ -311,8 +317,8 @@ impl BlkifQueue {
         }
     }
 
-    /// Takes the requests from `index` on out of those that are planned, the last one first, and
-    /// lets go of the pages that were found for them.
+    /// Takes the planned requests from `index` on out of the plan, the last one first, releases the
+    /// pages that were found for them, and calls `each` for their chains.
     pub(super) fn give_up(&mut self, index: usize, now_ns: u64, mut each: impl FnMut(Chain)) {
         for Planned { chain, reply, what } in self.planned.drain(index..).rev() {
             self.lots -= reply.lots;
@@ -321,11 +327,11 @@ impl BlkifQueue {
         }
     }
 
-    /// Maps the pages of all requests. From the first one on for whose pages there is no room,
-    /// they go back.
+    /// Maps the pages of all planned requests. If there is no room for the pages of one, this one
+    /// and all after it are put back.
     fn map(&mut self, ring: &mut BackRing, now_ns: u64) {
         self.grants.acquire(&mut self.asks, now_ns);
-        // A ring that has stopped gets nothing back.
+        // No request is put back into a ring that a fault has stopped.
         if ring.is_faulted() {
             return;
         }
@@ -381,8 +387,8 @@ impl BlkifQueue {
             _ => (Kind::Write, write),
         };
         match pushed {
-            // A request of its own: one that others take the address of is put together in memory
-            // and copied from there.
+            // Each arm makes its own `InFlight`. If the arms shared one, the compiler would put it
+            // together in memory and copy it.
             Ok(len) if !is_ordered(op) => {
                 let request = InFlight { chain, reply, kind, len, popped_at_ns: now_ns };
                 self.requests.submit(request, (disk_op, sector * SECTOR_SIZE, len.into()));
@@ -399,7 +405,7 @@ impl BlkifQueue {
         }
     }
 
-    /// An ordered write, whose pages are written when all requests before it are done.
+    /// Holds an ordered write, whose data is written when all requests before it are done.
     #[cold]
     fn hold_ordered(
         &mut self,
@@ -417,8 +423,8 @@ impl BlkifQueue {
         self.stages.close_gate(Gate { token, durable, offset: sector * SECTOR_SIZE, len });
     }
 
-    /// Pushes the slices of a request to the burst, and keeps its pages for as long as it is in
-    /// flight. Returns its bytes.
+    /// Pushes the slices of a request to the burst, and notes that it uses its pages while it is in
+    /// flight. Returns its length in bytes. The error is that of its last page that is not mapped.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "one of two callers is on the way of every request")]
     fn push_data(
@@ -430,7 +436,7 @@ impl BlkifQueue {
         let access = access_of(op);
         let (mut len, mut refused) = (0, None);
         for number in numbers {
-            // Those are kept that are mapped, though others of the request are not.
+            // Even if a page is not mapped, note the mapped ones: `complete` releases them.
             let page = match self.asks.page(number) {
                 Ok(page) => page,
                 Err(error) => {
@@ -450,7 +456,8 @@ impl BlkifQueue {
     }
 }
 
-/// Takes the requests with these indexes out of a batch, the last one first.
+/// Takes the requests with these indexes out of a batch, the last one first, and calls `each` for
+/// their chains.
 #[cold]
 fn each_left(batch: &mut Popped, indexes: Range<usize>, mut each: impl FnMut(Chain)) {
     for index in indexes.rev() {

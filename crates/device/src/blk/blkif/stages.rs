@@ -1,18 +1,18 @@
 //! `Stages`: requests of a Xen ring that the disk serves in several steps.
 //!
-//! * An *ordered write* comes after all writes before it, and those are durable when it begins: a
-//!   write barrier, or a flush with data. It waits until every request before it is answered; then
-//!   the disk flushes; then it writes. Nothing is popped behind it meanwhile: it is a *gate*. A
-//!   barrier without data is one too, whose last step is the flush.
-//! * A long discard is given to the disk in pieces, as virtio-blk's driver has to cut it by itself:
-//!   the disk's thread is shared with other guests.
+//! * An *ordered write* (a write barrier, or a flush with data) begins when all writes before it
+//!   are durable. The queue waits until every request before it is answered; then the disk flushes;
+//!   then it writes the data. Meanwhile no request behind it is popped: it is a *gate*. A barrier
+//!   without data is a gate too, and ends with its flush.
+//! * A long discard is given to the disk in pieces, so that other requests have their turn between
+//!   two pieces. A virtio-blk driver has to cut discards by itself.
 
 use crate::blk::config::RANGE_BYTES_MAX;
 use manyring_backend::blk::{Completion, Op};
 use manyring_memory::GrantPage;
 use rustix::io::Errno;
 
-/// What an ordered write waits for.
+/// What an ordered write is waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     /// The answers to all requests before it.
@@ -23,7 +23,7 @@ enum Wait {
     Write,
 }
 
-/// An ordered write. One of no bytes ends with its flush.
+/// An ordered write; without data (`len` 0) a barrier that ends with its flush.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gate {
     pub(super) token: u32,
@@ -32,7 +32,7 @@ pub(super) struct Gate {
     pub(super) len: u64,
 }
 
-/// What of a discard the disk does not have yet.
+/// The part of a discard that the disk has not been given yet.
 #[derive(Clone, Copy, Debug)]
 struct Rest {
     token: u32,
@@ -44,9 +44,9 @@ struct Rest {
 /// The next step of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// For the disk as it is.
+    /// Give the disk this operation on this range (offset, length).
     Submit(Op, u64, u64),
-    /// The same, with the slices of the gate's pages.
+    /// Give the disk this write to this range, with the slices of the gate's pages.
     Write(Op, u64, u64),
 }
 
@@ -54,13 +54,13 @@ pub(super) enum Step {
 #[derive(Debug, Default)]
 pub(super) struct Stages {
     gate: Option<(Gate, Wait)>,
-    /// Pages, and the bytes of them, that the gate writes.
+    /// The pages that the gate writes, each with the range (offset, length) of its bytes.
     pub(super) pieces: Vec<(GrantPage, (u32, u32))>,
     discards: Vec<Rest>,
 }
 
 impl Stages {
-    /// True if nothing is to be popped.
+    /// True if a gate is closed: no request may be popped.
     #[inline]
     pub(super) fn is_gated(&self) -> bool {
         self.gate.is_some()
@@ -78,7 +78,8 @@ impl Stages {
         self.gate = Some((gate, Wait::Others));
     }
 
-    /// All requests before the gate are answered. Returns its token, if it has waited for that.
+    /// All requests before the gate are answered: returns the token of the gate, whose flush is
+    /// due, unless it was returned before.
     pub(super) fn others_are_done(&mut self) -> Option<u32> {
         match &mut self.gate {
             Some((gate, wait)) if *wait == Wait::Others => {
@@ -89,7 +90,7 @@ impl Stages {
         }
     }
 
-    /// Begins a discard; the disk is to have as much of it now as is returned.
+    /// Begins a discard. Returns the length of its first piece, to be given to the disk now.
     pub(super) fn cut_discard(&mut self, token: u32, op: Op, offset: u64, len: u64) -> u64 {
         let first = len.min(RANGE_BYTES_MAX);
         if first < len {
@@ -98,8 +99,7 @@ impl Stages {
         first
     }
 
-    /// What is to be done next of the request that the disk has completed; `None` if that was its
-    /// end.
+    /// The next step of the request of this completion; `None` if the request is done.
     pub(super) fn next(&mut self, Completion { token, result }: Completion) -> Option<Step> {
         if let Some((gate, wait)) = &mut self.gate
             && gate.token == token
@@ -132,8 +132,8 @@ impl Stages {
         self.pieces.clear();
     }
 
-    /// Takes the completions out of `done` that are not the end of their request. Returns their
-    /// next steps.
+    /// Takes the completions of requests with a next step out of `done`. Returns these steps, each
+    /// with the token of its request.
     pub(super) fn take_steps(&mut self, done: &mut Vec<Completion>) -> Vec<(u32, Step)> {
         let mut steps = Vec::new();
         done.retain(|completion| match self.next(*completion) {
@@ -147,5 +147,5 @@ impl Stages {
     }
 }
 
-/// What the disk says of a request that it never got, because its pages are not to be had.
+/// The error of a request that fails because a page of it cannot be mapped.
 pub(super) const UNMAPPED: Errno = Errno::IO;

@@ -1,4 +1,4 @@
-//! What a message leads to: effects in order, then an answer; or the end of the session.
+//! What the session decides for a message: effects in order, then an answer; or that it must end.
 
 use manyring_queue::RingAddresses;
 use manyring_wire::vhost_user::{ConfigAccess, ParseError, Region, Reply};
@@ -6,18 +6,18 @@ use manyring_wire::vhost_user::{ConfigAccess, ParseError, Region, Reply};
 /// A change of guest memory.
 #[derive(Debug, PartialEq, Eq)]
 pub enum MemoryChange<F> {
-    /// These regions and no others.
+    /// Replace all regions by these (`SET_MEM_TABLE`).
     Replace(Vec<(Region, F)>),
-    /// One more.
+    /// Add a region (`ADD_MEM_REG`).
     Add(Region, F),
-    /// One less.
+    /// Remove a region (`REM_MEM_REG`).
     Remove(Region),
 }
 
 /// What the transport has to do, in order, before it replies.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect<F> {
-    /// Tell the device what was negotiated.
+    /// Tell the device the negotiated features.
     Features(u64),
     /// Change guest memory, for running queues too.
     Memory(MemoryChange<F>),
@@ -25,9 +25,9 @@ pub enum Effect<F> {
     Start(usize),
     /// Stop the running queue and keep its base.
     Stop(usize),
-    /// Serve a running queue, or let it wait.
+    /// Enable or disable a running queue.
     Enable(usize, bool),
-    /// A running queue's ring is elsewhere.
+    /// Serve a running queue's ring at these addresses.
     Relocate(usize, RingAddresses),
     /// Keep the kick, or give it to the running queue; `None` = the ring is polled.
     Kick(usize, Option<F>),
@@ -39,37 +39,37 @@ pub enum Effect<F> {
     WriteConfig(ConfigAccess, Vec<u8>),
     /// Keep the back-end request channel.
     BackendChannel(F),
-    /// Announce the guest of this MAC address.
+    /// Send a RARP frame from this MAC address, which announces the migrated guest to the network.
     SendRarp([u8; 6]),
-    /// The front-end has told the guest this MTU.
+    /// Take this as the MTU that the front-end has told the guest.
     SetMtu(u64),
-    /// The driver has reset the device: what it wrote to the config space counts no more.
+    /// Undo the driver's writes to the config space: the driver has reset the device.
     ResetConfig,
-    /// Nothing: the request cannot be done. An acknowledgement says so.
+    /// Do nothing but log: the request is refused, and an acknowledgement says so.
     Refuse(ParseError),
 }
 
 /// The answer to a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// None is due.
+    /// No answer is due.
     None,
-    /// This.
+    /// This reply.
     Reply(Reply),
-    /// An acknowledgement: 0 once the effects are done, else 1.
+    /// An acknowledgement: 0 if all effects were carried out, 1 if one was refused.
     Ack,
-    /// The base of a vring, once it has stopped.
+    /// The base of this vring, once it has stopped.
     Base(usize),
-    /// A read of the config space.
+    /// The bytes of this read of the config space.
     Config(ConfigAccess),
 }
 
-/// What a message leads to.
+/// What the session decides for a message.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome<F> {
-    /// To do, in order.
+    /// What to do, in order.
     pub effects: Vec<Effect<F>>,
-    /// To answer afterwards.
+    /// What to answer afterwards.
     pub answer: Answer,
 }
 

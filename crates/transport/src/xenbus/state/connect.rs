@@ -1,12 +1,12 @@
-//! Which connection a front-end asks for, what a former process has left of one, and whether what
-//! runs is what the nodes say.
+//! Connects to the rings that a front-end names, or that a former process has left connected; and
+//! checks that the nodes still name the rings that run.
 
 use super::super::negotiate::{self, Reason, state_of};
 use super::{Action, Back, Config, Phase, Running};
 use manyring_wire::xen::state::XenbusState;
 
 impl Back {
-    /// Connects to the rings that the front-end names; `takeover`: those of a former process.
+    /// Connects to the rings that the front-end names. `takeover`: a former process served them.
     pub(super) fn connect(&mut self, takeover: bool, actions: &mut Vec<Action>) {
         let Some(opened) = &self.opened else { return };
         let folder = &opened.assignment.frontend;
@@ -38,7 +38,10 @@ impl Back {
         }
     }
 
-    /// Compares what runs with what the nodes say.
+    /// Compares the connection that runs with the front-end's nodes.
+    ///
+    /// # Errors
+    /// [`Reason::Changed`]: the nodes name another connection. [`Reason::Node`]: one is wrong.
     pub(super) fn is_as_negotiated(&self) -> Result<(), Reason> {
         let Phase::Connected(running) = &self.phase else { return Ok(()) };
         let folder = self.front_folder();

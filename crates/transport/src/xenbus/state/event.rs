@@ -1,4 +1,4 @@
-//! What happens to a device, and what is to be done about it.
+//! The events that the state machine of a device is given, and the actions that it answers with.
 
 use manyring_wire::xen::device::{Assignment, Connection, Disk, Offer};
 
@@ -11,22 +11,22 @@ pub enum Event {
     Seen(Seen),
     /// The answer to [`Action::Open`].
     Opened {
-        /// What the device can do.
+        /// What can be offered to the front-end.
         offer: Offer,
-        /// What it serves.
+        /// The disk that was opened.
         disk: Disk,
     },
     /// The answer to [`Action::Connect`]: its queues run.
     Started,
     /// The answer to [`Action::Disconnect`]: nothing of the front-end is in use any more.
     Stopped,
-    /// The answer to [`Action::Open`] and [`Action::Connect`] that it cannot be.
+    /// The answer to [`Action::Open`] or [`Action::Connect`]: it failed for this reason.
     Failed(String),
-    /// The same, for want of something that this host may have again later.
+    /// The same, but the host lacks something that it may have later.
     Delayed(String),
     /// A queue has met a fault of the front-end.
     Fault {
-        /// [`Config::number`] of its connection: a fault of a former one counts no more.
+        /// [`Config::number`] of the queue's connection: a fault of a former connection is ignored.
         number: u32,
         /// What the front-end did.
         text: String,
@@ -37,53 +37,53 @@ pub enum Event {
     Detach,
     /// The operator takes the device away, whatever the front-end does.
     DetachNow,
-    /// This process ends. Nodes stay as they are: the next one takes the rings over.
+    /// This process ends. The nodes stay as they are, and the next process takes the rings over.
     Leave,
 }
 
 /// What is to be done, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Open what is served, then say [`Event::Opened`] or [`Event::Failed`].
+    /// Open the disk, then answer with [`Event::Opened`], [`Event::Failed`] or [`Event::Delayed`].
     Open(Assignment),
     /// Write and remove nodes in one transaction, unless the back-end's `state` node is gone:
     /// nothing may be written into a folder that the tool stack has removed.
     Write(Vec<Change>),
-    /// Map the rings, bind the event channels and start the queues, then say [`Event::Started`] or
-    /// [`Event::Failed`].
+    /// Map the rings, bind the event channels and start the queues, then answer with
+    /// [`Event::Started`], [`Event::Failed`] or [`Event::Delayed`].
     Connect(Config),
-    /// Stop the queues and give everything back, then say [`Event::Stopped`].
+    /// Stop the queues and unmap everything, then answer with [`Event::Stopped`].
     Disconnect,
-    /// The device is over: what was opened may be closed. No answer.
+    /// The device is over: close the disk. There is no answer.
     Close,
 }
 
-/// A change of a node. Its path begins in the home of the back-end's domain.
+/// A change of a node. Its path is relative to the home of the back-end's domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The node.
     pub path: String,
-    /// Its value; `None`: the node is removed, if it is there.
+    /// Its new value; `None`: remove the node, if it exists.
     pub value: Option<String>,
 }
 
-/// What was negotiated.
+/// A negotiated connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Tells this connection of the device from its others.
+    /// Tells this connection of the device from its other connections.
     pub number: u32,
-    /// What the tool stack says.
+    /// What the tool stack has written for the device.
     pub assignment: Assignment,
     /// The front-end's rings and event channels.
     pub connection: Connection,
-    /// Grants stay mapped: both ends want it.
+    /// Grants stay mapped: both ends have `feature-persistent`.
     pub persistent: bool,
     /// What the front-end was offered.
     pub offer: Offer,
     /// The rings are those of a former process and may hold requests that it took and did not
     /// answer. Otherwise both indices of each ring begin at 0.
     pub takeover: bool,
-    /// A former process has offered the device, and may have had these event channels until just
-    /// now: always so in a takeover, and where that process was killed while it connected.
+    /// A former process has offered the device, and may have had these event channels until a
+    /// moment ago. True for every takeover, and if that process was killed while it connected.
     pub inherited: bool,
 }

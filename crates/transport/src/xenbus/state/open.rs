@@ -1,5 +1,6 @@
-//! What is open, and whether it is what the tool stack asks for: it may write a device anew at any
-//! time, and remove and write its folders between two looks.
+//! Opens the disk that the tool stack names, and checks that the open disk is still the one it
+//! names. The tool stack may remove and write the device's folders at any time, even between two
+//! readings.
 
 use super::super::negotiate::{self, Reason, state_of};
 use super::{Action, Back, Next, Phase};
@@ -7,7 +8,7 @@ use manyring_wire::xen::device::Assignment;
 use manyring_wire::xen::state::XenbusState;
 
 impl Back {
-    /// Opens what the tool stack asks for.
+    /// Opens the disk that the tool stack names.
     pub(super) fn begin(&mut self, actions: &mut Vec<Action>) -> bool {
         match negotiate::assignment(&self.id, &self.seen.back) {
             Ok(assignment) => {
@@ -20,9 +21,11 @@ impl Back {
         }
     }
 
-    /// It cannot be opened, or not be connected. A front-end that a former process has left
-    /// connected waits for its answers anyway, and would lose its disk for good: its disk is
-    /// opened again whatever is wrong with it, and its rings if the host lacks something now.
+    /// The disk cannot be opened, or the rings cannot be connected: the device is closed.
+    ///
+    /// A front-end that a former process has left connected would lose its disk for good by that,
+    /// and waits for responses anyway. So for such a front-end the disk is opened again later,
+    /// whatever the error; and its rings are connected again later if the error passes.
     pub(super) fn failed(&mut self, text: String, is_passing: bool, actions: &mut Vec<Action>) {
         let is_kept = match &self.phase {
             Phase::Opening => self.is_left_connected(),
@@ -37,15 +40,15 @@ impl Back {
         }
     }
 
-    /// Why the rings of a former process are not gone on with yet, if they are not. To be looked at
-    /// again later.
+    /// Why the rings of a former process are not taken over yet, if so. The caller must read the
+    /// nodes again later.
     #[must_use]
     pub fn waits_for(&self) -> Option<&str> {
         self.waits_for.as_deref()
     }
 
-    /// Offers to the front-end what is open, if that is what the tool stack asks for; else opens
-    /// that first.
+    /// Offers the open disk to the front-end, if it is the one that the tool stack names; else
+    /// opens that one first.
     pub(super) fn offer_again(&mut self, actions: &mut Vec<Action>) -> bool {
         if self.is_fit() {
             return self.wait(actions);
@@ -54,7 +57,7 @@ impl Back {
         self.begin(actions)
     }
 
-    /// True if what is open is what the tool stack asks for.
+    /// True if the open disk is the one that the tool stack names.
     pub(super) fn is_fit(&self) -> bool {
         let opened = self.opened.as_ref();
         opened.is_some_and(|opened| {
@@ -63,7 +66,7 @@ impl Back {
         })
     }
 
-    /// True if the tool stack asks for something else than `assignment`.
+    /// True if the tool stack names another disk than `assignment`.
     pub(super) fn asks_for_another(&self, assignment: &Assignment) -> bool {
         let asked = negotiate::assignment(&self.id, &self.seen.back);
         asked.is_ok_and(|asked| !is_same(assignment, &asked))
@@ -75,7 +78,7 @@ impl Back {
             && !matches!(self.told, XenbusState::Unknown | XenbusState::Initialising)
     }
 
-    /// The tool stack has written the device anew: what was before counts no more.
+    /// The tool stack has written the device anew: forgets all that happened before.
     pub(super) fn advance_anew(&mut self, actions: &mut Vec<Action>) -> bool {
         if matches!(self.phase, Phase::Connected(_)) {
             self.disconnect(Next::Waiting, actions);
@@ -94,7 +97,8 @@ impl Back {
     }
 }
 
-/// True if both name the same disk in the same way. `online` says only how long it is wanted.
+/// True if both name the same disk in the same way. `online` is left out: it says only whether the
+/// device is to stay.
 fn is_same(one: &Assignment, other: &Assignment) -> bool {
     let online = one.online;
     *one == Assignment { online, ..other.clone() }

@@ -1,4 +1,4 @@
-//! What the back-end tells through its nodes: its offer, its disk, its state, its errors.
+//! What the back-end writes to its nodes: its offer, its disk, its state, its errors.
 
 use super::super::negotiate::{Reason, state_of};
 use super::{Action, Back, Change, Next, Phase};
@@ -20,7 +20,7 @@ impl Back {
         true
     }
 
-    /// The device cannot be served: says why, and closes it.
+    /// The device cannot be served: writes the reason to its `error` node, and closes it.
     pub(super) fn fail(&mut self, reason: Reason, actions: &mut Vec<Action>) {
         let is_connected = matches!(self.phase, Phase::Connected(_));
         let state = match self.phase {
@@ -55,7 +55,7 @@ impl Back {
         }
     }
 
-    /// Our `state` node is written: until the nodes are read again, that is what they say.
+    /// Notes the state that is being written. Until the nodes are read again, it counts as read.
     pub(super) fn tell(&mut self, state: XenbusState) {
         self.told = state;
         if let Some(value) = self.seen.back.get_mut(keys::BACK_STATE.name) {
@@ -63,7 +63,8 @@ impl Back {
         }
     }
 
-    /// Writes size and blocks, then the state, which a front-end watches for both.
+    /// Writes the size and block sizes, then the state: a front-end watches only the state, and
+    /// reads the others when it is written.
     pub(super) fn write_disk(&mut self, state: XenbusState, actions: &mut Vec<Action>) {
         let Some(opened) = &self.opened else { return };
         let mut writes = opened.disk.emit();

@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
 
-/// Requests that may wait for their replies; no further one is sent meanwhile.
+/// At most how many requests wait for their replies; further requests are not sent meanwhile.
 const AWAITED_MAX: usize = 1024;
 /// Bytes that are read at a time.
 const READ_SIZE: usize = 8192;
@@ -24,17 +24,17 @@ const READ_SIZE: usize = 8192;
 pub(super) struct Order {
     /// The whole message.
     pub(super) message: Vec<u8>,
-    /// What the message calls itself.
+    /// The id of the request, which its reply carries too.
     pub(super) req_id: u32,
-    /// What it asks for.
+    /// The operation.
     pub(super) op: Op,
-    /// Who waits for the reply.
+    /// Where the reply goes; `None`: nobody needs it.
     pub(super) reply: Option<oneshot::Sender<Result<Vec<u8>, ErrorName>>>,
-    /// Its place among those that wait to be sent.
+    /// Its place among the requests that wait to be sent.
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// What the handles and the task share.
+/// What the handles of a connection and its task share.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     last_id: AtomicU32,
@@ -51,7 +51,7 @@ impl Table {
         self.last_id.fetch_add(1, Ordering::Relaxed) % (u32::MAX - 1) + 1
     }
 
-    /// A token whose events are heard in `state`.
+    /// A token for a new watch, whose events are noted in `state`.
     pub(super) fn add_watch(&self, state: Arc<WatchState>) -> u32 {
         let token = self.last_token.fetch_add(1, Ordering::Relaxed);
         self.watches().insert(token, state);
@@ -71,7 +71,7 @@ impl Table {
         self.end.get().cloned()
     }
 
-    /// The error of whoever finds the connection over.
+    /// The error for a caller that finds the connection over.
     pub(super) fn lost(&self) -> StoreError {
         StoreError::Lost(self.end().unwrap_or_else(|| "the connection was closed".to_owned()))
     }
@@ -140,16 +140,16 @@ struct Awaited {
 struct Connection {
     fd: AsyncFd<OwnedFd>,
     table: Arc<Table>,
-    /// Messages to be sent. Each is one call: the device takes no two at once.
+    /// Messages to be sent, each by a call of its own: the device file takes no two in one call.
     output: VecDeque<Vec<u8>>,
-    /// Bytes of the first one that were sent.
+    /// How many bytes of the first message were sent.
     sent: usize,
-    /// What was read and is no whole message yet.
+    /// Bytes that were read and are no whole message yet.
     input: Vec<u8>,
     awaited: BTreeMap<u32, Awaited>,
 }
 
-/// Serves the connection until it is over, or nobody has a handle any more.
+/// Serves the connection until it is over, or the last handle is dropped.
 pub(super) async fn run(
     fd: AsyncFd<OwnedFd>,
     mut orders: mpsc::UnboundedReceiver<Order>,
@@ -167,7 +167,7 @@ pub(super) async fn run(
         Ok(()) => "nobody uses it".to_owned(),
         Err(end) => end.to_string(),
     };
-    // Whoever waits for a reply hears the reason, so it is told before the replies are dropped.
+    // Set the reason before the replies are dropped: a caller whose reply is dropped reports it.
     table.set_end(reason);
 }
 
@@ -187,7 +187,7 @@ impl Connection {
                 ready = self.fd.ready(interest) => {
                     let mut guard = ready?;
                     let ready = guard.ready();
-                    // Each end that would block is told to the runtime, then waited for again.
+                    // Clear only the readiness that ended with EAGAIN: the runtime waits for it.
                     let mut read = Vec::new();
                     if ready.is_readable() {
                         match read_some(self.fd.get_ref()) {
@@ -227,7 +227,7 @@ impl Connection {
         }
     }
 
-    /// Hands out the messages that are there as a whole.
+    /// Hands out all whole messages of the input.
     fn receive(&mut self) -> Result<(), End> {
         let mut input = std::mem::take(&mut self.input);
         let mut at = 0;
@@ -245,7 +245,7 @@ impl Connection {
         let (answered, result) = match answer {
             Answer::Event { watched, token } => {
                 let token = std::str::from_utf8(token).ok().and_then(|token| token.parse().ok());
-                // An event of a watch that was removed meanwhile is no news to anybody.
+                // The watch of a late event may have been removed: ignore the event.
                 let watch = token.and_then(|token: u32| self.table.watches().get(&token).cloned());
                 if let Some(watch) = watch {
                     watch.note(watched.as_str());
@@ -276,8 +276,11 @@ fn read_some(fd: &OwnedFd) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-/// Sends what waits, message by message. A server that is gone is `EPIPE`: the process ignores
-/// that signal, as every Rust program does.
+/// Sends the messages that wait, one by one.
+///
+/// # Errors
+/// `EAGAIN`: the rest must wait. `EPIPE`: the server is gone. (The process ignores `SIGPIPE`, as
+/// every Rust program does.)
 fn send_all(fd: &OwnedFd, output: &mut VecDeque<Vec<u8>>, sent: &mut usize) -> Result<(), Errno> {
     while let Some(message) = output.front() {
         *sent += rustix::io::write(fd, &message[*sent..])?;

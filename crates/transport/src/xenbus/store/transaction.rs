@@ -1,14 +1,15 @@
-//! Transactions: reads and writes that count together, and are done again when others come between.
+//! Transactions: reads and writes that take effect together, and are tried again if others write
+//! the same nodes meanwhile.
 
 use super::{ORDERS_MAX, Store, StoreError, TRIES_MAX, TRY_PAUSE, parse};
 use manyring_wire::xen::store::Request;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// How often a transaction was done, because others changed what it read or wrote.
+/// How often a transaction may still be tried, if others change the nodes that it reads or writes.
 ///
 /// ```text
-/// loop { begin a transaction; read and write in it; end it; leave unless it has to be done again }
+/// loop { begin a transaction; read and write in it; end it; leave unless it must be tried again }
 /// ```
 #[derive(Debug)]
 pub struct Tries {
@@ -23,11 +24,11 @@ impl Default for Tries {
 }
 
 impl Tries {
-    /// Commits the transaction if `result` is good, and drops it otherwise. `None`: others came
-    /// between, and after a pause, which is over now, it is to be done again.
+    /// Commits the transaction if `result` is good, and drops it otherwise. `None`: others have
+    /// changed its nodes. The caller must try it again now; this function has paused already.
     ///
     /// # Errors
-    /// That of `result`; [`StoreError::Contended`] after 16 tries.
+    /// That of `result`, or of the commit. [`StoreError::Contended`]: this was the 16th try.
     pub async fn end<T>(
         &mut self,
         mut transaction: Transaction,
@@ -55,7 +56,7 @@ impl Tries {
     }
 }
 
-/// An open transaction. Dropped without a commit, it changes nothing.
+/// An open transaction. If it is dropped without a commit, it changes nothing.
 #[derive(Debug)]
 pub struct Transaction {
     pub(super) store: Store,
@@ -65,18 +66,18 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Reads a node; `None`: there is none.
+    /// Reads a node; `None`: there is no such node.
     ///
     /// # Errors
-    /// [`StoreError`]
+    /// As for [`Store::read`].
     pub async fn read(&self, path: &str) -> Result<Option<Vec<u8>>, StoreError> {
         self.store.read_in(path, self.id).await
     }
 
-    /// Reads many nodes, without waiting for each before asking for the next.
+    /// Reads many nodes. Sends many requests at once, instead of waiting for each reply.
     ///
     /// # Errors
-    /// [`StoreError`]
+    /// As for [`Store::read`].
     pub async fn read_all(&self, paths: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         let mut values = Vec::with_capacity(paths.len());
         let paths: Vec<_> = paths.iter().map(|path| self.store.absolute(path)).collect();
@@ -100,17 +101,17 @@ impl Transaction {
     /// Writes a node.
     ///
     /// # Errors
-    /// [`StoreError`]
+    /// As for [`Store::read`]; [`StoreError::TooLong`]: the value does not fit into a message.
     pub async fn write(&self, path: &str, value: &[u8]) -> Result<(), StoreError> {
         let path = self.store.absolute(path);
         let request = Request::Write { path: parse(&path)?, value };
         self.store.ask(&request, self.id).await.map(drop)
     }
 
-    /// Removes a node and everything below it, if it is there.
+    /// Removes a node and everything below it, if it exists.
     ///
     /// # Errors
-    /// [`StoreError`]
+    /// As for [`Store::read`].
     pub async fn remove(&self, path: &str) -> Result<(), StoreError> {
         let path = self.store.absolute(path);
         match self.store.ask(&Request::Rm(parse(&path)?), self.id).await {

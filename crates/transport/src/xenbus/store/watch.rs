@@ -1,4 +1,4 @@
-//! Watches: what has changed, until somebody looks.
+//! Watches: collect the paths that have changed, until their owner asks for them.
 
 use super::{Store, StoreError};
 use manyring_wire::xen::path::Watched;
@@ -7,26 +7,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
 
-/// Paths that a watch remembers; of more, it says that there were many.
+/// At most how many changed paths are remembered. If there are more: [`Changed::Many`].
 const PATHS_MAX: usize = 256;
 
-/// What a watch saw since it was asked last.
+/// What has changed since the last call of [`Watch::changed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
     /// These paths changed. They are absolute.
     Paths(BTreeSet<String>),
-    /// More paths than a watch remembers.
+    /// More paths changed than are remembered.
     Many,
 }
 
-/// What a watch has seen and nobody has taken yet.
+/// The changes that the owner of the watches has not taken yet.
 #[derive(Debug, Default)]
 struct Pending {
     paths: BTreeSet<String>,
     many: bool,
 }
 
-/// A watch's end in the client, shared by its owner and the connection.
+/// What the owner of some watches shares with the connection's task.
 #[derive(Debug, Default)]
 pub(super) struct WatchState {
     pending: Mutex<Pending>,
@@ -55,12 +55,12 @@ impl WatchState {
     }
 }
 
-/// Watches on nodes and everything below them, heard together. Each fires once when it is set.
-/// Dropped, they are removed.
+/// Watches on nodes and everything below them, whose events come together. Each watch fires once
+/// when it is set. The watches are removed when this is dropped.
 #[derive(Debug)]
 pub struct Watch {
     store: Store,
-    /// By their tokens.
+    /// The watched paths, by the tokens of their watches.
     paths: BTreeMap<u32, String>,
     state: Arc<WatchState>,
 }
@@ -73,7 +73,7 @@ impl Watch {
     /// Waits until something has changed since the last call. May be cancelled.
     ///
     /// # Errors
-    /// [`StoreError::Lost`]: the watch is over.
+    /// [`StoreError::Lost`]: the connection is over, and with it all watches.
     pub async fn changed(&self) -> Result<Changed, StoreError> {
         loop {
             if let Some(changed) = self.state.take() {
@@ -89,7 +89,7 @@ impl Watch {
     /// Watches one more node, whether or not it exists.
     ///
     /// # Errors
-    /// [`StoreError`]
+    /// [`StoreError`]: the path is wrong; or xenstore refuses, does not answer, or is lost.
     pub async fn add(&mut self, path: &str) -> Result<(), StoreError> {
         let path = &self.store.absolute(path);
         let wrong = |error| StoreError::Path { path: path.to_owned(), error };
@@ -99,14 +99,14 @@ impl Watch {
         let name = token.to_string();
         let request = Request::Watch { watched, token: name.as_bytes(), depth: None };
         let result = self.store.ask(&request, 0).await.map(drop);
-        // A server that is slow may set it all the same.
+        // A server that did not answer in time may set the watch later: have it removed.
         if result.is_err() && self.paths.remove(&token).is_some() {
             self.store.unwatch(token, path);
         }
         result
     }
 
-    /// Watches a node no more.
+    /// Removes the watch of a node.
     pub fn remove(&mut self, path: &str) {
         let (store, path) = (&self.store, self.store.absolute(path));
         self.paths.retain(|token, watched| {
