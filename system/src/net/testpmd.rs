@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(10);
+/// A host that is busy with other things needs ten seconds to start it.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// What it is and does.
 #[derive(Clone, Copy, Debug)]

@@ -266,7 +266,7 @@ pub(crate) fn serve_to_the_end(task: &mut Task, image: &Image) -> Result<(), Err
         Op::Write { durable } => durable,
         op => return patiently(|| serve_without_data(image, op, task.offset, task.len)),
     };
-    let mut must_flush = false;
+    let mut must_flush = task.must_flush;
     let result = loop {
         let aligned = image.is_aligned(task.offset, task.rest.as_slices());
         let file = if aligned { image.file() } else { image.buffered() };

@@ -1,10 +1,13 @@
 //! `Image`: a file or block device, opened, locked and measured. `file` and `uring` serve it.
 
+mod probe;
+
 use super::spares::Spares;
 use super::{Geometry, container, holder};
 use crate::sys::file as sys;
+use probe::{can_nowait, can_punch, direct_alignment, is_in_memory, writes_in_parallel};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -86,6 +89,7 @@ pub struct Image {
     /// The file system knows `RWF_NOWAIT`: a read that would wait fails with `EAGAIN` instead.
     nowait: bool,
     in_memory: bool,
+    parallel: bool,
     /// Written bytes may lie in the host's page cache.
     is_cached: AtomicBool,
     /// The error with which the host lost bytes that were written to its page cache; 0: none.
@@ -180,6 +184,7 @@ impl Image {
         };
         let nowait = can_nowait(&file);
         let in_memory = !block_device && is_in_memory(&file);
+        let parallel = block_device || writes_in_parallel(&file);
         let stat = rustix::fs::fstat(&file);
         let device = stat.map_or(0, |s| if block_device { s.st_rdev } else { s.st_dev });
         Self {
@@ -196,6 +201,7 @@ impl Image {
             offset_align,
             nowait,
             in_memory,
+            parallel,
             lost: AtomicI32::new(0),
         }
     }
@@ -335,10 +341,23 @@ impl Image {
         self.in_memory
     }
 
+    /// True if threads of the kernel write to it past the page cache at the same time. Else they
+    /// make one write after another.
+    #[must_use]
+    pub fn writes_in_parallel(&self) -> bool {
+        self.parallel
+    }
+
     /// The same, as if it lay on a block device.
     #[cfg(test)]
     pub(super) fn taken_for_block_device(self) -> Self {
         Self { block_device: true, ..self }
+    }
+
+    /// The same, as if its file system took one write after another.
+    #[cfg(test)]
+    pub(super) fn taken_to_write_in_turn(self) -> Self {
+        Self { parallel: false, ..self }
     }
 
     /// The same, as if nothing could tell its file system not to wait.
@@ -424,55 +443,6 @@ fn container_format(file: &OwnedFd, size: u64) -> Result<Option<&'static str>, E
     let head_len = rustix::io::pread(file, &mut head, 0)?;
     let tail_len = rustix::io::pread(file, &mut tail, size - container::TAIL_LEN as u64)?;
     Ok(container::format_of(&head[..head_len], &tail[..tail_len]))
-}
-
-/// The alignment that `O_DIRECT` asks of memory and offsets. `statx` tells since Linux 6.1; before,
-/// it is the block size of a block device, and one page for a file.
-fn direct_alignment(file: &OwnedFd, block_device: bool) -> (usize, u64) {
-    /// `STATX_DIOALIGN`
-    const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
-    let told = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, DIOALIGN)
-        .ok()
-        .filter(|s| s.stx_mask & DIOALIGN.bits() != 0 && s.stx_dio_offset_align != 0);
-    if let Some(stat) = told {
-        return (stat.stx_dio_mem_align as usize, u64::from(stat.stx_dio_offset_align));
-    }
-    let size = if block_device { rustix::fs::ioctl_blksszget(file).unwrap_or(4096) } else { 4096 };
-    (size as usize, u64::from(size))
-}
-
-/// True if the file system knows `RWF_NOWAIT`. One byte is read, since a read of no bytes succeeds
-/// everywhere.
-fn can_nowait(file: &OwnedFd) -> bool {
-    let Ok(memory) = manyring_memory::Mapping::anonymous(1) else { return false };
-    let byte = memory.slice(0, 1);
-    sys::read(file.as_fd(), byte.as_slice(), 0, sys::RWF_NOWAIT) != Err(Errno::OPNOTSUPP)
-}
-
-/// True if the file lies in tmpfs or ramfs (`TMPFS_MAGIC`, `RAMFS_MAGIC`).
-fn is_in_memory(file: &OwnedFd) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|s| matches!(s.f_type, 0x0102_1994 | 0x8584_58f6))
-}
-
-/// True if holes can be punched. A file is tried past its end, where a hole changes nothing.
-fn can_punch(file: &OwnedFd, block_device: bool, size: u64) -> bool {
-    if block_device {
-        return discard_max_bytes(file).is_some_and(|max| max > 0);
-    }
-    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    rustix::fs::fallocate(file, mode, size.next_multiple_of(4096), 4096).is_ok()
-}
-
-/// The longest discard of a block device, from sysfs.
-fn discard_max_bytes(file: &OwnedFd) -> Option<u64> {
-    let rdev = rustix::fs::fstat(file).ok()?.st_rdev;
-    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-    let device = format!("/sys/dev/block/{major}:{minor}");
-    // A partition has no queue folder of its own: its disk's is one level up.
-    ["queue", "../queue"].iter().find_map(|queue| {
-        let text = std::fs::read_to_string(format!("{device}/{queue}/discard_max_bytes")).ok()?;
-        text.trim().parse().ok()
-    })
 }
 
 /// Sets `O_NOATIME`, if this process may (it owns the file, or has `CAP_FOWNER`). Without it a read

@@ -3,9 +3,11 @@
 //! ```text
 //! submit: short read through the page cache -> try preadv2(RWF_NOWAIT) here: a hit costs no round
 //!         trip
+//!         a write through the page cache of a file -> an entry that is refused if it would wait;
+//!         what was refused, or is too long for a turn -> the disk's own thread (`offload.rs`)
+//!         discard, write-zeroes of a file; secure erase -> the disk's own thread
 //!         else -> an entry of the ring, submitted once per burst; a long one is forced to a kernel
 //!         thread (IOSQE_ASYNC), and has no more than PIECE_BYTES at a time
-//!         secure erase -> the disk's thread (`offload.rs`): the ring has no such operation
 //! event:  all bytes -> done;  a part -> the rest again;  EAGAIN, EINTR -> again, for a while
 //!         ECANCELED -> the kernel has no thread at all: served here, waiting for the disk
 //! ```
@@ -17,8 +19,13 @@
 //! without waiting. Therefore the bytes that are submitted without `IOSQE_ASYNC` count against the
 //! turn of the queue and of the worker, as those that the worker copies itself do. Long transfers,
 //! and those beyond the turn's quota, are copied by a kernel thread. The kernel always gives
-//! `fallocate` and `fdatasync` to such a thread. Only a few entries of each disk are with kernel
-//! threads at a time (`sys/uring/lanes.rs`).
+//! `fdatasync` to such a thread. Only a few entries of each disk are with kernel threads at a time
+//! (`sys/uring/lanes.rs`).
+//!
+//! Kernel threads make one write to a file at a time, and the writes of one guest's image could
+//! wait there for those of another's (`offload.rs` says why). So a write to a file that the worker
+//! cannot make without waiting goes to the disk's own thread. The results of that thread come
+//! through the inbox of the worker's ring, as events like all others.
 //!
 //! The kernel is told not to wait while the worker submits, but two kinds of requests wait all the
 //! same when the queue of the host's device is full: direct I/O of a file, and a read that misses
@@ -31,12 +38,13 @@
 
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
+mod hand;
 mod in_flight;
 mod zeroes;
 
 use super::file::{FileQueue, INLINE_BURST, serve_to_the_end};
 use super::flushes::Flushes;
-use super::offload::{Aside, Offload};
+use super::offload::{Offload, warn_of_waiting};
 use super::quota::{BURST, Quota};
 use super::task::{Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
@@ -44,10 +52,9 @@ use crate::sys::file as sys;
 use crate::sys::uring::{FileOp, Hand, Ring, RingDisk, RingFile, Width};
 use in_flight::{InFlight, Stage, Step};
 use manyring_memory::{Mapping, MemoryError, Pieces, SliceList};
-use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Once};
 use zeroes::{shared_zeroes, zeroes};
 
 /// `FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE`
@@ -60,8 +67,6 @@ const ZERO_RANGE: i32 = 1 | 16;
 const DIRECT_BURST: usize = 4;
 /// A transfer that costs more than copying this many bytes is left to a kernel thread.
 const INLINE_BYTES: u64 = 128 << 10;
-/// A byte past the page cache costs this many times less than a copied one: its page is looked up.
-const DIRECT_SHARE: u64 = 8;
 /// Bytes of one entry at most, so that the kernel's few threads take turns among requests.
 const PIECE_BYTES: u64 = 4 << 20;
 /// How many slices the list of a request keeps room for when it is done. The lists of later tokens,
@@ -92,15 +97,15 @@ impl UringDisk {
         Ok(Self { offload: Arc::new(Offload::new(image.clone())), number, image, zeroes })
     }
 
-    fn queue(&self, can_erase: bool) -> Result<UringQueue, Errno> {
-        let aside = can_erase.then(|| Aside::new(self.offload.clone())).transpose()?;
+    fn queue(&self) -> Result<UringQueue, Errno> {
         Ok(UringQueue {
             image: self.image.clone(),
             number: self.number,
             flushes: Flushes::new(self.image.clone())?,
             ended: Vec::new(),
             disk: None,
-            aside,
+            offload: self.offload.clone(),
+            can_write_at_once: true,
             quota: Quota::new(BURST),
             piece: SliceList::new(),
             tag: 0,
@@ -123,8 +128,7 @@ impl Disk for UringDisk {
         if !has_ring || copies {
             return Ok(Box::new(FileQueue::new(self.image.clone(), &self.offload)?));
         }
-        let can_erase = self.image.geometry().secure_erase_max > 0;
-        Ok(Box::new(self.queue(can_erase)?))
+        Ok(Box::new(self.queue()?))
     }
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
@@ -151,8 +155,10 @@ struct UringQueue {
     /// Reused for flushes that end together.
     ended: Vec<u32>,
     zeroes: &'static Mapping,
-    /// Serves secure erases, if the disk supports them.
-    aside: Option<Aside>,
+    /// The disk's own thread.
+    offload: Arc<Offload>,
+    /// The file system can write into the page cache without waiting, as far as is known.
+    can_write_at_once: bool,
     quota: Quota,
     /// Reused for the slices of an entry that is only a piece of its request.
     piece: SliceList,
@@ -173,6 +179,8 @@ impl UringQueue {
         entry.stage = match request.op {
             Op::Read | Op::Write { .. } => Stage::Transfer,
             Op::Flush => Stage::Flush,
+            Op::SecureErase => Stage::Aside,
+            Op::Discard | Op::WriteZeroes { .. } if !self.image.is_block_device() => Stage::Aside,
             Op::WriteZeroes { unmap: false, .. } => Stage::Fallocate(ZERO_RANGE),
             _ => Stage::Fallocate(PUNCH_HOLE),
         };
@@ -196,38 +204,32 @@ impl UringQueue {
         }
     }
 
-    /// Decides whether the worker, while it submits, or a kernel thread makes the next transfer of
-    /// a request. A kernel thread makes it in these cases:
-    /// 1. It would keep the worker for too long: it is long, or beyond the quota of the turn.
-    /// 2. It would be given to a thread anyway, or has been answered "again" before.
-    /// 3. It could make the worker wait for the host's device, and with it other guests.
-    fn hand(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) -> Hand {
-        let entry = &self.in_flight[token as usize];
-        let (is_device, is_read) = (self.image.is_block_device(), entry.op == Op::Read);
-        let copies = !self.image.is_direct() || !entry.aligned;
-        // Although the kernel is told not to wait, direct I/O of a file waits for a device that is
-        // full, and so does a read into the page cache. Direct I/O of a block device does not.
-        let may_wait = if copies { is_read } else { !is_device };
-        // The kernel gives each write into the page cache of a block device to a thread. Say so
-        // ourselves, so that a lane counts it.
-        let is_punted = copies && is_device && !is_read;
-        // Without `RWF_NOWAIT` the kernel gives each transfer to a thread. (Writes into the page
-        // cache of a file have one thread for all of them.)
-        let is_refused = !self.image.has_nowait() && (!copies || is_read);
-        let cost = if copies { entry.len } else { entry.len / DIRECT_SHARE };
-        let is_tried = entry.patience.is_tried();
-        if cost > INLINE_BYTES || is_punted || is_tried && copies {
-            Hand::Kernel(Width::Narrow)
-        } else if is_tried || is_refused || may_wait && ring.is_shared() || !ring.is_calm(disk) {
-            Hand::Kernel(Width::Wide)
-        } else if !self.quota.take(cost) || !ring.take_inline(cost) {
-            Hand::Kernel(Width::Narrow)
-        } else if !copies {
-            // Fail with EAGAIN rather than wait: the kernel would give each transfer that waits to
-            // a thread, and the flush of another guest, even a later one, would find no thread.
-            Hand::OwnAtOnce
-        } else {
-            Hand::Own
+    /// Gives all that is left of a request to the disk's own thread.
+    fn start_aside(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) {
+        let task = self.task(token);
+        let user_data = self.tag | u64::from(token);
+        if !matches!(task.op, Op::Write { .. }) {
+            ring.owes(disk, user_data);
+        }
+        let entry = &mut self.in_flight[token as usize];
+        (entry.stage, entry.is_open) = (Stage::Aside, true);
+        self.offload.send(task, ring.inbox(), user_data);
+    }
+
+    /// What is left of a request, for a thread that may wait.
+    fn task(&mut self, token: u32) -> Task {
+        let entry = &mut self.in_flight[token as usize];
+        Task {
+            token,
+            op: if entry.stage == Stage::Flush { Op::Flush } else { entry.op },
+            offset: entry.offset,
+            len: entry.len,
+            // What was written before may lie in the page cache, also if the rest goes past it.
+            must_flush: entry.stage == Stage::Transfer
+                && entry.op == Op::Write { durable: true }
+                && !entry.syncs_itself(&self.image),
+            rest: std::mem::take(&mut entry.rest),
+            ..Task::default()
         }
     }
 
@@ -237,8 +239,10 @@ impl UringQueue {
             *self.disk.get_or_insert_with(|| ring.open_disk(self.number, self.image.device()));
         let hand = match self.in_flight[token as usize].stage {
             Stage::Transfer => self.hand(token, disk, ring),
-            _ => Hand::Kernel(Width::Narrow),
+            Stage::Aside => None,
+            _ => Some(Hand::Kernel(Width::Narrow)),
         };
+        let Some(hand) = hand else { return self.start_aside(token, disk, ring) };
         let entry = &mut self.in_flight[token as usize];
         entry.is_open = true;
         let user_data = self.tag | u64::from(token);
@@ -279,6 +283,7 @@ impl UringQueue {
                     ring.transfer(op, file, &zeroes, entry.offset, hand, user_data);
                 }
             }
+            (Stage::Aside, _) => {}
             (Stage::Flush, _) => {
                 if self.flushes.begin(token) {
                     ring.flush(disk, self.synced, user_data);
@@ -317,30 +322,9 @@ impl UringQueue {
     /// Ends a request on the thread of the worker, waiting for the disk.
     #[cold]
     fn end_here(&mut self, token: u32) -> Result<(), Errno> {
-        static TOLD: Once = Once::new();
-        TOLD.call_once(|| {
-            tracing::warn!("the kernel has no thread for a disk request: its worker waits itself");
-        });
-        let entry = &mut self.in_flight[token as usize];
-        let must_flush = entry.stage == Stage::Transfer
-            && entry.op == Op::Write { durable: true }
-            && !entry.syncs_itself(&self.image);
-        let mut task = Task {
-            token,
-            op: if entry.stage == Stage::Flush { Op::Flush } else { entry.op },
-            offset: entry.offset,
-            len: entry.len,
-            rest: std::mem::take(&mut entry.rest),
-            ..Task::default()
-        };
-        serve_to_the_end(&mut task, &self.image)?;
-        if must_flush {
-            // A part that the kernel wrote before lies in the page cache, even if the rest was
-            // written past it.
-            task.op = Op::Flush;
-            serve_to_the_end(&mut task, &self.image)?;
-        }
-        Ok(())
+        warn_of_waiting();
+        let mut task = self.task(token);
+        serve_to_the_end(&mut task, &self.image)
     }
 
     /// True if the page cache holds these bytes, or if the system cannot tell. A read that misses
@@ -362,11 +346,6 @@ impl UringQueue {
 
     /// Serves a request on the worker, or gives it to the io_uring or to the disk's thread.
     fn begin(&mut self, request: &Request, pieces: Pieces<'_>, ring: &mut Ring) -> Option<Done> {
-        if request.op == Op::SecureErase {
-            let Some(aside) = &self.aside else { return Some(Err(Errno::OPNOTSUPP)) };
-            aside.send(Task::new(request, pieces));
-            return None;
-        }
         if request.op == Op::Read && self.reads_here(request.offset, request.len, ring) {
             self.disk.iter().for_each(|disk| ring.calls(*disk));
             let result = self.read_cached(request, pieces);
@@ -426,14 +405,7 @@ impl DiskQueue for UringQueue {
         ring.took(began);
     }
 
-    fn readiness(&self) -> Option<BorrowedFd<'_>> {
-        self.aside.as_ref().map(Aside::readiness)
-    }
-
-    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
-        if let Some(aside) = &self.aside {
-            aside.reap(done);
-        }
+    fn reap(&mut self, _done: &mut Vec<Completion>) -> bool {
         self.quota.renew();
         false
     }
@@ -451,7 +423,14 @@ impl DiskQueue for UringQueue {
         let is_flush = entry.stage == Stage::Flush;
         let step = match usize::try_from(result) {
             Ok(n) => entry.went_on(n, &self.image),
-            Err(_) => entry.failed(Errno::from_raw_os_error(-result)),
+            Err(_) => {
+                let errno = Errno::from_raw_os_error(-result);
+                let is_write = matches!(entry.op, Op::Write { .. });
+                if errno == Errno::OPNOTSUPP && is_write && entry.stage == Stage::Transfer {
+                    self.can_write_at_once = false;
+                }
+                entry.failed(errno)
+            }
         };
         let result = match step {
             Step::Again => return self.start(token, ring),

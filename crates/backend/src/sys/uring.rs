@@ -19,14 +19,18 @@
 #![allow(unsafe_code, reason = "allow-listed: submission queue entries are raw")]
 
 mod calm;
+mod disk;
 mod entry;
+mod inbox;
 mod lanes;
 mod threads;
 mod watch;
 
 use calm::DeviceSlot;
+pub use disk::RingDisk;
 pub use entry::{FileOp, Hand, RingFile};
 use entry::{Work, entry_of, poll_mask};
+pub use inbox::Inbox;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue};
 use lanes::Lanes;
@@ -36,6 +40,7 @@ use manyring_memory::{GuestSlice, as_iovecs};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 use threads::Threads;
 pub use watch::Began;
@@ -56,6 +61,8 @@ const SLICES: usize = 8192;
 /// Slices of one entry at most (`UIO_MAXIOV`); the kernel does what they hold and reports a short
 /// count.
 const SLICES_OF_ENTRY: usize = 1024;
+/// The watch of the inbox. What callers of this file submit has other numbers.
+const INBOX: u64 = u64::MAX - 1;
 
 /// A completion: what was asked (`user_data`), its result, and whether more will come.
 #[derive(Clone, Copy, Debug)]
@@ -66,13 +73,6 @@ pub struct Event {
     pub result: i32,
     /// A multishot request goes on.
     pub more: bool,
-}
-
-/// A disk as this ring knows it, and the device of the host on which it lies.
-#[derive(Clone, Copy, Debug)]
-pub struct RingDisk {
-    number: u64,
-    device: DeviceSlot,
 }
 
 /// An entry that is not written yet.
@@ -102,6 +102,8 @@ pub struct Ring {
     watch: Watch,
     /// Guests of several owners are served here: one must not wait for the device of another.
     is_shared: bool,
+    /// Results of the disks' own threads.
+    inbox: Arc<Inbox>,
     free_files: Vec<u32>,
     /// What is left of [`INLINE_BYTES`] until the next [`Self::reap`].
     inline_left: u64,
@@ -128,7 +130,7 @@ impl Ring {
         allow_threads(&uring, threads::MIN);
         let registered = uring.submitter().register_files_sparse(FILES).is_ok();
         let free_files = if registered { (0..FILES).rev().collect() } else { Vec::new() };
-        Ok(Self {
+        let mut ring = Self {
             uring,
             slices: Vec::with_capacity(SLICES),
             parked: VecDeque::new(),
@@ -136,9 +138,17 @@ impl Ring {
             threads: Threads::default(),
             watch: Watch::default(),
             is_shared: false,
+            inbox: Arc::new(Inbox::new()?),
             free_files,
             inline_left: INLINE_BYTES,
-        })
+        };
+        ring.watch_inbox();
+        Ok(ring)
+    }
+
+    fn watch_inbox(&mut self) {
+        let inbox = self.inbox.clone();
+        self.poll(inbox.readiness(), INBOX);
     }
 
     /// Queues a task with its slices: both, or neither.
@@ -280,8 +290,8 @@ impl Ring {
         }
     }
 
-    /// Takes all completions that are there into `events`. Enters the kernel only if it has some
-    /// to run.
+    /// Takes all completions that are there into `events`, and what the disks' own threads have
+    /// done. Enters the kernel only if it has some to run.
     pub fn reap(&mut self, events: &mut Vec<Event>) {
         self.inline_left = INLINE_BYTES;
         let submission = self.uring.submission();
@@ -293,11 +303,20 @@ impl Ring {
             let _ = self.enter();
         }
         let first = events.len();
-        events.extend(self.uring.completion().map(|entry| Event {
-            user_data: entry.user_data(),
-            result: entry.result(),
-            more: cqueue::more(entry.flags()),
-        }));
+        let mut is_watched = true;
+        for entry in self.uring.completion() {
+            let (user_data, more) = (entry.user_data(), cqueue::more(entry.flags()));
+            if user_data == INBOX {
+                is_watched &= more;
+            } else {
+                events.push(Event { user_data, result: entry.result(), more });
+            }
+        }
+        if !is_watched {
+            // A completion queue that was full has ended the watch.
+            self.watch_inbox();
+        }
+        self.inbox.take(events);
         self.watch.paid(&events[first..]);
         for at in first..events.len() {
             let event = events[at];
@@ -340,73 +359,6 @@ impl Ring {
         };
         // An error means that there was nothing to run.
         drop(entered);
-    }
-
-    /// A disk, told by its number, whose image lies on the host's `device` (as `stat` numbers it).
-    pub fn open_disk(&mut self, number: u64, device: u64) -> RingDisk {
-        if let Some(allowed) = self.threads.open(number) {
-            allow_threads(&self.uring, allowed);
-        }
-        RingDisk { number, device: self.watch.open(device) }
-    }
-
-    /// Ends what [`Self::open_disk`] has begun, for one of the disk's queues.
-    pub fn close_disk(&mut self, disk: RingDisk) {
-        self.threads.close(disk.number);
-    }
-
-    /// Says whether guests of several owners are served here.
-    pub fn set_shared(&mut self, is_shared: bool) {
-        self.is_shared = is_shared;
-    }
-
-    /// True if guests of several owners are served here: what may wait for a device, although it is
-    /// told not to, should be done by a thread of the kernel.
-    #[inline]
-    #[must_use]
-    pub fn is_shared(&self) -> bool {
-        self.is_shared
-    }
-
-    /// Requests that the kernel's threads have been given and not ended: what one that is given to
-    /// them now may have to wait for.
-    #[must_use]
-    pub fn aside(&self) -> usize {
-        self.lanes.under_way()
-    }
-
-    /// True if the worker may submit to the device of `disk` by its own hand; else a thread of the
-    /// kernel should.
-    #[inline]
-    #[must_use]
-    pub fn is_calm(&self, disk: RingDisk) -> bool {
-        self.watch.is_calm(disk.device)
-    }
-
-    /// Begins calls that may wait for a device, although they are told not to.
-    #[inline]
-    #[must_use]
-    pub fn begin(&mut self) -> Began {
-        self.watch.begin()
-    }
-
-    /// The next call goes to the device of `disk`.
-    #[inline]
-    pub fn calls(&mut self, disk: RingDisk) {
-        self.watch.calls(disk.device);
-    }
-
-    /// Ends the calls. A device that has made the worker wait is left to the kernel's threads for
-    /// a while.
-    #[inline]
-    pub fn took(&mut self, began: Began) {
-        self.watch.took(began);
-    }
-
-    /// Calls in which this thread was made to wait for a device of the host.
-    #[must_use]
-    pub fn device_waits(&self) -> u64 {
-        self.watch.waits()
     }
 
     /// Registers a file if there is room; otherwise it is used as it is.

@@ -19,6 +19,8 @@ pub(super) enum Stage {
     Zeroes,
     /// `fdatasync`.
     Flush,
+    /// All that is left of it, by the disk's own thread.
+    Aside,
 }
 
 /// The part of a request that is not done yet.
@@ -32,7 +34,7 @@ pub(super) struct InFlight {
     /// The slices that are not done. Their memory stays mapped as long as they are listed here.
     pub(super) rest: SliceList,
     pub(super) patience: Patience,
-    /// The kernel has an entry for the request.
+    /// The kernel has an entry for the request, or the disk's own thread has a task.
     pub(super) is_open: bool,
     /// Guest memory has changed: `rest` must release its snapshot when the request is done.
     pub(super) is_retired: bool,
@@ -67,8 +69,8 @@ impl Default for InFlight {
 }
 
 impl InFlight {
-    /// The kernel has no entry for the request any more. True if guest memory has changed
-    /// meanwhile, and `rest` has released its snapshot.
+    /// Nobody works on the request any more. True if guest memory has changed meanwhile, and `rest`
+    /// has released its snapshot.
     pub(super) fn close(&mut self) -> bool {
         self.is_open = false;
         let was_retired = std::mem::take(&mut self.is_retired);
@@ -110,6 +112,8 @@ impl InFlight {
                     return Step::Again;
                 }
             }
+            // The thread has done everything, a flush included.
+            Stage::Aside => return Step::Done,
             Stage::Fallocate(_) | Stage::Flush => {}
         }
         let must_flush = match self.op {
@@ -127,6 +131,8 @@ impl InFlight {
     /// The kernel's entry has failed with `errno`.
     pub(super) fn failed(&mut self, errno: Errno) -> Step {
         match (errno, self.op, self.stage) {
+            // The thread has been patient, and has tried every way.
+            (_, _, Stage::Aside) => Step::Failed(errno),
             (Errno::AGAIN | Errno::INTR, ..) if self.patience.may_try_again() => Step::Again,
             // The file system cannot make this transfer without waiting: the next try may wait.
             (Errno::OPNOTSUPP, Op::Read | Op::Write { .. }, Stage::Transfer)

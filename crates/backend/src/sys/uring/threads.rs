@@ -3,8 +3,7 @@
 //! A request keeps its thread while its device makes it wait. If fewer threads were allowed than
 //! the lanes let in together, a few disks of a device that has stopped could hold all of them, and
 //! the flush of a disk elsewhere would find none. So there is one for each entry that a lane lets
-//! in, and one for the writes into the page cache of a file, of which the kernel makes one at a
-//! time. Threads start when others wait and end when they are idle: many are allowed, few exist.
+//! in. Threads start when others wait and end when they are idle: many are allowed, few exist.
 
 use super::lanes::Width;
 use std::collections::HashMap;
@@ -12,7 +11,7 @@ use std::collections::HashMap;
 /// Threads that a ring is allowed from the beginning. A host of two CPUs would have eight.
 pub(super) const MIN: u32 = 128;
 /// Threads that a ring is allowed at most, for a host or a container that limits its tasks. The
-/// disks of a worker that has more than thirteen share them.
+/// disks of a worker that has more than fourteen share them.
 const MAX: u32 = 512;
 
 /// The disks that a ring serves, and the threads that it is allowed for them.
@@ -55,7 +54,7 @@ impl Threads {
 
 /// Threads that the requests of one disk can hold.
 const fn of_disk() -> usize {
-    Width::Narrow.max() + Width::Wide.max() + 1
+    Width::Narrow.max() + Width::Wide.max()
 }
 
 #[cfg(test)]
@@ -66,11 +65,11 @@ mod tests {
     fn every_disk_has_threads_of_its_own_up_to_a_limit_and_gives_its_share_back() {
         let mut threads = Threads::default();
         assert_eq!([1, 1, 1, 1, 2, 3].map(|disk| threads.open(disk)), [None; 6], "there are some");
-        assert_eq!([4, 4, 5].map(|disk| threads.open(disk)), [Some(148), None, Some(185)]);
+        assert_eq!([4, 4, 5].map(|disk| threads.open(disk)), [Some(144), None, Some(180)]);
         threads.close(5);
         assert_eq!(threads.open(6), None, "in the place of the one that has left");
         threads.close(4);
-        assert_eq!(threads.open(7), Some(185 + 37), "a queue of the fourth disk is left");
+        assert_eq!(threads.open(7), Some(180 + 36), "a queue of the fourth disk is left");
         assert!((8..100).filter_map(|disk| threads.open(disk)).all(|allowed| allowed <= MAX));
         assert_eq!(threads.allowed, MAX);
         (1..100).for_each(|disk| threads.close(disk));

@@ -1,10 +1,10 @@
-//! Who makes a transfer: the worker, or a thread of the kernel that a lane counts.
+//! Who makes a transfer: the worker, a thread of the kernel that a lane counts, or the disk's own.
 
 use super::*;
 
 /// Who makes a transfer of 4 KiB, and who makes it after the kernel said that it would wait.
-fn hands_of(image: Image, op: Op, ring: &mut Ring) -> [Hand; 2] {
-    let mut queue = UringDisk::new(image).unwrap().queue(false).unwrap();
+fn hands_of(image: Image, op: Op, ring: &mut Ring) -> [Option<Hand>; 2] {
+    let mut queue = UringDisk::new(image).unwrap().queue().unwrap();
     queue.attach(Some(ring), 0);
     let memory = Arc::new(Mapping::anonymous(4096).unwrap());
     let slices = SliceList::of_mapping(&memory, &[(0, 4096)]).unwrap();
@@ -22,13 +22,14 @@ fn hands_of(image: Image, op: Op, ring: &mut Ring) -> [Hand; 2] {
 #[test]
 fn a_request_that_a_block_device_makes_wait_is_counted_by_a_lane() {
     let file = image();
-    let (narrow, wide) = (Hand::Kernel(Width::Narrow), Hand::Kernel(Width::Wide));
+    let (narrow, wide) = (Some(Hand::Kernel(Width::Narrow)), Some(Hand::Kernel(Width::Wide)));
+    let (own, at_once) = (Some(Hand::Own), Some(Hand::OwnAtOnce));
     let write = Op::Write { durable: false };
     for (direct, op, hands) in [
-        (true, write, [Hand::OwnAtOnce, wide]),
-        (true, Op::Read, [Hand::OwnAtOnce, wide]),
+        (true, write, [at_once, wide]),
+        (true, Op::Read, [at_once, wide]),
         (false, write, [narrow, narrow]),
-        (false, Op::Read, [Hand::Own, narrow]),
+        (false, Op::Read, [own, narrow]),
     ] {
         let options = ImageOptions { direct, ..ImageOptions::default() };
         let image = Image::open(file.path(), options).unwrap().taken_for_block_device();
@@ -43,7 +44,7 @@ fn a_request_that_a_block_device_makes_wait_is_counted_by_a_lane() {
 fn a_transfer_of_a_direct_file_that_would_wait_is_counted_by_a_lane_also_without_other_guests() {
     let file = image();
     let write = Op::Write { durable: false };
-    let (at_once, wide) = (Hand::OwnAtOnce, Hand::Kernel(Width::Wide));
+    let (at_once, wide) = (Some(Hand::OwnAtOnce), Some(Hand::Kernel(Width::Wide)));
     for (op, has_nowait, is_shared, hands) in [
         (write, true, false, [at_once, wide]),
         (Op::Read, true, false, [at_once, wide]),
@@ -62,7 +63,26 @@ fn a_transfer_of_a_direct_file_that_would_wait_is_counted_by_a_lane_also_without
     }
     let image = Image::open(file.path(), ImageOptions::default()).unwrap().taken_to_wait();
     let hands = hands_of(image, Op::Read, &mut Ring::new().unwrap());
-    assert_eq!(hands, [wide, Hand::Kernel(Width::Narrow)], "a read through the page cache");
+    assert_eq!(hands, [wide, Some(Hand::Kernel(Width::Narrow))], "a read through the page cache");
+}
+
+/// The threads of the kernel would make it behind writes to other images.
+#[test]
+fn a_write_that_the_kernel_would_queue_is_made_by_the_disks_own_thread_if_it_would_wait() {
+    let file = image();
+    let (write, at_once) = (Op::Write { durable: false }, Some(Hand::OwnAtOnce));
+    for (direct, is_shared, hands) in [
+        (false, false, [at_once, None]),
+        (false, true, [at_once, None]),
+        (true, false, [at_once, None]),
+        (true, true, [None, None]),
+    ] {
+        let options = ImageOptions { direct, ..ImageOptions::default() };
+        let image = Image::open(file.path(), options).unwrap().taken_to_write_in_turn();
+        let mut ring = Ring::new().unwrap();
+        ring.set_shared(is_shared);
+        assert_eq!(hands_of(image, write, &mut ring), hands, "direct {direct}, {is_shared}");
+    }
 }
 
 #[test]

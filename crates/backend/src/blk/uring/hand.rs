@@ -1,0 +1,52 @@
+//! Who makes a transfer: the worker, a thread of the kernel, or the disk's own thread.
+
+use super::{INLINE_BYTES, UringQueue};
+use crate::blk::Op;
+use crate::sys::uring::{Hand, Ring, RingDisk, Width};
+
+/// A byte past the page cache costs this many times less than a copied one: its page is looked up.
+const DIRECT_SHARE: u64 = 8;
+
+impl UringQueue {
+    /// Decides who makes the next transfer of a request: the worker, while it submits, or a kernel
+    /// thread. A kernel thread makes it in these cases:
+    /// 1. It would keep the worker for too long: it is long, or beyond the quota of the turn.
+    /// 2. It would be given to a thread anyway, or has been answered "again" before.
+    /// 3. It could make the worker wait for the host's device, and with it other guests.
+    ///
+    /// `None`: the disk's own thread makes it, in the place of a kernel thread that would make it
+    /// behind the writes to other images.
+    pub(super) fn hand(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) -> Option<Hand> {
+        let entry = &self.in_flight[token as usize];
+        let (is_device, is_read) = (self.image.is_block_device(), entry.op == Op::Read);
+        let copies = !self.image.is_direct() || !entry.aligned;
+        // Although the kernel is told not to wait, direct I/O of a file waits for a device that is
+        // full, and so does a read into the page cache. Direct I/O of a block device does not.
+        let may_wait = if copies { is_read } else { !is_device };
+        // The kernel gives each write into the page cache of a block device to a thread. Say so
+        // ourselves, so that a lane counts it.
+        let is_punted = copies && is_device && !is_read;
+        // Who cannot say that it would wait is not asked: the kernel would use a thread for each.
+        let can_refuse =
+            if copies && !is_read { self.can_write_at_once } else { self.image.has_nowait() };
+        let is_refused = !is_punted && !can_refuse;
+        // Kernel threads make one such write at a time (`offload.rs`).
+        let is_queued = !is_device && !is_read && (copies || !self.image.writes_in_parallel());
+        let cost = if copies { entry.len } else { entry.len / DIRECT_SHARE };
+        let is_tried = entry.patience.is_tried();
+        let hand = if cost > INLINE_BYTES || is_punted || is_tried && copies {
+            Hand::Kernel(Width::Narrow)
+        } else if is_tried || is_refused || may_wait && ring.is_shared() || !ring.is_calm(disk) {
+            Hand::Kernel(Width::Wide)
+        } else if !self.quota.take(cost) || !ring.take_inline(cost) {
+            Hand::Kernel(Width::Narrow)
+        } else if !copies || is_queued {
+            // Fail with EAGAIN rather than wait: the kernel would give each transfer that waits to
+            // a thread, and the flush of another guest, even a later one, would find no thread.
+            Hand::OwnAtOnce
+        } else {
+            Hand::Own
+        };
+        (!is_queued || hand == Hand::OwnAtOnce).then_some(hand)
+    }
+}

@@ -1,0 +1,80 @@
+//! `Inbox`: the results of what threads of ours have done, on their way to the worker that asked.
+
+use super::Event;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Any thread puts results in; one worker takes them out, and is woken by an eventfd.
+#[derive(Debug)]
+pub struct Inbox {
+    done: Mutex<Vec<Event>>,
+    /// Something was put in since the worker last took everything out. Workers look at this flag in
+    /// every round, so that an empty inbox costs one load.
+    has_some: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Inbox {
+    /// An empty inbox.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the host gives no eventfd.
+    pub fn new() -> Result<Self, Errno> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { done: Mutex::default(), has_some: AtomicBool::new(false), event })
+    }
+
+    /// Puts the result of `user_data` in: 0, or a negative errno.
+    pub fn put(&self, user_data: u64, result: i32) {
+        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        done.push(Event { user_data, result, more: false });
+        drop(done);
+        // The worker clears the flag before it takes. So while the flag is set, a take is still to
+        // come that finds this result, and the wake-up for that take has been written.
+        if !self.has_some.swap(true, Ordering::AcqRel) {
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Takes everything out.
+    #[inline]
+    pub fn take(&self, out: &mut Vec<Event>) {
+        if self.has_some.load(Ordering::Relaxed) && self.has_some.swap(false, Ordering::AcqRel) {
+            out.append(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Written when the inbox is no longer empty; never read.
+    #[must_use]
+    pub fn readiness(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(inbox: &Inbox) -> u64 {
+        let mut count = [0; 8];
+        rustix::io::read(inbox.readiness(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    }
+
+    #[test]
+    fn the_worker_is_woken_once_for_all_that_it_has_not_taken() {
+        let (inbox, mut taken) = (Inbox::new().unwrap(), Vec::new());
+        inbox.take(&mut taken);
+        assert!(taken.is_empty());
+        for round in 0..2 {
+            (0..3).for_each(|n| inbox.put(n, -round));
+            assert_eq!(written(&inbox), 1);
+            inbox.take(&mut taken);
+            let found: Vec<_> = taken.drain(..).map(|e| (e.user_data, e.result)).collect();
+            assert_eq!(found, [(0, -round), (1, -round), (2, -round)]);
+        }
+        assert_eq!(written(&inbox), 0, "nothing was put in");
+    }
+}
