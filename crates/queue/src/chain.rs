@@ -97,6 +97,8 @@ impl Entry {
 pub struct Batch {
     pub(crate) entries: Vec<Entry>,
     pub(crate) slices: SliceList,
+    /// Slices, and descriptors of no bytes, that the last pop with chains has walked over.
+    pub(crate) walked: usize,
 }
 
 impl Batch {
@@ -116,6 +118,15 @@ impl Batch {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// What the last pop that found chains has cost: their slices and empty descriptors. The driver
+    /// chooses that, and the ring's size does not bound it: who pops several batches in one turn
+    /// adds it up.
+    #[must_use]
+    #[inline]
+    pub fn walked(&self) -> usize {
+        self.walked
     }
 
     /// Takes the chain at `index` and lends its slices: what the device reads, what it writes.

@@ -188,7 +188,8 @@ impl Delivery {
         }
         if !self.posted.fits(size) && !self.make_room(queue, size) {
             let posted = &self.posted;
-            if queue.is_faulted() || (posted.is_mergeable() && !posted.has_most()) {
+            let may_come = !posted.has_most() || posted.is_spent();
+            if queue.is_faulted() || (posted.is_mergeable() && may_come) {
                 self.lacking = size;
                 return Lent::Stays;
             }

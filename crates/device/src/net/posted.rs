@@ -7,6 +7,12 @@ use manyring_wire::net::{HEADER_SIZE, RawHeader};
 /// Pieces of one receive buffer at most: they must fit one system call with the spill.
 const PIECES_MAX: usize = 512;
 
+/// How much a receiveq pops in one turn: with as many slices and empty descriptors it pops no
+/// further buffers. A guest may post buffers of twelve bytes that have two thousand descriptors
+/// each, and a frame of 64 KiB needs thousands of them. In the buffers that Linux posts all frames
+/// of a turn have some four hundred.
+const WALKED_MAX: usize = 4096;
+
 /// A receive buffer of the guest that waits for a frame.
 #[derive(Debug)]
 struct Buffer {
@@ -29,6 +35,8 @@ pub(super) struct Posted {
     pieces: SliceQueue,
     /// Bytes of all buffers.
     size: usize,
+    /// What the present turn has popped, in slices and empty descriptors.
+    walked: usize,
 }
 
 impl Posted {
@@ -40,7 +48,20 @@ impl Posted {
             buffers: Row::new(),
             pieces: SliceQueue::new(),
             size: 0,
+            walked: 0,
         }
+    }
+
+    /// A turn begins.
+    #[inline]
+    pub(super) fn begin_turn(&mut self) {
+        self.walked = 0;
+    }
+
+    /// True if the present turn has popped as much as one may: further buffers wait for the next.
+    #[inline]
+    pub(super) fn is_spent(&self) -> bool {
+        self.walked >= WALKED_MAX
     }
 
     #[inline]
@@ -91,13 +112,17 @@ impl Posted {
         self.pieces.len() >= self.ring_size / 2
     }
 
-    /// Pops further buffers. False: there are none, or the ring is broken.
+    /// Pops further buffers. False: there are none, the turn is spent, or the ring is broken.
     #[inline]
     pub(super) fn pop(&mut self, queue: &mut impl Chains) -> bool {
+        if self.is_spent() {
+            return false;
+        }
         let popped = queue.pop_batch(&mut self.batch, BATCH_CHAINS);
         if popped == 0 {
             return false;
         }
+        self.walked += self.batch.walked();
         let writable = self.batch.all_writable();
         let is_apart = writable.is_none();
         if let Some(writable) = writable {

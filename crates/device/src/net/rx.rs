@@ -163,6 +163,7 @@ impl NetRx {
             return progress.turn;
         }
         self.to.pieces_filled = 0;
+        self.to.posted.begin_turn();
         if self.waiting > 0 {
             self.resume(queue, stats, &mut progress);
         }
@@ -187,8 +188,10 @@ impl NetRx {
                     queue.publish();
                     self.port.release(taken);
                     if taken == 0 {
-                        // The first frame needs more buffers than there are.
-                        self.note_out(stats);
+                        // The first frame needs more buffers than there are, or than were popped.
+                        if !self.to.posted.is_spent() {
+                            self.note_out(stats);
+                        }
                         break;
                     }
                 }
@@ -200,6 +203,8 @@ impl NetRx {
             stats.bytes_passed.add(bytes);
             stats.gso_packets.add(gso);
         }
+        // Buffers that may be in the ring wait for no kick.
+        progress.turn.has_more |= self.to.posted.is_spent() && !queue.is_faulted();
         progress.turn
     }
 
@@ -211,8 +216,8 @@ impl NetRx {
         progress.add_used(used);
     }
 
-    /// Pops buffers until there are plenty, or no more. False: there are none, or a frame waits for
-    /// more than there are.
+    /// Pops buffers until there are plenty, or no more. False: there are none, a frame waits for
+    /// more than there are, or the turn has popped as much as one may.
     #[inline]
     fn post(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
         while self.waiting == 0 && !self.has_plenty() {
@@ -221,6 +226,10 @@ impl NetRx {
             }
         }
         if queue.is_faulted() {
+            return false;
+        }
+        if self.to.posted.is_spent() && !self.has_plenty() {
+            // The next turn pops the rest.
             return false;
         }
         if !self.has_room() {
@@ -362,7 +371,8 @@ impl NetRx {
         let spilled = size.saturating_sub(self.offered.size);
         if spilled > 0 && !self.unspill(queue, spilled) {
             let posted = &self.to.posted;
-            if posted.is_mergeable() && !queue.is_faulted() && !posted.has_most() {
+            let may_come = !posted.has_most() || posted.is_spent();
+            if posted.is_mergeable() && !queue.is_faulted() && may_come {
                 self.waiting = size;
             } else {
                 stats.dropped_no_room.add(1);

@@ -378,6 +378,7 @@ impl Chains for DeviceHalf {
                 break;
             }
         }
+        batch.walked = batch.slices.len() + empty;
         let popped = batch.entries.len();
         self.in_flight += index.wrapping_sub(self.last_avail);
         self.last_avail = index;

@@ -240,6 +240,8 @@ fn a_turn_ends_after_so_many_pieces_however_short_they_are() {
             ring.driver.add_indirect(&[], &pieces, &table).unwrap();
         }
         ring.driver.publish();
+        // The buffers are popped in several turns, before a frame comes.
+        while rx.turn(&mut queue, &ring.stats).has_more {}
         for number in 0..10 {
             port.arrive(RawHeader::default(), &frame(number, 1500));
         }
@@ -294,4 +296,49 @@ fn a_vlan_that_is_added_twice_is_received_and_one_that_is_removed_twice_is_not()
     assert_eq!(after(remove, 6), [true, false, false]);
     assert_eq!(after(remove, 6), [true, false, false]);
     assert_eq!(after(add, 69), [true, false, true]);
+}
+
+/// Offers `count` buffers of twelve bytes that have 1024 descriptors each: one table for all.
+fn offer_long_and_empty(ring: &mut Ring, count: usize) {
+    let (table, data) = (DATA, DATA + 0x1_0000);
+    let pieces = [vec![(data, 0); 1023], vec![(data, 12)]].concat();
+    for _ in 0..count {
+        let words = ring.memory.words(table, 0x4000, 16).unwrap();
+        let table = IndirectTable { addr: table, words };
+        ring.driver.add_indirect(&[], &pieces, &table).unwrap();
+    }
+    ring.driver.publish();
+}
+
+#[test]
+fn a_turn_ends_after_so_many_descriptors_however_little_room_they_have() {
+    for (lends, waits) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (mut ring, port) = (Ring::new(1024, false), Scripted::default());
+        port.script().lends = lends;
+        let rules = Arc::new(open_rules());
+        let mut rx = NetRx::new(Box::new(port.clone()), rules, true, 1024).unwrap();
+        let mut queue = ring.device_half();
+        port.arrive(RawHeader::default(), &frame(7, 6000));
+        if waits {
+            // The frame is read, or looked at, and waits for further buffers.
+            offer_long_and_empty(&mut ring, 1);
+            rx.turn(&mut queue, &ring.stats);
+        }
+        // More than half of the ring: a frame that finds no room in them is dropped.
+        offer_long_and_empty(&mut ring, 600);
+        let (mut turns, mut used) = (0, 0);
+        loop {
+            let turn = rx.turn(&mut queue, &ring.stats);
+            queue.publish();
+            used += std::iter::from_fn(|| ring.driver.take_used()).count();
+            turns += 1;
+            if !turn.has_more {
+                break;
+            }
+        }
+        assert_eq!(used, 6012_usize.div_ceil(12), "lends: {lends}, waits: {waits}");
+        assert!(turns >= 600 / 4, "{turns} turns, lends: {lends}, waits: {waits}");
+        assert_eq!(ring.stats.dropped_no_room.value(), 0);
+        rx.let_go(&mut queue, &ring.stats);
+    }
 }
