@@ -1,6 +1,7 @@
 //! `Epochs`: which snapshots of guest memory are still in use, and who waits for their end.
 //!
 //! ```text
+//! begin():         a request of the present epoch is in flight
 //! retire(memory):  a new epoch begins; the former one keeps its snapshot while requests use it
 //! end(epoch):      a request of that epoch is done
 //! acknowledge():   answers the fences of epochs that have no request left, the oldest first
@@ -32,6 +33,9 @@ struct Retiring {
 #[derive(Debug)]
 pub struct Epochs {
     current: Epoch,
+    /// How many requests of the present epoch are in flight. Counted, since a front-end may ask
+    /// for the end of an epoch again and again, and a walk over all slots takes long.
+    begun: usize,
     memory: Arc<GuestMemory>,
     /// The oldest first.
     retiring: Vec<Retiring>,
@@ -40,7 +44,14 @@ pub struct Epochs {
 impl Epochs {
     /// The first epoch, in which `memory` is the queue's.
     pub fn new(memory: Arc<GuestMemory>) -> Self {
-        Self { current: Epoch(0), memory, retiring: Vec::new() }
+        Self { current: Epoch(0), begun: 0, memory, retiring: Vec::new() }
+    }
+
+    /// A request begins, in the epoch that is returned.
+    #[inline]
+    pub fn begin(&mut self) -> Epoch {
+        self.begun += 1;
+        self.current
     }
 
     /// The epoch of requests that begin now.
@@ -68,7 +79,10 @@ impl Epochs {
     /// A request of `epoch` is done. The snapshot stays until [`Self::acknowledge`].
     #[inline]
     pub fn end(&mut self, epoch: Epoch) {
-        if epoch != self.current {
+        if epoch == self.current {
+            debug_assert!(self.begun > 0, "{epoch:?} has nothing in flight");
+            self.begun -= 1;
+        } else {
             self.end_older(epoch);
         }
     }
@@ -83,9 +97,9 @@ impl Epochs {
     }
 
     /// Begins a new epoch with `memory`; `reply` is answered when no request of an older epoch is
-    /// left. `in_flight`: how many requests of the present epoch are in flight.
-    pub fn retire(&mut self, memory: Arc<GuestMemory>, in_flight: usize, reply: Fence) {
-        let (epoch, left) = (self.current, in_flight);
+    /// left.
+    pub fn retire(&mut self, memory: Arc<GuestMemory>, reply: Fence) {
+        let (epoch, left) = (self.current, std::mem::take(&mut self.begun));
         let memory = std::mem::replace(&mut self.memory, memory);
         self.retiring.push(Retiring { epoch, left, memory, reply });
         self.current = Epoch(epoch.0.wrapping_add(1));
@@ -93,8 +107,8 @@ impl Epochs {
     }
 
     /// `reply` is answered when no request is left that began until now. Memory stays as it is.
-    pub fn barrier(&mut self, in_flight: usize, reply: Fence) {
-        self.retire(self.memory.clone(), in_flight, reply);
+    pub fn barrier(&mut self, reply: Fence) {
+        self.retire(self.memory.clone(), reply);
     }
 
     /// True while somebody waits for the end of an epoch.
@@ -164,7 +178,7 @@ mod tests {
         let holders = Arc::new(Holders { memory: held, seen });
         let waker = Waker::from(holders.clone());
         assert!(Pin::new(&mut heard).poll(&mut Context::from_waker(&waker)).is_pending());
-        epochs.retire(Arc::default(), 0, reply);
+        epochs.retire(Arc::default(), reply);
         assert_eq!(holders.seen.load(Ordering::Relaxed), 1, "the worker may unmap it");
     }
 
@@ -173,17 +187,19 @@ mod tests {
         let mut epochs = Epochs::new(Arc::default());
         let (first, second) = (epochs.current(), Arc::new(GuestMemory::default()));
         let (reply, mut changed) = oneshot::channel();
-        epochs.retire(second.clone(), 2, reply);
+        assert_eq!([epochs.begin(), epochs.begin()], [first; 2]);
+        epochs.retire(second.clone(), reply);
         let (reply, mut passed) = oneshot::channel();
-        let later = epochs.current();
-        epochs.barrier(1, reply);
+        let later = epochs.begin();
+        epochs.barrier(reply);
         assert!(std::ptr::eq(epochs.memory(later), Arc::as_ptr(&second)));
         // What is done first began last: whoever waits for it waits for the older ones too.
         epochs.end(later);
         epochs.end(first);
         epochs.acknowledge();
         assert!(changed.try_recv().is_err() && passed.try_recv().is_err(), "one is left");
-        epochs.end(epochs.current());
+        let latest = epochs.begin();
+        epochs.end(latest);
         epochs.end(first);
         assert!(changed.try_recv().is_err(), "the answers have not been written yet");
         epochs.acknowledge();
@@ -195,7 +211,7 @@ mod tests {
     fn the_memory_of_an_epoch_that_was_acknowledged_is_not_lent() {
         let mut epochs = Epochs::new(Arc::default());
         let first = epochs.current();
-        epochs.retire(Arc::default(), 0, oneshot::channel().0);
+        epochs.retire(Arc::default(), oneshot::channel().0);
         let _ = epochs.memory(first);
     }
 }

@@ -114,6 +114,7 @@ impl UringDisk {
             synced: RingFile::Plain(-1),
             zeroes: self.zeroes,
             in_flight: Vec::new(),
+            holders: Vec::new(),
         })
     }
 }
@@ -164,6 +165,8 @@ struct UringQueue {
     piece: SliceList,
     /// The requests by token. Those that are done keep their lists for reuse.
     in_flight: Vec<InFlight>,
+    /// Tokens that had requests since guest memory has changed last, each once.
+    holders: Vec<u32>,
 }
 
 impl UringQueue {
@@ -173,6 +176,9 @@ impl UringQueue {
         self.in_flight.resize_with(self.in_flight.len().max(at + 1), InFlight::default);
         let entry = &mut self.in_flight[at];
         assert!(!entry.is_open, "a token came twice");
+        if !std::mem::replace(&mut entry.is_holder, true) {
+            self.holders.push(request.token);
+        }
         entry.op = request.op;
         entry.offset = request.offset;
         entry.len = request.len;
@@ -455,11 +461,8 @@ impl DiskQueue for UringQueue {
 
     fn release_memory(&mut self) {
         self.piece.release();
-        for entry in &mut self.in_flight {
-            entry.is_retired = true;
-            if !entry.is_open {
-                entry.close();
-            }
+        for token in self.holders.drain(..) {
+            self.in_flight[token as usize].retire();
         }
     }
 }

@@ -52,7 +52,7 @@ impl<R> Pending<R> {
     #[inline]
     pub(super) fn add(&mut self, request: InFlight<R>) -> u32 {
         let slot = request.chain.slot();
-        self.requests.insert(slot, self.epochs.current(), request);
+        self.requests.insert(slot, self.epochs.begin(), request);
         slot.into()
     }
 
@@ -75,14 +75,12 @@ impl<R> Pending<R> {
 
     /// Begins a new epoch with `memory`; `reply` is told when no request uses an older snapshot.
     pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, reply: Fence) {
-        let in_flight = self.requests.count(self.epochs.current());
-        self.epochs.retire(memory, in_flight, reply);
+        self.epochs.retire(memory, reply);
     }
 
     /// `reply` is told when every request that was added until now is done.
     pub(super) fn barrier(&mut self, reply: Fence) {
-        let in_flight = self.requests.count(self.epochs.current());
-        self.epochs.barrier(in_flight, reply);
+        self.epochs.barrier(reply);
     }
 
     /// Takes all requests that are left, when the queue ends. The disk's queue keeps the memory

@@ -72,7 +72,7 @@ impl Late {
 
     /// The port has taken frame `index` of the burst and keeps it.
     pub(super) fn add(&mut self, chain: Chain, frames: &Frames, index: usize) {
-        let epoch = self.epochs.current();
+        let epoch = self.epochs.begin();
         debug_assert!(
             frames.payload(index).is_some_and(|payload| std::ptr::eq(
                 Arc::as_ptr(payload.memory()),
@@ -149,14 +149,12 @@ impl Late {
     /// Serves the queue in `memory` from now on; `fence` is told when no frame that is with the
     /// port lies in older memory.
     pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
-        let in_flight = self.frames.count(self.epochs.current());
-        self.epochs.retire(memory, in_flight, fence);
+        self.epochs.retire(memory, fence);
     }
 
     /// `fence` is told when every frame that is with the port now is back.
     pub(super) fn barrier(&mut self, fence: Fence) {
-        let in_flight = self.frames.count(self.epochs.current());
-        self.epochs.barrier(in_flight, fence);
+        self.epochs.barrier(fence);
     }
 
     /// Chains that came back have been published: answers the fences that waited for them.

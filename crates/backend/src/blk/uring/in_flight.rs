@@ -38,6 +38,8 @@ pub(super) struct InFlight {
     pub(super) is_open: bool,
     /// Guest memory has changed: `rest` must release its snapshot when the request is done.
     pub(super) is_retired: bool,
+    /// Listed among those whose memory has not changed since: of all tokens these may be few.
+    pub(super) is_holder: bool,
 }
 
 /// What comes after an answer of the kernel.
@@ -64,6 +66,7 @@ impl Default for InFlight {
             patience,
             is_open: false,
             is_retired: false,
+            is_holder: false,
         }
     }
 }
@@ -78,6 +81,14 @@ impl InFlight {
             self.rest.release();
         }
         was_retired
+    }
+
+    /// Guest memory has changed.
+    pub(super) fn retire(&mut self) {
+        (self.is_retired, self.is_holder) = (true, false);
+        if !self.is_open {
+            self.close();
+        }
     }
 
     /// True for a write that is durable when its call has ended ([`Image::syncs_by_write`]).
