@@ -86,3 +86,24 @@ fn a_message_in_pieces_whose_fds_find_no_room_is_not_called_silence() {
     let is_told = || daemon.log().contains("too few open files");
     assert!(process::wait_until(is_told), "{}", daemon.log());
 }
+
+#[test]
+fn a_front_end_whose_doorbells_are_pipes_leaves_fds_for_its_neighbour() {
+    let daemon = Daemon::run_behind("ulimit -n 1024; exec", CONFIG, &["bad", "good"]);
+    let mut bad = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let fds = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    // It stops before its own messages find no room.
+    'hoard: for queue in 0..128u64 {
+        for request in SET_VRING_KICK..=SET_VRING_ERR {
+            let fd = if request == SET_VRING_KICK { reader.as_fd() } else { writer.as_fd() };
+            let sent = bad.send_message(request, &queue.to_ne_bytes(), &[fd]);
+            // The answer says that all before was done.
+            if sent.is_err() || bad.features().is_err() || fds() > 1020 {
+                break 'hoard;
+            }
+        }
+    }
+    let mut good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default());
+    good.as_mut().expect("the neighbour is served").queues[0].run(Op::Flush).unwrap();
+}

@@ -10,7 +10,7 @@
 //! Several calls may become one, since a notification carries no count. The thread sleeps in `poll`
 //! only, which takes no lock of a pipe or unix socket that a front-end could hold.
 
-use crate::foreign::{ForeignFd, Janitor};
+use crate::foreign::{ForeignFd, Janitor, StandIns};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -47,6 +47,8 @@ struct OddBell {
     reopened: Option<OwnedFd>,
     ours: Arc<OwnedFd>,
     direction: Direction,
+    /// For `reopened` and `ours`.
+    _stand_ins: StandIns,
 }
 
 /// The odd doorbells of a device's sessions. Lives on the janitor's thread.
@@ -99,8 +101,9 @@ impl Bridge {
     }
 
     /// # Errors
-    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no eventfd to give. The error of `fcntl`: a
-    /// pipe can neither be opened anew nor be made non-blocking.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no eventfd to give, or front-ends have as
+    /// many fds as they may have. The error of `fcntl`: a pipe can neither be opened anew nor be
+    /// made non-blocking.
     fn add(
         &mut self,
         theirs: ForeignFd,
@@ -111,12 +114,21 @@ impl Bridge {
             Direction::Kick { .. } => OFlags::RDONLY,
             Direction::Call(_) => OFlags::WRONLY,
         };
+        let stand_ins = StandIns::take(if kind == OddKind::Pipe { 2 } else { 1 })?;
         let reopened = if kind == OddKind::Pipe { reopen(&theirs, access)? } else { None };
         let ours = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         self.last_id += 1;
         let janitor = theirs.origin().janitor().clone();
         let end = OurEnd { event: ours.clone(), id: self.last_id, janitor };
-        self.bells.push(OddBell { id: end.id, kind, theirs, reopened, ours, direction });
+        self.bells.push(OddBell {
+            id: end.id,
+            kind,
+            theirs,
+            reopened,
+            ours,
+            direction,
+            _stand_ins: stand_ins,
+        });
         Ok(end)
     }
 

@@ -17,6 +17,7 @@ use crate::bridge::Bridge;
 use manyring_backend::sys::interrupt::Interruptible;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -190,6 +191,23 @@ fn budget() -> &'static Semaphore {
         let ours = (limit / 4).max(256);
         Semaphore::new(limit.saturating_sub(ours).max(MESSAGE_FDS_MAX + JOBS_MAX))
     })
+}
+
+/// File descriptors of ours that stand for one of a front-end's. They count against the room of
+/// front-ends, which could otherwise use up the descriptors that we keep for ourselves. Given back
+/// on drop.
+#[derive(Debug)]
+pub(crate) struct StandIns {
+    _permit: SemaphorePermit<'static>,
+}
+
+impl StandIns {
+    /// # Errors
+    /// `EMFILE`: front-ends have as many fds as they may have.
+    pub(crate) fn take(count: u32) -> Result<Self, Errno> {
+        let permit = budget().try_acquire_many(count).map_err(|_| Errno::MFILE)?;
+        Ok(Self { _permit: permit })
+    }
 }
 
 /// Room for the file descriptors of one message.
