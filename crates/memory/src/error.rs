@@ -18,6 +18,8 @@ pub enum MemoryError {
     Map(#[source] rustix::io::Errno),
     #[error("more than {max} memory regions")]
     TooMany { max: usize },
+    #[error("memory regions of more than {max} bytes together")]
+    Vast { max: u64 },
     #[error("{max} pieces of granted memory are mapped, as many as vm.max_map_count has room for")]
     Pieces { max: usize },
     #[error("memory region at guest address {guest_addr:#x} overlaps another one")]

@@ -58,6 +58,10 @@ const SEARCH: u8 = u8::MAX;
 /// Regions of a snapshot that needs no table: a queue remembers as many.
 const REMEMBERED: usize = 2;
 
+/// Bytes of a guest's regions together. Few of those that there may be at a time
+/// (`Mapping::of_file`), also while a front-end replaces all of its regions; more than guests have.
+const BYTES_MAX: u64 = 1 << 43;
+
 /// The regions of a guest at one time. Immutable: a change makes a new snapshot, which shares the
 /// mappings that stay.
 #[derive(Clone, Debug, Default)]
@@ -124,10 +128,13 @@ impl GuestMemory {
     /// A snapshot with `spec` of `file` added; the same snapshot if it is already there.
     ///
     /// # Errors
-    /// [`MemoryError::Overlap`], or why the file cannot be mapped.
+    /// [`MemoryError::Overlap`], [`MemoryError::Vast`], or why the file cannot be mapped.
     pub fn with_region(&self, spec: RegionSpec, file: impl AsFd) -> Result<Self, MemoryError> {
         if self.specs().any(|s| *s == spec) {
             return Ok(self.clone());
+        }
+        if spec.size > BYTES_MAX.saturating_sub(self.size()) {
+            return Err(MemoryError::Vast { max: BYTES_MAX });
         }
         let mapping = Mapping::of_file(file, spec.mmap_offset, spec.size)?;
         self.with_mapping(spec, Arc::new(mapping))

@@ -7,6 +7,7 @@ use crate::sigbus;
 use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// `f_type` of the file systems that guest memory may lie on: tmpfs (memfd, /dev/shm), hugetlbfs,
 /// ramfs, ext4, XFS, btrfs, F2FS, bcachefs, ZFS, overlayfs. Each takes its pages from this host's
@@ -28,6 +29,31 @@ const LOCAL_FILE_SYSTEMS: [u64; 10] = [
 /// Bytes of a page of the host.
 pub(crate) const PAGE: usize = 4096;
 
+/// Bytes of files that all mappings of this process may have together: half of the addresses of a
+/// process. A file costs nothing for what is not written to it, so a front-end could take all of
+/// them, and the next thread or allocation of this process would find none.
+const FILE_BYTES_MAX: u64 = 1 << 46;
+
+/// Addresses that a mapping of a file has taken of [`FILE_BYTES_MAX`]; given back on drop.
+#[derive(Debug)]
+struct Share(u64);
+
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+impl Share {
+    fn take(bytes: u64) -> Result<Self, MemoryError> {
+        let more = |taken: u64| taken.checked_add(bytes).filter(|all| *all <= FILE_BYTES_MAX);
+        let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.map(|_| Self(bytes)).map_err(|_| MemoryError::Vast { max: FILE_BYTES_MAX })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        TAKEN.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
 /// Memory mapped into this process, writable and shared.
 #[derive(Debug)]
 pub struct Mapping {
@@ -39,6 +65,8 @@ pub struct Mapping {
     /// Bytes between the start of the mapping and the first byte that was asked for.
     skip: usize,
     watch: Option<sigbus::Watch>,
+    /// What a file takes of the addresses of this process; given back when it is unmapped.
+    share: Option<Share>,
 }
 
 // SAFETY: a mapping is an address range; all access goes through `Words` (atomics) and
@@ -54,7 +82,7 @@ impl Mapping {
     /// # Errors
     /// [`MemoryError::NotAFile`], [`MemoryError::FileSystem`] if its system could make us wait,
     /// [`MemoryError::TooShort`] if the file does not hold the range, [`MemoryError::Map`],
-    /// [`MemoryError::TooMany`]. May block if the file's system does: not
+    /// [`MemoryError::TooMany`], [`MemoryError::Vast`]. May block if the file's system does: not
     /// for the control thread.
     pub fn of_file(file: impl AsFd, offset: u64, size: u64) -> Result<Self, MemoryError> {
         let stat = rustix::fs::fstat(&file).map_err(MemoryError::Map)?;
@@ -76,7 +104,8 @@ impl Mapping {
         let page = u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096);
         let skip = offset % page;
         let whole = size.checked_add(skip).and_then(|n| n.checked_next_multiple_of(page));
-        let len = host_size(whole.ok_or(MemoryError::Overflow)?);
+        let whole = whole.ok_or(MemoryError::Overflow)?;
+        let (share, len) = (Share::take(whole)?, host_size(whole));
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let base = unsafe {
             mmap(
@@ -89,7 +118,9 @@ impl Mapping {
             )
         }
         .map_err(MemoryError::Map)?;
-        Self::watched(base, len, host_size(size), host_size(skip))
+        let mut mapping = Self::watched(base, len, host_size(size), host_size(skip))?;
+        mapping.share = Some(share);
+        Ok(mapping)
     }
 
     /// Maps `size` bytes of zeroed memory, allocated as it is touched.
@@ -109,7 +140,7 @@ impl Mapping {
         }
         .map_err(MemoryError::Map)?;
         let base = NonNull::new(base.cast()).ok_or(MemoryError::Overflow)?;
-        Ok(Self { base, len, size: len, skip: 0, watch: None })
+        Ok(Self { base, len, size: len, skip: 0, watch: None, share: None })
     }
 
     /// Reserves `pages` pages at addresses of ours, all of them zeroed memory, for a
@@ -130,7 +161,7 @@ impl Mapping {
         skip: usize,
     ) -> Result<Self, MemoryError> {
         let base = NonNull::new(base.cast::<u8>()).ok_or(MemoryError::Overflow)?;
-        let mut mapping = Self { base, len, size, skip, watch: None };
+        let mut mapping = Self { base, len, size, skip, watch: None, share: None };
         mapping.watch = Some(sigbus::Watch::new(base.as_ptr() as usize, len)?);
         Ok(mapping)
     }
