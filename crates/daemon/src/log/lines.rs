@@ -163,7 +163,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A writer that says when a write has begun, waits for the test's order, and does what it says.
+    /// A writer that says when a write has begun, waits for the test's order, and does that.
     struct Told {
         begun: Sender<()>,
         orders: Receiver<Result<usize, io::ErrorKind>>,
