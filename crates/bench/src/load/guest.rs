@@ -10,13 +10,14 @@
 //! guest asks the kernel how long its thread and the worker have waited (`schedstat`, run delay)
 //! whenever it reads the clock, and reports latencies with that time and without it.
 
+mod abuse;
+
 use super::net::FRAME_MAX;
 use super::tap::{Flow, FlowFrame};
 use super::{LoadError, STUCK};
 use crate::measure::{Latencies, Moment, Random, RunDelay};
+use abuse::{Giant, Kicker};
 use clap::{Args, ValueEnum};
-use manyring_driver::hostile::GiantRing;
-use manyring_driver::wire::blk::{VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES};
 use manyring_driver::wire::net::RawHeader;
 use manyring_driver::{
     BlkDriver, BlkOptions, BlkQueue, Done, DriverError, NetDriver, NetOptions, NetPair, Op,
@@ -27,7 +28,6 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
 
 /// What a guest does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -405,94 +405,6 @@ impl Guest for Sender {
             self.sent.push_back(now);
         }
         tx.publish(0).map_err(failed)?;
-        Ok(())
-    }
-}
-
-/// Queues of the guest that kicks.
-const KICKED_QUEUES: u16 = 8;
-/// Kicks of a queue for each of its requests.
-const KICKS: u64 = 64;
-
-/// Kicks all its queues for ever. A queue has at most one request: most kicks tell of nothing.
-struct Kicker {
-    driver: BlkDriver,
-}
-
-impl Kicker {
-    fn connect(args: &GuestArgs) -> Result<Self, LoadError> {
-        let options = BlkOptions { queues: KICKED_QUEUES, ..BlkOptions::default() };
-        Ok(Self { driver: BlkDriver::connect(&args.socket, &options).map_err(failed)? })
-    }
-}
-
-impl Guest for Kicker {
-    fn turn(&mut self, watch: &mut Watch) -> Result<(), LoadError> {
-        for queue in &mut self.driver.queues {
-            while queue.take().is_some() {}
-            if queue.in_flight() == 0 {
-                queue.submit(Op::Read { sector: 8, len: 512 }).map_err(failed)?;
-                queue.publish().map_err(failed)?;
-            }
-            for _ in 0..KICKS {
-                queue.vring().kick().map_err(failed)?;
-            }
-            watch.add(KICKS);
-        }
-        Ok(())
-    }
-}
-
-/// Requests of 1 GiB in flight.
-const GIANTS: u16 = 8;
-/// Data of a request that reads or writes, in MiB: the most that an indirect table names.
-const GIANT_MIB: u16 = 1022;
-/// Sectors of a request that writes zeroes: 1 GiB.
-const GIANT_SECTORS: u32 = 1 << 21;
-
-/// Reads, writes and zeroes the first GiB of its disk, all of it with each request.
-struct Giant {
-    driver: BlkDriver,
-    ring: GiantRing,
-    offered: u16,
-    seen: u16,
-}
-
-impl Giant {
-    fn connect(args: &GuestArgs) -> Result<Self, LoadError> {
-        let spare = GiantRing::arena_size(GIANTS);
-        let options = BlkOptions { spare, ..BlkOptions::default() };
-        let mut driver = BlkDriver::connect(&args.socket, &options).map_err(failed)?;
-        let queue =
-            driver.queues.first_mut().ok_or(LoadError::Options("a disk without a queue"))?;
-        let ring = GiantRing::new(&driver.arena, queue.vring(), GIANTS).map_err(failed)?;
-        let seen = ring.ring.used_idx();
-        Ok(Self { driver, ring, offered: seen, seen })
-    }
-
-    /// Offers as many requests as may be in flight, and kicks.
-    fn offer(&mut self) -> Result<(), DriverError> {
-        for slot in 0..GIANTS {
-            match slot % 3 {
-                0 => self.ring.offer_range(slot, VIRTIO_BLK_T_WRITE_ZEROES, 0, GIANT_SECTORS)?,
-                1 => self.ring.offer_data(slot, VIRTIO_BLK_T_OUT, 0, GIANT_MIB, false)?,
-                _ => self.ring.offer_data(slot, VIRTIO_BLK_T_IN, 0, GIANT_MIB, true)?,
-            }
-        }
-        self.offered = self.offered.wrapping_add(GIANTS);
-        self.driver.queues.iter_mut().try_for_each(|queue| queue.vring().kick())
-    }
-}
-
-impl Guest for Giant {
-    fn turn(&mut self, watch: &mut Watch) -> Result<(), LoadError> {
-        if self.seen == self.offered {
-            self.offer().map_err(failed)?;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-        let used = self.ring.ring.used_idx();
-        watch.add(used.wrapping_sub(self.seen).into());
-        self.seen = used;
         Ok(())
     }
 }
