@@ -179,18 +179,24 @@ impl<'a> Stage<'a> {
         guests.iter_mut().try_for_each(Running::await_ready)?;
         let length = Duration::from_secs_f64(self.args.seconds());
         std::thread::sleep(length.mul_f64(WARM_UP));
-        let (busy, waited, began) = (self.busy()?, server.waited_seconds(), now());
+        let (busy, began) = (self.busy()?, now());
+        let (waited, ran) = (server.waited_seconds(), peer::ran_seconds(server.id()));
         guests.iter_mut().for_each(Running::order);
         std::thread::sleep(length.saturating_sub(began.elapsed()));
         let busy = difference(&busy, &self.busy()?);
         let all_busy_ns = busy.values().sum::<f64>().max(1.0);
-        let share = (server.waited_seconds() - waited) / began.elapsed().as_secs_f64();
+        let (waited, ran) =
+            (server.waited_seconds() - waited, peer::ran_seconds(server.id()) - ran);
+        let took = began.elapsed().as_secs_f64();
+        // The worker and the thread that reads messages wait for each other too, on their one CPU.
+        // Other programs had no more of it than the daemon did not use.
+        let others = waited.min(took - ran) / took;
         // In this order: those that are measured end before those that abuse them.
         guests.iter_mut().for_each(Running::order);
         let sample = |(guest, role): (Running, &Role)| {
             let result = guest.finish().map_err(|problem| format!("{}: {problem}", role.name))?;
             let busy_ns = busy.get(&name(role.device)).copied().unwrap_or(0.0);
-            Ok(sample_of(&result, busy_ns / all_busy_ns, share > WAITED_MAX))
+            Ok(sample_of(&result, busy_ns / all_busy_ns, others > WAITED_MAX))
         };
         guests.into_iter().zip(roles).map(sample).collect()
     }
