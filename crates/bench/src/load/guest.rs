@@ -1,4 +1,4 @@
-//! One of the guests that share a daemon: three kinds behave well and are measured, two abuse it.
+//! One of the guests that share a daemon: three kinds behave well and are measured, four abuse it.
 //!
 //! A guest connects, begins its load, and says `ready` when something has come back. Each line of
 //! its standard input is an order: the first one begins the measurement, the second one ends it.
@@ -16,7 +16,7 @@ use super::net::FRAME_MAX;
 use super::tap::{Flow, FlowFrame};
 use super::{LoadError, STUCK};
 use crate::measure::{Latencies, Moment, Random, RunDelay};
-use abuse::{Giant, Kicker};
+use abuse::{Giant, Kicker, Messenger};
 use clap::{Args, ValueEnum};
 use manyring_driver::wire::net::RawHeader;
 use manyring_driver::{
@@ -40,8 +40,19 @@ pub(crate) enum Deed {
     Transmit,
     /// Abuse: kicks of every queue without end, few of them with a request.
     Kicks,
+    /// Abuse: messages without end, which disable and enable a queue in turn.
+    Messages,
+    /// Abuse: the same from the begin of the measurement on, while the daemon reads them at once.
+    FirstMessages,
     /// Abuse: requests of 1 GiB, eight in flight.
     Giants,
+}
+
+impl Deed {
+    /// True of the guests that abuse their daemon.
+    pub(crate) fn is_abuse(self) -> bool {
+        matches!(self, Self::Kicks | Self::Messages | Self::FirstMessages | Self::Giants)
+    }
 }
 
 /// `manyring-bench load guest ..`
@@ -84,7 +95,7 @@ impl GuestArgs {
 /// What a guest has seen while it was measured.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct GuestResult {
-    /// Requests or frames that came back; of the abuse by kicks, the kicks.
+    /// Requests or frames that came back; of the floods, the kicks or messages.
     pub(crate) count: u64,
     /// How long it was measured.
     pub(crate) seconds: f64,
@@ -128,6 +139,7 @@ pub(crate) fn run(args: &GuestArgs) -> Result<GuestResult, LoadError> {
         Deed::Receive => Box::new(Receiver::connect(args, &watch)?),
         Deed::Transmit => Box::new(Sender::connect(args)?),
         Deed::Kicks => Box::new(Kicker::connect(args)?),
+        Deed::Messages | Deed::FirstMessages => Box::new(Messenger::connect(args)?),
         Deed::Giants => Box::new(Giant::connect(args)?),
     };
     let phase = listen()?;

@@ -9,13 +9,22 @@ const SHARE_MIN: f64 = 0.8;
 const P99_MAX_US: f64 = 5000.0;
 /// Kicks of a second below which there is no flood.
 const KICKS_MIN: f64 = 10_000.0;
+/// Messages that a daemon reads in a second of a front-end that has sent too many.
+const PACE: f64 = 1000.0;
+/// Of messages without end, the part of the pace below which there is no flood. A front-end whose
+/// socket is never empty sends all that the pace lets through. The rest is left to one that waits
+/// for its CPU.
+const PACED_MIN: f64 = 0.8;
+/// How many times the pace a front-end must send, or its messages were not read at once. A socket
+/// that fills up adds half the pace in a run of half a second.
+const AT_ONCE_MIN: f64 = 2.0;
 /// Share of the worker's time below which requests of 1 GiB are no load.
 const GIANT_SHARE_MIN: f64 = 0.02;
 
 /// One run of one guest.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct NeighbourSample {
-    /// Requests, frames or kicks in a second.
+    /// Requests, frames, kicks or messages in a second.
     pub(crate) rate: f64,
     /// Median latency in microseconds, without what guest and worker waited for a CPU.
     pub(crate) p50_us: f64,
@@ -94,8 +103,20 @@ impl NeighbourCell {
     }
 
     /// The guest that floods kicks, and the equal in its place.
-    pub(crate) fn flood(name: &str, parties: [Party<NeighbourSample>; 2]) -> Self {
+    pub(crate) fn kicks(name: &str, parties: [Party<NeighbourSample>; 2]) -> Self {
         let is_flood = parties[0].median(|s| s.rate) >= KICKS_MIN;
+        Self::abuser(name, parties, is_flood)
+    }
+
+    /// The guest that sends messages without end, and the equal in its place.
+    pub(crate) fn paced(name: &str, parties: [Party<NeighbourSample>; 2]) -> Self {
+        let is_flood = parties[0].median(|s| s.rate) >= PACE * PACED_MIN;
+        Self::abuser(name, parties, is_flood)
+    }
+
+    /// The guest whose messages are read at once, and the equal in its place.
+    pub(crate) fn at_once(name: &str, parties: [Party<NeighbourSample>; 2]) -> Self {
+        let is_flood = parties[0].median(|s| s.rate) >= PACE * AT_ONCE_MIN;
         Self::abuser(name, parties, is_flood)
     }
 
@@ -215,8 +236,13 @@ mod tests {
     fn abuse_that_does_not_happen_proves_nothing() {
         let with_equal = |abused| [abused, party(&[(1e6, 0.0)])];
         let (none, flood) = (with_equal(party(&[(9999.0, 0.0)])), with_equal(party(&[(1e4, 0.0)])));
-        assert_eq!(NeighbourCell::flood("f", none.clone()).broken.len(), 1);
-        assert!(NeighbourCell::flood("f", flood).broken.is_empty());
+        assert_eq!(NeighbourCell::kicks("f", none.clone()).broken.len(), 1);
+        assert!(NeighbourCell::kicks("f", flood).broken.is_empty());
+        let at = |rate| with_equal(party(&[(rate, 0.0)]));
+        assert_eq!(NeighbourCell::paced("m", at(799.0)).broken.len(), 1);
+        assert!(NeighbourCell::paced("m", at(1000.0)).broken.is_empty());
+        assert_eq!(NeighbourCell::at_once("m", at(1000.0)).broken.len(), 1, "the pace was reached");
+        assert!(NeighbourCell::at_once("m", at(5000.0)).broken.is_empty());
         assert!(NeighbourCell::giant("g", none).broken.is_empty(), "its requests are few");
         let idle = Party { name: String::new(), samples: vec![NeighbourSample::default()] };
         assert_eq!(NeighbourCell::giant("g", with_equal(idle)).broken.len(), 1);

@@ -7,6 +7,10 @@
 //! equals:  six measured guests, and two more that read as much as they can
 //! abused:  six measured guests, one that floods kicks, one with requests of 1 GiB
 //! ```
+//! `--only messages` puts a front-end that sends messages without end in the place of the flood of
+//! kicks, and `--only 'at once'` one whose first messages are measured: the daemon reads 8192 of
+//! them at once, and then one in a millisecond.
+//!
 //! The *fair share* of a guest is what it has among equals, and at least an eighth of what it has
 //! alone. The abused guests keep their shares if the two that abuse the daemon get no more from
 //! their neighbours than two of their kind would.
@@ -57,10 +61,15 @@ const MEASURED: [Role; 6] = [
 ];
 /// Bytes of a frame.
 const FRAME: u32 = 1500;
-/// The abusers.
-const ABUSERS: [Role; 2] = [
-    role("abuse: a flood of kicks", 6, Deed::Kicks, 1, 512),
-    role("abuse: requests of 1 GiB", 7, Deed::Giants, 8, 1 << 20),
+/// The abusers of the last two devices. The first one of each device takes part unless `--only`
+/// names another.
+const ABUSERS: [&[Role]; 2] = [
+    &[
+        role("abuse: a flood of kicks", 6, Deed::Kicks, 1, 512),
+        role("abuse: messages without end", 6, Deed::Messages, 1, 512),
+        role("abuse: 8192 messages at once", 6, Deed::FirstMessages, 1, 512),
+    ],
+    &[role("abuse: requests of 1 GiB", 7, Deed::Giants, 8, 1 << 20)],
 ];
 /// Who takes their places: guests that use all of their share, as the busiest measured one does.
 const EQUALS: [Role; 2] = [
@@ -73,22 +82,23 @@ const DEVICES: usize = MEASURED.len() + ABUSERS.len();
 /// Runs the scenario. The second part is the verdict: which promises were broken.
 pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NeighbourCell>, Verdict), String> {
     let stage = Stage::new(args)?;
+    let abusers = abusers(args.only.as_deref());
     let mut found: Vec<[Vec<NeighbourSample>; 3]> = vec![<[_; 3]>::default(); DEVICES];
     for round in 1..=args.rounds() {
         progress::cell(&format!("round {round} of {}", args.rounds()));
         for measured in MEASURED {
             found[measured.device][ALONE].extend(stage.run(&[measured])?);
         }
-        for (mix, others) in [(AMONG_EQUALS, EQUALS), (ABUSED, abusers(args))] {
+        for (mix, others) in [(AMONG_EQUALS, EQUALS), (ABUSED, abusers)] {
             let samples = stage.run(&[&MEASURED[..], &others].concat())?;
             for (found, sample) in found.iter_mut().zip(samples) {
                 found[mix].push(sample);
             }
         }
     }
-    let is_there = |(role, _): &(&Role, _)| MEASURED.contains(role) || abusers(args).contains(role);
-    let all = MEASURED.iter().chain(&ABUSERS).zip(found);
-    let cells: Vec<_> = all.filter(is_there).map(cell).collect();
+    let is_shown = |(role, _): &(&Role, _)| !EQUALS.contains(role);
+    let all = MEASURED.iter().chain(&abusers).zip(found);
+    let cells: Vec<_> = all.filter(is_shown).map(cell).collect();
     let broken = cells.iter().flat_map(|cell| cell.broken.clone()).collect();
     let report = Report {
         scenario: "neighbours",
@@ -101,10 +111,11 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NeighbourCell>, Verdict
     Ok((report, Verdict::new(args.smoke, "every guest kept its share", broken)))
 }
 
-/// Who abuses the daemon: with `--only TEXT` one of both, to tell them apart.
-fn abusers(args: &ScenarioArgs) -> [Role; 2] {
-    let is_wanted = |role: &Role| args.only.as_ref().is_none_or(|text| role.name.contains(text));
-    std::array::from_fn(|n| if is_wanted(&ABUSERS[n]) { ABUSERS[n] } else { EQUALS[n] })
+/// Who abuses the daemon: with `--only TEXT` those whose names contain it, to tell them apart. An
+/// equal takes the place of an abuser that is not wanted.
+fn abusers(only: Option<&str>) -> [Role; 2] {
+    let is_wanted = |role: &&Role| only.is_none_or(|text| role.name.contains(text));
+    std::array::from_fn(|n| *ABUSERS[n].iter().find(is_wanted).unwrap_or(&EQUALS[n]))
 }
 
 /// Runs of a round.
@@ -116,7 +127,11 @@ fn cell((role, [abused, equals, alone]): (&Role, [Vec<NeighbourSample>; 3])) -> 
     let party = |name: &str, samples| Party { name: name.to_owned(), samples };
     let abused = party("abused", abused);
     match role.deed {
-        Deed::Kicks => NeighbourCell::flood(role.name, [abused, party("an equal", equals)]),
+        Deed::Kicks => NeighbourCell::kicks(role.name, [abused, party("an equal", equals)]),
+        Deed::Messages => NeighbourCell::paced(role.name, [abused, party("an equal", equals)]),
+        Deed::FirstMessages => {
+            NeighbourCell::at_once(role.name, [abused, party("an equal", equals)])
+        }
         Deed::Giants => NeighbourCell::giant(role.name, [abused, party("an equal", equals)]),
         _ => {
             let others = [party("among equals", equals), party("alone", alone)];
@@ -203,7 +218,7 @@ impl<'a> Stage<'a> {
 
     fn start(&self, role: &Role, daemon: u32) -> Result<Running, String> {
         let program = std::env::current_exe().map_err(|e| e.to_string())?;
-        let is_abuser = matches!(role.deed, Deed::Kicks | Deed::Giants);
+        let is_abuser = role.deed.is_abuse();
         let mut command = if self.is_favoured && !is_abuser {
             peer::favoured(&program)
         } else {
@@ -328,9 +343,11 @@ fn control(folder: &Path) -> PathBuf {
 /// byte, and ports that end nowhere.
 fn config(folder: &Path) -> String {
     let mut text = format!("[daemon]\nworkers = 1\ncontrol = '{}'\n", control(folder).display());
-    for Role { device, deed, .. } in MEASURED.iter().chain(&ABUSERS) {
+    for Role { device, deed, .. } in MEASURED.iter().chain(&abusers(None)) {
         let (kind, more) = match deed {
-            Deed::Read | Deed::Kicks => ("blk", "memory = '64M'".to_owned()),
+            Deed::Read | Deed::Kicks | Deed::Messages | Deed::FirstMessages => {
+                ("blk", "memory = '64M'".to_owned())
+            }
             Deed::Giants => ("blk", "memory = '1G'".to_owned()),
             Deed::Receive => ("net", format!("null = true\ngenerate = {FRAME}")),
             Deed::Transmit => ("net", "null = true".to_owned()),
@@ -350,11 +367,28 @@ mod tests {
     fn each_guest_has_a_device_of_its_own_and_equals_use_those_of_the_abusers() {
         let devices = |roles: &[Role]| roles.iter().map(|role| role.device).collect::<Vec<_>>();
         assert_eq!(devices(&MEASURED), [0, 1, 2, 3, 4, 5]);
-        assert_eq!((devices(&ABUSERS), devices(&EQUALS)), (vec![6, 7], vec![6, 7]));
+        assert_eq!(devices(&EQUALS), [6, 7]);
+        for (abusers, equal) in ABUSERS.iter().zip(EQUALS) {
+            assert!(abusers.iter().all(|role| role.device == equal.device), "{abusers:?}");
+        }
         let text = config(Path::new("/f"));
         assert_eq!((text.matches("[[blk]]").count(), text.matches("[[net]]").count()), (6, 2));
         assert!(text.contains("workers = 1\ncontrol = '/f/control'"), "{text}");
         assert!(text.contains("name = 'guest4'\nsocket_path = '/f/guest4'\nnull = true\ngenerate"));
+    }
+
+    #[test]
+    fn kicks_and_giants_abuse_unless_others_are_named_and_equals_stand_in_for_the_rest() {
+        for (only, deeds) in [
+            (None, [Deed::Kicks, Deed::Giants]),
+            (Some("kicks"), [Deed::Kicks, Deed::Read]),
+            (Some("messages"), [Deed::Messages, Deed::Read]),
+            (Some("at once"), [Deed::FirstMessages, Deed::Read]),
+            (Some("GiB"), [Deed::Read, Deed::Giants]),
+            (Some("nobody"), [Deed::Read, Deed::Read]),
+        ] {
+            assert_eq!(abusers(only).map(|role| role.deed), deeds, "{only:?}");
+        }
     }
 
     #[test]

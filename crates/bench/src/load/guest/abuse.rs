@@ -1,10 +1,12 @@
-//! The guests that abuse their daemon: a flood of kicks, and requests of 1 GiB.
+//! The guests that abuse their daemon: a flood of kicks, one of messages, and requests of 1 GiB.
 
-use super::{Guest, GuestArgs, Watch, failed};
+use super::{Deed, Guest, GuestArgs, Watch, check, failed};
 use crate::load::LoadError;
 use manyring_driver::hostile::GiantRing;
 use manyring_driver::wire::blk::{VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES};
-use manyring_driver::{BlkDriver, BlkOptions, DriverError, Op};
+use manyring_driver::wire::vhost_user::{PROTOCOL_F_CONFIG, PROTOCOL_F_MQ};
+use manyring_driver::{BlkDriver, BlkOptions, BlkQueue, DriverError, FrontEnd, Op};
+use rustix::io::Errno;
 use std::time::Duration;
 
 /// Queues of the guest that kicks.
@@ -36,6 +38,83 @@ impl Guest for Kicker {
                 queue.vring().kick().map_err(failed)?;
             }
             watch.add(KICKS);
+        }
+        Ok(())
+    }
+}
+
+/// Queues of the guest whose front-end floods messages: the messages are about the first one, a
+/// request is in flight on the second one.
+const TOLD_QUEUES: u16 = 2;
+/// Messages that the daemon reads at once; of those behind them it reads one in a millisecond
+/// (`Pace`, in the transport crate).
+const AT_ONCE: u32 = 8192;
+/// Messages between two looks at the request.
+const MESSAGES: u32 = 64;
+
+/// Disables a queue and enables it again for ever. Each of these messages is an order for the
+/// worker, and the front-end waits for none to be obeyed. The guest has one request in flight all
+/// the time, on another queue.
+pub(super) struct Messenger {
+    front: FrontEnd,
+    asked: BlkQueue,
+    /// The state that the next message gives the first queue.
+    enables: bool,
+    /// No message is sent before the measurement begins.
+    is_late: bool,
+}
+
+impl Messenger {
+    /// Connects. A flood without end sends what the daemon reads at once before it is measured, so
+    /// that it is measured at its pace.
+    pub(super) fn connect(args: &GuestArgs) -> Result<Self, LoadError> {
+        // Without acknowledgements (REPLY_ACK) the next message need not wait for the last one.
+        let protocol_features = PROTOCOL_F_MQ | PROTOCOL_F_CONFIG;
+        let options =
+            BlkOptions { queues: TOLD_QUEUES, protocol_features, ..BlkOptions::default() };
+        let BlkDriver { front, mut queues, .. } =
+            BlkDriver::connect(&args.socket, &options).map_err(failed)?;
+        let asked = queues.pop().ok_or(LoadError::Options("a disk without a queue"))?;
+        let is_late = args.deed == Deed::FirstMessages;
+        let mut messenger = Self { front, asked, enables: false, is_late };
+        if !is_late {
+            (0..AT_ONCE).try_for_each(|_| messenger.send()).map_err(failed)?;
+        }
+        // From now on the front-end sees to its request also while the socket is full.
+        messenger.front.stream().set_nonblocking(true).map_err(|e| failed(e.into()))?;
+        Ok(messenger)
+    }
+
+    fn send(&mut self) -> Result<(), DriverError> {
+        self.front.set_vring_enable(0, self.enables)?;
+        self.enables = !self.enables;
+        Ok(())
+    }
+}
+
+impl Guest for Messenger {
+    fn turn(&mut self, watch: &mut Watch) -> Result<(), LoadError> {
+        while let Some(done) = self.asked.take() {
+            check(done)?;
+        }
+        if self.asked.in_flight() == 0 {
+            self.asked.submit(Op::Read { sector: 8, len: 512 }).map_err(failed)?;
+            self.asked.publish().map_err(failed)?;
+        }
+        if self.is_late && watch.began.is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+            return Ok(());
+        }
+        for _ in 0..MESSAGES {
+            match self.send() {
+                Ok(()) => watch.add(1),
+                Err(DriverError::System(Errno::AGAIN)) => {
+                    // A full socket holds some hundred messages, so it is not empty after this.
+                    std::thread::sleep(Duration::from_millis(1));
+                    break;
+                }
+                Err(error) => return Err(failed(error)),
+            }
         }
         Ok(())
     }
