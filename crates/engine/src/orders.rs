@@ -55,6 +55,11 @@ pub enum Order {
 }
 
 impl Order {
+    /// True if a front-end can cause the order, as often as it likes.
+    pub(crate) fn is_of_front_end(&self) -> bool {
+        !matches!(self, Self::Move(..) | Self::Stay)
+    }
+
     /// True if the queue gives back, for this order, the chains of frames that it holds.
     pub(crate) fn ends_burst(&self) -> bool {
         matches!(self, Self::Stop(_) | Self::Memory(..) | Self::Enable(false, _))

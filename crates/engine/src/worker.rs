@@ -5,10 +5,10 @@
 //!          orders wait in the mailbox? obey them: a queue starts, changes, stops or moves
 //!          events: each goes to its queue, which is hot from then on
 //!          a queue's own time has come (a call that was held back, a retry)? it is hot
+//!          orders that were put off need not wait any more? obey them
 //!          every hot queue takes a turn, another one first each time, while its guest has time
 //!          submit to the kernel what the turns queued
 //!          guest memory was cut away (SIGBUS)? each queue checks whether it was its own
-//!          a burst has ended for which orders were put off? obey them
 //!          a queue that ends has nothing in flight any more? it leaves: to its session, or to
 //!          another worker
 //!          some queue had work, or an event came?
@@ -73,7 +73,7 @@ struct Slot {
     generation: u32,
     entry: Option<(QueueId, Box<dyn Run>)>,
     ending: Option<Ending>,
-    /// Orders that wait for the end of a burst (`obey.rs`), the oldest first.
+    /// Orders that were put off (`obey.rs`), the oldest first.
     put_off: VecDeque<Order>,
     /// Whose queue it is: a number that all queues of a session share.
     guest: usize,
@@ -107,7 +107,7 @@ pub(crate) struct Worker {
     guests: Guests,
     /// The time of the present round, to be charged to the queues that work in it.
     bill: Bill,
-    /// Slots with orders that wait for the end of a burst.
+    /// Slots with orders that were put off.
     put_off: Vec<usize>,
     /// Queues that came from another worker and have not had their first turn, each with the time
     /// when it took its last requests there.
@@ -187,7 +187,6 @@ impl Worker {
             let Round { worked, taken, overdue } = self.turn_hot();
             self.wait.submit();
             self.check_faults();
-            self.obey_put_off();
             self.finish_drained();
             if worked || woken {
                 if worked && self.law.on_burst(self.now_ns, taken) {
@@ -201,7 +200,7 @@ impl Worker {
             }
             self.stats.looked_ns.add(self.now_ns.saturating_sub(turn_began_ns));
             self.settle_hot();
-            if self.hot.is_empty() && !self.mailbox.is_pending() {
+            if self.hot.is_empty() && self.put_off.is_empty() && !self.mailbox.is_pending() {
                 self.sleep();
             } else {
                 (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop());

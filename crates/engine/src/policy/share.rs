@@ -25,8 +25,9 @@
 //! 5. A guest pays its lead off by waiting, and by nothing else: it cannot lose its lead by
 //!    stopping a queue and starting it again. While a guest has no hot queue, its lead falls as
 //!    fast as time passes, for the others can have had no more time than that.
-//! 6. An order of a front-end is obeyed at once, whatever its guest is ahead; its time is charged
-//!    to the guest. No lead grows above [`LEAD_NS_MAX`]: nobody waits for longer.
+//! 6. An order of a front-end waits like a turn while its guest is ahead, and its time is charged
+//!    to the guest: a front-end that gives orders without end has its share, and no more. No lead
+//!    grows above [`LEAD_NS_MAX`]: nobody waits for longer than that beside each other guest.
 
 /// Nanoseconds that a guest may be ahead of another one that has work on the same worker.
 pub const LEAD_NS: u64 = 100_000;
@@ -174,6 +175,16 @@ impl Shares {
                 known.came = Came::Busy;
             }
         }
+    }
+
+    /// Whether an order for a queue of `guest` may be obeyed between two rounds.
+    #[must_use]
+    pub fn may_order(&self, guest: usize, now_ns: u64) -> bool {
+        let Some(known) = self.guests.get(guest) else { return true };
+        // The lead of a guest that had no hot queue in the last round has fallen since.
+        let waited_ns =
+            if known.round == self.round { 0 } else { now_ns.saturating_sub(known.at_ns) };
+        !self.is_divided || known.lead_ns.saturating_sub(waited_ns) < LEAD_NS
     }
 
     /// Between two rounds, the worker took `ns` to obey an order for a queue of `guest`, and was

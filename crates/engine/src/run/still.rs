@@ -29,6 +29,8 @@ pub(crate) struct Still {
     pub(crate) is_alone: Arc<AtomicBool>,
     /// Turns in which it will send what is left of a burst.
     pub(crate) burst: Arc<AtomicUsize>,
+    /// How long each turn takes.
+    pub(crate) turns_for: Duration,
     /// How long it takes to do what an order says.
     pub(crate) heeds_for: Duration,
     pub(crate) guest: mpsc::Sender<Event>,
@@ -47,6 +49,7 @@ impl Default for Still {
             works: false,
             is_alone,
             burst: Arc::default(),
+            turns_for: Duration::ZERO,
             heeds_for: Duration::ZERO,
             guest: mpsc::channel(1).0,
             stats: Arc::default(),
@@ -61,6 +64,9 @@ impl Run for Still {
 
     fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned {
         self.is_alone.store(io.is_alone(), Ordering::Relaxed);
+        if !self.turns_for.is_zero() {
+            std::thread::sleep(self.turns_for);
+        }
         let _ = self
             .burst
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));

@@ -2,15 +2,17 @@
 //!
 //! ```text
 //! order:  the queue holds a burst that it could send, and the order would end the burst?
+//!         or a front-end gave the order, and its guest is ahead of the others?
 //!         put the order off, and all later orders for this queue behind it
 //!         else obey it now, and charge its time to the guest of the queue
-//! after a round:  a queue with orders that were put off has sent its burst? obey them
-//!                 a queue that ends has nothing in flight? it leaves the worker
+//! before the turns of a round:  obey the orders that were put off and need not wait any more
+//! after them:  a queue that ends has nothing in flight? it leaves the worker
 //! ```
-//! 1. **An order takes no turn.** A front-end chooses when it sends one, however far its guest is
-//!    ahead. So an order does nothing that takes long: a transmitq sends a burst of several
-//!    megabytes in turns, and drops what is in the ring of a disabled queue in turns. What an order
-//!    takes all the same, its guest pays for by waiting (`policy/share.rs`).
+//! 1. **An order has its guest's share.** A front-end can send orders without end. If they were
+//!    obeyed at once, other guests would have one turn between two of them. So an order waits while
+//!    its guest is ahead, as a turn does, and its guest pays for what the order takes
+//!    (`policy/share.rs`). One order still must not take long: a transmitq sends a burst of several
+//!    megabytes in turns, and drops what is in the ring of a disabled queue in turns.
 //! 2. **A burst ends within a few turns.** A queue whose port takes no more frames is not in a
 //!    burst: an order gives the chains of such frames back at once.
 //! 3. **A guest keeps its number** on a worker while it is ahead of the others, also when its last
@@ -87,9 +89,10 @@ impl Worker {
     /// Gives an order to its queue, if it is here, and looks at the queue afterwards.
     fn heed(&mut self, id: QueueId, order: Order) {
         let Some(&slot) = self.by_id.get(&id) else { return };
-        let Slot { entry, put_off, .. } = &mut self.slots[slot];
-        let ends_burst = order.ends_burst() && is_in_burst(entry.as_ref());
-        match (put_off.is_empty(), ends_burst) {
+        let Slot { entry, put_off, guest, .. } = &mut self.slots[slot];
+        let must_wait = order.ends_burst() && is_in_burst(entry.as_ref())
+            || order.is_of_front_end() && !self.shares.may_order(*guest, self.now_ns);
+        match (put_off.is_empty(), must_wait) {
             (true, false) => self.do_order(slot, order),
             (is_first, _) => {
                 put_off.push_back(order);
@@ -129,7 +132,7 @@ impl Worker {
         }
     }
 
-    /// Obeys the orders that were put off, of queues that have sent their burst.
+    /// Obeys the orders that were put off, as far as they need not wait any more.
     #[inline]
     pub(super) fn obey_put_off(&mut self) {
         if !self.put_off.is_empty() {
@@ -142,6 +145,7 @@ impl Worker {
         let mut put_off = std::mem::take(&mut self.put_off);
         put_off.retain(|&slot| {
             while !is_in_burst(self.slots[slot].entry.as_ref())
+                && self.shares.may_order(self.slots[slot].guest, self.now_ns)
                 && let Some(order) = self.slots[slot].put_off.pop_front()
             {
                 self.do_order(slot, order);
@@ -149,6 +153,8 @@ impl Worker {
             !self.slots[slot].put_off.is_empty()
         });
         self.put_off = put_off;
+        // Else the first turn of the round would be charged with the time of the orders.
+        self.now_ns = self.wait.now_ns();
     }
 
     /// A queue comes to this worker; `left_ns`: when another worker let it go.

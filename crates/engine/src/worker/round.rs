@@ -68,6 +68,8 @@ impl Worker {
         let count = self.hot.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
         self.shares.begin_round(self.serves_several(), self.now_ns);
+        // Before the turns: those of its own guest would leave an order no time, round after round.
+        self.obey_put_off();
         let (round_began_ns, mut began_ns) = (self.now_ns, self.now_ns);
         let mut turns = 0u32;
         for step in 0..count {

@@ -98,18 +98,14 @@ fn orders_that_would_end_a_burst_wait_for_its_end_and_later_ones_behind_them() {
         worker.obey();
         answer
     };
-    let turn = |worker: &mut Worker| {
-        worker.turn_hot();
-        worker.obey_put_off();
-    };
     burst.store(3, Ordering::Relaxed);
     assert!(give(&mut worker, true).try_recv().is_ok(), "the burst goes on behind this one");
     let (mut disabled, mut enabled) = (give(&mut worker, false), give(&mut worker, true));
-    for _ in 0..2 {
-        turn(&mut worker);
+    for _ in 0..3 {
+        worker.turn_hot();
         assert!(disabled.try_recv().is_err() && enabled.try_recv().is_err());
     }
-    turn(&mut worker);
+    worker.turn_hot();
     assert!(disabled.try_recv().is_ok() && enabled.try_recv().is_ok());
     assert!(give(&mut worker, false).try_recv().is_ok(), "no burst");
     // One that leaves takes the orders with it that it did not obey.
@@ -118,7 +114,7 @@ fn orders_that_would_end_a_burst_wait_for_its_end_and_later_ones_behind_them() {
     let slot = worker.by_id[&QueueId(1)];
     worker.end(slot, Ending::Stop(tokio::sync::oneshot::channel().0));
     worker.finish_drained();
-    turn(&mut worker);
+    worker.turn_hot();
     assert_eq!(late.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Closed));
 }
 
@@ -164,4 +160,61 @@ fn an_order_is_charged_to_its_queue_and_its_guest_waits_for_it() {
     worker.now_ns += crate::policy::share::LEAD_NS_MAX;
     worker.make_listed(slot);
     assert_eq!(left(&mut worker), [0, 0]);
+}
+
+#[test]
+fn orders_of_a_guest_that_is_ahead_wait_while_another_guest_has_work() {
+    let mut worker = new_worker();
+    let queue = Still { works: true, heeds_for: Duration::from_millis(1), ..Still::default() };
+    worker.start(QueueId(1), Box::new(queue), None);
+    let give = |worker: &mut Worker| {
+        let (fence, answer) = tokio::sync::oneshot::channel();
+        worker.mailbox.send(Command::Order(QueueId(1), Order::Enable(true, fence)));
+        worker.obey();
+        answer
+    };
+    let rounds = |worker: &mut Worker, count: usize| {
+        for _ in 0..count {
+            worker.now_ns = worker.wait.now_ns();
+            worker.turn_hot();
+        }
+    };
+    rounds(&mut worker, 1);
+    assert!((0..3).all(|_| give(&mut worker).try_recv().is_ok()), "nobody else is there");
+    worker.start(QueueId(2), Box::new(Still { works: true, ..Still::default() }), None);
+    rounds(&mut worker, 1);
+    let (mut first, mut second) = (give(&mut worker), give(&mut worker));
+    rounds(&mut worker, 9);
+    assert!(first.try_recv().is_err() && second.try_recv().is_err(), "the other is behind");
+    // The other one has nothing more to do: nobody waits for it.
+    let slot = worker.by_id[&QueueId(2)];
+    worker.hot.retain(|hot| *hot != slot);
+    worker.slots[slot].is_listed = false;
+    rounds(&mut worker, 1);
+    assert!(first.try_recv().is_ok() && second.try_recv().is_ok());
+    assert!(worker.put_off.is_empty());
+}
+
+#[test]
+fn an_order_of_a_guest_that_always_has_work_is_obeyed_before_its_next_turn() {
+    let mut worker = new_worker();
+    let busy = || Still { works: true, turns_for: Duration::from_millis(1), ..Still::default() };
+    let (one, other) = (busy(), busy());
+    let guest = one.guest.clone();
+    worker.start(QueueId(1), Box::new(one), None);
+    worker.start(QueueId(2), Box::new(other), None);
+    worker.start(QueueId(3), Box::new(Still { guest, ..busy() }), None);
+    let round = |worker: &mut Worker| {
+        worker.now_ns = worker.wait.now_ns();
+        worker.obey();
+        worker.turn_hot();
+    };
+    // Its turns put the guest ahead in each round in which it has any.
+    round(&mut worker);
+    let (fence, mut answer) = tokio::sync::oneshot::channel();
+    worker.mailbox.send(Command::Order(QueueId(1), Order::Enable(true, fence)));
+    for _ in 0..8 {
+        round(&mut worker);
+    }
+    assert!(answer.try_recv().is_ok());
 }
