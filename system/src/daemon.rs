@@ -2,6 +2,7 @@
 
 use crate::cleanup;
 use crate::command::{child, output, text, wait_for};
+use crate::guest::is_memory_on_disk;
 use crate::net::Namespace;
 use crate::{Context, Outcome, check};
 use rustix::process::{Signal, kill_process};
@@ -54,7 +55,8 @@ impl DaemonOptions {
 
     fn one_device(kind: &str, binary: &Path, folder: &Path, log: &Path, more: &[&str]) -> Self {
         let socket = folder.join(format!("{kind}0.sock")).display().to_string();
-        let arguments = [kind, "--socket-path", &socket];
+        let allowed: &[_] = if is_memory_on_disk() { &["--memory-on-disk"] } else { &[] };
+        let arguments = [&[kind, "--socket-path", &socket], allowed].concat();
         Self {
             binary: binary.to_owned(),
             folder: folder.to_owned(),

@@ -17,7 +17,7 @@ use manyring_device::Device;
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_device::net::{MacAddress, NetDevice, NetOptions};
 use manyring_engine::{Pool, PoolOptions};
-use manyring_memory::MemoryError;
+use manyring_memory::{MemoryError, MemoryFiles};
 use manyring_transport::vhost_user::{
     Connected, Endpoint, ListenError, ServeOptions, check_path, serve,
 };
@@ -223,8 +223,15 @@ fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
             }
         }
     };
-    let handshake_timeout = Duration::from_secs(plan.handshake_timeout);
-    Ok(Served { endpoint, options: ServeOptions { one_off: plan.one_off, handshake_timeout }, at })
+    let options = ServeOptions {
+        one_off: plan.one_off,
+        handshake_timeout: Duration::from_secs(plan.handshake_timeout),
+        memory_files: match plan.memory_on_disk {
+            true => MemoryFiles::LocalDisk,
+            false => MemoryFiles::InMemory,
+        },
+    };
+    Ok(Served { endpoint, options, at })
 }
 
 fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {

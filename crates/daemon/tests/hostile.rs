@@ -13,10 +13,11 @@ use manyring_driver::wire::vhost_user::{
     FLAG_VERSION, Header, PROTOCOL_F_REPLY_ACK, VringAddr, VringState,
 };
 use manyring_driver::wire::virtio::VIRTIO_F_EVENT_IDX;
-use manyring_driver::{Arena, BlkDriver, BlkOptions, DriverError, FrontEnd, Op, Vring};
-use process::wait_until;
+use manyring_driver::{Arena, BlkDriver, BlkOptions, BlkQueue, DriverError, FrontEnd, Op, Vring};
+use process::{Daemon, wait_until};
 use rustix::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 const CONFIG: &str = "
@@ -267,6 +268,47 @@ fn a_memory_file_shorter_than_its_region_ends_the_session() {
         });
     });
     house.end();
+}
+
+/// Guest memory of 1 MiB in a file on the disk of the build.
+fn on_disk() -> Arena {
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let kind = rustix::fs::fstatfs(&file).unwrap().f_type;
+    assert_ne!(kind, 0x0102_1994, "this test needs a build folder on a disk, not on tmpfs");
+    Arena::in_file(file.into(), 1 << 20).expect("a build folder on a local disk")
+}
+
+#[test]
+fn memory_in_a_file_on_a_disk_ends_the_session_and_the_line_names_the_key() {
+    let house = House::new();
+    let arena = on_disk();
+    house.one_line("allow it with memory_on_disk", || {
+        closes(&house, |front| front.set_memory(&arena));
+    });
+    house.end();
+}
+
+#[test]
+fn memory_in_a_file_on_a_disk_is_served_where_the_operator_allows_it() {
+    let of_the_file = "[[blk]]\nname = 'blk0'\nsocket_path = '@/blk0'\nmemory = '16M'\n\
+        memory_on_disk = true\n";
+    for daemon in
+        [Daemon::run(of_the_file, &["blk0"]), Daemon::blk(&["--memory", "16M", "--memory-on-disk"])]
+    {
+        let options = BlkOptions { queue_size: 8, ..BlkOptions::default() };
+        let mut front = FrontEnd::connect(&daemon.socket(), LONG).unwrap();
+        let protocol = options.protocol_features;
+        let agreed = front.negotiate(options.features, 1 << 30, protocol).unwrap();
+        let arena = Arc::new(on_disk());
+        let features = RingFeatures::from_bits(agreed);
+        let mut queue = BlkQueue::new(&arena, 0, features, &options).unwrap();
+        front.set_memory(&arena).unwrap();
+        front.start_vring(queue.vring(), 0).unwrap();
+        queue.write(8, &[7; 512]).unwrap();
+        let mut back = [0; 512];
+        queue.read(8, &mut back).unwrap();
+        assert_eq!(back, [7; 512]);
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! `Arena`: guest memory in memfds, and a bump allocator of guest addresses.
+//! `Arena`: guest memory in files, most of them memfds, and a bump allocator of guest addresses.
 
 use crate::DriverError;
 use manyring_memory::{
-    GuestAddr, GuestMemory, GuestSlice, LastHit, RegionSpec, Words, copy_from_slices,
+    GuestAddr, GuestMemory, GuestSlice, LastHit, MemoryFiles, RegionSpec, Words, copy_from_slices,
     copy_to_slices,
 };
 use manyring_wire::vhost_user::Region;
@@ -22,7 +22,7 @@ const USER_OFFSET: u64 = 0x7a00_0000_0000;
 const GAP: u64 = 0x1000_0000;
 const PAGE: u64 = 4096;
 
-/// Guest memory: one region or more, each a memfd. Shared by threads; allocation never frees.
+/// Guest memory: one region or more, each a file. Shared by threads; allocation never frees.
 #[derive(Debug)]
 pub struct Arena {
     files: Vec<(RegionSpec, OwnedFd)>,
@@ -38,9 +38,18 @@ impl Arena {
     /// # Errors
     /// The system's.
     pub fn new(size: u64) -> Result<Self, DriverError> {
+        Self::in_file(memfd_create("guest", MemfdFlags::CLOEXEC)?, size)
+    }
+
+    /// Memory of one region of `size` bytes in a file of the caller's choice, on a local disk too.
+    ///
+    /// # Errors
+    /// [`DriverError::System`] if it cannot be made as long, [`DriverError::Memory`] if it cannot
+    /// be mapped or lies on FUSE or a network file system.
+    pub fn in_file(file: OwnedFd, size: u64) -> Result<Self, DriverError> {
         let memory = Arc::default();
         let mut arena = Self { files: Vec::new(), memory, next: AtomicU64::new(0), end: 0 };
-        arena.add_region(size)?;
+        arena.add_file(file, size)?;
         Ok(arena)
     }
 
@@ -49,13 +58,17 @@ impl Arena {
     /// # Errors
     /// The system's.
     pub fn add_region(&mut self, size: u64) -> Result<Region, DriverError> {
+        self.add_file(memfd_create("guest", MemfdFlags::CLOEXEC)?, size)
+    }
+
+    fn add_file(&mut self, file: OwnedFd, size: u64) -> Result<Region, DriverError> {
         let size = size.next_multiple_of(PAGE);
-        let file = memfd_create("guest", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, size)?;
         let guest_addr = if self.files.is_empty() { FIRST_ADDR } else { self.end + GAP };
         let user_addr = guest_addr + USER_OFFSET;
         let spec = RegionSpec { guest_addr, size, user_addr, mmap_offset: 0 };
-        self.memory = Arc::new(self.memory.with_region(spec, &file)?);
+        let memory = self.memory.with_region_in(MemoryFiles::LocalDisk, spec, &file)?;
+        self.memory = Arc::new(memory);
         self.files.push((spec, file));
         self.end = guest_addr + size;
         self.next.store(guest_addr, Ordering::Relaxed);

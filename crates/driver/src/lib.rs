@@ -4,7 +4,7 @@
 //! guest would be. It is never linked into the daemon.
 //!
 //! ```text
-//! Arena     guest memory in memfds, a bump allocator of guest addresses
+//! Arena     guest memory in files, a bump allocator of guest addresses
 //! Vring     a driver queue in an arena, with its kick, call and err eventfds
 //! FrontEnd  the vhost-user front-end over a blocking socket
 //! BlkDriver a virtio-blk driver over the three

@@ -8,6 +8,11 @@ pub enum MemoryError {
     NotAFile,
     #[error("memory region lies on a file system (type {kind:#x}) that could make its users wait")]
     FileSystem { kind: u64 },
+    #[error(
+        "memory region lies on a disk (file system of type {kind:#x}), where a page fault waits \
+         for the disk and holds other guests up: use a memfd, or allow it with memory_on_disk"
+    )]
+    OnDisk { kind: u64 },
     #[error("memory region cannot be mapped: no thread to do it")]
     NoThread,
     #[error("memory region ends at byte {end} of a file of {file_size} bytes")]

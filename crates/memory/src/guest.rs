@@ -9,6 +9,7 @@
 //! begins, for addresses past the table, and for bytes that cross from a region into the next.
 
 use crate::error::MemoryError;
+use crate::files::MemoryFiles;
 use crate::iov::GuestSlice;
 use crate::mapping::Mapping;
 use crate::region::{Place, Region};
@@ -125,18 +126,32 @@ impl GuestMemory {
         self.regions.iter().any(|r| r.mapping().is_broken())
     }
 
-    /// A snapshot with `spec` of `file` added; the same snapshot if it is already there.
+    /// A snapshot with `spec` of `file`, which lies in memory, added; the same snapshot if it is
+    /// already there.
     ///
     /// # Errors
     /// [`MemoryError::Overlap`], [`MemoryError::Vast`], or why the file cannot be mapped.
     pub fn with_region(&self, spec: RegionSpec, file: impl AsFd) -> Result<Self, MemoryError> {
+        self.with_region_in(MemoryFiles::InMemory, spec, file)
+    }
+
+    /// The same with a file that lies where `files` allows it.
+    ///
+    /// # Errors
+    /// Those of [`Self::with_region`].
+    pub fn with_region_in(
+        &self,
+        files: MemoryFiles,
+        spec: RegionSpec,
+        file: impl AsFd,
+    ) -> Result<Self, MemoryError> {
         if self.specs().any(|s| *s == spec) {
             return Ok(self.clone());
         }
         if spec.size > BYTES_MAX.saturating_sub(self.size()) {
             return Err(MemoryError::Vast { max: BYTES_MAX });
         }
-        let mapping = Mapping::of_file(file, spec.mmap_offset, spec.size)?;
+        let mapping = Mapping::of_file_in(files, file, spec.mmap_offset, spec.size)?;
         self.with_mapping(spec, Arc::new(mapping))
     }
 

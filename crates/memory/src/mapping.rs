@@ -2,29 +2,13 @@
 #![allow(unsafe_code, reason = "allow-listed: maps and unmaps")]
 
 use crate::error::MemoryError;
+use crate::files::MemoryFiles;
 use crate::iov::GuestSlice;
 use crate::sigbus;
 use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// `f_type` of the file systems that guest memory may lie on: tmpfs (memfd, /dev/shm), hugetlbfs,
-/// ramfs, ext4, XFS, btrfs, F2FS, bcachefs, ZFS, overlayfs. Each takes its pages from this host's
-/// memory or disks. FUSE and network file systems are not here: whoever serves them could make a
-/// page fault of any of our threads wait, and with it everybody who maps memory.
-const LOCAL_FILE_SYSTEMS: [u64; 10] = [
-    0x0102_1994,
-    0x9584_58f6,
-    0x8584_58f6,
-    0xef53,
-    0x5846_5342,
-    0x9123_683e,
-    0xf2f5_2010,
-    0xca45_1a4e,
-    0x2fc1_2fc1,
-    0x794c_7630,
-];
 
 /// Bytes of a page of the host.
 pub(crate) const PAGE: usize = 4096;
@@ -76,25 +60,33 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `size` bytes of `file` from `offset` on. An offset inside a page is allowed: the
-    /// mapping then begins at the page's start.
+    /// Maps `size` bytes of `file`, which lies in memory, from `offset` on. An offset inside a page
+    /// is allowed: the mapping then begins at the page's start.
     ///
     /// # Errors
-    /// [`MemoryError::NotAFile`], [`MemoryError::FileSystem`] if its system could make us wait,
-    /// [`MemoryError::TooShort`] if the file does not hold the range, [`MemoryError::Map`],
-    /// [`MemoryError::TooMany`], [`MemoryError::Vast`]. May block if the file's system does: not
-    /// for the control thread.
+    /// Those of [`Self::of_file_in`].
     pub fn of_file(file: impl AsFd, offset: u64, size: u64) -> Result<Self, MemoryError> {
+        Self::of_file_in(MemoryFiles::InMemory, file, offset, size)
+    }
+
+    /// The same of a file that lies where `files` allows it.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotAFile`], [`MemoryError::OnDisk`] or [`MemoryError::FileSystem`] if its
+    /// file system could make us wait, [`MemoryError::TooShort`] if the file does not hold the
+    /// range, [`MemoryError::Map`], [`MemoryError::TooMany`], [`MemoryError::Vast`]. May block if
+    /// the file system does: not for the control thread.
+    pub fn of_file_in(
+        files: MemoryFiles,
+        file: impl AsFd,
+        offset: u64,
+        size: u64,
+    ) -> Result<Self, MemoryError> {
         let stat = rustix::fs::fstat(&file).map_err(MemoryError::Map)?;
         if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
             return Err(MemoryError::NotAFile);
         }
-        let system = rustix::fs::fstatfs(&file).map_err(MemoryError::Map)?;
-        // A magic number has 32 bits, whatever the sign of the field that holds it.
-        let kind = u64::try_from(system.f_type & 0xffff_ffff).unwrap_or(0);
-        if !LOCAL_FILE_SYSTEMS.contains(&kind) {
-            return Err(MemoryError::FileSystem { kind });
-        }
+        files.check(&file)?;
         let file_size = u64::try_from(stat.st_size).unwrap_or(0);
         let end = offset.checked_add(size).ok_or(MemoryError::Overflow)?;
         if size == 0 || end > file_size {

@@ -5,7 +5,7 @@
 mod guest;
 
 use guest::{BUFFERS, GUEST, Rig, USER};
-use manyring_memory::{GuestAddr, GuestMemory, LastHit, MemoryError, RegionSpec};
+use manyring_memory::{GuestAddr, GuestMemory, LastHit, MemoryError, MemoryFiles, RegionSpec};
 use manyring_queue::split::DeviceHalf;
 use manyring_queue::{
     BATCH_CHAINS, Batch, Chains, DeviceQueue, QueueError, Ring, RingAddresses, RingFeatures,
@@ -92,7 +92,8 @@ fn a_ring_is_broken_when_its_memory_was_cut_away_and_that_is_no_fault() {
     let file = file.unwrap();
     file.set_len(4096).unwrap();
     let spec = RegionSpec { guest_addr: 0, size: 4096, user_addr: 0, mmap_offset: 0 };
-    let memory = Arc::new(rig.memory.with_region(spec, &file).unwrap());
+    let memory = rig.memory.with_region_in(MemoryFiles::LocalDisk, spec, &file);
+    let memory = Arc::new(memory.unwrap());
     let device = DeviceHalf::new(rig.config, memory.clone()).unwrap();
     assert!(!device.is_broken() && !device.is_faulted());
     file.set_len(0).unwrap();

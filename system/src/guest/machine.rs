@@ -2,11 +2,23 @@
 
 use super::{GuestOptions, Kernel};
 use crate::command::{child, on_cpu};
-use crate::{Context, Outcome};
 use std::path::Path;
 use std::process::Command;
+use std::sync::LazyLock;
 
 pub(super) const MEMORY_MIB: u64 = 512;
+const SHM: &str = "/dev/shm";
+
+/// True if User Mode Linux's memory, which is a file, has no room in `/dev/shm` (containers): it
+/// then lies beside the guest's other files, perhaps on a disk. Once for all, since the daemons are
+/// started with the same answer.
+pub(crate) fn is_memory_on_disk() -> bool {
+    static ON_DISK: LazyLock<bool> = LazyLock::new(|| {
+        let room = rustix::fs::statvfs(SHM).map(|shm| shm.f_bavail * shm.f_frsize);
+        room.unwrap_or(0) < MEMORY_MIB << 20
+    });
+    *ON_DISK
+}
 
 /// A pid namespace of its own: killing UML alone would leave its traced children behind.
 fn namespace(options: &GuestOptions<'_>) -> Command {
@@ -19,21 +31,14 @@ fn namespace(options: &GuestOptions<'_>) -> Command {
     command
 }
 
-pub(super) fn uml(
-    kernel: &Kernel,
-    options: &GuestOptions<'_>,
-    initramfs: &Path,
-) -> Outcome<Command> {
+pub(super) fn uml(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path) -> Command {
     let folder = initramfs.parent().unwrap_or(Path::new("/"));
     let mut command = namespace(options);
     if let Some(shim) = kernel.shim() {
         command.env("LD_PRELOAD", shim);
     }
-    // UML's memory is a file in /dev/shm, unless that is too small (containers).
-    let shm = rustix::fs::statvfs("/dev/shm").context("/dev/shm")?;
-    if shm.f_bavail * shm.f_frsize < MEMORY_MIB << 20 {
-        command.env("TMPDIR", folder);
-    }
+    let memory = if is_memory_on_disk() { folder } else { Path::new(SHM) };
+    command.env("TMPDIR", memory);
     command.arg(kernel.image());
     command.arg(format!("mem={MEMORY_MIB}M")).arg(format!("initrd={}", initramfs.display()));
     command.arg(format!("uml_dir={}/", folder.display()));
@@ -47,7 +52,7 @@ pub(super) fn uml(
     }
     command.args(["con=null", "con0=fd:0,fd:1", "ssl=null", "quiet", "noreboot"]);
     command.args(environment(options));
-    Ok(command)
+    command
 }
 
 /// What the guest waits for; the kernel hands such words on to the first program.

@@ -8,6 +8,7 @@ pub mod libvirt;
 mod machine;
 
 pub use kernel::{Kernel, Kind, cache};
+pub(crate) use machine::is_memory_on_disk;
 
 use crate::cleanup::{self, Folder};
 use crate::command::wait_for;
@@ -110,7 +111,7 @@ impl Guest {
         initramfs::write(&initramfs, kernel.modules(), options.programs, None, options.script)?;
         let log = File::create(console).context(console.display())?;
         let mut command = match kernel.kind() {
-            Kind::Uml => machine::uml(kernel, options, &initramfs)?,
+            Kind::Uml => machine::uml(kernel, options, &initramfs),
             Kind::Qemu => machine::qemu(kernel, options, &initramfs),
         };
         let errors = log.try_clone().context(console.display())?;

@@ -365,15 +365,15 @@ fn a_long_frame_in_memory_that_is_gone_is_not_sent() {
     for steer in [true, false] {
         in_own_space(|| {
             let mut scene = Scene::new("mr0", steer);
-            let file = tempfile::tempfile().unwrap();
-            file.set_len(16_384).unwrap();
+            let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&file, 16_384).unwrap();
             let memory = Arc::new(Mapping::of_file(&file, 0, 16_384).unwrap());
             let slices = SliceList::of_mapping(&memory, &[(4096, 4000)]).unwrap();
             let mut frames = Frames::new().unwrap();
             for _ in 0..3 {
                 assert!(frames.push(&RawHeader::default(), slices.all(), 0, 4000));
             }
-            file.set_len(4096).unwrap();
+            rustix::fs::ftruncate(&file, 4096).unwrap();
             assert_eq!(scene.pairs[0].0.send(&frames, 0).faulted, 3, "{steer}");
         });
     }

@@ -12,7 +12,7 @@
 
 use super::LoadError;
 use clap::Args;
-use manyring_memory::Mapping;
+use manyring_memory::{Mapping, MemoryFiles};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -69,7 +69,8 @@ impl Page {
 
     fn open(path: &Path) -> std::io::Result<Self> {
         let file = std::fs::File::options().read(true).write(true).open(path)?;
-        Mapping::of_file(&file, 0, PAGE as u64).map(Self).map_err(std::io::Error::other)
+        let mapping = Mapping::of_file_in(MemoryFiles::LocalDisk, &file, 0, PAGE as u64);
+        mapping.map(Self).map_err(std::io::Error::other)
     }
 
     fn word(&self, index: usize) -> u64 {

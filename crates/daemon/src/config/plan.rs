@@ -63,6 +63,8 @@ pub(crate) struct DevicePlan {
     pub(crate) moderation: ModerationPlan,
     /// Seconds.
     pub(crate) handshake_timeout: u64,
+    /// Guest memory may lie in files on a local disk.
+    pub(crate) memory_on_disk: bool,
 }
 
 /// A block device.
@@ -245,8 +247,16 @@ impl DevicePlan {
             return place.error("handshake_timeout", problem);
         }
         let moderation = ModerationPlan::new(moderation, &place)?;
-        let (one_off, socket) = (raw.one_off, SocketPlan::new(raw, &place)?);
-        Ok(Self { place, name, socket, one_off, queue_workers, moderation, handshake_timeout })
+        Ok(Self {
+            name,
+            one_off: raw.one_off,
+            memory_on_disk: raw.memory_on_disk,
+            socket: SocketPlan::new(raw, &place)?,
+            place,
+            queue_workers,
+            moderation,
+            handshake_timeout,
+        })
     }
 }
 

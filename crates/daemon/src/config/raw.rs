@@ -41,8 +41,8 @@ pub(crate) struct RawDaemon {
     pub(crate) control: Option<PathBuf>,
 }
 
-/// Where the front-end of a device comes from: keys of every device, and options of every command
-/// that serves one.
+/// Where the front-end of a device comes from, and what is taken from it: keys of every device,
+/// and options of every command that serves one.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RawSocket {
     /// The vhost-user socket.
@@ -69,6 +69,9 @@ pub(crate) struct RawSocket {
     /// Seconds a front-end has from connecting to its first message [default: 10].
     #[arg(long, value_name = "SECONDS")]
     pub(crate) handshake_timeout: Option<u64>,
+    /// Accept guest memory in files on a local disk, which can hold up other guests.
+    #[arg(long)]
+    pub(crate) memory_on_disk: bool,
 }
 
 /// A user or group: its name, or its number, which a file may have without quotes.
@@ -123,6 +126,7 @@ macro_rules! device_table {
             pub(crate) socket_mode: Option<String>,
             pub(crate) one_off: bool,
             pub(crate) handshake_timeout: Option<u64>,
+            pub(crate) memory_on_disk: bool,
             $($own)*
         }
 
@@ -139,6 +143,7 @@ macro_rules! device_table {
                     socket_mode: socket.socket_mode,
                     one_off: socket.one_off,
                     handshake_timeout: socket.handshake_timeout,
+                    memory_on_disk: socket.memory_on_disk,
                     ..Self::default()
                 }
             }
@@ -154,6 +159,7 @@ macro_rules! device_table {
                     socket_mode: self.socket_mode.clone(),
                     one_off: self.one_off,
                     handshake_timeout: self.handshake_timeout,
+                    memory_on_disk: self.memory_on_disk,
                 }
             }
         }

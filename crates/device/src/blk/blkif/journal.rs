@@ -1,7 +1,7 @@
 //! Maps the file that holds a ring's journal (`manyring_queue::blkif`, docs/design/0012).
 
 use crate::StartError;
-use manyring_memory::{Mapping, MemoryError, Words};
+use manyring_memory::{Mapping, MemoryError, MemoryFiles, Words};
 use rustix::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
 use rustix::io::Errno;
@@ -27,7 +27,9 @@ pub(super) fn map(file: &OwnedFd, len: usize) -> Result<Words, StartError> {
         reserved => reserved,
     }
     .map_err(StartError::JournalRoom)?;
-    let mapping = Mapping::of_file(file, 0, size).map_err(StartError::Journal)?;
+    // The operator has chosen the folder: no guest and no front-end says where it lies.
+    let mapping = Mapping::of_file_in(MemoryFiles::LocalDisk, file, 0, size);
+    let mapping = mapping.map_err(StartError::Journal)?;
     let words = Words::new(Arc::new(mapping), 0, len, size_of::<u64>() as u64);
     words.ok_or(StartError::Journal(MemoryError::Overflow))
 }

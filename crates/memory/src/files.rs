@@ -1,0 +1,47 @@
+//! `MemoryFiles`: the file systems whose files may hold guest memory.
+
+use crate::error::MemoryError;
+use rustix::fd::AsFd;
+
+/// Which files may be mapped. What decides is how long a page fault can take, because it is taken
+/// by whoever touches the page: a worker that copies into one guest's memory sleeps in the fault,
+/// and with it every other guest of that worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryFiles {
+    /// Files on tmpfs (memfd, /dev/shm), hugetlbfs and ramfs: a fault takes a page of this host's
+    /// memory and waits for no device, except that tmpfs reads a page back that was swapped out.
+    #[default]
+    InMemory,
+    /// Also files on file systems of local disks. The first write to each page, and again the first
+    /// one after each writeback, asks the file system (`page_mkwrite`): it waits for the journal,
+    /// for writeback, until the file system is thawed, or for a device that hangs.
+    LocalDisk,
+}
+
+/// `f_type` of tmpfs, hugetlbfs and ramfs.
+const IN_MEMORY: [u64; 3] = [0x0102_1994, 0x9584_58f6, 0x8584_58f6];
+
+/// `f_type` of ext4, XFS, btrfs, F2FS, bcachefs, ZFS and overlayfs.
+const LOCAL_DISKS: [u64; 7] =
+    [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x2fc1_2fc1, 0x794c_7630];
+
+impl MemoryFiles {
+    /// Checks where `file` lies. FUSE and network file systems are always refused: whoever serves
+    /// them decides how long a page fault takes.
+    ///
+    /// # Errors
+    /// [`MemoryError::OnDisk`] if [`Self::LocalDisk`] would allow the file,
+    /// [`MemoryError::FileSystem`] if nothing does, [`MemoryError::Map`] if its file system does
+    /// not say what it is.
+    pub(crate) fn check(self, file: impl AsFd) -> Result<(), MemoryError> {
+        let system = rustix::fs::fstatfs(file).map_err(MemoryError::Map)?;
+        // A magic number has 32 bits, whatever the sign of the field that holds it.
+        let kind = u64::try_from(system.f_type & 0xffff_ffff).unwrap_or(0);
+        match self {
+            _ if IN_MEMORY.contains(&kind) => Ok(()),
+            Self::LocalDisk if LOCAL_DISKS.contains(&kind) => Ok(()),
+            Self::InMemory if LOCAL_DISKS.contains(&kind) => Err(MemoryError::OnDisk { kind }),
+            _ => Err(MemoryError::FileSystem { kind }),
+        }
+    }
+}
