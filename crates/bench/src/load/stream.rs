@@ -9,12 +9,16 @@
 //! asked to run:  the page says so; a byte on the standard input wakes the senders
 //! to rest:       the page says so; each sender ends its write, and waits for the next byte
 //! ```
+//! A guest and its host share no page. There the sender is told for how long to send (`--seconds`).
+//! Then it waits until the receiver has read everything, and says how many bytes that were.
 
-use super::LoadError;
+use super::{LoadError, measure_rate};
+use crate::measure::now;
 use clap::Args;
 use manyring_memory::{Mapping, MemoryFiles};
+use serde::Serialize;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -37,9 +41,27 @@ pub(crate) struct StreamArgs {
     /// Send messages of so many bytes [default: receive].
     #[arg(long, value_name = "BYTES")]
     send: Option<usize>,
-    /// The page that says whether streams run, and what has arrived.
+    /// Send without Nagle's algorithm.
+    #[arg(long, requires = "send")]
+    nodelay: bool,
+    /// Send for so many seconds, wait until everything has arrived, and print JSON.
+    #[arg(long, requires = "send", conflicts_with = "page")]
+    seconds: Option<f64>,
+    /// The page that says whether streams run, and what has arrived [default, for a receiver and
+    /// with `--seconds`: one that nobody else sees].
     #[arg(long, value_name = "PATH")]
-    page: PathBuf,
+    page: Option<PathBuf>,
+}
+
+/// What the receiver has got from a sender with `--seconds`.
+#[derive(Clone, Debug, Serialize)]
+struct StreamResult {
+    /// Bytes of all streams.
+    bytes: u64,
+    /// From the first write until the receiver had read everything.
+    seconds: f64,
+    /// Bytes in a second.
+    rate: f64,
 }
 
 /// Bytes that a receiver takes at a time.
@@ -73,6 +95,11 @@ impl Page {
         mapping.map(Self).map_err(std::io::Error::other)
     }
 
+    /// One that no other process sees.
+    fn unshared() -> std::io::Result<Self> {
+        Mapping::anonymous(PAGE as u64).map(Self).map_err(std::io::Error::other)
+    }
+
     fn word(&self, index: usize) -> u64 {
         let slice = self.0.slice(index * WORD, size_of::<u64>());
         slice.and_then(|slice| slice.read_array()).map_or(0, u64::from_ne_bytes)
@@ -104,7 +131,7 @@ impl Page {
     }
 }
 
-/// Sends or receives until the standard input ends, or the other side does.
+/// Sends or receives until the standard input ends, the other side does, or the time is over.
 ///
 /// # Errors
 /// [`LoadError`] if a stream cannot be had, or breaks.
@@ -112,33 +139,83 @@ pub(crate) fn run(args: &StreamArgs) -> Result<(), LoadError> {
     if !(1..=STREAMS_MAX).contains(&args.streams) || args.send == Some(0) {
         return Err(LoadError::Options("1 to 63 streams, messages of 1 byte or more"));
     }
+    let time = args.seconds.map(Duration::try_from_secs_f64).transpose();
+    let time = time.map_err(|_| LoadError::Options("--seconds is no time"))?;
+    if args.send.is_some() && args.page.is_none() && time.is_none() {
+        return Err(LoadError::Options("who sends needs --page or --seconds"));
+    }
     let failed =
         |error: std::io::Error| LoadError::Client { step: "streams", problem: error.to_string() };
-    let page = Page::open(&args.page).map_err(failed)?;
+    let page = args.page.as_ref().map_or_else(Page::unshared, |path| Page::open(path));
+    let page = page.map_err(failed)?;
     let streams = open_all(args).map_err(failed)?;
+    if args.nodelay {
+        streams.iter().try_for_each(|stream| stream.set_nodelay(true)).map_err(failed)?;
+    }
+    let start = now();
+    let bytes = carry(args, time, streams, &page).map_err(failed)?;
+    if time.is_some() {
+        let seconds = start.elapsed().as_secs_f64();
+        let result = StreamResult { bytes, seconds, rate: measure_rate(bytes, seconds) };
+        println!("{}", serde_json::to_string(&result).map_err(|error| failed(error.into()))?);
+    }
+    Ok(())
+}
+
+/// Has each stream a thread, and gives the bytes that all of them have sent or received.
+fn carry(
+    args: &StreamArgs,
+    time: Option<Duration>,
+    streams: Vec<TcpStream>,
+    page: &Page,
+) -> std::io::Result<u64> {
     std::thread::scope(|scope| {
         let (mut wakers, mut ends) = (Vec::new(), Vec::new());
-        for (place, stream) in (1..).zip(streams) {
-            let page = &page;
+        for (place, mut stream) in (1..).zip(streams) {
             ends.push(match args.send {
                 Some(size) => {
                     let (waker, woken) = mpsc::channel();
                     wakers.push(waker);
-                    scope.spawn(move || send(stream, size, page, &woken))
+                    scope.spawn(move || {
+                        let sent = send(&mut stream, size, page, &woken)?;
+                        if time.is_some() {
+                            await_reader(&mut stream)?;
+                        }
+                        Ok(sent)
+                    })
                 }
                 None => scope.spawn(move || receive(stream, page, place)),
             });
         }
-        if args.send.is_some() {
-            wake_each(&wakers).map_err(failed)?;
+        match (args.send, time) {
+            (Some(_), Some(time)) => run_for(time, page, &wakers),
+            (Some(_), None) => wake_each(&wakers)?,
+            (None, _) => {}
         }
         drop(wakers);
-        for end in ends {
-            let result = end.join().unwrap_or_else(|_| Err(std::io::Error::other("panicked")));
-            result.map_err(failed)?;
-        }
-        Ok(())
+        let end = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|_| Err(std::io::Error::other("panicked")))
+        };
+        ends.into_iter().map(end).sum()
     })
+}
+
+/// Lets all senders run for a while, once.
+fn run_for(time: Duration, page: &Page, wakers: &[mpsc::Sender<()>]) {
+    page.set_running(true);
+    // One that is gone has said why.
+    wakers.iter().for_each(|waker| _ = waker.send(()));
+    std::thread::sleep(time);
+    page.set_running(false);
+}
+
+/// Waits until the other side has read everything: it closes when it has seen our end.
+fn await_reader(stream: &mut TcpStream) -> std::io::Result<()> {
+    stream.shutdown(Shutdown::Write)?;
+    match stream.read(&mut [0])? {
+        0 => Ok(()),
+        _ => Err(ErrorKind::InvalidData.into()),
+    }
 }
 
 /// Wakes every sender for each byte of the standard input, until that ends.
@@ -176,27 +253,30 @@ fn connect(to: (IpAddr, u16)) -> std::io::Result<TcpStream> {
     }
 }
 
+/// Sends while the page says so; returns how many bytes, once nobody can wake it any more.
 fn send(
-    mut stream: TcpStream,
+    stream: &mut TcpStream,
     size: usize,
     page: &Page,
     woken: &mpsc::Receiver<()>,
-) -> std::io::Result<()> {
+) -> std::io::Result<u64> {
     let message = vec![0; size];
+    let mut sent = 0;
     while woken.recv().is_ok() {
         while page.runs() {
             stream.write_all(&message)?;
+            sent += size as u64;
         }
     }
-    Ok(())
+    Ok(sent)
 }
 
-fn receive(mut stream: TcpStream, page: &Page, place: usize) -> std::io::Result<()> {
+fn receive(mut stream: TcpStream, page: &Page, place: usize) -> std::io::Result<u64> {
     let mut buffer = vec![0; RECEIVED_MAX];
     let mut received = 0;
     loop {
         match stream.read(&mut buffer) {
-            Ok(0) => return Ok(()),
+            Ok(0) => return Ok(received),
             Ok(len) => received += len as u64,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -231,12 +311,15 @@ mod tests {
         let page = Page::create(&folder.path().join("page")).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
-        let sender = connect((to.ip(), to.port())).unwrap();
+        let mut sender = connect((to.ip(), to.port())).unwrap();
         let receiver = listener.accept().unwrap().0;
         let (waker, woken) = mpsc::channel();
         std::thread::scope(|scope| {
             let page = &page;
-            let sends = scope.spawn(move || send(sender, 512, page, &woken));
+            let sends = scope.spawn(move || {
+                let sent = send(&mut sender, 512, page, &woken)?;
+                await_reader(&mut sender).map(|()| sent)
+            });
             let receives = scope.spawn(move || receive(receiver, page, 1));
             let mut before = 0;
             for _ in 0..2 {
@@ -249,8 +332,8 @@ mod tests {
                 before = page.received();
             }
             drop(waker);
-            sends.join().unwrap().unwrap();
-            receives.join().unwrap().unwrap();
+            let (sent, received) = (sends.join().unwrap(), receives.join().unwrap());
+            assert_eq!(sent.unwrap(), received.unwrap());
         });
         assert_eq!(page.received() % 512, 0, "whole messages");
     }
