@@ -15,6 +15,7 @@ pub mod cleanup;
 pub mod command;
 pub mod daemon;
 pub mod guest;
+mod guest_load;
 pub mod guest_rr;
 pub mod net;
 pub mod packages;

@@ -4,7 +4,7 @@
 use super::uml_net_ping_and_iperf3::lost_nothing;
 use super::{Behaviour, Scene};
 use crate::guest::Kind;
-use crate::guest_rr::{Rig, Setup};
+use crate::guest_load::{Rig, Setup};
 use crate::{Outcome, check};
 use std::time::Duration;
 

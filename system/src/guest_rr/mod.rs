@@ -1,23 +1,18 @@
 //! TCP requests and responses between a real guest and its host, with each way of polling.
 //!
 //! For each round and each mode of `--polling` a daemon is started, and a User Mode Linux guest is
-//! booted on its network (`rig`). The guest runs the client, the host's end of the tap the server,
+//! booted on its network. The guest runs the client, the host's end of the tap the server,
 //! once for each number of connections. Then the guest idles, and the CPU time of the daemon is
 //! counted. The modes take turns within a round, so that what the machine does beside meets all of
-//! them alike. A load during which other programs took too much of the CPUs (`others`) is run
-//! again. The end is a table of the medians (`table`).
+//! them alike. A load during which other programs took too much of the CPUs is run again
+//! (`guest_load`). The end is a table of the medians (`table`).
 
-mod others;
-mod rig;
 mod table;
-
-pub(crate) use rig::{Rig, Setup};
 
 use crate::cleanup::Folder;
 use crate::guest::{Kernel, Kind};
+use crate::guest_load::{Load, Others, Rig, Setup};
 use crate::{Context, Outcome};
-use others::Others;
-use rig::Load;
 use std::path::PathBuf;
 use std::time::Duration;
 use table::{Idle, Run, Table};

@@ -1,7 +1,7 @@
 //! What all rounds came to: medians, ranges, and ratios of the rounds.
 
-use super::rig::Load;
 use super::{MODES, OTHERS_PERCENT_MAX};
+use crate::guest_load::Load;
 use std::fmt::{Display, Formatter, Result};
 use std::time::Duration;
 
@@ -173,8 +173,8 @@ impl Display for Table {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rig::Polling;
     use super::*;
+    use crate::guest_load::Polling;
 
     fn run(mode: &str, rate: f64, others_percent: u64) -> Run {
         let load = Load {

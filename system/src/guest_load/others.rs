@@ -6,14 +6,14 @@ use std::time::Instant;
 
 /// What other programs have taken so far.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Others {
+pub(crate) struct Others {
     /// Clock ticks of all CPUs that were neither idle nor ours.
     ticks: u64,
     at: Instant,
 }
 
 impl Others {
-    pub(super) fn now() -> Outcome<Self> {
+    pub(crate) fn now() -> Outcome<Self> {
         let all = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
         let ours = of_family(std::process::id(), &processes()?);
         // A process of ours may have run between the two files.
@@ -22,7 +22,7 @@ impl Others {
     }
 
     /// The share of all CPUs that other programs took since `before`, in per cent.
-    pub(super) fn percent_since(&self, before: &Self) -> u64 {
+    pub(crate) fn percent_since(&self, before: &Self) -> u64 {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let milliseconds = u64::try_from((self.at - before.at).as_millis()).unwrap_or(u64::MAX);
         let all = milliseconds * rustix::param::clock_ticks_per_second() * cpus / 1000;
