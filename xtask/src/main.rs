@@ -5,7 +5,7 @@
 mod cargo;
 mod demo;
 mod gate;
-mod guest_rr;
+mod guest_load;
 mod readme;
 mod soak;
 mod test;
@@ -62,7 +62,9 @@ enum Command {
         tricks: Option<String>,
     },
     /// Time TCP requests and responses of real guests, with each way of polling.
-    GuestRr(guest_rr::GuestRr),
+    GuestRr(guest_load::GuestRr),
+    /// Time small TCP writes of real guests, with and without `reclaim`.
+    GuestReclaim(guest_load::GuestReclaim),
     /// Serve the disks of real Xen guests, under emulation, and try all that they do with them.
     Xen(xen::Xen),
     /// One guest of the soak: a process that the soak starts, and may kill.
@@ -140,7 +142,8 @@ fn run(command: Command) -> Outcome {
         Command::Tidy => tidy::run(),
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
         Command::Soak { minutes, seed, tricks } => soak::run(minutes, seed, tricks),
-        Command::GuestRr(args) => guest_rr::run(args),
+        Command::GuestRr(args) => guest_load::rr(&args),
+        Command::GuestReclaim(args) => guest_load::reclaim(&args),
         Command::Xen(args) => xen::run(args),
         Command::SoakGuest { words } => manyring_system::soak::run_guest(&words),
         Command::Fuzz { door, seconds } => gate::fuzz::long(door.as_deref(), seconds),

@@ -4,7 +4,7 @@
 use super::uml_net_ping_and_iperf3::lost_nothing;
 use super::{Behaviour, Scene};
 use crate::guest::Kind;
-use crate::guest_load::{Rig, Setup};
+use crate::guest_load::{Party, Rig, Setup};
 use crate::{Outcome, check};
 use std::time::Duration;
 
@@ -25,21 +25,22 @@ fn run(scene: &Scene<'_>) -> Outcome {
             bench: &scene.stage.bench,
             folder: scene.folder.path(),
             logs: &scene.logs,
-            polling,
+            parties: &[Party { name: polling, arguments: &["--polling", polling] }],
             guest_cpu: None,
+            server_cpu: None,
             daemon_cpu: None,
         };
         let mut rig = Rig::start(scene.kernel(Kind::Uml)?, &setup)?;
         let mut spins = 0;
         for (connections, time) in LOADS {
-            let load = rig.load(connections, time)?;
+            let load = rig.rr(0, connections, time)?;
             let (count, what) = (load.transactions, format!("polling {polling}, {connections}"));
             check(count >= TRANSACTIONS_MIN, || format!("{what}: {count} transactions"))?;
-            check(load.kicks > 0 && load.calls > 0, || format!("{what}: {load:?}"))?;
-            spins += load.polling.spins_hit + load.polling.spins_missed;
+            check(load.moved.kicks > 0 && load.moved.calls > 0, || format!("{what}: {load:?}"))?;
+            spins += load.moved.polling.spins_hit + load.moved.polling.spins_missed;
         }
         check((spins > 0) == may_spin, || format!("polling {polling}: {spins} spins"))?;
-        lost_nothing(&rig.queues()?)?;
+        lost_nothing(&rig.queues(0)?)?;
         rests(&rig).map_err(|error| format!("polling {polling}: {error}"))?;
         rig.stop()?;
     }

@@ -1,7 +1,7 @@
 //! What all rounds came to: medians, ranges, and ratios of the rounds.
 
-use super::{MODES, OTHERS_PERCENT_MAX};
-use crate::guest_load::Load;
+use super::MODES;
+use crate::guest_load::{Load, Spread, ratio, write_disturbed};
 use std::fmt::{Display, Formatter, Result};
 use std::time::Duration;
 
@@ -28,24 +28,6 @@ pub(super) struct Idle {
 pub(super) struct Table {
     pub(super) runs: Vec<Run>,
     pub(super) idle: Vec<Idle>,
-}
-
-/// Median, smallest and largest.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
-impl Spread {
-    fn of(values: impl IntoIterator<Item = f64>) -> Self {
-        let mut values: Vec<f64> = values.into_iter().collect();
-        values.sort_by(f64::total_cmp);
-        let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
-        let (half, last) = (values.len() / 2, values.len().saturating_sub(1));
-        Self { median: f64::midpoint(at(half), at(last / 2)), min: at(0), max: at(last) }
-    }
 }
 
 impl Table {
@@ -99,10 +81,10 @@ impl Table {
                 format!("({:.0} to {:.0})", rate.min, rate.max),
                 of(|load| load.p50_us).median,
                 of(|load| load.p99_us).median,
-                of(|load| each(load, load.kicks)).median,
-                of(|load| each(load, load.calls)).median,
+                of(|load| ratio(load.moved.kicks, load.transactions)).median,
+                of(|load| ratio(load.moved.calls, load.transactions)).median,
                 of(cpu_us).median,
-                of(|load| each(load, load.sleeps)).median
+                of(|load| ratio(load.moved.sleeps, load.transactions)).median
             )?;
         }
         Ok(())
@@ -116,39 +98,17 @@ impl Table {
             writeln!(f, "  auto against {other}: transactions {rate}, CPU for each {cpu}")?;
         }
         for run in self.rounds(MODES[0], connections) {
-            writeln!(f, "  auto learned: {}", run.load.polling)?;
+            writeln!(f, "  auto learned: {}", run.load.moved.polling)?;
         }
-        let all = || self.runs.iter().filter(|run| run.connections == connections);
-        let disturbed = all().filter(|run| run.others_percent > OTHERS_PERCENT_MAX).count();
-        if disturbed > 0 {
-            let count = all().count();
-            let most = all().map(|run| run.others_percent).max().unwrap_or(0);
-            writeln!(
-                f,
-                "  DISTURBED by other programs, which took up to {most} % of the CPUs: \
-                 {disturbed} of {count} runs; do not use"
-            )?;
-        }
-        Ok(())
+        let all = self.runs.iter().filter(|run| run.connections == connections);
+        write_disturbed(f, all.map(|run| run.others_percent))
     }
-}
-
-/// So many for each transaction.
-#[allow(clippy::cast_precision_loss, reason = "a ratio needs no more than 52 bits")]
-fn each(load: &Load, count: u64) -> f64 {
-    count as f64 / load.transactions as f64
 }
 
 /// Microseconds of the worker for each transaction.
 #[allow(clippy::cast_precision_loss, reason = "a ratio needs no more than 52 bits")]
 fn cpu_us(load: &Load) -> f64 {
-    load.ran.as_secs_f64() * 1e6 / load.transactions as f64
-}
-
-impl Display for Spread {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        write!(f, "{:.2}x ({:.2} to {:.2})", self.median, self.min, self.max)
-    }
+    load.moved.ran.as_secs_f64() * 1e6 / load.transactions as f64
 }
 
 impl Display for Table {
@@ -174,20 +134,18 @@ impl Display for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guest_load::Polling;
+    use crate::guest_load::{Moved, Polling};
 
     fn run(mode: &str, rate: f64, others_percent: u64) -> Run {
-        let load = Load {
-            transactions: 1000,
-            rate,
-            p50_us: 50.0,
-            p99_us: 90.0,
+        let moved = Moved {
             kicks: 1500,
             calls: 2000,
             ran: Duration::from_millis(25),
             sleeps: 250,
             polling: Polling { gain_permille: 1234, ..Polling::default() },
+            ..Moved::default()
         };
+        let load = Load { transactions: 1000, rate, p50_us: 50.0, p99_us: 90.0, moved };
         Run { mode: mode.to_owned(), connections: 32, load, others_percent }
     }
 
@@ -220,10 +178,5 @@ mod tests {
         assert_eq!(text.matches("gain 1234 permille").count(), 2, "{text}");
         assert!(text.contains("up to 11 % of the CPUs: 1 of 6 runs; do not use"), "{text}");
         assert!(text.ends_with("; auto: 0 7; always: 2; never: 0\n"), "{text}");
-    }
-
-    #[test]
-    fn the_median_of_an_odd_number_is_the_one_in_the_middle() {
-        assert_eq!(Spread::of([5.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 5.0 });
     }
 }
