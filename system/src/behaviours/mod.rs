@@ -33,6 +33,7 @@ mod uml_merge_router;
 mod uml_merge_transfers;
 mod uml_net_ping_and_iperf3;
 mod uml_offload_matrix;
+mod uml_reclaim;
 mod uml_tcp_rr;
 mod uml_vlan_between_guests;
 mod uml_where_io_uring_is_refused;
@@ -58,6 +59,7 @@ pub const ALL: &[Behaviour] = &[
     uml_where_io_uring_is_refused::BEHAVIOUR,
     uml_net_ping_and_iperf3::BEHAVIOUR,
     uml_tcp_rr::BEHAVIOUR,
+    uml_reclaim::BEHAVIOUR,
     uml_ethtool::BEHAVIOUR,
     uml_vlan_between_guests::BEHAVIOUR,
     macvtap_over_veth::BEHAVIOUR,
