@@ -341,8 +341,8 @@ impl Image {
         self.in_memory
     }
 
-    /// True if threads of the kernel write to it past the page cache at the same time. Else they
-    /// make one write after another.
+    /// True if several threads of the kernel write to the image past the page cache at the same
+    /// time. If false, they make one write after another.
     #[must_use]
     pub fn writes_in_parallel(&self) -> bool {
         self.parallel

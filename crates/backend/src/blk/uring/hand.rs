@@ -26,7 +26,8 @@ impl UringQueue {
         // The kernel gives each write into the page cache of a block device to a thread. Say so
         // ourselves, so that a lane counts it.
         let is_punted = copies && is_device && !is_read;
-        // Who cannot say that it would wait is not asked: the kernel would use a thread for each.
+        // A transfer that cannot be refused with `RWF_NOWAIT` is not left to the worker: the kernel
+        // would give each to a thread, and no lane would count it.
         let can_refuse =
             if copies && !is_read { self.can_write_at_once } else { self.image.has_nowait() };
         let is_refused = !is_punted && !can_refuse;

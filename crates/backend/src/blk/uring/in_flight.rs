@@ -19,7 +19,7 @@ pub(super) enum Stage {
     Zeroes,
     /// `fdatasync`.
     Flush,
-    /// All that is left of it, by the disk's own thread.
+    /// The disk's own thread does all that is left of the request.
     Aside,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct InFlight {
     pub(super) is_open: bool,
     /// Guest memory has changed: `rest` must release its snapshot when the request is done.
     pub(super) is_retired: bool,
-    /// Listed among those whose memory has not changed since: of all tokens these may be few.
+    /// The queue has listed the token: a request of it may hold the present guest memory.
     pub(super) is_holder: bool,
 }
 
