@@ -183,11 +183,7 @@ impl Ring {
         } else {
             let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
             let task = Task { work, user_data, waits_for: None };
-            let waiting = ((disk, width), task, slices.to_vec());
-            match work {
-                Work::Flush { .. } => self.lanes.wait_for_flush(lane, user_data, waiting),
-                _ => self.lanes.wait(lane, waiting),
-            }
+            self.lanes.wait(lane, ((disk, width), task, slices.to_vec()));
         }
     }
 
@@ -319,10 +315,7 @@ impl Ring {
         self.inbox.take(events);
         self.watch.paid(&events[first..]);
         for at in first..events.len() {
-            let event = events[at];
-            let joined = self.lanes.joined(event.user_data);
-            events.extend(joined.into_iter().map(|user_data| Event { user_data, ..event }));
-            if let Some((lane, task, slices)) = self.lanes.leave(event.user_data) {
+            if let Some((lane, task, slices)) = self.lanes.leave(events[at].user_data) {
                 self.place_aside(lane, task.work, &slices, task.user_data);
             }
         }

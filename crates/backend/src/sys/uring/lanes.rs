@@ -6,16 +6,10 @@
 //! for what keeps its thread (copies, flushes), the wide one for what leaves its thread as soon as
 //! the device has it.
 //!
-//! A flush makes every write durable that was completed before the flush begins. So one flush is
-//! enough for all flushes of a disk that wait in its lane:
-//! ```text
-//! a flush finds its lane full:  does no flush of the disk wait? it waits at the lane's end
-//!                               else it joins the flush that waits
-//! a flush begins:               flushes that come later do not join it any more
-//! a flush has ended:            those that have joined it end with it, and with its result
-//! ```
-//! Without that, a guest that sends twenty flushes at once has each of them, and every other
-//! request in the lane behind them, wait for five rounds of flushes instead of two.
+//! Flushes wait like all others and are calls of their own, although one call would make the data of
+//! several durable: the host tells each open file description once of what it has lost, so a flush
+//! that ended with the call of another description would report a success that is none. The queue
+//! of the flush knows which of them may be one call (`blk/flushes.rs`).
 
 use std::collections::{HashMap, VecDeque};
 
@@ -51,21 +45,17 @@ pub(super) struct Lanes<T> {
     lanes: HashMap<LaneId, Lane<T>>,
     /// The lane of each entry that a thread has.
     under_way: HashMap<u64, LaneId>,
-    /// The flushes that have joined another one, by that one.
-    joined: HashMap<u64, Vec<u64>>,
 }
 
 #[derive(Debug)]
 struct Lane<T> {
     under_way: usize,
     waiting: VecDeque<T>,
-    /// The flush among those that wait.
-    flush: Option<u64>,
 }
 
 impl<T> Default for Lanes<T> {
     fn default() -> Self {
-        Self { lanes: HashMap::new(), under_way: HashMap::new(), joined: HashMap::new() }
+        Self { lanes: HashMap::new(), under_way: HashMap::new() }
     }
 }
 
@@ -78,12 +68,11 @@ impl<T> Lanes<T> {
     /// Makes the entry `user_data` one of those under way. False: its lane is full, it must
     /// [`Self::wait`].
     pub(super) fn enter(&mut self, lane: LaneId, user_data: u64) -> bool {
-        let fresh = || Lane { under_way: 0, waiting: VecDeque::new(), flush: None };
+        let fresh = || Lane { under_way: 0, waiting: VecDeque::new() };
         let entry = self.lanes.entry(lane).or_insert_with(fresh);
         let enters = entry.under_way < lane.1.max();
         if enters {
             entry.under_way += 1;
-            entry.flush = entry.flush.filter(|flush| *flush != user_data);
             self.under_way.insert(user_data, lane);
         }
         enters
@@ -93,30 +82,6 @@ impl<T> Lanes<T> {
     pub(super) fn wait(&mut self, lane: LaneId, task: T) {
         if let Some(lane) = self.lanes.get_mut(&lane) {
             lane.waiting.push_back(task);
-        }
-    }
-
-    /// Puts the flush `user_data`, which found its lane full, at that lane's end, or joins it to
-    /// the flush that waits there.
-    pub(super) fn wait_for_flush(&mut self, lane: LaneId, user_data: u64, task: T) {
-        match self.lanes.get_mut(&lane) {
-            Some(Lane { flush: Some(first), .. }) => {
-                self.joined.entry(*first).or_default().push(user_data);
-            }
-            Some(lane) => {
-                lane.flush = Some(user_data);
-                lane.waiting.push_back(task);
-            }
-            None => {}
-        }
-    }
-
-    /// The flushes that end with the entry `user_data`, which has ended.
-    #[inline]
-    pub(super) fn joined(&mut self, user_data: u64) -> Vec<u64> {
-        match self.joined.is_empty() {
-            true => Vec::new(),
-            false => self.joined.remove(&user_data).unwrap_or_default(),
         }
     }
 
@@ -170,33 +135,5 @@ mod tests {
             assert!(lanes.lanes.is_empty() && lanes.under_way.is_empty());
             assert_eq!(lanes.leave(7), None, "it has no lane");
         }
-    }
-
-    #[test]
-    fn flushes_that_wait_in_a_lane_join_the_first_of_them_until_it_begins() {
-        let (mut lanes, mine) = (Lanes::default(), (1, Width::Narrow));
-        let max = NARROW_MAX as u64;
-        assert!((0..max).all(|n| lanes.enter(mine, n)));
-        lanes.wait(mine, 50);
-        for flush in [60, 61, 62] {
-            assert!(!lanes.enter(mine, flush));
-            lanes.wait_for_flush(mine, flush, flush);
-        }
-        let other = (2, Width::Narrow);
-        assert!((100..100 + max).all(|n| lanes.enter(other, n)));
-        lanes.wait_for_flush(other, 70, 70);
-        assert_eq!(lanes.waiting(), 3, "a copy, and a flush of each disk");
-        assert_eq!((lanes.joined(0), lanes.leave(0)), (vec![], Some(50)), "in order");
-        assert!(lanes.enter(mine, 50));
-        lanes.wait_for_flush(mine, 63, 63);
-        assert_eq!((lanes.joined(50), lanes.leave(50)), (vec![], Some(60)));
-        assert!(lanes.enter(mine, 60), "the flush begins");
-        lanes.wait_for_flush(mine, 64, 64);
-        assert_eq!((lanes.joined(60), lanes.leave(60)), (vec![61, 62, 63], Some(64)));
-        assert!(lanes.enter(mine, 64), "it came after that flush had begun");
-        assert_eq!((lanes.joined(64), lanes.leave(64)), (vec![], None));
-        assert_eq!(lanes.leave(100), Some(70));
-        assert!(lanes.enter(other, 70) && lanes.joined(70).is_empty());
-        assert!(lanes.joined.is_empty());
     }
 }
