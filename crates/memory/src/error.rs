@@ -21,7 +21,7 @@ pub enum MemoryError {
     Overflow,
     #[error("memory region cannot be mapped")]
     Map(#[source] rustix::io::Errno),
-    #[error("more than {max} memory regions")]
+    #[error("{max} memory regions of guests are mapped, as many as vm.max_map_count has room for")]
     TooMany { max: usize },
     #[error("memory regions of more than {max} bytes together")]
     Vast { max: u64 },

@@ -8,10 +8,26 @@ use crate::sigbus;
 use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a page of the host.
 pub(crate) const PAGE: usize = 4096;
+
+/// `vm.max_map_count`, where it cannot be read: the kernel's default.
+const COUNT_DEFAULT: usize = 65_530;
+
+/// How many mappings front-ends may make us have as regions, and again as many as pieces of
+/// windows: three of eight that the kernel lets a process have (`vm.max_map_count`). A process that
+/// has them all can neither map nor unmap, start no thread and allocate nothing large; so a quarter
+/// is left for everything else.
+pub(crate) fn count_max() -> usize {
+    static MAX: OnceLock<usize> = OnceLock::new();
+    *MAX.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+        text.and_then(|text| text.trim().parse().ok()).unwrap_or(COUNT_DEFAULT) / 8 * 3
+    })
+}
 
 /// Bytes of files that all mappings of this process may have together: half of the addresses of a
 /// process. A file costs nothing for what is not written to it, so a front-end could take all of

@@ -10,10 +10,13 @@
 #![allow(unsafe_code, reason = "allow-listed: a signal handler and its table")]
 
 use crate::error::MemoryError;
+use crate::mapping;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Mappings that can be watched at once: 128 sessions with all slots, thousands of usual ones.
+/// Mappings that can be watched at once. [`mapping::count_max`] is less, unless the operator has
+/// raised `vm.max_map_count`: with the kernel's default, 48 sessions have room for all of their
+/// slots, thousands for the few that guests use.
 const SLOTS: usize = 65536;
 const FREE: usize = 0;
 const CLAIMED: usize = 1;
@@ -47,7 +50,8 @@ pub(crate) struct Watch(usize);
 impl Watch {
     /// Watches `len` bytes at `base`.
     pub(crate) fn new(base: usize, len: usize) -> Result<Self, MemoryError> {
-        for (index, slot) in TABLE.iter().enumerate() {
+        let max = mapping::count_max().min(SLOTS);
+        for (index, slot) in TABLE.iter().enumerate().take(max) {
             let claim =
                 slot.base.compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed);
             if claim.is_ok() {
@@ -58,7 +62,7 @@ impl Watch {
                 return Ok(Self(index));
             }
         }
-        Err(MemoryError::TooMany { max: SLOTS })
+        Err(MemoryError::TooMany { max })
     }
 
     pub(crate) fn is_broken(&self) -> bool {
@@ -75,6 +79,8 @@ impl Drop for Watch {
 /// Installs the handler, once; later calls do nothing. Call it before the first session.
 pub fn install() {
     INSTALL.call_once(|| {
+        // Read now: a sandbox may forbid it later.
+        mapping::count_max();
         // SAFETY: all-zero is a valid sigaction: no flags, empty mask, default handler.
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: as above.

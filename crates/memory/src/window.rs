@@ -25,36 +25,27 @@
 #![allow(unsafe_code, reason = "allow-listed: maps at addresses of ours")]
 
 use crate::error::MemoryError;
-use crate::mapping::{Mapping, PAGE};
+use crate::mapping::{self, Mapping, PAGE};
 use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use std::hash::{BuildHasher, Hasher};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// The addresses among which windows are placed: 8 TiB.
 const WINDOWS: Range<u64> = 32 << 40..40 << 40;
 /// How many places are tried for one window before it is given up.
 const PLACES_MAX: usize = 64;
 
-/// `vm.max_map_count`, where it cannot be read: the kernel's default.
-const MAPPINGS_DEFAULT: usize = 65_530;
-
 /// Pieces of all windows that no window was promised.
 static PIECES: AtomicUsize = AtomicUsize::new(0);
 /// Pieces that windows were promised, put or not.
 static PROMISED: AtomicUsize = AtomicUsize::new(0);
 
-/// Pieces that all windows may have: three of eight of the mappings of a process, so that a quarter
-/// is left for everything else.
+/// Pieces that all windows may have.
 fn pieces_max() -> usize {
-    static MAX: OnceLock<usize> = OnceLock::new();
-    *MAX.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-        let mappings = text.and_then(|text| text.trim().parse().ok()).unwrap_or(MAPPINGS_DEFAULT);
-        mappings / 8 * 3
-    })
+    mapping::count_max()
 }
 
 /// Of these, the pieces that may be promised.
