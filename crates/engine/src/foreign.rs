@@ -51,6 +51,8 @@ struct State {
     /// The eventfd that wakes the thread; `None` while no thread runs.
     wake: Option<Arc<OwnedFd>>,
     thread: Option<Interruptible>,
+    /// The last try to start the thread has failed. The operator is told of the first.
+    is_stuck: bool,
 }
 
 impl std::fmt::Debug for State {
@@ -79,13 +81,23 @@ impl Janitor {
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
             return;
         }
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let Ok(wake) = eventfd(0, flags).map(Arc::new) else { return };
+        let started = self.start();
+        if let Err(error) = &started
+            && !state.is_stuck
+        {
+            tracing::warn!(%error, "no thread for fds of a front-end: its session waits for one");
+        }
+        state.is_stuck = started.is_err();
+        state.wake = started.ok();
+    }
+
+    /// Starts the thread. Returns the eventfd that wakes it.
+    fn start(self: &Arc<Self>) -> std::io::Result<Arc<OwnedFd>> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (janitor, theirs) = (self.clone(), wake.clone());
         let builder = std::thread::Builder::new().name("janitor".to_owned()).stack_size(STACK_SIZE);
-        if builder.spawn(move || janitor.work(&theirs)).is_ok() {
-            state.wake = Some(wake);
-        }
+        builder.spawn(move || janitor.work(&theirs))?;
+        Ok(wake)
     }
 
     fn work(self: Arc<Self>, wake: &OwnedFd) {
