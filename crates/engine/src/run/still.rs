@@ -33,6 +33,8 @@ pub(crate) struct Still {
     pub(crate) turns_for: Duration,
     /// How long it takes to do what an order says.
     pub(crate) heeds_for: Duration,
+    /// How long it takes to leave its worker.
+    pub(crate) leaves_for: Duration,
     pub(crate) guest: mpsc::Sender<Event>,
     pub(crate) stats: Arc<QueueStats>,
 }
@@ -51,6 +53,7 @@ impl Default for Still {
             burst: Arc::default(),
             turns_for: Duration::ZERO,
             heeds_for: Duration::ZERO,
+            leaves_for: Duration::ZERO,
             guest: mpsc::channel(1).0,
             stats: Arc::default(),
         }
@@ -60,7 +63,9 @@ impl Default for Still {
 impl Run for Still {
     fn attach(&mut self, _io: &mut QueueIo<'_>) {}
 
-    fn detach(&mut self, _io: &mut QueueIo<'_>) {}
+    fn detach(&mut self, _io: &mut QueueIo<'_>) {
+        std::thread::sleep(self.leaves_for);
+    }
 
     fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned {
         self.is_alone.store(io.is_alone(), Ordering::Relaxed);

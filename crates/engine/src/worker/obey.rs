@@ -227,8 +227,15 @@ impl Worker {
         }
     }
 
-    /// Takes a drained queue out of its slot.
+    /// Takes a drained queue out of its slot, in the time of its guest.
     pub(super) fn release(&mut self, slot: usize) {
+        let (began_ns, guest) = (self.wait.now_ns(), self.slots[slot].guest);
+        self.let_out(slot);
+        let now_ns = self.wait.now_ns();
+        self.shares.charge_order(guest, now_ns.saturating_sub(began_ns), now_ns);
+    }
+
+    fn let_out(&mut self, slot: usize) {
         let generation = self.slots[slot].generation;
         self.slots[slot].generation = generation.wrapping_add(1);
         let Some((id, mut queue)) = self.slots[slot].entry.take() else { return };

@@ -163,6 +163,27 @@ fn an_order_is_charged_to_its_queue_and_its_guest_waits_for_it() {
 }
 
 #[test]
+fn a_guest_whose_queue_leaves_slowly_waits_for_that_with_its_other_queue() {
+    for (leaves_for, left) in [(Duration::from_millis(5), [1, 0]), (Duration::ZERO, [0, 0])] {
+        let mut worker = new_worker();
+        let queue = Still { leaves_for, ..Still::default() };
+        let works = |guest| Still { works: true, guest, ..Still::default() };
+        let (other, stranger) = (works(queue.guest.clone()), works(Still::default().guest));
+        let turns = [&other, &stranger].map(|queue| queue.burst.clone());
+        worker.start(QueueId(1), Box::new(queue), None);
+        worker.start(QueueId(2), Box::new(other), None);
+        worker.start(QueueId(3), Box::new(stranger), None);
+        let slot = worker.by_id[&QueueId(1)];
+        worker.end(slot, Ending::Stop(tokio::sync::oneshot::channel().0));
+        worker.finish_drained();
+        turns.iter().for_each(|turns| turns.store(1, Ordering::Relaxed));
+        worker.now_ns = worker.wait.now_ns();
+        worker.turn_hot();
+        assert_eq!(turns.map(|turns| turns.load(Ordering::Relaxed)), left, "{leaves_for:?}");
+    }
+}
+
+#[test]
 fn orders_of_a_guest_that_is_ahead_wait_while_another_guest_has_work() {
     let mut worker = new_worker();
     let queue = Still { works: true, heeds_for: Duration::from_millis(1), ..Still::default() };
