@@ -314,8 +314,8 @@ impl Ring {
         }
         self.inbox.take(events);
         self.watch.paid(&events[first..]);
-        for at in first..events.len() {
-            if let Some((lane, task, slices)) = self.lanes.leave(events[at].user_data) {
+        for event in &events[first..] {
+            if let Some((lane, task, slices)) = self.lanes.leave(event.user_data) {
                 self.place_aside(lane, task.work, &slices, task.user_data);
             }
         }
