@@ -20,8 +20,25 @@ use verdict::Verdict;
 
 /// One run of one party.
 pub(crate) trait Sample: Serialize {
-    /// Other programs had too much of the CPUs, however often it was tried.
+    /// Other programs had too much of the CPUs, or the CPUs moved, however often it was tried.
     fn is_disturbed(&self) -> bool;
+
+    /// What a cache line took from one CPU to the other, in nanoseconds, where that was measured.
+    fn line_ns(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// A run beside which a cache line is timed.
+pub(crate) trait Placed: Sample {
+    fn set_line(&mut self, line_ns: Option<u64>);
+    fn disturb(&mut self);
+}
+
+/// True if two times of a cache line are those of different distances. Repeated at one distance
+/// they hardly ever differ by more than a half; near and far differ by a factor of five.
+pub(crate) fn is_far(one_ns: u64, other_ns: u64) -> bool {
+    one_ns.max(other_ns) * 2 > one_ns.min(other_ns) * 5
 }
 
 /// All runs of one party in one cell.
@@ -40,6 +57,55 @@ impl<S> Party<S> {
     fn against(&self, peer: &Self, value: fn(&S) -> f64) -> Spread {
         let rounds = self.samples.iter().zip(&peer.samples);
         Spread::of(rounds.map(|(a, b)| ratio(value(a), value(b))))
+    }
+}
+
+impl<S: Sample> Party<S> {
+    /// The same for each distance of the CPUs, the nearer one first; empty if they had only one.
+    fn against_by_distance(&self, peer: &Self, value: fn(&S) -> f64) -> Vec<Distance> {
+        let rounds = || self.samples.iter().zip(&peer.samples);
+        let lines = || rounds().filter_map(|(sample, _)| sample.line_ns());
+        let (Some(near), Some(far)) = (lines().min(), lines().max()) else { return Vec::new() };
+        if !is_far(near, far) {
+            return Vec::new();
+        }
+        let at = |line_ns: u64| {
+            let is_here = |(a, b): &(&S, &S)| {
+                let is_one = |s: &S| s.line_ns().is_some_and(|line| !is_far(line, line_ns));
+                is_one(a) && is_one(b)
+            };
+            let ratios = rounds().filter(is_here).map(|(a, b)| ratio(value(a), value(b)));
+            let ratios: Vec<f64> = ratios.collect();
+            let rounds = ratios.len();
+            Distance { line_ns, rounds, ratio: Spread::of(ratios).median }
+        };
+        [near, far].map(at).into_iter().filter(|distance| distance.rounds > 0).collect()
+    }
+}
+
+/// The rounds of a comparison in which the CPUs had one of several distances.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Distance {
+    /// What a cache line took from one CPU to the other, in nanoseconds.
+    pub(crate) line_ns: u64,
+    /// How many rounds these are, and the median of their ratios.
+    pub(crate) rounds: usize,
+    pub(crate) ratio: f64,
+}
+
+impl std::fmt::Display for Distance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { line_ns, rounds, ratio } = self;
+        let plural = if *rounds == 1 { "" } else { "s" };
+        write!(f, "{ratio:.2}x in {rounds} round{plural} with {line_ns} ns for a cache line")
+    }
+}
+
+/// A line with the ratios by distance, if there was more than one.
+fn print_distances(distances: &[Distance]) {
+    if let [_, ..] = distances {
+        let all: Vec<String> = distances.iter().map(ToString::to_string).collect();
+        println!("    by distance of the CPUs: {}", all.join(", "));
     }
 }
 
@@ -96,7 +162,10 @@ pub(crate) trait Cell: Serialize {
         let disturbed = all.clone().filter(|sample| sample.is_disturbed()).count();
         if disturbed > 0 {
             let count = all.count();
-            println!("  DISTURBED by other load: {disturbed} of {count} runs; do not use");
+            println!(
+                "  DISTURBED by other load, or by CPUs that moved: {disturbed} of {count} runs; do \
+                 not use"
+            );
         }
         self.print_ratios();
     }
@@ -162,6 +231,31 @@ impl<C: Cell> Found for (Report<C>, Verdict) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ratios_are_told_apart_by_distance_if_there_were_several() {
+        let party = |rounds: &[(f64, u64)]| {
+            let sample = |(iops, line)| blk::BlkSample {
+                iops,
+                line_ns: Some(line),
+                ..blk::BlkSample::default()
+            };
+            Party { name: String::new(), samples: rounds.iter().copied().map(sample).collect() }
+        };
+        let of = |ours: &[(f64, u64)], theirs: &[(f64, u64)]| {
+            let found = party(ours).against_by_distance(&party(theirs), |sample| sample.iops);
+            found.iter().map(|d| (d.line_ns, d.rounds, d.ratio)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[(8.0, 40), (9.0, 44)], &[(2.0, 41), (3.0, 40)]), []);
+        // The third round was of both distances, and says nothing about either.
+        assert_eq!(
+            of(
+                &[(8.0, 40), (4.0, 205), (8.0, 40), (6.0, 210)],
+                &[(2.0, 41), (4.0, 206), (4.0, 205), (3.0, 205)]
+            ),
+            [(40, 1, 4.0), (210, 2, 1.5)]
+        );
+    }
 
     #[test]
     fn the_median_of_an_even_number_lies_between_the_two_in_the_middle() {

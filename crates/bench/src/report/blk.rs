@@ -1,6 +1,6 @@
 //! What a scenario of disks found: requests, their latency, and CPU time for a million of them.
 
-use super::{Cell, Party, Sample, Spread};
+use super::{Cell, Distance, Party, Placed, Sample, Spread, print_distances};
 use serde::Serialize;
 
 /// One run of one party.
@@ -18,13 +18,30 @@ pub(crate) struct BlkSample {
     pub(crate) client_cpu_per_million: f64,
     /// How many requests took how long, in microseconds; none if the client does not say.
     pub(crate) latency_us: Vec<(f64, u64)>,
-    /// Other programs had too much of the CPUs, however often it was tried.
+    /// What a cache line took from one CPU to the other, in nanoseconds, where that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) line_ns: Option<u64>,
+    /// Other programs had too much of the CPUs, or the CPUs moved, however often it was tried.
     pub(crate) disturbed: bool,
 }
 
 impl Sample for BlkSample {
     fn is_disturbed(&self) -> bool {
         self.disturbed
+    }
+
+    fn line_ns(&self) -> Option<u64> {
+        self.line_ns
+    }
+}
+
+impl Placed for BlkSample {
+    fn set_line(&mut self, line_ns: Option<u64>) {
+        self.line_ns = line_ns;
+    }
+
+    fn disturb(&mut self) {
+        self.disturbed = true;
     }
 }
 
@@ -34,6 +51,9 @@ pub(crate) struct BlkAgainst {
     pub(crate) peer: String,
     pub(crate) iops: Spread,
     pub(crate) cpu_per_million: Spread,
+    /// `iops` by the distance of the CPUs, if that was not the same in all rounds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) by_distance: Vec<Distance>,
 }
 
 /// The same load on each party in turn.
@@ -72,6 +92,7 @@ fn against(ours: &Party<BlkSample>, peer: &Party<BlkSample>) -> BlkAgainst {
         peer: peer.name.clone(),
         iops: ours.against(peer, |s| s.iops),
         cpu_per_million: ours.against(peer, |s| s.cpu_per_million),
+        by_distance: ours.against_by_distance(peer, |s| s.iops),
     }
 }
 
@@ -106,8 +127,9 @@ impl Cell for BlkCell {
     }
 
     fn print_ratios(&self) {
-        for BlkAgainst { peer, iops, cpu_per_million } in &self.against {
+        for BlkAgainst { peer, iops, cpu_per_million, by_distance } in &self.against {
             println!("  against {peer:<20} IOPS {iops}, CPU per request {cpu_per_million}");
+            print_distances(by_distance);
         }
     }
 }

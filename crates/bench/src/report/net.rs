@@ -1,6 +1,6 @@
 //! What a network scenario found: the columns of the reference tables, and ratios.
 
-use super::{Cell, Party, Sample, Spread, ratio};
+use super::{Cell, Distance, Party, Placed, Sample, Spread, print_distances, ratio};
 use serde::Serialize;
 
 /// One run of one party.
@@ -23,7 +23,10 @@ pub(crate) struct NetSample {
     /// What one operation took of the back-end, where that is asked.
     #[serde(flatten)]
     pub(crate) per_operation: Option<PerOperation>,
-    /// Other programs had too much of the CPUs, however often it was tried.
+    /// What a cache line took from one CPU to the other, in nanoseconds, where that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) line_ns: Option<u64>,
+    /// Other programs had too much of the CPUs, or the CPUs moved, however often it was tried.
     pub(crate) disturbed: bool,
 }
 
@@ -53,6 +56,20 @@ impl Sample for NetSample {
     fn is_disturbed(&self) -> bool {
         self.disturbed
     }
+
+    fn line_ns(&self) -> Option<u64> {
+        self.line_ns
+    }
+}
+
+impl Placed for NetSample {
+    fn set_line(&mut self, line_ns: Option<u64>) {
+        self.line_ns = line_ns;
+    }
+
+    fn disturb(&mut self) {
+        self.disturbed = true;
+    }
 }
 
 /// One party against another: ratios of the rounds.
@@ -63,6 +80,9 @@ pub(crate) struct NetAgainst {
     pub(crate) throughput: Spread,
     pub(crate) cpu_per_unit: Spread,
     pub(crate) backend_cpu_per_unit: Spread,
+    /// `throughput` by the distance of the CPUs, if that was not the same in all rounds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) by_distance: Vec<Distance>,
 }
 
 /// Which parties are compared.
@@ -113,6 +133,7 @@ fn against(one: &Party<NetSample>, peer: &Party<NetSample>) -> NetAgainst {
         throughput: one.against(peer, |s| s.throughput),
         cpu_per_unit: one.against(peer, |s| ratio(s.cpu, s.throughput)),
         backend_cpu_per_unit: one.against(peer, |s| ratio(s.backend_cpu, s.throughput)),
+        by_distance: one.against_by_distance(peer, |s| s.throughput),
     }
 }
 
@@ -173,15 +194,16 @@ impl Cell for NetCell {
     }
 
     fn print_ratios(&self) {
-        for NetAgainst { party, peer, throughput, cpu_per_unit, backend_cpu_per_unit } in
-            &self.against
-        {
+        for against in &self.against {
+            let NetAgainst { party, peer, throughput, cpu_per_unit, backend_cpu_per_unit, .. } =
+                against;
             print!("  {party} against {peer}: throughput {throughput}");
             // A way of the kernel's own has no process whose CPU time could be compared.
             if cpu_per_unit.max > 0.0 {
                 print!(", CPU per unit {cpu_per_unit}, the back-end's {backend_cpu_per_unit}");
             }
             println!();
+            print_distances(&against.by_distance);
         }
     }
 }

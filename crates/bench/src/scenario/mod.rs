@@ -13,6 +13,7 @@ pub(crate) mod net;
 pub(crate) mod null_blk;
 pub(crate) mod null_net;
 pub(crate) mod registry;
+mod rounds;
 mod streams;
 pub(crate) mod tap_small;
 pub(crate) mod tap_stream;
@@ -28,10 +29,11 @@ use crate::measure::{Affinity, Calibration, machine};
 use crate::peer::{self, Peer, Server};
 use crate::plan::ROUNDS;
 use crate::progress;
+use crate::report::Report;
 use crate::report::blk::{BlkCell, BlkSample};
-use crate::report::{Party, Report};
 use clap::{Args, ValueEnum};
 use manyring_driver::SimXen;
+use rounds::RunOf;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -243,40 +245,18 @@ impl<'a> Bench<'a> {
         }
         progress::cell(name);
         let work = |index| works.get(index).or(works.first()).ok_or("a cell without work");
-        let mut taking_part: Vec<(&Contender, &Work, Vec<BlkSample>)> = Vec::new();
+        let mut taking_part = Vec::new();
         for (index, contender) in contenders.iter().enumerate() {
             if self.args.takes_part(&contender.name) {
-                taking_part.push((contender, work(index)?, Vec::new()));
+                let work = work(index)?;
+                taking_part.push((&*contender.name, || self.run_once(contender, work)));
             }
         }
-        for _ in 0..self.args.rounds() {
-            for (contender, work, samples) in &mut taking_part {
-                let sample = self
-                    .run(contender, work)
-                    .map_err(|problem| format!("{name}: {}: {problem}", contender.name))?;
-                samples.push(sample);
-            }
-        }
-        let party = |(contender, _, samples): (&Contender, _, _)| Party {
-            name: contender.name.clone(),
-            samples,
-        };
-        let parties = taking_part.into_iter().map(party).collect();
+        let parties: Vec<_> =
+            taking_part.iter().map(|(name, run)| (*name, run as RunOf<'_, BlkSample>)).collect();
+        let parties = rounds::run(self.args, name, &parties)?;
         self.cells.push(BlkCell::new(name.to_owned(), parties));
         Ok(())
-    }
-
-    /// One run; again if other programs had too much of the two CPUs meanwhile.
-    fn run(&self, contender: &Contender, work: &Work) -> Result<BlkSample, String> {
-        let tries = if self.args.smoke { 1 } else { TRIES };
-        let mut sample = self.run_once(contender, work)?;
-        for _ in 1..tries {
-            if !sample.disturbed || progress::is_late() {
-                break;
-            }
-            sample = self.run_once(contender, work)?;
-        }
-        Ok(sample)
     }
 
     fn run_once(&self, contender: &Contender, work: &Work) -> Result<BlkSample, String> {
@@ -358,6 +338,7 @@ impl<'a> Bench<'a> {
             cpu_per_million: per_million(server.cpu_seconds() - cpu, result.requests),
             client_cpu_per_million: per_million(result.client_cpu_seconds, result.requests),
             latency_us: result.latency_us,
+            line_ns: None,
             disturbed: work.pinned && waited > result.seconds * WAITED_MAX,
         })
     }

@@ -1,13 +1,14 @@
 //! What the network scenarios share: rounds of runs, back-ends, two namespaces joined by taps.
 
-use super::{ScenarioArgs, TRIES};
+use super::ScenarioArgs;
+use super::rounds::{self, RunOf};
 use crate::load::join::JoinResult;
 use crate::measure::{Affinity, Calibration, busy_seconds, machine, now};
 use crate::netns::{Netns, address};
 use crate::peer::{self, Server};
 use crate::progress;
+use crate::report::Report;
 use crate::report::net::{Compare, NetCell, NetSample};
-use crate::report::{Party, Report};
 use serde::de::DeserializeOwned;
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -74,30 +75,17 @@ impl<'a> NetBench<'a> {
             return Ok(None);
         }
         progress::cell(&head.0);
-        let parties: Vec<&(String, Run<'_>)> =
-            parties.iter().filter(|(name, _)| self.args.takes_part(name)).collect();
-        let named = |(name, _): &(String, Run<'_>)| (name.clone(), Vec::new());
-        let mut found: Vec<(String, Vec<NetSample>)> = parties.iter().copied().map(named).collect();
-        for _ in 0..self.args.rounds() {
-            for ((name, run), (_, samples)) in parties.iter().zip(&mut found) {
-                let sample = self.run(run).map_err(|e| format!("{}: {name}: {e}", head.0))?;
-                samples.push(sample);
-            }
-        }
-        let found = found.into_iter().map(|(name, samples)| Party { name, samples });
-        Ok(Some(NetCell::new(head, found.collect(), compare)))
-    }
-
-    /// One run; again if other programs had too much of the CPUs meanwhile.
-    fn run(&self, run: &Run<'_>) -> Result<NetSample, String> {
-        let mut sample = run()?;
-        for _ in 1..if self.args.smoke { 1 } else { TRIES } {
-            if !sample.disturbed || progress::is_late() {
-                break;
-            }
-            sample = run()?;
-        }
-        if sample.throughput > 0.0 { Ok(sample) } else { Err("nothing came through".to_owned()) }
+        let wanted = |(name, _): &&(String, Run<'_>)| self.args.takes_part(name);
+        let run = |run: &'_ Run<'_>| {
+            let sample = run()?;
+            if sample.throughput > 0.0 { Ok(sample) } else { Err("nothing came through".into()) }
+        };
+        let parties = parties.iter().filter(wanted);
+        let parties: Vec<_> = parties.map(|(name, one)| (&**name, move || run(one))).collect();
+        let parties: Vec<_> =
+            parties.iter().map(|(name, run)| (*name, run as RunOf<'_, NetSample>)).collect();
+        let found = rounds::run(self.args, &head.0, &parties)?;
+        Ok(Some(NetCell::new(head, found, compare)))
     }
 
     pub(super) fn report(

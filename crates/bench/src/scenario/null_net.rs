@@ -138,6 +138,7 @@ pub(super) fn sample_of(result: &NetLoadResult, cpu: f64, waited: f64) -> NetSam
         calls_per_packet: result.calls as f64 / packets,
         p50_us: 0.0,
         per_operation: None,
+        line_ns: None,
         disturbed: waited > result.seconds * WAITED_MAX,
     }
 }

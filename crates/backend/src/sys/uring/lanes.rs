@@ -6,10 +6,10 @@
 //! for what keeps its thread (copies, flushes), the wide one for what leaves its thread as soon as
 //! the device has it.
 //!
-//! Flushes wait like all others and are calls of their own, although one call would make the data of
-//! several durable: the host tells each open file description once of what it has lost, so a flush
-//! that ended with the call of another description would report a success that is none. The queue
-//! of the flush knows which of them may be one call (`blk/flushes.rs`).
+//! Flushes wait like all others and are calls of their own, although one call would make the data
+//! of several durable: the host tells each open file description once of what it has lost, so a
+//! flush that ended with the call of another description would report a success that is none. The
+//! queue of the flush knows which of them may be one call (`blk/flushes.rs`).
 
 use std::collections::{HashMap, VecDeque};
 
