@@ -121,9 +121,7 @@ fn a_flush_begins_when_no_other_of_its_queue_is_under_way() {
     assert_eq!(under_way, [1, 2], "one of each queue");
     let mut events = Vec::new();
     while done.len() < 6 {
-        ring.wait(Some(std::time::Duration::from_secs(10))).unwrap();
-        ring.reap(&mut events);
-        assert!(!events.is_empty(), "nobody answers");
+        await_events(&mut ring, &mut events);
         for event in events.drain(..) {
             let token = u32::try_from(event.user_data % 8).unwrap();
             let queue = &mut queues[usize::from(event.user_data >= 8)];
