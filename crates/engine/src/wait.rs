@@ -270,6 +270,15 @@ impl Wait {
         }
     }
 
+    /// How much work queues have placed for [`Self::submit`] so far (`Ring::placed`).
+    #[inline]
+    pub(crate) fn placed(&self) -> u64 {
+        match &self.kernel {
+            Kernel::Uring(ring) => ring.placed(),
+            Kernel::Epoll(_) => 0,
+        }
+    }
+
     /// Collects what has happened, without waiting.
     #[inline]
     pub fn reap(&mut self, woken: &mut Vec<Woken>, now_ns: u64) {

@@ -185,7 +185,7 @@ impl Worker {
             let woken = self.dispatch();
             self.wake_timed();
             let Round { worked, taken, overdue } = self.turn_hot();
-            self.wait.submit();
+            self.submit();
             self.check_faults();
             self.finish_drained();
             if worked || woken {

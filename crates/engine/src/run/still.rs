@@ -31,6 +31,8 @@ pub(crate) struct Still {
     pub(crate) burst: Arc<AtomicUsize>,
     /// How long each turn takes.
     pub(crate) turns_for: Duration,
+    /// Entries that each turn places for the kernel, on a worker with a ring.
+    pub(crate) places: usize,
     /// How long it takes to do what an order says.
     pub(crate) heeds_for: Duration,
     /// How long it takes to leave its worker.
@@ -52,6 +54,7 @@ impl Default for Still {
             is_alone,
             burst: Arc::default(),
             turns_for: Duration::ZERO,
+            places: 0,
             heeds_for: Duration::ZERO,
             leaves_for: Duration::ZERO,
             guest: mpsc::channel(1).0,
@@ -71,6 +74,11 @@ impl Run for Still {
         self.is_alone.store(io.is_alone(), Ordering::Relaxed);
         if !self.turns_for.is_zero() {
             std::thread::sleep(self.turns_for);
+        }
+        let tag = io.disk_tag();
+        if let Some(ring) = io.ring() {
+            // Each ends at once, and tells the queue of nothing.
+            (0..self.places).for_each(|_| ring.poll_remove(u64::MAX - 2, tag));
         }
         let _ = self
             .burst

@@ -149,6 +149,8 @@ impl Worker {
                 && let Some(order) = self.slots[slot].put_off.pop_front()
             {
                 self.do_order(slot, order);
+                // It may have settled since the order came, and nothing else would wake it.
+                self.make_listed(slot);
             }
             !self.slots[slot].put_off.is_empty()
         });

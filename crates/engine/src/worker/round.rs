@@ -5,9 +5,11 @@
 //!
 //! ```text
 //! a turn with work whose time is known, since guests share the worker:  charge it to the queue
+//! the submission of what the turns of several guests have placed for the kernel, which copies it
+//!     then:  divide it among the queues by how much each has placed
 //! an order:  charge it to the queue
-//! when the next round begins:  what the whole round took and is not charged yet (turns of a guest
-//!     alone, submissions, completions) is divided among the queues that worked in it
+//! when the next round begins:  what the whole round took and is not charged yet (turns and
+//!     submissions of a guest alone, completions) is divided among the queues that worked in it
 //! ```
 
 use super::{Slot, Worker, index_of};
@@ -32,6 +34,12 @@ pub(super) struct Bill {
     began_ns: u64,
     /// What has been charged already, to turns whose time was measured and for orders.
     charged_ns: u64,
+    /// The slots whose queues have placed work for the kernel since the last submission, and how
+    /// much that is.
+    placed: Vec<(usize, u64)>,
+    placed_all: u64,
+    /// When the last turn of a guest among several ended.
+    turned_ns: u64,
     /// The slots of the queues that worked.
     payers: Vec<usize>,
 }
@@ -40,6 +48,14 @@ impl Bill {
     /// A queue was charged with the time of an order.
     pub(super) fn charge_order(&mut self, ns: u64) {
         self.charged_ns += ns;
+    }
+
+    #[inline]
+    fn place(&mut self, slot: usize, placed: u64) {
+        if placed > 0 {
+            self.placed.push((slot, placed));
+            self.placed_all += placed;
+        }
     }
 
     /// The queue in `slot` leaves the worker. Its part of the round is charged neither to it nor to
@@ -54,6 +70,10 @@ impl Bill {
 const GONE: usize = usize::MAX;
 /// A round of a guest alone is cut after so long: whoever comes meanwhile waits no longer for it.
 const ROUND_NS: u64 = 200_000;
+/// Where guests share the worker, what their turns place for the kernel is submitted as soon as it
+/// is so much (`Ring::placed`: bytes that are copied, and some thousand for each entry), not at the
+/// end of the round: its guest is charged, and its other queues wait if it is ahead.
+const PLACED_MAX: u64 = 64 << 10;
 /// Turns with work between two looks at the clock in such a round, if each took few requests or
 /// frames. A turn with work that took none went on with a burst of before, which can be long.
 const TURNS_UNTIMED: u32 = 4;
@@ -70,7 +90,12 @@ impl Worker {
         self.shares.begin_round(self.serves_several(), self.now_ns);
         // Before the turns: those of its own guest would leave an order no time, round after round.
         self.obey_put_off();
-        let (round_began_ns, mut began_ns) = (self.now_ns, self.now_ns);
+        let round_began_ns = self.now_ns;
+        let mut began_ns = round_began_ns;
+        if self.shares.is_divided() {
+            // The events of the round were of all queues, not of that which goes first.
+            began_ns = self.wait.now_ns();
+        }
         let mut turns = 0u32;
         for step in 0..count {
             let at = self.first + step;
@@ -84,6 +109,7 @@ impl Worker {
             }
             *is_due = false;
             let (place, now_ns) = (index_of(slot), self.now_ns);
+            let placed = self.wait.placed();
             let io = QueueIo::new(&mut self.wait, place, *generation, now_ns);
             let mut io = io.alone(self.shares.is_alone());
             let Turned { worked, taken, is_overdue } = queue.turn(&mut io);
@@ -96,6 +122,9 @@ impl Worker {
                     self.bill.charged_ns += took_ns;
                 }
                 began_ns = ended_ns;
+                let placed = self.wait.placed().wrapping_sub(placed);
+                self.bill.turned_ns = ended_ns;
+                self.bill.place(slot, placed);
             }
             if !worked {
                 round.overdue |= is_overdue;
@@ -103,6 +132,10 @@ impl Worker {
             }
             round.worked = true;
             self.bill.payers.push(slot);
+            if self.bill.placed_all >= PLACED_MAX {
+                self.submit();
+                began_ns = self.bill.turned_ns;
+            }
             round.taken += taken as u64;
             turns += 1;
             if !self.shares.is_divided()
@@ -119,11 +152,38 @@ impl Worker {
         round
     }
 
+    /// Gives the kernel what the turns have placed. Where guests share the worker, the time that
+    /// this takes is that of whoever placed it: a turn that writes to the page cache places an
+    /// entry within a microsecond, and the bytes are copied here.
+    #[inline]
+    pub(super) fn submit(&mut self) {
+        self.wait.submit();
+        if !self.bill.placed.is_empty() {
+            self.charge_submission();
+        }
+    }
+
+    fn charge_submission(&mut self) {
+        let now_ns = self.wait.now_ns();
+        let took_ns = now_ns.saturating_sub(std::mem::replace(&mut self.bill.turned_ns, now_ns));
+        let all = std::mem::take(&mut self.bill.placed_all);
+        self.bill.charged_ns += took_ns;
+        for (slot, placed) in self.bill.placed.drain(..) {
+            let part_ns = u128::from(took_ns) * u128::from(placed) / u128::from(all);
+            let part_ns = u64::try_from(part_ns).unwrap_or(took_ns);
+            let Slot { entry, guest, .. } = &self.slots[slot];
+            self.shares.charge(*guest, part_ns, true);
+            if let Some((_, queue)) = entry {
+                queue.stats().busy_ns.add(part_ns);
+            }
+        }
+    }
+
     /// Charges the queues that worked in the round before with what it took. A round with work is
     /// followed by the next one without a sleep.
     #[inline]
     pub(super) fn settle_bill(&mut self) {
-        let Bill { began_ns, charged_ns, payers } = &mut self.bill;
+        let Bill { began_ns, charged_ns, payers, .. } = &mut self.bill;
         if !payers.is_empty() {
             let round_ns = self.now_ns.saturating_sub(*began_ns);
             let each_ns = round_ns.saturating_sub(*charged_ns) / payers.len() as u64;
@@ -154,8 +214,10 @@ impl Worker {
     /// True if the hot queues are of more than one guest.
     #[inline]
     fn serves_several(&self) -> bool {
-        let mut guests = self.hot.iter().map(|&slot| &self.slots[slot]);
+        // A queue that has left stays in the list until the next time that queues settle.
+        let mut guests =
+            self.hot.iter().map(|&slot| &self.slots[slot]).filter(|slot| slot.entry.is_some());
         let Some(first) = guests.next() else { return false };
-        guests.any(|slot| slot.guest != first.guest && slot.entry.is_some())
+        guests.any(|slot| slot.guest != first.guest)
     }
 }

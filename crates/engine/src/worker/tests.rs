@@ -9,10 +9,14 @@ use std::sync::atomic::Ordering;
 
 /// A worker that never spins, waits with epoll and has no queue yet.
 fn new_worker() -> Worker {
+    worker(false)
+}
+
+fn worker(uring: bool) -> Worker {
     let mailbox = Arc::new(Mailbox::new().unwrap());
     let lot = Lot { told: Arc::default(), stays: true };
     let law = Law::new(Polling::NEVER, 0, 0);
-    Worker::new(false, law, mailbox, Arc::default(), lot).unwrap()
+    Worker::new(uring, law, mailbox, Arc::default(), lot).unwrap()
 }
 
 #[test]
@@ -56,6 +60,55 @@ fn a_queue_is_told_that_its_guest_is_alone_while_no_other_guest_comes() {
     worker.hot.retain(|hot| *hot != slot);
     assert!(!is_alone_at(&mut worker, 2 * second + ALONE_NS - 1));
     assert!(is_alone_at(&mut worker, 2 * second + ALONE_NS));
+}
+
+#[test]
+fn a_guest_that_has_left_is_nobody_beside_whom_the_other_must_be_short() {
+    let mut worker = new_worker();
+    let (visitor, stays) = (Still::default(), Still { works: true, ..Still::default() });
+    let is_alone = stays.is_alone.clone();
+    worker.start(QueueId(1), Box::new(visitor), None);
+    worker.start(QueueId(2), Box::new(stays), None);
+    worker.now_ns = 1_000_000_000;
+    worker.turn_hot();
+    worker.end(worker.by_id[&QueueId(1)], Ending::Stop(tokio::sync::oneshot::channel().0));
+    worker.finish_drained();
+    // The other one always has work, so that no queue settles.
+    worker.turn_hot();
+    worker.now_ns += ALONE_NS;
+    worker.turn_hot();
+    assert!(is_alone.load(Ordering::Relaxed));
+}
+
+#[test]
+fn the_submission_is_charged_to_the_guests_that_have_placed_something() {
+    let mut worker = worker(true);
+    if !worker.has_ring() {
+        println!("io_uring is refused here");
+        return;
+    }
+    let queue = |places| Still { works: true, places, ..Still::default() };
+    let queues = [queue(10), queue(0), queue(1)];
+    let stats = queues.each_ref().map(|queue| queue.stats.clone());
+    for (id, queue) in queues.into_iter().enumerate() {
+        worker.start(QueueId(id as u64), Box::new(queue), None);
+    }
+    worker.now_ns = worker.wait.now_ns();
+    let began_ns = worker.now_ns;
+    worker.settle_bill();
+    worker.turn_hot();
+    let before = stats.each_ref().map(|stats| stats.busy_ns.value());
+    worker.submit();
+    let paid = [0, 1, 2].map(|at| stats[at].busy_ns.value() - before[at]);
+    assert_eq!(paid[1], 0);
+    assert!(paid[2] > 0, "{paid:?}");
+    // A part of a nanosecond is nobody's.
+    assert!(paid[0].abs_diff(paid[2] * 10) <= 10, "{paid:?}");
+    // The bill of the whole round does not charge it again.
+    worker.now_ns = worker.wait.now_ns();
+    worker.settle_bill();
+    let all: u64 = stats.iter().map(|stats| stats.busy_ns.value()).sum();
+    assert!(all <= worker.now_ns - began_ns, "{all} of {}", worker.now_ns - began_ns);
 }
 
 #[test]
@@ -116,6 +169,30 @@ fn orders_that_would_end_a_burst_wait_for_its_end_and_later_ones_behind_them() {
     worker.finish_drained();
     worker.turn_hot();
     assert_eq!(late.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Closed));
+}
+
+#[test]
+fn an_order_that_was_put_off_is_obeyed_although_its_queue_has_settled() {
+    let mut worker = new_worker();
+    let queue = Still { is_hot: false, ..Still::default() };
+    let burst = queue.burst.clone();
+    worker.start(QueueId(1), Box::new(queue), None);
+    burst.store(1, Ordering::Relaxed);
+    let (reply, mut base) = tokio::sync::oneshot::channel();
+    worker.mailbox.send(Command::Order(QueueId(1), Order::Stop(reply)));
+    worker.obey();
+    assert!(!worker.put_off.is_empty(), "it would end the burst");
+    // The port takes nothing more: the queue gives the burst up, and waits for the port alone.
+    worker.turn_hot();
+    let slot = worker.by_id[&QueueId(1)];
+    worker.hot.retain(|hot| *hot != slot);
+    worker.slots[slot].is_listed = false;
+    for _ in 0..2 {
+        worker.turn_hot();
+        worker.finish_drained();
+    }
+    assert!(base.try_recv().is_ok());
+    assert!(worker.put_off.is_empty());
 }
 
 #[test]
