@@ -1,5 +1,6 @@
 //! `Commands`: what the commands of the control queue do (virtio 1.3 §5.1.6.5).
 
+use super::pace::{REST, REST_MAX};
 use super::rules::Filter;
 use super::{Inner, State};
 use manyring_wire::net::{
@@ -15,12 +16,6 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// Longest wait for the workers and the host.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// After a command that called the host, the next such command waits `REST` times as long as the
-/// call took, `REST_MAX` at most: the host's network lock is shared by all guests, so one guest has
-/// it for a fifth of the time, and for more only where a call takes longer than 25 ms.
-const REST: u32 = 4;
-const REST_MAX: Duration = Duration::from_millis(100);
-
 /// Why a command is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
@@ -124,6 +119,7 @@ pub(super) struct Commands {
     late: [Option<JoinHandle<bool>>; 2],
     /// When the host was called last, and when it may be called again.
     called_at: Instant,
+    /// The next command that calls the host waits until then (`pace.rs`).
     rests_until: Instant,
 }
 

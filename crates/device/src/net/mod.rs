@@ -16,6 +16,7 @@ mod fuzzing;
 mod handler;
 mod kept;
 mod late;
+mod pace;
 mod pairs;
 mod parse;
 mod posted;
@@ -49,10 +50,12 @@ use manyring_wire::net::{
 };
 use manyring_wire::vhost_user::{PROTOCOL_F_MTU, PROTOCOL_F_RARP};
 use manyring_wire::virtio::VIRTIO_ID_NET;
+use pace::Pace;
 use rules::Filter;
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// Ethernet header and VLAN tag.
 const ETHERNET_SIZE: usize = 14 + 4;
@@ -149,7 +152,7 @@ struct Inner {
     state: Mutex<State>,
     /// Held while the host is called, which may take long, so that its calls come one after the
     /// other. Each call uses the state at that time, so the last one has the newest state.
-    host: tokio::sync::Mutex<()>,
+    host: tokio::sync::Mutex<Pace>,
     /// Held while workers are told something, so that they are told one thing after the other, and
     /// never during a call of the host. Where both locks are taken, this one is taken second.
     told: tokio::sync::Mutex<()>,
@@ -187,7 +190,7 @@ impl NetDevice {
         let stats = (0..vq_count).map(|_| Arc::new(QueueStats::new(Class::Net))).collect();
         Self(Arc::new(Inner {
             state: Mutex::new(state),
-            host: tokio::sync::Mutex::default(),
+            host: tokio::sync::Mutex::new(Pace::new(options.queue_pairs, Instant::now())),
             told: tokio::sync::Mutex::default(),
             options,
             port,

@@ -1,5 +1,6 @@
 //! Which queue pairs are in use: starts, stops and enables virtqueues, and lets the port follow.
 
+use super::pace::Pace;
 use super::{Inner, NetRx, NetTx, Rules, State};
 use crate::StartError;
 use manyring_engine::Activation;
@@ -14,6 +15,7 @@ use manyring_wire::net::{Coalescing, MacAddress, Offloads, VIRTIO_NET_F_MRG_RXBU
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::io::Errno;
 use std::sync::Arc;
+use tokio::time::{Instant, sleep_until};
 
 /// A RARP frame (RFC 903, "request reverse"), as QEMU sends it to announce a guest that has moved.
 fn rarp(mac: MacAddress) -> Vec<u8> {
@@ -78,8 +80,8 @@ impl Inner {
             vq.coalescing = default;
         }
         let started = {
-            let _calls = self.host.lock().await;
-            self.attach().await;
+            let mut pace = self.host.lock().await;
+            self.attach(&mut pace).await;
             self.start_attached(activation).await
         };
         if started.is_err() {
@@ -169,8 +171,8 @@ impl Inner {
     pub(super) async fn apply_pairs(&self) -> bool {
         // First what needs no call of the host: it does not wait for one.
         self.tell_served(|state, pair| state.attached[pair]).await;
-        let _calls = self.host.lock().await;
-        let follows = self.attach().await;
+        let mut pace = self.host.lock().await;
+        let follows = self.attach(&mut pace).await;
         // Pairs that the host has refused are served too: frames pass one way at least.
         self.tell_served(|_, _| true).await;
         follows
@@ -200,13 +202,16 @@ impl Inner {
 
     /// Has the host use the pairs that are served, and no others. False if it refuses any change.
     /// The caller holds `host`.
-    async fn attach(&self) -> bool {
+    async fn attach(&self, pace: &mut Pace) -> bool {
         let mut is_refused = vec![false; self.options.queue_pairs];
-        loop {
+        while self.state().next_pair(&is_refused).is_some() {
+            sleep_until(pace.next()).await;
+            // What is wanted may have changed meanwhile.
             let next = self.state().next_pair(&is_refused);
             let Some((pair, wanted)) = next else { break };
-            let port = self.port.clone();
+            let (port, began) = (self.port.clone(), Instant::now());
             let done = aside(move || port.set_attached(pair, wanted)).await;
+            pace.changed(began, Instant::now());
             match done.unwrap_or(Err(Errno::INTR)) {
                 Ok(()) => self.state().attached[pair] = wanted,
                 Err(errno) => {

@@ -1,0 +1,107 @@
+//! `Pace`: how often a device may have the host change which of its queues are in use.
+//!
+//! Each change takes the host's network lock, which all guests of the host share, and waits for a
+//! grace period of the kernel. A guest whose VMM keeps the control queue asks for changes with
+//! `VQ_PAIRS_SET`, and the VMM turns each into messages of ours; a front-end can send them by
+//! itself. So a device has some changes free, enough to come and go several times, and regains them
+//! slowly. Beyond these it rests after each change for a multiple of what the change took.
+
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Free changes for each queue pair: attached and detached, four times.
+const FREE_OF_PAIR: u32 = 8;
+/// A free change is regained after so long.
+const REGAIN: Duration = Duration::from_millis(100);
+/// The rest after a change that is not free: so many times what the change took, [`REST_MAX`] at
+/// most. So a device has the lock for a fifth of the time, and for more only where a change takes
+/// longer than 25 ms.
+pub(super) const REST: u32 = 4;
+pub(super) const REST_MAX: Duration = Duration::from_millis(100);
+
+/// The changes of one device.
+#[derive(Debug)]
+pub(super) struct Pace {
+    free: u32,
+    free_max: u32,
+    /// Free changes were counted up to here.
+    regained_at: Instant,
+    rests_until: Instant,
+}
+
+impl Pace {
+    /// A device with so many queue pairs.
+    pub(super) fn new(pairs: usize, now: Instant) -> Self {
+        let free_max = FREE_OF_PAIR * u32::try_from(pairs).unwrap_or(u32::MAX / FREE_OF_PAIR);
+        Self { free: free_max, free_max, regained_at: now, rests_until: now }
+    }
+
+    /// When the next change may begin.
+    pub(super) fn next(&self) -> Instant {
+        self.rests_until
+    }
+
+    /// A change was made.
+    pub(super) fn changed(&mut self, began: Instant, ended: Instant) {
+        let regained = (began - self.regained_at).as_millis() / REGAIN.as_millis();
+        let regained = u32::try_from(regained).unwrap_or(u32::MAX).min(self.free_max);
+        self.free = (self.free + regained).min(self.free_max);
+        if self.free == self.free_max {
+            self.regained_at = began;
+        } else {
+            self.regained_at += REGAIN * regained;
+        }
+        match self.free.checked_sub(1) {
+            Some(free) => self.free = free,
+            None => self.rests_until = ended + ((ended - began) * REST).min(REST_MAX),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes `count` changes as soon as the pace allows; each takes `took`. When the last ended.
+    fn make(pace: &mut Pace, count: u32, took: Duration, mut now: Instant) -> Instant {
+        for _ in 0..count {
+            now = now.max(pace.next());
+            pace.changed(now, now + took);
+            now += took;
+        }
+        now
+    }
+
+    #[test]
+    fn who_changes_without_end_has_the_host_for_a_fifth_of_the_time() {
+        let (took, start) = (Duration::from_millis(5), Instant::now());
+        let mut pace = Pace::new(2, start);
+        // Some are regained meanwhile, and at once again free.
+        let end = make(&mut pace, 16, took, start);
+        assert_eq!(end - start, took * 16, "those are free");
+        let later = make(&mut pace, 1000, took, end) - end;
+        let share = (took * 1000).as_secs_f64() / later.as_secs_f64();
+        // A free one in each 100 ms, and a fifth of what is left.
+        assert!((0.2..0.25).contains(&share), "{share}");
+        // A host that takes a second for a change is not left alone for four.
+        let mut pace = Pace::new(1, start);
+        let second = Duration::from_secs(1);
+        pace.free = 0;
+        pace.regained_at = start;
+        pace.changed(start, start + second);
+        assert_eq!(pace.next() - start, second + REST_MAX);
+    }
+
+    #[test]
+    fn changes_are_free_again_after_a_while() {
+        let (took, start) = (Duration::from_millis(5), Instant::now());
+        let mut pace = Pace::new(1, start);
+        let end = make(&mut pace, 20, took, start);
+        assert!(pace.next() > end);
+        let start = end + REGAIN * 8;
+        assert_eq!(make(&mut pace, 8, took, start) - start, took * 8);
+        let start = start + Duration::from_secs(3600);
+        assert_eq!(make(&mut pace, 8, took, start) - start, took * 8, "and no more than that");
+        assert!(make(&mut pace, 8, took, start + took * 8) - start > took * 30);
+    }
+}
