@@ -17,7 +17,7 @@ use manyring_device::Device;
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_device::net::{MacAddress, NetDevice, NetOptions};
 use manyring_engine::{Pool, PoolOptions};
-use manyring_memory::{MemoryError, MemoryFiles};
+use manyring_memory::{MemoryError, MemoryFiles, MemoryRules};
 use manyring_transport::vhost_user::{
     Connected, Endpoint, ListenError, ServeOptions, check_path, serve,
 };
@@ -223,13 +223,14 @@ fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
             }
         }
     };
+    let memory = MemoryRules::from(match plan.memory_on_disk {
+        true => MemoryFiles::LocalDisk,
+        false => MemoryFiles::InMemory,
+    });
     let options = ServeOptions {
         one_off: plan.one_off,
         handshake_timeout: Duration::from_secs(plan.handshake_timeout),
-        memory_files: match plan.memory_on_disk {
-            true => MemoryFiles::LocalDisk,
-            false => MemoryFiles::InMemory,
-        },
+        memory: MemoryRules { bytes_max: plan.memory_max.unwrap_or(memory.bytes_max), ..memory },
     };
     Ok(Served { endpoint, options, at })
 }

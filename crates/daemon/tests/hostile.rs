@@ -312,6 +312,32 @@ fn memory_in_a_file_on_a_disk_is_served_where_the_operator_allows_it() {
 }
 
 #[test]
+fn memory_beyond_what_the_operator_allows_ends_the_session_and_the_line_names_the_key() {
+    let of_the_file = "[[blk]]\nname = 'blk0'\nsocket_path = '@/blk0'\nmemory = '16M'\n\
+        memory_max = '1M'\n";
+    for daemon in [
+        Daemon::run(of_the_file, &["blk0"]),
+        Daemon::blk(&["--memory", "16M", "--memory-max", "1M"]),
+    ] {
+        let connect = |bytes| {
+            let mut front = FrontEnd::connect(&daemon.socket(), LONG).unwrap();
+            let options = BlkOptions::default();
+            let protocol = options.protocol_features;
+            front.negotiate(options.features, 1 << 30, protocol).unwrap();
+            let sent = front.set_memory(&Arena::new(bytes).unwrap());
+            (sent, front)
+        };
+        let (sent, mut front) = connect(2 << 20);
+        assert!(sent.is_err() || front.is_closed_within(LONG).unwrap());
+        let line = "1048576 bytes together, which memory_max allows";
+        assert!(wait_until(|| daemon.log().contains(line)), "{}", daemon.log());
+        let (sent, mut front) = connect(1 << 20);
+        sent.unwrap();
+        assert!(!front.is_closed_within(std::time::Duration::from_millis(100)).unwrap());
+    }
+}
+
+#[test]
 fn memory_cut_away_under_a_running_ring_costs_that_session_only() {
     let house = House::new();
     house.one_line("guest memory was cut away", || {

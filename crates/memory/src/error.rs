@@ -25,6 +25,8 @@ pub enum MemoryError {
     TooMany { max: usize },
     #[error("memory regions of more than {max} bytes together")]
     Vast { max: u64 },
+    #[error("memory regions of more than {max} bytes together, which memory_max allows")]
+    MemoryMax { max: u64 },
     #[error("{max} pieces of granted memory are mapped, as many as vm.max_map_count has room for")]
     Pieces { max: usize },
     #[error("memory region at guest address {guest_addr:#x} overlaps another one")]

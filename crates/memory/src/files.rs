@@ -1,6 +1,8 @@
-//! `MemoryFiles`: the file systems whose files may hold guest memory.
+//! `MemoryFiles`: the file systems whose files may hold guest memory. `MemoryRules`: these, and how
+//! much of it there may be.
 
 use crate::error::MemoryError;
+use crate::guest::BYTES_MAX;
 use rustix::fd::AsFd;
 
 /// Which files may be mapped. What decides is how long a page fault can take, because it is taken
@@ -16,6 +18,28 @@ pub enum MemoryFiles {
     /// one after each writeback, asks the file system (`page_mkwrite`): it waits for the journal,
     /// for writeback, until the file system is thawed, or for a device that hangs.
     LocalDisk,
+}
+
+/// What an operator allows the memory of one session to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRules {
+    /// Where its files may lie.
+    pub files: MemoryFiles,
+    /// Bytes of its regions together; never more than 8 TiB.
+    pub bytes_max: u64,
+}
+
+impl Default for MemoryRules {
+    fn default() -> Self {
+        MemoryFiles::default().into()
+    }
+}
+
+impl From<MemoryFiles> for MemoryRules {
+    /// As much as any session may have.
+    fn from(files: MemoryFiles) -> Self {
+        Self { files, bytes_max: BYTES_MAX }
+    }
 }
 
 /// `f_type` of tmpfs, hugetlbfs and ramfs.

@@ -9,7 +9,7 @@
 //! begins, for addresses past the table, and for bytes that cross from a region into the next.
 
 use crate::error::MemoryError;
-use crate::files::MemoryFiles;
+use crate::files::{MemoryFiles, MemoryRules};
 use crate::iov::GuestSlice;
 use crate::mapping::Mapping;
 use crate::region::{Place, Region};
@@ -61,7 +61,7 @@ const REMEMBERED: usize = 2;
 
 /// Bytes of a guest's regions together. Few of those that there may be at a time
 /// (`Mapping::of_file`), also while a front-end replaces all of its regions; more than guests have.
-const BYTES_MAX: u64 = 1 << 43;
+pub(crate) const BYTES_MAX: u64 = 1 << 43;
 
 /// The regions of a guest at one time. Immutable: a change makes a new snapshot, which shares the
 /// mappings that stay.
@@ -135,21 +135,25 @@ impl GuestMemory {
         self.with_region_in(MemoryFiles::InMemory, spec, file)
     }
 
-    /// The same with a file that lies where `files` allows it.
+    /// The same within `rules`.
     ///
     /// # Errors
-    /// Those of [`Self::with_region`].
+    /// Those of [`Self::with_region`], and [`MemoryError::MemoryMax`].
     pub fn with_region_in(
         &self,
-        files: MemoryFiles,
+        rules: impl Into<MemoryRules>,
         spec: RegionSpec,
         file: impl AsFd,
     ) -> Result<Self, MemoryError> {
+        let MemoryRules { files, bytes_max } = rules.into();
         if self.specs().any(|s| *s == spec) {
             return Ok(self.clone());
         }
         if spec.size > BYTES_MAX.saturating_sub(self.size()) {
             return Err(MemoryError::Vast { max: BYTES_MAX });
+        }
+        if spec.size > bytes_max.saturating_sub(self.size()) {
+            return Err(MemoryError::MemoryMax { max: bytes_max });
         }
         let mapping = Mapping::of_file_in(files, file, spec.mmap_offset, spec.size)?;
         self.with_mapping(spec, Arc::new(mapping))

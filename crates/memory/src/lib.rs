@@ -39,7 +39,7 @@ mod window;
 
 pub use error::MemoryError;
 pub use evtchn::{EVENT_DEVICE, EventPort};
-pub use files::MemoryFiles;
+pub use files::{MemoryFiles, MemoryRules};
 pub use gntdev::{GRANT_DEVICE, GrantDevice};
 pub use grant::{GRANT_PAGE_SIZE, GrantAccess, GrantError, GrantMapper, GrantPages, GrantRef, Lot};
 pub use guest::{GuestAddr, GuestMemory, LastHit, RegionSpec};

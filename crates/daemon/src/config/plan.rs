@@ -65,6 +65,9 @@ pub(crate) struct DevicePlan {
     pub(crate) handshake_timeout: u64,
     /// Guest memory may lie in files on a local disk.
     pub(crate) memory_on_disk: bool,
+    /// Bytes of guest memory at most, if the operator has set that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory_max: Option<u64>,
 }
 
 /// A block device.
@@ -247,9 +250,18 @@ impl DevicePlan {
             return place.error("handshake_timeout", problem);
         }
         let moderation = ModerationPlan::new(moderation, &place)?;
+        let memory_max = match raw.memory_max.as_deref().map(|text| (text, parse_size(text))) {
+            None => None,
+            Some((_, Some(bytes))) if bytes > 0 => Some(bytes),
+            Some((text, _)) => {
+                let problem = format!("{text:?} is not a size, like 16G");
+                return place.error("memory_max", problem);
+            }
+        };
         Ok(Self {
             name,
             one_off: raw.one_off,
+            memory_max,
             memory_on_disk: raw.memory_on_disk,
             socket: SocketPlan::new(raw, &place)?,
             place,
@@ -431,6 +443,8 @@ mod tests {
             (format!("{base}null = '1G'\nqueue_size = 100"), "queue_size"),
             (format!("{base}null = '1G'\ndirect = true"), "direct"),
             (format!("{base}null = '1G'\nfd = 3"), "fd"),
+            (format!("{base}null = '1G'\nmemory_max = 'much'"), "memory_max"),
+            (format!("{base}null = '1G'\nmemory_max = '0'"), "memory_max"),
             (format!("{base}null = '1G'\nmoderation = 'on'"), "moderation"),
             (format!("{base}null = '1G'\ncache = 'none'"), "cache"),
             (format!("{base}null = '1G'\nsocket_mode = '999'"), "socket_mode"),

@@ -72,6 +72,9 @@ pub(crate) struct RawSocket {
     /// Accept guest memory in files on a local disk, which can hold up other guests.
     #[arg(long)]
     pub(crate) memory_on_disk: bool,
+    /// Refuse guest memory beyond so many bytes [default: 8T].
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory_max: Option<String>,
 }
 
 /// A user or group: its name, or its number, which a file may have without quotes.
@@ -127,6 +130,7 @@ macro_rules! device_table {
             pub(crate) one_off: bool,
             pub(crate) handshake_timeout: Option<u64>,
             pub(crate) memory_on_disk: bool,
+            pub(crate) memory_max: Option<String>,
             $($own)*
         }
 
@@ -144,6 +148,7 @@ macro_rules! device_table {
                     one_off: socket.one_off,
                     handshake_timeout: socket.handshake_timeout,
                     memory_on_disk: socket.memory_on_disk,
+                    memory_max: socket.memory_max,
                     ..Self::default()
                 }
             }
@@ -160,6 +165,7 @@ macro_rules! device_table {
                     one_off: self.one_off,
                     handshake_timeout: self.handshake_timeout,
                     memory_on_disk: self.memory_on_disk,
+                    memory_max: self.memory_max.clone(),
                 }
             }
         }

@@ -22,7 +22,7 @@ pub use socket::SocketError;
 use manyring_device::Device;
 
 use manyring_engine::{Event, EventKind, Janitor, Origin};
-use manyring_memory::MemoryFiles;
+use manyring_memory::MemoryRules;
 use pace::Pace;
 use requests::Front;
 use socket::{Connection, ForeignStream};
@@ -64,8 +64,8 @@ pub struct ServeOptions {
     pub one_off: bool,
     /// Longest time from connecting to the first message.
     pub handshake_timeout: Duration,
-    /// Where the files with the guest's memory may lie.
-    pub memory_files: MemoryFiles,
+    /// What the guest's memory may be.
+    pub memory: MemoryRules,
 }
 
 impl Default for ServeOptions {
@@ -73,7 +73,7 @@ impl Default for ServeOptions {
         Self {
             one_off: false,
             handshake_timeout: Duration::from_secs(10),
-            memory_files: MemoryFiles::default(),
+            memory: MemoryRules::default(),
         }
     }
 }
@@ -358,8 +358,8 @@ impl Server {
     async fn run(&self, stream: Arc<ForeignStream>) -> Ended {
         let (sender, mut events) = mpsc::channel(EVENTS_MAX);
         let origin = Origin::new(self.janitor.clone());
-        let files = self.options.memory_files;
-        let mut front = Front::new(self.device.clone(), files, sender, self.janitor.clone());
+        let rules = self.options.memory;
+        let mut front = Front::new(self.device.clone(), rules, sender, self.janitor.clone());
         let mut changes = self.device.config_changes();
         changes.mark_unchanged();
         let mut connection = Connection::new(stream, origin.clone());

@@ -8,7 +8,7 @@ use super::socket::Message;
 use super::vring::VringHost;
 use manyring_device::{Device, StartError};
 use manyring_engine::{Activation, Call, Channel, DoorbellError, Event, ForeignFd, Janitor, Kick};
-use manyring_memory::{GuestMemory, MemoryError, MemoryFiles, RegionSpec};
+use manyring_memory::{GuestMemory, MemoryError, MemoryRules, RegionSpec};
 use manyring_queue::{DeviceQueue, QueueConfig, QueueError, RingAddresses, RingFeatures};
 use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, Region, Reply, VringState,
@@ -35,8 +35,8 @@ pub enum FrontError {
 pub(super) struct Front {
     device: Arc<dyn Device>,
     session: Session,
-    /// Where the files with its memory may lie.
-    files: MemoryFiles,
+    /// What its memory may be.
+    rules: MemoryRules,
     memory: Arc<GuestMemory>,
     vrings: Vec<VringHost>,
     channel: Option<Channel>,
@@ -47,7 +47,7 @@ pub(super) struct Front {
 impl Front {
     pub(super) fn new(
         device: Arc<dyn Device>,
-        files: MemoryFiles,
+        rules: MemoryRules,
         events: mpsc::Sender<Event>,
         janitor: Arc<Janitor>,
     ) -> Self {
@@ -61,7 +61,7 @@ impl Front {
         Self {
             device,
             session: Session::new(offer),
-            files,
+            rules,
             memory: Arc::default(),
             vrings,
             channel: None,
@@ -173,9 +173,9 @@ impl Front {
     /// Makes the new snapshot and gives it to every running queue; returns when no queue uses the
     /// old one.
     async fn change_memory(&mut self, change: MemoryChange<ForeignFd>) -> Result<(), FrontError> {
-        let (files, memory) = (self.files, self.memory.clone());
+        let (rules, memory) = (self.rules, self.memory.clone());
         // On the janitor, so that a file system which hangs holds up this device only.
-        let mapped = self.janitor.run(move || map(files, &memory, change).map(Arc::new)).await;
+        let mapped = self.janitor.run(move || map(rules, &memory, change).map(Arc::new)).await;
         let former =
             std::mem::replace(&mut self.memory, mapped.unwrap_or(Err(MemoryError::NoThread))?);
         for index in 0..self.vrings.len() {
@@ -286,17 +286,17 @@ impl Front {
 
 /// Makes the new snapshot of guest memory: maps what is new. May block.
 fn map(
-    files: MemoryFiles,
+    rules: MemoryRules,
     memory: &GuestMemory,
     change: MemoryChange<ForeignFd>,
 ) -> Result<GuestMemory, MemoryError> {
     match change {
         MemoryChange::Replace(regions) => {
             regions.into_iter().try_fold(GuestMemory::default(), |memory, (region, fd)| {
-                memory.with_region_in(files, spec(&region), fd)
+                memory.with_region_in(rules, spec(&region), fd)
             })
         }
-        MemoryChange::Add(region, fd) => memory.with_region_in(files, spec(&region), fd),
+        MemoryChange::Add(region, fd) => memory.with_region_in(rules, spec(&region), fd),
         MemoryChange::Remove(region) => Ok(memory.without_region(&spec(&region))),
     }
 }
