@@ -428,8 +428,7 @@ impl Ring {
         }
     }
 
-    /// `fdatasync` of the file of `disk`: all completed writes are durable at completion. One call
-    /// of the kernel may do for several flushes that wait.
+    /// `fdatasync` of the file of `disk`: all completed writes are durable at completion.
     pub fn flush(&mut self, disk: RingDisk, file: RingFile, user_data: u64) {
         self.place_aside((disk, Width::Narrow), Work::Flush { file }, &[], user_data);
     }
