@@ -6,7 +6,8 @@
 //!
 //! ```text
 //! a turn, an order:           lead[guest] += its time
-//! a queue may take its turn:  lead[guest] < LEAD_NS
+//! a submission of much work:  lead[guest] += its time; the guest rests until the next round
+//! a queue may take its turn:  lead[guest] < LEAD_NS, and its guest does not rest
 //! after a round:              a guest that had turns and no work is lifted to the lowest lead of
 //!                             those that had work; then the lowest lead is taken off all
 //! a guest comes back:         lead[guest] -= the time for which it had no hot queue
@@ -53,6 +54,8 @@ struct Guest {
     at_ns: u64,
     /// The last round in which it had a hot queue.
     round: u64,
+    /// The round in which it takes no further turns.
+    rests_in: u64,
     came: Came,
 }
 
@@ -140,7 +143,8 @@ impl Shares {
             Some(known) if known.round == self.round => {}
             _ => self.see(guest),
         }
-        if self.is_divided && self.guests[guest].lead_ns >= LEAD_NS {
+        let known = &self.guests[guest];
+        if self.is_divided && (known.lead_ns >= LEAD_NS || known.rests_in == self.round) {
             self.guests[guest].came = Came::Busy;
             return false;
         }
@@ -175,6 +179,13 @@ impl Shares {
                 known.came = Came::Busy;
             }
         }
+    }
+
+    /// The guest has had a long turn in this round, and takes no further one in it: others get
+    /// theirs in between.
+    pub fn rest(&mut self, guest: usize) {
+        let round = self.round;
+        self.known(guest).rests_in = round;
     }
 
     /// Whether an order for a queue of `guest` may be obeyed between two rounds.
@@ -235,6 +246,22 @@ mod tests {
             }
         }
         turns
+    }
+
+    #[test]
+    fn a_guest_that_rests_takes_its_next_turn_in_the_next_round_if_it_is_not_ahead() {
+        let mut shares = Shares::default();
+        shares.begin_round(true, 1000);
+        assert!(shares.may_turn(0) && shares.may_turn(1));
+        shares.rest(0);
+        assert!(!shares.may_turn(0) && shares.may_turn(1));
+        shares.begin_round(true, 2000);
+        assert!(shares.may_turn(0) && shares.may_turn(1));
+        // Nobody else is there.
+        shares.rest(0);
+        shares.begin_round(false, 3000);
+        shares.rest(0);
+        assert!(shares.may_turn(0));
     }
 
     #[test]

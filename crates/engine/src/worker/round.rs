@@ -72,7 +72,7 @@ const GONE: usize = usize::MAX;
 const ROUND_NS: u64 = 200_000;
 /// Where guests share the worker, what their turns place for the kernel is submitted as soon as it
 /// is so much (`Ring::placed`: bytes that are copied, and some thousand for each entry), not at the
-/// end of the round: its guest is charged, and its other queues wait if it is ahead.
+/// end of the round: its guest is charged, and its other queues wait for the next round.
 const PLACED_MAX: u64 = 64 << 10;
 /// Turns with work between two looks at the clock in such a round, if each took few requests or
 /// frames. A turn with work that took none went on with a burst of before, which can be long.
@@ -173,6 +173,7 @@ impl Worker {
             let part_ns = u64::try_from(part_ns).unwrap_or(took_ns);
             let Slot { entry, guest, .. } = &self.slots[slot];
             self.shares.charge(*guest, part_ns, true);
+            self.shares.rest(*guest);
             if let Some((_, queue)) = entry {
                 queue.stats().busy_ns.add(part_ns);
             }
