@@ -435,10 +435,7 @@ fn a_secure_erase_leaves_the_thread_of_the_worker() {
     queue.submit(&burst, Some(&mut ring), &mut done);
     assert_eq!(done, [], "it was served here");
     let mut events = Vec::new();
-    while events.is_empty() {
-        ring.wait(Some(std::time::Duration::from_secs(10))).unwrap();
-        ring.reap(&mut events);
-    }
+    await_events(&mut ring, &mut events);
     queue.on_event(3, events[0].result, Some(&mut ring), &mut done);
     // A file is no block device; the thread has asked.
     assert_eq!(done, [Completion { token: 3, result: Err(Errno::NOTTY) }]);
@@ -458,8 +455,7 @@ fn memory_of_an_entry_that_has_not_ended_stays_mapped_when_its_queue_ends() {
         bench.queue.submit(&burst, Some(&mut bench.ring), &mut done);
         while reaped && done.is_empty() {
             let mut events = Vec::new();
-            bench.ring.wait(Some(std::time::Duration::from_secs(10))).unwrap();
-            bench.ring.reap(&mut events);
+            await_events(&mut bench.ring, &mut events);
             for event in events {
                 bench.queue.on_event(token, event.result, Some(&mut bench.ring), &mut done);
             }
@@ -492,8 +488,7 @@ fn the_pieces_of_a_long_request_keep_no_memory_that_was_taken_back_meanwhile() {
     assert!(done.is_empty() && Arc::strong_count(&guest) > 1, "the kernel reads into it");
     while done.is_empty() {
         let mut events = Vec::new();
-        bench.ring.wait(Some(std::time::Duration::from_secs(10))).unwrap();
-        bench.ring.reap(&mut events);
+        await_events(&mut bench.ring, &mut events);
         for event in events {
             bench.queue.on_event(0, event.result, Some(&mut bench.ring), &mut done);
         }
