@@ -54,8 +54,8 @@ const COMPLETIONS: u32 = 16384;
 /// Bytes that the queues of a worker together copy between two looks at its completions: some
 /// hundreds of microseconds.
 const INLINE_BYTES: u64 = 1 << 20;
-/// What the submission of an entry takes beside the bytes that it copies, as so many of them: about
-/// a microsecond.
+/// What the kernel spends on an entry when it is submitted, besides copying its bytes: about a
+/// microsecond, in which it could copy so many bytes.
 const ENTRY_WEIGHT: u64 = 4096;
 /// Files that can be registered with one ring.
 const FILES: u32 = 1024;

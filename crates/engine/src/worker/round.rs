@@ -38,7 +38,7 @@ pub(super) struct Bill {
     /// much that is.
     placed: Vec<(usize, u64)>,
     placed_all: u64,
-    /// When the last turn of a guest among several ended.
+    /// When the last turn ended, in a round of several guests: the submission began then.
     turned_ns: u64,
     /// The slots of the queues that worked.
     payers: Vec<usize>,
