@@ -19,6 +19,7 @@ pub mod guest;
 pub mod guest_load;
 pub mod guest_reclaim;
 pub mod guest_rr;
+pub mod host_fs;
 pub mod net;
 pub mod packages;
 pub mod runner;

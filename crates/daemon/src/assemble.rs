@@ -136,6 +136,7 @@ impl House {
             serial: blk.serial.clone(),
             read_only: blk.read_only,
             writeback: blk.writeback,
+            logical_block_size: blk.logical_block_size,
             moderation: blk.device.moderation.law(),
         };
         let device = Arc::new(BlkDevice::new(options, disk, self.pool.clone()));
@@ -237,7 +238,7 @@ fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
 
 fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
     let place = &blk.device.place;
-    let opened = disk::open(&blk.disk, blk.read_only, io_uring);
+    let opened = disk::open(&blk.disk, (blk.read_only, blk.logical_block_size), io_uring);
     let disk = opened.map_err(|error| match error {
         DiskError::Image(source) => {
             let insist = place.setting("format", "raw");
@@ -247,7 +248,11 @@ fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
                 }
                 _ => String::new(),
             };
-            AssembleError::Image { at: place.at("file"), source, hint }
+            let key = match source {
+                ImageError::Blocks { .. } => "logical_block_size",
+                _ => "file",
+            };
+            AssembleError::Image { at: place.at(key), source, hint }
         }
         DiskError::Memory(source) => {
             let is_memory = matches!(blk.disk, DiskPlan::Memory { .. });

@@ -253,6 +253,10 @@ pub(crate) struct BlkArgs {
     /// raw: serve the file's bytes even if they look like a disk image of another format.
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<String>,
+    /// Bytes of a sector of the guest, 512 or 4096 [default: 512, but 4096 for a block device that
+    /// has such sectors itself].
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) logical_block_size: Option<u32>,
     /// Request queues, 1 to 256 [default: 8].
     #[arg(long, value_name = "N")]
     pub(crate) num_queues: Option<usize>,
@@ -387,6 +391,7 @@ impl From<BlkArgs> for RawConfig {
             read_only: args.read_only,
             direct: args.direct,
             format: args.format,
+            logical_block_size: args.logical_block_size,
             num_queues: args.num_queues,
             queue_workers: args.queue_workers,
             moderation: args.moderation,

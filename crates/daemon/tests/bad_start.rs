@@ -55,6 +55,22 @@ fn an_image_that_cannot_be_served_is_named() {
 }
 
 #[test]
+fn a_size_that_is_not_whole_logical_blocks_is_named_with_the_key() {
+    let folder = folder();
+    let at = folder.path();
+    std::fs::write(at.join("odd"), [0; 4096 + 512]).unwrap();
+    let chosen = "--socket-path @/s --logical-block-size 4096";
+    let error = refused(at, &mut blk(at, &format!("{chosen} --blk-file @/odd")));
+    let words = format!("--logical-block-size: {}/odd is not whole blocks of 4096", at.display());
+    assert!(error.contains(&words) && error.contains("4608 bytes"), "{error}");
+    let error = misused(at, &mut blk(at, &format!("{chosen} --memory 512")));
+    assert!(error.contains("--memory: 512 bytes are not whole blocks of 4096"), "{error}");
+    let wrong = "--socket-path @/s --blk-file @/image --logical-block-size 1024";
+    let error = misused(at, &mut blk(at, wrong));
+    assert!(error.contains("--logical-block-size: 1024 is neither 512 nor 4096"), "{error}");
+}
+
+#[test]
 fn without_permission_nothing_is_served() {
     let folder = folder();
     let at = folder.path();

@@ -39,6 +39,7 @@ fn device(disk: Arc<dyn Disk>, pool: Arc<Pool>) -> BlkDevice {
         serial: String::new(),
         read_only: false,
         writeback: true,
+        logical_block_size: None,
         moderation: Moderation::Off,
     };
     BlkDevice::new(options, disk, pool)

@@ -58,6 +58,7 @@ impl SoloRunning {
             serial: "solo-serial".to_owned(),
             read_only: false,
             writeback: true,
+            logical_block_size: None,
             moderation: Moderation::Off,
         };
         let disk_queue = disk.open_queue(false)?;

@@ -33,6 +33,7 @@ impl SoloQueue {
             serial: "solo-serial".to_owned(),
             read_only,
             writeback: true,
+            logical_block_size: None,
             moderation: Moderation::Off,
         };
         let disk_queue = disk.open_queue(false)?;

@@ -24,6 +24,7 @@ mod qemu_net_survives;
 mod qemu_survives_daemon_sigkill;
 mod qemu_under_libvirt;
 mod read_only_disk;
+mod sectors_stay;
 mod soak_short;
 mod testpmd_client;
 mod uml_ethtool;
@@ -54,6 +55,7 @@ pub const ALL: &[Behaviour] = &[
     bench_report::BEHAVIOUR,
     soak_short::BEHAVIOUR,
     image_lock_refuses_others::BEHAVIOUR,
+    sectors_stay::BEHAVIOUR,
     uml_ext4_checksums::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
     uml_where_io_uring_is_refused::BEHAVIOUR,

@@ -5,7 +5,7 @@ mod probe;
 use super::spares::Spares;
 use super::{Geometry, container, holder};
 use crate::sys::file as sys;
-use probe::{can_nowait, can_punch, direct_alignment, is_in_memory, writes_in_parallel};
+use probe::{Units, can_nowait, can_punch, direct_alignment, is_in_memory, writes_in_parallel};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -21,6 +21,8 @@ pub struct ImageOptions {
     pub read_only: bool,
     /// Bypass the host's page cache (`O_DIRECT`).
     pub direct: bool,
+    /// The logical block size that the guest is to be told, if it is not the image's own.
+    pub block_size: Option<u32>,
     /// Serve the image even if its bytes look like an image of another format. A guest can write
     /// such bytes to its own disk.
     pub any_content: bool,
@@ -38,6 +40,8 @@ pub enum ImageError {
     Empty { path: PathBuf },
     #[error("{} is not whole sectors of 512 bytes: {size} bytes", path.display())]
     Sectors { path: PathBuf, size: u64 },
+    #[error("{} is not whole blocks of {block_size} bytes: {size} bytes", path.display())]
+    Blocks { path: PathBuf, size: u64, block_size: u32 },
     #[error(
         "{} is a {format} image: its guest would see the image, not the disk in it",
         path.display()
@@ -131,6 +135,11 @@ impl Image {
         if !file_size.is_multiple_of(512) {
             return Err(ImageError::Sectors { path: at(), size: file_size });
         }
+        if let Some(block_size) = options.block_size
+            && !file_size.is_multiple_of(block_size.into())
+        {
+            return Err(ImageError::Blocks { path: at(), size: file_size, block_size });
+        }
         if !options.any_content {
             let format = container_format(&plain, file_size)
                 .map_err(|errno| ImageError::Read { path: at(), errno })?;
@@ -162,11 +171,7 @@ impl Image {
     ) -> Self {
         let (memory_align, offset_align) =
             if buffered.is_some() { direct_alignment(&file, block_device) } else { (1, 1) };
-        let logical =
-            if block_device { rustix::fs::ioctl_blksszget(&file).unwrap_or(512) } else { 512 };
-        let physical =
-            if block_device { rustix::fs::ioctl_blkpbszget(&file).unwrap_or(4096) } else { 4096 };
-        let block_size = logical.max(u32::try_from(offset_align).unwrap_or(512)).max(512);
+        let units = Units::of(&file, block_device);
         let can_punch = !read_only && can_punch(&file, block_device, file_size);
         let secure = block_device
             && !read_only
@@ -175,8 +180,10 @@ impl Image {
             && sys::secure_erase(&file, 1, 1) == Err(Errno::INVAL);
         let geometry = Geometry {
             size: file_size,
-            block_size,
-            physical_block_size: physical.max(block_size),
+            block_size: units.logical,
+            physical_block_size: units.physical,
+            min_io_size: units.minimum,
+            opt_io_size: units.optimal,
             read_only,
             discard_max: if can_punch { u64::MAX } else { 0 },
             write_zeroes_max: if read_only { 0 } else { u64::MAX },
@@ -379,12 +386,15 @@ impl Image {
     }
 
     /// True if a transfer can go to [`Self::file`]: with `O_DIRECT` its offset and all its slices
-    /// must be aligned.
+    /// must be aligned. Where the host's unit is larger than a sector, no transfer goes there: a
+    /// page of the cache that holds a part of such a unit would be written back over the sectors
+    /// that went past it.
     #[must_use]
     pub fn is_aligned(&self, offset: u64, slices: &[manyring_memory::GuestSlice]) -> bool {
         let align = usize::try_from(self.offset_align).unwrap_or(usize::MAX);
         self.offset_align == 1
-            || (offset.is_multiple_of(self.offset_align)
+            || (self.offset_align <= 512
+                && offset.is_multiple_of(self.offset_align)
                 && slices.iter().all(|s| {
                     s.len().is_multiple_of(align) && s.address().is_multiple_of(self.memory_align)
                 }))

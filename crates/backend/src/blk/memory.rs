@@ -31,6 +31,8 @@ impl Disk for MemoryDisk {
             size,
             block_size: 512,
             physical_block_size: 4096,
+            min_io_size: 4096,
+            opt_io_size: 0,
             read_only: false,
             discard_max: size,
             write_zeroes_max: size,

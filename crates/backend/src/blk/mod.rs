@@ -46,10 +46,16 @@ use std::ops::Range;
 pub struct Geometry {
     /// Size, a multiple of 512.
     pub size: u64,
-    /// The smallest unit that is read or written without extra work.
+    /// The logical block size (`blk_size`, virtio 1.3 §5.2.4): 4096 if the host's block device has
+    /// no smaller blocks, else 512. A [`Disk`] serves whole sectors of 512 bytes in either case.
     pub block_size: u32,
-    /// The unit of the medium.
+    /// The unit of the medium, a power of two: a write of a part of it costs extra work.
     pub physical_block_size: u32,
+    /// The smallest write that the host suggests, a multiple of `physical_block_size`.
+    pub min_io_size: u32,
+    /// The largest request that the host suggests, a multiple of `physical_block_size`; 0: the host
+    /// suggests none.
+    pub opt_io_size: u32,
     /// Nothing may be written.
     pub read_only: bool,
     /// The longest discard; 0: not supported.

@@ -25,6 +25,8 @@ impl Disk for NullDisk {
             size: self.size.load(Ordering::Relaxed),
             block_size: 512,
             physical_block_size: 4096,
+            min_io_size: 4096,
+            opt_io_size: 0,
             read_only: false,
             discard_max: u64::MAX,
             write_zeroes_max: u64::MAX,

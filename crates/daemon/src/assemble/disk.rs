@@ -22,13 +22,14 @@ pub(crate) enum DiskError {
     Memory(#[from] MemoryError),
 }
 
-/// Opens a disk; with io_uring if the host's files are to be served by it. May block.
+/// Opens a disk whose guest is told `block_size`, if it is given. The host's files are served by
+/// io_uring, if wanted. May block.
 ///
 /// # Errors
 /// [`DiskError`].
 pub(crate) fn open(
     plan: &DiskPlan,
-    read_only: bool,
+    (read_only, block_size): (bool, Option<u32>),
     io_uring: bool,
 ) -> Result<Arc<dyn Disk>, DiskError> {
     Ok(match plan {
@@ -36,7 +37,7 @@ pub(crate) fn open(
         DiskPlan::Memory { size } => Arc::new(MemoryDisk::new(*size)?),
         DiskPlan::File { path, direct, format } => {
             let any_content = *format == Some(Format::Raw);
-            let options = ImageOptions { read_only, direct: *direct, any_content };
+            let options = ImageOptions { read_only, direct: *direct, block_size, any_content };
             let image = Image::open(path, options)?;
             if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) }
         }

@@ -1,6 +1,6 @@
 //! `Part`: a device that is put together, as whoever shows or changes it sees it.
 
-use manyring_backend::blk::Disk;
+use manyring_backend::blk::{Disk, Geometry};
 use manyring_device::Device;
 use manyring_device::blk::BlkDevice;
 use manyring_device::blk::blkif::XenBlkDevice;
@@ -81,6 +81,14 @@ impl Blk {
         match self {
             Self::Virtio(device) => device.is_read_only(),
             Self::Xen(device) => device.is_read_only(),
+        }
+    }
+
+    /// What the guest is told of the disk.
+    pub(crate) fn geometry(&self) -> Geometry {
+        match self {
+            Self::Virtio(device) => device.geometry(),
+            Self::Xen(device) => device.geometry(),
         }
     }
 

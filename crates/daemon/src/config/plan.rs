@@ -77,6 +77,9 @@ pub(crate) struct BlkPlan {
     pub(crate) device: DevicePlan,
     pub(crate) disk: DiskPlan,
     pub(crate) read_only: bool,
+    /// None: that of the disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) logical_block_size: Option<u32>,
     pub(crate) num_queues: usize,
     pub(crate) queue_size: u16,
     pub(crate) serial: String,
@@ -220,12 +223,15 @@ impl BlkPlan {
             return place.error("serial", "must be at most 20 ASCII characters");
         }
         let writeback = cache(raw.cache.as_deref(), &place)?;
+        let logical_block_size = logical_block_size(raw.logical_block_size, &place)?;
+        let disk = DiskPlan::new(&raw, &place)?.in_blocks(logical_block_size, &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), num_queues, &place)?;
         let served = (queue_workers, raw.moderation.as_deref());
         let device = DevicePlan::new(name, place, raw.socket(), served)?;
         Ok(Self {
-            disk: DiskPlan::new(&raw, &device.place)?,
+            disk,
             read_only: raw.read_only,
+            logical_block_size,
             num_queues,
             queue_size,
             serial,
@@ -366,6 +372,25 @@ impl DiskPlan {
     }
 }
 
+impl DiskPlan {
+    /// Checks that a disk of a given size is whole logical blocks, if the operator has chosen their
+    /// size. The size of a file is measured when it is opened.
+    pub(super) fn in_blocks(self, block: Option<u32>, place: &Place) -> Result<Self, PlanError> {
+        let (key, size) = match self {
+            Self::File { .. } => return Ok(self),
+            Self::Null { size } => ("null", size),
+            Self::Memory { size } => ("memory", size),
+        };
+        match block {
+            Some(block) if !size.is_multiple_of(block.into()) => {
+                let chosen = place.key("logical_block_size");
+                place.error(key, format!("{size} bytes are not whole blocks of {block} ({chosen})"))
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
 /// True for 1 to 64 letters, digits, '-', '_' and '.': fit for paths, labels and logs.
 pub(crate) fn is_device_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -380,6 +405,16 @@ fn cache(raw: Option<&str>, place: &Place) -> Result<bool, PlanError> {
         Some(other) => {
             let problem = format!("{other:?} is neither \"writeback\" nor \"writethrough\"");
             place.error("cache", problem)
+        }
+    }
+}
+
+/// The logical block size that the guest is told, if the operator has chosen one.
+fn logical_block_size(raw: Option<u32>, place: &Place) -> Result<Option<u32>, PlanError> {
+    match raw {
+        None | Some(512 | 4096) => Ok(raw),
+        Some(other) => {
+            place.error("logical_block_size", format!("{other} is neither 512 nor 4096"))
         }
     }
 }
@@ -447,6 +482,8 @@ mod tests {
             (format!("{base}null = '1G'\nmemory_max = '0'"), "memory_max"),
             (format!("{base}null = '1G'\nmoderation = 'on'"), "moderation"),
             (format!("{base}null = '1G'\ncache = 'none'"), "cache"),
+            (format!("{base}null = '1G'\nlogical_block_size = 1024"), "logical_block_size"),
+            (format!("{base}memory = '9K'\nlogical_block_size = 4096"), "logical_block_size"),
             (format!("{base}null = '1G'\nsocket_mode = '999'"), "socket_mode"),
             (format!("{base}null = '1G'\n{base}null = '1G'"), "name"),
             (format!("[daemon]\nspin_us = 1001\n{base}null = '1G'"), "spin_us"),

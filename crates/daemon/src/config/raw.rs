@@ -187,6 +187,9 @@ device_table! {
         pub(crate) direct: bool,
         /// `raw`: serve the file's bytes even if they look like an image of another format.
         pub(crate) format: Option<String>,
+        /// Bytes of a sector of the guest, 512 or 4096; default 512, but 4096 for a block device
+        /// that has such sectors itself.
+        pub(crate) logical_block_size: Option<u32>,
         /// Request queues, 1 to 256; default 8.
         pub(crate) num_queues: Option<usize>,
         /// Entries of a ring that the limits of a request are made for; default 128.
@@ -281,6 +284,10 @@ pub(crate) struct RawXenBlk {
     /// raw: serve a file's bytes even if they look like a disk image of another format.
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<String>,
+    /// Bytes of a sector of the guests, 512 or 4096 [default: 512, but 4096 for a block device that
+    /// has such sectors itself].
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) logical_block_size: Option<u32>,
     /// Queues that each front-end may have, 1 to 256 [default: 8].
     #[arg(long, alias = "queues", value_name = "N")]
     pub(crate) num_queues: Option<usize>,

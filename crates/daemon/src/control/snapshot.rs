@@ -36,6 +36,11 @@ pub(crate) enum Detail {
         /// Bytes.
         size: u64,
         read_only: bool,
+        /// Bytes: what the guest is told.
+        #[serde(default)]
+        logical_block_size: u32,
+        #[serde(default)]
+        physical_block_size: u32,
     },
     Net {
         port: String,
@@ -144,7 +149,15 @@ impl DeviceInfo {
                     Blk::Virtio(_) => "blk",
                     Blk::Xen(_) => "xen-blk",
                 };
-                (kind, Detail::Blk { disk, size, read_only: blk.is_read_only() })
+                let geometry = blk.geometry();
+                let detail = Detail::Blk {
+                    disk,
+                    size,
+                    read_only: blk.is_read_only(),
+                    logical_block_size: geometry.block_size,
+                    physical_block_size: geometry.physical_block_size,
+                };
+                (kind, detail)
             }
             Kind::Net(net) => ("net", Detail::net(net)),
         };

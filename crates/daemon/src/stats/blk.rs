@@ -43,7 +43,13 @@ mod tests {
         DeviceInfo {
             name: "root".into(),
             kind: "blk".into(),
-            detail: Detail::Blk { disk: "uring".into(), size: 1 << 30, read_only: false },
+            detail: Detail::Blk {
+                disk: "uring".into(),
+                size: 1 << 30,
+                read_only: false,
+                logical_block_size: 512,
+                physical_block_size: 4096,
+            },
             connected: true,
             socket: "/run/root.sock".into(),
             queues: vec![queue_of(0, &counters, "serve_ns", serve), queue_of(1, &[], "", &[])],

@@ -161,7 +161,13 @@ mod tests {
     fn disks_and_networks_have_a_table_each() {
         let blk = DeviceInfo {
             kind: "blk".into(),
-            detail: Detail::Blk { disk: "null".into(), size: 512, read_only: false },
+            detail: Detail::Blk {
+                disk: "null".into(),
+                size: 512,
+                read_only: false,
+                logical_block_size: 512,
+                physical_block_size: 512,
+            },
             queues: Vec::new(),
             ..device(0, 0)
         };

@@ -85,12 +85,13 @@ impl XenHost {
 
     async fn open_disk(&self, assignment: &Assignment) -> Result<Arc<dyn Disk>, HostError> {
         let plan = self.shared.plan.disk(&assignment.params).map_err(HostError::new)?;
-        let (read_only, io_uring) = (!assignment.writable, self.shared.io_uring);
+        let io_uring = self.shared.io_uring;
+        let how = (!assignment.writable, self.shared.plan.logical_block_size);
         let deadline = Instant::now() + FILE_PATIENCE;
         let mut stop = self.stop.clone();
         loop {
             let plan = plan.clone();
-            let opened = aside(move || disk::open(&plan, read_only, io_uring)).await;
+            let opened = aside(move || disk::open(&plan, how, io_uring)).await;
             match opened {
                 None => return Err(HostError::new("the daemon has failed")),
                 Some(Ok(disk)) => return Ok(disk::decorated(disk, self.shared.plan.fault)),
@@ -110,6 +111,7 @@ impl XenHost {
         XenBlkOptions {
             read_only: !assignment.writable,
             writeback: plan.writeback,
+            logical_block_size: plan.logical_block_size,
             discard: plan.discard && assignment.discard_enable,
             barrier: plan.barrier,
             persistent: plan.persistent,

@@ -60,6 +60,7 @@ impl Guest {
             serial: String::new(),
             read_only: false,
             writeback: true,
+            logical_block_size: None,
             moderation: Moderation::Off,
         };
         let device = BlkDevice::new(device, disk, pool.clone());

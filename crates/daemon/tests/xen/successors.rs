@@ -84,6 +84,29 @@ fn daemon_that_offers_less_than_a_killed_one_serves_on_what_was_negotiated() {
 }
 
 #[test]
+fn daemon_of_other_logical_blocks_serves_a_connected_guest_by_those_that_it_was_told() {
+    let mut world = World::new();
+    let mut daemon = world.daemon(&["--num-queues", "2"]);
+    let (_, disk, mut front) = world.guest(7, "disk", 2);
+    world.await_node(&disk, "sector-size", "512");
+    world.kill(&mut daemon);
+    begin(&mut front, 1);
+    let successor = world.daemon(&["--num-queues", "2", "--logical-block-size", "4096"]);
+    finish(&mut front, 1);
+    front.queues[0].write(3, &[5; 512]).unwrap();
+    world.resize("xen-vbd-7-51712", "16M");
+    world.await_node(&disk, "sectors", "32768");
+    world.await_node(&disk, "sector-size", "512");
+    assert!(successor.terminate().success());
+    // Nobody was told of a new guest's disk before.
+    let daemon = world.daemon(&["--logical-block-size", "4096"]);
+    let (_, fresh, _front) = world.guest(8, "other", 1);
+    world.await_node(&fresh, "sector-size", "4096");
+    world.await_node(&fresh, "physical-sector-size", "4096");
+    assert!(daemon.log().contains("logical_block_size=4096"), "{}", daemon.log());
+}
+
+#[test]
 fn guest_whose_file_is_not_there_when_the_next_daemon_starts_waits_for_it() {
     let mut world = World::new();
     let (mut front, image) = killed(&mut world, &options(2));

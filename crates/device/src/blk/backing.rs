@@ -6,7 +6,7 @@ use manyring_backend::blk::{Disk, DiskQueue, Geometry};
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{Pool, Route, aside};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -20,6 +20,10 @@ pub(super) struct Backing {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) pool: Arc<Pool>,
     geometry: Mutex<Geometry>,
+    /// The logical block size that the operator has chosen.
+    block_size: Option<u32>,
+    /// The log has the geometry.
+    is_told: AtomicBool,
     resizing: Mutex<()>,
     class: Class,
     /// Counters of the queues that the device offers, and of each that was started beyond them.
@@ -34,11 +38,47 @@ impl Backing {
             geometry: Mutex::new(disk.geometry()),
             disk,
             pool,
+            block_size: None,
+            is_told: AtomicBool::new(false),
             resizing: Mutex::default(),
             class,
             stats: RwLock::new((0..queues).map(|_| Arc::new(QueueStats::new(class))).collect()),
             changes: watch::Sender::new(0),
         }
+    }
+
+    /// The guest is told this logical block size, if one is given, instead of the disk's own.
+    pub(super) fn with_block_size(mut self, block_size: Option<u32>) -> Self {
+        self.block_size = block_size;
+        let geometry = self.as_told(self.disk.geometry());
+        *self.geometry.get_mut().unwrap_or_else(PoisonError::into_inner) = geometry;
+        self
+    }
+
+    /// The geometry of the disk with the logical block size that the guest is told.
+    fn as_told(&self, geometry: Geometry) -> Geometry {
+        let block_size = self.block_size.unwrap_or(geometry.block_size);
+        let physical_block_size = geometry.physical_block_size.max(block_size);
+        let min_io_size = geometry.min_io_size.max(physical_block_size);
+        Geometry { block_size, physical_block_size, min_io_size, ..geometry }
+    }
+
+    /// Logs what the guest is told of the disk, the first time that it is told.
+    pub(super) fn tell_geometry(&self, device: &str) {
+        if self.is_told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let Geometry { size, block_size, physical_block_size, min_io_size, opt_io_size, .. } =
+            self.geometry();
+        tracing::info!(
+            device,
+            size,
+            logical_block_size = block_size,
+            physical_block_size,
+            min_io_size,
+            opt_io_size,
+            "the guest is told this geometry"
+        );
     }
 
     /// What the disk is now.
@@ -103,11 +143,15 @@ impl Backing {
     /// ```
     ///
     /// # Errors
-    /// `EBUSY`: requests in flight did not end within ten seconds, and the disk is as it was. Any
-    /// other comes from the disk.
+    /// `EBUSY`: requests in flight did not end within ten seconds, and the disk is as it was.
+    /// `EINVAL`: the size is not whole logical blocks. Any other comes from the disk.
     pub(super) fn resize(&self, capacity: &AtomicU64, size: Option<u64>) -> Result<u64, Errno> {
         let _one_at_a_time = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         let old = capacity.load(Ordering::Relaxed);
+        let block_size = u64::from(self.geometry().block_size);
+        if size.is_some_and(|size| !size.is_multiple_of(block_size)) {
+            return Err(Errno::INVAL);
+        }
         let shrinks = size.is_some_and(|size| size < old);
         let resized = if shrinks {
             capacity.store(size.unwrap_or(old), Ordering::Relaxed);
@@ -115,7 +159,11 @@ impl Backing {
         } else {
             self.disk.resize(size)
         };
-        let geometry = resized.inspect_err(|_| {
+        let measured = resized.map(|geometry| self.as_told(geometry)).and_then(|geometry| {
+            let is_whole = geometry.size.is_multiple_of(block_size);
+            if is_whole { Ok(geometry) } else { Err(Errno::INVAL) }
+        });
+        let geometry = measured.inspect_err(|_| {
             capacity.store(old, Ordering::Relaxed);
         })?;
         *self.geometry.lock().unwrap_or_else(PoisonError::into_inner) = geometry;

@@ -22,7 +22,7 @@ pub use manyring_wire::xen::blkif::{INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
 use super::backing::Backing;
 use crate::StartError;
 use handler::BlkifHandler;
-use manyring_backend::blk::{Disk, DiskQueue};
+use manyring_backend::blk::{Disk, DiskQueue, Geometry};
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{
     Activation, Call, Event, Home, Kick, Moderation, Pool, QueueHandle, RunningQueue,
@@ -54,6 +54,8 @@ pub struct XenBlkOptions {
     pub read_only: bool,
     /// True: writes are durable when the guest flushes. False: when they are answered.
     pub writeback: bool,
+    /// The logical block size that the guest is told; `None`: that of the disk.
+    pub logical_block_size: Option<u32>,
     /// Offer discards, if the disk supports them.
     pub discard: bool,
     /// Offer write barriers. A front-end that uses them need not flush, but each of its barriers
@@ -80,6 +82,7 @@ impl XenBlkOptions {
             num_queues,
             read_only: false,
             writeback: true,
+            logical_block_size: None,
             discard: true,
             barrier: false,
             persistent: true,
@@ -139,7 +142,9 @@ impl XenBlkDevice {
     /// A device on `disk`, whose queues run in `pool`.
     #[must_use]
     pub fn new(mut options: XenBlkOptions, disk: Arc<dyn Disk>, pool: Arc<Pool>) -> Self {
-        let backing = Backing::new(disk, pool, options.num_queues, Class::XenBlk);
+        let backing = Backing::new(disk, pool, options.num_queues, Class::XenBlk)
+            .with_block_size(options.logical_block_size);
+        backing.tell_geometry(&options.name);
         let geometry = backing.geometry();
         options.read_only |= geometry.read_only;
         options.indirect_segments_max = options.indirect_segments_max.min(INDIRECT_SEGMENTS_MAX);
@@ -209,6 +214,12 @@ impl XenBlkDevice {
             physical_sector_size: geometry.physical_block_size,
             info: if self.options.read_only { VDISK_READONLY } else { 0 },
         }
+    }
+
+    /// What the guest is told of the disk.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.backing.geometry()
     }
 
     /// A value that changes whenever the size of the disk does.
@@ -354,8 +365,10 @@ impl XenBlkDevice {
         Ok(BlkifHandler::new(BlkifQueue::new(Parts {
             disk,
             shared: self.shared.clone(),
+            // Every sector is served, whatever the logical block size: a front-end that was
+            // connected by a former process may have been told smaller blocks.
             limits: Offer { indirect_segments_max, ..self.offer() }
-                .limits(&self.disk_nodes(), !options.read_only),
+                .limits(&DiskNodes { sector_size: 512, ..self.disk_nodes() }, !options.read_only),
             write_through: !options.writeback,
             grants: PersistentGrants::new(mapper, limits)?,
             ring_pages,

@@ -60,15 +60,16 @@ fn layout(options: &BlkOptions, geometry: &Geometry, writeback: bool) -> Config 
     };
     let ranges = |max: u64| if max > 0 { RANGES_MAX } else { 0 };
     let block_sectors = geometry.block_size >> SECTOR_SHIFT;
-    let per_physical = (geometry.physical_block_size / geometry.block_size).max(1);
+    let in_blocks = |bytes: u32| bytes / geometry.block_size;
+    let per_physical = in_blocks(geometry.physical_block_size).max(1);
     Config {
         capacity: (geometry.size >> SECTOR_SHIFT).into(),
         size_max: SIZE_MAX.into(),
         seg_max: u32::from(options.queue_size.saturating_sub(2).max(1)).into(),
         blk_size: geometry.block_size.into(),
         physical_block_exp: u8::try_from(per_physical.ilog2()).unwrap_or(0),
-        min_io_size: u16::try_from(per_physical).unwrap_or(1).into(),
-        opt_io_size: 0.into(),
+        min_io_size: u16::try_from(in_blocks(geometry.min_io_size).max(1)).unwrap_or(1).into(),
+        opt_io_size: in_blocks(geometry.opt_io_size).into(),
         writeback: u8::from(writeback),
         num_queues: u16::try_from(options.num_queues).unwrap_or(u16::MAX).into(),
         max_discard_sectors: sectors(geometry.discard_max).into(),

@@ -12,7 +12,7 @@ pub(crate) use virtio::BlkQueue;
 
 use crate::{ConfigError, Device, Later, StartError};
 use backing::Backing;
-use manyring_backend::blk::Disk;
+use manyring_backend::blk::{Disk, Geometry};
 use manyring_engine::Activation;
 use manyring_engine::Moderation;
 use manyring_engine::QueueHandle;
@@ -46,6 +46,8 @@ pub struct BlkOptions {
     pub read_only: bool,
     /// Start with a write-back cache; the driver may switch.
     pub writeback: bool,
+    /// The logical block size that the guest is told; `None`: that of the disk.
+    pub logical_block_size: Option<u32>,
     /// How used buffer notifications are held back.
     pub moderation: Moderation,
 }
@@ -80,7 +82,8 @@ impl BlkDevice {
     /// A device on `disk`, whose queues run in `pool`.
     #[must_use]
     pub fn new(mut options: BlkOptions, disk: Arc<dyn Disk>, pool: Arc<Pool>) -> Self {
-        let backing = Backing::new(disk, pool, options.num_queues, Class::Blk);
+        let backing = Backing::new(disk, pool, options.num_queues, Class::Blk)
+            .with_block_size(options.logical_block_size);
         let geometry = backing.geometry();
         options.read_only |= geometry.read_only;
         let mut serial = [0; ID_SIZE];
@@ -129,6 +132,12 @@ impl BlkDevice {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.shared.capacity.load(Ordering::Relaxed)
+    }
+
+    /// What the guest is told of the disk.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.backing.geometry()
     }
 
     /// Changes the disk's size to `size`, or without one measures the disk again, and tells the
@@ -188,6 +197,7 @@ impl Device for BlkDevice {
     }
 
     fn read_config(&self, offset: u32, bytes: &mut [u8]) {
+        self.backing.tell_geometry(&self.options.name);
         let writeback = self.writeback.load(Ordering::Relaxed);
         config::read(&self.options, &self.backing.geometry(), writeback, offset, bytes);
     }

@@ -68,6 +68,7 @@ impl Guest {
             serial: "serial-0".to_owned(),
             read_only,
             writeback: true,
+            logical_block_size: None,
             moderation: Moderation::Off,
         };
         let queue = disk.open_queue(false).unwrap();

@@ -16,7 +16,7 @@ impl Disk for Endless {
     fn geometry(&self) -> Geometry {
         let block_size = 512;
         let geometry = Geometry { size: SECTORS * 512, block_size, ..null().geometry() };
-        Geometry { physical_block_size: block_size, ..geometry }
+        Geometry { physical_block_size: block_size, min_io_size: block_size, ..geometry }
     }
 
     fn open_queue(&self, _: bool) -> Result<Box<dyn DiskQueue>, Errno> {

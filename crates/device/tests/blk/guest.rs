@@ -140,6 +140,7 @@ impl Guest {
             serial: "serial".to_owned(),
             read_only: false,
             writeback: true,
+            logical_block_size: None,
             moderation: Moderation::Off,
         };
         let (sender, events) = mpsc::channel(8);

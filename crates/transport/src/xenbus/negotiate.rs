@@ -57,7 +57,8 @@ pub fn back_names() -> impl Iterator<Item = &'static str> {
     let of_toolstack = |key: &&Key| key.folder == Folder::Back && key.writer == Writer::Toolstack;
     let names = keys::KEYS.iter().filter(of_toolstack).map(|key| key.name);
     let names = names.chain(OFFERED.iter().map(|key| key.name));
-    names.chain([keys::BACK_STATE.name, HOTPLUG_STATUS, HOTPLUG_ERROR])
+    let own = [keys::BACK_STATE.name, keys::SECTOR_SIZE.name];
+    names.chain(own).chain([HOTPLUG_STATUS, HOTPLUG_ERROR])
 }
 
 /// How many queues the nodes of the back-end's folder offer.
@@ -195,6 +196,18 @@ pub(super) fn disk_for(assignment: &Assignment, mut disk: Disk) -> Disk {
         disk.info |= VDISK_REMOVABLE;
     }
     disk
+}
+
+/// The disk for a front-end that a former process has left connected: its sectors are as large as
+/// that process said, because the front-end reads the node once, when it connects.
+pub(super) fn disk_left(back: &Nodes, disk: Disk) -> Disk {
+    let sector_size = match value(back, keys::SECTOR_SIZE.name) {
+        Some(b"512") => 512,
+        Some(b"4096") => 4096,
+        _ => return disk,
+    };
+    let physical_sector_size = disk.physical_sector_size.max(sector_size);
+    Disk { sector_size, physical_sector_size, ..disk }
 }
 
 pub(super) fn value<'a>(nodes: &'a Nodes, name: &str) -> Option<&'a [u8]> {

@@ -227,6 +227,10 @@ impl Back {
         }
         let offer = negotiate::offer_to(&assignment, offer);
         let disk = negotiate::disk_for(&assignment, disk);
+        let disk = match self.is_left_connected() {
+            true => negotiate::disk_left(&self.seen.back, disk),
+            false => disk,
+        };
         self.opened = Some(Opened { assignment, offer, disk });
         match (self.told, state_of(&self.seen.front)) {
             _ if self.is_left_connected() => self.connect(true, actions),
@@ -280,7 +284,10 @@ impl Back {
 
     fn resized(&mut self, disk: Disk, actions: &mut Vec<Action>) {
         let Some(opened) = &mut self.opened else { return };
-        opened.disk = negotiate::disk_for(&opened.assignment, disk);
+        // A front-end may have been told other blocks than the disk has (`disk_left`).
+        let Disk { sector_size, physical_sector_size, .. } = opened.disk;
+        let disk = negotiate::disk_for(&opened.assignment, disk);
+        opened.disk = Disk { sector_size, physical_sector_size, ..disk };
         if matches!(self.phase, Phase::Connected(_)) {
             self.write_disk(self.told, actions);
         }

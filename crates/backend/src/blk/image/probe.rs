@@ -54,14 +54,91 @@ pub(super) fn can_punch(file: &OwnedFd, block_device: bool, size: u64) -> bool {
     rustix::fs::fallocate(file, mode, size.next_multiple_of(4096), 4096).is_ok()
 }
 
-/// The longest discard of a block device, from sysfs.
+/// The units in which the host stores an image, in bytes. They depend on the device or file system,
+/// and not on the file: a clone of a file can change the alignment that `O_DIRECT` asks for, and
+/// the guest's blocks must not change with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Units {
+    /// 4096 where the block device itself has no smaller logical blocks, else 512.
+    pub(super) logical: u32,
+    /// A power of two, and at least `logical`.
+    pub(super) physical: u32,
+    /// A multiple of `physical`.
+    pub(super) minimum: u32,
+    /// A multiple of `physical`, or 0.
+    pub(super) optimal: u32,
+}
+
+impl Units {
+    pub(super) fn of(file: &OwnedFd, block_device: bool) -> Self {
+        if block_device {
+            let logical = rustix::fs::ioctl_blksszget(file).unwrap_or(512);
+            let physical = rustix::fs::ioctl_blkpbszget(file).unwrap_or(4096);
+            let limit = |name| queue_limit(file, name).unwrap_or(0);
+            return Self::new(
+                logical,
+                physical,
+                limit("minimum_io_size"),
+                limit("optimal_io_size"),
+            );
+        }
+        // The page cache makes a page of any smaller write.
+        let block = rustix::fs::fstatfs(file).ok().and_then(|s| u32::try_from(s.f_bsize).ok());
+        let physical = block.filter(|size| (4096..=FILE_BLOCK_MAX).contains(size));
+        let preferred = rustix::fs::fstat(file).ok().and_then(|s| u64::try_from(s.st_blksize).ok());
+        Self::new(512, physical.unwrap_or(4096), 0, preferred.unwrap_or(0))
+    }
+
+    fn new(logical: u32, physical: u32, minimum: u64, optimal: u64) -> Self {
+        let logical = if logical >= 4096 { 4096 } else { 512 };
+        let physical = if physical.is_power_of_two() { physical.max(logical) } else { logical };
+        let whole = |size: u64| {
+            let size = u32::try_from(size).ok()?;
+            (size > physical && size.is_multiple_of(physical)).then_some(size)
+        };
+        let minimum = whole(minimum).unwrap_or(physical);
+        Self { logical, physical, minimum, optimal: whole(optimal).unwrap_or(0) }
+    }
+}
+
+/// Larger blocks of a file system, as of one on a network, are a preference and no unit.
+const FILE_BLOCK_MAX: u32 = 64 << 10;
+
+/// The longest discard of a block device.
 fn discard_max_bytes(file: &OwnedFd) -> Option<u64> {
+    queue_limit(file, "discard_max_bytes")
+}
+
+/// A limit of the queue of a block device, from sysfs.
+fn queue_limit(file: &OwnedFd, name: &str) -> Option<u64> {
     let rdev = rustix::fs::fstat(file).ok()?.st_rdev;
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
     let device = format!("/sys/dev/block/{major}:{minor}");
     // A partition has no queue folder of its own: its disk's is one level up.
     ["queue", "../queue"].iter().find_map(|queue| {
-        let text = std::fs::read_to_string(format!("{device}/{queue}/discard_max_bytes")).ok()?;
+        let text = std::fs::read_to_string(format!("{device}/{queue}/{name}")).ok()?;
         text.trim().parse().ok()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_those_that_a_guest_can_be_told() {
+        for (told, (logical, physical, minimum, optimal)) in [
+            ((512, 512, 0, 0), (512, 512, 512, 0)),
+            ((512, 4096, 4096, 0), (512, 4096, 4096, 0)),
+            ((4096, 4096, 65536, 1 << 20), (4096, 4096, 65536, 1 << 20)),
+            ((2048, 2048, 2048, 0), (512, 2048, 2048, 0)),
+            ((16384, 16384, 16384, 0), (4096, 16384, 16384, 0)),
+            ((4096, 512, 0, 0), (4096, 4096, 4096, 0)),
+            ((512, 4096, 6144, 33_553_920), (512, 4096, 4096, 0)),
+            ((512, 4096, 0, u64::MAX), (512, 4096, 4096, 0)),
+        ] {
+            let units = Units::new(told.0, told.1, told.2, told.3);
+            assert_eq!(units, Units { logical, physical, minimum, optimal }, "{told:?}");
+        }
+    }
 }

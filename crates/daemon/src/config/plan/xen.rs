@@ -2,7 +2,7 @@
 //! and what each one is, the tool stack writes into xenstore.
 
 use super::{DiskPlan, Format, ModerationPlan, Place, PlanError, Source};
-use super::{cache, check_len, device_place, format, size};
+use super::{cache, check_len, device_place, format, logical_block_size, size};
 use crate::config::raw::{RawFault, RawXenBlk};
 use manyring_device::blk::blkif::{INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
 use manyring_transport::xenbus::QUEUES_MAX;
@@ -37,6 +37,9 @@ pub(crate) struct XenBlkPlan {
     pub(crate) direct: bool,
     /// None: raw, and refused if it looks like another format.
     pub(crate) format: Option<Format>,
+    /// None: that of each disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) logical_block_size: Option<u32>,
     pub(crate) num_queues: usize,
     pub(crate) writeback: bool,
     pub(crate) discard: bool,
@@ -87,6 +90,7 @@ impl XenBlkPlan {
             kinds,
             direct: raw.direct,
             format: format(raw.format.as_deref(), &place)?,
+            logical_block_size: logical_block_size(raw.logical_block_size, &place)?,
             num_queues,
             writeback: cache(raw.cache.as_deref(), &place)?,
             discard: raw.discard.unwrap_or(true),
@@ -112,10 +116,10 @@ impl XenBlkPlan {
             size(text).ok_or_else(|| format!("params: {text:?} is not a size in whole sectors"))
         };
         if let Some(text) = params.strip_prefix("null:") {
-            return Ok(DiskPlan::Null { size: in_sectors(text)? });
+            return self.in_blocks(DiskPlan::Null { size: in_sectors(text)? });
         }
         if let Some(text) = params.strip_prefix("memory:") {
-            return Ok(DiskPlan::Memory { size: in_sectors(text)? });
+            return self.in_blocks(DiskPlan::Memory { size: in_sectors(text)? });
         }
         let plain = FILE_PREFIXES.iter().find_map(|prefix| params.strip_prefix(prefix));
         let path = Path::new(plain.unwrap_or(params));
@@ -123,6 +127,13 @@ impl XenBlkPlan {
             return Err(format!("params: {params:?} is no absolute path"));
         }
         Ok(DiskPlan::File { path: path.to_owned(), direct: self.direct, format: self.format })
+    }
+}
+
+impl XenBlkPlan {
+    fn in_blocks(&self, disk: DiskPlan) -> Result<DiskPlan, String> {
+        let checked = disk.in_blocks(self.logical_block_size, &self.place);
+        checked.map_err(|error| format!("params: {error}"))
     }
 }
 
@@ -227,6 +238,7 @@ mod tests {
             ("ring_page_order_max = 5", "ring_page_order_max"),
             ("simulated = '/s'\nxenstore = '/x'", "simulated"),
             ("cache = 'none'", "cache"),
+            ("logical_block_size = 8192", "logical_block_size"),
             ("format = 'qcow2'", "format"),
             ("moderation = 'on'", "moderation"),
             ("name = 'a b'", "name"),
