@@ -37,7 +37,8 @@ pub struct Turned {
 
 /// A running queue as its worker sees it.
 pub trait Run: Send + Debug {
-    /// Prepares the queue on a worker: attaches its handler, watches the kick, and makes it hot.
+    /// Prepares the queue on a worker: reads where the ring stands, attaches the handler, watches
+    /// the kick, and makes the queue hot.
     fn attach(&mut self, io: &mut QueueIo<'_>);
 
     /// Takes the queue off its worker, when nothing is in flight: ends its watches.

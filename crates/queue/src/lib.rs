@@ -126,9 +126,23 @@ impl DeviceQueue {
     pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
         Ok(Self::Split(split::DeviceHalf::new(config, memory)?))
     }
+
+    /// Builds the queue as [`Self::new`] does, but reads nothing from `memory`, where a page fault
+    /// can take as long as the front-end likes: for a thread that others wait for. Whoever runs the
+    /// queue calls [`Ring::begin`] first.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn unread(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
+        Ok(Self::Split(split::DeviceHalf::unread(config, memory)?))
+    }
 }
 
 impl Ring for DeviceQueue {
+    fn begin(&mut self) {
+        each!(self, queue => queue.begin());
+    }
+
     #[inline]
     fn has_available(&mut self) -> bool {
         each!(self, queue => queue.has_available())

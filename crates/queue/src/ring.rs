@@ -21,6 +21,12 @@ use std::sync::Arc;
 
 /// What a running queue needs to know of its ring, and to do with it as a whole.
 pub trait Ring: Send + std::fmt::Debug + 'static {
+    /// Reads from guest memory where the ring stands, if that was left to be done. The engine calls
+    /// this on the queue's worker, before anything else, and again when the queue moves: a page
+    /// fault in guest memory can take as long as the front-end likes, so the thread that builds the
+    /// ring must not read it.
+    fn begin(&mut self) {}
+
     /// True if the driver has made something available that was not popped.
     fn has_available(&mut self) -> bool;
 

@@ -57,6 +57,8 @@ pub struct DeviceHalf {
     /// The notification word as last written: `avail_event`, or the flags.
     event_written: Option<u16>,
     in_flight: u16,
+    /// `used_idx` was read from the ring.
+    has_begun: bool,
     /// Which descriptors are heads of chains in flight.
     heads: Heads,
     /// Restores the order of chains, if the driver wants it (`VIRTIO_F_IN_ORDER`).
@@ -65,14 +67,25 @@ pub struct DeviceHalf {
 }
 
 impl DeviceHalf {
-    /// Builds the queue of `config` in `memory`.
+    /// Builds the queue of `config` in `memory`, and reads where its ring stands.
     ///
     /// # Errors
     /// [`QueueError::Size`], [`QueueError::Base`], [`QueueError::Ring`].
     pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
+        let mut queue = Self::unread(config, memory)?;
+        queue.begin();
+        Ok(queue)
+    }
+
+    /// Builds the queue of `config` in `memory` without a look at the memory: [`Ring::begin`] must
+    /// be called before anything else.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn unread(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
         QueueConfig::check_size(config.size)?;
         let areas = config.addresses.resolve(config.size, &memory)?;
-        Self::with_areas(config, areas, memory)
+        Self::unread_with_areas(config, areas, memory)
     }
 
     /// Builds the queue on areas that are already resolved (tests, loom).
@@ -84,8 +97,17 @@ impl DeviceHalf {
         areas: RingAreas,
         memory: Arc<GuestMemory>,
     ) -> Result<Self, QueueError> {
+        let mut queue = Self::unread_with_areas(config, areas, memory)?;
+        queue.begin();
+        Ok(queue)
+    }
+
+    fn unread_with_areas(
+        config: QueueConfig,
+        areas: RingAreas,
+        memory: Arc<GuestMemory>,
+    ) -> Result<Self, QueueError> {
         let base = config.base.split()?;
-        let used_idx = areas.used.load_u16(RING_IDX);
         Ok(Self {
             areas,
             memory,
@@ -94,11 +116,12 @@ impl DeviceHalf {
             features: config.features,
             last_avail: base,
             avail_idx: base,
-            used_idx,
-            published_idx: used_idx,
-            signalled_idx: used_idx,
+            used_idx: 0,
+            published_idx: 0,
+            signalled_idx: 0,
             event_written: None,
             in_flight: 0,
+            has_begun: false,
             heads: Heads::default(),
             order: Order::new(if config.features.in_order { config.size } else { 0 }),
             fault: None,
@@ -229,6 +252,14 @@ impl DeviceHalf {
 }
 
 impl Ring for DeviceHalf {
+    fn begin(&mut self) {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return;
+        }
+        self.used_idx = self.areas.used.load_u16(RING_IDX);
+        (self.published_idx, self.signalled_idx) = (self.used_idx, self.used_idx);
+    }
+
     #[inline]
     fn has_available(&mut self) -> bool {
         if self.fault.is_some() {

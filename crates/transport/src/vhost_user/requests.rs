@@ -239,7 +239,9 @@ impl Front {
             base: vring.base(),
             features: RingFeatures::from_bits(features),
         };
-        let queue = DeviceQueue::new(config, self.memory.clone())?;
+        // The queue's worker reads the ring: a page fault there may take as long as the front-end
+        // likes, and all sessions wait for this thread.
+        let queue = DeviceQueue::unread(config, self.memory.clone())?;
         let host = &mut self.vrings[index];
         let activation = Activation {
             index,
