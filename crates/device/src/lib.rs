@@ -32,8 +32,9 @@
 //! 3. **What the control thread changes reaches a running queue in one way.** It is set once
 //!    (`live.rs`), and each queue takes it when it is told to look: link, offloads, MTU, filter.
 //! 4. **Two devices, the same files.** `config.rs` is what is offered, `handler.rs` the border to
-//!    the engine, `mod.rs` the device. The control queue of a network device (`net/ctrl.rs`) is a
-//!    task of the control thread: its commands may have to wait for the host.
+//!    the engine, `mod.rs` the device. A worker serves the ring of a network device's control queue
+//!    (`net/ctrl.rs`); its commands are obeyed by a task of the control thread, because they may
+//!    have to wait for the host.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

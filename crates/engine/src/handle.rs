@@ -8,7 +8,7 @@ use manyring_memory::GuestMemory;
 use manyring_queue::{Base, QueueError, RingAddresses};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot};
+use tokio::sync::{Mutex, MutexGuard, oneshot};
 
 /// Longest time that a queue which is to move pauses for its requests in flight; then it stays. A
 /// request that the disk never finishes must not keep the queue paused, nor delay all other moves.
@@ -123,70 +123,40 @@ impl Route {
 /// A running queue, as its session holds it. If this is dropped without [`Self::stop`], a queue of
 /// a worker runs on until that worker ends.
 #[derive(Debug)]
-pub struct QueueHandle(Runs);
-
-/// Who runs the queue, and obeys its orders.
-#[derive(Debug)]
-enum Runs {
-    Worker(Arc<Route>),
-    /// A task of the control thread.
-    Task(mpsc::UnboundedSender<Order>),
-}
+pub struct QueueHandle(Arc<Route>);
 
 impl QueueHandle {
     pub(crate) fn new(route: Arc<Route>) -> Self {
-        Self(Runs::Worker(route))
+        Self(route)
     }
 
-    /// A queue that a task of the control thread runs. The task obeys all orders except those that
-    /// belong to a move.
-    pub fn of_task(orders: mpsc::UnboundedSender<Order>) -> Self {
-        Self(Runs::Task(orders))
-    }
-
-    /// The worker's route, unless the control thread runs the queue.
-    pub fn route(&self) -> Option<&Arc<Route>> {
-        match &self.0 {
-            Runs::Worker(route) => Some(route),
-            Runs::Task(_) => None,
-        }
+    /// Which worker owns the queue.
+    pub fn route(&self) -> &Arc<Route> {
+        &self.0
     }
 
     /// Gives the queue an order and waits for its reply; `None` if the queue runs no more. Every
     /// order is waited for, so that a front-end which sends faster than the queue obeys cannot pile
     /// up orders, and above all the file descriptors in them.
     async fn ask<T>(&self, order: impl FnOnce(Reply<T>) -> Order) -> Option<T> {
-        match &self.0 {
-            Runs::Worker(route) => route.ask(order).await,
-            Runs::Task(orders) => {
-                let (reply, answer) = oneshot::channel();
-                let _ = orders.send(order(reply));
-                answer.await.ok()
-            }
-        }
+        self.0.ask(order).await
     }
 
-    /// The worker that owns the queue; `None` while it moves, or if the control thread runs it.
+    /// The worker that owns the queue; `None` while it moves, or while an order is sent.
     #[must_use]
     pub fn worker(&self) -> Option<usize> {
-        self.route().and_then(|route| route.worker())
+        self.0.worker()
     }
 
     /// Stops the queue once nothing is in flight, and returns its base (for `GET_VRING_BASE`).
     ///
     /// # Errors
-    /// [`StopError`]: the worker, or the task, ended before it replied.
+    /// [`StopError`]: the worker ended before it replied.
     pub async fn stop(self) -> Result<Base, StopError> {
-        let base = match &self.0 {
-            Runs::Worker(route) => {
-                let (reply, base) = oneshot::channel();
-                // The lock is kept until the reply: a queue that stops must not move.
-                let _stays = route.send(Order::Stop(reply)).await;
-                base.await.ok()
-            }
-            Runs::Task(_) => self.ask(Order::Stop).await,
-        };
-        base.ok_or(StopError)
+        let (reply, base) = oneshot::channel();
+        // The lock is kept until the reply: a queue that stops must not move.
+        let _stays = self.0.send(Order::Stop(reply)).await;
+        base.await.map_err(|_| StopError)
     }
 
     /// Gives the queue a new snapshot of guest memory; returns when no request uses an older one.
@@ -231,9 +201,6 @@ impl QueueHandle {
     /// operator has chosen the queue's worker, if the queue stops or moves just now, or if a
     /// request in flight did not end in time.
     pub async fn move_to(&self, index: usize) -> bool {
-        match self.route() {
-            Some(route) => route.move_to(index).await,
-            None => false,
-        }
+        self.0.move_to(index).await
     }
 }

@@ -1,225 +1,237 @@
-//! controlq: a task of the control thread that takes commands off the ring, one after the other.
+//! controlq: its worker takes commands off the ring, one after the other; a task of the control
+//! thread obeys them (`control.rs`).
 //!
-//! The status byte of a command is written when all workers and the host follow the command, or
-//! after a second: a Linux guest spins until then.
+//! ```text
+//! worker:           pop a chain; copy the command out; give it to the task     -> Desk
+//! control thread:   obey it: tell the workers of other queues, call the host
+//!                   leave the answer, wake the worker                          <- Desk
+//! worker:           write the answer; push the chain; pop the next one
+//! ```
+//! 1. The ring and the bytes of a command lie in guest memory, where a page fault can take as long
+//!    as the front-end likes. Only the worker touches them: all sessions wait for the control
+//!    thread.
+//! 2. What a command changes belongs to the control thread, and the host may be slow to follow. No
+//!    worker waits for either: the queue has one command under way, and sleeps until its answer.
+//! 3. The status byte is written when all workers and the host follow the command, or after a
+//!    second: a Linux guest spins until then.
 
 use super::Inner;
 use super::control::{Commands, Reply};
-use manyring_engine::Activation;
-use manyring_engine::Order;
-use manyring_engine::QueueHandle;
+use crate::StartError;
 use manyring_engine::stats::QueueStats;
-use manyring_engine::{Call, Kick};
-use manyring_engine::{Event, EventKind};
-use manyring_memory::{SliceList, copy_from_slices, copy_to_slices, total_len};
-use manyring_queue::{Batch, DeviceQueue, QueueError};
+use manyring_engine::{
+    Activation, Done, Epoch, Epochs, Fence, Handler, Home, Mode, QueueHandle, QueueIo,
+    RunningQueue, Turn, Waits,
+};
+use manyring_memory::{GuestMemory, SliceList, copy_from_slices, copy_to_slices, total_len};
+use manyring_queue::{Batch, Chain, Chains, QueueError};
 use manyring_wire::net::{Command, CommandError, CtrlStatus};
-use rustix::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::io::unix::AsyncFd;
-use tokio::io::{Interest, Ready};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 
 /// Longest command that is read: a MAC table of ten thousand addresses.
 const COMMAND_SIZE_MAX: u64 = 64 << 10;
-/// How often a ring without a kick is looked at.
-const POLL_PERIOD: Duration = Duration::from_millis(5);
 /// Refusals that are logged, for each start of the queue: a guest must not fill the log.
 const REFUSALS_TOLD: u32 = 10;
 
-/// A kick that the control thread watches.
+/// Where the task leaves the answer to a command for the worker.
 #[derive(Debug)]
-struct Watched(Kick);
+struct Desk {
+    answer: Mutex<Option<Reply>>,
+    /// Written when there is an answer; never read.
+    event: OwnedFd,
+}
 
-impl AsRawFd for Watched {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
+impl Desk {
+    fn new() -> Result<Self, Errno> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { answer: Mutex::default(), event })
+    }
+
+    fn leave(&self, answer: Reply) {
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    fn take(&self) -> Option<Reply> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-pub(super) struct Task {
+/// A command whose answer is awaited.
+#[derive(Debug)]
+struct UnderWay {
+    chain: Chain,
+    epoch: Epoch,
+    /// Room for the answer, which stays mapped until then.
+    room: SliceList,
+}
+
+/// Serves the ring of a control queue, on its worker.
+#[derive(Debug)]
+pub(super) struct ControlQueue {
+    batch: Batch,
+    under_way: Option<UnderWay>,
+    epochs: Epochs,
+    desk: Arc<Desk>,
+    /// To the task: at most one command at a time.
+    commands: mpsc::Sender<Vec<u8>>,
+}
+
+/// Obeys the commands of a control queue, on the control thread.
+#[derive(Debug)]
+pub(super) struct Clerk {
     device: String,
     commands: Commands,
-    index: usize,
-    queue: DeviceQueue,
-    batch: Batch,
-    kick: Option<AsyncFd<Watched>>,
-    call: Option<Arc<Call>>,
-    err: Option<Arc<Call>>,
-    enabled: bool,
-    events: mpsc::Sender<Event>,
-    stats: Arc<QueueStats>,
-    fault_told: bool,
-    memory_lost: bool,
     refusals: u32,
+    desk: Arc<Desk>,
+    inbox: mpsc::Receiver<Vec<u8>>,
 }
 
-/// Starts the task of the control queue.
-pub(super) async fn start(inner: &Arc<Inner>, activation: Activation) -> QueueHandle {
+/// Starts the control queue of `activation`.
+///
+/// # Errors
+/// [`StartError::Backend`]: the host gives no eventfd. [`StartError::NoWorker`].
+pub(super) async fn start(
+    inner: &Arc<Inner>,
+    activation: Activation,
+) -> Result<QueueHandle, StartError> {
     let commands = Commands::begin(inner.clone()).await;
-    let (sender, orders) = mpsc::unbounded_channel();
-    tokio::spawn(Task::new(inner, commands, activation).run(orders));
-    QueueHandle::of_task(sender)
+    let (queue, clerk) = halves(inner, commands, activation.queue.memory().clone())?;
+    tokio::spawn(clerk.run());
+    let stats = inner.stats[activation.index].clone();
+    // It goes with the first pair, wherever the operator or the balance puts that.
+    let home = Home { device: inner.options.name.clone(), unit: 0 };
+    let queue = RunningQueue::new(activation, queue, stats);
+    inner.pool.start(queue, home).ok_or(StartError::NoWorker)
 }
 
-#[allow(
-    deprecated,
-    reason = "its replacement is unsafe; `Watched` owns its fd and never changes it"
-)]
-fn watched(kick: Kick) -> Option<AsyncFd<Watched>> {
-    AsyncFd::with_interest(Watched(kick), Interest::READABLE).ok()
+/// The worker's half of a control queue, and the control thread's.
+pub(super) fn halves(
+    inner: &Inner,
+    commands: Commands,
+    memory: Arc<GuestMemory>,
+) -> Result<(ControlQueue, Clerk), Errno> {
+    let desk = Arc::new(Desk::new()?);
+    let (sender, inbox) = mpsc::channel(1);
+    let queue = ControlQueue {
+        batch: Batch::new(),
+        under_way: None,
+        epochs: Epochs::new(memory),
+        desk: desk.clone(),
+        commands: sender,
+    };
+    let device = inner.options.name.clone();
+    Ok((queue, Clerk { device, commands, refusals: 0, desk, inbox }))
 }
 
-/// Returns when the driver may have kicked.
-async fn kicked(kick: Option<&AsyncFd<Watched>>, stats: &QueueStats) {
-    let Some(kick) = kick else { return tokio::time::sleep(POLL_PERIOD).await };
-    match kick.readable().await {
-        Ok(mut guard) => {
-            // The other end is closed, which is reported for ever: nobody can kick any more.
-            if guard.ready() & Ready::READABLE == Ready::EMPTY {
-                return std::future::pending().await;
-            }
-            guard.clear_ready();
-            stats.kicks.add(1);
-        }
-        Err(_) => tokio::time::sleep(POLL_PERIOD).await,
-    }
-}
-
-impl Task {
-    pub(super) fn new(inner: &Inner, commands: Commands, activation: Activation) -> Self {
-        let stats = inner.stats[activation.index].clone();
-        stats.running.set(1);
-        Self {
-            device: inner.options.name.clone(),
-            commands,
-            index: activation.index,
-            queue: activation.queue,
-            batch: Batch::new(),
-            kick: activation.kick.and_then(watched),
-            call: activation.call,
-            err: activation.err,
-            enabled: activation.enabled,
-            events: activation.events,
-            stats,
-            fault_told: false,
-            memory_lost: false,
-            refusals: 0,
-        }
-    }
-
-    #[cfg(fuzzing)]
-    pub(super) fn queue(&self) -> &DeviceQueue {
-        &self.queue
-    }
-
-    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
-        loop {
-            // One command, then the other tasks of this thread: a driver that never stops must not
-            // keep the thread.
-            let has_more = self.serve_next().await;
-            self.check_memory();
-            let looks = self.enabled && !self.memory_lost && self.queue.fault().is_none();
-            tokio::select! {
-                biased;
-                order = orders.recv() => match order {
-                    Some(order) => if self.heed(order) { return },
-                    None => return,
-                },
-                () = tokio::task::yield_now(), if has_more => {}
-                () = kicked(self.kick.as_ref(), &self.stats), if looks && !has_more => {}
-            }
-        }
-    }
-
-    /// True if the task is to end.
-    fn heed(&mut self, order: Order) -> bool {
-        match order {
-            Order::Stop(reply) => {
-                let _ = reply.send(self.queue.base());
-                return true;
-            }
-            Order::Memory(memory, addresses, reply) => {
-                self.batch.release();
-                let _ = reply.send(self.queue.relocate(addresses, memory));
-            }
-            // A command is served to its end before the next order is heard.
-            Order::Enable(enabled, fence) => {
-                self.enabled = enabled;
-                let _ = fence.send(Ok(()));
-            }
-            Order::Fence(fence) => drop(fence.send(Ok(()))),
-            // Only queues of workers have rules, are moderated, or move.
-            Order::Refresh(_) | Order::Moderate(..) | Order::Move(..) | Order::Stay => {}
-            Order::Kick(kick, reply) => {
-                self.kick = kick.and_then(watched);
-                let _ = reply.send(());
-            }
-            Order::Call(call, reply) => {
-                self.call = call;
-                self.ring();
-                let _ = reply.send(());
-            }
-            Order::Err(err, reply) => {
-                self.err = err;
-                let _ = reply.send(());
-            }
-        }
-        false
-    }
-
-    fn ring(&self) {
-        if let Some(call) = &self.call {
-            call.ring();
-        }
-    }
-
-    /// Serves the next command. False: there is none, and a kick was asked for.
-    pub(super) async fn serve_next(&mut self) -> bool {
-        if !self.enabled || self.memory_lost {
+impl ControlQueue {
+    /// Returns the chain of the command that was answered. False if there is none.
+    pub(super) fn answer(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
+        if self.under_way.is_none() {
             return false;
         }
-        if self.queue.pop_batch(&mut self.batch, 1) == 0 {
-            self.tell_fault();
-            return self.queue.enable_notifications();
-        }
-        self.queue.disable_notifications();
-        self.serve_one().await;
-        self.queue.publish();
-        if self.queue.needs_notification() {
-            self.stats.calls.add(1);
-            self.ring();
-        } else {
-            self.stats.calls_suppressed.add(1);
-        }
+        let Some(reply) = self.desk.take() else { return false };
+        let Some(UnderWay { chain, epoch, room }) = self.under_way.take() else { return false };
+        let answer = [&[reply.status as u8][..], &reply.result].concat();
+        let written = copy_to_slices(room.as_slices(), &answer);
+        stats.packets.add(1);
+        queue.push_used(chain, u32::try_from(written).unwrap_or(0));
+        self.epochs.end(epoch);
         true
     }
 
-    async fn serve_one(&mut self) {
-        let Some((chain, readable, writable)) = self.batch.take(0) else { return };
+    /// Takes the next command, unless one is under way. False if there is none.
+    pub(super) fn take(&mut self, queue: &mut impl Chains) -> bool {
+        if self.under_way.is_some() || queue.pop_batch(&mut self.batch, 1) == 0 {
+            return false;
+        }
+        let Some((chain, readable, writable)) = self.batch.take(0) else { return false };
         let (size, room) = (total_len(&readable), total_len(&writable));
         let Some(size) = usize::try_from(size.min(COMMAND_SIZE_MAX)).ok().filter(|_| room > 0)
         else {
-            self.queue.latch_fault(QueueError::Request("command without a status byte"));
-            self.queue.discard(chain);
-            return;
+            queue.latch_fault(QueueError::Request("command without a status byte"));
+            queue.discard(chain);
+            return true;
         };
         let mut bytes = vec![0; size];
         copy_from_slices(&readable, &mut bytes);
-        // Memory that was cut away reads as zeroes, which no driver has written.
-        if self.queue.memory().is_broken() {
-            self.queue.discard(chain);
-            return;
-        }
         // The command may take a while: this keeps the room for its answer mapped until then.
         let mut room = SliceList::new();
         room.extend(writable);
-        let reply = self.obey(&bytes).await;
-        let answer = [&[reply.status as u8][..], &reply.result].concat();
-        let written = copy_to_slices(room.as_slices(), &answer);
-        self.stats.packets.add(1);
-        self.queue.push_used(chain, u32::try_from(written).unwrap_or(0));
+        // Memory that was cut away reads as zeroes, which no driver has written. And if the task is
+        // gone, the daemon ends.
+        if queue.is_broken() || self.commands.try_send(bytes).is_err() {
+            queue.discard(chain);
+            return true;
+        }
+        self.under_way = Some(UnderWay { chain, epoch: self.epochs.begin(), room });
+        true
+    }
+}
+
+impl<R: Chains> Handler<R> for ControlQueue {
+    fn detach(&mut self, io: &mut QueueIo<'_>) {
+        io.unwatch_offload(self.desk.event.as_fd());
+    }
+
+    fn watch(&mut self, io: &mut QueueIo<'_>) {
+        io.watch_offload(self.desk.event.as_fd());
+    }
+
+    fn turn(&mut self, queue: &mut R, turn: &mut Turn<'_, '_>) -> Done {
+        let used = usize::from(self.answer(queue, turn.stats));
+        let popped = usize::from(turn.mode == Mode::Serve && self.take(queue));
+        let memory_lost = popped > 0 && queue.is_broken();
+        Done { popped, used, told: used, memory_lost, has_more: false }
+    }
+
+    fn published(&mut self) {
+        self.epochs.acknowledge();
+    }
+
+    fn waits(&self, _queue: &R) -> Waits {
+        Waits { driver: self.under_way.is_none(), ..Waits::default() }
+    }
+
+    fn retire_memory(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
+        self.batch.release();
+        self.epochs.retire(memory, fence);
+    }
+
+    fn fence(&mut self, fence: Fence) {
+        self.epochs.barrier(fence);
+    }
+
+    fn abandon(&mut self, queue: &mut R) {
+        if let Some(UnderWay { chain, .. }) = self.under_way.take() {
+            queue.discard(chain);
+        }
+    }
+}
+
+impl Clerk {
+    /// Obeys commands until the queue is gone.
+    async fn run(mut self) {
+        while let Some(bytes) = self.inbox.recv().await {
+            self.serve(&bytes).await;
+        }
+    }
+
+    /// Obeys the command that waits. False: none does.
+    #[cfg(fuzzing)]
+    pub(super) async fn serve_next(&mut self) -> bool {
+        let Ok(bytes) = self.inbox.try_recv() else { return false };
+        self.serve(&bytes).await;
+        true
+    }
+
+    async fn serve(&mut self, bytes: &[u8]) {
+        let reply = self.obey(bytes).await;
+        self.desk.leave(reply);
     }
 
     async fn obey(&mut self, bytes: &[u8]) -> Reply {
@@ -239,36 +251,5 @@ impl Task {
             tracing::warn!(device, %refusal, "command of the control queue refused");
         }
         Reply::status(CtrlStatus::Err)
-    }
-
-    /// Ends the session if a region of its memory was cut away: this task may be the only one that
-    /// touches the region, which reads as zeroes now.
-    fn check_memory(&mut self) {
-        if !self.memory_lost && self.queue.memory().is_broken() {
-            self.memory_lost = true;
-            self.stats.faults.add(1);
-            let _ = self.events.try_send(Event { index: self.index, kind: EventKind::MemoryLost });
-        }
-    }
-
-    fn tell_fault(&mut self) {
-        if self.queue.memory().is_broken() {
-            return;
-        }
-        if let Some(fault) = self.queue.fault().filter(|_| !self.fault_told) {
-            self.fault_told = true;
-            self.stats.faults.add(1);
-            let kind = EventKind::Fault(fault);
-            let _ = self.events.try_send(Event { index: self.index, kind });
-            if let Some(err) = &self.err {
-                err.ring();
-            }
-        }
-    }
-}
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.stats.running.set(0);
     }
 }

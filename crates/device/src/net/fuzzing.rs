@@ -1,21 +1,19 @@
 //! Network queues without a worker, for the fuzz targets.
 
 use super::control::Commands;
-use super::ctrl::Task;
+use super::ctrl::{Clerk, ControlQueue, halves};
 use super::rules::Filter;
 use super::{NetDevice, NetOptions, NetRx, NetTx, Rules};
 use crate::Device;
 use manyring_backend::net::{Port, PortRx, PortTx};
-use manyring_engine::Activation;
 use manyring_engine::Moderation;
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Pool, PoolOptions};
 use manyring_memory::MemoryError;
-use manyring_queue::{DeviceQueue, RingAddresses};
+use manyring_queue::DeviceQueue;
 use manyring_wire::net::{Command, FRAME_SIZE_MAX, MacAddress, Offloads};
 use std::sync::Arc;
 use tokio::runtime::Runtime;
-use tokio::sync::mpsc;
 
 /// Rules of a guest that takes `given` unfinished.
 fn rules(given: Offloads, filter: Option<Filter>) -> Arc<Rules> {
@@ -131,13 +129,19 @@ impl Drop for SoloRx {
 
 /// A control queue, whose commands the caller serves.
 pub struct SoloControl {
-    task: Task,
+    ring: DeviceQueue,
+    queue: ControlQueue,
+    clerk: Clerk,
+    stats: QueueStats,
     device: NetDevice,
 }
 
 impl SoloControl {
-    /// Serves `queue` as the control queue of a device on `port`, with these features negotiated.
-    pub fn new(runtime: &Runtime, queue: DeviceQueue, port: Arc<dyn Port>, features: u64) -> Self {
+    /// Serves `ring` as the control queue of a device on `port`, with these features negotiated.
+    ///
+    /// # Panics
+    /// If the system gives no eventfd.
+    pub fn new(runtime: &Runtime, ring: DeviceQueue, port: Arc<dyn Port>, features: u64) -> Self {
         let queue_pairs = port.queue_pairs();
         let options = NetOptions {
             name: "solo".to_owned(),
@@ -154,24 +158,25 @@ impl SoloControl {
             device.set_features(features).await;
             device.0.begin_control();
         });
-        let activation = Activation {
-            index: queue_pairs * 2,
-            queue,
-            addresses: RingAddresses { descriptor: 0, available: 0, used: 0 },
-            kick: None,
-            call: None,
-            err: None,
-            enabled: true,
-            features,
-            events: mpsc::channel(1).0,
-        };
         let commands = Commands::new(device.0.clone());
-        Self { task: Task::new(&device.0, commands, activation), device }
+        let memory = ring.memory().clone();
+        let Ok((queue, clerk)) = halves(&device.0, commands, memory) else {
+            panic!("the system gives no eventfd");
+        };
+        Self { ring, queue, clerk, stats: QueueStats::default(), device }
     }
 
     /// Serves commands until there are none.
     pub fn serve(&mut self, runtime: &Runtime) {
-        while runtime.block_on(self.task.serve_next()) {}
+        loop {
+            let is_answered = self.queue.answer(&mut self.ring, &self.stats);
+            if !self.queue.take(&mut self.ring) && !is_answered {
+                return;
+            }
+            self.ring.publish();
+            self.ring.needs_notification();
+            runtime.block_on(self.clerk.serve_next());
+        }
     }
 
     /// The device, as the commands have left it.
@@ -183,7 +188,7 @@ impl SoloControl {
     /// The ring.
     #[must_use]
     pub fn queue(&self) -> &DeviceQueue {
-        self.task.queue()
+        &self.ring
     }
 }
 

@@ -141,7 +141,7 @@ struct State {
 #[derive(Debug)]
 pub struct NetDevice(Arc<Inner>);
 
-/// Shared with the task of the control queue.
+/// Shared with the task that obeys the commands of the control queue.
 #[derive(Debug)]
 struct Inner {
     options: NetOptions,
@@ -444,7 +444,11 @@ impl Device for NetDevice {
             let (index, features) = (activation.index, activation.features);
             if self.0.control_index(features) == Some(index) {
                 self.0.state().vqs[index].is_control = true;
-                return Ok(ctrl::start(&self.0, activation).await);
+                let started = ctrl::start(&self.0, activation).await;
+                if started.is_err() {
+                    self.0.stopped(index, true).await;
+                }
+                return started;
             }
             self.0.start_queue(activation).await
         })
@@ -457,7 +461,7 @@ impl Device for NetDevice {
         enabled: bool,
     ) -> Later<'a, ()> {
         Box::pin(async move {
-            if queue.route().is_none() {
+            if self.is_control_queue(index) {
                 return queue.set_enabled(enabled).await;
             }
             self.0.set_enabled(index, enabled).await;
@@ -466,7 +470,7 @@ impl Device for NetDevice {
 
     fn stop(&self, index: usize, queue: QueueHandle) -> Later<'_, Result<Base, StopError>> {
         Box::pin(async move {
-            let is_control = queue.route().is_none();
+            let is_control = self.is_control_queue(index);
             let base = queue.stop().await;
             self.0.stopped(index, is_control).await;
             base

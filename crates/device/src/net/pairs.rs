@@ -111,14 +111,13 @@ impl Inner {
             self.pool.start(RunningQueue::new(activation, tx, stats).moderated(moderation), home)
         };
         let handle = started.ok_or(StartError::NoWorker)?;
-        if let Some(route) = handle.route() {
-            let coalescing = {
-                let vq = &mut self.state().vqs[index];
-                vq.route = Arc::downgrade(route);
-                vq.coalescing
-            };
-            route.ask(|reply| Order::Moderate(limits(coalescing), reply)).await;
-        }
+        let route = handle.route();
+        let coalescing = {
+            let vq = &mut self.state().vqs[index];
+            vq.route = Arc::downgrade(route);
+            vq.coalescing
+        };
+        route.ask(|reply| Order::Moderate(limits(coalescing), reply)).await;
         Ok(handle)
     }
 

@@ -75,7 +75,7 @@ fn a_queue_that_cannot_stop_is_not_waited_for_by_who_would_move_it() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         // As the balance has it, which looked just before the queue was to stop.
-        let route = queue.route().unwrap().clone();
+        let route = queue.route().clone();
         let stop = tokio::spawn(queue.stop());
         while route.worker().is_some() {
             tokio::task::yield_now().await;

@@ -268,7 +268,7 @@ impl Started {
             5 => {
                 let (packets_max, delay_us_max) = (number(40), number(300));
                 let limits = Some(Limits { count_max: packets_max, delay_us_max });
-                let route = handle.route().unwrap();
+                let route = handle.route();
                 route.ask(|reply| Order::Moderate(limits, reply)).await;
             }
             6 => {

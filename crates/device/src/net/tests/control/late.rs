@@ -232,7 +232,10 @@ fn what_is_refused_to_a_driver_is_not_put_back_over_what_the_next_one_has() {
 
 #[test]
 fn what_the_workers_did_not_hear_in_time_has_no_effect() {
-    let mut guest = Guest::new(EVERYTHING);
+    let mut guest = Guest::in_pool(EVERYTHING, pool(2));
+    // The worker that is held serves the data queues; the control queue has another one.
+    let control = guest.control.as_ref().unwrap();
+    assert!(guest.runtime.block_on(control.move_to(1)));
     guest.port.script().holds_worker = true;
     guest.send(1);
     assert!(guest.wait_until(|guest| guest.port.script().worker_waits));
