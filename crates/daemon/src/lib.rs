@@ -114,6 +114,8 @@ fn serve(plan: &Plan) -> Result<(), Failure> {
         signals::outlive()?;
         // A disk or a socket may be waited for here: SIGTERM still ends us at once.
         let mut house = assemble::House::new(plan).map_err(|error| error.to_string())?;
+        // From here on guests come; a disk was tried with memory of ours before.
+        manyring_memory::guard_memory();
         // What follows creates sockets, which go in good order only.
         let mut ends = signals::Ends::new()?;
         // What was said up to here stands in the log before a socket shows that we serve.

@@ -4,6 +4,7 @@
 //! the system has no thread to give (a limit of processes): the call waits until there is one. The
 //! runtime's own pool panics there, and a panic ends the guests of all devices.
 
+use manyring_memory::{Duty, take_duty};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -21,6 +22,7 @@ pub async fn aside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static)
     let thread = loop {
         let theirs = call.clone();
         let work = move || {
+            take_duty(Duty::Both);
             let call = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some((call, reply)) = call {
                 drop(reply.send(call()));

@@ -15,6 +15,7 @@
 
 use crate::bridge::Bridge;
 use manyring_backend::sys::interrupt::Interruptible;
+use manyring_memory::{Duty, take_duty};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -101,6 +102,7 @@ impl Janitor {
     }
 
     fn work(self: Arc<Self>, wake: &OwnedFd) {
+        take_duty(Duty::Map);
         self.lock().thread = Some(Interruptible::this_thread());
         let mut bridge = Bridge::default();
         loop {

@@ -34,9 +34,11 @@
 //!    A queue that moves is handed over whole, when nothing of it is in flight.
 //! 2. A worker's time is shared by the guests whose queues it serves (`policy/share.rs`), and its
 //!    io_uring by their disks (`manyring_backend::sys::uring`).
-//! 3. Only a device's janitor touches a file descriptor that its front-end sent (`foreign.rs`). A
+//! 3. Only workers and threads of disks touch guest memory, where a page fault can take as long as
+//!    the front-end likes; the control thread never does (`manyring_memory::Duty`).
+//! 4. Only a device's janitor touches a file descriptor that its front-end sent (`foreign.rs`). A
 //!    write to an eventfd that blocks is interrupted by the sentry (`sentry.rs`).
-//! 4. Memory that a request uses stays mapped until the request is done. An order that takes memory
+//! 5. Memory that a request uses stays mapped until the request is done. An order that takes memory
 //!    away carries a [`Fence`], which is answered when nothing of the former memory is in use
 //!    (`epoch.rs`).
 //!
@@ -135,7 +137,9 @@ use tokio::sync::mpsc;
 pub struct Activation<R = DeviceQueue> {
     /// Index of the virtqueue in its device.
     pub index: usize,
-    /// The ring, checked.
+    /// The ring, checked. Where it stands in guest memory is read on the worker ([`Ring::begin`]).
+    ///
+    /// [`Ring::begin`]: manyring_queue::Ring::begin
     pub queue: R,
     /// Where the ring lies, to resolve it again in other memory.
     pub addresses: RingAddresses,

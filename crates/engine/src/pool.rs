@@ -11,6 +11,7 @@ use crate::stats::WorkerStats;
 use crate::told::Told;
 use crate::wake::wake;
 use crate::worker::{Lot, Worker};
+use manyring_memory::{Duty, take_duty};
 use rustix::thread::CpuSet;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -258,6 +259,7 @@ impl Pool {
         let lot = Lot { told: self.told.clone(), stays: index == 0 };
         let (inbox, counters) = (mailbox.clone(), stats);
         let run = move || {
+            take_duty(Duty::Touch);
             let bound = cpus.map_or(Ok(()), |cpus| bind(&cpus));
             match bound.and_then(|()| Worker::new(uring, law, inbox, counters.clone(), lot)) {
                 Ok(worker) => {

@@ -1,6 +1,7 @@
 //! Slices of guest memory: a pointer and a length, given to system calls as an iovec.
 #![allow(unsafe_code, reason = "allow-listed: copies bytes to and from guest memory")]
 
+use crate::touch::touched;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
@@ -87,6 +88,7 @@ impl<'m> GuestSlice<'m> {
     /// Copies bytes out; returns how many (the shorter of both).
     #[inline]
     pub fn read_into(&self, bytes: &mut [u8]) -> usize {
+        touched();
         let n = self.len().min(bytes.len());
         let source = self.0.iov_base.cast::<u8>();
         // SAFETY: `n` bytes are inside both; ours are mapped for `'m` (`new`), and guest memory
@@ -100,6 +102,7 @@ impl<'m> GuestSlice<'m> {
     #[must_use]
     #[inline]
     pub fn read_array<const N: usize>(&self) -> Option<[u8; N]> {
+        touched();
         if self.len() < N {
             return None;
         }
@@ -114,6 +117,7 @@ impl<'m> GuestSlice<'m> {
     /// Writes the first byte; nothing if there is none.
     #[inline]
     pub fn write_byte(&self, byte: u8) {
+        touched();
         if !self.is_empty() {
             // SAFETY: the first byte is inside, and mapped for `'m` (`new`).
             unsafe { self.0.iov_base.cast::<u8>().write_volatile(byte) };
@@ -123,6 +127,7 @@ impl<'m> GuestSlice<'m> {
     /// Copies bytes in; returns how many (the shorter of both).
     #[inline]
     pub fn write_from(&self, bytes: &[u8]) -> usize {
+        touched();
         let n = self.len().min(bytes.len());
         let target = self.0.iov_base.cast::<u8>();
         // SAFETY: `n` bytes are inside both; ours are mapped for `'m` (`new`), and guest memory
@@ -135,6 +140,7 @@ impl<'m> GuestSlice<'m> {
     /// as in [`Self::read_array`].
     #[inline]
     pub fn write_array<const N: usize>(&self, bytes: &[u8; N]) -> bool {
+        touched();
         if self.len() < N {
             return false;
         }
@@ -148,6 +154,7 @@ impl<'m> GuestSlice<'m> {
     /// Copies from another slice, which may overlap; returns how many (the shorter of both).
     #[inline]
     pub fn copy_from(&self, other: &GuestSlice<'_>) -> usize {
+        touched();
         let n = self.len().min(other.len());
         let target = self.0.iov_base.cast::<u8>();
         // SAFETY: `n` bytes are inside both, and both are mapped as long as they are borrowed
@@ -199,6 +206,7 @@ impl<'m> GuestSlice<'m> {
 
     /// Sets every byte to zero.
     pub fn fill_zero(&self) {
+        touched();
         // SAFETY: all `len` bytes are mapped for `'m` (`new`).
         unsafe { std::ptr::write_bytes(self.0.iov_base.cast::<u8>(), 0, self.len()) };
     }
@@ -218,6 +226,7 @@ fn lines(base: usize, len: usize) -> impl Iterator<Item = usize> {
 #[must_use]
 #[inline]
 pub fn as_iovecs<'a>(slices: &'a [GuestSlice<'_>]) -> &'a [libc::iovec] {
+    touched();
     // SAFETY: a slice is an iovec (`repr(transparent)`).
     unsafe { std::slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) }
 }

@@ -35,6 +35,7 @@ mod row;
 mod shared;
 mod sigbus;
 pub mod simgrant;
+mod touch;
 mod window;
 
 pub use error::MemoryError;
@@ -53,3 +54,4 @@ pub use persistent::{GrantAsks, GrantCounters, GrantLimits, GrantPage, Persisten
 pub use row::Row;
 pub use shared::{Part, Words, fence_compiler, fence_full};
 pub use sigbus::{fault_count, install as install_sigbus_handler};
+pub use touch::{Duty, guard_memory, in_own_memory, take_duty};

@@ -5,6 +5,7 @@ use crate::error::MemoryError;
 use crate::files::MemoryFiles;
 use crate::iov::GuestSlice;
 use crate::sigbus;
+use crate::touch::unmapped;
 use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::ptr::NonNull;
@@ -33,6 +34,9 @@ pub(crate) fn count_max() -> usize {
 /// process. A file costs nothing for what is not written to it, so a front-end could take all of
 /// them, and the next thread or allocation of this process would find none.
 const FILE_BYTES_MAX: u64 = 1 << 46;
+
+/// Bytes that are unmapped in no time, such as the journal of a ring.
+const SMALL: usize = 2 << 20;
 
 /// Addresses that a mapping of a file has taken of [`FILE_BYTES_MAX`]; given back on drop.
 #[derive(Debug)]
@@ -209,6 +213,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.share.is_some() && self.len > SMALL {
+            unmapped();
+        }
         self.watch = None;
         // SAFETY: `base` and `len` are those of our mmap; nothing refers to it any more.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };

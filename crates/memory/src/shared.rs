@@ -21,6 +21,7 @@ pub fn fence_compiler() {
 mod real {
     use crate::killed::before_store;
     use crate::mapping::Mapping;
+    use crate::touch::touched;
     use std::marker::PhantomData;
     use std::ptr::NonNull;
     use std::sync::Arc;
@@ -72,6 +73,7 @@ mod real {
 
         #[inline]
         fn at<T>(&self, offset: usize) -> *mut T {
+            touched();
             assert!(offset <= self.len && self.len - offset >= size_of::<T>());
             self.base.as_ptr().wrapping_add(offset).cast::<T>()
         }
@@ -188,6 +190,7 @@ mod real {
         /// Words of 32 bits from `offset` on: one check for all of them.
         #[inline]
         fn u32s_at(&self, offset: usize, count: usize) -> *mut u32 {
+            touched();
             assert!(offset <= self.len && (self.len - offset) / 4 >= count);
             let first = self.base.as_ptr().wrapping_add(offset).cast::<u32>();
             assert!(first.is_aligned());

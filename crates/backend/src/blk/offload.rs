@@ -26,6 +26,7 @@ use super::file::serve_to_the_end;
 use super::task::Task;
 use super::{Completion, Image, Op};
 use crate::sys::uring::{Event, Inbox};
+use manyring_memory::{Duty, take_duty};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -170,6 +171,7 @@ pub(crate) fn warn_of_waiting() {
 }
 
 fn serve(shared: &Shared) {
+    take_duty(Duty::Touch);
     while let Some((job, joined)) = shared.next() {
         job.run(joined);
     }

@@ -1,7 +1,7 @@
 //! `null`: takes every frame and forgets it; delivers nothing, or the same frame without end.
 
 use super::{Frames, GROUP_FRAMES, Incoming, Port, PortRx, PortTx, Readiness, Sent};
-use manyring_memory::{GuestSlice, Mapping, MemoryError, SliceList, copy_between};
+use manyring_memory::{GuestSlice, Mapping, MemoryError, SliceList, copy_between, in_own_memory};
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -69,7 +69,8 @@ impl Port for NullPort {
         if self.generated.is_empty() {
             return Ok(Box::new(NullRx { generated: None }));
         }
-        let generated = lend_always(&self.generated).map_err(|_| Errno::NOMEM)?;
+        let lent = in_own_memory(|| lend_always(&self.generated));
+        let generated = lent.map_err(|_| Errno::NOMEM)?;
         Ok(Box::new(NullRx { generated: Some(generated) }))
     }
 
