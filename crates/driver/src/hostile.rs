@@ -13,7 +13,7 @@ mod net;
 
 pub use fds::{Odd, OddFd, fill_eventfd};
 pub use giant::GiantRing;
-pub use hold::Hold;
+pub use hold::{Hold, Withheld};
 pub use net::{CtrlSpoil, FRAME_SIZE, HostileNet, RxSpoil, TxSpoil};
 
 use crate::{Arena, DriverError, Vring};

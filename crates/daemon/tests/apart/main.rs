@@ -1,14 +1,20 @@
 //! Two guests whose queues share one worker: neither's bytes get into the other's disk or memory,
 //! and neither's long requests keep the other's short ones waiting.
-//! No daemon here: the pool and the device are used as the transport uses them.
+//! No daemon here: the pool and the device are used as the transport uses them. But for `walls.rs`,
+//! in which neighbours of all kinds of abuses are probed, of a whole daemon.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 #[path = "../process/mod.rs"]
 mod process;
+#[path = "../program/mod.rs"]
+mod program;
 #[path = "../rings/mod.rs"]
 mod rings;
 
+mod faults;
 mod order;
+mod prober;
+mod walls;
 
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;

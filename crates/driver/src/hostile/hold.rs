@@ -1,5 +1,6 @@
-//! Holds a lock of the kernel for as long as one likes: a thread of ours is inside a system call
-//! that waits, with the lock, for a page which userfaultfd keeps from it.
+//! Makes threads wait in the kernel for as long as one likes, by pages that userfaultfd keeps back:
+//! behind [`Hold`] a thread of ours waits inside a system call, with a lock of the kernel; behind
+//! [`Withheld`] whoever touches a file that this process has mapped.
 #![allow(unsafe_code, reason = "allow-listed: a page that is missing, and calls that touch it")]
 
 use crate::DriverError;
@@ -59,22 +60,12 @@ impl Hold {
     }
 
     fn new(call: impl FnOnce(usize) + Send + 'static) -> Result<Self, DriverError> {
-        // SAFETY: the new fd is ours alone.
-        let faults = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC) }?;
-        let mut api = [VERSION, 0, 0];
-        // SAFETY: the number and the three words are those of UFFDIO_API.
-        let argument = unsafe { Updater::<API, _>::new(&mut api) };
-        // SAFETY: the call changes nothing but the three words.
-        unsafe { ioctl(&faults, argument) }?;
+        let faults = faults()?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let page = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE_SIZE, protection, flags) }?;
         let page = page as usize;
-        let mut range = [page as u64, PAGE_SIZE as u64, MISSING, 0];
-        // SAFETY: the number and the four words are those of UFFDIO_REGISTER.
-        let argument = unsafe { Updater::<REGISTER, _>::new(&mut range) };
-        // SAFETY: only our page becomes one that waits.
-        unsafe { ioctl(&faults, argument) }?;
+        withhold(&faults, page as u64, PAGE_SIZE as u64)?;
         let thread = std::thread::Builder::new().spawn(move || call(page))?;
         let hold = Self { faults: Some(faults), thread: Some(thread), page };
         hold.wait_until_held()?;
@@ -83,15 +74,79 @@ impl Hold {
 
     /// Returns when the call waits for its page, and so has the lock.
     fn wait_until_held(&self) -> Result<(), DriverError> {
-        let Some(faults) = &self.faults else { return Ok(()) };
-        let mut fds = [PollFd::from_borrowed_fd(faults.as_fd(), PollFlags::IN)];
-        loop {
-            match poll(&mut fds, Some(&PATIENCE)) {
-                Ok(0) => return Err(DriverError::Timeout),
-                Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
+        self.faults.as_ref().map_or(Ok(()), wait_for_fault)
+    }
+}
+
+/// Pages of a file that this process has mapped and that are not in memory: whoever touches one
+/// waits until this is dropped, as it would while another process punches a hole into the file.
+#[derive(Debug)]
+pub struct Withheld {
+    faults: OwnedFd,
+}
+
+impl Withheld {
+    /// Keeps the pages of all mappings of the memfd `name` from whoever touches them.
+    ///
+    /// # Errors
+    /// [`DriverError::System`]: `EFAULT` if the file is not mapped, or userfaultfd is refused;
+    /// [`DriverError::Io`].
+    pub fn of_memfd(name: &str) -> Result<Self, DriverError> {
+        let faults = faults()?;
+        let maps = std::fs::read_to_string("/proc/self/maps")?;
+        let of_file = |line: &&str| line.contains(&format!("/memfd:{name} "));
+        let mut is_mapped = false;
+        for line in maps.lines().filter(of_file) {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let (from, to) = range.ok_or(Errno::FAULT)?;
+            let address = |text| u64::from_str_radix(text, 16).map_err(|_| Errno::FAULT);
+            let (from, to) = (address(from)?, address(to)?);
+            withhold(&faults, from, to - from)?;
+            is_mapped = true;
+        }
+        if is_mapped { Ok(Self { faults }) } else { Err(Errno::FAULT.into()) }
+    }
+
+    /// Returns when a thread waits for a page.
+    ///
+    /// # Errors
+    /// [`DriverError::Timeout`]: none does, after 20 seconds.
+    pub fn wait_until_touched(&self) -> Result<(), DriverError> {
+        wait_for_fault(&self.faults)
+    }
+}
+
+/// A new userfaultfd.
+fn faults() -> Result<OwnedFd, DriverError> {
+    // SAFETY: the new fd is ours alone.
+    let faults = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC) }?;
+    let mut api = [VERSION, 0, 0];
+    // SAFETY: the number and the three words are those of UFFDIO_API.
+    let argument = unsafe { Updater::<API, _>::new(&mut api) };
+    // SAFETY: the call changes nothing but the three words.
+    unsafe { ioctl(&faults, argument) }?;
+    Ok(faults)
+}
+
+/// Keeps the missing pages of these addresses from whoever touches them, until `faults` is closed.
+fn withhold(faults: &OwnedFd, address: u64, size: u64) -> Result<(), DriverError> {
+    let mut range = [address, size, MISSING, 0];
+    // SAFETY: the number and the four words are those of UFFDIO_REGISTER.
+    let argument = unsafe { Updater::<REGISTER, _>::new(&mut range) };
+    // SAFETY: no page changes; who touches one of these waits.
+    unsafe { ioctl(faults, argument) }?;
+    Ok(())
+}
+
+/// Returns when somebody waits for a page.
+fn wait_for_fault(faults: &OwnedFd) -> Result<(), DriverError> {
+    let mut fds = [PollFd::from_borrowed_fd(faults.as_fd(), PollFlags::IN)];
+    loop {
+        match poll(&mut fds, Some(&PATIENCE)) {
+            Ok(0) => return Err(DriverError::Timeout),
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
         }
     }
 }

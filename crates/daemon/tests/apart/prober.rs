@@ -1,0 +1,157 @@
+//! `Prober`: what the neighbours of an abuse wait at worst, for each way in which they depend on
+//! the daemon: a good guest's request, the control API, a new session of another device.
+//!
+//! A machine with much to do must not look like a stall of ours. So the time in which the prober's
+//! thread, or a thread of the daemon, could have run and had no CPU is taken off each wait (the
+//! kernel's accounts, `schedstat`), and so is the time that the hypervisor took from this machine.
+//! What is left is what the daemon did, or what it had the kernel do: system calls, page faults,
+//! locks of the kernel that others hold.
+//!
+//! A thread that has ended takes its account with it. So what is measured runs on threads that
+//! stay: the control API is asked for something that the control thread answers by itself (a path
+//! that there is not), and the sessions are of several devices in turn, so that the thread which
+//! closes the files of the session before has ended long ago. What the API shows comes from a
+//! thread of its own for each request: that it comes at all is checked.
+
+use crate::process::{Daemon, PATIENCE};
+use crate::program::http;
+use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, SystemTime};
+
+/// The longest wait that a neighbour may have, unless SECURITY.md says otherwise.
+pub(crate) const STALL_MAX: Duration = Duration::from_millis(50);
+/// Devices of the configuration that [`Prober::start`] needs, beside the control socket `control`.
+pub(crate) const NEIGHBOURS: &str = "
+[[blk]]
+name = 'good'
+socket_path = '@/good'
+null = '16M'
+queue_workers = [0]
+[[blk]]
+name = 'other0'
+socket_path = '@/other0'
+null = '16M'
+[[blk]]
+name = 'other1'
+socket_path = '@/other1'
+null = '16M'
+[[blk]]
+name = 'other2'
+socket_path = '@/other2'
+null = '16M'
+[[blk]]
+name = 'other3'
+socket_path = '@/other3'
+null = '16M'
+";
+/// Their sockets, and the control socket.
+pub(crate) const SOCKETS: [&str; 6] = ["control", "good", "other0", "other1", "other2", "other3"];
+/// Rounds of probes beside an abuse at least.
+const ROUNDS_MIN: usize = 20;
+/// Pause between two rounds: a client that comes more often is slowed down.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The worst waits of some rounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stalls {
+    /// A flush of the good guest.
+    pub(crate) guest: Duration,
+    /// An answer of the control API.
+    pub(crate) control: Duration,
+    /// From the connection to the first answer.
+    pub(crate) session: Duration,
+}
+
+pub(crate) struct Prober {
+    pid: u32,
+    control: PathBuf,
+    others: Vec<PathBuf>,
+    guest: BlkDriver,
+}
+
+impl Prober {
+    /// Probes `daemon`, whose configuration has [`NEIGHBOURS`] and a control socket.
+    pub(crate) fn start(daemon: &Daemon) -> Self {
+        let guest = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
+        let others = SOCKETS[2..].iter().map(|name| daemon.socket_of(name)).collect();
+        let control = daemon.socket_of("control");
+        let mut prober = Self { pid: daemon.pid(), control, others, guest };
+        // The first time, parts of the program are read from its file.
+        prober.worst(prober.others.len());
+        prober
+    }
+
+    /// Probes while `abuse` runs, on a thread of its own, until it has been at it for some rounds;
+    /// `abuse` ends when its flag is set, and may end before.
+    pub(crate) fn beside(&mut self, abuse: impl FnOnce(&AtomicBool) + Send) -> Stalls {
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _end = crate::rings::StopAtEnd(&is_over);
+            scope.spawn(|| abuse(&is_over));
+            self.worst(ROUNDS_MIN)
+        })
+    }
+
+    /// The worst waits of `rounds` rounds.
+    pub(crate) fn worst(&mut self, rounds: usize) -> Stalls {
+        let mut worst = Stalls::default();
+        for _ in 0..rounds {
+            let queue = &mut self.guest.queues[0];
+            let flush = || queue.run(Op::Flush).map(drop).unwrap();
+            worst.guest = worst.guest.max(waited(self.pid, flush));
+            let ask = |path| http(&self.control, "GET", path, "").0;
+            let ask_in_vain = || assert_eq!(ask("/v1/nothing"), 404);
+            worst.control = worst.control.max(waited(self.pid, ask_in_vain));
+            assert_eq!(ask("/v1/devices"), 200);
+            self.others.rotate_left(1);
+            let connect = || {
+                let mut front = FrontEnd::connect(&self.others[0], PATIENCE).unwrap();
+                front.features().unwrap();
+            };
+            worst.session = worst.session.max(waited(self.pid, connect));
+            std::thread::sleep(PAUSE);
+        }
+        worst
+    }
+}
+
+/// How long `act` takes, less what this thread and those of the process `pid` waited for a CPU.
+fn waited(pid: u32, act: impl FnOnce()) -> Duration {
+    let (before, stolen) = (delays(pid), stolen());
+    let began = SystemTime::now();
+    act();
+    let took = began.elapsed().unwrap_or_default();
+    let after = delays(pid);
+    let delayed = after.iter().map(|(thread, ns)| ns - before.get(thread).unwrap_or(&0).min(ns));
+    let delayed = Duration::from_nanos(delayed.sum());
+    took.saturating_sub(delayed).saturating_sub(self::stolen().saturating_sub(stolen))
+}
+
+/// Nanoseconds that this thread, and each thread of `pid`, could have run and had no CPU.
+fn delays(pid: u32) -> HashMap<PathBuf, u64> {
+    let folder = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    let threads = folder.filter_map(|thread| Some(thread.ok()?.path()));
+    let delay = |thread: PathBuf| {
+        let text = std::fs::read_to_string(thread.join("schedstat")).ok()?;
+        Some((thread, text.split(' ').nth(1)?.parse().ok()?))
+    };
+    threads.chain([PathBuf::from("/proc/thread-self")]).filter_map(delay).collect()
+}
+
+/// What the hypervisor has taken from this machine's CPUs.
+fn stolen() -> Duration {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let mut words = text.lines().next().into_iter().flat_map(str::split_whitespace);
+    let ticks: u64 = words.nth(8).and_then(|word| word.parse().ok()).unwrap_or(0);
+    Duration::from_millis(ticks * 10)
+}
+
+/// Fails if a neighbour of `abuse` has waited for too long.
+pub(crate) fn check(abuse: &str, stalls: Stalls) {
+    let Stalls { guest, control, session } = stalls;
+    let worst = guest.max(control).max(session);
+    assert!(worst < STALL_MAX, "beside {abuse}: {stalls:?}");
+}

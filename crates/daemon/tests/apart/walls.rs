@@ -1,0 +1,329 @@
+//! What the neighbours of an abuse feel: a guest on the same worker, the control API, and a new
+//! session of another device, each measured by the prober beside every abuse of SECURITY.md that a
+//! program can keep up.
+//!
+//! One abuse holds its worker: a page fault that takes as long as the front-end likes. Guests on
+//! that worker wait with it; the control API, sessions, and guests on other workers do not.
+
+use crate::faults::{self, Hole, goes_on};
+use crate::prober::{NEIGHBOURS, Prober, SOCKETS, check};
+use crate::process::{Daemon, PATIENCE};
+use crate::rings;
+use manyring_driver::hostile::{HostileRing, OddFd, Spoil, fill_eventfd};
+use manyring_driver::{Arena, BlkDriver, BlkOptions, FrontEnd, Op, Vring};
+use manyring_queue::RingFeatures;
+use manyring_wire::net::VIRTIO_NET_F_CTRL_VQ;
+use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, PROTOCOL_F_REPLY_ACK, VringAddr};
+use manyring_wire::virtio::VIRTIO_F_VERSION_1;
+use rustix::event::epoll;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+/// Index of the control queue of a device with one pair.
+const CONTROLQ: u32 = 2;
+const PAGE: u64 = 4096;
+/// Bytes of memory of a guest with one ring.
+const SIZE: u64 = 16 * PAGE;
+
+/// A guest with one ring of 16 entries, in a file of its own.
+struct Ring {
+    front: FrontEnd,
+    arena: Arena,
+    file: OwnedFd,
+    vring: Vring,
+}
+
+impl Ring {
+    /// Ring `index` of the device at `socket`, which is not started yet.
+    fn connect(socket: &std::path::Path, name: &str, index: u32) -> Self {
+        let mut front = FrontEnd::connect(socket, PATIENCE).unwrap();
+        let required = F_PROTOCOL_FEATURES | VIRTIO_F_VERSION_1;
+        let features = front.negotiate(VIRTIO_NET_F_CTRL_VQ, required, PROTOCOL_F_REPLY_ACK);
+        let file = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
+        let arena = Arena::in_file(file.try_clone().unwrap(), SIZE).unwrap();
+        let ring_features = RingFeatures::from_bits(features.unwrap());
+        let vring = Vring::new(&arena, index, 16, ring_features, 0).unwrap();
+        front.set_memory(&arena).unwrap();
+        Self { front, arena, file, vring }
+    }
+
+    /// Takes every page of the ring out of memory: it reads as the empty ring that it was.
+    fn punch(&self) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.file, flags, 0, SIZE).unwrap();
+    }
+
+    /// Starts the ring. It is enabled before: the answer to a later "enable" would be the worker's.
+    fn start(&mut self) {
+        let (front, vring, at) = (&mut self.front, &self.vring, self.vring.addresses());
+        let index = vring.index();
+        front.set_vring_enable(index, true).unwrap();
+        front.set_vring_num(index, vring.size().into()).unwrap();
+        front.set_vring_base(index, 0).unwrap();
+        let (descriptor, available, used) = (at.descriptor, at.available, at.used);
+        let addr = VringAddr { index, flags: 0, descriptor, used, available, log: 0 };
+        front.set_vring_addr(&addr).unwrap();
+        front.set_vring_call(index, Some(vring.call_fd())).unwrap();
+        front.set_vring_kick(index, Some(vring.kick_fd())).unwrap();
+    }
+
+    /// Offers a request or command that lies in pages which nobody has touched.
+    fn offer(&mut self) {
+        let [head, status] = [(); 2].map(|()| self.arena.alloc(PAGE, PAGE).unwrap());
+        self.vring.queue().add(&[(head, 16)], &[(status, 1)]).unwrap();
+        self.vring.publish().unwrap();
+        self.vring.kick().unwrap();
+    }
+
+    fn is_answered(&mut self) -> bool {
+        self.vring.wait_used(PATIENCE).is_ok()
+    }
+}
+
+/// Where a page fault of a bad guest holds its worker.
+#[derive(Clone, Copy, Debug)]
+enum At {
+    /// The ring is read when its queue starts.
+    Start,
+    /// A request or command is read.
+    Request,
+}
+
+/// The bad guest has worker 1, its neighbours worker 0 or whichever there is.
+const BAD_APART: &str = "
+[daemon]
+control = '@/control'
+workers = 2
+[[blk]]
+name = 'disk'
+socket_path = '@/disk'
+memory = '16M'
+queue_workers = [1]
+[[net]]
+name = 'net'
+socket_path = '@/net'
+null = true
+queue_workers = [1]
+";
+
+#[test]
+fn a_page_fault_that_does_not_end_holds_its_worker_and_neither_sessions_nor_the_control_api() {
+    let names = [&SOCKETS[..], &["disk", "net", "faults"]].concat();
+    let daemon = faults::daemon(&format!("{BAD_APART}{NEIGHBOURS}"), &names);
+    let mut prober = Prober::start(&daemon);
+    for (device, index) in [("disk", 0), ("net", CONTROLQ)] {
+        for at in [At::Start, At::Request] {
+            let name = format!("hole-{device}-{at:?}");
+            let mut ring = Ring::connect(&daemon.socket_of(device), &name, index);
+            let mut hole = match at {
+                At::Start => {
+                    ring.punch();
+                    let hole = Hole::new(&daemon, &name);
+                    ring.start();
+                    hole
+                }
+                At::Request => {
+                    ring.start();
+                    let hole = Hole::new(&daemon, &name);
+                    ring.offer();
+                    hole
+                }
+            };
+            hole.wait_until_touched();
+            check(&name, prober.worst(20));
+            drop(hole);
+            if matches!(at, At::Start) {
+                ring.offer();
+            }
+            assert!(goes_on(|| ring.is_answered()), "{name}: the guest goes on");
+        }
+    }
+}
+
+/// The bad guest has the worker of the good one.
+const BAD_BESIDE: &str = "
+[daemon]
+control = '@/control'
+workers = 1
+[[blk]]
+name = 'bad'
+socket_path = '@/bad'
+memory = '64M'
+num_queues = 2
+handshake_timeout = 1
+";
+
+/// A daemon with one worker, and the prober of its good guest.
+struct Beside {
+    daemon: Daemon,
+    prober: Prober,
+}
+
+impl Beside {
+    fn new() -> Self {
+        let names = [&SOCKETS[..], &["bad"]].concat();
+        let daemon = Daemon::run(&format!("{BAD_BESIDE}{NEIGHBOURS}"), &names);
+        let prober = Prober::start(&daemon);
+        Self { daemon, prober }
+    }
+
+    fn bad(&self) -> PathBuf {
+        self.daemon.socket_of("bad")
+    }
+
+    /// Does `abuse` again and again while the prober looks.
+    fn bear(&mut self, name: &str, mut abuse: impl FnMut() + Send) {
+        let stalls = self.prober.beside(|is_over| {
+            while !is_over.load(Ordering::Relaxed) {
+                abuse();
+            }
+        });
+        check(name, stalls);
+    }
+}
+
+fn connect(socket: &std::path::Path, options: &BlkOptions) -> BlkDriver {
+    BlkDriver::start(FrontEnd::connect(socket, PATIENCE).unwrap(), options).unwrap()
+}
+
+#[test]
+fn neighbours_of_spoiled_rings_and_floods_of_kicks_wait_for_nothing() {
+    let mut beside = Beside::new();
+    let bad = beside.bad();
+    let small = BlkOptions { queue_size: 16, ..BlkOptions::default() };
+    let mut spoils = Spoil::ALL.into_iter().cycle();
+    beside.bear("spoiled rings", || {
+        let mut guest = connect(&bad, &small);
+        let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
+        ring.offer(spoils.next().unwrap()).unwrap();
+        guest.queues[0].vring().kick().unwrap();
+        let _ = guest.queues[0].vring().wait_err(PATIENCE);
+    });
+    let mut guest = connect(&bad, &small);
+    beside.bear("a flood of kicks", || {
+        let _ = guest.queues[0].vring().kick();
+    });
+}
+
+#[test]
+fn neighbours_of_floods_of_messages_and_clients_wait_for_nothing() {
+    let mut beside = Beside::new();
+    let bad = beside.bad();
+    let mut guest = connect(&bad, &BlkOptions::default());
+    let (arena, mut round) = (guest.arena.clone(), 0);
+    beside.bear("memory tables that are replaced", || {
+        round += 1;
+        rings::replace_table(&mut guest.front, &arena, round);
+    });
+    beside.bear("a flood of messages", || {
+        let _ = guest.front.set_vring_enable(0, round.is_multiple_of(2));
+        round += 1;
+    });
+    let restart = rings::Restart::of(guest.queues[0].vring());
+    beside.bear("rings that stop and start", || restart.run(&mut guest.front));
+    drop(guest);
+    beside.bear("clients that come and go", || {
+        let front = FrontEnd::connect(&bad, PATIENCE);
+        drop(front);
+    });
+}
+
+#[test]
+fn neighbours_of_long_requests_wait_for_nothing() {
+    let mut beside = Beside::new();
+    let bad = beside.bad();
+    let options = BlkOptions {
+        queue_size: 16,
+        buffer_size: 8 << 20,
+        segment_size: 1 << 20,
+        ..BlkOptions::default()
+    };
+    let mut guest = connect(&bad, &options);
+    let ops = [
+        Op::Read { sector: 0, len: 8 << 20 },
+        Op::WriteAny { sector: 0, len: 8 << 20 },
+        Op::WriteZeroes { sector: 0, count: (64 << 20) / 512, unmap: false },
+    ];
+    for op in ops {
+        beside.bear(&format!("long requests: {op:?}"), || {
+            let queue = &mut guest.queues[0];
+            while queue.submit(op).unwrap().is_some() {}
+            queue.publish().unwrap();
+            while queue.in_flight() > 0 {
+                queue.wait(PATIENCE).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn neighbours_of_memory_that_is_cut_or_punched_wait_for_nothing() {
+    const BYTES: u64 = 32 << 20;
+    let mut beside = Beside::new();
+    let bad = beside.bad();
+    let options = BlkOptions { buffer_size: 1 << 20, spare: BYTES, ..BlkOptions::default() };
+    let read = Op::Read { sector: 0, len: 1 << 20 };
+    beside.bear("memory that is cut away", || {
+        let mut guest = connect(&bad, &options);
+        guest.queues[0].run(read).unwrap();
+        guest.queues[0].submit(read).unwrap();
+        guest.queues[0].publish().unwrap();
+        guest.arena.table().iter().for_each(|(_, file)| ftruncate(file, 0).unwrap());
+        let _ = guest.queues[0].vring().kick();
+        let _ = guest.front.is_closed_within(PATIENCE);
+        // The driver's own memory is gone as well: nothing of it may be touched here any more.
+        std::mem::forget(guest);
+    });
+    let mut guest = connect(&bad, &options);
+    let first = guest.arena.table()[0].1.try_clone_to_owned().unwrap();
+    beside.bear("holes that are punched into free memory", || {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let free = guest.arena.table()[0].0.size - BYTES;
+        fallocate(&first, flags, free.next_multiple_of(PAGE), BYTES - 2 * PAGE).unwrap();
+        guest.queues[0].run(read).unwrap();
+    });
+}
+
+#[test]
+fn neighbours_of_odd_file_descriptors_wait_for_nothing() {
+    let mut beside = Beside::new();
+    let bad = beside.bad();
+    let mut kinds = OddFd::ALL.into_iter().cycle();
+    beside.bear("odd file descriptors", || {
+        let odd = kinds.next().unwrap().open().unwrap();
+        let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        let _ = front.set_vring_kick(0, Some(odd.fd.as_fd()));
+        let _ = front.set_vring_call(0, Some(odd.fd.as_fd()));
+        drop(front);
+        // Its other ends go first: the close of the last copy must not wait here.
+        drop(odd);
+    });
+    beside.bear("calls that block", || {
+        let mut guest = connect(&bad, &BlkOptions::default());
+        let queue = &mut guest.queues[0];
+        fill_eventfd(queue.vring().call_fd()).unwrap();
+        queue.submit(Op::Flush).unwrap();
+        queue.publish().unwrap();
+        let _ = guest.front.is_closed_within(PATIENCE);
+    });
+}
+
+#[test]
+fn neighbours_of_a_call_with_many_waiters_wait_for_little() {
+    /// Each costs a write to the call some 200 ns.
+    const SETS: usize = 1000;
+    let mut beside = Beside::new();
+    let mut guest = connect(&beside.bad(), &BlkOptions::default());
+    let call = guest.queues[0].vring().call_fd().try_clone_to_owned().unwrap();
+    let waiters: Vec<_> = (0..SETS)
+        .map(|_| {
+            let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            epoll::add(&set, &call, epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
+            set
+        })
+        .collect();
+    beside.bear("a call with many waiters", || guest.queues[0].run(Op::Flush).map(drop).unwrap());
+    drop(waiters);
+}
