@@ -108,8 +108,12 @@ impl House {
         let pool = Pool::pinned(options, plan.pins());
         let mut house =
             Self { pool, devices: Registry::default(), fronts: Vec::new(), xens: Vec::new() };
+        let mut refused = Vec::new();
         for blk in &plan.blk {
-            house.add_blk(blk, plan.daemon.io_uring)?;
+            match house.add_blk(blk, plan.daemon.io_uring) {
+                Err(error @ AssembleError::Image { .. }) => refused.push((blk, error)),
+                added => added?,
+            }
         }
         let mut ports = Vec::new();
         for net in &plan.net {
@@ -123,7 +127,24 @@ impl House {
             let (pool, devices) = (house.pool.clone(), house.devices.clone());
             house.xens.push(XenDisks::new(xen, plan.daemon.io_uring, pool, devices)?);
         }
+        house.goes_on_without(refused)?;
         Ok(house)
+    }
+
+    /// An image that cannot be opened costs its own device, unless there is no other one.
+    fn goes_on_without(
+        &self,
+        refused: Vec<(&BlkPlan, AssembleError)>,
+    ) -> Result<(), AssembleError> {
+        let is_empty = self.fronts.is_empty() && self.xens.is_empty();
+        for (blk, error) in refused {
+            if is_empty {
+                return Err(error);
+            }
+            let device = blk.device.name.as_str();
+            tracing::error!(device, "not served: {error}");
+        }
+        Ok(())
     }
 
     fn add_blk(&mut self, blk: &BlkPlan, io_uring: bool) -> Result<(), AssembleError> {

@@ -4,6 +4,7 @@
 mod process;
 mod program;
 
+use manyring_driver::{BlkDriver, BlkOptions};
 use process::Daemon;
 use program::{manyring, misused, names_in, output_of, refused, refused_configuration};
 use serde_json::{Value, json};
@@ -189,6 +190,8 @@ fn an_image_of_another_format_is_refused_unless_raw_is_insisted_on() {
     for (format, header) in headers() {
         let mut bytes = header;
         bytes.resize(1 << 20, 0);
+        // A new file, which no guest has had.
+        let _ = std::fs::remove_file(&image);
         std::fs::write(&image, bytes).unwrap();
         let mut command = manyring();
         command.arg("blk").arg("--socket-path").arg(at.join("s")).arg("--blk-file").arg(&image);
@@ -208,6 +211,7 @@ fn an_image_of_another_format_is_refused_unless_raw_is_insisted_on() {
     // A header that ends the file: a VHD of fixed size.
     let mut bytes = vec![0; 4096];
     bytes[4096 - 512..][..8].copy_from_slice(b"conectix");
+    std::fs::remove_file(&image).unwrap();
     std::fs::write(&image, bytes).unwrap();
     let mut command = manyring();
     command.arg("blk").arg("--socket-path").arg(at.join("s")).arg("--blk-file").arg(&image);
@@ -215,24 +219,74 @@ fn an_image_of_another_format_is_refused_unless_raw_is_insisted_on() {
     assert!(!names_in(at).contains(&"s".to_owned()));
 }
 
-#[test]
-fn a_guest_that_writes_such_a_header_is_served_and_again_where_raw_is_insisted_on() {
-    use manyring_driver::{BlkDriver, BlkOptions};
-    let image = tempfile::NamedTempFile::new().unwrap();
-    image.as_file().set_len(1 << 20).unwrap();
-    let file = image.path().to_str().unwrap();
+/// The first sector of a qcow2 image.
+fn header() -> [u8; 512] {
     let mut sector = [0; 512];
     sector[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
-    let daemon = Daemon::blk(&["--blk-file", file]);
-    for _ in 0..2 {
-        let mut driver = BlkDriver::connect(&daemon.socket(), &BlkOptions::default()).unwrap();
-        driver.queues[0].write(0, &sector).unwrap();
-        driver.queues[0].flush().unwrap();
-    }
-    assert!(daemon.terminate().success());
-    let daemon = Daemon::blk(&["--blk-file", file, "--format", "raw"]);
-    let mut driver = BlkDriver::connect(&daemon.socket(), &BlkOptions::default()).unwrap();
+    sector
+}
+
+/// What a new front-end of a socket reads from sector 0.
+fn first_sector(socket: &Path) -> [u8; 512] {
+    let mut driver = BlkDriver::connect(socket, &BlkOptions::default()).unwrap();
     let mut found = [0; 512];
     driver.queues[0].read(0, &mut found).unwrap();
-    assert_eq!(found, sector);
+    found
+}
+
+#[test]
+fn a_guest_that_writes_such_a_header_is_served_after_a_restart_and_so_are_others() {
+    let folder = folder();
+    let disk = |name: &str| {
+        let file = folder.path().join(format!("{name}.img"));
+        std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+        let file = file.display();
+        format!("[[blk]]\nname = '{name}'\nsocket_path = '@/{name}'\nfile = '{file}'\n")
+    };
+    let config = disk("other") + &disk("writes");
+    let daemon = Daemon::run(&config, &["writes", "other"]);
+    let mut driver =
+        BlkDriver::connect(&daemon.socket_of("writes"), &BlkOptions::default()).unwrap();
+    driver.queues[0].write(0, &header()).unwrap();
+    driver.queues[0].flush().unwrap();
+    drop(driver);
+    assert!(daemon.terminate().success());
+    // A front-end that only reads is no reason to look either.
+    for keys in ["", "read_only = true\n"] {
+        let daemon = Daemon::run(&(config.clone() + keys), &["writes", "other"]);
+        assert_eq!(first_sector(&daemon.socket_of("writes")), header());
+        assert_eq!(first_sector(&daemon.socket_of("other")), [0; 512]);
+        assert!(daemon.terminate().success());
+    }
+}
+
+#[test]
+fn an_image_that_cannot_be_opened_costs_its_own_device() {
+    let folder = folder();
+    let (at, image) = (folder.path(), folder.path().join("qcow2"));
+    let mut bytes = header().to_vec();
+    bytes.resize(1 << 20, 0);
+    std::fs::write(&image, bytes).unwrap();
+    let disk = |name: &str, file: &Path| {
+        let file = file.display();
+        format!("[[blk]]\nname = '{name}'\nsocket_path = '@/{name}'\nfile = '{file}'\n")
+    };
+    let bad = disk("bad", &image) + &disk("none", &at.join("nothing"));
+    let good = "[[blk]]\nname = 'good'\nsocket_path = '@/good'\nnull = '1G'\n";
+    let daemon = Daemon::run(&format!("{bad}{good}"), &["good"]);
+    assert_eq!(first_sector(&daemon.socket_of("good")), [0; 512]);
+    let log = daemon.log();
+    for (name, why) in [("bad", "is a qcow2 image"), ("none", "cannot open")] {
+        let says = |line: &str| {
+            line.contains("ERROR") && line.contains(&format!("\"{name}\"")) && line.contains(why)
+        };
+        assert!(log.lines().any(says), "{name}: {log}");
+        assert!(!daemon.socket_of(name).exists());
+    }
+    assert!(daemon.terminate().success());
+    // With nothing to serve, the daemon ends and says why.
+    let file = at.join("manyring.toml");
+    std::fs::write(&file, bad.replace('@', at.to_str().unwrap())).unwrap();
+    let error = refused(at, manyring().arg("run").arg("--config").arg(&file));
+    assert!(error.contains("[[blk]] bad: file") && error.contains("qcow2"), "{error}");
 }

@@ -1,9 +1,10 @@
 //! `Image`: a file or block device, opened, locked and measured. `file` and `uring` serve it.
 
+mod format;
 mod probe;
 
 use super::spares::Spares;
-use super::{Geometry, container, holder};
+use super::{Geometry, holder};
 use crate::sys::file as sys;
 use probe::{Units, can_nowait, can_punch, direct_alignment, is_in_memory, writes_in_parallel};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -23,8 +24,8 @@ pub struct ImageOptions {
     pub direct: bool,
     /// The logical block size that the guest is to be told, if it is not the image's own.
     pub block_size: Option<u32>,
-    /// Serve the image even if its bytes look like an image of another format. A guest can write
-    /// such bytes to its own disk.
+    /// Serve the image even if its bytes look like an image of another format, and no guest has had
+    /// it.
     pub any_content: bool,
 }
 
@@ -101,7 +102,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens, locks and measures `path`. Changes nothing.
+    /// Opens, locks and measures `path`. Changes no byte of it, but notes with an attribute that a
+    /// guest can write to it from now on.
     ///
     /// # Errors
     /// [`ImageError`], one for each reason.
@@ -141,11 +143,7 @@ impl Image {
             return Err(ImageError::Blocks { path: at(), size: file_size, block_size });
         }
         if !options.any_content {
-            let format = container_format(&plain, file_size)
-                .map_err(|errno| ImageError::Read { path: at(), errno })?;
-            if let Some(format) = format {
-                return Err(ImageError::Container { path: at(), format });
-            }
+            format::check(&plain, path, (block_device, file_size))?;
         }
         let direct = options.direct.then(|| {
             // The second description must not ask for O_EXCL: the first holds the device.
@@ -154,6 +152,9 @@ impl Image {
         });
         let direct = direct.transpose()?;
         direct.iter().for_each(leave_atime);
+        if !options.read_only {
+            format::note(&plain, path, block_device);
+        }
         let (file, buffered) = match direct {
             Some(direct) => (direct, Some(plain)),
             None => (plain, None),
@@ -445,14 +446,6 @@ fn describe(file: &OwnedFd) -> Result<OwnedFd, Errno> {
 
 fn size_of_file(file: &OwnedFd) -> Result<u64, Errno> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
-}
-
-/// The format of an image that is more than a disk's bytes, from its first and last sector.
-fn container_format(file: &OwnedFd, size: u64) -> Result<Option<&'static str>, Errno> {
-    let (mut head, mut tail) = ([0; container::HEAD_LEN], [0; container::TAIL_LEN]);
-    let head_len = rustix::io::pread(file, &mut head, 0)?;
-    let tail_len = rustix::io::pread(file, &mut tail, size - container::TAIL_LEN as u64)?;
-    Ok(container::format_of(&head[..head_len], &tail[..tail_len]))
 }
 
 /// Sets `O_NOATIME`, if this process may (it owns the file, or has `CAP_FOWNER`). Without it a read

@@ -4,10 +4,11 @@ use crate::between::Between;
 use crate::process::wait_until;
 use crate::program::http;
 use crate::takeover::{begin, finish};
-use crate::world::{World, XVDA, options};
-use manyring_driver::{Blkfront, BlkfrontOptions};
+use crate::world::{World, XVDA, connect, options};
+use manyring_driver::{Blkfront, BlkfrontOptions, XenDisk};
 use rustix::process::Signal;
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -142,4 +143,52 @@ fn guest_is_served_while_a_xenstored_that_is_there_again_does_not_answer_yet() {
     assert!(wait_until(|| daemon.log().contains("took a ring over")));
     front.queues[1].write(0, &[1; 512]).unwrap();
     assert!(daemon.terminate().success());
+}
+
+#[test]
+fn guest_that_encrypts_its_disk_is_served_by_the_next_daemon() {
+    for prefix in ["", "raw:", "aio:"] {
+        let mut world = World::new();
+        let daemon = world.daemon(&[]);
+        let (domain, image) = (world.domain(7), world.image("disk"));
+        let disk = XenDisk::new("vbd", 7, XVDA, &format!("{prefix}{}", image.display()));
+        disk.announce(&mut world.toolstack).unwrap();
+        let mut front = Blkfront::connect(&domain, &disk.folder(), &options(2)).unwrap();
+        let header = luks_header();
+        front.queues[0].write(0, &header).unwrap();
+        assert!(daemon.terminate().success());
+        let _daemon = world.daemon(&[]);
+        let mut found = [0; 512];
+        front.queues[0].read(0, &mut found).unwrap();
+        assert_eq!(found, header, "{prefix}");
+    }
+}
+
+#[test]
+fn file_that_is_no_raw_disk_is_served_only_if_the_tool_stack_says_so() {
+    let mut world = World::new();
+    let _daemon = world.daemon(&[]);
+    for (number, prefix) in (7..).zip(["", "phy:", "raw:", "aio:"]) {
+        let image = world.image(&format!("disk{number}"));
+        let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+        file.write_all_at(&luks_header(), 0).unwrap();
+        let domain = world.domain(number);
+        let disk = XenDisk::new("vbd", number, XVDA, &format!("{prefix}{}", image.display()));
+        disk.announce(&mut world.toolstack).unwrap();
+        if matches!(prefix, "raw:" | "aio:") {
+            let mut front = connect(&domain, &disk, 1);
+            let mut found = [0; 512];
+            front.queues[0].read(0, &mut found).unwrap();
+            assert_eq!(found, luks_header());
+        } else {
+            assert!(wait_until(|| world.error_of(&disk).contains("is a LUKS image")), "{prefix}");
+        }
+    }
+}
+
+/// The first sector of an encrypted disk.
+fn luks_header() -> [u8; 512] {
+    let mut sector = [0; 512];
+    sector[..8].copy_from_slice(b"LUKS\xba\xbe\0\x02");
+    sector
 }

@@ -23,6 +23,8 @@ const PERSISTENT_MAX: u32 = 1 << 20;
 const PERSISTENT: u32 = 1056;
 /// Prefixes with which tool stacks say in `params` how a file is to be served.
 const FILE_PREFIXES: [&str; 4] = ["aio:", "raw:", "file:", "phy:"];
+/// Those that say that the file's bytes are those of the disk, whatever they look like.
+const RAW_PREFIXES: [&str; 2] = ["aio:", "raw:"];
 
 /// The disks of one xenstore.
 #[derive(Clone, Debug, Serialize)]
@@ -126,7 +128,9 @@ impl XenBlkPlan {
         if !path.is_absolute() {
             return Err(format!("params: {params:?} is no absolute path"));
         }
-        Ok(DiskPlan::File { path: path.to_owned(), direct: self.direct, format: self.format })
+        let is_raw = RAW_PREFIXES.iter().any(|prefix| params.starts_with(prefix));
+        let format = if is_raw { Some(Format::Raw) } else { self.format };
+        Ok(DiskPlan::File { path: path.to_owned(), direct: self.direct, format })
     }
 }
 
@@ -211,11 +215,16 @@ mod tests {
     #[test]
     fn params_name_a_file_with_or_without_the_tool_stacks_prefix_or_no_file() {
         let plan = xen("direct = true").unwrap();
-        for params in ["/d.img", "aio:/d.img", "phy:/d.img"] {
+        for (params, format) in [
+            ("/d.img", None),
+            ("phy:/d.img", None),
+            ("file:/d.img", None),
+            ("raw:/d.img", Some(Format::Raw)),
+            ("aio:/d.img", Some(Format::Raw)),
+        ] {
             let disk = plan.disk(params).unwrap();
-            let is_it = |path: &Path| path == Path::new("/d.img");
-            let DiskPlan::File { path, direct: true, format: None } = disk else { panic!() };
-            assert!(is_it(&path), "{params}");
+            let DiskPlan::File { path, direct: true, format: found } = disk else { panic!() };
+            assert_eq!((path.as_path(), found), (Path::new("/d.img"), format), "{params}");
         }
         assert!(matches!(plan.disk("null:1G"), Ok(DiskPlan::Null { size: 0x4000_0000 })));
         assert!(matches!(plan.disk("memory:64K"), Ok(DiskPlan::Memory { size: 65536 })));

@@ -1,0 +1,71 @@
+//! Refuses an image of another format, as long as no guest can have written its beginning.
+//!
+//! A guest may write anything to its own disk, also what looks like the header of a qcow2 or LUKS
+//! image. So the bytes of an image say nothing of its format once a guest has had it, and an
+//! attribute of the file notes that (docs/design/0013).
+
+use super::ImageError;
+use crate::blk::container;
+use rustix::fd::OwnedFd;
+use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
+use rustix::io::Errno;
+use std::path::Path;
+
+/// The attribute of an image that a guest may have written to.
+const NOTE: &str = "user.manyring.guest";
+
+/// Refuses an image of another format that no guest has had.
+///
+/// Where no note can be kept (block devices, file systems without such attributes), a guest may
+/// have written what is there: the image is served, and the log names what it looks like.
+///
+/// # Errors
+/// [`ImageError::Container`], [`ImageError::Read`].
+pub(super) fn check(
+    file: &OwnedFd,
+    path: &Path,
+    (block_device, size): (bool, u64),
+) -> Result<(), ImageError> {
+    let noted = fgetxattr(file, NOTE, &mut [0; 0][..]);
+    if noted.is_ok() {
+        return Ok(());
+    }
+    let format = container_format(file, size)
+        .map_err(|errno| ImageError::Read { path: path.to_path_buf(), errno })?;
+    let Some(format) = format else { return Ok(()) };
+    // A block device says of every such attribute that it is not there, and takes none.
+    if !block_device && noted == Err(Errno::NODATA) {
+        return Err(ImageError::Container { path: path.to_path_buf(), format });
+    }
+    tracing::warn!(
+        image = %path.display(),
+        "it looks like a {format} image, and is served as it is, since its guest may have written \
+         that"
+    );
+    Ok(())
+}
+
+/// Notes that a guest can write to the image from now on.
+pub(super) fn note(file: &OwnedFd, path: &Path, block_device: bool) {
+    if block_device || fgetxattr(file, NOTE, &mut [0; 0][..]).is_ok() {
+        return;
+    }
+    match fsetxattr(file, NOTE, b"1", XattrFlags::empty()) {
+        // A file system without such attributes: nothing is refused there.
+        Ok(()) | Err(Errno::OPNOTSUPP) => {}
+        Err(errno) => tracing::warn!(
+            image = %path.display(),
+            %errno,
+            "cannot note that a guest has it: say format = \"raw\", or it is refused if its guest \
+             writes the header of another format"
+        ),
+    }
+}
+
+/// The format of an image that is more than a disk's bytes, from its first and last sector.
+fn container_format(file: &OwnedFd, size: u64) -> Result<Option<&'static str>, Errno> {
+    let (mut head, mut tail) = ([0; container::HEAD_LEN], [0; container::TAIL_LEN]);
+    let head_len = rustix::io::pread(file, &mut head, 0)?;
+    let tail_len = rustix::io::pread(file, &mut tail, size - container::TAIL_LEN as u64)?;
+    Ok(container::format_of(&head[..head_len], &tail[..tail_len]))
+}
