@@ -2,7 +2,7 @@
 //! keeps the pages of a file from whoever touches them (userfaultfd). So a test decides how long a
 //! page fault takes, as a front-end can that punches a hole into its file. Needs root.
 
-use crate::process::{Daemon, wait_until};
+use crate::process::Daemon;
 use manyring_driver::hostile::Withheld;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,6 +13,9 @@ use std::process::Command;
 const FOLDER: &str = "MANYRING_TEST_FAULTS_FOLDER";
 /// The socket by which the test says which file is withheld.
 const SOCKET: &str = "faults";
+
+/// What the name of the thread begins with that runs the daemon there: the test harness names it.
+pub(crate) const THREAD: &str = "faults::daemon";
 
 /// Not a test by itself: the process that [`daemon`] starts.
 #[test]
@@ -80,9 +83,4 @@ impl Drop for Hole {
     fn drop(&mut self) {
         let _ = self.0.get_ref().shutdown(std::net::Shutdown::Both);
     }
-}
-
-/// True when the daemon sees no such page any more: `is_so` comes true.
-pub(crate) fn goes_on(is_so: impl FnMut() -> bool) -> bool {
-    wait_until(is_so)
 }

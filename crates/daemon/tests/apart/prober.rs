@@ -2,8 +2,8 @@
 //! the daemon: a good guest's request, the control API, a new session of another device.
 //!
 //! A machine with much to do must not look like a stall of ours. So the time in which the prober's
-//! thread, or a thread of the daemon, could have run and had no CPU is taken off each wait (the
-//! kernel's accounts, `schedstat`), and so is the time that the hypervisor took from this machine.
+//! thread, or the thread of the daemon that it waits for, could have run and had no CPU is taken off
+//! each wait (the kernel's accounts, `schedstat`), and so is the time that the hypervisor took from this machine.
 //! What is left is what the daemon did, or what it had the kernel do: system calls, page faults,
 //! locks of the kernel that others hold.
 //!
@@ -13,6 +13,7 @@
 //! closes the files of the session before has ended long ago. What the API shows comes from a
 //! thread of its own for each request: that it comes at all is checked.
 
+use crate::faults;
 use crate::process::{Daemon, PATIENCE};
 use crate::program::http;
 use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
@@ -52,7 +53,7 @@ pub(crate) const SOCKETS: [&str; 6] = ["control", "good", "other0", "other1", "o
 /// Rounds of probes beside an abuse at least.
 const ROUNDS_MIN: usize = 20;
 /// Pause between two rounds: a client that comes more often is slowed down.
-const PAUSE: Duration = Duration::from_millis(20);
+pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 
 /// The worst waits of some rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,44 +102,65 @@ impl Prober {
         for _ in 0..rounds {
             let queue = &mut self.guest.queues[0];
             let flush = || queue.run(Op::Flush).map(drop).unwrap();
-            worst.guest = worst.guest.max(waited(self.pid, flush));
+            worst.guest = worst.guest.max(waited((self.pid, Thread::Worker), flush));
             let ask = |path| http(&self.control, "GET", path, "").0;
             let ask_in_vain = || assert_eq!(ask("/v1/nothing"), 404);
-            worst.control = worst.control.max(waited(self.pid, ask_in_vain));
+            worst.control = worst.control.max(waited((self.pid, Thread::Control), ask_in_vain));
             assert_eq!(ask("/v1/devices"), 200);
             self.others.rotate_left(1);
             let connect = || {
                 let mut front = FrontEnd::connect(&self.others[0], PATIENCE).unwrap();
                 front.features().unwrap();
             };
-            worst.session = worst.session.max(waited(self.pid, connect));
+            worst.session = worst.session.max(waited((self.pid, Thread::Control), connect));
             std::thread::sleep(PAUSE);
         }
         worst
     }
 }
 
-/// How long `act` takes, less what this thread and those of the process `pid` waited for a CPU.
-fn waited(pid: u32, act: impl FnOnce()) -> Duration {
-    let (before, stolen) = (delays(pid), stolen());
+/// The thread of the daemon that a probe waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Thread {
+    /// Any worker.
+    Worker,
+    Control,
+}
+
+/// How long `act` takes, less what this thread, and the thread of the process that it waits for,
+/// waited for a CPU.
+fn waited(whom: (u32, Thread), act: impl FnOnce()) -> Duration {
+    let (before, stolen_before) = (delays(whom), stolen());
     let began = SystemTime::now();
     act();
     let took = began.elapsed().unwrap_or_default();
-    let after = delays(pid);
-    let delayed = after.iter().map(|(thread, ns)| ns - before.get(thread).unwrap_or(&0).min(ns));
+    let after = delays(whom);
+    let delayed = after.iter().map(|(thread, ns)| ns - before.get(thread).unwrap_or(ns).min(ns));
     let delayed = Duration::from_nanos(delayed.sum());
-    took.saturating_sub(delayed).saturating_sub(self::stolen().saturating_sub(stolen))
+    took.saturating_sub(delayed).saturating_sub(stolen().saturating_sub(stolen_before))
 }
 
-/// Nanoseconds that this thread, and each thread of `pid`, could have run and had no CPU.
-fn delays(pid: u32) -> HashMap<PathBuf, u64> {
+/// Nanoseconds that this thread, and each thread of the process of this kind, could have run and
+/// had no CPU.
+fn delays((pid, kind): (u32, Thread)) -> HashMap<PathBuf, u64> {
     let folder = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
     let threads = folder.filter_map(|thread| Some(thread.ok()?.path()));
+    let is_meant = |thread: &PathBuf| {
+        let name = std::fs::read_to_string(thread.join("comm")).unwrap_or_default();
+        match kind {
+            Thread::Worker => name.starts_with("worker-"),
+            // The main thread, or the one that runs the daemon in a process of a test.
+            Thread::Control => {
+                thread.ends_with(pid.to_string()) || name.starts_with(faults::THREAD)
+            }
+        }
+    };
     let delay = |thread: PathBuf| {
         let text = std::fs::read_to_string(thread.join("schedstat")).ok()?;
         Some((thread, text.split(' ').nth(1)?.parse().ok()?))
     };
-    threads.chain([PathBuf::from("/proc/thread-self")]).filter_map(delay).collect()
+    let own = PathBuf::from("/proc/thread-self");
+    threads.filter(is_meant).chain([own]).filter_map(delay).collect()
 }
 
 /// What the hypervisor has taken from this machine's CPUs.

@@ -5,19 +5,22 @@
 //! One abuse holds its worker: a page fault that takes as long as the front-end likes. Guests on
 //! that worker wait with it; the control API, sessions, and guests on other workers do not.
 
-use crate::faults::{self, Hole, goes_on};
-use crate::prober::{NEIGHBOURS, Prober, SOCKETS, check};
-use crate::process::{Daemon, PATIENCE};
+use crate::faults::{self, Hole};
+use crate::prober::{NEIGHBOURS, PAUSE, Prober, SOCKETS, STALL_MAX, check};
+use crate::process::{Daemon, PATIENCE, wait_until};
 use crate::rings;
-use manyring_driver::hostile::{HostileRing, OddFd, Spoil, fill_eventfd};
-use manyring_driver::{Arena, BlkDriver, BlkOptions, FrontEnd, Op, Vring};
+use manyring_driver::hostile::{Hold, HostileRing, OddFd, Spoil, fill_eventfd};
+use manyring_driver::{
+    Arena, BlkDriver, BlkOptions, ControlOwner, FrontEnd, NetDriver, NetOptions, Op, Vring,
+};
 use manyring_queue::RingFeatures;
-use manyring_wire::net::VIRTIO_NET_F_CTRL_VQ;
+use manyring_wire::net::{CtrlStatus, RawHeader, RxMode, VIRTIO_NET_F_CTRL_VQ};
 use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, PROTOCOL_F_REPLY_ACK, VringAddr};
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::process::Signal;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
@@ -137,7 +140,7 @@ fn a_page_fault_that_does_not_end_holds_its_worker_and_neither_sessions_nor_the_
             if matches!(at, At::Start) {
                 ring.offer();
             }
-            assert!(goes_on(|| ring.is_answered()), "{name}: the guest goes on");
+            assert!(ring.is_answered(), "{name}: the guest goes on");
         }
     }
 }
@@ -151,8 +154,13 @@ workers = 1
 name = 'bad'
 socket_path = '@/bad'
 memory = '64M'
-num_queues = 2
+num_queues = 8
 handshake_timeout = 1
+[[net]]
+name = 'net'
+socket_path = '@/net'
+null = true
+queue_pairs = 2
 ";
 
 /// A daemon with one worker, and the prober of its good guest.
@@ -163,7 +171,7 @@ struct Beside {
 
 impl Beside {
     fn new() -> Self {
-        let names = [&SOCKETS[..], &["bad"]].concat();
+        let names = [&SOCKETS[..], &["bad", "net"]].concat();
         let daemon = Daemon::run(&format!("{BAD_BESIDE}{NEIGHBOURS}"), &names);
         let prober = Prober::start(&daemon);
         Self { daemon, prober }
@@ -186,6 +194,28 @@ impl Beside {
 
 fn connect(socket: &std::path::Path, options: &BlkOptions) -> BlkDriver {
     BlkDriver::start(FrontEnd::connect(socket, PATIENCE).unwrap(), options).unwrap()
+}
+
+#[test]
+fn a_stall_of_the_daemon_is_seen() {
+    let mut beside = Beside::new();
+    let stall = 4 * STALL_MAX;
+    beside.daemon.send(Signal::STOP);
+    let tasks = format!("/proc/{}/task", beside.daemon.pid());
+    let is_stopped = |thread: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap();
+        stat.rsplit_once(')').unwrap().1.starts_with(" T")
+    };
+    let threads = || std::fs::read_dir(&tasks).unwrap().map(Result::unwrap);
+    assert!(wait_until(|| threads().all(is_stopped)));
+    let stalls = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(stall);
+            beside.daemon.send(Signal::CONT);
+        });
+        beside.prober.worst(1)
+    });
+    assert!(stalls.guest > STALL_MAX, "{stalls:?}");
 }
 
 #[test]
@@ -284,6 +314,92 @@ fn neighbours_of_memory_that_is_cut_or_punched_wait_for_nothing() {
         fallocate(&first, flags, free.next_multiple_of(PAGE), BYTES - 2 * PAGE).unwrap();
         guest.queues[0].run(read).unwrap();
     });
+}
+
+#[test]
+fn neighbours_of_large_memory_that_goes_wait_for_nothing() {
+    let mut beside = Beside::new();
+    let bad = beside.bad();
+    const LEN: usize = 48 << 20;
+    let options = BlkOptions {
+        queue_size: 4,
+        buffer_size: u32::try_from(LEN).unwrap(),
+        segment_size: 1 << 20,
+        ..BlkOptions::default()
+    };
+    beside.bear("large memory that is unmapped", || {
+        let mut guest = connect(&bad, &options);
+        let queue = &mut guest.queues[0];
+        while queue.submit(Op::Read { sector: 0, len: LEN }).unwrap().is_some() {}
+        queue.publish().unwrap();
+        while queue.in_flight() > 0 {
+            queue.wait(PATIENCE).unwrap();
+        }
+    });
+}
+
+#[test]
+fn neighbours_of_frames_and_commands_without_end_wait_for_nothing() {
+    let mut beside = Beside::new();
+    let options = NetOptions { control: ControlOwner::Device, ..NetOptions::default() };
+    let mut guest = NetDriver::connect(&beside.daemon.socket_of("net"), &options).unwrap();
+    let frame = vec![0x5a; 60_000];
+    beside.bear("frames without end", || {
+        let tx = &mut guest.pairs[0].tx;
+        while tx.send(&RawHeader::default(), &frame).unwrap() {}
+        tx.publish(0).unwrap();
+        tx.drain(PATIENCE).unwrap();
+    });
+    let mut on = false;
+    beside.bear("commands without end", || {
+        on = !on;
+        let control = guest.control().unwrap();
+        assert_eq!(control.set_rx_mode(RxMode::Promisc, on).unwrap(), CtrlStatus::Ok);
+    });
+    beside.bear("pairs that change without end", || {
+        on = !on;
+        let _ = guest.control().unwrap().set_queue_pairs(1 + u16::from(on));
+    });
+    beside.bear("commands that are none", || {
+        let _ = guest.control().unwrap().raw(&[&[0xff; 4096]], &[1]);
+    });
+}
+
+#[test]
+fn neighbours_of_many_busy_queues_wait_for_nothing() {
+    let mut beside = Beside::new();
+    let options = BlkOptions { queues: 8, buffer_size: 4096, ..BlkOptions::default() };
+    let mut guest = connect(&beside.bad(), &options);
+    beside.bear("many busy queues", || {
+        for queue in &mut guest.queues {
+            while queue.take().is_some() {}
+            while queue.submit(Op::Read { sector: 0, len: 4096 }).unwrap().is_some() {}
+            queue.publish().unwrap();
+        }
+    });
+}
+
+/// A front-end whose message never ends, a second client, and one that holds a lock of the kernel
+/// which the close of its pipe needs.
+#[test]
+fn neighbours_of_front_ends_that_wait_or_hold_a_lock_wait_for_nothing() {
+    let mut beside = Beside::new();
+    let bad = beside.bad();
+    beside.bear("messages that do not end", || {
+        let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        front.send_bytes(&[1, 0, 0, 0, 1, 0], &[]).unwrap();
+        let second = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        std::thread::sleep(PAUSE);
+        drop((front, second));
+    });
+    let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    front.features().unwrap();
+    front.set_vring_call(0, Some(writer.as_fd())).unwrap();
+    let hold = Hold::pipe(writer).unwrap();
+    drop(front);
+    beside.bear("a lock that is held", || std::thread::sleep(PAUSE));
+    drop((hold, reader));
 }
 
 #[test]
