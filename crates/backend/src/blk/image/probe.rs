@@ -25,7 +25,8 @@ pub(super) fn direct_alignment(file: &OwnedFd, block_device: bool) -> (usize, u6
 pub(super) fn can_nowait(file: &OwnedFd) -> bool {
     let Ok(memory) = manyring_memory::Mapping::anonymous(1) else { return false };
     let byte = memory.slice(0, 1);
-    sys::read(file.as_fd(), byte.as_slice(), 0, sys::RWF_NOWAIT) != Err(Errno::OPNOTSUPP)
+    let read = || sys::read(file.as_fd(), byte.as_slice(), 0, sys::RWF_NOWAIT);
+    manyring_memory::in_own_memory(read) != Err(Errno::OPNOTSUPP)
 }
 
 /// True if the file lies in tmpfs or ramfs (`TMPFS_MAGIC`, `RAMFS_MAGIC`).
