@@ -2,10 +2,10 @@
 //! the daemon: a good guest's request, the control API, a new session of another device.
 //!
 //! A machine with much to do must not look like a stall of ours. So the time in which the prober's
-//! thread, or the thread of the daemon that it waits for, could have run and had no CPU is taken off
-//! each wait (the kernel's accounts, `schedstat`), and so is the time that the hypervisor took from this machine.
-//! What is left is what the daemon did, or what it had the kernel do: system calls, page faults,
-//! locks of the kernel that others hold.
+//! thread, or the thread of the daemon that it waits for, could have run and had no CPU is taken
+//! off each wait (the kernel's accounts, `schedstat`), and so is the time that the hypervisor took
+//! from this machine. What is left is what the daemon did, or what it had the kernel do: system
+//! calls, page faults, locks of the kernel that others hold.
 //!
 //! A thread that has ended takes its account with it. So what is measured runs on threads that
 //! stay: the control API is asked for something that the control thread answers by itself (a path
