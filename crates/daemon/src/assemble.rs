@@ -3,31 +3,28 @@
 pub(crate) mod disk;
 mod part;
 mod port;
+mod waiting;
+mod wanted;
 
 pub(crate) use part::{Blk, Kind, Part};
 
-use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, NetPlan, Plan, SocketPlan};
-use crate::control::Registry;
+use crate::config::plan::{DevicePlan, Plan, SocketPlan};
+use crate::control::{Entry, Registry};
 use crate::xen::{XenDisks, XenError};
-use disk::DiskError;
-use manyring_backend::blk::{Disk, ImageError};
-use manyring_backend::net::Port;
+use manyring_backend::blk::ImageError;
 use manyring_backend::net::tap::TapError;
-use manyring_device::Device;
-use manyring_device::blk::{BlkDevice, BlkOptions};
-use manyring_device::net::{MacAddress, NetDevice, NetOptions};
 use manyring_engine::{Pool, PoolOptions};
 use manyring_memory::{MemoryError, MemoryFiles, MemoryRules};
-use manyring_transport::vhost_user::{
-    Connected, Endpoint, ListenError, ServeOptions, check_path, serve,
-};
+use manyring_transport::vhost_user::{Endpoint, ListenError, ServeOptions, check_path, serve};
 use std::error::Error;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use waiting::{Later, Patience, Wait};
+use wanted::{Made, Wanted};
 
 /// Why the parts cannot be put together. `at` names the key as it was typed.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +46,39 @@ pub(crate) enum AssembleError {
     Xen(#[from] XenError),
     #[error("no worker thread can be started")]
     Workers,
+    #[error("{at}: the host has not opened it yet")]
+    Slow { at: String },
+    #[error("{at}: the daemon has failed to open it")]
+    Failed { at: String },
+    /// The reason for which the last device waited, with the key as it was typed.
+    #[error("{0}")]
+    Waited(String),
+}
+
+impl AssembleError {
+    /// True if another process holds what is needed: it can be had when that process has ended.
+    pub(crate) fn is_held(&self) -> bool {
+        match self {
+            Self::Image { source, .. } => matches!(source, ImageError::InUse { .. }),
+            Self::Port { source, .. } => matches!(source, TapError::Busy(_)),
+            Self::Socket { source, .. } => matches!(source, ListenError::Taken { .. }),
+            _ => false,
+        }
+    }
+
+    /// True if an image cannot be served, for whatever reason.
+    fn is_of_image(&self) -> bool {
+        matches!(self, Self::Image { .. })
+    }
+
+    /// The key of what cannot be had, if it is another than that of the disk or the port.
+    fn key(&self) -> Option<&'static str> {
+        match self {
+            Self::Pcap { .. } => Some("pcap"),
+            Self::Socket { .. } => Some("socket_path"),
+            _ => None,
+        }
+    }
 }
 
 /// An error and what is behind it, in one line. What it says of that itself is not said again.
@@ -67,18 +97,35 @@ pub(crate) fn in_words(error: &dyn Error) -> String {
 /// All parts of the process.
 #[derive(Debug)]
 pub(crate) struct House {
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) devices: Registry,
+    shared: Arc<Shared>,
     fronts: Vec<Front>,
     xens: Vec<XenDisks>,
+}
+
+/// What all devices share.
+#[derive(Debug)]
+struct Shared {
+    pool: Arc<Pool>,
+    devices: Registry,
+    io_uring: bool,
+    /// Seconds to wait for what another process holds; `None`: for ever.
+    wait: Option<u32>,
 }
 
 /// A device and its vhost-user socket.
 #[derive(Debug)]
 struct Front {
-    device: Arc<dyn Device>,
-    connected: Connected,
+    wanted: Wanted,
+    wait: Wait,
+    stage: Stage,
     served: Served,
+}
+
+/// How far a device is at the start.
+#[derive(Debug)]
+enum Stage {
+    Made(Made),
+    Waits(Later),
 }
 
 /// How a device is served, and what its errors name.
@@ -93,111 +140,78 @@ struct Served {
 impl House {
     /// Checks every socket path, opens every disk and port, and captures if all that went well.
     /// Creates no socket; what else it creates goes with it, but for captures.
-    pub(crate) fn new(plan: &Plan) -> Result<Self, AssembleError> {
+    ///
+    /// # Errors
+    /// A device cannot be served. What another process holds is an error only if the plan waits
+    /// for nothing, an image that cannot be opened only if there is no other device.
+    pub(crate) async fn new(plan: &Plan) -> Result<Self, AssembleError> {
         manyring_memory::install_sigbus_handler();
         raise_fd_limit();
+        let wait = plan.daemon.wait;
         if let Some(control) = &plan.daemon.control {
-            let at = || plan.daemon.place.at("control");
-            check_path(control).map_err(|source| AssembleError::Socket { at: at(), source })?;
+            free(control, wait, || plan.daemon.place.at("control"))?;
         }
+        let io_uring = plan.daemon.io_uring;
         let options = PoolOptions {
             workers_max: plan.daemon.workers,
             polling: plan.daemon.polling.law(),
-            uring: plan.daemon.io_uring,
+            uring: io_uring,
         };
         let pool = Pool::pinned(options, plan.pins());
-        let mut house =
-            Self { pool, devices: Registry::default(), fronts: Vec::new(), xens: Vec::new() };
-        let mut refused = Vec::new();
-        for blk in &plan.blk {
-            match house.add_blk(blk, plan.daemon.io_uring) {
-                Err(error @ AssembleError::Image { .. }) => refused.push((blk, error)),
-                added => added?,
-            }
+        let shared = Arc::new(Shared { pool, devices: Registry::default(), io_uring, wait });
+        let mut patience = Patience::new(wait);
+        let mut tried = Vec::new();
+        for wanted in wanted(plan) {
+            let served = served(wanted.plan(), wait)?;
+            let first = patience.open(&wanted, io_uring).await?;
+            tried.push((wanted, served, first));
         }
-        let mut ports = Vec::new();
-        for net in &plan.net {
-            ports.push((net, served(&net.device)?, port::open(net)?));
+        if plan.xen_blk.is_empty() {
+            patience.refuse_if_all_failed(&mut tried)?;
         }
-        house.pool.has_ring().ok_or(AssembleError::Workers)?;
-        for (net, served, (port, mac)) in ports {
-            house.add_net(net, served, port::decorated(net, port)?, mac);
+        shared.pool.has_ring().ok_or(AssembleError::Workers)?;
+        let mut house = Self { shared, fronts: Vec::new(), xens: Vec::new() };
+        for (wanted, served, first) in tried {
+            let mut wait = Wait::new(house.shared.clone(), wanted.clone());
+            let stage = match wait.begin(first) {
+                Later::Opened(opened) => {
+                    let made = wanted.made(wanted.decorated(opened)?, house.pool());
+                    house.devices().add(made.part.clone());
+                    Stage::Made(made)
+                }
+                later => Stage::Waits(later),
+            };
+            house.fronts.push(Front { wanted, wait, stage, served });
         }
         for xen in &plan.xen_blk {
-            let (pool, devices) = (house.pool.clone(), house.devices.clone());
-            house.xens.push(XenDisks::new(xen, plan.daemon.io_uring, pool, devices)?);
+            let (pool, devices) = (house.pool().clone(), house.devices().clone());
+            house.xens.push(XenDisks::new(xen, io_uring, pool, devices)?);
         }
-        house.goes_on_without(refused)?;
         Ok(house)
     }
 
-    /// An image that cannot be opened costs its own device, unless there is no other one.
-    fn goes_on_without(
-        &self,
-        refused: Vec<(&BlkPlan, AssembleError)>,
-    ) -> Result<(), AssembleError> {
-        let is_empty = self.fronts.is_empty() && self.xens.is_empty();
-        for (blk, error) in refused {
-            if is_empty {
-                return Err(error);
-            }
-            let device = blk.device.name.as_str();
-            tracing::error!(device, "not served: {error}");
-        }
-        Ok(())
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.shared.pool
     }
 
-    fn add_blk(&mut self, blk: &BlkPlan, io_uring: bool) -> Result<(), AssembleError> {
-        let served = served(&blk.device)?;
-        let disk = disk(blk, io_uring)?;
-        let options = BlkOptions {
-            name: blk.device.name.clone(),
-            num_queues: blk.num_queues,
-            queue_size: blk.queue_size,
-            serial: blk.serial.clone(),
-            read_only: blk.read_only,
-            writeback: blk.writeback,
-            logical_block_size: blk.logical_block_size,
-            moderation: blk.device.moderation.law(),
-        };
-        let device = Arc::new(BlkDevice::new(options, disk, self.pool.clone()));
-        self.add(device.clone(), Kind::Blk(Blk::Virtio(device)), &blk.device.socket, served);
-        Ok(())
-    }
-
-    fn add_net(&mut self, net: &NetPlan, served: Served, port: Arc<dyn Port>, mac: MacAddress) {
-        let options = NetOptions {
-            name: net.device.name.clone(),
-            queue_pairs: net.queue_pairs,
-            mac,
-            mtu: net.mtu,
-            speed: net.speed,
-            moderation: net.device.moderation.law(),
-            reclaim: net.reclaim.law(),
-        };
-        let device = Arc::new(NetDevice::new(options, port, self.pool.clone()));
-        self.add(device.clone(), Kind::Net(device), &net.device.socket, served);
-    }
-
-    fn add(&mut self, device: Arc<dyn Device>, kind: Kind, socket: &SocketPlan, served: Served) {
-        let part = Part::new(kind, in_text(socket));
-        self.fronts.push(Front { device, connected: part.connected.clone(), served });
-        self.devices.add(part);
+    pub(crate) fn devices(&self) -> &Registry {
+        &self.shared.devices
     }
 
     /// Serves every device until `stop` turns true, or until all `--one-off` ones have ended.
+    ///
+    /// # Errors
+    /// A socket cannot be listened on; or the time is over for which devices may wait, and none is
+    /// served.
     pub(crate) async fn serve(
         &mut self,
         stop: &watch::Receiver<bool>,
     ) -> Result<(), AssembleError> {
         let mut tasks = JoinSet::new();
-        let balance = tokio::spawn(self.pool.clone().balance());
-        for Front { device, connected, served } in self.fronts.drain(..) {
-            let (stop, Served { endpoint, options, at }) = (stop.clone(), served);
-            tasks.spawn(async move {
-                let served = serve(device, endpoint, options, connected, stop).await;
-                served.map_err(|source| AssembleError::Socket { at, source })
-            });
+        let balance = tokio::spawn(self.pool().clone().balance());
+        let has_xen = !self.xens.is_empty();
+        for front in self.fronts.drain(..) {
+            tasks.spawn(front.serve(self.shared.clone(), stop.clone()));
         }
         for xen in self.xens.drain(..) {
             let stop = stop.clone();
@@ -206,9 +220,22 @@ impl House {
                 Ok(())
             });
         }
-        while let Some(ended) = tasks.join_next().await {
-            if let Ok(result) = ended {
-                result?;
+        let waited = self.shared.waited();
+        tokio::pin!(waited);
+        let mut may_wait = true;
+        loop {
+            tokio::select! {
+                ended = tasks.join_next() => match ended {
+                    Some(Ok(result)) => result?,
+                    Some(Err(_)) => {}
+                    None => break,
+                },
+                () = &mut waited, if may_wait => {
+                    may_wait = false;
+                    if !has_xen {
+                        self.shared.refuse_if_none_is_served()?;
+                    }
+                }
             }
         }
         balance.abort();
@@ -216,24 +243,94 @@ impl House {
     }
 }
 
-/// How a device's socket is named, for people.
-fn in_text(socket: &SocketPlan) -> String {
-    match socket {
-        SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
-            path.display().to_string()
+impl Shared {
+    /// Returns when devices may wait no longer for other processes.
+    async fn waited(&self) {
+        match self.wait {
+            None | Some(0) => std::future::pending().await,
+            Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds.into())).await,
         }
-        SocketPlan::Fd(fd) => format!("fd {fd}"),
+    }
+
+    fn refuse_if_none_is_served(&self) -> Result<(), AssembleError> {
+        let all = self.devices.all();
+        let reason = all.iter().find_map(|entry| match entry {
+            Entry::Waiting(waiting) => Some(waiting.reason.clone()),
+            Entry::Served(_) => None,
+        });
+        match reason {
+            Some(reason) if self.devices.served().is_empty() => Err(AssembleError::Waited(reason)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Front {
+    /// Serves the device until `stop` turns true, as soon as it can be had.
+    async fn serve(
+        self,
+        shared: Arc<Shared>,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<(), AssembleError> {
+        let Self { wanted, mut wait, stage, served: Served { mut endpoint, options, at } } = self;
+        let stopping = stop.clone();
+        let (made, mut is_late) = match stage {
+            Stage::Made(made) => (made, false),
+            Stage::Waits(later) => tokio::select! {
+                opened = wait.opened(later) => (wanted.made(opened, &shared.pool), true),
+                _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            },
+        };
+        loop {
+            wait.end(&made);
+            let again = again(&endpoint);
+            let (device, connected) = (made.device.clone(), made.part.connected.clone());
+            let ended = serve(device, endpoint, options, connected, stopping.clone()).await;
+            let Err(source) = ended else { return Ok(()) };
+            let error = AssembleError::Socket { at: at.clone(), source };
+            // The name of the socket can be taken although it was free before: wait again.
+            is_late |= error.is_held() && shared.wait != Some(0);
+            let (true, Some(next)) = (is_late, again) else { return Err(error) };
+            endpoint = next;
+            wait.note(&error);
+            tokio::select! {
+                () = wait.listens(&endpoint, &at) => {}
+                _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            }
+        }
+    }
+}
+
+/// The devices of a plan, apart from those of Xen guests.
+fn wanted(plan: &Plan) -> impl Iterator<Item = Wanted> {
+    let blks = plan.blk.iter().map(|blk| Wanted::Blk(Arc::new(blk.clone())));
+    blks.chain(plan.net.iter().map(|net| Wanted::Net(Arc::new(net.clone()))))
+}
+
+/// The endpoint once more, if the name of its socket may be waited for.
+fn again(endpoint: &Endpoint) -> Option<Endpoint> {
+    match endpoint {
+        Endpoint::Listen { path, permissions } => {
+            Some(Endpoint::Listen { path: path.clone(), permissions: *permissions })
+        }
+        Endpoint::Connect { .. } | Endpoint::Inherited { .. } => None,
+    }
+}
+
+/// Checks that a socket can have this name, unless another process has it that may be waited for.
+fn free(path: &Path, wait: Option<u32>, at: impl FnOnce() -> String) -> Result<(), AssembleError> {
+    match check_path(path) {
+        Err(ListenError::Taken { .. }) if wait != Some(0) => Ok(()),
+        checked => checked.map_err(|source| AssembleError::Socket { at: at(), source }),
     }
 }
 
 /// How a device is served; takes a socket over that was handed in.
-fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
+fn served(plan: &DevicePlan, wait: Option<u32>) -> Result<Served, AssembleError> {
     let mut at = plan.place.at("socket_path");
     let endpoint = match &plan.socket {
         SocketPlan::Listen { path, access } => {
-            if let Err(source) = check_path(path) {
-                return Err(AssembleError::Socket { at, source });
-            }
+            free(path, wait, || at.clone())?;
             Endpoint::Listen { path: path.clone(), permissions: access.permissions() }
         }
         SocketPlan::Connect { path } => Endpoint::Connect { path: path.clone() },
@@ -255,35 +352,6 @@ fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
         memory: MemoryRules { bytes_max: plan.memory_max.unwrap_or(memory.bytes_max), ..memory },
     };
     Ok(Served { endpoint, options, at })
-}
-
-fn disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
-    let place = &blk.device.place;
-    let opened = disk::open(&blk.disk, (blk.read_only, blk.logical_block_size), io_uring);
-    let disk = opened.map_err(|error| match error {
-        DiskError::Image(source) => {
-            let insist = place.setting("format", "raw");
-            let hint = match source {
-                ImageError::Container { .. } => {
-                    format!("; convert it (qemu-img convert -O raw), or insist: {insist}")
-                }
-                _ => String::new(),
-            };
-            let key = match source {
-                ImageError::Blocks { .. } => "logical_block_size",
-                _ => "file",
-            };
-            AssembleError::Image { at: place.at(key), source, hint }
-        }
-        DiskError::Memory(source) => {
-            let is_memory = matches!(blk.disk, DiskPlan::Memory { .. });
-            AssembleError::Memory {
-                at: place.at(if is_memory { "memory" } else { "file" }),
-                source,
-            }
-        }
-    })?;
-    Ok(disk::decorated(disk, blk.fault))
 }
 
 /// Six fds a device add up: use all that the system allows.

@@ -222,6 +222,10 @@ pub(crate) struct DaemonArgs {
     /// Listen for control requests at this socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
+    /// Seconds to wait for a socket, image or interface that another process holds; 0: end at once
+    /// [default: for ever].
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) wait: Option<u32>,
 }
 
 /// `manyring blk`
@@ -378,6 +382,7 @@ impl From<DaemonArgs> for RawDaemon {
             spin_us: args.spin_us,
             io_uring: args.no_io_uring.then_some(false),
             control: args.control,
+            wait: args.wait,
         }
     }
 }

@@ -112,8 +112,8 @@ fn serve(plan: &Plan) -> Result<(), Failure> {
     let runtime = runtime()?;
     let served = runtime.block_on(async {
         signals::outlive()?;
-        // A disk or a socket may be waited for here: SIGTERM still ends us at once.
-        let mut house = assemble::House::new(plan).map_err(|error| error.to_string())?;
+        // A disk may take long to open: SIGTERM still ends us at once.
+        let mut house = assemble::House::new(plan).await.map_err(|error| error.to_string())?;
         // From here on guests come; a disk was tried with memory of ours before.
         manyring_memory::guard_memory();
         // What follows creates sockets, which go in good order only.
@@ -128,13 +128,13 @@ fn serve(plan: &Plan) -> Result<(), Failure> {
             stop_sender.send_replace(true);
             std::future::pending::<()>().await;
         };
-        let state = control::State { pool: house.pool.clone(), devices: house.devices.clone() };
+        let state = control::State { pool: house.pool().clone(), devices: house.devices().clone() };
+        let pool = house.pool().clone();
         let served = tokio::select! {
             served = house.serve(&stop) => served,
             () = control::serve(control, state) => Ok(()),
             () = signals => Ok(()),
         };
-        let pool = house.pool.clone();
         let quit = manyring_engine::aside(move || pool.quit());
         if tokio::time::timeout(QUIT_TIMEOUT, quit).await.is_err() {
             tracing::warn!("a worker hangs in a host call: the process ends without it");

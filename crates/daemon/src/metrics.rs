@@ -5,8 +5,8 @@
 //! OpenMetrics wants base units last.
 
 use crate::assemble::{self, Part};
-use crate::control::State;
 use crate::control::snapshot::{WorkerInfo, Workers};
+use crate::control::{Entry, State};
 use manyring_device::net::NetDevice;
 use manyring_engine::QueueStats;
 use manyring_engine::stats::{Class, Histogram, Kind, LawStats};
@@ -48,7 +48,7 @@ fn line(out: &mut String, name: &str, labels: impl Display, value: impl Display)
 fn devices(out: &mut String, state: &State) {
     let mut gauge = |name: &str, unit, help, value: &dyn Fn(&Part) -> Option<u64>| {
         family(out, name, "gauge", unit, help);
-        for part in state.devices.all().iter().map(|d| &d.part) {
+        for part in state.devices.served().iter().map(|d| &d.part) {
             if let Some(value) = value(part) {
                 line(out, name, format_args!("device=\"{}\"", part.name()), value);
             }
@@ -74,6 +74,16 @@ fn devices(out: &mut String, state: &State) {
     gauge("manyring_device_connected", None, "1 while a front-end is connected", &|part| {
         Some((*part.connected.borrow()).into())
     });
+    let waits = "manyring_device_waiting";
+    let help = "1 while another process holds what the device needs: what its key names";
+    family(out, waits, "gauge", None, help);
+    for entry in state.devices.all() {
+        let (name, key, value) = match &entry {
+            Entry::Served(device) => (device.part.name(), "", 0),
+            Entry::Waiting(waiting) => (waiting.name.as_str(), waiting.key, 1),
+        };
+        line(out, waits, format_args!("device=\"{name}\",key=\"{key}\""), value);
+    }
 }
 
 fn net_of(part: &Part) -> Option<&NetDevice> {
@@ -128,7 +138,7 @@ fn workers(out: &mut String, state: &State) {
 /// Every queue's stats with its labels.
 fn all_queues(state: &State) -> Vec<(String, Arc<QueueStats>)> {
     let mut all = Vec::new();
-    for device in state.devices.all().iter().map(|d| &d.part) {
+    for device in state.devices.served().iter().map(|d| &d.part) {
         for index in 0..device.queue_count() {
             if let Some(stats) = device.stats(index) {
                 all.push((format!("device=\"{}\",queue=\"{index}\"", device.name()), stats));

@@ -8,7 +8,7 @@ mod workers;
 use crate::ask::check_name;
 use crate::cli::StatsArgs;
 use crate::control::client::ask;
-use crate::control::snapshot::{Detail, DeviceInfo, Devices, WorkerInfo, Workers};
+use crate::control::snapshot::{DeviceInfo, Devices, WorkerInfo, Workers};
 use crate::output::{Failure, print};
 use hyper::Method;
 use serde::Serialize;
@@ -83,7 +83,7 @@ fn render(
 /// A table for each kind of device that there is.
 fn tables(devices: &[DeviceInfo], before: Before<'_>) -> String {
     let of = |is_net: bool| -> Vec<&DeviceInfo> {
-        let is_such = |d: &&DeviceInfo| matches!(d.detail, Detail::Net { .. }) == is_net;
+        let is_such = |d: &&DeviceInfo| (d.kind == "net") == is_net;
         devices.iter().filter(is_such).collect()
     };
     let (blks, nets) = (of(false), of(true));
@@ -93,6 +93,13 @@ fn tables(devices: &[DeviceInfo], before: Before<'_>) -> String {
     }
     if !nets.is_empty() {
         texts.push(net::table(&nets, before));
+    }
+    let waits = |device: &DeviceInfo| {
+        device.reason.as_ref().map(|reason| format!("{} waits: {reason}\n", device.name))
+    };
+    let waiting: String = devices.iter().filter_map(waits).collect();
+    if !waiting.is_empty() {
+        texts.push(waiting);
     }
     texts.join("\n")
 }

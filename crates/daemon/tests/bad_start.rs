@@ -108,10 +108,9 @@ fn an_image_in_use_is_refused_unless_both_only_read() {
     let image = at.join("image");
     let file = image.to_str().unwrap();
     let writer = Daemon::blk(&["--blk-file", file]);
-    for arguments in
-        ["--socket-path @/s --blk-file @/image", "--socket-path @/s --blk-file @/image --read-only"]
-    {
-        let error = refused(at, &mut blk(at, arguments));
+    for arguments in ["--blk-file @/image", "--blk-file @/image --read-only"] {
+        let arguments = format!("--socket-path @/s --wait 0 {arguments}");
+        let error = refused(at, &mut blk(at, &arguments));
         // It is a process of the user who asks: the system tells.
         let holder = format!("{file} is in use by another process (pid {})", writer.pid());
         assert!(error.contains(&holder), "{error}");
@@ -119,7 +118,8 @@ fn an_image_in_use_is_refused_unless_both_only_read() {
     assert!(writer.terminate().success());
     let _reader = Daemon::blk(&["--blk-file", file, "--read-only"]);
     let _second = Daemon::blk(&["--blk-file", file, "--read-only"]);
-    let error = refused(at, &mut blk(at, "--socket-path @/s --blk-file @/image"));
+    let arguments = "--socket-path @/s --wait 0 --blk-file @/image";
+    let error = refused(at, &mut blk(at, arguments));
     assert!(error.contains("is in use"), "{error}");
 }
 
@@ -140,6 +140,7 @@ fn a_socket_path_that_cannot_be_had_is_named() {
             ("--socket-path", format!("--socket-path @/{path} --blk-file @/image")),
             ("--control", format!("--control @/{path} --socket-path @/s --blk-file @/image")),
         ] {
+            let arguments = format!("{arguments} --wait 0");
             let mut command = blk(at, &arguments);
             let is_long = path.len() > 107;
             let error = if is_long { misused(at, &mut command) } else { refused(at, &mut command) };
@@ -177,7 +178,7 @@ fn a_refused_start_is_no_client_of_whoever_listens_there() {
     let socket = first.socket().display().to_string();
     let error = refused(
         folder.path(),
-        &mut blk(folder.path(), &format!("--socket-path {socket} --null 1G")),
+        &mut blk(folder.path(), &format!("--socket-path {socket} --null 1G --wait 0")),
     );
     assert!(error.contains("another process listens"), "{error}");
     // A client that comes and goes would have ended it.

@@ -157,8 +157,8 @@ fn an_interface_that_cannot_be_served_says_why() {
                 "--tap mr0 --queue-pairs 2",
                 "queue-pairs: tap mr0 is not multi-queue: it cannot have 2 queue pairs",
             ),
-            ("--tap mr1", "tap: mr1 is in use by another process"),
-            ("--tap mr2 --queue-pairs 2", "tap: mr2 is in use by another process"),
+            ("--tap mr1 --wait 0", "tap: mr1 is in use by another process"),
+            ("--tap mr2 --queue-pairs 2 --wait 0", "tap: mr2 is in use by another process"),
             ("--tap lo", "tap: lo is an interface, but not a tap"),
             ("--tap tun0", "tap: tun0 is an interface, but not a tap"),
             (

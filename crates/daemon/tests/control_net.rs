@@ -106,7 +106,7 @@ fn a_network_device_is_shown_with_what_it_is() {
     assert_eq!(queue_count, 5, "two pairs and the control queue");
     lan.as_object_mut().unwrap().remove("queues");
     let wanted = json!({
-        "name": "lan", "kind": "net", "port": "null", "interface": null,
+        "name": "lan", "kind": "net", "state": "serving", "port": "null", "interface": null,
         "mac": "52:54:00:12:34:56", "mtu": null, "host_mtu": null, "link": "up",
         "queue_pairs": 2, "attached_pairs": 0, "connected": false,
         "socket": daemon.socket_of("lan"),
@@ -476,8 +476,9 @@ fn a_link_that_is_up_again_is_so_for_the_guest_and_the_daemon_that_come_later() 
                 assert!(wait_until(|| control.exists()));
                 let set_link = |up: bool| {
                     let body = json!({ "up": up }).to_string();
-                    let (status, ..) = http(&control, "POST", "/v1/devices/net0/link", &body);
-                    assert_eq!(status, 200);
+                    let (status, _, answer) =
+                        http(&control, "POST", "/v1/devices/net0/link", &body);
+                    assert_eq!(status, 200, "{answer}");
                 };
                 // While there is no guest, and while there is one.
                 set_link(false);

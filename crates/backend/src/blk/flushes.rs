@@ -95,7 +95,7 @@ mod tests {
     fn flushes_of_a_queue_that_come_while_one_is_under_way_begin_together_after_it() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(4096).unwrap();
-        let image = Arc::new(Image::open(file.path(), ImageOptions::default()).unwrap());
+        let image = Arc::new(Image::open_again(file.path(), ImageOptions::default()));
         let mut flushes = Flushes::new(image).unwrap();
         let mut ended = Vec::new();
         assert!(flushes.begin(4));
@@ -119,7 +119,7 @@ mod tests {
         file.as_file().set_len(4096).unwrap();
         for direct in [false, true] {
             let options = ImageOptions { direct, ..ImageOptions::default() };
-            let image = Arc::new(Image::open(file.path(), options).unwrap());
+            let image = Arc::new(Image::open_again(file.path(), options));
             let queue = || Flushes::new(image.clone()).unwrap();
             let place = |file: BorrowedFd<'_>| seek(file, SeekFrom::Current(0)).unwrap();
             let (one, other) = (queue(), queue());

@@ -15,18 +15,32 @@ pub(super) fn pid_of(path: &Path) -> Option<u32> {
     pids.filter(|pid| *pid != std::process::id()).find(|pid| holds(*pid, &file))
 }
 
-/// True if the process has opened this file and holds a lock by it. Only the links of its fds are
-/// read, and `fdinfo` of those that lead to this file: the process's other files may block.
+/// True if the process has opened this file and holds a lock by it. The first thread of a process
+/// that is being killed may have ended, and shows no file any more, while another one hangs: then
+/// the others are asked.
 fn holds(pid: u32, file: &Path) -> bool {
-    let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    let process = format!("/proc/{pid}");
+    let Ok(fds) = fs::read_dir(format!("{process}/fd")) else { return false };
+    if fds.flatten().next().is_some() {
+        return holds_by(&process, file);
+    }
+    let Ok(threads) = fs::read_dir(format!("{process}/task")) else { return false };
+    let mut threads = threads.flatten().filter_map(|entry| number(&entry.file_name()));
+    threads.any(|thread| holds_by(&format!("{process}/task/{thread}"), file))
+}
+
+/// The same of a thread. Only the links of its fds are read, and `fdinfo` of those that lead to
+/// this file: the other files of the process may block.
+fn holds_by(thread: &str, file: &Path) -> bool {
+    let Ok(fds) = fs::read_dir(format!("{thread}/fd")) else { return false };
     fds.flatten().any(|fd| {
         fs::read_link(fd.path()).is_ok_and(|target| target == file)
-            && number(&fd.file_name()).is_some_and(|fd| has_lock(pid, fd))
+            && number(&fd.file_name()).is_some_and(|fd| has_lock(thread, fd))
     })
 }
 
-fn has_lock(pid: u32, fd: u32) -> bool {
-    let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
+fn has_lock(thread: &str, fd: u32) -> bool {
+    let info = fs::read_to_string(format!("{thread}/fdinfo/{fd}")).unwrap_or_default();
     info.lines().any(|line| line.starts_with("lock:"))
 }
 

@@ -253,7 +253,7 @@ mod tests {
     fn flushes_that_wait_for_the_thread_are_served_by_one_call() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(4096).unwrap();
-        let image = Image::open(file.path(), ImageOptions::default()).unwrap();
+        let image = Image::open_again(file.path(), ImageOptions::default());
         let offload = Arc::new(Offload::new(Arc::new(image)));
         let [mut one, mut other] =
             [offload.clone(), offload.clone()].map(|o| Aside::new(o).unwrap());
@@ -284,7 +284,7 @@ mod tests {
     fn the_thread_of_a_disk_starts_with_a_task_and_ends_when_it_is_idle_or_the_disk_is_gone() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(4096).unwrap();
-        let open = || Image::open(file.path(), ImageOptions::default()).unwrap();
+        let open = || Image::open_again(file.path(), ImageOptions::default());
         let offload = Arc::new(Offload::new(Arc::new(open())));
         let shared = offload.shared.clone();
         let mut aside = Aside::new(offload.clone()).unwrap();

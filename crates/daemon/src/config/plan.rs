@@ -46,6 +46,8 @@ pub(crate) struct DaemonPlan {
     pub(crate) polling: PollingPlan,
     pub(crate) io_uring: bool,
     pub(crate) control: Option<PathBuf>,
+    /// Seconds to wait for what another process holds; `None`: for ever.
+    pub(crate) wait: Option<u32>,
 }
 
 /// What a device of every kind has: its name, and its front-end.
@@ -201,7 +203,7 @@ impl DaemonPlan {
         }
         let io_uring = raw.io_uring.unwrap_or(true);
         let control = raw.control.clone();
-        Ok(Self { place, workers, worker_cpus, polling, io_uring, control })
+        Ok(Self { place, workers, worker_cpus, polling, io_uring, control, wait: raw.wait })
     }
 }
 

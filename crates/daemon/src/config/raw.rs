@@ -39,6 +39,8 @@ pub(crate) struct RawDaemon {
     pub(crate) io_uring: Option<bool>,
     /// Path of the control socket; default: none.
     pub(crate) control: Option<PathBuf>,
+    /// Seconds to wait for what another process holds; 0: none; default: for ever.
+    pub(crate) wait: Option<u32>,
 }
 
 /// Where the front-end of a device comes from, and what is taken from it: keys of every device,

@@ -2,7 +2,7 @@
 
 use super::refusal::{Refusal, aside};
 use super::snapshot::{DeviceInfo, Devices, Workers};
-use super::{Controlled, State, change};
+use super::{Controlled, Entry, State, change};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path, State as Extract};
 use axum::http::{StatusCode, header};
@@ -55,7 +55,7 @@ async fn device(
     Extract(state): Extract<State>,
     Path(name): Path<String>,
 ) -> Result<Response, Refusal> {
-    show(move || find(&state, &name).map(|device| DeviceInfo::new(&device))).await
+    show(move || entry(&state, &name).map(|device| DeviceInfo::of(&device))).await
 }
 
 async fn workers(Extract(state): Extract<State>) -> Result<Response, Refusal> {
@@ -67,7 +67,18 @@ async fn metrics(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     Ok(([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response())
 }
 
+/// The device of this name, to be changed: one that waits for another process cannot be.
 pub(super) fn find(state: &State, name: &str) -> Result<Arc<Controlled>, Refusal> {
+    match entry(state, name)? {
+        Entry::Served(controlled) => Ok(controlled),
+        Entry::Waiting(waiting) => {
+            let error = format!("the device is not served yet: {}", waiting.reason);
+            Err(Refusal::new(StatusCode::CONFLICT, error))
+        }
+    }
+}
+
+fn entry(state: &State, name: &str) -> Result<Entry, Refusal> {
     let missing = || Refusal::new(StatusCode::NOT_FOUND, format!("no device is named {name:?}"));
     state.devices.find(name).ok_or_else(missing)
 }

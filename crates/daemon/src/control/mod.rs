@@ -11,7 +11,7 @@ mod registry;
 pub(crate) mod snapshot;
 mod socket;
 
-pub(crate) use registry::{Controlled, Registry};
+pub(crate) use registry::{Controlled, Entry, Registry, Waiting};
 pub(crate) use socket::{bind, serve};
 
 use manyring_engine::Pool;

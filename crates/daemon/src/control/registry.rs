@@ -1,7 +1,7 @@
 //! `Registry`: the devices that the control API shows and changes. Those of Xen guests come and go.
 
 use crate::assemble::Part;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::Semaphore;
 
 /// A device under control.
@@ -12,32 +12,89 @@ pub(crate) struct Controlled {
     pub(super) changing: Arc<Semaphore>,
 }
 
+/// A device that is not served yet, because another process holds something that it needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) name: String,
+    /// `blk` or `net`.
+    pub(crate) kind: &'static str,
+    /// How the device will be reached, for people.
+    pub(crate) socket: String,
+    /// The key of the configuration that names what is missing.
+    pub(crate) key: &'static str,
+    /// One sentence that says who holds it, as far as the system tells.
+    pub(crate) reason: String,
+}
+
+/// A device of the configuration, or a disk of a Xen guest.
+#[derive(Clone, Debug)]
+pub(crate) enum Entry {
+    Served(Arc<Controlled>),
+    Waiting(Arc<Waiting>),
+}
+
+impl Entry {
+    fn name(&self) -> &str {
+        match self {
+            Self::Served(controlled) => controlled.part.name(),
+            Self::Waiting(waiting) => &waiting.name,
+        }
+    }
+}
+
 /// The devices, in the order in which they came. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Registry(Arc<RwLock<Vec<Arc<Controlled>>>>);
+pub(crate) struct Registry(Arc<RwLock<Vec<Entry>>>);
 
 impl Registry {
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Entry>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Entry>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// All devices, as they are at this moment.
-    pub(crate) fn all(&self) -> Vec<Arc<Controlled>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn all(&self) -> Vec<Entry> {
+        self.read().clone()
+    }
+
+    /// The devices that are served at this moment.
+    pub(crate) fn served(&self) -> Vec<Arc<Controlled>> {
+        let of = |entry: &Entry| match entry {
+            Entry::Served(controlled) => Some(controlled.clone()),
+            Entry::Waiting(_) => None,
+        };
+        self.read().iter().filter_map(of).collect()
     }
 
     /// The device of this name.
-    pub(crate) fn find(&self, name: &str) -> Option<Arc<Controlled>> {
-        let devices = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        devices.iter().find(|device| device.part.name() == name).cloned()
+    pub(crate) fn find(&self, name: &str) -> Option<Entry> {
+        self.read().iter().find(|entry| entry.name() == name).cloned()
     }
 
-    /// Adds a device, whose name no other one has; one that had it before is shown no more.
+    /// Adds a device that is served. It takes the place of the entry that has its name, if any.
     pub(crate) fn add(&self, part: Part) {
-        let mut devices = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        devices.retain(|device| device.part.name() != part.name());
-        devices.push(Arc::new(Controlled { part, changing: Arc::new(Semaphore::new(1)) }));
+        let changing = Arc::new(Semaphore::new(1));
+        self.put(Entry::Served(Arc::new(Controlled { part, changing })));
+    }
+
+    /// Adds a device that waits. It takes the place of the entry that has its name, if any.
+    pub(crate) fn wait(&self, waiting: Waiting) {
+        self.put(Entry::Waiting(Arc::new(waiting)));
+    }
+
+    fn put(&self, entry: Entry) {
+        let mut devices = self.write();
+        match devices.iter_mut().find(|former| former.name() == entry.name()) {
+            Some(former) => *former = entry,
+            None => devices.push(entry),
+        }
     }
 
     /// Forgets a device.
     pub(crate) fn remove(&self, name: &str) {
-        let mut devices = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        devices.retain(|device| device.part.name() != name);
+        self.write().retain(|entry| entry.name() != name);
     }
 }

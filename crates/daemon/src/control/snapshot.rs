@@ -1,6 +1,6 @@
 //! What the API says, as JSON: written by the daemon, read by `manyring stats`.
 
-use super::{Controlled, State};
+use super::{Controlled, Entry, State, Waiting};
 use crate::assemble::{Blk, Kind};
 use crate::config::plan::mac_text;
 use manyring_device::net::NetDevice;
@@ -22,6 +22,14 @@ pub(crate) struct DeviceInfo {
     pub(crate) kind: String,
     #[serde(flatten)]
     pub(crate) detail: Detail,
+    /// `serving` or `waiting`: another process holds something that the device needs.
+    #[serde(default)]
+    pub(crate) state: String,
+    /// While it waits: the key of the configuration that names what is missing, and why it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) waits_for: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
     pub(crate) connected: bool,
     pub(crate) socket: String,
     pub(crate) queues: Vec<QueueInfo>,
@@ -57,6 +65,8 @@ pub(crate) enum Detail {
         /// Those that the host may use now.
         attached_pairs: usize,
     },
+    /// A device that waits has none of it yet.
+    Waiting {},
 }
 
 /// One queue of a device.
@@ -126,12 +136,33 @@ pub(crate) struct WorkerInfo {
 
 impl Devices {
     pub(crate) fn new(state: &State) -> Self {
-        Self { devices: state.devices.all().iter().map(|d| DeviceInfo::new(d)).collect() }
+        Self { devices: state.devices.all().iter().map(DeviceInfo::of).collect() }
     }
 }
 
 impl DeviceInfo {
-    pub(crate) fn new(controlled: &Controlled) -> Self {
+    pub(crate) fn of(entry: &Entry) -> Self {
+        match entry {
+            Entry::Served(controlled) => Self::new(controlled),
+            Entry::Waiting(waiting) => Self::waiting(waiting),
+        }
+    }
+
+    fn waiting(waiting: &Waiting) -> Self {
+        Self {
+            name: waiting.name.clone(),
+            kind: waiting.kind.to_owned(),
+            detail: Detail::Waiting {},
+            state: "waiting".to_owned(),
+            waits_for: Some(waiting.key.to_owned()),
+            reason: Some(waiting.reason.clone()),
+            connected: false,
+            socket: waiting.socket.clone(),
+            queues: Vec::new(),
+        }
+    }
+
+    fn new(controlled: &Controlled) -> Self {
         let part = &controlled.part;
         let name = |index| match &part.kind {
             Kind::Blk(_) => None,
@@ -165,6 +196,9 @@ impl DeviceInfo {
             name: part.name().to_owned(),
             kind: kind.to_owned(),
             detail,
+            state: "serving".to_owned(),
+            waits_for: None,
+            reason: None,
             connected: *part.connected.borrow(),
             socket: part.socket.clone(),
             queues,

@@ -3,8 +3,9 @@
 use super::{State, api};
 use crate::config::plan::DaemonPlan;
 use axum::serve::Listener;
-use manyring_transport::vhost_user::{Listener as Named, SocketPermissions};
+use manyring_transport::vhost_user::{ListenError, Listener as Named, SocketPermissions};
 use std::io;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,21 +17,63 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Clients at a time; more wait in the socket's backlog.
 const CLIENTS_MAX: usize = 64;
 
+/// Pause before the name of the socket is tried again that another process has.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// The control socket.
+#[derive(Debug)]
+pub(crate) enum Bound {
+    /// The plan has none.
+    None,
+    Listens(Named),
+    /// Another process has its name, and is waited for.
+    Waits(PathBuf),
+}
+
 /// Listens where the plan says, for the owner alone; not at all where it says nothing.
-pub(crate) fn bind(plan: &DaemonPlan) -> Result<Option<Named>, String> {
+///
+/// # Errors
+/// One line, which names the key.
+pub(crate) fn bind(plan: &DaemonPlan) -> Result<Bound, String> {
+    let Some(path) = plan.control.as_deref() else { return Ok(Bound::None) };
+    match listen(path) {
+        Ok(socket) => Ok(Bound::Listens(socket)),
+        Err(error @ ListenError::Taken { .. }) if plan.wait != Some(0) => {
+            tracing::warn!(%error, "no control requests yet: its socket is tried again");
+            Ok(Bound::Waits(path.to_owned()))
+        }
+        Err(error) => Err(format!("{}: {error}", plan.place.at("control"))),
+    }
+}
+
+fn listen(path: &Path) -> Result<Named, ListenError> {
     let permissions = SocketPermissions { mode: Some(0o600), ..SocketPermissions::default() };
-    let bound = plan.control.as_deref().map(|path| Named::bind(path, permissions));
-    bound.transpose().map_err(|error| format!("{}: {error}", plan.place.at("control")))
+    Named::bind(path, permissions)
 }
 
 /// Answers for ever; without a socket only waits for ever.
-pub(crate) async fn serve(socket: Option<Named>, state: State) {
-    let Some(socket) = socket else { return std::future::pending().await };
+pub(crate) async fn serve(socket: Bound, state: State) {
+    let socket = match socket {
+        Bound::None => return std::future::pending().await,
+        Bound::Listens(socket) => socket,
+        Bound::Waits(path) => freed(&path).await,
+    };
     let clients = Clients { socket, permits: Arc::new(Semaphore::new(CLIENTS_MAX)) };
     if let Err(error) = axum::serve(clients, api::router(state)).await {
         tracing::error!(%error, "control socket");
     }
     std::future::pending().await
+}
+
+/// The socket, when its name can be had.
+async fn freed(path: &Path) -> Named {
+    loop {
+        tokio::time::sleep(RETRY).await;
+        if let Ok(socket) = listen(path) {
+            tracing::info!(path = %path.display(), "control requests are answered from now on");
+            return socket;
+        }
+    }
 }
 
 #[derive(Debug)]

@@ -113,6 +113,9 @@ mod tests {
                 queue_pairs: 2,
                 attached_pairs: 1,
             },
+            state: "serving".into(),
+            waits_for: None,
+            reason: None,
             connected: true,
             socket: "/run/lan.sock".into(),
             queues: vec![

@@ -125,7 +125,11 @@ pub(super) fn lines<const N: usize>(
         if rows.len() == first {
             let mut idle = [const { String::new() }; N];
             idle[0].clone_from(&device.name);
-            idle[1].push_str(if device.connected { "none" } else { "-" });
+            idle[1].push_str(match (device.state.as_str(), device.connected) {
+                ("waiting", _) => "waits",
+                (_, true) => "none",
+                (_, false) => "-",
+            });
             rows.push(idle);
         }
     }

@@ -267,7 +267,13 @@ fn serve() {
     });
     let (kick, call) = channel.unwrap().into_fds();
     let options = ImageOptions { direct: round.direct, ..ImageOptions::default() };
-    let image = Image::open(&folder.join("disk"), options).unwrap();
+    // The kernel closes what the former process's io_uring held some time after its end.
+    let mut image = None;
+    until("the image is free", || {
+        image = Image::open(&folder.join("disk"), options).ok();
+        image.is_some()
+    });
+    let image = image.unwrap();
     let disk: Arc<dyn Disk> = if round.uring {
         Arc::new(UringDisk::new(image).unwrap())
     } else {

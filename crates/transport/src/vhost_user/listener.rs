@@ -6,7 +6,6 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 use tokio::net::UnixListener;
 
 /// Longest path of a unix socket, in bytes (`sun_path` without its terminator).
@@ -37,31 +36,13 @@ pub enum ListenError {
     Io { path: PathBuf, source: io::Error },
 }
 
-/// How long a path that is taken is checked again, in steps. A killed process holds its sockets
-/// until its memory has been freed, which takes seconds if it had much. (A locked image is tried
-/// again for as long.)
-const TAKEN_WAIT: Duration = Duration::from_millis(5000);
-const TAKEN_STEP: Duration = Duration::from_millis(20);
-
 /// Checks a path without creating anything: its length, its folder, and whether another process
-/// listens there. Blocks for some seconds while one does: it may be about to end.
+/// listens there.
 ///
 /// # Errors
-/// [`ListenError`], one for each reason.
+/// [`ListenError`], one for each reason. `Taken` may pass: a killed process holds its sockets until
+/// the last of its threads has ended.
 pub fn check_path(path: &Path) -> Result<(), ListenError> {
-    let mut waited = Duration::ZERO;
-    loop {
-        match check_path_now(path) {
-            Err(ListenError::Taken { .. }) if waited < TAKEN_WAIT => {
-                std::thread::sleep(TAKEN_STEP);
-                waited += TAKEN_STEP;
-            }
-            checked => return checked,
-        }
-    }
-}
-
-fn check_path_now(path: &Path) -> Result<(), ListenError> {
     let at = || path.to_path_buf();
     if path.as_os_str().len() > PATH_LEN_MAX {
         return Err(ListenError::PathTooLong { path: at() });
@@ -128,7 +109,7 @@ impl Listener {
     /// # Errors
     /// [`ListenError`], one for each reason; the temporary name is removed.
     pub fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
-        check_path_now(path)?;
+        check_path(path)?;
         let failed = |source| ListenError::Io { path: path.to_path_buf(), source };
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let name = format!(".mr-{}-{number}", std::process::id());

@@ -38,7 +38,7 @@ fn await_events(ring: &mut Ring, events: &mut Vec<Event>) {
 impl Bench {
     fn new(path: &Path, uring: bool, direct: bool) -> Self {
         let options = ImageOptions { direct, ..ImageOptions::default() };
-        let image = Image::open(path, options).unwrap();
+        let image = Image::open_again(path, options);
         if uring {
             Self::of(&UringDisk::new(image).unwrap())
         } else {
@@ -49,7 +49,7 @@ impl Bench {
     /// Through the ring, in the way of a block device.
     fn of_device(path: &Path, direct: bool) -> Self {
         let options = ImageOptions { direct, ..ImageOptions::default() };
-        let image = Image::open(path, options).unwrap().taken_for_block_device();
+        let image = Image::open_again(path, options).taken_for_block_device();
         Self::of(&UringDisk::new(image).unwrap())
     }
 
@@ -226,7 +226,7 @@ fn a_request_for_which_the_kernel_has_no_thread_is_served_by_the_worker() {
 fn zeroes_are_written_where_no_call_makes_them() {
     let file = image();
     std::fs::write(file.path(), vec![0xff; 1 << 18]).unwrap();
-    let image = Image::open(file.path(), ImageOptions::default()).unwrap();
+    let image = Image::open_again(file.path(), ImageOptions::default());
     let disk = UringDisk::new(image).unwrap();
     let mut ring = Ring::new().unwrap();
     let mut entry = InFlight {
@@ -424,7 +424,7 @@ fn a_request_longer_than_an_entry_is_whole() {
 #[test]
 fn a_secure_erase_leaves_the_thread_of_the_worker() {
     let file = image();
-    let image = Image::open(file.path(), ImageOptions::default()).unwrap();
+    let image = Image::open_again(file.path(), ImageOptions::default());
     let disk = UringDisk::new(image).unwrap();
     let mut ring = Ring::new().unwrap();
     let mut queue = disk.queue().unwrap();

@@ -8,13 +8,10 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::path::Path;
-use std::time::Duration;
 
 /// The device node by which every tap is opened.
 const TUN_NODE: &str = "/dev/net/tun";
-/// How often a busy tap is tried, every [`BUSY_PAUSE`]: for half a second.
-const BUSY_TRIES: usize = 50;
-const BUSY_PAUSE: Duration = Duration::from_millis(10);
+
 pub(in crate::net) fn check_queue_pairs(queue_pairs: usize) -> Result<(), TapError> {
     let is_right = (1..=TAP_QUEUE_PAIRS_MAX).contains(&queue_pairs);
     if is_right { Ok(()) } else { Err(TapError::QueuePairs(queue_pairs)) }
@@ -42,23 +39,13 @@ pub(in crate::net) fn find(links: &Links, name: &str) -> Result<Option<Link>, Ta
     links.find(name).map_err(|errno| TapError::system(name, "look at the interface", errno))
 }
 
-/// Joins or creates a tap. A busy tap is tried again for a while: the kernel may release the queues
-/// of a process a little after its end.
+/// Joins or creates a tap. [`TapError::Busy`] may pass: the kernel releases the queues of a process
+/// a little after its end.
 pub(super) fn by_name(
     name: &str,
     must_exist: bool,
     queue_pairs: usize,
 ) -> Result<Opened, TapError> {
-    for _ in 0..BUSY_TRIES {
-        match try_by_name(name, must_exist, queue_pairs) {
-            Err(TapError::Busy(_)) => std::thread::sleep(BUSY_PAUSE),
-            result => return result,
-        }
-    }
-    try_by_name(name, must_exist, queue_pairs)
-}
-
-fn try_by_name(name: &str, must_exist: bool, queue_pairs: usize) -> Result<Opened, TapError> {
     let links = open_links(name)?;
     let found = find(&links, name)?;
     let is_created = found.is_none();

@@ -18,7 +18,7 @@ const LONG_ENOUGH: Duration = Duration::from_millis(150);
 fn queues(ring: &mut Ring) -> Vec<(tempfile::NamedTempFile, Box<dyn DiskQueue>)> {
     let queue_of = |number| {
         let file = image();
-        let image = Image::open(file.path(), ImageOptions::default()).unwrap();
+        let image = Image::open_again(file.path(), ImageOptions::default());
         let mut queue = UringDisk::new(image).unwrap().open_queue(true).unwrap();
         queue.attach(Some(ring), number << 32);
         (file, queue)

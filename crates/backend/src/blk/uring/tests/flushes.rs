@@ -8,7 +8,7 @@ use super::*;
 fn flushes_that_end_after_one_that_lost_something_fail_with_it() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(SIZE).unwrap();
-    let disk = UringDisk::new(Image::open(file.path(), ImageOptions::default()).unwrap()).unwrap();
+    let disk = UringDisk::new(Image::open_again(file.path(), ImageOptions::default())).unwrap();
     let mut ring = Ring::new().unwrap();
     let mut queues = [(); 2].map(|()| disk.open_queue(true).unwrap());
     let mut done = Vec::new();
@@ -82,7 +82,7 @@ fn a_write_that_must_be_durable_and_loses_its_pages_fails_the_flushes_after_it()
 fn a_durable_write_that_is_ended_here_flushes_what_the_kernel_wrote_to_the_page_cache_before() {
     let file = image();
     let options = ImageOptions { direct: true, ..ImageOptions::default() };
-    let disk = UringDisk::new(Image::open(file.path(), options).unwrap()).unwrap();
+    let disk = UringDisk::new(Image::open_again(file.path(), options)).unwrap();
     let (mut ring, mut queue) = (Ring::new().unwrap(), disk.open_queue(true).unwrap());
     queue.attach(Some(&mut ring), 0);
     let memory = Arc::new(Mapping::anonymous(1 << 16).unwrap());
@@ -105,7 +105,7 @@ fn a_durable_write_that_is_ended_here_flushes_what_the_kernel_wrote_to_the_page_
 #[test]
 fn a_flush_begins_when_no_other_of_its_queue_is_under_way() {
     let file = image();
-    let disk = UringDisk::new(Image::open(file.path(), ImageOptions::default()).unwrap()).unwrap();
+    let disk = UringDisk::new(Image::open_again(file.path(), ImageOptions::default())).unwrap();
     let mut ring = Ring::new().unwrap();
     let mut queues = [(); 2].map(|()| disk.open_queue(true).unwrap());
     let (mut done, mut under_way) = (Vec::new(), Vec::new());

@@ -32,7 +32,7 @@ fn a_request_that_a_block_device_makes_wait_is_counted_by_a_lane() {
         (false, Op::Read, [own, narrow]),
     ] {
         let options = ImageOptions { direct, ..ImageOptions::default() };
-        let image = Image::open(file.path(), options).unwrap().taken_for_block_device();
+        let image = Image::open_again(file.path(), options).taken_for_block_device();
         let mut ring = Ring::new().unwrap();
         let given = hands_of(image, op, &mut ring);
         assert_eq!(given, hands, "direct {direct}, {op:?}");
@@ -55,13 +55,13 @@ fn a_transfer_of_a_direct_file_that_would_wait_is_counted_by_a_lane_also_without
         (Op::Read, true, true, [wide, wide]),
     ] {
         let options = ImageOptions { direct: true, ..ImageOptions::default() };
-        let image = Image::open(file.path(), options).unwrap();
+        let image = Image::open_again(file.path(), options);
         let image = if has_nowait { image } else { image.taken_to_wait() };
         let mut ring = Ring::new().unwrap();
         ring.set_shared(is_shared);
         assert_eq!(hands_of(image, op, &mut ring), hands, "{op:?} {has_nowait} {is_shared}");
     }
-    let image = Image::open(file.path(), ImageOptions::default()).unwrap().taken_to_wait();
+    let image = Image::open_again(file.path(), ImageOptions::default()).taken_to_wait();
     let hands = hands_of(image, Op::Read, &mut Ring::new().unwrap());
     assert_eq!(hands, [wide, Some(Hand::Kernel(Width::Narrow))], "a read through the page cache");
 }
@@ -78,7 +78,7 @@ fn a_write_that_the_kernel_would_queue_is_made_by_the_disks_own_thread_if_it_wou
         (true, true, [None, None]),
     ] {
         let options = ImageOptions { direct, ..ImageOptions::default() };
-        let image = Image::open(file.path(), options).unwrap().taken_to_write_in_turn();
+        let image = Image::open_again(file.path(), options).taken_to_write_in_turn();
         let mut ring = Ring::new().unwrap();
         ring.set_shared(is_shared);
         assert_eq!(hands_of(image, write, &mut ring), hands, "direct {direct}, {is_shared}");

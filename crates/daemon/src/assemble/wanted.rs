@@ -1,0 +1,163 @@
+//! `Wanted`: a device of the plan, what must be opened to serve it, and the device made of that.
+
+use super::disk::{self, DiskError};
+use super::{AssembleError, Blk, Kind, Part, port};
+use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, NetPlan, PortPlan, SocketPlan};
+use manyring_backend::blk::{Disk, ImageError};
+use manyring_backend::net::Port;
+use manyring_device::Device;
+use manyring_device::blk::{BlkDevice, BlkOptions};
+use manyring_device::net::{MacAddress, NetDevice, NetOptions};
+use manyring_engine::Pool;
+use std::sync::Arc;
+
+/// A device that is to be served. Clones share the plan.
+#[derive(Clone, Debug)]
+pub(super) enum Wanted {
+    Blk(Arc<BlkPlan>),
+    Net(Arc<NetPlan>),
+}
+
+/// The host's side of a device, opened.
+#[derive(Debug)]
+pub(super) enum Opened {
+    Disk(Arc<dyn Disk>),
+    Port(Arc<dyn Port>, MacAddress),
+}
+
+/// A device, and the same device as the control API sees it.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) part: Part,
+}
+
+impl Wanted {
+    /// What every device has.
+    pub(super) fn plan(&self) -> &DevicePlan {
+        match self {
+            Self::Blk(blk) => &blk.device,
+            Self::Net(net) => &net.device,
+        }
+    }
+
+    /// The kind of the device, as the control API names it.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Blk(_) => "blk",
+            Self::Net(_) => "net",
+        }
+    }
+
+    /// The key that names what [`Self::open`] opens.
+    pub(super) fn key(&self) -> &'static str {
+        match self {
+            Self::Blk(_) => "file",
+            Self::Net(net) => match &net.port {
+                PortPlan::Macvtap { .. } => "macvtap",
+                _ => "tap",
+            },
+        }
+    }
+
+    /// How the device can be reached, for people.
+    pub(super) fn socket(&self) -> String {
+        match &self.plan().socket {
+            SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
+                path.display().to_string()
+            }
+            SocketPlan::Fd(fd) => format!("fd {fd}"),
+        }
+    }
+
+    /// Opens the disk or the port. May block.
+    pub(super) fn open(&self, io_uring: bool) -> Result<Opened, AssembleError> {
+        match self {
+            Self::Blk(blk) => open_disk(blk, io_uring).map(Opened::Disk),
+            Self::Net(net) => port::open(net).map(|(port, mac)| Opened::Port(port, mac)),
+        }
+    }
+
+    /// Puts around it what goes wrong on purpose and what captures. May block.
+    pub(super) fn decorated(&self, opened: Opened) -> Result<Opened, AssembleError> {
+        match (self, opened) {
+            (Self::Blk(blk), Opened::Disk(disk)) => {
+                Ok(Opened::Disk(disk::decorated(disk, blk.fault)))
+            }
+            (Self::Net(net), Opened::Port(port, mac)) => {
+                Ok(Opened::Port(port::decorated(net, port)?, mac))
+            }
+            (_, opened) => Ok(opened),
+        }
+    }
+
+    /// Makes the device of what was opened for it.
+    pub(super) fn made(&self, opened: Opened, pool: &Arc<Pool>) -> Made {
+        let socket = self.socket();
+        match (self, opened) {
+            (Self::Blk(blk), Opened::Disk(disk)) => {
+                let device = Arc::new(BlkDevice::new(blk_options(blk), disk, pool.clone()));
+                let part = Part::new(Kind::Blk(Blk::Virtio(device.clone())), socket);
+                Made { device, part }
+            }
+            (Self::Net(net), Opened::Port(port, mac)) => {
+                let device = Arc::new(NetDevice::new(net_options(net, mac), port, pool.clone()));
+                Made { part: Part::new(Kind::Net(device.clone()), socket), device }
+            }
+            _ => unreachable!("a disk is opened for a block device, a port for a network device"),
+        }
+    }
+}
+
+fn blk_options(blk: &BlkPlan) -> BlkOptions {
+    BlkOptions {
+        name: blk.device.name.clone(),
+        num_queues: blk.num_queues,
+        queue_size: blk.queue_size,
+        serial: blk.serial.clone(),
+        read_only: blk.read_only,
+        writeback: blk.writeback,
+        logical_block_size: blk.logical_block_size,
+        moderation: blk.device.moderation.law(),
+    }
+}
+
+fn net_options(net: &NetPlan, mac: MacAddress) -> NetOptions {
+    NetOptions {
+        name: net.device.name.clone(),
+        queue_pairs: net.queue_pairs,
+        mac,
+        mtu: net.mtu,
+        speed: net.speed,
+        moderation: net.device.moderation.law(),
+        reclaim: net.reclaim.law(),
+    }
+}
+
+fn open_disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
+    let place = &blk.device.place;
+    let opened = disk::open(&blk.disk, (blk.read_only, blk.logical_block_size), io_uring);
+    opened.map_err(|error| match error {
+        DiskError::Image(source) => {
+            let insist = place.setting("format", "raw");
+            let hint = match source {
+                ImageError::Container { .. } => {
+                    format!("; convert it (qemu-img convert -O raw), or insist: {insist}")
+                }
+                _ => String::new(),
+            };
+            let key = match source {
+                ImageError::Blocks { .. } => "logical_block_size",
+                _ => "file",
+            };
+            AssembleError::Image { at: place.at(key), source, hint }
+        }
+        DiskError::Memory(source) => {
+            let is_memory = matches!(blk.disk, DiskPlan::Memory { .. });
+            AssembleError::Memory {
+                at: place.at(if is_memory { "memory" } else { "file" }),
+                source,
+            }
+        }
+    })
+}
