@@ -5,13 +5,19 @@ use crate::error::MemoryError;
 use crate::guest::BYTES_MAX;
 use rustix::fd::AsFd;
 
-/// Which files may be mapped. What decides is how long a page fault can take, because it is taken
+/// Which files may be mapped. What decides is whom a page fault can wait for, because it is taken
 /// by whoever touches the page: a worker that copies into one guest's memory sleeps in the fault,
 /// and with it every other guest of that worker.
+///
+/// No kind of file bounds how long the front-end itself can make a fault, or the mapping, take. A
+/// fault in a hole that is being punched waits for the end of the punch, in a memfd as well, and
+/// `mmap` waits for the lock of the file's mappings (`i_mmap_rwsem`) with the `mmap_lock` of the
+/// whole process held. The bound for that is a process for each trust domain (SECURITY.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryFiles {
     /// Files on tmpfs (memfd, /dev/shm), hugetlbfs and ramfs: a fault takes a page of this host's
-    /// memory and waits for no device, except that tmpfs reads a page back that was swapped out.
+    /// memory and waits for no device, except that tmpfs reads a page back that was swapped out. It
+    /// waits for the front-end that punches a hole there, or holds a lock of the file.
     #[default]
     InMemory,
     /// Also files on file systems of local disks. The first write to each page, and again the first
