@@ -13,7 +13,7 @@ use manyring_backend::net::{PortRx, Readiness};
 use manyring_device::fuzzing::SoloRx;
 use manyring_memory::{GuestSlice, copy_to_slices};
 use manyring_queue::DeviceQueue;
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, header_size};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -65,7 +65,10 @@ fuzz_target!(|input: (u64, bool, Vec<Step>)| {
     let queue = DeviceQueue::new(guest.config, guest.memory.clone()).unwrap();
     let port = Port { guest: guest.clone(), arrives: Arc::default() };
     let given = Offloads::of_guest(features);
-    let mut solo = SoloRx::new(queue, Box::new(port.clone()), given, is_mergeable).unwrap();
+    // Mergeable buffers have long headers, whoever the driver is.
+    let header_size = if is_mergeable { HEADER_SIZE } else { header_size(features) };
+    let solo = SoloRx::new(queue, Box::new(port.clone()), given, is_mergeable).unwrap();
+    let mut solo = solo.with_headers(header_size);
     for step in steps {
         match step {
             Step::Buffer { data, pieces, readable } => {

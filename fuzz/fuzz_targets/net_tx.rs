@@ -13,7 +13,7 @@ use manyring_backend::net::{Frames, PortTx, Readiness, Sent, Stop};
 use manyring_device::fuzzing::SoloTx;
 use manyring_memory::{copy_from_slices, total_len};
 use manyring_queue::DeviceQueue;
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader, header_size};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -82,7 +82,8 @@ fuzz_target!(|input: (u64, Vec<u8>, Vec<Step>)| {
     let guest = Arc::new(Guest::new(16, 65_530, true, true, true));
     let queue = DeviceQueue::new(guest.config, guest.memory.clone()).unwrap();
     let port = Port { guest: guest.clone(), taken, script };
-    let mut solo = SoloTx::new(queue, Box::new(port), taken).unwrap();
+    let solo = SoloTx::new(queue, Box::new(port), taken).unwrap();
+    let mut solo = solo.with_headers(header_size(features));
     let (mut held, mut now_ns) = (0, 0);
     for step in steps {
         match step {

@@ -75,9 +75,6 @@ pub enum StartError {
     /// The backend has no queue for it.
     #[error("the backend cannot open a queue: {0}")]
     Backend(Errno),
-    /// A driver of before virtio 1.0, whose packets have other headers.
-    #[error("the driver does not follow virtio 1.0: VERSION_1 was not negotiated")]
-    Legacy,
     /// The pages of a Xen ring, or the addresses for those of its requests, are not to be had.
     #[error("the queue's granted pages: {0}")]
     Grants(#[from] GrantError),
@@ -105,7 +102,7 @@ impl StartError {
             Self::Grants(GrantError::Device(errno)) => is_shortage(*errno),
             Self::Grants(error) => matches!(error, GrantError::NoRoom { .. }),
             Self::NoWorker => true,
-            Self::Queue(_) | Self::Legacy => false,
+            Self::Queue(_) => false,
         }
     }
 }

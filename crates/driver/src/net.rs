@@ -85,7 +85,7 @@ impl NetDriver {
                 Some(pool) => NetTx::sharing(pool, &arena, index, ring, options)?,
                 None => NetTx::new(&arena, index, ring, options)?,
             };
-            Ok(NetPair { rx, tx })
+            Ok(NetPair { rx, tx: tx.with_headers(features) })
         };
         let pairs = (0..options.queue_pairs).map(pair).collect::<Result<_, DriverError>>()?;
         let control = match features & VIRTIO_NET_F_CTRL_VQ {
@@ -177,7 +177,8 @@ impl NetDriver {
 }
 
 fn negotiate(front: &mut FrontEnd, options: &NetOptions) -> Result<u64, DriverError> {
-    let required = F_PROTOCOL_FEATURES | VIRTIO_F_VERSION_1;
+    // A driver that does not ask for VERSION_1 is a legacy one.
+    let required = F_PROTOCOL_FEATURES | options.features & VIRTIO_F_VERSION_1;
     front.negotiate(options.wanted(), required, options.protocol_features)
 }
 

@@ -10,11 +10,15 @@ pub use ctrl::{
 };
 pub use ctrl::{class, is_mtu, parse_mac};
 
+use crate::virtio::VIRTIO_F_VERSION_1;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned, transmute};
 
-/// Bytes of the header before each packet (§5.1.6); `num_buffers` is always there (`VERSION_1`).
+/// Bytes of the header before each packet (§5.1.6), with `num_buffers`.
 pub const HEADER_SIZE: usize = 12;
+/// Bytes of the header of a legacy driver without mergeable buffers: it ends before `num_buffers`
+/// (§5.1.6.1).
+pub const LEGACY_HEADER_SIZE: usize = 10;
 /// Where `num_buffers` lies in the header.
 pub const NUM_BUFFERS_OFFSET: usize = 10;
 /// Longest frame: an IP packet of 65,535 bytes, an Ethernet header and a VLAN tag.
@@ -81,6 +85,15 @@ pub const VIRTIO_NET_S_LINK_UP: u16 = 1;
 pub const VIRTIO_NET_S_ANNOUNCE: u16 = 2;
 /// `speed`: not known.
 pub const SPEED_UNKNOWN: u32 = u32::MAX;
+
+/// Bytes of the header before each packet of a driver that has negotiated `features` (§5.1.6.1).
+#[must_use]
+pub const fn header_size(features: u64) -> usize {
+    match features & (VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF) {
+        0 => LEGACY_HEADER_SIZE,
+        _ => HEADER_SIZE,
+    }
+}
 
 /// Index of the receiveq of a queue pair (§5.1.2).
 #[must_use]

@@ -1,5 +1,8 @@
 //! What every virtio device shares: feature bits, status bits, device ids (virtio 1.3 §2, §6).
 
+/// A legacy driver may lay out its buffers as it likes (§6.3): a header may share a descriptor with
+/// what follows it. Drivers that follow virtio 1.0 do so without this bit.
+pub const VIRTIO_F_ANY_LAYOUT: u64 = 1 << 27;
 /// Ring feature: a descriptor may point to a table of descriptors (§2.7.5.3).
 pub const VIRTIO_F_INDIRECT_DESC: u64 = 1 << 28;
 /// Ring feature: `used_event` and `avail_event` replace the flags (§2.7.7, §2.7.10).

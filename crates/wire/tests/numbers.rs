@@ -10,6 +10,7 @@ fn bits(mask: u64) -> Vec<u32> {
 
 #[test]
 fn feature_bits_of_every_device_and_of_disks_are_the_specifications() {
+    assert_eq!(bits(virtio::VIRTIO_F_ANY_LAYOUT), [27]);
     assert_eq!(bits(virtio::VIRTIO_F_INDIRECT_DESC), [28]);
     assert_eq!(bits(virtio::VIRTIO_F_EVENT_IDX), [29]);
     assert_eq!(bits(virtio::VIRTIO_F_VERSION_1), [32]);

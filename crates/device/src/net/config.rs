@@ -8,12 +8,14 @@ use manyring_wire::net::{
     VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP,
 };
 use manyring_wire::virtio::{
-    VIRTIO_F_EVENT_IDX, VIRTIO_F_IN_ORDER, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1,
+    VIRTIO_F_ANY_LAYOUT, VIRTIO_F_EVENT_IDX, VIRTIO_F_IN_ORDER, VIRTIO_F_INDIRECT_DESC,
+    VIRTIO_F_VERSION_1,
 };
 use zerocopy::IntoBytes;
 
 /// What is served for every port.
 const ALWAYS: u64 = VIRTIO_F_VERSION_1
+    | VIRTIO_F_ANY_LAYOUT
     | VIRTIO_F_INDIRECT_DESC
     | VIRTIO_F_EVENT_IDX
     | VIRTIO_F_IN_ORDER

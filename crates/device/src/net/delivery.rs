@@ -80,16 +80,16 @@ enum Lent {
 }
 
 impl Delivery {
-    /// True if the guest gets a frame of `size` bytes with its header. If not, counts why.
+    /// True if the guest gets a frame of `len` bytes. If not, counts why.
     #[inline]
     pub(super) fn admits(
         &self,
         header: &RawHeader,
         payload: &[GuestSlice<'_>],
-        size: usize,
+        len: usize,
         stats: &QueueStats,
     ) -> bool {
-        let cause = match self.rules.fate(header, payload, size - HEADER_SIZE) {
+        let cause = match self.rules.fate(header, payload, len) {
             Fate::Deliver => return true,
             Fate::Filtered => &stats.dropped_filtered,
             Fate::Offload => &stats.dropped_offload,
@@ -99,27 +99,23 @@ impl Delivery {
         false
     }
 
-    /// True if a frame of `size` bytes with its header is long enough to be one. If not, counts it.
+    /// True if a frame of `len` bytes is long enough to be one. If not, counts it.
     #[inline]
-    pub(super) fn is_whole(size: usize, stats: &QueueStats) -> bool {
-        let is_whole = size >= HEADER_SIZE + ETHERNET_SIZE;
+    pub(super) fn is_whole(len: usize, stats: &QueueStats) -> bool {
+        let is_whole = len >= ETHERNET_SIZE;
         if !is_whole {
             stats.dropped_short.add(1);
         }
         is_whole
     }
 
-    /// Writes the header of a frame before its payload, and gives the frame's buffers back to the
-    /// driver. Returns how many buffers these are.
+    /// Writes the header of a frame of `len` bytes before its payload, and gives the buffers of the
+    /// frame back to the driver. Returns how many these are.
     #[inline]
-    pub(super) fn push(
-        &mut self,
-        queue: &mut impl Chains,
-        header: RawHeader,
-        size: usize,
-    ) -> usize {
+    pub(super) fn push(&mut self, queue: &mut impl Chains, header: RawHeader, len: usize) -> usize {
         let takes_csum = self.rules.given.csum;
-        self.tally.add(&header, size - HEADER_SIZE);
+        self.tally.add(&header, len);
+        let size = self.posted.header_size() + len;
         let before = self.posted.pieces().len();
         let used = self.posted.push_frame(queue, size, |count| header.to_driver(takes_csum, count));
         self.pieces_filled += before - self.posted.pieces().len();
@@ -143,7 +139,9 @@ impl Delivery {
         progress: &mut Progress,
     ) -> usize {
         self.lacking = 0;
-        let (plain_max, takes_csum) = (self.rules.plain_max(), self.rules.given.csum);
+        let takes_csum = self.rules.given.csum;
+        let is_short = self.posted.header_size() != HEADER_SIZE;
+        let plain_max = if is_short { 0 } else { self.rules.plain_max() };
         for index in 0..frames.count().min(GROUP_FRAMES) {
             if progress.is_over() || self.is_spent() {
                 return index;
@@ -179,11 +177,11 @@ impl Delivery {
         if self.posted.is_empty() {
             return Lent::Stays;
         }
-        let size = HEADER_SIZE + len;
+        let size = self.posted.header_size() + len;
         let Some((header, payload)) = frame.split_first() else { return Lent::Done(0) };
         let Some(header) = header.read_array::<HEADER_SIZE>() else { return Lent::Done(0) };
         let header: RawHeader = transmute!(header);
-        if !Self::is_whole(size, stats) || !self.admits(&header, payload, size, stats) {
+        if !Self::is_whole(len, stats) || !self.admits(&header, payload, len, stats) {
             return Lent::Done(0);
         }
         if !self.posted.fits(size) && !self.make_room(queue, size) {
@@ -197,7 +195,7 @@ impl Delivery {
             return Lent::Done(0);
         }
         self.posted.write_payload(payload);
-        Lent::Done(self.push(queue, header, size))
+        Lent::Done(self.push(queue, header, len))
     }
 
     /// Pops buffers until a frame of `size` bytes fits. False: there are not enough.

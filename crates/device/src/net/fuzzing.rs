@@ -48,6 +48,13 @@ impl SoloTx {
         Ok(Self { queue, tx, stats: QueueStats::default() })
     }
 
+    /// The same, for a driver whose headers have `size` bytes.
+    #[must_use]
+    pub fn with_headers(mut self, size: usize) -> Self {
+        self.tx.set_headers(size);
+        self
+    }
+
     /// Pops a batch and sends it, or what waits. Returns (popped, returned).
     pub fn turn(&mut self, is_enabled: bool, now_ns: u64) -> (usize, usize) {
         self.tx.on_port();
@@ -98,6 +105,13 @@ impl SoloRx {
     ) -> Result<Self, MemoryError> {
         let rx = NetRx::new(port, rules(given, None), is_mergeable, queue.size())?;
         Ok(Self { queue, rx, stats: QueueStats::default() })
+    }
+
+    /// The same, for a driver whose headers have `size` bytes.
+    #[must_use]
+    pub fn with_headers(mut self, size: usize) -> Self {
+        self.rx.set_headers(size);
+        self
     }
 
     /// Receives what there is. Returns buffers returned.

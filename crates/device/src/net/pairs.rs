@@ -11,8 +11,7 @@ use manyring_engine::RunningQueue;
 use manyring_engine::aside;
 use manyring_engine::policy::moderation::Limits;
 use manyring_memory::MemoryError;
-use manyring_wire::net::{Coalescing, MacAddress, Offloads, VIRTIO_NET_F_MRG_RXBUF};
-use manyring_wire::virtio::VIRTIO_F_VERSION_1;
+use manyring_wire::net::{Coalescing, MacAddress, Offloads, VIRTIO_NET_F_MRG_RXBUF, header_size};
 use rustix::io::Errno;
 use std::sync::Arc;
 use tokio::time::{Instant, sleep_until};
@@ -63,11 +62,8 @@ impl Inner {
         &self,
         activation: Activation,
     ) -> Result<QueueHandle, StartError> {
-        let (index, features) = (activation.index, activation.features);
+        let index = activation.index;
         let (pair, is_rx) = (index / 2, index.is_multiple_of(2));
-        if features & VIRTIO_F_VERSION_1 == 0 {
-            return Err(StartError::Legacy);
-        }
         if pair >= self.options.queue_pairs {
             return Err(StartError::Backend(Errno::NXIO));
         }
@@ -126,14 +122,17 @@ impl Inner {
         let port = self.port.open_rx(pair)?;
         let is_mergeable = features & VIRTIO_NET_F_MRG_RXBUF != 0;
         let rx = NetRx::new(port, self.renew_rules(), is_mergeable, ring_size);
-        Ok(rx.map_err(no_memory)?.follow(self.live.clone()))
+        let mut rx = rx.map_err(no_memory)?.follow(self.live.clone());
+        rx.set_headers(header_size(features));
+        Ok(rx)
     }
 
     /// The handler of a transmitq. The caller holds `told`.
     fn transmitter(&self, pair: usize, features: u64) -> Result<NetTx, StartError> {
         let port = self.port.open_tx(pair)?;
         let tx = NetTx::new(port, self.renew_rules(), Offloads::of_host(features));
-        let tx = tx.map_err(no_memory)?.named(&self.options.name, pair * 2 + 1);
+        let mut tx = tx.map_err(no_memory)?.named(&self.options.name, pair * 2 + 1);
+        tx.set_headers(header_size(features));
         Ok(tx.reclaiming(self.options.reclaim).follow(self.live.clone()))
     }
 

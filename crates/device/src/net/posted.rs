@@ -2,7 +2,7 @@
 
 use manyring_memory::{GuestSlice, Row, SliceQueue, copy_between, total_len};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains, QueueError};
-use manyring_wire::net::{HEADER_SIZE, RawHeader};
+use manyring_wire::net::{HEADER_SIZE, LEGACY_HEADER_SIZE, RawHeader};
 
 /// Pieces of one receive buffer at most: they must fit one system call with the spill.
 const PIECES_MAX: usize = 512;
@@ -28,6 +28,8 @@ struct Buffer {
 pub(super) struct Posted {
     /// A frame may fill several buffers.
     is_mergeable: bool,
+    /// Bytes of the header before each frame in the guest's buffers.
+    header_size: usize,
     ring_size: usize,
     batch: Batch,
     buffers: Row<Buffer>,
@@ -43,6 +45,7 @@ impl Posted {
     pub(super) fn new(is_mergeable: bool, ring_size: u16) -> Self {
         Self {
             is_mergeable,
+            header_size: HEADER_SIZE,
             ring_size: usize::from(ring_size),
             batch: Batch::new(),
             buffers: Row::new(),
@@ -50,6 +53,11 @@ impl Posted {
             size: 0,
             walked: 0,
         }
+    }
+
+    /// No buffer is posted yet.
+    pub(super) fn set_header_size(&mut self, size: usize) {
+        self.header_size = size;
     }
 
     /// A turn begins.
@@ -67,6 +75,12 @@ impl Posted {
     #[inline]
     pub(super) fn is_mergeable(&self) -> bool {
         self.is_mergeable
+    }
+
+    /// Bytes of the header before each frame in the guest's buffers.
+    #[inline]
+    pub(super) fn header_size(&self) -> usize {
+        self.header_size
     }
 
     #[inline]
@@ -141,10 +155,8 @@ impl Posted {
     fn post_one(&mut self, queue: &mut impl Chains, index: usize, is_apart: bool) {
         let Some((chain, _, writable)) = self.batch.take(index) else { return };
         let size = total_len(&writable);
-        if size < HEADER_SIZE as u64 {
-            queue.latch_fault(QueueError::Request(
-                "receive buffer shorter than a header of 12 bytes",
-            ));
+        if size < self.header_size as u64 {
+            queue.latch_fault(QueueError::Request("receive buffer shorter than a header"));
         }
         if writable.len() > PIECES_MAX {
             queue.latch_fault(QueueError::Request("receive buffer in more than 512 pieces"));
@@ -168,18 +180,19 @@ impl Posted {
         if let [payload] = payload
             && let Some(first) = self.pieces.piece(0)
             && let first = first[0]
-            && first.len() >= HEADER_SIZE + payload.len()
+            && first.len() >= self.header_size + payload.len()
         {
-            first.split_at(HEADER_SIZE).1.copy_from(payload);
+            first.split_at(self.header_size).1.copy_from(payload);
             return;
         }
-        copy_between(self.pieces.iter(), HEADER_SIZE, payload);
+        copy_between(self.pieces.iter(), self.header_size, payload);
     }
 
     /// The short way of most frames: copies a finished frame with `len` bytes of payload into the
     /// first posted buffer and returns that buffer to the driver. True if it did. Otherwise nothing
     /// has changed, and the frame takes the general way: it is unfinished, its header or its
-    /// payload lies in several slices, or the buffer is too small or lies in several pieces.
+    /// payload lies in several slices, or the buffer is too small or lies in several pieces. For
+    /// headers of [`HEADER_SIZE`] only.
     ///
     /// It stores little on the stack, on purpose. A CPU holds some sixty stores that have not
     /// reached the cache yet, and a store to the guest's buffer stays among them until the driver's
@@ -277,10 +290,17 @@ impl Posted {
     #[inline]
     fn write_header(&self, header: &[u8; HEADER_SIZE]) {
         // A posted buffer is not shorter than a header, which most often lies in its first piece.
-        if self.pieces.piece(0).is_some_and(|first| first[0].write_array(header)) {
+        let Some(first) = self.pieces.piece(0) else { return };
+        let is_written = if self.header_size == HEADER_SIZE {
+            first[0].write_array(header)
+        } else {
+            let (short, _num_buffers) = header.split_at(LEGACY_HEADER_SIZE);
+            <&[u8; LEGACY_HEADER_SIZE]>::try_from(short).is_ok_and(|b| first[0].write_array(b))
+        };
+        if is_written {
             return;
         }
-        let mut rest = &header[..];
+        let mut rest = &header[..self.header_size];
         for piece in self.pieces.iter() {
             rest = &rest[piece.write_from(rest)..];
             if rest.is_empty() {

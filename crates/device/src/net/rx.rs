@@ -6,7 +6,8 @@
 //!    once for many frames. A queue that stops puts back what is left.
 //! 2. A port that reads (a tap) puts a frame straight into the next buffers, and its header into
 //!    memory of ours: the header is written to the guest once, when the frame is whole, because
-//!    reading it back from the guest would wait for the cache line. Behind the buffers lies a
+//!    reading it back from the guest would wait for the cache line, and a legacy driver's header
+//!    is shorter than a port's. Behind the buffers lies a
 //!    spill. A frame that is longer than the buffers that were offered runs into the spill, from
 //!    which it is copied into further buffers; it waits there while the driver has posted none.
 //!    While frames are short one buffer is offered: each costs the system call a little.
@@ -96,6 +97,11 @@ impl NetRx {
             refusals: 0,
             is_out: false,
         })
+    }
+
+    /// Serves a driver whose headers have `size` bytes. Before the first turn only.
+    pub(crate) fn set_headers(&mut self, size: usize) {
+        self.to.posted.set_header_size(size);
     }
 
     /// The same, with rules that are taken from `live` at each [`Self::refresh_rules`].
@@ -317,10 +323,10 @@ impl NetRx {
         if self.short_row >= SMALL_ROW
             && self.offer.len() == 3
             && let Some((1, size)) = posted.front()
-            && size > HEADER_SIZE
+            && size > posted.header_size()
             && let Some(first) = posted.pieces().piece(0)
         {
-            self.offer.replace(1, first, HEADER_SIZE);
+            self.offer.replace(1, first, posted.header_size());
             self.offered = Offered { buffers: 1, size };
             return;
         }
@@ -335,7 +341,7 @@ impl NetRx {
         };
         self.offer.clear();
         self.offer.push_own(0, HEADER_SIZE);
-        let (mut offered, mut count, mut skip) = (Offered::default(), 0, HEADER_SIZE);
+        let (mut offered, mut count, mut skip) = (Offered::default(), 0, posted.header_size());
         for (pieces, size) in posted.buffers() {
             if (offered.buffers > 0 && offered.size >= wanted)
                 || count + pieces > OFFER_PIECES
@@ -355,20 +361,22 @@ impl NetRx {
         self.offered = offered;
     }
 
-    /// Gives the driver a frame of `size` bytes with its header, or drops it. Returns how many
-    /// buffers went back.
+    /// Gives the driver a frame that was read as `size` bytes, with the port's header, or drops it.
+    /// Returns how many buffers went back.
     fn take_frame(&mut self, queue: &mut impl Chains, stats: &QueueStats, size: usize) -> usize {
         self.short_row = if size <= SMALL_FRAME { self.short_row.saturating_add(1) } else { 0 };
-        if !Delivery::is_whole(size, stats) {
+        let len = size.saturating_sub(HEADER_SIZE);
+        if !Delivery::is_whole(len, stats) {
             return 0;
         }
         let mut header = RawHeader::default();
         let (own, payload) = self.offer.as_slices().split_at(1);
         copy_from_slices(own, header.as_mut_bytes());
-        if !self.to.admits(&header, payload, size, stats) {
+        if !self.to.admits(&header, payload, len, stats) {
             return 0;
         }
-        let spilled = size.saturating_sub(self.offered.size);
+        let in_guest = self.to.posted.header_size() + len;
+        let spilled = in_guest.saturating_sub(self.offered.size);
         if spilled > 0 && !self.unspill(queue, spilled) {
             let posted = &self.to.posted;
             let may_come = !posted.has_most() || posted.is_spent();
@@ -380,7 +388,7 @@ impl NetRx {
             return 0;
         }
         self.offered = Offered::default();
-        self.to.push(queue, header, size)
+        self.to.push(queue, header, len)
     }
 
     /// Copies what ran past the offered buffers into further ones. False: there are too few.

@@ -28,7 +28,7 @@ use manyring_engine::stats::{Counter, QueueStats};
 use manyring_memory::MemoryError;
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains};
 use manyring_wire::host_size;
-use manyring_wire::net::Offloads;
+use manyring_wire::net::{HEADER_SIZE, Offloads};
 use std::sync::Arc;
 
 const _: () = assert!(burst::FRAMES_MAX == BATCH_CHAINS && burst::SHARED_BYTES == GROUP_BYTES);
@@ -46,6 +46,8 @@ pub(crate) struct NetTx {
     live: Option<Arc<Live<Rules>>>,
     /// What the guest may send unfinished.
     taken: Offloads,
+    /// Bytes of the header before each frame of the guest.
+    header_size: usize,
     batch: Batch,
     /// The burst; the chains of its frames that are not done, in order; how many frames are done.
     frames: Frames,
@@ -80,6 +82,7 @@ impl NetTx {
             rules,
             live: None,
             taken,
+            header_size: HEADER_SIZE,
             batch: Batch::new(),
             frames: Frames::new()?,
             chains: Vec::with_capacity(BATCH_CHAINS),
@@ -95,6 +98,11 @@ impl NetTx {
             kept: None,
             place: (String::new(), 0),
         })
+    }
+
+    /// Serves a driver whose headers have `size` bytes. Before the first turn only.
+    pub(crate) fn set_headers(&mut self, size: usize) {
+        self.header_size = size;
     }
 
     /// The same, for queue `index` of the device that the log calls `device`.
@@ -239,6 +247,7 @@ impl NetTx {
                     chain.slot(),
                     readable,
                     self.taken,
+                    self.header_size,
                 ) {
                     Ok(()) => {
                         self.chains.push(chain);

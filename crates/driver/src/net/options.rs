@@ -74,6 +74,9 @@ impl NetOptions {
         | VIRTIO_NET_F_SPEED_DUPLEX
         | VIRTIO_NET_F_MQ;
 
+    /// Of a legacy driver the device can see these alone: feature words had 32 bits.
+    pub const LEGACY: u64 = u32::MAX as u64;
+
     /// The features to ask for: without a control queue if the device is to have none.
     pub(super) const fn wanted(&self) -> u64 {
         match self.control {

@@ -5,10 +5,12 @@ use super::slab::Slab;
 use crate::{Arena, DriverError, NetOptions, Vring};
 use manyring_memory::{GuestSlice, SliceList, copy_from_slices};
 use manyring_queue::RingFeatures;
-use manyring_wire::net::{HEADER_SIZE, RawHeader, VIRTIO_NET_F_MRG_RXBUF, receiveq};
+use manyring_wire::net::{
+    LEGACY_HEADER_SIZE, RawHeader, VIRTIO_NET_F_MRG_RXBUF, header_size, receiveq,
+};
 use std::sync::Arc;
 use std::time::Duration;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// The receiveq of a queue pair. Owned by one thread.
 #[derive(Debug)]
@@ -16,6 +18,8 @@ pub struct NetRx {
     vring: Vring,
     slab: Slab,
     is_mergeable: bool,
+    /// Bytes of the header before each frame.
+    header_size: usize,
     /// Header and frame that were taken last.
     slices: SliceList,
     counters: NetCounters,
@@ -40,7 +44,8 @@ impl NetRx {
         vring.queue().disable_notifications();
         let slab = Slab::new(arena, size, buffer_size)?;
         let (slices, counters) = (SliceList::new(), NetCounters::default());
-        let mut rx = Self { vring, slab, is_mergeable, slices, counters };
+        let header_size = header_size(features);
+        let mut rx = Self { vring, slab, is_mergeable, header_size, slices, counters };
         rx.refill()?;
         Ok(rx)
     }
@@ -66,15 +71,16 @@ impl NetRx {
     }
 
     /// Takes the next frame, without waiting: its header, and its bytes behind those of `frame`.
-    /// The buffers go back with [`Self::refill`].
+    /// `num_buffers` is 0 where the header ends before it (a legacy driver). The buffers go
+    /// back with [`Self::refill`].
     ///
     /// # Errors
     /// See [`Self::recv_slices`].
     pub fn recv(&mut self, frame: &mut Vec<u8>) -> Result<Option<RawHeader>, DriverError> {
+        let mut skip = self.header_size;
         let Some(slices) = self.recv_slices()? else { return Ok(None) };
         let mut header = RawHeader::default();
-        copy_from_slices(slices, header.as_mut_bytes());
-        let mut skip = HEADER_SIZE;
+        copy_from_slices(slices, &mut header.as_mut_bytes()[..skip]);
         for slice in slices {
             let rest = slice.split_at(skip).1;
             skip = skip.saturating_sub(slice.len());
@@ -96,12 +102,15 @@ impl NetRx {
         let Some((head, written)) = self.vring.queue().take_used() else { return Ok(None) };
         self.slices.clear();
         let first_len = self.keep(head, written);
-        let header =
-            self.slices.as_slices().first().and_then(GuestSlice::read_array::<HEADER_SIZE>);
-        let header = header.ok_or(DriverError::ShortFrame { written })?;
-        let mut len = first_len - HEADER_SIZE;
+        let first = self.slices.as_slices().first().map(|first| first.split_at(self.header_size));
+        let short = DriverError::ShortFrame { written };
+        let Some((header, _)) = first.filter(|(header, _)| header.len() == self.header_size) else {
+            return Err(short);
+        };
+        let mut len = first_len - self.header_size;
         if self.is_mergeable {
-            let buffers = RawHeader::read_from_bytes(&header).map_or(0, |h| h.num_buffers.get());
+            let count = header.split_at(LEGACY_HEADER_SIZE).1.read_array::<2>().ok_or(short)?;
+            let buffers = u16::from_le_bytes(count);
             let visible = self.vring.queue().used_count() + 1;
             if buffers == 0 || buffers > visible {
                 return Err(DriverError::Split { buffers, visible });

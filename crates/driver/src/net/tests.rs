@@ -8,7 +8,7 @@ use manyring_wire::net::{
     Coalescing, HEADER_SIZE, MacAddress, RawHeader, VIRTIO_NET_F_MRG_RXBUF, class,
 };
 use manyring_wire::vhost_user::{FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, Header};
-use manyring_wire::virtio::VIRTIO_F_EVENT_IDX;
+use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_VERSION_1};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
@@ -263,14 +263,17 @@ fn a_frame_without_a_whole_header_is_an_error() {
 
 #[test]
 fn without_mergeable_buffers_a_frame_lies_in_one_big_buffer() {
-    let (mut rx, mut device) = rx_rig(0);
-    device.deliver(&with_buffers(0, &[9; 200]));
-    device.queue.publish();
-    let mut frame = Vec::new();
-    rx.recv_wait(&mut frame, SHORT).unwrap();
-    assert_eq!(frame, [9; 200]);
-    assert!(matches!(rx.wait(SHORT), Err(DriverError::Timeout)));
-    assert_eq!(rx.spare_count(), 0);
+    // A legacy driver's header ends before `num_buffers`.
+    for (features, header_size) in [(VIRTIO_F_VERSION_1, 12), (0, 10)] {
+        let (mut rx, mut device) = rx_rig(features);
+        device.deliver(&[vec![0; header_size], vec![9; 200]].concat());
+        device.queue.publish();
+        let mut frame = Vec::new();
+        rx.recv_wait(&mut frame, SHORT).unwrap();
+        assert_eq!(frame, [9; 200]);
+        assert!(matches!(rx.wait(SHORT), Err(DriverError::Timeout)));
+        assert_eq!(rx.spare_count(), 0);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::slab::{Buffer, Pool, Slab};
 use crate::{Arena, DriverError, NetOptions, Vring};
 use manyring_memory::GuestSlice;
 use manyring_queue::RingFeatures;
-use manyring_wire::net::{Coalescing, HEADER_SIZE, RawHeader, transmitq};
+use manyring_wire::net::{Coalescing, HEADER_SIZE, RawHeader, header_size, transmitq};
 use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -23,6 +23,8 @@ pub struct NetTx {
     vring: Vring,
     slab: Slab,
     parts: Vec<(u64, u32)>,
+    /// Bytes of the header before each frame.
+    header_size: usize,
     coalescing: Coalescing,
     owed: Option<Owed>,
     /// Frames added and not published.
@@ -75,12 +77,21 @@ impl NetTx {
             vring,
             slab,
             parts: Vec::new(),
+            header_size: HEADER_SIZE,
             coalescing: options.kicks,
             owed: None,
             unpublished: 0,
             has_looked: false,
             counters: NetCounters::default(),
         })
+    }
+
+    /// The same, for a driver that has negotiated these virtio features: a legacy one may have
+    /// shorter headers.
+    #[must_use]
+    pub fn with_headers(mut self, features: u64) -> Self {
+        self.header_size = header_size(features);
+        self
     }
 
     /// Bytes of arena that a transmitq takes at most.
@@ -109,10 +120,10 @@ impl NetTx {
     /// [`DriverError::TooLong`] for a frame that no buffer holds.
     #[inline]
     pub fn send(&mut self, header: &RawHeader, frame: &[u8]) -> Result<bool, DriverError> {
-        let len = self.check(frame.len())?;
+        let (len, header_size) = (self.check(frame.len())?, self.header_size);
         let Some(room) = self.room() else { return Ok(false) };
-        room.write_from(header.as_bytes());
-        room.split_at(HEADER_SIZE).1.write_from(frame);
+        room.write_from(&header.as_bytes()[..header_size]);
+        room.split_at(header_size).1.write_from(frame);
         Ok(self.send_filled(len))
     }
 
@@ -129,7 +140,8 @@ impl NetTx {
         self.parts.clear();
         let mut rest = buffer.slice();
         let mut at = buffer.addr;
-        for part in std::iter::once(&header.as_bytes()).chain(parts) {
+        let header = &header.as_bytes()[..self.header_size];
+        for part in std::iter::once(&header).chain(parts) {
             rest.write_from(part);
             rest = rest.split_at(part.len()).1;
             let part = u32::try_from(part.len()).unwrap_or(0);
@@ -166,7 +178,7 @@ impl NetTx {
         let Some(buffer) = self.slab.next_free() else { return false };
         let len = len.min(self.slab.size());
         let Some(head) = self.vring.queue().add(&[(buffer.addr, len)], &[]) else { return false };
-        self.sent(head, (len as usize).saturating_sub(HEADER_SIZE));
+        self.sent(head, (len as usize).saturating_sub(self.header_size));
         true
     }
 
@@ -181,7 +193,7 @@ impl NetTx {
     /// Bytes of header and frame together.
     fn check(&self, frame_len: usize) -> Result<u32, DriverError> {
         let max = self.slab.size();
-        let len = frame_len.saturating_add(HEADER_SIZE);
+        let len = frame_len.saturating_add(self.header_size);
         let fits = u32::try_from(len).ok().filter(|len| *len <= max);
         fits.ok_or(DriverError::TooLong { len, max: max as usize })
     }

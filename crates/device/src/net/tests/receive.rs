@@ -3,6 +3,8 @@
 //! This file is two modules: the tests of `receive` run over a port that reads, those of
 //! `receive_lent` over one that lends.
 
+#[path = "receive/legacy.rs"]
+mod legacy;
 #[path = "receive/refused.rs"]
 mod refused;
 
@@ -25,6 +27,7 @@ struct Guest {
     rx: NetRx,
     port: Scripted,
     is_mergeable: bool,
+    header_size: usize,
     buffer: usize,
     /// Where the buffer of each chain lies, by its head.
     posted: HashMap<u16, u64>,
@@ -41,7 +44,8 @@ impl Guest {
         port.script().lends = lends();
         let rx = NetRx::new(port.receiving(), Arc::new(rules), is_mergeable, size).unwrap();
         let (posted, next) = (HashMap::new(), 0);
-        Self { queue: ring.device_half(), ring, rx, port, is_mergeable, buffer, posted, next }
+        let (queue, header_size) = (ring.device_half(), HEADER_SIZE);
+        Self { queue, ring, rx, port, is_mergeable, header_size, buffer, posted, next }
     }
 
     fn post(&mut self, count: usize) {
@@ -76,13 +80,19 @@ impl Guest {
     /// What the driver sees next: header, frame, buffers. All of a frame's buffers must be there.
     fn take(&mut self) -> Option<(RawHeader, Vec<u8>, usize)> {
         let mut bytes = self.take_buffer()?;
-        let count = u16::from_le_bytes([bytes[NUM_BUFFERS_OFFSET], bytes[NUM_BUFFERS_OFFSET + 1]]);
+        let count = match self.header_size {
+            HEADER_SIZE => {
+                u16::from_le_bytes([bytes[NUM_BUFFERS_OFFSET], bytes[NUM_BUFFERS_OFFSET + 1]])
+            }
+            _ => 1,
+        };
         assert!(count > 0 && (self.is_mergeable || count == 1), "num_buffers {count}");
         for number in 1..count {
             assert_eq!(bytes.len(), usize::from(number) * self.buffer, "all but the last are full");
             bytes.extend(self.take_buffer().expect("all buffers of a frame are seen together"));
         }
-        let frame = bytes.split_off(HEADER_SIZE);
+        let frame = bytes.split_off(self.header_size);
+        bytes.resize(HEADER_SIZE, 0);
         let header =
             RawHeader { num_buffers: 0.into(), ..RawHeader::read_from_bytes(&bytes).unwrap() };
         Some((header, frame, count.into()))

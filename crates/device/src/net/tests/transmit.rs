@@ -5,6 +5,8 @@
 
 #[path = "transmit/headers.rs"]
 mod headers;
+#[path = "transmit/legacy.rs"]
+mod legacy;
 #[path = "transmit/overtaking.rs"]
 mod overtaking;
 #[path = "transmit/turns.rs"]
