@@ -5,12 +5,14 @@
 //! read, write: a file in memory -> on the worker, in pieces: as much as the turn's quota allows
 //!              a file on a disk -> on the worker, in pieces, what the page cache has or takes
 //!              without waiting; the rest, and all of O_DIRECT, on the disk's thread (offload.rs)
+//! what O_DIRECT refuses is copied there through aligned memory (bounce.rs)
 //! all others:  on the disk's thread; but a flush of a file in memory, which does nothing, on the
 //!              worker
 //! ```
 //! The worker's thread never waits for a disk, and copies no more than a quota, because its other
 //! queues belong to other guests.
 
+use super::bounce::{Bounce, Bytes};
 use super::offload::{Aside, Offload};
 use super::quota::Patience;
 use super::task::{Backlog, Step, Task, head};
@@ -21,6 +23,7 @@ use manyring_memory::{GuestSlice, Pieces, SliceList};
 use rustix::fd::BorrowedFd;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The disk.
@@ -259,24 +262,36 @@ fn went_wrong(task: &mut Task, errno: Errno) -> Step {
     }
 }
 
-/// Serves all of a task, waiting for each of its calls: for a thread that may wait.
-pub(crate) fn serve_to_the_end(task: &mut Task, image: &Image) -> Result<(), Errno> {
+/// Serves all of a task, waiting for each of its calls: for a thread that may wait. `bounce` is
+/// memory for what `O_DIRECT` refuses.
+pub(super) fn serve_to_the_end(
+    task: &mut Task,
+    image: &Image,
+    bounce: &mut Bounce,
+) -> Result<(), Errno> {
     let durable = match task.op {
         Op::Read => false,
         Op::Write { durable } => durable,
+        Op::WriteZeroes { .. } | Op::Discard => {
+            return serve_range(image, task.op, (task.offset, task.len), bounce);
+        }
         op => return patiently(|| serve_without_data(image, op, task.offset, task.len)),
     };
-    let mut must_flush = task.must_flush;
+    let syncs_itself = durable && image.syncs_by_write();
     let result = loop {
-        let aligned = image.is_aligned(task.offset, task.rest.as_slices());
-        let file = if aligned { image.file() } else { image.buffered() };
-        if !aligned {
-            image.will_be_cached();
-        }
-        let syncs_itself = durable && image.syncs_by_write(aligned);
-        must_flush |= durable && !syncs_itself;
-        let flags = if syncs_itself { sys::RWF_DSYNC } else { 0 };
-        let step = match transfer(task, file, task.len, flags) {
+        let moved = if image.is_aligned(task.offset, task.rest.as_slices()) {
+            let flags = if syncs_itself { sys::RWF_DSYNC } else { 0 };
+            transfer(task, image.file(), task.len, flags)
+        } else {
+            let range = task.offset..task.offset + task.len;
+            let slices = task.rest.as_slices();
+            let moved = match task.op {
+                Op::Read => bounce.read(image, range, slices),
+                _ => bounce.write(image, range, Bytes::Guest(slices), durable),
+            };
+            moved.and_then(|n| went_on(task, n))
+        };
+        let step = match moved {
             Ok(()) => task.step(),
             Err(errno) => went_wrong(task, errno),
         };
@@ -285,7 +300,9 @@ pub(crate) fn serve_to_the_end(task: &mut Task, image: &Image) -> Result<(), Err
         }
     };
     match result {
-        Ok(()) if must_flush => patiently(|| serve_without_data(image, Op::Flush, 0, 0)),
+        Ok(()) if durable && !syncs_itself => {
+            patiently(|| serve_without_data(image, Op::Flush, 0, 0))
+        }
         result => result,
     }
 }
@@ -302,7 +319,29 @@ fn patiently(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// Serves a flush, discard, write-zeroes or secure erase, and waits for it.
+/// Serves a discard or write-zeroes, and waits for it. Of a range that does not consist of whole
+/// units, `fallocate` gets the whole units; zeroes are written to the ends, which a discard leaves
+/// as they are.
+fn serve_range(
+    image: &Image,
+    op: Op,
+    (offset, len): (u64, u64),
+    bounce: &mut Bounce,
+) -> Result<(), Errno> {
+    let (units, end) = (image.whole_units(offset, len), offset + len);
+    let middle = (units.start, units.end - units.start);
+    match op {
+        Op::WriteZeroes { unmap, durable } => {
+            write_zeroes(image, offset..units.start, bounce)?;
+            zero_units(image, middle, unmap, bounce)?;
+            write_zeroes(image, units.end..end, bounce)?;
+            if durable { patiently(|| image.sync()) } else { Ok(()) }
+        }
+        _ => patiently(|| discard(image, middle)),
+    }
+}
+
+/// Serves a flush or secure erase, and waits for it.
 pub(crate) fn serve_without_data(
     image: &Image,
     op: Op,
@@ -311,47 +350,52 @@ pub(crate) fn serve_without_data(
 ) -> Result<(), Errno> {
     match op {
         Op::Flush => image.sync(),
-        Op::Discard => discard(image, offset, len),
-        Op::WriteZeroes { unmap, durable } => {
-            write_zeroes(image, offset, len, unmap)?;
-            if durable { serve_without_data(image, Op::Flush, 0, 0) } else { Ok(()) }
-        }
-        Op::SecureErase => sys::secure_erase(image.file(), offset, len),
-        Op::Read | Op::Write { .. } => Err(Errno::INVAL),
+        Op::SecureErase => sys::secure_erase(image.holder(), offset, len),
+        Op::Read | Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => Err(Errno::INVAL),
     }
 }
 
 /// Punches a hole. A discard is a hint: if the file system cannot punch holes, it does nothing.
-fn discard(image: &Image, offset: u64, len: u64) -> Result<(), Errno> {
+fn discard(image: &Image, (offset, len): (u64, u64)) -> Result<(), Errno> {
+    if len == 0 {
+        return Ok(());
+    }
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    match rustix::fs::fallocate(image.file(), mode, offset, len) {
+    match rustix::fs::fallocate(image.holder(), mode, offset, len) {
         Err(Errno::OPNOTSUPP) => Ok(()),
         other => other,
     }
 }
 
-/// Zeroes a range by the cheapest way that is allowed and supported; if there is none, by writing
-/// zeroes.
-fn write_zeroes(image: &Image, offset: u64, len: u64, unmap: bool) -> Result<(), Errno> {
+/// Zeroes whole units by the cheapest way that is allowed and supported; if there is none, by
+/// writing zeroes.
+fn zero_units(
+    image: &Image,
+    (offset, len): (u64, u64),
+    unmap: bool,
+    bounce: &mut Bounce,
+) -> Result<(), Errno> {
+    if len == 0 {
+        return Ok(());
+    }
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     for mode in if unmap { [punch, zero] } else { [zero, zero] } {
-        match rustix::fs::fallocate(image.file(), mode, offset, len) {
+        match patiently(|| rustix::fs::fallocate(image.holder(), mode, offset, len)) {
             Err(Errno::OPNOTSUPP) => {}
             other => return other,
         }
     }
-    static ZEROES: [u8; 65536] = [0; 65536];
-    image.will_be_cached();
-    let (mut at, end) = (offset, offset + len);
-    while at < end {
-        let n = usize::try_from(end - at).unwrap_or(ZEROES.len()).min(ZEROES.len());
-        patiently(|| match rustix::io::pwrite(image.buffered(), &ZEROES[..n], at)? {
-            0 => Err(Errno::IO),
-            n => {
-                at += n as u64;
-                Ok(())
-            }
+    write_zeroes(image, offset..offset + len, bounce)
+}
+
+/// Writes zeroes. They lie in memory that is aligned.
+fn write_zeroes(image: &Image, range: Range<u64>, bounce: &mut Bounce) -> Result<(), Errno> {
+    let mut at = range.start;
+    while at < range.end {
+        patiently(|| {
+            at += bounce.write(image, at..range.end, Bytes::Zeroes, false)? as u64;
+            Ok(())
         })?;
     }
     Ok(())

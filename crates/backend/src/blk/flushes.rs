@@ -124,12 +124,11 @@ mod tests {
             let place = |file: BorrowedFd<'_>| seek(file, SeekFrom::Current(0)).unwrap();
             let (one, other) = (queue(), queue());
             // The place of a file belongs to its description.
-            for (at, file) in (1..).zip([image.file(), image.buffered(), one.file(), other.file()])
-            {
+            for (at, file) in (1..).zip([image.file(), image.holder(), one.file(), other.file()]) {
                 seek(file, SeekFrom::Start(at)).unwrap();
             }
             assert_eq!((place(one.file()), place(other.file())), (3, 4), "direct {direct}");
-            assert!(place(image.file()) < 3 && place(image.buffered()) < 3);
+            assert!(place(image.file()) < 3 && place(image.holder()) < 3);
             drop(one);
             assert_eq!(place(queue().file()), 3, "it is used again");
             let mut ends = queue();

@@ -2,16 +2,20 @@
 
 mod format;
 mod probe;
+mod units;
 
+use super::guard::Guard;
 use super::spares::Spares;
 use super::{Geometry, holder};
 use crate::sys::file as sys;
-use probe::{Units, can_nowait, can_punch, direct_alignment, is_in_memory, writes_in_parallel};
+use probe::{
+    Units, can_nowait, can_punch, direct_alignment, is_in_memory, range_unit, writes_in_parallel,
+};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// How an image is opened.
@@ -81,8 +85,8 @@ pub struct Image {
     syncs: Mutex<OwnedFd>,
     /// Descriptions for the flushes of queues, that no queue has at present.
     spare: Spares,
-    /// With `direct`: the same file through the page cache, for transfers that are not aligned.
-    buffered: Option<OwnedFd>,
+    /// With `direct`: the first description, which holds a block device (`O_EXCL`).
+    holder: Option<OwnedFd>,
     block_device: bool,
     device: u64,
     size: AtomicU64,
@@ -94,8 +98,11 @@ pub struct Image {
     nowait: bool,
     in_memory: bool,
     parallel: bool,
-    /// Written bytes may lie in the host's page cache.
-    is_cached: AtomicBool,
+    /// The unit of `fallocate`, which zeroes a part of a unit in the page cache or not at all.
+    range_unit: u64,
+    guard: Guard,
+    /// Held while the size of the file changes.
+    sizing: Mutex<()>,
     /// The error with which the host lost bytes that were written to its page cache; 0: none.
     lost: AtomicI32,
 }
@@ -156,24 +163,26 @@ impl Image {
         if !options.read_only {
             format::note(&plain, path, block_device);
         }
-        let (file, buffered) = match direct {
+        let (file, holder) = match direct {
             Some(direct) => (direct, Some(plain)),
             None => (plain, None),
         };
         let syncs = describe(&file).map_err(open_error)?;
         let measured = (block_device, options.read_only, file_size);
-        Ok(Self::measured(file, buffered, syncs, measured))
+        Ok(Self::measured(file, holder, syncs, measured))
     }
 
     fn measured(
         file: OwnedFd,
-        buffered: Option<OwnedFd>,
+        holder: Option<OwnedFd>,
         syncs: OwnedFd,
         (block_device, read_only, file_size): (bool, bool, u64),
     ) -> Self {
         let (memory_align, offset_align) =
-            if buffered.is_some() { direct_alignment(&file, block_device) } else { (1, 1) };
+            if holder.is_some() { direct_alignment(&file, block_device) } else { (1, 1) };
         let units = Units::of(&file, block_device);
+        let range_unit =
+            range_unit(&file, block_device, holder.is_some(), &units).max(offset_align);
         let can_punch = !read_only && can_punch(&file, block_device, file_size);
         let secure = block_device
             && !read_only
@@ -198,16 +207,18 @@ impl Image {
         let device = stat.map_or(0, |s| if block_device { s.st_rdev } else { s.st_dev });
         Self {
             size: AtomicU64::new(geometry.size),
-            is_cached: AtomicBool::new(buffered.is_none()),
             file,
             syncs: Mutex::new(syncs),
             spare: Spares::default(),
-            buffered,
+            holder,
             block_device,
             device,
             geometry,
             memory_align,
             offset_align,
+            range_unit,
+            guard: Guard::default(),
+            sizing: Mutex::default(),
             nowait,
             in_memory,
             parallel,
@@ -248,15 +259,15 @@ impl Image {
     /// File systems pass on what the device said of the pages: `EIO`, `ENOSPC`, `ENODATA` for a bad
     /// medium, `ENOLINK` and `EREMOTEIO` for a path or a target that failed, `ETIMEDOUT`. Every
     /// error counts as a loss, with two exceptions: those of a call that did not get as far as the
-    /// pages; and those of a disk none of whose bytes went through the page cache, since the disk
-    /// may still have the bytes, and flush them at the next try.
+    /// pages; and those of a direct disk, none of whose bytes went through the page cache: it may
+    /// still have the bytes, and flush them at the next try.
     ///
     /// # Errors
     /// That of the call, or the first one with which a flush of this image lost bytes.
     pub(crate) fn synced(&self, result: Result<(), Errno>) -> Result<(), Errno> {
         if let Err(errno) = result
             && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::CANCELED | Errno::BADF)
-            && self.is_cached.load(Ordering::Relaxed)
+            && !self.is_direct()
             && self.lost.swap(errno.raw_os_error(), Ordering::AcqRel) == 0
         {
             let device = self.device;
@@ -285,6 +296,7 @@ impl Image {
     /// `EINVAL`: the size is zero, or not whole sectors. Any other: the host cannot change or
     /// measure it.
     pub fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
+        let _sizing = self.sizing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(size) = size {
             if self.block_device {
                 return Err(Errno::OPNOTSUPP);
@@ -311,31 +323,26 @@ impl Image {
         self.file.as_fd()
     }
 
-    /// The file for a transfer that is not aligned as [`Self::file`] needs it.
+    /// The description for `fallocate`. Linux refuses to zero or discard a range of a block device
+    /// whose pages somebody has made dirty (`EBUSY`), unless the description holds the device.
     #[must_use]
-    pub fn buffered(&self) -> BorrowedFd<'_> {
-        self.buffered.as_ref().unwrap_or(&self.file).as_fd()
+    pub fn holder(&self) -> BorrowedFd<'_> {
+        self.holder.as_ref().unwrap_or(&self.file).as_fd()
     }
 
     /// True if the image is opened with `O_DIRECT`.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        self.buffered.is_some()
+        self.holder.is_some()
     }
 
-    /// Notes that a write to [`Self::buffered`] begins: the page cache may lose its bytes later.
-    pub fn will_be_cached(&self) {
-        self.is_cached.store(true, Ordering::Relaxed);
-    }
-
-    /// True if `RWF_DSYNC` alone makes a write durable: a write past the page cache, which is
-    /// aligned as [`Self::file`] needs it. Of several writes into the page cache Linux tells one
-    /// that pages were lost, whichever write the pages belong to, and tells no later flush. So a
-    /// write into the page cache is followed by a flush, whose error the image remembers
-    /// (`synced`).
+    /// True if `RWF_DSYNC` alone makes a write durable: a write past the page cache. Of several
+    /// writes into the page cache Linux tells one that pages were lost, whichever write the pages
+    /// belong to, and tells no later flush. So a write into the page cache is followed by a flush,
+    /// whose error the image remembers (`synced`).
     #[must_use]
-    pub fn syncs_by_write(&self, is_aligned: bool) -> bool {
-        self.is_direct() && is_aligned
+    pub fn syncs_by_write(&self) -> bool {
+        self.is_direct()
     }
 
     /// True if the file system knows `RWF_NOWAIT`.
@@ -372,6 +379,12 @@ impl Image {
         panic!("{} stays locked", path.display())
     }
 
+    /// The same, as if the host's unit were 4096 bytes.
+    #[cfg(test)]
+    pub(super) fn taken_for_large_units(self) -> Self {
+        Self { offset_align: 4096, range_unit: 4096, ..self }
+    }
+
     /// The same, as if it lay on a block device.
     #[cfg(test)]
     pub(super) fn taken_for_block_device(self) -> Self {
@@ -400,21 +413,6 @@ impl Image {
     #[must_use]
     pub fn device(&self) -> u64 {
         self.device
-    }
-
-    /// True if a transfer can go to [`Self::file`]: with `O_DIRECT` its offset and all its slices
-    /// must be aligned. Where the host's unit is larger than a sector, no transfer goes there: a
-    /// page of the cache that holds a part of such a unit would be written back over the sectors
-    /// that went past it.
-    #[must_use]
-    pub fn is_aligned(&self, offset: u64, slices: &[manyring_memory::GuestSlice]) -> bool {
-        let align = usize::try_from(self.offset_align).unwrap_or(usize::MAX);
-        self.offset_align == 1
-            || (self.offset_align <= 512
-                && offset.is_multiple_of(self.offset_align)
-                && slices.iter().all(|s| {
-                    s.len().is_multiple_of(align) && s.address().is_multiple_of(self.memory_align)
-                }))
     }
 }
 
@@ -477,7 +475,7 @@ mod tests {
             let options = ImageOptions { direct, ..ImageOptions::default() };
             let image = Image::open(file.path(), options).unwrap();
             let mut bytes = [0; 4096];
-            rustix::io::pread(image.buffered(), &mut bytes, 0).unwrap();
+            rustix::io::pread(image.holder(), &mut bytes, 0).unwrap();
             if !direct {
                 rustix::io::pread(image.file(), &mut bytes, 0).unwrap();
             }
@@ -513,13 +511,10 @@ mod tests {
             assert_eq!(image.synced(Ok(())), Err(lost));
         }
         assert_eq!(open(false).synced(Ok(())), Ok(()));
-        // No page is between the guest and the disk, but for what is not aligned.
+        // No page is between the guest and the disk.
         let image = open(true);
         assert_eq!(image.synced(Err(Errno::IO)), Err(Errno::IO));
         assert_eq!(image.synced(Ok(())), Ok(()));
-        image.will_be_cached();
-        assert_eq!(image.synced(Err(Errno::IO)), Err(Errno::IO));
-        assert_eq!(image.synced(Ok(())), Err(Errno::IO));
     }
 
     #[test]

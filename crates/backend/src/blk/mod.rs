@@ -19,10 +19,12 @@
 //! keeps the request's slices in a list of its own ([`SliceList`]), so that their memory stays
 //! mapped.
 
+mod bounce;
 mod container;
 pub mod fault;
 pub mod file;
 mod flushes;
+mod guard;
 mod holder;
 mod image;
 pub mod memory;

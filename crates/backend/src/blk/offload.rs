@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! a file:                        writes that would wait, fallocate, zeroes
-//! a block device:                secure erase
+//! a block device:                secure erase, zeroes and discards of parts of its blocks
+//! past the page cache:           what O_DIRECT refuses, copied (`bounce.rs`)
 //! where there is no io_uring:    also reads that would wait, and fdatasync
 //!
 //! queue:  send a task with an inbox: its own, or that of its worker's ring   (starts the thread if
@@ -22,6 +23,7 @@
 //! server is gone. (Measured: while a write to one image waited for 3.2 s, the writes to 3 of 255
 //! other images waited as well.)
 
+use super::bounce::Bounce;
 use super::file::serve_to_the_end;
 use super::task::Task;
 use super::{Completion, Image, Op};
@@ -41,6 +43,8 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(crate) struct Offload {
     image: Arc<Image>,
     shared: Arc<Shared>,
+    /// Held by a worker that serves tasks in the place of the thread.
+    turn: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -126,7 +130,7 @@ impl State {
 
 impl Offload {
     pub(crate) fn new(image: Arc<Image>) -> Self {
-        Self { image, shared: Arc::default() }
+        Self { image, shared: Arc::default(), turn: Mutex::default() }
     }
 
     /// Serves `task` on the thread; its result goes to `inbox`, as that of `user_data`. If the
@@ -151,7 +155,10 @@ impl Offload {
         let jobs: Vec<_> = std::iter::from_fn(|| state.take()).collect();
         drop(state);
         warn_of_waiting();
-        jobs.into_iter().for_each(|(job, joined)| job.run(joined));
+        // In the place of the thread: one worker at a time.
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bounce = Bounce::of_worker();
+        jobs.into_iter().for_each(|(job, joined)| job.run(joined, &mut bounce));
     }
 }
 
@@ -172,15 +179,16 @@ pub(crate) fn warn_of_waiting() {
 
 fn serve(shared: &Shared) {
     take_duty(Duty::Touch);
+    let mut bounce = Bounce::of_thread();
     while let Some((job, joined)) = shared.next() {
-        job.run(joined);
+        job.run(joined, &mut bounce);
     }
 }
 
 impl Job {
     /// Serves the job. The flushes that have `joined` it end with the same result.
-    fn run(mut self, joined: Vec<Self>) {
-        let result = serve_to_the_end(&mut self.task, &self.image);
+    fn run(mut self, joined: Vec<Self>, bounce: &mut Bounce) {
+        let result = serve_to_the_end(&mut self.task, &self.image, bounce);
         joined.into_iter().chain([self]).for_each(|job| job.end(result));
     }
 
@@ -267,7 +275,7 @@ mod tests {
         let mut served = Vec::new();
         let mut serve_one = |one: &mut Aside| {
             let (job, joined) = offload.shared.lock().take().unwrap();
-            job.run(joined);
+            job.run(joined, &mut Bounce::of_thread());
             for aside in [one, &mut other] {
                 aside.reap(&mut served);
             }

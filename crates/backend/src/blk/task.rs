@@ -19,8 +19,6 @@ pub(crate) struct Task {
     /// The slices that are not done. Their memory stays mapped as long as they are listed here.
     pub(crate) rest: SliceList,
     pub(crate) patience: Patience,
-    /// A part of it was written into the page cache before, and must be durable at its end.
-    pub(crate) must_flush: bool,
 }
 
 /// What comes next for a task of which a piece was served.
@@ -50,7 +48,6 @@ impl Task {
         self.rest.clear();
         self.rest.extend(pieces);
         self.patience = Patience::default();
-        self.must_flush = false;
     }
 
     /// Takes the task out, to be served elsewhere.
@@ -87,7 +84,6 @@ impl Default for Task {
             len: 0,
             rest: SliceList::new(),
             patience: Patience::default(),
-            must_flush: false,
         }
     }
 }

@@ -6,6 +6,8 @@
 //!         a write through the page cache of a file -> an entry that is refused if it would wait;
 //!         what was refused, or is too long for a turn -> the disk's own thread (`offload.rs`)
 //!         discard, write-zeroes of a file; secure erase -> the disk's own thread
+//!         what O_DIRECT refuses, or a write to a unit of which the thread changes a part
+//!         -> the disk's own thread (`bounce.rs`, `guard.rs`)
 //!         else -> an entry of the ring, submitted once per burst; a long one is forced to a kernel
 //!         thread (IOSQE_ASYNC), and has no more than PIECE_BYTES at a time
 //! event:  all bytes -> done;  a part -> the rest again;  EAGAIN, EINTR -> again, for a while
@@ -38,12 +40,15 @@
 
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
+mod apart;
 mod hand;
 mod in_flight;
 mod zeroes;
 
+use super::bounce::Bounce;
 use super::file::{FileQueue, INLINE_BURST, serve_to_the_end};
 use super::flushes::Flushes;
+use super::guard::QUESTION;
 use super::offload::{Offload, warn_of_waiting};
 use super::quota::{BURST, Quota};
 use super::task::{Task, head};
@@ -101,6 +106,7 @@ impl UringDisk {
         Ok(UringQueue {
             image: self.image.clone(),
             number: self.number,
+            name: self.image.guard().name_queue(),
             flushes: Flushes::new(self.image.clone())?,
             ended: Vec::new(),
             disk: None,
@@ -110,7 +116,7 @@ impl UringDisk {
             piece: SliceList::new(),
             tag: 0,
             file: RingFile::Plain(-1),
-            buffered: RingFile::Plain(-1),
+            holder: RingFile::Plain(-1),
             synced: RingFile::Plain(-1),
             zeroes: self.zeroes,
             in_flight: Vec::new(),
@@ -149,7 +155,10 @@ struct UringQueue {
     disk: Option<RingDisk>,
     tag: u64,
     file: RingFile,
-    buffered: RingFile,
+    /// The file description for `fallocate`.
+    holder: RingFile,
+    /// Names the queue to the guard of the image.
+    name: u64,
     /// The file description of `flushes`.
     synced: RingFile,
     flushes: Flushes,
@@ -174,6 +183,7 @@ impl UringQueue {
     fn remember(&mut self, request: &Request, pieces: Pieces<'_>) {
         let at = request.token as usize;
         self.in_flight.resize_with(self.in_flight.len().max(at + 1), InFlight::default);
+        let is_whole = self.is_whole(request);
         let entry = &mut self.in_flight[at];
         assert!(!entry.is_open, "a token came twice");
         if !std::mem::replace(&mut entry.is_holder, true) {
@@ -186,11 +196,15 @@ impl UringQueue {
             Op::Read | Op::Write { .. } => Stage::Transfer,
             Op::Flush => Stage::Flush,
             Op::SecureErase => Stage::Aside,
+            Op::Discard | Op::WriteZeroes { .. } if !is_whole => Stage::Aside,
             Op::Discard | Op::WriteZeroes { .. } if !self.image.is_block_device() => Stage::Aside,
             Op::WriteZeroes { unmap: false, .. } => Stage::Fallocate(ZERO_RANGE),
             _ => Stage::Fallocate(PUNCH_HOLE),
         };
         entry.aligned = self.image.is_aligned(request.offset, &pieces);
+        if entry.stage == Stage::Transfer && !entry.aligned {
+            entry.stage = Stage::Aside;
+        }
         entry.patience.renew();
         entry.rest.clear();
         entry.rest.shrink_to(SLICES_KEPT.max(pieces.len()));
@@ -199,6 +213,7 @@ impl UringQueue {
 
     /// Forgets the request of a token: it is done.
     fn close(&mut self, token: u32) {
+        self.left(token);
         let entry = &mut self.in_flight[token as usize];
         if entry.close() {
             // `piece` may still list slices of the same snapshot.
@@ -212,9 +227,11 @@ impl UringQueue {
 
     /// Gives all that is left of a request to the disk's own thread.
     fn start_aside(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) {
+        // The thread must never wait for a request that waits for the thread.
+        self.left(token);
         let task = self.task(token);
         let user_data = self.tag | u64::from(token);
-        if !matches!(task.op, Op::Write { .. }) {
+        if !matches!(task.op, Op::Read | Op::Write { .. }) {
             ring.owes(disk, user_data);
         }
         let entry = &mut self.in_flight[token as usize];
@@ -230,10 +247,6 @@ impl UringQueue {
             op: if entry.stage == Stage::Flush { Op::Flush } else { entry.op },
             offset: entry.offset,
             len: entry.len,
-            // What was written before may lie in the page cache, also if the rest goes past it.
-            must_flush: entry.stage == Stage::Transfer
-                && entry.op == Op::Write { durable: true }
-                && !entry.syncs_itself(&self.image),
             rest: std::mem::take(&mut entry.rest),
             ..Task::default()
         }
@@ -258,10 +271,7 @@ impl UringQueue {
                     Op::Write { .. } => FileOp::Write { dsync: entry.syncs_itself(&self.image) },
                     _ => FileOp::Read,
                 };
-                let file = if entry.aligned { self.file } else { self.buffered };
-                if !entry.aligned {
-                    self.image.will_be_cached();
-                }
+                let file = self.file;
                 let slices = if entry.len > PIECE_BYTES {
                     head(&entry.rest, PIECE_BYTES, &mut self.piece);
                     self.piece.as_slices()
@@ -276,16 +286,15 @@ impl UringQueue {
                 }
             }
             (Stage::Fallocate(mode), _) => {
-                let file = (disk, self.file);
+                let file = (disk, self.holder);
                 ring.fallocate(file, mode, (entry.offset, entry.len), user_data);
             }
             (Stage::Zeroes, _) => {
                 let zeroes = zeroes(self.zeroes, entry.len);
-                self.image.will_be_cached();
                 let op = FileOp::Write { dsync: false };
                 // SAFETY: our zeroes are mapped for ever.
                 unsafe {
-                    let file = (disk, self.buffered);
+                    let file = (disk, self.file);
                     ring.transfer(op, file, &zeroes, entry.offset, hand, user_data);
                 }
             }
@@ -330,7 +339,7 @@ impl UringQueue {
     fn end_here(&mut self, token: u32) -> Result<(), Errno> {
         warn_of_waiting();
         let mut task = self.task(token);
-        serve_to_the_end(&mut task, &self.image)
+        serve_to_the_end(&mut task, &self.image, &mut Bounce::of_worker())
     }
 
     /// True if the page cache holds these bytes, or if the system cannot tell. A read that misses
@@ -360,6 +369,7 @@ impl UringQueue {
             }
         }
         self.remember(request, pieces);
+        self.keep_apart(request.token);
         self.start(request.token, ring);
         None
     }
@@ -373,11 +383,12 @@ impl DiskQueue for UringQueue {
     fn attach(&mut self, ring: Option<&mut Ring>, tag: u64) {
         self.tag = tag;
         if let Some(ring) = ring {
+            self.sit_down(ring, tag);
             self.disk = Some(ring.open_disk(self.number, self.image.device()));
             self.file = ring.register_file(self.image.file());
             self.synced = ring.register_file(self.flushes.file());
-            self.buffered = if self.image.is_direct() {
-                ring.register_file(self.image.buffered())
+            self.holder = if self.image.is_direct() {
+                ring.register_file(self.image.holder())
             } else {
                 self.file
             };
@@ -385,13 +396,14 @@ impl DiskQueue for UringQueue {
     }
 
     fn detach(&mut self, ring: Option<&mut Ring>) {
+        self.stand_up();
         let disk = self.disk.take();
         if let Some(ring) = ring {
             disk.into_iter().for_each(|disk| ring.close_disk(disk));
             ring.unregister_file(self.file);
             ring.unregister_file(self.synced);
             if self.image.is_direct() {
-                ring.unregister_file(self.buffered);
+                ring.unregister_file(self.holder);
             }
         }
     }
@@ -423,6 +435,9 @@ impl DiskQueue for UringQueue {
         ring: Option<&mut Ring>,
         done: &mut Vec<Completion>,
     ) {
+        if token == QUESTION {
+            return self.answer();
+        }
         let (Some(entry), Some(ring)) = (self.in_flight.get_mut(token as usize), ring) else {
             return;
         };
@@ -469,6 +484,7 @@ impl DiskQueue for UringQueue {
 
 impl Drop for UringQueue {
     fn drop(&mut self) {
+        self.stand_up();
         // The kernel may still use the memory of requests in flight: leave it mapped for ever.
         for entry in self.in_flight.drain(..).filter(|entry| entry.is_open) {
             std::mem::forget(entry.rest);

@@ -105,6 +105,16 @@ impl Units {
 /// Larger blocks of a file system, as of one on a network, are a preference and no unit.
 const FILE_BLOCK_MAX: u32 = 64 << 10;
 
+/// The unit in which `fallocate` zeroes or discards. A block device refuses a part of it
+/// (`EINVAL`). A file system makes a part zero in the page cache, past which a direct disk writes.
+pub(super) fn range_unit(file: &OwnedFd, block_device: bool, direct: bool, units: &Units) -> u64 {
+    match (block_device, direct) {
+        (true, _) => rustix::fs::ioctl_blksszget(file).map_or(512, u64::from),
+        (false, true) => units.physical.into(),
+        (false, false) => 1,
+    }
+}
+
 /// The longest discard of a block device.
 fn discard_max_bytes(file: &OwnedFd) -> Option<u64> {
     queue_limit(file, "discard_max_bytes")

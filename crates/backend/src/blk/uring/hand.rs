@@ -19,7 +19,7 @@ impl UringQueue {
     pub(super) fn hand(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) -> Option<Hand> {
         let entry = &self.in_flight[token as usize];
         let (is_device, is_read) = (self.image.is_block_device(), entry.op == Op::Read);
-        let copies = !self.image.is_direct() || !entry.aligned;
+        let copies = !self.image.is_direct();
         // Although the kernel is told not to wait, direct I/O of a file waits for a device that is
         // full, and so does a read into the page cache. Direct I/O of a block device does not.
         let may_wait = if copies { is_read } else { !is_device };

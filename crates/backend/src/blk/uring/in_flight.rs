@@ -5,6 +5,7 @@ use crate::blk::quota::Patience;
 use crate::blk::{Image, Op};
 use manyring_memory::SliceList;
 use rustix::io::Errno;
+use std::ops::Range;
 
 /// What the kernel is doing for a request. Most requests have one stage. Write-zeroes tries the
 /// cheapest way that is allowed, then the next. A durable request ends with a flush, unless it is a
@@ -91,9 +92,20 @@ impl InFlight {
         }
     }
 
+    /// True for a request that changes bytes of the disk.
+    #[inline]
+    pub(super) fn changes_disk(&self) -> bool {
+        !matches!(self.op, Op::Read | Op::Flush)
+    }
+
     /// True for a write that is durable when its call has ended ([`Image::syncs_by_write`]).
     pub(super) fn syncs_itself(&self, image: &Image) -> bool {
-        self.op == Op::Write { durable: true } && image.syncs_by_write(self.aligned)
+        self.op == Op::Write { durable: true } && image.syncs_by_write()
+    }
+
+    /// The bytes of the disk that are not done.
+    pub(super) fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.len
     }
 
     /// Notes that `n` more bytes of the guest's memory are done.

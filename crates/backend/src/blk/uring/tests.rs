@@ -1,6 +1,7 @@
 //! `uring` and its plain twin `file` do the same, request by request.
 
 mod apart;
+mod direct;
 mod flushes;
 mod hand;
 
@@ -102,8 +103,8 @@ impl Bench {
                     self.memory.slice(0, 1 << 16).unwrap().write_from(memory);
                     result = -libc::ECANCELED;
                 }
-                let ring = Some(&mut self.ring);
-                self.queue.on_event(3, result, ring, &mut done);
+                let (token, ring) = (u32::try_from(event.user_data).unwrap(), Some(&mut self.ring));
+                self.queue.on_event(token, result, ring, &mut done);
             }
         }
         self.ring.poll_remove(offload, offload);

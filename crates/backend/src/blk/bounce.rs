@@ -1,0 +1,181 @@
+//! `Bounce`: transfers past the page cache that `O_DIRECT` refuses, through aligned memory of ours.
+//!
+//! `O_DIRECT` refuses memory, offsets and lengths that are not aligned. They must not go through
+//! the page cache instead: it holds whole pages, and writes a page back over sectors that were
+//! written past it meanwhile. The disk's own thread makes such a transfer, in pieces:
+//! ```text
+//! read:   read the units that hold the piece; copy the piece to the guest
+//! write:  whole units:       copy the piece from the guest, once; write
+//!         a part of a unit:  keep other writes out of its units (`guard.rs`); read the first and
+//!                            the last unit; copy the piece over that; write
+//! ```
+//! A piece ends where memory of ours does. The copies cost no worker time.
+
+use super::Image;
+use crate::sys::file as sys;
+use manyring_memory::{GuestSlice, Mapping, copy_between};
+use rustix::io::Errno;
+use std::ops::Range;
+
+/// Bytes of one piece, and of the memory that the thread of a disk has for them.
+const BOUNCE_BYTES: u64 = 1 << 20;
+
+/// Where the bytes of a write come from, or those of a read go to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Bytes<'a> {
+    /// To or from the guest.
+    Guest(&'a [GuestSlice<'a>]),
+    /// Zeroes, to be written.
+    Zeroes,
+}
+
+/// Aligned memory, mapped when it is first needed, and who may wait with it.
+#[derive(Debug)]
+pub(super) struct Bounce {
+    memory: Option<Mapping>,
+    may_wait: bool,
+}
+
+impl Bounce {
+    /// For the disk's own thread.
+    pub(super) fn of_thread() -> Self {
+        Self { memory: None, may_wait: true }
+    }
+
+    /// For a worker, which serves a task itself because the host has no thread to give. It must not
+    /// wait for writes whose ends it has to hear itself.
+    pub(super) fn of_worker() -> Self {
+        Self { memory: None, may_wait: false }
+    }
+
+    fn memory(&mut self) -> Result<&Mapping, Errno> {
+        if self.memory.is_none() {
+            let memory = Mapping::anonymous(BOUNCE_BYTES);
+            self.memory = Some(memory.map_err(|_| Errno::NOMEM)?);
+        }
+        self.memory.as_ref().ok_or(Errno::NOMEM)
+    }
+
+    /// Reads the first piece of `range` of the disk. Returns how many bytes it has.
+    ///
+    /// # Errors
+    /// The host's; `ENOMEM` if there is no memory for the piece.
+    pub(super) fn read(
+        &mut self,
+        image: &Image,
+        range: Range<u64>,
+        slices: &[GuestSlice<'_>],
+    ) -> Result<usize, Errno> {
+        let units = first_units(&range, image.unit());
+        let memory = self.memory()?;
+        let found = fill(image, memory, &units, units.clone())?;
+        let skip = range.start - units.start;
+        let len = found.saturating_sub(skip).min(range.end - range.start);
+        let piece = memory.slice(host(skip), host(len)).ok_or(Errno::INVAL)?;
+        Ok(copy_between(slices.iter(), 0, &[piece]))
+    }
+
+    /// Writes the first piece of `range` of the disk, durably if `durable`. Returns how many bytes
+    /// it has.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; `EAGAIN` if the caller may not wait and would have to.
+    pub(super) fn write(
+        &mut self,
+        image: &Image,
+        range: Range<u64>,
+        bytes: Bytes<'_>,
+        durable: bool,
+    ) -> Result<usize, Errno> {
+        let (unit, may_wait) = (image.unit(), self.may_wait);
+        let units = first_units(&range, unit);
+        let end = range.end.min(units.end);
+        let memory = self.memory()?;
+        let is_partial = range.start > units.start || end < units.end;
+        let changing = if is_partial {
+            let changing = image.guard().change(units.clone(), may_wait)?;
+            let first = units.start..units.start + unit;
+            let last = units.end - unit..units.end;
+            if range.start > units.start {
+                fill(image, memory, &units, first.clone())?;
+            }
+            if end < units.end && (first != last || range.start == units.start) {
+                fill(image, memory, &units, last)?;
+            }
+            Some(changing)
+        } else {
+            None
+        };
+        let (skip, len) = (host(range.start - units.start), host(end - range.start));
+        let piece = memory.slice(skip, len).ok_or(Errno::INVAL)?;
+        match bytes {
+            Bytes::Guest(slices) if copy_between([piece].iter(), 0, slices) < len => {
+                return Err(Errno::FAULT);
+            }
+            Bytes::Guest(_) => {}
+            Bytes::Zeroes => piece.fill_zero(),
+        }
+        let written = image.within_size(is_partial.then_some(units.end), || {
+            let flags = if durable { sys::RWF_DSYNC } else { 0 };
+            put(image, memory, &units, flags)
+        });
+        drop(changing);
+        let written = host(written?.saturating_sub(range.start - units.start));
+        if written == 0 { Err(Errno::IO) } else { Ok(written.min(len)) }
+    }
+}
+
+/// The units that hold the first piece of `range`.
+fn first_units(range: &Range<u64>, unit: u64) -> Range<u64> {
+    let start = range.start / unit * unit;
+    start..range.end.next_multiple_of(unit).min(start + (BOUNCE_BYTES / unit).max(1) * unit)
+}
+
+/// Reads `part` of `units`, which begin where the memory does. What lies behind the end of the
+/// image is zeroed. Returns how many bytes of the part the image has.
+fn fill(
+    image: &Image,
+    memory: &Mapping,
+    units: &Range<u64>,
+    part: Range<u64>,
+) -> Result<u64, Errno> {
+    let unit = image.unit();
+    let mut at = part.start;
+    while at < part.end {
+        let rest = memory.slice(host(at - units.start), host(part.end - at)).ok_or(Errno::INVAL)?;
+        let n = again(|| sys::read(image.file(), &[rest], at, 0))? as u64;
+        at += n;
+        if !at.is_multiple_of(unit) || n == 0 {
+            break;
+        }
+    }
+    let rest = memory.slice(host(at - units.start), host(part.end.saturating_sub(at)));
+    rest.ok_or(Errno::INVAL)?.fill_zero();
+    Ok(at - part.start)
+}
+
+/// Writes `units`, which begin where the memory does. Returns how many bytes of whole units were
+/// written: less than all only before an error.
+fn put(image: &Image, memory: &Mapping, units: &Range<u64>, flags: i32) -> Result<u64, Errno> {
+    let mut at = units.start;
+    while at < units.end {
+        let rest = memory.slice(host(at - units.start), host(units.end - at));
+        let rest = rest.ok_or(Errno::INVAL)?;
+        match again(|| sys::write(image.file(), &[rest], at, flags)) {
+            Ok(n) if n as u64 / image.unit() > 0 => at += n as u64 / image.unit() * image.unit(),
+            Ok(_) => return if at > units.start { Ok(at - units.start) } else { Err(Errno::IO) },
+            Err(_) if at > units.start => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(at - units.start)
+}
+
+fn again(call: impl FnMut() -> Result<usize, Errno>) -> Result<usize, Errno> {
+    rustix::io::retry_on_intr(call)
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "64-bit hosts only, see manyring-wire")]
+const fn host(bytes: u64) -> usize {
+    bytes as usize
+}

@@ -1,0 +1,242 @@
+//! `Guard`: a write of a part of the host's unit keeps other writes of its disk out of that unit.
+//!
+//! With `O_DIRECT` the host writes whole units: 4096 bytes on some devices and file systems, where
+//! a guest may write 512. The disk's own thread reads such a unit, changes a part of it and writes
+//! it back (`bounce.rs`). A write to another part of the unit that ends between the two would be
+//! undone, although the guest was told that it is done. So, for all queues and workers of a disk:
+//! ```text
+//! thread: name the range that it changes; wait until no write there is under way; read, change
+//!         and write the units; name none
+//! queue:  a write in the range that is named? the thread serves it, behind what it does now
+//!         else list the write as under way until it ends
+//! ```
+//! The thread waits for writes that the kernel has, never for a request that waits for the thread:
+//! a write that goes to the thread is taken off the list before. It serves one request after the
+//! other, so one range is named at a time. No worker waits.
+//!
+//! A disk that has had no such write keeps no list: its queues look at a flag for each write. The
+//! first such write sets the flag, and sends each queue a question through the inbox of its ring.
+//! Each answers on its worker with the writes that it has under way, and the thread waits for these
+//! answers as well. A queue that sees the flag before the question lists its writes from then on,
+//! and lists those of before with the answer.
+
+use crate::sys::uring::Inbox;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// The token of the question that a queue is asked: no request has it.
+pub(super) const QUESTION: u32 = u32::MAX;
+
+/// The writes under way of a disk, and the range that its thread changes.
+#[derive(Debug, Default)]
+pub(super) struct Guard {
+    /// The disk has had a write of a part of a unit.
+    is_active: AtomicBool,
+    state: Mutex<State>,
+    /// Notified when the thread may have nothing to wait for.
+    ended: Condvar,
+    next_queue: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    changed: Option<Range<u64>>,
+    /// Bytes, by queue and token: as many as the rings of the queues have entries.
+    under_way: HashMap<(u64, u32), Range<u64>>,
+    seats: HashMap<u64, Seat>,
+}
+
+/// A queue on its worker.
+#[derive(Debug)]
+struct Seat {
+    inbox: Arc<Inbox>,
+    tag: u64,
+    /// All writes that the queue has under way are listed.
+    has_answered: bool,
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl State {
+    fn is_free(&self, range: &Range<u64>) -> bool {
+        self.seats.values().all(|seat| seat.has_answered)
+            && !self.under_way.values().any(|other| overlap(other, range))
+    }
+}
+
+impl Guard {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if writes must be listed.
+    #[inline]
+    pub(super) fn is_active(&self) -> bool {
+        // A queue that does not see it yet is asked, and answers with what it has begun meanwhile.
+        self.is_active.load(Ordering::Relaxed)
+    }
+
+    /// The name of a new queue.
+    pub(super) fn name_queue(&self) -> u64 {
+        self.next_queue.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A queue begins on a worker whose ring has this inbox. It has nothing under way.
+    pub(super) fn attach(&self, queue: u64, inbox: &Arc<Inbox>, tag: u64) {
+        let mut state = self.lock();
+        let has_answered = self.is_active();
+        state.seats.insert(queue, Seat { inbox: inbox.clone(), tag, has_answered });
+    }
+
+    /// A queue leaves its worker, or ends.
+    pub(super) fn detach(&self, queue: u64) {
+        let mut state = self.lock();
+        state.seats.remove(&queue);
+        state.under_way.retain(|(of, _), _| *of != queue);
+        drop(state);
+        self.ended.notify_all();
+    }
+
+    /// The queue answers the question with the writes that it has under way.
+    pub(super) fn answer(&self, queue: u64, writes: impl Iterator<Item = (u32, Range<u64>)>) {
+        let mut state = self.lock();
+        state.under_way.extend(writes.map(|(token, range)| ((queue, token), range)));
+        if let Some(seat) = state.seats.get_mut(&queue) {
+            seat.has_answered = true;
+        }
+        drop(state);
+        self.ended.notify_all();
+    }
+
+    /// Lists a write. False: the thread changes a unit that it touches, and must serve it.
+    pub(super) fn enter(&self, queue: u64, token: u32, range: Range<u64>) -> bool {
+        let mut state = self.lock();
+        if state.changed.as_ref().is_some_and(|changed| overlap(changed, &range)) {
+            return false;
+        }
+        state.under_way.insert((queue, token), range);
+        true
+    }
+
+    /// A write that may have been listed has ended, or goes to the thread.
+    pub(super) fn leave(&self, queue: u64, token: u32) {
+        let mut state = self.lock();
+        state.under_way.remove(&(queue, token));
+        let may_be_free = state.changed.is_some();
+        drop(state);
+        if may_be_free {
+            self.ended.notify_all();
+        }
+    }
+
+    /// Keeps other writes out of `range`, which consists of whole units, until the result is
+    /// dropped.
+    ///
+    /// # Errors
+    /// `EAGAIN`: a write there may be under way, and the caller may not wait.
+    pub(super) fn change(&self, range: Range<u64>, may_wait: bool) -> Result<Changing<'_>, Errno> {
+        let mut state = self.lock();
+        if !self.is_active.swap(true, Ordering::Relaxed) {
+            for seat in state.seats.values() {
+                seat.inbox.put(seat.tag | u64::from(QUESTION), 0);
+            }
+        }
+        debug_assert!(state.changed.is_none(), "the disk's thread does one thing at a time");
+        state.changed = Some(range.clone());
+        let changing = Changing(self);
+        while !state.is_free(&range) {
+            if !may_wait {
+                drop(state);
+                return Err(Errno::AGAIN);
+            }
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        Ok(changing)
+    }
+}
+
+/// While it lives no other write enters the range.
+#[derive(Debug)]
+pub(super) struct Changing<'a>(&'a Guard);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.lock().changed = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::uring::Event;
+
+    fn questions(inbox: &Inbox) -> Vec<u64> {
+        let mut events: Vec<Event> = Vec::new();
+        inbox.take(&mut events);
+        events.iter().map(|event| event.user_data).collect()
+    }
+
+    #[test]
+    fn a_unit_is_changed_when_no_write_to_it_is_under_way_on_any_queue() {
+        let guard = Guard::default();
+        let inbox = Arc::new(Inbox::new().unwrap());
+        let (one, other) = (guard.name_queue(), guard.name_queue());
+        guard.attach(one, &inbox, 1 << 32);
+        guard.attach(other, &inbox, 2 << 32);
+        assert!(!guard.is_active());
+        assert_eq!(guard.change(0..4096, false).unwrap_err(), Errno::AGAIN, "nobody has answered");
+        assert!(guard.is_active());
+        let mut asked = questions(&inbox);
+        asked.sort_unstable();
+        assert_eq!(asked, [1, 2].map(|tag| tag << 32 | u64::from(QUESTION)));
+        guard.answer(one, [(3, 2048..2560)].into_iter());
+        assert!(guard.enter(other, 3, 4096..8192));
+        guard.answer(other, std::iter::empty());
+        assert_eq!(guard.change(0..4096, false).unwrap_err(), Errno::AGAIN);
+        let free = guard.change(8192..12_288, false).unwrap();
+        assert!(!guard.enter(other, 4, 4096..8704), "it overlaps");
+        assert!(guard.enter(other, 4, 12_288..12_800));
+        drop(free);
+        guard.leave(one, 3);
+        drop(guard.change(0..4096, false).unwrap());
+        assert!(guard.change(4096..8192, false).is_err());
+        guard.detach(other);
+        drop(guard.change(4096..8192, false).unwrap());
+        // A queue that comes now sees the flag: it is not asked.
+        guard.attach(other, &inbox, 2 << 32);
+        drop(guard.change(0..4096, false).unwrap());
+        assert!(questions(&inbox).is_empty());
+    }
+
+    #[test]
+    fn the_thread_waits_for_the_answers_and_for_the_writes_and_then_keeps_others_out() {
+        let guard = Guard::default();
+        let inbox = Arc::new(Inbox::new().unwrap());
+        let queue = guard.name_queue();
+        guard.attach(queue, &inbox, 0);
+        let order = Mutex::new(Vec::new());
+        let note = |what| order.lock().unwrap().push(what);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let changing = guard.change(0..4096, true).unwrap();
+                note("changed");
+                drop(changing);
+            });
+            while questions(&inbox).is_empty() {
+                std::thread::yield_now();
+            }
+            guard.answer(queue, [(0, 512..1024)].into_iter());
+            assert!(!guard.enter(queue, 1, 0..512), "the thread has named the unit");
+            note("ended");
+            guard.leave(queue, 0);
+        });
+        assert_eq!(*order.lock().unwrap(), ["ended", "changed"]);
+        assert!(guard.enter(queue, 1, 0..512));
+    }
+}

@@ -1,0 +1,52 @@
+//! The units of an image: what may go past the page cache as it is, and what is whole.
+
+use super::{Image, size_of_file};
+use crate::blk::guard::Guard;
+use std::ops::Range;
+use std::sync::PoisonError;
+
+impl Image {
+    /// The unit that the host writes: what `O_DIRECT` asks of an offset; 1 without it.
+    pub(in crate::blk) fn unit(&self) -> u64 {
+        self.offset_align
+    }
+
+    /// The whole units of `fallocate` in a range. Empty if there is none; it still begins and ends
+    /// inside the range.
+    pub(in crate::blk) fn whole_units(&self, offset: u64, len: u64) -> Range<u64> {
+        let end = offset + len;
+        let start = offset.next_multiple_of(self.range_unit).min(end);
+        start..(end / self.range_unit * self.range_unit).max(start)
+    }
+
+    /// Keeps other writes out of a unit of which a part is written.
+    pub(in crate::blk) fn guard(&self) -> &Guard {
+        &self.guard
+    }
+
+    /// Makes a write that ends at `end`, behind the end of the file if that is inside a unit: the
+    /// file keeps its size. `None`: the write ends inside the file.
+    pub(in crate::blk) fn within_size<T>(&self, end: Option<u64>, write: impl FnOnce() -> T) -> T {
+        let Some(end) = end.filter(|_| !self.block_device) else { return write() };
+        let _sizing = self.sizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = size_of_file(&self.file).unwrap_or(u64::MAX);
+        let written = write();
+        if end > size && size_of_file(&self.file).is_ok_and(|now| now > size) {
+            // If this fails the file has some zeroes more, and the disk has its size.
+            let _ = rustix::fs::ftruncate(&self.file, size);
+        }
+        written
+    }
+
+    /// True if a transfer can go to [`Self::file`]: with `O_DIRECT` its offset and all its slices
+    /// must be aligned. Others are copied (`bounce.rs`).
+    #[must_use]
+    pub fn is_aligned(&self, offset: u64, slices: &[manyring_memory::GuestSlice]) -> bool {
+        let align = usize::try_from(self.offset_align).unwrap_or(usize::MAX);
+        self.offset_align == 1
+            || (offset.is_multiple_of(self.offset_align)
+                && slices.iter().all(|s| {
+                    s.len().is_multiple_of(align) && s.address().is_multiple_of(self.memory_align)
+                }))
+    }
+}

@@ -1,0 +1,64 @@
+//! What a queue tells the guard of its image, so that a write of a part of a unit is alone there.
+
+use super::{Stage, UringQueue};
+use crate::blk::{Op, Request};
+use crate::sys::uring::Ring;
+
+impl UringQueue {
+    /// True if `fallocate` can serve all of a discard or write-zeroes.
+    pub(super) fn is_whole(&self, request: &Request) -> bool {
+        let (offset, len) = (request.offset, request.len);
+        let is_range = matches!(request.op, Op::Discard | Op::WriteZeroes { .. });
+        !is_range || self.image.whole_units(offset, len) == (offset..offset + len)
+    }
+
+    /// The queue begins on a worker.
+    pub(super) fn sit_down(&self, ring: &Ring, tag: u64) {
+        if self.image.is_direct() {
+            self.image.guard().attach(self.name, ring.inbox(), tag);
+        }
+    }
+
+    /// The queue leaves its worker, or ends.
+    pub(super) fn stand_up(&self) {
+        self.image.guard().detach(self.name);
+    }
+
+    /// Before a request is started: lists it as under way, or leaves it to the disk's thread, which
+    /// changes a unit that the request touches.
+    #[inline]
+    pub(super) fn keep_apart(&mut self, token: u32) {
+        if self.image.guard().is_active() {
+            self.keep_apart_of_changes(token);
+        }
+    }
+
+    #[cold]
+    fn keep_apart_of_changes(&mut self, token: u32) {
+        let entry = &mut self.in_flight[token as usize];
+        if entry.changes_disk()
+            && entry.stage != Stage::Aside
+            && !self.image.guard().enter(self.name, token, entry.range())
+        {
+            entry.stage = Stage::Aside;
+        }
+    }
+
+    /// A request has ended, or goes to the disk's thread.
+    #[inline]
+    pub(super) fn left(&self, token: u32) {
+        let guard = self.image.guard();
+        if guard.is_active() && self.in_flight[token as usize].changes_disk() {
+            guard.leave(self.name, token);
+        }
+    }
+
+    /// Answers the question which writes the kernel has.
+    #[cold]
+    pub(super) fn answer(&self) {
+        let writes = (0..).zip(&self.in_flight).filter(|(_, entry)| {
+            entry.is_open && entry.stage != Stage::Aside && entry.changes_disk()
+        });
+        self.image.guard().answer(self.name, writes.map(|(token, entry)| (token, entry.range())));
+    }
+}
