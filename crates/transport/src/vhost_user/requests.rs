@@ -281,8 +281,10 @@ impl Front {
         for index in 0..self.vrings.len() {
             self.stop(index).await;
         }
+        // Before the device, which may wait for the host: if the daemon stops waiting, what is left
+        // here is dropped on the control thread, which must not unmap.
+        self.janitor.dispose(std::mem::take(&mut self.memory));
         self.device.set_features(0).await;
-        self.janitor.dispose(self.memory);
     }
 }
 
