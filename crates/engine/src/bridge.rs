@@ -12,10 +12,11 @@
 
 use crate::foreign::{ForeignFd, Janitor, StandIns};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::OFlags;
+use rustix::io::{Errno, ReadWriteFlags};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 /// Reads from one kick in a row, at most: a front-end that writes without end must not keep the
@@ -43,11 +44,9 @@ struct OddBell {
     id: u64,
     kind: OddKind,
     theirs: ForeignFd,
-    /// The front-end's pipe opened anew, so that the front-end cannot change our `O_NONBLOCK`.
-    reopened: Option<OwnedFd>,
     ours: Arc<OwnedFd>,
     direction: Direction,
-    /// For `reopened` and `ours`.
+    /// For `ours`.
     _stand_ins: StandIns,
 }
 
@@ -102,20 +101,23 @@ impl Bridge {
 
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no eventfd to give, or front-ends have as
-    /// many fds as they may have. The error of `fcntl`: a pipe can neither be opened anew nor be
-    /// made non-blocking.
+    /// many fds as they may have. `ENOBUFS`: a call has more to be read than it should hold.
+    /// The error of `fcntl` or `shutdown`.
     fn add(
         &mut self,
         theirs: ForeignFd,
         kind: OddKind,
         direction: Direction,
     ) -> Result<OurEnd, Errno> {
-        let access = match direction {
-            Direction::Kick { .. } => OFlags::RDONLY,
-            Direction::Call(_) => OFlags::WRONLY,
-        };
-        let stand_ins = StandIns::take(if kind == OddKind::Pipe { 2 } else { 1 })?;
-        let reopened = if kind == OddKind::Pipe { reopen(&theirs, access)? } else { None };
+        let stand_ins = StandIns::take(1)?;
+        match (kind, &direction) {
+            (OddKind::Pipe, _) => {
+                let flags = rustix::fs::fcntl_getfl(&theirs)?;
+                rustix::fs::fcntl_setfl(&theirs, flags | OFlags::NONBLOCK)?;
+            }
+            (OddKind::Socket, Direction::Call(_)) => refuse_input(&theirs)?,
+            (OddKind::Socket, Direction::Kick { .. }) => {}
+        }
         let ours = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         self.last_id += 1;
         let janitor = theirs.origin().janitor().clone();
@@ -124,7 +126,6 @@ impl Bridge {
             id: end.id,
             kind,
             theirs,
-            reopened,
             ours,
             direction,
             _stand_ins: stand_ins,
@@ -168,7 +169,7 @@ impl Bridge {
 
 impl OddBell {
     fn fd(&self) -> BorrowedFd<'_> {
-        self.reopened.as_ref().map_or_else(|| self.theirs.as_fd(), AsFd::as_fd)
+        self.theirs.as_fd()
     }
 
     /// What to poll. A kick that is over would be ready for ever. Our eventfd takes its place in
@@ -192,7 +193,9 @@ impl OddBell {
             return;
         }
         let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-        let mut is_over = events.intersects(gone);
+        // While there is something to read it is read, also behind the end: a socket that holds
+        // unread messages holds open what was sent with them.
+        let mut is_over = events.intersects(gone) && !events.contains(PollFlags::IN);
         if events.contains(PollFlags::IN) {
             let drained = self.drain();
             let _ = rustix::io::write(&self.ours, &1u64.to_ne_bytes());
@@ -210,7 +213,7 @@ impl OddBell {
             OddKind::Socket => {
                 rustix::net::send(self.fd(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
             }
-            OddKind::Pipe => rustix::io::write(self.fd(), bytes),
+            OddKind::Pipe => write_pipe(self.fd(), bytes),
         }
     }
 
@@ -219,7 +222,7 @@ impl OddBell {
         let mut bytes = [0; 512];
         for n in 0..DRAIN_READS {
             let read = match self.kind {
-                OddKind::Pipe => rustix::io::read(self.fd(), &mut bytes),
+                OddKind::Pipe => read_pipe(self.fd(), &mut bytes),
                 OddKind::Socket => {
                     rustix::net::recv(self.fd(), &mut bytes, RecvFlags::DONTWAIT).map(|(n, _)| n)
                 }
@@ -245,18 +248,48 @@ enum Drained {
     Some,
 }
 
-/// The front-end's pipe opened anew, with an `O_NONBLOCK` of its own.
-///
-/// `None` where it cannot be opened (its other end is closed): then `O_NONBLOCK` is set on the
-/// front-end's pipe. A front-end that clears the flag again can block this thread, the janitor's of
-/// its own device, and no other.
-fn reopen(fd: &ForeignFd, access: OFlags) -> Result<Option<OwnedFd>, Errno> {
-    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
-    let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    if let Ok(ours) = rustix::fs::open(path, flags, Mode::empty()) {
-        return Ok(Some(ours));
+/// Lets nobody send anything to a socket to which the back-end only writes, and throws away what
+/// was sent before: an unread message with file descriptors keeps these open, which may include the
+/// front-end's end of the session's socket.
+fn refuse_input(socket: &ForeignFd) -> Result<(), Errno> {
+    match rustix::net::shutdown(socket, Shutdown::Read) {
+        // The other end is closed.
+        Ok(()) | Err(Errno::NOTCONN) => {}
+        Err(errno) => return Err(errno),
     }
-    let flags = rustix::fs::fcntl_getfl(fd)?;
-    rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)?;
-    Ok(None)
+    let mut bytes = [0; 512];
+    for _ in 0..DRAIN_READS {
+        match rustix::net::recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok((0, _)) | Err(Errno::AGAIN) => return Ok(()),
+            Ok(_) | Err(Errno::INTR | Errno::CONNRESET) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Err(Errno::NOBUFS)
+}
+
+/// The offset of a read or write that has none.
+const NO_OFFSET: u64 = u64::MAX;
+
+/// Reads from a pipe without waiting, whatever the front-end has done to its `O_NONBLOCK`.
+///
+/// The pipe is not opened anew for an `O_NONBLOCK` of our own: that would use this process's rights
+/// to open what the front-end may be unable to open. Before Linux 6.4 a pipe does not know
+/// `RWF_NOWAIT`: there a front-end that clears the flag can block this thread, the janitor's of its
+/// own device, and no other, until the janitor is interrupted.
+fn read_pipe(fd: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, Errno> {
+    let mut buffers = [IoSliceMut::new(bytes)];
+    match rustix::io::preadv2(fd, &mut buffers, NO_OFFSET, ReadWriteFlags::NOWAIT) {
+        Err(Errno::OPNOTSUPP) => rustix::io::read(fd, bytes),
+        read => read,
+    }
+}
+
+/// Writes to a pipe without waiting, as [`read_pipe`] reads.
+fn write_pipe(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    let buffers = [IoSlice::new(bytes)];
+    match rustix::io::pwritev2(fd, &buffers, NO_OFFSET, ReadWriteFlags::NOWAIT) {
+        Err(Errno::OPNOTSUPP) => rustix::io::write(fd, bytes),
+        written => written,
+    }
 }

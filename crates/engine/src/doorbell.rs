@@ -6,15 +6,21 @@
 //! QEMU passes eventfds, UML what it calls a pipe, which is a pair of unix sockets or a pipe.
 //! Anything else is refused. A worker only touches eventfds: the front-end's own, guarded by the
 //! sentry (`sentry.rs`), or one of ours that stands for an odd doorbell (`bridge.rs`).
+//!
+//! The daemon may have rights that the front-end lacks, so nothing that a front-end sends is opened
+//! again by its path, and a descriptor must carry the access that it is used for. A pipe or socket
+//! must be anonymous: behind a name could be a stranger, or the session's own socket
+//! (docs/design/0014).
 
 use crate::bridge::{OddKind, OurEnd};
+use crate::ends;
 use crate::foreign::ForeignFd;
 use crate::sentry;
 use manyring_memory::EventPort;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
-use rustix::net::AddressFamily;
+use rustix::net::{AddressFamily, SocketAddrAny, SocketType};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,6 +30,15 @@ pub enum DoorbellError {
     /// Neither an eventfd nor a pipe nor a unix socket.
     #[error("the file descriptor is neither an eventfd nor a pipe nor a unix socket")]
     Kind,
+    /// It was opened with `O_PATH`, or without the right to read (a kick) or to write.
+    #[error("the file descriptor does not carry the access that its use needs")]
+    Access,
+    /// A pipe or unix socket that has a name, or whose peer has one.
+    #[error("the pipe or unix socket has a name: only pipe() and socketpair() make doorbells")]
+    Named,
+    /// The session's own socket, or its peer.
+    #[error("the file descriptor is an end of the session's own socket")]
+    Session,
     /// The system refused to tell its kind, or to make it non-blocking.
     #[error("the file descriptor cannot be used: {0}")]
     System(Errno),
@@ -65,21 +80,64 @@ impl AsFd for Bell {
     }
 }
 
+/// What a doorbell is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// The back-end reads it.
+    Kick,
+    /// The back-end writes to it.
+    Call,
+}
+
+/// `f_type` of the kernel's own mount of anonymous pipes. A FIFO lies on the mount of its name.
+const PIPEFS: u64 = 0x5049_5045;
+
 /// The kind of a doorbell that is no eventfd; `None`: it is an eventfd. May block, so only the
 /// janitor's thread may call it for an fd of a front-end.
-fn kind_of(fd: &impl AsFd) -> Result<Option<OddKind>, DoorbellError> {
+fn kind_of(fd: &impl AsFd, used: Use) -> Result<Option<OddKind>, DoorbellError> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    let other = if used == Use::Kick { OFlags::RDONLY } else { OFlags::WRONLY };
+    let access = flags & OFlags::RWMODE;
+    if flags.contains(OFlags::PATH) || (access != OFlags::RDWR && access != other) {
+        return Err(DoorbellError::Access);
+    }
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     // Only the kernel makes this name: the path of a file begins with a slash.
     if rustix::fs::readlink(path, Vec::new())?.as_bytes() == b"anon_inode:[eventfd]" {
         return Ok(None);
     }
     match FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) {
-        FileType::Fifo => Ok(Some(OddKind::Pipe)),
+        FileType::Fifo => {
+            let kind = u64::try_from(rustix::fs::fstatfs(fd)?.f_type).unwrap_or(0);
+            if kind == PIPEFS { Ok(Some(OddKind::Pipe)) } else { Err(DoorbellError::Named) }
+        }
         FileType::Socket if rustix::net::sockopt::socket_domain(fd)? == AddressFamily::UNIX => {
-            Ok(Some(OddKind::Socket))
+            check_socket(fd).map(|()| Some(OddKind::Socket))
         }
         _ => Err(DoorbellError::Kind),
     }
+}
+
+/// Checks that a unix socket was made by `socketpair`: neither it nor its peer has a name. A client
+/// of a listening socket has a peer with a name, and what `accept` returns has one itself.
+fn check_socket(fd: &impl AsFd) -> Result<(), DoorbellError> {
+    if rustix::net::sockopt::socket_type(fd)? != SocketType::STREAM {
+        return Err(DoorbellError::Kind);
+    }
+    let is_unnamed = |address: SocketAddrAny| -> bool {
+        // `sun_family` alone: the kernel knows no name.
+        usize::try_from(address.addr_len()).is_ok_and(|len| len <= size_of::<u16>())
+    };
+    let is_pair = match rustix::net::getpeername(fd) {
+        Ok(peer) => peer.is_none_or(is_unnamed),
+        // It is not connected: it may listen, or be connected to somebody later.
+        Err(Errno::NOTCONN) => false,
+        Err(errno) => return Err(errno.into()),
+    };
+    if is_pair && is_unnamed(rustix::net::getsockname(fd)?) {
+        return if ends::is_of_session(fd)? { Err(DoorbellError::Session) } else { Ok(()) };
+    }
+    Err(DoorbellError::Named)
 }
 
 /// Sets `O_NONBLOCK`. A front-end can clear the flag again; then the sentry interrupts a write that
@@ -109,7 +167,7 @@ impl Kick {
     /// [`DoorbellError`].
     pub async fn of_front_end(fd: ForeignFd) -> Result<Self, DoorbellError> {
         let janitor = fd.origin().janitor().clone();
-        let bell = janitor.with_bridge(move |bridge| match kind_of(&fd)? {
+        let bell = janitor.with_bridge(move |bridge| match kind_of(&fd, Use::Kick)? {
             None => Ok(Bell::Foreign(fd)),
             Some(kind) => Ok(Bell::Bridged(bridge.add_kick(fd, kind)?)),
         });
@@ -158,7 +216,7 @@ impl Call {
     /// non-blocking.
     pub fn new(fd: OwnedFd) -> Result<Self, DoorbellError> {
         make_nonblocking(&fd)?;
-        match kind_of(&fd)? {
+        match kind_of(&fd, Use::Call)? {
             None => Ok(Self(Bell::Shared(fd, AtomicBool::new(false)))),
             Some(_) => Err(DoorbellError::Kind),
         }
@@ -176,7 +234,7 @@ impl Call {
     /// [`DoorbellError`].
     pub async fn of_front_end(fd: ForeignFd) -> Result<Self, DoorbellError> {
         let janitor = fd.origin().janitor().clone();
-        let bell = janitor.with_bridge(move |bridge| match kind_of(&fd)? {
+        let bell = janitor.with_bridge(move |bridge| match kind_of(&fd, Use::Call)? {
             None => {
                 make_nonblocking(&fd)?;
                 Ok(Bell::Foreign(fd))
@@ -243,7 +301,7 @@ impl Channel {
     pub async fn of_front_end(fd: ForeignFd, message: Vec<u8>) -> Result<Self, DoorbellError> {
         let janitor = fd.origin().janitor().clone();
         let end = janitor.with_bridge(move |bridge| {
-            let kind = kind_of(&fd)?.ok_or(DoorbellError::Kind)?;
+            let kind = kind_of(&fd, Use::Call)?.ok_or(DoorbellError::Kind)?;
             Ok(bridge.add_call(fd, kind, message)?)
         });
         end.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
@@ -257,7 +315,7 @@ impl Channel {
 }
 
 fn own(fd: OwnedFd) -> Result<Bell, DoorbellError> {
-    match kind_of(&fd)? {
+    match kind_of(&fd, Use::Kick)? {
         None => Ok(Bell::Own(fd)),
         Some(_) => Err(DoorbellError::Kind),
     }

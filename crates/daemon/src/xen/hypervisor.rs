@@ -104,7 +104,7 @@ impl Hypervisor {
     fn try_to_bind(&self, domain: u16, port: u32) -> Result<Bell, Errno> {
         let refused = |error| match error {
             DoorbellError::System(errno) => errno,
-            DoorbellError::Kind | DoorbellError::NoThread => Errno::PROTO,
+            _ => Errno::PROTO,
         };
         match self {
             Self::Real(_) => {

@@ -152,7 +152,7 @@ impl Daemon {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("temporary folder");
         let everybody = |mode| std::fs::Permissions::from_mode(mode);
-        std::fs::set_permissions(folder.path(), everybody(0o777)).expect("permissions");
+        std::fs::set_permissions(folder.path(), everybody(0o1777)).expect("permissions");
         let program = folder.path().join("program");
         copy_program(&program);
         let file = folder.path().join("manyring.toml");

@@ -23,7 +23,7 @@ pub(crate) fn program_for_all(folder: &Path) -> PathBuf {
     let program = folder.join("program");
     copy_program(&program);
     std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
-    std::fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(folder, Permissions::from_mode(0o1777)).unwrap();
     program
 }
 

@@ -1,7 +1,15 @@
 //! The socket's name. It is created by rename, so that it appears only when the socket listens.
+//!
+//! Others may be able to write to the socket's folder. So the socket is bound in a folder of its
+//! own that only this process's user may enter, gets its owner and mode there, and is then renamed:
+//! whoever replaces a name in the shared folder cannot have this process change another file.
 
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Stat, Uid};
+use rustix::fs::{chmodat, chownat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -32,6 +40,11 @@ pub enum ListenError {
     Taken { path: PathBuf },
     #[error("socket path {} is taken: it is no socket", path.display())]
     NotASocket { path: PathBuf },
+    #[error(
+        "cannot listen on {}: everybody may replace files in its folder (mode {mode:04o}): take \
+         away the right to write, or set its sticky bit", path.display()
+    )]
+    OpenFolder { path: PathBuf, mode: u32 },
     #[error("cannot listen on {}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
 }
@@ -52,6 +65,7 @@ pub fn check_path(path: &Path) -> Result<(), ListenError> {
         let source = io::Error::from(Errno::NOENT);
         return Err(ListenError::Io { path: at(), source });
     }
+    check_folder(path, &std::fs::metadata(folder).map_err(|source| at_io(path, source))?)?;
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => Err(ListenError::Io { path: at(), source }),
@@ -64,6 +78,22 @@ pub fn check_path(path: &Path) -> Result<(), ListenError> {
             Err(errno) => Err(ListenError::Io { path: at(), source: errno.into() }),
         },
     }
+}
+
+/// Refuses a folder in which everybody may replace the names of others: clients would connect to
+/// whoever has replaced the socket.
+fn check_folder(path: &Path, folder: &std::fs::Metadata) -> Result<(), ListenError> {
+    const STICKY: u32 = 0o1000;
+    const ALL_WRITE: u32 = 0o002;
+    let mode = folder.mode() & 0o7777;
+    if mode & ALL_WRITE != 0 && mode & STICKY == 0 {
+        return Err(ListenError::OpenFolder { path: path.to_path_buf(), mode });
+    }
+    Ok(())
+}
+
+fn at_io(path: &Path, source: io::Error) -> ListenError {
+    ListenError::Io { path: path.to_path_buf(), source }
 }
 
 /// True if no process holds the socket: a killed process has left its name.
@@ -97,33 +127,32 @@ pub struct Listener {
 #[derive(Debug)]
 pub(super) struct SocketName {
     path: PathBuf,
+    device: u64,
     inode: u64,
 }
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
 impl Listener {
-    /// Binds under a temporary name, sets owner, group and mode, and renames. Needs a tokio
+    /// Binds in a folder of its own, sets owner, group and mode there, and renames. Needs a tokio
     /// runtime.
     ///
     /// # Errors
-    /// [`ListenError`], one for each reason; the temporary name is removed.
+    /// [`ListenError`], one for each reason; what was made is removed.
     pub fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
         check_path(path)?;
-        let failed = |source| ListenError::Io { path: path.to_path_buf(), source };
-        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let name = format!(".mr-{}-{number}", std::process::id());
-        let temporary = folder_of(path).join(&name);
-        let bound = bind_in(folder_of(path), &name).and_then(|socket| {
-            dress(&temporary, permissions)?;
-            let inode = std::fs::metadata(&temporary)?.ino();
-            std::fs::rename(&temporary, path)?;
-            Ok(Self { socket, name: Some(SocketName { path: path.to_path_buf(), inode }) })
-        });
-        bound.map_err(|error| {
-            let _ = std::fs::remove_file(&temporary);
-            failed(error)
-        })
+        let failed = |source: io::Error| at_io(path, source);
+        let folder = std::fs::File::open(folder_of(path)).map_err(failed)?;
+        // The folder that is used, not the one that had this path a moment ago.
+        check_folder(path, &folder.metadata().map_err(failed)?)?;
+        let name = path.file_name().ok_or_else(|| failed(Errno::INVAL.into()))?;
+        let own = OwnFolder::new(&folder).map_err(|errno| failed(errno.into()))?;
+        let socket = own.bind().map_err(failed)?;
+        let named = own.publish(permissions, &folder, name);
+        let stat = named.map_err(|errno| failed(errno.into()))?;
+        let (device, inode) = (stat.st_dev, stat.st_ino);
+        let name = SocketName { path: path.to_path_buf(), device, inode };
+        Ok(Self { socket, name: Some(name) })
     }
 
     /// The socket, to accept from.
@@ -144,30 +173,78 @@ impl Listener {
     }
 }
 
-/// Binds to a name in a folder by the folder's fd: a temporary name that is longer than the final
-/// one would exceed [`PATH_LEN_MAX`] otherwise.
-fn bind_in(folder: &Path, name: &str) -> io::Result<UnixListener> {
-    use rustix::fd::AsRawFd;
-    let folder = std::fs::File::open(folder)?;
-    let address = format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
-    UnixListener::bind(address)
+/// A folder beside the socket's name in which only this process's user can have any name. It is
+/// removed on drop, with what is in it.
+#[derive(Debug)]
+struct OwnFolder<'f> {
+    parent: &'f std::fs::File,
+    name: String,
+    folder: OwnedFd,
 }
 
-fn dress(path: &Path, permissions: SocketPermissions) -> io::Result<()> {
-    if permissions.owner.is_some() || permissions.group.is_some() {
-        std::os::unix::fs::chown(path, permissions.owner, permissions.group)?;
+/// The socket's name in its own folder.
+const OWN_NAME: &str = "s";
+
+impl<'f> OwnFolder<'f> {
+    fn new(parent: &'f std::fs::File) -> Result<Self, Errno> {
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let name = format!(".mr-{}-{number}", std::process::id());
+        rustix::fs::mkdirat(parent, &name, Mode::RWXU)?;
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = rustix::fs::openat(parent, &name, flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&folder)?;
+        // Somebody may have put another folder in its place.
+        let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
+        if !is_own || stat.st_mode & 0o077 != 0 {
+            return Err(Errno::PERM);
+        }
+        Ok(Self { parent, name, folder })
     }
-    if let Some(mode) = permissions.mode {
-        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
+
+    /// Binds to a name in the folder by the folder's fd: its path could be longer than
+    /// [`PATH_LEN_MAX`], and whoever may write to the parent could rename it.
+    fn bind(&self) -> io::Result<UnixListener> {
+        let number = self.folder.as_raw_fd();
+        UnixListener::bind(format!("/proc/self/fd/{number}/{OWN_NAME}"))
     }
-    Ok(())
+
+    /// Sets owner, group and mode of the socket, and moves it to `name` in `parent`.
+    fn publish(
+        &self,
+        permissions: SocketPermissions,
+        parent: &std::fs::File,
+        name: &OsStr,
+    ) -> Result<Stat, Errno> {
+        let SocketPermissions { owner, group, mode } = permissions;
+        if owner.is_some() || group.is_some() {
+            let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
+            chownat(&self.folder, OWN_NAME, owner, group, AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        if let Some(mode) = mode {
+            chmodat(&self.folder, OWN_NAME, Mode::from_raw_mode(mode), AtFlags::empty())?;
+        }
+        let stat = statat(&self.folder, OWN_NAME, AtFlags::SYMLINK_NOFOLLOW)?;
+        renameat(&self.folder, OWN_NAME, parent, name)?;
+        Ok(stat)
+    }
+}
+
+impl Drop for OwnFolder<'_> {
+    fn drop(&mut self) {
+        let _ = unlinkat(&self.folder, OWN_NAME, AtFlags::empty());
+        let _ = unlinkat(self.parent, &self.name, AtFlags::REMOVEDIR);
+    }
 }
 
 impl Drop for SocketName {
     fn drop(&mut self) {
-        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|s| s.ino() == self.inode);
-        if ours {
+        let is_ours =
+            |stat: std::fs::Metadata| (stat.dev(), stat.ino()) == (self.device, self.inode);
+        if std::fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! Framing and fd passing: receives and sends whole messages with their file descriptors.
 
-use manyring_engine::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
+use manyring_engine::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room, SessionSocket};
 use manyring_wire::vhost_user::{
     HEADER_SIZE, Header, PAYLOAD_SIZE_MAX, ParseError, TABLE_REGIONS_MAX, row_of,
 };
@@ -58,11 +58,14 @@ pub(super) struct ForeignStream {
     /// `None` only while `drop` runs.
     stream: Option<UnixStream>,
     janitor: Arc<Janitor>,
+    /// Neither end of it is a doorbell.
+    _known: SessionSocket,
 }
 
 impl ForeignStream {
     pub(super) fn new(stream: UnixStream, janitor: Arc<Janitor>) -> Self {
-        Self { stream: Some(stream), janitor }
+        let known = SessionSocket::new(&stream);
+        Self { stream: Some(stream), janitor, _known: known }
     }
 }
 
