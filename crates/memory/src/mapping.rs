@@ -130,7 +130,8 @@ impl Mapping {
             )
         }
         .map_err(MemoryError::Map)?;
-        let mut mapping = Self::watched(base, len, host_size(size), host_size(skip))?;
+        let mut mapping =
+            Self::watched(base, len, host_size(size), host_size(skip), host_size(page))?;
         mapping.share = Some(share);
         Ok(mapping)
     }
@@ -163,7 +164,7 @@ impl Mapping {
     pub(crate) fn reserved(pages: usize) -> Result<Self, MemoryError> {
         let len = pages.checked_mul(PAGE).ok_or(MemoryError::Overflow)?;
         let base = crate::window::reserve(len)?;
-        Self::watched(base, len, len, 0)
+        Self::watched(base, len, len, 0, PAGE)
     }
 
     fn watched(
@@ -171,10 +172,11 @@ impl Mapping {
         len: usize,
         size: usize,
         skip: usize,
+        page: usize,
     ) -> Result<Self, MemoryError> {
         let base = NonNull::new(base.cast::<u8>()).ok_or(MemoryError::Overflow)?;
         let mut mapping = Self { base, len, size, skip, watch: None, share: None };
-        mapping.watch = Some(sigbus::Watch::new(base.as_ptr() as usize, len)?);
+        mapping.watch = Some(sigbus::Watch::new(base.as_ptr() as usize, len, page)?);
         Ok(mapping)
     }
 

@@ -1,9 +1,11 @@
 //! Survive memory that is cut away: a table of our mappings and the SIGBUS handler that reads it.
 //!
 //! A front-end may truncate the file of a region, or its tmpfs may be full. The first access then
-//! raises SIGBUS. The handler replaces the **whole** region by zeroed memory and marks it broken;
-//! the thread goes on (it reads zeroes), and the worker's next look at [`fault_count`] ends that
-//! session. A fault in no mapping of ours is not ours: the former handler gets it.
+//! raises SIGBUS. The handler replaces a window around the fault by zeroed memory and marks the
+//! region broken; the thread goes on (it reads zeroes), and the worker's next look at
+//! [`fault_count`] ends that session. A fault in no mapping of ours is not ours: the former handler
+//! gets it. To replace all of a large region takes 90 ms for each GiB that was touched, which is
+//! left to the janitor: it unmaps the region when the session has ended.
 //!
 //! Async-signal-safe by design: the table is static, its words are atomics, the handler makes one
 //! raw system call and takes no lock.
@@ -18,20 +20,35 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 /// raised `vm.max_map_count`: with the kernel's default, 48 sessions have room for all of their
 /// slots, thousands for the few that guests use.
 const SLOTS: usize = 65536;
+/// Bytes that the handler replaces for a fault, at least a page of the region's file: few, because
+/// each page of them that is mapped costs time on the thread that has faulted.
+const WINDOW: usize = 64 << 10;
 const FREE: usize = 0;
 const CLAIMED: usize = 1;
 
 struct Slot {
     base: AtomicUsize,
     len: AtomicUsize,
+    /// Bytes of a page of the file: parts of the mapping can be replaced in multiples of it.
+    page: AtomicUsize,
+    /// Windows that were replaced in this mapping.
+    windows: AtomicUsize,
     broken: AtomicBool,
 }
 
 static TABLE: [Slot; SLOTS] = [const {
-    Slot { base: AtomicUsize::new(FREE), len: AtomicUsize::new(0), broken: AtomicBool::new(false) }
+    Slot {
+        base: AtomicUsize::new(FREE),
+        len: AtomicUsize::new(0),
+        page: AtomicUsize::new(0),
+        windows: AtomicUsize::new(0),
+        broken: AtomicBool::new(false),
+    }
 }; SLOTS];
 /// One past the highest slot ever used: bounds the handler's search.
 static USED: AtomicUsize = AtomicUsize::new(0);
+/// Windows that were replaced in all mappings that are watched.
+static WINDOWS: AtomicUsize = AtomicUsize::new(0);
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 static OLD_ACTION: AtomicUsize = AtomicUsize::new(0);
 static OLD_SIGINFO: AtomicBool = AtomicBool::new(false);
@@ -43,13 +60,19 @@ pub fn fault_count() -> u64 {
     FAULTS.load(Ordering::Relaxed)
 }
 
+/// How many windows there may be. Each splits a mapping in up to three, so together they take up to
+/// an eighth of `vm.max_map_count`, half of what is left beside regions and grants.
+fn windows_max() -> usize {
+    mapping::count_max() / 6
+}
+
 /// A claimed slot of the table; freed on drop.
 #[derive(Debug)]
 pub(crate) struct Watch(usize);
 
 impl Watch {
-    /// Watches `len` bytes at `base`.
-    pub(crate) fn new(base: usize, len: usize) -> Result<Self, MemoryError> {
+    /// Watches `len` bytes at `base`, mapped in pages of `page` bytes, a power of two.
+    pub(crate) fn new(base: usize, len: usize, page: usize) -> Result<Self, MemoryError> {
         let max = mapping::count_max().min(SLOTS);
         for (index, slot) in TABLE.iter().enumerate().take(max) {
             let claim =
@@ -57,6 +80,7 @@ impl Watch {
             if claim.is_ok() {
                 slot.broken.store(false, Ordering::Relaxed);
                 slot.len.store(len, Ordering::Relaxed);
+                slot.page.store(page, Ordering::Relaxed);
                 slot.base.store(base, Ordering::Release);
                 USED.fetch_max(index + 1, Ordering::AcqRel);
                 return Ok(Self(index));
@@ -72,7 +96,9 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        TABLE[self.0].base.store(FREE, Ordering::Release);
+        let slot = &TABLE[self.0];
+        WINDOWS.fetch_sub(slot.windows.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        slot.base.store(FREE, Ordering::Release);
     }
 }
 
@@ -123,8 +149,9 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
         if !slot.broken.swap(true, Ordering::AcqRel) {
             FAULTS.fetch_add(1, Ordering::Relaxed);
         }
-        // SAFETY: base..base+len is a live mapping of ours (a thread just faulted in it), and
-        // replacing all of it keeps every address valid.
+        let (base, len) = part_to_replace(slot, base, len, address);
+        // SAFETY: base..base+len is part of a live mapping of ours (a thread just faulted in it),
+        // and replacing it keeps every address valid.
         let mapped = unsafe {
             libc::syscall(
                 libc::SYS_mmap,
@@ -143,6 +170,19 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
         }
     }
     chain(signal, info, context);
+}
+
+/// The start and length of what is replaced for a fault at `address` in the mapping of `slot`: a
+/// window, or the whole mapping if there may be no further windows.
+fn part_to_replace(slot: &Slot, base: usize, len: usize, address: usize) -> (usize, usize) {
+    if WINDOWS.fetch_add(1, Ordering::Relaxed) >= windows_max() {
+        WINDOWS.fetch_sub(1, Ordering::Relaxed);
+        return (base, len);
+    }
+    slot.windows.fetch_add(1, Ordering::Relaxed);
+    let size = WINDOW.max(slot.page.load(Ordering::Relaxed));
+    let offset = (address - base) / size * size;
+    (base + offset, size.min(len - offset))
 }
 
 /// Hands a fault that is not ours to the handler that was there before (Rust's std installs one),
@@ -183,6 +223,50 @@ mod tests {
         assert!(mapping.is_broken() && !healthy.is_broken());
         assert!(fault_count() > before);
         mapping.slice(0, 4).unwrap().write_from(b"more");
+    }
+
+    /// One at a time: the windows of a process are counted.
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+    #[test]
+    fn a_fault_replaces_a_window_and_leaves_the_rest_to_the_janitor() {
+        let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        install();
+        let file = rustix::fs::memfd_create("tail", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+        let mapping = Mapping::of_file(&file, 0, 1 << 20).unwrap();
+        let last = (1 << 20) - 4096;
+        rustix::fs::ftruncate(&file, last).unwrap();
+        let last = usize::try_from(last).unwrap();
+        mapping.slice(last, 4).unwrap().write_from(b"lost");
+        assert!(mapping.is_broken());
+        // What lies further away is still the file's.
+        mapping.slice(last - WINDOW, 4).unwrap().write_from(b"kept");
+        let mut bytes = [0; 4];
+        rustix::io::pread(&file, &mut bytes, (last - WINDOW) as u64).unwrap();
+        assert_eq!(&bytes, b"kept");
+    }
+
+    #[test]
+    fn windows_have_a_bound_and_are_given_back() {
+        let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        install();
+        let (count, before) = (windows_max() + 10, WINDOWS.load(Ordering::Relaxed));
+        let file = rustix::fs::memfd_create("many", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let size = (count * WINDOW) as u64;
+        rustix::fs::ftruncate(&file, size).unwrap();
+        let mapping = Mapping::of_file(&file, 0, size).unwrap();
+        rustix::fs::ftruncate(&file, 0).unwrap();
+        // From the last one, so that the whole region is replaced before its first page is touched.
+        for window in (0..count).rev() {
+            mapping.slice(window * WINDOW, 4).unwrap().write_from(b"gone");
+        }
+        assert!(WINDOWS.load(Ordering::Relaxed) <= windows_max());
+        drop(mapping);
+        assert!(
+            WINDOWS.load(Ordering::Relaxed) <= before + 1,
+            "a test beside this one may have one"
+        );
     }
 
     /// Set in the process that is to die of a fault.
