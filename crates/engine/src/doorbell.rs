@@ -14,15 +14,17 @@
 
 use crate::bridge::{OddKind, OurEnd};
 use crate::ends;
-use crate::foreign::ForeignFd;
-use crate::sentry;
+use crate::foreign::{ForeignFd, Write};
+use crate::sentry::{self, Sight};
 use manyring_memory::EventPort;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketType};
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Why a doorbell is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,7 +64,7 @@ enum Bell {
     /// blocked.
     Shared(OwnedFd, AtomicBool),
     /// The front-end's eventfd.
-    Foreign(ForeignFd),
+    Foreign(Arc<Theirs>),
     /// An eventfd of ours that stands for a pipe or socket of the front-end (`bridge.rs`).
     Bridged(OurEnd),
     /// An event channel of Xen.
@@ -73,7 +75,7 @@ impl AsFd for Bell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Own(fd) | Self::Shared(fd, _) => fd.as_fd(),
-            Self::Foreign(fd) => fd.as_fd(),
+            Self::Foreign(theirs) => theirs.fd.as_fd(),
             Self::Bridged(end) => end.event.as_fd(),
             Self::Port(port) => port.as_fd(),
         }
@@ -168,7 +170,7 @@ impl Kick {
     pub async fn of_front_end(fd: ForeignFd) -> Result<Self, DoorbellError> {
         let janitor = fd.origin().janitor().clone();
         let bell = janitor.with_bridge(move |bridge| match kind_of(&fd, Use::Kick)? {
-            None => Ok(Bell::Foreign(fd)),
+            None => Ok(Theirs::bell(fd)),
             Some(kind) => Ok(Bell::Bridged(bridge.add_kick(fd, kind)?)),
         });
         bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
@@ -237,7 +239,7 @@ impl Call {
         let bell = janitor.with_bridge(move |bridge| match kind_of(&fd, Use::Call)? {
             None => {
                 make_nonblocking(&fd)?;
-                Ok(Bell::Foreign(fd))
+                Ok(Theirs::bell(fd))
             }
             Some(kind) => {
                 Ok(Bell::Bridged(bridge.add_call(fd, kind, 1u64.to_ne_bytes().into())?))
@@ -251,17 +253,75 @@ impl Call {
     /// A full eventfd that the front-end has made blocking holds this thread for some milliseconds,
     /// once: then the session is told to end, and none of its eventfds is written any more. A
     /// domain of the simulated Xen that does so gets no more events by this channel.
+    ///
+    /// A write also walks all waiters that the front-end has put on the eventfd. The clock is not
+    /// read for each: a write that the sentry sees makes the next ones be measured. After a long
+    /// one the janitor makes the others; a longer one ends the session ([`crate::Origin`]).
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "on the way of every turn that answers something")]
     pub fn ring(&self) {
-        let (fd, is_blocked) = match &self.0 {
-            Bell::Foreign(fd) => (fd.as_fd(), fd.origin().is_blocked()),
+        let (fd, is_odd) = match &self.0 {
+            Bell::Foreign(theirs) => (theirs.fd.as_fd(), theirs.fd.origin().next_write().is_some()),
             Bell::Shared(fd, is_blocked) => (fd.as_fd(), is_blocked.load(Ordering::Relaxed)),
             other => return other.ring(),
         };
-        if !is_blocked && sentry::write(fd, 1) == Err(Errno::INTR) {
-            self.0.tell_blocked();
+        if is_odd {
+            return self.0.ring_odd();
         }
+        let written = sentry::write(fd, 1);
+        if matches!(written, Ok(Sight::Inside) | Err(Errno::INTR)) {
+            self.0.tell_seen(written);
+        }
+    }
+
+    /// Rings from a thread that must not pay for the waiters of a front-end: its janitor writes.
+    pub fn ring_aside(&self) {
+        match &self.0 {
+            Bell::Foreign(theirs) if theirs.fd.origin().is_blocked() => {}
+            Bell::Foreign(theirs) => theirs.pass_on(),
+            _ => self.ring(),
+        }
+    }
+}
+
+/// The eventfd of a front-end.
+#[derive(Debug)]
+struct Theirs {
+    fd: ForeignFd,
+    /// A write is among the jobs of the janitor: one is enough for all calls until then.
+    is_passed_on: AtomicBool,
+}
+
+impl Theirs {
+    fn bell(fd: ForeignFd) -> Bell {
+        Bell::Foreign(Arc::new(Self { fd, is_passed_on: AtomicBool::new(false) }))
+    }
+
+    /// Writes now, and notes how much CPU time that has taken.
+    fn write_measured(&self) {
+        let origin = self.fd.origin();
+        let before = clock_gettime(ClockId::ThreadCPUTime);
+        let written = sentry::write(self.fd.as_fd(), 1);
+        let took = clock_gettime(ClockId::ThreadCPUTime) - before;
+        if written == Err(Errno::INTR) {
+            origin.tell_blocked();
+        } else {
+            origin.note_write(Duration::try_from(took).unwrap_or_default());
+        }
+    }
+
+    /// Lets the janitor write.
+    fn pass_on(self: &Arc<Self>) {
+        if self.is_passed_on.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let theirs = self.clone();
+        self.fd.origin().janitor().push_write(move || {
+            theirs.is_passed_on.store(false, Ordering::Release);
+            if !theirs.fd.origin().is_blocked() {
+                theirs.write_measured();
+            }
+        });
     }
 }
 
@@ -276,12 +336,26 @@ impl Bell {
         }
     }
 
-    /// Notes that a write to the eventfd has blocked.
+    /// Rings a doorbell whose writes have been odd before.
     #[cold]
-    fn tell_blocked(&self) {
+    fn ring_odd(&self) {
+        let Self::Foreign(theirs) = self else { return };
+        match theirs.fd.origin().next_write() {
+            Some(Write::Never) => {}
+            Some(Write::ByJanitor) => theirs.pass_on(),
+            Some(Write::Measured) | None => theirs.write_measured(),
+        }
+    }
+
+    /// Notes that a write to the eventfd has blocked, or was seen by the sentry.
+    #[cold]
+    fn tell_seen(&self, written: Result<Sight, Errno>) {
         match self {
-            Self::Foreign(fd) => fd.origin().tell_blocked(),
-            Self::Shared(_, is_blocked) if !is_blocked.swap(true, Ordering::Relaxed) => {
+            Self::Foreign(theirs) if written.is_ok() => theirs.fd.origin().suspect(),
+            Self::Foreign(theirs) => theirs.fd.origin().tell_blocked(),
+            Self::Shared(_, is_blocked)
+                if written.is_err() && !is_blocked.swap(true, Ordering::Relaxed) =>
+            {
                 tracing::warn!("a full event channel blocks its notifier: it is told no more");
             }
             _ => {}

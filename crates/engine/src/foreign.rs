@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, oneshot};
@@ -126,6 +126,11 @@ impl Janitor {
                 None => bridge.wait(wake.as_fd()),
             }
         }
+    }
+
+    /// Does `job` on the janitor's thread; nobody waits for it.
+    pub(crate) fn push_write(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
+        self.push(Box::new(move |_| job()));
     }
 
     /// Drops `thing`, a file descriptor or what holds one, on the janitor's thread.
@@ -256,13 +261,35 @@ impl Room {
     }
 }
 
+/// Writes to the eventfds of a session that are measured after one of them was seen by the sentry.
+const MEASURED: u32 = 16;
+/// States of [`Origin::writes`] beyond the number of writes that are to be measured.
+const BY_JANITOR: u32 = u32::MAX - 2;
+const COSTLY: u32 = u32::MAX - 1;
+const BLOCKED: u32 = u32::MAX;
+/// CPU time of a write after which the janitor makes all further ones of the session.
+const LONG_WRITE: Duration = Duration::from_millis(1);
+/// CPU time of a write after which the session ends.
+const LONGEST_WRITE: Duration = Duration::from_millis(10);
+
+/// How an eventfd of a session is written next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Write {
+    /// At once, and its CPU time is measured.
+    Measured,
+    /// By the janitor: writes take long.
+    ByJanitor,
+    /// Not at all: the session ends.
+    Never,
+}
+
 /// What the file descriptors of one session share.
 #[derive(Debug)]
 pub struct Origin {
     janitor: Arc<Janitor>,
-    /// The sentry had to interrupt a write to an eventfd of this session: no eventfd of the session
-    /// is written any more.
-    is_blocked: AtomicBool,
+    /// How eventfds of the session are written: 0: at once; up to [`MEASURED`]: so many more writes
+    /// are measured; or one of the states beyond.
+    writes: AtomicU32,
     blocked: Notify,
 }
 
@@ -270,7 +297,7 @@ impl Origin {
     /// A session whose file descriptors `janitor` touches.
     #[must_use]
     pub fn new(janitor: Arc<Janitor>) -> Arc<Self> {
-        Arc::new(Self { janitor, is_blocked: AtomicBool::new(false), blocked: Notify::new() })
+        Arc::new(Self { janitor, writes: AtomicU32::new(0), blocked: Notify::new() })
     }
 
     /// Takes over a received fd, with its part of the message's room.
@@ -291,15 +318,56 @@ impl Origin {
         self.blocked.notified().await;
     }
 
-    /// True if a write to an eventfd of the front-end has blocked.
+    /// True if a write to an eventfd of the front-end has blocked or was far too long.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
-        self.is_blocked.load(Ordering::Relaxed)
+        self.writes.load(Ordering::Relaxed) >= COSTLY
+    }
+
+    /// True if a write to an eventfd of the front-end has taken far too much CPU time: it has put
+    /// very many waiters on it.
+    #[must_use]
+    pub fn is_costly(&self) -> bool {
+        self.writes.load(Ordering::Relaxed) == COSTLY
+    }
+
+    /// How an eventfd is written next; `None`: at once.
+    #[inline]
+    pub(crate) fn next_write(&self) -> Option<Write> {
+        match self.writes.load(Ordering::Relaxed) {
+            0 => None,
+            COSTLY.. => Some(Write::Never),
+            BY_JANITOR => Some(Write::ByJanitor),
+            _ => Some(Write::Measured),
+        }
+    }
+
+    /// Notes that the sentry has seen a write: the next ones are measured.
+    #[cold]
+    pub(crate) fn suspect(&self) {
+        let relaxed = Ordering::Relaxed;
+        let _ = self.writes.compare_exchange(0, MEASURED, relaxed, relaxed);
+    }
+
+    /// Notes the CPU time that a write has taken. Time in which the thread was not scheduled does
+    /// not count: that is not the front-end's doing.
+    pub(crate) fn note_write(&self, took: Duration) {
+        let relaxed = Ordering::Relaxed;
+        if took >= LONGEST_WRITE {
+            if self.writes.fetch_max(COSTLY, relaxed) < COSTLY {
+                self.blocked.notify_one();
+            }
+        } else if took >= LONG_WRITE {
+            self.writes.fetch_max(BY_JANITOR, relaxed);
+        } else {
+            let less = |left: u32| (left > 0 && left < BY_JANITOR).then(|| left - 1);
+            let _ = self.writes.fetch_update(relaxed, relaxed, less);
+        }
     }
 
     /// Notes that the sentry has interrupted a write to an eventfd of the front-end.
     pub(crate) fn tell_blocked(&self) {
-        self.is_blocked.store(true, Ordering::Relaxed);
+        self.writes.store(BLOCKED, Ordering::Relaxed);
         self.blocked.notify_one();
     }
 }

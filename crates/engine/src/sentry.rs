@@ -26,6 +26,16 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::Thread;
 use std::time::Duration;
 
+/// What the sentry has seen of a write that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sight {
+    /// Nothing: the write was over between two looks.
+    Unseen,
+    /// The writer was inside at a look: the write may have been long, or the writer was not
+    /// scheduled, or it was chance.
+    Inside,
+}
+
 /// How often the sentry looks. A write that blocks is interrupted after one to two ticks.
 const TICK: Duration = Duration::from_millis(5);
 /// Ticks without a write after which the sentry goes to sleep.
@@ -39,6 +49,8 @@ struct Place {
     writes: AtomicU64,
     /// The value of `writes` when the sentry last looked.
     seen: AtomicU64,
+    /// The value of `writes` when the sentry last found the thread inside.
+    seen_inside: AtomicU64,
 }
 
 thread_local! {
@@ -56,7 +68,7 @@ static START: Mutex<()> = Mutex::new(());
 /// `EINTR`: the eventfd is full and blocking, and the sentry has interrupted the write. `EAGAIN`:
 /// the eventfd is full, so its reader has a notification to read already.
 #[inline]
-pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Errno> {
+pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<Sight, Errno> {
     let bytes = count.to_ne_bytes();
     PLACE.with(|place| {
         let writes = place.writes.fetch_add(1, Ordering::SeqCst);
@@ -65,7 +77,9 @@ pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Errno> {
         }
         let written = rustix::io::write(fd, &bytes);
         place.writes.store(writes + 2, Ordering::Release);
-        written.map(drop)
+        written?;
+        let was_inside = place.seen_inside.load(Ordering::Relaxed) == writes + 1;
+        Ok(if was_inside { Sight::Inside } else { Sight::Unseen })
     })
 }
 
@@ -91,6 +105,7 @@ fn enter() -> Arc<Place> {
         thread: Interruptible::this_thread(),
         writes: AtomicU64::new(0),
         seen: AtomicU64::new(0),
+        seen_inside: AtomicU64::new(0),
     });
     let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
     places.retain(|place| place.strong_count() > 0);
@@ -135,8 +150,11 @@ fn look() -> bool {
         let writes = place.writes.load(Ordering::SeqCst);
         let before = place.seen.swap(writes, Ordering::Relaxed);
         let is_inside = writes % 2 == 1;
-        if is_inside && before == writes {
-            place.thread.interrupt();
+        if is_inside {
+            place.seen_inside.store(writes, Ordering::Relaxed);
+            if before == writes {
+                place.thread.interrupt();
+            }
         }
         any |= is_inside || before != writes;
     }
@@ -153,7 +171,7 @@ mod tests {
     fn a_write_to_a_full_blocking_eventfd_is_given_up() {
         assert!(start());
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        assert_eq!(write(event.as_fd(), u64::MAX - 1), Ok(()));
+        assert!(write(event.as_fd(), u64::MAX - 1).is_ok());
         for round in 0..3 {
             assert_eq!(write(event.as_fd(), 1), Err(Errno::INTR));
             // The second time the sentry has gone to sleep, and is woken by the write.

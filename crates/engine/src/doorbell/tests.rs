@@ -165,6 +165,63 @@ fn a_full_eventfd_that_blocks_is_rung_once_and_its_session_is_told() {
 }
 
 #[test]
+fn a_write_that_was_long_leaves_the_others_to_the_janitor() {
+    let session = Session::new();
+    let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
+    let call = session.call(theirs.try_clone().unwrap()).unwrap();
+    let origin = &session.origin;
+    // A write that the sentry has seen makes some be measured, and no more if these are short.
+    origin.suspect();
+    let mut measured = 0;
+    while origin.next_write() == Some(Write::Measured) {
+        call.ring();
+        measured += 1;
+    }
+    assert_eq!((measured, origin.next_write()), (16, None));
+    origin.note_write(Duration::from_millis(2));
+    assert_eq!(origin.next_write(), Some(Write::ByJanitor));
+    session.is_idle();
+    let mut count = [0; 8];
+    rustix::io::read(&theirs, &mut count).unwrap();
+    // Calls that come before the janitor has written are one.
+    let hold = std::sync::mpsc::channel::<()>();
+    origin.janitor().push_write(move || {
+        let _ = hold.1.recv();
+    });
+    (0..3).for_each(|_| call.ring());
+    drop(hold.0);
+    session.is_idle();
+    rustix::io::read(&theirs, &mut count).unwrap();
+    assert_eq!(u64::from_ne_bytes(count), 1);
+    assert!(!origin.is_blocked());
+}
+
+#[test]
+fn a_write_that_was_far_too_long_ends_the_session() {
+    let session = Session::new();
+    let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
+    let call = session.call(theirs.try_clone().unwrap()).unwrap();
+    session.origin.note_write(Duration::from_millis(10));
+    session.runtime.block_on(session.origin.blocked());
+    assert!(session.origin.is_costly() && session.origin.is_blocked());
+    for ring in [Call::ring, Call::ring_aside] {
+        ring(&call);
+    }
+    session.is_idle();
+    make_nonblocking(&theirs).unwrap();
+    assert_eq!(rustix::io::read(&theirs, &mut [0; 8]), Err(Errno::AGAIN), "it was written");
+}
+
+#[test]
+fn a_call_from_aside_is_written_by_the_janitor() {
+    let session = Session::new();
+    let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
+    let call = session.call(theirs.try_clone().unwrap()).unwrap();
+    call.ring_aside();
+    assert!(is_rung(&theirs));
+}
+
+#[test]
 fn what_is_no_doorbell_is_refused() {
     let session = Session::new();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -396,7 +396,11 @@ impl Server {
                     }
                 }
                 () = origin.blocked() => {
-                    tracing::warn!(device, "session ends: its eventfd is full and blocks us");
+                    if origin.is_costly() {
+                        tracing::warn!(device, "session ends: too many waiters on its eventfd");
+                    } else {
+                        tracing::warn!(device, "session ends: its eventfd is full and blocks us");
+                    }
                     return Ended { front, connection: None, origin };
                 }
                 Ok(()) = changes.changed() => front.send_config_change(),

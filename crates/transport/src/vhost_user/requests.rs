@@ -203,7 +203,7 @@ impl Front {
     fn tell_queue_error(&self, index: usize, error: QueueError) {
         tracing::warn!(device = self.device.name(), queue = index, %error, "queue stopped");
         if let Some(err) = &self.vrings[index].err {
-            err.ring();
+            err.ring_aside();
         }
     }
 
