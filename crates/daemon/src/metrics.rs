@@ -94,7 +94,13 @@ fn net_of(part: &Part) -> Option<&NetDevice> {
 }
 
 fn workers(out: &mut String, state: &State) {
-    let workers = Workers::new(state).workers;
+    let Workers { workers, held } = Workers::new(state);
+    let name = "manyring_thread_held";
+    family(out, name, "gauge", None, "1 while a thread does not come back from serving a device");
+    for held in held {
+        let (thread, device) = (held.thread, held.device);
+        line(out, name, format_args!("thread=\"{thread}\",device=\"{device}\""), 1);
+    }
     let each = |out: &mut String, name: &str, value: &dyn Fn(&WorkerInfo) -> String| {
         for worker in &workers {
             line(out, name, format_args!("worker=\"{}\"", worker.index), value(worker));

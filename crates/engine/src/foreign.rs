@@ -14,6 +14,7 @@
 //! the device begins when the janitor has closed everything of the session before.
 
 use crate::bridge::Bridge;
+use crate::watch::{Post, Serves};
 use manyring_backend::sys::interrupt::Interruptible;
 use manyring_memory::{Duty, take_duty};
 use rustix::event::{EventfdFlags, eventfd};
@@ -40,6 +41,8 @@ type Job = Box<dyn FnOnce(&mut Bridge) + Send>;
 /// while it has jobs or odd doorbells (`bridge.rs`).
 #[derive(Debug, Default)]
 pub struct Janitor {
+    /// The name of the device.
+    device: String,
     state: Mutex<State>,
     progress: Notify,
 }
@@ -63,6 +66,12 @@ impl std::fmt::Debug for State {
 }
 
 impl Janitor {
+    /// The janitor of a device.
+    #[must_use]
+    pub fn of(device: &str) -> Self {
+        Self { device: device.to_owned(), ..Self::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -104,6 +113,8 @@ impl Janitor {
     fn work(self: Arc<Self>, wake: &OwnedFd) {
         take_duty(Duty::Map);
         self.lock().thread = Some(Interruptible::this_thread());
+        let post = Post::new(Serves::Device(self.device.clone()));
+        post.enter();
         let mut bridge = Bridge::default();
         loop {
             // A job may remove an odd doorbell: pass on the calls that were rung before.
@@ -119,7 +130,9 @@ impl Janitor {
             };
             match job {
                 Some(job) => {
+                    post.at_work();
                     job(&mut bridge);
+                    post.at_rest();
                     self.lock().pending -= 1;
                     self.progress.notify_waiters();
                 }

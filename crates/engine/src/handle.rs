@@ -73,6 +73,10 @@ impl Route {
         &self.stats
     }
 
+    pub(crate) fn id(&self) -> QueueId {
+        self.id
+    }
+
     pub(crate) fn home(&self) -> &Home {
         &self.home
     }

@@ -101,6 +101,7 @@ mod table;
 mod told;
 mod wait;
 mod wake;
+mod watch;
 mod worker;
 
 pub use accounts::allowed_cpus;
@@ -121,6 +122,7 @@ pub use running::RunningQueue;
 pub use seats::Seat;
 pub use stats::{QueueStats, WorkerStats};
 pub use table::Table;
+pub use watch::{Held, held};
 
 /// For tests and benches of a crate that brings a handler: they run a queue without a worker, by
 /// the calls that a worker makes.

@@ -10,6 +10,7 @@ use crate::sentry;
 use crate::stats::WorkerStats;
 use crate::told::Told;
 use crate::wake::wake;
+use crate::watch::{Post, Serves};
 use crate::worker::{Lot, Worker};
 use manyring_memory::{Duty, take_duty};
 use rustix::thread::CpuSet;
@@ -86,6 +87,8 @@ struct Running {
     has_ring: bool,
     /// The thread, as the kernel's accounts name it.
     thread_id: i32,
+    /// Tells whether the thread comes back from what it does.
+    post: Arc<Post>,
 }
 
 /// A worker that runs, or has run, or may run.
@@ -105,6 +108,8 @@ impl Place {
 /// The workers of the daemon.
 #[derive(Debug)]
 pub struct Pool {
+    /// This pool, for the watch over its workers.
+    me: Weak<Self>,
     options: PoolOptions,
     pins: Pins,
     places: Mutex<Vec<Place>>,
@@ -130,7 +135,8 @@ impl Pool {
     /// A pool with no worker yet. Pins of workers that there are not go for nothing.
     #[must_use]
     pub fn pinned(options: PoolOptions, pins: Pins) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
             options,
             pins,
             places: Mutex::default(),
@@ -178,7 +184,9 @@ impl Pool {
                 cpus: self.pins.worker_cpus.get(index).cloned(),
                 thread_id,
                 times: thread_id.map(thread_times).unwrap_or_default(),
-                is_open: running.is_none_or(|running| Some(running.has_ring) == has_ring),
+                is_open: running.is_none_or(|running| {
+                    Some(running.has_ring) == has_ring && !running.post.is_held()
+                }),
             }
         };
         (0..self.options.workers_max).map(view).collect()
@@ -190,7 +198,7 @@ impl Pool {
         self.has_ring()?;
         let pins = self.pins.queue_workers.get(&home.device);
         let pin = pins.and_then(|workers| workers.get(home.unit).copied());
-        let worker = pin.unwrap_or(0);
+        let worker = pin.unwrap_or_else(|| self.first_that_comes_back());
         let seat = self.seat(worker)?;
         let id = QueueId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let stats = queue.stats().clone();
@@ -201,6 +209,22 @@ impl Pool {
         routes.push(Arc::downgrade(&route));
         seat.start(id, Box::new(queue), None);
         Some(QueueHandle::new(route))
+    }
+
+    /// The first worker that is not held by a device; the first of all if each of them is.
+    fn first_that_comes_back(&self) -> usize {
+        let places = self.lock();
+        let is_held = |index: &usize| {
+            let running = places.get(*index).and_then(Place::open);
+            running.is_some_and(|running| running.post.is_held())
+        };
+        (0..self.options.workers_max).find(|index| !is_held(index)).unwrap_or(0)
+    }
+
+    /// The name of the device of a queue that runs.
+    pub(crate) fn device_of(&self, queue: QueueId) -> Option<String> {
+        let route = self.routes().into_iter().find(|route| route.id() == queue);
+        route.map(|route| route.home().device.clone())
     }
 
     /// Every queue that runs now.
@@ -256,7 +280,8 @@ impl Pool {
         let cpus = self.pins.worker_cpus.get(index).cloned();
         // The first one stays: a guest that arrives must not depend on a thread that can be had. It
         // ends only to give back threads of the kernel, which are more than its next start takes.
-        let lot = Lot { told: self.told.clone(), stays: index == 0 };
+        let post = Post::new(Serves::Queues(self.me.clone()));
+        let lot = Lot { told: self.told.clone(), stays: index == 0, post: post.clone() };
         let (inbox, counters) = (mailbox.clone(), stats);
         let run = move || {
             take_duty(Duty::Touch);
@@ -279,7 +304,7 @@ impl Pool {
         if uring && !has_ring {
             tracing::warn!("io_uring is refused here: disks use plain reads and writes");
         }
-        Some(Running { mailbox, thread, has_ring, thread_id })
+        Some(Running { mailbox, thread, has_ring, thread_id, post })
     }
 
     /// Ends all workers and waits for their threads. What is in flight is abandoned.

@@ -51,6 +51,7 @@ use crate::run::{Happened, Run};
 use crate::stats::WorkerStats;
 use crate::told::Told;
 use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
+use crate::watch::Post;
 use obey::{Ending, Guests};
 use round::{Bill, Round};
 use rustix::fd::AsFd;
@@ -67,6 +68,8 @@ pub(crate) struct Lot {
     pub(crate) told: Arc<Told>,
     /// The thread goes on when it has had no queue for a minute.
     pub(crate) stays: bool,
+    /// Where the worker shows that it goes on, and for which queue it works.
+    pub(crate) post: Arc<Post>,
 }
 
 #[derive(Debug, Default)]
@@ -172,7 +175,10 @@ impl Worker {
 
     /// The loop.
     pub(crate) fn run(mut self) {
+        self.lot.post.enter();
+        self.lot.post.at_work();
         loop {
+            self.lot.post.beat();
             let turn_began_ns = self.now_ns;
             self.now_ns = self.wait.now_ns();
             self.settle_bill();
@@ -180,6 +186,7 @@ impl Worker {
                 self.obey();
             }
             if self.quit {
+                self.lot.post.at_rest();
                 break;
             }
             self.wait.reap(&mut self.woken, self.now_ns);
@@ -217,7 +224,9 @@ impl Worker {
         self.send_before(slept_at + SLEEP_NS_MIN);
         let deadline_ns = self.timed.iter().map(|(_, at)| *at).chain(self.leaves_at_ns()).min();
         let timeout = deadline_ns.map(|at| Duration::from_nanos(at.saturating_sub(slept_at)));
+        self.lot.post.at_rest();
         self.wait.sleep(&mut self.woken, timeout);
+        self.lot.post.at_work();
         self.now_ns = self.wait.now_ns();
         let slept_ns = self.now_ns.saturating_sub(slept_at);
         self.stats.slept_ns.add(slept_ns);
@@ -299,7 +308,8 @@ impl Worker {
         if generation.is_some_and(|generation| generation != found.generation) {
             return;
         }
-        if let Some((_, queue)) = &mut found.entry {
+        if let Some((id, queue)) = &mut found.entry {
+            self.lot.post.serve(*id);
             let mut io = QueueIo::new(&mut self.wait, slot, found.generation, self.now_ns);
             queue.on_event(happened, event, &mut io);
             self.make_listed(index);
@@ -334,13 +344,15 @@ impl Worker {
     /// Takes the queues that `should` settle, and can, out of the list of hot ones.
     fn settle(&mut self, should: impl Fn(&dyn Run) -> bool, decision: Decision, looks_on: bool) {
         let (slots, wait, timed) = (&mut self.slots, &mut self.wait, &mut self.timed);
+        let post = &self.lot.post;
         let (how, now_ns) = ((decision, looks_on), self.now_ns);
         self.hot.retain(|&slot| {
             let Slot { generation, entry, is_listed, is_due, .. } = &mut slots[slot];
-            *is_listed = entry.as_mut().is_some_and(|(_, queue)| {
+            *is_listed = entry.as_mut().is_some_and(|(id, queue)| {
                 if *is_due || !should(&**queue) {
                     return true;
                 }
+                post.serve(*id);
                 let mut io = QueueIo::new(wait, index_of(slot), *generation, now_ns);
                 queue.is_hot() && !queue.settle(how, &mut io)
             });

@@ -5,7 +5,7 @@ use crate::assemble::{Blk, Kind};
 use crate::config::plan::mac_text;
 use manyring_device::net::NetDevice;
 use manyring_engine::stats::Histogram;
-use manyring_engine::{QueueStats, WorkerView};
+use manyring_engine::{Held, QueueStats, WorkerView};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -102,6 +102,34 @@ pub(crate) struct Summary {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Workers {
     pub(crate) workers: Vec<WorkerInfo>,
+    /// Workers and janitors that do not come back.
+    #[serde(default)]
+    pub(crate) held: Vec<HeldInfo>,
+}
+
+/// A thread that does not come back from what it does.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct HeldInfo {
+    pub(crate) thread: String,
+    /// The device that it served then; empty if these were several.
+    pub(crate) device: String,
+    /// As `/proc` shows it: `D` or `S`.
+    pub(crate) state: String,
+    /// The function of the kernel in which it waits.
+    pub(crate) waits_in: String,
+    pub(crate) held_ns: u64,
+}
+
+impl HeldInfo {
+    fn of(held: Held) -> Self {
+        Self {
+            thread: held.thread,
+            device: held.device,
+            state: held.state.to_string(),
+            waits_in: held.waits_in,
+            held_ns: u64::try_from(held.since.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 /// One worker thread.
@@ -318,7 +346,8 @@ impl Workers {
             },
             cpus: view.cpus,
         });
-        Self { workers: workers.collect() }
+        let held = manyring_engine::held().into_iter().map(HeldInfo::of);
+        Self { workers: workers.collect(), held: held.collect() }
     }
 }
 

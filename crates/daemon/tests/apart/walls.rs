@@ -8,6 +8,7 @@
 use crate::faults::{self, Hole};
 use crate::prober::{NEIGHBOURS, PAUSE, Prober, SOCKETS, STALL_MAX, check};
 use crate::process::{Daemon, PATIENCE, wait_until};
+use crate::program::http;
 use crate::rings;
 use manyring_driver::hostile::{Hold, HostileRing, OddFd, Spoil, fill_eventfd};
 use manyring_driver::{
@@ -111,6 +112,20 @@ null = true
 queue_workers = [1]
 ";
 
+/// The worker that does not come back is named, with the device that holds it.
+fn is_named(daemon: &Daemon, device: &str) {
+    let control = daemon.socket_of("control");
+    let gauge = |metrics: &str| {
+        let lines = metrics.lines().filter(|l| l.starts_with("manyring_thread_held{"));
+        lines.filter(|l| l.contains(&format!("device=\"{device}\"}} 1"))).count() == 1
+    };
+    assert!(wait_until(|| gauge(&http(&control, "GET", "/metrics", "").2)), "{}", daemon.log());
+    let named = |line: &str| {
+        line.contains("does not come back") && line.contains(&format!("device=\"{device}\""))
+    };
+    assert!(wait_until(|| daemon.log().lines().any(named)), "{}", daemon.log());
+}
+
 #[test]
 fn a_page_fault_that_does_not_end_holds_its_worker_and_neither_sessions_nor_the_control_api() {
     let names = [&SOCKETS[..], &["disk", "net", "faults"]].concat();
@@ -135,6 +150,7 @@ fn a_page_fault_that_does_not_end_holds_its_worker_and_neither_sessions_nor_the_
                 }
             };
             hole.wait_until_touched();
+            is_named(&daemon, device);
             check(&name, prober.worst(20));
             drop(hole);
             if matches!(at, At::Start) {

@@ -105,6 +105,9 @@ impl Worker {
     /// Obeys an order for the queue in `slot`, in the time of its guest.
     fn do_order(&mut self, slot: usize, order: Order) {
         let began_ns = self.wait.now_ns();
+        if let Some((id, _)) = &self.slots[slot].entry {
+            self.lot.post.serve(*id);
+        }
         match order {
             Order::Stop(reply) => self.end(slot, Ending::Stop(reply)),
             Order::Move(seat, reply) => self.end(slot, Ending::Move(seat, reply, self.now_ns)),
@@ -161,6 +164,7 @@ impl Worker {
 
     /// A queue comes to this worker; `left_ns`: when another worker let it go.
     pub(super) fn start(&mut self, id: QueueId, mut queue: Box<dyn Run>, left_ns: Option<u64>) {
+        self.lot.post.serve(id);
         let free = self.slots.iter().position(|s| s.entry.is_none());
         let slot = free.unwrap_or_else(|| {
             self.slots.push(Slot::default());

@@ -102,12 +102,13 @@ impl Worker {
             let at = if at < count { at } else { at - count };
             let slot = self.hot[at];
             let Slot { entry, guest, is_due, generation, .. } = &mut self.slots[slot];
-            let Some((_, queue)) = entry else { continue };
+            let Some((id, queue)) = entry else { continue };
             if !self.shares.may_turn(*guest) {
                 round.worked = true;
                 continue;
             }
             *is_due = false;
+            self.lot.post.serve(*id);
             let (place, now_ns) = (index_of(slot), self.now_ns);
             let placed = self.wait.placed();
             let io = QueueIo::new(&mut self.wait, place, *generation, now_ns);
@@ -157,6 +158,7 @@ impl Worker {
     /// entry within a microsecond, and the bytes are copied here.
     #[inline]
     pub(super) fn submit(&mut self) {
+        self.lot.post.serve_all();
         self.wait.submit();
         if !self.bill.placed.is_empty() {
             self.charge_submission();

@@ -7,6 +7,10 @@ use crate::policy::share::ALONE_NS;
 use crate::run::still::Still;
 use std::sync::atomic::Ordering;
 
+fn post() -> Arc<Post> {
+    Post::new(crate::watch::Serves::Device(String::new()))
+}
+
 /// A worker that never spins, waits with epoll and has no queue yet.
 fn new_worker() -> Worker {
     worker(false)
@@ -14,7 +18,7 @@ fn new_worker() -> Worker {
 
 fn worker(uring: bool) -> Worker {
     let mailbox = Arc::new(Mailbox::new().unwrap());
-    let lot = Lot { told: Arc::default(), stays: true };
+    let lot = Lot { told: Arc::default(), stays: true, post: post() };
     let law = Law::new(Polling::NEVER, 0, 0);
     Worker::new(uring, law, mailbox, Arc::default(), lot).unwrap()
 }

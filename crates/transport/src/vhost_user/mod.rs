@@ -24,7 +24,7 @@ use manyring_device::Device;
 use manyring_engine::{Event, EventKind, Janitor, Origin};
 use manyring_memory::MemoryRules;
 use pace::Pace;
-use requests::Front;
+use requests::{Front, told_if_slow};
 use socket::{Connection, ForeignStream};
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -109,7 +109,7 @@ pub async fn serve(
     connected: Connected,
     stop: watch::Receiver<bool>,
 ) -> Result<(), ListenError> {
-    let janitor = Arc::new(Janitor::default());
+    let janitor = Arc::new(Janitor::of(device.name()));
     let (pace, deadline) = (Mutex::new(Pace::new(Instant::now())), OnceLock::new());
     let server = Server { device, options, connected, stop, janitor, pace, deadline };
     match endpoint {
@@ -323,7 +323,7 @@ impl Server {
     async fn tear_down(&self, ended: Ended) {
         let Ended { front, connection, origin } = ended;
         tokio::select! {
-            () = front.tear_down() => {}
+            () = told_if_slow(self.device.name(), front.tear_down()) => {}
             () = self.given_up() => {
                 let device = self.device.name();
                 tracing::warn!(device, "requests in flight do not end: given up");

@@ -323,3 +323,18 @@ fn spec(region: &Region) -> RegionSpec {
         mmap_offset: region.mmap_offset,
     }
 }
+
+/// How long the queues of a session may take to stop before it is logged.
+const STOP_PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Waits until the queues of a session have stopped. If that takes long, names the threads that do
+/// not come back.
+pub(super) async fn told_if_slow(device: &str, stops: impl Future<Output = ()>) {
+    tokio::pin!(stops);
+    if tokio::time::timeout(STOP_PATIENCE, &mut stops).await.is_err() {
+        let by = |held: &manyring_engine::Held| format!("{} by {:?}", held.thread, held.device);
+        let held = manyring_engine::held().iter().map(by).collect::<Vec<_>>().join(", ");
+        tracing::info!(device, held, "the queues of a session have not stopped yet: waiting");
+        stops.await;
+    }
+}

@@ -1,0 +1,314 @@
+//! The watch over threads that touch or map guest memory: those that do not come back are named.
+//!
+//! A page fault or a mapping of guest memory waits as long as the front-end likes, and no signal
+//! ends it. The kernel offers no bound for that inside of one process, so whoever waits must at
+//! least be told who makes it wait:
+//!
+//! ```text
+//! thread:  at_work: beats += 1 (odd);  is the watch asleep? wake it
+//!          a round: beats += 2
+//!          at_rest: beats += 1 (even)
+//! watch:   every tick: beats odd, and for two ticks the same? look at the thread in /proc;
+//!              it sleeps there: it is held: say by which device, and in what
+//!          a thread that was held has other beats? say how long it was held
+//!          nobody has been at work for a while: say "asleep", look once more, sleep
+//! ```
+//! 1. A thread that is runnable merely waits for a CPU: it is not held, however long that takes.
+//! 2. A thread counts first, and then looks whether the watch sleeps; the watch says first that it
+//!    sleeps, and then looks at the counts. All four are sequentially consistent (`sentry.rs`).
+//! 3. While all threads rest the watch sleeps without a timer: an idle daemon has no tick.
+//! 4. A thread writes to its own post only, without a lock or a look at the clock.
+
+use crate::orders::QueueId;
+use crate::pool::Pool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::Thread;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How often the watch looks. A thread is named after two to three ticks.
+const TICK: Duration = Duration::from_millis(25);
+/// Ticks in which a thread at work has made no progress, before it is looked at.
+const STUCK_TICKS: u64 = 2;
+/// Ticks without any thread at work after which the watch goes to sleep.
+const QUIET_TICKS: u32 = 8;
+
+/// A thread that does not come back.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// The thread's name.
+    pub thread: String,
+    /// The device that it served then; empty if it served several at once.
+    pub device: String,
+    /// The thread's state, as `/proc` shows it: `D` (no signal reaches it) or `S`.
+    pub state: char,
+    /// The function of the kernel in which it waits, where the kernel shows that.
+    pub waits_in: String,
+    /// For how long it has been seen there.
+    pub since: Duration,
+}
+
+/// Every thread that does not come back at this moment.
+#[must_use]
+pub fn held() -> Vec<Held> {
+    let posts = lock();
+    let posts = posts.iter().filter_map(Weak::upgrade);
+    let found = posts.filter_map(|post| {
+        let (held, began) = post.held.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        Some(Held { since: began.elapsed(), ..held })
+    });
+    found.collect()
+}
+
+/// Whom a thread serves.
+#[derive(Debug)]
+pub(crate) enum Serves {
+    /// The queues of a pool.
+    Queues(Weak<Pool>),
+    /// One device.
+    Device(String),
+}
+
+/// A thread under watch.
+#[derive(Debug)]
+pub(crate) struct Post {
+    serves: Serves,
+    thread: OnceLock<i32>,
+    beats: AtomicU64,
+    /// The queue whose turn it is; 0: of none.
+    queue: AtomicU64,
+    is_held: AtomicBool,
+    /// What the watch saw last: the beats, and in how many ticks these have been the same.
+    seen: Mutex<(u64, u64)>,
+    held: Mutex<Option<(Held, Instant)>>,
+}
+
+static POSTS: Mutex<Vec<Weak<Post>>> = Mutex::new(Vec::new());
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+static WATCH: OnceLock<Thread> = OnceLock::new();
+
+fn lock() -> MutexGuard<'static, Vec<Weak<Post>>> {
+    POSTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Post {
+    /// A post that no thread has entered yet. Starts the watch, unless it runs: without a thread
+    /// to be had, nobody is named.
+    pub(crate) fn new(serves: Serves) -> Arc<Self> {
+        let mut posts = lock();
+        if WATCH.get().is_none()
+            && let Ok(watch) = std::thread::Builder::new().name("watch".to_owned()).spawn(watch)
+        {
+            let _ = WATCH.set(watch.thread().clone());
+        }
+        let post = Arc::new(Self {
+            serves,
+            thread: OnceLock::new(),
+            beats: AtomicU64::new(0),
+            queue: AtomicU64::new(0),
+            is_held: AtomicBool::new(false),
+            seen: Mutex::default(),
+            held: Mutex::default(),
+        });
+        posts.retain(|post| post.strong_count() > 0);
+        posts.push(Arc::downgrade(&post));
+        post
+    }
+
+    /// The calling thread is the one to be watched.
+    pub(crate) fn enter(&self) {
+        let _ = self.thread.set(rustix::thread::gettid().as_raw_nonzero().get());
+    }
+
+    /// The thread begins to work.
+    pub(crate) fn at_work(&self) {
+        self.beats.fetch_add(1, Ordering::SeqCst);
+        if ASLEEP.load(Ordering::SeqCst) {
+            wake();
+        }
+    }
+
+    /// The thread goes on working.
+    #[inline]
+    pub(crate) fn beat(&self) {
+        self.beats.store(self.beats.load(Ordering::Relaxed) + 2, Ordering::Relaxed);
+    }
+
+    /// The thread has no work.
+    pub(crate) fn at_rest(&self) {
+        self.beats.fetch_add(1, Ordering::Release);
+    }
+
+    /// The thread works for this queue from now on.
+    #[inline]
+    pub(crate) fn serve(&self, queue: QueueId) {
+        self.queue.store(queue.0, Ordering::Relaxed);
+    }
+
+    /// The thread works for no single queue.
+    #[inline]
+    pub(crate) fn serve_all(&self) {
+        self.queue.store(0, Ordering::Relaxed);
+    }
+
+    /// True while the thread does not come back.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held.load(Ordering::Relaxed)
+    }
+
+    fn device(&self) -> String {
+        match &self.serves {
+            Serves::Device(name) => name.clone(),
+            Serves::Queues(pool) => {
+                let queue = QueueId(self.queue.load(Ordering::Relaxed));
+                let device = pool.upgrade().and_then(|pool| pool.device_of(queue));
+                device.unwrap_or_default()
+            }
+        }
+    }
+
+    /// Looks at the thread. True if it is at work.
+    fn look(&self) -> bool {
+        let beats = self.beats.load(Ordering::SeqCst);
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.0 != beats {
+            *seen = (beats, 0);
+            self.free();
+        } else if beats % 2 == 1 {
+            seen.1 += 1;
+            if seen.1 >= STUCK_TICKS && !self.is_held() {
+                self.name();
+            }
+        }
+        beats % 2 == 1
+    }
+
+    /// Names the thread, if it sleeps.
+    fn name(&self) {
+        let Some(thread) = self.thread.get() else { return };
+        let read = |what: &str| {
+            std::fs::read_to_string(format!("/proc/self/task/{thread}/{what}")).unwrap_or_default()
+        };
+        let stat = read("stat");
+        let Some((head, rest)) = stat.rsplit_once(')') else { return };
+        let Some(state @ ('D' | 'S')) = rest.trim_start().chars().next() else { return };
+        let name = head.split_once('(').map_or("", |(_, name)| name).to_owned();
+        let (device, waits_in) = (self.device(), read("wchan"));
+        let waits = "a thread does not come back: whom it serves waits";
+        match &self.serves {
+            Serves::Queues(_) => {
+                tracing::warn!(thread = name, device, state = %state, waits_in, "{waits}");
+            }
+            // A janitor serves one device, whose session says so itself when it waits for long.
+            Serves::Device(_) => {
+                tracing::info!(thread = name, device, state = %state, waits_in, "{waits}");
+            }
+        }
+        let held = Held { thread: name, device, state, waits_in, since: Duration::ZERO };
+        self.is_held.store(true, Ordering::Relaxed);
+        let mut place = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        *place = Some((held, Instant::now()));
+    }
+
+    fn free(&self) {
+        if !self.is_held.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((Held { thread, device, .. }, began)) = held {
+            let seconds = began.elapsed().as_secs_f64();
+            tracing::info!(thread, device, seconds, "the thread has come back");
+        }
+    }
+}
+
+#[cold]
+fn wake() {
+    if ASLEEP.swap(false, Ordering::SeqCst)
+        && let Some(thread) = WATCH.get()
+    {
+        thread.unpark();
+    }
+}
+
+fn watch() {
+    let mut quiet = 0;
+    loop {
+        std::thread::sleep(TICK);
+        quiet = if look() { 0 } else { quiet + 1 };
+        if quiet < QUIET_TICKS {
+            continue;
+        }
+        ASLEEP.store(true, Ordering::SeqCst);
+        if look() {
+            ASLEEP.store(false, Ordering::SeqCst);
+        }
+        while ASLEEP.load(Ordering::SeqCst) {
+            std::thread::park();
+        }
+        quiet = 0;
+    }
+}
+
+/// Looks at all threads. True if one is at work.
+fn look() -> bool {
+    let posts: Vec<_> = lock().iter().filter_map(Weak::upgrade).collect();
+    posts.iter().fold(false, |any, post| post.look() | any)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    fn until(mut is_so: impl FnMut() -> bool) {
+        for _ in 0..6000 {
+            if is_so() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("it does not come true");
+    }
+
+    fn find(device: &str) -> Option<Held> {
+        held().into_iter().find(|held| held.device == device)
+    }
+
+    #[test]
+    fn thread_that_does_not_come_back_is_named_until_it_does() {
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        let post = Post::new(Serves::Device("bad".to_owned()));
+        let theirs = post.clone();
+        let thread = std::thread::Builder::new().name("waiter".to_owned()).spawn(move || {
+            theirs.enter();
+            theirs.at_work();
+            let read = reader.read_exact(&mut [0]);
+            theirs.at_rest();
+            read
+        });
+        until(|| find("bad").is_some());
+        let held = find("bad").unwrap();
+        assert_eq!((held.thread.as_str(), held.state), ("waiter", 'S'));
+        assert!(post.is_held());
+        writer.write_all(b"x").unwrap();
+        thread.unwrap().join().unwrap().unwrap();
+        until(|| find("bad").is_none() && !post.is_held());
+    }
+
+    #[test]
+    fn thread_that_works_for_long_and_one_that_rests_are_not_named() {
+        let [busy, idle] = ["busy", "idle"].map(|name| Post::new(Serves::Device(name.to_owned())));
+        idle.enter();
+        busy.enter();
+        busy.at_work();
+        let ticks = || busy.seen.lock().unwrap().1;
+        // It uses the CPU, or waits for one, in one long round.
+        while ticks() < 3 * STUCK_TICKS {
+            std::hint::spin_loop();
+        }
+        assert!(find("busy").is_none() && find("idle").is_none());
+        busy.at_rest();
+    }
+}
