@@ -9,7 +9,8 @@ mod net;
 mod tests;
 
 use crate::cli::{SnippetArgs, Vmm};
-use crate::config::plan::{BlkPlan, DevicePlan, NetPlan, PortPlan, SocketPlan, is_device_name};
+use crate::config::plan::{BlkPlan, DevicePlan, NetPlan, PortPlan, SocketPlan};
+use crate::config::plan::{NUM_QUEUES, is_device_name};
 use manyring_device::net::MacAddress;
 use std::path::{Path, PathBuf};
 
@@ -72,9 +73,11 @@ fn of_socket(args: &SnippetArgs, socket: &Path) -> Result<Wanted, String> {
     if !is_device_name(&name) {
         return Err(format!("DEVICE: {name:?} is no name of a device"));
     }
-    let queues =
-        if args.net { queue_pairs(args, usize::MAX) } else { num_queues(args, usize::MAX) };
-    let queues = queues?.unwrap_or(1);
+    // As many as the device has where it was told no number either.
+    let queues = match args.net {
+        true => queue_pairs(args, usize::MAX)?.unwrap_or(1),
+        false => num_queues(args, usize::MAX)?.unwrap_or(NUM_QUEUES),
+    };
     Ok(Wanted { name, socket: absolute(socket)?, client: false, queues, kind })
 }
 
@@ -183,7 +186,7 @@ fn qemu_machine(wanted: &Wanted, id: &str, server: &str) -> String {
     let (socket, queues) = (wanted.socket.display(), wanted.queues);
     let how = if wanted.client { server } else { "reconnect=1" };
     format!(
-        "qemu-system-x86_64 -machine q35,memory-backend=mem0 \\\n  \
+        "qemu-system-x86_64 -accel kvm -cpu host -machine q35,memory-backend=mem0 \\\n  \
          -m 1G -object memory-backend-memfd,id=mem0,size=1G,share=on \\\n  \
          -smp {queues} \\\n  \
          -chardev socket,id={id},path={socket},{how} \\\n"

@@ -23,6 +23,9 @@ use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
+/// Queues of a disk whose number is not said.
+pub(crate) const NUM_QUEUES: usize = 8;
+
 /// The plan of a process.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
@@ -211,7 +214,7 @@ impl BlkPlan {
     fn new(raw: RawBlk, index: usize, source: Source) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("blk{index}"));
         let place = device_place(&name, "[[blk]]", source)?;
-        let num_queues = raw.num_queues.unwrap_or(8);
+        let num_queues = raw.num_queues.unwrap_or(NUM_QUEUES);
         if !(1..=256).contains(&num_queues) {
             return place.error("num_queues", format!("{num_queues} is not between 1 and 256"));
         }

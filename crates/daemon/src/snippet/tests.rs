@@ -12,6 +12,18 @@ fn snippet(arguments: &[&str]) -> Result<String, String> {
     }
 }
 
+#[test]
+fn a_device_that_was_told_no_number_of_queues_has_as_many_as_its_snippet_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.toml");
+    std::fs::write(&file, "[[blk]]\nname = 'blk0'\nsocket_path = '/s'\nnull = '1G'\n").unwrap();
+    let of_config = ["qemu", "--config", file.to_str().unwrap(), "blk0"];
+    let text = snippet(&["qemu", "--socket-path", "/s"]).unwrap();
+    assert_eq!(text, snippet(&of_config).unwrap());
+    let net = snippet(&["qemu", "--net", "--socket-path", "/s"]).unwrap();
+    assert!(net.contains("queues=1 "), "{net}");
+}
+
 fn of(vmm: &str) -> String {
     snippet(&[vmm, "--socket-path", "/run/d.sock", "--num-queues", "4"]).unwrap()
 }
@@ -20,7 +32,7 @@ fn of(vmm: &str) -> String {
 fn qemu_gets_shared_memory_queues_and_a_socket_that_reconnects() {
     let text = of("qemu");
     for part in [
-        "-machine q35,memory-backend=mem0",
+        "qemu-system-x86_64 -accel kvm -cpu host -machine q35,memory-backend=mem0",
         "memory-backend-memfd,id=mem0,size=1G,share=on",
         "-chardev socket,id=blk_blk0,path=/run/d.sock,reconnect=1",
         "-device vhost-user-blk-pci,chardev=blk_blk0,num-queues=4",
