@@ -327,6 +327,10 @@ pub(crate) struct NetArgs {
     /// frames) [default: off].
     #[arg(long, value_name = "MODE")]
     pub(crate) reclaim: Option<String>,
+    /// What either side may leave unfinished for the other: all, csum (checksums alone), none
+    /// [default: all].
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) offload: Option<String>,
     /// MAC address of the guest [default: a macvtap's own, else made from name and socket].
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<String>,
@@ -422,6 +426,7 @@ impl From<NetArgs> for RawConfig {
             queue_workers: args.queue_workers,
             moderation: args.moderation,
             reclaim: args.reclaim,
+            offload: args.offload,
             mac: args.mac,
             mtu: args.mtu,
             speed: args.speed,

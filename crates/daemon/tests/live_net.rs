@@ -14,7 +14,7 @@ use manyring_backend::net::Port;
 use manyring_backend::net::late::{LateOptions, LatePort};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_device::Device;
-use manyring_device::net::{NetDevice, NetOptions as DeviceOptions, Reclaim};
+use manyring_device::net::{NetDevice, NetOptions as DeviceOptions, Offload, Reclaim};
 use manyring_driver::{Arena, ControlOwner, NetDriver, NetOptions, NetPair, NetRx, NetTx};
 use manyring_engine::stats::Named;
 use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
@@ -284,9 +284,17 @@ impl Moving {
         let pool = Pool::new(PoolOptions { workers_max: WORKERS, polling, uring });
         let (name, mac) = ("moving".to_owned(), [2, 0, 0, 0, 0, 0x22]);
         let (mtu, speed, moderation) = (None, None, Moderation::Off);
-        let reclaim = Reclaim::Off;
-        let device =
-            DeviceOptions { name, queue_pairs: count, mac, mtu, speed, moderation, reclaim };
+        let (reclaim, offload) = (Reclaim::Off, Offload::All);
+        let device = DeviceOptions {
+            name,
+            queue_pairs: count,
+            mac,
+            mtu,
+            speed,
+            moderation,
+            reclaim,
+            offload,
+        };
         let device = NetDevice::new(device, port, pool.clone());
         let host = Host::on(tap);
         let options = NetOptions { queue_pairs, ..options(ControlOwner::FrontEnd) };

@@ -33,6 +33,7 @@ mod uml_merge_dns;
 mod uml_merge_router;
 mod uml_merge_transfers;
 mod uml_net_ping_and_iperf3;
+mod uml_offload_limits;
 mod uml_offload_matrix;
 mod uml_reclaim;
 mod uml_tcp_rr;
@@ -67,6 +68,7 @@ pub const ALL: &[Behaviour] = &[
     macvtap_over_veth::BEHAVIOUR,
     pcap_opens_in_tshark::BEHAVIOUR,
     testpmd_client::BEHAVIOUR,
+    uml_offload_limits::BEHAVIOUR,
     uml_offload_matrix::BEHAVIOUR,
     uml_merge_transfers::BEHAVIOUR,
     uml_merge_dns::BEHAVIOUR,

@@ -131,6 +131,7 @@ fn net_options(net: &NetPlan, mac: MacAddress) -> NetOptions {
         speed: net.speed,
         moderation: net.device.moderation.law(),
         reclaim: net.reclaim.law(),
+        offload: net.offload.limit(),
     }
 }
 

@@ -233,6 +233,9 @@ device_table! {
         /// When buffers of sent frames go back: "off" (default: at once) or "auto" (in groups where
         /// the guest then sends longer frames).
         pub(crate) reclaim: Option<String>,
+        /// What either side may leave unfinished for the other: "all" (default), "csum" (checksums
+        /// alone, no segments) or "none".
+        pub(crate) offload: Option<String>,
         /// MAC address of the guest; default: a macvtap's own, else made from name and socket.
         pub(crate) mac: Option<String>,
         /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.

@@ -3,7 +3,7 @@
 use super::{NetOptions, State};
 use manyring_backend::net::Port;
 use manyring_wire::net::{
-    CTRL_BITS, Config, Duplex, SPEED_UNKNOWN, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ,
+    CTRL_BITS, Config, Duplex, Offloads, SPEED_UNKNOWN, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ,
     VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_F_SPEED_DUPLEX, VIRTIO_NET_F_STATUS,
     VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP,
 };
@@ -12,6 +12,29 @@ use manyring_wire::virtio::{
     VIRTIO_F_VERSION_1,
 };
 use zerocopy::IntoBytes;
+
+/// What the guest and the host may leave unfinished for each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    /// Whatever the port can.
+    #[default]
+    All,
+    /// Checksums alone: every frame fits the MTU.
+    Csum,
+    /// Nothing: for switches and middle boxes that take frames as they are on a cable.
+    None,
+}
+
+impl Offload {
+    /// What remains of the offloads of a port.
+    fn of(self, port: Offloads) -> Offloads {
+        match self {
+            Self::All => port,
+            Self::Csum => Offloads { csum: port.csum, ..Offloads::default() },
+            Self::None => Offloads::default(),
+        }
+    }
+}
 
 /// What is served for every port.
 const ALWAYS: u64 = VIRTIO_F_VERSION_1
@@ -28,8 +51,8 @@ const ALWAYS: u64 = VIRTIO_F_VERSION_1
 pub(super) fn features(options: &NetOptions, port: &dyn Port, mtu: Option<u16>) -> u64 {
     let when = |condition: bool, feature: u64| if condition { feature } else { 0 };
     ALWAYS
-        | port.taken().host_features()
-        | port.given().guest_features()
+        | options.offload.of(port.taken()).host_features()
+        | options.offload.of(port.given()).guest_features()
         | when(options.queue_pairs > 1, VIRTIO_NET_F_MQ)
         | when(mtu.is_some(), VIRTIO_NET_F_MTU)
         | when(options.speed.is_some(), VIRTIO_NET_F_SPEED_DUPLEX)

@@ -165,6 +165,7 @@ impl SoloControl {
             speed: None,
             moderation: Moderation::Off,
             reclaim: super::Reclaim::Off,
+            offload: super::Offload::All,
         };
         // The pool starts no thread before a queue is started in it.
         let device = NetDevice::new(options, port, Pool::new(PoolOptions::default()));

@@ -30,6 +30,7 @@ pub(crate) use rx::NetRx;
 pub(crate) use tx::NetTx;
 
 pub use crate::policy::reclaim::Reclaim;
+pub use config::Offload;
 #[cfg(fuzzing)]
 pub use fuzzing::{SoloControl, SoloRx, SoloTx, passes};
 pub use manyring_wire::net::{MacAddress, is_mtu, parse_mac};
@@ -77,6 +78,8 @@ pub struct NetOptions {
     pub moderation: Moderation,
     /// When the buffers of transmitted frames go back to the driver.
     pub reclaim: Reclaim,
+    /// What may be left unfinished, of what the port takes and gives.
+    pub offload: Offload,
 }
 
 /// What a turn of a network queue did.

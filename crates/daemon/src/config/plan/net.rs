@@ -2,7 +2,7 @@
 
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
 use crate::config::raw::{RawNet, RawNetFault};
-use manyring_device::net::{MacAddress, Reclaim, is_mtu, parse_mac};
+use manyring_device::net::{MacAddress, Offload, Reclaim, is_mtu, parse_mac};
 use serde::{Serialize, Serializer};
 use std::path::PathBuf;
 
@@ -21,6 +21,7 @@ pub(crate) struct NetPlan {
     pub(crate) port: PortPlan,
     pub(crate) queue_pairs: usize,
     pub(crate) reclaim: ReclaimPlan,
+    pub(crate) offload: OffloadPlan,
     /// None: the interface's, if its guest must have that one, else made from name and socket.
     #[serde(serialize_with = "serialize_mac")]
     pub(crate) mac: Option<MacAddress>,
@@ -43,6 +44,15 @@ pub(crate) struct NetPlan {
 pub(crate) enum ReclaimPlan {
     Off,
     Auto,
+}
+
+/// What either side may leave unfinished for the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum OffloadPlan {
+    All,
+    Csum,
+    None,
 }
 
 /// What the packets end in.
@@ -92,12 +102,14 @@ impl NetPlan {
             return place.error("txqueuelen", problem);
         }
         let reclaim = ReclaimPlan::new(raw.reclaim.as_deref(), &place)?;
+        let offload = OffloadPlan::new(&raw, &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;
         let served = (queue_workers, raw.moderation.as_deref());
         Ok(Self {
             device: DevicePlan::new(name, place, raw.socket(), served)?,
             queue_pairs,
             reclaim,
+            offload,
             mac,
             mtu,
             speed: raw.speed,
@@ -105,7 +117,8 @@ impl NetPlan {
             up: raw.up,
             sndbuf: raw.sndbuf,
             txqueuelen: raw.txqueuelen,
-            merge: raw.merge.unwrap_or(true),
+            // A merged frame is one that the host must cut.
+            merge: raw.merge.unwrap_or(true) && offload == OffloadPlan::All,
             steer: raw.steer.unwrap_or(true),
             pcap: raw.pcap,
             fault: raw.fault,
@@ -142,6 +155,34 @@ impl ReclaimPlan {
         match self {
             Self::Off => Reclaim::Off,
             Self::Auto => Reclaim::Auto,
+        }
+    }
+}
+
+impl OffloadPlan {
+    fn new(raw: &RawNet, place: &Place) -> Result<Self, PlanError> {
+        let offload = match raw.offload.as_deref() {
+            None | Some("all") => return Ok(Self::All),
+            Some("csum") => Self::Csum,
+            Some("none") => Self::None,
+            Some(text) => {
+                let problem = format!("{text:?} is none of \"all\", \"csum\" and \"none\"");
+                return place.error("offload", problem);
+            }
+        };
+        if raw.merge == Some(true) {
+            let problem = format!("needs {} = \"all\": the host must cut it", place.key("offload"));
+            return place.error("merge", problem);
+        }
+        Ok(offload)
+    }
+
+    /// The same as the device knows it.
+    pub(crate) fn limit(self) -> Offload {
+        match self {
+            Self::All => Offload::All,
+            Self::Csum => Offload::Csum,
+            Self::None => Offload::None,
         }
     }
 }
@@ -270,6 +311,8 @@ mod tests {
             ("tap = 't'\nfd = 3", "fd"),
             ("tap = 't'\nmoderation = '0/10us'", "moderation"),
             ("tap = 't'\nreclaim = 'on'", "reclaim: \"on\" is none of \"off\" and \"auto\""),
+            ("tap = 't'\noffload = 'tso'", "offload: \"tso\" is none of"),
+            ("tap = 't'\noffload = 'csum'\nmerge = true", "merge"),
             ("tap = 't'\ncolour = 1", "colour"),
         ] {
             let message = plan(&format!("{base}{more}\n")).expect_err(more);

@@ -113,3 +113,18 @@ fn nothing_is_announced_while_the_link_is_down() {
     assert!(guest.runtime.block_on(guest.device.send_rarp([2, 0, 0, 0, 0, 9])));
     assert!(guest.port.sent().is_empty());
 }
+
+#[test]
+fn a_device_offers_no_more_offloads_than_the_operator_lets_it() {
+    use crate::net::Offload;
+    let host = ALL.host_features();
+    for (offload, offered) in [
+        (Offload::All, host | GUEST_OFFLOAD_BITS),
+        (Offload::Csum, VIRTIO_NET_F_CSUM | VIRTIO_NET_F_GUEST_CSUM),
+        (Offload::None, 0),
+    ] {
+        let options = NetOptions { offload, ..options(PAIRS) };
+        let device = NetDevice::new(options, Arc::new(Scripted::default()), pool(1));
+        assert_eq!(device.features() & (host | GUEST_OFFLOAD_BITS), offered, "{offload:?}");
+    }
+}

@@ -342,6 +342,7 @@ fn options(queue_pairs: usize) -> NetOptions {
         speed: None,
         moderation: Moderation::Off,
         reclaim: crate::net::Reclaim::Off,
+        offload: crate::net::Offload::All,
     }
 }
 
