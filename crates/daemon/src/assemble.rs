@@ -1,6 +1,7 @@
 //! Plan -> running parts: the only place that names every part.
 
 pub(crate) mod disk;
+mod links;
 mod part;
 mod port;
 mod waiting;
@@ -11,6 +12,7 @@ pub(crate) use part::{Blk, Kind, Part};
 use crate::config::plan::{DevicePlan, Plan, SocketPlan};
 use crate::control::{Entry, Registry};
 use crate::xen::{XenDisks, XenError};
+use links::HostLinks;
 use manyring_backend::blk::ImageError;
 use manyring_backend::net::tap::TapError;
 use manyring_engine::{Pool, PoolOptions};
@@ -100,6 +102,7 @@ pub(crate) struct House {
     shared: Arc<Shared>,
     fronts: Vec<Front>,
     xens: Vec<XenDisks>,
+    links: HostLinks,
 }
 
 /// What all devices share.
@@ -159,6 +162,8 @@ impl House {
         };
         let pool = Pool::pinned(options, plan.pins());
         let shared = Arc::new(Shared { pool, devices: Registry::default(), io_uring, wait });
+        // Before a port is opened: an interface that goes after that is noticed.
+        let links = HostLinks::open(plan);
         let mut patience = Patience::new(wait);
         let mut tried = Vec::new();
         for wanted in wanted(plan) {
@@ -170,7 +175,7 @@ impl House {
             patience.refuse_if_all_failed(&mut tried)?;
         }
         shared.pool.has_ring().ok_or(AssembleError::Workers)?;
-        let mut house = Self { shared, fronts: Vec::new(), xens: Vec::new() };
+        let mut house = Self { shared, fronts: Vec::new(), xens: Vec::new(), links };
         for (wanted, served, first) in tried {
             let mut wait = Wait::new(house.shared.clone(), wanted.clone());
             let stage = match wait.begin(first) {
@@ -209,6 +214,8 @@ impl House {
     ) -> Result<(), AssembleError> {
         let mut tasks = JoinSet::new();
         let balance = tokio::spawn(self.pool().clone().balance());
+        let links = std::mem::take(&mut self.links).follow(self.devices().clone());
+        let links = tokio::spawn(links);
         let has_xen = !self.xens.is_empty();
         for front in self.fronts.drain(..) {
             tasks.spawn(front.serve(self.shared.clone(), stop.clone()));
@@ -239,6 +246,7 @@ impl House {
             }
         }
         balance.abort();
+        links.abort();
         Ok(())
     }
 }
@@ -281,6 +289,7 @@ impl Front {
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
             },
         };
+        let _looked_after = links::look_after(&made.part, is_late);
         loop {
             wait.end(&made);
             let again = again(&endpoint);

@@ -171,7 +171,7 @@ fn a_tap_that_is_deleted_is_told_and_costs_no_cpu() {
         driver.set_queue_pairs(PAIRS).unwrap();
         run("ip link del lan0");
         let told = || daemon.log().matches("the host's interface is gone").count();
-        assert!(wait_until(|| told() == usize::from(PAIRS)), "{}", daemon.log());
+        assert!(wait_until(|| told() == 1), "{}", daemon.log());
         // Frames to it are dropped and counted; its receiveqs ask for nothing.
         let tx = &mut driver.pairs[0].tx;
         assert!(tx.send(&RawHeader::default(), &[0; 60]).unwrap());
@@ -180,7 +180,7 @@ fn a_tap_that_is_deleted_is_told_and_costs_no_cpu() {
         std::thread::sleep(Duration::from_millis(500));
         let used = cpu_ticks(&daemon) - before;
         assert!(used < 10, "a worker looks for ever: {used} of 50 ticks");
-        assert_eq!(told(), usize::from(PAIRS), "{}", daemon.log());
+        assert_eq!(told(), 1, "{}", daemon.log());
     });
 }
 

@@ -124,6 +124,9 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// The device's name in the configuration.
     fn name(&self) -> &str;
 
+    /// A queue has found that its port is down or gone.
+    fn port_lost(&self) {}
+
     /// Virtio device id (`VIRTIO_ID_*`).
     fn virtio_id(&self) -> u32;
 

@@ -51,6 +51,7 @@ use crate::wait::Woken;
 use emptying::Emptying;
 use manyring_backend::net::Readiness;
 use manyring_queue::{Base, Ring};
+use rustix::io::Errno;
 use std::fmt::Debug;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -70,6 +71,8 @@ enum Look {
 const BUSY_REST_NS: u64 = 1_000_000;
 /// Poll masks that say there is nothing to wait for: `POLLERR | POLLHUP | POLLNVAL`.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
+/// The result of a watch that was taken away; another one may have begun since.
+const CANCELLED: i32 = -Errno::CANCELED.raw_os_error();
 /// `POLLIN | POLLOUT`
 const POLL_READY: i32 = 0x1 | 0x4;
 
@@ -230,6 +233,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         if !is_enabled {
             if self.life.disable() {
                 self.give_back();
+                self.unwatch_port(io);
                 self.discard_all(fence, io);
             } else {
                 // The queue was disabled before, and what it took may still be in flight.
@@ -336,6 +340,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 self.handler.on_event(token, event.result, io);
                 self.make_hot(now_ns);
             }
+            Happened::Port if event.result == CANCELLED => {}
             Happened::Port => {
                 self.watches_port = false;
                 let result = event.result;

@@ -1,6 +1,8 @@
 //! `Decorated`: a port around another one. Its [`Decorator`] changes frames; the rest is passed on.
 
+use super::tap::TapError;
 use super::{Port, PortRx, PortTx};
+use crate::sys::link::LinkEvent;
 use manyring_wire::net::Offloads;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -90,6 +92,18 @@ impl<D: Decorator> Port for Decorated<D> {
 
     fn set_link(&self, up: bool) {
         self.inner.set_link(up);
+    }
+
+    fn heeds(&self, event: &LinkEvent) -> bool {
+        self.inner.heeds(event)
+    }
+
+    fn is_gone(&self) -> bool {
+        self.inner.is_gone()
+    }
+
+    fn join_again(&self) -> Result<(), TapError> {
+        self.inner.join_again()
     }
 
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {

@@ -49,29 +49,7 @@ pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
     check_queue_pairs(*queue_pairs)?;
     check_mtu(*mtu)?;
     check_name(name)?;
-    let links = open_links(name)?;
-    let link = find(&links, name)?.ok_or_else(|| TapError::Missing(name.clone()))?;
-    if !matches!(link.kind.as_str(), "macvtap" | "ipvtap") {
-        return Err(TapError::WrongKind(name.clone(), "macvtap"));
-    }
-    let is_multi_queue = *queue_pairs > 1;
-    let flags = QUEUE_FLAGS | if is_multi_queue { sys::IFF_MULTI_QUEUE } else { 0 };
-    let fds = (0..*queue_pairs).map(|_| {
-        let fd = open_queue(name, &link)?;
-        sys::join(fd.as_fd(), name, flags).map_err(|errno| join_error(name, errno))?;
-        Ok(fd)
-    });
-    let opened = Opened {
-        kind: "macvtap",
-        name: name.clone(),
-        fds: fds.collect::<Result<_, _>>()?,
-        is_multi_queue,
-        attached: vec![true; *queue_pairs],
-        is_handed_in: false,
-        is_created: false,
-        links,
-        link: Some(link),
-    };
+    let opened = open_by_name(name, *queue_pairs)?;
     TapPort::assemble(
         opened,
         &Settings {
@@ -85,6 +63,33 @@ pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
             bridge: None,
         },
     )
+}
+
+/// Opens the queues of the macvtap `name`.
+pub(super) fn open_by_name(name: &str, queue_pairs: usize) -> Result<Opened, TapError> {
+    let links = open_links(name)?;
+    let link = find(&links, name)?.ok_or_else(|| TapError::Missing(name.to_owned()))?;
+    if !matches!(link.kind.as_str(), "macvtap" | "ipvtap") {
+        return Err(TapError::WrongKind(name.to_owned(), "macvtap"));
+    }
+    let is_multi_queue = queue_pairs > 1;
+    let flags = QUEUE_FLAGS | if is_multi_queue { sys::IFF_MULTI_QUEUE } else { 0 };
+    let fds = (0..queue_pairs).map(|_| {
+        let fd = open_queue(name, &link)?;
+        sys::join(fd.as_fd(), name, flags).map_err(|errno| join_error(name, errno))?;
+        Ok(fd)
+    });
+    Ok(Opened {
+        kind: "macvtap",
+        name: name.to_owned(),
+        fds: fds.collect::<Result<_, _>>()?,
+        is_multi_queue,
+        attached: vec![true; queue_pairs],
+        is_handed_in: false,
+        is_created: false,
+        links,
+        link: Some(link),
+    })
 }
 
 /// Opens a queue of interface `name`, and checks that it belongs to this interface.

@@ -27,6 +27,7 @@ pub mod null;
 pub mod pcap;
 pub mod tap;
 
+use crate::sys::link::LinkEvent;
 use manyring_memory::{Gather, GuestSlice, Mapping, MemoryError, Pieces, total_len};
 use manyring_wire::net::head::HEAD_SIZE_MAX;
 use manyring_wire::net::{HEADER_SIZE, Offloads, RawHeader};
@@ -34,6 +35,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
+use tap::TapError;
 use zerocopy::transmute;
 
 /// Frames of one burst at most.
@@ -101,6 +103,30 @@ pub trait Port: Send + Sync + std::fmt::Debug {
 
     /// Shows the host whether the guest's link is up, if the port can show it. May block.
     fn set_link(&self, up: bool);
+
+    /// True if `event` may mean that the port's interface has gone, or has come back.
+    fn heeds(&self, event: &LinkEvent) -> bool {
+        let _ = event;
+        false
+    }
+
+    /// True if the host's interface was deleted. From then on the port only remembers what it is
+    /// told (pairs in use, offloads, MTU, link) until [`Self::join_again`] succeeds. May block.
+    fn is_gone(&self) -> bool {
+        false
+    }
+
+    /// Joins an interface that has the name of the one that has gone, with the settings that the
+    /// port was opened with. The host uses no pair of it yet, and delivers no offloads. Halves that
+    /// are open lead to the new interface then; nobody may wait for their readiness meanwhile. May
+    /// block.
+    ///
+    /// # Errors
+    /// [`TapError::HandedIn`]: this can never be done. Any other: the interface is not there yet,
+    /// or is not as the port needs it.
+    fn join_again(&self) -> Result<(), TapError> {
+        Ok(())
+    }
 
     /// Sends one frame (without a header) towards the host, as if the guest had. May block.
     ///

@@ -4,6 +4,7 @@
 //! created goes away with the port; a tap that it has joined stays, with its offloads switched off.
 //! The same code serves the queues of a macvtap (see [`super::macvtap`]).
 
+mod again;
 mod error;
 mod flows;
 mod offloads;
@@ -16,8 +17,9 @@ pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};
 
 use super::merge::Merger;
 use super::{Port, PortRx, PortTx};
-use crate::sys::link::{Change, Link, Links};
+use crate::sys::link::{Change, Link, LinkEvent, Links};
 use crate::sys::tuntap as sys;
+use again::{Wanted, prepare};
 use flows::{Flows, Steering};
 use manyring_wire::net::{HEADER_SIZE, Offloads};
 use offloads::{offload_bits, probe_offloads};
@@ -29,8 +31,8 @@ use rustix::io::{Errno, retry_on_intr};
 pub(super) use settings::Settings;
 use settings::apply;
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The flags of every queue of ours.
 pub(super) const QUEUE_FLAGS: u16 = sys::IFF_TAP | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
@@ -95,6 +97,11 @@ pub(super) struct Opened {
 /// What changes while the port runs. Its lock is held during calls of the host.
 #[derive(Debug)]
 struct State {
+    is_multi_queue: bool,
+    /// The interface was deleted, and is not joined again yet.
+    is_gone: bool,
+    /// The MTU that the operator has set last; `None`: as the interface has it.
+    mtu: Option<u16>,
     attached: Vec<bool>,
     /// The pairs that the host uses, in the order of its queues: the host adds a new queue at the
     /// end, and moves the last one to the place of a queue that it stops using.
@@ -114,15 +121,17 @@ pub struct TapPort {
     kind: &'static str,
     name: String,
     queues: Vec<Arc<OwnedFd>>,
-    is_multi_queue: bool,
+    /// The descriptors of sending halves, each with the index of its pair.
+    senders: Mutex<Vec<(usize, Weak<OwnedFd>)>>,
+    wanted: Wanted,
     is_handed_in: bool,
     offloads: Offloads,
     merges: bool,
     /// The steering table; `None`: the host chooses the queue of a frame by itself.
     flows: Option<Arc<Flows>>,
     links: Links,
-    /// The number of the interface, if it is in this network namespace.
-    index: Option<u32>,
+    /// The number of the interface; 0 if it is gone, or in another network namespace.
+    index: AtomicU32,
     guest_mac: Option<[u8; 6]>,
     /// Frames that all queues which the host uses may hold together; `None`: as the host has it.
     txqueuelen: Option<u32>,
@@ -164,30 +173,32 @@ impl TapPort {
     pub(super) fn assemble(opened: Opened, settings: &Settings<'_>) -> Result<Self, TapError> {
         let name = opened.name.as_str();
         let system = |action, errno| TapError::system(name, action, errno);
-        for fd in &opened.fds {
-            sys::set_header(fd.as_fd(), HEADER_SIZE)
-                .map_err(|errno| system("set the size of the virtio-net header", errno))?;
-            if let Some(bytes) = settings.sndbuf {
-                sys::set_send_buffer(fd.as_fd(), bytes)
-                    .map_err(|errno| system("limit its send buffer", errno))?;
-            }
-        }
+        prepare(&opened.fds, settings.sndbuf).map_err(|(action, errno)| system(action, errno))?;
         let offloads = probe_offloads(&opened.fds[0]).map_err(|e| system("set its offloads", e))?;
         let mtu = apply(&opened, settings)?;
         let is_stacked = opened.link.as_ref().filter(|link| link.tap.is_none());
         let mut port = Self {
             kind: opened.kind,
             queues: opened.fds.into_iter().map(Arc::new).collect(),
-            is_multi_queue: opened.is_multi_queue,
+            senders: Mutex::default(),
+            wanted: Wanted {
+                sndbuf: settings.sndbuf,
+                bridge: settings.bridge.map(str::to_owned),
+                lacks_bridge: AtomicBool::new(false),
+                up: settings.up.or(opened.is_created.then_some(true)),
+            },
             is_handed_in: opened.is_handed_in,
             offloads,
             merges: settings.merge,
             flows: None,
-            index: opened.link.as_ref().map(|link| link.index),
+            index: AtomicU32::new(opened.link.as_ref().map_or(0, |link| link.index)),
             guest_mac: is_stacked.and_then(|link| link.address),
             links: opened.links,
             txqueuelen: settings.txqueuelen,
             state: Mutex::new(State {
+                is_multi_queue: opened.is_multi_queue,
+                is_gone: false,
+                mtu: settings.mtu,
                 attached: opened.attached,
                 order: Vec::new(),
                 is_left_alone: false,
@@ -204,7 +215,7 @@ impl TapPort {
         // An interface that was handed in may have been left without a carrier.
         port.show_carrier(true);
         port.detach_all()?;
-        if port.is_multi_queue && port.kind == "tap" {
+        if opened.is_multi_queue && port.kind == "tap" {
             // A daemon that served this tap before, and was killed, has left its program attached.
             let _ = sys::set_steering(port.queues[0].as_fd(), None);
             if settings.steer && port.queues.len() > 1 {
@@ -256,7 +267,7 @@ impl TapPort {
         if sharers == state.sharers {
             return Ok(());
         }
-        let index = self.index.ok_or(Errno::OPNOTSUPP)?;
+        let index = self.index().ok_or(Errno::OPNOTSUPP)?;
         let each = (frames / sharers).max(1);
         self.links.set(index, &Change { txqueuelen: Some(each), ..Change::default() })?;
         state.sharers = sharers;
@@ -270,7 +281,7 @@ impl TapPort {
         let Some(flows) = self.flows.as_ref().filter(|_| !state.is_left_alone) else { return };
         let named = self.links.find(&self.name).ok().flatten();
         // Another interface may have this name by now.
-        let tap = named.filter(|link| Some(link.index) == self.index).and_then(|link| link.tap);
+        let tap = named.filter(|link| Some(link.index) == self.index()).and_then(|link| link.tap);
         let ours = u32::try_from(state.order.len()).unwrap_or(u32::MAX);
         if tap.is_some_and(|tap| tap.attached != ours) {
             tracing::warn!(name = self.name, "steer: another process has queues of this tap");
@@ -280,6 +291,10 @@ impl TapPort {
             return;
         }
         flows.set_queues(&state.order);
+    }
+
+    fn index(&self) -> Option<u32> {
+        Some(self.index.load(Ordering::Relaxed)).filter(|index| *index > 0)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -335,10 +350,10 @@ impl Port for TapPort {
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
         // A duplicate of the fd: epoll has one watch for each fd, and the sending half's wait for
         // output must not replace the receiving half's wait for input.
-        let own = rustix::io::fcntl_dupfd_cloexec(self.queue(index)?, 3)?;
+        let own = self.duplicate(index)?;
         let merger = self.merges.then(|| Merger::new(self.offloads.uso4));
         let steering = self.flows.clone().and_then(|flows| Steering::new(flows, index));
-        Ok(Box::new(TapTx::new(Arc::new(own), merger, steering)))
+        Ok(Box::new(TapTx::new(own, merger, steering)))
     }
 
     fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
@@ -346,13 +361,19 @@ impl Port for TapPort {
     }
 
     fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
+        if self.state().is_gone {
+            return Ok(());
+        }
         sys::set_offloads(self.queues[0].as_fd(), offload_bits(offloads))
     }
 
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
         let queue = self.queue(index)?;
         let mut state = self.state();
-        if self.is_multi_queue && state.attached[index] != attached {
+        if state.is_gone {
+            return Ok(());
+        }
+        if state.is_multi_queue && state.attached[index] != attached {
             sys::set_attached(queue.as_fd(), attached)?;
             let had_none = !state.attached.contains(&true);
             state.attached[index] = attached;
@@ -376,15 +397,34 @@ impl Port for TapPort {
     }
 
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
-        let index = self.index.ok_or(Errno::OPNOTSUPP)?;
-        self.links.set(index, &Change { mtu: Some(mtu.into()), ..Change::default() })?;
+        let mut state = self.state();
+        if !state.is_gone {
+            let index = self.index().ok_or(Errno::OPNOTSUPP)?;
+            self.links.set(index, &Change { mtu: Some(mtu.into()), ..Change::default() })?;
+        }
+        state.mtu = Some(mtu);
         self.mtu.store(mtu, Ordering::Relaxed);
         Ok(())
     }
 
     fn set_link(&self, up: bool) {
-        self.state().link_up = up;
-        self.show_carrier(up);
+        let mut state = self.state();
+        state.link_up = up;
+        if !state.is_gone {
+            self.show_carrier(up);
+        }
+    }
+
+    fn heeds(&self, event: &LinkEvent) -> bool {
+        self.heeds_event(event)
+    }
+
+    fn is_gone(&self) -> bool {
+        self.find_gone()
+    }
+
+    fn join_again(&self) -> Result<(), TapError> {
+        self.join_by_name()
     }
 
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
@@ -408,16 +448,25 @@ mod tests {
             kind: "tap",
             name: "none".to_owned(),
             queues: vec![Arc::new(node)],
-            is_multi_queue: true,
+            senders: Mutex::default(),
+            wanted: Wanted {
+                sndbuf: None,
+                bridge: None,
+                lacks_bridge: AtomicBool::new(false),
+                up: None,
+            },
             is_handed_in: false,
             offloads: Offloads::default(),
             merges: false,
             flows: None,
             links: Links::open().unwrap(),
-            index: None,
+            index: AtomicU32::new(0),
             guest_mac: None,
             txqueuelen: None,
             state: Mutex::new(State {
+                is_multi_queue: true,
+                is_gone: false,
+                mtu: None,
                 attached: vec![false],
                 order: vec![],
                 is_left_alone: false,

@@ -1,6 +1,10 @@
 //! Network interfaces: what they are, their MTU, state and bridge. rtnetlink, in the network
 //! namespace of the thread that opened the [`Links`].
 
+mod events;
+
+pub use events::{LinkEvent, LinkEvents};
+
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};

@@ -163,6 +163,16 @@ pub fn set_offloads(fd: BorrowedFd<'_>, bits: c_uint) -> Result<(), Errno> {
     zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, bits) })
 }
 
+/// Makes `number` name the file of `fd`; the file that it has named until now is closed. A call
+/// that is under way on `number` goes on with the former file.
+///
+/// # Errors
+/// The system's: `EMFILE`, `EBUSY`.
+pub fn replace(fd: BorrowedFd<'_>, number: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: both descriptors are open, and `number` stays open: it only names another file.
+    zero(unsafe { libc::dup3(fd.as_raw_fd(), number.as_raw_fd(), libc::O_CLOEXEC) }.min(0))
+}
+
 /// Lets the host use this queue of several, or not. What waits in it is lost when it may not.
 ///
 /// # Errors

@@ -20,6 +20,7 @@ mod pace;
 mod pairs;
 mod parse;
 mod posted;
+mod presence;
 mod rules;
 mod rx;
 mod tally;
@@ -55,7 +56,7 @@ use pace::Pace;
 use rules::Filter;
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 /// Ethernet header and VLAN tag.
@@ -118,7 +119,12 @@ struct State {
     features: u64,
     /// How many drivers there have been: each begins with nothing set.
     drivers: u64,
+    /// The operator has not pulled the guest's cable.
     link_up: bool,
+    /// The host's interface was deleted: the guest's link is down until it is joined again.
+    is_port_gone: bool,
+    /// The guest and the operator are shown that: until the queues are served again.
+    is_loss_shown: bool,
     announces: bool,
     mac: MacAddress,
     /// The MTU that the next driver will be told, and the one that the present driver was told.
@@ -161,6 +167,8 @@ struct Inner {
     told: tokio::sync::Mutex<()>,
     stats: Vec<Arc<QueueStats>>,
     changes: watch::Sender<u64>,
+    /// Told when the host's interface may have gone, or may be back.
+    port_hint: Notify,
 }
 
 impl NetDevice {
@@ -175,6 +183,8 @@ impl NetDevice {
             features: 0,
             drivers: 0,
             link_up: true,
+            is_port_gone: false,
+            is_loss_shown: false,
             announces: false,
             mac: options.mac,
             mtu: options.mtu,
@@ -201,6 +211,7 @@ impl NetDevice {
             live: Live::new(Rules::default()),
             stats,
             changes: watch::Sender::new(0),
+            port_hint: Notify::new(),
         }))
     }
 
@@ -222,12 +233,6 @@ impl NetDevice {
         self.0.state().mtu
     }
 
-    /// True if the guest's link is up.
-    #[must_use]
-    pub fn is_link_up(&self) -> bool {
-        self.0.state().link_up
-    }
-
     /// Queue pairs the device has.
     #[must_use]
     pub fn queue_pairs(&self) -> usize {
@@ -245,17 +250,6 @@ impl NetDevice {
     #[must_use]
     pub fn is_control_queue(&self, index: usize) -> bool {
         self.0.state().vqs.get(index).is_some_and(|vq| vq.is_control)
-    }
-
-    /// Pulls the guest's cable, or plugs it in. While it is out, nothing passes.
-    pub async fn set_link(&self, up: bool) {
-        let changed = std::mem::replace(&mut self.0.state().link_up, up) != up;
-        if changed {
-            self.0.changes.send_modify(|n| *n += 1);
-            self.0.push_rules().await;
-            let port = self.0.port.clone();
-            let _ = aside(move || port.set_link(up)).await;
-        }
     }
 
     /// Sets the host's MTU, and the MTU that the guest is told when it next starts its device: a
@@ -315,7 +309,7 @@ impl Inner {
             _ => FRAME_SIZE_MAX,
         };
         Rules {
-            link_up: state.link_up,
+            link_up: state.link_up && !state.is_port_gone,
             given: state.given,
             frame_size_max: mtu.map_or(FRAME_SIZE_MAX, |mtu| mtu + ETHERNET_SIZE),
             room_size: room_size.min(FRAME_SIZE_MAX),
@@ -478,6 +472,10 @@ impl Device for NetDevice {
             self.0.stopped(index, is_control).await;
             base
         })
+    }
+
+    fn port_lost(&self) {
+        self.0.port_hint.notify_one();
     }
 
     fn send_rarp(&self, mac: MacAddress) -> Later<'_, bool> {

@@ -40,9 +40,10 @@ fn no_memory(_: MemoryError) -> StartError {
 }
 
 impl State {
-    /// True if the virtqueue runs, is enabled, and its pair is in use.
+    /// True if the virtqueue runs, is enabled, its pair is in use, and its port is there.
     fn serves(&self, index: usize) -> bool {
         let in_use = !self.has_control || index / 2 < self.pairs_in_use;
+        let in_use = in_use && !self.is_port_gone;
         self.vqs.get(index).is_some_and(|vq| vq.is_started && vq.is_enabled && in_use)
     }
 
@@ -251,7 +252,7 @@ impl Inner {
 
     pub(super) async fn send_rarp(&self, mac: MacAddress) -> bool {
         let device = &self.options.name;
-        if !self.state().link_up {
+        if !self.state().is_link_up() {
             tracing::info!(device, ?mac, "guest not announced: its link is down");
             return true;
         }

@@ -230,10 +230,10 @@ impl NetTx {
         popped: usize,
         is_enabled: bool,
     ) -> usize {
-        let drops = if !is_enabled {
-            Some(&stats.dropped_disabled)
-        } else if !self.rules.link_up {
+        let drops = if !self.rules.link_up {
             Some(&stats.dropped_link_down)
+        } else if !is_enabled {
+            Some(&stats.dropped_disabled)
         } else {
             None
         };

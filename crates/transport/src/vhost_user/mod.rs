@@ -439,7 +439,8 @@ impl Server {
                 true
             }
             EventKind::PortGone => {
-                tracing::warn!(device, queue, "receives no more: the host's interface is gone");
+                tracing::warn!(device, queue, "receives no more: the port is down or gone");
+                self.device.port_lost();
                 false
             }
         }

@@ -42,6 +42,11 @@ pub enum TapError {
          queues and state are not ours to set"
     )]
     Elsewhere(String),
+    #[error(
+        "{0} was handed in as file descriptors: the daemon cannot join it again, and must be \
+         restarted with queues of an interface that exists"
+    )]
+    HandedIn(String),
     #[error("bridge {0}: no such interface")]
     BridgeMissing(String),
     #[error("{0} is an interface, but not a bridge")]

@@ -61,6 +61,7 @@ pub(super) struct Flows {
     key: u64,
     /// The host uses several queues, and chooses among them by this table.
     is_shared: AtomicBool,
+    program: OwnedFd,
 }
 
 impl Flows {
@@ -69,12 +70,12 @@ impl Flows {
     /// # Errors
     /// `EPERM`: this process may not load programs (`CAP_BPF`). Any other: the kernel has no memory
     /// for the table, or does not know such programs.
-    fn new() -> Result<(Self, OwnedFd), Errno> {
+    fn new() -> Result<Self, Errno> {
         let (words, map) = Words::new(PAIRS + SLOTS)?;
         // The standard library's own seed, which nobody outside can guess.
         let key = RandomState::new().build_hasher().finish();
         let program = bpf::load(&program(map.as_raw_fd(), key))?;
-        Ok((Self { words, key, is_shared: AtomicBool::new(false) }, program))
+        Ok(Self { words, key, is_shared: AtomicBool::new(false), program })
     }
 
     /// Notes which pairs the host uses now, in the order of its queues.
@@ -100,6 +101,14 @@ impl Flows {
         self.is_shared.store(pairs.len() > 1, Ordering::Relaxed);
     }
 
+    /// Attaches the program to the tap whose queue is `tap`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn attach(&self, tap: BorrowedFd<'_>) -> Result<(), Errno> {
+        tuntap::set_steering(tap, Some(self.program.as_fd()))
+    }
+
     /// Notes no flows any more: the host uses its own table from now on.
     pub(super) fn rest(&self) {
         self.is_shared.store(false, Ordering::Relaxed);
@@ -109,8 +118,8 @@ impl Flows {
 /// Makes the table of the tap whose first queue is `tap`, and attaches its program. `None` if the
 /// host does not allow this: it goes on with its own table.
 pub(super) fn steer(name: &str, tap: BorrowedFd<'_>) -> Option<Arc<Flows>> {
-    let flows = Flows::new().and_then(|(flows, program)| {
-        tuntap::set_steering(tap, Some(program.as_fd()))?;
+    let flows = Flows::new().and_then(|flows| {
+        flows.attach(tap)?;
         Ok(flows)
     });
     match flows {
@@ -335,9 +344,9 @@ mod tests {
             at in 0usize..5,
             is_second: bool,
         ) {
-            let (flows, program) = Flows::new().expect("these tests need root");
+            let flows = Flows::new().expect("these tests need root");
             flows.set_queues(&[1, 3, 0]);
-            let (said, expected) = both((&flows, &program), &frame);
+            let (said, expected) = both((&flows, &flows.program), &frame);
             prop_assert_eq!(said, expected, "before it is sent");
             let flow = flow_of(&frame, flows.key);
             let is_noted = flow.is_some_and(|flow| flow.is_connection);
@@ -351,7 +360,7 @@ mod tests {
             }
             steering.note(&frame);
             prop_assert_eq!(steering.end(), usize::from(is_noted));
-            let (said, expected) = both((&steering.flows, &program), &frame);
+            let (said, expected) = both((&steering.flows, &steering.flows.program), &frame);
             prop_assert_eq!(said, expected, "after it was sent");
             let place = [Some(2), Some(0), None, Some(1), None][usize::from(pair)];
             if let (true, Some(place)) = (is_noted, place) {
@@ -360,7 +369,7 @@ mod tests {
             // A table of which every word lies.
             let words = steering.flows.words.as_slice();
             words.iter().skip(at).step_by(5).for_each(|word| word.store(!0, Ordering::Relaxed));
-            prop_assert!(bpf::run(program.as_fd(), &frame).is_ok());
+            prop_assert!(bpf::run(steering.flows.program.as_fd(), &frame).is_ok());
         }
     }
 }

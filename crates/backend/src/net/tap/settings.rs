@@ -1,7 +1,7 @@
 //! What an operator sets of an interface: its MTU, its bridge, and whether it is up.
 
 use super::{Opened, TapError, find};
-use crate::sys::link::Change;
+use crate::sys::link::{Change, Link, Links};
 use rustix::io::Errno;
 
 /// What to set of a tap or macvtap; `None` leaves a setting unchanged.
@@ -38,18 +38,7 @@ pub(super) fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u
         )?;
     }
     if let Some(bridge) = settings.bridge {
-        let found = find(&opened.links, bridge)?
-            .ok_or_else(|| TapError::BridgeMissing(bridge.to_owned()))?;
-        if found.kind != "bridge" {
-            return Err(TapError::NotABridge(bridge.to_owned()));
-        }
-        if link.master.is_some_and(|master| master != found.index) {
-            return Err(TapError::OtherBridge(name.clone()));
-        }
-        if link.master.is_none() {
-            set(Change { master: Some(found.index), ..Change::default() })
-                .map_err(|errno| TapError::system(name, "join the bridge", errno))?;
-        }
+        join_bridge(&opened.links, (name, link), bridge)?;
     }
     if let Some(up) = up.filter(|up| *up != link.is_up) {
         set(Change { up: Some(up), ..Change::default() })
@@ -58,4 +47,26 @@ pub(super) fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u
     // Read the MTU after all changes. Joining a bridge does not change the MTU of the tap.
     let mtu = find(&opened.links, name)?.map_or(link.mtu, |link| link.mtu);
     Ok(u16::try_from(mtu).ok())
+}
+
+/// Makes interface `name` a port of `bridge`, unless it is one already.
+pub(super) fn join_bridge(
+    links: &Links,
+    (name, link): (&str, &Link),
+    bridge: &str,
+) -> Result<(), TapError> {
+    let found = find(links, bridge)?.ok_or_else(|| TapError::BridgeMissing(bridge.to_owned()))?;
+    if found.kind != "bridge" {
+        return Err(TapError::NotABridge(bridge.to_owned()));
+    }
+    if link.master.is_some_and(|master| master != found.index) {
+        return Err(TapError::OtherBridge(name.to_owned()));
+    }
+    if link.master.is_none() {
+        let change = Change { master: Some(found.index), ..Change::default() };
+        links
+            .set(link.index, &change)
+            .map_err(|errno| TapError::system(name, "join the bridge", errno))?;
+    }
+    Ok(())
 }

@@ -1,0 +1,174 @@
+//! A tap that was deleted, and one of its name that is joined in its place.
+//!
+//! The descriptors keep their numbers: each is made to name a queue of the new interface (`dup3`),
+//! so that halves which workers own lead there too, and the workers need not be handed others.
+
+use super::open::by_name;
+use super::settings::{Settings, apply, join_bridge};
+use super::{Opened, TapError, TapPort, find};
+use crate::net::macvtap;
+use crate::sys::link::LinkEvent;
+use crate::sys::tuntap as sys;
+use manyring_wire::net::HEADER_SIZE;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
+
+/// What an interface in the place of the first one must be set to.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) sndbuf: Option<u32>,
+    pub(super) bridge: Option<String>,
+    /// The bridge was deleted: the interface joins it when it is back.
+    pub(super) lacks_bridge: AtomicBool,
+    pub(super) up: Option<bool>,
+}
+
+/// Sets what belongs to the queues of an interface: the same for each of them.
+pub(super) fn prepare(fds: &[OwnedFd], sndbuf: Option<u32>) -> Result<(), (&'static str, Errno)> {
+    for fd in fds {
+        sys::set_header(fd.as_fd(), HEADER_SIZE)
+            .map_err(|errno| ("set the size of the virtio-net header", errno))?;
+        if let Some(bytes) = sndbuf {
+            sys::set_send_buffer(fd.as_fd(), bytes)
+                .map_err(|errno| ("limit its send buffer", errno))?;
+        }
+    }
+    Ok(())
+}
+
+impl TapPort {
+    /// A duplicate of the descriptor of a queue, which [`Self::replace_queues`] knows.
+    pub(super) fn duplicate(&self, index: usize) -> Result<Arc<OwnedFd>, Errno> {
+        // Held so that the queue is not replaced between the two steps.
+        let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = Arc::new(rustix::io::fcntl_dupfd_cloexec(self.queue(index)?, 3)?);
+        senders.retain(|(_, sender)| sender.strong_count() > 0);
+        senders.push((index, Arc::downgrade(&own)));
+        Ok(own)
+    }
+
+    /// True if the interface was deleted, or has been when this was last asked.
+    pub(super) fn find_gone(&self) -> bool {
+        let is_gone = match sys::interface(self.queues[0].as_fd()) {
+            // EBADFD: a tap's. ENOLINK: a macvtap's.
+            Err(Errno::BADFD | Errno::NOLINK) => true,
+            Ok(_) => false,
+            Err(_) => self.state().is_gone,
+        };
+        self.state().is_gone = is_gone;
+        if is_gone {
+            self.index.store(0, Ordering::Relaxed);
+        } else if self.wanted.lacks_bridge.load(Ordering::Relaxed) {
+            self.regain_bridge();
+        }
+        is_gone
+    }
+
+    pub(super) fn heeds_event(&self, event: &LinkEvent) -> bool {
+        let Wanted { bridge, lacks_bridge, .. } = &self.wanted;
+        if bridge.as_ref() == Some(&event.name) {
+            if event.is_gone && !lacks_bridge.swap(true, Ordering::Relaxed) {
+                tracing::warn!(name = self.name, bridge, "the bridge of the interface is gone");
+            }
+            return !event.is_gone && lacks_bridge.load(Ordering::Relaxed);
+        }
+        match self.index() {
+            Some(index) => event.is_gone && event.index == index,
+            None => !event.is_gone && event.name == self.name,
+        }
+    }
+
+    /// Joins the bridge, if it is there.
+    fn regain_bridge(&self) {
+        let name = &self.name;
+        let Some(bridge) = &self.wanted.bridge else { return };
+        // Another interface may have this name by now.
+        let link = find(&self.links, name).ok().flatten();
+        let Some(link) = link.filter(|link| Some(link.index) == self.index()) else { return };
+        match join_bridge(&self.links, (name, &link), bridge) {
+            Ok(()) => {
+                self.wanted.lacks_bridge.store(false, Ordering::Relaxed);
+                tracing::info!(name, bridge, "the interface is in its bridge again");
+            }
+            // That it is not there yet was said when it went.
+            Err(TapError::BridgeMissing(_)) => {}
+            Err(error) => tracing::warn!(name, %error, "the interface cannot join its bridge"),
+        }
+    }
+
+    pub(super) fn join_by_name(&self) -> Result<(), TapError> {
+        if self.is_handed_in {
+            return Err(TapError::HandedIn(self.name.clone()));
+        }
+        let opened = match self.kind {
+            "macvtap" => macvtap::open_by_name(&self.name, self.queues.len())?,
+            _ => by_name(&self.name, true, self.queues.len())?,
+        };
+        prepare(&opened.fds, self.wanted.sndbuf)
+            .map_err(|(action, errno)| TapError::system(&self.name, action, errno))?;
+        let settings =
+            Settings { mtu: self.state().mtu, up: self.wanted.up, ..Settings::default() };
+        let mtu = apply(&opened, &settings)?;
+        self.replace_queues(&opened.fds)
+            .map_err(|errno| TapError::system(&self.name, "replace its queues", errno))?;
+        self.mtu.store(mtu.unwrap_or(0), Ordering::Relaxed);
+        self.begin_again(&opened);
+        Ok(())
+    }
+
+    fn replace_queues(&self, fds: &[OwnedFd]) -> Result<(), Errno> {
+        let senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
+        for (queue, fd) in self.queues.iter().zip(fds) {
+            sys::replace(fd.as_fd(), queue.as_fd())?;
+        }
+        for (index, sender) in senders.iter() {
+            if let (Some(sender), Some(fd)) = (Weak::upgrade(sender), fds.get(*index)) {
+                sys::replace(fd.as_fd(), sender.as_fd())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what a start does with new queues. What fails here is logged: the interface is joined.
+    fn begin_again(&self, opened: &Opened) {
+        let name = &self.name;
+        let link = opened.link.as_ref();
+        self.index.store(link.map_or(0, |link| link.index), Ordering::Relaxed);
+        let address = link.and_then(|link| link.address);
+        if self.guest_mac.is_some() && self.guest_mac != address {
+            tracing::warn!(
+                name,
+                "the interface has another address than before: unless it is in mode passthru, \
+                 it delivers no frames to the guest's"
+            );
+        }
+        {
+            let mut state = self.state();
+            state.is_gone = false;
+            state.is_multi_queue = opened.is_multi_queue;
+            state.attached.clone_from(&opened.attached);
+            state.order.clear();
+            (state.is_left_alone, state.sharers) = (false, 0);
+            if let Err(errno) = self.share_room(&mut state) {
+                tracing::warn!(name, %errno, "txqueuelen: its queues keep their length");
+            }
+            self.show_carrier(state.link_up);
+        }
+        if self.wanted.bridge.is_some() {
+            self.wanted.lacks_bridge.store(true, Ordering::Relaxed);
+            self.regain_bridge();
+        }
+        if let Err(error) = self.detach_all() {
+            tracing::warn!(name, %error, "the host goes on using queues that nobody serves");
+        }
+        if let Some(flows) = &self.flows
+            && let Err(errno) = flows.attach(self.queues[0].as_fd())
+        {
+            tracing::warn!(name, %errno, "steer: the host chooses the queues");
+            self.state().is_left_alone = true;
+            flows.rest();
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The host's interfaces: tells network devices which of them come and go.
+
+use super::{Kind, Part};
+use crate::config::Plan;
+use crate::config::plan::PortPlan;
+use crate::control::Registry;
+use manyring_backend::sys::link::LinkEvents;
+use manyring_device::net::NetDevice;
+use rustix::io::Errno;
+use std::io;
+use std::sync::Arc;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::task::JoinSet;
+
+/// The kernel's reports of interfaces; `None`: no device has one, or the kernel reports nothing.
+#[derive(Debug, Default)]
+pub(super) struct HostLinks(Option<AsyncFd<LinkEvents>>);
+
+#[allow(
+    deprecated,
+    reason = "its replacement is unsafe; `LinkEvents` owns its fd and never changes it"
+)]
+fn watched() -> io::Result<AsyncFd<LinkEvents>> {
+    AsyncFd::with_interest(LinkEvents::open()?, Interest::READABLE)
+}
+
+impl HostLinks {
+    /// Listens from now on, if a device of `plan` has an interface.
+    pub(super) fn open(plan: &Plan) -> Self {
+        if plan.net.iter().all(|net| matches!(net.port, PortPlan::Null { .. })) {
+            return Self::default();
+        }
+        let events = watched();
+        if let Err(error) = &events {
+            tracing::warn!(%error, "an interface that is deleted will not be noticed");
+        }
+        Self(events.ok())
+    }
+
+    /// Tells the network devices of `devices` for ever.
+    pub(super) async fn follow(self, devices: Registry) {
+        let Some(events) = self.0 else { return };
+        loop {
+            let Ok(mut ready) = events.readable().await else { return };
+            let changes = match ready.get_inner().read() {
+                Ok(changes) => Some(changes),
+                Err(Errno::AGAIN) => {
+                    ready.clear_ready();
+                    continue;
+                }
+                // Reports were lost, so each port must be looked at.
+                Err(Errno::NOBUFS) => None,
+                Err(errno) => {
+                    tracing::warn!(%errno, "the host reports no changes of interfaces any more");
+                    return;
+                }
+            };
+            for served in devices.served() {
+                let Some(device) = with_interface(&served.part) else { continue };
+                let mut heard = changes.iter().flatten();
+                if changes.is_none() || heard.any(|change| device.port().heeds(change)) {
+                    device.port_may_have_changed();
+                }
+            }
+        }
+    }
+}
+
+/// The network device of `part`, if its port is an interface.
+fn with_interface(part: &Part) -> Option<&Arc<NetDevice>> {
+    match &part.kind {
+        Kind::Net(device) => Some(device).filter(|device| device.port().interface().is_some()),
+        Kind::Blk(_) => None,
+    }
+}
+
+/// Has the device of `part` look after its interface, until the result is dropped. A device that
+/// `is_late` may have missed reports that came after its port was opened.
+pub(super) fn look_after(part: &Part, is_late: bool) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    if let Some(device) = with_interface(part).cloned() {
+        if is_late {
+            device.port_may_have_changed();
+        }
+        tasks.spawn(async move { device.look_after_port().await });
+    }
+    tasks
+}

@@ -1,0 +1,169 @@
+//! The host's interface goes, and is joined again when one of its name is back.
+//!
+//! ```text
+//! there:  a hint comes (a change of the interface, a queue that cannot read)? ask the port
+//!         it is gone? the guest's link is down, no queue is served, no pair is in use
+//! gone:   once a second, or when a hint comes: have the port join an interface of its name
+//!         it has? as a start does: offloads, pairs, link; then the guest's link is up again
+//! ```
+//! 1. Queues are disabled while the port is gone, as if their pairs were out of use. Frames that
+//!    the guest sends are dropped and counted, no worker waits for a file that leads nowhere, and a
+//!    session that starts meanwhile starts as always.
+//! 2. Nothing is asked while there is no hint, so a device whose interface stays costs nothing.
+
+use super::{Inner, NetDevice, State};
+use manyring_backend::net::tap::TapError;
+use manyring_engine::aside;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use tokio::time::{Instant, timeout};
+
+/// How often an interface that is gone is looked for without a hint.
+const RETRY: Duration = Duration::from_secs(1);
+/// Hints that come sooner after one another are one.
+const PAUSE: Duration = Duration::from_millis(50);
+/// A further loss is logged only so long after the last one that was.
+const LOG_PAUSE: Duration = Duration::from_secs(10);
+
+/// What was logged, so that it is not logged again and again.
+#[derive(Debug, Default)]
+struct Told {
+    lost_at: Option<Instant>,
+    losses: AtomicU32,
+    why: Option<TapError>,
+}
+
+impl Told {
+    /// True if this loss is to be logged.
+    fn lose(&mut self) -> bool {
+        let now = Instant::now();
+        self.losses.fetch_add(1, Ordering::Relaxed);
+        let is_due = self.lost_at.is_none_or(|at| now - at >= LOG_PAUSE);
+        if is_due {
+            self.lost_at = Some(now);
+        }
+        is_due
+    }
+}
+
+impl State {
+    pub(super) fn is_link_up(&self) -> bool {
+        self.link_up && !self.is_loss_shown
+    }
+}
+
+impl NetDevice {
+    /// True if the guest's link is up.
+    #[must_use]
+    pub fn is_link_up(&self) -> bool {
+        self.0.state().is_link_up()
+    }
+
+    /// Pulls the guest's cable, or plugs it in. While it is out, nothing passes.
+    pub async fn set_link(&self, up: bool) {
+        let changed = std::mem::replace(&mut self.0.state().link_up, up) != up;
+        if changed {
+            self.0.changes.send_modify(|n| *n += 1);
+            self.0.push_rules().await;
+            let port = self.0.port.clone();
+            let _ = aside(move || port.set_link(up)).await;
+        }
+    }
+
+    /// The host's interface may have changed.
+    pub fn port_may_have_changed(&self) {
+        self.0.port_hint.notify_one();
+    }
+
+    /// Looks after the port for ever: takes the guest's link down while the host's interface is
+    /// gone, and joins the interface again.
+    pub async fn look_after_port(&self) {
+        let (inner, mut told) = (&self.0, Told::default());
+        loop {
+            inner.port_hint.notified().await;
+            tokio::time::sleep(PAUSE).await;
+            if inner.is_gone().await {
+                inner.lose_port(&mut told).await;
+                inner.wait_for_port(&mut told).await;
+            }
+        }
+    }
+}
+
+impl Inner {
+    async fn is_gone(&self) -> bool {
+        let port = self.port.clone();
+        aside(move || port.is_gone()).await.unwrap_or(false)
+    }
+
+    async fn lose_port(&self, told: &mut Told) {
+        {
+            let mut state = self.state();
+            (state.is_port_gone, state.is_loss_shown) = (true, true);
+        }
+        if told.lose() {
+            let (device, losses) = (&self.options.name, told.losses.swap(0, Ordering::Relaxed));
+            let interface = self.port.interface().unwrap_or_default();
+            tracing::warn!(
+                device,
+                interface,
+                losses,
+                "the host's interface is gone: the guest's link is down until an interface of \
+                 this name is there again"
+            );
+        }
+        self.changes.send_modify(|n| *n += 1);
+        self.push_rules().await;
+        self.apply_pairs().await;
+    }
+
+    /// Returns when the interface is joined again.
+    async fn wait_for_port(&self, told: &mut Told) {
+        let device = &self.options.name;
+        told.why = None;
+        loop {
+            let port = self.port.clone();
+            match aside(move || port.join_again()).await {
+                Some(Ok(())) => return self.regain_port().await,
+                Some(Err(error @ TapError::HandedIn(_))) => {
+                    tracing::warn!(device, %error, "the guest stays without a network");
+                    return std::future::pending().await;
+                }
+                Some(Err(error)) => {
+                    // That it is not there yet was said when it went.
+                    let is_new = told.why.as_ref() != Some(&error);
+                    if is_new && !matches!(error, TapError::Missing(_)) {
+                        tracing::warn!(device, %error, "the interface cannot be joined again yet");
+                    }
+                    told.why = Some(error);
+                }
+                None => {}
+            }
+            let _ = timeout(RETRY, self.port_hint.notified()).await;
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn regain_port(&self) {
+        let is_up = {
+            let _calls = self.host.lock().await;
+            let mut state = self.state();
+            // The host uses no pair of the new interface, and delivers no offloads.
+            state.attached.fill(false);
+            state.host_given = None;
+            state.link_up
+        };
+        self.apply_offloads().await;
+        self.state().is_port_gone = false;
+        let port = self.port.clone();
+        let _ = aside(move || port.set_link(is_up)).await;
+        self.push_rules().await;
+        self.apply_pairs().await;
+        self.state().is_loss_shown = false;
+        self.changes.send_modify(|n| *n += 1);
+        let (device, interface) = (&self.options.name, self.port.interface().unwrap_or_default());
+        tracing::info!(device, interface, "the host's interface is back, and joined again");
+        // It may have gone again before it was joined.
+        self.port_hint.notify_one();
+    }
+}
