@@ -280,6 +280,10 @@ pub(crate) struct BlkArgs {
     /// writeback or writethrough [default: writeback].
     #[arg(long, value_name = "MODE")]
     pub(crate) cache: Option<String>,
+    /// What becomes of writes for which the host has no room: wait until there is room, or report
+    /// an I/O error to the guest [default: wait].
+    #[arg(long, value_name = "MODE")]
+    pub(crate) on_full: Option<String>,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
@@ -407,6 +411,7 @@ impl From<BlkArgs> for RawConfig {
             queue_size: args.queue_size,
             serial: args.serial,
             cache: args.cache,
+            on_full: args.on_full,
             ..RawBlk::new(args.name, args.socket)
         };
         Self { daemon: args.daemon.into(), blk: vec![blk], ..Self::default() }

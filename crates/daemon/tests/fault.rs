@@ -4,11 +4,13 @@
 
 mod foreign;
 mod process;
+mod program;
 
 use foreign::Client;
 use manyring_driver::{BlkDriver, BlkOptions, Op};
 use manyring_wire::blk::VIRTIO_BLK_F_SECURE_ERASE;
 use process::{Daemon, PATIENCE};
+use program::http;
 use std::path::Path;
 use std::time::Duration;
 
@@ -47,6 +49,30 @@ fn a_read_error_reaches_the_guest_and_the_queue_goes_on() {
         assert_eq!(status(&mut driver, Op::Read { sector: 8, len: 4096 }), expected, "{n}");
     }
     assert_eq!(status(&mut driver, Op::Write { sector: 8, data: &[7; 512] }), OK);
+}
+
+#[test]
+fn the_operator_is_told_of_an_error_of_the_host_once_and_can_count_them() {
+    let daemon = Daemon::run(
+        "[daemon]\ncontrol = '@/control'\n[[blk]]\nname = 'blk0'\nsocket_path = '@/blk0'\n\
+         memory = '16M'\nfault = { write_error_every = 1 }\n",
+        &["blk0", "control"],
+    );
+    let mut driver = connect(&daemon.socket());
+    for _ in 0..20 {
+        assert_eq!(status(&mut driver, Op::Write { sector: 24, data: &[1; 512] }), IOERR);
+    }
+    // The guest's own fault is none of the host.
+    assert_eq!(status(&mut driver, Op::Read { sector: 1 << 40, len: 512 }), IOERR);
+    let (_, _, metrics) = http(&daemon.socket_of("control"), "GET", "/metrics", "");
+    let counted = "manyring_queue_host_errors_eio_total{device=\"blk0\",queue=\"0\"} 20\n";
+    assert!(metrics.contains(counted), "{metrics}");
+    let log = daemon.log();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("has failed a request")).collect();
+    assert_eq!(told.len(), 1, "{log}");
+    for word in ["WARN", "device=\"blk0\"", "operation=\"write\"", "sector=24", "os error 5"] {
+        assert!(told[0].contains(word), "{word}: {log}");
+    }
 }
 
 #[test]

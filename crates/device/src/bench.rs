@@ -5,7 +5,7 @@
 
 use crate::StartError;
 use crate::blk::blkif::{Attachment, XenBlkDevice, XenBlkOptions};
-use crate::blk::{BlkDevice, BlkOptions};
+use crate::blk::{BlkDevice, BlkOptions, OnFull};
 use crate::net::{NetRx, NetTx, Rules};
 use manyring_backend::blk::Disk;
 use manyring_backend::net::Port;
@@ -59,6 +59,7 @@ impl SoloRunning {
             read_only: false,
             writeback: true,
             logical_block_size: None,
+            on_full: OnFull::default(),
             moderation: Moderation::Off,
         };
         let disk_queue = disk.open_queue(false)?;

@@ -3,7 +3,7 @@
 
 pub use crate::net::{SoloControl, SoloRx, SoloTx, passes};
 
-use crate::blk::{BlkDevice, BlkOptions, BlkQueue};
+use crate::blk::{BlkDevice, BlkOptions, BlkQueue, OnFull};
 use manyring_backend::blk::Disk;
 use manyring_engine::Moderation;
 use manyring_engine::stats::QueueStats;
@@ -34,6 +34,7 @@ impl SoloQueue {
             read_only,
             writeback: true,
             logical_block_size: None,
+            on_full: OnFull::default(),
             moderation: Moderation::Off,
         };
         let disk_queue = disk.open_queue(false)?;

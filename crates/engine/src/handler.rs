@@ -175,6 +175,14 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
         false
     }
 
+    /// Gives up the chains that were set aside ([`Ring::aside`]), because the driver is to get its
+    /// memory back: puts them back into the ring, or returns them. Nothing is in flight. Returns
+    /// how many were returned.
+    fn give_up_aside(&mut self, ring: &mut R, stats: &QueueStats) -> usize {
+        let _ = (ring, stats);
+        0
+    }
+
     /// Serves the queue in `memory` from now on. The handler answers `fence` when nothing in flight
     /// uses older memory; this default is right only for a handler that keeps nothing in flight.
     fn retire_memory(&mut self, memory: Arc<GuestMemory>, fence: Fence) {

@@ -36,6 +36,7 @@
 //! each pair of them. The worker holds it as `dyn Run`: one indirect call for each turn.
 
 mod emptying;
+mod giving_up;
 
 use crate::Activation;
 use crate::handler::{Awaited, Done, Handler, Mode, Turn, Waits};
@@ -93,6 +94,9 @@ pub struct RunningQueue<R: Ring, H: Handler<R>> {
     has_more: bool,
     /// While the queue drops what its ring holds, before the order that disabled it is answered.
     emptying: Option<Emptying>,
+    /// The driver is to get all of its memory back: chains that are set aside are given up as soon
+    /// as nothing is in flight.
+    gives_up_aside: bool,
 }
 
 impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
@@ -112,6 +116,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             watches_port: false,
             has_more: false,
             emptying: None,
+            gives_up_aside: false,
         }
     }
 
@@ -153,7 +158,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
 
     #[inline]
     fn note_in_flight(&self) {
-        self.stats.in_flight.set((self.ring.in_flight() + self.ring.waiting()).into());
+        let Self { ring, .. } = self;
+        self.stats.in_flight.set((ring.in_flight() + ring.waiting() + ring.aside()).into());
     }
 
     /// Publishes the chains that a turn returned, notifies the driver, and counts.
@@ -210,23 +216,6 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
     }
 
-    /// Gives up the chains that nobody has begun to serve, because they point into guest memory
-    /// that may be about to change. A call that is held back is sent now.
-    fn let_go(&mut self) {
-        let returned = self.handler.let_go(&mut self.ring, &self.stats);
-        self.notifier.flush(&mut self.ring, returned, &self.stats);
-        self.note_in_flight();
-    }
-
-    /// As [`Self::let_go`]; also takes back, unsent, the frames that the port has not begun to
-    /// send, because the driver is to get all of its memory back.
-    fn give_back(&mut self) {
-        self.let_go();
-        let returned = self.handler.recall(&mut self.ring, &self.stats);
-        self.notifier.flush(&mut self.ring, returned, &self.stats);
-        self.note_in_flight();
-    }
-
     /// Obeys `SET_VRING_ENABLE`. Some front-ends send no `GET_VRING_BASE`, and take the queue's
     /// memory back once "disable" is acknowledged: `fence` is answered when nothing is in flight.
     fn set_enabled(&mut self, is_enabled: bool, fence: Fence, io: &mut QueueIo<'_>) {
@@ -234,6 +223,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             if self.life.disable() {
                 self.give_back();
                 self.unwatch_port(io);
+                self.give_up_aside();
                 self.discard_all(fence, io);
             } else {
                 // The queue was disabled before, and what it took may still be in flight.
@@ -242,6 +232,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             return;
         }
         self.end_emptying();
+        self.gives_up_aside = false;
         self.life.enable();
         self.notifier.trust_kick();
         // A port that was lost may be back.
@@ -275,7 +266,10 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned {
         let (mode, now_ns) = (self.life.mode(), io.now_ns());
         let mut turn = Turn { io, stats: &self.stats, mode };
-        let done = self.handler.turn(&mut self.ring, &mut turn);
+        let mut done = self.handler.turn(&mut self.ring, &mut turn);
+        if self.gives_up_aside {
+            self.give_up_after(&mut done);
+        }
         self.finish(done, mode, now_ns);
         if self.emptying.is_some() {
             self.go_on_emptying(done.popped, mode, now_ns);
@@ -420,6 +414,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     fn drain(&mut self) {
         self.life.set_draining(true);
         self.give_back();
+        self.give_up_aside();
         self.end_emptying();
         // Nobody receives this fence. It tells the handler that somebody waits for the end of what
         // is in flight, so that a transmitq whose port keeps frames for long logs a warning.
@@ -496,5 +491,6 @@ impl<R: Ring, H: Handler<R>> Drop for RunningQueue<R, H> {
         self.let_go();
         self.handler.abandon(&mut self.ring);
         self.stats.in_flight.set(0);
+        self.stats.waiting_for_room.set(0);
     }
 }

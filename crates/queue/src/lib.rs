@@ -83,6 +83,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod aside;
 mod base;
 pub mod blkif;
 mod chain;
@@ -161,6 +162,11 @@ impl Ring for DeviceQueue {
         each!(self, queue => queue.waiting())
     }
 
+    #[inline]
+    fn aside(&self) -> u16 {
+        each!(self, queue => queue.aside())
+    }
+
     fn size(&self) -> u16 {
         each!(self, queue => queue.size())
     }
@@ -222,6 +228,18 @@ impl Chains for DeviceQueue {
     #[inline]
     fn push_used(&mut self, chain: Chain, written: u32) {
         each!(self, queue => queue.push_used(chain, written));
+    }
+
+    fn set_aside(&mut self, chain: Chain) {
+        each!(self, queue => queue.set_aside(chain));
+    }
+
+    fn pop_aside(&mut self, batch: &mut Batch, max: usize) -> usize {
+        each!(self, queue => queue.pop_aside(batch, max))
+    }
+
+    fn unpop_aside(&mut self) -> bool {
+        each!(self, queue => queue.unpop_aside())
     }
 
     fn discard(&mut self, chain: Chain) {

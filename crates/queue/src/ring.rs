@@ -43,6 +43,13 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
         0
     }
 
+    /// Chains that were popped and then set aside, to be popped again later. They are not in
+    /// flight: nobody uses their memory.
+    #[inline]
+    fn aside(&self) -> u16 {
+        0
+    }
+
     /// Entries of the ring.
     fn size(&self) -> u16;
 
@@ -105,6 +112,19 @@ pub trait Chains: Ring {
 
     /// Returns a chain with `written` bytes in it. The driver sees it after [`Ring::publish`].
     fn push_used(&mut self, chain: Chain, written: u32);
+
+    /// Sets a chain aside, to be popped again by [`Self::pop_aside`]. Until then its driver does
+    /// not get it back, and its memory may change.
+    fn set_aside(&mut self, chain: Chain);
+
+    /// As [`Self::pop_batch`], of the chains that were set aside, the oldest first. Each is walked
+    /// and resolved anew: a driver that has changed it meanwhile gets what it then says.
+    fn pop_aside(&mut self, batch: &mut Batch, max: usize) -> usize;
+
+    /// Puts all chains that were set aside back into the ring, as if they had never been popped.
+    /// False, and nothing is changed, if a chain that was popped after one of them is in flight or
+    /// has been pushed: then no base says which chains are still to be served.
+    fn unpop_aside(&mut self) -> bool;
 
     /// Gives up a chain of a queue that is broken or ends: the driver never gets it back.
     fn discard(&mut self, chain: Chain);

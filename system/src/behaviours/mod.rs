@@ -10,6 +10,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 mod bench_report;
+mod full_host_waits;
 mod hundred_devices_idle;
 mod image_lock_refuses_others;
 mod macvtap_over_veth;
@@ -58,6 +59,7 @@ pub const ALL: &[Behaviour] = &[
     image_lock_refuses_others::BEHAVIOUR,
     sectors_stay::BEHAVIOUR,
     uml_ext4_checksums::BEHAVIOUR,
+    full_host_waits::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
     uml_where_io_uring_is_refused::BEHAVIOUR,
     uml_net_ping_and_iperf3::BEHAVIOUR,

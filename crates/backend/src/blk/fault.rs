@@ -19,6 +19,8 @@ pub struct FaultPlan {
     pub flush_errors: bool,
     /// Every n-th request is held until [`FaultSwitch::release`]; 0 = none.
     pub hold_every: u64,
+    /// Every write and write-zeroes fails with `ENOSPC` until [`FaultSwitch::release`].
+    pub full: bool,
     /// Claims to support secure erase, and writes zeroes instead.
     pub secure_erase: bool,
 }
@@ -28,7 +30,8 @@ pub struct FaultPlan {
 pub struct FaultSwitch(Arc<AtomicBool>);
 
 impl FaultSwitch {
-    /// From now on no request is held. Those that are held fail with `EIO` in the next turn.
+    /// From now on the disk is not full, and no request is held. Those that are held fail with
+    /// `EIO` in the next turn.
     pub fn release(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -107,6 +110,10 @@ impl FaultQueue {
     /// What goes wrong with the n-th request; `None`: it passes to the inner disk.
     fn verdict(&self, request: &Request, n: u64) -> Option<Verdict> {
         let is_nth = |every: u64| every != 0 && n.is_multiple_of(every);
+        let takes_room = matches!(request.op, Op::Write { .. } | Op::WriteZeroes { .. });
+        if self.plan.full && takes_room && !self.switch.is_released() {
+            return Some(Verdict::Fail(Errno::NOSPC));
+        }
         let fails = match request.op {
             Op::Read => is_nth(self.plan.read_error_every),
             Op::Write { .. } => is_nth(self.plan.write_error_every),
@@ -116,7 +123,7 @@ impl FaultQueue {
         if is_nth(self.plan.hold_every) && !self.switch.is_released() {
             return Some(Verdict::Hold);
         }
-        fails.then_some(Verdict::Fail)
+        fails.then_some(Verdict::Fail(Errno::IO))
     }
 
     fn pass_on(&mut self, request: &Request, pieces: Pieces<'_>) {
@@ -132,7 +139,7 @@ impl FaultQueue {
 }
 
 enum Verdict {
-    Fail,
+    Fail(Errno),
     Hold,
 }
 
@@ -153,8 +160,8 @@ impl DiskQueue for FaultQueue {
         for (request, pieces) in burst.iter() {
             let n = self.count.fetch_add(1, Ordering::Relaxed) + 1;
             match self.verdict(request, n) {
-                Some(Verdict::Fail) => {
-                    done.push(Completion { token: request.token, result: Err(Errno::IO) });
+                Some(Verdict::Fail(errno)) => {
+                    done.push(Completion { token: request.token, result: Err(errno) });
                 }
                 Some(Verdict::Hold) => self.held.push(request.token),
                 None => self.pass_on(request, pieces),

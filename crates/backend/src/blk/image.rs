@@ -263,7 +263,8 @@ impl Image {
     /// still have the bytes, and flush them at the next try.
     ///
     /// # Errors
-    /// That of the call, or the first one with which a flush of this image lost bytes.
+    /// That of the call; `EIO` since a flush of this image has lost bytes, whatever the reason was:
+    /// a write that was to be durable must not be tried again for want of room.
     pub(crate) fn synced(&self, result: Result<(), Errno>) -> Result<(), Errno> {
         if let Err(errno) = result
             && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::CANCELED | Errno::BADF)
@@ -279,7 +280,7 @@ impl Image {
         }
         match self.lost.load(Ordering::Acquire) {
             0 => result,
-            errno => Err(Errno::from_raw_os_error(errno)),
+            _ => Err(Errno::IO),
         }
     }
 
@@ -507,8 +508,8 @@ mod tests {
             Errno::TIMEDOUT,
         ] {
             let image = open(false);
-            assert_eq!(image.synced(Err(lost)), Err(lost));
-            assert_eq!(image.synced(Ok(())), Err(lost));
+            assert_eq!(image.synced(Err(lost)), Err(Errno::IO));
+            assert_eq!(image.synced(Ok(())), Err(Errno::IO));
         }
         assert_eq!(open(false).synced(Ok(())), Ok(()));
         // No page is between the guest and the disk.

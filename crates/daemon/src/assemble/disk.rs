@@ -53,6 +53,7 @@ pub(crate) fn decorated(disk: Arc<dyn Disk>, fault: Option<RawFault>) -> Arc<dyn
         flush_errors: fault.flush_errors,
         hold_every: fault.hold_every,
         secure_erase: fault.secure_erase,
+        ..FaultPlan::default()
     };
     Arc::new(FaultDisk::new(disk, plan))
 }

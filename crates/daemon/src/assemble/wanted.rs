@@ -118,6 +118,7 @@ fn blk_options(blk: &BlkPlan) -> BlkOptions {
         read_only: blk.read_only,
         writeback: blk.writeback,
         logical_block_size: blk.logical_block_size,
+        on_full: blk.on_full.law(),
         moderation: blk.device.moderation.law(),
     }
 }

@@ -18,6 +18,7 @@ pub(crate) use polling::PollingPlan;
 pub(crate) use xen::{XenBlkPlan, XenPlan};
 
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
+use manyring_device::blk::OnFull;
 use manyring_engine::Pins;
 use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
@@ -89,6 +90,7 @@ pub(crate) struct BlkPlan {
     pub(crate) queue_size: u16,
     pub(crate) serial: String,
     pub(crate) writeback: bool,
+    pub(crate) on_full: OnFullPlan,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<RawFault>,
 }
@@ -228,6 +230,7 @@ impl BlkPlan {
             return place.error("serial", "must be at most 20 ASCII characters");
         }
         let writeback = cache(raw.cache.as_deref(), &place)?;
+        let on_full = OnFullPlan::new(raw.on_full.as_deref(), &place)?;
         let logical_block_size = logical_block_size(raw.logical_block_size, &place)?;
         let disk = DiskPlan::new(&raw, &place)?.in_blocks(logical_block_size, &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), num_queues, &place)?;
@@ -241,6 +244,7 @@ impl BlkPlan {
             queue_size,
             serial,
             writeback,
+            on_full,
             fault: raw.fault,
             device,
         })
@@ -414,6 +418,37 @@ fn cache(raw: Option<&str>, place: &Place) -> Result<bool, PlanError> {
     }
 }
 
+/// What becomes of writes for which the host has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum OnFullPlan {
+    /// They wait until there is.
+    Wait,
+    /// The guest gets an I/O error.
+    Report,
+}
+
+impl OnFullPlan {
+    fn new(raw: Option<&str>, place: &Place) -> Result<Self, PlanError> {
+        match raw {
+            None | Some("wait") => Ok(Self::Wait),
+            Some("report") => Ok(Self::Report),
+            Some(other) => {
+                let problem = format!("{other:?} is neither \"wait\" nor \"report\"");
+                place.error("on_full", problem)
+            }
+        }
+    }
+
+    /// As the device knows it.
+    pub(crate) fn law(self) -> OnFull {
+        match self {
+            Self::Wait => OnFull::Wait,
+            Self::Report => OnFull::Report,
+        }
+    }
+}
+
 /// The logical block size that the guest is told, if the operator has chosen one.
 fn logical_block_size(raw: Option<u32>, place: &Place) -> Result<Option<u32>, PlanError> {
     match raw {
@@ -487,6 +522,7 @@ mod tests {
             (format!("{base}null = '1G'\nmemory_max = '0'"), "memory_max"),
             (format!("{base}null = '1G'\nmoderation = 'on'"), "moderation"),
             (format!("{base}null = '1G'\ncache = 'none'"), "cache"),
+            (format!("{base}null = '1G'\non_full = 'stop'"), "on_full"),
             (format!("{base}null = '1G'\nlogical_block_size = 1024"), "logical_block_size"),
             (format!("{base}memory = '9K'\nlogical_block_size = 4096"), "logical_block_size"),
             (format!("{base}null = '1G'\nsocket_mode = '999'"), "socket_mode"),

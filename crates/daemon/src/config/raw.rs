@@ -204,6 +204,8 @@ device_table! {
         pub(crate) serial: Option<String>,
         /// `writeback` (default) or `writethrough`.
         pub(crate) cache: Option<String>,
+        /// What becomes of writes for which the host has no room: `wait` (default) or `report`.
+        pub(crate) on_full: Option<String>,
         /// What goes wrong, to test guests.
         pub(crate) fault: Option<RawFault>,
     }
@@ -299,6 +301,10 @@ pub(crate) struct RawXenBlk {
     /// writeback or writethrough [default: writeback].
     #[arg(long, value_name = "MODE")]
     pub(crate) cache: Option<String>,
+    /// What becomes of writes for which the host has no room: wait until there is room, or report
+    /// an I/O error to the guest [default: wait].
+    #[arg(long, value_name = "MODE")]
+    pub(crate) on_full: Option<String>,
     /// Offer discards, where the disk and the tool stack allow them [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) discard: Option<bool>,

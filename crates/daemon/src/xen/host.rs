@@ -112,6 +112,7 @@ impl XenHost {
             read_only: !assignment.writable,
             writeback: plan.writeback,
             logical_block_size: plan.logical_block_size,
+            on_full: plan.on_full.law(),
             discard: plan.discard && assignment.discard_enable,
             barrier: plan.barrier,
             persistent: plan.persistent,

@@ -24,7 +24,7 @@ use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Burst, Completion, Disk, DiskQueue, Geometry, Image, ImageOptions};
 use manyring_backend::sys::uring::Ring;
 use manyring_device::Device;
-use manyring_device::blk::{BlkDevice, BlkOptions};
+use manyring_device::blk::{BlkDevice, BlkOptions, OnFull};
 use manyring_driver::{Arena, BlkQueue, Op};
 use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_queue::RingFeatures;
@@ -67,6 +67,7 @@ impl Guest {
             read_only: false,
             writeback: true,
             logical_block_size: None,
+            on_full: OnFull::default(),
             moderation: Moderation::Off,
         };
         let device = BlkDevice::new(device, disk, pool.clone());

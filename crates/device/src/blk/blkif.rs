@@ -20,6 +20,7 @@ mod stages;
 pub use manyring_wire::xen::blkif::{INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
 
 use super::backing::Backing;
+use super::host::{HostErrors, OnFull};
 use crate::StartError;
 use handler::BlkifHandler;
 use manyring_backend::blk::{Disk, DiskQueue, Geometry};
@@ -56,6 +57,8 @@ pub struct XenBlkOptions {
     pub writeback: bool,
     /// The logical block size that the guest is told; `None`: that of the disk.
     pub logical_block_size: Option<u32>,
+    /// What becomes of writes for which the host has no room.
+    pub on_full: OnFull,
     /// Offer discards, if the disk supports them.
     pub discard: bool,
     /// Offer write barriers. A front-end that uses them need not flush, but each of its barriers
@@ -83,6 +86,7 @@ impl XenBlkOptions {
             read_only: false,
             writeback: true,
             logical_block_size: None,
+            on_full: OnFull::default(),
             discard: true,
             barrier: false,
             persistent: true,
@@ -98,6 +102,7 @@ impl XenBlkOptions {
 #[derive(Debug)]
 struct Shared {
     capacity: AtomicU64,
+    host: Arc<HostErrors>,
 }
 
 /// A queue of a front-end that has connected.
@@ -149,7 +154,8 @@ impl XenBlkDevice {
         options.read_only |= geometry.read_only;
         options.indirect_segments_max = options.indirect_segments_max.min(INDIRECT_SEGMENTS_MAX);
         options.ring_page_order_max = options.ring_page_order_max.min(RING_PAGE_ORDER_MAX);
-        let shared = Arc::new(Shared { capacity: AtomicU64::new(geometry.size) });
+        let host = Arc::new(HostErrors::new(&options.name, options.on_full));
+        let shared = Arc::new(Shared { capacity: AtomicU64::new(geometry.size), host });
         Self { options, backing, shared }
     }
 

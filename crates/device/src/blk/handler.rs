@@ -2,6 +2,7 @@
 
 use super::BlkQueue;
 use super::requests::Completed;
+use manyring_engine::stats::QueueStats;
 use manyring_engine::{Done, Fence, Handler, Mode, QueueIo, Turn, Waits};
 use manyring_memory::GuestMemory;
 use manyring_queue::Chains;
@@ -30,11 +31,11 @@ impl<R: Chains> Handler<R> for BlkQueue {
             popped = self.pop_and_submit(queue, turn.io.ring(), now_ns);
         }
         let was_full = self.is_full(queue);
-        let Completed { count, lost, has_more } =
+        let Completed { count, freed, lost, has_more } =
             self.complete(queue, turn.stats, || turn.io.read_clock_ns());
         // While the queue was full the driver was not asked for kicks: requests may wait in the
         // ring, and there is room for them now.
-        let has_more = has_more || (was_full && count > 0);
+        let has_more = has_more || (was_full && freed > 0);
         Done { popped, used: count, told: count, memory_lost: lost, has_more }
     }
 
@@ -45,7 +46,8 @@ impl<R: Chains> Handler<R> for BlkQueue {
 
     /// A full queue does not ask the driver for kicks: only a completion of the disk lets it go on.
     fn waits(&self, queue: &R) -> Waits {
-        Waits { driver: !self.is_full(queue), ..Waits::default() }
+        let at_ns = self.requests.room.due_ns();
+        Waits { driver: !self.is_full(queue), at_ns, ..Waits::default() }
     }
 
     fn on_event(&mut self, token: u32, result: i32, io: &mut QueueIo<'_>) {
@@ -54,6 +56,10 @@ impl<R: Chains> Handler<R> for BlkQueue {
 
     fn retire_memory(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
         self.retire(memory, fence);
+    }
+
+    fn give_up_aside(&mut self, queue: &mut R, stats: &QueueStats) -> usize {
+        Self::give_up_aside(self, queue, stats)
     }
 
     fn fence(&mut self, fence: Fence) {

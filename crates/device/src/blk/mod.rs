@@ -4,14 +4,18 @@ mod backing;
 pub mod blkif;
 mod config;
 mod handler;
+mod host;
 mod pending;
 mod requests;
+mod room;
 mod virtio;
 
+pub use host::OnFull;
 pub(crate) use virtio::BlkQueue;
 
 use crate::{ConfigError, Device, Later, StartError};
 use backing::Backing;
+use host::HostErrors;
 use manyring_backend::blk::{Disk, Geometry};
 use manyring_engine::Activation;
 use manyring_engine::Moderation;
@@ -48,6 +52,8 @@ pub struct BlkOptions {
     pub writeback: bool,
     /// The logical block size that the guest is told; `None`: that of the disk.
     pub logical_block_size: Option<u32>,
+    /// What becomes of writes for which the host has no room.
+    pub on_full: OnFull,
     /// How used buffer notifications are held back.
     pub moderation: Moderation,
 }
@@ -62,6 +68,7 @@ pub(crate) struct Shared {
     /// The features offered: a request that needs another feature is answered as unsupported.
     pub(crate) offered: u64,
     pub(crate) serial: [u8; ID_SIZE],
+    pub(crate) host: Arc<HostErrors>,
 }
 
 /// A block device.
@@ -95,6 +102,7 @@ impl BlkDevice {
             read_only: options.read_only,
             offered: config::features(&options, &geometry),
             serial,
+            host: Arc::new(HostErrors::new(&options.name, options.on_full)),
         });
         Self {
             writeback: AtomicBool::new(options.writeback),

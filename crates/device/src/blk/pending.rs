@@ -18,6 +18,8 @@ pub(super) enum Kind {
     Write,
     Flush,
     Range,
+    /// A write of a Xen ring that comes after all requests before it.
+    OrderedWrite,
     Other,
 }
 
@@ -30,6 +32,8 @@ pub(super) struct InFlight<R> {
     /// Bytes of data; for reads they count as written to the guest.
     pub(super) len: u32,
     pub(super) popped_at_ns: u64,
+    /// First byte on the disk.
+    pub(super) offset: u64,
 }
 
 #[derive(Debug)]

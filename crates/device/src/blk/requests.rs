@@ -12,12 +12,15 @@
 //! for both formats, and lies here: the disk's queue, the burst, the table of requests in flight,
 //! and the counters.
 
+use super::host::{FailedRequest, HostErrors};
 use super::pending::{InFlight, Kind, Pending};
+use super::room::Room;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Fence, QueueIo};
 use manyring_memory::{GuestMemory, GuestSlice};
+use manyring_wire::blk::SECTOR_SIZE;
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -34,16 +37,23 @@ pub(super) struct Requests<R> {
     burst: Burst,
     /// Requests that are done, by the disk or without it.
     done: Vec<Completion>,
+    /// Requests that wait for room on the host.
+    pub(super) room: Room,
 }
 
 impl<R> Requests<R> {
-    pub(super) fn new(disk: Box<dyn DiskQueue>, memory: Arc<GuestMemory>) -> Self {
+    pub(super) fn new(
+        disk: Box<dyn DiskQueue>,
+        memory: Arc<GuestMemory>,
+        host: Arc<HostErrors>,
+    ) -> Self {
         Self {
             burst_max: disk.burst_max().min(BURST_MAX),
             disk,
             pending: Pending::new(memory),
             burst: Burst::default(),
             done: Vec::new(),
+            room: Room::new(host),
         }
     }
 
@@ -169,20 +179,21 @@ impl<R> Requests<R> {
         &mut self.done
     }
 
-    /// Counts the requests that are done and hands each to `answer`, with its result, the bytes of
-    /// data that the guest got with it, and the snapshot in which its slices lie.
+    /// Counts the requests that are done and hands each to `answer`, with its outcome, the bytes of
+    /// data that the guest got with it, and the snapshot in which its slices lie. `can_wait`: the
+    /// ring can set aside a request for which the host has no room.
     #[inline]
     pub(super) fn finish(
         &mut self,
-        stats: &QueueStats,
+        (stats, can_wait): (&QueueStats, bool),
         clock: impl FnOnce() -> u64,
-        mut answer: impl FnMut(InFlight<R>, Result<(), Errno>, u32, &GuestMemory),
+        mut answer: impl FnMut(InFlight<R>, Outcome, u32, &GuestMemory),
     ) -> Finished {
         if self.done.is_empty() {
-            return Finished { count: 0, lost: false };
+            return Finished { count: 0, waits: 0, lost: false };
         }
         let now_ns = clock();
-        let count = self.done.len();
+        let (mut count, mut waits) = (self.done.len(), 0);
         let mut lost = false;
         let mut tally = Tally::default();
         for Completion { token, result } in self.done.drain(..) {
@@ -190,13 +201,56 @@ impl<R> Requests<R> {
                 lost |= is_lost(errno);
             }
             if let Some((request, memory)) = self.pending.finish(token) {
-                let given = tally.count(&request, result.is_ok(), now_ns, stats);
-                answer(request, result, given, memory);
+                let outcome = match result {
+                    Ok(()) => Outcome::Ok,
+                    Err(errno) => judge(&self.room, (&request, errno), can_wait, (now_ns, stats)),
+                };
+                if outcome == Outcome::Waits {
+                    self.room.waits(now_ns);
+                    (count, waits) = (count - 1, waits + 1);
+                    answer(request, outcome, 0, memory);
+                    continue;
+                }
+                if self.room.is_waiting() && outcome == Outcome::Ok {
+                    self.room.had_room(request.popped_at_ns, request.kind);
+                }
+                let given = tally.count(&request, outcome == Outcome::Ok, now_ns, stats);
+                answer(request, outcome, given, memory);
             }
         }
         tally.store(now_ns, stats);
-        Finished { count, lost }
+        Finished { count, waits, lost }
     }
+}
+
+/// What becomes of a request that the disk has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It is answered: it succeeded.
+    Ok,
+    /// It is answered: it failed.
+    Failed(Errno),
+    /// It is set aside, to be tried again when the host may have room.
+    Waits,
+}
+
+/// What becomes of a request that failed. The operator is told what the host could not do. A
+/// request of kind `Other` did not reach the disk; `EFAULT` and `EOPNOTSUPP` are the guest's.
+#[cold]
+#[inline(never)]
+fn judge<R>(
+    room: &Room,
+    (request, errno): (&InFlight<R>, Errno),
+    can_wait: bool,
+    (now_ns, stats): (u64, &QueueStats),
+) -> Outcome {
+    if request.kind == Kind::Other || matches!(errno, Errno::FAULT | Errno::OPNOTSUPP) {
+        return Outcome::Failed(errno);
+    }
+    let waits = can_wait && room.host().may_wait(request.kind, errno);
+    let sector = request.offset / SECTOR_SIZE;
+    room.host().failed(FailedRequest { kind: request.kind, sector, errno, waits, now_ns }, stats);
+    if waits { Outcome::Waits } else { Outcome::Failed(errno) }
 }
 
 /// True if a disk fails with this error because guest memory was cut away.
@@ -209,8 +263,10 @@ fn is_lost(errno: Errno) -> bool {
 /// What [`Requests::finish`] has handed out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finished {
-    /// Requests.
+    /// Requests that were answered.
     pub(super) count: usize,
+    /// Requests that were set aside.
+    pub(super) waits: usize,
     /// Guest memory was cut away.
     pub(super) lost: bool,
 }
@@ -220,6 +276,8 @@ pub(super) struct Finished {
 pub(crate) struct Completed {
     /// Requests returned to the driver.
     pub(crate) count: usize,
+    /// Requests that are in flight no more: these, and those that were set aside.
+    pub(crate) freed: usize,
     /// Guest memory was cut away.
     pub(crate) lost: bool,
     /// The disk has more to do on this thread in the next turn.
@@ -308,6 +366,10 @@ fn count_rare(kind: Kind, len: u32, stats: &QueueStats) -> u32 {
         Kind::Read | Kind::Write => debug_assert!(false, "a tally counts it"),
         Kind::Flush => stats.flushes.add(1),
         Kind::Range => stats.discards.add(1),
+        Kind::OrderedWrite => {
+            stats.writes.add(1);
+            stats.bytes_written.add(len.into());
+        }
         Kind::Other => return len,
     }
     0

@@ -6,7 +6,7 @@ mod room;
 
 use super::config::RANGES_MAX;
 use super::virtio::BlkQueue;
-use super::{BlkDevice, BlkOptions, Shared};
+use super::{BlkDevice, BlkOptions, OnFull, Shared};
 use crate::Device;
 use manyring_backend::blk::Disk;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
@@ -69,6 +69,7 @@ impl Guest {
             read_only,
             writeback: true,
             logical_block_size: None,
+            on_full: OnFull::default(),
             moderation: Moderation::Off,
         };
         let queue = disk.open_queue(false).unwrap();

@@ -2,7 +2,7 @@
 
 use super::config::{RANGE_BYTES_MAX, RANGES_MAX, SIZE_MAX};
 use super::pending::{InFlight, Kind};
-use super::requests::{Completed, Requests};
+use super::requests::{Completed, Outcome, Requests};
 use super::{IN_FLIGHT_MAX, Shared};
 use manyring_backend::blk::{Burst, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
@@ -56,7 +56,7 @@ impl BlkQueue {
         memory: Arc<GuestMemory>,
     ) -> Self {
         Self {
-            requests: Requests::new(disk, memory),
+            requests: Requests::new(disk, memory, shared.host.clone()),
             slice_max: usize::MAX,
             shared,
             batch: Batch::new(),
@@ -94,6 +94,9 @@ impl BlkQueue {
         ring: Option<&mut Ring>,
         now_ns: u64,
     ) -> usize {
+        if self.requests.room.is_due(now_ns) {
+            return self.retry(queue, ring, now_ns);
+        }
         let room = usize::from(IN_FLIGHT_MAX.saturating_sub(queue.in_flight()));
         let popped = queue.pop_batch(&mut self.batch, self.requests.burst_max().min(room));
         if popped == 0 {
@@ -104,6 +107,49 @@ impl BlkQueue {
         }
         self.requests.start(ring);
         popped
+    }
+
+    /// Tries requests again that wait for room on the host. Returns how many.
+    #[cold]
+    fn retry(&mut self, queue: &mut impl Chains, ring: Option<&mut Ring>, now_ns: u64) -> usize {
+        let max = self.requests.room.begin_retry(now_ns);
+        let popped = queue.pop_aside(&mut self.batch, self.requests.burst_max().min(max));
+        for index in 0..popped {
+            self.take_request(queue, index, now_ns);
+        }
+        if popped == 0 && queue.in_flight() == 0 {
+            // The last one was answered with another error.
+            self.requests.room.end(true);
+        }
+        self.requests.start(ring);
+        popped
+    }
+
+    /// Gives up the requests that wait for room on the host, because the driver is to get its
+    /// memory back. They go back into the ring, if they are the last that were popped; else they
+    /// fail. Returns how many failed.
+    pub(super) fn give_up_aside(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> usize {
+        let mut failed = 0;
+        if !queue.unpop_aside() {
+            while queue.pop_aside(&mut self.batch, usize::MAX) > 0 {
+                for index in 0..self.batch.len() {
+                    let Some((chain, _, writable)) = self.batch.take(index) else { continue };
+                    match writable.last_byte() {
+                        Some(status) => {
+                            status.write(self.requests.memory(), Status::IoErr as u8);
+                            queue.push_used(chain, 1);
+                            failed += 1;
+                        }
+                        None => queue.discard(chain),
+                    }
+                }
+            }
+        }
+        stats.requests.add(failed as u64);
+        stats.errors.add(failed as u64);
+        stats.waiting_for_room.set(0);
+        self.requests.room.end(false);
+        failed
     }
 
     /// Parses one chain. A chain without room for header or status stops the queue.
@@ -135,14 +181,15 @@ impl BlkQueue {
             parsed = Parsed::refuse(Status::IoErr);
         }
         let reply = status;
-        let in_flight = |kind, len| InFlight { chain, reply, kind, len, popped_at_ns: now_ns };
+        let in_flight =
+            |kind, len, offset| InFlight { chain, reply, kind, len, popped_at_ns: now_ns, offset };
         match parsed {
             Parsed::Submit { op, offset, len, kind } => {
                 let bytes = u32::try_from(len).unwrap_or(u32::MAX);
-                self.requests.submit(in_flight(kind, bytes), (op, offset, len));
+                self.requests.submit(in_flight(kind, bytes, offset), (op, offset, len));
             }
             Parsed::Answer { status: answer, kind, len } => {
-                self.requests.answer(in_flight(kind, len), result_of(answer));
+                self.requests.answer(in_flight(kind, len, 0), result_of(answer));
             }
         }
     }
@@ -155,18 +202,24 @@ impl BlkQueue {
         stats: &QueueStats,
         clock: impl FnOnce() -> u64,
     ) -> Completed {
-        let has_more = self.requests.reap();
-        let finished = self.requests.finish(stats, clock, |request, result, given, memory| {
-            // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).
-            let status = match result {
-                Ok(()) => Status::Ok,
-                Err(Errno::OPNOTSUPP) => Status::Unsupp,
-                Err(_) => Status::IoErr,
-            };
-            request.reply.write(memory, status as u8);
-            queue.push_used(request.chain, 1 + given);
-        });
-        Completed { count: finished.count, lost: finished.lost, has_more }
+        let mut has_more = self.requests.reap();
+        let finished =
+            self.requests.finish((stats, true), clock, |request, outcome, given, memory| {
+                // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).
+                let status = match outcome {
+                    Outcome::Ok => Status::Ok,
+                    Outcome::Failed(Errno::OPNOTSUPP) => Status::Unsupp,
+                    Outcome::Failed(_) => Status::IoErr,
+                    Outcome::Waits => return queue.set_aside(request.chain),
+                };
+                request.reply.write(memory, status as u8);
+                queue.push_used(request.chain, 1 + given);
+            });
+        if self.requests.room.is_waiting() && finished.count + finished.waits > 0 {
+            has_more |= self.requests.room.note(queue.aside(), stats);
+        }
+        let freed = finished.count + finished.waits;
+        Completed { count: finished.count, freed, lost: finished.lost, has_more }
     }
 }
 

@@ -4,7 +4,7 @@ use manyring_backend::blk::Disk;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan, FaultSwitch};
 use manyring_backend::blk::null::NullDisk;
 use manyring_device::Device;
-use manyring_device::blk::{BlkDevice, BlkOptions};
+use manyring_device::blk::{BlkDevice, BlkOptions, OnFull};
 use manyring_engine::{
     Activation, Call, Event, EventKind, Kick, Moderation, Polling, Pool, PoolOptions, QueueHandle,
     QueueStats,
@@ -112,8 +112,18 @@ impl Guest {
         Self::on(Pool::new(options), disk, start)
     }
 
+    /// A guest whose writes wait for room on the host, or do not.
+    pub(crate) fn with(disk: Arc<dyn Disk>, on_full: OnFull) -> Self {
+        let options = PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: USUAL.uring };
+        Self::of(Pool::new(options), disk, &USUAL, on_full)
+    }
+
     /// A guest whose queue runs on a worker of `pool`.
     pub(crate) fn on(pool: Arc<Pool>, disk: Arc<dyn Disk>, start: &Start) -> Self {
+        Self::of(pool, disk, start, OnFull::default())
+    }
+
+    fn of(pool: Arc<Pool>, disk: Arc<dyn Disk>, start: &Start, on_full: OnFull) -> Self {
         let file = |size| {
             let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
             ftruncate(&file, size).unwrap();
@@ -141,6 +151,7 @@ impl Guest {
             read_only: false,
             writeback: true,
             logical_block_size: None,
+            on_full,
             moderation: Moderation::Off,
         };
         let (sender, events) = mpsc::channel(8);

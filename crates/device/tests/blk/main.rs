@@ -6,6 +6,7 @@ mod busy;
 mod change;
 mod churn;
 mod disks;
+mod full;
 mod guest;
 mod memory;
 mod notify;

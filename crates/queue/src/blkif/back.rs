@@ -22,8 +22,10 @@
 //! under its slot.
 
 use super::journal::{self, Journal, JournalError, Owed};
+use super::requests::Requests;
 use super::slots::Slots;
 use super::{RingConfig, entry_offset};
+use crate::aside::Aside;
 use crate::base::Base;
 use crate::chain::{BATCH_CHAINS, Chain};
 use crate::config::RingAddresses;
@@ -35,59 +37,6 @@ use manyring_wire::xen::blkif::{
     need_event,
 };
 use std::sync::Arc;
-
-/// Requests popped together. The list is reused, and allocates nothing once it has grown.
-#[derive(Debug, Default)]
-pub struct Requests {
-    /// The first `len` entries are the last batch; the others are kept for larger batches.
-    entries: Vec<(Option<Chain>, RawRequest)>,
-    len: usize,
-}
-
-impl Requests {
-    /// An empty batch.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// How many requests the batch has.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// True if the batch has no requests.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Takes the request at `index`: its token, and the copy of it. `None` if it was taken before.
-    #[inline]
-    pub fn take(&mut self, index: usize) -> Option<(Chain, &RawRequest)> {
-        let (chain, request) = self.entries[..self.len].get_mut(index)?;
-        Some((chain.take()?, request))
-    }
-
-    /// Makes room for a batch of `len` requests of the layout of `abi`.
-    #[inline]
-    fn restart(&mut self, len: usize, abi: Abi) -> &mut [(Option<Chain>, RawRequest)] {
-        let are_taken = self.entries.iter().all(|(chain, _)| chain.is_none());
-        debug_assert!(are_taken, "a request was not taken");
-        if self.entries.len() < len || self.entries.first().is_some_and(|(_, r)| r.abi() != abi) {
-            self.grow(len, abi);
-        }
-        self.len = len;
-        &mut self.entries[..len]
-    }
-
-    #[cold]
-    fn grow(&mut self, len: usize, abi: Abi) {
-        self.entries.clear();
-        self.entries.resize_with(len, || (None, RawRequest::new(abi, [0; ENTRY_WORDS])));
-    }
-}
 
 /// The back half.
 #[derive(Debug)]
@@ -117,6 +66,8 @@ pub struct BackRing {
     owed: Owed,
     /// How many requests of the last batch a former back-end had taken.
     owed_in_batch: usize,
+    /// The slots of requests that are set aside; the journal keeps the requests.
+    aside: Aside,
     fault: Option<QueueError>,
 }
 
@@ -161,6 +112,7 @@ impl BackRing {
             journal: None,
             owed: Owed::new(),
             owed_in_batch: 0,
+            aside: Aside::default(),
             fault: None,
         })
     }
@@ -314,6 +266,32 @@ impl BackRing {
         count
     }
 
+    /// True if requests can be set aside: the journal has copies of them. The front may have
+    /// overwritten those in the ring.
+    #[must_use]
+    pub fn can_set_aside(&self) -> bool {
+        self.journal.is_some()
+    }
+
+    /// Sets a request aside, to be popped again after [`BackRing::recall`]. A back-end that takes
+    /// the ring over meanwhile finds it among those that are owed.
+    ///
+    /// # Panics
+    /// If [`BackRing::can_set_aside`] is false: nobody would have the request any more.
+    pub fn set_aside(&mut self, chain: Chain) {
+        assert!(self.journal.is_some(), "no copy of the request is kept");
+        let slot = self.end(chain);
+        self.aside.push(slot);
+    }
+
+    /// Lets the next batch pop up to `max` requests that were set aside, before all others. Returns
+    /// how many.
+    pub fn recall(&mut self, max: usize) -> usize {
+        let slots: Vec<_> = (0..max).map_while(|_| self.aside.take_first()).collect();
+        self.owed.extend(slots.iter().rev());
+        slots.len()
+    }
+
     /// Puts back, untouched, the request that was popped last. A later batch copies it out again.
     pub fn unpop(&mut self, chain: Chain) {
         let slot = self.end(chain);
@@ -419,6 +397,11 @@ impl Ring for BackRing {
 
     fn in_flight(&self) -> u16 {
         self.in_flight
+    }
+
+    #[inline]
+    fn aside(&self) -> u16 {
+        self.aside.count()
     }
 
     fn size(&self) -> u16 {

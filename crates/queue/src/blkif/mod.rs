@@ -29,11 +29,13 @@
 mod back;
 mod front;
 mod journal;
+mod requests;
 mod slots;
 
-pub use back::{BackRing, Requests};
+pub use back::BackRing;
 pub use front::FrontRing;
 pub use journal::{JournalError, journal_size};
+pub use requests::Requests;
 
 use crate::error::QueueError;
 use manyring_memory::{GuestMemory, Words};

@@ -17,6 +17,9 @@
 //! only when their value changes; (5) what a walk has seen of a chain is a value that stays in
 //! registers, and the sum of its bytes is judged once, at its end.
 
+mod aside;
+
+use crate::aside::Aside;
 use crate::base::Base;
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
 use crate::config::{QueueConfig, RingAddresses, RingAreas, RingFeatures};
@@ -61,6 +64,8 @@ pub struct DeviceHalf {
     has_begun: bool,
     /// Which descriptors are heads of chains in flight.
     heads: Heads,
+    /// The heads of the chains that are set aside, the oldest first. They stay marked in `heads`.
+    aside: Aside,
     /// Restores the order of chains, if the driver wants it (`VIRTIO_F_IN_ORDER`).
     order: Order,
     fault: Option<QueueError>,
@@ -123,6 +128,7 @@ impl DeviceHalf {
             in_flight: 0,
             has_begun: false,
             heads: Heads::default(),
+            aside: Aside::default(),
             order: Order::new(if config.features.in_order { config.size } else { 0 }),
             fault: None,
         })
@@ -278,7 +284,7 @@ impl Ring for DeviceHalf {
         }
         // Each chain that the driver has not got back holds a descriptor of the ring, so an honest
         // driver stays within its size. This bounds what a driver can make us hold.
-        let in_flight = self.in_flight + self.order.count();
+        let in_flight = self.in_flight + self.order.count() + self.aside.count();
         if available > size - in_flight {
             self.latch_fault(QueueError::Overfull { available, in_flight, size });
             return false;
@@ -298,6 +304,11 @@ impl Ring for DeviceHalf {
     #[inline]
     fn waiting(&self) -> u16 {
         self.order.count()
+    }
+
+    #[inline]
+    fn aside(&self) -> u16 {
+        self.aside.count()
     }
 
     fn size(&self) -> u16 {
@@ -414,7 +425,7 @@ impl Chains for DeviceHalf {
         self.in_flight += index.wrapping_sub(self.last_avail);
         self.last_avail = index;
         if self.features.in_order {
-            self.order.note(batch, self.used_idx, in_flight);
+            self.order.note(batch, self.used_idx, in_flight + self.aside.count());
         }
         popped
     }
@@ -440,6 +451,19 @@ impl Chains for DeviceHalf {
             return;
         }
         self.write_used(head, written);
+    }
+
+    fn set_aside(&mut self, chain: Chain) {
+        self.in_flight -= 1;
+        self.aside.push(chain.finish());
+    }
+
+    fn pop_aside(&mut self, batch: &mut Batch, max: usize) -> usize {
+        self.walk_aside(batch, max)
+    }
+
+    fn unpop_aside(&mut self) -> bool {
+        self.put_aside_back()
     }
 
     fn discard(&mut self, chain: Chain) {

@@ -1,7 +1,7 @@
 //! Disks of Xen guests: where they are announced, and how they are served. Which disks there are,
 //! and what each one is, the tool stack writes into xenstore.
 
-use super::{DiskPlan, Format, ModerationPlan, Place, PlanError, Source};
+use super::{DiskPlan, Format, ModerationPlan, OnFullPlan, Place, PlanError, Source};
 use super::{cache, check_len, device_place, format, logical_block_size, size};
 use crate::config::raw::{RawFault, RawXenBlk};
 use manyring_device::blk::blkif::{INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
@@ -44,6 +44,7 @@ pub(crate) struct XenBlkPlan {
     pub(crate) logical_block_size: Option<u32>,
     pub(crate) num_queues: usize,
     pub(crate) writeback: bool,
+    pub(crate) on_full: OnFullPlan,
     pub(crate) discard: bool,
     pub(crate) barrier: bool,
     pub(crate) persistent: bool,
@@ -95,6 +96,7 @@ impl XenBlkPlan {
             logical_block_size: logical_block_size(raw.logical_block_size, &place)?,
             num_queues,
             writeback: cache(raw.cache.as_deref(), &place)?,
+            on_full: OnFullPlan::new(raw.on_full.as_deref(), &place)?,
             discard: raw.discard.unwrap_or(true),
             barrier: raw.barrier,
             persistent: raw.persistent.unwrap_or(true),
@@ -247,6 +249,7 @@ mod tests {
             ("ring_page_order_max = 5", "ring_page_order_max"),
             ("simulated = '/s'\nxenstore = '/x'", "simulated"),
             ("cache = 'none'", "cache"),
+            ("on_full = 'stop'", "on_full"),
             ("logical_block_size = 8192", "logical_block_size"),
             ("format = 'qcow2'", "format"),
             ("moderation = 'on'", "moderation"),

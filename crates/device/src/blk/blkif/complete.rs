@@ -4,7 +4,7 @@
 use super::plan::Reply;
 use super::queue::BlkifQueue;
 use super::stages::Step;
-use crate::blk::requests::Completed;
+use crate::blk::requests::{Completed, Outcome};
 use manyring_backend::blk::Op;
 use manyring_backend::sys::uring::Ring as DiskRing;
 use manyring_engine::stats::QueueStats;
@@ -39,17 +39,26 @@ impl BlkifQueue {
             self.take_steps();
         }
         let Self { requests, in_use, grants, lots, .. } = self;
-        let finished = requests.finish(stats, clock, |request, result, _, _| {
+        let can_wait = (stats, ring.can_set_aside());
+        let finished = requests.finish(can_wait, clock, |request, outcome, _, _| {
             let (chain, Reply { id, echo: operation, lots: taken }) =
                 (request.chain, request.reply);
             *lots -= taken;
             in_use.take(chain.slot(), |page| grants.let_go(page, now_ns));
-            let status = result.map_or_else(status_of, |()| Status::Okay);
+            let status = match outcome {
+                Outcome::Ok => Status::Okay,
+                Outcome::Failed(errno) => status_of(errno),
+                Outcome::Waits => return ring.set_aside(chain),
+            };
             ring.push_response(chain, Response { id, operation, status });
         });
+        let freed = finished.count + finished.waits;
+        if requests.room.is_waiting() && freed > 0 {
+            has_more |= requests.room.note(ring.aside(), stats);
+        }
         // Requests that waited in the ring for pages or for the gate can be popped now. The driver
         // was not asked for a kick meanwhile: take another turn.
-        if finished.count > 0 && (self.release_held() || was_gated) {
+        if freed > 0 && (self.release_held() || was_gated) {
             has_more = true;
         }
         // Unmap now, when all responses of the turn are written and none is published: a front-end
@@ -57,12 +66,12 @@ impl BlkifQueue {
         self.grants.unmap_released();
         if is_busy
             && self.stages.is_gated()
-            && ring.in_flight() == 1
+            && ring.in_flight() + ring.aside() == 1
             && let Some(token) = self.stages.others_are_done()
         {
             self.requests.resubmit(token, (Op::Flush, 0, 0));
         }
-        (Completed { count: finished.count, lost: finished.lost, has_more }, is_busy)
+        (Completed { count: finished.count, freed, lost: finished.lost, has_more }, is_busy)
     }
 
     /// Gives the disk the next steps of requests. True if there were any: the queue takes another

@@ -44,8 +44,8 @@ impl Handler<BackRing> for BlkifHandler {
         let clock = || turn.io.read_clock_ns();
         let (completed, is_busy) = self.queue.complete(ring, turn.stats, (now_ns, clock));
         let goes_on = is_busy && self.queue.go_on(turn.io.ring());
-        let Completed { count, lost, has_more } = completed;
-        self.queue.tend(popped > 0 || count > 0, now_ns, turn.stats);
+        let Completed { count, freed, lost, has_more } = completed;
+        self.queue.tend(popped > 0 || freed > 0, now_ns, turn.stats);
         let has_more = has_more || goes_on;
         Done { popped, used: count, told: count, memory_lost: lost, has_more }
     }

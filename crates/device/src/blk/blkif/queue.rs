@@ -106,7 +106,7 @@ impl BlkifQueue {
     pub(super) fn new(parts: Parts) -> Self {
         let Parts { disk, shared, limits, write_through, grants, ring_pages, .. } = parts;
         Self {
-            requests: Requests::new(disk, grants.pages().memory().clone()),
+            requests: Requests::new(disk, grants.pages().memory().clone(), shared.host.clone()),
             shared,
             limits,
             write_through,
@@ -161,7 +161,10 @@ impl BlkifQueue {
 
     /// When the queue needs a turn though no event has come.
     pub(super) fn due_ns(&self) -> Option<u64> {
-        [self.retry_at_ns, self.purge_at_ns].into_iter().flatten().min()
+        [self.retry_at_ns, self.purge_at_ns, self.requests.room.due_ns()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Discards the requests in flight, when the queue ends. The disk may still use their pages, so
@@ -181,10 +184,18 @@ impl BlkifQueue {
         disk: Option<&mut DiskRing>,
         now_ns: u64,
     ) -> usize {
-        if self.stages.is_gated() || (self.is_held && !self.retries(now_ns)) {
+        let mut max = self.requests.burst_max();
+        if self.requests.room.is_due(now_ns) {
+            // Also before a closed gate: it waits for these.
+            max = ring.recall(self.requests.room.begin_retry(now_ns).min(max));
+            if max == 0 && ring.in_flight() == 0 {
+                // The last one was answered with another error.
+                self.requests.room.end(true);
+            }
+        } else if self.stages.is_gated() || (self.is_held && !self.retries(now_ns)) {
             return 0;
         }
-        let popped = ring.pop_batch(batch, self.requests.burst_max());
+        let popped = ring.pop_batch(batch, max);
         if popped == 0 {
             return 0;
         }
@@ -350,7 +361,12 @@ impl BlkifQueue {
     #[inline(never)]
     fn submit(&mut self, Planned { chain, reply, what }: Planned, now_ns: u64) {
         let slot = chain.slot();
-        let in_flight = |kind| InFlight { chain, reply, kind, len: 0, popped_at_ns: now_ns };
+        let offset = match what {
+            What::Discard { offset, .. } => offset,
+            _ => 0,
+        };
+        let in_flight =
+            |kind| InFlight { chain, reply, kind, len: 0, popped_at_ns: now_ns, offset };
         match what {
             What::Data { op, sector, segments } => {
                 let InFlight { chain, reply, .. } = in_flight(Kind::Other);
@@ -381,6 +397,7 @@ impl BlkifQueue {
         now_ns: u64,
     ) {
         let pushed = self.push_data(chain.slot(), op, segments.clone());
+        let offset = sector * SECTOR_SIZE;
         let write = Op::Write { durable: self.write_through };
         let (kind, disk_op) = match op {
             DataOp::Read => (Kind::Read, Op::Read),
@@ -390,16 +407,19 @@ impl BlkifQueue {
             // Each arm makes its own `InFlight`. If the arms shared one, the compiler would put it
             // together in memory and copy it.
             Ok(len) if !is_ordered(op) => {
-                let request = InFlight { chain, reply, kind, len, popped_at_ns: now_ns };
-                self.requests.submit(request, (disk_op, sector * SECTOR_SIZE, len.into()));
+                let popped_at_ns = now_ns;
+                let request = InFlight { chain, reply, kind, len, popped_at_ns, offset };
+                self.requests.submit(request, (disk_op, offset, len.into()));
             }
             Ok(len) => {
-                let request = InFlight { chain, reply, kind, len, popped_at_ns: now_ns };
+                let (kind, popped_at_ns) = (Kind::OrderedWrite, now_ns);
+                let request = InFlight { chain, reply, kind, len, popped_at_ns, offset };
                 self.hold_ordered(request, (op, sector), segments);
             }
             Err(_) => {
                 let kind = Kind::Other;
-                let request = InFlight { chain, reply, kind, len: 0, popped_at_ns: now_ns };
+                let popped_at_ns = now_ns;
+                let request = InFlight { chain, reply, kind, len: 0, popped_at_ns, offset };
                 self.requests.answer(request, Err(UNMAPPED));
             }
         }

@@ -1,0 +1,118 @@
+//! `Room`: when the requests of a queue are tried again for which the host has no room.
+
+use super::IN_FLIGHT_MAX;
+use super::host::HostErrors;
+use super::pending::Kind;
+use manyring_engine::stats::QueueStats;
+use std::sync::Arc;
+
+/// Pause before a request that waits is tried again.
+const RETRY_NS: u64 = 1_000_000_000;
+
+/// The requests of a queue that wait for room on the host; their chains are set aside in the ring.
+///
+/// ```text
+/// refused for want of room:   the chain is set aside; after a second ONE is tried
+/// that one has room:          twice as many are tried at once, and so on
+/// that one is refused again:  it waits for another second, and the others with it
+/// ```
+/// A second is soon enough for an operator who makes room, and a queue that waits costs its worker
+/// one request a second.
+#[derive(Debug)]
+pub(super) struct Room {
+    host: Arc<HostErrors>,
+    /// When requests are tried again; `u64::MAX`: none wait.
+    retry_at_ns: u64,
+    /// The time that the requests which were tried last carry.
+    tried_at_ns: u64,
+    /// How many are tried at once.
+    count: usize,
+    is_waiting: bool,
+}
+
+impl Room {
+    pub(super) fn new(host: Arc<HostErrors>) -> Self {
+        Self { host, retry_at_ns: u64::MAX, tried_at_ns: 0, count: 1, is_waiting: false }
+    }
+
+    pub(super) fn host(&self) -> &HostErrors {
+        &self.host
+    }
+
+    /// True if requests are to be tried again.
+    #[inline]
+    pub(super) fn is_due(&self, now_ns: u64) -> bool {
+        now_ns >= self.retry_at_ns
+    }
+
+    /// When a turn is needed to try requests again.
+    pub(super) fn due_ns(&self) -> Option<u64> {
+        (self.retry_at_ns != u64::MAX).then_some(self.retry_at_ns)
+    }
+
+    /// Requests are tried again now. Returns how many at most.
+    pub(super) fn begin_retry(&mut self, now_ns: u64) -> usize {
+        self.retry_at_ns = now_ns + RETRY_NS;
+        self.tried_at_ns = now_ns;
+        self.count
+    }
+
+    /// A request is set aside.
+    pub(super) fn waits(&mut self, now_ns: u64) {
+        if !self.is_waiting {
+            self.is_waiting = true;
+            self.host.begin();
+        }
+        self.count = 1;
+        self.retry_at_ns = now_ns + RETRY_NS;
+    }
+
+    /// True while a request that was tried again may show that there is room.
+    #[inline]
+    pub(super) fn is_waiting(&self) -> bool {
+        self.is_waiting
+    }
+
+    /// The host had room for a request that was popped at this time.
+    #[cold]
+    pub(super) fn had_room(&mut self, popped_at_ns: u64, kind: Kind) {
+        let is_write = matches!(kind, Kind::Write | Kind::Range);
+        if is_write && popped_at_ns == self.tried_at_ns && self.retry_at_ns != 0 {
+            self.count = (self.count * 2).min(IN_FLIGHT_MAX.into());
+            self.retry_at_ns = 0;
+        }
+    }
+
+    /// Requests were answered or set aside, and now `aside` are left. True if some are to be tried
+    /// again in the next turn.
+    #[cold]
+    pub(super) fn note(&mut self, aside: u16, stats: &QueueStats) -> bool {
+        let has_room = self.retry_at_ns == 0;
+        stats.waiting_for_room.set(aside.into());
+        if aside > 0 {
+            return has_room;
+        }
+        if has_room {
+            self.end(true);
+        }
+        false
+    }
+
+    /// No request waits any more. `served`: the host had room for them.
+    #[cold]
+    pub(super) fn end(&mut self, served: bool) {
+        self.retry_at_ns = u64::MAX;
+        self.count = 1;
+        if std::mem::take(&mut self.is_waiting) {
+            self.host.end(served);
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if self.is_waiting {
+            self.host.end(false);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! `Aside`: the numbers of chains that were popped and then set aside, to be popped again later.
+//!
+//! A disk on a full file system refuses a write, and the write is tried again when there may be
+//! room. Until then nobody has its chain: it is neither in flight nor in the ring. Only its number
+//! is kept, so that neither memory of the guest nor a buffer of ours waits with it.
+
+use std::collections::VecDeque;
+
+/// The numbers, the oldest first: at most as many as the ring has entries.
+#[derive(Debug, Default)]
+pub(crate) struct Aside {
+    numbers: VecDeque<u16>,
+}
+
+impl Aside {
+    /// How many there are.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "at most the ring's size")]
+    pub(crate) fn count(&self) -> u16 {
+        self.numbers.len() as u16
+    }
+
+    /// Adds a chain that is set aside now.
+    pub(crate) fn push(&mut self, number: u16) {
+        self.numbers.push_back(number);
+    }
+
+    /// The chain that was set aside first.
+    pub(crate) fn first(&self) -> Option<u16> {
+        self.numbers.front().copied()
+    }
+
+    /// Takes the chain that was set aside first.
+    pub(crate) fn take_first(&mut self) -> Option<u16> {
+        self.numbers.pop_front()
+    }
+
+    /// True if these are all of `others`, in any order.
+    pub(crate) fn are(&self, others: impl Iterator<Item = u16>) -> bool {
+        let (mut own, mut others): (Vec<_>, Vec<_>) =
+            (self.numbers.iter().copied().collect(), others.collect());
+        own.sort_unstable();
+        others.sort_unstable();
+        own == others
+    }
+}

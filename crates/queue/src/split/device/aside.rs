@@ -1,0 +1,56 @@
+//! The chains of a split ring that were set aside: popped again, or put back.
+
+use super::DeviceHalf;
+use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
+use crate::ring::Ring;
+use crate::split::walk::Walk;
+use manyring_wire::virtqueue::avail_entry;
+
+impl DeviceHalf {
+    /// As [`Chains::pop_aside`](crate::Chains::pop_aside).
+    pub(super) fn walk_aside(&mut self, batch: &mut Batch, max: usize) -> usize {
+        batch.restart(&self.memory);
+        let mut empty = 0;
+        while self.fault.is_none()
+            && batch.entries.len() < max.min(BATCH_CHAINS)
+            && batch.slices.len() + empty < BATCH_SLICES
+            && let Some(head) = self.aside.first()
+        {
+            let start = batch.slices.len();
+            match self.walk_table(head, Walk::from(start), &mut batch.slices) {
+                Ok(walk) => {
+                    empty += walk.empty;
+                    let end = batch.slices.len();
+                    let border = walk.writable_at.min(end);
+                    batch.entries.push(Entry::new(Chain::new(head), start, border, end));
+                    self.aside.take_first();
+                    self.in_flight += 1;
+                }
+                Err(fault) => self.latch_fault(fault),
+            }
+        }
+        batch.walked = batch.slices.len() + empty;
+        batch.entries.len()
+    }
+
+    /// As [`Chains::unpop_aside`](crate::Chains::unpop_aside).
+    pub(super) fn put_aside_back(&mut self) -> bool {
+        let count = self.aside.count();
+        if self.in_flight + self.order.count() > 0 {
+            return false;
+        }
+        let first = self.last_avail.wrapping_sub(count);
+        let popped_last = (0..count).map(|n| {
+            let index = first.wrapping_add(n) & (self.size - 1);
+            self.areas.avail.load_u16(avail_entry(index))
+        });
+        if !self.aside.are(popped_last) {
+            return false;
+        }
+        while let Some(head) = self.aside.take_first() {
+            self.heads.clear(head);
+        }
+        self.last_avail = first;
+        true
+    }
+}
