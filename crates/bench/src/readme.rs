@@ -20,7 +20,7 @@ struct Promise {
 /// At most eight: the rest is in the guide.
 const PROMISES: [Promise; 8] = [
     Promise {
-        what: "requests to a disk that costs nothing, one at a time",
+        what: "requests to a disk that costs nothing, one at a time, from a client that polls",
         than: "qemu-storage-daemon",
         scenario: "null-blk",
         cell: "one queue, QD1, client polls",
@@ -38,7 +38,7 @@ const PROMISES: [Promise; 8] = [
         key: "iops",
     },
     Promise {
-        what: "4 KiB reads of a file past the page cache, 64 at a time",
+        what: "4 KiB reads of a file past the page cache, 64 at a time, from a client that polls",
         than: "fio with io_uring on the host, no guest",
         scenario: "file-blk",
         cell: "O_DIRECT, QD64, client polls",
@@ -47,7 +47,7 @@ const PROMISES: [Promise; 8] = [
         key: "iops",
     },
     Promise {
-        what: "4 KiB reads of a file in the page cache, 64 at a time",
+        what: "4 KiB reads of a file in the page cache, 64 at a time, from a client that polls",
         than: "qemu-storage-daemon",
         scenario: "file-blk",
         cell: "page cache, QD64, client polls",
@@ -56,7 +56,8 @@ const PROMISES: [Promise; 8] = [
         key: "iops",
     },
     Promise {
-        what: "UDP packets of 64 bytes of one flow, guest to tap",
+        what: "UDP packets of 64 bytes, guest to tap: one flow, a full ring, checksums left to the \
+               host",
         than: "a bare loop of one write for each packet",
         scenario: "tap-small",
         cell: "64 B, UDP of one flow, to a tap",
@@ -65,7 +66,8 @@ const PROMISES: [Promise; 8] = [
         key: "throughput",
     },
     Promise {
-        what: "TCP segments of 512 bytes of one flow, guest to tap",
+        what: "TCP segments of 512 bytes, guest to tap: one flow, a full ring, checksums left to \
+               the host, TSO off",
         than: "a bare loop of one write for each packet",
         scenario: "tap-small",
         cell: "512 B, TCP of one flow, to a tap",

@@ -266,3 +266,20 @@ fn what_is_not_served_is_refused_where_an_acknowledgement_is_asked_for() {
     refused(front.set_config(0, &[1]), 25);
     write_and_read(&mut guest.queues[0], 0..50, 0);
 }
+
+/// QEMU with `-m 1G` alone: it has no memory to share, and sends none.
+#[test]
+fn rings_without_any_memory_are_told_to_the_operator() {
+    let daemon = Daemon::blk(&["--memory", "1M", "--num-queues", "1"]);
+    let mut front = FrontEnd::connect(&daemon.socket(), PATIENCE).unwrap();
+    front.set_owner().unwrap();
+    front.set_features(VIRTIO_F_VERSION_1 | F_PROTOCOL_FEATURES).unwrap();
+    let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    front.set_vring_num(0, 128).unwrap();
+    front.set_vring_base(0, 0).unwrap();
+    let (descriptor, used, available) = (4096, 8192, 12288);
+    let addr = VringAddr { index: 0, flags: 0, descriptor, used, available, log: 0 };
+    front.set_vring_addr(&addr).unwrap();
+    front.set_vring_kick(0, Some(kick.as_fd())).unwrap();
+    assert!(wait_until(|| daemon.log().contains("has sent no memory")), "{}", daemon.log());
+}

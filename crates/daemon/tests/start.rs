@@ -204,7 +204,7 @@ fn the_example_is_a_plan_that_holds() {
     let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let names: Vec<_> = plan["blk"].as_array().unwrap().iter().map(|b| &b["name"]).collect();
     assert_eq!(names, ["root", "data", "scratch"]);
-    assert_eq!(plan["daemon"]["control"], "/run/manyring/control");
+    assert_eq!(plan["daemon"]["control"], "/run/manyring/control.sock");
 }
 
 /// The keys of the last table of `config`, as the program lists them.

@@ -13,6 +13,7 @@ mod pace;
 mod requests;
 pub mod session;
 mod socket;
+mod unshared;
 mod vring;
 
 pub use listener::{ListenError, Listener, PATH_LEN_MAX, SocketPermissions, check_path};
@@ -20,12 +21,11 @@ pub use requests::FrontError;
 pub use socket::SocketError;
 
 use manyring_device::Device;
-
 use manyring_engine::{Event, EventKind, Janitor, Origin};
 use manyring_memory::MemoryRules;
 use pace::Pace;
 use requests::{Front, told_if_slow};
-use socket::{Connection, ForeignStream};
+use socket::{Connection, ForeignStream, has_left};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -34,6 +34,7 @@ use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
+use unshared::Unshared;
 
 /// Where the front-end comes from.
 #[derive(Debug)]
@@ -367,6 +368,7 @@ impl Server {
         let device = self.device.name();
         self.connected.send_replace(true);
         tracing::info!(device, "front-end connected");
+        let mut unshared = Unshared::default();
         loop {
             let next = async {
                 self.paced().await;
@@ -381,6 +383,7 @@ impl Server {
                         answered = self.answer(&connection, &mut front, message) => answered,
                         () = self.given_up() => Ok(()),
                     };
+                    unshared.note(front.lacks_memory(), Instant::now());
                     if let Err(end) = answered {
                         // Log the events that its queues have sent before the end.
                         while let Ok(event) = events.try_recv() {
@@ -396,13 +399,14 @@ impl Server {
                     }
                 }
                 () = origin.blocked() => {
-                    if origin.is_costly() {
-                        tracing::warn!(device, "session ends: too many waiters on its eventfd");
-                    } else {
-                        tracing::warn!(device, "session ends: its eventfd is full and blocks us");
-                    }
+                    let why = match origin.is_costly() {
+                        true => "too many waiters on its eventfd",
+                        false => "its eventfd is full and blocks us",
+                    };
+                    tracing::warn!(device, "session ends: {why}");
                     return Ended { front, connection: None, origin };
                 }
+                () = passed(unshared.due()) => unshared.tell(device),
                 Ok(()) = changes.changed() => front.send_config_change(),
                 () = self.stopped() => {
                     return Ended { front, connection: Some(connection), origin };
@@ -487,13 +491,4 @@ async fn passed(time: Option<Instant>) {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,
     }
-}
-
-/// True if the front-end has closed its end. The session may not have seen this yet, because it is
-/// busy with an earlier message.
-fn has_left(stream: &UnixStream) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
-    let polled = poll(&mut fds, Some(&Timespec::default()));
-    polled.is_ok() && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP)
 }

@@ -70,6 +70,11 @@ impl Front {
         }
     }
 
+    /// True if a vring waits for memory alone.
+    pub(super) fn lacks_memory(&self) -> bool {
+        self.session.lacks_memory()
+    }
+
     /// Handles one message to the end: carries out its effects, then returns its reply, if any.
     pub(super) async fn handle(&mut self, message: Message) -> Result<Option<Vec<u8>>, FrontError> {
         let Message { header, payload, fds } = message;

@@ -77,6 +77,11 @@ impl Vring {
     pub fn addresses(&self) -> Option<RingAddresses> {
         self.addresses
     }
+
+    /// True if it has its size, addresses and kick.
+    fn is_complete(&self) -> bool {
+        self.size.is_some() && self.addresses.is_some() && self.kick == KickState::Set
+    }
 }
 
 /// A session's state.
@@ -117,6 +122,13 @@ impl Session {
     pub fn is_enabled(&self, index: usize) -> bool {
         let unsaid = self.features() & F_PROTOCOL_FEATURES == 0;
         self.vrings.get(index).is_some_and(|v| v.enabled.unwrap_or(unsaid))
+    }
+
+    /// True if a vring has all that it needs to start, but the front-end has given no memory, as a
+    /// VMM does whose guest memory is not shared.
+    #[must_use]
+    pub fn lacks_memory(&self) -> bool {
+        self.regions.is_empty() && self.vrings.iter().any(Vring::is_complete)
     }
 
     /// Notes that the transport could not start the vring.
@@ -405,9 +417,7 @@ impl Session {
             return;
         }
         for (index, vring) in self.vrings.iter_mut().enumerate() {
-            let complete =
-                vring.size.is_some() && vring.addresses.is_some() && vring.kick == KickState::Set;
-            if complete && !vring.running && !vring.refused {
+            if vring.is_complete() && !vring.running && !vring.refused {
                 vring.running = true;
                 effects.push(Effect::Start(index));
             }

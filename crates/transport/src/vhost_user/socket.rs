@@ -313,3 +313,12 @@ fn receive_once(stream: impl AsFd, missing: usize) -> io::Result<Received> {
     bytes.truncate(len);
     Ok(Received { bytes, fds, is_truncated })
 }
+
+/// True if the front-end has closed its end. The session may not have seen this yet, because it is
+/// busy with an earlier message.
+pub(super) fn has_left(stream: &UnixStream) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+    let polled = poll(&mut fds, Some(&Timespec::default()));
+    polled.is_ok() && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP)
+}
