@@ -15,7 +15,7 @@
 use crate::bridge::{OddKind, OurEnd};
 use crate::ends;
 use crate::foreign::{ForeignFd, Write};
-use crate::sentry::{self, Sight};
+use crate::sentry::{self, SEEN};
 use manyring_memory::EventPort;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, OFlags};
@@ -268,9 +268,8 @@ impl Call {
         if is_odd {
             return self.0.ring_odd();
         }
-        let written = sentry::write(fd, 1);
-        if matches!(written, Ok(Sight::Inside) | Err(Errno::INTR)) {
-            self.0.tell_seen(written);
+        if let Err(errno) = sentry::write(fd, 1) {
+            self.0.tell_odd(errno);
         }
     }
 
@@ -338,6 +337,7 @@ impl Bell {
 
     /// Rings a doorbell whose writes have been odd before.
     #[cold]
+    #[inline(never)]
     fn ring_odd(&self) {
         let Self::Foreign(theirs) = self else { return };
         match theirs.fd.origin().next_write() {
@@ -349,12 +349,13 @@ impl Bell {
 
     /// Notes that a write to the eventfd has blocked, or was seen by the sentry.
     #[cold]
-    fn tell_seen(&self, written: Result<Sight, Errno>) {
+    #[inline(never)]
+    fn tell_odd(&self, errno: Errno) {
         match self {
-            Self::Foreign(theirs) if written.is_ok() => theirs.fd.origin().suspect(),
-            Self::Foreign(theirs) => theirs.fd.origin().tell_blocked(),
+            Self::Foreign(theirs) if errno == SEEN => theirs.fd.origin().suspect(),
+            Self::Foreign(theirs) if errno == Errno::INTR => theirs.fd.origin().tell_blocked(),
             Self::Shared(_, is_blocked)
-                if written.is_err() && !is_blocked.swap(true, Ordering::Relaxed) =>
+                if errno == Errno::INTR && !is_blocked.swap(true, Ordering::Relaxed) =>
             {
                 tracing::warn!("a full event channel blocks its notifier: it is told no more");
             }
