@@ -152,7 +152,7 @@ impl BlkQueue {
     /// Bytes of arena that a queue takes at most.
     #[must_use]
     pub fn arena_size(options: &BlkOptions) -> u64 {
-        let data = u64::from(options.buffer_size).next_multiple_of(4096);
+        let data = (u64::from(options.buffer_size) + options.skew).next_multiple_of(4096);
         let slot = Self::slot_size(options).next_multiple_of(64) + data;
         Vring::arena_size(options.queue_size) + u64::from(options.queue_size) * slot + 8192
     }
@@ -179,8 +179,9 @@ impl BlkQueue {
             slots.push(Slot { header, data: 0, table, words });
         }
         // Data lies page by page, as a guest's page cache does: O_DIRECT needs it aligned.
-        for slot in &mut slots {
-            slot.data = arena.alloc(options.buffer_size.into(), 4096)?;
+        // What is skewed is refused there.
+        for (slot, skew) in slots.iter_mut().zip([0, options.skew].into_iter().cycle()) {
+            slot.data = arena.alloc(u64::from(options.buffer_size) + skew, 4096)? + skew;
         }
         Ok(Self {
             arena: arena.clone(),

@@ -20,6 +20,8 @@ pub struct BlkOptions {
     pub buffer_size: u32,
     /// Data descriptors hold at most this many bytes.
     pub segment_size: u32,
+    /// How many bytes behind the start of a page the data of every second request lies.
+    pub skew: u64,
     /// Where the ring indexes begin.
     pub base: u16,
     /// Bytes of guest memory that no queue takes, for whatever a test adds.
@@ -41,6 +43,7 @@ impl Default for BlkOptions {
             protocol_features: PROTOCOL_F_MQ | PROTOCOL_F_CONFIG | PROTOCOL_F_REPLY_ACK,
             buffer_size: 64 << 10,
             segment_size: 64 << 10,
+            skew: 0,
             base: 0,
             spare: 64 << 10,
             patience: Duration::from_secs(30),

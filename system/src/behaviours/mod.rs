@@ -10,6 +10,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 mod bench_report;
+mod direct_past_the_cache;
 mod full_host_waits;
 mod hundred_devices_idle;
 mod image_lock_refuses_others;
@@ -58,6 +59,7 @@ pub const ALL: &[Behaviour] = &[
     soak_short::BEHAVIOUR,
     image_lock_refuses_others::BEHAVIOUR,
     sectors_stay::BEHAVIOUR,
+    direct_past_the_cache::BEHAVIOUR,
     uml_ext4_checksums::BEHAVIOUR,
     full_host_waits::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
