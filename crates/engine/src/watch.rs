@@ -79,8 +79,9 @@ pub(crate) struct Post {
     /// The queue whose turn it is; 0: of none.
     queue: AtomicU64,
     is_held: AtomicBool,
-    /// What the watch saw last: the beats, and in how many ticks these have been the same.
-    seen: Mutex<(u64, u64)>,
+    /// What the watch saw last, and in how many ticks it has been the same. Only the watch writes.
+    seen: AtomicU64,
+    same_ticks: AtomicU64,
     held: Mutex<Option<(Held, Instant)>>,
 }
 
@@ -108,7 +109,8 @@ impl Post {
             beats: AtomicU64::new(0),
             queue: AtomicU64::new(0),
             is_held: AtomicBool::new(false),
-            seen: Mutex::default(),
+            seen: AtomicU64::new(0),
+            same_ticks: AtomicU64::new(0),
             held: Mutex::default(),
         });
         posts.retain(|post| post.strong_count() > 0);
@@ -171,13 +173,12 @@ impl Post {
     /// Looks at the thread. True if it is at work.
     fn look(&self) -> bool {
         let beats = self.beats.load(Ordering::SeqCst);
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.0 != beats {
-            *seen = (beats, 0);
+        if self.seen.swap(beats, Ordering::Relaxed) != beats {
+            self.same_ticks.store(0, Ordering::Relaxed);
             self.free();
         } else if beats % 2 == 1 {
-            seen.1 += 1;
-            if seen.1 >= STUCK_TICKS && !self.is_held() {
+            let ticks = self.same_ticks.fetch_add(1, Ordering::Relaxed) + 1;
+            if ticks >= STUCK_TICKS && !self.is_held() {
                 self.name();
             }
         }
@@ -220,6 +221,13 @@ impl Post {
             let seconds = began.elapsed().as_secs_f64();
             tracing::info!(thread, device, seconds, "the thread has come back");
         }
+    }
+}
+
+impl Drop for Post {
+    /// A thread that ends as soon as it has come back is told of as well.
+    fn drop(&mut self) {
+        self.free();
     }
 }
 
@@ -303,7 +311,8 @@ mod tests {
         idle.enter();
         busy.enter();
         busy.at_work();
-        let ticks = || busy.seen.lock().unwrap().1;
+        // No lock here: whoever waits for one sleeps, and would be named.
+        let ticks = || busy.same_ticks.load(Ordering::Relaxed);
         // It uses the CPU, or waits for one, in one long round.
         while ticks() < 3 * STUCK_TICKS {
             std::hint::spin_loop();
