@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "steps are timed by the real clock")]
 
+mod beside;
 mod cargo;
 mod demo;
 mod gate;
@@ -38,6 +39,12 @@ enum Command {
         /// Only system tests whose name holds this.
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
+        /// Keep N threads busy beside the tests: no test may depend on a quiet machine.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        beside: usize,
+        /// Run the tests again, up to N times, until they fail.
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        times: usize,
     },
     /// Run the whole gate.
     Ci,
@@ -137,7 +144,7 @@ fn run(command: Command) -> Outcome {
     }
     match command {
         Command::Demo { guest } => demo::run(guest.into()),
-        Command::Test { only } => test::run(only.as_deref()),
+        Command::Test { only, beside, times } => test::run(only.as_deref(), beside, times),
         Command::Ci => gate::run(),
         Command::Tidy => tidy::run(),
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),

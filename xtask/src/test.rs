@@ -1,14 +1,23 @@
 //! `cargo xtask test`: every test there is, and their totals on one line.
 
+use crate::beside::Busy;
 use crate::cargo::{self, build_bench, build_daemon, cargo};
 use manyring_system::behaviours::ALL;
 use manyring_system::runner::{self, Totals};
 use manyring_system::{Outcome, check, packages};
 
-pub(crate) fn run(only: Option<&str>) -> Outcome {
-    let totals = all(only)?;
-    println!("\n{}", totals.report());
-    check(totals.failed == 0, || "not every test passed".into())
+/// Runs the tests `times` times, or until one fails, beside `beside` busy threads.
+pub(crate) fn run(only: Option<&str>, beside: usize, times: usize) -> Outcome {
+    let _busy = Busy::start(beside)?;
+    for time in 1..=times.max(1) {
+        let totals = all(only)?;
+        if times > 1 {
+            println!("\nrun {time} of {times}");
+        }
+        println!("\n{}", totals.report());
+        check(totals.failed == 0, || "not every test passed".into())?;
+    }
+    Ok(())
 }
 
 /// What the tests of network ports run beside the kernel.
