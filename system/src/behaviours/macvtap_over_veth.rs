@@ -51,8 +51,8 @@ fn run(scene: &Scene<'_>) -> Outcome {
     }
     guest.proceed()?;
     let said = guest.finish(LIMIT)?;
-    Flow::arrived(&said, "to-host", 0)?;
-    Flow::arrived(&said, "to-guest", 0)?;
+    Flow::arrived(&said, "to-host")?;
+    Flow::arrived(&said, "to-guest")?;
     daemon.stop()?;
     namespace.holds_only(&["under0", "far0", "macvtap0"])
 }

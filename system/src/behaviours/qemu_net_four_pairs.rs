@@ -108,11 +108,11 @@ fn run(scene: &Scene<'_>) -> Outcome {
     guest.proceed()?;
     let said = guest.finish(LIMIT)?;
     for name in ["one", "one-back", "load"] {
-        Flow::arrived(&said, name, 0)?;
+        Flow::arrived(&said, name)?;
     }
     for cpu in 0..PAIRS {
-        Flow::arrived(&said, &format!("to-host-{cpu}"), 0)?;
-        Flow::arrived(&said, &format!("to-guest-{cpu}"), 0)?;
+        Flow::arrived(&said, &format!("to-host-{cpu}"))?;
+        Flow::arrived(&said, &format!("to-guest-{cpu}"))?;
     }
     lost_nothing(&daemon.queues()?)?;
     daemon.stop()

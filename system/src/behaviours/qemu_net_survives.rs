@@ -81,7 +81,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     check(sum > 1000, || format!("the daemon that was started again moved {sum} packets"))?;
     guest.proceed()?;
     let said = guest.finish(LIMIT)?;
-    Flow::arrived(&said, "load", 0)?;
+    Flow::arrived(&said, "load")?;
     daemon.stop()?;
     namespace.holds_only(&[TAP])
 }

@@ -53,10 +53,6 @@ echo "RECEIVED $(cat /tmp/received)"
 
 /// Each of these flows of the guest's can be merged.
 const TO_HOST: [&str; 5] = ["tcp", "tcp-small", "tcp6-small", "udp-small", "udp6-small"];
-/// Per cent of datagrams: the receiver may be busy for longer than its queue lasts.
-const LOST_MAX: u64 = 20;
-/// A tenth of what a busy host does in a second.
-const DATAGRAMS_MIN: u64 = 100;
 /// 1 GiB from the guest, 128 MiB to it.
 const KIB_OUT: u64 = 1 << 20;
 const KIB_IN: u64 = 1 << 17;
@@ -98,12 +94,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     guest.proceed()?;
     let said = guest.finish(LIMIT)?;
     for name in TO_HOST.into_iter().chain(["udp-to-guest", "tcp-to-guest"]) {
-        let Some((lost, sent)) = Flow::of(&said, name)?.datagrams else {
-            Flow::arrived(&said, name, 0)?;
-            continue;
-        };
-        let few = sent > DATAGRAMS_MIN && lost * 100 <= sent * LOST_MAX;
-        check(few, || format!("flow {name}: {lost} of {sent} datagrams were lost"))?;
+        Flow::arrived(&said, name)?;
     }
     let received = said.lines().find_map(|line| line.strip_prefix("RECEIVED ")).unwrap_or_default();
     same("to the guest", received, &to_guest)?;

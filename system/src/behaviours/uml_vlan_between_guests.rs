@@ -90,8 +90,8 @@ fn run(scene: &Scene<'_>) -> Outcome {
     serving.reach("asked-again", LIMIT)?;
     asking.proceed()?;
     let said = asking.finish(LIMIT)?;
-    Flow::arrived(&said, "to-server", 0)?;
-    Flow::arrived(&said, "to-client", 0)?;
+    Flow::arrived(&said, "to-server")?;
+    Flow::arrived(&said, "to-client")?;
     serving.proceed()?;
     serving.finish(LIMIT)?;
     let tagged = capture.stop()?.count("vlan.id == 5 && tcp")?;

@@ -36,24 +36,24 @@ impl Flow {
         line.and_then(parse).ok_or_else(|| format!("iperf3 -c {words} said {said:?}"))
     }
 
-    /// As [`Flow::of`]; and something arrived, without loss beyond `percent` of the datagrams.
+    /// As [`Flow::of`]; and something arrived.
     ///
     /// # Errors
     /// It is not so.
-    pub fn arrived(said: &str, name: &str, percent: u64) -> Outcome<Self> {
+    pub fn arrived(said: &str, name: &str) -> Outcome<Self> {
         let flow = Self::of(said, name)?;
-        flow.is_whole(name, percent).map(|()| flow)
+        flow.has_arrived(name).map(|()| flow)
     }
 
-    /// Something arrived, without loss beyond `percent` of the datagrams.
+    /// Something arrived. How many datagrams are lost follows from how long the host's scheduler
+    /// lets a receiver wait, so no test asserts it: what the daemon drops, its counters tell.
     ///
     /// # Errors
     /// It is not so.
-    pub fn is_whole(&self, name: &str, percent: u64) -> Outcome {
-        check(self.megabits >= 1.0, || format!("flow {name}: {} Mbit/s", self.megabits))?;
+    pub fn has_arrived(&self, name: &str) -> Outcome {
+        check(self.megabits > 0.0, || format!("flow {name}: {} Mbit/s", self.megabits))?;
         self.datagrams.map_or(Ok(()), |(lost, sent)| {
-            let few = lost * 100 <= sent * percent;
-            check(few, || format!("flow {name}: {lost} of {sent} datagrams were lost"))
+            check(lost < sent, || format!("flow {name}: {lost} of {sent} datagrams were lost"))
         })
     }
 }
@@ -88,9 +88,10 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_flow_and_a_lossy_one_did_not_arrive() {
-        assert!(Flow::arrived(SAID, "dead", 0).unwrap_err().contains("0 Mbit/s"));
-        assert!(Flow::arrived(SAID, "udp", 1).unwrap_err().contains("9 of 863"));
-        assert!(Flow::arrived(SAID, "udp", 2).is_ok() && Flow::arrived(SAID, "tcp", 0).is_ok());
+    fn a_dead_flow_and_one_that_was_lost_did_not_arrive() {
+        assert!(Flow::arrived(SAID, "dead").unwrap_err().contains("0 Mbit/s"));
+        let all_lost = SAID.replace("9/863", "863/863");
+        assert!(Flow::arrived(&all_lost, "udp").unwrap_err().contains("863 of 863"));
+        assert!(Flow::arrived(SAID, "udp").is_ok() && Flow::arrived(SAID, "tcp").is_ok());
     }
 }

@@ -81,7 +81,7 @@ fn guest_whose_next_daemon_finds_no_file_descriptors_waits_for_them() {
         assert!(!says("device closed"), "{more} more: {}", daemon.log());
         // What was taken and was not enough is given back.
         let fds = *held.get_or_insert(daemon.holdings().fds);
-        assert!(wait_until(|| daemon.holdings().fds == fds), "{:?}, not {fds}", daemon.holdings());
+        assert!(wait_until(|| daemon.holdings().fds <= fds), "{:?}, not {fds}", daemon.holdings());
         if !waits {
             break;
         }

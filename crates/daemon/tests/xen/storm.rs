@@ -112,7 +112,9 @@ fn two_hundred_disks_that_come_and_go_at_once_are_all_served_and_leave_nothing()
         storm(&mut world, 100, 100_000);
         let (before, touched) = (holdings(), resident(&daemon));
         storm(&mut world, 100, 200_000);
-        assert!(wait_until(|| holdings() == before), "{:?}, before {before:?}", holdings());
+        // A worker that has had no queue for a minute ends, and then the daemon holds less.
+        let holds_no_more = || holdings().0 <= before.0 && holdings().1 <= before.1;
+        assert!(wait_until(holds_no_more), "{:?}, before {before:?}", holdings());
         drop(end);
         let grown = resident(&daemon).saturating_sub(touched);
         assert!(grown < 4096, "{grown} pages of memory are not given back");
