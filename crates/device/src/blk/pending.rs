@@ -36,15 +36,28 @@ pub(super) struct InFlight<R> {
     pub(super) offset: u64,
 }
 
+impl<R> InFlight<R> {
+    /// The bytes of guest memory that the request reads or writes.
+    #[inline]
+    fn weight(&self) -> u64 {
+        match self.kind {
+            Kind::Read | Kind::Write => self.len.into(),
+            _ => 0,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Pending<R> {
     requests: Table<InFlight<R>>,
     epochs: Epochs,
+    /// The bytes of all requests that are kept.
+    bytes: u64,
 }
 
 impl<R> Pending<R> {
     pub(super) fn new(memory: Arc<GuestMemory>) -> Self {
-        Self { requests: Table::new(), epochs: Epochs::new(memory) }
+        Self { requests: Table::new(), epochs: Epochs::new(memory), bytes: 0 }
     }
 
     /// The snapshot in which the slices of new requests lie.
@@ -52,10 +65,17 @@ impl<R> Pending<R> {
         self.epochs.memory(self.epochs.current())
     }
 
+    /// The bytes of all requests that are kept.
+    #[inline]
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Keeps a request. Returns its token, the slot of its chain, which its completion carries.
     #[inline]
     pub(super) fn add(&mut self, request: InFlight<R>) -> u32 {
         let slot = request.chain.slot();
+        self.bytes += request.weight();
         self.requests.insert(slot, self.epochs.begin(), request);
         slot.into()
     }
@@ -66,6 +86,7 @@ impl<R> Pending<R> {
     #[inline]
     pub(super) fn finish(&mut self, token: u32) -> Option<(InFlight<R>, &GuestMemory)> {
         let (epoch, request) = self.requests.take(token)?;
+        self.bytes -= request.weight();
         self.epochs.end(epoch);
         Some((request, self.epochs.memory(epoch)))
     }

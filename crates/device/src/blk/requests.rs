@@ -28,6 +28,11 @@ use std::sync::Arc;
 /// while queues of other guests wait.
 const BURST_MAX: usize = 128;
 
+/// A queue pops no more while its requests in flight read or write this many bytes: what was popped
+/// is to be done, or waited for, when the front-end stops the queue or is gone. A single request may
+/// have more.
+const BYTES_MAX: u64 = 64 << 20;
+
 /// The requests of a queue.
 #[derive(Debug)]
 pub(super) struct Requests<R> {
@@ -61,6 +66,12 @@ impl<R> Requests<R> {
     #[inline]
     pub(super) fn burst_max(&self) -> usize {
         self.burst_max
+    }
+
+    /// True if the requests in flight have as many bytes as a queue takes at once.
+    #[inline]
+    pub(super) fn are_many_bytes(&self) -> bool {
+        self.pending.bytes() >= BYTES_MAX
     }
 
     /// The snapshot in which the slices of new requests lie.

@@ -20,6 +20,7 @@ use manyring_wire::blk::{
 };
 use manyring_wire::host_size;
 use rustix::io::Errno;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
@@ -76,9 +77,10 @@ impl BlkQueue {
         self.requests.retire(memory, reply);
     }
 
-    /// True if no request is taken out of the ring until one in flight is done.
+    /// True if no request is taken out of the ring until one in flight is done: there are many of
+    /// them, or they have many bytes.
     pub(crate) fn is_full(&self, queue: &impl Chains) -> bool {
-        queue.in_flight() >= IN_FLIGHT_MAX
+        queue.in_flight() >= IN_FLIGHT_MAX || self.requests.are_many_bytes()
     }
 
     /// Gives up what is in flight, when the queue ends.
@@ -97,13 +99,22 @@ impl BlkQueue {
         if self.requests.room.is_due(now_ns) {
             return self.retry(queue, ring, now_ns);
         }
+        if self.is_full(queue) {
+            return 0;
+        }
         let room = usize::from(IN_FLIGHT_MAX.saturating_sub(queue.in_flight()));
-        let popped = queue.pop_batch(&mut self.batch, self.requests.burst_max().min(room));
+        let mut popped = queue.pop_batch(&mut self.batch, self.requests.burst_max().min(room));
         if popped == 0 {
             return 0;
         }
-        for index in 0..popped {
+        let mut index = 0;
+        while index < popped {
             self.take_request(queue, index, now_ns);
+            index += 1;
+            if self.requests.are_many_bytes() {
+                self.put_back(queue, index..popped);
+                popped = index;
+            }
         }
         self.requests.start(ring);
         popped
@@ -150,6 +161,16 @@ impl BlkQueue {
         stats.waiting_for_room.set(0);
         self.requests.room.end(false);
         failed
+    }
+
+    /// Puts the last chains of the batch back into the ring, untouched.
+    #[cold]
+    fn put_back(&mut self, queue: &mut impl Chains, indexes: Range<usize>) {
+        for index in indexes.rev() {
+            if let Some((chain, ..)) = self.batch.take(index) {
+                queue.unpop(chain);
+            }
+        }
     }
 
     /// Parses one chain. A chain without room for header or status stops the queue.

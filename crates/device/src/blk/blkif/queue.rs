@@ -248,7 +248,9 @@ impl BlkifQueue {
             };
             let segments = segment_count(&kind);
             let lots = u32::try_from(segments.div_ceil(LOT_PAGES)).unwrap_or(u32::MAX);
-            let has_lots = self.lots == 0 || lots <= self.lots_max.saturating_sub(self.lots);
+            let has_lots = self.lots == 0
+                || lots <= self.lots_max.saturating_sub(self.lots)
+                    && !self.requests.are_many_bytes();
             if !has_lots || (segments > segments_left && taken > 0) {
                 self.is_held = !has_lots;
                 each_left(batch, index..popped, |chain| ring.unpop(chain));

@@ -95,6 +95,7 @@ pub(super) fn rig_with(
     }
     driver.publish();
     let device = Guest::plain().device;
+    device.shared.capacity.store(1 << 30, Ordering::Relaxed);
     let blk = BlkQueue::new(disk.open_queue(false).unwrap(), device.shared.clone(), memory.clone());
     let activation = Activation {
         index: 0,
@@ -175,6 +176,34 @@ fn a_queue_takes_a_bounded_number_of_requests_at_once_and_sleeps_until_it_has_ro
     // Now the next work is the driver's to bring.
     assert!(settles(&mut queue, &mut wait, false, 2 * late));
     assert!(driver.add(&[(BEHIND, 16)], &[(BEHIND + 64, 1)]).is_some() && driver.publish());
+}
+
+#[test]
+fn a_queue_takes_no_more_while_the_bytes_in_flight_are_many_and_one_request_may_have_more() {
+    // Each descriptor names the same mebibyte.
+    for (mebibytes, expected) in [(8, 8), (5, 13), (63, 2), (100, 1)] {
+        let gate = Arc::new(AtomicBool::new(false));
+        let disk = GatedDisk(gate.clone());
+        let (mapping, mut driver, mut queue) = rig_with(&disk, 0, RingFeatures::default());
+        let header = mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap();
+        header.write_from(&[0; 16]);
+        let writable = [vec![(0, 1 << 20); mebibytes], vec![(BEHIND + 64, 1)]].concat();
+        for _ in 0..32 {
+            driver.add(&[(BEHIND, 16)], &writable).unwrap();
+        }
+        driver.publish();
+        let mut wait = Wait::new(false).unwrap();
+        queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
+        while turn(&mut queue, &mut wait, 0) {}
+        assert_eq!(queue.stats().in_flight.value(), expected, "of {mebibytes} MiB each");
+        assert!(settles(&mut queue, &mut wait, false, 1_000_000_000));
+        gate.store(true, Ordering::Relaxed);
+        queue.wake(0);
+        // The disk writes nothing: the ring, which lies in the same memory, stays whole.
+        while turn(&mut queue, &mut wait, 0) {}
+        assert_eq!(std::iter::from_fn(|| driver.take_used()).count(), 32, "each once");
+        assert_eq!(queue.stats().in_flight.value(), 0);
+    }
 }
 
 #[test]
