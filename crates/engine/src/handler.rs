@@ -183,6 +183,12 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
         0
     }
 
+    /// The queue stops, and no chain is taken any more: from its next turn on the handler may put
+    /// back the chains that were popped last, as if they had never been popped.
+    fn stop(&mut self, ring: &R) {
+        let _ = ring;
+    }
+
     /// Serves the queue in `memory` from now on. The handler answers `fence` when nothing in flight
     /// uses older memory; this default is right only for a handler that keeps nothing in flight.
     fn retire_memory(&mut self, memory: Arc<GuestMemory>, fence: Fence) {

@@ -416,6 +416,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         self.give_back();
         self.give_up_aside();
         self.end_emptying();
+        self.handler.stop(&self.ring);
         // Nobody receives this fence. It tells the handler that somebody waits for the end of what
         // is in flight, so that a transmitq whose port keeps frames for long logs a warning.
         let (fence, _) = oneshot::channel();

@@ -47,6 +47,11 @@ impl<T> Table<T> {
         self.0.get_mut(slot as usize)?.take()
     }
 
+    /// All that is in flight, with its slots.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        (0..).zip(&self.0).filter_map(|(slot, entry)| Some((slot, &entry.as_ref()?.1)))
+    }
+
     /// Takes all that is left.
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.0.drain(..).flatten().map(|(_, what)| what)

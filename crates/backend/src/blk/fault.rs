@@ -181,6 +181,10 @@ impl DiskQueue for FaultQueue {
         self.inner.on_event(token, result, ring, done);
     }
 
+    fn recall(&mut self, token: u32, ring: Option<&mut Ring>) -> bool {
+        !self.held.contains(&token) && self.inner.recall(token, ring)
+    }
+
     fn release_memory(&mut self) {
         self.pass.release();
         self.inner.release_memory();

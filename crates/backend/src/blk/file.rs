@@ -143,6 +143,10 @@ impl DiskQueue for FileQueue {
         }
     }
 
+    fn recall(&mut self, token: u32, _ring: Option<&mut Ring>) -> bool {
+        self.backlog.recall(token) || self.aside.recall(token)
+    }
+
     fn release_memory(&mut self) {
         self.task.rest.release();
     }

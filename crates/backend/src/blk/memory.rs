@@ -128,6 +128,10 @@ impl DiskQueue for MemoryQueue {
         }
     }
 
+    fn recall(&mut self, token: u32, _ring: Option<&mut Ring>) -> bool {
+        self.backlog.recall(token)
+    }
+
     fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
         let storage = &self.storage;
         self.backlog.run(done, |task, bytes| piece(storage, task, bytes))

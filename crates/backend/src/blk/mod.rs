@@ -234,6 +234,14 @@ pub trait DiskQueue: Send + std::fmt::Debug {
         let _ = (token, result, ring, done);
     }
 
+    /// The queue stops: takes a request back, if nobody has begun with it or what was done of it
+    /// can be done again. True: it is as if it had never been submitted, and has no completion.
+    /// False: its completion comes, with `ECANCELED` if a long transfer has ended after a piece.
+    fn recall(&mut self, token: u32, ring: Option<&mut Ring>) -> bool {
+        let _ = (token, ring);
+        false
+    }
+
     /// An eventfd that another thread writes when [`Self::reap`] has a completion from it. The
     /// worker watches it while the queue is attached, and never reads it.
     fn readiness(&self) -> Option<BorrowedFd<'_>> {

@@ -25,7 +25,7 @@
 
 use super::bounce::Bounce;
 use super::file::serve_to_the_end;
-use super::task::Task;
+use super::task::{Task, head};
 use super::{Completion, Image, Op};
 use crate::sys::uring::{Event, Inbox};
 use manyring_memory::{Duty, take_duty};
@@ -65,7 +65,17 @@ struct State {
     /// The thread runs, and has to be woken for the next task.
     is_asleep: bool,
     is_closed: bool,
+    /// The job that the thread has: its inbox, and its `user_data`.
+    under_way: Option<(Arc<Inbox>, u64)>,
+    /// That job is to end after a piece.
+    must_end: bool,
 }
+
+/// A job ends after so many bytes, if its queue stops.
+const PIECE: u64 = 4 << 20;
+/// How many of the jobs that came last are looked through for one that is to be taken back: those
+/// of a queue that stops are the last, but for those of the disk's other queues.
+const RECALL_REACH: usize = 4096;
 
 /// A task with its file and its queue's inbox. The thread has the image only by its jobs: an idle
 /// thread that held the image would keep the image's lock.
@@ -89,8 +99,12 @@ impl Shared {
         let mut is_idle = false;
         loop {
             if let Some(taken) = state.take() {
+                let (job, _) = &taken;
+                state.under_way = Some((job.inbox.clone(), job.user_data));
+                state.must_end = false;
                 return Some(taken);
             }
+            state.under_way = None;
             if is_idle || state.is_closed {
                 state.is_running = false;
                 return None;
@@ -158,7 +172,23 @@ impl Offload {
         // In the place of the thread: one worker at a time.
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bounce = Bounce::of_worker();
-        jobs.into_iter().for_each(|(job, joined)| job.run(joined, &mut bounce));
+        jobs.into_iter().for_each(|(job, joined)| job.run(joined, (&mut bounce, &|| false)));
+    }
+
+    /// Takes back a transfer that the thread has not begun with: true. One that is under way ends
+    /// after a piece, with `ECANCELED`, unless that is its end anyway.
+    pub(crate) fn recall(&self, inbox: &Arc<Inbox>, user_data: u64) -> bool {
+        let is_it = |of: &Arc<Inbox>, data: u64| data == user_data && Arc::ptr_eq(of, inbox);
+        let mut state = self.shared.lock();
+        let last = state.tasks.iter().enumerate().rev().take(RECALL_REACH);
+        let found = last.filter(|(_, job)| job.is_transfer());
+        let at = { found }.find(|(_, job)| is_it(&job.inbox, job.user_data)).map(|(at, _)| at);
+        let job = at.and_then(|at| state.tasks.remove(at));
+        if state.under_way.as_ref().is_some_and(|(of, data)| is_it(of, *data)) {
+            state.must_end = true;
+        }
+        drop(state);
+        job.is_some()
     }
 }
 
@@ -181,15 +211,35 @@ fn serve(shared: &Shared) {
     take_duty(Duty::Touch);
     let mut bounce = Bounce::of_thread();
     while let Some((job, joined)) = shared.next() {
-        job.run(joined, &mut bounce);
+        job.run(joined, (&mut bounce, &|| shared.lock().must_end));
     }
 }
 
 impl Job {
+    fn is_transfer(&self) -> bool {
+        matches!(self.task.op, Op::Read | Op::Write { .. })
+    }
+
     /// Serves the job. The flushes that have `joined` it end with the same result.
-    fn run(mut self, joined: Vec<Self>, bounce: &mut Bounce) {
-        let result = serve_to_the_end(&mut self.task, &self.image, bounce);
+    /// Between two pieces of a long transfer `must_end` is asked.
+    fn run(mut self, joined: Vec<Self>, (bounce, must_end): (&mut Bounce, &dyn Fn() -> bool)) {
+        let result = self.serve(bounce, must_end);
         joined.into_iter().chain([self]).for_each(|job| job.end(result));
+    }
+
+    fn serve(&mut self, bounce: &mut Bounce, must_end: &dyn Fn() -> bool) -> Result<(), Errno> {
+        let Self { task, image, .. } = self;
+        while task.len > PIECE && matches!(task.op, Op::Read | Op::Write { .. }) {
+            let mut piece = Task { token: task.token, op: task.op, ..Task::default() };
+            (piece.offset, piece.len) = (task.offset, PIECE);
+            head(&task.rest, PIECE, &mut piece.rest);
+            serve_to_the_end(&mut piece, image, bounce)?;
+            task.went_on(PIECE);
+            if must_end() {
+                return Err(Errno::CANCELED);
+            }
+        }
+        serve_to_the_end(task, image, bounce)
     }
 
     fn end(self, result: Result<(), Errno>) {
@@ -222,6 +272,11 @@ impl Aside {
     pub(crate) fn send(&self, task: Task) {
         let token = task.token;
         self.offload.send(task, &self.inbox, u64::from(token));
+    }
+
+    /// As [`Offload::recall`].
+    pub(crate) fn recall(&self, token: u32) -> bool {
+        self.offload.recall(&self.inbox, u64::from(token))
     }
 
     /// The eventfd that is written when there is something to reap. Nobody reads it.
@@ -275,7 +330,7 @@ mod tests {
         let mut served = Vec::new();
         let mut serve_one = |one: &mut Aside| {
             let (job, joined) = offload.shared.lock().take().unwrap();
-            job.run(joined, &mut Bounce::of_thread());
+            job.run(joined, (&mut Bounce::of_thread(), &|| false));
             for aside in [one, &mut other] {
                 aside.reap(&mut served);
             }

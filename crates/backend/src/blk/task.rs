@@ -114,6 +114,12 @@ impl Backlog {
         self.tasks.push_back(task);
     }
 
+    /// Takes a task out of the backlog. False: it is not there.
+    pub(crate) fn recall(&mut self, token: u32) -> bool {
+        let at = self.tasks.iter().rposition(|task| task.token == token);
+        at.and_then(|at| self.tasks.remove(at)).is_some()
+    }
+
     /// Serves as much of the tasks as the turn's quota allows, and ends the turn. `serve` gets the
     /// first task, and how many bytes of it to serve. True if the next turn has more to do.
     pub(crate) fn run(

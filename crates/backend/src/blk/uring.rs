@@ -43,6 +43,7 @@
 mod apart;
 mod hand;
 mod in_flight;
+mod recall;
 mod zeroes;
 
 use super::bounce::Bounce;
@@ -342,23 +343,6 @@ impl UringQueue {
         serve_to_the_end(&mut task, &self.image, &mut Bounce::of_worker())
     }
 
-    /// True if the page cache holds these bytes, or if the system cannot tell. A read that misses
-    /// the page cache starts to read ahead, and may wait for a device that is full.
-    fn is_cached(&self, offset: u64, len: u64) -> bool {
-        sys::is_cached(self.image.file(), offset, len).unwrap_or(true)
-    }
-
-    /// True if a read is to be tried on the worker first ([`Self::read_cached`]).
-    fn reads_here(&mut self, offset: u64, len: u64, ring: &mut Ring) -> bool {
-        self.image.has_nowait()
-            && !self.image.is_direct()
-            && len <= INLINE_BYTES
-            && self.disk.is_some_and(|disk| ring.is_calm(disk))
-            && (!ring.is_shared() || self.is_cached(offset, len))
-            && self.quota.take(len)
-            && ring.take_inline(len)
-    }
-
     /// Serves a request on the worker, or gives it to the io_uring or to the disk's thread.
     fn begin(&mut self, request: &Request, pieces: Pieces<'_>, ring: &mut Ring) -> Option<Done> {
         if request.op == Op::Read && self.reads_here(request.offset, request.len, ring) {
@@ -454,6 +438,7 @@ impl DiskQueue for UringQueue {
             }
         };
         let result = match step {
+            Step::Again if self.in_flight[token as usize].ends_now() => Err(Errno::CANCELED),
             Step::Again => return self.start(token, ring),
             // A flush that `end_here` makes has reported its result to the image.
             Step::Here => self.end_here(token),
@@ -472,6 +457,10 @@ impl DiskQueue for UringQueue {
         }
         self.close(token);
         done.push(Completion { token, result });
+    }
+
+    fn recall(&mut self, token: u32, ring: Option<&mut Ring>) -> bool {
+        ring.is_some_and(|ring| self.take_back(token, ring))
     }
 
     fn release_memory(&mut self) {

@@ -31,8 +31,12 @@ impl<R: Chains> Handler<R> for BlkQueue {
             popped = self.pop_and_submit(queue, turn.io.ring(), now_ns);
         }
         let was_full = self.is_full(queue);
-        let Completed { count, freed, lost, has_more } =
-            self.complete(queue, turn.stats, || turn.io.read_clock_ns());
+        let Completed { count, freed, lost, has_more } = if self.requests.are_recalled() {
+            let has_more = self.recall(queue, turn.io.ring());
+            self.answer(queue, turn.stats, || turn.io.read_clock_ns(), has_more)
+        } else {
+            self.complete(queue, turn.stats, || turn.io.read_clock_ns())
+        };
         // While the queue was full the driver was not asked for kicks: requests may wait in the
         // ring, and there is room for them now.
         let has_more = has_more || (was_full && freed > 0);
@@ -64,6 +68,12 @@ impl<R: Chains> Handler<R> for BlkQueue {
 
     fn fence(&mut self, fence: Fence) {
         self.requests.barrier(fence);
+    }
+
+    fn stop(&mut self, queue: &R) {
+        if !queue.is_faulted() {
+            self.requests.begin_recall();
+        }
     }
 
     fn abandon(&mut self, queue: &mut R) {

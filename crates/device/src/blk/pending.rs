@@ -49,7 +49,10 @@ impl<R> InFlight<R> {
 
 #[derive(Debug)]
 pub(super) struct Pending<R> {
-    requests: Table<InFlight<R>>,
+    /// Each with its number in the order in which they were added.
+    requests: Table<(u32, InFlight<R>)>,
+    /// The number of the request that was added last, less those that were put back.
+    last: u32,
     epochs: Epochs,
     /// The bytes of all requests that are kept.
     bytes: u64,
@@ -57,7 +60,7 @@ pub(super) struct Pending<R> {
 
 impl<R> Pending<R> {
     pub(super) fn new(memory: Arc<GuestMemory>) -> Self {
-        Self { requests: Table::new(), epochs: Epochs::new(memory), bytes: 0 }
+        Self { requests: Table::new(), last: 0, epochs: Epochs::new(memory), bytes: 0 }
     }
 
     /// The snapshot in which the slices of new requests lie.
@@ -76,7 +79,8 @@ impl<R> Pending<R> {
     pub(super) fn add(&mut self, request: InFlight<R>) -> u32 {
         let slot = request.chain.slot();
         self.bytes += request.weight();
-        self.requests.insert(slot, self.epochs.begin(), request);
+        self.last = self.last.wrapping_add(1);
+        self.requests.insert(slot, self.epochs.begin(), (self.last, request));
         slot.into()
     }
 
@@ -85,10 +89,32 @@ impl<R> Pending<R> {
     /// [`Self::acknowledge`].
     #[inline]
     pub(super) fn finish(&mut self, token: u32) -> Option<(InFlight<R>, &GuestMemory)> {
-        let (epoch, request) = self.requests.take(token)?;
+        let (epoch, (_, request)) = self.requests.take(token)?;
         self.bytes -= request.weight();
         self.epochs.end(epoch);
         Some((request, self.epochs.memory(epoch)))
+    }
+
+    /// The tokens of the requests that may be put back into the ring: none that was added after one
+    /// of these is finished. The last one was added last, and has to be put back first.
+    pub(super) fn last_added(&self) -> Vec<u32> {
+        let mut found: Vec<_> =
+            self.requests.iter().map(|(slot, (n, _))| (self.last.wrapping_sub(*n), slot)).collect();
+        found.sort_unstable();
+        let are_last = (0..).zip(&found).take_while(|(at, (age, _))| at == age).count();
+        found[..are_last].iter().rev().map(|(_, slot)| *slot).collect()
+    }
+
+    /// None of the requests that were added up to now may be put back.
+    pub(super) fn end_run(&mut self) {
+        self.last = self.last.wrapping_add(1);
+    }
+
+    /// Takes the request that was added last, to be put back into the ring.
+    pub(super) fn take_last(&mut self, token: u32) -> Option<InFlight<R>> {
+        let (request, _) = self.finish(token)?;
+        self.last = self.last.wrapping_sub(1);
+        Some(request)
     }
 
     /// Acknowledges changes of memory for which no request has to be waited for any more. Called
@@ -111,6 +137,6 @@ impl<R> Pending<R> {
     /// Takes all requests that are left, when the queue ends. The disk's queue keeps the memory
     /// that it may still write to.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight<R>> {
-        self.requests.drain()
+        self.requests.drain().map(|(_, request)| request)
     }
 }

@@ -28,10 +28,13 @@ use std::sync::Arc;
 /// while queues of other guests wait.
 const BURST_MAX: usize = 128;
 
-/// A queue pops no more while its requests in flight read or write this many bytes: what was popped
-/// is to be done, or waited for, when the front-end stops the queue or is gone. A single request may
-/// have more.
+/// A queue pops no more while its requests in flight read or write this many bytes: what was
+/// popped is to be done, or waited for, when the front-end stops the queue or is gone. A single
+/// request may have more.
 const BYTES_MAX: u64 = 64 << 20;
+
+/// Requests that are put back in one turn at most, while queues of other guests wait.
+const RECALLS_MAX: usize = 64;
 
 /// The requests of a queue.
 #[derive(Debug)]
@@ -44,6 +47,10 @@ pub(super) struct Requests<R> {
     done: Vec<Completion>,
     /// Requests that wait for room on the host.
     pub(super) room: Room,
+    /// While the queue stops: requests to be put back, the last one first.
+    recalls: Vec<u32>,
+    /// The disk was asked for the last of them, and its completion comes.
+    is_awaited: bool,
 }
 
 impl<R> Requests<R> {
@@ -59,6 +66,8 @@ impl<R> Requests<R> {
             burst: Burst::default(),
             done: Vec::new(),
             room: Room::new(host),
+            recalls: Vec::new(),
+            is_awaited: false,
         }
     }
 
@@ -188,6 +197,57 @@ impl<R> Requests<R> {
     #[inline]
     pub(super) fn done(&mut self) -> &mut Vec<Completion> {
         &mut self.done
+    }
+
+    /// The queue stops: [`Self::recall`] is to put back what the disk has not done.
+    pub(super) fn begin_recall(&mut self) {
+        (self.recalls, self.is_awaited) = (self.pending.last_added(), false);
+    }
+
+    /// Requests were added that were set aside before: they are not the ones that the ring has
+    /// given last, and do not go back into it, nor do any before them.
+    pub(super) fn bar_recall(&mut self) {
+        self.pending.end_run();
+    }
+
+    /// True if requests are to be put back.
+    #[inline]
+    pub(super) fn are_recalled(&self) -> bool {
+        !self.recalls.is_empty()
+    }
+
+    /// Takes the requests back that were popped last, and calls `put_back` for the chain of each,
+    /// as long as the disk has not done the last one of them. A transfer that is under way ends
+    /// after a piece, and is waited for. True if there are more for the next turn.
+    ///
+    /// Only the last ones can go back: where a ring goes on is one number, and a request before one
+    /// that was answered would be lost. The same follows for a request of many bytes: nothing was
+    /// popped after it.
+    #[cold]
+    pub(super) fn recall(
+        &mut self,
+        mut ring: Option<&mut Ring>,
+        mut put_back: impl FnMut(InFlight<R>),
+    ) -> bool {
+        for _ in 0..RECALLS_MAX {
+            let Some(&token) = self.recalls.last() else { return false };
+            if let Some(at) = self.done.iter().position(|done| done.token == token) {
+                if self.done[at].result != Err(Errno::CANCELED) {
+                    self.recalls.clear();
+                    return false;
+                }
+                self.done.swap_remove(at);
+            } else if self.is_awaited {
+                return false;
+            } else if !self.disk.recall(token, ring.as_deref_mut()) {
+                self.is_awaited = true;
+                return false;
+            }
+            self.is_awaited = false;
+            self.recalls.pop();
+            self.pending.take_last(token).into_iter().for_each(&mut put_back);
+        }
+        true
     }
 
     /// Counts the requests that are done and hands each to `answer`, with its outcome, the bytes of

@@ -2,6 +2,7 @@
 //! thread: the driver half is the guest, a memory disk the host.
 
 pub(crate) mod moderation;
+mod recall;
 mod room;
 
 use super::config::RANGES_MAX;

@@ -128,6 +128,7 @@ impl BlkQueue {
         for index in 0..popped {
             self.take_request(queue, index, now_ns);
         }
+        self.requests.bar_recall();
         if popped == 0 && queue.in_flight() == 0 {
             // The last one was answered with another error.
             self.requests.room.end(true);
@@ -223,7 +224,27 @@ impl BlkQueue {
         stats: &QueueStats,
         clock: impl FnOnce() -> u64,
     ) -> Completed {
-        let mut has_more = self.requests.reap();
+        let has_more = self.requests.reap();
+        self.answer(queue, stats, clock, has_more)
+    }
+
+    /// Ends a turn of the disk, and puts requests back into the ring that it has not done: the
+    /// queue stops. True if the next turn has more to do. [`Self::answer`] must follow.
+    #[cold]
+    pub(crate) fn recall(&mut self, queue: &mut impl Chains, ring: Option<&mut Ring>) -> bool {
+        let has_more = self.requests.reap();
+        self.requests.recall(ring, |request| queue.unpop(request.chain)) || has_more
+    }
+
+    /// Returns what is done to the driver.
+    #[inline]
+    pub(crate) fn answer(
+        &mut self,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+        clock: impl FnOnce() -> u64,
+        mut has_more: bool,
+    ) -> Completed {
         let finished =
             self.requests.finish((stats, true), clock, |request, outcome, given, memory| {
                 // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).

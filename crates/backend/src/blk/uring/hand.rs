@@ -2,12 +2,30 @@
 
 use super::{INLINE_BYTES, UringQueue};
 use crate::blk::Op;
+use crate::sys::file as sys;
 use crate::sys::uring::{Hand, Ring, RingDisk, Width};
 
 /// A byte past the page cache costs this many times less than a copied one: its page is looked up.
 const DIRECT_SHARE: u64 = 8;
 
 impl UringQueue {
+    /// True if the page cache holds these bytes, or if the system cannot tell. A read that misses
+    /// the page cache starts to read ahead, and may wait for a device that is full.
+    fn is_cached(&self, offset: u64, len: u64) -> bool {
+        sys::is_cached(self.image.file(), offset, len).unwrap_or(true)
+    }
+
+    /// True if a read is to be tried on the worker first ([`Self::read_cached`]).
+    pub(super) fn reads_here(&mut self, offset: u64, len: u64, ring: &mut Ring) -> bool {
+        self.image.has_nowait()
+            && !self.image.is_direct()
+            && len <= INLINE_BYTES
+            && self.disk.is_some_and(|disk| ring.is_calm(disk))
+            && (!ring.is_shared() || self.is_cached(offset, len))
+            && self.quota.take(len)
+            && ring.take_inline(len)
+    }
+
     /// Decides who makes the next transfer of a request: the worker, while it submits, or a kernel
     /// thread. A kernel thread makes it in these cases:
     /// 1. It would keep the worker for too long: it is long, or beyond the quota of the turn.

@@ -37,6 +37,8 @@ pub(super) struct InFlight {
     pub(super) patience: Patience,
     /// The kernel has an entry for the request, or the disk's own thread has a task.
     pub(super) is_open: bool,
+    /// The queue stops: a transfer ends after the piece that the kernel has.
+    pub(super) is_recalled: bool,
     /// Guest memory has changed: `rest` must release its snapshot when the request is done.
     pub(super) is_retired: bool,
     /// The queue has listed the token: a request of it may hold the present guest memory.
@@ -68,6 +70,7 @@ impl Default for InFlight {
             is_open: false,
             is_retired: false,
             is_holder: false,
+            is_recalled: false,
         }
     }
 }
@@ -76,12 +79,17 @@ impl InFlight {
     /// Nobody works on the request any more. True if guest memory has changed meanwhile, and `rest`
     /// has released its snapshot.
     pub(super) fn close(&mut self) -> bool {
-        self.is_open = false;
+        (self.is_open, self.is_recalled) = (false, false);
         let was_retired = std::mem::take(&mut self.is_retired);
         if was_retired {
             self.rest.release();
         }
         was_retired
+    }
+
+    /// The queue stops, and a piece of this transfer has ended.
+    pub(super) fn ends_now(&self) -> bool {
+        self.is_recalled && self.stage == Stage::Transfer
     }
 
     /// Guest memory has changed.

@@ -80,6 +80,12 @@ impl Ring {
         self.watch.waits()
     }
 
+    /// Takes back a transfer of `disk` that waits for a thread of the kernel. False: the kernel has
+    /// it, or is to get it with the next submission.
+    pub fn recall(&mut self, disk: RingDisk, user_data: u64) -> bool {
+        self.lanes.recall(disk.number, |(_, task, _)| task.user_data == user_data).is_some()
+    }
+
     /// Where a disk's own thread puts its results: [`Self::reap`] takes them out as events.
     #[must_use]
     pub fn inbox(&self) -> &Arc<Inbox> {

@@ -27,6 +27,10 @@ const NARROW_MAX: usize = 4;
 /// As deep as most guests' queues are used: a device wants to see them all.
 const WIDE_MAX: usize = 32;
 
+/// How far [`Lanes::recall`] looks: what a queue that stops has placed came last, but for what
+/// other queues of the disk have placed.
+const RECALL_REACH: usize = 4096;
+
 impl Width {
     pub(super) const fn max(self) -> usize {
         match self {
@@ -83,6 +87,17 @@ impl<T> Lanes<T> {
         if let Some(lane) = self.lanes.get_mut(&lane) {
             lane.waiting.push_back(task);
         }
+    }
+
+    /// Takes out what waits in a disk's lanes and is what `is_it` says. Of each lane those that
+    /// came last are looked through.
+    pub(super) fn recall(&mut self, disk: u64, is_it: impl Fn(&T) -> bool) -> Option<T> {
+        [Width::Narrow, Width::Wide].into_iter().find_map(|width| {
+            let waiting = &mut self.lanes.get_mut(&(disk, width))?.waiting;
+            let last = waiting.iter().enumerate().rev().take(RECALL_REACH);
+            let at = { last }.find(|(_, task)| is_it(task))?.0;
+            waiting.remove(at)
+        })
     }
 
     /// The entry `user_data` has ended. Returns what may [`Self::enter`] this lane now.

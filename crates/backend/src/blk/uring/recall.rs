@@ -1,0 +1,25 @@
+//! A queue that stops takes back the requests that nobody has begun with.
+
+use super::UringQueue;
+use super::in_flight::Stage;
+use crate::sys::uring::Ring;
+
+impl UringQueue {
+    /// Takes back a request that waits for a thread of the kernel, or for the disk's own. If
+    /// somebody has begun with it, a long transfer ends after its piece.
+    pub(super) fn take_back(&mut self, token: u32, ring: &mut Ring) -> bool {
+        let Some(entry) = self.in_flight.get_mut(token as usize) else { return false };
+        let user_data = self.tag | u64::from(token);
+        let is_taken = match (entry.stage, self.disk) {
+            (Stage::Transfer, Some(disk)) => ring.recall(disk, user_data),
+            (Stage::Aside, _) => self.offload.recall(ring.inbox(), user_data),
+            _ => false,
+        };
+        if is_taken {
+            self.close(token);
+        } else {
+            entry.is_recalled = true;
+        }
+        is_taken
+    }
+}

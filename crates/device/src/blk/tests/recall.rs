@@ -1,0 +1,183 @@
+//! A queue that stops: what its disk has not done goes back into the ring, as far as that leaves no
+//! gap, and the next queue serves it from the base on.
+
+use super::room::{BEHIND, rig_with};
+use super::*;
+use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
+use manyring_backend::sys::uring::Ring;
+use manyring_engine::solo::Run;
+use manyring_engine::{QueueIo, RunningQueue};
+use rustix::io::Errno;
+use std::sync::{Mutex, PoisonError};
+
+/// What a disk has, and what becomes of it: the test says.
+#[derive(Clone, Debug, Default)]
+struct Script(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Tokens, in the order in which they came.
+    held: Vec<u32>,
+    /// Those that cannot be taken back.
+    begun: Vec<u32>,
+    done: Vec<Completion>,
+}
+
+impl Script {
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn begin(&self, at: usize) {
+        self.with(|state| state.begun.push(state.held[at]));
+    }
+
+    /// The request that came as the `at`th ends.
+    fn end(&self, at: usize, result: Result<(), Errno>) {
+        self.with(|state| state.done.push(Completion { token: state.held[at], result }));
+    }
+}
+
+impl Disk for Script {
+    fn geometry(&self) -> Geometry {
+        NullDisk::new(DISK_SIZE).geometry()
+    }
+
+    fn open_queue(&self, _has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn resize(&self, _size: Option<u64>) -> Result<Geometry, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn kind(&self) -> &'static str {
+        "script"
+    }
+}
+
+impl DiskQueue for Script {
+    fn submit(&mut self, burst: &Burst, _ring: Option<&mut Ring>, _done: &mut Vec<Completion>) {
+        let tokens = burst.iter().map(|(request, _)| request.token);
+        self.with(|state| state.held.extend(tokens));
+    }
+
+    fn recall(&mut self, token: u32, _ring: Option<&mut Ring>) -> bool {
+        self.with(|state| !state.begun.contains(&token))
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
+        self.with(|state| done.append(&mut state.done));
+        false
+    }
+}
+
+/// A queue that has given its disk five requests and stops, and what its ring and driver say.
+struct Stopping {
+    script: Script,
+    queue: RunningQueue<DeviceQueue, BlkQueue>,
+    driver: DriverQueue,
+    wait: Wait,
+    _mapping: Arc<Mapping>,
+}
+
+impl Stopping {
+    fn new(prepare: impl FnOnce(&Script)) -> Self {
+        let script = Script::default();
+        let (mapping, driver, queue) = rig_with(&script, 5, RingFeatures::default());
+        let wait = Wait::new(false).unwrap();
+        let mut it = Self { script, queue, driver, wait, _mapping: mapping };
+        it.turn();
+        assert_eq!(it.script.with(|state| state.held.len()), 5);
+        prepare(&it.script);
+        // What has ended before the stop is answered.
+        it.turn();
+        it.queue.drain();
+        it.turn();
+        it
+    }
+
+    fn turn(&mut self) {
+        self.queue.turn(&mut QueueIo::new(&mut self.wait, 0, 0, 0));
+    }
+
+    /// Where the ring goes on, and how many requests the driver has got back since the last look.
+    fn found(&mut self) -> (u32, usize) {
+        let used = std::iter::from_fn(|| self.driver.take_used()).count();
+        (self.queue.base().bits(), used)
+    }
+}
+
+#[test]
+fn requests_that_the_disk_has_not_begun_with_go_back_and_those_before_them_are_answered() {
+    let mut it = Stopping::new(|script| (0..2).for_each(|at| script.begin(at)));
+    assert_eq!(it.found(), (2, 0));
+    assert!(!it.queue.is_drained(), "two are with the disk");
+    (0..2).for_each(|at| it.script.end(at, Ok(())));
+    it.turn();
+    assert_eq!(it.found(), (2, 2), "all before the base, and none behind it");
+    assert!(it.queue.is_drained());
+}
+
+#[test]
+fn a_request_before_one_that_was_answered_does_not_go_back() {
+    let mut it = Stopping::new(|script| script.end(3, Ok(())));
+    assert_eq!(it.found(), (4, 1), "the last one went back");
+    assert!(!it.queue.is_drained());
+    (0..3).for_each(|at| it.script.end(at, Ok(())));
+    it.turn();
+    assert_eq!(it.found(), (4, 3));
+    assert!(it.queue.is_drained());
+}
+
+#[test]
+fn a_long_transfer_that_ends_after_a_piece_goes_back_and_then_those_before_it() {
+    let mut it = Stopping::new(|script| (3..5).for_each(|at| script.begin(at)));
+    assert_eq!(it.found(), (5, 0), "it is waited for");
+    it.script.end(4, Err(Errno::CANCELED));
+    it.turn();
+    assert_eq!(it.found(), (4, 0), "the next one is with the disk too");
+    it.script.end(3, Err(Errno::CANCELED));
+    it.turn();
+    assert_eq!(it.found(), (0, 0));
+    assert!(it.queue.is_drained());
+}
+
+#[test]
+fn a_transfer_that_ends_while_it_is_waited_for_is_answered_and_so_are_those_before_it() {
+    let mut it = Stopping::new(|script| script.begin(4));
+    assert_eq!(it.found(), (5, 0));
+    it.script.end(4, Ok(()));
+    it.turn();
+    assert_eq!(it.found(), (5, 1));
+    (0..4).for_each(|at| it.script.end(at, Ok(())));
+    it.turn();
+    assert_eq!(it.found(), (5, 4));
+    assert!(it.queue.is_drained());
+}
+
+#[test]
+fn a_write_that_waited_for_room_does_not_go_back_in_the_place_of_one_that_was_popped_later() {
+    let script = Script::default();
+    let (mapping, mut driver, queue) = rig_with(&script, 0, RingFeatures::default());
+    mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap().write_from(&[1]);
+    for _ in 0..3 {
+        driver.add(&[(BEHIND, 16), (0, 512)], &[(BEHIND + 64, 1)]).unwrap();
+    }
+    driver.publish();
+    let wait = Wait::new(false).unwrap();
+    let mut it = Stopping { script, queue, driver, wait, _mapping: mapping };
+    it.turn();
+    it.script.end(0, Err(Errno::NOSPC));
+    it.turn();
+    // Long after, it is tried again.
+    it.queue.turn(&mut QueueIo::new(&mut it.wait, 0, 0, 60_000_000_000));
+    assert_eq!(it.script.with(|state| state.held.len()), 4);
+    it.queue.drain();
+    it.turn();
+    assert_eq!(it.found(), (3, 0), "nothing went back");
+    (1..4).for_each(|at| it.script.end(at, Ok(())));
+    it.turn();
+    assert_eq!(it.found(), (3, 3));
+    assert!(it.queue.is_drained());
+}
