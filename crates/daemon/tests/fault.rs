@@ -9,7 +9,7 @@ mod program;
 use foreign::Client;
 use manyring_driver::{BlkDriver, BlkOptions, Op};
 use manyring_wire::blk::VIRTIO_BLK_F_SECURE_ERASE;
-use process::{Daemon, PATIENCE};
+use process::{Daemon, PATIENCE, wait_until};
 use program::http;
 use std::path::Path;
 use std::time::Duration;
@@ -67,6 +67,7 @@ fn the_operator_is_told_of_an_error_of_the_host_once_and_can_count_them() {
     let (_, _, metrics) = http(&daemon.socket_of("control"), "GET", "/metrics", "");
     let counted = "manyring_queue_host_errors_eio_total{device=\"blk0\",queue=\"0\"} 20\n";
     assert!(metrics.contains(counted), "{metrics}");
+    assert!(wait_until(|| daemon.log().contains("has failed a request")));
     let log = daemon.log();
     let told: Vec<_> = log.lines().filter(|line| line.contains("has failed a request")).collect();
     assert_eq!(told.len(), 1, "{log}");

@@ -2,7 +2,7 @@
 //! its image; where the host's device has sectors of 4096 bytes, the operator may choose.
 
 use super::{Behaviour, Scene};
-use crate::command::{command, output};
+use crate::command::{command, output, wait_for};
 use crate::host_fs::{HostFs, LoopDevice};
 use crate::{Context, Outcome, check, packages};
 use manyring_driver::FrontEnd;
@@ -63,8 +63,10 @@ fn told(scene: &Scene<'_>, image: &Path, more: &[&str]) -> Outcome<Told> {
     };
     let told = (number(BLK_SIZE), config[PHYSICAL_EXP]);
     let line = format!("logical_block_size={}", told.0);
-    let log = daemon.log()?;
-    check(log.contains(&line), || format!("the log does not say {line}: {log}"))?;
+    // A thread of its own writes the log.
+    wait_for(&format!("{line} in the log"), LIMIT, || {
+        Ok(daemon.log()?.contains(&line).then_some(()))
+    })?;
     daemon.stop()?;
     let minimum = u16::try_from(number(MIN_IO_SIZE)).context("16 bits")?;
     Ok((told.0, told.1, minimum))

@@ -104,7 +104,7 @@ fn daemon_of_other_logical_blocks_serves_a_connected_guest_by_those_that_it_was_
     let (_, fresh, _front) = world.guest(8, "other", 1);
     world.await_node(&fresh, "sector-size", "4096");
     world.await_node(&fresh, "physical-sector-size", "4096");
-    assert!(daemon.log().contains("logical_block_size=4096"), "{}", daemon.log());
+    assert!(wait_until(|| daemon.log().contains("logical_block_size=4096")));
 }
 
 #[test]
