@@ -7,10 +7,9 @@ mod workers;
 
 use crate::ask::check_name;
 use crate::cli::StatsArgs;
-use crate::control::client::ask;
+use crate::control::client::look;
 use crate::control::snapshot::{DeviceInfo, Devices, WorkerInfo, Workers};
 use crate::output::{Failure, print};
-use hyper::Method;
 use serde::Serialize;
 use std::time::Duration;
 use table::Before;
@@ -45,14 +44,14 @@ async fn fetch(args: &StatsArgs) -> Result<Shown, String> {
     let control = &args.control;
     match &args.device {
         None => {
-            let all: Devices = ask(control, Method::GET, "/v1/devices", String::new()).await?;
-            let workers: Workers = ask(control, Method::GET, "/v1/workers", String::new()).await?;
+            let all: Devices = look(control, "/v1/devices").await?;
+            let workers: Workers = look(control, "/v1/workers").await?;
             Ok(Shown { devices: all.devices, workers: workers.workers })
         }
         Some(name) => {
             check_name(name)?;
             let path = format!("/v1/devices/{name}");
-            let device = ask(control, Method::GET, &path, String::new()).await?;
+            let device = look(control, &path).await?;
             Ok(Shown { devices: vec![device], workers: Vec::new() })
         }
     }

@@ -45,7 +45,7 @@ fn ours_is_refused(scene: &Scene<'_>, image: &Path) -> Outcome {
     let refused = || -> Outcome {
         wait_for("qemu-storage-daemon's socket", LIMIT, || Ok(socket.exists().then_some(())))?;
         // A reader is refused, too: the image would change under its guest.
-        for arguments in [&[][..], &["--read-only"]] {
+        for arguments in [&["--wait", "0"][..], &["--wait", "0", "--read-only"]] {
             let options = scene.options(image, arguments);
             let said = Daemon::refused(&options)?;
             check(said.contains("in use"), || format!("manyring does not say why: {said}"))?;

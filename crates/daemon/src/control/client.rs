@@ -10,20 +10,45 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// Longest wait for an answer; a resize on a slow host takes its time.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest answer that is read.
 const ANSWER_SIZE_MAX: usize = 256 << 20;
 
-/// Asks the daemon behind the socket at `control`, and parses its answer.
-pub(crate) async fn ask<T: DeserializeOwned>(
+/// Asks the daemon behind the socket at `control` to show what is at `path`.
+///
+/// # Errors
+/// One sentence: the daemon refuses, cannot be reached, or has not answered within 5 s.
+pub(crate) async fn look<T: DeserializeOwned>(control: &Path, path: &str) -> Result<T, String> {
+    ask(control, exchange(control, Method::GET, path, String::new()), TIMEOUT).await
+}
+
+/// Asks it to change what is at `path`, and waits as long for the answer as it may have to wait for
+/// the host, beside what [`look`] waits.
+///
+/// # Errors
+/// As [`look`].
+pub(crate) async fn change<T: DeserializeOwned>(
     control: &Path,
-    method: Method,
     path: &str,
     body: String,
+    host: Duration,
 ) -> Result<T, String> {
-    let answer = tokio::time::timeout(TIMEOUT, exchange(control, method, path, body)).await;
-    let bytes = answer.unwrap_or_else(|_| Err(format!("{}: no answer", control.display())))?;
+    ask(control, exchange(control, Method::POST, path, body), TIMEOUT + host).await
+}
+
+/// Waits for an answer, and parses it.
+async fn ask<T: DeserializeOwned>(
+    control: &Path,
+    exchange: impl Future<Output = Result<Bytes, String>>,
+    timeout: Duration,
+) -> Result<T, String> {
+    let silent = || {
+        let (at, seconds) = (control.display(), timeout.as_secs());
+        format!("{at}: the daemon has not answered within {seconds} s: it is busy, held or stopped")
+    };
+    let answer = tokio::time::timeout(timeout, exchange).await;
+    let bytes = answer.unwrap_or_else(|_| Err(silent()))?;
     serde_json::from_slice(&bytes)
         .map_err(|error| format!("{}: not understood: {error}", control.display()))
 }

@@ -8,6 +8,7 @@ mod change;
 pub(crate) mod client;
 mod refusal;
 mod registry;
+mod reserve;
 pub(crate) mod snapshot;
 mod socket;
 

@@ -1,9 +1,11 @@
-//! The listening half: a private socket, a bounded number of clients.
+//! The listening half: a private socket, a bounded number of clients, a descriptor kept for them.
 
+use super::reserve::{Refill, Reserve};
 use super::{State, api};
 use crate::config::plan::DaemonPlan;
 use axum::serve::Listener;
 use manyring_transport::vhost_user::{ListenError, Listener as Named, SocketPermissions};
+use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -58,7 +60,8 @@ pub(crate) async fn serve(socket: Bound, state: State) {
         Bound::Listens(socket) => socket,
         Bound::Waits(path) => freed(&path).await,
     };
-    let clients = Clients { socket, permits: Arc::new(Semaphore::new(CLIENTS_MAX)) };
+    let permits = Arc::new(Semaphore::new(CLIENTS_MAX));
+    let clients = Clients { socket, permits, reserve: Reserve::new() };
     if let Err(error) = axum::serve(clients, api::router(state)).await {
         tracing::error!(%error, "control socket");
     }
@@ -80,6 +83,7 @@ async fn freed(path: &Path) -> Named {
 struct Clients {
     socket: Named,
     permits: Arc<Semaphore>,
+    reserve: Arc<Reserve>,
 }
 
 impl Listener for Clients {
@@ -90,7 +94,12 @@ impl Listener for Clients {
         loop {
             let permit = self.permits.clone().acquire_owned().await.ok();
             match self.socket.socket().accept().await {
-                Ok((stream, _)) => return (Client { stream, _permit: permit }, ()),
+                Ok((stream, _)) => {
+                    let refill = Refill(self.reserve.clone());
+                    return (Client { stream, _refill: refill, _permit: permit }, ());
+                }
+                // No descriptor is left: this client takes the place of the one that is kept.
+                Err(error) if is_out_of_fds(&error) && self.reserve.spend() => {}
                 Err(error) => {
                     tracing::warn!(%error, "control socket: cannot accept");
                     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -104,10 +113,16 @@ impl Listener for Clients {
     }
 }
 
+fn is_out_of_fds(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+}
+
 /// A connected client; its permit goes with it.
 #[derive(Debug)]
 struct Client {
     stream: UnixStream,
+    /// Dropped behind the stream, whose descriptor is free by then.
+    _refill: Refill,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
