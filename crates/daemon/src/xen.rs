@@ -16,7 +16,7 @@ mod state_dir;
 pub(crate) use hypervisor::HypervisorError;
 pub(crate) use state_dir::StateDirError;
 
-use crate::config::plan::{XenBlkPlan, XenPlan};
+use crate::config::plan::{STATE_DIR, XenBlkPlan, XenPlan};
 use crate::control::Registry;
 use host::XenHost;
 use hypervisor::Hypervisor;
@@ -25,7 +25,7 @@ use manyring_transport::xenbus::{
     Command, DEVICE, DeviceId, Discovery, Endpoint, Presence, SOCKET, ServeError, Store,
     StoreError, default_endpoint, serve,
 };
-use state_dir::StateDir;
+use state_dir::{Served, StateDir};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -115,8 +115,16 @@ impl XenDisks {
         let store = store.map_err(|source| XenError::Store { at: at(), source })?;
         let hypervisor = Hypervisor::open(&plan.xen);
         let hypervisor = hypervisor.map_err(|source| XenError::Hypervisor { at: at(), source })?;
-        let refused = |source| XenError::StateDir { at: plan.place.at("state_dir"), source };
-        let state_dir = StateDir::open(&plan.state_dir, &plan.kinds).map_err(refused)?;
+        let served = match &plan.xen {
+            XenPlan::Simulated { socket } => Served::Simulated(socket),
+            XenPlan::Real { .. } => Served::Machine(Path::new(STATE_DIR)),
+        };
+        let refused = |source| {
+            let is_in_use = matches!(source, StateDirError::InUse { .. });
+            let at = plan.place.at(if is_in_use { "kinds" } else { "state_dir" });
+            XenError::StateDir { at, source }
+        };
+        let state_dir = StateDir::open(&plan.state_dir, &plan.kinds, served).map_err(refused)?;
         let shared = Shared { plan: plan.clone(), io_uring, pool, devices, state_dir };
         let shared = Arc::new(shared);
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })

@@ -15,7 +15,7 @@ pub(crate) use net::{NetPlan, PortPlan, mac_text};
 pub(crate) use pins::in_words;
 pub(crate) use place::{Place, PlanError, Source};
 pub(crate) use polling::PollingPlan;
-pub(crate) use xen::{XenBlkPlan, XenPlan};
+pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
 use manyring_device::blk::OnFull;

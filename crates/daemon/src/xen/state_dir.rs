@@ -1,17 +1,22 @@
 //! `StateDir`: the folder in which it is written down how far the rings of Xen disks are served.
 //!
 //! ```text
-//! KIND.lock                        the pid of who serves the disks of this kind, and holds it
+//! KIND.lock                        the pid of who has the journals of this kind, and holds it
 //! KIND-DOMAIN-DEVICE.qN.journal    the journal of queue N of a disk
 //! ```
+//! Whoever serves the disks of a kind also holds a lock that no key moves (`Served`).
 //! What a journal holds: `manyring_queue::blkif`, docs/design/0012. Processes that serve other
 //! kinds have their files in the same folder. Two that serve the same disks would take each other's
 //! rings over, so a process that cannot have the locks of its kinds ends at once.
 
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, ftruncate, open};
-use rustix::io::{Errno, pwrite};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open,
+    openat, statat, unlinkat,
+};
+use rustix::io::{Errno, pread, pwrite};
+use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,6 +25,10 @@ use std::time::Duration;
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before they are tried again.
 const LOCK_RETRY: Duration = Duration::from_millis(50);
+/// What others may not have of the folder: the right to write.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// What makes up for it in the folder above: nobody renames what is another's.
+const STICKY: u32 = 0o1000;
 /// What the name of a journal ends with.
 const SUFFIX: &str = ".journal";
 
@@ -31,6 +40,12 @@ pub(crate) enum StateDirError {
     Folder { path: PathBuf, errno: Errno },
     #[error("cannot write {}: {errno}", path.display())]
     File { path: PathBuf, errno: Errno },
+    #[error(
+        "the folder {} is {what}: whoever may write there could change what the next process \
+         takes over; name one of mode 0700 that belongs to this process's user or to root",
+        path.display()
+    )]
+    Unsafe { path: PathBuf, what: &'static str },
     #[error(
         "another process serves the disks of kind \"{kind}\", or was killed and waits for a disk \
          that hangs: pid {holder} has {}",
@@ -45,14 +60,27 @@ impl StateDirError {
         match self {
             Self::Folder { errno, .. } | Self::File { errno, .. } => *errno,
             Self::InUse { .. } => Errno::WOULDBLOCK,
+            Self::Unsafe { .. } => Errno::PERM,
         }
     }
+}
+
+/// Whose disks are served: where the locks lie that keep a second process from them, whatever
+/// its folder for journals is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Served<'a> {
+    /// Those of this machine's Xen: in this folder.
+    Machine(&'a Path),
+    /// Those of a simulated Xen: beside its socket.
+    Simulated(&'a Path),
 }
 
 /// The folder.
 #[derive(Debug)]
 pub(super) struct StateDir {
     path: PathBuf,
+    /// Files are opened in it, so that nobody can put another one in its place.
+    folder: OwnedFd,
     /// Whose files are ours.
     kinds: Vec<String>,
     /// Held as long as this process serves.
@@ -60,19 +88,32 @@ pub(super) struct StateDir {
 }
 
 impl StateDir {
-    /// Takes the folder, which is made if it is not there, and the locks of these kinds. May wait
+    /// Takes the locks of these kinds, and the folder, which is made if it is not there. May wait
     /// for a process that is just ending.
     ///
     /// # Errors
     /// [`StateDirError`]
-    pub(super) fn open(path: &Path, kinds: &[String]) -> Result<Self, StateDirError> {
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-        made.map_err(|error| {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            StateDirError::Folder { path: path.to_owned(), errno }
-        })?;
-        let locks = kinds.iter().map(|kind| lock(path, kind)).collect::<Result<_, _>>()?;
-        Ok(Self { path: path.to_owned(), kinds: kinds.to_vec(), _locks: locks })
+    pub(super) fn open(
+        path: &Path,
+        kinds: &[String],
+        served: Served<'_>,
+    ) -> Result<Self, StateDirError> {
+        let folder = open_folder(path)?;
+        let mut locks = Vec::new();
+        for kind in kinds {
+            match served {
+                Served::Machine(of_machine) if of_machine == path => {}
+                Served::Machine(of_machine) => {
+                    let beside = open_folder(of_machine)?;
+                    if !is_same(&beside, &folder) {
+                        locks.push(lock(&beside, &of_machine.join(lock_name(kind)), kind)?);
+                    }
+                }
+                Served::Simulated(socket) => locks.push(lock_beside(socket, kind)?),
+            }
+            locks.push(lock(&folder, &path.join(lock_name(kind)), kind)?);
+        }
+        Ok(Self { path: path.to_owned(), folder, kinds: kinds.to_vec(), _locks: locks })
     }
 
     /// The journal of a disk's queue: as it was left if the ring is `taken_over`, else a new one.
@@ -85,11 +126,12 @@ impl StateDir {
         queue: usize,
         taken_over: bool,
     ) -> Result<OwnedFd, StateDirError> {
-        let path = self.path.join(journal_name(disk, queue));
+        let name = journal_name(disk, queue);
         if !taken_over {
-            let _ = std::fs::remove_file(&path);
+            let _ = unlinkat(&self.folder, &name, AtFlags::empty());
         }
-        create(&path).map_err(|errno| StateDirError::File { path, errno })
+        let path = self.path.join(&name);
+        create(&self.folder, Path::new(&name)).map_err(|errno| StateDirError::File { path, errno })
     }
 
     /// Removes the journals of a disk, whose rings nobody will go on with.
@@ -103,10 +145,10 @@ impl StateDir {
     }
 
     fn remove(&self, is_over: impl Fn(&DeviceId) -> bool) {
-        for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
-            let disk = entry.file_name().to_str().and_then(disk_of);
+        for entry in Dir::read_from(&self.folder).into_iter().flatten().flatten() {
+            let disk = entry.file_name().to_str().ok().and_then(disk_of);
             if disk.is_some_and(|disk| is_over(&disk)) {
-                let _ = std::fs::remove_file(entry.path());
+                let _ = unlinkat(&self.folder, entry.file_name(), AtFlags::empty());
             }
         }
     }
@@ -125,16 +167,70 @@ fn disk_of(name: &str) -> Option<DeviceId> {
     Some(DeviceId { kind: kind.to_owned(), domain, device })
 }
 
-/// A file of ours alone: nobody else writes into the folder.
-fn create(path: &Path) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    open(path, flags, Mode::RUSR | Mode::WUSR)
+fn lock_name(kind: &str) -> String {
+    format!("{kind}.lock")
 }
 
-fn lock(folder: &Path, kind: &str) -> Result<OwnedFd, StateDirError> {
-    let path = folder.join(format!("{kind}.lock"));
-    let failed = |errno| StateDirError::File { path: path.clone(), errno };
-    let file = create(&path).map_err(failed)?;
+/// A file of ours alone: nobody else writes into the folder.
+fn create(folder: &OwnedFd, name: &Path) -> Result<OwnedFd, Errno> {
+    openat(folder, name, CREATE, Mode::RUSR | Mode::WUSR)
+}
+
+/// How files are opened, no symlink followed.
+const CREATE: OFlags =
+    OFlags::RDWR.union(OFlags::CREATE).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+
+/// Opens a folder that nobody else may write to; makes it if it is not there.
+fn open_folder(path: &Path) -> Result<OwnedFd, StateDirError> {
+    let failed = |errno| StateDirError::Folder { path: path.to_owned(), errno };
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+    let is_unsafe = |what| StateDirError::Unsafe { path: path.to_owned(), what };
+    // A slash at the end would have the symlink followed.
+    let bare: PathBuf = path.components().collect();
+    let found = statat(CWD, &bare, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
+    if FileType::from_raw_mode(found.st_mode) == FileType::Symlink {
+        return Err(is_unsafe("a symlink"));
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let folder = open(&bare, flags, Mode::empty()).map_err(failed)?;
+    let own = rustix::process::geteuid().as_raw();
+    let found = fstat(&folder).map_err(failed)?;
+    if ![own, 0].contains(&found.st_uid) {
+        return Err(is_unsafe("another user's"));
+    }
+    if found.st_mode & WRITABLE_BY_OTHERS != 0 {
+        return Err(is_unsafe("writable by others"));
+    }
+    let above = statat(&folder, "..", AtFlags::empty()).map_err(failed)?;
+    if above.st_mode & WRITABLE_BY_OTHERS != 0 && above.st_mode & STICKY == 0 {
+        return Err(is_unsafe("in a folder that others may write to"));
+    }
+    Ok(folder)
+}
+
+fn is_same(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let identity = |of| fstat(of).map(|found| (found.st_dev, found.st_ino));
+    identity(one).is_ok_and(|one| identity(other) == Ok(one))
+}
+
+/// The lock of a simulated Xen's disks, whatever path leads to its socket.
+fn lock_beside(socket: &Path, kind: &str) -> Result<OwnedFd, StateDirError> {
+    let mut path = OsString::from(std::fs::canonicalize(socket).unwrap_or(socket.to_owned()));
+    path.push(format!(".{}", lock_name(kind)));
+    let path = PathBuf::from(path);
+    let file = open(&path, CREATE, Mode::RUSR | Mode::WUSR);
+    hold(file.map_err(|errno| StateDirError::File { path: path.clone(), errno })?, path, kind)
+}
+
+fn lock(folder: &OwnedFd, path: &Path, kind: &str) -> Result<OwnedFd, StateDirError> {
+    let file = create(folder, Path::new(&lock_name(kind)));
+    let failed = |errno| StateDirError::File { path: path.to_owned(), errno };
+    hold(file.map_err(failed)?, path.to_owned(), kind)
+}
+
+/// Takes the lock of a file, which says who has it.
+fn hold(file: OwnedFd, path: PathBuf, kind: &str) -> Result<OwnedFd, StateDirError> {
     let mut left = LOCK_PATIENCE;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -145,14 +241,16 @@ fn lock(folder: &Path, kind: &str) -> Result<OwnedFd, StateDirError> {
                 return Ok(file);
             }
             Err(Errno::WOULDBLOCK) if left.is_zero() => {
-                let holder = std::fs::read_to_string(&path).unwrap_or_default();
+                let mut pid = [0; 20];
+                let len = pread(&file, &mut pid, 0).unwrap_or(0);
+                let holder = String::from_utf8_lossy(&pid[..len]).into_owned();
                 return Err(StateDirError::InUse { kind: kind.to_owned(), path, holder });
             }
             Err(Errno::WOULDBLOCK) => {
                 std::thread::sleep(LOCK_RETRY);
                 left = left.saturating_sub(LOCK_RETRY);
             }
-            Err(errno) => return Err(failed(errno)),
+            Err(errno) => return Err(StateDirError::File { path, errno }),
         }
     }
 }
@@ -168,7 +266,9 @@ mod tests {
     #[test]
     fn journals_of_disks_that_are_gone_are_removed_and_no_others() {
         let folder = tempfile::tempdir().unwrap();
-        let state = StateDir::open(folder.path(), &["vbd".to_owned()]).unwrap();
+        let state =
+            StateDir::open(folder.path(), &["vbd".to_owned()], Served::Machine(folder.path()))
+                .unwrap();
         let (stays, goes) = (disk("vbd", 1, 51712), disk("vbd", 2, 1));
         for (disk, queue) in [(&stays, 0), (&stays, 1), (&goes, 0)] {
             state.journal(disk, queue, false).unwrap();
@@ -194,11 +294,11 @@ mod tests {
     #[test]
     fn journal_is_new_for_a_new_connection_and_kept_for_a_takeover() {
         let folder = tempfile::tempdir().unwrap();
-        let state = StateDir::open(folder.path(), &[]).unwrap();
+        let state = StateDir::open(folder.path(), &[], Served::Machine(folder.path())).unwrap();
         let write = |file: &OwnedFd| rustix::io::write(file, b"left").unwrap();
         let (one, other) = (disk("vbd", 1, 51712), disk("vbd", 1, 51728));
         write(&state.journal(&one, 0, false).unwrap());
-        let size = |file: OwnedFd| rustix::fs::fstat(file).unwrap().st_size;
+        let size = |file: OwnedFd| fstat(file).unwrap().st_size;
         assert_eq!(size(state.journal(&one, 0, true).unwrap()), 4);
         assert_eq!(size(state.journal(&one, 0, false).unwrap()), 0);
         assert_eq!(size(state.journal(&other, 0, true).unwrap()), 0);

@@ -4,6 +4,7 @@ use crate::process::wait_until;
 use crate::world::{World, XVDA, connect};
 use manyring_driver::{Blkfront, XEN_PAGE_SIZE, XenDisk, XenOp};
 use manyring_memory::GrantRef;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -22,6 +23,38 @@ fn without_a_xen_one_line_says_so_and_the_status_is_1() {
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
         assert!(said.contains(words) && said.lines().count() == 1, "{arguments:?}: {said}");
     }
+}
+
+#[test]
+fn state_folder_that_others_may_change_is_refused_by_key_and_value() {
+    let world = World::new();
+    let folder = |name: &str, mode| {
+        let path = world.path(name);
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    folder("group", 0o770);
+    folder("all", 0o1777);
+    folder("above", 0o777);
+    folder("above/below", 0o700);
+    std::os::unix::fs::symlink(world.path("group"), world.path("link")).unwrap();
+    for (name, what) in [
+        ("group", "writable by others"),
+        ("all", "writable by others"),
+        ("above/below", "in a folder that others may write to"),
+        ("link", "a symlink"),
+        ("link/", "a symlink"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
+        command.args(["xen-blk", "--simulated"]).arg(world.path("xenstored"));
+        let path = world.path(name);
+        let output = command.arg("--state-dir").arg(&path).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{name}: {said}");
+        let words = format!("--state-dir: the folder {} is {what}", path.display());
+        assert!(said.contains(&words) && said.lines().count() == 1, "{name}: {said}");
+    }
+    assert!(world.daemon(&[]).terminate().success());
 }
 
 #[test]

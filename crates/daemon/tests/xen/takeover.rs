@@ -75,14 +75,22 @@ fn daemon_that_would_serve_the_disks_of_another_one_is_refused_and_changes_nothi
     let mut world = World::new();
     let daemon = world.daemon(&[]);
     let (_, disk, mut front) = world.guest(7, "disk", 1);
-    let mut second = Command::new(env!("CARGO_BIN_EXE_manyring"));
-    second.args(["xen-blk", "--kind", "vbd", "--simulated"]).arg(world.path("xenstored"));
-    let output = second.arg("--state-dir").arg(world.path("state")).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    let words = "--state-dir: another process serves the disks of kind \"vbd\"";
-    let pid = format!("pid {} has ", daemon.pid());
-    assert!(said.contains(words) && said.contains(&pid), "{said}");
+    for end in ["", ".hypercall"] {
+        let [there, link] = ["xenstored", "other-name"].map(|name| format!("{name}{end}"));
+        std::os::unix::fs::symlink(world.path(&there), world.path(&link)).unwrap();
+    }
+    // Neither another folder nor another path of the same xenstore makes them other disks.
+    for (socket, state) in [("xenstored", "state"), ("xenstored", "other"), ("other-name", "third")]
+    {
+        let mut second = Command::new(env!("CARGO_BIN_EXE_manyring"));
+        second.args(["xen-blk", "--kind", "vbd", "--simulated"]).arg(world.path(socket));
+        let output = second.arg("--state-dir").arg(world.path(state)).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{state}: {said}");
+        let words = "--kind: another process serves the disks of kind \"vbd\"";
+        let pid = format!("pid {} has ", daemon.pid());
+        assert!(said.contains(words) && said.contains(&pid), "{state}: {said}");
+    }
     front.queues[0].write(0, &[1; 512]).unwrap();
     world.await_node(&disk, "state", "4");
 }

@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 /// Kinds that are served if none is named: one that no kernel and no tool stack uses.
 const KIND: &str = "manyring";
 /// Where it is written down how far the rings of disks are served, unless the key says another
-/// folder: in memory, since no ring outlives its host.
-const STATE_DIR: &str = "/run/manyring";
+/// folder: in memory, since no ring outlives its host. The locks of this machine's disks are
+/// always there.
+pub(crate) const STATE_DIR: &str = "/run/manyring";
 /// Longest name of a kind.
 const KIND_LEN_MAX: usize = 32;
 /// Most grants of a queue that stay mapped: those of the largest ring, with the longest requests.
