@@ -1,5 +1,6 @@
 //! Raw configuration -> plan: what the user wrote, and what will be done.
 
+mod explain;
 pub(crate) mod plan;
 pub(crate) mod raw;
 
@@ -19,7 +20,7 @@ pub fn parse(text: &str) -> Result<Plan, String> {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         let number = before.matches('\n').count();
         let line = text.lines().nth(number).unwrap_or_default().trim();
-        let problem = error.message().replace('\n', ": ");
+        let problem = explain::explained(line, &error.message().replace('\n', ": "));
         format!("line {}: `{line}`: {problem}", number + 1)
     })?;
     Plan::new(raw, Source::File).map_err(|error| error.to_string())

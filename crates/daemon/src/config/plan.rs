@@ -355,7 +355,8 @@ impl DiskPlan {
     fn new(raw: &RawBlk, place: &Place) -> Result<Self, PlanError> {
         let size_of = |key: &'static str, text: &str| match size(text) {
             Some(size) => Ok(size),
-            None => place.error(key, format!("{text:?} is not a size in whole sectors, like 64G")),
+            None => place
+                .error(key, format!("{text:?} is not a size in whole sectors, like 64G or 1536M")),
         };
         for (key, is_set) in [("direct", raw.direct), ("format", raw.format.is_some())] {
             if is_set && raw.file.is_none() {
@@ -475,17 +476,18 @@ fn size(text: &str) -> Option<u64> {
     parse_size(text).filter(|size| *size >= 512 && size.is_multiple_of(512))
 }
 
-/// A size in bytes, or with K, M, G or T (powers of 1024).
+/// A size in bytes, or with K, M, G or T (powers of 1024), also written KiB, MiB, GiB or TiB.
 pub(crate) fn parse_size(text: &str) -> Option<u64> {
-    let unit = text.chars().last()?.to_ascii_uppercase();
-    let shift = match unit {
-        'K' => 10,
-        'M' => 20,
-        'G' => 30,
-        'T' => 40,
-        _ => 0,
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let shift = match unit.to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" | "KIB" => 10,
+        "M" | "MIB" => 20,
+        "G" | "GIB" => 30,
+        "T" | "TIB" => 40,
+        _ => return None,
     };
-    let digits = if shift == 0 { text } else { &text[..text.len() - 1] };
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
@@ -553,6 +555,8 @@ mod tests {
         assert_eq!(parse_size("64G"), Some(64 << 30));
         assert_eq!(parse_size("512"), Some(512));
         assert_eq!(parse_size("2k"), Some(2048));
+        assert_eq!((parse_size("64GiB"), parse_size("3 MiB")), (Some(64 << 30), None));
+        assert_eq!((parse_size("1.5G"), parse_size("1GB"), parse_size("G")), (None, None, None));
         assert_eq!(parse_size("x"), None);
         assert_eq!(parse_size(""), None);
         assert_eq!(parse_size("99999999999T"), None);

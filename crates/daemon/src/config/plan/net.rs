@@ -81,8 +81,7 @@ impl NetPlan {
             Some(text) => match parse_mac(text) {
                 Some(mac) => Some(mac),
                 None => {
-                    let problem = format!("{text:?} is no address like 52:54:00:12:34:56");
-                    return place.error("mac", problem);
+                    return place.error("mac", no_mac(text));
                 }
             },
         };
@@ -253,6 +252,14 @@ fn made_from(text: &str) -> MacAddress {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
     let [a, b, c, d, e, ..] = hash.to_be_bytes();
     [0x02, a, b, c, d, e]
+}
+
+/// Why `text` is no address of a guest.
+fn no_mac(text: &str) -> String {
+    let first = text.split(':').next().and_then(|byte| u8::from_str_radix(byte, 16).ok());
+    let is_group = first.is_some_and(|first| first & 1 == 1) && text.split(':').count() == 6;
+    let group = if is_group { " (it is the address of a group, multicast)" } else { "" };
+    format!("{text:?} is no address like 52:54:00:12:34:56{group}")
 }
 
 /// An address as people write it.
