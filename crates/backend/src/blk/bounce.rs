@@ -1,15 +1,15 @@
-//! `Bounce`: transfers past the page cache that `O_DIRECT` refuses, through aligned memory of ours.
+//! `Bounce`: transfers that `O_DIRECT` refuses, through aligned memory of the daemon.
 //!
 //! `O_DIRECT` refuses memory, offsets and lengths that are not aligned. They must not go through
 //! the page cache instead: it holds whole pages, and writes a page back over sectors that were
-//! written past it meanwhile. The disk's own thread makes such a transfer, in pieces:
+//! written past it at the same time. The disk's own thread makes such a transfer, in pieces:
 //! ```text
 //! read:   read the units that hold the piece; copy the piece to the guest
 //! write:  whole units:       copy the piece from the guest, once; write
 //!         a part of a unit:  keep other writes out of its units (`guard.rs`); read the first and
 //!                            the last unit; copy the piece over that; write
 //! ```
-//! A piece ends where memory of ours does. The copies cost no worker time.
+//! A piece ends where the daemon's memory does. The copies cost no worker time.
 
 use super::Image;
 use crate::sys::file as sys;
