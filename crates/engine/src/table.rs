@@ -40,6 +40,12 @@ impl<T> Table<T> {
         self.0.resize_with(len, || None);
     }
 
+    /// What belongs to the chain in `slot`.
+    pub fn get(&self, slot: u32) -> Option<&T> {
+        let (_, what) = self.0.get(slot as usize)?.as_ref()?;
+        Some(what)
+    }
+
     /// Takes what belongs to the chain in `slot`. `None` if nothing does: the disk or port has
     /// named a wrong token, which no guest can cause.
     #[inline]

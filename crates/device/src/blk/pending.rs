@@ -84,6 +84,11 @@ impl<R> Pending<R> {
         slot.into()
     }
 
+    /// The request of `token`.
+    pub(super) fn get(&self, token: u32) -> Option<&InFlight<R>> {
+        self.requests.get(token).map(|(_, request)| request)
+    }
+
     /// Takes the request of `token`, with the snapshot in which its slices lie. `None` if there is
     /// no such request: a bug of the backend, not of the guest. The snapshot stays until
     /// [`Self::acknowledge`].

@@ -250,21 +250,60 @@ impl<R> Requests<R> {
         true
     }
 
-    /// Counts the requests that are done and hands each to `answer`, with its outcome, the bytes of
-    /// data that the guest got with it, and the snapshot in which its slices lie. `can_wait`: the
-    /// ring can set aside a request for which the host has no room.
+    /// True if [`Self::heed_host`] is due: the host has failed a request, or some wait for room.
+    #[inline]
+    pub(super) fn must_heed_host(&self) -> bool {
+        self.room.is_waiting() || self.done.iter().any(|done| done.result.is_err())
+    }
+
+    /// Counts and logs what the host has failed. A request for which it has no room is not
+    /// answered: it is taken back, and `set_aside` is called for it, if the ring can set requests
+    /// aside (`can_wait`). Returns how many these were.
+    #[cold]
+    pub(super) fn heed_host(
+        &mut self,
+        (stats, can_wait): (&QueueStats, bool),
+        now_ns: u64,
+        mut set_aside: impl FnMut(InFlight<R>),
+    ) -> usize {
+        let Self { done, pending, room, .. } = self;
+        let mut count = 0;
+        done.retain(|&Completion { token, result }| {
+            let Some(request) = pending.get(token) else { return true };
+            let Err(errno) = result else {
+                room.had_room(request.popped_at_ns, request.kind);
+                return true;
+            };
+            if !is_of_host(request.kind, errno) {
+                return true;
+            }
+            let waits = can_wait && room.host().may_wait(request.kind, errno);
+            let (kind, sector) = (request.kind, request.offset / SECTOR_SIZE);
+            room.host().failed(FailedRequest { kind, sector, errno, waits, now_ns }, stats);
+            if waits && let Some((request, _)) = pending.finish(token) {
+                room.waits(now_ns);
+                set_aside(request);
+                count += 1;
+            }
+            !waits
+        });
+        count
+    }
+
+    /// Counts the requests that are done and hands each to `answer`, with its result, the bytes of
+    /// data that the guest got with it, and the snapshot in which its slices lie.
     #[inline]
     pub(super) fn finish(
         &mut self,
-        (stats, can_wait): (&QueueStats, bool),
-        clock: impl FnOnce() -> u64,
-        mut answer: impl FnMut(InFlight<R>, Outcome, u32, &GuestMemory),
+        stats: &QueueStats,
+        clock: impl Fn() -> u64,
+        mut answer: impl FnMut(InFlight<R>, Result<(), Errno>, u32, &GuestMemory),
     ) -> Finished {
         if self.done.is_empty() {
-            return Finished { count: 0, waits: 0, lost: false };
+            return Finished { count: 0, lost: false };
         }
         let now_ns = clock();
-        let (mut count, mut waits) = (self.done.len(), 0);
+        let count = self.done.len();
         let mut lost = false;
         let mut tally = Tally::default();
         for Completion { token, result } in self.done.drain(..) {
@@ -272,56 +311,19 @@ impl<R> Requests<R> {
                 lost |= is_lost(errno);
             }
             if let Some((request, memory)) = self.pending.finish(token) {
-                let outcome = match result {
-                    Ok(()) => Outcome::Ok,
-                    Err(errno) => judge(&self.room, (&request, errno), can_wait, (now_ns, stats)),
-                };
-                if outcome == Outcome::Waits {
-                    self.room.waits(now_ns);
-                    (count, waits) = (count - 1, waits + 1);
-                    answer(request, outcome, 0, memory);
-                    continue;
-                }
-                if self.room.is_waiting() && outcome == Outcome::Ok {
-                    self.room.had_room(request.popped_at_ns, request.kind);
-                }
-                let given = tally.count(&request, outcome == Outcome::Ok, now_ns, stats);
-                answer(request, outcome, given, memory);
+                let given = tally.count(&request, result.is_ok(), now_ns, stats);
+                answer(request, result, given, memory);
             }
         }
         tally.store(now_ns, stats);
-        Finished { count, waits, lost }
+        Finished { count, lost }
     }
 }
 
-/// What becomes of a request that the disk has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    /// It is answered: it succeeded.
-    Ok,
-    /// It is answered: it failed.
-    Failed(Errno),
-    /// It is set aside, to be tried again when the host may have room.
-    Waits,
-}
-
-/// What becomes of a request that failed. The operator is told what the host could not do. A
-/// request of kind `Other` did not reach the disk; `EFAULT` and `EOPNOTSUPP` are the guest's.
-#[cold]
-#[inline(never)]
-fn judge<R>(
-    room: &Room,
-    (request, errno): (&InFlight<R>, Errno),
-    can_wait: bool,
-    (now_ns, stats): (u64, &QueueStats),
-) -> Outcome {
-    if request.kind == Kind::Other || matches!(errno, Errno::FAULT | Errno::OPNOTSUPP) {
-        return Outcome::Failed(errno);
-    }
-    let waits = can_wait && room.host().may_wait(request.kind, errno);
-    let sector = request.offset / SECTOR_SIZE;
-    room.host().failed(FailedRequest { kind: request.kind, sector, errno, waits, now_ns }, stats);
-    if waits { Outcome::Waits } else { Outcome::Failed(errno) }
+/// True if the host is to blame for an error. A request of kind `Other` did not reach the disk;
+/// `EFAULT` and `EOPNOTSUPP` are the guest's.
+fn is_of_host(kind: Kind, errno: Errno) -> bool {
+    kind != Kind::Other && !matches!(errno, Errno::FAULT | Errno::OPNOTSUPP)
 }
 
 /// True if a disk fails with this error because guest memory was cut away.
@@ -336,8 +338,6 @@ fn is_lost(errno: Errno) -> bool {
 pub(super) struct Finished {
     /// Requests that were answered.
     pub(super) count: usize,
-    /// Requests that were set aside.
-    pub(super) waits: usize,
     /// Guest memory was cut away.
     pub(super) lost: bool,
 }

@@ -2,7 +2,7 @@
 
 use super::config::{RANGE_BYTES_MAX, RANGES_MAX, SIZE_MAX};
 use super::pending::{InFlight, Kind};
-use super::requests::{Completed, Outcome, Requests};
+use super::requests::{Completed, Requests};
 use super::{IN_FLIGHT_MAX, Shared};
 use manyring_backend::blk::{Burst, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
@@ -96,14 +96,15 @@ impl BlkQueue {
         ring: Option<&mut Ring>,
         now_ns: u64,
     ) -> usize {
-        if self.requests.room.is_due(now_ns) {
-            return self.retry(queue, ring, now_ns);
-        }
-        if self.is_full(queue) {
-            return 0;
-        }
-        let room = usize::from(IN_FLIGHT_MAX.saturating_sub(queue.in_flight()));
-        let mut popped = queue.pop_batch(&mut self.batch, self.requests.burst_max().min(room));
+        let is_retry = self.requests.room.is_due(now_ns);
+        let mut popped = if is_retry {
+            self.pop_waiting(queue, now_ns)
+        } else if self.is_full(queue) {
+            0
+        } else {
+            let room = usize::from(IN_FLIGHT_MAX.saturating_sub(queue.in_flight()));
+            queue.pop_batch(&mut self.batch, self.requests.burst_max().min(room))
+        };
         if popped == 0 {
             return 0;
         }
@@ -111,29 +112,27 @@ impl BlkQueue {
         while index < popped {
             self.take_request(queue, index, now_ns);
             index += 1;
-            if self.requests.are_many_bytes() {
+            if self.requests.are_many_bytes() && !is_retry {
                 self.put_back(queue, index..popped);
                 popped = index;
             }
+        }
+        if is_retry {
+            self.requests.bar_recall();
         }
         self.requests.start(ring);
         popped
     }
 
-    /// Tries requests again that wait for room on the host. Returns how many.
+    /// Pops requests again that wait for room on the host. Returns how many.
     #[cold]
-    fn retry(&mut self, queue: &mut impl Chains, ring: Option<&mut Ring>, now_ns: u64) -> usize {
+    fn pop_waiting(&mut self, queue: &mut impl Chains, now_ns: u64) -> usize {
         let max = self.requests.room.begin_retry(now_ns);
         let popped = queue.pop_aside(&mut self.batch, self.requests.burst_max().min(max));
-        for index in 0..popped {
-            self.take_request(queue, index, now_ns);
-        }
-        self.requests.bar_recall();
         if popped == 0 && queue.in_flight() == 0 {
             // The last one was answered with another error.
             self.requests.room.end(true);
         }
-        self.requests.start(ring);
         popped
     }
 
@@ -222,7 +221,7 @@ impl BlkQueue {
         &mut self,
         queue: &mut impl Chains,
         stats: &QueueStats,
-        clock: impl FnOnce() -> u64,
+        clock: impl Fn() -> u64,
     ) -> Completed {
         let has_more = self.requests.reap();
         self.answer(queue, stats, clock, has_more)
@@ -242,25 +241,27 @@ impl BlkQueue {
         &mut self,
         queue: &mut impl Chains,
         stats: &QueueStats,
-        clock: impl FnOnce() -> u64,
+        clock: impl Fn() -> u64,
         mut has_more: bool,
     ) -> Completed {
-        let finished =
-            self.requests.finish((stats, true), clock, |request, outcome, given, memory| {
-                // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).
-                let status = match outcome {
-                    Outcome::Ok => Status::Ok,
-                    Outcome::Failed(Errno::OPNOTSUPP) => Status::Unsupp,
-                    Outcome::Failed(_) => Status::IoErr,
-                    Outcome::Waits => return queue.set_aside(request.chain),
-                };
-                request.reply.write(memory, status as u8);
-                queue.push_used(request.chain, 1 + given);
-            });
-        if self.requests.room.is_waiting() && finished.count + finished.waits > 0 {
+        let mut aside = 0;
+        if self.requests.must_heed_host() {
+            let now_ns = clock();
+            let set_aside = |request: InFlight<_>| queue.set_aside(request.chain);
+            aside = self.requests.heed_host((stats, true), now_ns, set_aside);
             has_more |= self.requests.room.note(queue.aside(), stats);
         }
-        let freed = finished.count + finished.waits;
+        let finished = self.requests.finish(stats, clock, |request, result, given, memory| {
+            // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).
+            let status = match result {
+                Ok(()) => Status::Ok,
+                Err(Errno::OPNOTSUPP) => Status::Unsupp,
+                Err(_) => Status::IoErr,
+            };
+            request.reply.write(memory, status as u8);
+            queue.push_used(request.chain, 1 + given);
+        });
+        let freed = finished.count + aside;
         Completed { count: finished.count, freed, lost: finished.lost, has_more }
     }
 }

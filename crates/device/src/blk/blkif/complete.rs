@@ -4,7 +4,7 @@
 use super::plan::Reply;
 use super::queue::BlkifQueue;
 use super::stages::Step;
-use crate::blk::requests::{Completed, Outcome};
+use crate::blk::requests::Completed;
 use manyring_backend::blk::Op;
 use manyring_backend::sys::uring::Ring as DiskRing;
 use manyring_engine::stats::QueueStats;
@@ -30,7 +30,7 @@ impl BlkifQueue {
         &mut self,
         ring: &mut BackRing,
         stats: &QueueStats,
-        (now_ns, clock): (u64, impl FnOnce() -> u64),
+        (now_ns, clock): (u64, impl Fn() -> u64),
     ) -> (Completed, bool) {
         let mut has_more = self.requests.reap();
         // Before the steps: the last step of a gate opens it, and requests behind it can be popped.
@@ -38,24 +38,21 @@ impl BlkifQueue {
         if is_busy {
             self.take_steps();
         }
+        let mut aside = 0;
+        if self.requests.must_heed_host() {
+            aside = self.heed_host(ring, stats, (now_ns, clock()));
+            has_more |= self.requests.room.note(ring.aside(), stats);
+        }
         let Self { requests, in_use, grants, lots, .. } = self;
-        let can_wait = (stats, ring.can_set_aside());
-        let finished = requests.finish(can_wait, clock, |request, outcome, _, _| {
+        let finished = requests.finish(stats, clock, |request, result, _, _| {
             let (chain, Reply { id, echo: operation, lots: taken }) =
                 (request.chain, request.reply);
             *lots -= taken;
             in_use.take(chain.slot(), |page| grants.let_go(page, now_ns));
-            let status = match outcome {
-                Outcome::Ok => Status::Okay,
-                Outcome::Failed(errno) => status_of(errno),
-                Outcome::Waits => return ring.set_aside(chain),
-            };
+            let status = result.map_or_else(status_of, |()| Status::Okay);
             ring.push_response(chain, Response { id, operation, status });
         });
-        let freed = finished.count + finished.waits;
-        if requests.room.is_waiting() && freed > 0 {
-            has_more |= requests.room.note(ring.aside(), stats);
-        }
+        let freed = finished.count + aside;
         // Requests that waited in the ring for pages or for the gate can be popped now. The driver
         // was not asked for a kick meanwhile: take another turn.
         if freed > 0 && (self.release_held() || was_gated) {
@@ -72,6 +69,24 @@ impl BlkifQueue {
             self.requests.resubmit(token, (Op::Flush, 0, 0));
         }
         (Completed { count: finished.count, freed, lost: finished.lost, has_more }, is_busy)
+    }
+
+    /// Heeds what the host has failed: see `Requests::heed_host`. Returns how many requests were
+    /// set aside.
+    #[cold]
+    fn heed_host(
+        &mut self,
+        ring: &mut BackRing,
+        stats: &QueueStats,
+        (turn_ns, now_ns): (u64, u64),
+    ) -> usize {
+        let Self { requests, in_use, grants, lots, .. } = self;
+        let can_wait = (stats, ring.can_set_aside());
+        requests.heed_host(can_wait, now_ns, |request| {
+            *lots -= request.reply.lots;
+            in_use.take(request.chain.slot(), |page| grants.let_go(page, turn_ns));
+            ring.set_aside(request.chain);
+        })
     }
 
     /// Gives the disk the next steps of requests. True if there were any: the queue takes another
