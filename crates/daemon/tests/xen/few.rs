@@ -90,6 +90,7 @@ fn guest_whose_next_daemon_finds_no_file_descriptors_waits_for_them() {
 
 /// Who starts the daemon whose threads are counted: a user that has no other processes.
 const USER: &str = "--reuid=64322 --regid=64322 --clear-groups";
+const UID: u32 = 64322;
 
 /// Lets that daemon have so many threads; as many as may be where nothing is said.
 fn limit_threads(daemon: &Daemon, threads: Option<u64>) {
@@ -108,7 +109,8 @@ fn disk_that_finds_no_thread_waits_for_one_and_its_neighbour_goes_on() {
     let image = world.image("disk");
     let (control, state) = (world.path("control"), world.path("state"));
     std::fs::create_dir(&state).unwrap();
-    for path in [&image, &state, &world.path("xenstored"), &world.path("xenstored.hypercall")] {
+    std::os::unix::fs::chown(&state, Some(UID), Some(UID)).unwrap();
+    for path in [&image, &world.path("xenstored"), &world.path("xenstored.hypercall")] {
         std::fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
     }
     let mut command = Command::new("setpriv");
