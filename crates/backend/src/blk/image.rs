@@ -380,7 +380,7 @@ impl Image {
         panic!("{} stays locked", path.display())
     }
 
-    /// The same, as if the host's unit were 4096 bytes.
+    /// This image, taken for one on a host whose unit is 4096 bytes.
     #[cfg(test)]
     pub(super) fn taken_for_large_units(self) -> Self {
         Self { offset_align: 4096, range_unit: 4096, ..self }

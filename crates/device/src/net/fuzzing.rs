@@ -48,7 +48,7 @@ impl SoloTx {
         Ok(Self { queue, tx, stats: QueueStats::default() })
     }
 
-    /// The same, for a driver whose headers have `size` bytes.
+    /// This queue, of a driver whose headers have `size` bytes.
     #[must_use]
     pub fn with_headers(mut self, size: usize) -> Self {
         self.tx.set_headers(size);
@@ -107,7 +107,7 @@ impl SoloRx {
         Ok(Self { queue, rx, stats: QueueStats::default() })
     }
 
-    /// The same, for a driver whose headers have `size` bytes.
+    /// This queue, of a driver whose headers have `size` bytes.
     #[must_use]
     pub fn with_headers(mut self, size: usize) -> Self {
         self.rx.set_headers(size);
