@@ -34,6 +34,11 @@ impl Image {
         if end > size && size_of_file(&self.file).is_ok_and(|now| now > size) {
             // If this fails the file has some zeroes more, and the disk has its size.
             let _ = rustix::fs::ftruncate(&self.file, size);
+            // The host zeroes the rest of the last page in its page cache. The page holds what is
+            // on the disk already: nothing is lost if this fails.
+            let _ = rustix::fs::fdatasync(&self.file);
+            let page = size - size % rustix::param::page_size() as u64;
+            let _ = rustix::fs::fadvise(&self.file, page, None, rustix::fs::Advice::DontNeed);
         }
         written
     }

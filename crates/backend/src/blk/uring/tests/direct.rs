@@ -56,6 +56,24 @@ proptest! {
     }
 }
 
+/// The end of the image is inside its last unit: the host writes the unit, and the file is cut.
+#[test]
+fn a_write_into_the_last_unit_of_an_image_leaves_no_page_in_the_page_cache() {
+    let size = SIZE - 512;
+    for _ in 0..8 {
+        let file = image();
+        file.as_file().set_len(size).unwrap();
+        let mut bench = Bench::of(&UringDisk::new(large(file.path())).unwrap());
+        rustix::fs::fadvise(file.as_file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let write = Op::Write { durable: false };
+        assert_eq!(bench.run(write, 444 * 512, 61 * 512, 0), Ok(()));
+        let fd = std::os::fd::AsFd::as_fd(file.as_file());
+        let last = size / 4096 * 4096;
+        assert_ne!(sys::is_cached(fd, last, 512), Some(true));
+        assert_eq!(file.as_file().metadata().unwrap().len(), size);
+    }
+}
+
 /// Starts a write of `len` bytes of `byte` as `token`.
 fn begin(bench: &mut Bench, token: u32, (offset, len): (u64, u64), byte: u8) {
     let (at, size) = (u64::from(token) * 4096, u32::try_from(len).unwrap());
