@@ -371,8 +371,8 @@ fn discard(image: &Image, (offset, len): (u64, u64)) -> Result<(), Errno> {
     }
 }
 
-/// Zeroes whole units by the cheapest way that is allowed and supported; if there is none, by
-/// writing zeroes.
+/// Zeroes whole units by the cheapest way that is allowed and that the host supports. If the host
+/// supports no other way, zeroes are written.
 fn zero_units(
     image: &Image,
     (offset, len): (u64, u64),

@@ -44,7 +44,8 @@ pub(super) struct Guard {
 #[derive(Debug, Default)]
 struct State {
     changed: Option<Range<u64>>,
-    /// Bytes, by queue and token: as many as the rings of the queues have entries.
+    /// The bytes of each write under way, by its queue and token. The rings of the disk's queues
+    /// bound their number: a write under way takes an entry of one.
     under_way: HashMap<(u64, u32), Range<u64>>,
     seats: HashMap<u64, Seat>,
 }
@@ -77,7 +78,8 @@ impl Guard {
     /// True if writes must be listed.
     #[inline]
     pub(super) fn is_active(&self) -> bool {
-        // A queue that does not see it yet is asked, and answers with what it has begun meanwhile.
+        // A queue may see the flag late. The question that it is asked makes it list the writes
+        // that it has begun until then.
         self.is_active.load(Ordering::Relaxed)
     }
 

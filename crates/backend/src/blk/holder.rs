@@ -29,8 +29,8 @@ fn holds(pid: u32, file: &Path) -> bool {
     threads.any(|thread| holds_by(&format!("{process}/task/{thread}"), file))
 }
 
-/// The same of a thread. Only the links of its fds are read, and `fdinfo` of those that lead to
-/// this file: the other files of the process may block.
+/// True if the thread whose `/proc` folder this is holds the file. Only the links of its fds are
+/// read, and `fdinfo` of those that lead to this file: the process's other files may block.
 fn holds_by(thread: &str, file: &Path) -> bool {
     let Ok(fds) = fs::read_dir(format!("{thread}/fd")) else { return false };
     fds.flatten().any(|fd| {

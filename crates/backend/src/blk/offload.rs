@@ -71,7 +71,8 @@ struct State {
     must_end: bool,
 }
 
-/// A job ends after so many bytes, if its queue stops.
+/// Bytes of a piece of a long transfer. A job ends after the piece that it is at, if its queue
+/// stops.
 const PIECE: u64 = 4 << 20;
 /// How many of the jobs that came last are looked through for one that is to be taken back: those
 /// of a queue that stops are the last, but for those of the disk's other queues.

@@ -118,8 +118,8 @@ pub trait Port: Send + Sync + std::fmt::Debug {
 
     /// Joins an interface that has the name of the one that has gone, with the settings that the
     /// port was opened with. The host uses no pair of it yet, and delivers no offloads. Halves that
-    /// are open lead to the new interface then; nobody may wait for their readiness meanwhile. May
-    /// block.
+    /// are open lead to the new interface then. No worker may wait for their readiness during this
+    /// call, which may block.
     ///
     /// # Errors
     /// [`TapError::HandedIn`]: this can never be done. Any other: the interface is not there yet,

@@ -11,8 +11,8 @@ impl Image {
         self.offset_align
     }
 
-    /// The whole units of `fallocate` in a range. Empty if there is none; it still begins and ends
-    /// inside the range.
+    /// The units that `fallocate` can serve and that lie in the range as a whole. The result is
+    /// empty if the range holds no whole unit; its bounds lie inside the range even then.
     pub(in crate::blk) fn whole_units(&self, offset: u64, len: u64) -> Range<u64> {
         let end = offset + len;
         let start = offset.next_multiple_of(self.range_unit).min(end);

@@ -1,4 +1,5 @@
-//! What a queue tells the guard of its image, so that a write of a part of a unit is alone there.
+//! A queue tells the guard of its image which writes it begins and ends, so that no other write is
+//! under way in a unit of which the disk's thread changes a part.
 
 use super::{Stage, UringQueue};
 use crate::blk::{Op, Request};

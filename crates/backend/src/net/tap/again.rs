@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 
-/// What an interface in the place of the first one must be set to.
+/// The settings that an interface gets when it takes the place of one that was deleted.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) sndbuf: Option<u32>,

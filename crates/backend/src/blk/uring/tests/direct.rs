@@ -28,7 +28,7 @@ proptest! {
         let image = if is_device && tail == 0 { image.taken_for_block_device() } else { image };
         let mut model = Bench::new(plain.path(), false, false);
         let mut benches = [Bench::of(&UringDisk::new(image).unwrap())];
-        // What the image was looked at for when it was opened.
+        // Opening the image has read some of its pages into the cache.
         let advice = rustix::fs::Advice::DontNeed;
         rustix::fs::fadvise(file.as_file(), 0, None, advice).unwrap();
         for (n, (op, sector, sectors, skew)) in steps.into_iter().enumerate() {
