@@ -48,10 +48,12 @@ impl<R: Chains> Handler<R> for BlkQueue {
         self.requests.acknowledge();
     }
 
-    /// A full queue does not ask the driver for kicks: only a completion of the disk lets it go on.
+    /// A full queue does not ask the driver for kicks, and tries nothing again: only a completion
+    /// of the disk lets it go on.
     fn waits(&self, queue: &R) -> Waits {
-        let at_ns = self.requests.room.due_ns();
-        Waits { driver: !self.is_full(queue), at_ns, ..Waits::default() }
+        let has_place = !self.is_full(queue);
+        let at_ns = self.requests.room.due_ns().filter(|_| has_place);
+        Waits { driver: has_place, at_ns, ..Waits::default() }
     }
 
     fn on_event(&mut self, token: u32, result: i32, io: &mut QueueIo<'_>) {

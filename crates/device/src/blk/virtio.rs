@@ -96,14 +96,16 @@ impl BlkQueue {
         ring: Option<&mut Ring>,
         now_ns: u64,
     ) -> usize {
+        if self.is_full(queue) {
+            return 0;
+        }
+        let room = usize::from(IN_FLIGHT_MAX.saturating_sub(queue.in_flight()));
+        let max = self.requests.burst_max().min(room);
         let is_retry = self.requests.room.is_due(now_ns);
         let mut popped = if is_retry {
-            self.pop_waiting(queue, now_ns)
-        } else if self.is_full(queue) {
-            0
+            self.pop_waiting(queue, (max, now_ns))
         } else {
-            let room = usize::from(IN_FLIGHT_MAX.saturating_sub(queue.in_flight()));
-            queue.pop_batch(&mut self.batch, self.requests.burst_max().min(room))
+            queue.pop_batch(&mut self.batch, max)
         };
         if popped == 0 {
             return 0;
@@ -112,8 +114,8 @@ impl BlkQueue {
         while index < popped {
             self.take_request(queue, index, now_ns);
             index += 1;
-            if self.requests.are_many_bytes() && !is_retry {
-                self.put_back(queue, index..popped);
+            if self.requests.are_many_bytes() {
+                self.put_back(queue, index..popped, is_retry);
                 popped = index;
             }
         }
@@ -124,11 +126,11 @@ impl BlkQueue {
         popped
     }
 
-    /// Pops requests again that wait for room on the host. Returns how many.
+    /// Pops up to `max` requests again that wait for room on the host. Returns how many.
     #[cold]
-    fn pop_waiting(&mut self, queue: &mut impl Chains, now_ns: u64) -> usize {
-        let max = self.requests.room.begin_retry(now_ns);
-        let popped = queue.pop_aside(&mut self.batch, self.requests.burst_max().min(max));
+    fn pop_waiting(&mut self, queue: &mut impl Chains, (max, now_ns): (usize, u64)) -> usize {
+        let tried = self.requests.room.begin_retry(now_ns);
+        let popped = queue.pop_aside(&mut self.batch, max.min(tried));
         if popped == 0 && queue.in_flight() == 0 {
             // The last one was answered with another error.
             self.requests.room.end(true);
@@ -163,12 +165,15 @@ impl BlkQueue {
         failed
     }
 
-    /// Puts the last chains of the batch back into the ring, untouched.
+    /// Puts the last chains of the batch back, untouched: into the ring, or to those that wait for
+    /// room if they come from there.
     #[cold]
-    fn put_back(&mut self, queue: &mut impl Chains, indexes: Range<usize>) {
+    fn put_back(&mut self, queue: &mut impl Chains, indexes: Range<usize>, is_retry: bool) {
         for index in indexes.rev() {
-            if let Some((chain, ..)) = self.batch.take(index) {
-                queue.unpop(chain);
+            match self.batch.take(index) {
+                Some((chain, ..)) if is_retry => queue.set_aside(chain),
+                Some((chain, ..)) => queue.unpop(chain),
+                None => {}
             }
         }
     }

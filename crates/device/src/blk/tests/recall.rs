@@ -181,3 +181,49 @@ fn a_write_that_waited_for_room_does_not_go_back_in_the_place_of_one_that_was_po
     assert_eq!(it.found(), (3, 3));
     assert!(it.queue.is_drained());
 }
+
+/// When there is room again, a queue has no more under way at once than at any other time.
+#[test]
+fn writes_that_have_waited_for_room_come_in_the_number_and_size_that_a_queue_takes_at_once() {
+    let script = Script::default();
+    let (mapping, mut driver, queue) = rig_with(&script, 0, RingFeatures::default());
+    mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap().write_from(&[1]);
+    // Each descriptor names the same half of a mebibyte.
+    let readable = [vec![(BEHIND, 16)], vec![(0, 1 << 19); 40]].concat();
+    for _ in 0..100 {
+        driver.add(&readable, &[(BEHIND + 64, 1)]).unwrap();
+    }
+    driver.publish();
+    let (mut wait, mut queue) = (Wait::new(false).unwrap(), queue);
+    let stats = queue.stats().clone();
+    let mut now_ns = 0;
+    let mut turns = |queue: &mut RunningQueue<DeviceQueue, BlkQueue>, now_ns: u64| {
+        for _ in 0..8 {
+            queue.turn(&mut QueueIo::new(&mut wait, 0, 0, now_ns));
+        }
+    };
+    let end_all = |result| {
+        script.with(|state| {
+            let ended = state.held.drain(..).map(|token| Completion { token, result });
+            state.done.extend(ended);
+        })
+    };
+    while stats.waiting_for_room.value() < 100 {
+        turns(&mut queue, now_ns);
+        end_all(Err(Errno::NOSPC));
+        turns(&mut queue, now_ns);
+    }
+    assert_eq!(script.with(|state| state.held.len()), 0);
+    now_ns += 60_000_000_000;
+    let mut most = 0;
+    while stats.writes.value() < 100 {
+        turns(&mut queue, now_ns);
+        // The host ends one at a time.
+        most = most.max(script.with(|state| state.held.len()));
+        let last = script.with(|state| state.held.pop());
+        let token = last.expect("some are under way until all are done");
+        script.with(|state| state.done.push(Completion { token, result: Ok(()) }));
+        turns(&mut queue, now_ns);
+    }
+    assert!(most <= 4, "{most} of 20 MiB each");
+}
