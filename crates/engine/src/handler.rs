@@ -175,12 +175,12 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
         false
     }
 
-    /// Gives up the chains that were set aside ([`Ring::aside`]), because the driver is to get its
-    /// memory back: puts them back into the ring, or returns them. Nothing is in flight. Returns
-    /// how many were returned.
-    fn give_up_aside(&mut self, ring: &mut R, stats: &QueueStats) -> usize {
+    /// Gives up chains that were set aside ([`Ring::aside`]), because the driver is to get its
+    /// memory back: puts all of them back into the ring, or returns a batch of them. Nothing is in
+    /// flight. Returns how many were returned, and if there are more for another call.
+    fn give_up_aside(&mut self, ring: &mut R, stats: &QueueStats) -> (usize, bool) {
         let _ = (ring, stats);
-        0
+        (0, false)
     }
 
     /// The queue stops, and no chain is taken any more: from its next turn on the handler may put

@@ -50,6 +50,7 @@ use crate::run::{Happened, Run, Turned};
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use emptying::Emptying;
+use giving_up::GivingUp;
 use manyring_backend::net::Readiness;
 use manyring_queue::{Base, Ring};
 use rustix::io::Errno;
@@ -94,9 +95,7 @@ pub struct RunningQueue<R: Ring, H: Handler<R>> {
     has_more: bool,
     /// While the queue drops what its ring holds, before the order that disabled it is answered.
     emptying: Option<Emptying>,
-    /// The driver is to get all of its memory back: chains that are set aside are given up as soon
-    /// as nothing is in flight.
-    gives_up_aside: bool,
+    giving_up: GivingUp,
 }
 
 impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
@@ -116,7 +115,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             watches_port: false,
             has_more: false,
             emptying: None,
-            gives_up_aside: false,
+            giving_up: GivingUp::default(),
         }
     }
 
@@ -227,12 +226,12 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
                 self.discard_all(fence, io);
             } else {
                 // The queue was disabled before, and what it took may still be in flight.
-                self.handler.fence(fence);
+                self.fence_disabled(fence);
             }
             return;
         }
         self.end_emptying();
-        self.gives_up_aside = false;
+        self.keep_aside();
         self.life.enable();
         self.notifier.trust_kick();
         // A port that was lost may be back.
@@ -267,10 +266,13 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         let (mode, now_ns) = (self.life.mode(), io.now_ns());
         let mut turn = Turn { io, stats: &self.stats, mode };
         let mut done = self.handler.turn(&mut self.ring, &mut turn);
-        if self.gives_up_aside {
+        if self.giving_up.is_on {
             self.give_up_after(&mut done);
         }
         self.finish(done, mode, now_ns);
+        if self.giving_up.is_on {
+            self.end_giving_up();
+        }
         if self.emptying.is_some() {
             self.go_on_emptying(done.popped, mode, now_ns);
         }
@@ -466,7 +468,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn is_drained(&self) -> bool {
-        self.life.is_draining() && self.ring.in_flight() == 0
+        self.life.is_draining() && self.ring.in_flight() == 0 && !self.giving_up.has_more
     }
 
     fn base(&self) -> Base {

@@ -37,10 +37,20 @@ impl Aside {
 
     /// True if these are all of `others`, in any order.
     pub(crate) fn are(&self, others: impl Iterator<Item = u16>) -> bool {
-        let (mut own, mut others): (Vec<_>, Vec<_>) =
-            (self.numbers.iter().copied().collect(), others.collect());
-        own.sort_unstable();
-        others.sort_unstable();
-        own == others
+        // A bit for each: the driver may have chosen tens of thousands, and a worker compares them.
+        let mut bits = vec![0u64; (usize::from(u16::MAX) + 1) / 64];
+        let place = |number: u16| (usize::from(number / 64), 1u64 << (number % 64));
+        for (word, bit) in self.numbers.iter().copied().map(place) {
+            bits[word] |= bit;
+        }
+        let mut left = self.numbers.len();
+        for (word, bit) in others.map(place) {
+            if bits[word] & bit == 0 {
+                return false;
+            }
+            bits[word] &= !bit;
+            left -= 1;
+        }
+        left == 0
     }
 }

@@ -64,7 +64,7 @@ impl<R: Chains> Handler<R> for BlkQueue {
         self.retire(memory, fence);
     }
 
-    fn give_up_aside(&mut self, queue: &mut R, stats: &QueueStats) -> usize {
+    fn give_up_aside(&mut self, queue: &mut R, stats: &QueueStats) -> (usize, bool) {
         Self::give_up_aside(self, queue, stats)
     }
 

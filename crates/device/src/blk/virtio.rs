@@ -139,30 +139,39 @@ impl BlkQueue {
     }
 
     /// Gives up the requests that wait for room on the host, because the driver is to get its
-    /// memory back. They go back into the ring, if they are the last that were popped; else they
-    /// fail. Returns how many failed.
-    pub(super) fn give_up_aside(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> usize {
+    /// memory back. They go back into the ring, if they are the last that were popped; else a batch
+    /// of them fails. Returns how many failed, and if some are left for another call.
+    pub(super) fn give_up_aside(
+        &mut self,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+    ) -> (usize, bool) {
         let mut failed = 0;
+        let mut has_more = false;
         if !queue.unpop_aside() {
-            while queue.pop_aside(&mut self.batch, usize::MAX) > 0 {
-                for index in 0..self.batch.len() {
-                    let Some((chain, _, writable)) = self.batch.take(index) else { continue };
-                    match writable.last_byte() {
-                        Some(status) => {
-                            status.write(self.requests.memory(), Status::IoErr as u8);
-                            queue.push_used(chain, 1);
-                            failed += 1;
-                        }
-                        None => queue.discard(chain),
+            let popped = queue.pop_aside(&mut self.batch, usize::MAX);
+            for index in 0..popped {
+                let Some((chain, _, writable)) = self.batch.take(index) else { continue };
+                match writable.last_byte() {
+                    Some(status) => {
+                        status.write(self.requests.memory(), Status::IoErr as u8);
+                        queue.push_used(chain, 1);
+                        failed += 1;
                     }
+                    None => queue.discard(chain),
                 }
             }
+            has_more = popped > 0 && queue.aside() > 0;
         }
         stats.requests.add(failed as u64);
         stats.errors.add(failed as u64);
-        stats.waiting_for_room.set(0);
-        self.requests.room.end(false);
-        failed
+        if has_more {
+            stats.waiting_for_room.set(queue.aside().into());
+        } else {
+            stats.waiting_for_room.set(0);
+            self.requests.room.end(false);
+        }
+        (failed, has_more)
     }
 
     /// Puts the last chains of the batch back, untouched: into the ring, or to those that wait for

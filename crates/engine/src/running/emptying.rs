@@ -34,7 +34,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     /// `fence` is answered when that is done and nothing that was taken before is in flight.
     pub(super) fn discard_all(&mut self, fence: Fence, io: &mut QueueIo<'_>) {
         if !H::DROPS_WHEN_DISABLED {
-            self.handler.fence(fence);
+            self.fence_disabled(fence);
             return;
         }
         self.life.kicked();

@@ -2,7 +2,20 @@
 
 use super::RunningQueue;
 use crate::handler::{Done, Handler};
+use crate::orders::Fence;
 use manyring_queue::Ring;
+
+/// The driver is to get all of its memory back, and with it the chains that are set aside. Each has
+/// to be walked again to be answered, and the driver has chosen how many there are and how long:
+/// so a turn gives up a batch.
+#[derive(Debug, Default)]
+pub(super) struct GivingUp {
+    pub(super) is_on: bool,
+    /// Some are left for the next turn.
+    pub(super) has_more: bool,
+    /// Orders that are answered when nothing is in flight and nothing left.
+    fences: Vec<Fence>,
+}
 
 impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     /// Gives up the chains that nobody has begun to serve, because they point into guest memory
@@ -22,24 +35,59 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.note_in_flight();
     }
 
-    /// Gives up the chains that are set aside now, or at the end of the turn in which what is in
-    /// flight has come back. An order that waits for the latter is answered after that.
+    /// Gives up the chains that are set aside: a batch of them now, or at the end of the turn in
+    /// which what is in flight has come back; the others in the turns that follow.
     pub(super) fn give_up_aside(&mut self) {
-        self.gives_up_aside = true;
-        if self.ring.aside() > 0 && self.ring.in_flight() == 0 {
-            let returned = self.handler.give_up_aside(&mut self.ring, &self.stats) > 0;
-            self.notifier.flush(&mut self.ring, returned, &self.stats);
-            self.note_in_flight();
-        }
+        self.giving_up.is_on = true;
+        let returned = self.give_up_a_batch();
+        self.notifier.flush(&mut self.ring, returned > 0, &self.stats);
+        self.note_in_flight();
     }
 
     /// The same at the end of a turn, before what it returned is published.
     #[cold]
     pub(super) fn give_up_after(&mut self, done: &mut Done) {
-        if self.ring.aside() > 0 && self.ring.in_flight() == 0 {
-            let returned = self.handler.give_up_aside(&mut self.ring, &self.stats);
-            done.used += returned;
-            done.told += returned;
+        let returned = self.give_up_a_batch();
+        done.used += returned;
+        done.told += returned;
+        done.has_more |= self.giving_up.has_more;
+        self.note_in_flight();
+    }
+
+    fn give_up_a_batch(&mut self) -> usize {
+        if self.ring.aside() == 0 || self.ring.in_flight() > 0 {
+            self.giving_up.has_more = false;
+            return 0;
         }
+        let (returned, has_more) = self.handler.give_up_aside(&mut self.ring, &self.stats);
+        self.giving_up.has_more = has_more;
+        returned
+    }
+
+    /// `fence` is answered when nothing is in flight, and nothing set aside that is given up.
+    pub(super) fn fence_disabled(&mut self, fence: Fence) {
+        if H::HAS_DISK && self.gives_up_more() {
+            self.giving_up.fences.push(fence);
+        } else {
+            self.handler.fence(fence);
+        }
+    }
+
+    /// A turn has ended, and what it returned is published: answers the fences that waited.
+    #[cold]
+    pub(super) fn end_giving_up(&mut self) {
+        if !self.gives_up_more() {
+            self.giving_up.fences.drain(..).for_each(|fence| self.handler.fence(fence));
+        }
+    }
+
+    fn gives_up_more(&self) -> bool {
+        self.ring.in_flight() > 0 || self.giving_up.has_more
+    }
+
+    /// Gives up no more chains: the queue is enabled again.
+    pub(super) fn keep_aside(&mut self) {
+        let GivingUp { fences, .. } = std::mem::take(&mut self.giving_up);
+        fences.into_iter().for_each(|fence| self.handler.fence(fence));
     }
 }

@@ -6,9 +6,10 @@ use super::*;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
 use manyring_backend::sys::uring::Ring;
 use manyring_engine::solo::Run;
-use manyring_engine::{QueueIo, RunningQueue};
+use manyring_engine::{Order, QueueIo, RunningQueue};
 use rustix::io::Errno;
 use std::sync::{Mutex, PoisonError};
+use tokio::sync::oneshot;
 
 /// What a disk has, and what becomes of it: the test says.
 #[derive(Clone, Debug, Default)]
@@ -226,4 +227,71 @@ fn writes_that_have_waited_for_room_come_in_the_number_and_size_that_a_queue_tak
         turns(&mut queue, now_ns);
     }
     assert!(most <= 4, "{most} of 20 MiB each");
+}
+
+/// A queue of which 200 writes wait for room, and one that came after them is answered: they cannot
+/// go back.
+fn with_many_that_wait() -> Stopping {
+    let script = Script::default();
+    let (mapping, mut driver, queue) = rig_with(&script, 0, RingFeatures::default());
+    mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap().write_from(&[1]);
+    for _ in 0..201 {
+        driver.add(&[(BEHIND, 16), (0, 512)], &[(BEHIND + 64, 1)]).unwrap();
+    }
+    driver.publish();
+    let wait = Wait::new(false).unwrap();
+    let mut it = Stopping { script, queue, driver, wait, _mapping: mapping };
+    while it.script.with(|state| state.held.len()) < 201 {
+        it.turn();
+    }
+    (0..200).for_each(|at| it.script.end(at, Err(Errno::NOSPC)));
+    it.script.end(200, Ok(()));
+    it.turn();
+    assert_eq!((it.found(), it.queue.stats().waiting_for_room.value()), ((201, 1), 200));
+    it
+}
+
+/// Turns until `answered` were given back. None gives back more than a batch: each chain may have a
+/// thousand descriptors, and queues of other guests wait.
+fn in_turns(it: &mut Stopping, mut answered: usize) -> usize {
+    let mut turns = 0;
+    while answered < 200 {
+        it.turn();
+        let (base, more) = it.found();
+        assert!(base == 201 && (1..=64).contains(&more), "{more} in a turn, base {base}");
+        answered += more;
+        turns += 1;
+    }
+    turns
+}
+
+#[test]
+fn a_queue_that_stops_fails_what_waits_for_room_in_turns_of_a_batch() {
+    let mut it = with_many_that_wait();
+    it.queue.drain();
+    let (_, at_once) = it.found();
+    assert!(at_once <= 64, "{at_once} at once");
+    assert!(!it.queue.is_drained(), "some are left");
+    in_turns(&mut it, at_once);
+    assert!(it.queue.is_drained());
+    let stats = it.queue.stats();
+    let found = (stats.errors.value(), stats.in_flight.value(), stats.waiting_for_room.value());
+    assert_eq!(found, (200, 0, 0));
+}
+
+#[test]
+fn an_order_to_disable_is_answered_when_all_that_waited_for_room_was_given_back() {
+    let mut it = with_many_that_wait();
+    let orders = [(); 2].map(|()| oneshot::channel());
+    let [(first, mut one), (second, mut other)] = orders;
+    for fence in [first, second] {
+        let order = Order::Enable(false, fence);
+        it.queue.heed(order, &mut QueueIo::new(&mut it.wait, 0, 0, 0));
+    }
+    let (_, at_once) = it.found();
+    assert!(at_once <= 64, "{at_once} at once");
+    assert!(one.try_recv().is_err() && other.try_recv().is_err());
+    assert!(in_turns(&mut it, at_once) > 1);
+    assert!(one.try_recv().is_ok() && other.try_recv().is_ok());
+    assert_eq!(it.queue.stats().in_flight.value(), 0);
 }

@@ -40,7 +40,8 @@ impl DeviceHalf {
             return false;
         }
         let first = self.last_avail.wrapping_sub(count);
-        let popped_last = (0..count).map(|n| {
+        // The one that was popped last first: if it is none of these, it was answered.
+        let popped_last = (0..count).rev().map(|n| {
             let index = first.wrapping_add(n) & (self.size - 1);
             self.areas.avail.load_u16(avail_entry(index))
         });
