@@ -149,7 +149,8 @@ impl TapPort {
             state.is_gone = false;
             state.is_multi_queue = opened.is_multi_queue;
             state.attached.clone_from(&opened.attached);
-            state.order.clear();
+            // The host has begun to use them in the order in which they were opened.
+            state.order = (0..opened.attached.len()).collect();
             (state.is_left_alone, state.sharers) = (false, 0);
             if let Err(errno) = self.share_room(&mut state) {
                 tracing::warn!(name, %errno, "txqueuelen: its queues keep their length");
