@@ -1,4 +1,5 @@
-//! Doorbells that are no eventfds: the janitor's thread passes their kicks and calls on.
+//! Doorbells that no worker touches: the janitor's thread passes their kicks and calls on. They are
+//! no eventfds, or kicks of a front-end whose eventfds have cost a worker too much (`foreign.rs`).
 //!
 //! UML passes pipes and unix sockets as kick and call. A thread that reads or writes a pipe waits
 //! for the pipe's lock, which the front-end can hold; so a worker gets an eventfd of ours instead:
@@ -23,9 +24,11 @@ use std::sync::Arc;
 /// thread from its other work.
 const DRAIN_READS: usize = 1024;
 
-/// The two kinds of doorbell that are no eventfds.
+/// The kinds of doorbell that no worker touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OddKind {
+    /// The eventfd of a front-end that is distrusted, as a kick.
+    Event,
     Pipe,
     Socket,
 }
@@ -111,7 +114,7 @@ impl Bridge {
     ) -> Result<OurEnd, Errno> {
         let stand_ins = StandIns::take(1)?;
         match (kind, &direction) {
-            (OddKind::Pipe, _) => {
+            (OddKind::Pipe | OddKind::Event, _) => {
                 let flags = rustix::fs::fcntl_getfl(&theirs)?;
                 rustix::fs::fcntl_setfl(&theirs, flags | OFlags::NONBLOCK)?;
             }
@@ -213,7 +216,7 @@ impl OddBell {
             OddKind::Socket => {
                 rustix::net::send(self.fd(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
             }
-            OddKind::Pipe => write_pipe(self.fd(), bytes),
+            OddKind::Pipe | OddKind::Event => write_pipe(self.fd(), bytes),
         }
     }
 
@@ -223,6 +226,13 @@ impl OddBell {
         for n in 0..DRAIN_READS {
             let read = match self.kind {
                 OddKind::Pipe => read_pipe(self.fd(), &mut bytes),
+                // As a semaphore it has 2^64 kicks to be read one by one. A front-end that writes
+                // between all of the reads is none that waits for an answer either.
+                OddKind::Event => match read_pipe(self.fd(), &mut bytes) {
+                    Ok(_) if n + 1 == DRAIN_READS => return Drained::Nothing,
+                    Ok(_) => continue,
+                    failed => failed,
+                },
                 OddKind::Socket => {
                     rustix::net::recv(self.fd(), &mut bytes, RecvFlags::DONTWAIT).map(|(n, _)| n)
                 }

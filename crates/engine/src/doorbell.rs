@@ -15,6 +15,7 @@
 use crate::bridge::{OddKind, OurEnd};
 use crate::ends;
 use crate::foreign::{ForeignFd, Write};
+use crate::io::QueueIo;
 use crate::sentry::{self, SEEN};
 use manyring_memory::EventPort;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -170,6 +171,9 @@ impl Kick {
     pub async fn of_front_end(fd: ForeignFd) -> Result<Self, DoorbellError> {
         let janitor = fd.origin().janitor().clone();
         let bell = janitor.with_bridge(move |bridge| match kind_of(&fd, Use::Kick)? {
+            None if fd.origin().is_distrusted() => {
+                Ok(Bell::Bridged(bridge.add_kick(fd, OddKind::Event)?))
+            }
             None => Ok(Theirs::bell(fd)),
             Some(kind) => Ok(Bell::Bridged(bridge.add_kick(fd, kind)?)),
         });
@@ -188,6 +192,24 @@ impl Kick {
         if let Bell::Port(port) = &self.0 {
             port.hear();
         }
+    }
+
+    /// Has a worker begin or end to watch the kick by `call`. Where that takes far too long, the
+    /// session ends: the front-end has put very many waiters on it, and walks them all the time.
+    pub(crate) fn touched<T>(
+        &self,
+        io: &mut QueueIo<'_>,
+        call: impl FnOnce(&mut QueueIo<'_>) -> T,
+    ) -> T {
+        let Bell::Foreign(theirs) = &self.0 else { return call(io) };
+        // What other queues have placed is not this one's.
+        io.submit();
+        let before = clock_gettime(ClockId::ThreadCPUTime);
+        let result = call(io);
+        io.submit();
+        let took = clock_gettime(ClockId::ThreadCPUTime) - before;
+        theirs.fd.origin().note_watch(Duration::try_from(took).unwrap_or_default());
+        result
     }
 
     /// True if the driver has kicked at any time before: an eventfd that is never read stays
@@ -352,7 +374,9 @@ impl Bell {
     #[inline(never)]
     fn tell_odd(&self, errno: Errno) {
         match self {
-            Self::Foreign(theirs) if errno == SEEN => theirs.fd.origin().suspect(),
+            Self::Foreign(theirs) if errno == SEEN => {
+                theirs.fd.origin().suspect(sentry::seen_for());
+            }
             Self::Foreign(theirs) if errno == Errno::INTR => theirs.fd.origin().tell_blocked(),
             Self::Shared(_, is_blocked)
                 if errno == Errno::INTR && !is_blocked.swap(true, Ordering::Relaxed) =>

@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, oneshot};
+use tokio::time::Instant;
 
 /// File descriptors of one message at most (`SCM_MAX_FD` of the kernel).
 pub const MESSAGE_FDS_MAX: usize = 253;
@@ -57,6 +58,8 @@ struct State {
     thread: Option<Interruptible>,
     /// The last try to start the thread has failed. The operator is told of the first.
     is_stuck: bool,
+    /// Until when workers leave the eventfds of the device's front-ends to the thread.
+    distrusts_until: Option<Instant>,
 }
 
 impl std::fmt::Debug for State {
@@ -74,6 +77,16 @@ impl Janitor {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that an eventfd of a front-end has taken far too much CPU time of a worker: for
+    /// [`DISTRUST`] the sessions of the device, this one and the next, get no worker to touch one.
+    fn distrust(&self) {
+        self.lock().distrusts_until = Some(Instant::now() + DISTRUST);
+    }
+
+    fn distrusts(&self) -> bool {
+        self.lock().distrusts_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Lets the thread do `job`, after all jobs that it was given before.
@@ -284,6 +297,10 @@ const BLOCKED: u32 = u32::MAX;
 const LONG_WRITE: Duration = Duration::from_millis(1);
 /// CPU time of a write after which the session ends.
 const LONGEST_WRITE: Duration = Duration::from_millis(10);
+/// For how long the eventfds of a device's front-ends are left to its janitor after one has taken
+/// so much. Without that, a front-end would leave, or take its waiters off for a while, and the
+/// worker would pay again and again.
+const DISTRUST: Duration = Duration::from_secs(600);
 
 /// How an eventfd of a session is written next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -310,7 +327,8 @@ impl Origin {
     /// A session whose file descriptors `janitor` touches.
     #[must_use]
     pub fn new(janitor: Arc<Janitor>) -> Arc<Self> {
-        Arc::new(Self { janitor, writes: AtomicU32::new(0), blocked: Notify::new() })
+        let writes = AtomicU32::new(if janitor.distrusts() { BY_JANITOR } else { 0 });
+        Arc::new(Self { janitor, writes, blocked: Notify::new() })
     }
 
     /// Takes over a received fd, with its part of the message's room.
@@ -355,11 +373,31 @@ impl Origin {
         }
     }
 
-    /// Notes that the sentry has seen a write: the next ones are measured.
+    /// True if workers touch no eventfd of this session that comes from now on.
+    pub(crate) fn is_distrusted(&self) -> bool {
+        self.writes.load(Ordering::Relaxed) >= BY_JANITOR
+    }
+
+    /// Notes that the sentry has seen a write, which has taken at least this much CPU time: the
+    /// next ones are measured, or left to the janitor.
     #[cold]
-    pub(crate) fn suspect(&self) {
+    pub(crate) fn suspect(&self, took: Duration) {
         let relaxed = Ordering::Relaxed;
-        let _ = self.writes.compare_exchange(0, MEASURED, relaxed, relaxed);
+        if took >= LONGEST_WRITE {
+            // The session goes on: a hypervisor that takes the CPU away looks like this too.
+            self.writes.fetch_max(BY_JANITOR, relaxed);
+            self.janitor.distrust();
+        } else {
+            let _ = self.writes.compare_exchange(0, MEASURED, relaxed, relaxed);
+        }
+    }
+
+    /// Notes the CPU time in which a worker has begun or ended to watch an eventfd of the session:
+    /// both wait for the lock under which others walk its waiters.
+    pub(crate) fn note_watch(&self, took: Duration) {
+        if took >= LONGEST_WRITE {
+            self.note_write(took);
+        }
     }
 
     /// Notes the CPU time that a write has taken. Time in which the thread was not scheduled does
@@ -367,6 +405,7 @@ impl Origin {
     pub(crate) fn note_write(&self, took: Duration) {
         let relaxed = Ordering::Relaxed;
         if took >= LONGEST_WRITE {
+            self.janitor.distrust();
             if self.writes.fetch_max(COSTLY, relaxed) < COSTLY {
                 self.blocked.notify_one();
             }

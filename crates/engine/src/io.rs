@@ -73,6 +73,11 @@ impl<'a> QueueIo<'a> {
         self.wait.unwatch(kick, Source::Kick { slot: self.slot, watch });
     }
 
+    /// Gives the kernel what was placed so far.
+    pub(crate) fn submit(&mut self) {
+        self.wait.submit();
+    }
+
     /// Watches `fd`, an eventfd or timer that reports what a disk or port has finished outside the
     /// worker's io_uring.
     pub fn watch_offload(&mut self, fd: BorrowedFd<'_>) {

@@ -65,13 +65,13 @@ impl Notifier {
     pub(crate) fn watch(&mut self, io: &mut QueueIo<'_>, is_enabled: bool) {
         if let Some(kick) = &self.kick {
             self.is_stale = !is_enabled && kick.keeps();
-            self.watch = io.watch_kick(kick.as_fd());
+            self.watch = kick.touched(io, |io| io.watch_kick(kick.as_fd()));
         }
     }
 
     pub(crate) fn unwatch(&self, io: &mut QueueIo<'_>) {
         if let Some(kick) = &self.kick {
-            io.unwatch_kick(kick.as_fd(), self.watch);
+            kick.touched(io, |io| io.unwatch_kick(kick.as_fd(), self.watch));
         }
     }
 

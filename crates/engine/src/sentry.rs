@@ -41,6 +41,8 @@ struct Place {
     seen: AtomicU64,
     /// The value of `writes` when the sentry last found the thread inside.
     seen_inside: AtomicU64,
+    /// The CPU time of the thread when the sentry first saw that write, in nanoseconds.
+    cpu_ns: AtomicU64,
 }
 
 thread_local! {
@@ -72,10 +74,20 @@ pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Errno> {
         let written = rustix::io::write(fd, &bytes);
         place.writes.store(writes + 2, Ordering::Release);
         // The sentry has seen this thread inside: rare, so it is told as an error.
-        if place.seen_inside.load(Ordering::Relaxed) == writes + 1 {
+        if place.seen_inside.load(Ordering::Acquire) == writes + 1 {
             return written.and(Err(SEEN));
         }
         written.map(drop)
+    })
+}
+
+/// The CPU time that the calling thread has used since the sentry saw its last write, which has
+/// returned [`SEEN`] just now: that write has taken at least as long.
+#[cold]
+pub(crate) fn seen_for() -> Duration {
+    PLACE.with(|place| {
+        let then = Duration::from_nanos(place.cpu_ns.load(Ordering::Relaxed));
+        place.thread.cpu_time().saturating_sub(then)
     })
 }
 
@@ -102,6 +114,7 @@ fn enter() -> Arc<Place> {
         writes: AtomicU64::new(0),
         seen: AtomicU64::new(0),
         seen_inside: AtomicU64::new(0),
+        cpu_ns: AtomicU64::new(0),
     });
     let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
     places.retain(|place| place.strong_count() > 0);
@@ -147,7 +160,11 @@ fn look() -> bool {
         let before = place.seen.swap(writes, Ordering::Relaxed);
         let is_inside = writes % 2 == 1;
         if is_inside {
-            place.seen_inside.store(writes, Ordering::Relaxed);
+            if place.seen_inside.load(Ordering::Relaxed) != writes {
+                let cpu_ns = place.thread.cpu_time().as_nanos();
+                place.cpu_ns.store(u64::try_from(cpu_ns).unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
+            place.seen_inside.store(writes, Ordering::Release);
             if before == writes {
                 place.thread.interrupt();
             }
@@ -170,6 +187,9 @@ mod tests {
         assert!(matches!(write(event.as_fd(), u64::MAX - 1), Ok(()) | Err(SEEN)));
         for round in 0..3 {
             assert_eq!(write(event.as_fd(), 1), Err(Errno::INTR));
+            // It slept, which takes no CPU time.
+            let (seen_for, all) = (seen_for(), PLACE.with(|place| place.thread.cpu_time()));
+            assert!(seen_for < all, "{seen_for:?} of {all:?}");
             // The second time the sentry has gone to sleep, and is woken by the write.
             if round == 0 {
                 while !ASLEEP.load(Ordering::SeqCst) {

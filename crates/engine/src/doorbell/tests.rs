@@ -16,8 +16,13 @@ struct Session {
 
 impl Session {
     fn new() -> Self {
+        Self::of(&Arc::default())
+    }
+
+    /// A session of the device that has this janitor.
+    fn of(janitor: &Arc<Janitor>) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        Self { runtime, origin: Origin::new(Arc::new(Janitor::default())) }
+        Self { runtime, origin: Origin::new(janitor.clone()) }
     }
 
     fn send(&self, fd: impl Into<OwnedFd>) -> ForeignFd {
@@ -171,7 +176,7 @@ fn a_write_that_was_long_leaves_the_others_to_the_janitor() {
     let call = session.call(theirs.try_clone().unwrap()).unwrap();
     let origin = &session.origin;
     // A write that the sentry has seen makes some be measured, and no more if these are short.
-    origin.suspect();
+    origin.suspect(Duration::from_millis(9));
     let mut measured = 0;
     while origin.next_write() == Some(Write::Measured) {
         call.ring();
@@ -210,6 +215,47 @@ fn a_write_that_was_far_too_long_ends_the_session() {
     session.is_idle();
     make_nonblocking(&theirs).unwrap();
     assert_eq!(rustix::io::read(&theirs, &mut [0; 8]), Err(Errno::AGAIN), "it was written");
+}
+
+/// A front-end that takes its waiters off between two long writes, or leaves and comes back, must
+/// not have a worker walk them again and again.
+#[test]
+fn a_front_end_whose_eventfd_took_far_too_long_gets_no_worker_to_touch_another() {
+    let long = Duration::from_millis(10);
+    let offences: [fn(&Origin, Duration); 3] =
+        [Origin::suspect, Origin::note_write, Origin::note_watch];
+    for (index, offend) in offences.into_iter().enumerate() {
+        let janitor = Arc::<Janitor>::default();
+        let first = Session::of(&janitor);
+        assert_eq!(first.origin.next_write(), None);
+        offend(&first.origin, long);
+        let expected = if index == 0 { Write::ByJanitor } else { Write::Never };
+        assert_eq!(first.origin.next_write(), Some(expected));
+        let second = Session::of(&janitor);
+        assert_eq!(second.origin.next_write(), Some(Write::ByJanitor));
+        assert!(!second.origin.is_blocked());
+        let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
+        let kick = second.kick(theirs.try_clone().unwrap()).unwrap();
+        assert!(matches!(kick.0, Bell::Bridged(_)), "a worker would watch it");
+        rustix::io::write(&theirs, &1u64.to_ne_bytes()).unwrap();
+        rings_once(&second, &kick);
+        let call = second.call(theirs.try_clone().unwrap()).unwrap();
+        drop(kick);
+        second.is_idle();
+        call.ring();
+        assert!(is_rung(&theirs), "the call is lost");
+        assert_eq!(Session::new().origin.next_write(), None, "another device pays");
+    }
+}
+
+#[test]
+fn a_semaphore_that_is_read_for_ever_lets_the_thread_sleep() {
+    let session = Session::new();
+    session.origin.note_write(Duration::from_millis(2));
+    let theirs = eventfd(0, EventfdFlags::SEMAPHORE).unwrap();
+    rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let kick = session.kick(theirs).unwrap();
+    rings_once(&session, &kick);
 }
 
 #[test]
