@@ -393,10 +393,16 @@ impl Origin {
     }
 
     /// Notes the CPU time in which a worker has begun or ended to watch an eventfd of the session:
-    /// both wait for the lock under which others walk its waiters.
+    /// both wait for the lock under which others walk its waiters. The first time may have been a
+    /// hypervisor's doing; the second one ends the session.
     pub(crate) fn note_watch(&self, took: Duration) {
-        if took >= LONGEST_WRITE {
+        if took < LONGEST_WRITE {
+            return;
+        }
+        if self.is_distrusted() {
             self.note_write(took);
+        } else {
+            self.suspect(took);
         }
     }
 
