@@ -182,14 +182,14 @@ struct OwnFolder<'f> {
     folder: OwnedFd,
 }
 
+/// Names of such folders that are tried.
+const NAMES_MAX: u32 = 1000;
 /// The socket's name in its own folder.
 const OWN_NAME: &str = "s";
 
 impl<'f> OwnFolder<'f> {
     fn new(parent: &'f std::fs::File) -> Result<Self, Errno> {
-        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let name = format!(".mr-{}-{number}", std::process::id());
-        rustix::fs::mkdirat(parent, &name, Mode::RWXU)?;
+        let name = Self::make(parent)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = rustix::fs::openat(parent, &name, flags, Mode::empty())?;
         let stat = rustix::fs::fstat(&folder)?;
@@ -199,6 +199,21 @@ impl<'f> OwnFolder<'f> {
             return Err(Errno::PERM);
         }
         Ok(Self { parent, name, folder })
+    }
+
+    /// Makes the folder, by the first name that is free: a process of the same number that was
+    /// killed may have left its own, as every daemon in a container of its own has number 1.
+    fn make(parent: &std::fs::File) -> Result<String, Errno> {
+        let mut made = Err(Errno::EXIST);
+        for _ in 0..NAMES_MAX {
+            let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+            let name = format!(".mr-{}-{number}", std::process::id());
+            made = rustix::fs::mkdirat(parent, &name, Mode::RWXU).map(|()| name);
+            if !matches!(made, Err(Errno::EXIST)) {
+                break;
+            }
+        }
+        made
     }
 
     /// Binds to a name in the folder by the folder's fd: its path could be longer than

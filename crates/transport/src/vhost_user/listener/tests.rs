@@ -31,6 +31,25 @@ fn a_socket_appears_with_its_mode_and_leaves_nothing_else() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+/// In a container every process has the same number, and one that was killed may have left its
+/// folder behind.
+#[test]
+fn folders_that_a_killed_process_has_left_are_in_nobodys_way() {
+    let (runtime, folder) = (runtime(), tempfile::tempdir().unwrap());
+    let _inside = runtime.enter();
+    let next = COUNTER.load(Ordering::Relaxed);
+    for number in next..next + 20 {
+        let left = folder.path().join(format!(".mr-{}-{number}", std::process::id()));
+        std::fs::create_dir(&left).unwrap();
+        std::fs::write(left.join("s"), "").unwrap();
+    }
+    let path = folder.path().join("s");
+    let listener = bind(&path, 0o600).unwrap();
+    assert!(path.exists());
+    drop(listener);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 20);
+}
+
 #[test]
 fn a_folder_in_which_everybody_may_replace_names_is_refused() {
     let (runtime, folder) = (runtime(), tempfile::tempdir().unwrap());
