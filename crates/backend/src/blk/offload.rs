@@ -43,8 +43,8 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(crate) struct Offload {
     image: Arc<Image>,
     shared: Arc<Shared>,
-    /// Held by a worker that serves tasks in the place of the thread.
-    turn: Mutex<()>,
+    #[cfg(test)]
+    has_no_thread: std::sync::atomic::AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -61,6 +61,7 @@ struct State {
     flush_waits: bool,
     /// Flushes that came while it waits: they end with it.
     joined: Vec<Job>,
+    /// The thread runs, or a worker serves the tasks in its place.
     is_running: bool,
     /// The thread runs, and has to be woken for the next task.
     is_asleep: bool,
@@ -99,13 +100,9 @@ impl Shared {
         let mut state = self.lock();
         let mut is_idle = false;
         loop {
-            if let Some(taken) = state.take() {
-                let (job, _) = &taken;
-                state.under_way = Some((job.inbox.clone(), job.user_data));
-                state.must_end = false;
+            if let Some(taken) = state.take_up() {
                 return Some(taken);
             }
-            state.under_way = None;
             if is_idle || state.is_closed {
                 state.is_running = false;
                 return None;
@@ -129,6 +126,21 @@ impl State {
         }
     }
 
+    /// As [`Self::take`], for whoever serves the job now.
+    fn take_up(&mut self) -> Option<(Job, Vec<Job>)> {
+        let taken = self.take();
+        self.under_way = taken.as_ref().map(|(job, _)| (job.inbox.clone(), job.user_data));
+        self.must_end = false;
+        taken
+    }
+
+    /// The same for a worker that serves the tasks in the place of the thread: it ends with them.
+    fn begin(&mut self) -> Option<(Job, Vec<Job>)> {
+        let taken = self.take_up();
+        self.is_running = taken.is_some();
+        taken
+    }
+
     /// The first job, with the flushes that end with it.
     fn take(&mut self) -> Option<(Job, Vec<Job>)> {
         let job = self.tasks.pop_front()?;
@@ -145,7 +157,12 @@ impl State {
 
 impl Offload {
     pub(crate) fn new(image: Arc<Image>) -> Self {
-        Self { image, shared: Arc::default(), turn: Mutex::default() }
+        Self {
+            image,
+            shared: Arc::default(),
+            #[cfg(test)]
+            has_no_thread: false.into(),
+        }
     }
 
     /// Serves `task` on the thread; its result goes to `inbox`, as that of `user_data`. If the
@@ -153,12 +170,7 @@ impl Offload {
     pub(crate) fn send(&self, task: Task, inbox: &Arc<Inbox>, user_data: u64) {
         let mut state = self.shared.lock();
         state.push(Job { task, image: self.image.clone(), inbox: inbox.clone(), user_data });
-        if !state.is_running {
-            let shared = self.shared.clone();
-            let thread = std::thread::Builder::new().name("disk-offload".to_owned());
-            state.is_running = thread.spawn(move || serve(&shared)).is_ok();
-        }
-        if state.is_running {
+        if std::mem::replace(&mut state.is_running, true) {
             // One wake-up is enough for all tasks that come before the thread looks again.
             let must_wake = std::mem::take(&mut state.is_asleep);
             drop(state);
@@ -167,13 +179,37 @@ impl Offload {
             }
             return;
         }
-        let jobs: Vec<_> = std::iter::from_fn(|| state.take()).collect();
         drop(state);
+        if !self.starts_thread() {
+            self.serve_here();
+        }
+    }
+
+    fn starts_thread(&self) -> bool {
+        #[cfg(test)]
+        if self.has_no_thread.load(std::sync::atomic::Ordering::Relaxed) {
+            return false;
+        }
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name("disk-offload".to_owned());
+        thread.spawn(move || serve(&shared)).is_ok()
+    }
+
+    /// Serves the tasks in the place of the thread, until there are none, or a thread starts. It is
+    /// one worker that does, and no thread beside it: the tasks of a disk rely on being served one
+    /// after another (`guard.rs`).
+    #[cold]
+    fn serve_here(&self) {
         warn_of_waiting();
-        // In the place of the thread: one worker at a time.
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bounce = Bounce::of_worker();
-        jobs.into_iter().for_each(|(job, joined)| job.run(joined, (&mut bounce, &|| false)));
+        loop {
+            let taken = self.shared.lock().begin();
+            let Some((job, joined)) = taken else { return };
+            job.run(joined, (&mut bounce, &|| self.shared.lock().must_end));
+            if self.starts_thread() {
+                return;
+            }
+        }
     }
 
     /// Takes back a transfer that the thread has not begun with: true. One that is under way ends
@@ -305,7 +341,7 @@ mod tests {
     use super::*;
     use crate::blk::ImageOptions;
 
-    fn wait_until(done: impl Fn() -> bool) {
+    fn wait_until(mut done: impl FnMut() -> bool) {
         let step = Duration::from_millis(10);
         assert!((0..3000).any(|_| done() || {
             std::thread::sleep(step);
@@ -367,5 +403,51 @@ mod tests {
         // Nobody holds the image: it is opened at once.
         drop(open());
         wait_until(|| Arc::strong_count(&shared) == 1);
+    }
+
+    /// The host has no thread to give for a while: a worker serves the disk's tasks. It changes a
+    /// part of a unit, and nobody else may write the unit meanwhile.
+    #[test]
+    fn no_thread_serves_a_disk_beside_the_worker_that_stands_in_for_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8192).unwrap();
+        let options = ImageOptions { direct: true, ..ImageOptions::default() };
+        let image = Arc::new(Image::open_again(file.path(), options).taken_for_large_units());
+        let offload = Arc::new(Offload::new(image.clone()));
+        let mut aside = Aside::new(offload.clone()).unwrap();
+        let memory = Arc::new(manyring_memory::Mapping::anonymous(8192).unwrap());
+        memory.slice(0, 8192).unwrap().write_from(&[7; 8192]);
+        let write = |token, offset, len| {
+            let places = [(0, u32::try_from(len).unwrap())];
+            let rest = manyring_memory::SliceList::of_mapping(&memory, &places).unwrap();
+            Task { token, op: Op::Write { durable: false }, offset, len, rest, ..Task::default() }
+        };
+        let is_refused = |is: bool| {
+            offload.has_no_thread.store(is, std::sync::atomic::Ordering::Relaxed);
+        };
+        std::thread::scope(|scope| {
+            image.within_size(Some(8192), || {
+                is_refused(true);
+                scope.spawn(|| aside.send(write(1, 512, 512)));
+                // It has read the unit, and cannot write before this closure ends.
+                let is_at_it = || offload.shared.lock().under_way.is_some();
+                wait_until(|| is_at_it() && image.guard().is_active());
+                is_refused(false);
+                aside.send(write(2, 0, 4096));
+                // Time enough for a thread that should not be there.
+                std::thread::sleep(Duration::from_millis(100));
+                let state = offload.shared.lock();
+                assert!(state.under_way.as_ref().is_some_and(|(_, data)| *data == 1));
+                assert_eq!(state.tasks.len(), 1, "the second one waits for the first");
+            });
+        });
+        let mut done = Vec::new();
+        wait_until(|| {
+            aside.reap(&mut done);
+            done.len() == 2
+        });
+        assert!(done.iter().all(|completion| completion.result.is_ok()), "{done:?}");
+        assert_eq!(done.iter().map(|completion| completion.token).collect::<Vec<_>>(), [1, 2]);
+        assert!(std::fs::read(file.path()).unwrap()[..4096] == [7; 4096]);
     }
 }
