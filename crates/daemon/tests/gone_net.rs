@@ -16,6 +16,7 @@ use serde_json::Value;
 use space::{MULTI, handing_in, in_own_space, link, queue, queues, run};
 use std::net::UdpSocket;
 use std::process::Child;
+use std::time::Duration;
 use zerocopy::FromBytes;
 
 /// Two devices on one worker: one's interface goes, the other's stays.
@@ -259,6 +260,61 @@ fn a_macvtap_that_goes_is_joined_again_by_its_name() {
             assert!(link("mv0").unwrap().is_up);
             assert_sends(&mut lan, 0, 3);
             assert_receives(&mut lan, "two", 4);
+        });
+    }
+}
+
+/// Somebody with a network namespace of its own.
+fn elsewhere() -> Started {
+    let ns = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
+    let (here, sleep) = (ns("thread-self"), ["-n", "sleep", "1000"]);
+    let other = Started(std::process::Command::new("unshare").args(sleep).spawn().unwrap());
+    assert!(wait_until(|| ns(&other.0.id().to_string()) != here));
+    other
+}
+
+/// The host tells no process of what happens in another namespace than its own.
+#[test]
+fn an_interface_that_is_moved_to_another_namespace_and_deleted_there_is_noticed() {
+    for kind in ["tap", "macvtap"] {
+        in_own_space(|| {
+            run("ip link add one type veth peer name two");
+            run("ip link set one up");
+            run("ip link set two up");
+            let make = match kind {
+                "tap" => "ip tuntap add dev mv0 mode tap",
+                _ => "ip link add link one name mv0 address 02:00:00:00:00:22 type macvtap",
+            };
+            run(make);
+            let config = format!(
+                "[daemon]\ncontrol = '@/control'\n[[net]]\nname = 'lan'\n\
+                 socket_path = '@/lan'\n{kind} = 'mv0'\nup = true\n"
+            );
+            let daemon = Daemon::run(&config, &["lan", "control"]);
+            // Without a front-end, so that no queue finds out.
+            let other = elsewhere();
+            run(&format!("ip link set mv0 netns {}", other.0.id()));
+            assert_eq!(device(&daemon, "lan")["link"], "up", "{}", daemon.log());
+            // It is as good as before when it comes back.
+            let home = format!("nsenter --net --target {} ip link", other.0.id());
+            let here = rustix::thread::gettid().as_raw_nonzero();
+            run(&format!("{home} set mv0 netns {here}"));
+            run("ip link set mv0 up");
+            let control = daemon.socket_of("control");
+            let set_mtu = || {
+                let path = "/v1/devices/lan/mtu";
+                http_json(&control, "POST", path, "{\"mtu\": 1400}");
+                link("mv0").unwrap().mtu == 1400
+            };
+            assert!(wait_until(set_mtu), "{}", daemon.log());
+            run(&format!("ip link set mv0 netns {}", other.0.id()));
+            // Until the daemon has looked at it, which it was told to do when it was moved.
+            std::thread::sleep(Duration::from_millis(500));
+            run(&format!("{home} del mv0"));
+            wait_for_link(&daemon, "lan", "down");
+            run(make);
+            wait_for_link(&daemon, "lan", "up");
+            assert_sends(&mut connect(&daemon, "lan", 1), 0, 1);
         });
     }
 }

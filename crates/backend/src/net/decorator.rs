@@ -98,6 +98,10 @@ impl<D: Decorator> Port for Decorated<D> {
         self.inner.heeds(event)
     }
 
+    fn is_reported(&self) -> bool {
+        self.inner.is_reported()
+    }
+
     fn is_gone(&self) -> bool {
         self.inner.is_gone()
     }

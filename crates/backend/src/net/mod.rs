@@ -97,8 +97,7 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// Sets the host's MTU. May block.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the port has no interface in this network namespace. Any other: the host
-    /// refuses the MTU.
+    /// `EOPNOTSUPP`: the port has no interface in this namespace. Any other: the host refuses it.
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno>;
 
     /// Shows the host whether the guest's link is up, if the port can show it. May block.
@@ -108,6 +107,11 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     fn heeds(&self, event: &LinkEvent) -> bool {
         let _ = event;
         false
+    }
+
+    /// False if the host does not report the end of the port's interface: it is elsewhere.
+    fn is_reported(&self) -> bool {
+        true
     }
 
     /// True if the host's interface was deleted. From then on the port only remembers what it is

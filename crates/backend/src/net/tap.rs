@@ -419,6 +419,10 @@ impl Port for TapPort {
         self.heeds_event(event)
     }
 
+    fn is_reported(&self) -> bool {
+        self.index().is_some()
+    }
+
     fn is_gone(&self) -> bool {
         self.find_gone()
     }

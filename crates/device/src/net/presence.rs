@@ -9,7 +9,8 @@
 //! 1. Queues are disabled while the port is gone, as if their pairs were out of use. Frames that
 //!    the guest sends are dropped and counted, no worker waits for a file that leads nowhere, and a
 //!    session that starts meanwhile starts as always.
-//! 2. Nothing is asked while there is no hint, so a device whose interface stays costs nothing.
+//! 2. Nothing is asked while there is no hint, so a device whose interface stays costs nothing. Of
+//!    an interface in another network namespace there are no hints: it is looked at now and then.
 
 use super::{Inner, NetDevice, State};
 use manyring_backend::net::tap::TapError;
@@ -20,6 +21,8 @@ use tokio::time::{Instant, timeout};
 
 /// How often an interface that is gone is looked for without a hint.
 const RETRY: Duration = Duration::from_secs(1);
+/// How often an interface is looked at whose changes the host does not report.
+const LOOK: Duration = Duration::from_secs(5);
 /// Hints that come sooner after one another are one.
 const PAUSE: Duration = Duration::from_millis(50);
 /// A further loss is logged only so long after the last one that was.
@@ -80,7 +83,12 @@ impl NetDevice {
     pub async fn look_after_port(&self) {
         let (inner, mut told) = (&self.0, Told::default());
         loop {
-            inner.port_hint.notified().await;
+            let hint = inner.port_hint.notified();
+            if inner.port.is_reported() {
+                hint.await;
+            } else {
+                let _ = timeout(LOOK, hint).await;
+            }
             tokio::time::sleep(PAUSE).await;
             if inner.is_gone().await {
                 inner.lose_port(&mut told).await;

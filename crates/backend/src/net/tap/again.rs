@@ -54,7 +54,10 @@ impl TapPort {
         let is_gone = match sys::interface(self.queues[0].as_fd()) {
             // EBADFD: a tap's. ENOLINK: a macvtap's.
             Err(Errno::BADFD | Errno::NOLINK) => true,
-            Ok(_) => false,
+            Ok((name, _)) => {
+                self.find_index(&name);
+                false
+            }
             Err(_) => self.state().is_gone,
         };
         self.state().is_gone = is_gone;
@@ -66,6 +69,18 @@ impl TapPort {
         is_gone
     }
 
+    /// Looks for the interface, which has this name now, unless it is known to be in this network
+    /// namespace.
+    fn find_index(&self, name: &str) {
+        if self.index().is_some() {
+            return;
+        }
+        // An interface of this namespace may have the name of one in another.
+        let address = sys::hardware_address(self.queues[0].as_fd()).ok();
+        let link = find(&self.links, name).ok().flatten().filter(|link| link.address == address);
+        self.index.store(link.map_or(0, |link| link.index), Ordering::Relaxed);
+    }
+
     pub(super) fn heeds_event(&self, event: &LinkEvent) -> bool {
         let Wanted { bridge, lacks_bridge, .. } = &self.wanted;
         if bridge.as_ref() == Some(&event.name) {
@@ -75,7 +90,13 @@ impl TapPort {
             return !event.is_gone && lacks_bridge.load(Ordering::Relaxed);
         }
         match self.index() {
-            Some(index) => event.is_gone && event.index == index,
+            Some(index) if event.is_gone && event.index == index => {
+                // It was deleted, or moved to another namespace: then this number is nobody's, or
+                // that of another interface.
+                self.index.store(0, Ordering::Relaxed);
+                true
+            }
+            Some(_) => false,
             None => !event.is_gone && event.name == self.name,
         }
     }
