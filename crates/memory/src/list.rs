@@ -145,6 +145,12 @@ impl SliceList {
         &self.memory
     }
 
+    /// True once memory of the guest's was cut away under us: it reads as zeroes since then.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.memory.is_broken()
+    }
+
     /// All slices.
     #[must_use]
     #[inline]

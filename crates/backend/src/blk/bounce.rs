@@ -9,11 +9,13 @@
 //!         a part of a unit:  keep other writes out of its units (`guard.rs`); read the first and
 //!                            the last unit; copy the piece over that; write
 //! ```
-//! A piece ends where the daemon's memory does. The copies cost no worker time.
+//! A piece ends where the daemon's memory does. The copies cost no worker time. Guest memory that
+//! was cut away reads as zeroes: a copy out of it is not written, and the request fails as if the
+//! kernel had made it.
 
 use super::Image;
 use crate::sys::file as sys;
-use manyring_memory::{GuestSlice, Mapping, copy_between};
+use manyring_memory::{Mapping, SliceList, copy_between};
 use rustix::io::Errno;
 use std::ops::Range;
 
@@ -24,7 +26,7 @@ const BOUNCE_BYTES: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Bytes<'a> {
     /// To or from the guest.
-    Guest(&'a [GuestSlice<'a>]),
+    Guest(&'a SliceList),
     /// Zeroes, to be written.
     Zeroes,
 }
@@ -59,12 +61,12 @@ impl Bounce {
     /// Reads the first piece of `range` of the disk. Returns how many bytes it has.
     ///
     /// # Errors
-    /// The host's; `ENOMEM` if there is no memory for the piece.
+    /// The host's; `ENOMEM` if there is no memory for the piece; `EFAULT` if guest memory is gone.
     pub(super) fn read(
         &mut self,
         image: &Image,
         range: Range<u64>,
-        slices: &[GuestSlice<'_>],
+        list: &SliceList,
     ) -> Result<usize, Errno> {
         let units = first_units(&range, image.unit());
         let memory = self.memory()?;
@@ -72,7 +74,8 @@ impl Bounce {
         let skip = range.start - units.start;
         let len = found.saturating_sub(skip).min(range.end - range.start);
         let piece = memory.slice(host(skip), host(len)).ok_or(Errno::INVAL)?;
-        Ok(copy_between(slices.iter(), 0, &[piece]))
+        let copied = copy_between(list.as_slices().iter(), 0, &[piece]);
+        if list.is_broken() { Err(Errno::FAULT) } else { Ok(copied) }
     }
 
     /// Writes the first piece of `range` of the disk, durably if `durable`. Returns how many bytes
@@ -109,10 +112,12 @@ impl Bounce {
         let (skip, len) = (host(range.start - units.start), host(end - range.start));
         let piece = memory.slice(skip, len).ok_or(Errno::INVAL)?;
         match bytes {
-            Bytes::Guest(slices) if copy_between([piece].iter(), 0, slices) < len => {
-                return Err(Errno::FAULT);
+            Bytes::Guest(list) => {
+                let copied = copy_between([piece].iter(), 0, list.as_slices());
+                if copied < len || list.is_broken() {
+                    return Err(Errno::FAULT);
+                }
             }
-            Bytes::Guest(_) => {}
             Bytes::Zeroes => piece.fill_zero(),
         }
         let written = image.within_size(is_partial.then_some(units.end), || {

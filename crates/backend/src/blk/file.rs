@@ -288,10 +288,9 @@ pub(super) fn serve_to_the_end(
             transfer(task, image.file(), task.len, flags)
         } else {
             let range = task.offset..task.offset + task.len;
-            let slices = task.rest.as_slices();
             let moved = match task.op {
-                Op::Read => bounce.read(image, range, slices),
-                _ => bounce.write(image, range, Bytes::Guest(slices), durable),
+                Op::Read => bounce.read(image, range, &task.rest),
+                _ => bounce.write(image, range, Bytes::Guest(&task.rest), durable),
             };
             moved.and_then(|n| went_on(task, n))
         };

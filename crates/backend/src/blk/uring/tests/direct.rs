@@ -202,3 +202,25 @@ fn a_write_that_goes_to_the_thread_after_it_was_listed_does_not_hold_the_thread(
     }
     assert!(done.iter().all(|completion| completion.result.is_ok()), "{done:?}");
 }
+
+/// Memory that was cut away, or that the host cannot read any more, reads as zeroes. No zeroes go
+/// to the disk in the place of the guest's bytes: the request fails, as if the kernel had made it.
+#[test]
+fn what_is_copied_out_of_memory_that_is_gone_does_not_reach_the_disk() {
+    manyring_memory::install_sigbus_handler();
+    for (offset, len) in [(512, 4096), (4096, 4096)] {
+        let file = image();
+        std::fs::write(file.path(), vec![0x55; usize::try_from(SIZE).unwrap()]).unwrap();
+        let mut bench = Bench::of(&UringDisk::new(large(file.path())).unwrap());
+        let guest = tempfile::tempfile_in("/dev/shm").unwrap();
+        guest.set_len(1 << 16).unwrap();
+        bench.memory = Arc::new(Mapping::of_file(&guest, 0, 1 << 16).unwrap());
+        bench.fill(1);
+        guest.set_len(4096).unwrap();
+        let write = Op::Write { durable: false };
+        assert_eq!(bench.run(write, offset, len, 2050), Err(Errno::FAULT));
+        assert_eq!(bench.run(write, offset, len, 2050), Err(Errno::FAULT), "again");
+        assert!(std::fs::read(file.path()).unwrap().iter().all(|byte| *byte == 0x55));
+        assert_eq!(bench.run(Op::Read, offset, len, 2050), Err(Errno::FAULT), "read");
+    }
+}
