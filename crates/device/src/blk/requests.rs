@@ -19,7 +19,7 @@ use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Fence, QueueIo};
-use manyring_memory::{GuestMemory, GuestSlice};
+use manyring_memory::{GuestMemory, GuestSlice, fault_count};
 use manyring_wire::blk::SECTOR_SIZE;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -47,6 +47,8 @@ pub(super) struct Requests<R> {
     done: Vec<Completion>,
     /// Requests that wait for room on the host.
     pub(super) room: Room,
+    /// The value of [`fault_count`] up to which guest memory has been checked.
+    faults: u64,
     /// While the queue stops: requests to be put back, the last one first.
     recalls: Vec<u32>,
     /// The disk was asked for the last of them, and its completion comes.
@@ -66,6 +68,7 @@ impl<R> Requests<R> {
             burst: Burst::default(),
             done: Vec::new(),
             room: Room::new(host),
+            faults: fault_count(),
             recalls: Vec::new(),
             is_awaited: false,
         }
@@ -181,10 +184,27 @@ impl<R> Requests<R> {
     pub(super) fn start(&mut self, ring: Option<&mut Ring>) -> bool {
         let has_any = !self.burst.is_empty();
         if has_any {
-            self.disk.submit(&self.burst, ring, &mut self.done);
+            if fault_count() == self.faults || self.are_sound() {
+                self.disk.submit(&self.burst, ring, &mut self.done);
+            }
             self.burst.clear();
         }
         has_any
+    }
+
+    /// Memory of some guest was cut away. If it is this one's, it has read as zeroes since then,
+    /// and a request that was read out of it may be one that its driver never made: those of the
+    /// burst fail. False: they did.
+    #[cold]
+    fn are_sound(&mut self) -> bool {
+        let faults = fault_count();
+        if !self.pending.memory().is_broken() {
+            self.faults = faults;
+            return true;
+        }
+        let failed = |token| Completion { token, result: Err(Errno::FAULT) };
+        self.done.extend(self.burst.iter().map(|(request, _)| failed(request.token)));
+        false
     }
 
     /// Ends a turn of the disk. True if it has more to do on this thread in the next turn.

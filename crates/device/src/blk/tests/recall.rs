@@ -1,7 +1,7 @@
 //! A queue that stops: what its disk has not done goes back into the ring, as far as that leaves no
 //! gap, and the next queue serves it from the base on.
 
-use super::room::{BEHIND, rig_with};
+use super::room::{BEHIND, MEMORY, rig_in, rig_with};
 use super::*;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
 use manyring_backend::sys::uring::Ring;
@@ -294,4 +294,30 @@ fn an_order_to_disable_is_answered_when_all_that_waited_for_room_was_given_back(
     assert!(in_turns(&mut it, at_once) > 1);
     assert!(one.try_recv().is_ok() && other.try_recv().is_ok());
     assert_eq!(it.queue.stats().in_flight.value(), 0);
+}
+
+/// The last page of the memory is cut away, and the header of a write ends in it: its type is
+/// there, and its sector reads as 0.
+#[test]
+fn a_request_that_was_read_out_of_memory_that_is_gone_does_not_reach_the_disk() {
+    manyring_memory::install_sigbus_handler();
+    let file = std::fs::File::from(
+        rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
+    );
+    file.set_len(MEMORY as u64).unwrap();
+    let script = Script::default();
+    let memory = Mapping::of_file(&file, 0, MEMORY as u64).unwrap();
+    let (mapping, mut driver, queue) = rig_in(memory, &script, 0, RingFeatures::default());
+    let header = [[1, 0, 0, 0, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0, 0, 0]].concat();
+    mapping.slice(usize::try_from(BEHIND - 8).unwrap(), 16).unwrap().write_from(&header);
+    driver.add(&[(BEHIND - 8, 16), (0x1000, 512)], &[(BEHIND - 64, 1)]).unwrap();
+    driver.publish();
+    file.set_len(BEHIND).unwrap();
+    let wait = Wait::new(false).unwrap();
+    let mut it = Stopping { script, queue, driver, wait, _mapping: mapping };
+    it.turn();
+    assert_eq!(it.script.with(|state| state.held.len()), 0);
+    assert_eq!(it.queue.stats().faults.value(), 1, "the session is told");
+    assert_eq!(it.found(), (1, 1));
+    assert_eq!(it.queue.stats().errors.value(), 1);
 }

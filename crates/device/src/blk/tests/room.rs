@@ -24,7 +24,7 @@ const REQUESTS: u16 = 3000;
 /// Where the ring of this test lies; header and status lie behind it.
 pub(super) const ADDRESSES: RingAddresses =
     RingAddresses { descriptor: 0, available: 0x8_0000, used: 0xa_0000 };
-const MEMORY: usize = 1 << 20;
+pub(super) const MEMORY: usize = 1 << 20;
 pub(super) const BEHIND: u64 = (1 << 20) - 4096;
 
 /// A worker that looks on.
@@ -82,7 +82,17 @@ pub(super) fn rig_with(
     requests: u16,
     features: RingFeatures,
 ) -> (Arc<Mapping>, DriverQueue, RunningQueue<DeviceQueue, BlkQueue>) {
-    let mapping = Arc::new(Mapping::anonymous(MEMORY as u64).unwrap());
+    rig_in(Mapping::anonymous(MEMORY as u64).unwrap(), disk, requests, features)
+}
+
+/// The same in memory that the test has made.
+pub(super) fn rig_in(
+    mapping: Mapping,
+    disk: &dyn Disk,
+    requests: u16,
+    features: RingFeatures,
+) -> (Arc<Mapping>, DriverQueue, RunningQueue<DeviceQueue, BlkQueue>) {
+    let mapping = Arc::new(mapping);
     let spec = RegionSpec { guest_addr: 0, size: MEMORY as u64, user_addr: 0, mmap_offset: 0 };
     let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap());
     let addresses = ADDRESSES;

@@ -212,7 +212,9 @@ fn what_is_copied_out_of_memory_that_is_gone_does_not_reach_the_disk() {
         let file = image();
         std::fs::write(file.path(), vec![0x55; usize::try_from(SIZE).unwrap()]).unwrap();
         let mut bench = Bench::of(&UringDisk::new(large(file.path())).unwrap());
-        let guest = tempfile::tempfile_in("/dev/shm").unwrap();
+        let guest = std::fs::File::from(
+            rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
+        );
         guest.set_len(1 << 16).unwrap();
         bench.memory = Arc::new(Mapping::of_file(&guest, 0, 1 << 16).unwrap());
         bench.fill(1);
