@@ -17,8 +17,10 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use rustix::time::{ClockId, clock_gettime};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Reads from one kick in a row, at most: a front-end that writes without end must not keep the
 /// thread from its other work.
@@ -144,6 +146,29 @@ impl Bridge {
 
     /// Passes on the kicks and calls that have come, without waiting.
     pub(crate) fn pass_on(&mut self) {
+        let watched_from = self.begin_watch();
+        self.pass_on_ready();
+        self.end_watch(watched_from);
+    }
+
+    /// The CPU time of this thread, if it is about to touch eventfds of a front-end.
+    fn begin_watch(&self) -> Option<Timespec> {
+        let has_events = self.bells.iter().any(|bell| bell.kind == OddKind::Event);
+        has_events.then(|| clock_gettime(ClockId::ThreadCPUTime))
+    }
+
+    /// Ends the sessions whose eventfds have taken this thread far too much CPU time: it waits for
+    /// their locks with interrupts off, and so does the CPU that it has.
+    fn end_watch(&self, from: Option<Timespec>) {
+        let Some(from) = from else { return };
+        let took = clock_gettime(ClockId::ThreadCPUTime) - from;
+        let took = Duration::try_from(took).unwrap_or_default();
+        for bell in self.bells.iter().filter(|bell| bell.kind == OddKind::Event) {
+            bell.theirs.origin().note_watch(took);
+        }
+    }
+
+    fn pass_on_ready(&mut self) {
         if self.bells.is_empty() {
             return;
         }
@@ -163,9 +188,11 @@ impl Bridge {
 
     /// Sleeps until a kick or call comes, or `wake` is written to.
     pub(crate) fn wait(&self, wake: BorrowedFd<'_>) {
+        let watched_from = self.begin_watch();
         let mut fds: Vec<_> = self.bells.iter().map(OddBell::watched).collect();
         fds.push(PollFd::from_borrowed_fd(wake, PollFlags::IN));
         let _ = poll(&mut fds, None);
+        self.end_watch(watched_from);
         let _ = rustix::io::read(wake, &mut [0; 8]);
     }
 }
@@ -178,11 +205,12 @@ impl OddBell {
     /// What to poll. A kick that is over would be ready for ever. Our eventfd takes its place in
     /// the list, polled for nothing but errors, which it never has.
     fn watched(&self) -> PollFd<'_> {
+        let is_costly = self.kind == OddKind::Event && self.theirs.origin().is_blocked();
         match self.direction {
-            Direction::Kick { is_over: false } => {
+            Direction::Kick { is_over: false } if !is_costly => {
                 PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)
             }
-            Direction::Kick { is_over: true } => PollFd::new(&*self.ours, PollFlags::empty()),
+            Direction::Kick { .. } => PollFd::new(&*self.ours, PollFlags::empty()),
             Direction::Call(_) => PollFd::new(&*self.ours, PollFlags::IN),
         }
     }

@@ -60,6 +60,14 @@ struct State {
     is_stuck: bool,
     /// Until when workers leave the eventfds of the device's front-ends to the thread.
     distrusts_until: Option<Instant>,
+    /// How often they have given cause for that since it was otherwise last.
+    offences: u32,
+}
+
+impl State {
+    fn distrusts(&self) -> bool {
+        self.distrusts_until.is_some_and(|until| Instant::now() < until)
+    }
 }
 
 impl std::fmt::Debug for State {
@@ -82,11 +90,18 @@ impl Janitor {
     /// Notes that an eventfd of a front-end has taken far too much CPU time of a worker: for
     /// [`DISTRUST`] the sessions of the device, this one and the next, get no worker to touch one.
     fn distrust(&self) {
-        self.lock().distrusts_until = Some(Instant::now() + DISTRUST);
+        let mut state = self.lock();
+        state.offences = if state.distrusts() { state.offences.saturating_add(1) } else { 1 };
+        state.distrusts_until = Some(Instant::now() + DISTRUST);
     }
 
-    fn distrusts(&self) -> bool {
-        self.lock().distrusts_until.is_some_and(|until| Instant::now() < until)
+    /// How long the next session waits after one that ended for its eventfds. Each costs the host
+    /// CPU time before it is found out, so a front-end that goes on waits longer and longer.
+    #[must_use]
+    pub fn penance(&self) -> Duration {
+        let state = self.lock();
+        let offences = if state.distrusts() { state.offences } else { 0 };
+        PENANCE.saturating_mul(1 << offences.saturating_sub(2).min(PENANCE_DOUBLINGS))
     }
 
     /// Lets the thread do `job`, after all jobs that it was given before.
@@ -301,6 +316,11 @@ const LONGEST_WRITE: Duration = Duration::from_millis(10);
 /// so much. Without that, a front-end would leave, or take its waiters off for a while, and the
 /// worker would pay again and again.
 const DISTRUST: Duration = Duration::from_secs(600);
+/// Pause before the next session, after one whose eventfds blocked or held a thread of ours. The
+/// first two offences may be those of one session.
+const PENANCE: Duration = Duration::from_secs(1);
+/// How often the pause doubles: to a minute.
+const PENANCE_DOUBLINGS: u32 = 6;
 
 /// How an eventfd of a session is written next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,7 +347,7 @@ impl Origin {
     /// A session whose file descriptors `janitor` touches.
     #[must_use]
     pub fn new(janitor: Arc<Janitor>) -> Arc<Self> {
-        let writes = AtomicU32::new(if janitor.distrusts() { BY_JANITOR } else { 0 });
+        let writes = AtomicU32::new(if janitor.lock().distrusts() { BY_JANITOR } else { 0 });
         Arc::new(Self { janitor, writes, blocked: Notify::new() })
     }
 

@@ -251,6 +251,35 @@ fn a_front_end_whose_eventfd_took_far_too_long_gets_no_worker_to_touch_another()
 }
 
 #[test]
+fn a_front_end_that_goes_on_waits_longer_and_longer() {
+    let janitor = Arc::<Janitor>::default();
+    assert_eq!(janitor.penance(), Duration::from_secs(1));
+    let pauses = (0..12).map(|_| {
+        Session::of(&janitor).origin.note_write(Duration::from_millis(10));
+        janitor.penance().as_secs()
+    });
+    assert_eq!(pauses.collect::<Vec<_>>(), [1, 1, 2, 4, 8, 16, 32, 64, 64, 64, 64, 64]);
+}
+
+#[test]
+fn a_kick_that_takes_its_janitor_far_too_long_is_left_alone() {
+    let session = Session::new();
+    session.origin.note_write(Duration::from_millis(2));
+    let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
+    let kick = session.kick(theirs.try_clone().unwrap()).unwrap();
+    session.origin.note_watch(Duration::from_millis(10));
+    session.runtime.block_on(session.origin.blocked());
+    // The janitor has done a job, and goes on with what it watches now.
+    session.is_idle();
+    rustix::io::write(&theirs, &1u64.to_ne_bytes()).unwrap();
+    session.runtime.block_on(session.origin.janitor().run(|| ()));
+    session.is_idle();
+    let mut fds = [PollFd::new(&kick, PollFlags::IN)];
+    let soon = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    assert_eq!(poll(&mut fds, Some(&soon)), Ok(0), "it is read");
+}
+
+#[test]
 fn a_semaphore_that_is_read_for_ever_lets_the_thread_sleep() {
     let session = Session::new();
     session.origin.note_write(Duration::from_millis(2));

@@ -81,8 +81,6 @@ impl Default for ServeOptions {
 
 /// First and longest pause between two attempts to connect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// Pause before the next session, after one whose eventfd blocked a thread of ours.
-const PENANCE: Duration = Duration::from_secs(1);
 /// How long the file descriptors of a session may take to close before it is logged.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a second client waits before it is refused: the first one may be about to leave. A
@@ -334,7 +332,7 @@ impl Server {
         self.connected.send_replace(false);
         let closed = async {
             if origin.is_blocked() {
-                tokio::time::sleep(PENANCE).await;
+                tokio::time::sleep(self.janitor.penance()).await;
             }
             self.closed().await;
         };
