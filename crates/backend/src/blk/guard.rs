@@ -48,6 +48,9 @@ struct State {
     /// bound their number: a write under way takes an entry of one.
     under_way: HashMap<(u64, u32), Range<u64>>,
     seats: HashMap<u64, Seat>,
+    /// How often the thread has looked whether it may go on.
+    #[cfg(test)]
+    looks: u64,
 }
 
 /// A queue on its worker.
@@ -128,8 +131,10 @@ impl Guard {
     /// A write that may have been listed has ended, or goes to the thread.
     pub(super) fn leave(&self, queue: u64, token: u32) {
         let mut state = self.lock();
-        state.under_way.remove(&(queue, token));
-        let may_be_free = state.changed.is_some();
+        let ended = state.under_way.remove(&(queue, token));
+        let may_be_free = ended
+            .zip(state.changed.as_ref())
+            .is_some_and(|(ended, changed)| overlap(&ended, changed));
         drop(state);
         if may_be_free {
             self.ended.notify_all();
@@ -152,6 +157,10 @@ impl Guard {
         state.changed = Some(range.clone());
         let changing = Changing(self);
         while !state.is_free(&range) {
+            #[cfg(test)]
+            {
+                state.looks += 1;
+            }
             if !may_wait {
                 drop(state);
                 return Err(Errno::AGAIN);
@@ -240,5 +249,30 @@ mod tests {
         });
         assert_eq!(*order.lock().unwrap(), ["ended", "changed"]);
         assert!(guard.enter(queue, 1, 0..512));
+    }
+
+    /// Each look at all writes keeps the workers waiting, and the guest chooses how many there are.
+    #[test]
+    fn the_thread_looks_again_only_when_a_write_that_it_waits_for_has_ended() {
+        let guard = Guard::default();
+        let inbox = Arc::new(Inbox::new().unwrap());
+        let queue = guard.name_queue();
+        guard.attach(queue, &inbox, 0);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| drop(guard.change(0..4096, true).unwrap()));
+            while questions(&inbox).is_empty() {
+                std::thread::yield_now();
+            }
+            let others = (1..2000).map(|n| (n, 4096 * u64::from(n)..4096 * u64::from(n) + 512));
+            guard.answer(queue, std::iter::once((0, 512..1024)).chain(others));
+            for token in 1..2000 {
+                guard.leave(queue, token);
+                (0..10).for_each(|_| std::thread::yield_now());
+            }
+            assert!(!thread.is_finished());
+            guard.leave(queue, 0);
+        });
+        let looks = guard.lock().looks;
+        assert!(looks < 100, "{looks} looks");
     }
 }
