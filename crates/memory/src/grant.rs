@@ -16,6 +16,7 @@
 use crate::error::MemoryError;
 use crate::gntdev::GrantDevice;
 use crate::guest::{GuestAddr, GuestMemory, LastHit};
+use crate::kept::Lends;
 use crate::list::SliceList;
 use crate::mapping::{Mapping, PAGE};
 use crate::simgrant::SimGrants;
@@ -93,6 +94,14 @@ impl GrantMapper {
         match self {
             Self::Device { device, domain } => device.map(window, *domain, lot, results),
             Self::Simulated(grants) => grants.map(window, lot, results),
+        }
+    }
+
+    /// Who lends the pages that this maps.
+    pub(crate) fn lends(&self) -> Lends {
+        match self {
+            Self::Device { domain, .. } => Lends::Domain(*domain),
+            Self::Simulated(grants) => grants.lends(),
         }
     }
 

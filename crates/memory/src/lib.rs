@@ -26,6 +26,7 @@ mod gntdev;
 mod grant;
 mod guest;
 mod iov;
+mod kept;
 mod killed;
 mod list;
 mod mapping;

@@ -12,14 +12,15 @@
 //! ```
 //! Each reference is looked up. (1) A reference of the table is a *hit*. (2) Another one is a
 //! *miss*: while the table has room, it is mapped, writable, and enters the table. (3) Without
-//! room, or if the front-end lacks the feature, or if the process has as many mappings that stay as
-//! it may (`window.rs`), it goes into its request's *lot*: pages that follow each other, mapped
-//! together and unmapped together, when `release` has seen the last of them. Table and lots have
-//! pages of their own, taken from free lists: a request allocates nothing.
+//! room, or if the front-end lacks the feature, or if its guest keeps as many references as it may
+//! (`kept.rs`), it goes into its request's *lot*: pages that follow each other, mapped together and
+//! unmapped together, when `release` has seen the last of them. Table and lots have pages of their
+//! own, taken from free lists: a request allocates nothing.
 //!
-//! `purge` makes room. It looks once in [`PURGE_INTERVAL_NS`]: if references found no room since it
-//! looked last, it unmaps those used longest ago, [`PURGE_PERCENT`] of the limit; and in any case
-//! those that nobody has used for [`UNUSED_NS`]. References in use are never purged.
+//! `purge` makes room. It looks once in [`PURGE_INTERVAL_NS`]. If references found no room since it
+//! looked last, it unmaps those used longest ago, [`PURGE_PERCENT`] of the limit. It unmaps what
+//! its guest has to give up for others, and in any case the references that nobody has used for
+//! [`UNUSED_NS`]. References in use are never purged.
 
 mod asks;
 mod table;
@@ -28,8 +29,8 @@ pub use asks::GrantAsks;
 
 use crate::grant::{GrantAccess, GrantError, GrantMapper, GrantPages, GrantRef, Lot};
 use crate::guest::LastHit;
+use crate::kept::{Kept, SLEEP_NS};
 use crate::list::SliceList;
-use crate::window::has_room_to_keep;
 use asks::Ask;
 use std::ops::Range;
 use table::Table;
@@ -103,6 +104,8 @@ pub struct PersistentGrants {
     pages: GrantPages,
     limits: GrantLimits,
     table: Table,
+    /// The share of the guest; `None` for a front-end without the feature.
+    kept: Option<Kept>,
     /// By lot: how many of its references are in use.
     lots: Vec<u32>,
     free_lots: Vec<u32>,
@@ -127,11 +130,13 @@ impl PersistentGrants {
     /// [`GrantError::Memory`]; of these `MemoryError::Pieces`: the process has as many queues as
     /// may be.
     pub fn new(mapper: GrantMapper, limits: GrantLimits) -> Result<Self, GrantError> {
+        let kept = (limits.persistent > 0).then(|| Kept::new(mapper.lends()));
         let pages = limits.persistent as usize + limits.lot_pages as usize * limits.lots as usize;
         Ok(Self {
             pages: GrantPages::with_promise(mapper, pages, PROMISED_PIECES)?,
             limits,
             table: Table::new(limits.persistent),
+            kept,
             lots: vec![0; limits.lots as usize],
             free_lots: (0..limits.lots).rev().collect(),
             is_short: false,
@@ -241,9 +246,10 @@ impl PersistentGrants {
         let access = GrantAccess::Write;
         // Other queues give room back meanwhile. Once a reference of this call has found none, no
         // later one looks for it again: a lot grows only while it is the newest of `new`.
-        *may_keep = *may_keep && has_room_to_keep(self.grefs.len());
+        *may_keep = *may_keep && self.has_room_to_keep();
         let kept = may_keep.then(|| self.table.insert(ask.gref, now_ns)).flatten();
         if let Some(page) = kept {
+            self.kept.iter_mut().for_each(Kept::add);
             self.plan(NewLot { page, access, grefs: 0..0, lot: None });
             return Ok(self.add(ask.gref, ask.number));
         }
@@ -263,6 +269,12 @@ impl PersistentGrants {
             *lot = Some(self.new.len() - 1);
         }
         Ok(self.add(ask.gref, ask.number))
+    }
+
+    /// True if one more reference may stay, unless the table is full.
+    fn has_room_to_keep(&self) -> bool {
+        let has_room = |kept: &Kept| kept.has_room(self.grefs.len());
+        !self.table.is_full() && self.kept.as_ref().is_some_and(has_room)
     }
 
     fn plan(&mut self, new: NewLot) {
@@ -328,6 +340,7 @@ impl PersistentGrants {
         if self.failed.is_empty() {
             return;
         }
+        self.kept.iter_mut().for_each(|kept| kept.remove(self.failed.len()));
         self.failed.sort_unstable_by_key(|(page, _)| *page);
         for Ask { number, .. } in missing {
             let GrantPage(page) = asks.pages[*number];
@@ -396,14 +409,17 @@ impl PersistentGrants {
         self.purge_at_ns = now_ns + PURGE_INTERVAL_NS;
         let share = (self.limits.persistent * PURGE_PERCENT / 100).max(1);
         let wanted = if std::mem::take(&mut self.is_short) { share } else { 0 };
-        let (ended, mut purged) = (&mut self.ended, 0);
+        let due_to_others = self.kept.as_mut().map_or(0, Kept::look);
+        let wanted = wanted.max(u32::try_from(due_to_others).unwrap_or(u32::MAX));
+        let (ended, mut purged) = (&mut self.ended, 0_u32);
         self.table.take_unused(wanted, now_ns.checked_sub(UNUSED_NS), |page| {
             ended.push(page..page + 1);
             purged += 1;
         });
-        self.counters.purged += purged;
+        self.counters.purged += u64::from(purged);
         self.unmap_released();
-        purged
+        self.kept.iter_mut().for_each(|kept| kept.remove(purged as usize));
+        purged.into()
     }
 
     /// When `purge` will have something to look at. `None`: not before the next `acquire`. For a
@@ -412,7 +428,11 @@ impl PersistentGrants {
     pub fn purge_due_ns(&self) -> Option<u64> {
         let unused = self.table.unused_since_ns().map(|since| since.saturating_add(UNUSED_NS));
         let due = if self.is_short { Some(0) } else { unused };
-        due.map(|due| due.max(self.purge_at_ns))
+        let due = due.map(|due| due.max(self.purge_at_ns));
+        // Others may lack room while this queue sleeps.
+        let is_much = self.kept.as_ref().is_some_and(Kept::is_much);
+        let next = is_much.then(|| self.purge_at_ns.saturating_add(SLEEP_NS));
+        [due, next].into_iter().flatten().min()
     }
 
     #[cold]

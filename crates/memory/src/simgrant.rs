@@ -27,6 +27,7 @@
 
 use crate::error::MemoryError;
 use crate::grant::{GrantAccess, GrantError, GrantRef, Lot};
+use crate::kept::Lends;
 use crate::mapping::{Mapping, PAGE};
 use crate::shared::Words;
 use crate::window::Window;
@@ -193,6 +194,8 @@ fn place(gref: GrantRef) -> usize {
 #[derive(Debug)]
 pub struct SimGrants {
     file: OwnedFd,
+    /// Which file it is.
+    lends: Lends,
     /// Pages of the file.
     pages: u64,
     table: GrantTable,
@@ -209,9 +212,15 @@ impl SimGrants {
     /// [`GrantError::Memory`].
     pub fn new(file: OwnedFd, entries: u32, domain: u16, seat: u8) -> Result<Self, GrantError> {
         let table = GrantTable::of_file(&file, entries)?;
-        let size = rustix::fs::fstat(&file).map_err(MemoryError::Map)?.st_size;
-        let pages = u64::try_from(size).unwrap_or(0) / PAGE as u64;
-        Ok(Self { file, pages, table, domain, seat })
+        let found = rustix::fs::fstat(&file).map_err(MemoryError::Map)?;
+        let pages = u64::try_from(found.st_size).unwrap_or(0) / PAGE as u64;
+        let lends = Lends::Memory(found.st_dev, found.st_ino);
+        Ok(Self { file, lends, pages, table, domain, seat })
+    }
+
+    /// Who lends the pages.
+    pub(crate) fn lends(&self) -> Lends {
+        self.lends
     }
 
     /// Marks the entry of a reference. Returns its page.

@@ -60,10 +60,14 @@ fn count(counter: &AtomicUsize, count: usize, max: usize) -> Result<(), MemoryEr
     counted.map(drop).map_err(|_| MemoryError::Pieces { max: pieces_max() })
 }
 
-/// True while there is room for pieces that stay, beside `planned` that are yet to be put. The last
-/// third is for those that come and go.
+/// Pieces that may stay. The last third is for those that come and go.
+pub(crate) fn room_to_keep() -> usize {
+    pieces_max() / 3 * 2
+}
+
+/// True while there is room for pieces that stay, beside `planned` that are yet to be put.
 pub(crate) fn has_room_to_keep(planned: usize) -> bool {
-    PIECES.load(Ordering::Relaxed) + planned < pieces_max() / 3 * 2
+    PIECES.load(Ordering::Relaxed) + planned < room_to_keep()
 }
 
 /// Pages at addresses of ours. See the module's page.

@@ -73,6 +73,11 @@ impl Table {
         (self.entries.len() - self.free.len()) as u32
     }
 
+    /// True if no further reference finds a page.
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
     /// The page of a reference, which has one more user from now on.
     #[inline]
     pub(super) fn find(&mut self, gref: GrantRef) -> Option<u32> {

@@ -1,0 +1,167 @@
+//! `Kept`: how many references a queue keeps mapped, and how many its guest may keep.
+//!
+//! A process has room for a bounded number of pieces that stay mapped (`window.rs`). The guests
+//! whose queues keep references **share that room by domain**: a guest's share is the same whatever
+//! its number of queues and disks.
+//!
+//! 1. A guest below its share keeps a reference whenever there is room.
+//! 2. A guest may keep more than its share while nobody lacks room. So guests that keep little
+//!    leave what they do not use to the others.
+//! 3. A guest below its share that finds no room *lacks* it, which is counted. Each queue of a
+//!    guest above its share reads the count when it looks what to unmap (`persistent.rs`). While
+//!    the count rises, the queue keeps no further reference, and gives up half of its part of what
+//!    is above the share.
+//!
+//! A queue that sleeps does not see the count. So it looks again after [`SLEEP_NS`] while its guest
+//! keeps more than a [`MUCH`]th of the room; what nobody uses is unmapped after a minute anyway.
+
+use crate::window::{has_room_to_keep, room_to_keep};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// How long after its last look a sleeping queue looks again whose guest keeps much.
+pub(crate) const SLEEP_NS: u64 = 1_000_000_000;
+/// Which part of the room is much.
+const MUCH: usize = 16;
+
+/// The guests whose queues keep references, by who lends the pages.
+static GUESTS: Mutex<Vec<(Lends, Weak<Guest>)>> = Mutex::new(Vec::new());
+/// How many of them there are.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// How often a guest below its share found no room.
+static LACKING: AtomicU64 = AtomicU64::new(0);
+
+/// Who lends pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lends {
+    /// A domain of this machine's Xen.
+    Domain(u16),
+    /// A simulated domain: device and inode of the file that is its memory.
+    Memory(u64, u64),
+}
+
+/// What the queues of a guest keep together.
+#[derive(Debug)]
+struct Guest {
+    kept: AtomicUsize,
+}
+
+impl Guest {
+    fn of(lends: Lends) -> Arc<Self> {
+        let mut guests = GUESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = guests.iter().find(|(of, guest)| *of == lends && guest.strong_count() > 0);
+        if let Some(guest) = known.and_then(|(_, guest)| guest.upgrade()) {
+            return guest;
+        }
+        let guest = Arc::new(Self { kept: AtomicUsize::new(0) });
+        guests.push((lends, Arc::downgrade(&guest)));
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        guest
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+        let mut guests = GUESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        guests.retain(|(_, guest)| guest.strong_count() > 0);
+    }
+}
+
+/// The references that a queue keeps. They are its guest's no more when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    guest: Arc<Guest>,
+    /// Of those of the guest, how many are this queue's.
+    count: usize,
+    /// What [`LACKING`] was at the last look.
+    lacking: u64,
+    /// Nobody lacked room between the last two looks.
+    may_exceed: bool,
+}
+
+impl Kept {
+    /// The references of a queue whose guest's pages are lent by `lends`: none yet.
+    pub(crate) fn new(lends: Lends) -> Self {
+        let lacking = LACKING.load(Ordering::Relaxed);
+        Self { guest: Guest::of(lends), count: 0, lacking, may_exceed: true }
+    }
+
+    /// True if the queue may keep one more reference, beside `planned` pieces that are yet to be
+    /// put and of which no window knows.
+    pub(crate) fn has_room(&self, planned: usize) -> bool {
+        let has_room = has_room_to_keep(planned);
+        if self.guest.kept.load(Ordering::Relaxed) >= share() {
+            return has_room && self.may_exceed;
+        }
+        if !has_room {
+            LACKING.fetch_add(1, Ordering::Relaxed);
+        }
+        has_room
+    }
+
+    /// One more reference is kept.
+    pub(crate) fn add(&mut self) {
+        self.count += 1;
+        self.guest.kept.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// So many references less are kept.
+    pub(crate) fn remove(&mut self, count: usize) {
+        debug_assert!(count <= self.count, "{count} of {} kept references", self.count);
+        self.count -= count;
+        self.guest.kept.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// A look: how many references the queue has to give up for guests that lack room.
+    pub(crate) fn look(&mut self) -> usize {
+        let lacking = LACKING.load(Ordering::Relaxed);
+        self.may_exceed = lacking == self.lacking;
+        self.lacking = lacking;
+        let kept = self.guest.kept.load(Ordering::Relaxed);
+        let above = kept.saturating_sub(share());
+        if self.may_exceed || above == 0 {
+            return 0;
+        }
+        (above.div_ceil(2) * self.count).div_ceil(kept)
+    }
+
+    /// True if the queue has to look again though it sleeps.
+    pub(crate) fn is_much(&self) -> bool {
+        self.count > 0 && self.guest.kept.load(Ordering::Relaxed) > room_to_keep() / MUCH
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.remove(self.count);
+    }
+}
+
+/// How many references a guest may keep whatever other guests keep.
+fn share() -> usize {
+    room_to_keep() / COUNT.load(Ordering::Relaxed).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_of_one_domain_are_one_guest_as_long_as_one_of_them_is_there() {
+        let one = Kept::new(Lends::Domain(901));
+        let mut other = Kept::new(Lends::Domain(901));
+        let stranger = Kept::new(Lends::Domain(902));
+        assert!(Arc::ptr_eq(&one.guest, &other.guest));
+        assert!(!Arc::ptr_eq(&one.guest, &stranger.guest));
+        other.add();
+        other.add();
+        assert_eq!(one.guest.kept.load(Ordering::Relaxed), 2);
+        drop(other);
+        assert_eq!(one.guest.kept.load(Ordering::Relaxed), 0);
+        drop(one);
+        let guests = GUESTS.lock().unwrap();
+        assert!(guests.iter().all(|(lends, _)| *lends != Lends::Domain(901)));
+        assert!(guests.iter().any(|(lends, _)| *lends == Lends::Domain(902)));
+    }
+}
