@@ -2,11 +2,13 @@
 
 pub(crate) mod disk;
 mod links;
+mod look;
 mod part;
 mod port;
 mod waiting;
 mod wanted;
 
+pub(crate) use look::look;
 pub(crate) use part::{Blk, Kind, Part};
 
 use crate::config::plan::{DevicePlan, Plan, SocketPlan};
@@ -77,9 +79,18 @@ impl AssembleError {
     fn key(&self) -> Option<&'static str> {
         match self {
             Self::Pcap { .. } => Some("pcap"),
-            Self::Socket { .. } => Some("socket_path"),
+            Self::Socket { source, .. } => Some(socket_key(source)),
             _ => None,
         }
+    }
+}
+
+/// The key whose value is why a socket cannot be had.
+fn socket_key(error: &ListenError) -> &'static str {
+    match error {
+        ListenError::Owner { .. } => "socket_owner",
+        ListenError::Group { .. } => "socket_group",
+        _ => "socket_path",
     }
 }
 
@@ -296,6 +307,8 @@ impl Front {
             let (device, connected) = (made.device.clone(), made.part.connected.clone());
             let ended = serve(device, endpoint, options, connected, stopping.clone()).await;
             let Err(source) = ended else { return Ok(()) };
+            let key = socket_key(&source);
+            let at = if key == "socket_path" { at.clone() } else { wanted.plan().place.at(key) };
             let error = AssembleError::Socket { at: at.clone(), source };
             // The name of the socket can be taken although it was free before: wait again.
             is_late |= error.is_held() && shared.wait != Some(0);

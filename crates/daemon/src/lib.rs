@@ -86,6 +86,7 @@ fn obey(cli: Cli) -> Result<(), Failure> {
         Command::Run(args) => {
             let plan = config::read(&args.config)?;
             if args.print_plan {
+                assemble::look(&plan).map_err(|error| error.to_string())?;
                 let text = serde_json::to_string_pretty(&plan).map_err(|e| e.to_string())?;
                 return print(&(text + "\n"));
             }

@@ -133,7 +133,7 @@ fn a_socket_path_that_cannot_be_had_is_named() {
         ("live", "taken: another process listens"),
         ("image", "taken: it is no socket"),
         ("none/socket", "No such file or directory"),
-        ("image/socket", "No such file or directory"),
+        ("image/socket", "Not a directory"),
         (long.as_str(), "107 bytes"),
     ] {
         for (option, arguments) in [

@@ -6,10 +6,14 @@ mod program;
 
 use manyring_driver::{BlkDriver, BlkOptions};
 use process::Daemon;
-use program::{manyring, misused, names_in, output_of, refused, refused_configuration};
+use program::{
+    manyring, misused, names_in, output_of, program_for_all, refused, refused_configuration,
+};
 use serde_json::{Value, json};
-use std::os::unix::fs::symlink;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Command;
 use tempfile::TempDir;
 
 /// A folder with an image, a link and a hard link to it, and itself under another name.
@@ -30,6 +34,13 @@ fn planned(at: &Path, config: &str) -> Value {
     let output = output_of(manyring().args(["run", "--print-plan", "--config"]).arg(&file));
     assert!(output.status.success(), "{config}: {output:?}");
     serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The error of a plan that lacks something on this host.
+fn unplanned(at: &Path, config: &str) -> String {
+    let file = at.join("manyring.toml");
+    std::fs::write(&file, config.replace('@', at.to_str().unwrap())).unwrap();
+    refused(at, manyring().args(["run", "--print-plan", "--config"]).arg(&file))
 }
 
 /// Planning and starting are refused alike, with these words.
@@ -78,13 +89,73 @@ fn one_socket_under_two_names_is_found() {
     // A link that is a name of its own is another socket: it would be replaced.
     let at = folder.path();
     symlink("s", at.join("t")).unwrap();
-    planned(at, &(disk("a", "s") + &disk("b", "t")));
+    let error = unplanned(at, &(disk("a", "s") + &disk("b", "t")));
+    assert!(error.contains("[[blk]] b: socket_path") && error.contains("no socket"), "{error}");
     let fds = "[[blk]]\nname = 'a'\nfd = 7\nnull = '1G'\n\
         [[net]]\nname = 'b'\nfd = 8\ntap_fds = [7]\n";
     refused_twice(&folder, fds, &["[[net]] b: tap_fds: 7", "twice"]);
     let fds = "[[blk]]\nname = 'a'\nfd = 7\nnull = '1G'\n\
         [[blk]]\nname = 'b'\nfd = 7\nnull = '1G'\n";
     refused_twice(&folder, fds, &["[[blk]] b: fd: 7", "two devices"]);
+}
+
+#[test]
+fn a_plan_names_what_the_host_lacks_and_leaves_everything_as_it_is() {
+    let folder = folder();
+    let at = folder.path();
+    std::fs::write(at.join("odd"), [0; 1023]).unwrap();
+    let blk = "[[blk]]\nname = 'a'\nsocket_path = '@/s'\n";
+    let net = "[[net]]\nname = 'a'\nsocket_path = '@/s'\n";
+    let null = format!("{blk}null = '1G'\n");
+    for (config, key, value) in [
+        (format!("{blk}file = '@/missing'\n"), "[[blk]] a: file", "/missing: No such file"),
+        (format!("{blk}file = '@/image/x'\n"), "[[blk]] a: file", "/image/x: Not a directory"),
+        (format!("{blk}file = '@/self'\n"), "[[blk]] a: file", "/self is neither a file"),
+        (format!("{blk}file = '@/odd'\n"), "[[blk]] a: file", "1023 bytes; if it is an image"),
+        (null.replace("@/s", "@/none/s"), "[[blk]] a: socket_path", "/none/s: No such file"),
+        (null.replace("@/s", "@/image"), "[[blk]] a: socket_path", "/image is taken: it is no"),
+        (
+            format!("[daemon]\ncontrol = '@/none/c'\n{null}"),
+            "[daemon]: control",
+            "/none/c: No such file",
+        ),
+        (format!("{net}null = true\npcap = '@/no/p'\n"), "[[net]] a: pcap", "/no/p: No such file"),
+        (format!("{net}null = true\npcap = '@/self'\n"), "[[net]] a: pcap", "/self: "),
+        (
+            format!("{net}tap = 'mr-none'\nmust_exist = true\n"),
+            "[[net]] a: tap",
+            "mr-none: no such interface",
+        ),
+        (format!("{net}tap = 'lo'\n"), "[[net]] a: tap", "lo is an interface, but not a tap"),
+        (format!("{net}macvtap = 'mr-none'\n"), "[[net]] a: macvtap", "mr-none: no such interface"),
+        (
+            format!("{net}tap = 'mr-t'\nbridge = 'mr-none'\n"),
+            "[[net]] a: bridge",
+            "bridge mr-none: no such interface",
+        ),
+        (
+            format!("{net}tap = 'mr-t'\nbridge = 'lo'\n"),
+            "[[net]] a: bridge",
+            "lo is an interface, but not a bridge",
+        ),
+    ] {
+        let error = unplanned(at, &config);
+        let begins = format!("manyring: {key}: ");
+        assert!(error.starts_with(&begins) && error.contains(value), "{config}\n-> {error}");
+    }
+    for (keys, key) in [
+        ("tap = 'twenty-letters-long-'\n", "tap"),
+        ("macvtap = 'twenty-letters-long-'\n", "macvtap"),
+        ("tap = 'mr-t'\nbridge = 'a/b'\n", "bridge"),
+    ] {
+        let words = [&*format!("[[net]] a: {key}: \""), "cannot be an interface's name"];
+        refused_twice(&folder, &format!("{net}{keys}"), &words);
+    }
+    // What is to be made need not be there, and what is there may be in use.
+    let _live = std::os::unix::net::UnixListener::bind(at.join("s")).unwrap();
+    let control = "[daemon]\ncontrol = '@/c'\n";
+    planned(at, &format!("{control}{blk}file = '@/image'\n"));
+    planned(at, &format!("{net}tap = 'mr-new'\npcap = '@/new'\n"));
 }
 
 #[test]
@@ -144,17 +215,45 @@ fn a_socket_belongs_to_whom_the_options_name() {
     let options = ["--null", "1G", "--socket-owner", owner, "--socket-mode", "0606"];
     if !ours {
         // Only root gives sockets away.
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("s");
-        let mut command = manyring();
-        command.arg("blk").arg("--socket-path").arg(&socket).args(options);
-        refused(folder.path(), &mut command);
+        let error = refused_access(&mut manyring(), &options);
+        assert!(error.starts_with("manyring: --socket-owner: cannot give"), "{error}");
         return;
     }
     let daemon = Daemon::blk(&options);
     let socket = std::fs::metadata(daemon.socket()).unwrap();
     let nobody = nix::unistd::User::from_name("nobody").unwrap().unwrap().uid.as_raw();
     assert_eq!((socket.uid(), socket.mode() & 0o777), (nobody, 0o606));
+}
+
+/// The error of a start whose socket cannot have the owner or the group of `options`.
+fn refused_access(command: &mut Command, options: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
+    let socket = folder.path().join("s");
+    command.arg("blk").arg("--socket-path").arg(&socket).args(options);
+    let error = refused(folder.path(), command);
+    let words = format!("cannot give the socket {} to ", socket.display());
+    assert!(error.contains(&words) && error.contains("(needs CAP_CHOWN)"), "{error}");
+    error
+}
+
+#[test]
+fn a_socket_that_cannot_be_given_away_names_the_key_of_its_owner_or_group() {
+    if !rustix::process::geteuid().is_root() {
+        // Others cannot become nobody; `a_socket_belongs_to_whom_the_options_name` tries it.
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = program_for_all(folder.path());
+    for (option, words) in [
+        ("--socket-owner", "--socket-owner: cannot give the socket"),
+        ("--socket-group", "--socket-group: cannot give the socket"),
+    ] {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program);
+        let error = refused_access(&mut command, &["--null", "1G", option, "0"]);
+        assert!(error.starts_with(&format!("manyring: {words}")), "{error}");
+    }
 }
 
 #[test]
@@ -217,6 +316,25 @@ fn an_image_of_another_format_is_refused_unless_raw_is_insisted_on() {
     command.arg("blk").arg("--socket-path").arg(at.join("s")).arg("--blk-file").arg(&image);
     assert!(refused(at, &mut command).contains("is a VHD image"));
     assert!(!names_in(at).contains(&"s".to_owned()));
+}
+
+#[test]
+fn an_image_of_another_format_is_named_before_its_odd_size() {
+    let folder = folder();
+    let (at, image) = (folder.path(), folder.path().join("disk"));
+    for (format, header) in headers() {
+        let mut bytes = header;
+        bytes.resize(196_624, 0);
+        let _ = std::fs::remove_file(&image);
+        std::fs::write(&image, bytes).unwrap();
+        for more in ["", "--logical-block-size 4096", "--read-only"] {
+            let mut command = manyring();
+            command.arg("blk").arg("--socket-path").arg(at.join("s")).arg("--blk-file").arg(&image);
+            let error = refused(at, command.args(more.split_whitespace()));
+            let words = format!("manyring: --blk-file: {} is a {format} image", image.display());
+            assert!(error.starts_with(&words) && error.contains("--format raw"), "{error}");
+        }
+    }
 }
 
 /// The first sector of a qcow2 image.

@@ -249,16 +249,33 @@ fn a_macvtap_that_is_handed_in_gives_its_address_too() {
 
 #[test]
 fn the_example_is_a_plan_that_holds() {
-    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/net.toml");
-    let output = output_of(manyring().arg("run").arg("--print-plan").arg("--config").arg(&example));
-    assert!(output.status.success(), "{output:?}");
-    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let of = |key: &str| -> Vec<Value> {
-        plan["net"].as_array().unwrap().iter().map(|net| net[key].clone()).collect()
-    };
-    assert_eq!(of("name"), ["lan", "wan", "bench"]);
-    assert_eq!(of("queue_pairs"), [4, 2, 1]);
-    assert_eq!(of("mac"), [json!("52:54:00:12:34:56"), Value::Null, Value::Null]);
+    in_own_space(|| {
+        let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/net.toml");
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().to_str().unwrap();
+        let text = std::fs::read_to_string(example).unwrap();
+        // Not every kernel has macvtaps.
+        let text = text.replace("macvtap = \"macvtap0\"", "tap = \"vm-wan\"");
+        let file = folder.path().join("net.toml");
+        std::fs::write(&file, text.replace("\"/run/manyring/", &format!("\"{at}/"))).unwrap();
+        let plan = || {
+            let mut command = manyring();
+            output_of(command.arg("run").arg("--print-plan").arg("--config").arg(&file))
+        };
+        let lacks = plan();
+        assert_eq!(lacks.status.code(), Some(1), "{lacks:?}");
+        run("ip link add br0 type bridge");
+        let output = plan();
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(link("vm-lan"), None, "a plan makes nothing");
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let of = |key: &str| -> Vec<Value> {
+            plan["net"].as_array().unwrap().iter().map(|net| net[key].clone()).collect()
+        };
+        assert_eq!(of("name"), ["lan", "wan", "bench"]);
+        assert_eq!(of("queue_pairs"), [4, 2, 1]);
+        assert_eq!(of("mac"), [json!("52:54:00:12:34:56"), Value::Null, Value::Null]);
+    });
 }
 
 /// The frames of a capture, by its own lengths; it must end with a whole one.

@@ -142,6 +142,10 @@ impl Image {
         if file_size < 512 {
             return Err(ImageError::Empty { path: at() });
         }
+        // Before the size: an image of another format may have any, and its size is no fault then.
+        if !options.any_content {
+            format::check(&plain, path, (block_device, file_size))?;
+        }
         if !file_size.is_multiple_of(512) {
             return Err(ImageError::Sectors { path: at(), size: file_size });
         }
@@ -149,9 +153,6 @@ impl Image {
             && !file_size.is_multiple_of(block_size.into())
         {
             return Err(ImageError::Blocks { path: at(), size: file_size, block_size });
-        }
-        if !options.any_content {
-            format::check(&plain, path, (block_device, file_size))?;
         }
         let direct = options.direct.then(|| {
             // The second description must not ask for O_EXCL: the first holds the device.
@@ -170,6 +171,29 @@ impl Image {
         let syncs = describe(&file).map_err(open_error)?;
         let measured = (block_device, options.read_only, file_size);
         Ok(Self::measured(file, holder, syncs, measured))
+    }
+
+    /// Looks at what `path` names, without opening it.
+    ///
+    /// # Errors
+    /// `Open`: nothing has this name. `Kind`, `Empty`, `Sectors`: it cannot be an image. What the
+    /// caller may not look at is no error.
+    pub fn look(path: &Path) -> Result<(), ImageError> {
+        let at = || path.to_path_buf();
+        let stat = match rustix::fs::stat(path) {
+            Err(Errno::ACCESS) => return Ok(()),
+            found => found.map_err(|errno| ImageError::Open { path: at(), errno })?,
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => return Ok(()),
+            FileType::RegularFile => {}
+            _ => return Err(ImageError::Kind { path: at() }),
+        }
+        match u64::try_from(stat.st_size).unwrap_or(0) {
+            ..512 => Err(ImageError::Empty { path: at() }),
+            size if !size.is_multiple_of(512) => Err(ImageError::Sectors { path: at(), size }),
+            _ => Ok(()),
+        }
     }
 
     fn measured(

@@ -9,7 +9,7 @@ use super::tap::{
     Opened, QUEUE_FLAGS, Settings, TapError, TapPort, check_mtu, check_name, check_queue_pairs,
     find, join_error, open_links,
 };
-use crate::sys::link::Link;
+use crate::sys::link::{Link, Links};
 use crate::sys::tuntap as sys;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat, stat, unlink};
@@ -68,10 +68,7 @@ pub fn open(options: &MacvtapOptions) -> Result<TapPort, TapError> {
 /// Opens the queues of the macvtap `name`.
 pub(super) fn open_by_name(name: &str, queue_pairs: usize) -> Result<Opened, TapError> {
     let links = open_links(name)?;
-    let link = find(&links, name)?.ok_or_else(|| TapError::Missing(name.to_owned()))?;
-    if !matches!(link.kind.as_str(), "macvtap" | "ipvtap") {
-        return Err(TapError::WrongKind(name.to_owned(), "macvtap"));
-    }
+    let link = find_macvtap(&links, name)?;
     let is_multi_queue = queue_pairs > 1;
     let flags = QUEUE_FLAGS | if is_multi_queue { sys::IFF_MULTI_QUEUE } else { 0 };
     let fds = (0..queue_pairs).map(|_| {
@@ -90,6 +87,22 @@ pub(super) fn open_by_name(name: &str, queue_pairs: usize) -> Result<Opened, Tap
         links,
         link: Some(link),
     })
+}
+
+fn find_macvtap(links: &Links, name: &str) -> Result<Link, TapError> {
+    let link = find(links, name)?.ok_or_else(|| TapError::Missing(name.to_owned()))?;
+    if matches!(link.kind.as_str(), "macvtap" | "ipvtap") {
+        return Ok(link);
+    }
+    Err(TapError::WrongKind(name.to_owned(), "macvtap"))
+}
+
+/// Looks for the macvtap `name`, without opening it.
+///
+/// # Errors
+/// There is none.
+pub fn look(name: &str) -> Result<(), TapError> {
+    find_macvtap(&open_links(name)?, name).map(drop)
 }
 
 /// Opens a queue of interface `name`, and checks that it belongs to this interface.

@@ -8,16 +8,13 @@ use manyring_backend::net::late::{LateOptions, LatePort};
 use manyring_backend::net::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::null::NullPort;
 use manyring_backend::net::pcap::PcapPort;
-use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
+use manyring_backend::net::tap::{self, TapError, TapOptions, TapPort, TapSource};
 use manyring_device::net::MacAddress;
 use std::sync::Arc;
 
 /// Opens the port of `net`; gives the address of its guest too.
 pub(super) fn open(net: &NetPlan) -> Result<(Arc<dyn Port>, MacAddress), AssembleError> {
-    let failed = |key, source: TapError| {
-        let key = key_of(&source).unwrap_or(key);
-        AssembleError::Port { at: net.device.place.at(key), source }
-    };
+    let failed = |key, source| failed(net, key, source);
     let port = match &net.port {
         PortPlan::Null { generate } => {
             let mac = net.mac.unwrap_or_else(|| net.made_mac());
@@ -25,11 +22,11 @@ pub(super) fn open(net: &NetPlan) -> Result<(Arc<dyn Port>, MacAddress), Assembl
         }
         PortPlan::Tap { name, must_exist } => {
             let source = TapSource::Name { name: name.clone(), must_exist: *must_exist };
-            tap(net, source).map_err(|error| failed("tap", error))?
+            open_tap(net, source).map_err(|error| failed("tap", error))?
         }
         PortPlan::TapFds(fds) => {
             let source = TapSource::Fds(adopted(net, fds)?);
-            tap(net, source).map_err(|error| failed("tap_fds", error))?
+            open_tap(net, source).map_err(|error| failed("tap_fds", error))?
         }
         PortPlan::Macvtap { name } => {
             let options = MacvtapOptions {
@@ -46,6 +43,23 @@ pub(super) fn open(net: &NetPlan) -> Result<(Arc<dyn Port>, MacAddress), Assembl
     };
     let mac = mac(net, &port);
     Ok((Arc::new(port), mac))
+}
+
+fn failed(net: &NetPlan, key: &'static str, source: TapError) -> AssembleError {
+    let key = key_of(&source).unwrap_or(key);
+    AssembleError::Port { at: net.device.place.at(key), source }
+}
+
+/// Looks for the interfaces that `net` names, without opening them.
+pub(super) fn look(net: &NetPlan) -> Result<(), AssembleError> {
+    let (name, key) = match &net.port {
+        PortPlan::Macvtap { name } => {
+            return macvtap::look(name).map_err(|error| failed(net, "macvtap", error));
+        }
+        PortPlan::Tap { name, must_exist } => (Some((name.as_str(), *must_exist)), "tap"),
+        PortPlan::TapFds(_) | PortPlan::Null { .. } => (None, "tap_fds"),
+    };
+    tap::look(name, net.queue_pairs, net.bridge.as_deref()).map_err(|e| failed(net, key, e))
 }
 
 /// The port with what goes wrong and what is captured around it.
@@ -84,7 +98,7 @@ fn adopted(net: &NetPlan, fds: &[i32]) -> Result<Vec<rustix::fd::OwnedFd>, Assem
     adopted.map_err(|source| AssembleError::Fd { at: net.device.place.at("tap_fds"), source })
 }
 
-fn tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {
+fn open_tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {
     TapPort::open(TapOptions {
         source,
         queue_pairs: net.queue_pairs,

@@ -2,7 +2,7 @@
 
 use super::disk::{self, DiskError};
 use super::{AssembleError, Blk, Kind, Part, port};
-use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, NetPlan, PortPlan, SocketPlan};
+use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, NetPlan, Place, PortPlan, SocketPlan};
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::Port;
 use manyring_device::Device;
@@ -140,20 +140,7 @@ fn open_disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleErr
     let place = &blk.device.place;
     let opened = disk::open(&blk.disk, (blk.read_only, blk.logical_block_size), io_uring);
     opened.map_err(|error| match error {
-        DiskError::Image(source) => {
-            let insist = place.setting("format", "raw");
-            let hint = match source {
-                ImageError::Container { .. } => {
-                    format!("; convert it (qemu-img convert -O raw), or insist: {insist}")
-                }
-                _ => String::new(),
-            };
-            let key = match source {
-                ImageError::Blocks { .. } => "logical_block_size",
-                _ => "file",
-            };
-            AssembleError::Image { at: place.at(key), source, hint }
-        }
+        DiskError::Image(source) => image_error(place, source),
         DiskError::Memory(source) => {
             let is_memory = matches!(blk.disk, DiskPlan::Memory { .. });
             AssembleError::Memory {
@@ -162,4 +149,23 @@ fn open_disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleErr
             }
         }
     })
+}
+
+/// The error that an image cannot be served, with its key and its cure.
+pub(super) fn image_error(place: &Place, source: ImageError) -> AssembleError {
+    let hint = match source {
+        ImageError::Container { .. } => {
+            let insist = place.setting("format", "raw");
+            format!("; convert it (qemu-img convert -O raw), or insist: {insist}")
+        }
+        ImageError::Sectors { .. } => {
+            "; if it is an image of another format (qemu-img info), convert it".to_owned()
+        }
+        _ => String::new(),
+    };
+    let key = match source {
+        ImageError::Blocks { .. } => "logical_block_size",
+        _ => "file",
+    };
+    AssembleError::Image { at: place.at(key), source, hint }
 }

@@ -45,8 +45,16 @@ pub enum ListenError {
          away the right to write, or set its sticky bit", path.display()
     )]
     OpenFolder { path: PathBuf, mode: u32 },
+    #[error("cannot give the socket {} to user {owner}: {errno}{}", path.display(), lacks(*errno))]
+    Owner { path: PathBuf, owner: u32, errno: Errno },
+    #[error("cannot give the socket {} to group {group}: {errno}{}", path.display(), lacks(*errno))]
+    Group { path: PathBuf, group: u32, errno: Errno },
     #[error("cannot listen on {}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
+}
+
+fn lacks(errno: Errno) -> &'static str {
+    if errno == Errno::PERM { " (needs CAP_CHOWN)" } else { "" }
 }
 
 /// Checks a path without creating anything: its length, its folder, and whether another process
@@ -56,27 +64,39 @@ pub enum ListenError {
 /// [`ListenError`], one for each reason. `Taken` may pass: a killed process holds its sockets until
 /// the last of its threads has ended.
 pub fn check_path(path: &Path) -> Result<(), ListenError> {
+    look_at_path(path)?;
+    if !std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        return Ok(());
+    }
+    match is_stale(path) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(ListenError::Taken { path: path.to_path_buf() }),
+        // The process that listened there has just removed its socket.
+        Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(at_io(path, errno.into())),
+    }
+}
+
+/// Looks at a path, whether or not a process listens there: its length, its folder, and that
+/// nothing but a socket has its name. Asks no process.
+///
+/// # Errors
+/// As [`check_path`], but for `Taken`.
+pub fn look_at_path(path: &Path) -> Result<(), ListenError> {
     let at = || path.to_path_buf();
     if path.as_os_str().len() > PATH_LEN_MAX {
         return Err(ListenError::PathTooLong { path: at() });
     }
     let folder = folder_of(path);
-    if !folder.is_dir() {
-        let source = io::Error::from(Errno::NOENT);
-        return Err(ListenError::Io { path: at(), source });
+    match std::fs::metadata(folder) {
+        Ok(found) if !found.is_dir() => return Err(at_io(path, Errno::NOTDIR.into())),
+        found => check_folder(path, &found.map_err(|source| at_io(path, source))?)?,
     }
-    check_folder(path, &std::fs::metadata(folder).map_err(|source| at_io(path, source))?)?;
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(ListenError::Io { path: at(), source }),
+        Err(source) => Err(at_io(path, source)),
         Ok(stat) if !stat.file_type().is_socket() => Err(ListenError::NotASocket { path: at() }),
-        Ok(_) => match is_stale(path) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(ListenError::Taken { path: at() }),
-            // The process that listened there has removed its socket meanwhile.
-            Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(ListenError::Io { path: at(), source: errno.into() }),
-        },
+        Ok(_) => Ok(()),
     }
 }
 
@@ -148,7 +168,8 @@ impl Listener {
         let name = path.file_name().ok_or_else(|| failed(Errno::INVAL.into()))?;
         let own = OwnFolder::new(&folder).map_err(|errno| failed(errno.into()))?;
         let socket = own.bind().map_err(failed)?;
-        let named = own.publish(permissions, &folder, name);
+        own.give(path, permissions)?;
+        let named = own.publish(permissions.mode, &folder, name);
         let stat = named.map_err(|errno| failed(errno.into()))?;
         let (device, inode) = (stat.st_dev, stat.st_ino);
         let name = SocketName { path: path.to_path_buf(), device, inode };
@@ -223,18 +244,39 @@ impl<'f> OwnFolder<'f> {
         UnixListener::bind(format!("/proc/self/fd/{number}/{OWN_NAME}"))
     }
 
-    /// Sets owner, group and mode of the socket, and moves it to `name` in `parent`.
+    /// Gives the socket to its group and its owner; `path` is the name that it will have.
+    fn give(&self, path: &Path, permissions: SocketPermissions) -> Result<(), ListenError> {
+        let SocketPermissions { owner, group, .. } = permissions;
+        let own = |owner: Option<u32>, group: Option<u32>| {
+            let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
+            chownat(&self.folder, OWN_NAME, owner, group, AtFlags::SYMLINK_NOFOLLOW)
+        };
+        let path = || path.to_path_buf();
+        // First the group: an owner may choose one of his groups, but only as long as he is it.
+        if let Some(group) = group {
+            own(None, Some(group)).map_err(|errno| ListenError::Group {
+                path: path(),
+                group,
+                errno,
+            })?;
+        }
+        if let Some(owner) = owner {
+            own(Some(owner), None).map_err(|errno| ListenError::Owner {
+                path: path(),
+                owner,
+                errno,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Sets the mode of the socket, and moves it to `name` in `parent`.
     fn publish(
         &self,
-        permissions: SocketPermissions,
+        mode: Option<u32>,
         parent: &std::fs::File,
         name: &OsStr,
     ) -> Result<Stat, Errno> {
-        let SocketPermissions { owner, group, mode } = permissions;
-        if owner.is_some() || group.is_some() {
-            let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
-            chownat(&self.folder, OWN_NAME, owner, group, AtFlags::SYMLINK_NOFOLLOW)?;
-        }
         if let Some(mode) = mode {
             chmodat(&self.folder, OWN_NAME, Mode::from_raw_mode(mode), AtFlags::empty())?;
         }

@@ -16,7 +16,9 @@ mod socket;
 mod unshared;
 mod vring;
 
-pub use listener::{ListenError, Listener, PATH_LEN_MAX, SocketPermissions, check_path};
+pub use listener::{
+    ListenError, Listener, PATH_LEN_MAX, SocketPermissions, check_path, look_at_path,
+};
 pub use requests::FrontError;
 pub use socket::SocketError;
 

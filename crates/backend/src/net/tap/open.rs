@@ -1,7 +1,8 @@
 //! How the queues of a tap are opened: by its name, or as file descriptors that are handed in.
 
+use super::settings::find_bridge;
 use super::{Opened, QUEUE_FLAGS, TAP_QUEUE_PAIRS_MAX, TapError};
-use crate::sys::link::{Link, Links};
+use crate::sys::link::{Link, Links, TapLink};
 use crate::sys::tuntap as sys;
 use manyring_wire::net::MTU_MIN;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,7 +22,11 @@ pub(in crate::net) fn check_mtu(mtu: Option<u16>) -> Result<(), TapError> {
     mtu.filter(|mtu| *mtu < MTU_MIN).map_or(Ok(()), |mtu| Err(TapError::Mtu(mtu)))
 }
 
-pub(in crate::net) fn check_name(name: &str) -> Result<(), TapError> {
+/// Checks that an interface can have this name.
+///
+/// # Errors
+/// [`TapError::Name`].
+pub fn check_name(name: &str) -> Result<(), TapError> {
     let is_bad = |b: u8| b == b'/' || b == b':' || b == 0 || b.is_ascii_whitespace();
     let is_name = (1..=sys::NAME_LEN_MAX).contains(&name.len()) && !name.bytes().any(is_bad);
     if is_name && name != "." && name != ".." {
@@ -47,23 +52,13 @@ pub(super) fn by_name(
     queue_pairs: usize,
 ) -> Result<Opened, TapError> {
     let links = open_links(name)?;
-    let found = find(&links, name)?;
+    let found = find_tap(&links, (name, must_exist), queue_pairs)?;
     let is_created = found.is_none();
-    let is_multi_queue = match found {
-        None if must_exist => return Err(TapError::Missing(name.to_owned())),
-        None => queue_pairs > 1,
-        Some(link) => {
-            let tap = link.tap.ok_or_else(|| TapError::WrongKind(name.to_owned(), "tap"))?;
-            if queue_pairs > 1 && !tap.is_multi_queue {
-                return Err(TapError::SingleQueue { name: name.to_owned(), queue_pairs });
-            }
-            // A second process with queues of this tap would get some of the first one's flows.
-            if tap.attached + tap.detached > 0 {
-                return Err(TapError::Busy(name.to_owned()));
-            }
-            tap.is_multi_queue
-        }
-    };
+    // A second process with queues of this tap would get some of the first one's flows.
+    if found.is_some_and(|tap| tap.attached + tap.detached > 0) {
+        return Err(TapError::Busy(name.to_owned()));
+    }
+    let is_multi_queue = found.map_or(queue_pairs > 1, |tap| tap.is_multi_queue);
     let flags = QUEUE_FLAGS | if is_multi_queue { sys::IFF_MULTI_QUEUE } else { 0 };
     // For a name with `%d` the first queue creates the interface, and the others join its name.
     let mut name = name.to_owned();
@@ -86,6 +81,40 @@ pub(super) fn by_name(
         links,
         link,
     })
+}
+
+/// The tap `name`; `None` if it is to be created.
+fn find_tap(
+    links: &Links,
+    (name, must_exist): (&str, bool),
+    queue_pairs: usize,
+) -> Result<Option<TapLink>, TapError> {
+    let Some(link) = find(links, name)? else {
+        return if must_exist { Err(TapError::Missing(name.to_owned())) } else { Ok(None) };
+    };
+    let tap = link.tap.ok_or_else(|| TapError::WrongKind(name.to_owned(), "tap"))?;
+    if queue_pairs > 1 && !tap.is_multi_queue {
+        return Err(TapError::SingleQueue { name: name.to_owned(), queue_pairs });
+    }
+    Ok(Some(tap))
+}
+
+/// Looks for the tap `name` and for `bridge`, without opening or changing either.
+///
+/// # Errors
+/// As [`TapPort::open`](super::TapPort::open), but for a tap that is in use.
+pub fn look(
+    name: Option<(&str, bool)>,
+    queue_pairs: usize,
+    bridge: Option<&str>,
+) -> Result<(), TapError> {
+    if let Some((name, must_exist)) = name {
+        find_tap(&open_links(name)?, (name, must_exist), queue_pairs)?;
+    }
+    if let Some(bridge) = bridge {
+        find_bridge(&open_links(bridge)?, bridge)?;
+    }
+    Ok(())
 }
 
 pub(in crate::net) fn join_error(name: &str, errno: Errno) -> TapError {

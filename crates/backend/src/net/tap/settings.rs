@@ -49,16 +49,19 @@ pub(super) fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u
     Ok(u16::try_from(mtu).ok())
 }
 
+/// The interface `bridge`, if it is a bridge.
+pub(super) fn find_bridge(links: &Links, bridge: &str) -> Result<Link, TapError> {
+    let found = find(links, bridge)?.ok_or_else(|| TapError::BridgeMissing(bridge.to_owned()))?;
+    if found.kind == "bridge" { Ok(found) } else { Err(TapError::NotABridge(bridge.to_owned())) }
+}
+
 /// Makes interface `name` a port of `bridge`, unless it is one already.
 pub(super) fn join_bridge(
     links: &Links,
     (name, link): (&str, &Link),
     bridge: &str,
 ) -> Result<(), TapError> {
-    let found = find(links, bridge)?.ok_or_else(|| TapError::BridgeMissing(bridge.to_owned()))?;
-    if found.kind != "bridge" {
-        return Err(TapError::NotABridge(bridge.to_owned()));
-    }
+    let found = find_bridge(links, bridge)?;
     if link.master.is_some_and(|master| master != found.index) {
         return Err(TapError::OtherBridge(name.to_owned()));
     }

@@ -2,6 +2,7 @@
 
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
 use crate::config::raw::{RawNet, RawNetFault};
+use manyring_backend::net::tap::check_name;
 use manyring_device::net::{MacAddress, Offload, Reclaim, is_mtu, parse_mac};
 use serde::{Serialize, Serializer};
 use std::path::PathBuf;
@@ -215,6 +216,11 @@ impl PortPlan {
         }
         if raw.generate.is_some() && !raw.null {
             return place.error("generate", format!("needs {}", place.key("null")));
+        }
+        for (key, name) in [("tap", &raw.tap), ("macvtap", &raw.macvtap), ("bridge", &raw.bridge)] {
+            if let Some(Err(error)) = name.as_deref().map(check_name) {
+                return place.error(key, error.to_string());
+            }
         }
         match (&raw.tap, &raw.tap_fds, &raw.macvtap, raw.null) {
             (Some(name), None, None, false) => {
