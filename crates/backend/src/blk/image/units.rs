@@ -31,7 +31,8 @@ impl Image {
         let _sizing = self.sizing.lock().unwrap_or_else(PoisonError::into_inner);
         let size = size_of_file(&self.file).unwrap_or(u64::MAX);
         let written = write();
-        if end > size && size_of_file(&self.file).is_ok_and(|now| now > size) {
+        // A file that ends behind the write was made longer by its operator.
+        if size_of_file(&self.file).is_ok_and(|now| now > size && now <= end) {
             // If this fails the file has some zeroes more, and the disk has its size.
             let _ = rustix::fs::ftruncate(&self.file, size);
             // The host zeroes the rest of the last page in its page cache. The page holds what is

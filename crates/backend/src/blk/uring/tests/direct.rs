@@ -226,3 +226,17 @@ fn what_is_copied_out_of_memory_that_is_gone_does_not_reach_the_disk() {
         assert_eq!(bench.run(Op::Read, offset, len, 2050), Err(Errno::FAULT), "read");
     }
 }
+
+/// The operator makes the file longer, to tell the daemon afterwards, while a write into the last
+/// unit goes beyond the end.
+#[test]
+fn a_write_into_the_last_unit_of_an_image_cuts_off_only_what_it_has_added() {
+    let file = image();
+    file.as_file().set_len(SIZE - 512).unwrap();
+    let image = large(file.path());
+    let len = || file.as_file().metadata().unwrap().len();
+    image.within_size(Some(SIZE), || file.as_file().set_len(SIZE)).unwrap();
+    assert_eq!(len(), SIZE - 512);
+    image.within_size(Some(SIZE), || file.as_file().set_len(4 * SIZE)).unwrap();
+    assert_eq!(len(), 4 * SIZE);
+}
