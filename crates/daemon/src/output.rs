@@ -65,6 +65,9 @@ pub(crate) fn explain(error: &clap::Error) -> ExitCode {
         let text = error.render();
         if is_terminal { text.ansi().to_string() } else { text.to_string() }
     };
+    if let Some(message) = crate::cli::bad_number(error) {
+        return end(Err(Failure::Wrong(message)));
+    }
     if error.use_stderr() {
         log::say(styled(io::stderr().is_terminal()));
         return ExitCode::from(2);

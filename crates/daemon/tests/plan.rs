@@ -159,6 +159,55 @@ fn a_plan_names_what_the_host_lacks_and_leaves_everything_as_it_is() {
 }
 
 #[test]
+fn what_operators_were_seen_to_write_is_answered_with_its_cure() {
+    let folder = folder();
+    let blk = "[[blk]]\nname = 'a'\nsocket_path = '@/s'\n";
+    let net = "[[net]]\nname = 'a'\nsocket_path = '@/s'\n";
+    for (config, words) in [
+        (format!("{blk}fle = '@/image'\n"), ["line 4", "did you mean `file`?"]),
+        ("[blk]\nfile = '@/image'\n".to_owned(), ["line 1", "write [[blk]]"]),
+        (format!("{blk}num_queues = 'four'\n"), ["num_queues", "a whole number from 1 to 256"]),
+        (format!("{net}queue_pairs = 1.5\n"), ["queue_pairs", "a whole number from 1 to 127"]),
+        (format!("{blk}null = 1000\n"), ["a: null: \"1000\"", "whole sectors, like 64G"]),
+        (format!("{blk}memory = '1.5G'\n"), ["a: memory: \"1.5G\"", "like 64G or 1536M"]),
+        (format!("{blk}file = '~/x.img'\n"), ["a: file: ~/x.img", "does not expand ~"]),
+        (format!("{blk}file = '$HOME/x.img'\n"), ["a: file: $HOME/x.img", "does not expand $"]),
+        (format!("{blk}file = /x.img\n"), ["file = /x.img", "stand in quotes"]),
+        (
+            format!("{net}null = true\nmac = '01:00:5e:00:00:01'\n"),
+            ["a: mac: \"01:00:5e:00:00:01\"", "multicast"],
+        ),
+        (
+            format!("{net}tap = 'twenty-letters-long-'\n"),
+            ["a: tap: \"twenty-letters-long-\"", "1 to 15 bytes"],
+        ),
+    ] {
+        refused_twice(&folder, &config, &words);
+    }
+    for (arguments, words) in [
+        (
+            "--null 1G --num-queues four",
+            "--num-queues: \"four\" is not a whole number from 1 to 256",
+        ),
+        ("--blk-file ~/x.img", "--blk-file: ~/x.img: there is no \"~\", and Manyring does not"),
+        (
+            "--null 1G --control $XDG/c",
+            "--control: $XDG/c: there is no \"$XDG\", and Manyring does",
+        ),
+    ] {
+        let mut command = manyring();
+        command.args(["blk", "--socket-path", "/tmp/none"]).args(arguments.split(' '));
+        let error = misused(folder.path(), &mut command);
+        assert!(error.starts_with(&format!("manyring: {words}")), "{error}");
+    }
+    let stats = refused(folder.path(), manyring().args(["stats", "--control", "~/c"]));
+    assert!(stats.contains("--control: ~/c: there is no \"~\""), "{stats}");
+    for size in ["4096", "'64GiB'", "1_073_741_824"] {
+        planned(folder.path(), &format!("{blk}null = {size}\n"));
+    }
+}
+
+#[test]
 fn keys_of_a_socket_that_is_not_made_here_contradict() {
     let folder = folder();
     for (key, value) in

@@ -1,11 +1,32 @@
 //! What is wrong with a configuration's text, in the words of whoever wrote it: a parser's error
 //! names types of the program, and no cure.
 
+use super::numbers;
+
 /// An unknown key is taken for the known one that is at least this much like it (0 to 1).
 const ALIKE: f64 = 0.7;
 
-/// The sentence for an error of the parser, of which `line` is the line and `problem` the message.
-pub(super) fn explained(line: &str, problem: &str) -> String {
+/// Types of the program that numbers are parsed into.
+const NUMERIC: [&str; 6] = ["u16", "u32", "u64", "usize", "i32", "i64"];
+
+/// The key whose value ends in the last of these lines: a list may have several.
+pub(super) fn key_of<'a>(lines: impl Iterator<Item = &'a str>) -> &'a str {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    let key = |line: &'a str| line.split_once('=').map(|(key, _)| key.trim());
+    let keys = lines.filter_map(key).filter(|key| key.chars().all(is_plain));
+    keys.last().unwrap_or_default()
+}
+
+/// The sentence for an error of the parser, of which `line` is the line, `key` the key, and
+/// `problem` the message.
+pub(super) fn explained(line: &str, key: &str, problem: &str) -> String {
+    let numeric = |name: &&&str| problem.ends_with(&format!("expected {name}"));
+    if let Some(name) = NUMERIC.iter().find(numeric) {
+        let words = numbers::words(key).unwrap_or_else(|| "a whole number".to_owned());
+        let problem = problem.strip_suffix(name).unwrap_or(problem);
+        let quoted = problem.contains("string");
+        return format!("{problem}{words}{}", if quoted { ", without quotes" } else { "" });
+    }
     let hint = hint(line, problem);
     hint.map_or_else(|| problem.to_owned(), |hint| format!("{problem}; {hint}"))
 }
@@ -21,18 +42,6 @@ fn hint(line: &str, problem: &str) -> Option<String> {
     if problem.ends_with("invalid type: map, expected a sequence") {
         let name = line.trim_matches(['[', ']', ' ']);
         return Some(format!("there can be several: write [[{name}]]"));
-    }
-    let largest = [
-        ("expected u16", u64::from(u16::MAX)),
-        ("expected u32", u64::from(u32::MAX)),
-        ("expected u64", u64::MAX),
-        ("expected usize", usize::MAX as u64),
-    ];
-    if let Some((_, largest)) = largest.iter().find(|(words, _)| problem.ends_with(words)) {
-        // A larger number is no better: the key's own limit is named when the plan is made.
-        let most =
-            if *largest > u64::from(u32::MAX) { "up".to_owned() } else { format!("to {largest}") };
-        return Some(format!("write a whole number from 0 {most}, without quotes"));
     }
     if problem.ends_with("expected a boolean") {
         return Some("write true or false, without quotes".to_owned());
@@ -62,9 +71,15 @@ mod tests {
             ("[[blk]]\nfle = '/x'\n", "did you mean `file`?"),
             ("[[blk]]\nqueues = 4\n", "did you mean `num_queues`?"),
             ("[blk]\nfile = '/x'\n", "write [[blk]]"),
-            ("[[blk]]\nnum_queues = 'four'\n", "write a whole number from 0 up, without quotes"),
-            ("[[blk]]\nnum_queues = -1\n", "write a whole number from 0 up"),
-            ("[[blk]]\nqueue_size = 70000\n", "write a whole number from 0 to 65535"),
+            (
+                "[[blk]]\nnum_queues = 'four'\n",
+                "expected a whole number from 1 to 256, without quotes",
+            ),
+            ("[[blk]]\nnum_queues = -1\n", "expected a whole number from 1 to 256"),
+            ("[[blk]]\nqueue_size = 70000\n", "expected a power of two from 4 to 1024"),
+            ("[[blk]]\nqueue_workers = [\n 'a',\n]\n", "expected a whole number from 0 to 255"),
+            ("[[net]]\nmtu = '1500'\n", "expected a whole number from 68 to 65535, without quotes"),
+            ("[[blk]]\nmemory = 1.5\n", "expected a size like \"64G\", or a number of bytes"),
             ("[[blk]]\nread_only = 'yes'\n", "write true or false"),
             ("[[blk]]\nfile = /x\n", "stand in quotes"),
             ("[[blk]]\nserial = 7\n", "write it in quotes"),

@@ -1,6 +1,7 @@
 //! Raw configuration -> plan: what the user wrote, and what will be done.
 
 mod explain;
+pub(crate) mod numbers;
 pub(crate) mod plan;
 pub(crate) mod raw;
 
@@ -20,7 +21,8 @@ pub fn parse(text: &str) -> Result<Plan, String> {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         let number = before.matches('\n').count();
         let line = text.lines().nth(number).unwrap_or_default().trim();
-        let problem = explain::explained(line, &error.message().replace('\n', ": "));
+        let key = explain::key_of(text.lines().take(number + 1));
+        let problem = explain::explained(line, key, &error.message().replace('\n', ": "));
         format!("line {}: `{line}`: {problem}", number + 1)
     })?;
     Plan::new(raw, Source::File).map_err(|error| error.to_string())
@@ -33,6 +35,9 @@ pub fn parse(text: &str) -> Result<Plan, String> {
 /// it cannot be served.
 pub(crate) fn read(path: &Path) -> Result<Plan, Failure> {
     let at = path.display();
+    if let Some(problem) = plan::unexpanded(path) {
+        return Err(Failure::Wrong(format!("--config: {problem}")));
+    }
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::Refused(format!("--config: cannot read {at}: {error}")))?;
     let wrong = |error: String| Failure::Wrong(format!("{at}: {error}"));

@@ -3,6 +3,7 @@
 mod access;
 mod moderation;
 mod net;
+mod paths;
 mod pins;
 mod place;
 mod polling;
@@ -12,12 +13,14 @@ mod xen;
 pub(crate) use access::AccessPlan;
 pub(crate) use moderation::ModerationPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
+pub(crate) use paths::unexpanded;
 pub(crate) use pins::in_words;
 pub(crate) use place::{Place, PlanError, Source};
 pub(crate) use polling::PollingPlan;
 pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
-use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSocket};
+use super::numbers;
+use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSize, RawSocket};
 use manyring_device::blk::OnFull;
 use manyring_engine::Pins;
 use manyring_transport::vhost_user::PATH_LEN_MAX;
@@ -164,8 +167,10 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Checks that no two devices share what the host finds under their paths.
+    /// Checks that no two devices share what the host finds under their paths, and that no path is
+    /// one that a shell would have replaced.
     pub(crate) fn check_found(&self) -> Result<(), PlanError> {
+        paths::check(self)?;
         unique::check_found(self)
     }
 
@@ -195,9 +200,7 @@ impl DaemonPlan {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let bound = (!worker_cpus.is_empty()).then_some(worker_cpus.len());
         let workers = raw.workers.or(bound).unwrap_or(cpus);
-        if !(1..=256).contains(&workers) {
-            return place.error("workers", format!("{workers} is not between 1 and 256"));
-        }
+        numbers::check("workers", workers as u64, &place)?;
         if worker_cpus.len() > workers {
             let problem = format!("{} sets contradict {workers} workers", worker_cpus.len());
             return place.error("worker_cpus", problem);
@@ -217,9 +220,7 @@ impl BlkPlan {
         let name = raw.name.clone().unwrap_or_else(|| format!("blk{index}"));
         let place = device_place(&name, "[[blk]]", source)?;
         let num_queues = raw.num_queues.unwrap_or(NUM_QUEUES);
-        if !(1..=256).contains(&num_queues) {
-            return place.error("num_queues", format!("{num_queues} is not between 1 and 256"));
-        }
+        numbers::check("num_queues", num_queues as u64, &place)?;
         let queue_size = raw.queue_size.unwrap_or(128);
         if !queue_size.is_power_of_two() || !(4..=1024).contains(&queue_size) {
             let problem = format!("{queue_size} is not a power of two between 4 and 1024");
@@ -260,18 +261,19 @@ impl DevicePlan {
         (queue_workers, moderation): (Vec<usize>, Option<&str>),
     ) -> Result<Self, PlanError> {
         let handshake_timeout = raw.handshake_timeout.unwrap_or(10);
-        if !(1..=3600).contains(&handshake_timeout) {
-            let problem = format!("{handshake_timeout} is not between 1 and 3600 seconds");
-            return place.error("handshake_timeout", problem);
-        }
+        numbers::check("handshake_timeout", handshake_timeout, &place)?;
         let moderation = ModerationPlan::new(moderation, &place)?;
-        let memory_max = match raw.memory_max.as_deref().map(|text| (text, parse_size(text))) {
+        let memory_max = match &raw.memory_max {
             None => None,
-            Some((_, Some(bytes))) if bytes > 0 => Some(bytes),
-            Some((text, _)) => {
-                let problem = format!("{text:?} is not a size, like 16G");
-                return place.error("memory_max", problem);
-            }
+            Some(RawSize(text)) => match parse_size(text) {
+                // Less than a page: a number that lacks its unit.
+                Some(bytes) if bytes >= 4096 => Some(bytes),
+                _ => {
+                    let problem =
+                        format!("{text:?} is not a size of at least 4096 bytes, like 16G");
+                    return place.error("memory_max", problem);
+                }
+            },
         };
         Ok(Self {
             name,
@@ -353,7 +355,7 @@ impl SocketPlan {
 
 impl DiskPlan {
     fn new(raw: &RawBlk, place: &Place) -> Result<Self, PlanError> {
-        let size_of = |key: &'static str, text: &str| match size(text) {
+        let size_of = |key: &'static str, RawSize(text): &RawSize| match size(text) {
             Some(size) => Ok(size),
             None => place
                 .error(key, format!("{text:?} is not a size in whole sectors, like 64G or 1536M")),
@@ -522,6 +524,7 @@ mod tests {
             (format!("{base}null = '1G'\nfd = 3"), "fd"),
             (format!("{base}null = '1G'\nmemory_max = 'much'"), "memory_max"),
             (format!("{base}null = '1G'\nmemory_max = '0'"), "memory_max"),
+            (format!("{base}null = '1G'\nmemory_max = 16"), "memory_max"),
             (format!("{base}null = '1G'\nmoderation = 'on'"), "moderation"),
             (format!("{base}null = '1G'\ncache = 'none'"), "cache"),
             (format!("{base}null = '1G'\non_full = 'stop'"), "on_full"),
@@ -552,6 +555,22 @@ mod tests {
 
     #[test]
     fn sizes_have_units() {
+        let size_of = |value: &str| {
+            let config = format!("[[blk]]\nname = 'a'\nsocket_path = '/s'\nmemory = {value}\n");
+            plan(&config).map(|plan| match plan.blk[0].disk {
+                DiskPlan::Memory { size } => size,
+                _ => 0,
+            })
+        };
+        assert_eq!((size_of("4096"), size_of("'4096'")), (Ok(4096), Ok(4096)));
+        assert_eq!((size_of("1_048_576"), size_of("'64GiB'")), (Ok(1 << 20), Ok(64 << 30)));
+        for value in ["4", "-4096", "'1.5G'", "'64GB'", "'G'"] {
+            let error = size_of(value).expect_err(value);
+            assert!(
+                error.contains("a: memory: ") && error.contains("like 64G or 1536M"),
+                "{error}"
+            );
+        }
         assert_eq!(parse_size("64G"), Some(64 << 30));
         assert_eq!(parse_size("512"), Some(512));
         assert_eq!(parse_size("2k"), Some(2048));

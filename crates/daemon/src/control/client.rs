@@ -1,5 +1,6 @@
 //! The asking half: one request to a running daemon.
 
+use crate::config::plan::unexpanded;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::handshake;
@@ -47,6 +48,9 @@ async fn ask<T: DeserializeOwned>(
         let (at, seconds) = (control.display(), timeout.as_secs());
         format!("{at}: the daemon has not answered within {seconds} s: it is busy, held or stopped")
     };
+    if let Some(problem) = unexpanded(control) {
+        return Err(format!("--control: {problem}"));
+    }
     let answer = tokio::time::timeout(timeout, exchange).await;
     let bytes = answer.unwrap_or_else(|_| Err(silent()))?;
     serde_json::from_slice(&bytes)

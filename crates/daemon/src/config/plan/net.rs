@@ -1,18 +1,12 @@
 //! What will be done of a network device.
 
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
+use crate::config::numbers;
 use crate::config::raw::{RawNet, RawNetFault};
 use manyring_backend::net::tap::check_name;
 use manyring_device::net::{MacAddress, Offload, Reclaim, is_mtu, parse_mac};
 use serde::{Serialize, Serializer};
 use std::path::PathBuf;
-
-/// Most queue pairs of a device: kick and call name 256 vrings, one of them the control queue.
-const QUEUE_PAIRS_MAX: usize = 127;
-/// Highest speed that a guest can be told (§5.1.4), in Mbit/s.
-const SPEED_MAX: u32 = 0x7fff_ffff;
-/// Frames that the queues of an interface can be told to hold.
-const FRAMES_MAX: u32 = 1_000_000;
 
 /// A network device.
 #[derive(Clone, Debug, Serialize)]
@@ -73,10 +67,7 @@ impl NetPlan {
         let port = PortPlan::new(&raw, &place)?;
         let default_pairs = if let PortPlan::TapFds(fds) = &port { fds.len() } else { 1 };
         let queue_pairs = raw.queue_pairs.unwrap_or(default_pairs);
-        if !(1..=QUEUE_PAIRS_MAX).contains(&queue_pairs) {
-            let problem = format!("{queue_pairs} is not between 1 and {QUEUE_PAIRS_MAX}");
-            return place.error("queue_pairs", problem);
-        }
+        numbers::check("queue_pairs", queue_pairs as u64, &place)?;
         let mac = match raw.mac.as_deref() {
             None => None,
             Some(text) => match parse_mac(text) {
@@ -93,13 +84,10 @@ impl NetPlan {
                 None => return place.error("mtu", format!("{mtu} is not between 68 and 65535")),
             },
         };
-        if let Some(speed) = raw.speed.filter(|speed| !(1..=SPEED_MAX).contains(speed)) {
-            let problem = format!("{speed} is not between 1 and {SPEED_MAX} Mbit/s");
-            return place.error("speed", problem);
-        }
-        if let Some(frames) = raw.txqueuelen.filter(|frames| !(1..=FRAMES_MAX).contains(frames)) {
-            let problem = format!("{frames} is not between 1 and {FRAMES_MAX} frames");
-            return place.error("txqueuelen", problem);
+        for (key, value) in
+            [("speed", raw.speed), ("sndbuf", raw.sndbuf), ("txqueuelen", raw.txqueuelen)]
+        {
+            value.map_or(Ok(()), |value| numbers::check(key, value, &place))?;
         }
         let reclaim = ReclaimPlan::new(raw.reclaim.as_deref(), &place)?;
         let offload = OffloadPlan::new(&raw, &place)?;
@@ -312,6 +300,8 @@ mod tests {
             ("tap = 't'\nmtu = 67", "mtu"),
             ("tap = 't'\nmtu = 65536", "mtu"),
             ("tap = 't'\nspeed = 0", "speed"),
+            ("tap = 't'\nsndbuf = 0", "sndbuf"),
+            ("tap = 't'\nmac = '33:33:00:00:00:01'", "(it is the address of a group, multicast)"),
             ("tap = 't'\nspeed = 2147483648", "speed"),
             ("macvtap = 't'\nbridge = 'b'", "bridge"),
             ("tap = 't'\ngenerate = 64", "generate"),

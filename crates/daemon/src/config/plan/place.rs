@@ -78,7 +78,11 @@ impl Place {
     }
 
     /// The error that a key in this place has this problem.
-    pub(super) fn error<T>(&self, key: &str, problem: impl Into<String>) -> Result<T, PlanError> {
+    pub(in crate::config) fn error<T>(
+        &self,
+        key: &str,
+        problem: impl Into<String>,
+    ) -> Result<T, PlanError> {
         Err(PlanError { at: self.at(key), problem: problem.into() })
     }
 }

@@ -1,6 +1,7 @@
 //! How workers look for work: the keys `polling` and `spin_us`, checked against each other.
 
 use super::{Place, PlanError};
+use crate::config::numbers;
 use crate::config::raw::RawDaemon;
 use manyring_engine::Polling;
 use manyring_engine::policy::polling::Mode;
@@ -24,9 +25,6 @@ enum ModePlan {
     Never,
 }
 
-/// Longer spins are no matter of a wake any more, on any machine.
-const SPIN_US_MAX: u32 = 1000;
-
 impl PollingPlan {
     pub(super) fn new(raw: &RawDaemon, place: &Place) -> Result<Self, PlanError> {
         let mode = match raw.polling.as_deref() {
@@ -39,10 +37,7 @@ impl PollingPlan {
                 return place.error("polling", problem);
             }
         };
-        if let Some(us) = raw.spin_us.filter(|us| *us > SPIN_US_MAX) {
-            let problem = format!("{us} is more than {SPIN_US_MAX} microseconds");
-            return place.error("spin_us", problem);
-        }
+        raw.spin_us.map_or(Ok(()), |us| numbers::check("spin_us", us, place))?;
         let polling = match (mode, raw.spin_us) {
             (None | Some(ModePlan::Never), Some(0)) => ModePlan::Never,
             (Some(ModePlan::Auto | ModePlan::Always), Some(us @ 0))
@@ -99,7 +94,7 @@ mod tests {
             (Some("always"), 0, "[daemon]: spin_us: 0 contradicts polling \"always\""),
             (Some("never"), 1, "[daemon]: spin_us: 1 contradicts polling \"never\""),
             (Some("Never"), 0, "[daemon]: polling: \"Never\" is none of"),
-            (None, 1001, "[daemon]: spin_us: 1001 is more than 1000"),
+            (None, 1001, "[daemon]: spin_us: 1001 is not between 0 and 1000"),
         ] {
             let error = plan(polling, Some(spin_us)).expect_err(words);
             assert!(error.starts_with(words), "{error}");

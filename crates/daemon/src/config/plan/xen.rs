@@ -3,9 +3,9 @@
 
 use super::{DiskPlan, Format, ModerationPlan, OnFullPlan, Place, PlanError, Source};
 use super::{cache, check_len, device_place, format, logical_block_size, size};
+use crate::config::numbers;
 use crate::config::raw::{RawFault, RawXenBlk};
-use manyring_device::blk::blkif::{INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
-use manyring_transport::xenbus::QUEUES_MAX;
+use manyring_device::blk::blkif::RING_PAGE_ORDER_MAX;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -17,8 +17,6 @@ const KIND: &str = "manyring";
 pub(crate) const STATE_DIR: &str = "/run/manyring";
 /// Longest name of a kind.
 const KIND_LEN_MAX: usize = 32;
-/// Most grants of a queue that stay mapped: those of the largest ring, with the longest requests.
-const PERSISTENT_MAX: u32 = 1 << 20;
 /// Grants of a queue that stay mapped, as the kernel's back-end has it: 96 segments for each of 11
 /// requests.
 const PERSISTENT: u32 = 1056;
@@ -79,14 +77,13 @@ impl XenBlkPlan {
         let xen = xen(raw.xenstore, raw.simulated, &place)?;
         let kinds = kinds(raw.kinds, &place)?;
         let num_queues = raw.num_queues.unwrap_or(8);
-        let queues_max = usize::try_from(QUEUES_MAX).unwrap_or(usize::MAX);
-        within(num_queues, 1, queues_max, &place, "num_queues")?;
+        numbers::check("num_queues", num_queues as u64, &place)?;
         let persistent_max = raw.persistent_max.unwrap_or(PERSISTENT);
-        within(persistent_max, 1, PERSISTENT_MAX, &place, "persistent_max")?;
+        numbers::check("persistent_max", persistent_max, &place)?;
         let indirect_segments_max = raw.indirect_segments_max.unwrap_or(256);
-        within(indirect_segments_max, 0, INDIRECT_SEGMENTS_MAX, &place, "indirect_segments_max")?;
+        numbers::check("indirect_segments_max", indirect_segments_max, &place)?;
         let ring_page_order_max = raw.ring_page_order_max.unwrap_or(RING_PAGE_ORDER_MAX);
-        within(ring_page_order_max, 0, RING_PAGE_ORDER_MAX, &place, "ring_page_order_max")?;
+        numbers::check("ring_page_order_max", ring_page_order_max, &place)?;
         let moderation = ModerationPlan::new(raw.moderation.as_deref(), &place)?;
         Ok(Self {
             xen,
@@ -183,19 +180,6 @@ fn kinds(raw: Option<Vec<String>>, place: &Place) -> Result<Vec<String>, PlanErr
         }
     }
     Ok(kinds)
-}
-
-fn within<T: PartialOrd + std::fmt::Display + Copy>(
-    value: T,
-    min: T,
-    max: T,
-    place: &Place,
-    key: &str,
-) -> Result<(), PlanError> {
-    if (min..=max).contains(&value) {
-        return Ok(());
-    }
-    place.error(key, format!("{value} is not between {min} and {max}"))
 }
 
 #[cfg(test)]
