@@ -49,21 +49,26 @@ fn table(figures: &str) -> Outcome<String> {
     check((1..=ROWS_MAX).contains(&rows.len()), || {
         format!("{FIGURES}: {} rows, {ROWS_MAX} at most", rows.len())
     })?;
-    let mut text = String::from("| what | against | it reaches | command |\n|---|---|---|---|\n");
+    let mut text = String::from(
+        "| what | against | it reaches | CPU for each | command |\n|---|---|---|---|---|\n",
+    );
     for row in rows {
         let word = |key: &str| row[key].as_str().ok_or(format!("{FIGURES}: a row without {key}"));
         let number = |key: &str| row[key].as_f64().ok_or(format!("{FIGURES}: a row without {key}"));
         let figure = format!("{}x ({} to {})", number("median")?, number("min")?, number("max")?);
+        let cpu = row["cpu"].as_f64().map_or("-".to_owned(), |cpu| format!("{cpu}x"));
         let (what, than, command) = (word("what")?, word("than")?, word("command")?);
-        text += &format!("| {what} | {than} | {figure} | `{command}` |\n");
+        text += &format!("| {what} | {than} | {figure} | {cpu} | `{command}` |\n");
     }
     let word = |key: &str| figures[key].as_str().ok_or(format!("{FIGURES}: no {key}"));
     let (rounds, machine) = (word("rounds")?, word("machine")?);
     text += &format!(
         "\nHow many times as many requests, packets or bytes in a second: the median of the ratios \
          of {rounds} rounds,\nwith the smallest and the largest, both sides in turn in one run. \
-         {machine}; other machines differ.\nThe other figures, and how they are measured: \
-         [docs/guide/bench.md](docs/guide/bench.md).\n"
+         {machine}; other machines differ.\nCPU for each: the CPU time that the server takes for \
+         one of them, against what the other side takes, in the same run.\nA client that polls \
+         never sleeps; a guest does, and gets other ratios. The other figures, and how they are \
+         measured:\n[docs/guide/bench.md](docs/guide/bench.md).\n"
     );
     Ok(text)
 }
@@ -81,7 +86,8 @@ mod tests {
     use super::*;
 
     fn figures(rows: usize) -> String {
-        let row = r#"{"what":"w","than":"t","median":2.9,"min":2.0,"max":13.0,"command":"c"}"#;
+        let row =
+            r#"{"what":"w","than":"t","median":2.9,"min":2.0,"max":13.0,"cpu":0.5,"command":"c"}"#;
         let rows = vec![row; rows].join(",");
         format!(r#"{{"machine":"m","rounds":"5","rows":[{rows}]}}"#)
     }
@@ -89,7 +95,7 @@ mod tests {
     #[test]
     fn a_table_has_a_row_for_each_promise_and_eight_at_most() {
         let text = table(&figures(8)).unwrap();
-        assert_eq!(text.matches("| w | t | 2.9x (2 to 13) | `c` |").count(), 8, "{text}");
+        assert_eq!(text.matches("| w | t | 2.9x (2 to 13) | 0.5x | `c` |").count(), 8, "{text}");
         for wrong in [figures(9), figures(0), "{}".to_owned(), "no".to_owned()] {
             assert!(table(&wrong).unwrap_err().contains(FIGURES), "{wrong}");
         }
