@@ -136,7 +136,7 @@ pub(crate) struct StatsArgs {
     /// Print JSON, one line each time with --watch.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Show again every so many seconds what happened meanwhile [default: 1].
+    /// Show every SECONDS seconds what has happened since the last time [default: 1].
     #[arg(
         long,
         value_name = "SECONDS",

@@ -115,7 +115,7 @@ fn serve(plan: &Plan) -> Result<(), Failure> {
         signals::outlive()?;
         // A disk may take long to open: SIGTERM still ends us at once.
         let mut house = assemble::House::new(plan).await.map_err(|error| error.to_string())?;
-        // From here on guests come; a disk was tried with memory of ours before.
+        // From here on guests come. Disks have been tried with the daemon's own memory only.
         manyring_memory::guard_memory();
         // What follows creates sockets, which go in good order only.
         let mut ends = signals::Ends::new()?;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Exponents of the histogram buckets' bounds, `2^n - 1`: nanoseconds from 1 us to 17 s.
 const TIME_BOUNDS: std::ops::RangeInclusive<u32> = 10..=34;
-/// The same for plain numbers, 1 to 1023.
+/// Exponents of the bounds of buckets for plain numbers, 1 to 1023.
 const COUNT_BOUNDS: std::ops::RangeInclusive<u32> = 1..=10;
 
 /// All metrics of the process.

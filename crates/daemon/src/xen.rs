@@ -130,8 +130,8 @@ impl XenDisks {
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }
 
-    /// Serves the disks until `stop` turns true. A xenstore that is lost is looked for again; the
-    /// queues run on meanwhile, and are taken over when it is there.
+    /// Serves the disks until `stop` turns true. A xenstore that is lost is looked for again. Until
+    /// it is found the queues run on, and then they are taken over.
     pub(crate) async fn serve(mut self, mut stop: watch::Receiver<bool>) {
         let mut disks = Disks::default();
         let is_lost = loop {
@@ -308,7 +308,7 @@ fn endpoint_at(path: &Path) -> Endpoint {
     if is_device { Endpoint::Device(path) } else { Endpoint::Socket(path) }
 }
 
-/// Waits so long; true if `stop` turned true meanwhile.
+/// Waits for `time`; true if `stop` turned true before it was over.
 async fn ends_within(stop: &watch::Receiver<bool>, time: Duration) -> bool {
     tokio::time::timeout(time, ended(&mut stop.clone())).await.is_ok()
 }

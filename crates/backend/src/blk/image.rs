@@ -410,19 +410,19 @@ impl Image {
         Self { offset_align: 4096, range_unit: 4096, ..self }
     }
 
-    /// The same, as if it lay on a block device.
+    /// This image, as if it lay on a block device.
     #[cfg(test)]
     pub(super) fn taken_for_block_device(self) -> Self {
         Self { block_device: true, ..self }
     }
 
-    /// The same, as if its file system took one write after another.
+    /// This image, as if its file system took one write after another.
     #[cfg(test)]
     pub(super) fn taken_to_write_in_turn(self) -> Self {
         Self { parallel: false, ..self }
     }
 
-    /// The same, as if nothing could tell its file system not to wait.
+    /// This image, as if its file system did not know `RWF_NOWAIT`.
     #[cfg(test)]
     pub(super) fn taken_to_wait(self) -> Self {
         Self { nowait: false, ..self }

@@ -134,7 +134,8 @@ impl State {
         taken
     }
 
-    /// The same for a worker that serves the tasks in the place of the thread: it ends with them.
+    /// Takes tasks up for a worker that serves them because there is no thread; the worker returns
+    /// to its queues after them.
     fn begin(&mut self) -> Option<(Job, Vec<Job>)> {
         let taken = self.take_up();
         self.is_running = taken.is_some();

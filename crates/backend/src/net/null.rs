@@ -109,7 +109,8 @@ impl PortTx for NullTx {
 
 #[derive(Debug)]
 struct NullRx {
-    /// The same frame many times, each behind a header of zeroes; lent again whenever asked.
+    /// One frame, repeated: each copy stands behind a header of zeroes, and all are lent again
+    /// whenever asked.
     generated: Option<Frames>,
 }
 

@@ -35,7 +35,7 @@ use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The flags of every queue of ours.
+/// The flags with which every queue of a tap is opened.
 pub(super) const QUEUE_FLAGS: u16 = sys::IFF_TAP | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
 
 /// Where a tap comes from.
@@ -67,8 +67,8 @@ pub struct TapOptions {
     pub txqueuelen: Option<u32>,
     /// Join frames of a flow that come together: the host cuts them again where it must.
     pub merge: bool,
-    /// Choose the queue of each frame to the guest by a table of ours, if the host allows it; the
-    /// host's own table costs more.
+    /// Choose the queue of each frame to the guest by a table that this port fills, if the host
+    /// allows it; the tap driver's own table costs more.
     pub steer: bool,
     /// The MTU in bytes; `None`: unchanged.
     pub mtu: Option<u16>,

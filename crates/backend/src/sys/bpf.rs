@@ -24,7 +24,7 @@ const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 pub const BPF_FUNC_SKB_LOAD_BYTES: i32 = 26;
 /// Tries to load a program.
 const LOAD_TRIES: usize = 10;
-/// What the kernel calls programs and memory of ours, where an operator lists them.
+/// The name of our programs and maps in the kernel's lists (`bpftool`).
 const NAME: [u8; 16] = *b"manyring\0\0\0\0\0\0\0\0";
 
 /// `struct bpf_insn`.
@@ -46,7 +46,7 @@ impl Insn {
         Self { code, registers: low | high << 4, offset, immediate }
     }
 
-    /// The same instruction with another offset.
+    /// This instruction with another offset.
     #[must_use]
     pub const fn with_offset(self, offset: i16) -> Self {
         Self { offset, ..self }

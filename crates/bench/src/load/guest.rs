@@ -210,7 +210,7 @@ impl Watch {
         }
     }
 
-    /// So many things were done that have no latency.
+    /// Counts things that were done and have no latency.
     fn add(&mut self, count: u64) {
         self.count += if self.began.is_some() { count } else { 0 };
     }

@@ -14,7 +14,7 @@ pub(crate) struct BlkSample {
     pub(crate) p99_us: f64,
     /// CPU seconds of the server for a million requests; of the whole program if there is none.
     pub(crate) cpu_per_million: f64,
-    /// The same of the client; 0 if there is none.
+    /// CPU seconds of the client for a million requests; 0 if there is no client.
     pub(crate) client_cpu_per_million: f64,
     /// How many requests took how long, in microseconds; none if the client does not say.
     pub(crate) latency_us: Vec<(f64, u64)>,

@@ -18,7 +18,7 @@ pub(crate) struct IdleSample {
     pub(crate) threads: f64,
     /// Resident memory in KiB.
     pub(crate) resident_kib: f64,
-    /// The same for each device, without what one device takes.
+    /// Resident memory in KiB of each further device: what one device takes is left out.
     pub(crate) kib_per_device: f64,
 }
 

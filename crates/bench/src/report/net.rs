@@ -10,7 +10,8 @@ pub(crate) struct NetSample {
     pub(crate) throughput: f64,
     /// Per cent of one CPU: the back-end, and whatever joins taps to it.
     pub(crate) cpu: f64,
-    /// The same of the back-end alone; without one, of what is done to the host's tap.
+    /// Per cent of one CPU that the back-end alone takes; without one, what is done to the host's
+    /// tap.
     pub(crate) backend_cpu: f64,
     /// Bytes of a packet on the ring.
     pub(crate) avg_pkt_size: f64,

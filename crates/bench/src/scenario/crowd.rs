@@ -20,7 +20,7 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// So many devices with sockets in this folder.
+    /// `count` devices with their sockets in `folder`.
     pub(super) fn new(folder: &Path, count: usize) -> Self {
         Self { folder: folder.to_path_buf(), count }
     }

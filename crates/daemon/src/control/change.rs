@@ -99,7 +99,7 @@ pub(super) async fn resize(
         return Err(bad(format!("size: {size} bytes are no whole sectors of 512")));
     }
     let permit = begin(&controlled)?;
-    // Nobody else changes the size meanwhile: that takes the permit.
+    // Nobody else changes the size during this: that takes the permit.
     let size = device.size();
     if let Some(wanted) = wanted.filter(|wanted| *wanted < size && !shrink) {
         return Err(refuse_shrink(wanted, size));
@@ -211,7 +211,7 @@ fn begin(controlled: &Controlled) -> Result<OwnedSemaphorePermit, Refusal> {
     })
 }
 
-/// Does a change to its end, also if the client leaves meanwhile.
+/// Does a change to its end, even if the client leaves before.
 async fn whole<T: Send + 'static>(
     permit: OwnedSemaphorePermit,
     change: impl Future<Output = T> + Send + 'static,

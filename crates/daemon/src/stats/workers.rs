@@ -5,7 +5,7 @@ use crate::config::plan::in_words;
 use crate::control::snapshot::{WorkerInfo, as_float};
 
 /// A line for each worker that runs or has run; with the workers as they were, and the seconds
-/// since then, what happened meanwhile.
+/// since then, what has happened in these seconds.
 pub(super) fn table(workers: &[WorkerInfo], before: Option<(&[WorkerInfo], f64)>) -> String {
     let cpu = if before.is_some() { "CPU %" } else { "CPU s" };
     let sleeps = if before.is_some() { "SLEEPS/s" } else { "SLEEPS" };

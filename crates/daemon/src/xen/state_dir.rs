@@ -171,7 +171,7 @@ fn lock_name(kind: &str) -> String {
     format!("{kind}.lock")
 }
 
-/// A file of ours alone: nobody else writes into the folder.
+/// Creates a file. Nobody else writes into the folder, so no other file can have its name.
 fn create(folder: &OwnedFd, name: &Path) -> Result<OwnedFd, Errno> {
     openat(folder, name, CREATE, Mode::RUSR | Mode::WUSR)
 }

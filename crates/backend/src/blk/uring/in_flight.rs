@@ -76,8 +76,8 @@ impl Default for InFlight {
 }
 
 impl InFlight {
-    /// Nobody works on the request any more. True if guest memory has changed meanwhile, and `rest`
-    /// has released its snapshot.
+    /// Nobody works on the request any more. True if guest memory has changed while it was in
+    /// flight, so that `rest` has released its snapshot.
     pub(super) fn close(&mut self) -> bool {
         (self.is_open, self.is_recalled) = (false, false);
         let was_retired = std::mem::take(&mut self.is_retired);

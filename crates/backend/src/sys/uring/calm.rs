@@ -87,7 +87,7 @@ impl Devices {
     }
 
     /// A call in which the worker submitted to the devices `at` ended at `now_ns`. `has_waited`:
-    /// the worker gave its CPU away meanwhile, if it knows.
+    /// the worker gave its CPU away during the call, if it knows.
     #[inline]
     pub(super) fn took(
         &mut self,

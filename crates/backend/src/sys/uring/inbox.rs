@@ -1,4 +1,4 @@
-//! `Inbox`: the results of what threads of ours have done, on their way to the worker that asked.
+//! `Inbox`: results of the threads that work for a disk, on their way to the worker that asked.
 
 use super::Event;
 use rustix::event::{EventfdFlags, eventfd};

@@ -74,7 +74,7 @@ fn connecting(server: SocketAddr) -> Result<TcpStream, Errno> {
     }
 }
 
-/// So many transactions at a time until the time is over, each on a new connection.
+/// Runs transactions until the time is over, each on a new connection, several at a time.
 ///
 /// # Errors
 /// [`LoadError`] if the server cannot be reached, goes silent, or answers with other bytes.

@@ -30,7 +30,7 @@ impl AccessPlan {
         })
     }
 
-    /// The same for the transport.
+    /// Owner, group and mode as the transport sets them.
     pub(crate) fn permissions(&self) -> SocketPermissions {
         SocketPermissions { owner: self.owner, group: self.group, mode: self.mode }
     }

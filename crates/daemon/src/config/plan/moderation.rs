@@ -33,7 +33,7 @@ impl ModerationPlan {
         Ok(Self(moderation))
     }
 
-    /// The same as queues know it.
+    /// The moderation with which the queues are started.
     pub(crate) fn law(self) -> Moderation {
         self.0
     }

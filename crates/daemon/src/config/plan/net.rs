@@ -138,7 +138,7 @@ impl ReclaimPlan {
         }
     }
 
-    /// The same as the device knows it.
+    /// The mode with which the device is made.
     pub(crate) fn law(self) -> Reclaim {
         match self {
             Self::Off => Reclaim::Off,
@@ -165,7 +165,7 @@ impl OffloadPlan {
         Ok(offload)
     }
 
-    /// The same as the device knows it.
+    /// The most that the device offers.
     pub(crate) fn limit(self) -> Offload {
         match self {
             Self::All => Offload::All,

@@ -72,7 +72,7 @@ fn parse_cpus(text: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// The same, the other way.
+/// CPUs as a list like `0-3,8`.
 pub(crate) fn in_words(cpus: &[usize]) -> String {
     let runs = cpus.chunk_by(|a, b| a + 1 == *b).filter_map(|run| match run {
         [] => None,

@@ -50,7 +50,7 @@ impl PollingPlan {
         Ok(Self { polling, spin_us: raw.spin_us })
     }
 
-    /// The same as the workers know it.
+    /// The mode and the cap with which the workers are started.
     pub(crate) fn law(self) -> Polling {
         let mode = match self.polling {
             ModePlan::Auto => Mode::Auto,
