@@ -10,6 +10,7 @@
 
 mod host;
 mod hypervisor;
+mod journals;
 mod start;
 mod state_dir;
 
@@ -20,7 +21,8 @@ use crate::config::plan::{STATE_DIR, XenBlkPlan, XenPlan};
 use crate::control::Registry;
 use host::XenHost;
 use hypervisor::Hypervisor;
-use manyring_engine::Pool;
+use journals::Journals;
+use manyring_engine::{Pool, aside};
 use manyring_transport::xenbus::{
     Command, DEVICE, DeviceId, Discovery, Endpoint, Presence, SOCKET, ServeError, Store,
     StoreError, default_endpoint, serve,
@@ -75,6 +77,7 @@ struct Shared {
     pool: Arc<Pool>,
     devices: Registry,
     state_dir: StateDir,
+    journals: Journals,
 }
 
 /// The disks of one Xen.
@@ -125,7 +128,8 @@ impl XenDisks {
             XenError::StateDir { at, source }
         };
         let state_dir = StateDir::open(&plan.state_dir, &plan.kinds, served).map_err(refused)?;
-        let shared = Shared { plan: plan.clone(), io_uring, pool, devices, state_dir };
+        let journals = Journals::default();
+        let shared = Shared { plan: plan.clone(), io_uring, pool, devices, state_dir, journals };
         let shared = Arc::new(shared);
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }
@@ -145,6 +149,7 @@ impl XenDisks {
                 Some(error) => self.find_again(error, &stop).await,
             };
             leave.send_replace(true);
+            disks.leave_all();
             match next {
                 // A disk that hangs ends its task late: that is nothing to the others.
                 Some(next) => (self.store, self.hypervisor) = next,
@@ -183,8 +188,11 @@ impl XenDisks {
                 }
             }
         });
+        let (sender, mut lost) = mpsc::channel(1);
+        looks.spawn(watch_journals(self.shared.clone(), sender));
         loop {
             tokio::select! {
+                Some(id) = lost.recv() => disks.leave(&id),
                 seen = presences.recv() => match seen {
                     None => return self.store.lost().await,
                     Some(Err(error)) => return error,
@@ -249,14 +257,22 @@ impl XenDisks {
     }
 }
 
+/// How the task of a disk is told.
+#[derive(Debug)]
+struct Serving {
+    commands: mpsc::Sender<Command>,
+    /// Turns true when it has to leave the disk to another task or process.
+    leave: watch::Sender<bool>,
+}
+
 /// The disks that are there, and the tasks that serve them.
 #[derive(Debug, Default)]
 struct Disks {
     /// `None`: nobody has looked yet, since xenstore is there.
     there: Option<HashSet<DeviceId>>,
     tasks: JoinSet<DeviceId>,
-    /// Disks that have a task, also those that are there no more, and how it is told that.
-    running: HashMap<DeviceId, mpsc::Sender<Command>>,
+    /// Disks that have a task, also those that are there no more.
+    running: HashMap<DeviceId, Serving>,
 }
 
 impl Disks {
@@ -269,10 +285,21 @@ impl Disks {
         if let Some(there) = &mut self.there {
             there.remove(id);
         }
-        if let Some(sender) = self.running.get(id).cloned() {
+        if let Some(sender) = self.running.get(id).map(|serving| serving.commands.clone()) {
             // The task may have as many commands already as wait for it at most.
             tokio::spawn(async move { sender.send(Command::Vanished).await });
         }
+    }
+
+    /// The task of a disk leaves it; the next one takes it over.
+    fn leave(&self, id: &DeviceId) {
+        if let Some(serving) = self.running.get(id) {
+            serving.leave.send_replace(true);
+        }
+    }
+
+    fn leave_all(&self) {
+        self.running.keys().for_each(|id| self.leave(id));
     }
 
     /// A task that has ended: the name of its disk. `None`: there is no task.
@@ -290,10 +317,28 @@ impl Disks {
             return;
         }
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
-        self.running.insert(id.clone(), sender.clone());
+        let (leave, stop) = watch::channel(false);
+        self.running.insert(id.clone(), Serving { commands: sender.clone(), leave });
         let (shared, hypervisor) = (xen.shared.clone(), xen.hypervisor.clone());
         let host = XenHost::new(id, shared, hypervisor, sender, stop.clone());
-        self.tasks.spawn(XenDisks::serve_disk(xen.store.clone(), host, commands, stop.clone()));
+        self.tasks.spawn(XenDisks::serve_disk(xen.store.clone(), host, commands, stop));
+    }
+}
+
+/// Looks once a second for journals that are gone, and tells whose they are.
+async fn watch_journals(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
+    loop {
+        tokio::time::sleep(RETRY).await;
+        if shared.journals.is_empty() {
+            continue;
+        }
+        let looking = shared.clone();
+        let lost = aside(move || looking.journals.look(&looking.state_dir)).await;
+        for id in lost.into_iter().flatten() {
+            if sender.send(id).await.is_err() {
+                return;
+            }
+        }
     }
 }
 

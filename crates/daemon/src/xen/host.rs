@@ -199,11 +199,17 @@ impl XenHost {
         }
         let running = self.running.take();
         // While the process ends the front-end stays connected: the next one goes on.
-        let over = (!*self.stop.borrow()).then(|| (self.shared.clone(), self.id.clone()));
+        let over = (!*self.stop.borrow()).then_some(());
+        let (shared, id) = (self.shared.clone(), self.id.clone());
         aside(move || {
             // Event channels are closed by calls.
             drop(running);
-            if let Some((shared, id)) = over {
+            for journal in shared.journals.take(&id).into_iter().filter(|_| over.is_none()) {
+                if let Err(error) = shared.state_dir.restore(&journal) {
+                    tracing::warn!(device = %id, %error, "a journal that is gone");
+                }
+            }
+            if over.is_some() {
                 shared.state_dir.forget(&id);
             }
         })

@@ -2,6 +2,7 @@
 
 use super::Shared;
 use super::hypervisor::{Bell, Hypervisor, Lender};
+use super::state_dir::Held;
 use crate::assemble::in_words;
 use manyring_device::blk::blkif::{Attachment, XenBlkDevice};
 use manyring_device::is_shortage;
@@ -36,7 +37,7 @@ pub(super) fn start(
             return started;
         }
     };
-    let mut channels = Vec::new();
+    let (mut channels, mut held) = (Vec::new(), Vec::new());
     let mut attach = |index| {
         let bell = bind(hypervisor, config, index)?;
         channels.extend(bell.channel);
@@ -50,6 +51,7 @@ pub(super) fn start(
                 tracing::warn!(device, %error, "a ring is served that nobody can take over");
             }),
         };
+        held.extend(journal.as_ref().ok().and_then(|file| shared.state_dir.held(id, index, file)));
         Ok(Attachment {
             index,
             abi: config.connection.abi,
@@ -79,6 +81,10 @@ pub(super) fn start(
         })
     });
     started.error = started_all.err();
+    if started.error.is_none() {
+        held.iter_mut().for_each(Held::measure);
+        shared.journals.add(id, held);
+    }
     started.held = Some((lender, channels));
     started
 }

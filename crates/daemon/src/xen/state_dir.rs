@@ -9,11 +9,12 @@
 //! kinds have their files in the same folder. Two that serve the same disks would take each other's
 //! rings over, so a process that cannot have the locks of its kinds ends at once.
 
+use super::journals::Fate;
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open,
-    openat, statat, unlinkat,
+    openat, renameat, statat, unlinkat,
 };
 use rustix::io::{Errno, pread, pwrite};
 use std::ffi::OsString;
@@ -134,6 +135,64 @@ impl StateDir {
         create(&self.folder, Path::new(&name)).map_err(|errno| StateDirError::File { path, errno })
     }
 
+    /// Keeps the journal of a queue, to see what becomes of it. `None`: no file descriptor is left.
+    pub(super) fn held(&self, disk: &DeviceId, queue: usize, file: &OwnedFd) -> Option<Held> {
+        let name = journal_name(disk, queue);
+        Some(Held { name, file: file.try_clone().ok()?, size: 0, is_told: false })
+    }
+
+    /// What became of a journal since its ring is served.
+    pub(super) fn fate(&self, journal: &Held) -> Fate {
+        let Ok(own) = fstat(&journal.file) else { return Fate::Kept };
+        if own.st_size < journal.size {
+            return Fate::Cut;
+        }
+        match statat(&self.folder, &journal.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino) => Fate::Kept,
+            Ok(_) | Err(Errno::NOENT) => Fate::Gone,
+            Err(_) => Fate::Kept,
+        }
+    }
+
+    /// Where a journal lies.
+    pub(super) fn path_of(&self, journal: &Held) -> PathBuf {
+        self.path.join(&journal.name)
+    }
+
+    /// True if there is room to write a journal again.
+    pub(super) fn can_write(&self, journal: &Held) -> bool {
+        self.copy(journal).is_ok()
+    }
+
+    /// Writes a journal that is gone into a new file under its name. Its ring is not served.
+    pub(super) fn restore(&self, journal: &Held) -> Result<(), StateDirError> {
+        if self.fate(journal) != Fate::Gone {
+            return Ok(());
+        }
+        let new = self.copy(journal);
+        let renamed = new.and_then(|new| renameat(&self.folder, &new, &self.folder, &journal.name));
+        renamed.map_err(|errno| StateDirError::File { path: self.path_of(journal), errno })
+    }
+
+    /// Copies a journal into a file of another name beside it, which is returned.
+    fn copy(&self, journal: &Held) -> Result<String, Errno> {
+        let name = format!("{}.new", journal.name);
+        let new = create(&self.folder, Path::new(&name))?;
+        ftruncate(&new, 0)?;
+        let (mut bytes, mut at) = ([0; 4096], 0);
+        loop {
+            let len = pread(&journal.file, &mut bytes, at)?;
+            if len == 0 {
+                return Ok(name);
+            }
+            let written = pwrite(&new, &bytes[..len], at)?;
+            if written == 0 {
+                return Err(Errno::NOSPC);
+            }
+            at += written as u64;
+        }
+    }
+
     /// Removes the journals of a disk, whose rings nobody will go on with.
     pub(super) fn forget(&self, disk: &DeviceId) {
         self.remove(|of| of == disk);
@@ -154,12 +213,31 @@ impl StateDir {
     }
 }
 
+/// The journal of a ring that is served.
+#[derive(Debug)]
+pub(super) struct Held {
+    name: String,
+    file: OwnedFd,
+    /// The size that it had once its ring was served.
+    size: i64,
+    /// The operator was told that it is gone.
+    pub(super) is_told: bool,
+}
+
+impl Held {
+    /// The ring is served: the journal has its size.
+    pub(super) fn measure(&mut self) {
+        self.size = fstat(&self.file).map_or(0, |found| found.st_size);
+    }
+}
+
 fn journal_name(DeviceId { kind, domain, device }: &DeviceId, queue: usize) -> String {
     format!("{kind}-{domain}-{device}.q{queue}{SUFFIX}")
 }
 
 /// The disk whose journal has this name. `None`: it is no journal's name.
 fn disk_of(name: &str) -> Option<DeviceId> {
+    let name = name.strip_suffix(".new").unwrap_or(name);
     let (disk, _) = name.strip_suffix(SUFFIX)?.rsplit_once(".q")?;
     let (rest, device) = disk.rsplit_once('-')?;
     let (kind, domain) = rest.rsplit_once('-')?;

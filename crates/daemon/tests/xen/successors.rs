@@ -1,11 +1,11 @@
 //! A daemon that comes after a killed one, where not all is as that one left it.
 
 use crate::between::Between;
-use crate::process::wait_until;
+use crate::process::{PATIENCE, wait_until};
 use crate::program::http;
 use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, connect, options};
-use manyring_driver::{Blkfront, BlkfrontOptions, XenDisk};
+use manyring_driver::{Blkfront, BlkfrontOptions, XenDisk, XenOp};
 use rustix::process::Signal;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -184,6 +184,50 @@ fn file_that_is_no_raw_disk_is_served_only_if_the_tool_stack_says_so() {
             assert!(wait_until(|| world.error_of(&disk).contains("is a LUKS image")), "{prefix}");
         }
     }
+}
+
+#[test]
+fn journals_that_are_removed_or_replaced_are_begun_again_while_the_guest_goes_on() {
+    for is_replaced in [false, true] {
+        let mut world = World::new();
+        let mut daemon = world.daemon(&[]);
+        let (_domain, _disk, mut front) = world.guest(3, "img", 2);
+        front.queues[1].write(0, &[7; 512]).unwrap();
+        let file = world.path("state").join("vbd-3-51712.q1.journal");
+        std::fs::remove_file(&file).unwrap();
+        if is_replaced {
+            std::fs::write(&file, [7; 100]).unwrap();
+        }
+        let is_whole = || std::fs::metadata(&file).is_ok_and(|found| found.len() > 4096);
+        assert!(wait_until(is_whole), "{}", daemon.log());
+        let is_told = || daemon.log().contains("journal is gone: begun again");
+        assert!(wait_until(is_told), "{}", daemon.log());
+        // The guest notices nothing, and the next process finds all that it needs.
+        front.queues[1].write(0, &[8; 512]).unwrap();
+        world.kill(&mut daemon);
+        for _ in 0..4 {
+            front.queues[1].submit(XenOp::Read { sector: 0, len: 512 }).unwrap();
+        }
+        front.queues[1].publish();
+        front.queues[1].channel().notify();
+        let _daemon = world.daemon(&[]);
+        for _ in 0..4 {
+            assert!(front.queues[1].wait(PATIENCE).is_ok());
+        }
+    }
+}
+
+#[test]
+fn journal_that_is_cut_is_told_of_and_the_guest_goes_on() {
+    let mut world = World::new();
+    let daemon = world.daemon(&[]);
+    let (_domain, _disk, mut front) = world.guest(3, "img", 1);
+    front.queues[0].write(0, &[7; 512]).unwrap();
+    let file = world.path("state").join("vbd-3-51712.q0.journal");
+    std::fs::OpenOptions::new().write(true).open(file).unwrap().set_len(0).unwrap();
+    front.queues[0].write(0, &[8; 512]).unwrap();
+    assert!(wait_until(|| daemon.log().contains("journal was cut")), "{}", daemon.log());
+    front.queues[0].write(0, &[8; 512]).unwrap();
 }
 
 /// The first sector of an encrypted disk.
