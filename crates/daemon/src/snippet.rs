@@ -174,9 +174,8 @@ fn libvirt_permissions(wanted: &Wanted) -> String {
         return String::new();
     }
     "<!-- QEMU's user must be able to open the socket, else the domain hangs at its start.\n     \
-     Where that is Debian's libvirt-qemu, serve the device with socket_owner = what\n     \
-     `id -u libvirt-qemu` says; or with socket_group = what `id -g libvirt-qemu` says,\n     \
-     and socket_mode = \"0660\". -->\n"
+     Where that is Debian's libvirt-qemu, serve the device with socket_owner =\n     \
+     \"libvirt-qemu\"; or with a socket_group that it is in, and socket_mode = \"0660\". -->\n"
         .to_owned()
 }
 
