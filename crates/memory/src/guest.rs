@@ -145,18 +145,39 @@ impl GuestMemory {
         spec: RegionSpec,
         file: impl AsFd,
     ) -> Result<Self, MemoryError> {
-        let MemoryRules { files, bytes_max } = rules.into();
-        if self.specs().any(|s| *s == spec) {
+        self.with_regions_in(rules, [(spec, file)])
+    }
+
+    /// A snapshot with all regions of `added`, each of its own file; the same snapshot if all of
+    /// them are already there. The table is made once.
+    ///
+    /// # Errors
+    /// Those of [`Self::with_region_in`], for the first region that is refused.
+    pub fn with_regions_in<F: AsFd>(
+        &self,
+        rules: impl Into<MemoryRules>,
+        added: impl IntoIterator<Item = (RegionSpec, F)>,
+    ) -> Result<Self, MemoryError> {
+        let rules = rules.into();
+        let mut regions = self.regions.clone();
+        for (spec, file) in added {
+            if regions.iter().any(|r| *r.spec() == spec) {
+                continue;
+            }
+            let size: u64 = regions.iter().map(|r| r.spec().size).sum();
+            if spec.size > BYTES_MAX.saturating_sub(size) {
+                return Err(MemoryError::Vast { max: BYTES_MAX });
+            }
+            if spec.size > rules.bytes_max.saturating_sub(size) {
+                return Err(MemoryError::MemoryMax { max: rules.bytes_max });
+            }
+            let mapping = Mapping::of_file_in(rules.files, file, spec.mmap_offset, spec.size)?;
+            insert(&mut regions, spec, Arc::new(mapping))?;
+        }
+        if regions.len() == self.regions.len() {
             return Ok(self.clone());
         }
-        if spec.size > BYTES_MAX.saturating_sub(self.size()) {
-            return Err(MemoryError::Vast { max: BYTES_MAX });
-        }
-        if spec.size > bytes_max.saturating_sub(self.size()) {
-            return Err(MemoryError::MemoryMax { max: bytes_max });
-        }
-        let mapping = Mapping::of_file_in(files, file, spec.mmap_offset, spec.size)?;
-        self.with_mapping(spec, Arc::new(mapping))
+        Ok(Self::of_regions(regions))
     }
 
     /// A snapshot with `spec` added on a mapping that exists, of at least its size.
@@ -168,17 +189,8 @@ impl GuestMemory {
         spec: RegionSpec,
         mapping: Arc<Mapping>,
     ) -> Result<Self, MemoryError> {
-        let end = spec.guest_addr.checked_add(spec.size).ok_or(MemoryError::Overflow)?;
-        spec.user_addr.checked_add(spec.size).ok_or(MemoryError::Overflow)?;
-        let region = Region::new(spec, mapping)?;
-        let overlaps =
-            |s: &RegionSpec| s.guest_addr < end && spec.guest_addr < s.guest_addr + s.size;
-        if self.specs().any(overlaps) {
-            return Err(MemoryError::Overlap { guest_addr: spec.guest_addr });
-        }
         let mut regions = self.regions.clone();
-        let at = regions.partition_point(|r| r.spec().guest_addr < spec.guest_addr);
-        regions.insert(at, region);
+        insert(&mut regions, spec, mapping)?;
         Ok(Self::of_regions(regions))
     }
 
@@ -298,8 +310,31 @@ fn searched(regions: &[Region], addr: u64) -> Option<usize> {
     regions.partition_point(|r| r.spec().guest_addr <= addr).checked_sub(1)
 }
 
+/// Puts a region in its place, unless it overlaps one that is there.
+fn insert(
+    regions: &mut Vec<Region>,
+    spec: RegionSpec,
+    mapping: Arc<Mapping>,
+) -> Result<(), MemoryError> {
+    let end = spec.guest_addr.checked_add(spec.size).ok_or(MemoryError::Overflow)?;
+    spec.user_addr.checked_add(spec.size).ok_or(MemoryError::Overflow)?;
+    let region = Region::new(spec, mapping)?;
+    let overlaps = |s: &RegionSpec| s.guest_addr < end && spec.guest_addr < s.guest_addr + s.size;
+    if regions.iter().map(Region::spec).any(overlaps) {
+        return Err(MemoryError::Overlap { guest_addr: spec.guest_addr });
+    }
+    let at = regions.partition_point(|r| r.spec().guest_addr < spec.guest_addr);
+    regions.insert(at, region);
+    Ok(())
+}
+
 /// What [`searched`] finds in each block of addresses: the same for all of them, unless a region
 /// begins inside.
+///
+/// Plainly: search for the first and for the last address of each block. A front-end can have a
+/// table of 65536 blocks made by each of its messages, so it is filled region by region instead:
+/// the search finds a region from its first address to the first of the next, so it finds it in
+/// the blocks that lie wholly between these two.
 fn blocks(regions: &[Region]) -> Box<[u8]> {
     let Some(RegionSpec { guest_addr, size, .. }) = regions.last().map(Region::spec).copied()
     else {
@@ -309,14 +344,16 @@ fn blocks(regions: &[Region]) -> Box<[u8]> {
         return Box::default();
     }
     let count = ((guest_addr + size) >> BLOCK_SHIFT).min(BLOCKS_MAX - 1) + 1;
-    let block = |number: u64| {
-        let first = number << BLOCK_SHIFT;
-        let found = searched(regions, first);
-        let is_whole = found == searched(regions, first + (1 << BLOCK_SHIFT) - 1);
-        let index = found.filter(|_| is_whole).and_then(|index| u8::try_from(index).ok());
-        index.unwrap_or(SEARCH)
-    };
-    (0..count).map(block).collect()
+    let mut blocks = vec![SEARCH; host_size(count)].into_boxed_slice();
+    let begin = |region: &Region| region.spec().guest_addr;
+    let nexts = regions.iter().skip(1).map(|next| begin(next) >> BLOCK_SHIFT).chain([count]);
+    for ((index, region), to) in (0..SEARCH).zip(regions).zip(nexts) {
+        let from = host_size(begin(region).div_ceil(1 << BLOCK_SHIFT));
+        if let Some(whole) = blocks.get_mut(from..host_size(to.min(count))) {
+            whole.fill(index);
+        }
+    }
+    blocks
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "64-bit hosts only, see manyring-wire")]

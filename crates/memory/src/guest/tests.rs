@@ -175,3 +175,59 @@ fn two_regions_are_remembered_whichever_came_last() {
         assert_eq!(memory.slice(GuestAddr(addr), len, &mut last).is_some(), found, "{addr:#x}");
     }
 }
+
+/// The plain version of `blocks`.
+fn blocks_searched(regions: &[Region], count: usize) -> Vec<u8> {
+    let block = |number: u64| {
+        let first = number << BLOCK_SHIFT;
+        let found = searched(regions, first);
+        let is_whole = found == searched(regions, first + (1 << BLOCK_SHIFT) - 1);
+        found.filter(|_| is_whole).and_then(|index| u8::try_from(index).ok()).unwrap_or(SEARCH)
+    };
+    (0..count as u64).map(block).collect()
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_table_says_what_two_searches_for_each_block_say(
+        places in proptest::collection::vec((0u64..2048, 1u64..1024), 3..400),
+    ) {
+        let mut regions = Vec::new();
+        let mapping = Arc::new(Mapping::anonymous(MIB).unwrap());
+        for (number, (at, pages)) in (1..).zip(places) {
+            let spec = RegionSpec {
+                guest_addr: at * MIB / 4,
+                size: pages.min(256) * 0x1000,
+                user_addr: number << 30,
+                mmap_offset: 0,
+            };
+            let _ = insert(&mut regions, spec, mapping.clone());
+        }
+        let table = blocks(&regions);
+        proptest::prop_assert_eq!(&table[..], &blocks_searched(&regions, table.len())[..]);
+    }
+}
+
+#[test]
+fn regions_that_come_together_make_one_snapshot_or_none() {
+    let file = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 4 * MIB).unwrap();
+    let region = |number: u64| {
+        let at = number * MIB;
+        let spec =
+            RegionSpec { guest_addr: at, size: MIB, user_addr: 1 << 40 | at, mmap_offset: at };
+        (spec, &file)
+    };
+    let (none, rules) = (GuestMemory::default(), MemoryFiles::InMemory);
+    let before = none.id();
+    let memory = none.with_regions_in(rules, [2, 0, 3, 1, 0].map(region)).unwrap();
+    let addresses: Vec<_> = memory.specs().map(|s| s.guest_addr / MIB).collect();
+    assert_eq!(addresses, [0, 1, 2, 3], "in order, and the one that came twice once");
+    assert_eq!(memory.blocks[..], blocks_searched(&memory.regions, memory.blocks.len()));
+    assert_eq!(memory.with_regions_in(rules, [region(1)]).unwrap().id(), memory.id());
+    assert_eq!(none.id(), before);
+    let beyond = none.with_regions_in(rules, [region(0), region(4)]);
+    assert!(matches!(beyond, Err(MemoryError::TooShort { .. })));
+}

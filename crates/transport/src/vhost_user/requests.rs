@@ -301,9 +301,8 @@ fn map(
 ) -> Result<GuestMemory, MemoryError> {
     match change {
         MemoryChange::Replace(regions) => {
-            regions.into_iter().try_fold(GuestMemory::default(), |memory, (region, fd)| {
-                memory.with_region_in(rules, spec(&region), fd)
-            })
+            let regions = regions.into_iter().map(|(region, fd)| (spec(&region), fd));
+            GuestMemory::default().with_regions_in(rules, regions)
         }
         MemoryChange::Add(region, fd) => memory.with_region_in(rules, spec(&region), fd),
         MemoryChange::Remove(region) => Ok(memory.without_region(&spec(&region))),
