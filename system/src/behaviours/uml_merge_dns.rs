@@ -1,7 +1,7 @@
 //! Short datagrams of many flows and many lengths, merged when they leave the guest: DNS questions
 //! and answers each arrive once, whole, with their own length, in a namespace behind a veth.
 
-use super::uml_merge_transfers::merging_by;
+use super::uml_merge_transfers::{Halt, merged_by, merging_by};
 use super::uml_net_ping_and_iperf3::lost_nothing;
 use super::{Behaviour, Scene};
 use crate::daemon::Daemon;
@@ -17,9 +17,10 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_merge_dns", run }
 /// configuration file.
 const SERVER: &str = "dnsmasq --no-daemon --no-resolv --no-hosts --pid-file= --user=root \
     --address=/test/203.0.113.1";
-/// A client that asks each question of its file once, from four ports, with as many on their
-/// way as the other end's socket has room for.
-const CLIENT: &str = "dnsperf -c 4 -q 32 -n 1 -t 5";
+/// A client that asks each question of its file once, from two ports, with as many on their
+/// way as the other end's socket has room for. Three clients have six flows: the daemon joins
+/// frames of eight that take turns.
+const CLIENT: &str = "dnsperf -c 2 -q 32 -n 1 -t 30";
 
 /// Questions of so many names each; the name says which it is and how long a part of it is. Some
 /// neighbours are as long as each other, some are not.
@@ -42,35 +43,63 @@ const TEXTS: &str = r#"BEGIN {
     }
 }"#;
 const NAME_COUNT: usize = 4000;
+/// The questions of a server are asked in so many rounds, each begun before a halted daemon. After
+/// bursts without a frame to join the daemon looks at one of sixteen, and a round is two bursts.
+const ROUNDS: usize = 10;
+/// A round's questions that the guest has sent before the daemon runs again: half of what the
+/// clients send without an answer.
+const TOGETHER: usize = 48;
 const TEXT_COUNT: usize = 1000;
 
 /// Addresses of the host and of the guest, each with a server.
 const HOSTS: [&str; 3] = ["192.0.2.1", "192.0.2.11", "2001:db8::1"];
 const GUESTS: [&str; 3] = ["192.0.2.2", "192.0.2.12", "2001:db8::2"];
 
-/// Asks all servers at a time, twice, and answers as long as it is there.
+/// Asks all servers at a time, in rounds. The daemon is halted while a round begins, and runs again
+/// when the guest has sent the first questions: so they are there together, whatever the CPUs do.
+/// Then the guest answers as long as it is there.
 const SCRIPT: &str = r#"
-ask() {
-    for server in $HOSTS; do
-        awk -v count=$NAME_COUNT -v server=$(echo $server | tr .: --) "$NAMES" > /tmp/q-$server
-    done
+sent() {
+    awk '$1 == "Udp:" && $5 ~ /^[0-9]/ { n += $5 } $1 == "Udp6OutDatagrams" { n += $2 }
+        END { print n }' /proc/net/snmp /proc/net/snmp6
+}
+ask_all() {
+    await $1-ready
+    before=$(sent)
     clients=
     for server in $HOSTS; do
-        $CLIENT -s $server -d /tmp/q-$server > /tmp/a-$server 2>&1 &
+        $CLIENT -s $server -d /tmp/q-$server-$2 > /tmp/a-$server 2>&1 &
         clients="$clients $!"
     done
+    tries=0
+    while [ $(($(sent) - before)) -lt $TOGETHER ]; do
+        [ $tries -lt 600 ] || fail "the first questions were not sent"
+        tries=$((tries + 1))
+        sleep 0.05
+    done
+    mark $1-begun
     wait $clients
     for server in $HOSTS; do
-        grep -q "Queries completed: *$NAME_COUNT " /tmp/a-$server || {
+        grep -q "Queries completed: *$((NAME_COUNT / ROUNDS)) " /tmp/a-$server || {
             cat /tmp/a-$server
             fail "$server did not answer all questions"
         }
     done
+    await $1-answered
 }
+ask() {
+    for round in $(seq $ROUNDS); do ask_all $1-$round $round; done
+}
+for server in $HOSTS; do
+    awk -v count=$NAME_COUNT -v server=$(echo $server | tr .: --) "$NAMES" > /tmp/q-$server
+    for round in $(seq $ROUNDS); do
+        awk -v rounds=$ROUNDS -v round=$round -v count=$NAME_COUNT \
+            'int((NR - 1) / (count / rounds)) == round - 1' /tmp/q-$server > /tmp/q-$server-$round
+    done
+done
 network
 must ip addr add 192.0.2.12/24 dev eth0
-pings $HOST
-pings $HOST6
+for server in $HOSTS; do pings $server; done
 awk -v count=$TEXT_COUNT -v records=/tmp/conf -v questions=/dev/null "$TEXTS"
 $SERVER --conf-file=/tmp/conf > /tmp/server 2>&1 &
 tries=0
@@ -80,10 +109,8 @@ until grep -q started /tmp/server; do
     sleep 0.1
 done
 await asks
-ask
-await asked-on-a-cable
-ask
-await asked-uncut
+ask cable
+ask uncut
 "#;
 
 /// The cable's near end.
@@ -112,7 +139,8 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let mut server = Service::silent(server, &log)?;
     server.until_says("started", &log)?;
     let script = format!(
-        "NAME_COUNT={NAME_COUNT}\nTEXT_COUNT={TEXT_COUNT}\nNAMES='{NAMES}'\nTEXTS='{TEXTS}'\n\
+        "NAME_COUNT={NAME_COUNT}\nROUNDS={ROUNDS}\nTOGETHER={TOGETHER}\n\
+         TEXT_COUNT={TEXT_COUNT}\nNAMES='{NAMES}'\nTEXTS='{TEXTS}'\n\
          SERVER='{SERVER}'\nCLIENT='{CLIENT}'\nHOSTS='{}'\n{SCRIPT}",
         HOSTS.join(" ")
     );
@@ -123,10 +151,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     questions(scene, &far, &daemon, &mut guest)?;
     // The last link is the receiver itself: it is its socket that must tell datagrams apart.
     near.run("ethtool -K port0 tx on tso on gso on tx-udp-segmentation on")?;
-    merging_by(&daemon, "questions, uncut", &RUNS, || {
-        guest.proceed()?;
-        guest.reach("asked-uncut", LIMIT)
-    })?;
+    asks(&daemon, &mut guest, "uncut")?;
     near.run("ethtool -K port0 tx off tso off gso off tx-udp-segmentation off")?;
     // The guest takes longer for an answer than for a question.
     near.run(SLOWER_LINK)?;
@@ -138,13 +163,26 @@ fn run(scene: &Scene<'_>) -> Outcome {
     near.holds_only(&["br0", "port0"])
 }
 
+/// The guest asks all its questions, each round of them before a halted daemon.
+fn asks(daemon: &Daemon, guest: &mut Guest, name: &str) -> Outcome {
+    merged_by(daemon, &format!("questions, {name}"), || {
+        for round in 1..=ROUNDS {
+            guest.proceed()?;
+            guest.reach(&format!("{name}-{round}-ready"), LIMIT)?;
+            let halt = Halt::begin(daemon)?;
+            guest.proceed()?;
+            guest.reach(&format!("{name}-{round}-begun"), LIMIT)?;
+            drop(halt);
+            guest.reach(&format!("{name}-{round}-answered"), LIMIT)?;
+        }
+        Ok(())
+    })
+}
+
 /// The guest asks; what it asked comes out of the cable once, as it was asked.
 fn questions(scene: &Scene<'_>, far: &Namespace, daemon: &Daemon, guest: &mut Guest) -> Outcome {
     let capture = capture(scene, far, "questions")?;
-    merging_by(daemon, "questions", &RUNS, || {
-        guest.proceed()?;
-        guest.reach("asked-on-a-cable", LIMIT)
-    })?;
+    asks(daemon, guest, "cable")?;
     let frames = capture.stop()?;
     // Headers of DNS and of the question, and what a name has more than its letters.
     let own_len = |name: &str| Some(12 + name.len() + 2 + 4);

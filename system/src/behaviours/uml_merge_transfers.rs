@@ -8,7 +8,7 @@ use crate::daemon::Daemon;
 use crate::guest::{GuestOptions, Kind};
 use crate::net::{Far, Flow, Namespace};
 use crate::{Context, Outcome, check, cleanup, packages};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::path::Path;
 use std::sync::mpsc::RecvTimeoutError;
@@ -134,7 +134,7 @@ pub(super) fn merging_by<T>(
     act: impl FnOnce() -> Outcome<T>,
 ) -> Outcome<T> {
     let pid = cleanup::pid(daemon.pid()).ok_or("manyring has no pid")?;
-    let act = || {
+    merged_by(daemon, what, || {
         std::thread::scope(|scope| {
             let (ended, is_ended) = std::sync::mpsc::channel::<()>();
             scope.spawn(move || {
@@ -142,16 +142,44 @@ pub(super) fn merging_by<T>(
                     if is_ended.recv_timeout(*run) != Err(RecvTimeoutError::Timeout) {
                         break;
                     }
-                    let _ = kill_process(pid, Signal::STOP);
+                    let _halt = Halt::of(pid);
                     std::thread::sleep(HALT);
-                    let _ = kill_process(pid, Signal::CONT);
                 }
             });
             let value = act();
             drop(ended);
             value
         })
-    };
+    })
+}
+
+/// A daemon that is halted until this is dropped.
+pub(super) struct Halt(Pid);
+
+impl Halt {
+    /// Halts a daemon.
+    pub(super) fn begin(daemon: &Daemon) -> Outcome<Self> {
+        cleanup::pid(daemon.pid()).map(Self::of).ok_or_else(|| "manyring has no pid".into())
+    }
+
+    fn of(pid: Pid) -> Self {
+        let _ = kill_process(pid, Signal::STOP);
+        Self(pid)
+    }
+}
+
+impl Drop for Halt {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+/// Does `act`, by which some of what the guest sends leaves merged.
+pub(super) fn merged_by<T>(
+    daemon: &Daemon,
+    what: &str,
+    act: impl FnOnce() -> Outcome<T>,
+) -> Outcome<T> {
     let count = || -> Outcome<_> {
         let queues = daemon.queues()?;
         let sent = queues.get(1).ok_or("no tx queue")?;
