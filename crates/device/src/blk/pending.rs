@@ -29,22 +29,11 @@ pub(super) struct InFlight<R> {
     pub(super) chain: Chain,
     pub(super) reply: R,
     pub(super) kind: Kind,
-    /// Bytes of data; for reads they count as written to the guest.
+    /// Bytes of guest memory that it reads or writes; for reads they count as written to the guest.
     pub(super) len: u32,
     pub(super) popped_at_ns: u64,
     /// First byte on the disk.
     pub(super) offset: u64,
-}
-
-impl<R> InFlight<R> {
-    /// The bytes of guest memory that the request reads or writes.
-    #[inline]
-    fn weight(&self) -> u64 {
-        match self.kind {
-            Kind::Read | Kind::Write => self.len.into(),
-            _ => 0,
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -78,7 +67,7 @@ impl<R> Pending<R> {
     #[inline]
     pub(super) fn add(&mut self, request: InFlight<R>) -> u32 {
         let slot = request.chain.slot();
-        self.bytes += request.weight();
+        self.bytes += u64::from(request.len);
         self.last = self.last.wrapping_add(1);
         self.requests.insert(slot, self.epochs.begin(), (self.last, request));
         slot.into()
@@ -95,7 +84,7 @@ impl<R> Pending<R> {
     #[inline]
     pub(super) fn finish(&mut self, token: u32) -> Option<(InFlight<R>, &GuestMemory)> {
         let (epoch, (_, request)) = self.requests.take(token)?;
-        self.bytes -= request.weight();
+        self.bytes -= u64::from(request.len);
         self.epochs.end(epoch);
         Some((request, self.epochs.memory(epoch)))
     }

@@ -270,12 +270,6 @@ impl<R> Requests<R> {
         true
     }
 
-    /// True if [`Self::heed_host`] is due: the host has failed a request, or some wait for room.
-    #[inline]
-    pub(super) fn must_heed_host(&self) -> bool {
-        self.room.is_waiting() || self.done.iter().any(|done| done.result.is_err())
-    }
-
     /// Counts and logs what the host has failed. A request for which it has no room is not
     /// answered: it is taken back, and `set_aside` is called for it, if the ring can set requests
     /// aside (`can_wait`). Returns how many these were.
@@ -312,31 +306,45 @@ impl<R> Requests<R> {
 
     /// Counts the requests that are done and hands each to `answer`, with its result, the bytes of
     /// data that the guest got with it, and the snapshot in which its slices lie.
+    ///
+    /// Unless `is_heeded` it ends before the first one that has failed, and does nothing while some
+    /// wait for room: then [`Self::heed_host`] is due first.
     #[inline]
     pub(super) fn finish(
         &mut self,
         stats: &QueueStats,
-        clock: impl Fn() -> u64,
+        (clock, is_heeded): (impl Fn() -> u64, bool),
         mut answer: impl FnMut(InFlight<R>, Result<(), Errno>, u32, &GuestMemory),
     ) -> Finished {
-        if self.done.is_empty() {
-            return Finished { count: 0, lost: false };
+        let needs_heed = self.room.is_waiting() && !is_heeded;
+        if self.done.is_empty() || needs_heed {
+            return Finished { count: 0, lost: false, needs_heed };
         }
         let now_ns = clock();
-        let count = self.done.len();
-        let mut lost = false;
+        let (mut lost, mut count) = (false, self.done.len());
         let mut tally = Tally::default();
-        for Completion { token, result } in self.done.drain(..) {
+        let Self { done, pending, .. } = self;
+        for (at, &Completion { token, result }) in done.iter().enumerate() {
             if let Err(errno) = result {
+                if !is_heeded {
+                    count = at;
+                    break;
+                }
                 lost |= is_lost(errno);
             }
-            if let Some((request, memory)) = self.pending.finish(token) {
+            if let Some((request, memory)) = pending.finish(token) {
                 let given = tally.count(&request, result.is_ok(), now_ns, stats);
                 answer(request, result, given, memory);
             }
         }
         tally.store(now_ns, stats);
-        Finished { count, lost }
+        let needs_heed = count < done.len();
+        if needs_heed {
+            done.drain(..count);
+        } else {
+            done.clear();
+        }
+        Finished { count, lost, needs_heed }
     }
 }
 
@@ -360,6 +368,8 @@ pub(super) struct Finished {
     pub(super) count: usize,
     /// Guest memory was cut away.
     pub(super) lost: bool,
+    /// [`Requests::heed_host`] is due, and [`Requests::finish`] once more.
+    pub(super) needs_heed: bool,
 }
 
 /// What came of the end of a turn.

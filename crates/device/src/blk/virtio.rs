@@ -2,7 +2,7 @@
 
 use super::config::{RANGE_BYTES_MAX, RANGES_MAX, SIZE_MAX};
 use super::pending::{InFlight, Kind};
-use super::requests::{Completed, Requests};
+use super::requests::{Completed, Finished, Requests};
 use super::{IN_FLIGHT_MAX, Shared};
 use manyring_backend::blk::{Burst, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
@@ -110,13 +110,11 @@ impl BlkQueue {
         if popped == 0 {
             return 0;
         }
-        let mut index = 0;
-        while index < popped {
+        for index in 0..popped {
             self.take_request(queue, index, now_ns);
-            index += 1;
             if self.requests.are_many_bytes() {
-                self.put_back(queue, index..popped, is_retry);
-                popped = index;
+                popped = self.put_back(queue, index + 1..popped, is_retry);
+                break;
             }
         }
         if is_retry {
@@ -177,7 +175,13 @@ impl BlkQueue {
     /// Puts the last chains of the batch back, untouched: into the ring, or to those that wait for
     /// room if they come from there.
     #[cold]
-    fn put_back(&mut self, queue: &mut impl Chains, indexes: Range<usize>, is_retry: bool) {
+    fn put_back(
+        &mut self,
+        queue: &mut impl Chains,
+        indexes: Range<usize>,
+        is_retry: bool,
+    ) -> usize {
+        let left = indexes.start;
         for index in indexes.rev() {
             match self.batch.take(index) {
                 Some((chain, ..)) if is_retry => queue.set_aside(chain),
@@ -185,6 +189,7 @@ impl BlkQueue {
                 None => {}
             }
         }
+        left
     }
 
     /// Parses one chain. A chain without room for header or status stops the queue.
@@ -220,7 +225,8 @@ impl BlkQueue {
             |kind, len, offset| InFlight { chain, reply, kind, len, popped_at_ns: now_ns, offset };
         match parsed {
             Parsed::Submit { op, offset, len, kind } => {
-                let bytes = u32::try_from(len).unwrap_or(u32::MAX);
+                let has_data = kind != Kind::Range;
+                let bytes = if has_data { u32::try_from(len).unwrap_or(u32::MAX) } else { 0 };
                 self.requests.submit(in_flight(kind, bytes, offset), (op, offset, len));
             }
             Parsed::Answer { status: answer, kind, len } => {
@@ -256,28 +262,56 @@ impl BlkQueue {
         queue: &mut impl Chains,
         stats: &QueueStats,
         clock: impl Fn() -> u64,
-        mut has_more: bool,
+        has_more: bool,
     ) -> Completed {
-        let mut aside = 0;
-        if self.requests.must_heed_host() {
-            let now_ns = clock();
-            let set_aside = |request: InFlight<_>| queue.set_aside(request.chain);
-            aside = self.requests.heed_host((stats, true), now_ns, set_aside);
-            has_more |= self.requests.room.note(queue.aside(), stats);
-        }
-        let finished = self.requests.finish(stats, clock, |request, result, given, memory| {
-            // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).
-            let status = match result {
-                Ok(()) => Status::Ok,
-                Err(Errno::OPNOTSUPP) => Status::Unsupp,
-                Err(_) => Status::IoErr,
-            };
-            request.reply.write(memory, status as u8);
-            queue.push_used(request.chain, 1 + given);
+        let finished = self.requests.finish(stats, (&clock, false), |request, result, given, m| {
+            push_answer(queue, request, (result, given), m);
         });
-        let freed = finished.count + aside;
-        Completed { count: finished.count, freed, lost: finished.lost, has_more }
+        if finished.needs_heed {
+            return self.answer_failed(queue, stats, clock, (finished.count, has_more));
+        }
+        let Finished { count, lost, .. } = finished;
+        Completed { count, freed: count, lost, has_more }
     }
+
+    /// As [`Self::answer`], when the host has failed a request or some wait for room.
+    #[cold]
+    #[inline(never)]
+    fn answer_failed(
+        &mut self,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+        clock: impl Fn() -> u64,
+        (answered, has_more): (usize, bool),
+    ) -> Completed {
+        let set_aside = |request: InFlight<_>| queue.set_aside(request.chain);
+        let aside = self.requests.heed_host((stats, true), clock(), set_aside);
+        let has_more = self.requests.room.note(queue.aside(), stats) || has_more;
+        let finished = self.requests.finish(stats, (clock, true), |request, result, given, m| {
+            push_answer(queue, request, (result, given), m);
+        });
+        let count = answered + finished.count;
+        Completed { count, freed: count + aside, lost: finished.lost, has_more }
+    }
+}
+
+/// Writes the status of a request, and pushes its chain.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "the rare caller must not make it a call for the other")]
+fn push_answer(
+    queue: &mut impl Chains,
+    request: InFlight<KeptByte>,
+    (result, given): (Result<(), Errno>, u32),
+    memory: &GuestMemory,
+) {
+    // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).
+    let status = match result {
+        Ok(()) => Status::Ok,
+        Err(Errno::OPNOTSUPP) => Status::Unsupp,
+        Err(_) => Status::IoErr,
+    };
+    request.reply.write(memory, status as u8);
+    queue.push_used(request.chain, 1 + given);
 }
 
 /// The disk's result that corresponds to the status of a request that never reached the disk.

@@ -4,7 +4,8 @@
 use super::plan::Reply;
 use super::queue::BlkifQueue;
 use super::stages::Step;
-use crate::blk::requests::Completed;
+use crate::blk::pending::InFlight;
+use crate::blk::requests::{Completed, Finished};
 use manyring_backend::blk::Op;
 use manyring_backend::sys::uring::Ring as DiskRing;
 use manyring_engine::stats::QueueStats;
@@ -19,6 +20,15 @@ use rustix::io::Errno;
 #[inline(never)]
 fn status_of(errno: Errno) -> Status {
     if errno == Errno::OPNOTSUPP { Status::Unsupported } else { Status::Error }
+}
+
+/// Writes the response to a request.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "the rare caller must not make it a call for the other")]
+fn respond(ring: &mut BackRing, request: InFlight<Reply>, result: Result<(), Errno>) {
+    let (chain, Reply { id, echo: operation, .. }) = (request.chain, request.reply);
+    let status = result.map_or_else(status_of, |()| Status::Okay);
+    ring.push_response(chain, Response { id, operation, status });
 }
 
 impl BlkifQueue {
@@ -38,21 +48,19 @@ impl BlkifQueue {
         if is_busy {
             self.take_steps();
         }
-        let mut aside = 0;
-        if self.requests.must_heed_host() {
-            aside = self.heed_host(ring, stats, (now_ns, clock()));
-            has_more |= self.requests.room.note(ring.aside(), stats);
-        }
         let Self { requests, in_use, grants, lots, .. } = self;
-        let finished = requests.finish(stats, clock, |request, result, _, _| {
-            let (chain, Reply { id, echo: operation, lots: taken }) =
-                (request.chain, request.reply);
-            *lots -= taken;
-            in_use.take(chain.slot(), |page| grants.let_go(page, now_ns));
-            let status = result.map_or_else(status_of, |()| Status::Okay);
-            ring.push_response(chain, Response { id, operation, status });
+        let finished = requests.finish(stats, (&clock, false), |request, result, _, _| {
+            *lots -= request.reply.lots;
+            in_use.take(request.chain.slot(), |page| grants.let_go(page, now_ns));
+            respond(ring, request, result);
         });
-        let freed = finished.count + aside;
+        let Finished { mut count, mut lost, needs_heed } = finished;
+        let mut freed = count;
+        if needs_heed {
+            let failed = self.answer_failed(ring, stats, (now_ns, clock));
+            (count, freed, lost) = (count + failed.count, freed + failed.freed, failed.lost);
+            has_more |= failed.has_more;
+        }
         // Requests that waited in the ring for pages or for the gate can be popped now. The driver
         // was not asked for a kick meanwhile: take another turn.
         if freed > 0 && (self.release_held() || was_gated) {
@@ -68,25 +76,35 @@ impl BlkifQueue {
         {
             self.requests.resubmit(token, (Op::Flush, 0, 0));
         }
-        (Completed { count: finished.count, freed, lost: finished.lost, has_more }, is_busy)
+        (Completed { count, freed, lost, has_more }, is_busy)
     }
 
-    /// Heeds what the host has failed: see `Requests::heed_host`. Returns how many requests were
-    /// set aside.
+    /// Answers what is left, when the host has failed a request or some wait for room.
     #[cold]
-    fn heed_host(
+    #[inline(never)]
+    fn answer_failed(
         &mut self,
         ring: &mut BackRing,
         stats: &QueueStats,
-        (turn_ns, now_ns): (u64, u64),
-    ) -> usize {
+        (turn_ns, clock): (u64, impl Fn() -> u64),
+    ) -> Completed {
         let Self { requests, in_use, grants, lots, .. } = self;
-        let can_wait = (stats, ring.can_set_aside());
-        requests.heed_host(can_wait, now_ns, |request| {
+        let mut let_go = |request: &InFlight<Reply>| {
             *lots -= request.reply.lots;
             in_use.take(request.chain.slot(), |page| grants.let_go(page, turn_ns));
+        };
+        let can_wait = (stats, ring.can_set_aside());
+        let aside = requests.heed_host(can_wait, clock(), |request| {
+            let_go(&request);
             ring.set_aside(request.chain);
-        })
+        });
+        let has_more = requests.room.note(ring.aside(), stats);
+        let finished = requests.finish(stats, (clock, true), |request, result, _, _| {
+            let_go(&request);
+            respond(ring, request, result);
+        });
+        let Finished { count, lost, .. } = finished;
+        Completed { count, freed: count + aside, lost, has_more }
     }
 
     /// Gives the disk the next steps of requests. True if there were any: the queue takes another
