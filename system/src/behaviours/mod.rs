@@ -22,6 +22,7 @@ mod qemu_flush_reaches_the_host;
 mod qemu_four_queues;
 mod qemu_live_resize;
 mod qemu_net_four_pairs;
+mod qemu_net_legacy;
 mod qemu_net_survives;
 mod qemu_survives_daemon_sigkill;
 mod qemu_under_libvirt;
@@ -87,6 +88,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_under_libvirt::BEHAVIOUR,
     qemu_net_survives::BEHAVIOUR,
     qemu_net_four_pairs::BEHAVIOUR,
+    qemu_net_legacy::BEHAVIOUR,
     xen_disk::BEHAVIOUR,
 ];
 

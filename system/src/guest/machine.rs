@@ -94,7 +94,8 @@ pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path
         let netdev = format!("vhost-user,id=n0,chardev=c1,queues={}", net.pairs);
         // With MSI-X Debian 12's QEMU itself crashes under emulation: no vectors.
         let device = "virtio-net-pci,netdev=n0,mq=on,vectors=0,romfile=,mac=52:54:00:12:34:56";
-        command.args(["-chardev", &chardev, "-netdev", &netdev, "-device", device]);
+        let device = format!("{device}{}", options.net_properties);
+        command.args(["-chardev", &chardev, "-netdev", &netdev, "-device", &device]);
     }
     command
 }

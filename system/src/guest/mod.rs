@@ -37,6 +37,8 @@ pub struct GuestOptions<'a> {
     pub queues: u32,
     /// Its network interface.
     pub net: Option<Net<'a>>,
+    /// Further properties of that device, each after a comma (QEMU).
+    pub net_properties: &'a str,
     /// A second one, `eth1` (User Mode Linux).
     pub second_net: Option<Net<'a>>,
     /// CPUs (QEMU).
@@ -60,6 +62,7 @@ impl Default for GuestOptions<'_> {
             socket: None,
             queues: 1,
             net: None,
+            net_properties: "",
             second_net: None,
             cpus: 1,
             host_cpu: None,
