@@ -15,6 +15,7 @@ mod full_host_waits;
 mod hundred_devices_idle;
 mod image_lock_refuses_others;
 mod macvtap_over_veth;
+mod ovmf_boots_from_network;
 mod pcap_opens_in_tshark;
 mod qemu_discard_punches_holes;
 mod qemu_discard_without_io_uring;
@@ -89,6 +90,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_net_survives::BEHAVIOUR,
     qemu_net_four_pairs::BEHAVIOUR,
     qemu_net_legacy::BEHAVIOUR,
+    ovmf_boots_from_network::BEHAVIOUR,
     xen_disk::BEHAVIOUR,
 ];
 

@@ -80,12 +80,12 @@ impl Kernel {
         self.kind
     }
 
-    pub(super) fn image(&self) -> &Path {
+    pub(crate) fn image(&self) -> &Path {
         &self.image
     }
 
     /// In the order of loading.
-    pub(super) fn modules(&self) -> &[PathBuf] {
+    pub(crate) fn modules(&self) -> &[PathBuf] {
         &self.modules
     }
 

@@ -21,7 +21,7 @@ pub(crate) fn is_memory_on_disk() -> bool {
 }
 
 /// A pid namespace of its own: killing UML alone would leave its traced children behind.
-fn namespace(options: &GuestOptions<'_>) -> Command {
+pub(super) fn namespace(options: &GuestOptions<'_>) -> Command {
     let mut command = child("unshare");
     if !rustix::process::geteuid().is_root() {
         command.args(["--user", "--map-current-user"]);
@@ -56,7 +56,7 @@ pub(super) fn uml(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path)
 }
 
 /// What the guest waits for; the kernel hands such words on to the first program.
-pub(super) fn environment(options: &GuestOptions<'_>) -> [String; 2] {
+pub(crate) fn environment(options: &GuestOptions<'_>) -> [String; 2] {
     let word = |has: bool| if has { "yes" } else { "no" };
     [
         format!("disk={}", word(options.socket.is_some())),

@@ -8,7 +8,7 @@ pub mod libvirt;
 mod machine;
 
 pub use kernel::{Kernel, Kind, cache};
-pub(crate) use machine::is_memory_on_disk;
+pub(crate) use machine::{environment, is_memory_on_disk};
 
 use crate::cleanup::{self, Folder};
 use crate::command::wait_for;
@@ -16,7 +16,7 @@ use crate::{Context, Outcome, check};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// A network interface of a guest, `eth0`.
@@ -112,17 +112,36 @@ impl Guest {
         let folder = Folder::new()?;
         let initramfs = folder.path().join("initramfs");
         initramfs::write(&initramfs, kernel.modules(), options.programs, None, options.script)?;
-        let log = File::create(console).context(console.display())?;
-        let mut command = match kernel.kind() {
+        let command = match kernel.kind() {
             Kind::Uml => machine::uml(kernel, options, &initramfs),
             Kind::Qemu => machine::qemu(kernel, options, &initramfs),
         };
+        Self::spawn(command, folder, options.is_shown.then_some(0), console)
+    }
+
+    fn spawn(
+        mut command: Command,
+        folder: Folder,
+        shown: Option<usize>,
+        console: &Path,
+    ) -> Outcome<Self> {
+        let log = File::create(console).context(console.display())?;
         let errors = log.try_clone().context(console.display())?;
         command.stdin(Stdio::piped()).stdout(log).stderr(errors);
         let child = command.spawn().context("starting the guest")?;
         cleanup::adopt(child.id());
-        let shown = options.is_shown.then_some(0);
         Ok(Self { child, console: console.to_owned(), shown, forgotten: 0, folder, kept: None })
+    }
+
+    /// Runs a machine whose firmware finds what to boot by itself: `program` with `arguments`. Its
+    /// console, standard output, goes to the file `console`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn by_firmware(program: &str, arguments: &[String], console: &Path) -> Outcome<Self> {
+        let mut command = machine::namespace(&GuestOptions::default());
+        command.arg(program).args(arguments);
+        Self::spawn(command, Folder::new()?, None, console)
     }
 
     /// Boots a guest that libvirt starts, with these elements of a domain's `<devices>`, and waits
@@ -148,7 +167,11 @@ impl Guest {
         Ok(guest)
     }
 
-    fn until_up(&mut self, limit: Duration) -> Outcome {
+    /// Waits until the first program of its Linux runs.
+    ///
+    /// # Errors
+    /// It does not, within `limit`.
+    pub fn until_up(&mut self, limit: Duration) -> Outcome {
         self.until("the guest's boot", "GUEST_UP", limit)
     }
 
