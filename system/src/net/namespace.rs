@@ -99,12 +99,15 @@ impl Namespace {
         Ok(())
     }
 
-    /// Makes a tap that stays without a daemon, with its addresses.
+    /// Makes a tap that stays without a daemon, with its addresses. Every tap of that name has the
+    /// same link address: a guest whose link was down for less than a second may not have noticed,
+    /// and goes on sending to the address that it knows.
     ///
     /// # Errors
     /// It cannot be made.
     pub fn lasting_tap(&self, name: &str) -> Outcome {
         self.run(&format!("ip tuntap add dev {name} mode tap multi_queue vnet_hdr"))?;
+        self.run(&format!("ip link set {name} address 02:00:c0:00:02:01"))?;
         self.address(name)
     }
 
