@@ -145,8 +145,6 @@ impl Janitor {
         post.enter();
         let mut bridge = Bridge::default();
         loop {
-            // A job may remove an odd doorbell: pass on the calls that were rung before.
-            bridge.pass_on();
             let job = {
                 let mut state = self.lock();
                 let job = state.jobs.pop_front();
@@ -156,6 +154,9 @@ impl Janitor {
                 }
                 job
             };
+            // The job may remove an odd doorbell: pass on the calls that were rung before it was
+            // given the job.
+            bridge.pass_on();
             match job {
                 Some(job) => {
                     post.at_work();
