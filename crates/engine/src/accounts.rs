@@ -2,7 +2,38 @@
 //! how many threads the kernel keeps for an io_uring.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The CPU time that the calling thread has used since it began.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// The CPU time of calls, until it is asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Cost {
+    ns: AtomicU64,
+}
+
+impl Cost {
+    /// Makes `call`, and adds the CPU time that it takes, but at most `most`.
+    pub(crate) fn add<T>(&self, most: Duration, call: impl FnOnce() -> T) -> T {
+        let before = cpu_time();
+        let result = call();
+        let took = cpu_time().saturating_sub(before).min(most);
+        self.ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        result
+    }
+
+    /// What was added since this was last asked.
+    pub(crate) fn take(&self) -> Duration {
+        Duration::from_nanos(self.ns.swap(0, Ordering::Relaxed))
+    }
+}
 
 /// The CPU time of a thread since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

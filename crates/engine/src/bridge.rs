@@ -11,13 +11,13 @@
 //! Several calls may become one, since a notification carries no count. The thread sleeps in `poll`
 //! only, which takes no lock of a pipe or unix socket that a front-end could hold.
 
+use crate::accounts::cpu_time;
 use crate::foreign::{ForeignFd, Janitor, StandIns};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
-use rustix::time::{ClockId, clock_gettime};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -152,17 +152,16 @@ impl Bridge {
     }
 
     /// The CPU time of this thread, if it is about to touch eventfds of a front-end.
-    fn begin_watch(&self) -> Option<Timespec> {
+    fn begin_watch(&self) -> Option<Duration> {
         let has_events = self.bells.iter().any(|bell| bell.kind == OddKind::Event);
-        has_events.then(|| clock_gettime(ClockId::ThreadCPUTime))
+        has_events.then(cpu_time)
     }
 
     /// Ends the sessions whose eventfds have taken this thread far too much CPU time: it waits for
     /// their locks with interrupts off, and so does the CPU that it has.
-    fn end_watch(&self, from: Option<Timespec>) {
+    fn end_watch(&self, from: Option<Duration>) {
         let Some(from) = from else { return };
-        let took = clock_gettime(ClockId::ThreadCPUTime) - from;
-        let took = Duration::try_from(took).unwrap_or_default();
+        let took = cpu_time().saturating_sub(from);
         for bell in self.bells.iter().filter(|bell| bell.kind == OddKind::Event) {
             bell.theirs.origin().note_watch(took);
         }

@@ -12,6 +12,7 @@
 //! must be anonymous: behind a name could be a stranger, or the session's own socket
 //! (docs/design/0014).
 
+use crate::accounts::cpu_time;
 use crate::bridge::{OddKind, OurEnd};
 use crate::ends;
 use crate::foreign::{ForeignFd, Write};
@@ -22,10 +23,8 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketType};
-use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// Why a doorbell is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -204,11 +203,10 @@ impl Kick {
         let Bell::Foreign(theirs) = &self.0 else { return call(io) };
         // What other queues have placed is not this one's.
         io.submit();
-        let before = clock_gettime(ClockId::ThreadCPUTime);
+        let before = cpu_time();
         let result = call(io);
         io.submit();
-        let took = clock_gettime(ClockId::ThreadCPUTime) - before;
-        theirs.fd.origin().note_watch(Duration::try_from(took).unwrap_or_default());
+        theirs.fd.origin().note_watch(cpu_time().saturating_sub(before));
         result
     }
 
@@ -321,13 +319,13 @@ impl Theirs {
     /// Writes now, and notes how much CPU time that has taken.
     fn write_measured(&self) {
         let origin = self.fd.origin();
-        let before = clock_gettime(ClockId::ThreadCPUTime);
+        let before = cpu_time();
         let written = sentry::write(self.fd.as_fd(), 1);
-        let took = clock_gettime(ClockId::ThreadCPUTime) - before;
+        let took = cpu_time().saturating_sub(before);
         if written == Err(Errno::INTR) {
             origin.tell_blocked();
         } else {
-            origin.note_write(Duration::try_from(took).unwrap_or_default());
+            origin.note_write(took);
         }
     }
 

@@ -13,6 +13,7 @@
 //! A device has one janitor, so that a front-end can block at most one thread. The next session of
 //! the device begins when the janitor has closed everything of the session before.
 
+use crate::accounts::Cost;
 use crate::bridge::Bridge;
 use crate::watch::{Post, Serves};
 use manyring_backend::sys::interrupt::Interruptible;
@@ -33,6 +34,8 @@ pub const MESSAGE_FDS_MAX: usize = 253;
 const JOBS_MAX: usize = 64;
 /// The janitor keeps a stack of this size while it runs.
 const STACK_SIZE: usize = 256 << 10;
+/// CPU time that a job is charged at most: to unmap an honest guest's terabyte takes long.
+const JOB_COST_MAX: Duration = Duration::from_millis(10);
 /// A close that takes longer than this is interrupted, and once more after each such period.
 const NUDGE: Duration = Duration::from_secs(1);
 
@@ -46,6 +49,8 @@ pub struct Janitor {
     device: String,
     state: Mutex<State>,
     progress: Notify,
+    /// The CPU time of jobs that messages of front-ends have given it.
+    cost: Cost,
 }
 
 #[derive(Default)]
@@ -154,8 +159,7 @@ impl Janitor {
                 }
                 job
             };
-            // The job may remove an odd doorbell: pass on the calls that were rung before it was
-            // given the job.
+            // The job may remove an odd doorbell: pass on the calls that were rung before.
             bridge.pass_on();
             match job {
                 Some(job) => {
@@ -177,7 +181,15 @@ impl Janitor {
 
     /// Drops `thing`, a file descriptor or what holds one, on the janitor's thread.
     pub fn dispose(self: &Arc<Self>, thing: impl Send + 'static) {
-        self.push(Box::new(move |_| drop(thing)));
+        let janitor = self.clone();
+        self.push(Box::new(move |_| janitor.cost.add(JOB_COST_MAX, || drop(thing))));
+    }
+
+    /// The CPU time of the jobs that messages have given it, since this was last asked. Writes to
+    /// doorbells are not among them: those have their own rules ([`Origin`]).
+    #[must_use]
+    pub fn take_cost(&self) -> Duration {
+        self.cost.take()
     }
 
     /// Removes an odd doorbell, once the calls that were rung before have been passed on.
@@ -192,7 +204,11 @@ impl Janitor {
         job: impl FnOnce(&mut Bridge) -> T + Send + 'static,
     ) -> Option<T> {
         let (reply, mut done) = oneshot::channel();
-        self.push(Box::new(move |bridge| drop(reply.send(job(bridge)))));
+        let janitor = self.clone();
+        self.push(Box::new(move |bridge| {
+            let result = janitor.cost.add(JOB_COST_MAX, || job(bridge));
+            drop(reply.send(result));
+        }));
         loop {
             match tokio::time::timeout(NUDGE, &mut done).await {
                 Ok(answer) => return answer.ok(),
@@ -478,6 +494,41 @@ impl Drop for ForeignFd {
     fn drop(&mut self) {
         if let Some(fd) = self.fd.take() {
             self.origin.janitor.dispose(fd);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::accounts::cpu_time;
+
+    /// Takes at least `time` of CPU time.
+    fn spin(time: Duration) {
+        let began = cpu_time();
+        while cpu_time() - began < time {}
+    }
+
+    #[test]
+    fn job_of_the_janitor_is_charged_before_its_result_and_never_more_than_its_bound() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let janitor = Arc::new(Janitor::of("test"));
+            janitor.run(|| spin(2 * JOB_COST_MAX)).await.unwrap();
+            assert_eq!(janitor.take_cost(), JOB_COST_MAX);
+            assert_eq!(janitor.take_cost(), Duration::ZERO, "it was asked for");
+            janitor.dispose(Spins);
+            janitor.push_write(|| spin(JOB_COST_MAX));
+            janitor.idle().await;
+            assert_eq!(janitor.take_cost(), JOB_COST_MAX, "a write has rules of its own");
+        });
+    }
+
+    struct Spins;
+
+    impl Drop for Spins {
+        fn drop(&mut self) {
+            spin(2 * JOB_COST_MAX);
         }
     }
 }

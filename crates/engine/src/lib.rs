@@ -104,7 +104,7 @@ mod wake;
 mod watch;
 mod worker;
 
-pub use accounts::allowed_cpus;
+pub use accounts::{allowed_cpus, cpu_time};
 pub use aside::aside;
 pub use doorbell::{Call, Channel, DoorbellError, Kick};
 pub use ends::SessionSocket;
