@@ -372,6 +372,7 @@ fn served(plan: &DevicePlan, wait: Option<u32>) -> Result<Served, AssembleError>
         one_off: plan.one_off,
         handshake_timeout: Duration::from_secs(plan.handshake_timeout),
         memory: MemoryRules { bytes_max: plan.memory_max.unwrap_or(memory.bytes_max), ..memory },
+        ..ServeOptions::default()
     };
     Ok(Served { endpoint, options, at })
 }

@@ -17,7 +17,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use std::io::{IoSlice, Read};
+use std::cell::Cell;
+use std::io::{ErrorKind, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
@@ -31,6 +32,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const VERSION_1: u64 = 1 << 32;
 const REGION: Region =
     Region { guest_addr: 0, size: 0x1_0000, user_addr: 0x7000_0000, mmap_offset: 0 };
+
+/// What tests may take longer than a released program does: credit of CPU time is as much more.
+const SLOWER: u64 = if cfg!(debug_assertions) { 10 } else { 1 };
+
+thread_local! {
+    /// The CPU time of the server's thread: only the tests' config writes take any.
+    static CPU_TIME: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
 
 /// What a device was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,6 +103,9 @@ impl Device for Recorder {
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError> {
+        if let Ok(bytes) = bytes.try_into() {
+            CPU_TIME.set(CPU_TIME.get() + Duration::from_millis(u64::from_ne_bytes(bytes)));
+        }
         self.note(Asked::Write(offset, bytes.to_vec()));
         if self.agrees { Ok(()) } else { Err(ConfigError { offset, len: bytes.len() }) }
     }
@@ -147,7 +159,7 @@ impl Front {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let (_stop, stopped) = watch::channel(false);
             let endpoint = Endpoint::Inherited { socket: OwnedFd::from(theirs) };
-            let options = ServeOptions::default();
+            let options = ServeOptions { cpu_time: || CPU_TIME.get(), ..ServeOptions::default() };
             let connected = watch::Sender::new(false);
             runtime
                 .unwrap()
@@ -202,8 +214,14 @@ impl Front {
     /// True if the session ends without an answer.
     fn ends_with(&mut self, name: &str, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         self.send(name, FLAG_NEED_REPLY, payload, fds);
-        let mut byte = [0];
-        !matches!(self.socket.as_mut().unwrap().read(&mut byte), Ok(1..))
+        self.is_ended()
+    }
+
+    /// True if the session ends, and nothing is left to read.
+    fn is_ended(&mut self) -> bool {
+        let is_reset = |error: &std::io::Error| error.kind() == ErrorKind::ConnectionReset;
+        let read = self.socket.as_mut().unwrap().read(&mut [0]);
+        read.as_ref().map_or_else(is_reset, |len| *len == 0)
     }
 
     /// Size, base and addresses of vring `index`, whose ring lies at the start of [`REGION`].
@@ -216,11 +234,21 @@ impl Front {
         assert_eq!(self.ask("SET_VRING_ADDR", &addr, &[]), 0);
     }
 
+    /// Writes to the config space, which takes `ms` milliseconds of the server's CPU time.
+    fn write_for(&mut self, ms: u64) -> u64 {
+        self.ask("SET_CONFIG", &costly(ms), &[])
+    }
+
     fn leave(&mut self) -> Vec<Asked> {
         self.socket = None;
         self.server.take().unwrap().join().unwrap();
         self.device.asked()
     }
+}
+
+/// The payload of a config write that takes `ms` milliseconds of the server's CPU time.
+fn costly(ms: u64) -> Vec<u8> {
+    [[0u32, 8, 0].as_bytes(), ms.as_bytes()].concat()
 }
 
 fn doorbell() -> OwnedFd {
@@ -374,4 +402,34 @@ fn a_change_of_the_config_space_is_told_on_the_back_end_channel() {
     ours.read_exact(&mut bytes).unwrap();
     // BACKEND_CONFIG_CHANGE_MSG, version 1, no payload.
     assert_eq!(bytes[..], *[2u32, 1, 0].as_bytes());
+}
+
+#[test]
+fn messages_that_cost_much_cpu_time_are_read_when_those_before_are_paid_for() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let began = std::time::SystemTime::now();
+    for _ in 0..25 {
+        assert_eq!(front.write_for(40 * SLOWER), 0);
+    }
+    // The credit is used up. Beyond it, a twentieth of the time is theirs.
+    assert_eq!(front.write_for(20), 0);
+    assert_eq!(front.write_for(1), 0);
+    let took = began.elapsed().unwrap();
+    assert!(took >= Duration::from_millis(20 * 20), "{took:?}");
+    assert_eq!(front.device.asked().len(), 1 + 27, "each was carried out");
+}
+
+#[test]
+fn a_second_message_that_takes_far_too_much_cpu_time_ends_the_session() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    assert_eq!(front.write_for(60 * SLOWER), 0);
+    for _ in 0..10 {
+        assert_eq!(front.write_for(40 * SLOWER), 0, "not far too much");
+    }
+    // The second one is carried out, and answered: what it took is known afterwards.
+    assert_eq!(front.write_for(60 * SLOWER), 0);
+    assert!(front.is_ended());
+    let asked = front.leave();
+    assert_eq!(asked.len(), 1 + 12 + 1);
+    assert_eq!(asked.last(), Some(&Asked::Features(0)), "the session was torn down");
 }

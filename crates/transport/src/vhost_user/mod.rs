@@ -9,6 +9,7 @@
 //! closed its connection. Waiting clients that have left meanwhile are passed over.
 
 mod listener;
+mod meter;
 mod pace;
 mod requests;
 pub mod session;
@@ -23,14 +24,14 @@ pub use requests::FrontError;
 pub use socket::SocketError;
 
 use manyring_device::Device;
-use manyring_engine::{Event, EventKind, Janitor, Origin};
+use manyring_engine::{Event, EventKind, Janitor, Origin, cpu_time};
 use manyring_memory::MemoryRules;
-use pace::Pace;
+use meter::Meter;
 use requests::{Front, told_if_slow};
 use socket::{Connection, ForeignStream, has_left};
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
@@ -69,6 +70,8 @@ pub struct ServeOptions {
     pub handshake_timeout: Duration,
     /// What the guest's memory may be.
     pub memory: MemoryRules,
+    /// The CPU time that the calling thread has used: the front-end is charged for it.
+    pub cpu_time: fn() -> Duration,
 }
 
 impl Default for ServeOptions {
@@ -77,6 +80,7 @@ impl Default for ServeOptions {
             one_off: false,
             handshake_timeout: Duration::from_secs(10),
             memory: MemoryRules::default(),
+            cpu_time,
         }
     }
 }
@@ -111,8 +115,9 @@ pub async fn serve(
     stop: watch::Receiver<bool>,
 ) -> Result<(), ListenError> {
     let janitor = Arc::new(Janitor::of(device.name()));
-    let (pace, deadline) = (Mutex::new(Pace::new(Instant::now())), OnceLock::new());
-    let server = Server { device, options, connected, stop, janitor, pace, deadline };
+    let meter = Meter::new(device.name(), options.cpu_time, janitor.clone());
+    let deadline = OnceLock::new();
+    let server = Server { device, options, connected, stop, janitor, meter, deadline };
     match endpoint {
         Endpoint::Listen { path, permissions } => {
             let mut listener = Listener::bind(&path, permissions)?;
@@ -146,8 +151,9 @@ struct Server {
     stop: watch::Receiver<bool>,
     /// Checks and closes the file descriptors that front-ends send.
     janitor: Arc<Janitor>,
-    /// How many messages the front-ends of this device may send, over all sessions.
-    pace: Mutex<Pace>,
+    /// How many messages the front-ends of this device may send, and what they may cost, over all
+    /// sessions.
+    meter: Meter,
     /// When requests in flight are given up, once the daemon stops.
     deadline: OnceLock<Instant>,
 }
@@ -163,26 +169,6 @@ impl Server {
         self.stopped().await;
         let deadline = self.deadline.get_or_init(|| Instant::now() + STOP_TIMEOUT);
         tokio::time::sleep_until(*deadline).await;
-    }
-
-    /// Calls `what` with the pace of the front-ends, locked.
-    fn with_pace<T>(&self, what: impl FnOnce(&mut Pace) -> T) -> T {
-        what(&mut self.pace.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Returns when the next message may be read, or the next client accepted.
-    async fn paced(&self) {
-        let due = self.with_pace(|pace| pace.due());
-        if due <= Instant::now() {
-            return;
-        }
-        if self.with_pace(Pace::note_wait) {
-            tracing::warn!(
-                device = self.device.name(),
-                "messages or clients without end: slowed down"
-            );
-        }
-        tokio::time::sleep_until(due).await;
     }
 
     async fn accept_for_ever(&self, listener: &UnixListener) {
@@ -255,10 +241,10 @@ impl Server {
     async fn accept(&self, listener: &UnixListener) -> ForeignStream {
         loop {
             self.janitor.room().await;
-            self.paced().await;
+            self.meter.paid().await;
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    self.with_pace(|pace| pace.count_client(Instant::now()));
+                    self.meter.count_client();
                     return ForeignStream::new(stream, self.janitor.clone());
                 }
                 Err(error) => {
@@ -324,7 +310,7 @@ impl Server {
     async fn tear_down(&self, ended: Ended) {
         let Ended { front, connection, origin } = ended;
         tokio::select! {
-            () = told_if_slow(self.device.name(), front.tear_down()) => {}
+            () = told_if_slow(self.device.name(), self.meter.charged(front.tear_down())) => {}
             () = self.given_up() => {
                 let device = self.device.name();
                 tracing::warn!(device, "requests in flight do not end: given up");
@@ -366,23 +352,25 @@ impl Server {
         let mut connection = Connection::new(stream, origin.clone());
         let mut silence = Some(self.options.handshake_timeout);
         let device = self.device.name();
+        self.meter.begin_message();
         self.connected.send_replace(true);
         tracing::info!(device, "front-end connected");
         let mut unshared = Unshared::default();
         loop {
             let next = async {
-                self.paced().await;
-                connection.receive(silence).await
+                self.meter.paid().await;
+                connection.receive(silence, &self.meter).await
             };
             tokio::select! {
                 message = next => {
                     silence = None;
-                    self.with_pace(|pace| pace.count_message(Instant::now()));
+                    self.meter.count_message();
                     // A disk that does not finish its requests can delay an answer: not for ever.
                     let answered = tokio::select! {
                         answered = self.answer(&connection, &mut front, message) => answered,
                         () = self.given_up() => Ok(()),
                     };
+                    self.meter.begin_message();
                     unshared.note(front.lacks_memory(), Instant::now());
                     if let Err(end) = answered {
                         // Log the events that its queues have sent before the end.
@@ -424,10 +412,10 @@ impl Server {
         let message = message?;
         let request = message.header.request;
         tracing::trace!(device = self.device.name(), request, "message");
-        if let Some(reply) = front.handle(message).await? {
-            connection.send(&reply).await?;
+        if let Some(reply) = self.meter.of(front.handle(message)).await? {
+            self.meter.of(connection.send(&reply)).await?;
         }
-        Ok(())
+        Ok(self.meter.check()?)
     }
 
     /// Logs an event of a queue. True if the session must end.

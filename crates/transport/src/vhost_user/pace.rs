@@ -1,4 +1,4 @@
-//! `Pace`: how many messages the front-ends of a device may send.
+//! `Pace`: how many messages the front-ends of a device may send, and what these may cost.
 //!
 //! All sessions share the thread that reads messages, and each message can be an order to a worker
 //! that serves other guests too. A front-end sends some seven messages for each queue when its
@@ -6,6 +6,11 @@
 //! connects again and again, would take a CPU from all others. So a device reads [`AT_ONCE`]
 //! messages at once, and then one in [`EACH`]. Further messages stay in the socket, until the
 //! front-end cannot send any more and waits.
+//!
+//! A message costs some tens of microseconds of CPU time, unless its front-end makes it cost more.
+//! So the messages of a device have [`CREDIT`] at once, and then one part in [`SHARE`] of the time.
+//! That slows a front-end down between two messages; it does not shorten a single one. Hence a
+//! session ends at the second message that takes longer than [`LONG`].
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -16,31 +21,107 @@ pub(super) const AT_ONCE: u32 = 8192;
 pub(super) const EACH: Duration = Duration::from_millis(1);
 /// A client that connects counts as this many messages: a session is made and torn down for it.
 const CLIENT: u32 = 16;
+/// How much slower than released programs those are that are built for tests.
+const SLOWER: u64 = if cfg!(debug_assertions) { 10 } else { 1 };
+/// CPU time that messages may take at once: twenty times what three starts of a guest with 256
+/// queues take.
+pub(super) const CREDIT: Duration = Duration::from_secs(SLOWER);
+/// Beyond that, messages may take one part in this many of the time.
+pub(super) const SHARE: u32 = 20;
+/// CPU time of a message that is far too long.
+pub(super) const LONG: Duration = Duration::from_millis(50 * SLOWER);
+/// A session ends at a second message that is far too long within this time. The first one may be
+/// no fault of the front-end: where the host is itself a guest, CPU time that its own host takes
+/// away can count as the thread's.
+const REMEMBERED: Duration = Duration::from_secs(600);
+/// What a message is charged at most, after one that was far too long. A clock that jumps must not
+/// shut a device for hours.
+const COST_MAX: Duration = Duration::from_secs(60);
 
 /// The messages of a device, over all of its sessions.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// From when on [`AT_ONCE`] messages may come at once again, if none comes before.
     restored_at: Instant,
-    /// It was logged that messages must wait, and `restored_at` has not been reached since.
+    /// It was logged that messages must wait, and the front-ends have not rested since.
     is_told: bool,
+    /// When all CPU time that was taken is paid for, if no more is taken.
+    paid_at: Instant,
+    /// CPU time of the current message.
+    message: Duration,
+    /// When a message was last found to be far too long.
+    long_at: Option<Instant>,
+    /// The current message is the second one.
+    is_over: bool,
 }
 
 impl Pace {
     pub(super) fn new(now: Instant) -> Self {
-        Self { restored_at: now, is_told: false }
+        Self {
+            restored_at: now,
+            is_told: false,
+            paid_at: now,
+            message: Duration::ZERO,
+            long_at: None,
+            is_over: false,
+        }
     }
 
-    /// When the next message may be read; at once if that time has passed.
+    /// When the next piece of a message may be read; at once if that time has passed.
     pub(super) fn due(&self) -> Instant {
+        self.due_by_count().max(self.due_by_cost())
+    }
+
+    fn due_by_count(&self) -> Instant {
         let last = AT_ONCE.saturating_sub(1);
         self.restored_at.checked_sub(EACH * last).unwrap_or(self.restored_at)
     }
 
-    /// Notes that a message must wait. True if this is to be logged: it was not since the
+    fn due_by_cost(&self) -> Instant {
+        self.paid_at.checked_sub(CREDIT * SHARE).unwrap_or(self.paid_at)
+    }
+
+    /// Charges CPU time that belongs to no message.
+    pub(super) fn charge(&mut self, took: Duration, now: Instant) {
+        // One jump of the clock alone makes nobody wait.
+        let most = if self.remembers(now) { COST_MAX } else { CREDIT };
+        self.rest(now);
+        self.paid_at = self.paid_at.max(now) + took.min(most) * SHARE;
+    }
+
+    /// Charges CPU time of the current message.
+    pub(super) fn charge_message(&mut self, took: Duration, now: Instant) {
+        self.charge(took, now);
+        let was_long = self.message > LONG;
+        self.message = self.message.saturating_add(took);
+        if self.message > LONG && !was_long {
+            self.is_over = self.remembers(now);
+            self.long_at = Some(now);
+        }
+    }
+
+    /// Another message begins.
+    pub(super) fn begin_message(&mut self) {
+        (self.message, self.is_over) = (Duration::ZERO, false);
+    }
+
+    /// True if the session must end: the current message and one before were far too long.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    fn remembers(&self, now: Instant) -> bool {
+        self.long_at.is_some_and(|at| now.saturating_duration_since(at) < REMEMBERED)
+    }
+
+    /// Notes that a message must wait. Returns why, if this is to be logged: it was not since the
     /// front-ends last rested.
-    pub(super) fn note_wait(&mut self) -> bool {
-        !std::mem::replace(&mut self.is_told, true)
+    pub(super) fn note_wait(&mut self) -> Option<&'static str> {
+        let was_told = std::mem::replace(&mut self.is_told, true);
+        (!was_told).then(|| match self.due_by_count() < self.due_by_cost() {
+            true => "messages that take too much CPU time",
+            false => "messages or clients without end",
+        })
     }
 
     /// Counts a message that was read.
@@ -54,8 +135,13 @@ impl Pace {
     }
 
     fn count(&mut self, messages: u32, now: Instant) {
-        self.is_told &= self.restored_at > now;
+        self.rest(now);
         self.restored_at = self.restored_at.max(now) + EACH * messages;
+    }
+
+    /// Notes whether the front-ends have rested until `now`: then the next wait is logged again.
+    fn rest(&mut self, now: Instant) {
+        self.is_told &= self.restored_at.max(self.paid_at) > now;
     }
 }
 
@@ -94,12 +180,13 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         let ended = send(&mut pace, AT_ONCE + 1, start);
-        assert_eq!([pace.note_wait(), pace.note_wait()], [true, false]);
+        let why = Some("messages or clients without end");
+        assert_eq!([pace.note_wait(), pace.note_wait()], [why, None]);
         let rested = ended + AT_ONCE * EACH;
         send(&mut pace, 1, rested - 10 * EACH);
-        assert!(!pace.note_wait());
+        assert_eq!(pace.note_wait(), None);
         send(&mut pace, 1, rested + 10 * EACH);
-        assert!(pace.note_wait());
+        assert_eq!(pace.note_wait(), why);
     }
 
     #[test]
@@ -111,5 +198,64 @@ mod tests {
             pace.count_client(start);
         }
         assert_eq!(pace.due(), start + EACH);
+    }
+
+    #[test]
+    fn cpu_time_is_credited_at_first_and_then_paid_for_by_and_by() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        let (step, steps) =
+            (LONG / 2, u32::try_from(CREDIT.as_nanos() / LONG.as_nanos()).unwrap() * 2);
+        for _ in 0..steps {
+            assert!(pace.due() <= start);
+            pace.charge_message(step, start);
+            pace.begin_message();
+        }
+        assert_eq!(pace.due(), start, "the credit is used up");
+        pace.charge(step, start);
+        assert_eq!(pace.due(), start + step * SHARE);
+        assert_eq!(pace.note_wait(), Some("messages that take too much CPU time"));
+        // A rest gives back a part of its time, and never more than at first.
+        let later = start + step * SHARE;
+        pace.charge(step, later);
+        assert_eq!(pace.due(), later + step * SHARE);
+        let much_later = later + 3 * CREDIT * SHARE;
+        pace.charge(CREDIT, much_later);
+        assert_eq!(pace.due(), much_later);
+        pace.charge(step, much_later);
+        assert_eq!(pace.due(), much_later + step * SHARE);
+    }
+
+    #[test]
+    fn a_second_message_that_is_far_too_long_ends_the_session_and_the_next_session_is_not_new() {
+        let (step, minute) = (LONG * 2 / 3, Duration::from_secs(60));
+        let mut now = Instant::now();
+        let mut pace = Pace::new(now);
+        let mut sends = |steps: u32, after: Duration| {
+            now += after;
+            pace.begin_message();
+            (0..steps).for_each(|_| pace.charge_message(step, now));
+            pace.is_over()
+        };
+        assert!(!sends(1, minute) && !sends(1, minute), "neither is too long by itself");
+        assert!(!sends(2, minute), "the first");
+        assert!(!sends(1, minute));
+        assert!(sends(2, minute), "the second, in two steps");
+        assert!(!sends(0, minute), "another session");
+        assert!(sends(2, minute), "its first message is the third");
+        assert!(!sends(2, REMEMBERED), "what is long ago is forgotten");
+        assert!(!sends(20, REMEMBERED), "one message counts once");
+    }
+
+    #[test]
+    fn a_clock_that_jumps_makes_nobody_wait() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        pace.charge_message(Duration::from_secs(1 << 40), start);
+        assert!(pace.due() <= start && !pace.is_over());
+        pace.begin_message();
+        pace.charge_message(Duration::from_secs(1 << 40), start);
+        assert_eq!(pace.due(), start + COST_MAX * SHARE);
+        assert!(pace.is_over());
     }
 }

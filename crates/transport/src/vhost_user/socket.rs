@@ -1,9 +1,9 @@
 //! Framing and fd passing: receives and sends whole messages with their file descriptors.
 
+use super::meter::Meter;
+use super::pace::LONG;
 use manyring_engine::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room, SessionSocket};
-use manyring_wire::vhost_user::{
-    HEADER_SIZE, Header, PAYLOAD_SIZE_MAX, ParseError, TABLE_REGIONS_MAX, row_of,
-};
+use manyring_wire::vhost_user::{HEADER_SIZE, Header, ParseError, TABLE_REGIONS_MAX, row_of};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
@@ -14,9 +14,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use tokio::time::Instant;
 
-/// Longest time from the first byte of a message to its last, and to send a reply.
+/// Longest time that a front-end takes from the first byte of a message to its last, and to read a
+/// reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes that one call of recvmsg reads at most. A front-end can send each byte by itself; then the
+/// call walks all waiters that the front-end has put on its end of the socket, once for each byte.
+const PIECE: usize = 16;
+const _: () = assert!(HEADER_SIZE <= PIECE);
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +34,11 @@ pub enum SocketError {
     ClosedInMessage,
     #[error("half a message, then silence")]
     Stalled,
+    #[error(
+        "a second message took more than {} ms of CPU time: too many waiters on the socket?",
+        LONG.as_millis()
+    )]
+    Costly,
     #[error("no message after {} seconds", after.as_secs())]
     Silent { after: Duration },
     #[error("more file descriptors than any message has, or none free for them")]
@@ -117,16 +128,18 @@ impl Connection {
         }
     }
 
-    /// Receives the next message. Waits at most `silence` for it to begin; `None`: for ever.
+    /// Receives the next message. Waits at most `silence` for it to begin; `None`: for ever. Each
+    /// piece of it is read when all before it is paid for.
     ///
     /// # Errors
     /// [`SocketError`], one for each reason: the connection must be closed.
     pub(super) async fn receive(
         &mut self,
         silence: Option<Duration>,
+        meter: &Meter,
     ) -> Result<Message, SocketError> {
         if self.bytes.is_empty() {
-            let first = self.receive_some();
+            let first = self.receive_some(meter);
             match silence {
                 None => first.await?,
                 Some(after) => match tokio::time::timeout(after, first).await {
@@ -136,16 +149,17 @@ impl Connection {
                 },
             }
         }
-        let rest = async {
-            while !self.is_complete()? {
-                self.receive_some().await?;
+        let mut left = MESSAGE_TIMEOUT;
+        while !self.is_complete()? {
+            // The front-end is not silent while it waits for this.
+            meter.paid().await;
+            let began = Instant::now();
+            match tokio::time::timeout(left, self.receive_some(meter)).await {
+                Ok(result) => result?,
+                Err(_) if self.awaits_room => return Err(SocketError::NoRoom),
+                Err(_) => return Err(SocketError::Stalled),
             }
-            Ok::<(), SocketError>(())
-        };
-        match tokio::time::timeout(MESSAGE_TIMEOUT, rest).await {
-            Ok(result) => result?,
-            Err(_) if self.awaits_room => return Err(SocketError::NoRoom),
-            Err(_) => return Err(SocketError::Stalled),
+            left = left.saturating_sub(began.elapsed());
         }
         let header = self.header.take().ok_or(SocketError::ClosedInMessage)?;
         let payload = self.bytes.split_off(HEADER_SIZE);
@@ -176,8 +190,8 @@ impl Connection {
     }
 
     /// Receives some bytes of the current message, and the fds that come with them.
-    async fn receive_some(&mut self) -> Result<(), SocketError> {
-        let missing = self.missing().min(PAYLOAD_SIZE_MAX);
+    async fn receive_some(&mut self, meter: &Meter) -> Result<(), SocketError> {
+        let missing = self.missing().min(PIECE);
         let (bytes, fds, is_truncated) = loop {
             // It is still set if an earlier call was cancelled while it waited.
             self.awaits_room = false;
@@ -190,7 +204,7 @@ impl Connection {
             let Some((mut room, len)) = found else { continue };
             let stream = &self.stream;
             let receive = || receive_once(stream.as_fd(), len);
-            match stream.try_io(Interest::READABLE, receive) {
+            match meter.measure(|| stream.try_io(Interest::READABLE, receive)) {
                 Ok(Received { bytes, fds, is_truncated }) => {
                     let adopt = |fd| self.origin.adopt(fd, &mut room);
                     break (bytes, fds.into_iter().map(adopt).collect::<Vec<_>>(), is_truncated);
@@ -200,6 +214,7 @@ impl Connection {
             }
         };
         self.fds.extend(fds);
+        meter.check()?;
         if is_truncated {
             return Err(SocketError::TooManyFds);
         }
@@ -290,7 +305,7 @@ fn peek_plain(stream: impl AsFd, missing: usize) -> io::Result<Option<usize>> {
     }
 }
 
-/// Makes one call of `recvmsg`, without waiting.
+/// Makes one call of `recvmsg` for at most `missing` bytes, without waiting.
 fn receive_once(stream: impl AsFd, missing: usize) -> io::Result<Received> {
     let mut bytes = vec![0; missing];
     // Space for all fds that a message can have: the kernel closes those that do not fit, on this
@@ -321,4 +336,44 @@ pub(super) fn has_left(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
     let polled = poll(&mut fds, Some(&Timespec::default()));
     polled.is_ok() && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vhost_user::pace::{CREDIT, SHARE};
+    use manyring_wire::vhost_user::FLAG_VERSION;
+    use std::cell::Cell;
+    use std::io::Write;
+
+    /// Each step takes as much CPU time as a front-end may take at once, and the clock is read
+    /// twice for it.
+    fn dear() -> Duration {
+        thread_local!(static READ: Cell<u32> = const { Cell::new(0) });
+        READ.set(READ.get() + 1);
+        CREDIT * READ.get()
+    }
+
+    #[test]
+    fn each_piece_of_a_message_waits_until_those_before_it_are_paid_for() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().start_paused(true).build().unwrap().block_on(async {
+            let (mut theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
+            ours.set_nonblocking(true).unwrap();
+            let janitor = Arc::new(Janitor::of("test"));
+            let stream = ForeignStream::new(UnixStream::from_std(ours).unwrap(), janitor.clone());
+            let mut connection = Connection::new(Arc::new(stream), Origin::new(janitor.clone()));
+            let meter = Meter::new("test", dear, janitor);
+            let payload = [7; 2 * PIECE + 1];
+            let size = u32::try_from(payload.len()).unwrap();
+            let header = Header { request: 25, flags: FLAG_VERSION, size }.emit();
+            theirs.write_all(&[&header[..], &payload].concat()).unwrap();
+            let began = Instant::now();
+            let message = connection.receive(None, &meter).await.unwrap();
+            assert_eq!(message.payload, payload);
+            // The header is read on credit. Three pieces follow, and only the last is not paid for.
+            let paid = began.elapsed() / SHARE;
+            assert!(paid >= 2 * CREDIT && paid < 3 * CREDIT, "{paid:?}");
+        });
+    }
 }
