@@ -9,6 +9,8 @@ use process::{Daemon, wait_until};
 use std::time::Duration;
 
 const DEVICES: usize = 100;
+/// Longer than any pause of a daemon that looks again and again.
+const QUIET: Duration = Duration::from_millis(2500);
 
 /// A daemon with so many disks.
 fn daemon(count: usize, more: &str) -> (Daemon, Vec<String>) {
@@ -63,14 +65,10 @@ fn no_thread_runs_while_a_hundred_guests_do_nothing() {
         let woken = || of_threads(&daemon, "voluntary_ctxt_switches:");
         let quiet = wait_until(|| {
             let before = woken();
-            std::thread::sleep(Duration::from_millis(1000));
+            std::thread::sleep(QUIET);
             woken() == before
         });
         assert!(quiet, "threads are woken: {:?}", woken());
-        // Not once quiet by chance, but for good.
-        let before = woken();
-        std::thread::sleep(Duration::from_millis(1500));
-        assert_eq!(woken(), before);
     }
 }
 
