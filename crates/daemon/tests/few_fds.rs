@@ -15,11 +15,23 @@ const CONFIG: &str = "[[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nmemory = '16
 const LONG: Duration = Duration::from_secs(30);
 /// What an answer may take: a hundred times what it takes, less than a message may be awaited.
 const BOUND: Duration = Duration::from_secs(2);
+const TRIES: usize = 5;
 const SET_VRING_KICK: u32 = 12;
 const SET_VRING_ERR: u32 = 14;
 
 #[test]
 fn a_front_end_that_hoards_fds_stops_no_neighbour_and_goes_when_it_leaves() {
+    // A busy host may hold an answer up now and then, but a neighbour that waits for the front-end
+    // is late each time.
+    let all_took: Vec<_> = std::iter::repeat_with(beside_a_hoard)
+        .take(TRIES)
+        .take_while(|took| *took >= BOUND)
+        .collect();
+    assert!(all_took.len() < TRIES, "{all_took:?}");
+}
+
+/// How long the neighbour's answers take.
+fn beside_a_hoard() -> Duration {
     let daemon = Daemon::run_behind("ulimit -n 700; exec", CONFIG, &["bad", "good"]);
     let mut good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
     let mut bad = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
@@ -39,7 +51,6 @@ fn a_front_end_that_hoards_fds_stops_no_neighbour_and_goes_when_it_leaves() {
     good.front.features().expect("the neighbour's question is answered");
     good.front.vring_base(0).expect("the neighbour's queue stops");
     let took = start.elapsed().unwrap();
-    assert!(took < BOUND, "{took:?}");
     drop(good);
     // Whoever leaves gives back what it had, also while it waits for more.
     drop(bad);
@@ -47,6 +58,7 @@ fn a_front_end_that_hoards_fds_stops_no_neighbour_and_goes_when_it_leaves() {
         let mut guest = BlkDriver::connect(&daemon.socket_of(name), &BlkOptions::default());
         guest.as_mut().expect("the next guest is served").queues[0].run(Op::Flush).unwrap();
     }
+    took
 }
 
 #[test]

@@ -15,8 +15,8 @@ const CONFIG: &str = "[daemon]\nworkers = 1\n\
 /// Messages that a front-end may send at once, and the time in which one more may come.
 const AT_ONCE: u32 = 8192;
 const EACH: Duration = Duration::from_millis(1);
-/// What a start of the neighbour may take: a hundred times what it takes.
-const BOUND: Duration = Duration::from_secs(2);
+/// What a start of the neighbour may take, on a host that is busy with other things.
+const BOUND: Duration = Duration::from_secs(20);
 const SET_VRING_ENABLE: u32 = 18;
 
 /// Enables and disables a queue `count` times without waiting for any answer.
@@ -34,7 +34,7 @@ fn a_front_end_that_sends_messages_without_end_is_slowed_down_and_its_neighbour_
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let more = 1500;
+            let more = 3000;
             let began = SystemTime::now();
             flood(&mut bad.front, AT_ONCE + more);
             // This one is answered when those before it were read.
@@ -51,7 +51,8 @@ fn a_front_end_that_sends_messages_without_end_is_slowed_down_and_its_neighbour_
             drop(good);
             let took = began.elapsed().unwrap();
             assert!(took < BOUND, "the neighbour's start took {took:?}");
-            starts += 1;
+            // One that waits for the flood has not ended before it.
+            starts += u32::from(!is_over.load(Ordering::Relaxed));
             // Each start of the neighbour counts for some thirty messages of its own device, so it
             // pauses: otherwise its own pace would slow it down.
             std::thread::sleep(Duration::from_millis(50));

@@ -26,8 +26,9 @@ const CONFIG: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
 const LONG: Duration = Duration::from_secs(30);
 /// How long a lingering socket holds whoever closes it: longer than anything here may take.
 const LINGER: Duration = Duration::from_secs(40);
-/// What a neighbour may wait: a hundred times what it takes, a tenth of what it would be held.
-const BOUND: Duration = Duration::from_secs(4);
+/// What a neighbour may wait on a host that is busy with other things: half of what it would be
+/// held.
+const BOUND: Duration = Duration::from_secs(20);
 /// Rounds in which a neighbour looks for a while.
 const ROUNDS: usize = 12;
 
