@@ -60,5 +60,5 @@ fn a_daemon_that_gets_no_thread_ends_when_it_is_told_to() {
     limit(&daemon, Some(1));
     let (status, took) = daemon.stop();
     assert!(status.success(), "{status}: {}", daemon.log());
-    assert!(took < std::time::Duration::from_secs(10), "{took:?}");
+    assert!(took < std::time::Duration::from_secs(30), "{took:?}");
 }

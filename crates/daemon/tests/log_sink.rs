@@ -66,7 +66,7 @@ impl Served {
         assert!(wait_until(|| self.child.try_wait().unwrap().is_some()));
         let took = start.elapsed().unwrap();
         assert!(self.has_ended().is_some_and(|status| status.success()), "{:?}", self.has_ended());
-        assert!(took < Duration::from_secs(10), "{took:?}");
+        assert!(took < Duration::from_secs(30), "{took:?}");
         assert!(!self.folder.path().join("blk0").exists());
     }
 }
