@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-const START: Duration = Duration::from_secs(10);
+const START: Duration = Duration::from_secs(30);
 
 /// How to start it.
 #[derive(Clone, Debug)]
@@ -248,14 +248,14 @@ impl Daemon {
         Ok(self.options.clone())
     }
 
-    /// SIGTERM: must end by itself, quickly and with status 0.
+    /// SIGTERM: must end by itself, with status 0.
     ///
     /// # Errors
     /// It does not.
     pub fn stop(mut self) -> Outcome {
         let pid = cleanup::pid(self.child.id()).ok_or("manyring has no pid")?;
         kill_process(pid, Signal::TERM).context("manyring")?;
-        let limit = Duration::from_secs(10);
+        let limit = Duration::from_secs(30);
         let status = wait_for("manyring's end after SIGTERM", limit, || {
             self.child.try_wait().context("manyring")
         })?;

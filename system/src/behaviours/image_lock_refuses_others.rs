@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "image_lock_refuses_others", run };
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(30);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     packages::need("the lock test", &["qemu-system-common"])?;

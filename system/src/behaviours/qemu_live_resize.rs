@@ -14,7 +14,7 @@ const SCRIPT: &str = r#"
 await small
 tries=0
 while [ "$(blockdev --getsize64 $DISK)" != $((160 << 20)) ]; do
-    [ $tries -lt 100 ] || fail "still $(blockdev --getsize64 $DISK) bytes after 10 s"
+    [ $tries -lt 300 ] || fail "still $(blockdev --getsize64 $DISK) bytes after 30 s"
     tries=$((tries + 1))
     sleep 0.1
 done

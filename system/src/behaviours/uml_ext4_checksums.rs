@@ -60,7 +60,7 @@ fn host_sum(scene: &Scene<'_>, image: &Path, name: &str) -> Outcome<String> {
     let copy = scene.file("copy");
     let request = format!("dump {name} {}", copy.display());
     output(command("debugfs").args(["-R", &request]).arg(image))?;
-    wait_for("the copy", Duration::from_secs(1), || Ok(copy.exists().then_some(())))?;
+    wait_for("the copy", Duration::from_secs(30), || Ok(copy.exists().then_some(())))?;
     let sum = text(command("sha256sum").arg(&copy))?;
     Ok(sum.split(' ').next().unwrap_or_default().to_owned())
 }

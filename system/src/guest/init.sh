@@ -28,7 +28,7 @@ is_complete() {
     [ "$disk" = no ] || [ -b "$DISK" ] || return 1
     [ "$net" = no ] || [ -d /sys/class/net/eth0 ]
 }
-while ! is_complete && [ "$tries" -lt 100 ]; do
+while ! is_complete && [ "$tries" -lt 300 ]; do
     sleep 0.1
     tries=$((tries + 1))
 done

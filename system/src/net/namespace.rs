@@ -170,7 +170,7 @@ impl Namespace {
     /// It has not, within 5 s.
     pub fn until_attached(&self, name: &str, queues: u64) -> Outcome {
         let mut last = (0, 0);
-        let attached = wait_for("the tap's queues", Duration::from_secs(5), || {
+        let attached = wait_for("the tap's queues", Duration::from_secs(30), || {
             last = self.tap_queues(name)?;
             Ok((last.0 == queues).then_some(()))
         });

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(30);
 const END: Duration = Duration::from_secs(2);
 
 /// A running program; dropped, it is killed.
@@ -52,7 +52,7 @@ impl Service {
     /// Waits until `log` holds `words`.
     ///
     /// # Errors
-    /// It ended, or did not say so within 10 s.
+    /// It ended, or did not say so within 30 s.
     pub fn until_says(&mut self, words: &str, log: &Path) -> Outcome {
         let name = self.name.clone();
         let said = || std::fs::read_to_string(log).context(log.display());
@@ -91,7 +91,7 @@ impl Service {
     /// Waits for its end.
     ///
     /// # Errors
-    /// It does not end within 10 s.
+    /// It does not end within 30 s.
     pub fn finish(mut self) -> Outcome {
         self.end()
     }

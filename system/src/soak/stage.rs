@@ -30,7 +30,7 @@ pub(super) const ROLES: [Role; 8] = [
 
 /// Room for the image on tmpfs: less than the disk, so that the host's space runs out.
 const ROOM: u64 = 160 << 20;
-const START: Duration = Duration::from_secs(10);
+const START: Duration = Duration::from_secs(30);
 
 /// The daemon and what it stands on; dropped, all of it is gone.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl Stage {
 }
 
 fn serve(socket: &Path, role: Role) -> Outcome {
-    let patience = Duration::from_secs(10);
+    let patience = Duration::from_secs(30);
     match role {
         Role::Blk | Role::HostileBlk => {
             let options = BlkOptions { patience, ..BlkOptions::default() };
