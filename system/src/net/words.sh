@@ -52,11 +52,24 @@ flow() {
 # is WHAT FOUND EXPECTED
 is() { [ "$2" = "$3" ] || fail "$1 is ${2:-nothing}, not $3"; }
 
-# becomes FILE VALUE: within thirty seconds.
+# becomes FILE VALUE: within half a minute.
 becomes() {
     tries=0
     while [ "$(cat $1 2>/dev/null)" != "$2" ]; do
         [ $tries -lt 300 ] || fail "$1 is $(cat $1 2>&1), not $2"
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+}
+
+# received: frames that eth0 has received so far.
+received() { cat /sys/class/net/eth0/statistics/rx_packets; }
+
+# came COUNT: it has received so many since it had received $before, within half a minute.
+came() {
+    tries=0
+    while [ $(($(received) - before)) -lt $1 ]; do
+        [ $tries -lt 300 ] || return 1
         tries=$((tries + 1))
         sleep 0.1
     done
