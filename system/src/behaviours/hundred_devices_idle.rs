@@ -11,8 +11,9 @@ use std::time::Duration;
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "hundred_devices_idle", run };
 
 const DEVICES: usize = 100;
-/// One tick (10 ms) may be what the kernel still books for the start.
-const TICKS_MAX: u64 = 1;
+/// What is seen of the daemon at once, and how often: its start may still go on at first.
+const SPELL: Duration = Duration::from_secs(3);
+const SPELLS: usize = 10;
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let mut config = String::new();
@@ -38,18 +39,29 @@ fn run(scene: &Scene<'_>) -> Outcome {
         wrapper: Vec::new(),
     };
     let daemon = Daemon::start(options, &socket(0))?;
-    wait_for("all sockets", Duration::from_secs(10), || {
+    wait_for("all sockets", Duration::from_secs(30), || {
         Ok((0..DEVICES).all(|index| socket(index).exists()).then_some(()))
     })?;
-    std::thread::sleep(Duration::from_millis(500));
-    let before = daemon.ticks()?;
-    std::thread::sleep(Duration::from_secs(3));
-    let used = daemon.ticks()? - before;
-    check(used <= TICKS_MAX, || format!("{used} ticks of CPU time in 3 idle seconds"))?;
+    rests(&daemon)?;
     let resident_kib = resident_kib(&daemon)?;
     let each = resident_kib / DEVICES as u64;
     check(each < 1024, || format!("{each} KiB resident for each device"))?;
     daemon.stop()
+}
+
+/// Of a few spells there is one without a tick of CPU time. A daemon that looks for work, or has a
+/// timer, takes some in each.
+fn rests(daemon: &Daemon) -> Outcome {
+    let mut spells = Vec::new();
+    while spells.len() < SPELLS {
+        let before = daemon.ticks()?;
+        std::thread::sleep(SPELL);
+        spells.push(daemon.ticks()? - before);
+        if spells.ends_with(&[0]) {
+            return Ok(());
+        }
+    }
+    Err(format!("{spells:?} ticks of CPU time in spells of {} idle seconds", SPELL.as_secs()))
 }
 
 fn resident_kib(daemon: &Daemon) -> Outcome<u64> {
