@@ -3,11 +3,14 @@
 
 use super::uml_ext4_checksums::agree_on;
 use super::{Behaviour, Scene};
+use crate::command::wait_for;
 use crate::daemon::Daemon;
 use crate::{Outcome, check, packages};
+use std::time::Duration;
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_where_io_uring_is_refused", run };
 
+const LIMIT: Duration = Duration::from_secs(30);
 /// strace answers in the kernel's place.
 const REFUSAL: &str = "inject=io_uring_setup:error=EPERM";
 
@@ -21,8 +24,12 @@ fn run(scene: &Scene<'_>) -> Outcome {
     options.wrapper = strace.iter().map(|&a| a.to_owned()).collect();
     let socket = options.socket();
     let daemon = Daemon::start(options, &socket)?;
-    let log = daemon.log()?;
-    let lines = log.lines().filter(|line| line.contains("io_uring is refused")).count();
+    // The log has a thread of its own.
+    let words = "io_uring is refused";
+    let log = wait_for("the line about io_uring", LIMIT, || {
+        Ok(Some(daemon.log()?).filter(|log| log.contains(words)))
+    })?;
+    let lines = log.lines().filter(|line| line.contains(words)).count();
     check(lines == 1, || format!("one line about io_uring expected:\n{log}"))?;
     agree_on(scene, &image, daemon)
 }
