@@ -3,7 +3,7 @@
 use super::{Behaviour, Scene};
 use crate::command::wait_for;
 use crate::daemon::Daemon;
-use crate::net::testpmd::{Options, Testpmd};
+use crate::net::testpmd::{Counts, Options, Testpmd};
 use crate::net::{Capture, Frames, Namespace};
 use crate::{Context, Outcome, check};
 use std::collections::HashMap;
@@ -17,9 +17,10 @@ const PINGS: usize = 50;
 /// Bytes in each echo.
 const DATA: usize = 1300;
 const TAP: &str = "tap0";
-const SETTLED: Duration = Duration::from_secs(5);
-/// testpmd forwards this long.
+const SETTLED: Duration = Duration::from_secs(30);
+/// testpmd forwards this long, again and again until it has moved enough.
 const A_WHILE: Duration = Duration::from_millis(300);
+const TRIES: usize = 60;
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;
@@ -74,10 +75,7 @@ impl Case<'_> {
     fn txonly_to_null(&self) -> Outcome {
         let daemon = self.serve(&["--null"])?;
         let mut testpmd = self.connect(&daemon, "txonly", 64)?;
-        testpmd.forward()?;
-        std::thread::sleep(A_WHILE);
-        testpmd.pause()?;
-        let sent = testpmd.counts()?.tx;
+        let sent = forward_until(&mut testpmd, 1000, |counts| counts.tx)?;
         check(sent > 1000, || format!("testpmd sent only {sent}"))?;
         until_counted(&daemon, 1, "packets", sent)?;
         until_counted(&daemon, 1, "bytes_passed", sent * 64)?;
@@ -91,10 +89,7 @@ impl Case<'_> {
         let mut testpmd = self.connect(&daemon, "rxonly", 64)?;
         let full = settled(&daemon)?;
         let before = testpmd.counts()?.rx;
-        testpmd.forward()?;
-        std::thread::sleep(A_WHILE);
-        testpmd.pause()?;
-        let received = testpmd.counts()?.rx - before;
+        let received = forward_until(&mut testpmd, before + 1000, |counts| counts.rx)? - before;
         let passed = settled(&daemon)? - full;
         check(received > 1000, || format!("testpmd received only {received}"))?;
         let unseen = u64::from(self.pairs) * RING;
@@ -152,9 +147,28 @@ impl Case<'_> {
     }
 }
 
+/// Has testpmd forward until it has counted more than `enough`; what it has counted.
+fn forward_until(
+    testpmd: &mut Testpmd,
+    enough: u64,
+    counted: impl Fn(Counts) -> u64,
+) -> Outcome<u64> {
+    let mut count = 0;
+    for _ in 0..TRIES {
+        testpmd.forward()?;
+        std::thread::sleep(A_WHILE);
+        testpmd.pause()?;
+        count = counted(testpmd.counts()?);
+        if count > enough {
+            break;
+        }
+    }
+    Ok(count)
+}
+
 /// Pings through the tap; every echo comes back.
 pub(super) fn ping(namespace: &Namespace, count: usize) -> Outcome {
-    let words = format!("busybox ping -c {count} -i 0.02 -W 2 -s {DATA} 192.0.2.9");
+    let words = format!("busybox ping -c {count} -i 0.02 -W 20 -s {DATA} 192.0.2.9");
     let said = namespace.run(&words)?;
     check(said.contains(" 0% packet loss"), || format!("echoes were lost: {said}"))
 }
