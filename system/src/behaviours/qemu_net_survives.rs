@@ -34,7 +34,7 @@ if [ $boot = 1 ]; then
     reboot -f
     sleep 60
 fi
-timeout 60 iperf3 -c $HOST -f m -t 12 > /tmp/load 2>&1 &
+timeout 120 iperf3 -c $HOST -f m -t 20 > /tmp/load 2>&1 &
 load=$!
 sleep 2
 await loaded
@@ -45,8 +45,8 @@ await after
 "#;
 
 const TAP: &str = "tap0";
-const LIMIT: Duration = Duration::from_secs(60);
-const BOOT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(150);
+const BOOT: Duration = Duration::from_secs(150);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;
