@@ -90,6 +90,7 @@ mod chain;
 mod config;
 mod error;
 mod order;
+mod record;
 mod ring;
 pub mod split;
 

@@ -21,7 +21,6 @@
 //! again when the front can see the response: until then the journal of the ring keeps the request
 //! under its slot.
 
-use super::journal::{self, Journal, JournalError, Owed};
 use super::requests::Requests;
 use super::slots::Slots;
 use super::{RingConfig, entry_offset};
@@ -30,6 +29,7 @@ use crate::base::Base;
 use crate::chain::{BATCH_CHAINS, Chain};
 use crate::config::RingAddresses;
 use crate::error::QueueError;
+use crate::record::journal::{self, Journal, JournalError, Owed};
 use crate::ring::Ring;
 use manyring_memory::{GuestMemory, Part, Words, fence_compiler, fence_full};
 use manyring_wire::xen::blkif::{

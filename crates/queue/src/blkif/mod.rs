@@ -28,13 +28,12 @@
 
 mod back;
 mod front;
-mod journal;
 mod requests;
 mod slots;
 
+pub use crate::record::journal::{JournalError, journal_size};
 pub use back::BackRing;
 pub use front::FrontRing;
-pub use journal::{JournalError, journal_size};
 pub use requests::Requests;
 
 use crate::error::QueueError;

@@ -3,7 +3,8 @@
 //! The journal lies in a mapped file that outlives the process which serves the ring. The ring
 //! alone does not say which requests were taken: requests are answered in any order, and responses
 //! overwrite requests. With the journal a back-end that follows a killed one serves the requests
-//! without a response again, and then goes on with the ring ([`super::BackRing::take_over`]).
+//! without a response again, and then goes on with the ring
+//! ([`crate::blkif::BackRing::take_over`]).
 //!
 //! ```text
 //! header:  what it is, which ring it is of;  taken, published: counts of 64 bits
@@ -103,7 +104,7 @@ const ANSWERED: u64 = 2;
 
 /// The journal of a ring that is served.
 #[derive(Debug)]
-pub(super) struct Journal {
+pub(crate) struct Journal {
     words: Words,
     abi: Abi,
     /// The next request to take. The low 32 bits are the ring's count.
@@ -114,12 +115,12 @@ pub(super) struct Journal {
 
 /// The slots of the requests that a former back-end has taken and not answered, in the order in
 /// which it took them.
-pub(super) type Owed = Vec<u16>;
+pub(crate) type Owed = Vec<u16>;
 
 impl Journal {
     /// Begins a journal for a ring of `size` entries whose next request and response have this
     /// count. The ring is marked last, so that a marked ring has a complete journal.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         words: Words,
         (abi, size): (Abi, u16),
         (ring, count): (&Words, u32),
@@ -145,7 +146,7 @@ impl Journal {
     }
 
     /// Goes on with the journal of a ring whose published responses end at `rsp_prod`.
-    pub(super) fn resume(
+    pub(crate) fn resume(
         words: Words,
         (abi, size): (Abi, u16),
         (ring, rsp_prod): (&Words, u32),
@@ -192,7 +193,7 @@ impl Journal {
     /// Records a request as taken. Its words are given as those before the segments, and the rest.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "the first part has a constant length")]
-    pub(super) fn take(&mut self, slot: u16, (head, rest): (&[u32], &[u32])) {
+    pub(crate) fn take(&mut self, slot: u16, (head, rest): (&[u32], &[u32])) {
         let record = self.words.part::<UNIT>(record(slot));
         record.store_u64(ORDER, self.taken);
         record.store_u32s(REQUEST, head);
@@ -204,13 +205,13 @@ impl Journal {
 
     /// Records how many requests are taken, at the end of a batch.
     #[inline]
-    pub(super) fn end_batch(&mut self) {
+    pub(crate) fn end_batch(&mut self) {
         fence_compiler();
         self.words.store_u64(HEAD_TAKEN, self.taken);
     }
 
     /// Records that the request which was taken last is in the ring again.
-    pub(super) fn put_back(&mut self, slot: u16) {
+    pub(crate) fn put_back(&mut self, slot: u16) {
         self.taken -= 1;
         self.words.store_u64(HEAD_TAKEN, self.taken);
         fence_compiler();
@@ -219,7 +220,7 @@ impl Journal {
 
     /// Records that the next response answers the request in this slot.
     #[inline]
-    pub(super) fn answer(&mut self, slot: u16) {
+    pub(crate) fn answer(&mut self, slot: u16) {
         self.words.store_u64(record(slot) + STATE, ANSWERED + self.answered);
         self.answered += 1;
     }
@@ -227,13 +228,13 @@ impl Journal {
     /// Records that all written responses are published. The caller stores `rsp_prod` next, and
     /// then calls [`fence_compiler`], before the records of the freed slots are overwritten.
     #[inline]
-    pub(super) fn publish(&mut self) {
+    pub(crate) fn publish(&mut self) {
         self.words.store_u64(HEAD_PUBLISHED, self.answered);
         fence_compiler();
     }
 
     /// Copies the request in a slot to `request`.
-    pub(super) fn copy_to(&self, slot: u16, request: &mut RawRequest) {
+    pub(crate) fn copy_to(&self, slot: u16, request: &mut RawRequest) {
         let (at, words) = (record(slot) + REQUEST, request.words_mut());
         words[0] = self.words.load_u32(at);
         let size = self.abi.layout().request_size(words[0]);
@@ -242,13 +243,13 @@ impl Journal {
 }
 
 /// True if nobody has served the ring since its front has made it.
-pub(super) fn is_unserved(ring: &Words) -> bool {
+pub(crate) fn is_unserved(ring: &Words) -> bool {
     ring.load_u32(MARK) == UNSERVED
 }
 
 /// Marks the ring as served without a journal: while it has requests to answer, no later back-end
 /// can take it over.
-pub(super) fn mark_unwritten(ring: &Words) {
+pub(crate) fn mark_unwritten(ring: &Words) {
     ring.store_u32(MARK, UNWRITTEN);
 }
 

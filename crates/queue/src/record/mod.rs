@@ -1,0 +1,19 @@
+//! What a device half writes down about its ring, for the process that follows one that was killed.
+//!
+//! A ring says which chains the driver has got back, but not which of the others were taken:
+//! chains are returned in any order. So a device half keeps a record in memory that outlives its
+//! process, and calls it at four points:
+//!
+//! ```text
+//! taken       before a chain is handed out
+//! put back    it is in the ring again, untouched
+//! answered    its used entry (its response) is written, and the driver does not see it yet
+//! published   the driver sees all that was answered
+//! ```
+//! When a ring starts, the record says what is owed: what was taken and has no answer that the
+//! driver can see. That is popped first, in the order in which it was taken.
+//!
+//! Without a record, a ring starts from what its front-end says. `journal.rs` is the record of a
+//! Xen ring, in a file of this daemon (docs/design/0012).
+
+pub(crate) mod journal;
