@@ -1,5 +1,6 @@
 //! `Base`: where a ring goes on, as `SET_VRING_BASE` and `GET_VRING_BASE` carry it.
 
+use crate::config::RingFeatures;
 use crate::error::QueueError;
 
 /// Where a ring goes on: what a front-end sets before a queue starts, and asks for when it stops.
@@ -21,6 +22,15 @@ impl Base {
     #[must_use]
     pub const fn bits(self) -> u32 {
         self.0
+    }
+
+    /// Checks that a ring with these features can go on here. Every ring is split: packed rings are
+    /// not offered.
+    ///
+    /// # Errors
+    /// [`QueueError::Base`].
+    pub fn check(self, _: RingFeatures) -> Result<(), QueueError> {
+        self.split().map(drop)
     }
 
     /// The next available index of a split ring.

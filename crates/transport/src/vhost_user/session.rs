@@ -7,7 +7,7 @@ mod outcome;
 
 pub use outcome::{Answer, Effect, MemoryChange, Outcome, SessionError};
 
-use manyring_queue::{Base, RingAddresses};
+use manyring_queue::{Base, RingAddresses, RingFeatures};
 use manyring_wire::vhost_user::{
     ConfigAccess, F_PROTOCOL_FEATURES, Header, MEM_SLOTS, PROTOCOL_F_BACKEND_REQ,
     PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK,
@@ -352,9 +352,9 @@ impl Session {
         name: &'static str,
         state: VringState,
     ) -> Result<Vec<Effect<F>>, SessionError> {
-        // Every ring is split: packed rings are not offered.
         let base = Base::from_bits(state.num);
-        base.split().map_err(|_| SessionError::Value { name, value: state.num.into() })?;
+        base.check(RingFeatures::from_bits(self.features()))
+            .map_err(|_| SessionError::Value { name, value: state.num.into() })?;
         let index = state.index as usize;
         let vring = self.vring_mut(name, index)?;
         let effects = restart_if(vring.running, index);
