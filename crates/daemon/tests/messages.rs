@@ -15,8 +15,8 @@ const CONFIG: &str = "[daemon]\nworkers = 1\n\
 /// Messages that a front-end may send at once, and the time in which one more may come.
 const AT_ONCE: u32 = 8192;
 const EACH: Duration = Duration::from_millis(1);
-/// What a start of the neighbour may take, on a host that is busy with other things.
-const BOUND: Duration = Duration::from_secs(20);
+/// How long a start of the neighbour may take: a hundred times what it takes alone.
+const BOUND: Duration = Duration::from_secs(2);
 const SET_VRING_ENABLE: u32 = 18;
 
 /// Enables and disables a queue `count` times without waiting for any answer.

@@ -26,9 +26,9 @@ const CONFIG: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
 const LONG: Duration = Duration::from_secs(30);
 /// How long a lingering socket holds whoever closes it: longer than anything here may take.
 const LINGER: Duration = Duration::from_secs(40);
-/// What a neighbour may wait on a host that is busy with other things: half of what it would be
-/// held.
-const BOUND: Duration = Duration::from_secs(20);
+/// How long a neighbour may wait: a hundred times what it waits alone, and a tenth of the time for
+/// which a lingering socket would hold it.
+const BOUND: Duration = Duration::from_secs(4);
 /// Rounds in which a neighbour looks for a while.
 const ROUNDS: usize = 12;
 

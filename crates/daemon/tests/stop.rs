@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use std::path::Path;
 use std::time::Duration;
 
-/// What an end takes at most, on a host that is busy with other things.
+/// How long a daemon may take to end on a busy host.
 const BOUND: Duration = Duration::from_secs(20);
 
 const HANGING: &str = "[daemon]\ncontrol = '@/control'\n\

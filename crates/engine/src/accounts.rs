@@ -29,7 +29,7 @@ impl Cost {
         result
     }
 
-    /// What was added since this was last asked.
+    /// Gives the CPU time that was added since the last call, and begins again at zero.
     pub(crate) fn take(&self) -> Duration {
         Duration::from_nanos(self.ns.swap(0, Ordering::Relaxed))
     }

@@ -333,8 +333,8 @@ const LONGEST_WRITE: Duration = Duration::from_millis(10);
 /// so much. Without that, a front-end would leave, or take its waiters off for a while, and the
 /// worker would pay again and again.
 const DISTRUST: Duration = Duration::from_secs(600);
-/// Pause before the next session, after one whose eventfds blocked or held a thread of ours. The
-/// first two offences may be those of one session.
+/// Pause before the next session, after one whose eventfds blocked or held one of the daemon's
+/// threads. The first two offences may be those of one session.
 const PENANCE: Duration = Duration::from_secs(1);
 /// How often the pause doubles: to a minute.
 const PENANCE_DOUBLINGS: u32 = 6;

@@ -40,7 +40,7 @@ pub(crate) enum Lends {
     Memory(u64, u64),
 }
 
-/// What the queues of a guest keep together.
+/// The number of references that all queues of one guest keep mapped.
 #[derive(Debug)]
 struct Guest {
     kept: AtomicUsize,
@@ -74,7 +74,7 @@ pub(crate) struct Kept {
     guest: Arc<Guest>,
     /// Of those of the guest, how many are this queue's.
     count: usize,
-    /// What [`LACKING`] was at the last look.
+    /// The value of [`LACKING`] at the last look.
     lacking: u64,
     /// Nobody lacked room between the last two looks.
     may_exceed: bool,
@@ -106,7 +106,7 @@ impl Kept {
         self.guest.kept.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// So many references less are kept.
+    /// Notes that the queue keeps `count` references fewer.
     pub(crate) fn remove(&mut self, count: usize) {
         debug_assert!(count <= self.count, "{count} of {} kept references", self.count);
         self.count -= count;

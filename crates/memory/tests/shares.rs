@@ -9,7 +9,7 @@ use manyring_memory::{
 
 /// More references than can stay mapped.
 const GREFS: u32 = 40_000;
-/// What the later guest uses.
+/// References that the later guest uses.
 const LATER: u32 = 1000;
 /// A look of the purge, and the time between two.
 const LOOK_NS: u64 = 100_000_000;

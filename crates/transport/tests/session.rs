@@ -33,7 +33,7 @@ const VERSION_1: u64 = 1 << 32;
 const REGION: Region =
     Region { guest_addr: 0, size: 0x1_0000, user_addr: 0x7000_0000, mmap_offset: 0 };
 
-/// What tests may take longer than a released program does: credit of CPU time is as much more.
+/// How many times more CPU time messages may take in programs that are built for tests.
 const SLOWER: u64 = if cfg!(debug_assertions) { 10 } else { 1 };
 
 thread_local! {

@@ -11,7 +11,8 @@ use std::time::Duration;
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "hundred_devices_idle", run };
 
 const DEVICES: usize = 100;
-/// What is seen of the daemon at once, and how often: its start may still go on at first.
+/// How long the daemon is watched at a time, and how many times at most: its start may still go on
+/// during the first spells.
 const SPELL: Duration = Duration::from_secs(3);
 const SPELLS: usize = 10;
 

@@ -129,8 +129,8 @@ fn moved(daemon: &Daemon, counter: &str) -> Outcome<Vec<u64>> {
     of_pairs.map(|queue| queue.value(counter)).collect()
 }
 
-/// What each queue passed while one flow went on. Where a busy host kept its CPU from the guest,
-/// other CPUs have sent for the flow, and it is asked for again.
+/// Runs one flow, and returns the bytes that each queue passed. If a busy host kept a CPU from the
+/// guest, its other CPUs have sent for the flow, and the flow is run again.
 fn one_flow(daemon: &Daemon, guest: &mut Guest, mark: &str, direction: usize) -> Outcome<Vec<u64>> {
     let mut round = 1;
     let mut before = moved(daemon, "bytes_passed")?;

@@ -13,7 +13,7 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_reclaim", run };
 
 const WRITES: Stream = Stream { size: 200, nodelay: true, connections: 1 };
 const TIME: Duration = Duration::from_secs(1);
-/// What one load of this time sends on an idle machine, and what a few of them send on any.
+/// Bytes that one load sends on an idle machine, and a few loads send on any machine.
 const BYTES_MIN: u64 = 20_000;
 /// On a busy host the guest waits for its CPU again and again. The law begins anew after each pause
 /// of a millisecond, so that there may be loads in which no buffer is kept.

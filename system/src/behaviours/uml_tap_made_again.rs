@@ -91,7 +91,7 @@ fn of_queues(daemon: &Daemon, counter: &str) -> Outcome<Vec<u64>> {
     queues.iter().take(2 * PAIRS as usize).map(|queue| queue.value(counter)).collect()
 }
 
-/// What was received, and sent, by all pairs.
+/// The sums of all pairs: received, and sent.
 fn ways(counts: &[u64]) -> [u64; 2] {
     [0, 1].map(|first| counts.iter().skip(first).step_by(2).sum())
 }

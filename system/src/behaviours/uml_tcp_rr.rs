@@ -12,7 +12,7 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_tcp_rr", run };
 
 /// Connections, and how long they ask.
 const LOADS: [(usize, Duration); 2] = [(1, Duration::from_secs(1)), (32, Duration::from_secs(1))];
-/// What one load of this time does on an idle machine, and what a few of them do on any.
+/// Transactions that one load makes on an idle machine, and a few loads make on any machine.
 const TRANSACTIONS_MIN: u64 = 20;
 const IDLE: Duration = Duration::from_secs(2);
 /// A frame of the host's that is nobody's answer may come into the first spells.

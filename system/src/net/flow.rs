@@ -68,7 +68,7 @@ impl Flow {
     }
 }
 
-/// What iperf3 said.
+/// How a run of iperf3 ended.
 enum Said {
     /// Its server reset the connection that only tells what is to be sent, before any flow began:
     /// it was not done with the client before.

@@ -406,8 +406,8 @@ mod tests {
         wait_until(|| Arc::strong_count(&shared) == 1);
     }
 
-    /// The host has no thread to give for a while: a worker serves the disk's tasks. It changes a
-    /// part of a unit, and nobody else may write the unit meanwhile.
+    /// While the host has no thread to give, a worker serves the disk's tasks. While that worker
+    /// changes a part of a unit, no thread may write the same unit.
     #[test]
     fn no_thread_serves_a_disk_beside_the_worker_that_stands_in_for_it() {
         let file = tempfile::NamedTempFile::new().unwrap();

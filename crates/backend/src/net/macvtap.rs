@@ -100,7 +100,7 @@ fn find_macvtap(links: &Links, name: &str) -> Result<Link, TapError> {
 /// Looks for the macvtap `name`, without opening it.
 ///
 /// # Errors
-/// There is none.
+/// No interface has this name, or the interface is no macvtap.
 pub fn look(name: &str) -> Result<(), TapError> {
     find_macvtap(&open_links(name)?, name).map(drop)
 }

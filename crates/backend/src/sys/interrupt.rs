@@ -52,7 +52,7 @@ impl Interruptible {
         // How the kernel numbers the CPU clocks of threads (CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED).
         let clock = (!self.thread << 3) | 6;
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `time` is writable; a clock that is none is an error.
+        // SAFETY: `time` is writable; the call fails if the thread has ended.
         let told = unsafe { libc::clock_gettime(clock, &raw mut time) };
         if told != 0 {
             return Duration::ZERO;

@@ -11,8 +11,9 @@ use std::path::Path;
 /// Looks for everything that the plan names and that must be there before a start.
 ///
 /// # Errors
-/// The first thing that is missing or of the wrong kind. What this user may not look at, and what
-/// another process holds, is none: the plan may be made by another user, beside a daemon that runs.
+/// The first thing that is missing or of the wrong kind. A thing that this user may not look at, or
+/// that another process holds, is no error: another user may make the plan beside a daemon that
+/// runs.
 pub(crate) fn look(plan: &Plan) -> Result<(), AssembleError> {
     if let Some(path) = &plan.daemon.control {
         socket(path, &plan.daemon.place, "control")?;

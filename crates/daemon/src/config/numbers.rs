@@ -40,7 +40,7 @@ const TABLE: [Numbers; 23] = [
     // Kick and call name 256 vrings, one of them the control queue.
     all("queue_pairs", 1, 127),
     all("mtu", 68, 65_535),
-    // What a guest can be told (§5.1.4), in Mbit/s.
+    // In Mbit/s; the config space has no room for a higher speed (§5.1.4).
     all("speed", 1, INT_MAX),
     all("sndbuf", 1, INT_MAX),
     all("txqueuelen", 1, 1_000_000),
@@ -60,7 +60,8 @@ fn of(key: &str) -> Option<&'static Numbers> {
     TABLE.iter().find(|numbers| numbers.key == key)
 }
 
-/// What `key` takes, like "a whole number from 1 to 256"; `None` if it takes no number.
+/// The values that `key` takes, in words, like "a whole number from 1 to 256"; `None` if it takes
+/// no number.
 pub(crate) fn words(key: &str) -> Option<String> {
     let Numbers { min, max, words, .. } = of(key)?;
     Some(words.map_or_else(|| format!("a whole number from {min} to {max}"), str::to_owned))

@@ -65,7 +65,7 @@ impl Seen<'_> {
         self.before.map_or(now, |(old, _)| now.saturating_sub(old.counter(name)))
     }
 
-    /// What a counter has counted: in all, or per second if there is a reading before.
+    /// The value of a counter, or its growth per second if there is an earlier reading.
     pub(super) fn scaled(&self, name: &str) -> f64 {
         let counted = as_float(self.counted(name));
         self.before.map_or(counted, |(_, seconds)| counted / seconds)

@@ -17,7 +17,7 @@ pub(super) struct Journals {
     held: Mutex<HashMap<DeviceId, Vec<Held>>>,
 }
 
-/// What became of a journal.
+/// Whether a journal is still whole and in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It is where it was.

@@ -141,7 +141,7 @@ impl StateDir {
         Some(Held { name, file: file.try_clone().ok()?, size: 0, is_told: false })
     }
 
-    /// What became of a journal since its ring is served.
+    /// Tells whether a journal whose ring is served is still whole and in its place.
     pub(super) fn fate(&self, journal: &Held) -> Fate {
         let Ok(own) = fstat(&journal.file) else { return Fate::Kept };
         if own.st_size < journal.size {

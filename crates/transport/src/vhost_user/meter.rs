@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// What the messages of a device cost, over all of its sessions.
+/// Measures the CPU time of a device's messages, over all of its sessions.
 #[derive(Debug)]
 pub(super) struct Meter {
     /// The name of the device.
@@ -64,7 +64,7 @@ impl Meter {
         self.with_pace(|pace| pace.count_client(Instant::now()));
     }
 
-    /// What is charged from now on belongs to another message.
+    /// Begins a message: CPU time that is charged from now on belongs to it.
     pub(super) fn begin_message(&self) {
         self.with_pace(Pace::begin_message);
     }

@@ -34,8 +34,8 @@ pub(super) const LONG: Duration = Duration::from_millis(50 * SLOWER);
 /// no fault of the front-end: where the host is itself a guest, CPU time that its own host takes
 /// away can count as the thread's.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// What a message is charged at most, after one that was far too long. A clock that jumps must not
-/// shut a device for hours.
+/// The most that one charge counts after a message that was far too long. A clock that jumps must
+/// not shut a device for hours.
 const COST_MAX: Duration = Duration::from_secs(60);
 
 /// The messages of a device, over all of its sessions.

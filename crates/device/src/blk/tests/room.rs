@@ -85,7 +85,7 @@ pub(super) fn rig_with(
     rig_in(Mapping::anonymous(MEMORY as u64).unwrap(), disk, requests, features)
 }
 
-/// The same in memory that the test has made.
+/// As [`rig`], with the guest's memory in a mapping that the test has made.
 pub(super) fn rig_in(
     mapping: Mapping,
     disk: &dyn Disk,
