@@ -153,9 +153,16 @@ pub(super) struct SocketName {
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
-impl Listener {
-    /// Binds in a folder of its own, sets owner, group and mode there, and renames. Needs a tokio
-    /// runtime.
+/// A socket that listens, and whose name nobody sees yet. Dropping it removes all that was made.
+#[derive(Debug)]
+pub struct Unnamed {
+    socket: UnixListener,
+    own: OwnFolder,
+    path: PathBuf,
+}
+
+impl Unnamed {
+    /// Binds in a folder of its own, and sets owner, group and mode there. Needs a tokio runtime.
     ///
     /// # Errors
     /// [`ListenError`], one for each reason; what was made is removed.
@@ -165,21 +172,45 @@ impl Listener {
         let folder = std::fs::File::open(folder_of(path)).map_err(failed)?;
         // The folder that is used, not the one that had this path a moment ago.
         check_folder(path, &folder.metadata().map_err(failed)?)?;
-        let name = path.file_name().ok_or_else(|| failed(Errno::INVAL.into()))?;
-        let own = OwnFolder::new(&folder).map_err(|errno| failed(errno.into()))?;
+        path.file_name().ok_or_else(|| failed(Errno::INVAL.into()))?;
+        let own = OwnFolder::new(folder).map_err(|errno| failed(errno.into()))?;
         let socket = own.bind().map_err(failed)?;
         own.give(path, permissions)?;
-        let named = own.publish(permissions.mode, &folder, name);
-        let stat = named.map_err(|errno| failed(errno.into()))?;
+        own.set_mode(permissions.mode).map_err(|errno| failed(errno.into()))?;
+        Ok(Self { socket, own, path: path.to_path_buf() })
+    }
+
+    /// Gives the socket its name, in place of a socket that has it.
+    ///
+    /// # Errors
+    /// [`ListenError::Io`]; what was made is removed.
+    pub fn publish(self) -> Result<Listener, ListenError> {
+        let Self { socket, own, path } = self;
+        let name = path.file_name().unwrap_or_default();
+        let stat = own.publish(name).map_err(|errno| at_io(&path, errno.into()))?;
         let (device, inode) = (stat.st_dev, stat.st_ino);
-        let name = SocketName { path: path.to_path_buf(), device, inode };
-        Ok(Self { socket, name: Some(name) })
+        Ok(Listener { socket, name: Some(SocketName { path, device, inode }) })
+    }
+}
+
+impl Listener {
+    /// Binds as [`Unnamed::bind`] does, and names the socket. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ListenError`], one for each reason; what was made is removed.
+    pub fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
+        Unnamed::bind(path, permissions)?.publish()
     }
 
     /// The socket, to accept from.
     #[must_use]
     pub fn socket(&self) -> &UnixListener {
         &self.socket
+    }
+
+    /// The socket's name, for people.
+    pub(super) fn path(&self) -> std::path::Display<'_> {
+        self.name.as_ref().map_or(Path::new(""), |name| &name.path).display()
     }
 
     /// The socket without its name, to be closed by the janitor: with it the kernel closes the fds
@@ -197,8 +228,8 @@ impl Listener {
 /// A folder beside the socket's name in which only this process's user can have any name. It is
 /// removed on drop, with what is in it.
 #[derive(Debug)]
-struct OwnFolder<'f> {
-    parent: &'f std::fs::File,
+struct OwnFolder {
+    parent: std::fs::File,
     name: String,
     folder: OwnedFd,
 }
@@ -208,11 +239,11 @@ const NAMES_MAX: u32 = 1000;
 /// The socket's name in its own folder.
 const OWN_NAME: &str = "s";
 
-impl<'f> OwnFolder<'f> {
-    fn new(parent: &'f std::fs::File) -> Result<Self, Errno> {
-        let name = Self::make(parent)?;
+impl OwnFolder {
+    fn new(parent: std::fs::File) -> Result<Self, Errno> {
+        let name = Self::make(&parent)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let folder = rustix::fs::openat(parent, &name, flags, Mode::empty())?;
+        let folder = rustix::fs::openat(&parent, &name, flags, Mode::empty())?;
         let stat = rustix::fs::fstat(&folder)?;
         // Somebody may have put another folder in its place.
         let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
@@ -270,26 +301,26 @@ impl<'f> OwnFolder<'f> {
         Ok(())
     }
 
-    /// Sets the mode of the socket, and moves it to `name` in `parent`.
-    fn publish(
-        &self,
-        mode: Option<u32>,
-        parent: &std::fs::File,
-        name: &OsStr,
-    ) -> Result<Stat, Errno> {
-        if let Some(mode) = mode {
-            chmodat(&self.folder, OWN_NAME, Mode::from_raw_mode(mode), AtFlags::empty())?;
-        }
+    fn set_mode(&self, mode: Option<u32>) -> Result<(), Errno> {
+        let set = |mode| {
+            let mode = Mode::from_raw_mode(mode);
+            chmodat(&self.folder, OWN_NAME, mode, AtFlags::empty())
+        };
+        mode.map_or(Ok(()), set)
+    }
+
+    /// Moves the socket to `name` in the folder beside which this one lies.
+    fn publish(&self, name: &OsStr) -> Result<Stat, Errno> {
         let stat = statat(&self.folder, OWN_NAME, AtFlags::SYMLINK_NOFOLLOW)?;
-        renameat(&self.folder, OWN_NAME, parent, name)?;
+        renameat(&self.folder, OWN_NAME, &self.parent, name)?;
         Ok(stat)
     }
 }
 
-impl Drop for OwnFolder<'_> {
+impl Drop for OwnFolder {
     fn drop(&mut self) {
         let _ = unlinkat(&self.folder, OWN_NAME, AtFlags::empty());
-        let _ = unlinkat(self.parent, &self.name, AtFlags::REMOVEDIR);
+        let _ = unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
     }
 }
 

@@ -18,7 +18,7 @@ mod unshared;
 mod vring;
 
 pub use listener::{
-    ListenError, Listener, PATH_LEN_MAX, SocketPermissions, check_path, look_at_path,
+    ListenError, Listener, PATH_LEN_MAX, SocketPermissions, Unnamed, check_path, look_at_path,
 };
 pub use requests::FrontError;
 pub use socket::SocketError;
@@ -49,6 +49,8 @@ pub enum Endpoint {
         /// Who may connect.
         permissions: SocketPermissions,
     },
+    /// A socket that listens already, under its name.
+    Bound(Listener),
     /// The front-end listens (client mode); we connect, and again after each session.
     Connect {
         /// The socket's name.
@@ -120,21 +122,9 @@ pub async fn serve(
     let server = Server { device, options, connected, stop, janitor, meter, deadline };
     match endpoint {
         Endpoint::Listen { path, permissions } => {
-            let mut listener = Listener::bind(&path, permissions)?;
-            tracing::info!(device = server.device.name(), path = %path.display(), "listening");
-            let name = listener.take_name();
-            let without_name = async {
-                server.stopped().await;
-                drop(name);
-                std::future::pending().await
-            };
-            tokio::select! {
-                biased;
-                () = without_name => {}
-                () = server.accept_for_ever(listener.socket()) => {}
-            }
-            server.close(listener.into_socket());
+            server.listen(Listener::bind(&path, permissions)?).await;
         }
+        Endpoint::Bound(listener) => server.listen(listener).await,
         Endpoint::Connect { path } => server.connect_for_ever(&path).await,
         Endpoint::Inherited { socket } => {
             let failed = |source| ListenError::Io { path: PathBuf::from("--fd"), source };
@@ -169,6 +159,23 @@ impl Server {
         self.stopped().await;
         let deadline = self.deadline.get_or_init(|| Instant::now() + STOP_TIMEOUT);
         tokio::time::sleep_until(*deadline).await;
+    }
+
+    /// Serves those who connect. The name is removed as soon as the daemon stops.
+    async fn listen(&self, mut listener: Listener) {
+        tracing::info!(device = self.device.name(), path = %listener.path(), "listening");
+        let name = listener.take_name();
+        let without_name = async {
+            self.stopped().await;
+            drop(name);
+            std::future::pending().await
+        };
+        tokio::select! {
+            biased;
+            () = without_name => {}
+            () = self.accept_for_ever(listener.socket()) => {}
+        }
+        self.close(listener.into_socket());
     }
 
     async fn accept_for_ever(&self, listener: &UnixListener) {
