@@ -1,13 +1,78 @@
-//! `manyring resize`, `link`, `mtu` and `announce`: a running daemon, asked over its control
-//! socket to change a device.
+//! `manyring add`, `remove`, `reload`, `resize`, `link`, `mtu` and `announce`: a running daemon,
+//! asked over its control socket to change something.
 
-use crate::cli::{AnnounceArgs, LinkArgs, LinkState, MtuArgs, ResizeArgs};
+use crate::cli::{
+    AddedDevice, AnnounceArgs, LinkArgs, LinkState, MtuArgs, ReloadArgs, RemoveArgs, ResizeArgs,
+};
+use crate::config::diff::StepInfo;
 use crate::config::plan::{is_device_name, parse_size};
+use crate::config::raw::RawConfig;
 use crate::control::client::{self, look};
+use crate::house::Done;
 use crate::output::{Failure, print};
+use hyper::Method;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
+
+/// `manyring add`
+pub(crate) async fn add(device: AddedDevice) -> Result<(), Failure> {
+    let (kind, mut raw) = match device {
+        AddedDevice::Blk(args) => ("blk", RawConfig::from(*args)),
+        AddedDevice::Net(args) => ("net", RawConfig::from(*args)),
+    };
+    let missing = || Failure::Wrong("--control: is missing".to_owned());
+    let control = raw.daemon.control.take().ok_or_else(missing)?;
+    if let Some(option) = raw.daemon.given() {
+        return Err(Failure::Wrong(format!("{option}: is chosen where the daemon is started")));
+    }
+    let keys =
+        raw.blk.iter().map(serde_json::to_value).chain(raw.net.iter().map(serde_json::to_value));
+    let mut keys = keys.last().and_then(Result::ok).unwrap_or_default();
+    let Some(keys) = keys.as_object_mut() else { return Err(missing()) };
+    keys.retain(|_, value| !value.is_null());
+    // The daemon has another working directory.
+    for key in ["file", "socket_path", "pcap"] {
+        let Some(path) = keys.get(key).and_then(Value::as_str) else { continue };
+        let whole = std::path::absolute(path).map_err(|error| format!("{key}: {error}"))?;
+        keys.insert(key.to_owned(), whole.to_string_lossy().into());
+    }
+    keys.insert("kind".to_owned(), kind.into());
+    let name = keys.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+    check_name(&name)?;
+    let (path, body) = (format!("/v1/devices/{name}"), Value::from(keys.clone()).to_string());
+    let done: Done = client::change(&control, (Method::PUT, &path), body, PREPARE).await?;
+    print(&told(&name, &done))
+}
+
+/// `manyring remove`
+pub(crate) async fn remove(args: &RemoveArgs) -> Result<(), Failure> {
+    check_name(&args.device)?;
+    let path = format!("/v1/devices/{}?force={}", args.device, args.force);
+    let change = (Method::DELETE, path.as_str());
+    let _: Value = client::change(&args.control, change, String::new(), PREPARE).await?;
+    print(&format!("{}: removed\n", args.device))
+}
+
+/// `manyring reload`
+pub(crate) async fn reload(args: &ReloadArgs) -> Result<(), Failure> {
+    let path = format!("/v1/reload?dry_run={}", args.dry_run);
+    let change = (Method::POST, path.as_str());
+    let done: Done = client::change(&args.control, change, String::new(), PREPARE_ALL).await?;
+    print(&told("configuration", &done))
+}
+
+/// What was done, a line for each step.
+fn told(what: &str, done: &Done) -> String {
+    if done.steps.is_empty() {
+        return format!("{what}: nothing to change\n");
+    }
+    let line = |step: &StepInfo| match step.keys.as_slice() {
+        [] => format!("{}: {}\n", step.device, step.step),
+        keys => format!("{}: {} ({})\n", step.device, step.step, keys.join(", ")),
+    };
+    done.steps.iter().map(line).collect()
+}
 
 /// `manyring resize`
 pub(crate) async fn resize(args: &ResizeArgs) -> Result<(), Failure> {
@@ -44,6 +109,10 @@ pub(crate) async fn announce(args: &AnnounceArgs) -> Result<(), Failure> {
     print(&format!("{}: the guest has been told to announce itself\n", args.device))
 }
 
+/// A device is opened and closed within these times, however slow the host is.
+const PREPARE: Duration = Duration::from_secs(25);
+/// The same for all devices of a configuration.
+const PREPARE_ALL: Duration = Duration::from_secs(115);
 /// Changes of an interface end within what any answer may take.
 const AT_ONCE: Duration = Duration::ZERO;
 /// A resize gives requests in flight ten seconds, and a slow host has to change a large file.
@@ -60,7 +129,7 @@ async fn change(
     let path = format!("/v1/devices/{device}");
     // A daemon that does not answer at all is told of soon, whatever the change may take.
     let _: Value = look(control, &path).await?;
-    client::change(control, &format!("{path}/{what}"), body, host).await
+    client::change(control, (Method::POST, &format!("{path}/{what}")), body, host).await
 }
 
 /// A name that no device can have is not put into a path.

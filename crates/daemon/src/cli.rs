@@ -1,5 +1,12 @@
 //! The command line: options, help and what they mean as a configuration.
 
+mod ask;
+
+pub(crate) use ask::{
+    AddArgs, AddedDevice, AnnounceArgs, LinkArgs, LinkState, MtuArgs, ReloadArgs, RemoveArgs,
+    ResizeArgs, StatsArgs,
+};
+
 use crate::config::numbers;
 use crate::config::raw::{RawBlk, RawConfig, RawDaemon, RawNet, RawSize, RawSocket, RawXenBlk};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -42,6 +49,12 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show what the queues of a running daemon do.
     Stats(StatsArgs),
+    /// Add a device to a running daemon, or change one that was added.
+    Add(AddArgs),
+    /// Remove a device from a running daemon.
+    Remove(RemoveArgs),
+    /// Have a running daemon read its configuration file again.
+    Reload(ReloadArgs),
     /// Change the size of a disk that is served, or take the host's size anew.
     Resize(ResizeArgs),
     /// Pull the cable of a guest, or plug it in.
@@ -125,87 +138,6 @@ fn parse_count(text: &str, max: usize) -> Result<usize, String> {
         Ok(n) if (1..=max).contains(&n) => Ok(n),
         _ => Err(format!("not between 1 and {max}")),
     }
-}
-
-/// `manyring stats`
-#[derive(Args, Debug)]
-pub(crate) struct StatsArgs {
-    /// The daemon's control socket.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) control: PathBuf,
-    /// Print JSON, one line each time with --watch.
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Show every SECONDS seconds what has happened since the last time [default: 1].
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        num_args = 0..=1,
-        default_missing_value = "1",
-        value_parser = clap::value_parser!(u64).range(1..=86400)
-    )]
-    pub(crate) watch: Option<u64>,
-    /// Only this device.
-    pub(crate) device: Option<String>,
-}
-
-/// `manyring resize`
-#[derive(Args, Debug)]
-pub(crate) struct ResizeArgs {
-    /// The daemon's control socket.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) control: PathBuf,
-    /// The device.
-    pub(crate) device: String,
-    /// The new size; without it the host's file or device is measured again.
-    pub(crate) size: Option<String>,
-    /// Allow a smaller size, and lose what is behind it.
-    #[arg(long, requires = "size")]
-    pub(crate) shrink: bool,
-}
-
-/// `manyring link`
-#[derive(Args, Debug)]
-pub(crate) struct LinkArgs {
-    /// The daemon's control socket.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) control: PathBuf,
-    /// The device.
-    pub(crate) device: String,
-    /// What the link shall be.
-    #[arg(value_enum)]
-    pub(crate) state: LinkState,
-}
-
-/// Whether a link is up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LinkState {
-    /// Packets pass.
-    Up,
-    /// No packet passes, and the guest sees it.
-    Down,
-}
-
-/// `manyring mtu`
-#[derive(Args, Debug)]
-pub(crate) struct MtuArgs {
-    /// The daemon's control socket.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) control: PathBuf,
-    /// The device.
-    pub(crate) device: String,
-    /// Bytes of payload of one frame, 68 to 65535.
-    pub(crate) mtu: u64,
-}
-
-/// `manyring announce`
-#[derive(Args, Debug)]
-pub(crate) struct AnnounceArgs {
-    /// The daemon's control socket.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) control: PathBuf,
-    /// The device.
-    pub(crate) device: String,
 }
 
 /// `manyring run`
@@ -409,6 +341,7 @@ impl From<DaemonArgs> for RawDaemon {
             spin_us: args.spin_us,
             io_uring: args.no_io_uring.then_some(false),
             control: args.control,
+            state_dir: None,
             wait: args.wait,
         }
     }

@@ -14,6 +14,7 @@ mod cli;
 pub mod config;
 mod control;
 mod fds;
+mod house;
 mod log;
 mod metrics;
 mod output;
@@ -27,7 +28,7 @@ use cli::{Cli, Command};
 use config::Plan;
 use output::{Failure, print};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -79,10 +80,10 @@ fn obey(cli: Cli) -> Result<(), Failure> {
     log::start(&cli.log_level, cli.log_format).map_err(Failure::Wrong)?;
     match cli.command {
         Command::Blk(args) if args.print_capabilities => print(cli::BLK_CAPABILITIES),
-        Command::Blk(args) => serve(&config::planned((*args).into())?),
+        Command::Blk(args) => serve(&config::planned((*args).into())?, None),
         Command::Net(args) if args.print_capabilities => print(cli::NET_CAPABILITIES),
-        Command::Net(args) => serve(&config::planned((*args).into())?),
-        Command::XenBlk(args) => serve(&config::planned((*args).into())?),
+        Command::Net(args) => serve(&config::planned((*args).into())?, None),
+        Command::XenBlk(args) => serve(&config::planned((*args).into())?, None),
         Command::Run(args) => {
             let plan = config::read(&args.config)?;
             if args.print_plan {
@@ -90,12 +91,15 @@ fn obey(cli: Cli) -> Result<(), Failure> {
                 let text = serde_json::to_string_pretty(&plan).map_err(|e| e.to_string())?;
                 return print(&(text + "\n"));
             }
-            serve(&plan)
+            serve(&plan, Some(args.config))
         }
         Command::Stats(args) => runtime()?.block_on(stats::show(&args)),
         Command::Resize(args) => runtime()?.block_on(ask::resize(&args)),
         Command::Link(args) => runtime()?.block_on(ask::link(&args)),
         Command::Mtu(args) => runtime()?.block_on(ask::mtu(&args)),
+        Command::Add(args) => runtime()?.block_on(ask::add(args.device)),
+        Command::Remove(args) => runtime()?.block_on(ask::remove(&args)),
+        Command::Reload(args) => runtime()?.block_on(ask::reload(&args)),
         Command::Announce(args) => runtime()?.block_on(ask::announce(&args)),
         Command::Snippet(args) => print(&snippet::text(&args).map_err(Failure::Wrong)?),
     }
@@ -108,13 +112,31 @@ fn runtime() -> Result<Runtime, String> {
         .map_err(|error| format!("cannot start: {error}"))
 }
 
+/// Reads the configuration again at each SIGHUP, for ever.
+async fn reload_at(hangups: Option<tokio::signal::unix::Signal>, state: control::State) {
+    let Some(mut hangups) = hangups else { return std::future::pending().await };
+    while hangups.recv().await.is_some() {
+        let who = control::Who { comm: "SIGHUP".to_owned(), ..control::Who::default() };
+        match control::reload(&state, who, false).await {
+            Ok(done) => {
+                let steps = done.steps.len();
+                tracing::info!(generation = done.generation, steps, "configuration reloaded");
+            }
+            Err(error) => {
+                tracing::error!(%error, "configuration not reloaded: all is as it was");
+            }
+        }
+    }
+    std::future::pending().await
+}
+
 /// Puts the parts together and serves until a signal comes.
-fn serve(plan: &Plan) -> Result<(), Failure> {
+fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
     let runtime = runtime()?;
     let served = runtime.block_on(async {
-        signals::outlive()?;
+        let hangups = signals::outlive(file.is_some())?;
         // A disk may take long to open: SIGTERM still ends us at once.
-        let mut house = assemble::House::new(plan).await.map_err(|error| error.to_string())?;
+        let mut house = house::House::new(plan).await.map_err(|error| error.to_string())?;
         // From here on guests come. Disks have been tried with the daemon's own memory only.
         manyring_memory::guard_memory();
         // What follows creates sockets, which go in good order only.
@@ -129,12 +151,20 @@ fn serve(plan: &Plan) -> Result<(), Failure> {
             stop_sender.send_replace(true);
             std::future::pending::<()>().await;
         };
-        let state = control::State { pool: house.pool().clone(), devices: house.devices().clone() };
+        let state = control::State {
+            pool: house.pool().clone(),
+            devices: house.devices().clone(),
+            door: house.door().clone(),
+            shown: house.shown(),
+            file,
+        };
+        let reloads = reload_at(hangups, state.clone());
         let pool = house.pool().clone();
         let served = tokio::select! {
             served = house.serve(&stop) => served,
             () = control::serve(control, state) => Ok(()),
             () = signals => Ok(()),
+            () = reloads => Ok(()),
         };
         let quit = manyring_engine::aside(move || pool.quit());
         if tokio::time::timeout(QUIT_TIMEOUT, quit).await.is_err() {

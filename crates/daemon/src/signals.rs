@@ -19,17 +19,23 @@ fn handled(which: Signal) -> Result<unix::Signal, String> {
         .map_err(|error| format!("cannot handle signal {}: {error}", which.as_raw()))
 }
 
-/// From here on the signals of [`OUTLIVED`] end nothing; each that comes is said.
-pub(crate) fn outlive() -> Result<(), String> {
+/// From here on the signals of [`OUTLIVED`] end nothing; each that comes is said. A process that
+/// `reloads` its configuration at a SIGHUP gets those.
+pub(crate) fn outlive(reloads: bool) -> Result<Option<unix::Signal>, String> {
+    let mut hangups = None;
     for (which, name) in OUTLIVED {
         let mut coming = handled(which)?;
+        if reloads && which == Signal::HUP {
+            hangups = Some(coming);
+            continue;
+        }
         tokio::spawn(async move {
             while coming.recv().await.is_some() {
                 tracing::info!(signal = name, "ignored");
             }
         });
     }
-    Ok(())
+    Ok(hangups)
 }
 
 /// The signals that end the process.

@@ -134,6 +134,11 @@ impl XenDisks {
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }
 
+    /// First part of the disks' names.
+    pub(crate) fn name(&self) -> &str {
+        &self.shared.plan.name
+    }
+
     /// Serves the disks until `stop` turns true. A xenstore that is lost is looked for again. Until
     /// it is found the queues run on, and then they are taken over.
     pub(crate) async fn serve(mut self, mut stop: watch::Receiver<bool>) {

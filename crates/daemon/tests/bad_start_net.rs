@@ -135,7 +135,7 @@ fn a_capture_that_cannot_be_written_is_named_and_one_that_is_there_survives_a_ba
     let capture = folder.path().join("capture");
     std::fs::write(&capture, "precious").unwrap();
     let config = format!(
-        "[[net]]\nsocket_path = '@/a'\nnull = true\npcap = '{}'\n\
+        "[daemon]\nwait = 0\n[[net]]\nsocket_path = '@/a'\nnull = true\npcap = '{}'\n\
          [[net]]\nsocket_path = '@/b'\ntap = 'mr9'\nmust_exist = true\n",
         capture.display()
     );
@@ -189,9 +189,9 @@ fn a_bridge_or_an_mtu_that_cannot_be_leaves_no_interface() {
             assert_eq!(link("mr1"), None, "{arguments}");
         }
         assert_eq!(link("mr0").unwrap().master, Some(link("br1").unwrap().index));
-        // What a second device lacks is the end of the first one too.
+        // What a second device lacks is the end of the first one too, where nothing is waited for.
         let folder = tempfile::tempdir().unwrap();
-        let config = "[[net]]\nname = 'a'\nsocket_path = '@/a'\ntap = 'mr2'\n\
+        let config = "[daemon]\nwait = 0\n[[net]]\nname = 'a'\nsocket_path = '@/a'\ntap = 'mr2'\n\
             [[net]]\nname = 'b'\nsocket_path = '@/b'\ntap = 'mr3'\nmust_exist = true\n";
         let file = folder.path().join("manyring.toml");
         std::fs::write(&file, config.replace('@', folder.path().to_str().unwrap())).unwrap();

@@ -106,7 +106,8 @@ fn a_network_device_is_shown_with_what_it_is() {
     assert_eq!(queue_count, 5, "two pairs and the control queue");
     lan.as_object_mut().unwrap().remove("queues");
     let wanted = json!({
-        "name": "lan", "kind": "net", "state": "serving", "port": "null", "interface": null,
+        "name": "lan", "kind": "net", "state": "serving", "origin": "file",
+        "port": "null", "interface": null,
         "mac": "52:54:00:12:34:56", "mtu": null, "host_mtu": null, "link": "up",
         "queue_pairs": 2, "attached_pairs": 0, "connected": false,
         "socket": daemon.socket_of("lan"),

@@ -111,7 +111,9 @@ pub struct Pool {
     /// This pool, for the watch over its workers.
     me: Weak<Self>,
     options: PoolOptions,
-    pins: Pins,
+    worker_cpus: Vec<Vec<usize>>,
+    /// By a device's name; for queues that start from now on.
+    queue_workers: Mutex<HashMap<String, Vec<usize>>>,
     places: Mutex<Vec<Place>>,
     next_id: AtomicU64,
     /// Every running queue, for the balance.
@@ -138,12 +140,18 @@ impl Pool {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             options,
-            pins,
+            worker_cpus: pins.worker_cpus,
+            queue_workers: Mutex::new(pins.queue_workers),
             places: Mutex::default(),
             next_id: AtomicU64::new(1),
             routes: Mutex::default(),
             told: Arc::default(),
         })
+    }
+
+    /// Chooses the workers of queues that start from now on; see [`Pins::queue_workers`].
+    pub fn set_queue_workers(&self, queue_workers: HashMap<String, Vec<usize>>) {
+        *self.queue_workers.lock().unwrap_or_else(PoisonError::into_inner) = queue_workers;
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Place>> {
@@ -181,7 +189,7 @@ impl Pool {
             let thread_id = running.map(|running| running.thread_id);
             WorkerView {
                 stats,
-                cpus: self.pins.worker_cpus.get(index).cloned(),
+                cpus: self.worker_cpus.get(index).cloned(),
                 thread_id,
                 times: thread_id.map(thread_times).unwrap_or_default(),
                 is_open: running.is_none_or(|running| {
@@ -196,8 +204,10 @@ impl Pool {
     /// balance moves it when that is worth it.
     pub fn start(self: &Arc<Self>, queue: impl Run + 'static, home: Home) -> Option<QueueHandle> {
         self.has_ring()?;
-        let pins = self.pins.queue_workers.get(&home.device);
-        let pin = pins.and_then(|workers| workers.get(home.unit).copied());
+        let pin = {
+            let pins = self.queue_workers.lock().unwrap_or_else(PoisonError::into_inner);
+            pins.get(&home.device).and_then(|workers| workers.get(home.unit).copied())
+        };
         let worker = pin.unwrap_or_else(|| self.first_that_comes_back());
         let seat = self.seat(worker)?;
         let id = QueueId(self.next_id.fetch_add(1, Ordering::Relaxed));
@@ -277,7 +287,7 @@ impl Pool {
         let wake = wake();
         stats.law.wake_ns.set(wake.ns);
         let law = Law::new(self.options.polling, wake.ns, index as u64);
-        let cpus = self.pins.worker_cpus.get(index).cloned();
+        let cpus = self.worker_cpus.get(index).cloned();
         // The first one stays: a guest that arrives must not depend on a thread that can be had. It
         // ends only to give back threads of the kernel, which are more than its next start takes.
         let post = Post::new(Serves::Queues(self.me.clone()));

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 /// The kernel's reports of interfaces; `None`: no device has one, or the kernel reports nothing.
 #[derive(Debug, Default)]
-pub(super) struct HostLinks(Option<AsyncFd<LinkEvents>>);
+pub(crate) struct HostLinks(Option<AsyncFd<LinkEvents>>);
 
 #[allow(
     deprecated,
@@ -27,7 +27,7 @@ fn watched() -> io::Result<AsyncFd<LinkEvents>> {
 
 impl HostLinks {
     /// Listens from now on, if a device of `plan` has an interface.
-    pub(super) fn open(plan: &Plan) -> Self {
+    pub(crate) fn open(plan: &Plan) -> Self {
         if plan.net.iter().all(|net| matches!(net.port, PortPlan::Null { .. })) {
             return Self::default();
         }
@@ -38,8 +38,13 @@ impl HostLinks {
         Self(events.ok())
     }
 
+    /// True if it hears of changes.
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Tells the network devices of `devices` for ever.
-    pub(super) async fn follow(self, devices: Registry) {
+    pub(crate) async fn follow(self, devices: Registry) {
         let Some(events) = self.0 else { return };
         loop {
             let Ok(mut ready) = events.readable().await else { return };
@@ -77,7 +82,7 @@ fn with_interface(part: &Part) -> Option<&Arc<NetDevice>> {
 
 /// Has the device of `part` look after its interface, until the result is dropped. A device that
 /// `is_late` may have missed reports that came after its port was opened.
-pub(super) fn look_after(part: &Part, is_late: bool) -> JoinSet<()> {
+pub(crate) fn look_after(part: &Part, is_late: bool) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     if let Some(device) = with_interface(part).cloned() {
         if is_late {

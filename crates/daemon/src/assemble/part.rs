@@ -17,6 +17,8 @@ pub(crate) struct Part {
     pub(crate) connected: Connected,
     /// How the device can be reached, for people.
     pub(crate) socket: String,
+    /// Who has asked for it: see [`crate::config::plan::Place::origin`].
+    pub(crate) origin: &'static str,
 }
 
 /// The device as what it is.
@@ -35,8 +37,8 @@ pub(crate) enum Blk {
 
 impl Part {
     /// A device that no front-end uses yet.
-    pub(crate) fn new(kind: Kind, socket: String) -> Self {
-        Self { kind, connected: Connected::new(false), socket }
+    pub(crate) fn new(kind: Kind, socket: String, origin: &'static str) -> Self {
+        Self { kind, connected: Connected::new(false), socket, origin }
     }
 
     /// The device's name in the configuration.

@@ -1,8 +1,8 @@
-//! `Wanted`: a device of the plan, what must be opened to serve it, and the device made of that.
+//! What must be opened to serve a device of the plan, and the device made of that.
 
 use super::disk::{self, DiskError};
 use super::{AssembleError, Blk, Kind, Part, port};
-use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, NetPlan, Place, PortPlan, SocketPlan};
+use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Place, Wanted};
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::Port;
 use manyring_device::Device;
@@ -11,67 +11,23 @@ use manyring_device::net::{MacAddress, NetDevice, NetOptions};
 use manyring_engine::Pool;
 use std::sync::Arc;
 
-/// A device that is to be served. Clones share the plan.
-#[derive(Clone, Debug)]
-pub(super) enum Wanted {
-    Blk(Arc<BlkPlan>),
-    Net(Arc<NetPlan>),
-}
-
 /// The host's side of a device, opened.
 #[derive(Debug)]
-pub(super) enum Opened {
+pub(crate) enum Opened {
     Disk(Arc<dyn Disk>),
     Port(Arc<dyn Port>, MacAddress),
 }
 
 /// A device, and the same device as the control API sees it.
 #[derive(Debug)]
-pub(super) struct Made {
-    pub(super) device: Arc<dyn Device>,
-    pub(super) part: Part,
+pub(crate) struct Made {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) part: Part,
 }
 
 impl Wanted {
-    /// What every device has.
-    pub(super) fn plan(&self) -> &DevicePlan {
-        match self {
-            Self::Blk(blk) => &blk.device,
-            Self::Net(net) => &net.device,
-        }
-    }
-
-    /// The kind of the device, as the control API names it.
-    pub(super) fn kind(&self) -> &'static str {
-        match self {
-            Self::Blk(_) => "blk",
-            Self::Net(_) => "net",
-        }
-    }
-
-    /// The key that names what [`Self::open`] opens.
-    pub(super) fn key(&self) -> &'static str {
-        match self {
-            Self::Blk(_) => "file",
-            Self::Net(net) => match &net.port {
-                PortPlan::Macvtap { .. } => "macvtap",
-                _ => "tap",
-            },
-        }
-    }
-
-    /// How the device can be reached, for people.
-    pub(super) fn socket(&self) -> String {
-        match &self.plan().socket {
-            SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
-                path.display().to_string()
-            }
-            SocketPlan::Fd(fd) => format!("fd {fd}"),
-        }
-    }
-
     /// Opens the disk or the port. May block.
-    pub(super) fn open(&self, io_uring: bool) -> Result<Opened, AssembleError> {
+    pub(crate) fn open(&self, io_uring: bool) -> Result<Opened, AssembleError> {
         match self {
             Self::Blk(blk) => open_disk(blk, io_uring).map(Opened::Disk),
             Self::Net(net) => port::open(net).map(|(port, mac)| Opened::Port(port, mac)),
@@ -79,7 +35,7 @@ impl Wanted {
     }
 
     /// Puts around it what goes wrong on purpose and what captures. May block.
-    pub(super) fn decorated(&self, opened: Opened) -> Result<Opened, AssembleError> {
+    pub(crate) fn decorated(&self, opened: Opened) -> Result<Opened, AssembleError> {
         match (self, opened) {
             (Self::Blk(blk), Opened::Disk(disk)) => {
                 Ok(Opened::Disk(disk::decorated(disk, blk.fault)))
@@ -92,17 +48,17 @@ impl Wanted {
     }
 
     /// Makes the device of what was opened for it.
-    pub(super) fn made(&self, opened: Opened, pool: &Arc<Pool>) -> Made {
-        let socket = self.socket();
+    pub(crate) fn made(&self, opened: Opened, pool: &Arc<Pool>) -> Made {
+        let (socket, origin) = (self.socket(), self.plan().place.origin());
         match (self, opened) {
             (Self::Blk(blk), Opened::Disk(disk)) => {
                 let device = Arc::new(BlkDevice::new(blk_options(blk), disk, pool.clone()));
-                let part = Part::new(Kind::Blk(Blk::Virtio(device.clone())), socket);
+                let part = Part::new(Kind::Blk(Blk::Virtio(device.clone())), socket, origin);
                 Made { device, part }
             }
             (Self::Net(net), Opened::Port(port, mac)) => {
                 let device = Arc::new(NetDevice::new(net_options(net, mac), port, pool.clone()));
-                Made { part: Part::new(Kind::Net(device.clone()), socket), device }
+                Made { part: Part::new(Kind::Net(device.clone()), socket, origin), device }
             }
             _ => unreachable!("a disk is opened for a block device, a port for a network device"),
         }
@@ -152,7 +108,7 @@ fn open_disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleErr
 }
 
 /// The error that an image cannot be served, with its key and its cure.
-pub(super) fn image_error(place: &Place, source: ImageError) -> AssembleError {
+pub(crate) fn image_error(place: &Place, source: ImageError) -> AssembleError {
     let hint = match source {
         ImageError::Container { .. } => {
             let insist = place.setting("format", "raw");

@@ -1,5 +1,6 @@
 //! Raw configuration -> plan: what the user wrote, and what will be done.
 
+pub(crate) mod diff;
 mod explain;
 pub(crate) mod numbers;
 pub(crate) mod plan;
@@ -8,8 +9,9 @@ pub(crate) mod raw;
 pub use plan::Plan;
 
 use crate::output::Failure;
-use plan::Source;
+use plan::{Source, Wanted};
 use raw::RawConfig;
+use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Reads a configuration file's text: syntax, names and values are checked, nothing is opened.
@@ -44,6 +46,39 @@ pub(crate) fn read(path: &Path) -> Result<Plan, Failure> {
     let plan = parse(&text).map_err(wrong)?;
     plan.check_found().map_err(|error| wrong(error.to_string()))?;
     Ok(plan)
+}
+
+/// The device of a request of the control API: a JSON object with the keys of its table, and with
+/// `kind`.
+///
+/// # Errors
+/// One line, which names the key.
+pub(crate) fn device(name: &str, text: &str) -> Result<Wanted, String> {
+    let body = |error: serde_json::Error| format!("body: {error}");
+    let mut keys: Map<String, Value> = serde_json::from_str(text).map_err(body)?;
+    let kind = keys.remove("kind");
+    if keys.insert("name".to_owned(), name.into()).is_some_and(|other| other != name) {
+        return Err(format!("name: contradicts the path, which names {name:?}"));
+    }
+    for key in ["fd", "tap_fds"] {
+        if keys.contains_key(key) {
+            return Err(format!(
+                "{key}: is handed in at the start of the daemon, not over its API"
+            ));
+        }
+    }
+    let planned = match kind.as_ref().and_then(Value::as_str) {
+        Some("blk") => {
+            let raw = serde_json::from_value(keys.into()).map_err(body)?;
+            plan::BlkPlan::new(raw, 0, Source::Api).map(|blk| Wanted::Blk(blk.into()))
+        }
+        Some("net") => {
+            let raw = serde_json::from_value(keys.into()).map_err(body)?;
+            plan::NetPlan::new(raw, 0, Source::Api).map(|net| Wanted::Net(net.into()))
+        }
+        _ => return Err("kind: must be \"blk\" or \"net\"".to_owned()),
+    };
+    planned.map_err(|error| error.to_string())
 }
 
 /// Plans what the options of a command say.

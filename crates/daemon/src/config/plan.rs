@@ -7,7 +7,9 @@ mod paths;
 mod pins;
 mod place;
 mod polling;
+mod socket;
 mod unique;
+mod wanted;
 mod xen;
 
 pub(crate) use access::AccessPlan;
@@ -17,6 +19,8 @@ pub(crate) use paths::unexpanded;
 pub(crate) use pins::in_words;
 pub(crate) use place::{Place, PlanError, Source};
 pub(crate) use polling::PollingPlan;
+pub(crate) use socket::SocketPlan;
+pub(crate) use wanted::Wanted;
 pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
 use super::numbers;
@@ -40,6 +44,15 @@ pub struct Plan {
     pub(crate) xen_blk: Vec<XenBlkPlan>,
 }
 
+/// What became of a look at a plan.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Good,
+    /// Two devices would share something that only one can have.
+    Shared(PlanError),
+    Wrong(PlanError),
+}
+
 /// What concerns the whole process.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DaemonPlan {
@@ -53,6 +66,9 @@ pub(crate) struct DaemonPlan {
     pub(crate) polling: PollingPlan,
     pub(crate) io_uring: bool,
     pub(crate) control: Option<PathBuf>,
+    /// Where devices of the control API are kept; without it they end with the process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) state_dir: Option<PathBuf>,
     /// Seconds to wait for what another process holds; `None`: for ever.
     pub(crate) wait: Option<u32>,
 }
@@ -96,21 +112,6 @@ pub(crate) struct BlkPlan {
     pub(crate) on_full: OnFullPlan,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<RawFault>,
-}
-
-/// Where the front-end comes from.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum SocketPlan {
-    Listen {
-        path: PathBuf,
-        #[serde(flatten)]
-        access: AccessPlan,
-    },
-    Connect {
-        path: PathBuf,
-    },
-    Fd(i32),
 }
 
 /// What the blocks end in.
@@ -167,6 +168,17 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Checks a plan to which devices were added, with what the host finds under their paths.
+    pub(crate) fn check_again(&self) -> Found {
+        if let Err(error) = pins::check(self).and_then(|()| paths::check(self)) {
+            return Found::Wrong(error);
+        }
+        match unique::check(self).and_then(|()| unique::check_found(self)) {
+            Ok(()) => Found::Good,
+            Err(error) => Found::Shared(error),
+        }
+    }
+
     /// Checks that no two devices share what the host finds under their paths, and that no path is
     /// one that a shell would have replaced.
     pub(crate) fn check_found(&self) -> Result<(), PlanError> {
@@ -210,13 +222,14 @@ impl DaemonPlan {
             check_len(path, &place, "control")?;
         }
         let io_uring = raw.io_uring.unwrap_or(true);
-        let control = raw.control.clone();
-        Ok(Self { place, workers, worker_cpus, polling, io_uring, control, wait: raw.wait })
+        let (control, state_dir) = (raw.control.clone(), raw.state_dir.clone());
+        let wait = raw.wait;
+        Ok(Self { place, workers, worker_cpus, polling, io_uring, control, state_dir, wait })
     }
 }
 
 impl BlkPlan {
-    fn new(raw: RawBlk, index: usize, source: Source) -> Result<Self, PlanError> {
+    pub(super) fn new(raw: RawBlk, index: usize, source: Source) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("blk{index}"));
         let place = device_place(&name, "[[blk]]", source)?;
         let num_queues = raw.num_queues.unwrap_or(NUM_QUEUES);
@@ -304,53 +317,6 @@ fn check_len(path: &Path, place: &Place, key: &'static str) -> Result<(), PlanEr
         return Ok(());
     }
     place.error(key, format!("{} is longer than {PATH_LEN_MAX} bytes", path.display()))
-}
-
-impl SocketPlan {
-    fn new(raw: RawSocket, place: &Place) -> Result<Self, PlanError> {
-        let access = AccessPlan::new(&raw, place)?;
-        let key = |key| place.key(key);
-        if raw.client || raw.fd.is_some() {
-            // The socket is somebody else's: nothing of it is ours to set.
-            let whose = key(if raw.client { "client" } else { "fd" });
-            for (name, is_set) in [
-                ("socket_owner", raw.socket_owner.is_some()),
-                ("socket_group", raw.socket_group.is_some()),
-                ("socket_mode", raw.socket_mode.is_some()),
-            ] {
-                if is_set {
-                    let problem = format!("contradicts {whose}: the socket is not made here");
-                    return place.error(name, problem);
-                }
-            }
-        }
-        match (raw.socket_path, raw.fd) {
-            (Some(_), Some(_)) => place.error("fd", format!("contradicts {}", key("socket_path"))),
-            (None, None) => place.error("socket_path", format!("is missing (or {})", key("fd"))),
-            (None, Some(_)) if raw.client => {
-                place.error("client", format!("needs {}", key("socket_path")))
-            }
-            (None, Some(fd)) if fd < 3 => {
-                place.error("fd", format!("{fd} is not a socket that was handed in"))
-            }
-            (None, Some(fd)) => Ok(Self::Fd(fd)),
-            (Some(path), None) => {
-                check_len(&path, place, "socket_path")?;
-                if raw.client {
-                    return Ok(Self::Connect { path });
-                }
-                Ok(Self::Listen { path, access })
-            }
-        }
-    }
-
-    /// The socket's name, if it has one.
-    fn path(&self) -> Option<&Path> {
-        match self {
-            Self::Listen { path, .. } | Self::Connect { path } => Some(path),
-            Self::Fd(_) => None,
-        }
-    }
 }
 
 impl DiskPlan {

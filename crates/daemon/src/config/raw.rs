@@ -39,8 +39,25 @@ pub(crate) struct RawDaemon {
     pub(crate) io_uring: Option<bool>,
     /// Path of the control socket; default: none.
     pub(crate) control: Option<PathBuf>,
+    /// Folder in which devices of the control API are kept; default: they end with the process.
+    pub(crate) state_dir: Option<PathBuf>,
     /// Seconds to wait for what another process holds; 0: none; default: for ever.
     pub(crate) wait: Option<u32>,
+}
+
+impl RawDaemon {
+    /// An option of the command line that was given, if any; apart from `control`.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--workers", self.workers.is_some()),
+            ("--worker-cpus", self.worker_cpus.is_some()),
+            ("--polling", self.polling.is_some()),
+            ("--spin-us", self.spin_us.is_some()),
+            ("--no-io-uring", self.io_uring.is_some()),
+            ("--wait", self.wait.is_some()),
+        ];
+        given.iter().find(|(_, is_given)| *is_given).map(|(option, _)| *option)
+    }
 }
 
 /// Where the front-end of a device comes from, and what is taken from it: keys of every device,
@@ -80,7 +97,8 @@ pub(crate) struct RawSocket {
 }
 
 /// A user or group: its name, or its number, which a file may have without quotes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub(crate) struct RawAccount(pub(crate) String);
 
 impl FromStr for RawAccount {
@@ -92,7 +110,8 @@ impl FromStr for RawAccount {
 }
 
 /// A size: with its unit, or a number of bytes, which a file may have without quotes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub(crate) struct RawSize(pub(crate) String);
 
 impl FromStr for RawSize {
@@ -130,6 +149,10 @@ impl Visitor<'_> for TextOrNumber {
         Ok(text.to_owned())
     }
 
+    fn visit_u64<E: Error>(self, number: u64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+
     fn visit_i64<E: Error>(self, number: i64) -> Result<String, E> {
         Ok(number.to_string())
     }
@@ -140,7 +163,7 @@ impl Visitor<'_> for TextOrNumber {
 macro_rules! device_table {
     ($(#[$about:meta])* $table:ident { $($own:tt)* }) => {
         $(#[$about])*
-        #[derive(Clone, Debug, Default, Deserialize)]
+        #[derive(Clone, Debug, Default, Deserialize, Serialize)]
         #[serde(deny_unknown_fields, default)]
         pub(crate) struct $table {
             /// Name of the device, unique.

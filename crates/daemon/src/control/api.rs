@@ -2,7 +2,7 @@
 
 use super::refusal::{Refusal, aside};
 use super::snapshot::{DeviceInfo, Devices, Workers};
-use super::{Controlled, Entry, State, change};
+use super::{Controlled, Entry, State, change, config, devices as manage};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path, State as Extract};
 use axum::http::{StatusCode, header};
@@ -14,18 +14,25 @@ use std::sync::Arc;
 /// Longest body that is read.
 const BODY_SIZE_MAX: usize = 4096;
 
+/// Longest configuration that is read.
+const CONFIG_SIZE_MAX: usize = 8 << 20;
+
 /// What `/metrics` is.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All routes.
 pub(super) fn router(state: State) -> Router {
+    let whole = get(config::show).put(config::replace);
+    let whole = whole.layer(DefaultBodyLimit::max(CONFIG_SIZE_MAX));
     Router::new()
         .route("/v1/devices", get(devices))
-        .route("/v1/devices/{name}", get(device))
+        .route("/v1/devices/{name}", get(device).put(manage::put).delete(manage::delete))
         .route("/v1/devices/{name}/resize", post(change::resize))
         .route("/v1/devices/{name}/link", post(change::link))
         .route("/v1/devices/{name}/mtu", post(change::mtu))
         .route("/v1/devices/{name}/announce", post(change::announce))
+        .route("/v1/config", whole)
+        .route("/v1/reload", post(config::read_again))
         .route("/v1/workers", get(workers))
         .route("/metrics", get(metrics))
         .fallback(async || Refusal::new(StatusCode::NOT_FOUND, "no such path"))

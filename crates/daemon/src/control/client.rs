@@ -24,18 +24,18 @@ pub(crate) async fn look<T: DeserializeOwned>(control: &Path, path: &str) -> Res
     ask(control, exchange(control, Method::GET, path, String::new()), TIMEOUT).await
 }
 
-/// Asks it to change what is at `path`, and waits as long for the answer as it may have to wait for
-/// the host, beside what [`look`] waits.
+/// Asks it with this method to change what is at `path`, and waits as long for the answer as it may
+/// have to wait for the host, beside what [`look`] waits.
 ///
 /// # Errors
 /// As [`look`].
 pub(crate) async fn change<T: DeserializeOwned>(
     control: &Path,
-    path: &str,
+    (method, path): (Method, &str),
     body: String,
     host: Duration,
 ) -> Result<T, String> {
-    ask(control, exchange(control, Method::POST, path, body), TIMEOUT + host).await
+    ask(control, exchange(control, method, path, body), TIMEOUT + host).await
 }
 
 /// Waits for an answer, and parses it.
@@ -53,7 +53,8 @@ async fn ask<T: DeserializeOwned>(
     }
     let answer = tokio::time::timeout(timeout, exchange).await;
     let bytes = answer.unwrap_or_else(|_| Err(silent()))?;
-    serde_json::from_slice(&bytes)
+    let text = if bytes.is_empty() { b"null" } else { &bytes[..] };
+    serde_json::from_slice(text)
         .map_err(|error| format!("{}: not understood: {error}", control.display()))
 }
 

@@ -6,21 +6,44 @@
 mod api;
 mod change;
 pub(crate) mod client;
+mod config;
+mod devices;
+mod patient;
+mod places;
 mod refusal;
 mod registry;
 mod reserve;
 pub(crate) mod snapshot;
 mod socket;
 
+pub(crate) use config::reload;
 pub(crate) use registry::{Controlled, Entry, Registry, Waiting};
 pub(crate) use socket::{bind, serve};
 
+use crate::config::Plan;
+use crate::house::Door;
 use manyring_engine::Pool;
+use std::path::PathBuf;
 use std::sync::Arc;
+use tokio::sync::watch;
 
 /// What the control API shows and changes.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) pool: Arc<Pool>,
     pub(crate) devices: Registry,
+    pub(crate) door: Door,
+    /// The generation, and the plan that is carried out.
+    pub(crate) shown: watch::Receiver<(u64, Arc<Plan>)>,
+    /// The configuration file, if there is one.
+    pub(crate) file: Option<PathBuf>,
+}
+
+/// Who asks for a change, as the kernel tells.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Who {
+    pub(crate) uid: u32,
+    pub(crate) pid: i32,
+    /// The name of its program, as it calls itself.
+    pub(crate) comm: String,
 }

@@ -6,11 +6,17 @@ use axum::response::{IntoResponse, Response};
 
 /// An answer that is none.
 #[derive(Debug)]
-pub(super) struct Refusal(StatusCode, String);
+pub(crate) struct Refusal(StatusCode, String);
 
 impl Refusal {
     pub(super) fn new(status: StatusCode, error: impl Into<String>) -> Self {
         Self(status, error.into())
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.1)
     }
 }
 

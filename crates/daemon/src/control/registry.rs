@@ -1,6 +1,6 @@
 //! `Registry`: the devices that the control API shows and changes. Those of Xen guests come and go.
 
-use crate::assemble::Part;
+use crate::assemble::{Kind, Part};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::Semaphore;
 
@@ -12,7 +12,8 @@ pub(crate) struct Controlled {
     pub(super) changing: Arc<Semaphore>,
 }
 
-/// A device that is not served yet, because another process holds something that it needs.
+/// A device that is not served, because another process holds something that it needs, or because
+/// it cannot be served as things are.
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting {
     pub(crate) name: String,
@@ -22,8 +23,12 @@ pub(crate) struct Waiting {
     pub(crate) socket: String,
     /// The key of the configuration that names what is missing.
     pub(crate) key: &'static str,
-    /// One sentence that says who holds it, as far as the system tells.
+    /// One sentence that says who holds it, as far as the system tells, or what is wrong.
     pub(crate) reason: String,
+    /// Nobody holds it: something is wrong, and is tried again all the same.
+    pub(crate) is_failed: bool,
+    /// Who has asked for the device: see [`crate::config::plan::Place::origin`].
+    pub(crate) origin: &'static str,
 }
 
 /// A device of the configuration, or a disk of a Xen guest.
@@ -83,6 +88,16 @@ impl Registry {
     /// Adds a device that waits. It takes the place of the entry that has its name, if any.
     pub(crate) fn wait(&self, waiting: Waiting) {
         self.put(Entry::Waiting(Arc::new(waiting)));
+    }
+
+    /// A device that was served is served no more, for this reason.
+    pub(crate) fn fail(&self, name: &str, reason: String) {
+        let Some(Entry::Served(controlled)) = self.find(name) else { return };
+        let part = &controlled.part;
+        let kind = if matches!(part.kind, Kind::Net(_)) { "net" } else { "blk" };
+        let (socket, origin) = (part.socket.clone(), part.origin);
+        let (name, key, is_failed) = (name.to_owned(), "socket_path", true);
+        self.wait(Waiting { name, kind, socket, key, reason, is_failed, origin });
     }
 
     fn put(&self, entry: Entry) {

@@ -22,9 +22,13 @@ pub(crate) struct DeviceInfo {
     pub(crate) kind: String,
     #[serde(flatten)]
     pub(crate) detail: Detail,
-    /// `serving` or `waiting`: another process holds something that the device needs.
+    /// `serving`; `waiting`: another process holds something that the device needs; `failed`: it
+    /// cannot be served as things are, and is tried again.
     #[serde(default)]
     pub(crate) state: String,
+    /// `file`, `api`, `command-line` or `xen`.
+    #[serde(default)]
+    pub(crate) origin: String,
     /// While it waits: the key of the configuration that names what is missing, and why it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) waits_for: Option<String>,
@@ -181,7 +185,8 @@ impl DeviceInfo {
             name: waiting.name.clone(),
             kind: waiting.kind.to_owned(),
             detail: Detail::Waiting {},
-            state: "waiting".to_owned(),
+            state: if waiting.is_failed { "failed" } else { "waiting" }.to_owned(),
+            origin: waiting.origin.to_owned(),
             waits_for: Some(waiting.key.to_owned()),
             reason: Some(waiting.reason.clone()),
             connected: false,
@@ -225,6 +230,7 @@ impl DeviceInfo {
             kind: kind.to_owned(),
             detail,
             state: "serving".to_owned(),
+            origin: part.origin.to_owned(),
             waits_for: None,
             reason: None,
             connected: *part.connected.borrow(),

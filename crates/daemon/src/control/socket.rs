@@ -1,23 +1,30 @@
 //! The listening half: a private socket, a bounded number of clients, a descriptor kept for them.
+//!
+//! Whoever may connect can also connect and say nothing. So a client has a time for each thing that
+//! it has to do, a user a number of clients, and further ones are turned away: nobody waits behind
+//! those that are idle.
 
+use super::patient::Patient;
+use super::places::Places;
 use super::reserve::{Refill, Reserve};
-use super::{State, api};
+use super::{State, Who, api};
 use crate::config::plan::DaemonPlan;
-use axum::serve::Listener;
+use axum::{Extension, Router};
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use manyring_transport::vhost_user::{ListenError, Listener as Named, SocketPermissions};
 use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
 
-/// Clients at a time; more wait in the socket's backlog.
-const CLIENTS_MAX: usize = 64;
+/// Longest time for the head of a request, and between two requests.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pause before the name of the socket is tried again that another process has.
 const RETRY: Duration = Duration::from_millis(200);
@@ -60,12 +67,8 @@ pub(crate) async fn serve(socket: Bound, state: State) {
         Bound::Listens(socket) => socket,
         Bound::Waits(path) => freed(&path).await,
     };
-    let permits = Arc::new(Semaphore::new(CLIENTS_MAX));
-    let clients = Clients { socket, permits, reserve: Reserve::new() };
-    if let Err(error) = axum::serve(clients, api::router(state)).await {
-        tracing::error!(%error, "control socket");
-    }
-    std::future::pending().await
+    let clients = Clients { places: Places::default(), reserve: Reserve::new() };
+    clients.serve(socket.socket(), &api::router(state)).await;
 }
 
 /// The socket, when its name can be had.
@@ -79,77 +82,80 @@ async fn freed(path: &Path) -> Named {
     }
 }
 
+/// Those who are connected.
 #[derive(Debug)]
 struct Clients {
-    socket: Named,
-    permits: Arc<Semaphore>,
+    places: Places,
     reserve: Arc<Reserve>,
 }
 
-impl Listener for Clients {
-    type Io = Client;
-    type Addr = ();
-
-    async fn accept(&mut self) -> (Client, ()) {
+impl Clients {
+    /// Answers for ever.
+    async fn serve(&self, socket: &UnixListener, router: &Router) {
+        let mut tasks = JoinSet::new();
         loop {
-            let permit = self.permits.clone().acquire_owned().await.ok();
-            match self.socket.socket().accept().await {
+            let accepted = tokio::select! {
+                accepted = socket.accept() => accepted,
+                Some(_) = tasks.join_next() => continue,
+            };
+            match accepted {
                 Ok((stream, _)) => {
+                    let who = who(&stream);
+                    // Dropped behind the stream, whose descriptor is free by then.
                     let refill = Refill(self.reserve.clone());
-                    return (Client { stream, _refill: refill, _permit: permit }, ());
+                    let Some(place) = self.places.take(who.uid) else {
+                        turn_away(&stream);
+                        continue;
+                    };
+                    let asked = place.has_asked.clone();
+                    let router = router.clone().layer(Extension(who));
+                    let task = tasks.spawn(async move {
+                        answer(stream, router, &asked).await;
+                        drop((refill, place));
+                    });
+                    self.places.serve(task);
                 }
                 // No descriptor is left: this client takes the place of the one that is kept.
                 Err(error) if is_out_of_fds(&error) && self.reserve.spend() => {}
                 Err(error) => {
                     tracing::warn!(%error, "control socket: cannot accept");
-                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    tokio::time::sleep(RETRY).await;
                 }
             }
         }
     }
+}
 
-    fn local_addr(&self) -> io::Result<()> {
-        Ok(())
+/// Answers a client until it leaves, or does not keep the times.
+async fn answer(stream: UnixStream, router: Router, has_asked: &Arc<AtomicBool>) {
+    let mut server = hyper::server::conn::http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    let (router, has_asked) = (TowerToHyperService::new(router), has_asked.clone());
+    let service = service_fn(move |request| {
+        has_asked.store(true, Ordering::Relaxed);
+        router.call(request)
+    });
+    let stream = TokioIo::new(Patient::new(stream));
+    if let Err(error) = server.serve_connection(stream, service).await {
+        tracing::debug!(%error, "a client of the control socket");
     }
+}
+
+/// Tells a client that there are too many, without a look at what it asks.
+fn turn_away(stream: &UnixStream) {
+    const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
+        connection: close\r\ncontent-length: 28\r\n\r\n{\"error\":\"too many clients\"}";
+    let _ = stream.try_write(BUSY);
+}
+
+/// The process that has connected, as the kernel tells.
+fn who(stream: &UnixStream) -> Who {
+    let Ok(peer) = stream.peer_cred() else { return Who { uid: u32::MAX, ..Who::default() } };
+    let pid = peer.pid().unwrap_or_default();
+    let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    Who { uid: peer.uid(), pid, comm: comm.trim_end().to_owned() }
 }
 
 fn is_out_of_fds(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
-}
-
-/// A connected client; its permit goes with it.
-#[derive(Debug)]
-struct Client {
-    stream: UnixStream,
-    /// Dropped behind the stream, whose descriptor is free by then.
-    _refill: Refill,
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-impl AsyncRead for Client {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Client {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
 }

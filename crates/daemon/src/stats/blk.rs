@@ -51,6 +51,7 @@ mod tests {
                 physical_block_size: 4096,
             },
             state: "serving".into(),
+            origin: "file".into(),
             waits_for: None,
             reason: None,
             connected: true,

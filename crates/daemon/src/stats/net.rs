@@ -114,6 +114,7 @@ mod tests {
                 attached_pairs: 1,
             },
             state: "serving".into(),
+            origin: "file".into(),
             waits_for: None,
             reason: None,
             connected: true,

@@ -61,7 +61,11 @@ pub(crate) enum PortPlan {
 }
 
 impl NetPlan {
-    pub(super) fn new(raw: RawNet, index: usize, source: Source) -> Result<Self, PlanError> {
+    pub(in crate::config) fn new(
+        raw: RawNet,
+        index: usize,
+        source: Source,
+    ) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("net{index}"));
         let place = device_place(&name, "[[net]]", source)?;
         let port = PortPlan::new(&raw, &place)?;

@@ -9,6 +9,8 @@ pub(crate) enum Source {
     CommandLine,
     /// A file.
     File,
+    /// A request of the control API, which has one device.
+    Api,
 }
 
 impl Source {
@@ -16,7 +18,7 @@ impl Source {
     pub(super) fn daemon(self) -> Place {
         match self {
             Self::CommandLine => Place::CommandLine,
-            Self::File => Place::Table("[daemon]".to_owned()),
+            Self::File | Self::Api => Place::Table("[daemon]".to_owned()),
         }
     }
 
@@ -25,6 +27,7 @@ impl Source {
         match self {
             Self::CommandLine => Place::CommandLine,
             Self::File => Place::Table(format!("{table} {name}")),
+            Self::Api => Place::Api(name.to_string()),
         }
     }
 }
@@ -36,13 +39,15 @@ pub(crate) enum Place {
     CommandLine,
     /// `[daemon]`, or like `[[blk]] web`.
     Table(String),
+    /// A request of the control API for the device of this name.
+    Api(String),
 }
 
 impl Place {
     /// A key as it is typed in this place: `socket_path` or `--socket-path`.
     pub(crate) fn key(&self, key: &str) -> String {
         match (self, key) {
-            (Self::Table(_), key) => key.to_owned(),
+            (Self::Table(_) | Self::Api(_), key) => key.to_owned(),
             (Self::CommandLine, "file") => "--blk-file".to_owned(),
             (Self::CommandLine, "tap_fds") => "--tap-fd".to_owned(),
             (Self::CommandLine, "kinds") => "--kind".to_owned(),
@@ -65,6 +70,7 @@ impl Place {
     pub(crate) fn setting(&self, key: &str, value: &str) -> String {
         match self {
             Self::Table(_) => format!("{key} = \"{value}\""),
+            Self::Api(_) => format!("\"{key}\": \"{value}\""),
             Self::CommandLine => format!("{} {value}", self.key(key)),
         }
     }
@@ -73,7 +79,17 @@ impl Place {
     pub(crate) fn at(&self, key: &str) -> String {
         match self {
             Self::Table(table) => format!("{table}: {key}"),
+            Self::Api(name) => format!("{name}: {key}"),
             Self::CommandLine => self.key(key),
+        }
+    }
+
+    /// Who has asked for the device, as the control API names it.
+    pub(crate) fn origin(&self) -> &'static str {
+        match self {
+            Self::CommandLine => "command-line",
+            Self::Table(_) => "file",
+            Self::Api(_) => "api",
         }
     }
 

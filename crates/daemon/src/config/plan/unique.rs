@@ -90,7 +90,8 @@ fn names(plan: &Plan) -> Result<(), PlanError> {
             return place.error("name", problem);
         }
     }
-    if names.is_empty() {
+    // With a control socket devices can come later.
+    if names.is_empty() && plan.daemon.control.is_none() {
         let (at, problem) = ("blk, net, xen_blk".to_owned(), "no device is configured".to_owned());
         return Err(PlanError { at, problem });
     }

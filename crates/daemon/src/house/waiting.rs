@@ -9,14 +9,16 @@
 //!             opened                           it is served
 //!             held by another process          it waits
 //!             no answer from the host yet      it waits
-//!             an image that cannot be opened   it waits, unless no other device is left
-//!             any other error                  the start is refused
+//!             any other error                  it waits, unless no other device is left
 //! later:  open it again, with growing pauses; listen when its socket's name is free
 //! ```
-//! After the start every error is waited out: the process has other guests by then.
+//! With `wait = 0` only an image that cannot be opened costs nobody but its own device. A process
+//! that serves one device by options alone ends with the error of that device. After the start
+//! every error is waited out: the process has other guests by then.
 
-use super::wanted::{Made, Opened, Wanted};
-use super::{AssembleError, Shared};
+use super::Shared;
+use crate::assemble::{AssembleError, Made, Opened, Served};
+use crate::config::plan::Wanted;
 use crate::control::Waiting;
 use manyring_engine::aside;
 use manyring_transport::vhost_user::{Endpoint, check_path};
@@ -28,19 +30,19 @@ use tokio::time::Instant;
 /// How long the start waits for the host to open one device.
 const OPEN_PATIENCE: Duration = Duration::from_secs(1);
 /// How long it waits for all devices together that are opened slowly.
-const OPEN_PATIENCE_ALL: Duration = Duration::from_secs(5);
+pub(super) const OPEN_PATIENCE_ALL: Duration = Duration::from_secs(5);
 /// A little time for each device behind that.
 const OPEN_PATIENCE_MIN: Duration = Duration::from_millis(20);
 /// How long the start waits for other processes in all. One that has just been killed lets go of
 /// what it held within milliseconds: then nobody need see that a device waited.
-const HELD_PATIENCE: Duration = Duration::from_millis(500);
+pub(super) const HELD_PATIENCE: Duration = Duration::from_millis(500);
 /// Shortest and longest pause between two tries.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+pub(super) const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// A try to open a device, on a thread of its own. `None` inside: the call has panicked.
 pub(super) type Try = JoinHandle<Option<Result<Opened, AssembleError>>>;
 
-fn open(wanted: &Wanted, io_uring: bool) -> Try {
+pub(super) fn open(wanted: &Wanted, io_uring: bool) -> Try {
     let wanted = wanted.clone();
     tokio::spawn(aside(move || wanted.open(io_uring)))
 }
@@ -51,7 +53,7 @@ pub(super) enum First {
     Opened(Opened),
     /// Another process holds it.
     Held(AssembleError),
-    /// Its image cannot be opened.
+    /// It cannot be opened.
     Failed(AssembleError),
     /// The host has not answered yet.
     Slow(Try),
@@ -70,6 +72,8 @@ pub(super) enum Later {
 pub(super) struct Patience {
     /// Nothing is waited for: an answer is awaited as long as it takes, and then it is final.
     refuses: bool,
+    /// A device that cannot be served is no reason to refuse the others.
+    keeps_on: bool,
     /// For the host to open what is opened slowly.
     left: Duration,
     /// For other processes to let go.
@@ -77,11 +81,11 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// `wait`: the seconds that the operator allows for what another process holds.
-    pub(super) fn new(wait: Option<u32>) -> Self {
+    /// `keeps_on`: one device that cannot be served costs no other one.
+    pub(super) fn new(wait: Option<u32>, keeps_on: bool) -> Self {
         let refuses = wait == Some(0);
         let held_left = if refuses { Duration::ZERO } else { HELD_PATIENCE };
-        Self { refuses, left: OPEN_PATIENCE_ALL, held_left }
+        Self { refuses, keeps_on, left: OPEN_PATIENCE_ALL, held_left }
     }
 
     /// Opens a device for the first time.
@@ -119,30 +123,46 @@ impl Patience {
         match answer.ok().flatten() {
             Some(Ok(opened)) => Ok(First::Opened(opened)),
             Some(Err(error)) if error.is_held() && !self.refuses => Ok(First::Held(error)),
-            Some(Err(error)) if error.is_of_image() && !error.is_held() => Ok(First::Failed(error)),
-            Some(Err(error)) => Err(error),
-            None => Err(failed(wanted)),
+            Some(Err(error)) if error.is_held() => Err(error),
+            Some(Err(error)) => self.failed(error),
+            None => self.failed(failed(wanted)),
         }
     }
 
     /// # Errors
-    /// The reason of the first device, if no image could be opened and there is nothing else.
-    pub(super) fn refuse_if_all_failed<W, S>(
-        &self,
-        tried: &mut Vec<(W, S, First)>,
-    ) -> Result<(), AssembleError> {
-        let all = tried.iter().all(|(_, _, first)| matches!(first, First::Failed(_)));
-        match tried.first() {
-            Some(_) if all => match tried.swap_remove(0) {
-                (_, _, First::Failed(error)) => Err(error),
-                _ => Ok(()),
-            },
-            _ => Ok(()),
+    /// The error itself, if it concerns more than the device that has it.
+    pub(super) fn failed(&self, error: AssembleError) -> Result<First, AssembleError> {
+        if self.keeps_on && !self.refuses || error.is_of_image() {
+            return Ok(First::Failed(error));
         }
+        Err(error)
     }
 }
 
-fn failed(wanted: &Wanted) -> AssembleError {
+/// # Errors
+/// The reason of the first device that has failed, if none is opened and none may be opened soon.
+pub(super) fn refuse_if_none_is_left(
+    tried: &mut Vec<(Wanted, Served, First)>,
+) -> Result<(), AssembleError> {
+    let of_others = |error: &AssembleError| !error.is_of_image();
+    let has_failed = |first: &First| matches!(first, First::Failed(_));
+    let is_served = tried.iter().any(|(_, _, first)| matches!(first, First::Opened(_)));
+    // An image that another process holds, or that the host opens slowly, will be served; a wrong
+    // configuration beside it is told at once.
+    let is_wrong = |first: &First| matches!(first, First::Failed(error) if of_others(error));
+    let wrong = tried.iter().position(|(_, _, first)| is_wrong(first));
+    let all_failed = tried.iter().all(|(_, _, first)| has_failed(first));
+    let first = if all_failed { wrong.or(Some(0)) } else { wrong };
+    match first.filter(|index| !is_served && *index < tried.len()) {
+        Some(index) => match tried.swap_remove(index) {
+            (_, _, First::Failed(error)) => Err(error),
+            _ => Ok(()),
+        },
+        None => Ok(()),
+    }
+}
+
+pub(super) fn failed(wanted: &Wanted) -> AssembleError {
     AssembleError::Failed { at: wanted.plan().place.at(wanted.key()) }
 }
 
@@ -193,6 +213,8 @@ impl Wait {
             kind: self.wanted.kind(),
             socket: self.wanted.socket(),
             key: error.key().unwrap_or(self.wanted.key()),
+            is_failed: !(error.is_held() || matches!(error, AssembleError::Slow { .. })),
+            origin: self.wanted.plan().place.origin(),
             reason,
         });
     }

@@ -1,0 +1,241 @@
+//! Two plans -> the steps from the one to the other. Pure: nothing is looked at or opened.
+
+use super::plan::{DevicePlan, Plan, Wanted};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+
+/// A step from the running plan to the desired one.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    /// The device; `[daemon]` or `[[xen_blk]]` for what is no device.
+    pub(crate) name: String,
+    pub(crate) what: What,
+}
+
+/// What becomes of it.
+#[derive(Clone, Debug)]
+pub(crate) enum What {
+    Add(Wanted),
+    Remove,
+    /// Removed, and added with other values of these keys.
+    Replace(Wanted, Vec<String>),
+    /// These keys are taken when the process starts.
+    NeedsRestart(Vec<String>),
+}
+
+/// A step as the API shows it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub(crate) struct StepInfo {
+    pub(crate) device: String,
+    /// `add`, `remove`, `replace` or `restart`: it takes effect when the daemon is started again.
+    pub(crate) step: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) keys: Vec<String>,
+}
+
+impl Step {
+    pub(crate) fn info(&self) -> StepInfo {
+        let (step, keys) = match &self.what {
+            What::Add(_) => ("add", Vec::new()),
+            What::Remove => ("remove", Vec::new()),
+            What::Replace(_, keys) => ("replace", keys.clone()),
+            What::NeedsRestart(keys) => ("restart", keys.clone()),
+        };
+        StepInfo { device: self.name.clone(), step: step.to_owned(), keys }
+    }
+}
+
+/// The steps: first what goes, then what is replaced, then what comes.
+pub(crate) fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let now: Vec<_> = running.wanted().collect();
+    let then: Vec<_> = desired.wanted().collect();
+    let find = |all: &[Wanted], name: &str| all.iter().find(|d| d.plan().name == name).cloned();
+    for device in &now {
+        let name = &device.plan().name;
+        if find(&then, name).is_none() {
+            steps.push(Step { name: name.clone(), what: What::Remove });
+        }
+    }
+    for device in &then {
+        let name = &device.plan().name;
+        let Some(former) = find(&now, name) else { continue };
+        let keys = changed(&former.keys(), &device.keys());
+        if !keys.is_empty() {
+            steps.push(Step { name: name.clone(), what: What::Replace(device.clone(), keys) });
+        }
+    }
+    for device in &then {
+        let name = &device.plan().name;
+        if find(&now, name).is_none() {
+            steps.push(Step { name: name.clone(), what: What::Add(device.clone()) });
+        }
+    }
+    let restart = [
+        ("[daemon]", changed(&value(&running.daemon), &value(&desired.daemon))),
+        ("[[xen_blk]]", changed_xen(running, desired)),
+    ];
+    for (name, keys) in restart {
+        if !keys.is_empty() {
+            steps.push(Step { name: name.to_owned(), what: What::NeedsRestart(keys) });
+        }
+    }
+    steps
+}
+
+fn value<T: Serialize>(of: &T) -> Map<String, Value> {
+    match serde_json::to_value(of) {
+        Ok(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+fn changed_xen(running: &Plan, desired: &Plan) -> Vec<String> {
+    let all = |plan: &Plan| serde_json::to_value(&plan.xen_blk).unwrap_or_default();
+    if all(running) == all(desired) { Vec::new() } else { vec!["xen_blk".to_owned()] }
+}
+
+/// The keys, as a user writes them, whose values differ.
+fn changed(a: &Map<String, Value>, b: &Map<String, Value>) -> Vec<String> {
+    let names: BTreeSet<_> = a.keys().chain(b.keys()).collect();
+    let differs = |name: &&&String| a.get(**name) != b.get(**name);
+    names.iter().filter(differs).map(|name| written(name)).collect()
+}
+
+/// The key of a file that decides this part of a plan.
+fn written(part: &str) -> String {
+    match part {
+        "socket" => "socket_path",
+        "disk" => "file",
+        "port" => "tap",
+        "writeback" => "cache",
+        part => part,
+    }
+    .to_owned()
+}
+
+impl Wanted {
+    /// All that was chosen for the device, wherever it was written.
+    fn keys(&self) -> Map<String, Value> {
+        let mut keys = match self {
+            Self::Blk(blk) => value(&**blk),
+            Self::Net(net) => value(&**net),
+        };
+        keys.insert("kind".to_owned(), self.kind().into());
+        keys
+    }
+}
+
+impl Plan {
+    /// Its devices, apart from those of Xen guests.
+    pub(crate) fn wanted(&self) -> impl Iterator<Item = Wanted> {
+        let blks = self.blk.iter().map(|blk| Wanted::Blk(blk.clone().into()));
+        blks.chain(self.net.iter().map(|net| Wanted::Net(net.clone().into())))
+    }
+
+    /// The plan without the devices for which `goes` is true.
+    pub(crate) fn without(mut self, goes: impl Fn(&DevicePlan) -> bool) -> Self {
+        self.blk.retain(|blk| !goes(&blk.device));
+        self.net.retain(|net| !goes(&net.device));
+        self
+    }
+
+    /// The plan with this device, in place of the one of its name.
+    pub(crate) fn with(self, device: &Wanted) -> Self {
+        let mut plan = self.without(|other| other.name == device.plan().name);
+        match device {
+            Wanted::Blk(blk) => plan.blk.push((**blk).clone()),
+            Wanted::Net(net) => plan.net.push((**net).clone()),
+        }
+        plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    /// What a plan says, in an order of its own.
+    fn said(plan: &Plan) -> Vec<(String, Value)> {
+        let mut all: Vec<_> = plan
+            .wanted()
+            .map(|device| (device.plan().name.clone(), Value::Object(device.keys())))
+            .collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    }
+
+    fn apply(mut plan: Plan, steps: &[Step]) -> Plan {
+        for step in steps {
+            plan = match &step.what {
+                What::Add(device) | What::Replace(device, _) => plan.with(device),
+                What::Remove => plan.without(|device| device.name == step.name),
+                What::NeedsRestart(_) => plan,
+            };
+        }
+        plan
+    }
+
+    /// A plan of some of eight devices, with values that `seed` chooses (xorshift).
+    fn some_plan(seed: &mut u64) -> Plan {
+        let mut next = |n: u64| {
+            *seed ^= *seed << 13;
+            *seed ^= *seed >> 7;
+            *seed ^= *seed << 17;
+            *seed % n
+        };
+        let mut text = String::from("[daemon]\ncontrol = '/c'\n");
+        for index in 0..8 {
+            let (is_there, kind) = (next(3) > 0, next(2));
+            let (queues, size) = (1 + next(3), 1 + next(3));
+            if !is_there {
+                continue;
+            }
+            let head = format!("name = 'd{index}'\nsocket_path = '/s{index}'\n");
+            text += &match kind {
+                0 => format!("[[blk]]\n{head}null = '{size}G'\nnum_queues = {queues}\n"),
+                _ => format!("[[net]]\n{head}null = true\nqueue_pairs = {queues}\n"),
+            };
+        }
+        parse(&text).unwrap()
+    }
+
+    #[test]
+    fn the_steps_of_a_difference_make_the_running_plan_the_desired_one() {
+        let mut seed = 0x9e37_79b9_7f4a_7c15;
+        for round in 0..300 {
+            let (a, b) = (some_plan(&mut seed), some_plan(&mut seed));
+            let steps = diff(&a, &b);
+            assert_eq!(said(&apply(a, &steps)), said(&b), "round {round}");
+            assert!(diff(&b, &b.clone()).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_changed_key_is_named_as_it_is_written() {
+        let plan = |more: &str| {
+            parse(&format!("[[blk]]\nname = 'a'\nsocket_path = '/s'\nnull = '1G'\n{more}")).unwrap()
+        };
+        for (more, key) in [
+            ("num_queues = 2", "num_queues"),
+            ("cache = 'writethrough'", "cache"),
+            ("read_only = true", "read_only"),
+            ("socket_mode = '0600'", "socket_path"),
+        ] {
+            let steps: Vec<_> = diff(&plan(""), &plan(more)).iter().map(Step::info).collect();
+            let keys = vec![key.to_owned()];
+            assert_eq!(
+                steps,
+                [StepInfo { device: "a".into(), step: "replace".into(), keys }],
+                "{more}"
+            );
+        }
+        let restart = "[daemon]\nworkers = 3\n";
+        let text = "[[blk]]\nname = 'a'\nsocket_path = '/s'\nnull = '1G'\n";
+        let steps = diff(&parse(text).unwrap(), &parse(&format!("{restart}{text}")).unwrap());
+        let info = steps[0].info();
+        assert_eq!((info.step.as_str(), info.keys), ("restart", vec!["workers".to_owned()]));
+    }
+}

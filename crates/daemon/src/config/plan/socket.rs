@@ -1,0 +1,68 @@
+//! Where the front-end of a device comes from.
+
+use super::{AccessPlan, Place, PlanError, check_len};
+use crate::config::raw::RawSocket;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Where the front-end comes from.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SocketPlan {
+    Listen {
+        path: PathBuf,
+        #[serde(flatten)]
+        access: AccessPlan,
+    },
+    Connect {
+        path: PathBuf,
+    },
+    Fd(i32),
+}
+
+impl SocketPlan {
+    pub(super) fn new(raw: RawSocket, place: &Place) -> Result<Self, PlanError> {
+        let access = AccessPlan::new(&raw, place)?;
+        let key = |key| place.key(key);
+        if raw.client || raw.fd.is_some() {
+            // The socket is somebody else's: nothing of it is ours to set.
+            let whose = key(if raw.client { "client" } else { "fd" });
+            for (name, is_set) in [
+                ("socket_owner", raw.socket_owner.is_some()),
+                ("socket_group", raw.socket_group.is_some()),
+                ("socket_mode", raw.socket_mode.is_some()),
+            ] {
+                if is_set {
+                    let problem = format!("contradicts {whose}: the socket is not made here");
+                    return place.error(name, problem);
+                }
+            }
+        }
+        match (raw.socket_path, raw.fd) {
+            (Some(_), Some(_)) => place.error("fd", format!("contradicts {}", key("socket_path"))),
+            (None, None) => place.error("socket_path", format!("is missing (or {})", key("fd"))),
+            (None, Some(_)) if raw.client => {
+                place.error("client", format!("needs {}", key("socket_path")))
+            }
+            (None, Some(fd)) if fd < 3 => {
+                place.error("fd", format!("{fd} is not a socket that was handed in"))
+            }
+            (None, Some(fd)) => Ok(Self::Fd(fd)),
+            (Some(path), None) => {
+                check_len(&path, place, "socket_path")?;
+                if raw.client {
+                    return Ok(Self::Connect { path });
+                }
+                Ok(Self::Listen { path, access })
+            }
+        }
+    }
+
+    /// The socket's name, if it has one.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Listen { path, .. } | Self::Connect { path } => Some(path),
+            Self::Fd(_) => None,
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `Wanted`: a device of the plan, whatever its kind.
+
+use super::{BlkPlan, DevicePlan, DiskPlan, NetPlan, Place, PortPlan, SocketPlan};
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+/// A device that is to be served. Clones share the plan.
+#[derive(Clone, Debug)]
+pub(crate) enum Wanted {
+    Blk(Arc<BlkPlan>),
+    Net(Arc<NetPlan>),
+}
+
+impl Wanted {
+    /// What every device has.
+    pub(crate) fn plan(&self) -> &DevicePlan {
+        match self {
+            Self::Blk(blk) => &blk.device,
+            Self::Net(net) => &net.device,
+        }
+    }
+
+    /// The kind of the device, as the control API names it.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Blk(_) => "blk",
+            Self::Net(_) => "net",
+        }
+    }
+
+    /// The key that names what [`Self::open`] opens.
+    pub(crate) fn key(&self) -> &'static str {
+        match self {
+            Self::Blk(_) => "file",
+            Self::Net(net) => match &net.port {
+                PortPlan::Macvtap { .. } => "macvtap",
+                _ => "tap",
+            },
+        }
+    }
+
+    /// How the device can be reached, for people.
+    pub(crate) fn socket(&self) -> String {
+        match &self.plan().socket {
+            SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
+                path.display().to_string()
+            }
+            SocketPlan::Fd(fd) => format!("fd {fd}"),
+        }
+    }
+
+    /// True if the control API has asked for it.
+    pub(crate) fn is_of_api(&self) -> bool {
+        matches!(self.plan().place, Place::Api(_))
+    }
+
+    /// True if the device can only be had when `other` is gone: they share a name of a socket, a
+    /// file or an interface, as it is written.
+    pub(crate) fn needs_what_of(&self, other: &Self) -> bool {
+        let (own, others) = (self.needs(), other.needs());
+        own.iter().any(|need| others.contains(need))
+    }
+
+    fn needs(&self) -> Vec<(&'static str, &OsStr)> {
+        let mut needs = Vec::new();
+        if let Some(path) = self.plan().socket.path() {
+            needs.push(("socket", path.as_os_str()));
+        }
+        match self {
+            Self::Blk(blk) => {
+                if let DiskPlan::File { path, .. } = &blk.disk {
+                    needs.push(("file", path.as_os_str()));
+                }
+            }
+            Self::Net(net) => {
+                needs.extend(net.pcap.as_ref().map(|path| ("file", path.as_os_str())));
+                if let PortPlan::Tap { name, .. } | PortPlan::Macvtap { name } = &net.port {
+                    needs.push(("interface", OsStr::new(name)));
+                }
+            }
+        }
+        needs
+    }
+}

@@ -1,0 +1,114 @@
+//! `Places`: how many clients the control socket has at a time, in all and of each user.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::task::AbortHandle;
+
+/// Clients at a time.
+const ALL_MAX: usize = 64;
+/// Clients of one user at a time.
+const USER_MAX: usize = 16;
+
+/// The places that are taken, in the order in which they were. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places {
+    taken: Arc<Mutex<Vec<Taken>>>,
+    next: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct Taken {
+    number: u64,
+    uid: u32,
+    has_asked: Arc<AtomicBool>,
+    /// Ends the client's task.
+    task: Option<AbortHandle>,
+}
+
+/// A place; free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    places: Places,
+    number: u64,
+    /// True once the client has sent a request.
+    pub(super) has_asked: Arc<AtomicBool>,
+}
+
+impl Places {
+    fn lock(&self) -> MutexGuard<'_, Vec<Taken>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a client of this user. Where there are too many, the oldest that has never
+    /// asked anything loses its place: first among those of this user. None: all others work.
+    pub(super) fn take(&self, uid: u32) -> Option<Place> {
+        let mut taken = self.lock();
+        let of_user = taken.iter().filter(|other| other.uid == uid).count();
+        let is_silent = |other: &Taken| !other.has_asked.load(Ordering::Relaxed);
+        let goes = match (of_user >= USER_MAX, taken.len() >= ALL_MAX) {
+            (false, false) => None,
+            (true, _) => Some(taken.iter().position(|other| other.uid == uid && is_silent(other))?),
+            (false, true) => Some(taken.iter().position(is_silent)?),
+        };
+        if let Some(index) = goes
+            && let Some(task) = taken.remove(index).task
+        {
+            task.abort();
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let has_asked = Arc::new(AtomicBool::new(false));
+        taken.push(Taken { number, uid, has_asked: has_asked.clone(), task: None });
+        Some(Place { places: self.clone(), number, has_asked })
+    }
+
+    /// Notes the task of the client that has taken the last place.
+    pub(super) fn serve(&self, task: AbortHandle) {
+        if let Some(last) = self.lock().last_mut() {
+            last.task = Some(task);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.lock().retain(|other| other.number != self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn busy(places: &Places, uid: u32) -> Option<Place> {
+        let place = places.take(uid)?;
+        place.has_asked.store(true, Ordering::Relaxed);
+        Some(place)
+    }
+
+    #[test]
+    fn a_user_has_sixteen_places_and_all_users_sixty_four() {
+        let places = Places::default();
+        let mut kept: Vec<_> = (0..16).map(|_| busy(&places, 1).unwrap()).collect();
+        assert!(places.take(1).is_none());
+        for uid in 2..5 {
+            kept.extend((0..16).map(|_| busy(&places, uid).unwrap()));
+        }
+        assert!(places.take(5).is_none(), "all are taken");
+        kept.pop();
+        assert!(places.take(5).is_some());
+        kept.clear();
+        assert!(places.lock().is_empty());
+    }
+
+    #[test]
+    fn a_client_that_asks_nothing_keeps_no_other_out() {
+        let places = Places::default();
+        let silent: Vec<_> = (0..16).map(|_| places.take(1).unwrap()).collect();
+        let first = silent[0].number;
+        let next = places.take(1).unwrap();
+        let numbers: Vec<_> = places.lock().iter().map(|taken| taken.number).collect();
+        assert!(!numbers.contains(&first) && numbers.contains(&next.number), "{numbers:?}");
+        drop(silent);
+        assert_eq!(places.lock().len(), 1, "the one that lost its place gives none back");
+    }
+}

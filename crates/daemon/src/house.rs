@@ -1,0 +1,351 @@
+//! The devices that are served: one task owns them, takes changes, and answers when they are done.
+//!
+//! ```text
+//! new      opens what the plan names; what cannot be had is tried again (waiting.rs)
+//! serve    until the process is told to stop:
+//!              a task of a device has ended     its device is shown with the reason
+//!              a change has come                prepare, commit, retire (change.rs); answer
+//! Tasks    a task for each device, with a stop of its own: a `Front`, which opens, listens, serves
+//! ```
+//! Nothing else adds, removes or replaces a device. A change waits for the one before it.
+
+mod carry_out;
+mod change;
+mod front;
+mod kept;
+mod prepare;
+mod tasks;
+mod waiting;
+
+pub(crate) use change::{Change, Done, Door, Refused};
+pub(crate) use tasks::Tasks;
+
+use crate::assemble::links::HostLinks;
+use crate::assemble::{AssembleError, Served, free, served};
+use crate::config::plan::{Found, Place, Plan, Wanted};
+use crate::control::{Entry, Registry};
+use crate::xen::XenDisks;
+use change::Order;
+use front::{Front, Stage};
+use kept::Kept;
+use manyring_engine::{Pool, PoolOptions};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use waiting::{First, Later, Patience, Wait, refuse_if_none_is_left};
+
+/// All parts of the process.
+#[derive(Debug)]
+pub(crate) struct House {
+    shared: Arc<Shared>,
+    fronts: Vec<Front>,
+    xens: Vec<XenDisks>,
+    /// Which interfaces come and go; `None` once they are followed.
+    links: Option<HostLinks>,
+    tasks: Tasks,
+    /// What is served, or waits to be.
+    plan: Plan,
+    /// How many changes this process has seen.
+    generation: u64,
+    kept: Kept,
+    door: Door,
+    orders: mpsc::Receiver<Order>,
+    /// The generation and the plan, for whoever shows them.
+    shown: watch::Sender<(u64, Arc<Plan>)>,
+    /// Ends with the house.
+    followers: JoinSet<()>,
+}
+
+/// What all devices share.
+#[derive(Debug)]
+struct Shared {
+    pool: Arc<Pool>,
+    devices: Registry,
+    io_uring: bool,
+    /// Seconds to wait for what another process holds; `None`: for ever.
+    wait: Option<u32>,
+    /// A device that fails while the process runs costs no other one, and is tried again.
+    keeps_on: bool,
+}
+
+impl House {
+    /// Opens every disk and port, and captures if all that went well. Creates no socket; what else
+    /// it creates goes with it, but for captures.
+    ///
+    /// # Errors
+    /// No device can be served; or one cannot, and the plan waits for nothing.
+    pub(crate) async fn new(plan: &Plan) -> Result<Self, AssembleError> {
+        manyring_memory::install_sigbus_handler();
+        raise_fd_limit();
+        let wait = plan.daemon.wait;
+        if let Some(control) = &plan.daemon.control {
+            free(control, wait, || plan.daemon.place.at("control"))?;
+        }
+        let io_uring = plan.daemon.io_uring;
+        let options = PoolOptions {
+            workers_max: plan.daemon.workers,
+            polling: plan.daemon.polling.law(),
+            uring: io_uring,
+        };
+        let pool = Pool::pinned(options, plan.pins());
+        let keeps_on = plan.daemon.place != Place::CommandLine;
+        let shared = Shared { pool, devices: Registry::default(), io_uring, wait, keeps_on };
+        let shared = Arc::new(shared);
+        let (plan, kept) = with_kept(plan)?;
+        // Before a port is opened: an interface that goes after that is noticed.
+        let links = Some(HostLinks::open(&plan));
+        let tried = Self::try_all(&plan, &shared).await?;
+        shared.pool.has_ring().ok_or(AssembleError::Workers)?;
+        let (door, orders) = Door::new();
+        let shown = watch::Sender::new((1, Arc::new(plan.clone())));
+        let mut house = Self {
+            shared,
+            fronts: Vec::new(),
+            xens: Vec::new(),
+            links,
+            tasks: Tasks::default(),
+            plan,
+            generation: 1,
+            kept,
+            door,
+            orders,
+            shown,
+            followers: JoinSet::new(),
+        };
+        for tried in tried {
+            house.add_front(tried)?;
+        }
+        for xen in &house.plan.xen_blk {
+            let (pool, devices) = (house.pool().clone(), house.devices().clone());
+            house.xens.push(XenDisks::new(xen, io_uring, pool, devices)?);
+        }
+        Ok(house)
+    }
+
+    /// The generation, and the plan that is carried out.
+    pub(crate) fn shown(&self) -> watch::Receiver<(u64, Arc<Plan>)> {
+        self.shown.subscribe()
+    }
+
+    /// Where changes are asked for.
+    pub(crate) fn door(&self) -> &Door {
+        &self.door
+    }
+
+    /// Tries to open each device.
+    async fn try_all(
+        plan: &Plan,
+        shared: &Shared,
+    ) -> Result<Vec<(Wanted, Served, First)>, AssembleError> {
+        let mut patience = Patience::new(shared.wait, shared.keeps_on);
+        let mut tried = Vec::new();
+        for wanted in plan.wanted() {
+            let served = served(wanted.plan())?;
+            let first = match socket_is_free(&served, shared.wait) {
+                Ok(()) => patience.open(&wanted, shared.io_uring).await?,
+                Err(error) => patience.failed(error)?,
+            };
+            tried.push((wanted, served, first));
+        }
+        if plan.xen_blk.is_empty() {
+            refuse_if_none_is_left(&mut tried)?;
+        }
+        Ok(tried)
+    }
+
+    /// Shows a device that was tried, or why it waits.
+    fn add_front(
+        &mut self,
+        (wanted, served, first): (Wanted, Served, First),
+    ) -> Result<(), AssembleError> {
+        let mut wait = Wait::new(self.shared.clone(), wanted.clone());
+        let stage = match wait.begin(first) {
+            Later::Opened(opened) => match wanted.decorated(opened) {
+                Ok(opened) => {
+                    let made = wanted.made(opened, self.pool());
+                    self.devices().add(made.part.clone());
+                    Stage::Made(made)
+                }
+                Err(error) if self.shared.tries_again() => {
+                    wait.note(&error);
+                    Stage::Waits(Later::Held)
+                }
+                Err(error) => return Err(error),
+            },
+            later => Stage::Waits(later),
+        };
+        self.fronts.push(Front { wanted, wait, stage, served });
+        Ok(())
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.shared.pool
+    }
+
+    pub(crate) fn devices(&self) -> &Registry {
+        &self.shared.devices
+    }
+
+    /// Serves every device until `stop` turns true, or until all `--one-off` ones have ended.
+    ///
+    /// # Errors
+    /// A socket cannot be listened on; or the time is over for which devices may wait, and none is
+    /// served.
+    pub(crate) async fn serve(
+        &mut self,
+        stop: &watch::Receiver<bool>,
+    ) -> Result<(), AssembleError> {
+        let balance = self.pool().clone().balance();
+        self.followers.spawn(balance);
+        let links = self.links.take().unwrap_or_default();
+        if links.is_open() {
+            self.followers.spawn(links.follow(self.devices().clone()));
+        } else {
+            self.links = Some(links);
+        }
+        let has_xen = !self.xens.is_empty();
+        std::mem::take(&mut self.fronts).into_iter().for_each(|front| self.start(front));
+        for xen in self.xens.drain(..) {
+            let name = xen.name().to_owned();
+            self.tasks.start(&name, |stop| async move {
+                xen.serve(stop).await;
+                Ok(())
+            });
+        }
+        let waited = self.shared.clone();
+        let waited = waited.waited();
+        tokio::pin!(waited);
+        let (mut may_wait, mut stop, mut stops) = (true, stop.clone(), stop.clone());
+        // Without a control socket nothing comes any more once all have gone.
+        let may_come = self.plan.daemon.control.is_some() && self.shared.keeps_on;
+        let mut has_ended = false;
+        while !(self.tasks.is_empty() && (has_ended || !may_come)) {
+            tokio::select! {
+                Some((name, result)) = self.tasks.ended() => match result {
+                    Ok(()) => has_ended = true,
+                    Err(error) if self.shared.keeps_on => self.failed(&name, &error),
+                    Err(error) => return Err(error),
+                },
+                () = &mut waited, if may_wait => {
+                    may_wait = false;
+                    if !has_xen {
+                        self.shared.refuse_if_none_is_served()?;
+                    }
+                }
+                Some(order) = self.orders.recv() => {
+                    tokio::select! {
+                        () = self.obey(order) => {}
+                        _ = stops.wait_for(|stop| *stop) => {}
+                    }
+                }
+                _ = stop.wait_for(|stop| *stop) => break,
+            }
+        }
+        self.tasks.stop_all();
+        while let Some((_, result)) = self.tasks.ended().await {
+            result?;
+        }
+        self.followers.abort_all();
+        Ok(())
+    }
+
+    /// Starts the task of a device.
+    fn start(&mut self, front: Front) {
+        let (shared, name) = (self.shared.clone(), front.wanted.plan().name.clone());
+        self.tasks.start(&name, |stop| front.serve(shared, stop));
+    }
+
+    /// Listens for interfaces that come and go, from the first device on that has one.
+    fn follow_links(&mut self, plan: &Plan) {
+        if self.links.take().is_none() {
+            return;
+        }
+        let links = HostLinks::open(plan);
+        if links.is_open() {
+            self.followers.spawn(links.follow(self.devices().clone()));
+        } else {
+            self.links = Some(links);
+        }
+    }
+}
+
+impl House {
+    /// Shows a device whose task has ended with an error, and that cannot be tried again: its
+    /// socket was handed in.
+    fn failed(&self, name: &str, error: &AssembleError) {
+        let reason = error.to_string();
+        tracing::error!(device = name, reason, "the device is not served any more");
+        self.devices().fail(name, reason);
+    }
+}
+
+/// The plan with the devices that the control API has asked an earlier process for. One that the
+/// rest of the plan does not allow is told of, and is not served.
+fn with_kept(plan: &Plan) -> Result<(Plan, Kept), AssembleError> {
+    let state_dir = plan.daemon.state_dir.as_deref();
+    let failed = |source| AssembleError::StateDir { at: plan.daemon.place.at("state_dir"), source };
+    let kept = Kept::open(state_dir).map_err(failed)?;
+    let mut all = plan.clone();
+    for device in kept.devices() {
+        let name = &device.plan().name;
+        let more = match all.wanted().any(|other| other.plan().name == *name) {
+            true => Err("the configuration has a device of this name".to_owned()),
+            false => Ok(all.clone().with(&device)),
+        };
+        let good = more.and_then(|more| match more.check_again() {
+            Found::Good => Ok(more),
+            Found::Shared(error) | Found::Wrong(error) => Err(error.to_string()),
+        });
+        match good {
+            Ok(more) => all = more,
+            Err(error) => tracing::error!(device = name, error, "a kept device is not served"),
+        }
+    }
+    Ok((all, kept))
+}
+
+impl Shared {
+    /// True if a device that cannot be served at the start costs no other one.
+    fn tries_again(&self) -> bool {
+        self.keeps_on && self.wait != Some(0)
+    }
+
+    /// Returns when devices may wait no longer for other processes.
+    async fn waited(&self) {
+        match self.wait {
+            None | Some(0) => std::future::pending().await,
+            Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds.into())).await,
+        }
+    }
+
+    fn refuse_if_none_is_served(&self) -> Result<(), AssembleError> {
+        let all = self.devices.all();
+        let reason = all.iter().find_map(|entry| match entry {
+            Entry::Waiting(waiting) => Some(waiting.reason.clone()),
+            Entry::Served(_) => None,
+        });
+        match reason {
+            Some(reason) if self.devices.served().is_empty() => Err(AssembleError::Waited(reason)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Checks that the socket of a device can have its name.
+fn socket_is_free(served: &Served, wait: Option<u32>) -> Result<(), AssembleError> {
+    match &served.endpoint {
+        manyring_transport::vhost_user::Endpoint::Listen { path, .. } => {
+            free(path, wait, || served.at.clone())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Six fds a device add up: use all that the system allows.
+fn raise_fd_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let _ = setrlimit(Resource::Nofile, raised);
+}

@@ -1,0 +1,302 @@
+//! A change carried out: prepare, commit, retire. Whatever fails before the end leaves everything
+//! as it was.
+//!
+//! ```text
+//! diff      the running plan and the desired one -> steps; a device in use is not touched
+//! prepare   open what comes, bind its sockets in folders of their own
+//! keep      write down what the control API has asked for (fsync)
+//! commit    rename the sockets: from here on clients connect
+//! retire    stop the tasks of what goes, wait until what they had open is closed
+//! ```
+//! A device that comes can need what one that goes still holds: a file, a socket's name, an
+//! interface. Then that one is retired first, and is put together again if the change fails.
+
+use super::House;
+use super::change::{Change, Done, Order, Refused};
+use super::front::{Front, Stage};
+use super::kept::Keep;
+use super::prepare::{Prepared, Ready, refused};
+use super::waiting::{Later, Wait};
+use crate::assemble::{Blk, Kind, served};
+use crate::config::diff::{Step, StepInfo, What, diff};
+use crate::config::plan::{Found, Plan, Wanted};
+use crate::control::{Entry, Who};
+use manyring_engine::aside;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// Longest wait until what a device had open is closed.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+/// Pause between two looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+impl House {
+    /// Does what is asked, and answers.
+    pub(super) async fn obey(&mut self, order: Order) {
+        let Order { change, who, answer } = order;
+        let done = self.change(change, &who).await;
+        let generation = self.generation;
+        let Who { uid, pid, comm } = &who;
+        match &done {
+            Ok(done) if done.steps.is_empty() => {}
+            Ok(Done { steps, .. }) => {
+                let steps = in_words(steps);
+                tracing::info!(uid, pid, comm, generation, steps, "changed");
+            }
+            Err(error) => {
+                tracing::warn!(uid, pid, comm, generation, %error, "change refused");
+            }
+        }
+        let _ = answer.send(done);
+    }
+
+    async fn change(&mut self, change: Change, who: &Who) -> Result<Done, Refused> {
+        match change {
+            Change::Put { device, text } => self.put(device, text, who).await,
+            Change::Delete { name, force } => self.delete(&name, force).await,
+            Change::All { plan, dry_run, if_match } => {
+                if let Some(expected) = if_match.filter(|g| *g != self.generation) {
+                    tracing::debug!(expected, "the generation has moved");
+                    return Err(Refused::Moved(self.generation));
+                }
+                let mut desired = *plan;
+                for device in self.plan.wanted().filter(Wanted::is_of_api) {
+                    let name = &device.plan().name;
+                    if desired.wanted().any(|other| other.plan().name == *name) {
+                        let problem = format!("{name}: the control API has a device of this name");
+                        return Err(Refused::Conflict(problem));
+                    }
+                    desired = desired.with(&device);
+                }
+                let steps = self.steps(&desired).await?;
+                if dry_run {
+                    return Ok(self.done(&steps));
+                }
+                self.carry_out(desired, steps, false, None).await
+            }
+        }
+    }
+
+    async fn put(&mut self, device: Wanted, text: String, who: &Who) -> Result<Done, Refused> {
+        let name = &device.plan().name;
+        let former = self.plan.wanted().find(|former| former.plan().name == *name);
+        if former.is_some_and(|former| !former.is_of_api()) {
+            let problem = format!("{name} is a device of the configuration file: change it there");
+            return Err(Refused::Conflict(problem));
+        }
+        let desired = self.plan.clone().with(&device);
+        let steps = self.steps(&desired).await?;
+        let keep = Keep { name: name.clone(), text: Some((text, who.uid)) };
+        self.carry_out(desired, steps, false, Some(keep)).await
+    }
+
+    async fn delete(&mut self, name: &str, force: bool) -> Result<Done, Refused> {
+        let desired = self.plan.clone().without(|device| device.name == name);
+        let steps = diff(&self.plan, &desired);
+        let keep = Keep { name: name.to_owned(), text: None };
+        self.carry_out(desired, steps, force, Some(keep)).await
+    }
+
+    /// The steps to a plan that can be, as far as names and what the host finds under them tell.
+    async fn steps(&self, desired: &Plan) -> Result<Vec<Step>, Refused> {
+        let steps = diff(&self.plan, desired);
+        if steps.is_empty() {
+            return Ok(steps);
+        }
+        let plan = desired.clone();
+        let looked = aside(move || plan.check_again());
+        let looked = tokio::time::timeout(CLOSE_PATIENCE, looked).await.ok().flatten();
+        let silent = || Refused::Host("the host does not answer".to_owned());
+        match looked.ok_or_else(silent)? {
+            Found::Good => Ok(steps),
+            Found::Shared(error) => Err(Refused::Conflict(error.to_string())),
+            Found::Wrong(error) => Err(Refused::Wrong(error.to_string())),
+        }
+    }
+
+    fn done(&self, steps: &[Step]) -> Done {
+        Done { generation: self.generation, steps: steps.iter().map(Step::info).collect() }
+    }
+
+    async fn carry_out(
+        &mut self,
+        desired: Plan,
+        steps: Vec<Step>,
+        force: bool,
+        keep: Option<Keep>,
+    ) -> Result<Done, Refused> {
+        let goes = |step: &Step| match step.what {
+            What::Remove | What::Replace(..) => self.find(&step.name),
+            What::Add(_) | What::NeedsRestart(_) => None,
+        };
+        let leaving: Vec<Wanted> = steps.iter().filter_map(goes).collect();
+        if !force {
+            leaving.iter().try_for_each(|device| self.unused(device))?;
+        }
+        let comes = |step: &Step| match &step.what {
+            What::Add(device) | What::Replace(device, _) => Some(device.clone()),
+            What::Remove | What::NeedsRestart(_) => None,
+        };
+        let coming = steps.iter().filter_map(comes);
+        let (late, early): (Vec<_>, Vec<_>) =
+            coming.partition(|device| leaving.iter().any(|other| device.needs_what_of(other)));
+        self.follow_links(&desired);
+        let mut prepared = self.prepare(early).await?;
+        let mut retired = Vec::new();
+        if !late.is_empty() {
+            self.retire(&leaving).await;
+            retired.clone_from(&leaving);
+            match self.prepare(late).await {
+                Ok(more) => prepared.extend(more),
+                Err(error) => {
+                    drop(prepared);
+                    self.restore(retired).await;
+                    return Err(error);
+                }
+            }
+        }
+        let ready = match self.commit(prepared, keep).await {
+            Ok(ready) => ready,
+            Err(error) => {
+                self.restore(retired).await;
+                return Err(error);
+            }
+        };
+        if retired.is_empty() {
+            self.retire(&leaving).await;
+        }
+        for ready in ready {
+            let front = ready.shown(&self.shared);
+            self.start(front);
+        }
+        self.shared.pool.set_queue_workers(desired.pins().queue_workers);
+        let is_done = |step: &Step| !matches!(step.what, What::NeedsRestart(_));
+        if steps.iter().any(is_done) {
+            self.generation += 1;
+        }
+        let done = self.done(&steps);
+        // What needs a restart has not come true: it is told again at the next look.
+        let daemon = std::mem::replace(&mut self.plan, desired);
+        self.plan.daemon = daemon.daemon;
+        self.plan.xen_blk = daemon.xen_blk;
+        self.shown.send_replace((self.generation, Arc::new(self.plan.clone())));
+        Ok(done)
+    }
+
+    fn find(&self, name: &str) -> Option<Wanted> {
+        self.plan.wanted().find(|device| device.plan().name == name)
+    }
+
+    fn unused(&self, device: &Wanted) -> Result<(), Refused> {
+        let name = &device.plan().name;
+        match self.shared.devices.find(name) {
+            Some(Entry::Served(served)) if *served.part.connected.borrow() => {
+                Err(Refused::Conflict(format!("{name}: a front-end is connected")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn prepare(&self, devices: Vec<Wanted>) -> Result<Vec<Prepared>, Refused> {
+        let mut prepared = Vec::new();
+        for device in devices {
+            prepared.push(Prepared::new(&self.shared, device).await.map_err(|e| refused(&e))?);
+        }
+        Ok(prepared)
+    }
+
+    /// Writes down what is kept, and names the sockets.
+    async fn commit(
+        &mut self,
+        prepared: Vec<Prepared>,
+        keep: Option<Keep>,
+    ) -> Result<Vec<Ready>, Refused> {
+        let mut finished = Vec::new();
+        for prepared in prepared {
+            finished.push(prepared.finished().await.map_err(|error| refused(&error))?);
+        }
+        let former = match &keep {
+            Some(keep) => Some(self.kept.change(keep).map_err(|e| Refused::Host(e.to_string()))?),
+            None => None,
+        };
+        let named: Result<Vec<_>, _> = finished.into_iter().map(Prepared::published).collect();
+        if named.is_err()
+            && let Some(former) = former
+        {
+            former.restore();
+        }
+        named.map_err(|error| refused(&error))
+    }
+
+    /// Stops these devices, and waits until what they had open is closed.
+    async fn retire(&mut self, devices: &[Wanted]) {
+        let names: Vec<_> = devices.iter().map(|device| device.plan().name.as_str()).collect();
+        let ending: Vec<_> = names.iter().filter_map(|name| self.tasks.stop(name)).collect();
+        let mut left = Vec::new();
+        for name in &names {
+            if let Some(Entry::Served(served)) = self.shared.devices.find(name) {
+                left.push(is_open(&served.part.kind));
+            }
+        }
+        for mut ending in ending {
+            while ending.changed().await.is_ok() {}
+        }
+        names.iter().for_each(|name| self.shared.devices.remove(name));
+        let began = Instant::now();
+        while left.iter().any(|is_open| is_open()) {
+            if began.elapsed() > CLOSE_PATIENCE {
+                tracing::warn!("the host holds what a removed device had open: not waited for");
+                return;
+            }
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Puts devices together again that were retired for a change that has failed. One that cannot
+    /// be had any more is tried again.
+    async fn restore(&mut self, devices: Vec<Wanted>) {
+        for device in devices {
+            let again = Prepared::new(&self.shared, device.clone()).await;
+            let ready = again.and_then(Prepared::published);
+            let front = match ready {
+                Ok(ready) => ready.shown(&self.shared),
+                Err(error) => {
+                    let Ok(served) = served(device.plan()) else { continue };
+                    let mut wait = Wait::new(self.shared.clone(), device.clone());
+                    wait.note(&error);
+                    Front { wanted: device, wait, stage: Stage::Waits(Later::Held), served }
+                }
+            };
+            self.start(front);
+        }
+    }
+}
+
+/// Whether something of a device that was removed is still open: its task has ended, but a worker
+/// or a thread of the disk may have it until a call of the kernel comes back.
+fn is_open(kind: &Kind) -> Box<dyn Fn() -> bool + Send + Sync> {
+    match kind {
+        Kind::Blk(Blk::Virtio(device)) => {
+            let (disk, device) = (Arc::downgrade(device.disk()), Arc::downgrade(device));
+            Box::new(move || disk.strong_count() + device.strong_count() > 0)
+        }
+        // A disk of a Xen guest is no device of a plan.
+        Kind::Blk(Blk::Xen(_)) => Box::new(|| false),
+        Kind::Net(device) => {
+            let (port, device) = (Arc::downgrade(device.port()), Arc::downgrade(device));
+            Box::new(move || port.strong_count() + device.strong_count() > 0)
+        }
+    }
+}
+
+fn in_words(steps: &[StepInfo]) -> String {
+    /// Steps that a line of the log names.
+    const NAMED_MAX: usize = 8;
+    let words = |step: &StepInfo| format!("{} {}", step.step, step.device);
+    let mut named: Vec<_> = steps.iter().take(NAMED_MAX).map(words).collect();
+    if steps.len() > NAMED_MAX {
+        named.push(format!("and {} more", steps.len() - NAMED_MAX));
+    }
+    named.join(", ")
+}

@@ -1,0 +1,78 @@
+//! Changes while the process runs: what can be asked, and what is answered.
+
+use crate::config::diff::StepInfo;
+use crate::config::plan::{Plan, Wanted};
+use crate::control::Who;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+
+/// Changes that can wait for the one before them.
+const CHANGES_MAX: usize = 16;
+
+/// What is asked.
+#[derive(Debug)]
+pub(crate) enum Change {
+    /// A device of the control API as `device` says, with the request's keys as they are kept.
+    Put { device: Wanted, text: String },
+    /// The device goes; with `force` also if a front-end uses it.
+    Delete { name: String, force: bool },
+    /// The devices of the configuration file become those of this plan. With `dry_run` the steps
+    /// are only told; with `if_match` only if this is the generation.
+    All { plan: Box<Plan>, dry_run: bool, if_match: Option<u64> },
+}
+
+/// What was done, or would be.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Done {
+    /// How many changes the process has seen.
+    pub(crate) generation: u64,
+    pub(crate) steps: Vec<StepInfo>,
+}
+
+/// Why nothing was done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    /// Another device, a front-end or another process is in the way.
+    #[error("{0}")]
+    Conflict(String),
+    /// This can never be.
+    #[error("{0}")]
+    Wrong(String),
+    /// The configuration has changed since the caller looked at it.
+    #[error("the generation is {0} by now")]
+    Moved(u64),
+    /// The host refuses, or does not answer.
+    #[error("{0}")]
+    Host(String),
+}
+
+/// A change, who asks for it, and who waits for the answer.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) change: Change,
+    pub(super) who: Who,
+    pub(super) answer: oneshot::Sender<Result<Done, Refused>>,
+}
+
+/// The door of the house.
+#[derive(Clone, Debug)]
+pub(crate) struct Door(mpsc::Sender<Order>);
+
+impl Door {
+    pub(super) fn new() -> (Self, mpsc::Receiver<Order>) {
+        let (sender, orders) = mpsc::channel(CHANGES_MAX);
+        (Self(sender), orders)
+    }
+
+    /// Asks for a change, and waits until it is done.
+    ///
+    /// # Errors
+    /// [`Refused`]: everything is as it was.
+    pub(crate) async fn ask(&self, change: Change, who: Who) -> Result<Done, Refused> {
+        let (answer, answered) = oneshot::channel();
+        let busy = || Refused::Conflict("too many changes are under way".to_owned());
+        self.0.try_send(Order { change, who, answer }).map_err(|_| busy())?;
+        let ends = || Refused::Host("the daemon is about to end".to_owned());
+        answered.await.unwrap_or_else(|_| Err(ends()))
+    }
+}

@@ -1,0 +1,68 @@
+//! `Front`: a device and its vhost-user socket, from the first try to open it to its end.
+
+use super::Shared;
+use super::waiting::{Later, Wait};
+use crate::assemble::{AssembleError, Made, Served, links, listens_at, socket_key};
+use crate::config::plan::Wanted;
+use manyring_transport::vhost_user::serve;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// A device and its vhost-user socket.
+#[derive(Debug)]
+pub(super) struct Front {
+    pub(super) wanted: Wanted,
+    pub(super) wait: Wait,
+    pub(super) stage: Stage,
+    pub(super) served: Served,
+}
+
+/// How far a device is.
+#[derive(Debug)]
+pub(super) enum Stage {
+    Made(Made),
+    Waits(Later),
+}
+
+impl Front {
+    /// Serves the device until `stop` turns true, as soon as it can be had.
+    ///
+    /// # Errors
+    /// Its socket cannot be listened on, and is not tried again: the process has no other device.
+    pub(super) async fn serve(
+        self,
+        shared: Arc<Shared>,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<(), AssembleError> {
+        let Self { wanted, mut wait, stage, served: Served { mut endpoint, options, at } } = self;
+        let stopping = stop.clone();
+        let (made, mut is_late) = match stage {
+            Stage::Made(made) => (made, false),
+            Stage::Waits(later) => tokio::select! {
+                opened = wait.opened(later) => (wanted.made(opened, &shared.pool), true),
+                _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            },
+        };
+        is_late |= shared.keeps_on;
+        let _looked_after = links::look_after(&made.part, is_late);
+        loop {
+            wait.end(&made);
+            let (device, connected) = (made.device.clone(), made.part.connected.clone());
+            let ended = serve(device, endpoint, options, connected, stopping.clone()).await;
+            let Err(source) = ended else { return Ok(()) };
+            let key = socket_key(&source);
+            let at = if key == "socket_path" { at.clone() } else { wanted.plan().place.at(key) };
+            let error = AssembleError::Socket { at: at.clone(), source };
+            // The name of the socket can be taken although it was free before: wait again.
+            is_late |= error.is_held() && shared.wait != Some(0);
+            let next = listens_at(wanted.plan());
+            let (true, Some(next)) = (is_late, next) else { return Err(error) };
+            endpoint = next;
+            wait.note(&error);
+            tokio::select! {
+                () = wait.listens(&endpoint, &at) => {}
+                _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            }
+        }
+    }
+}

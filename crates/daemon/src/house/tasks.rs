@@ -1,0 +1,106 @@
+//! `Tasks`: a task for each device, with a stop of its own.
+
+use crate::assemble::{AssembleError, Made};
+use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
+use std::collections::HashMap;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// The end of a task: whose it was, and why it ended.
+pub(crate) type Ended = (String, Result<(), AssembleError>);
+
+/// The tasks of the devices, by the name of the device.
+#[derive(Debug, Default)]
+pub(crate) struct Tasks {
+    set: JoinSet<(u64, Ended)>,
+    running: HashMap<String, Running>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Running {
+    number: u64,
+    stop: watch::Sender<bool>,
+    /// Its sender is dropped when the task has ended.
+    ended: watch::Receiver<()>,
+}
+
+impl Tasks {
+    /// Starts the task of a device. `task` gets the signal by which it is stopped.
+    pub(crate) fn start<F>(&mut self, device: &str, task: impl FnOnce(watch::Receiver<bool>) -> F)
+    where
+        F: Future<Output = Result<(), AssembleError>> + Send + 'static,
+    {
+        let (stop, stopped) = watch::channel(false);
+        let (ends, ended) = watch::channel(());
+        let (task, name, number) = (task(stopped), device.to_owned(), self.next);
+        self.next += 1;
+        self.set.spawn(async move {
+            let result = task.await;
+            drop(ends);
+            (number, (name, result))
+        });
+        self.running.insert(device.to_owned(), Running { number, stop, ended });
+    }
+
+    /// Serves a device that is put together at this endpoint, until it is stopped or until its only
+    /// session has ended (`one_off`).
+    #[allow(dead_code, reason = "for a process that gets its devices put together")]
+    pub(crate) fn serve(&mut self, made: &Made, endpoint: Endpoint, options: ServeOptions) {
+        let (device, connected) = (made.device.clone(), made.part.connected.clone());
+        self.start(made.part.name(), |stop| async move {
+            let at = endpoint_of(&endpoint);
+            let served = serve(device, endpoint, options, connected, stop).await;
+            served.map_err(|source| AssembleError::Socket { at, source })
+        });
+    }
+
+    /// Stops the task of a device. The sender of the result is dropped when the task has ended:
+    /// then the socket's name is removed, and a session has stopped its queues.
+    pub(crate) fn stop(&mut self, device: &str) -> Option<watch::Receiver<()>> {
+        let running = self.running.remove(device)?;
+        running.stop.send_replace(true);
+        Some(running.ended)
+    }
+
+    /// Stops the task of a device and waits for its end. False: no task runs for this device.
+    #[allow(dead_code, reason = "for a process that gets its devices put together")]
+    pub(crate) async fn remove(&mut self, device: &str) -> bool {
+        let Some(mut ending) = self.stop(device) else { return false };
+        while ending.changed().await.is_ok() {}
+        true
+    }
+
+    /// Stops all tasks, and waits for none.
+    pub(crate) fn stop_all(&self) {
+        self.running.values().for_each(|running| {
+            running.stop.send_replace(true);
+        });
+    }
+
+    /// True if no task runs.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.set.is_empty()
+    }
+
+    /// The next task that has ended by itself; `None` if none runs any more.
+    pub(crate) async fn ended(&mut self) -> Option<Ended> {
+        while let Some(ended) = self.set.join_next().await {
+            let Ok((number, (name, result))) = ended else { continue };
+            // One that was stopped may have a successor of its name.
+            if self.running.get(&name).is_some_and(|running| running.number == number) {
+                self.running.remove(&name);
+                return Some((name, result));
+            }
+        }
+        None
+    }
+}
+
+/// What an error names.
+fn endpoint_of(endpoint: &Endpoint) -> String {
+    match endpoint {
+        Endpoint::Listen { path, .. } | Endpoint::Connect { path } => path.display().to_string(),
+        Endpoint::Bound(_) | Endpoint::Inherited { .. } => "socket".to_owned(),
+    }
+}
