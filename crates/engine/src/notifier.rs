@@ -125,6 +125,17 @@ impl Notifier {
     /// was sent to the former fd. A call without used buffers is harmless.
     pub(crate) fn set_call(&mut self, call: Option<Arc<Call>>) {
         self.call = call;
+        self.ring_anew();
+    }
+
+    /// Begins with the ring. A call that a former process may have left out is made up for.
+    pub(crate) fn begin(&self, ring: &mut impl Ring) {
+        if ring.begin() {
+            self.ring_anew();
+        }
+    }
+
+    fn ring_anew(&self) {
         if let Some(call) = &self.call {
             call.ring();
         }

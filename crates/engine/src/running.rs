@@ -244,7 +244,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
 
 impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     fn attach(&mut self, io: &mut QueueIo<'_>) {
-        self.ring.begin();
+        self.notifier.begin(&mut self.ring);
         self.handler.attach(io);
         self.handler.watch(io);
         self.notifier.watch(io, self.life.is_enabled());

@@ -1,6 +1,7 @@
 //! `QueueError`: what the driver did wrong; latched, reported once.
 
 use crate::blkif::JournalError;
+use crate::record::inflight::InflightError;
 use manyring_memory::MemoryError;
 use manyring_wire::xen::blkif::{RING_PAGE_ORDER_MAX, RequestError};
 
@@ -51,6 +52,8 @@ pub enum QueueError {
     ReqProd { req_prod: u32, req_cons: u32, rsp_prod: u32, size: u16 },
     #[error("the ring cannot be taken over: {0}")]
     Journal(JournalError),
+    #[error("the in-flight region does not fit the ring: {0}")]
+    Inflight(InflightError),
     #[error("a ring of granted pages stays where it was mapped")]
     Granted,
     #[error("request: {0}")]

@@ -98,9 +98,10 @@ pub use base::Base;
 pub use chain::{BATCH_CHAINS, Batch, Chain};
 pub use config::{QueueConfig, RingAddresses, RingFeatures};
 pub use error::QueueError;
+pub use record::inflight::{InflightError, inflight_size};
 pub use ring::{Chains, Ring};
 
-use manyring_memory::{GuestMemory, MemoryError};
+use manyring_memory::{GuestMemory, MemoryError, Words};
 use std::sync::Arc;
 
 /// The device half of a virtqueue.
@@ -138,11 +139,21 @@ impl DeviceQueue {
     pub fn unread(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
         Ok(Self::Split(split::DeviceHalf::unread(config, memory)?))
     }
+
+    /// Records in `region` what is taken and not returned, and goes on where a former process has
+    /// recorded that; the region says then where, and not the base. For a queue of
+    /// [`Self::unread`]: the region is read by [`Ring::begin`] too.
+    #[must_use]
+    pub fn recorded(self, region: Option<Words>) -> Self {
+        match self {
+            Self::Split(queue) => Self::Split(queue.recorded(region)),
+        }
+    }
 }
 
 impl Ring for DeviceQueue {
-    fn begin(&mut self) {
-        each!(self, queue => queue.begin());
+    fn begin(&mut self) -> bool {
+        each!(self, queue => queue.begin())
     }
 
     #[inline]
@@ -205,6 +216,10 @@ impl Ring for DeviceQueue {
 
     fn memory(&self) -> &Arc<GuestMemory> {
         each!(self, queue => queue.memory())
+    }
+
+    fn is_broken(&self) -> bool {
+        each!(self, queue => queue.is_broken())
     }
 
     fn relocate(
@@ -428,7 +443,7 @@ pub struct IndirectTable {
     /// Guest address of the table.
     pub addr: u64,
     /// The table's words.
-    pub words: manyring_memory::Words,
+    pub words: Words,
 }
 
 impl From<MemoryError> for QueueError {

@@ -24,8 +24,11 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
     /// Reads from guest memory where the ring stands, if that was left to be done. The engine calls
     /// this on the queue's worker, before anything else, and again when the queue moves: a page
     /// fault in guest memory can take as long as the front-end likes, so the thread that builds the
-    /// ring must not read it.
-    fn begin(&mut self) {}
+    /// ring must not read it. True if the driver must be notified, because a former process may
+    /// have returned chains and then been killed before it did so.
+    fn begin(&mut self) -> bool {
+        false
+    }
 
     /// True if the driver has made something available that was not popped.
     fn has_available(&mut self) -> bool;

@@ -19,6 +19,7 @@
 
 mod aside;
 mod built;
+mod recorded;
 
 use crate::aside::Aside;
 use crate::base::Base;
@@ -26,6 +27,7 @@ use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
 use crate::config::{RingAddresses, RingAreas, RingFeatures};
 use crate::error::QueueError;
 use crate::order::Order;
+use crate::record::inflight::Inflight;
 use crate::ring::{Chains, Ring};
 use crate::split::heads::Heads;
 use crate::split::walk::{Table, Walk};
@@ -69,6 +71,12 @@ pub struct DeviceHalf {
     aside: Aside,
     /// Restores the order of chains, if the driver wants it (`VIRTIO_F_IN_ORDER`).
     order: Order,
+    /// Written down for the process that serves the ring after this one, if its front-end wants it.
+    record: Option<Box<Inflight>>,
+    /// There is an order to restore or a record to keep.
+    is_noted: bool,
+    /// There is no fault, and nothing is owed: what is available lies in the ring.
+    is_plain: bool,
     fault: Option<QueueError>,
 }
 
@@ -187,6 +195,18 @@ impl DeviceHalf {
         self.used_idx = self.used_idx.wrapping_add(1);
     }
 
+    /// Makes the used entries visible that are written.
+    #[inline]
+    fn publish_written(&mut self) -> u16 {
+        let count = self.used_idx.wrapping_sub(self.published_idx);
+        if count != 0 {
+            // Release: the used entries, and the data behind them, come first.
+            self.areas.used.store_u16_release(RING_IDX, self.used_idx);
+            self.published_idx = self.used_idx;
+        }
+        count
+    }
+
     fn write_event(&mut self, value: u16) {
         if self.event_written != Some(value) {
             let at = if self.features.event_idx { avail_event(self.size) } else { RING_FLAGS };
@@ -197,18 +217,19 @@ impl DeviceHalf {
 }
 
 impl Ring for DeviceHalf {
-    fn begin(&mut self) {
+    fn begin(&mut self) -> bool {
         if std::mem::replace(&mut self.has_begun, true) {
-            return;
+            return false;
         }
         self.used_idx = self.areas.used.load_u16(RING_IDX);
         (self.published_idx, self.signalled_idx) = (self.used_idx, self.used_idx);
+        self.resume()
     }
 
     #[inline]
     fn has_available(&mut self) -> bool {
-        if self.fault.is_some() {
-            return false;
+        if !self.is_plain {
+            return self.fault.is_none();
         }
         if self.avail_idx != self.last_avail {
             return true;
@@ -233,7 +254,8 @@ impl Ring for DeviceHalf {
     }
 
     fn available_count(&self) -> u16 {
-        self.avail_idx.wrapping_sub(self.last_avail)
+        // At most the ring's size, whatever the driver says: nothing is read while chains are owed.
+        self.avail_idx.wrapping_sub(self.last_avail) + self.owed_count()
     }
 
     fn in_flight(&self) -> u16 {
@@ -260,16 +282,10 @@ impl Ring for DeviceHalf {
 
     #[inline]
     fn publish(&mut self) -> u16 {
-        while let Some((head, written)) = self.order.take(self.used_idx) {
-            self.write_used(head, written);
+        if self.is_noted {
+            return self.publish_noted();
         }
-        let count = self.used_idx.wrapping_sub(self.published_idx);
-        if count != 0 {
-            // Release: the used entries, and the data behind them, come first.
-            self.areas.used.store_u16_release(RING_IDX, self.used_idx);
-            self.published_idx = self.used_idx;
-        }
-        count
+        self.publish_written()
     }
 
     #[inline]
@@ -311,10 +327,15 @@ impl Ring for DeviceHalf {
 
     fn latch_fault(&mut self, fault: QueueError) {
         self.fault.get_or_insert(fault);
+        self.is_plain = false;
     }
 
     fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
+    }
+
+    fn is_broken(&self) -> bool {
+        self.memory.is_broken() || self.record.as_ref().is_some_and(|record| record.is_broken())
     }
 
     fn relocate(
@@ -334,6 +355,9 @@ impl Chains for DeviceHalf {
     #[inline]
     fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
         batch.restart(&self.memory);
+        if !self.is_plain {
+            return self.pop_owed(batch, max);
+        }
         if !self.has_available() {
             return 0;
         }
@@ -363,17 +387,20 @@ impl Chains for DeviceHalf {
         let popped = batch.entries.len();
         self.in_flight += index.wrapping_sub(self.last_avail);
         self.last_avail = index;
-        if self.features.in_order {
-            self.order.note(batch, self.used_idx, in_flight + self.aside.count());
+        if self.is_noted {
+            self.note_taken(batch, in_flight);
         }
         popped
     }
 
     fn unpop(&mut self, chain: Chain) {
         let head = chain.finish();
-        self.last_avail = self.last_avail.wrapping_sub(1);
         self.in_flight -= 1;
         self.heads.clear(head);
+        if !self.record_put_back(head) {
+            return;
+        }
+        self.last_avail = self.last_avail.wrapping_sub(1);
         debug_assert!(
             self.fault.is_some() || {
                 let slot = self.last_avail & (self.size - 1);
@@ -386,8 +413,8 @@ impl Chains for DeviceHalf {
     fn push_used(&mut self, chain: Chain, written: u32) {
         let head = chain.finish();
         self.in_flight -= 1;
-        if self.features.in_order && !self.order.is_due((head, written), self.used_idx) {
-            return;
+        if self.is_noted {
+            return self.push_noted(head, written);
         }
         self.write_used(head, written);
     }
@@ -406,7 +433,11 @@ impl Chains for DeviceHalf {
     }
 
     fn discard(&mut self, chain: Chain) {
-        self.heads.clear(chain.finish());
+        let head = chain.finish();
+        self.heads.clear(head);
         self.in_flight -= 1;
+        if let Some(record) = &mut self.record {
+            record.forget(head);
+        }
     }
 }

@@ -50,7 +50,8 @@ impl Walk {
 
     /// Adds one descriptor. Readable ones must come before writable ones (§2.7.4.2), and all bytes
     /// must be in guest memory. A descriptor of no bytes adds no slice.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "rare callers would outline it")]
     pub(super) fn add(
         &mut self,
         desc: Descriptor,

@@ -2,6 +2,7 @@
 
 use super::DeviceHalf;
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
+use crate::error::QueueError;
 use crate::ring::Ring;
 use crate::split::walk::Walk;
 use manyring_wire::virtqueue::avail_entry;
@@ -16,16 +17,8 @@ impl DeviceHalf {
             && batch.slices.len() + empty < BATCH_SLICES
             && let Some(head) = self.aside.first()
         {
-            let start = batch.slices.len();
-            match self.walk_table(head, Walk::from(start), &mut batch.slices) {
-                Ok(walk) => {
-                    empty += walk.empty;
-                    let end = batch.slices.len();
-                    let border = walk.writable_at.min(end);
-                    batch.entries.push(Entry::new(Chain::new(head), start, border, end));
-                    self.aside.take_first();
-                    self.in_flight += 1;
-                }
+            match self.walk_again(head, batch, &mut empty) {
+                Ok(()) => _ = self.aside.take_first(),
                 Err(fault) => self.latch_fault(fault),
             }
         }
@@ -33,10 +26,29 @@ impl DeviceHalf {
         batch.entries.len()
     }
 
+    /// Pops a chain that does not lie in the ring. Not inlined: the walk of those that do is faster
+    /// if it has the compiler to itself.
+    #[inline(never)]
+    pub(super) fn walk_again(
+        &mut self,
+        head: u16,
+        batch: &mut Batch,
+        empty: &mut usize,
+    ) -> Result<(), QueueError> {
+        let start = batch.slices.len();
+        let walk = self.walk_table(head, Walk::from(start), &mut batch.slices)?;
+        *empty += walk.empty;
+        let end = batch.slices.len();
+        let border = walk.writable_at.min(end);
+        batch.entries.push(Entry::new(Chain::new(head), start, border, end));
+        self.in_flight += 1;
+        Ok(())
+    }
+
     /// As [`Chains::unpop_aside`](crate::Chains::unpop_aside).
     pub(super) fn put_aside_back(&mut self) -> bool {
         let count = self.aside.count();
-        if self.in_flight + self.order.count() > 0 {
+        if self.in_flight + self.order.count() + self.owed_count() > 0 {
             return false;
         }
         let first = self.last_avail.wrapping_sub(count);
@@ -45,11 +57,18 @@ impl DeviceHalf {
             let index = first.wrapping_add(n) & (self.size - 1);
             self.areas.avail.load_u16(avail_entry(index))
         });
-        if !self.aside.are(popped_last) {
+        let popped_last: Vec<u16> = popped_last.collect();
+        if !self.aside.are(popped_last.iter().copied()) {
             return false;
         }
         while let Some(head) = self.aside.take_first() {
             self.heads.clear(head);
+        }
+        if let Some(record) = &mut self.record {
+            for head in popped_last {
+                record.forget(head);
+                record.put_back(head);
+            }
         }
         self.last_avail = first;
         true

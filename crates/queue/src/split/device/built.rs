@@ -69,6 +69,9 @@ impl DeviceHalf {
             heads: Heads::default(),
             aside: Aside::default(),
             order: Order::new(if config.features.in_order { config.size } else { 0 }),
+            record: None,
+            is_noted: config.features.in_order,
+            is_plain: true,
             fault: None,
         })
     }

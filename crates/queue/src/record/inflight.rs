@@ -1,0 +1,266 @@
+//! `Inflight`: the chains of a split ring that are taken and not returned, in vhost-user's region.
+//!
+//! The front-end keeps the region while no process serves its ring (vhost-user, "Inflight I/O
+//! tracking"). It has a header and an entry for each head of a chain:
+//!
+//! ```text
+//! header:  features u64, version u16, desc_num u16, last_batch_head u16, used_idx u16
+//! entry:   inflight u8, padding, next u16, counter u64
+//!
+//! taken:      entry.counter = n;  entry.inflight = 1            it is taken from here on
+//! put back:   entry.inflight = 0                                the chain that was taken last
+//! answered:   entry.next = last_batch_head;  last_batch_head = head
+//! published:  used.idx of the ring;  entries of the burst: inflight = 0;  used_idx = used.idx
+//!
+//! resume:     the burst that was published last has used.idx - used_idx chains, from
+//!             last_batch_head along `next`:  their inflight = 0;  used_idx = used.idx
+//!             owed = the entries in flight, in the order of their counters
+//!             the next available index = used.idx + as many as are owed
+//! ```
+//! Why a kill between any two of these stores loses nothing, and returns nothing twice:
+//! 1. **One store takes a chain.** Before it the chain lies in the available ring still: those that
+//!    are taken there are the first ones, for they are taken and put back in order.
+//! 2. **One store returns all chains of a burst**, that of `used.idx`, which the driver reads too.
+//!    What is left to do for the burst after it is done again by whoever resumes, any number of
+//!    times: the list is not changed before `used_idx` says that the burst is done.
+//! 3. **A chain that was taken and not returned is served from its start.** Whatever it writes, its
+//!    driver has not seen it yet.
+//!
+//! As for a Xen ring, only the compiler could exchange two stores (`journal.rs`).
+//!
+//! The front-end can write the region at any time. All that is read of it is checked, and nothing
+//! is read of it after the start. A process that runs knows by itself what it has taken.
+
+use manyring_memory::{Words, fence_compiler};
+
+/// Why a split ring cannot go on from its in-flight region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum InflightError {
+    #[error("it has {entries} entries, the ring {size}")]
+    Entries { entries: u16, size: u16 },
+    #[error("version {version}, where {VERSION} is known")]
+    Version { version: u16 },
+    #[error("the used index is {ring}, it was {region} at the last burst: of another ring")]
+    Used { ring: u16, region: u16 },
+    #[error("its last burst has chain {head} twice, or outside of the ring")]
+    Burst { head: u16 },
+    #[error("chain {head} in flight, in a ring of {size}")]
+    Head { head: u16, size: u16 },
+}
+
+/// Bytes of the region of a split ring with `entries` entries.
+#[must_use]
+pub fn inflight_size(entries: u16) -> usize {
+    entry(entries)
+}
+
+const HEADER_SIZE: usize = 16;
+const ENTRY_SIZE: usize = 16;
+
+const HEAD_VERSION: usize = 8;
+const HEAD_ENTRIES: usize = 10;
+const HEAD_LAST: usize = 12;
+const HEAD_USED: usize = 14;
+
+/// The flag `inflight` in its first byte; the others are padding.
+const FLAG: usize = 0;
+const NEXT: usize = 6;
+const COUNTER: usize = 8;
+
+const VERSION: u16 = 1;
+
+/// The in-flight region of a ring that is served.
+#[derive(Debug)]
+pub(crate) struct Inflight {
+    words: Words,
+    /// The counter of the chain that is taken next.
+    counter: u64,
+    /// The chain that was answered last; at first any, since a burst ends at its first chain.
+    last: u16,
+    /// The chains that are answered and not published.
+    burst: Vec<u16>,
+    /// The chains that a former process has taken and not returned, the oldest last.
+    owed: Vec<u16>,
+    /// Those of them that were popped again and are not answered, the oldest first.
+    again: Vec<u16>,
+}
+
+impl Inflight {
+    /// A record in `words`, of [`inflight_size`] bytes. Nothing is read before [`Self::resume`].
+    pub(crate) fn new(words: Words) -> Self {
+        let (burst, owed, again) = (Vec::new(), Vec::new(), Vec::new());
+        Self { words, counter: 0, last: 0, burst, owed, again }
+    }
+
+    /// Reads what a former process has recorded of a ring of `size` entries whose used index is
+    /// `used_idx`. Returns the next available index. `None`: nobody has, and a new record begins.
+    pub(crate) fn resume(
+        &mut self,
+        size: u16,
+        used_idx: u16,
+    ) -> Result<Option<u16>, InflightError> {
+        let room = (self.words.size().saturating_sub(HEADER_SIZE)) / ENTRY_SIZE;
+        let room = u16::try_from(room).unwrap_or(u16::MAX);
+        let version = self.words.load_u16(HEAD_VERSION);
+        let entries = if version == 0 { room } else { self.words.load_u16(HEAD_ENTRIES) };
+        if entries > room || entries < size {
+            return Err(InflightError::Entries { entries: entries.min(room), size });
+        }
+        match version {
+            0 => self.begin(entries, used_idx),
+            VERSION => {
+                self.end_burst(size, used_idx)?;
+                self.find_owed((entries, size))?;
+            }
+            version => return Err(InflightError::Version { version }),
+        }
+        let count = u16::try_from(self.owed.len()).unwrap_or(u16::MAX);
+        Ok((version != 0).then(|| used_idx.wrapping_add(count)))
+    }
+
+    /// Begins a record. The version is stored last, so that a region which has one is complete.
+    fn begin(&mut self, entries: u16, used_idx: u16) {
+        for head in 0..entries {
+            // A region is zeroes at first: its pages are not touched before they are needed.
+            if self.words.load_u16(entry(head) + FLAG) != 0 {
+                self.words.store_u16(entry(head) + FLAG, 0);
+            }
+        }
+        self.words.store_u16(HEAD_ENTRIES, entries);
+        self.words.store_u16(HEAD_USED, used_idx);
+        fence_compiler();
+        self.words.store_u16(HEAD_VERSION, VERSION);
+        fence_compiler();
+    }
+
+    /// Does for the burst that was published last what was left to do.
+    fn end_burst(&mut self, size: u16, used_idx: u16) -> Result<(), InflightError> {
+        let region = self.words.load_u16(HEAD_USED);
+        let count = used_idx.wrapping_sub(region);
+        if count > size {
+            return Err(InflightError::Used { ring: used_idx, region });
+        }
+        let mut burst = vec![false; usize::from(size)];
+        let mut head = self.words.load_u16(HEAD_LAST);
+        for _ in 0..count {
+            let was_in =
+                burst.get_mut(usize::from(head)).map(|is_in| std::mem::replace(is_in, true));
+            if was_in != Some(false) {
+                return Err(InflightError::Burst { head });
+            }
+            head = self.words.load_u16(entry(head) + NEXT);
+        }
+        for (head, _) in (0..).zip(burst).filter(|(_, is_in)| *is_in) {
+            self.words.store_u16(entry(head) + FLAG, 0);
+        }
+        fence_compiler();
+        self.words.store_u16(HEAD_USED, used_idx);
+        fence_compiler();
+        Ok(())
+    }
+
+    /// Finds the chains that are in flight.
+    fn find_owed(&mut self, (entries, size): (u16, u16)) -> Result<(), InflightError> {
+        let mut owed = Vec::new();
+        for head in 0..entries {
+            if self.words.load_u16(entry(head) + FLAG) & 0xff == 0 {
+                continue;
+            }
+            if head >= size {
+                return Err(InflightError::Head { head, size });
+            }
+            owed.push((self.words.load_u64_acquire(entry(head) + COUNTER), head));
+        }
+        owed.sort_unstable();
+        self.counter = owed.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
+        self.owed = owed.into_iter().rev().map(|(_, head)| head).collect();
+        Ok(())
+    }
+
+    /// True once the region was cut away under us.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.words.is_broken()
+    }
+
+    /// How many chains a former process has taken that were not popped again yet.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "at most the ring's size")]
+    pub(crate) fn owed_count(&self) -> u16 {
+        self.owed.len() as u16
+    }
+
+    /// The chain that is owed next.
+    pub(crate) fn first_owed(&self) -> Option<u16> {
+        self.owed.last().copied()
+    }
+
+    /// The chain that is owed next was popped.
+    pub(crate) fn pop_owed(&mut self) {
+        self.again.extend(self.owed.pop());
+    }
+
+    /// Records that a chain of the ring is taken.
+    #[inline]
+    pub(crate) fn taken(&mut self, head: u16) {
+        self.words.store_u64(entry(head) + COUNTER, self.counter);
+        self.counter = self.counter.wrapping_add(1);
+        fence_compiler();
+        self.words.store_u16(entry(head) + FLAG, 1);
+        fence_compiler();
+    }
+
+    /// Records that the chain which was taken last is in the ring again. False: a former process
+    /// has taken it, and it is owed still.
+    pub(crate) fn put_back(&mut self, head: u16) -> bool {
+        if self.again.last() == Some(&head) {
+            self.owed.extend(self.again.pop());
+            return false;
+        }
+        self.words.store_u16(entry(head) + FLAG, 0);
+        fence_compiler();
+        true
+    }
+
+    /// Records that the next used entry returns this chain.
+    #[inline]
+    pub(crate) fn answered(&mut self, head: u16) {
+        if !self.again.is_empty() {
+            self.forget(head);
+        }
+        self.words.store_u16(entry(head) + NEXT, self.last);
+        fence_compiler();
+        self.words.store_u16(HEAD_LAST, head);
+        fence_compiler();
+        self.last = head;
+        self.burst.push(head);
+    }
+
+    /// Records that the ring has got this used index, with which the driver sees all chains that
+    /// were answered.
+    #[inline]
+    pub(crate) fn published(&mut self, used_idx: u16) {
+        fence_compiler();
+        for head in self.burst.drain(..) {
+            self.words.store_u16(entry(head) + FLAG, 0);
+        }
+        fence_compiler();
+        self.words.store_u16(HEAD_USED, used_idx);
+        fence_compiler();
+    }
+
+    /// A chain that was owed and popped again cannot be put back any more.
+    #[cold]
+    pub(crate) fn forget(&mut self, head: u16) {
+        // They are mostly answered in about the order in which they were popped.
+        if let Some(at) = self.again.iter().position(|again| *again == head) {
+            self.again.remove(at);
+        }
+    }
+}
+
+/// Where the entry of a head begins, behind the header.
+#[inline]
+fn entry(head: u16) -> usize {
+    HEADER_SIZE + usize::from(head) * ENTRY_SIZE
+}

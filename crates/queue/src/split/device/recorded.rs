@@ -1,0 +1,136 @@
+//! A split ring that is recorded: what is owed is popped first, and each step is written down.
+
+use super::DeviceHalf;
+use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch};
+use crate::error::QueueError;
+use crate::record::inflight::Inflight;
+use crate::ring::Ring;
+use manyring_memory::Words;
+
+impl DeviceHalf {
+    /// Records what is taken and not returned in `region`, of
+    /// [`inflight_size`](crate::inflight_size) bytes. If a former process has done so, the ring
+    /// goes on where that one was killed. Nothing is read before [`Ring::begin`].
+    #[must_use]
+    pub fn recorded(mut self, region: Option<Words>) -> Self {
+        debug_assert!(region.is_none() || !self.has_begun, "the base would be used");
+        self.record = region.map(|words| Box::new(Inflight::new(words)));
+        self.is_noted = self.features.in_order || self.record.is_some();
+        self
+    }
+
+    /// Reads the record. True if the driver must be notified, since the former process may have
+    /// ended before it did so.
+    pub(super) fn resume(&mut self) -> bool {
+        let Some(record) = &mut self.record else { return false };
+        match record.resume(self.size, self.used_idx) {
+            Ok(None) => false,
+            Ok(Some(next)) => {
+                (self.last_avail, self.avail_idx) = (next, next);
+                self.judge();
+                true
+            }
+            Err(error) => {
+                self.latch_fault(QueueError::Inflight(error));
+                false
+            }
+        }
+    }
+
+    /// How many chains a former process has taken that are not popped again yet.
+    #[inline]
+    pub(super) fn owed_count(&self) -> u16 {
+        self.record.as_ref().map_or(0, |record| record.owed_count())
+    }
+
+    fn judge(&mut self) {
+        self.is_plain = self.fault.is_none() && self.owed_count() == 0;
+    }
+
+    /// Pops chains that a former process has taken and not returned, the oldest first. None, if the
+    /// ring has a fault.
+    #[cold]
+    pub(super) fn pop_owed(&mut self, batch: &mut Batch, max: usize) -> usize {
+        if self.fault.is_some() {
+            return 0;
+        }
+        let (mut empty, in_flight) = (0, self.in_flight);
+        while self.fault.is_none()
+            && batch.entries.len() < max.min(BATCH_CHAINS)
+            && batch.slices.len() + empty < BATCH_SLICES
+            && let Some(head) = self.record.as_ref().and_then(|record| record.first_owed())
+        {
+            let popped = match self.heads.mark(head) {
+                true => self.walk_again(head, batch, &mut empty),
+                false => Err(QueueError::InFlight { head }),
+            };
+            match popped {
+                Ok(()) => {
+                    if let Some(record) = &mut self.record {
+                        record.pop_owed();
+                    }
+                }
+                Err(fault) => self.latch_fault(fault),
+            }
+        }
+        self.judge();
+        batch.walked = batch.slices.len() + empty;
+        if self.features.in_order {
+            self.order.note(batch, self.used_idx, in_flight + self.aside.count());
+        }
+        batch.entries.len()
+    }
+
+    /// Gives the chains of a batch their order, and records that they are taken: `others` were in
+    /// flight before. Not inlined: queues that note nothing would pay for its registers.
+    #[inline(never)]
+    pub(super) fn note_taken(&mut self, batch: &Batch, others: u16) {
+        if self.features.in_order {
+            self.order.note(batch, self.used_idx, others + self.aside.count());
+        }
+        if let Some(record) = &mut self.record {
+            let chains = batch.entries.iter().filter_map(|entry| entry.chain.as_ref());
+            chains.for_each(|chain| record.taken(chain.slot()));
+        }
+    }
+
+    /// As [`Ring::publish`], of a ring that notes something. Cold as well.
+    #[cold]
+    pub(super) fn publish_noted(&mut self) -> u16 {
+        while let Some((head, written)) = self.order.take(self.used_idx) {
+            if let Some(record) = &mut self.record {
+                record.answered(head);
+            }
+            self.write_used(head, written);
+        }
+        let count = self.publish_written();
+        if count != 0
+            && let Some(record) = &mut self.record
+        {
+            record.published(self.used_idx);
+        }
+        count
+    }
+
+    /// Records that a chain is in the ring again. False: it is owed, and not in the ring.
+    #[inline]
+    pub(super) fn record_put_back(&mut self, head: u16) -> bool {
+        let Some(record) = &mut self.record else { return true };
+        let is_in_ring = record.put_back(head);
+        self.judge();
+        is_in_ring
+    }
+
+    /// Returns a chain, or lets it wait for an earlier one, if the ring notes something. Cold: else
+    /// the rings that note nothing keep registers for it.
+    #[cold]
+    pub(super) fn push_noted(&mut self, head: u16, written: u32) {
+        if self.features.in_order && !self.order.is_due((head, written), self.used_idx) {
+            return;
+        }
+        if let Some(record) = &mut self.record {
+            record.answered(head);
+        }
+        self.write_used(head, written);
+    }
+}
