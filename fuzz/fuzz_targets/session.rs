@@ -73,6 +73,7 @@ fn obey(session: &mut Session, outcome: Outcome<u32>, given: usize, refuse: bool
                 used += usize::from(fd.is_some());
             }
             Effect::BackendChannel(_) => used += 1,
+            Effect::Inflight(region) => used += usize::from(region.is_some()),
             Effect::Memory(MemoryChange::Replace(regions)) => {
                 used += regions.len();
                 assert!(regions.iter().all(|(region, _)| region.is_sound()));
@@ -96,6 +97,9 @@ fn obey(session: &mut Session, outcome: Outcome<u32>, given: usize, refuse: bool
     assert!(used <= given, "{used} file descriptors out of {given}");
     match outcome.answer {
         Answer::Reply(reply) => assert!(reply.message(1).len() <= HEADER_SIZE + PAYLOAD_SIZE_MAX),
+        Answer::Inflight(area, size) => {
+            assert!(usize::from(area.queues) <= QUEUES && (20..=24).contains(&size));
+        }
         Answer::Base(index) => assert!(session.vring(index).is_some()),
         Answer::Config(access) => {
             assert!(access.offset + access.size <= CONFIG_SIZE_MAX);

@@ -6,19 +6,22 @@
 use manyring_device::{ConfigError, Device, Later, StartError};
 
 use manyring_engine::{Activation, QueueHandle, QueueStats};
-use manyring_queue::Base;
+use manyring_queue::{Base, Ring};
 use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
 use manyring_wire::vhost_user::{
-    F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, HEADER_SIZE, Header, PROTOCOL_F_MTU,
-    PROTOCOL_F_RARP, REQUESTS, Region,
+    F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, HEADER_SIZE, Header, InflightArea,
+    PROTOCOL_F_INFLIGHT_SHMFD, PROTOCOL_F_MTU, PROTOCOL_F_RARP, REQUESTS, Region,
 };
 use manyring_wire::virtio::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 use std::cell::Cell;
-use std::io::{ErrorKind, IoSlice, Read};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
@@ -85,7 +88,10 @@ impl Device for Recorder {
     }
 
     fn protocol_features(&self) -> u64 {
-        if self.virtio_id == VIRTIO_ID_NET { PROTOCOL_F_RARP | PROTOCOL_F_MTU } else { 0 }
+        match self.virtio_id {
+            VIRTIO_ID_NET => PROTOCOL_F_RARP | PROTOCOL_F_MTU,
+            _ => PROTOCOL_F_INFLIGHT_SHMFD,
+        }
     }
 
     fn queue_count(&self) -> usize {
@@ -120,7 +126,8 @@ impl Device for Recorder {
     }
 
     fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
-        let Activation { index, queue, enabled, kick, call, err, .. } = activation;
+        let Activation { index, mut queue, enabled, kick, call, err, .. } = activation;
+        queue.begin();
         let doorbells = [kick.is_some(), call.is_some(), err.is_some()];
         self.note(Asked::Start(index, queue.size(), queue.base(), enabled, doorbells));
         Box::pin(std::future::ready(Err(StartError::NoWorker)))
@@ -222,6 +229,29 @@ impl Front {
         let is_reset = |error: &std::io::Error| error.kind() == ErrorKind::ConnectionReset;
         let read = self.socket.as_mut().unwrap().read(&mut [0]);
         read.as_ref().map_or_else(is_reset, |len| *len == 0)
+    }
+
+    /// Asks for an in-flight region, in a payload of `size` bytes.
+    fn new_region(&mut self, area: InflightArea, size: usize) -> (InflightArea, OwnedFd) {
+        self.send("GET_INFLIGHT_FD", 0, &area.as_bytes()[..size], &[]);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = vec![0; HEADER_SIZE + size];
+        let socket = self.socket.as_ref().unwrap();
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        let received = recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC);
+        assert_eq!(received.unwrap().bytes, HEADER_SIZE + size);
+        let mut fds = control.drain().flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<_>>(),
+            _ => Vec::new(),
+        });
+        let fd = fds.next().unwrap();
+        assert!(fds.next().is_none());
+        let header = Header::parse(bytes.first_chunk().unwrap()).unwrap();
+        assert_eq!(header.size as usize, size);
+        let mut answer = InflightArea::default();
+        answer.as_mut_bytes()[..size].copy_from_slice(&bytes[HEADER_SIZE..]);
+        (answer, fd)
     }
 
     /// Size, base and addresses of vring `index`, whose ring lies at the start of [`REGION`].
@@ -432,4 +462,105 @@ fn a_second_message_that_takes_far_too_much_cpu_time_ends_the_session() {
     let asked = front.leave();
     assert_eq!(asked.len(), 1 + 12 + 1);
     assert_eq!(asked.last(), Some(&Asked::Features(0)), "the session was torn down");
+}
+
+const AREA: InflightArea =
+    InflightArea { size: 0, offset: 0, queues: 2, queue_size: 128, padding: [0; 2] };
+/// Bytes of the place of a ring of 128 entries.
+const PLACE: u64 = (16 + 128 * 16_u64).next_multiple_of(64);
+
+#[test]
+fn a_ring_goes_on_from_the_in_flight_region_and_not_from_its_base() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let file = memory(REGION.size);
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    // As the specification says, and as QEMU does.
+    for size in [20, 24] {
+        let (area, fd) = front.new_region(AREA, size);
+        assert_eq!(area, InflightArea { size: 2 * PLACE, ..AREA });
+        assert_eq!(fstat(&fd).unwrap().st_size, i64::try_from(2 * PLACE).unwrap());
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        assert_eq!(fcntl_get_seals(&fd), Ok(seals));
+        assert_eq!(front.ask("SET_INFLIGHT_FD", area.as_bytes(), &[fd.as_fd()]), 0);
+        let (queue, place) = if size == 20 { (0, 0) } else { (1, PLACE) };
+        let kick = u64::from(queue);
+        front.describe(queue);
+        // Nobody has recorded anything: the base counts. The recorder's queues do not run.
+        front.ask("SET_VRING_KICK", kick.as_bytes(), &[doorbell().as_fd()]);
+        let mut header = [0; 16];
+        rustix::io::pread(&fd, &mut header, place).unwrap();
+        assert_eq!(header, [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 128, 0, 0, 0, 0, 0]);
+        // Chain 3 is in flight: it is owed, and the next one is that after it.
+        rustix::io::pwrite(&fd, &[1], place + 16 + 3 * 16).unwrap();
+        front.ask("SET_VRING_KICK", kick.as_bytes(), &[doorbell().as_fd()]);
+        let index = usize::try_from(queue).unwrap();
+        let started =
+            |base: u16| Asked::Start(index, 128, base.into(), false, [true, false, false]);
+        let asked = front.device.asked();
+        assert_eq!(asked[asked.len() - 2..], [started(77), started(1)]);
+    }
+    // The driver begins anew: so do its rings.
+    assert_eq!(front.ask("RESET_DEVICE", &[], &[]), 0);
+    front.ask("SET_FEATURES", VERSION_1.as_bytes(), &[]);
+    front.describe(1);
+    front.ask("SET_VRING_KICK", 1_u64.as_bytes(), &[doorbell().as_fd()]);
+    let asked = front.leave();
+    let started = Asked::Start(1, 128, 77.into(), true, [true, false, false]);
+    assert!(asked.contains(&started), "{asked:?}");
+}
+
+#[test]
+fn a_ring_without_a_place_in_the_region_is_refused() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let file = memory(REGION.size);
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    let (area, fd) = front.new_region(InflightArea { queues: 1, ..AREA }, 24);
+    assert_eq!(front.ask("SET_INFLIGHT_FD", area.as_bytes(), &[fd.as_fd()]), 0);
+    front.describe(1);
+    assert_eq!(front.ask("SET_VRING_KICK", 1_u64.as_bytes(), &[doorbell().as_fd()]), 1);
+    let asked = front.leave();
+    assert!(!asked.iter().any(|asked| matches!(asked, Asked::Start(..))), "{asked:?}");
+}
+
+#[test]
+fn an_in_flight_region_that_cannot_be_one_ends_the_session() {
+    let ends = |name: &str, area: InflightArea, fds: &[BorrowedFd<'_>]| {
+        let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+        assert!(front.ends_with(name, area.as_bytes(), fds), "{name} {area:?}");
+        front.leave();
+    };
+    let file = memory(2 * PLACE);
+    let whole = InflightArea { size: 2 * PLACE, ..AREA };
+    for area in [
+        InflightArea { queues: 0, ..whole },
+        InflightArea { queues: u16::MAX, ..whole },
+        InflightArea { queue_size: 0, ..whole },
+        InflightArea { queue_size: 32769, ..whole },
+    ] {
+        ends("GET_INFLIGHT_FD", area, &[]);
+        ends("SET_INFLIGHT_FD", area, &[file.as_fd()]);
+    }
+    for area in [
+        InflightArea { size: 2 * PLACE - 1, ..whole },
+        InflightArea { queue_size: 256, ..whole },
+        InflightArea { offset: 64, ..whole },
+        InflightArea { offset: u64::MAX - 63, ..whole },
+        InflightArea { size: u64::MAX, queue_size: 32768, ..whole },
+    ] {
+        ends("SET_INFLIGHT_FD", area, &[file.as_fd()]);
+    }
+    ends("SET_INFLIGHT_FD", whole, &[]);
+    ends("SET_INFLIGHT_FD", whole, &[doorbell().as_fd()]);
+}
+
+#[test]
+fn an_in_flight_region_that_is_not_aligned_has_no_place() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let (file, ours) = (memory(REGION.size), memory(4 * PLACE));
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    let area = InflightArea { size: 2 * PLACE, offset: 4, ..AREA };
+    assert_eq!(front.ask("SET_INFLIGHT_FD", area.as_bytes(), &[ours.as_fd()]), 0);
+    front.describe(0);
+    assert_eq!(front.ask("SET_VRING_KICK", 0_u64.as_bytes(), &[doorbell().as_fd()]), 1);
+    front.leave();
 }

@@ -193,6 +193,23 @@ impl Region {
     }
 }
 
+/// A description of the in-flight region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct InflightArea {
+    /// Bytes of the region.
+    pub size: u64,
+    /// Offset of the first byte in the region's file.
+    pub offset: u64,
+    /// Virtqueues that have a place in it.
+    pub queues: u16,
+    /// Entries of each.
+    pub queue_size: u16,
+    /// QEMU sends and expects these as well: its structure is as large as its alignment asks for.
+    /// The specification's ends before.
+    pub padding: [u16; 2],
+}
+
 /// The shape of a payload: what sizes a message of this row may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
@@ -214,7 +231,7 @@ pub enum Payload {
     Iotlb,
     /// Offset, size, flags and that many bytes.
     Config,
-    /// Size, offset, queues and queue size of the in-flight region.
+    /// [`InflightArea`], with or without its padding.
     Inflight,
     /// A request this table only names: any size.
     Opaque,
@@ -341,9 +358,8 @@ pub const REQUESTS: [Row; 44] = [
     row(30, "POSTCOPY_END", Payload::None, Fds::None)
         .replies().needs(PROTOCOL_F_PAGEFAULT).not_served(),
     row(31, "GET_INFLIGHT_FD", Payload::Inflight, Fds::None)
-        .replies().needs(PROTOCOL_F_INFLIGHT_SHMFD).not_served(),
-    row(32, "SET_INFLIGHT_FD", Payload::Inflight, Fds::Any)
-        .needs(PROTOCOL_F_INFLIGHT_SHMFD).not_served(),
+        .replies().needs(PROTOCOL_F_INFLIGHT_SHMFD),
+    row(32, "SET_INFLIGHT_FD", Payload::Inflight, Fds::One).needs(PROTOCOL_F_INFLIGHT_SHMFD),
     row(33, "GPU_SET_SOCKET", Payload::None, Fds::Any).not_served(),
     row(34, "RESET_DEVICE", Payload::None, Fds::None).needs(PROTOCOL_F_RESET_DEVICE),
     row(35, "VRING_KICK", Payload::VringState, Fds::None)

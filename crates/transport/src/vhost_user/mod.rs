@@ -8,6 +8,7 @@
 //! while the old session is torn down waits, since QEMU never connects again to a socket that
 //! closed its connection. Waiting clients that have left meanwhile are passed over.
 
+mod inflight;
 mod listener;
 mod meter;
 mod pace;
@@ -27,7 +28,7 @@ use manyring_device::Device;
 use manyring_engine::{Event, EventKind, Janitor, Origin, cpu_time};
 use manyring_memory::MemoryRules;
 use meter::Meter;
-use requests::{Front, told_if_slow};
+use requests::{Front, Sent, told_if_slow};
 use socket::{Connection, ForeignStream, has_left};
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -419,8 +420,8 @@ impl Server {
         let message = message?;
         let request = message.header.request;
         tracing::trace!(device = self.device.name(), request, "message");
-        if let Some(reply) = self.meter.of(front.handle(message)).await? {
-            self.meter.of(connection.send(&reply)).await?;
+        if let Some(Sent { bytes, fd }) = self.meter.of(front.handle(message)).await? {
+            self.meter.of(connection.send(&bytes, fd)).await?;
         }
         Ok(self.meter.check()?)
     }

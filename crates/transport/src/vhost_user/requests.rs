@@ -1,6 +1,7 @@
 //! Carries out the effects that the session decides on: maps memory; starts, stops and changes
 //! queues.
 
+use super::inflight::{self, InflightRegion};
 use super::session::{
     Answer, Effect, MemoryChange, OFFERED, Offer, Outcome, Session, SessionError,
 };
@@ -8,11 +9,15 @@ use super::socket::Message;
 use super::vring::VringHost;
 use manyring_device::{Device, StartError};
 use manyring_engine::{Activation, Call, Channel, DoorbellError, Event, ForeignFd, Janitor, Kick};
-use manyring_memory::{GuestMemory, MemoryError, MemoryRules, RegionSpec};
-use manyring_queue::{DeviceQueue, QueueConfig, QueueError, RingAddresses, RingFeatures};
-use manyring_wire::vhost_user::{
-    BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, Region, Reply, VringState,
+use manyring_memory::{GuestMemory, MemoryError, MemoryRules, RegionSpec, Words};
+use manyring_queue::{
+    DeviceQueue, InflightError, QueueConfig, QueueError, RingAddresses, RingFeatures,
 };
+use manyring_wire::vhost_user::{
+    BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, InflightArea, Region, Reply,
+    VringState,
+};
+use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -28,6 +33,17 @@ pub enum FrontError {
     Doorbell { name: &'static str, index: usize, source: DoorbellError },
     #[error("back-end request channel: {0}")]
     Channel(DoorbellError),
+    #[error("SET_INFLIGHT_FD: {0}")]
+    Inflight(MemoryError),
+    #[error("GET_INFLIGHT_FD: {0}")]
+    NoInflight(std::io::Error),
+}
+
+/// A message to the front-end.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) bytes: Vec<u8>,
+    pub(super) fd: Option<OwnedFd>,
 }
 
 /// One front-end: its session, its memory, its queues.
@@ -39,6 +55,8 @@ pub(super) struct Front {
     rules: MemoryRules,
     memory: Arc<GuestMemory>,
     vrings: Vec<VringHost>,
+    /// Where the rings that start record what they have in flight.
+    inflight: Option<InflightRegion>,
     channel: Option<Channel>,
     events: mpsc::Sender<Event>,
     janitor: Arc<Janitor>,
@@ -64,6 +82,7 @@ impl Front {
             rules,
             memory: Arc::default(),
             vrings,
+            inflight: None,
             channel: None,
             events,
             janitor,
@@ -76,13 +95,14 @@ impl Front {
     }
 
     /// Handles one message to the end: carries out its effects, then returns its reply, if any.
-    pub(super) async fn handle(&mut self, message: Message) -> Result<Option<Vec<u8>>, FrontError> {
+    pub(super) async fn handle(&mut self, message: Message) -> Result<Option<Sent>, FrontError> {
         let Message { header, payload, fds } = message;
         let Outcome { effects, answer } = self.session.handle(header, &payload, fds)?;
         let mut refused = false;
         for effect in effects {
             refused |= !self.apply(effect).await?;
         }
+        let mut fd = None;
         let reply = match answer {
             Answer::None => return Ok(None),
             Answer::Reply(reply) => reply,
@@ -92,8 +112,13 @@ impl Front {
                 num: self.session.vring(index).map_or(0, |v| v.base().bits()),
             }),
             Answer::Config(access) => self.read_config(access),
+            Answer::Inflight(area, size) => {
+                let (area, file) = inflight::make(area).map_err(FrontError::NoInflight)?;
+                fd = Some(file);
+                Reply::Inflight(area, size)
+            }
         };
-        Ok(Some(reply.message(header.request)))
+        Ok(Some(Sent { bytes: reply.message(header.request), fd }))
     }
 
     fn read_config(&self, access: ConfigAccess) -> Reply {
@@ -143,6 +168,7 @@ impl Front {
             Effect::BackendChannel(fd) => self.set_channel(fd).await?,
             Effect::SendRarp(mac) => return Ok(self.device.send_rarp(mac).await),
             Effect::SetMtu(mtu) => return Ok(self.device.set_front_end_mtu(mtu)),
+            Effect::Inflight(given) => self.set_inflight(given).await?,
             Effect::ResetConfig => self.device.reset_config(),
             Effect::Refuse(error) => {
                 tracing::warn!(device = self.device.name(), %error, "request refused");
@@ -173,6 +199,31 @@ impl Front {
         let channel = Channel::of_front_end(fd, message).await;
         self.channel = Some(channel.map_err(FrontError::Channel)?);
         Ok(())
+    }
+
+    /// Maps the region that the rings record in when they start again. None of them runs.
+    async fn set_inflight(
+        &mut self,
+        given: Option<(InflightArea, ForeignFd)>,
+    ) -> Result<(), FrontError> {
+        let mapped = match given {
+            // On the janitor, as guest memory.
+            Some((area, fd)) => {
+                let mapped = self.janitor.run(move || InflightRegion::map(area, fd)).await;
+                Some(mapped.unwrap_or(Err(MemoryError::NoThread)).map_err(FrontError::Inflight)?)
+            }
+            None => None,
+        };
+        // As of guest memory: the last reference unmaps.
+        self.janitor.dispose(std::mem::replace(&mut self.inflight, mapped));
+        Ok(())
+    }
+
+    /// The ring's place in the region.
+    fn record(&self, index: usize, size: u16) -> Result<Option<Words>, QueueError> {
+        let Some(region) = &self.inflight else { return Ok(None) };
+        let none = InflightError::Entries { entries: 0, size };
+        region.words(index).ok_or(QueueError::Inflight(none)).map(Some)
     }
 
     /// Makes the new snapshot and gives it to every running queue; returns when no queue uses the
@@ -247,6 +298,7 @@ impl Front {
         // The queue's worker reads the ring: a page fault there may take as long as the front-end
         // likes, and all sessions wait for this thread.
         let queue = DeviceQueue::unread(config, self.memory.clone())?;
+        let queue = queue.recorded(self.record(index, vring.size())?);
         let host = &mut self.vrings[index];
         let activation = Activation {
             index,
@@ -289,6 +341,7 @@ impl Front {
         // Before the device, which may wait for the host: if the daemon stops waiting, what is left
         // here is dropped on the control thread, which must not unmap.
         self.janitor.dispose(std::mem::take(&mut self.memory));
+        self.janitor.dispose(self.inflight.take());
         self.device.set_features(0).await;
     }
 }

@@ -9,7 +9,7 @@ pub use outcome::{Answer, Effect, MemoryChange, Outcome, SessionError};
 
 use manyring_queue::{Base, RingAddresses, RingFeatures};
 use manyring_wire::vhost_user::{
-    ConfigAccess, F_PROTOCOL_FEATURES, Header, MEM_SLOTS, PROTOCOL_F_BACKEND_REQ,
+    ConfigAccess, F_PROTOCOL_FEATURES, Header, InflightArea, MEM_SLOTS, PROTOCOL_F_BACKEND_REQ,
     PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK,
     PROTOCOL_F_RESET_DEVICE, PROTOCOL_F_STATUS, ParseError, Region, Reply, Request, Row, VringAddr,
     VringState, row_of,
@@ -223,6 +223,8 @@ impl Session {
                 return Ok(Outcome { effects: Vec::new(), answer: Answer::Config(access) });
             }
             Request::GetVringBase(state) => return self.base_of(name, state),
+            Request::GetInflightFd(area, size) => return self.inflight_of(name, (area, size)),
+            Request::SetInflightFd(area) => self.set_inflight(name, (area, fds.next()))?,
             Request::SetFeatures(bits) => self.set_features(bits)?,
             Request::SetProtocolFeatures(bits) => self.set_protocol_features(bits)?,
             // SET_OWNER has no effect here. RESET_OWNER is deprecated, and back-ends ignore it.
@@ -286,6 +288,38 @@ impl Session {
         // Whether it ran or not, the vring needs a new kick to start.
         vring.kick = KickState::Unset;
         Ok(Outcome { effects, answer: Answer::Base(index) })
+    }
+
+    fn inflight_of<F>(
+        &self,
+        name: &'static str,
+        (area, size): (InflightArea, usize),
+    ) -> Result<Outcome<F>, SessionError> {
+        self.check_inflight(name, area)?;
+        Ok(Outcome { effects: Vec::new(), answer: Answer::Inflight(area, size) })
+    }
+
+    /// Takes the region that the rings record in. They read it when they start.
+    fn set_inflight<F>(
+        &mut self,
+        name: &'static str,
+        (area, fd): (InflightArea, Option<F>),
+    ) -> Result<Vec<Effect<F>>, SessionError> {
+        self.check_inflight(name, area)?;
+        if self.vrings.iter().any(|v| v.running) {
+            return Err(SessionError::InflightLate);
+        }
+        self.forget_refusals();
+        Ok(vec![Effect::Inflight(fd.map(|fd| (area, fd)))])
+    }
+
+    /// A region that has a place for rings of this device, and for no more.
+    fn check_inflight(&self, name: &'static str, area: InflightArea) -> Result<(), SessionError> {
+        let InflightArea { queues, queue_size, .. } = area;
+        let count_max = self.offer.queue_count;
+        let fits = (1..=count_max).contains(&usize::from(queues))
+            && (1..=self.offer.queue_size_max).contains(&queue_size);
+        if fits { Ok(()) } else { Err(SessionError::Inflight { name, queues, queue_size }) }
     }
 
     fn set_features<F>(&mut self, bits: u64) -> Result<Vec<Effect<F>>, SessionError> {
@@ -407,6 +441,7 @@ impl Session {
         self.vrings.fill(Vring::default());
         self.features = None;
         self.status = 0;
+        effects.push(Effect::Inflight(None));
         effects.push(Effect::Features(0));
         effects
     }

@@ -6,8 +6,11 @@ use manyring_engine::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room, Session
 use manyring_wire::vhost_user::{HEADER_SIZE, Header, ParseError, TABLE_REGIONS_MAX, row_of};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
-use std::io::{self, IoSliceMut};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -252,21 +255,23 @@ impl Connection {
         }
     }
 
-    /// Sends a whole message.
+    /// Sends a whole message, and a file descriptor with its first bytes.
     ///
     /// # Errors
     /// [`SocketError::Stalled`]: the front-end has not read it in time. [`SocketError::Io`]: the
     /// front-end is gone. The connection must be closed.
-    pub(super) async fn send(&self, mut message: &[u8]) -> Result<(), SocketError> {
+    pub(super) async fn send(
+        &self,
+        mut message: &[u8],
+        mut fd: Option<OwnedFd>,
+    ) -> Result<(), SocketError> {
         let sending = async {
             while !message.is_empty() {
                 let stream: &UnixStream = &self.stream;
-                let send = || {
-                    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                    rustix::net::send(stream, message, flags).map_err(io::Error::from)
-                };
+                let send = || send_once(stream.as_fd(), message, fd.as_ref());
                 let n = stream.async_io(Interest::WRITABLE, send).await?;
                 message = &message[n..];
+                fd = None;
             }
             Ok::<(), SocketError>(())
         };
@@ -275,6 +280,18 @@ impl Connection {
             Err(_) => Err(SocketError::Stalled),
         }
     }
+}
+
+/// Makes one call of `sendmsg`, without waiting. The fd goes with the first byte.
+fn send_once(stream: impl AsFd, bytes: &[u8], fd: Option<&OwnedFd>) -> io::Result<usize> {
+    let fds: Vec<_> = fd.map(AsFd::as_fd).into_iter().collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    Ok(rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags)?)
 }
 
 /// What one recvmsg brought.

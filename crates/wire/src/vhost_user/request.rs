@@ -1,7 +1,8 @@
 //! Payloads: a request parsed, a reply emitted.
 
 use super::{
-    CONFIG_SIZE_MAX, FLAG_REPLY, FLAG_VERSION, Fds, Header, Region, Row, VringAddr, VringState,
+    CONFIG_SIZE_MAX, FLAG_REPLY, FLAG_VERSION, Fds, Header, InflightArea, Region, Row, VringAddr,
+    VringState,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -34,9 +35,18 @@ pub enum Request {
     SetVringAddr(VringAddr),
     SetVringBase(VringState),
     GetVringBase(VringState),
-    SetVringKick { index: usize, fd: bool },
-    SetVringCall { index: usize, fd: bool },
-    SetVringErr { index: usize, fd: bool },
+    SetVringKick {
+        index: usize,
+        fd: bool,
+    },
+    SetVringCall {
+        index: usize,
+        fd: bool,
+    },
+    SetVringErr {
+        index: usize,
+        fd: bool,
+    },
     GetProtocolFeatures,
     SetProtocolFeatures(u64),
     GetQueueNum,
@@ -46,6 +56,9 @@ pub enum Request {
     SetBackendReqFd,
     GetConfig(ConfigAccess),
     SetConfig(ConfigAccess, Vec<u8>),
+    /// Also the size of its payload, which the reply has too.
+    GetInflightFd(InflightArea, usize),
+    SetInflightFd(InflightArea),
     ResetDevice,
     GetMaxMemSlots,
     AddMemReg(Region),
@@ -145,6 +158,8 @@ impl Request {
             21 => Self::SetBackendReqFd,
             24 => Self::GetConfig(parse_config(name, payload)?.0),
             25 => parse_config(name, payload).map(|(access, b)| Self::SetConfig(access, b))?,
+            31 => Self::GetInflightFd(parse_inflight(name, payload)?, size),
+            32 => Self::SetInflightFd(parse_inflight(name, payload)?),
             34 => Self::ResetDevice,
             36 => Self::GetMaxMemSlots,
             37 => Self::AddMemReg(parse_region(name, payload)?),
@@ -187,6 +202,13 @@ fn parse_region(name: &'static str, payload: &[u8]) -> Result<Region, ParseError
     if region.is_sound() { Ok(region) } else { Err(ParseError::Region { name }) }
 }
 
+fn parse_inflight(name: &'static str, payload: &[u8]) -> Result<InflightArea, ParseError> {
+    let mut area = InflightArea::default();
+    let wrong = ParseError::Size { name, size: payload.len() };
+    area.as_mut_bytes().get_mut(..payload.len()).ok_or(wrong)?.copy_from_slice(payload);
+    Ok(area)
+}
+
 fn parse_config(name: &'static str, payload: &[u8]) -> Result<(ConfigAccess, Vec<u8>), ParseError> {
     let wrong = ParseError::Size { name, size: payload.len() };
     let (words, body) = <[u32; 3]>::read_from_prefix(payload).map_err(|_| wrong)?;
@@ -208,6 +230,8 @@ pub enum Reply {
     /// A config space read: the access and its bytes. An access of size 0 says that the read
     /// failed.
     Config(ConfigAccess, Vec<u8>),
+    /// An in-flight region, in so many bytes.
+    Inflight(InflightArea, usize),
 }
 
 impl Reply {
@@ -217,6 +241,7 @@ impl Reply {
         match self {
             Self::U64(value) => value.to_ne_bytes().to_vec(),
             Self::VringState(state) => state.as_bytes().to_vec(),
+            Self::Inflight(area, size) => area.as_bytes().iter().copied().take(*size).collect(),
             Self::Config(access, bytes) => {
                 let mut payload = Vec::with_capacity(12 + bytes.len());
                 for word in [access.offset, access.size, access.flags] {

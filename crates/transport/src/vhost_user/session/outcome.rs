@@ -1,7 +1,7 @@
 //! What the session decides for a message: effects in order, then an answer; or that it must end.
 
 use manyring_queue::RingAddresses;
-use manyring_wire::vhost_user::{ConfigAccess, ParseError, Region, Reply};
+use manyring_wire::vhost_user::{ConfigAccess, InflightArea, ParseError, Region, Reply};
 
 /// A change of guest memory.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub enum Effect<F> {
     SendRarp([u8; 6]),
     /// Take this as the MTU that the front-end has told the guest.
     SetMtu(u64),
+    /// Record in this region what the rings that start have in flight; `None`: record nothing.
+    Inflight(Option<(InflightArea, F)>),
     /// Undo the driver's writes to the config space: the driver has reset the device.
     ResetConfig,
     /// Do nothing but log: the request is refused, and an acknowledgement says so.
@@ -62,6 +64,8 @@ pub enum Answer {
     Base(usize),
     /// The bytes of this read of the config space.
     Config(ConfigAccess),
+    /// A new in-flight region for so many queues and entries, in a payload of this size.
+    Inflight(InflightArea, usize),
 }
 
 /// What the session decides for a message.
@@ -86,6 +90,10 @@ pub enum SessionError {
     Index { name: &'static str, index: usize, count: usize },
     #[error("{name} of {value}")]
     Value { name: &'static str, value: u64 },
+    #[error("{name} of {queues} queues with {queue_size} entries each")]
+    Inflight { name: &'static str, queues: u16, queue_size: u16 },
+    #[error("SET_INFLIGHT_FD while a vring runs")]
+    InflightLate,
     #[error("SET_FEATURES with bits {bits:#x} that were not offered")]
     Features { bits: u64 },
     #[error("SET_PROTOCOL_FEATURES with bits {bits:#x} that were not offered")]

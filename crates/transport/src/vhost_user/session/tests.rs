@@ -4,12 +4,15 @@ mod limits;
 
 use super::*;
 use manyring_wire::vhost_user::{
-    FLAG_NEED_REPLY, FLAG_VERSION, PROTOCOL_F_MTU, PROTOCOL_F_RARP, REQUESTS,
+    FLAG_NEED_REPLY, FLAG_VERSION, PROTOCOL_F_INFLIGHT_SHMFD, PROTOCOL_F_MTU, PROTOCOL_F_RARP,
+    REQUESTS,
 };
 use zerocopy::IntoBytes;
 
 /// What network devices bring.
 const OFFERED_NET: u64 = PROTOCOL_F_RARP | PROTOCOL_F_MTU;
+/// What disks bring.
+const OFFERED_BLK: u64 = PROTOCOL_F_INFLIGHT_SHMFD;
 const OFFER: Offer =
     Offer { protocol: OFFERED, features: 1 << 32 | 1 << 29, queue_count: 4, queue_size_max: 32768 };
 const REGION: Region =
@@ -252,7 +255,7 @@ fn reset_device_stops_rings_and_keeps_memory() {
     peer.describe(0);
     peer.effects("SET_VRING_KICK", 0u64.as_bytes(), &[7]);
     let effects = peer.effects("RESET_DEVICE", &[], &[]);
-    assert_eq!(effects, [Effect::Stop(0), Effect::Features(0)]);
+    assert_eq!(effects, [Effect::Stop(0), Effect::Inflight(None), Effect::Features(0)]);
     peer.negotiate();
     peer.describe(0);
     let effects = peer.effects("SET_VRING_KICK", 0u64.as_bytes(), &[7]);
@@ -388,11 +391,12 @@ fn what_breaks_the_protocol_ends_the_session() {
 #[test]
 fn every_feature_that_is_offered_has_its_requests_served() {
     for row in &REQUESTS {
-        if row.needs & (OFFERED | OFFERED_NET) != 0 {
+        let offered = OFFERED | OFFERED_NET | OFFERED_BLK;
+        if row.needs & offered != 0 {
             assert!(row.served, "{}", row.name);
         }
         if row.served && row.needs != 0 {
-            assert!(row.needs & (OFFERED | OFFERED_NET) != 0, "{}", row.name);
+            assert!(row.needs & offered != 0, "{}", row.name);
         }
     }
 }

@@ -300,7 +300,10 @@ fn a_reset_stops_what_runs_and_forgets_the_rest() {
     let mut peer = Peer::running();
     peer.describe(2);
     peer.effects("SET_STATUS", 15u64.as_bytes(), &[]);
-    assert_eq!(peer.effects("RESET_DEVICE", &[], &[]), [Effect::Stop(0), Effect::Features(0)]);
+    assert_eq!(
+        peer.effects("RESET_DEVICE", &[], &[]),
+        [Effect::Stop(0), Effect::Inflight(None), Effect::Features(0)]
+    );
     assert_eq!(peer.0.features(), 0);
     assert_eq!(peer.0.vring(2).copied(), Some(Vring::default()));
     assert_eq!(peer.reply("GET_STATUS"), Answer::Reply(Reply::U64(0)));

@@ -1,0 +1,69 @@
+//! `InflightRegion`: the memory in which a session's rings record what they have in flight.
+//!
+//! The front-end keeps it. It asks for one (`GET_INFLIGHT_FD`), and gives it to this session and to
+//! the next ones (`SET_INFLIGHT_FD`), which may be of other processes.
+
+use manyring_memory::{Mapping, MemoryError, Words};
+use manyring_queue::inflight_size;
+use manyring_wire::vhost_user::InflightArea;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::io;
+use std::sync::Arc;
+
+/// The places of the rings lie at multiples of this.
+const ALIGN: usize = 64;
+
+/// A region that is mapped.
+#[derive(Clone, Debug)]
+pub(super) struct InflightRegion {
+    mapping: Arc<Mapping>,
+    queues: u16,
+    queue_size: u16,
+}
+
+impl InflightRegion {
+    /// Maps the region of a front-end: of its file, as much as its rings need. May block.
+    ///
+    /// # Errors
+    /// [`MemoryError`]: the file is none that may be mapped, or too short.
+    pub(super) fn map(area: InflightArea, file: impl AsFd) -> Result<Self, MemoryError> {
+        let InflightArea { offset, queues, queue_size, .. } = area;
+        let needed = size_of(queues, queue_size);
+        if area.size < needed {
+            return Err(MemoryError::TooShort { file_size: area.size, end: needed });
+        }
+        let mapping = Arc::new(Mapping::of_file(file, offset, needed)?);
+        Ok(Self { mapping, queues, queue_size })
+    }
+
+    /// The place of a ring. `None`: the region has none for it.
+    pub(super) fn words(&self, index: usize) -> Option<Words> {
+        if index >= usize::from(self.queues) {
+            return None;
+        }
+        let size = inflight_size(self.queue_size);
+        Words::new(self.mapping.clone(), index * stride(self.queue_size), size, 8)
+    }
+}
+
+/// Makes a region of zeroes for a front-end, which nobody can make shorter or longer.
+///
+/// # Errors
+/// The kernel has no memory or no file descriptor left.
+pub(super) fn make(area: InflightArea) -> io::Result<(InflightArea, OwnedFd)> {
+    let file = memfd_create("inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let size = size_of(area.queues, area.queue_size);
+    ftruncate(&file, size)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let InflightArea { queues, queue_size, padding, .. } = area;
+    Ok((InflightArea { size, offset: 0, queues, queue_size, padding }, file))
+}
+
+fn stride(queue_size: u16) -> usize {
+    inflight_size(queue_size).next_multiple_of(ALIGN)
+}
+
+fn size_of(queues: u16, queue_size: u16) -> u64 {
+    u64::from(queues) * stride(queue_size) as u64
+}
