@@ -26,6 +26,7 @@ mod qemu_net_four_pairs;
 mod qemu_net_legacy;
 mod qemu_net_survives;
 mod qemu_survives_daemon_sigkill;
+mod qemu_survives_sigkills_under_load;
 mod qemu_under_libvirt;
 mod read_only_disk;
 mod sectors_stay;
@@ -85,6 +86,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_live_resize::BEHAVIOUR,
     read_only_disk::BEHAVIOUR,
     qemu_survives_daemon_sigkill::BEHAVIOUR,
+    qemu_survives_sigkills_under_load::BEHAVIOUR,
     qemu_discard_punches_holes::BEHAVIOUR,
     qemu_discard_without_io_uring::BEHAVIOUR,
     qemu_four_queues::BEHAVIOUR,

@@ -24,6 +24,7 @@ use manyring_engine::RunningQueue;
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{Home, Pool};
 use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE, VIRTIO_BLK_F_FLUSH};
+use manyring_wire::vhost_user::PROTOCOL_F_INFLIGHT_SHMFD;
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -194,6 +195,10 @@ impl Device for BlkDevice {
 
     fn features(&self) -> u64 {
         config::features(&self.options, &self.backing.geometry())
+    }
+
+    fn protocol_features(&self) -> u64 {
+        PROTOCOL_F_INFLIGHT_SHMFD
     }
 
     fn queue_count(&self) -> usize {
