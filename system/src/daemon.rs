@@ -205,6 +205,25 @@ impl Daemon {
         ticks(self.pid())
     }
 
+    /// Adds a device of this kind, with further options.
+    ///
+    /// # Errors
+    /// It refuses.
+    pub fn add(&self, kind: &str, device: &str, more: &[&str]) -> Outcome {
+        let mut command = child(&self.options.binary);
+        command.args(["add", kind, "--name", device]).args(more);
+        command.arg("--control").arg(self.options.control());
+        output(&mut command).map(drop)
+    }
+
+    /// Removes a device.
+    ///
+    /// # Errors
+    /// It refuses.
+    pub fn remove(&self, device: &str) -> Outcome {
+        output(self.ask("remove").arg(device)).map(drop)
+    }
+
     /// Tells the daemon that the image of a device has another size.
     ///
     /// # Errors

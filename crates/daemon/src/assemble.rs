@@ -112,12 +112,9 @@ pub(crate) struct Served {
 
 /// Where a device listens, if it makes its socket itself: only such a socket can be tried again.
 pub(crate) fn listens_at(plan: &DevicePlan) -> Option<Endpoint> {
-    match &plan.socket {
-        SocketPlan::Listen { path, access } => {
-            Some(Endpoint::Listen { path: path.clone(), permissions: access.permissions() })
-        }
-        SocketPlan::Connect { .. } | SocketPlan::Fd(_) => None,
-    }
+    let SocketPlan::Listen { access, .. } = &plan.socket else { return None };
+    let path = plan.socket.listens_at()?;
+    Some(Endpoint::Listen { path, permissions: access.permissions() })
 }
 
 /// Checks that a socket can have this name, unless another process has it that may be waited for.
@@ -136,8 +133,9 @@ pub(crate) fn free(
 pub(crate) fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
     let mut at = plan.place.at("socket_path");
     let endpoint = match &plan.socket {
-        SocketPlan::Listen { path, access } => {
-            Endpoint::Listen { path: path.clone(), permissions: access.permissions() }
+        SocketPlan::Listen { path, access, .. } => {
+            let path = plan.socket.listens_at().unwrap_or_else(|| path.clone());
+            Endpoint::Listen { path, permissions: access.permissions() }
         }
         SocketPlan::Connect { path } => Endpoint::Connect { path: path.clone() },
         SocketPlan::Fd(fd) => {

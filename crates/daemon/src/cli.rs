@@ -341,8 +341,8 @@ impl From<DaemonArgs> for RawDaemon {
             spin_us: args.spin_us,
             io_uring: args.no_io_uring.then_some(false),
             control: args.control,
-            state_dir: None,
             wait: args.wait,
+            ..Self::default()
         }
     }
 }

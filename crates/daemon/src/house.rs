@@ -9,6 +9,7 @@
 //! ```
 //! Nothing else adds, removes or replaces a device. A change waits for the one before it.
 
+mod admit;
 mod carry_out;
 mod change;
 mod front;
@@ -17,6 +18,7 @@ mod prepare;
 mod tasks;
 mod waiting;
 
+pub(crate) use admit::{Denied, admitted, is_bound};
 pub(crate) use change::{Change, Done, Door, Refused};
 pub(crate) use tasks::Tasks;
 
@@ -79,8 +81,8 @@ impl House {
         manyring_memory::install_sigbus_handler();
         raise_fd_limit();
         let wait = plan.daemon.wait;
-        if let Some(control) = &plan.daemon.control {
-            free(control, wait, || plan.daemon.place.at("control"))?;
+        for (path, key) in plan.daemon.controls() {
+            free(path, wait, || plan.daemon.place.at(key))?;
         }
         let io_uring = plan.daemon.io_uring;
         let options = PoolOptions {
@@ -287,7 +289,7 @@ fn with_kept(plan: &Plan) -> Result<(Plan, Kept), AssembleError> {
     let failed = |source| AssembleError::StateDir { at: plan.daemon.place.at("state_dir"), source };
     let kept = Kept::open(state_dir).map_err(failed)?;
     let mut all = plan.clone();
-    for device in kept.devices() {
+    for device in kept.devices(&plan.daemon.allow_paths) {
         let name = &device.plan().name;
         let more = match all.wanted().any(|other| other.plan().name == *name) {
             true => Err("the configuration has a device of this name".to_owned()),

@@ -79,6 +79,12 @@ impl House {
         devices.iter().map(|device| device["name"].as_str().unwrap().to_owned()).collect()
     }
 
+    /// Waits until the daemon has noticed that the device's client has left.
+    fn is_left(&self, device: &str) {
+        let path = format!("/v1/devices/{device}");
+        assert!(wait_until(|| shown(&self.control, &path)["connected"] == false));
+    }
+
     /// A command of the program that asks this daemon.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut program = manyring();
@@ -283,6 +289,7 @@ fn configuration_that_is_read_again_changes_what_differs_and_no_more() {
     names.sort();
     assert_eq!(names, ["comes", "grows", "own", "stays"]);
     is_served(&at("comes"));
+    house.is_left("comes");
     client.submit_reads(0, 1);
     assert_eq!(client.wait_for(0, 1, PATIENCE), 1, "a device that stays has not noticed");
     // A signal does the same.
@@ -306,7 +313,8 @@ fn fifty_changes_are_done_all_or_not_at_all() {
     };
     let (folder, house) = configured(&several(0..50, None));
     let names = || names_in(folder.path());
-    assert!(wait_until(|| names().len() == 52));
+    let is_shown = |index| folder.path().join(format!("d{index}")).exists();
+    assert!(wait_until(|| (0..50).all(is_shown) && names().len() == 52));
     let before = (names(), house.names(), house.generation(), house.fds());
     // Twenty-five go, twenty-five come, and the twelfth of those cannot be opened.
     write(&folder, &several(25..75, Some(61)));
@@ -316,6 +324,7 @@ fn fifty_changes_are_done_all_or_not_at_all() {
     let now = || (names(), house.names(), house.generation(), house.fds());
     assert!(wait_until(|| now() == before), "{:?}\n{before:?}", now());
     is_served(&folder.path().join("d3"));
+    house.is_left("d3");
     write(&folder, &several(25..75, None));
     let (status, answer) = house.ask("POST", "/v1/reload", &Value::Null);
     assert_eq!((status, answer["steps"].as_array().unwrap().len()), (200, 50), "{answer}");

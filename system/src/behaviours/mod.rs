@@ -21,6 +21,7 @@ mod qemu_discard_punches_holes;
 mod qemu_discard_without_io_uring;
 mod qemu_flush_reaches_the_host;
 mod qemu_four_queues;
+mod qemu_hot_plug;
 mod qemu_live_resize;
 mod qemu_net_four_pairs;
 mod qemu_net_legacy;
@@ -84,6 +85,7 @@ pub const ALL: &[Behaviour] = &[
     uml_merge_router::BEHAVIOUR,
     qemu_flush_reaches_the_host::BEHAVIOUR,
     qemu_live_resize::BEHAVIOUR,
+    qemu_hot_plug::BEHAVIOUR,
     read_only_disk::BEHAVIOUR,
     qemu_survives_daemon_sigkill::BEHAVIOUR,
     qemu_survives_sigkills_under_load::BEHAVIOUR,

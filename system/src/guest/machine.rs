@@ -80,6 +80,13 @@ pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path
         command.arg("-no-reboot");
     }
     command.args(["-display", "none", "-serial", "stdio", "-monitor", "none"]);
+    if let Some(monitor) = options.monitor {
+        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display()));
+        for port in 0..2 {
+            let device = format!("pcie-root-port,id=port{port},chassis={}", port + 1);
+            command.args(["-device", &device]);
+        }
+    }
     command.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(initramfs);
     let environment = environment(options).join(" ");
     let append = format!("console=ttyS0 quiet panic=-1 no_timer_check {environment}");

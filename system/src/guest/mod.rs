@@ -6,9 +6,11 @@ pub(crate) mod kernel;
 mod kvm;
 pub mod libvirt;
 mod machine;
+mod monitor;
 
 pub use kernel::{Kernel, Kind, cache};
 pub(crate) use machine::{environment, is_memory_on_disk};
+pub(crate) use monitor::Monitor;
 
 use crate::cleanup::{self, Folder};
 use crate::command::wait_for;
@@ -54,6 +56,8 @@ pub struct GuestOptions<'a> {
     pub is_shown: bool,
     /// A reboot starts it again (QEMU); else it ends it.
     pub can_reboot: bool,
+    /// Devices can be plugged into `port0` and `port1`: where QEMU takes commands (QMP).
+    pub monitor: Option<&'a Path>,
 }
 
 impl Default for GuestOptions<'_> {
@@ -70,6 +74,7 @@ impl Default for GuestOptions<'_> {
             script: "",
             is_shown: false,
             can_reboot: false,
+            monitor: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a disk's blocks end in, opened.
 
-use crate::config::plan::{DiskPlan, Format};
+use crate::config::plan::{DiskPlan, Format, Pinned};
 use crate::config::raw::RawFault;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
@@ -35,10 +35,11 @@ pub(crate) fn open(
     Ok(match plan {
         DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
         DiskPlan::Memory { size } => Arc::new(MemoryDisk::new(*size)?),
-        DiskPlan::File { path, direct, format } => {
+        DiskPlan::File { path, pinned, direct, format } => {
             let any_content = *format == Some(Format::Raw);
             let options = ImageOptions { read_only, direct: *direct, block_size, any_content };
-            let image = Image::open(path, options)?;
+            let found = pinned.as_ref().map(Pinned::path);
+            let image = Image::open(found.as_ref().unwrap_or(path), options)?;
             if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) }
         }
     })

@@ -15,8 +15,8 @@ use std::path::Path;
 /// that another process holds, is no error: another user may make the plan beside a daemon that
 /// runs.
 pub(crate) fn look(plan: &Plan) -> Result<(), AssembleError> {
-    if let Some(path) = &plan.daemon.control {
-        socket(path, &plan.daemon.place, "control")?;
+    for (path, key) in plan.daemon.controls() {
+        socket(path, &plan.daemon.place, key)?;
     }
     for blk in &plan.blk {
         disk(blk)?;

@@ -1,9 +1,11 @@
 //! What will be done: every value resolved and checked, nothing opened yet.
 
 mod access;
+mod daemon;
 mod moderation;
 mod net;
 mod paths;
+mod pinned;
 mod pins;
 mod place;
 mod polling;
@@ -13,9 +15,11 @@ mod wanted;
 mod xen;
 
 pub(crate) use access::AccessPlan;
+pub(crate) use daemon::DaemonPlan;
 pub(crate) use moderation::ModerationPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
 pub(crate) use paths::unexpanded;
+pub(crate) use pinned::Pinned;
 pub(crate) use pins::in_words;
 pub(crate) use place::{Place, PlanError, Source};
 pub(crate) use polling::PollingPlan;
@@ -24,7 +28,7 @@ pub(crate) use wanted::Wanted;
 pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
 use super::numbers;
-use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSize, RawSocket};
+use super::raw::{RawBlk, RawConfig, RawFault, RawSize, RawSocket};
 use manyring_device::blk::OnFull;
 use manyring_engine::Pins;
 use manyring_transport::vhost_user::PATH_LEN_MAX;
@@ -51,26 +55,6 @@ pub(crate) enum Found {
     /// Two devices would share something that only one can have.
     Shared(PlanError),
     Wrong(PlanError),
-}
-
-/// What concerns the whole process.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct DaemonPlan {
-    #[serde(skip)]
-    pub(crate) place: Place,
-    pub(crate) workers: usize,
-    /// The CPUs of each worker; those behind the last one run wherever the process may.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) worker_cpus: Vec<Vec<usize>>,
-    #[serde(flatten)]
-    pub(crate) polling: PollingPlan,
-    pub(crate) io_uring: bool,
-    pub(crate) control: Option<PathBuf>,
-    /// Where devices of the control API are kept; without it they end with the process.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) state_dir: Option<PathBuf>,
-    /// Seconds to wait for what another process holds; `None`: for ever.
-    pub(crate) wait: Option<u32>,
 }
 
 /// What a device of every kind has: its name, and its front-end.
@@ -120,6 +104,9 @@ pub(crate) struct BlkPlan {
 pub(crate) enum DiskPlan {
     File {
         path: PathBuf,
+        /// What a peer has named, found and held.
+        #[serde(skip)]
+        pinned: Option<Pinned>,
         direct: bool,
         /// None: raw, and refused if it looks like another format.
         format: Option<Format>,
@@ -203,28 +190,6 @@ impl Plan {
     /// Every device, whatever its kind.
     fn devices(&self) -> impl Iterator<Item = &DevicePlan> {
         self.blk.iter().map(|blk| &blk.device).chain(self.net.iter().map(|net| &net.device))
-    }
-}
-
-impl DaemonPlan {
-    fn new(raw: &RawDaemon, place: Place) -> Result<Self, PlanError> {
-        let worker_cpus = pins::worker_cpus(raw.worker_cpus.as_deref(), &place)?;
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let bound = (!worker_cpus.is_empty()).then_some(worker_cpus.len());
-        let workers = raw.workers.or(bound).unwrap_or(cpus);
-        numbers::check("workers", workers as u64, &place)?;
-        if worker_cpus.len() > workers {
-            let problem = format!("{} sets contradict {workers} workers", worker_cpus.len());
-            return place.error("worker_cpus", problem);
-        }
-        let polling = PollingPlan::new(raw, &place)?;
-        if let Some(path) = &raw.control {
-            check_len(path, &place, "control")?;
-        }
-        let io_uring = raw.io_uring.unwrap_or(true);
-        let (control, state_dir) = (raw.control.clone(), raw.state_dir.clone());
-        let wait = raw.wait;
-        Ok(Self { place, workers, worker_cpus, polling, io_uring, control, state_dir, wait })
     }
 }
 
@@ -334,7 +299,7 @@ impl DiskPlan {
         let format = format(raw.format.as_deref(), place)?;
         match (&raw.file, &raw.null, &raw.memory) {
             (Some(path), None, None) => {
-                Ok(Self::File { path: path.clone(), direct: raw.direct, format })
+                Ok(Self::File { path: path.clone(), pinned: None, direct: raw.direct, format })
             }
             (None, Some(size), None) => Ok(Self::Null { size: size_of("null", size)? }),
             (None, None, Some(size)) => Ok(Self::Memory { size: size_of("memory", size)? }),

@@ -39,6 +39,19 @@ pub(crate) struct RawDaemon {
     pub(crate) io_uring: Option<bool>,
     /// Path of the control socket; default: none.
     pub(crate) control: Option<PathBuf>,
+    /// Owner, group and mode of the control socket; default: the owner of the process alone.
+    pub(crate) control_owner: Option<RawAccount>,
+    pub(crate) control_group: Option<RawAccount>,
+    pub(crate) control_mode: Option<String>,
+    /// Path of a control socket that only shows; default: none.
+    pub(crate) control_read: Option<PathBuf>,
+    pub(crate) control_read_owner: Option<RawAccount>,
+    pub(crate) control_read_group: Option<RawAccount>,
+    pub(crate) control_read_mode: Option<String>,
+    /// Folders below which other users than root and that of the process may name files and
+    /// sockets over the control API; default: none.
+    #[serde(default)]
+    pub(crate) allow_paths: Vec<PathBuf>,
     /// Folder in which devices of the control API are kept; default: they end with the process.
     pub(crate) state_dir: Option<PathBuf>,
     /// Seconds to wait for what another process holds; 0: none; default: for ever.

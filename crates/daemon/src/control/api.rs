@@ -4,8 +4,9 @@ use super::refusal::{Refusal, aside};
 use super::snapshot::{DeviceInfo, Devices, Workers};
 use super::{Controlled, Entry, State, change, config, devices as manage};
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Path, State as Extract};
-use axum::http::{StatusCode, header};
+use axum::extract::{DefaultBodyLimit, Path, Request, State as Extract};
+use axum::http::{Method, StatusCode, header};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Serialize;
@@ -21,7 +22,7 @@ const CONFIG_SIZE_MAX: usize = 8 << 20;
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All routes.
-pub(super) fn router(state: State) -> Router {
+pub(super) fn router(state: State, role: Role) -> Router {
     let whole = get(config::show).put(config::replace);
     let whole = whole.layer(DefaultBodyLimit::max(CONFIG_SIZE_MAX));
     Router::new()
@@ -40,7 +41,26 @@ pub(super) fn router(state: State) -> Router {
             Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no such method for this path")
         })
         .layer(DefaultBodyLimit::max(BODY_SIZE_MAX))
+        .layer(from_fn(move |request, next| admit(role, request, next)))
         .with_state(state)
+}
+
+/// What can be asked at a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Everything.
+    Change,
+    /// To be shown something.
+    Read,
+}
+
+async fn admit(role: Role, request: Request, next: Next) -> Response {
+    let reads = [Method::GET, Method::HEAD].contains(request.method());
+    if role == Role::Read && !reads {
+        let error = "this socket only shows: changes are asked for at the control socket";
+        return Refusal::new(StatusCode::FORBIDDEN, error).into_response();
+    }
+    next.run(request).await
 }
 
 /// Collects, and writes as JSON, beside the control thread.

@@ -4,7 +4,7 @@ use super::devices::refuse;
 use super::refusal::{Refusal, aside};
 use super::{State, Who};
 use crate::config;
-use crate::house::{Change, Done};
+use crate::house::{Change, Done, is_bound};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -40,6 +40,10 @@ pub(super) async fn replace(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Done>, Refusal> {
     let dry_run = dry_run(how)?;
+    if is_bound(who.uid) {
+        let error = "a whole configuration is only for root and the daemon's user";
+        return Err(Refusal::new(StatusCode::FORBIDDEN, error));
+    }
     let body = body.map_err(|error| Refusal::new(error.status(), error.body_text()))?;
     let if_match = expected(&headers)?;
     let text = String::from_utf8(body.to_vec());

@@ -3,7 +3,7 @@
 use super::refusal::{Refusal, aside};
 use super::{State, Who};
 use crate::config;
-use crate::house::{Change, Done, Refused};
+use crate::house::{Change, Denied, Done, Refused, admitted};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -29,10 +29,16 @@ pub(super) async fn put(
 ) -> Result<Response, Refusal> {
     let body = body.map_err(|error| Refusal::new(error.status(), error.body_text()))?;
     let text = String::from_utf8_lossy(&body).into_owned();
-    let wrong = |error| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error);
-    // The names of accounts are looked up, which may take long.
-    let (asked, keys) = (name.clone(), text.clone());
-    let device = aside(move || config::device(&asked, &keys)).await?.map_err(wrong)?;
+    let allowed = state.shown.borrow().1.daemon.allow_paths.clone();
+    // The names of accounts are looked up, and files, which may take long.
+    let (keys, uid) = (text.clone(), who.uid);
+    let device = aside(move || {
+        let wrong = |error| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error);
+        let device = config::device(&name, &keys).map_err(wrong)?;
+        let denied = |denied: Denied| Refusal::new(StatusCode::FORBIDDEN, denied.to_string());
+        admitted(device, uid, &allowed).map_err(denied)
+    });
+    let device = device.await??;
     let done = state.door.ask(Change::Put { device, text }, who).await.map_err(refuse)?;
     let is_new = done.steps.iter().any(|step| step.step == "add");
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };

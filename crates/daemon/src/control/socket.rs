@@ -4,6 +4,7 @@
 //! it has to do, a user a number of clients, and further ones are turned away: nobody waits behind
 //! those that are idle.
 
+use super::api::Role;
 use super::patient::Patient;
 use super::places::Places;
 use super::reserve::{Refill, Reserve};
@@ -29,53 +30,63 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause before the name of the socket is tried again that another process has.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The control socket.
+/// A control socket.
 #[derive(Debug)]
-pub(crate) enum Bound {
-    /// The plan has none.
-    None,
-    Listens(Named),
-    /// Another process has its name, and is waited for.
-    Waits(PathBuf),
+pub(crate) struct Bound {
+    role: Role,
+    path: PathBuf,
+    permissions: SocketPermissions,
+    /// None: another process has its name, and is waited for.
+    socket: Option<Named>,
 }
 
-/// Listens where the plan says, for the owner alone; not at all where it says nothing.
+/// Listens where the plan says, for the owner alone unless it says more.
 ///
 /// # Errors
 /// One line, which names the key.
-pub(crate) fn bind(plan: &DaemonPlan) -> Result<Bound, String> {
-    let Some(path) = plan.control.as_deref() else { return Ok(Bound::None) };
-    match listen(path) {
-        Ok(socket) => Ok(Bound::Listens(socket)),
-        Err(error @ ListenError::Taken { .. }) if plan.wait != Some(0) => {
-            tracing::warn!(%error, "no control requests yet: its socket is tried again");
-            Ok(Bound::Waits(path.to_owned()))
-        }
-        Err(error) => Err(format!("{}: {error}", plan.place.at("control"))),
-    }
-}
-
-fn listen(path: &Path) -> Result<Named, ListenError> {
-    let permissions = SocketPermissions { mode: Some(0o600), ..SocketPermissions::default() };
-    Named::bind(path, permissions)
+pub(crate) fn bind(plan: &DaemonPlan) -> Result<Vec<Bound>, String> {
+    let access = |key| match key {
+        "control" => (Role::Change, plan.control_access.private()),
+        _ => (Role::Read, plan.control_read_access.private()),
+    };
+    let bind = |(path, key): (&Path, &'static str)| {
+        let (role, permissions) = access(key);
+        let socket = match Named::bind(path, permissions) {
+            Ok(socket) => Some(socket),
+            Err(error @ ListenError::Taken { .. }) if plan.wait != Some(0) => {
+                tracing::warn!(%error, "no control requests yet: its socket is tried again");
+                None
+            }
+            Err(error) => return Err(format!("{}: {error}", plan.place.at(key))),
+        };
+        Ok(Bound { role, path: path.to_owned(), permissions, socket })
+    };
+    plan.controls().map(bind).collect()
 }
 
 /// Answers for ever; without a socket only waits for ever.
-pub(crate) async fn serve(socket: Bound, state: State) {
-    let socket = match socket {
-        Bound::None => return std::future::pending().await,
-        Bound::Listens(socket) => socket,
-        Bound::Waits(path) => freed(&path).await,
-    };
-    let clients = Clients { places: Places::default(), reserve: Reserve::new() };
-    clients.serve(socket.socket(), &api::router(state)).await;
+pub(crate) async fn serve(sockets: Vec<Bound>, state: State) {
+    let mut tasks = JoinSet::new();
+    for bound in sockets {
+        let router = api::router(state.clone(), bound.role);
+        tasks.spawn(async move {
+            let socket = match bound.socket {
+                Some(socket) => socket,
+                None => freed(&bound.path, bound.permissions).await,
+            };
+            let clients = Clients { places: Places::default(), reserve: Reserve::new() };
+            clients.serve(socket.socket(), &router).await;
+        });
+    }
+    while tasks.join_next().await.is_some() {}
+    std::future::pending().await
 }
 
 /// The socket, when its name can be had.
-async fn freed(path: &Path) -> Named {
+async fn freed(path: &Path, permissions: SocketPermissions) -> Named {
     loop {
         tokio::time::sleep(RETRY).await;
-        if let Ok(socket) = listen(path) {
+        if let Ok(socket) = Named::bind(path, permissions) {
             tracing::info!(path = %path.display(), "control requests are answered from now on");
             return socket;
         }

@@ -1,5 +1,6 @@
 //! Devices of the control API, kept for the next process: a file each, in `state_dir`/devices.
 
+use super::admit::admitted;
 use crate::config;
 use crate::config::plan::Wanted;
 use serde::{Deserialize, Serialize};
@@ -58,14 +59,14 @@ impl Kept {
     }
 
     /// The devices, by name. One that is not understood is told of, and stays where it is.
-    pub(super) fn devices(&self) -> Vec<Wanted> {
+    pub(super) fn devices(&self, allowed: &[PathBuf]) -> Vec<Wanted> {
         let Some(folder) = &self.0 else { return Vec::new() };
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
         paths.sort();
         let is_one = |path: &&PathBuf| path.extension().is_some_and(|end| end == "json");
         let read = |path: &PathBuf| {
-            let device = read(path);
+            let device = read(path, allowed);
             let told = |error: &String| {
                 tracing::error!(path = %path.display(), error, "a kept device is not served");
             };
@@ -105,11 +106,12 @@ impl Former {
     }
 }
 
-fn read(path: &Path) -> Result<Wanted, String> {
+fn read(path: &Path, allowed: &[PathBuf]) -> Result<Wanted, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
     let record: Record = serde_json::from_str(&text).map_err(|error| error.to_string())?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
-    config::device(&name, &record.device.to_string())
+    let device = config::device(&name, &record.device.to_string())?;
+    admitted(device, record.uid, allowed).map_err(|denied| denied.to_string())
 }
 
 /// Replaces a file as a whole, or removes it.
@@ -148,7 +150,7 @@ mod tests {
         kept.change(&keep("b", Some(&disk(1)))).unwrap();
         kept.change(&keep("a", Some(&disk(2)))).unwrap();
         let names = || -> Vec<_> {
-            kept.devices().iter().map(|device| device.plan().name.clone()).collect()
+            kept.devices(&[]).iter().map(|device| device.plan().name.clone()).collect()
         };
         assert_eq!(names(), ["a", "b"]);
         let former = kept.change(&keep("a", None)).unwrap();

@@ -21,13 +21,36 @@ pub(crate) struct AccessPlan {
 
 impl AccessPlan {
     pub(super) fn new(raw: &RawSocket, place: &Place) -> Result<Self, PlanError> {
+        let accounts = [raw.socket_owner.as_ref(), raw.socket_group.as_ref()];
+        let keys = ["socket_owner", "socket_group", "socket_mode"];
+        Self::of(accounts, raw.socket_mode.as_deref(), place, keys)
+    }
+
+    /// Owner, group and mode of a socket, and the keys by which they were given.
+    pub(super) fn of(
+        [owner, socket_group]: [Option<&RawAccount>; 2],
+        socket_mode: Option<&str>,
+        place: &Place,
+        keys: [&'static str; 3],
+    ) -> Result<Self, PlanError> {
         let user = |name: &str| Ok(User::from_name(name)?.map(|user| user.uid.as_raw()));
         let group = |name: &str| Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()));
         Ok(Self {
-            owner: id(raw.socket_owner.as_ref(), place, "socket_owner", "user", user)?,
-            group: id(raw.socket_group.as_ref(), place, "socket_group", "group", group)?,
-            mode: mode(raw.socket_mode.as_deref(), place)?,
+            owner: id(owner, place, keys[0], "user", user)?,
+            group: id(socket_group, place, keys[1], "group", group)?,
+            mode: mode(socket_mode, place, keys[2])?,
         })
+    }
+
+    /// Those of a socket for the owner of the process alone, unless a group or a mode is given.
+    pub(crate) fn private(&self) -> SocketPermissions {
+        let mode = if self.group.is_some() { 0o660 } else { 0o600 };
+        SocketPermissions { mode: self.mode.or(Some(mode)), ..self.permissions() }
+    }
+
+    /// True if nothing of it was given.
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
     }
 
     /// Owner, group and mode as the transport sets them.
@@ -59,11 +82,11 @@ fn id(
     }
 }
 
-fn mode(text: Option<&str>, place: &Place) -> Result<Option<u32>, PlanError> {
+fn mode(text: Option<&str>, place: &Place, key: &'static str) -> Result<Option<u32>, PlanError> {
     let Some(text) = text else { return Ok(None) };
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 => Ok(Some(mode)),
-        _ => place.error("socket_mode", format!("{text:?} is not an octal mode up to 0777")),
+        _ => place.error(key, format!("{text:?} is not an octal mode up to 0777")),
     }
 }
 

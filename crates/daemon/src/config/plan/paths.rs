@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 /// Checks every path of a plan, by looking for the folders that would have such names.
 pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
     let daemon = &plan.daemon;
-    check_one(daemon.control.as_deref(), &daemon.place, "control")?;
+    for (path, key) in daemon.controls() {
+        check_one(Some(path), &daemon.place, key)?;
+    }
+    check_one(daemon.state_dir.as_deref(), &daemon.place, "state_dir")?;
     for device in plan.devices() {
         if let SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } = &device.socket {
             check_one(Some(path), &device.place, "socket_path")?;

@@ -1,6 +1,6 @@
 //! Where the front-end of a device comes from.
 
-use super::{AccessPlan, Place, PlanError, check_len};
+use super::{AccessPlan, Pinned, Place, PlanError, check_len};
 use crate::config::raw::RawSocket;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 pub(crate) enum SocketPlan {
     Listen {
         path: PathBuf,
+        /// Its folder, if a peer has named it: found and held.
+        #[serde(skip)]
+        folder: Option<Pinned>,
         #[serde(flatten)]
         access: AccessPlan,
     },
@@ -53,7 +56,7 @@ impl SocketPlan {
                 if raw.client {
                     return Ok(Self::Connect { path });
                 }
-                Ok(Self::Listen { path, access })
+                Ok(Self::Listen { path, folder: None, access })
             }
         }
     }
@@ -63,6 +66,17 @@ impl SocketPlan {
         match self {
             Self::Listen { path, .. } | Self::Connect { path } => Some(path),
             Self::Fd(_) => None,
+        }
+    }
+
+    /// Where we listen: by the folder that was found, if it was, else by name.
+    pub(crate) fn listens_at(&self) -> Option<PathBuf> {
+        match self {
+            Self::Listen { path, folder: None, .. } => Some(path.clone()),
+            Self::Listen { path, folder: Some(folder), .. } => {
+                Some(folder.path().join(path.file_name().unwrap_or_default()))
+            }
+            Self::Connect { .. } | Self::Fd(_) => None,
         }
     }
 }

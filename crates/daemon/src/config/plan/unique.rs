@@ -122,12 +122,17 @@ fn twice(path: &Path, other: &str) -> String {
 }
 
 fn sockets(plan: &Plan, look: &Look) -> Result<(), PlanError> {
-    let control = plan.daemon.control.as_deref().map(look.socket);
+    let controls: Vec<_> = plan.daemon.controls().map(|(path, _)| (look.socket)(path)).collect();
+    if let [changes, shows] = controls.as_slice()
+        && changes == shows
+    {
+        return plan.daemon.place.error("control_read", "is the control socket too");
+    }
     let mut sockets = HashMap::new();
     for DevicePlan { name, place, socket, .. } in plan.devices() {
         let Some(path) = socket.path() else { continue };
         let identity = (look.socket)(path);
-        if control.as_ref() == Some(&identity) {
+        if controls.contains(&identity) {
             let problem = format!("{} is the control socket's too", path.display());
             return place.error("socket_path", problem);
         }

@@ -130,7 +130,7 @@ impl XenBlkPlan {
         }
         let is_raw = RAW_PREFIXES.iter().any(|prefix| params.starts_with(prefix));
         let format = if is_raw { Some(Format::Raw) } else { self.format };
-        Ok(DiskPlan::File { path: path.to_owned(), direct: self.direct, format })
+        Ok(DiskPlan::File { path: path.to_owned(), pinned: None, direct: self.direct, format })
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
             ("aio:/d.img", Some(Format::Raw)),
         ] {
             let disk = plan.disk(params).unwrap();
-            let DiskPlan::File { path, direct: true, format: found } = disk else { panic!() };
+            let DiskPlan::File { path, direct: true, format: found, .. } = disk else { panic!() };
             assert_eq!((path.as_path(), found), (Path::new("/d.img"), format), "{params}");
         }
         assert!(matches!(plan.disk("null:1G"), Ok(DiskPlan::Null { size: 0x4000_0000 })));

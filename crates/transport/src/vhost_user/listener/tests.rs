@@ -31,6 +31,26 @@ fn a_socket_appears_with_its_mode_and_leaves_nothing_else() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+#[test]
+fn a_socket_that_is_bound_is_seen_when_it_is_named_and_leaves_nothing_if_it_never_is() {
+    let (runtime, folder) = (runtime(), tempfile::tempdir().unwrap());
+    let _inside = runtime.enter();
+    let path = folder.path().join("s");
+    let unnamed = || Unnamed::bind(&path, SocketPermissions::default()).unwrap();
+    drop(unnamed());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let (first, second) = (unnamed(), unnamed());
+    assert!(!path.exists());
+    let first = first.publish().unwrap();
+    let inode = std::fs::metadata(&path).unwrap().ino();
+    // Another takes its place, and its name stays when the first one goes.
+    let second = second.publish().unwrap();
+    drop(first);
+    assert_ne!(std::fs::metadata(&path).unwrap().ino(), inode);
+    drop(second);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
 /// In a container every process has the same number, and one that was killed may have left its
 /// folder behind.
 #[test]

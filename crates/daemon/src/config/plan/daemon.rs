@@ -1,0 +1,107 @@
+//! What concerns the whole process.
+
+use super::{AccessPlan, Place, PlanError, PollingPlan, check_len, pins};
+use crate::config::numbers;
+use crate::config::raw::RawDaemon;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// What concerns the whole process.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DaemonPlan {
+    #[serde(skip)]
+    pub(crate) place: Place,
+    pub(crate) workers: usize,
+    /// The CPUs of each worker; those behind the last one run wherever the process may.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) worker_cpus: Vec<Vec<usize>>,
+    #[serde(flatten)]
+    pub(crate) polling: PollingPlan,
+    pub(crate) io_uring: bool,
+    /// The socket for changes.
+    pub(crate) control: Option<PathBuf>,
+    #[serde(skip_serializing_if = "AccessPlan::is_default")]
+    pub(crate) control_access: AccessPlan,
+    /// The socket that only shows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) control_read: Option<PathBuf>,
+    #[serde(skip_serializing_if = "AccessPlan::is_default")]
+    pub(crate) control_read_access: AccessPlan,
+    /// Below these folders other users may name files and sockets.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) allow_paths: Vec<PathBuf>,
+    /// Where devices of the control API are kept; without it they end with the process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Seconds to wait for what another process holds; `None`: for ever.
+    pub(crate) wait: Option<u32>,
+}
+
+impl DaemonPlan {
+    pub(super) fn new(raw: &RawDaemon, place: Place) -> Result<Self, PlanError> {
+        let worker_cpus = pins::worker_cpus(raw.worker_cpus.as_deref(), &place)?;
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let bound = (!worker_cpus.is_empty()).then_some(worker_cpus.len());
+        let workers = raw.workers.or(bound).unwrap_or(cpus);
+        numbers::check("workers", workers as u64, &place)?;
+        if worker_cpus.len() > workers {
+            let problem = format!("{} sets contradict {workers} workers", worker_cpus.len());
+            return place.error("worker_cpus", problem);
+        }
+        let polling = PollingPlan::new(raw, &place)?;
+        for (path, key) in [(&raw.control, "control"), (&raw.control_read, "control_read")] {
+            path.as_ref().map_or(Ok(()), |path| check_len(path, &place, key))?;
+        }
+        let [control_access, control_read_access] = accesses(raw, &place)?;
+        for path in &raw.allow_paths {
+            if !path.is_absolute() {
+                return place.error("allow_paths", format!("{} is relative", path.display()));
+            }
+        }
+        let io_uring = raw.io_uring.unwrap_or(true);
+        Ok(Self {
+            place,
+            workers,
+            worker_cpus,
+            polling,
+            io_uring,
+            control: raw.control.clone(),
+            control_access,
+            control_read: raw.control_read.clone(),
+            control_read_access,
+            allow_paths: raw.allow_paths.clone(),
+            state_dir: raw.state_dir.clone(),
+            wait: raw.wait,
+        })
+    }
+
+    /// The control sockets with the keys that name them.
+    pub(crate) fn controls(&self) -> impl Iterator<Item = (&Path, &'static str)> {
+        let all = [(&self.control, "control"), (&self.control_read, "control_read")];
+        all.into_iter().filter_map(|(path, key)| Some((path.as_deref()?, key)))
+    }
+}
+
+/// Who may connect to the socket for changes, and to the one that only shows.
+fn accesses(raw: &RawDaemon, place: &Place) -> Result<[AccessPlan; 2], PlanError> {
+    let changes = AccessPlan::of(
+        [raw.control_owner.as_ref(), raw.control_group.as_ref()],
+        raw.control_mode.as_deref(),
+        place,
+        ["control_owner", "control_group", "control_mode"],
+    )?;
+    let shows = AccessPlan::of(
+        [raw.control_read_owner.as_ref(), raw.control_read_group.as_ref()],
+        raw.control_read_mode.as_deref(),
+        place,
+        ["control_read_owner", "control_read_group", "control_read_mode"],
+    )?;
+    for (access, socket, key) in
+        [(&changes, &raw.control, "control"), (&shows, &raw.control_read, "control_read")]
+    {
+        if socket.is_none() && !access.is_default() {
+            return place.error(key, "is missing: its owner, group or mode is set");
+        }
+    }
+    Ok([changes, shows])
+}

@@ -1,0 +1,139 @@
+//! Who may ask for what at the control sockets, and that nobody keeps others from asking.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+mod program;
+
+use process::{Daemon, PATIENCE, copy_program, wait_until};
+use program::{http, http_json};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Somebody else than the daemon's user.
+const OTHER: [&str; 3] = ["--reuid=4711", "--regid=4711", "--clear-groups"];
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[test]
+fn clients_that_ask_nothing_keep_nobody_out() {
+    let daemon = Daemon::run("[daemon]\ncontrol = '@/control'\n", &["control"]);
+    let control = daemon.socket_of("control");
+    let mut idle: Vec<_> = (0..64).map(|_| UnixStream::connect(&control).unwrap()).collect();
+    // Each of them has sent half of a request.
+    idle.iter_mut().for_each(|stream| {
+        let _ = stream.write_all(b"GET /v1/devices HTTP/1.1\r\nhost: x\r\n");
+    });
+    for _ in 0..3 {
+        assert_eq!(http(&control, "GET", "/v1/devices", "").0, 200);
+    }
+    // Those who lost their place are told by the end of their connection, the others by the clock.
+    for stream in &mut idle {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(!answer.starts_with(b"HTTP/1.1 200"), "{answer:?}");
+    }
+    assert_eq!(http(&control, "GET", "/v1/devices", "").0, 200);
+}
+
+#[test]
+fn socket_that_only_shows_changes_nothing() {
+    let config = "[daemon]\ncontrol = '@/control'\ncontrol_read = '@/read'\n\
+        control_read_mode = '0666'\n\
+        [[net]]\nname = 'lan'\nsocket_path = '@/lan'\nnull = true\n";
+    let daemon = Daemon::run(config, &["control", "read", "lan"]);
+    let (control, read) = (daemon.socket_of("control"), daemon.socket_of("read"));
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&control), mode(&read)), (0o600, 0o666));
+    for path in ["/v1/devices", "/v1/devices/lan", "/v1/workers", "/v1/config", "/metrics"] {
+        assert_eq!(http(&read, "GET", path, "").0, 200, "{path}");
+    }
+    for (method, path, body) in [
+        ("PUT", "/v1/devices/new", r#"{"kind": "blk", "null": "1G"}"#),
+        ("DELETE", "/v1/devices/lan", ""),
+        ("PUT", "/v1/config", ""),
+        ("POST", "/v1/reload", ""),
+        ("POST", "/v1/devices/lan/link", r#"{"up": false}"#),
+    ] {
+        let (status, answer) = http_json(&read, method, path, body);
+        assert_eq!(status, 403, "{method} {path}: {answer}");
+    }
+    assert_eq!(http_json(&control, "GET", "/v1/devices/lan", "").1["link"], "up");
+}
+
+/// Asks as somebody else.
+fn ask_as_other(program: &Path, arguments: &[&str]) -> Output {
+    Command::new("setpriv").args(OTHER).arg(program).args(arguments).output().unwrap()
+}
+
+#[test]
+fn another_user_names_only_what_the_operator_allows() {
+    if !is_root() {
+        return;
+    }
+    let config = "[daemon]\ncontrol = '@/control'\ncontrol_mode = '0666'\nstate_dir = '@/state'\n\
+        allow_paths = ['@/vms']\n";
+    let daemon = Daemon::run(config, &["control"]);
+    let (folder, control) = (daemon.folder(), daemon.socket_of("control"));
+    let public = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    public(folder, 0o755);
+    let program = folder.join("program");
+    copy_program(&program);
+    public(&program, 0o755);
+    std::fs::create_dir(folder.join("vms")).unwrap();
+    for image in ["vms/a.img", "secret.img"] {
+        let path = folder.join(image);
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        public(&path, 0o600);
+    }
+    let add = |name: &str, image: &str, socket: &str| {
+        let at = |name: &str| folder.join(name).display().to_string();
+        let (image, socket, control) = (at(image), at(socket), control.display().to_string());
+        let arguments = [
+            "add",
+            "blk",
+            "--name",
+            name,
+            "--control",
+            &control,
+            "--blk-file",
+            &image,
+            "--socket-path",
+            &socket,
+        ];
+        let output = ask_as_other(&program, &arguments);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (status, error) = add("a", "secret.img", "vms/a");
+    assert_eq!(status, Some(1), "{error}");
+    assert!(error.contains("file: ") && error.contains("allow_paths"), "{error}");
+    let (status, error) = add("a", "vms/a.img", "a");
+    assert!(status == Some(1) && error.contains("socket_path: "), "{error}");
+    // A link out of the folder is none of what is below it.
+    std::os::unix::fs::symlink("../secret.img", folder.join("vms/b.img")).unwrap();
+    assert_eq!(add("b", "vms/b.img", "vms/b").0, Some(1));
+    let (status, error) = add("a", "vms/a.img", "vms/a");
+    assert_eq!(status, Some(0), "{error}");
+    assert!(folder.join("vms/a").exists());
+    let device = http_json(&control, "GET", "/v1/devices/a", "").1;
+    assert_eq!((&device["state"], &device["origin"]), (&json!("serving"), &json!("api")));
+    let says = |words: &str| wait_until(|| daemon.log().contains(words));
+    assert!(says("uid=4711") && says("comm=\"program\""), "{}", daemon.log());
+    let secret = folder.join("secret.img");
+    let (status, _) = http_json(
+        &control,
+        "PUT",
+        "/v1/devices/c",
+        &json!({ "kind": "blk", "socket_path": folder.join("c"), "file": secret }).to_string(),
+    );
+    assert_eq!(status, 201, "the daemon's own user is not bound");
+    assert!(wait_until(|| http_json(&control, "GET", "/v1/devices/c", "").0 == 200));
+}
