@@ -183,6 +183,12 @@ impl QueueHandle {
         self.ask(|fence| Order::Enable(enabled, fence)).await;
     }
 
+    /// The session ends: chains that are set aside are left to the next one, if the ring has a
+    /// record of them. [`Self::stop`] follows.
+    pub async fn leave_aside(&self) {
+        self.ask(Order::LeaveAside).await;
+    }
+
     /// Replaces the kick.
     pub async fn set_kick(&self, kick: Option<Kick>) {
         self.ask(|reply| Order::Kick(kick, reply)).await;

@@ -56,6 +56,8 @@ pub(crate) struct Life {
     discard: Discard,
     /// No more pops: the queue stops or moves when nothing is in flight.
     is_draining: bool,
+    /// The queue stops or was disabled, and pops what a former process has taken nevertheless.
+    serves_owed: bool,
     is_memory_lost: bool,
     is_fault_told: bool,
     is_port_told: bool,
@@ -77,6 +79,7 @@ impl Life {
             is_enabled,
             discard: Discard::No,
             is_draining: false,
+            serves_owed: false,
             is_memory_lost: false,
             is_fault_told: false,
             is_port_told: false,
@@ -92,7 +95,11 @@ impl Life {
     }
 
     fn work_out_mode(&mut self) {
-        self.mode = if self.is_draining || self.is_memory_lost || self.is_fault_told {
+        self.mode = if self.is_memory_lost || self.is_fault_told {
+            Mode::Rest
+        } else if self.serves_owed {
+            Mode::Serve
+        } else if self.is_draining {
             Mode::Rest
         } else if self.is_enabled {
             Mode::Serve
@@ -114,7 +121,7 @@ impl Life {
     /// True if the ring may be written: the driver may use the memory of a disabled ring for
     /// something else, unless it has just been seen to fill the ring.
     pub(crate) fn may_write(&self) -> bool {
-        self.is_enabled || self.discard == Discard::Found
+        self.is_enabled || self.serves_owed || self.discard == Discard::Found
     }
 
     /// Disables the queue. True if it was enabled.
@@ -126,6 +133,7 @@ impl Life {
 
     pub(crate) fn enable(&mut self) {
         self.is_enabled = true;
+        self.serves_owed = false;
         self.discard = Discard::No;
         self.is_port_told = false;
         self.work_out_mode();
@@ -135,6 +143,18 @@ impl Life {
     pub(crate) fn set_draining(&mut self, is_draining: bool) {
         self.is_draining = is_draining;
         self.work_out_mode();
+    }
+
+    /// `serves_owed`: pop what a former process has taken, and not returned, although the queue
+    /// stops or is disabled. No base says which chains these are.
+    pub(crate) fn set_serves_owed(&mut self, serves_owed: bool) {
+        self.serves_owed = serves_owed;
+        self.work_out_mode();
+    }
+
+    /// True while chains that a former process has taken are popped in spite of the queue's end.
+    pub(crate) fn serves_owed(&self) -> bool {
+        self.serves_owed && self.mode == Mode::Serve
     }
 
     /// The driver has kicked.

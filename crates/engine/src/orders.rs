@@ -39,6 +39,9 @@ pub enum Order {
     Memory(Arc<GuestMemory>, RingAddresses, Fence),
     /// Reply when everything that was taken until now is done.
     Fence(Fence),
+    /// The session ends, and its front-end is not told a base: leave what is set aside to the next
+    /// one, if the ring has a record.
+    LeaveAside(Reply<()>),
     /// Enable or disable the queue (`SET_VRING_ENABLE`).
     Enable(bool, Fence),
     /// Take the new rules of the queue (link, offloads, filter).

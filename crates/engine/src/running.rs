@@ -56,7 +56,7 @@ use manyring_queue::{Base, Ring};
 use rustix::io::Errno;
 use std::fmt::Debug;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 /// Whether the worker looks at the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,6 +219,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     /// memory back once "disable" is acknowledged: `fence` is answered when nothing is in flight.
     fn set_enabled(&mut self, is_enabled: bool, fence: Fence, io: &mut QueueIo<'_>) {
         if !is_enabled {
+            self.serve_owed();
             if self.life.disable() {
                 self.give_back();
                 self.unwatch_port(io);
@@ -398,6 +399,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 self.life.set_err(err);
                 let _ = reply.send(());
             }
+            Order::LeaveAside(reply) => self.leave_aside(reply),
             // The worker itself obeys these (`worker/obey.rs`).
             Order::Stop(_) | Order::Move(..) | Order::Stay => {}
         }
@@ -414,15 +416,12 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn drain(&mut self) {
+        self.serve_owed();
         self.life.set_draining(true);
         self.give_back();
         self.give_up_aside();
         self.end_emptying();
-        self.handler.stop(&self.ring);
-        // Nobody receives this fence. It tells the handler that somebody waits for the end of what
-        // is in flight, so that a transmitq whose port keeps frames for long logs a warning.
-        let (fence, _) = oneshot::channel();
-        self.handler.fence(fence);
+        self.stop_handler();
     }
 
     fn pause(&mut self) {
@@ -468,7 +467,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn is_drained(&self) -> bool {
-        self.life.is_draining() && self.ring.in_flight() == 0 && !self.giving_up.has_more
+        self.life.is_draining() && !self.gives_up_more()
     }
 
     fn base(&self) -> Base {

@@ -218,6 +218,18 @@ impl Ring for DeviceQueue {
         each!(self, queue => queue.memory())
     }
 
+    fn owed(&self) -> u16 {
+        each!(self, queue => queue.owed())
+    }
+
+    fn owes(&self) -> bool {
+        each!(self, queue => queue.owes())
+    }
+
+    fn leave_aside(&mut self) -> bool {
+        each!(self, queue => queue.leave_aside())
+    }
+
     fn is_broken(&self) -> bool {
         each!(self, queue => queue.is_broken())
     }

@@ -53,6 +53,23 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
         0
     }
 
+    /// Chains that a former process has taken and not returned, and that were not popped again.
+    /// They are popped before all others.
+    fn owed(&self) -> u16 {
+        0
+    }
+
+    /// True while such a chain is owed, or was popped again and is not answered.
+    fn owes(&self) -> bool {
+        false
+    }
+
+    /// Leaves the chains that are set aside to the next process, which finds them in the ring's
+    /// record. False, and nothing is changed, if the ring has none.
+    fn leave_aside(&mut self) -> bool {
+        false
+    }
+
     /// Entries of the ring.
     fn size(&self) -> u16;
 

@@ -2,8 +2,9 @@
 
 use super::RunningQueue;
 use crate::handler::{Done, Handler};
-use crate::orders::Fence;
+use crate::orders::{Fence, Reply};
 use manyring_queue::Ring;
+use tokio::sync::oneshot;
 
 /// The driver is to get all of its memory back, and with it the chains that are set aside. Each has
 /// to be walked again to be answered, and the driver has chosen how many there are and how long:
@@ -13,6 +14,8 @@ pub(super) struct GivingUp {
     pub(super) is_on: bool,
     /// Some are left for the next turn.
     pub(super) has_more: bool,
+    /// They are left to the next process, if the ring's record tells it which they are.
+    leaves: bool,
     /// Orders that are answered when nothing is in flight and nothing left.
     fences: Vec<Fence>,
 }
@@ -54,14 +57,45 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.note_in_flight();
     }
 
+    /// Gives up none of the chains that are set aside, if the next process can know of them.
+    pub(super) fn leave_aside(&mut self, reply: Reply<()>) {
+        self.giving_up.leaves = true;
+        let _ = reply.send(());
+    }
+
     fn give_up_a_batch(&mut self) -> usize {
         if self.ring.aside() == 0 || self.ring.in_flight() > 0 {
+            self.giving_up.has_more = false;
+            return 0;
+        }
+        if self.giving_up.leaves && self.ring.leave_aside() {
+            self.stats.waiting_for_room.set(0);
             self.giving_up.has_more = false;
             return 0;
         }
         let (returned, has_more) = self.handler.give_up_aside(&mut self.ring, &self.stats);
         self.giving_up.has_more = has_more;
         returned
+    }
+
+    /// What a former process has taken and not returned is served before the queue ends or rests:
+    /// no base says which chains these are. The next process finds them in the ring's record.
+    pub(super) fn serve_owed(&mut self) {
+        if self.life.is_enabled() && self.ring.owed() > 0 && !self.giving_up.leaves {
+            self.life.set_serves_owed(true);
+        }
+    }
+
+    /// Tells the handler that the queue stops: it takes back what it can. Not while chains are
+    /// owed: those that were popped last would have to be put back first.
+    pub(super) fn stop_handler(&mut self) {
+        if !self.ring.owes() {
+            self.handler.stop(&self.ring);
+        }
+        // Nobody receives this fence. It tells the handler that somebody waits for the end of what
+        // is in flight, so that a transmitq whose port keeps frames for long logs a warning.
+        let (fence, _) = oneshot::channel();
+        self.handler.fence(fence);
     }
 
     /// `fence` is answered when nothing is in flight, and nothing set aside that is given up.
@@ -76,13 +110,16 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     /// A turn has ended, and what it returned is published: answers the fences that waited.
     #[cold]
     pub(super) fn end_giving_up(&mut self) {
+        if self.ring.owed() == 0 && self.life.serves_owed() {
+            self.life.set_serves_owed(false);
+        }
         if !self.gives_up_more() {
             self.giving_up.fences.drain(..).for_each(|fence| self.handler.fence(fence));
         }
     }
 
-    fn gives_up_more(&self) -> bool {
-        self.ring.in_flight() > 0 || self.giving_up.has_more
+    pub(super) fn gives_up_more(&self) -> bool {
+        self.ring.in_flight() > 0 || self.giving_up.has_more || self.life.serves_owed()
     }
 
     /// Gives up no more chains: the queue is enabled again.

@@ -190,6 +190,11 @@ impl Inflight {
         self.owed.len() as u16
     }
 
+    /// True if a former process has taken a chain that is not answered yet.
+    pub(crate) fn owes(&self) -> bool {
+        !self.owed.is_empty() || !self.again.is_empty()
+    }
+
     /// The chain that is owed next.
     pub(crate) fn first_owed(&self) -> Option<u16> {
         self.owed.last().copied()

@@ -334,6 +334,18 @@ impl Ring for DeviceHalf {
         &self.memory
     }
 
+    fn owed(&self) -> u16 {
+        self.owed_count()
+    }
+
+    fn owes(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| record.owes())
+    }
+
+    fn leave_aside(&mut self) -> bool {
+        self.forget_aside()
+    }
+
     fn is_broken(&self) -> bool {
         self.memory.is_broken() || self.record.as_ref().is_some_and(|record| record.is_broken())
     }

@@ -336,6 +336,9 @@ impl Front {
     /// Stops every queue; returns when no queue uses memory of this guest any more.
     pub(super) async fn tear_down(mut self) {
         for index in 0..self.vrings.len() {
+            if let Some(queue) = &self.vrings[index].running {
+                queue.leave_aside().await;
+            }
             self.stop(index).await;
         }
         // Before the device, which may wait for the host: if the daemon stops waiting, what is left

@@ -1,12 +1,14 @@
 //! A queue that stops: what its disk has not done goes back into the ring, as far as that leaves no
 //! gap, and the next queue serves it from the base on.
 
-use super::room::{BEHIND, MEMORY, rig_in, rig_with};
+use super::room::{BEHIND, MEMORY, RING, rig_in, rig_with, serve_in};
 use super::*;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
 use manyring_backend::sys::uring::Ring;
 use manyring_engine::solo::Run;
 use manyring_engine::{Order, QueueIo, RunningQueue};
+use manyring_memory::Words;
+use manyring_queue::inflight_size;
 use rustix::io::Errno;
 use std::sync::{Mutex, PoisonError};
 use tokio::sync::oneshot;
@@ -79,7 +81,7 @@ struct Stopping {
     queue: RunningQueue<DeviceQueue, BlkQueue>,
     driver: DriverQueue,
     wait: Wait,
-    _mapping: Arc<Mapping>,
+    mapping: Arc<Mapping>,
 }
 
 impl Stopping {
@@ -87,7 +89,7 @@ impl Stopping {
         let script = Script::default();
         let (mapping, driver, queue) = rig_with(&script, 5, RingFeatures::default());
         let wait = Wait::new(false).unwrap();
-        let mut it = Self { script, queue, driver, wait, _mapping: mapping };
+        let mut it = Self { script, queue, driver, wait, mapping };
         it.turn();
         assert_eq!(it.script.with(|state| state.held.len()), 5);
         prepare(&it.script);
@@ -167,7 +169,7 @@ fn a_write_that_waited_for_room_does_not_go_back_in_the_place_of_one_that_was_po
     }
     driver.publish();
     let wait = Wait::new(false).unwrap();
-    let mut it = Stopping { script, queue, driver, wait, _mapping: mapping };
+    let mut it = Stopping { script, queue, driver, wait, mapping };
     it.turn();
     it.script.end(0, Err(Errno::NOSPC));
     it.turn();
@@ -240,7 +242,7 @@ fn with_many_that_wait() -> Stopping {
     }
     driver.publish();
     let wait = Wait::new(false).unwrap();
-    let mut it = Stopping { script, queue, driver, wait, _mapping: mapping };
+    let mut it = Stopping { script, queue, driver, wait, mapping };
     while it.script.with(|state| state.held.len()) < 201 {
         it.turn();
     }
@@ -314,10 +316,120 @@ fn a_request_that_was_read_out_of_memory_that_is_gone_does_not_reach_the_disk() 
     driver.publish();
     file.set_len(BEHIND).unwrap();
     let wait = Wait::new(false).unwrap();
-    let mut it = Stopping { script, queue, driver, wait, _mapping: mapping };
+    let mut it = Stopping { script, queue, driver, wait, mapping };
     it.turn();
     assert_eq!(it.script.with(|state| state.held.len()), 0);
     assert_eq!(it.queue.stats().faults.value(), 1, "the session is told");
     assert_eq!(it.found(), (1, 1));
     assert_eq!(it.queue.stats().errors.value(), 1);
+}
+
+fn region() -> Words {
+    let size = inflight_size(RING);
+    let region = Mapping::anonymous(size as u64).unwrap();
+    Words::new(Arc::new(region), 0, size, 8).unwrap()
+}
+
+/// A ring of which a former process has taken five requests, answered those in the middle, and was
+/// killed; and the queue of the next process, which has not had a turn yet.
+fn after_a_kill() -> (Stopping, Words) {
+    let script = Script::default();
+    let region = region();
+    let (mapping, driver, _) = rig_with(&script, 5, RingFeatures::default());
+    let queue = serve_in(&mapping, &script, RingFeatures::default(), Some(region.clone()));
+    let wait = Wait::new(false).unwrap();
+    let mut it = Stopping { script: script.clone(), queue, driver, wait, mapping };
+    it.turn();
+    (1..4).for_each(|at| script.end(at, Ok(())));
+    it.turn();
+    assert_eq!(it.found(), (5, 3));
+    let mut next = serve_in(&it.mapping, &script, RingFeatures::default(), Some(region.clone()));
+    std::mem::swap(&mut it.queue, &mut next);
+    // Nobody gives back what a killed process held.
+    std::mem::forget(next);
+    script.with(|state| state.held.clear());
+    (it, region)
+}
+
+#[test]
+fn a_queue_that_stops_serves_what_a_former_process_has_taken_before_its_base_says_all() {
+    let (mut it, _) = after_a_kill();
+    it.driver.add(&[(BEHIND, 16)], &[(BEHIND + 64, 1)]).unwrap();
+    it.driver.publish();
+    it.queue.drain();
+    assert!(!it.queue.is_drained(), "two are owed");
+    it.turn();
+    assert_eq!(it.script.with(|state| state.held.len()), 2, "and nothing else is popped");
+    it.turn();
+    assert_eq!(it.script.with(|state| state.held.len()), 2);
+    assert!(!it.queue.is_drained());
+    (0..2).for_each(|at| it.script.end(at, Ok(())));
+    it.turn();
+    assert_eq!(it.found(), (5, 2), "all before the base, and none behind it");
+    assert!(it.queue.is_drained());
+}
+
+#[test]
+fn an_order_to_disable_is_answered_when_what_a_former_process_has_taken_is_served() {
+    let (mut it, _) = after_a_kill();
+    let (fence, mut answer) = oneshot::channel();
+    it.queue.heed(Order::Enable(false, fence), &mut QueueIo::new(&mut it.wait, 0, 0, 0));
+    assert!(answer.try_recv().is_err());
+    it.turn();
+    (0..2).for_each(|at| it.script.end(at, Ok(())));
+    it.turn();
+    assert!(answer.try_recv().is_ok());
+    it.queue.drain();
+    assert_eq!(it.found(), (5, 2));
+    assert!(it.queue.is_drained());
+}
+
+/// A queue whose requests are recorded; two of its writes wait for room, and one that came after
+/// them is answered.
+fn with_two_that_wait() -> (Stopping, Words) {
+    let (script, region) = (Script::default(), region());
+    let (mapping, mut driver, _) = rig_with(&script, 0, RingFeatures::default());
+    mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap().write_from(&[1]);
+    for _ in 0..3 {
+        driver.add(&[(BEHIND, 16), (0, 512)], &[(BEHIND + 64, 1)]).unwrap();
+    }
+    driver.publish();
+    let queue = serve_in(&mapping, &script, RingFeatures::default(), Some(region.clone()));
+    let wait = Wait::new(false).unwrap();
+    let mut it = Stopping { script, queue, driver, wait, mapping };
+    it.turn();
+    (0..2).for_each(|at| it.script.end(at, Err(Errno::NOSPC)));
+    it.script.end(2, Ok(()));
+    it.turn();
+    assert_eq!((it.found(), it.queue.stats().waiting_for_room.value()), ((3, 1), 2));
+    (it, region)
+}
+
+#[test]
+fn a_session_that_ends_leaves_what_waits_for_room_to_the_next_one() {
+    let (mut it, region) = with_two_that_wait();
+    let (reply, _) = oneshot::channel();
+    it.queue.heed(Order::LeaveAside(reply), &mut QueueIo::new(&mut it.wait, 0, 0, 0));
+    it.queue.drain();
+    it.turn();
+    assert!(it.queue.is_drained());
+    assert_eq!((it.found(), it.queue.stats().waiting_for_room.value()), ((3, 0), 0));
+    it.script.with(|state| state.held.clear());
+    it.queue = serve_in(&it.mapping, &it.script, RingFeatures::default(), Some(region));
+    it.turn();
+    (0..2).for_each(|at| it.script.end(at, Ok(())));
+    it.turn();
+    assert_eq!((it.found(), it.queue.stats().writes.value()), ((3, 2), 2));
+}
+
+#[test]
+fn a_queue_whose_front_end_asks_for_its_base_leaves_nothing_to_the_next_one() {
+    let (mut it, region) = with_two_that_wait();
+    it.queue.drain();
+    it.turn();
+    assert!(it.queue.is_drained());
+    assert_eq!((it.found(), it.queue.stats().errors.value()), ((3, 2), 2));
+    it.queue = serve_in(&it.mapping, &it.script, RingFeatures::default(), Some(region));
+    it.turn();
+    assert_eq!((it.found(), it.script.with(|state| state.held.len())), ((3, 0), 3));
 }

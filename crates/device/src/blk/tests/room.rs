@@ -12,6 +12,8 @@ use manyring_engine::RunningQueue;
 use manyring_engine::policy::polling::Decision;
 use manyring_engine::solo::{Happened, Run};
 use manyring_engine::solo::{Source, Woken};
+use manyring_memory::Words;
+use manyring_queue::Ring as _;
 use rustix::io::Errno;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU16};
@@ -93,10 +95,7 @@ pub(super) fn rig_in(
     features: RingFeatures,
 ) -> (Arc<Mapping>, DriverQueue, RunningQueue<DeviceQueue, BlkQueue>) {
     let mapping = Arc::new(mapping);
-    let spec = RegionSpec { guest_addr: 0, size: MEMORY as u64, user_addr: 0, mmap_offset: 0 };
-    let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap());
-    let addresses = ADDRESSES;
-    let config = QueueConfig { size: RING, addresses, base: 0.into(), features };
+    let (config, memory) = ring_in(&mapping, features);
     let mut driver = DriverQueue::new(config, &memory).unwrap();
     let header = mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap();
     header.write_from(&[&VIRTIO_BLK_T_FLUSH.to_le_bytes()[..], &[0; 12]].concat());
@@ -104,13 +103,33 @@ pub(super) fn rig_in(
         driver.add(&[(BEHIND, 16)], &[(BEHIND + 64, 1)]).unwrap();
     }
     driver.publish();
+    let queue = serve_in(&mapping, disk, features, None);
+    (mapping, driver, queue)
+}
+
+fn ring_in(mapping: &Arc<Mapping>, features: RingFeatures) -> (QueueConfig, Arc<GuestMemory>) {
+    let spec = RegionSpec { guest_addr: 0, size: MEMORY as u64, user_addr: 0, mmap_offset: 0 };
+    let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap());
+    (QueueConfig { size: RING, addresses: ADDRESSES, base: 0.into(), features }, memory)
+}
+
+/// A queue that serves the ring in this mapping, and goes on from an in-flight region.
+pub(super) fn serve_in(
+    mapping: &Arc<Mapping>,
+    disk: &dyn Disk,
+    features: RingFeatures,
+    region: Option<Words>,
+) -> RunningQueue<DeviceQueue, BlkQueue> {
+    let (config, memory) = ring_in(mapping, features);
     let device = Guest::plain().device;
     device.shared.capacity.store(1 << 30, Ordering::Relaxed);
     let blk = BlkQueue::new(disk.open_queue(false).unwrap(), device.shared.clone(), memory.clone());
+    let mut queue = DeviceQueue::unread(config, memory).unwrap().recorded(region);
+    queue.begin();
     let activation = Activation {
         index: 0,
-        queue: DeviceQueue::new(config, memory).unwrap(),
-        addresses,
+        queue,
+        addresses: ADDRESSES,
         kick: Some(manyring_engine::Kick::new(eventfd()).unwrap()),
         call: None,
         err: None,
@@ -118,8 +137,7 @@ pub(super) fn rig_in(
         features: 0,
         events: mpsc::channel(1).0,
     };
-    let stats = Arc::new(QueueStats::default());
-    (mapping, driver, RunningQueue::new(activation, blk, stats))
+    RunningQueue::new(activation, blk, Arc::new(QueueStats::default()))
 }
 
 /// A turn of the queue at the time `now_ns`. True if there was work.

@@ -45,6 +45,16 @@ impl DeviceHalf {
         Ok(())
     }
 
+    /// As [`Ring::leave_aside`].
+    pub(super) fn forget_aside(&mut self) -> bool {
+        let Some(record) = &mut self.record else { return false };
+        while let Some(head) = self.aside.take_first() {
+            self.heads.clear(head);
+            record.forget(head);
+        }
+        true
+    }
+
     /// As [`Chains::unpop_aside`](crate::Chains::unpop_aside).
     pub(super) fn put_aside_back(&mut self) -> bool {
         let count = self.aside.count();
