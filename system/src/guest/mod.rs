@@ -1,6 +1,7 @@
 //! A real Linux guest: booted, talked to over its console, ended.
 
 pub(crate) mod cpio;
+pub(crate) mod fio;
 pub(crate) mod initramfs;
 pub(crate) mod kernel;
 mod kvm;

@@ -1,10 +1,10 @@
 //! The first file systems of dom0 and of the guests.
 
-use super::fio;
 use super::machine::MachineOptions;
 use super::parts::Parts;
 use crate::command::find;
 use crate::guest::cpio::Archive;
+use crate::guest::fio;
 use crate::guest::initramfs::{self, libraries};
 use crate::{Context, Outcome};
 use std::fs::File;

@@ -15,7 +15,6 @@
 mod cases;
 mod compare;
 mod domain;
-mod fio;
 mod images;
 mod machine;
 mod parts;

@@ -2,8 +2,8 @@
 //! persistent memory). With what those need they have 80 MiB, which every guest would unpack under
 //! emulation: seconds of each boot.
 
+use super::initramfs::LIBRARIES;
 use crate::command::{command, output, text};
-use crate::guest::initramfs::LIBRARIES;
 use crate::{Context, Outcome};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ const USED: [&str; 5] = ["libaio.so", "libc.so", "libm.so", "libnuma.so", "libz.
 
 /// Builds one library with every function that fio wants of the unused ones, and puts it in the
 /// place of each of them below `root`.
-pub(super) fn stand_ins(fio: &Path, root: &Path) -> Outcome {
+pub(crate) fn stand_ins(fio: &Path, root: &Path) -> Outcome {
     let folder = root.join(LIBRARIES);
     std::fs::create_dir_all(&folder).context(folder.display())?;
     let symbols = text(command("nm").args(["-D", "--undefined-only"]).arg(fio))?;
