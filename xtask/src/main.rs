@@ -67,6 +67,9 @@ enum Command {
         /// Only these tricks of the hostile guests.
         #[arg(long, value_name = "NAME,..")]
         tricks: Option<String>,
+        /// Instead of hostile guests: kill the daemon this often under a QEMU guest with fio.
+        #[arg(long, value_name = "N", conflicts_with_all = ["minutes", "tricks"])]
+        kill: Option<u32>,
     },
     /// Time TCP requests and responses of real guests, with each way of polling.
     GuestRr(guest_load::GuestRr),
@@ -148,7 +151,8 @@ fn run(command: Command) -> Outcome {
         Command::Ci => gate::run(),
         Command::Tidy => tidy::run(),
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
-        Command::Soak { minutes, seed, tricks } => soak::run(minutes, seed, tricks),
+        Command::Soak { kill: Some(count), seed, .. } => soak::kill(count, seed),
+        Command::Soak { minutes, seed, tricks, .. } => soak::run(minutes, seed, tricks),
         Command::GuestRr(args) => guest_load::rr(&args),
         Command::GuestReclaim(args) => guest_load::reclaim(&args),
         Command::Xen(args) => xen::run(args),

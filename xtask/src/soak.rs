@@ -1,7 +1,8 @@
-//! `cargo xtask soak`: hostile guests beside well-behaved ones on one daemon, for minutes or hours.
+//! `cargo xtask soak`: hostile guests beside well-behaved ones on one daemon, for minutes or hours;
+//! or daemons that are killed under a guest.
 
 use crate::cargo::{build_daemon, target};
-use manyring_system::soak::{self, Options};
+use manyring_system::soak::{self, Kills, Options};
 use manyring_system::{Context, Outcome, check};
 use std::time::{Duration, SystemTime};
 
@@ -16,6 +17,17 @@ pub(crate) fn run(minutes: f64, seed: Option<u64>, tricks: Option<String>) -> Ou
     let tricks = tricks.unwrap_or_default();
     let seed = seed.unwrap_or_else(seed_of_the_clock);
     soak::run(&Options { binary, time, seed, tricks, logs, promise: Options::PROMISE })
+}
+
+/// Kills the daemon `count` times under a guest that compares what it reads. The debug build also
+/// checks itself.
+pub(crate) fn kill(count: u32, seed: Option<u64>) -> Outcome {
+    println!("xtask: building manyring");
+    let binary = build_daemon("dev")?;
+    let logs = soak::fresh_logs(target()?.join("soak-logs"))?;
+    println!("xtask: the logs of daemon and guest lie in {}", logs.display());
+    let seed = seed.unwrap_or_else(seed_of_the_clock);
+    soak::run_kills(&Kills { binary, count, seed, logs })
 }
 
 fn seed_of_the_clock() -> u64 {

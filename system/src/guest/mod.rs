@@ -51,6 +51,8 @@ pub struct GuestOptions<'a> {
     /// Programs beside busybox, mke2fs, e2fsck, blkdiscard, blockdev and fallocate: names, or
     /// paths whose last part is the name in the guest.
     pub programs: &'a [&'a str],
+    /// Libraries in this tree are taken before the system's.
+    pub root: Option<&'a Path>,
     /// What it runs: busybox sh, with the words of `init.sh`.
     pub script: &'a str,
     /// Show the console while it runs.
@@ -72,6 +74,7 @@ impl Default for GuestOptions<'_> {
             cpus: 1,
             host_cpu: None,
             programs: &[],
+            root: None,
             script: "",
             is_shown: false,
             can_reboot: false,
@@ -117,7 +120,13 @@ impl Guest {
     fn launch(kernel: &Kernel, options: &GuestOptions<'_>, console: &Path) -> Outcome<Self> {
         let folder = Folder::new()?;
         let initramfs = folder.path().join("initramfs");
-        initramfs::write(&initramfs, kernel.modules(), options.programs, None, options.script)?;
+        initramfs::write(
+            &initramfs,
+            kernel.modules(),
+            options.programs,
+            options.root,
+            options.script,
+        )?;
         let command = match kernel.kind() {
             Kind::Uml => machine::uml(kernel, options, &initramfs),
             Kind::Qemu => machine::qemu(kernel, options, &initramfs),
@@ -163,7 +172,13 @@ impl Guest {
     ) -> Outcome<Self> {
         let folder = Folder::new()?;
         let initramfs = folder.path().join("initramfs");
-        initramfs::write(&initramfs, kernel.modules(), options.programs, None, options.script)?;
+        initramfs::write(
+            &initramfs,
+            kernel.modules(),
+            options.programs,
+            options.root,
+            options.script,
+        )?;
         let child = libvirt::start(kernel, options, devices, folder.path())?;
         cleanup::adopt(child.id());
         let (console, kept) = (folder.path().join("console"), Some(kept.to_owned()));

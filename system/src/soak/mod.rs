@@ -7,12 +7,14 @@
 //! (`traces`) when everybody has left. Every number that looks random comes from one seed.
 
 mod guest;
+mod kills;
 mod processes;
 mod random;
 mod stage;
 mod traces;
 
 pub use guest::run as run_guest;
+pub use kills::{Kills, run as run_kills};
 
 use crate::{Context, Outcome, check};
 use processes::{Behaved, Hostiles, Report};

@@ -1,0 +1,132 @@
+//! The soak of kills: a guest whose fio compares all that it reads, and daemons that are killed.
+//!
+//! Each daemon holds every so many requests for ever, so that those behind them are answered and
+//! completions are out of order. Its successor is the one that must answer what it held.
+
+use super::random::Random;
+use crate::cleanup::Folder;
+use crate::command::find;
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::guest::{Guest, GuestOptions, Kernel, Kind, fio};
+use crate::{Context, Outcome, check, packages};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How to kill.
+#[derive(Clone, Debug)]
+pub struct Kills {
+    /// The daemon.
+    pub binary: PathBuf,
+    /// How often it is killed.
+    pub count: u32,
+    /// What the times of the kills and the requests that are held come from.
+    pub seed: u64,
+    /// Where logs and the image go; the folder is there.
+    pub logs: PathBuf,
+}
+
+const IMAGE_MIB: u64 = 64;
+
+/// Two jobs at depth 16, each on its own part of the disk: blocks of random sizes are written in
+/// random order, read again and compared, until the host says that it is enough.
+const SCRIPT: &str = r#"
+load() {
+    while [ ! -e /tmp/stop ]; do
+        fio --name=load --filename=$DISK --direct=1 --ioengine=libaio --iodepth=16 \
+            --rw=randwrite --bsrange=4k-64k --offset=$1 --size=4m --randrepeat=0 \
+            --verify=crc32c --verify_fatal=1 --do_verify=1 > /tmp/fio$1 2>&1 || {
+            cat /tmp/fio$1
+            echo "fio at $1" > /tmp/bad
+            break
+        }
+        echo x >> /tmp/runs
+    done
+}
+load 0 &
+load 32m &
+await load
+touch /tmp/stop
+wait
+[ -e /tmp/bad ] && fail "wrong: $(cat /tmp/bad)"
+mark runs $(wc -l < /tmp/runs)
+"#;
+
+/// Kills daemons under a guest of QEMU, and prints what the guest saw.
+///
+/// # Errors
+/// The guest read something that it had not written, or waits for an answer for ever; or a daemon
+/// found a fault in the guest's ring.
+pub fn run(kills: &Kills) -> Outcome {
+    packages::need("the soak of kills", &["fio", "gcc", "binutils"])?;
+    println!("soak: {} kills, seed {}", kills.count, kills.seed);
+    let (folder, files) = (Folder::new()?, Folder::inside(&kills.logs)?);
+    let image = files.path().join("disk.img");
+    let file = File::create(&image).context(image.display())?;
+    file.set_len(IMAGE_MIB << 20).context(image.display())?;
+    let root = folder.path().join("root");
+    fio::stand_ins(&find("fio").ok_or("fio is not installed")?, &root)?;
+    let mut random = Random::new(kills.seed);
+    let config = folder.path().join("manyring.toml");
+    let options = DaemonOptions {
+        binary: kills.binary.clone(),
+        folder: folder.path().to_owned(),
+        log: kills.logs.join("manyring.log"),
+        arguments: ["run", "--config", &config.display().to_string()].map(str::to_owned).into(),
+        is_controlled: false,
+        wrapper: Vec::new(),
+    };
+    let socket = folder.path().join("disk.sock");
+    configure(&config, (&socket, &image), Some(random.below(400) + 40))?;
+    let mut daemon = Daemon::start(options, &socket)?;
+    let options = GuestOptions {
+        socket: Some(&socket),
+        queues: 2,
+        cpus: 2,
+        programs: &["fio"],
+        root: Some(&root),
+        script: SCRIPT,
+        ..GuestOptions::default()
+    };
+    let kernel = Kernel::prepare(Kind::Qemu)?;
+    let mut guest = Guest::boot(&kernel, &options, &kills.logs.join("guest.log"))?;
+    guest.reach("load", Duration::from_secs(120))?;
+    let mut longest = Duration::ZERO;
+    for kill in 1..=kills.count {
+        // QEMU connects again after a second: some die before that, most under load.
+        std::thread::sleep(Duration::from_millis(700 + random.below(1800)));
+        let options = daemon.crash()?;
+        let is_last = kill == kills.count;
+        configure(&config, (&socket, &image), (!is_last).then(|| random.below(400) + 40))?;
+        let began = Instant::now();
+        daemon = Daemon::start(options, &socket)?;
+        longest = longest.max(began.elapsed());
+        if kill % 10 == 0 {
+            println!("soak: {kill} kills");
+        }
+    }
+    guest.proceed()?;
+    let said = guest.finish(Duration::from_secs(300))?;
+    let runs = said.lines().find_map(|line| line.strip_prefix("GUEST_MARK runs ")).unwrap_or("0");
+    let log = daemon.log()?;
+    let faults = log.lines().filter(|line| line.contains("queue stopped: ")).count();
+    println!(
+        "soak: {} kills, {} runs of fio compared all that they read, {faults} faults; a daemon \
+         listened at most {} ms after its start",
+        kills.count,
+        runs.trim(),
+        longest.as_millis()
+    );
+    check(faults == 0, || "a daemon found a fault in the guest's ring".into())?;
+    daemon.stop()
+}
+
+fn configure(config: &Path, (socket, image): (&Path, &Path), held: Option<u64>) -> Outcome {
+    let (socket, image) = (socket.display(), image.display());
+    let fault = held.map(|n| format!("fault = {{ hold_every = {n} }}\n")).unwrap_or_default();
+    let text = format!(
+        "[[blk]]\nname = \"disk\"\nsocket_path = \"{socket}\"\nfile = \"{image}\"\n\
+         format = \"raw\"\ndirect = true\nnum_queues = 2\n{fault}"
+    );
+    std::fs::write(config, text).context(config.display())
+}
