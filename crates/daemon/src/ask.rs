@@ -1,8 +1,9 @@
-//! `manyring add`, `remove`, `reload`, `resize`, `link`, `mtu` and `announce`: a running daemon,
-//! asked over its control socket to change something.
+//! `manyring add`, `set`, `remove`, `reload`, `resize`, `link`, `mtu` and `announce`: a running
+//! daemon, asked over its control socket to change something.
 
 use crate::cli::{
     AddedDevice, AnnounceArgs, LinkArgs, LinkState, MtuArgs, ReloadArgs, RemoveArgs, ResizeArgs,
+    SetArgs,
 };
 use crate::config::diff::StepInfo;
 use crate::config::plan::{is_device_name, parse_size};
@@ -43,6 +44,23 @@ pub(crate) async fn add(device: AddedDevice) -> Result<(), Failure> {
     let (path, body) = (format!("/v1/devices/{name}"), Value::from(keys.clone()).to_string());
     let done: Done = client::change(&control, (Method::PUT, &path), body, PREPARE).await?;
     print(&told(&name, &done))
+}
+
+/// `manyring set`
+pub(crate) async fn set(args: &SetArgs) -> Result<(), Failure> {
+    check_name(&args.device)?;
+    let mut keys = serde_json::Map::new();
+    for text in &args.keys {
+        let wrong = || Failure::Wrong(format!("{text:?} is not like mtu=9000"));
+        let (key, value) = text.split_once('=').ok_or_else(wrong)?;
+        // What is no number and no truth value is a text.
+        let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+        keys.insert(key.to_owned(), value);
+    }
+    let (path, body) = (format!("/v1/devices/{}", args.device), Value::from(keys).to_string());
+    let change = (Method::PATCH, path.as_str());
+    let done: Done = client::change(&args.control, change, body, PREPARE).await?;
+    print(&told(&args.device, &done))
 }
 
 /// `manyring remove`

@@ -4,7 +4,7 @@ mod ask;
 
 pub(crate) use ask::{
     AddArgs, AddedDevice, AnnounceArgs, LinkArgs, LinkState, MtuArgs, ReloadArgs, RemoveArgs,
-    ResizeArgs, StatsArgs,
+    ResizeArgs, SetArgs, StatsArgs,
 };
 
 use crate::config::numbers;
@@ -53,6 +53,8 @@ pub(crate) enum Command {
     Add(AddArgs),
     /// Remove a device from a running daemon.
     Remove(RemoveArgs),
+    /// Change keys of a device while its guest runs.
+    Set(SetArgs),
     /// Have a running daemon read its configuration file again.
     Reload(ReloadArgs),
     /// Change the size of a disk that is served, or take the host's size anew.

@@ -12,6 +12,7 @@
 mod admit;
 mod carry_out;
 mod change;
+mod defer;
 mod front;
 mod kept;
 mod prepare;
@@ -19,7 +20,7 @@ mod tasks;
 mod waiting;
 
 pub(crate) use admit::{Denied, admitted, is_bound};
-pub(crate) use change::{Change, Done, Door, Refused};
+pub(crate) use change::{Change, Done, Door, Keys, Refused};
 pub(crate) use tasks::Tasks;
 
 use crate::assemble::links::HostLinks;
@@ -31,6 +32,7 @@ use change::Order;
 use front::{Front, Stage};
 use kept::Kept;
 use manyring_engine::{Pool, PoolOptions};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -48,6 +50,8 @@ pub(crate) struct House {
     tasks: Tasks,
     /// What is served, or waits to be.
     plan: Plan,
+    /// What takes the place of a device when its session has ended.
+    pending: HashMap<String, Wanted>,
     /// How many changes this process has seen.
     generation: u64,
     kept: Kept,
@@ -108,6 +112,7 @@ impl House {
             links,
             tasks: Tasks::default(),
             plan,
+            pending: HashMap::new(),
             generation: 1,
             kept,
             door,

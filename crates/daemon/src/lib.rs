@@ -98,6 +98,7 @@ fn obey(cli: Cli) -> Result<(), Failure> {
         Command::Link(args) => runtime()?.block_on(ask::link(&args)),
         Command::Mtu(args) => runtime()?.block_on(ask::mtu(&args)),
         Command::Add(args) => runtime()?.block_on(ask::add(args.device)),
+        Command::Set(args) => runtime()?.block_on(ask::set(&args)),
         Command::Remove(args) => runtime()?.block_on(ask::remove(&args)),
         Command::Reload(args) => runtime()?.block_on(ask::reload(&args)),
         Command::Announce(args) => runtime()?.block_on(ask::announce(&args)),

@@ -145,7 +145,7 @@ fn device_in_use_is_not_removed_unless_it_is_forced() {
     assert_eq!(status, 409, "{answer}");
     assert!(answer["error"].as_str().unwrap().contains("a front-end is connected"), "{answer}");
     let mut other = disk.clone();
-    other["read_only"] = json!(true);
+    other["direct"] = json!(true);
     assert_eq!(house.put("a", &other).0, 409, "another disk is no small matter either");
     client.submit_reads(0, 1);
     assert_eq!(client.wait_for(0, 1, PATIENCE), 1, "it works on");
@@ -204,6 +204,62 @@ fn device_that_is_replaced_takes_what_the_former_one_held() {
     assert!(wait_until(|| house.put("a", &disk(json!({ "socket_path": socket }))).0 == 422));
     is_served(&house.at("a"));
     assert_eq!(shown(&house.control, "/v1/devices/a")["queues"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn what_a_front_end_has_seen_changes_with_its_next_session() {
+    let house = House::run(EMPTY);
+    let disk = |queues: u32| {
+        let null = house.null("a");
+        let mut disk = null.as_object().unwrap().clone();
+        disk.insert("num_queues".to_owned(), json!(queues));
+        Value::from(disk)
+    };
+    assert_eq!(house.put("a", &disk(1)).0, 201);
+    let mut client = Client::connect(&house.at("a"), 1);
+    let (status, answer) = house.put("a", &disk(3));
+    assert_eq!((status, &answer["steps"][0]["step"]), (200, &json!("reconnect")), "{answer}");
+    let device = || shown(&house.control, "/v1/devices/a");
+    let queues = || device()["queues"].as_array().unwrap().len();
+    // It is there all the time, also while it is replaced.
+    assert_eq!((device()["pending_keys"].clone(), queues()), (json!(["num_queues"]), 1));
+    client.submit_reads(0, 1);
+    assert_eq!(client.wait_for(0, 1, PATIENCE), 1, "its session goes on");
+    drop(client);
+    assert!(wait_until(
+        || house.ask("GET", "/v1/devices/a", &Value::Null).0 == 200 && queues() == 3
+    ));
+    assert!(device()["pending_keys"].is_null());
+    is_served(&house.at("a"));
+}
+
+#[test]
+fn live_keys_change_at_once_and_no_others_are_taken() {
+    let house = House::run(EMPTY);
+    let lan = json!({ "kind": "net", "socket_path": house.at("lan"), "null": true, "mtu": 1400 });
+    assert_eq!(house.put("lan", &lan).0, 201);
+    let mtu = || shown(&house.control, "/v1/devices/lan")["mtu"].clone();
+    let patch = |name: &str, keys: Value| house.ask("PATCH", &format!("/v1/devices/{name}"), &keys);
+    let (status, answer) = patch("lan", json!({ "mtu": 1300 }));
+    assert_eq!((status, &answer["steps"][0]["step"]), (200, &json!("live")), "{answer}");
+    assert_eq!(mtu(), 1300);
+    let output = output_of(&mut house.command(&["set", "lan", "mtu=1200"]));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "lan: live (mtu)\n");
+    assert_eq!(mtu(), 1200);
+    let kept = std::fs::read_to_string(house.at("state").join("devices/lan.json")).unwrap();
+    assert!(kept.contains("\"mtu\":1200"), "{kept}");
+    for (name, keys, status, words) in [
+        ("lan", json!({ "queue_pairs": 2 }), 422, "queue_pairs: is reconnect"),
+        ("lan", json!({ "tap": "t" }), 422, "tap: is replace"),
+        ("lan", json!({ "mtu": 1 }), 422, "mtu: 1 is not between"),
+        ("lan", json!({ "colour": 1 }), 422, "colour: there is no such key"),
+        ("none", json!({ "mtu": 1300 }), 404, "no device"),
+    ] {
+        let (found, answer) = patch(name, keys);
+        let error = answer["error"].as_str().unwrap_or_default();
+        assert_eq!((found, error.contains(words)), (status, true), "{answer}");
+    }
+    assert_eq!(mtu(), 1200);
 }
 
 #[test]
@@ -271,7 +327,7 @@ fn configuration_that_is_read_again_changes_what_differs_and_no_more() {
     write(&folder, &("workers = 7\n".to_owned() + &null("stays") + &grows + &null("comes")));
     let steps = json!([
         { "device": "goes", "step": "remove" },
-        { "device": "grows", "step": "replace", "keys": ["num_queues"] },
+        { "device": "grows", "step": "reconnect", "keys": ["num_queues"] },
         { "device": "comes", "step": "add" },
         { "device": "[daemon]", "step": "restart", "keys": ["workers"] },
     ]);
@@ -281,7 +337,7 @@ fn configuration_that_is_read_again_changes_what_differs_and_no_more() {
     assert!(at("goes").exists() && !at("comes").exists());
     let output = output_of(&mut house.command(&["reload"]));
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && text.contains("grows: replace (num_queues)\n"), "{text}");
+    assert!(output.status.success() && text.contains("grows: reconnect (num_queues)\n"), "{text}");
     assert!(text.contains("[daemon]: restart (workers)\n"), "{text}");
     assert_eq!(house.generation(), generation + 1);
     assert!(!at("goes").exists());

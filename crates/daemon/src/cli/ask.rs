@@ -42,6 +42,19 @@ pub(crate) enum AddedDevice {
     Net(Box<NetArgs>),
 }
 
+/// `manyring set`
+#[derive(Args, Debug)]
+pub(crate) struct SetArgs {
+    /// The daemon's control socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: PathBuf,
+    /// The device.
+    pub(crate) device: String,
+    /// Keys with their new values, like mtu=9000.
+    #[arg(required = true, value_name = "KEY=VALUE")]
+    pub(crate) keys: Vec<String>,
+}
+
 /// `manyring remove`
 #[derive(Args, Debug)]
 pub(crate) struct RemoveArgs {

@@ -1,6 +1,6 @@
 //! Two plans -> the steps from the one to the other. Pure: nothing is looked at or opened.
 
-use super::plan::{DevicePlan, Plan, Wanted};
+use super::plan::{Class, DevicePlan, Plan, Wanted, class_of};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -18,8 +18,8 @@ pub(crate) struct Step {
 pub(crate) enum What {
     Add(Wanted),
     Remove,
-    /// Removed, and added with other values of these keys.
-    Replace(Wanted, Vec<String>),
+    /// Other values of these keys, which take effect as their class says: see [`Class`].
+    Change(Wanted, Class, Vec<String>),
     /// These keys are taken when the process starts.
     NeedsRestart(Vec<String>),
 }
@@ -28,7 +28,8 @@ pub(crate) enum What {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub(crate) struct StepInfo {
     pub(crate) device: String,
-    /// `add`, `remove`, `replace` or `restart`: it takes effect when the daemon is started again.
+    /// `add`, `remove`; `live`, `reconnect` or `replace`: the class of its keys; `restart`: what
+    /// takes effect when the daemon is started again.
     pub(crate) step: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) keys: Vec<String>,
@@ -39,7 +40,7 @@ impl Step {
         let (step, keys) = match &self.what {
             What::Add(_) => ("add", Vec::new()),
             What::Remove => ("remove", Vec::new()),
-            What::Replace(_, keys) => ("replace", keys.clone()),
+            What::Change(_, class, keys) => (class.name(), keys.clone()),
             What::NeedsRestart(keys) => ("restart", keys.clone()),
         };
         StepInfo { device: self.name.clone(), step: step.to_owned(), keys }
@@ -63,7 +64,9 @@ pub(crate) fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
         let Some(former) = find(&now, name) else { continue };
         let keys = changed(&former.keys(), &device.keys());
         if !keys.is_empty() {
-            steps.push(Step { name: name.clone(), what: What::Replace(device.clone(), keys) });
+            let class = class(device, &keys);
+            steps
+                .push(Step { name: name.clone(), what: What::Change(device.clone(), class, keys) });
         }
     }
     for device in &then {
@@ -82,6 +85,16 @@ pub(crate) fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
         }
     }
     steps
+}
+
+/// The class of a change: that of its heaviest key.
+fn class(device: &Wanted, keys: &[String]) -> Class {
+    let of = |key: &String| match (key.as_str(), device) {
+        // Without a value nobody knows which MTU it should be.
+        ("mtu", Wanted::Net(net)) if net.mtu.is_none() => Class::Reconnect,
+        (key, _) => class_of(key).unwrap_or(Class::Replace),
+    };
+    keys.iter().map(of).max().unwrap_or(Class::Live)
 }
 
 fn value<T: Serialize>(of: &T) -> Map<String, Value> {
@@ -170,7 +183,7 @@ mod tests {
     fn apply(mut plan: Plan, steps: &[Step]) -> Plan {
         for step in steps {
             plan = match &step.what {
-                What::Add(device) | What::Replace(device, _) => plan.with(device),
+                What::Add(device) | What::Change(device, ..) => plan.with(device),
                 What::Remove => plan.without(|device| device.name == step.name),
                 What::NeedsRestart(_) => plan,
             };
@@ -218,19 +231,15 @@ mod tests {
         let plan = |more: &str| {
             parse(&format!("[[blk]]\nname = 'a'\nsocket_path = '/s'\nnull = '1G'\n{more}")).unwrap()
         };
-        for (more, key) in [
-            ("num_queues = 2", "num_queues"),
-            ("cache = 'writethrough'", "cache"),
-            ("read_only = true", "read_only"),
-            ("socket_mode = '0600'", "socket_path"),
+        for (more, key, step) in [
+            ("num_queues = 2", "num_queues", "reconnect"),
+            ("cache = 'writethrough'", "cache", "reconnect"),
+            ("read_only = true", "read_only", "reconnect"),
+            ("socket_mode = '0600'", "socket_path", "replace"),
         ] {
             let steps: Vec<_> = diff(&plan(""), &plan(more)).iter().map(Step::info).collect();
             let keys = vec![key.to_owned()];
-            assert_eq!(
-                steps,
-                [StepInfo { device: "a".into(), step: "replace".into(), keys }],
-                "{more}"
-            );
+            assert_eq!(steps, [StepInfo { device: "a".into(), step: step.into(), keys }], "{more}");
         }
         let restart = "[daemon]\nworkers = 3\n";
         let text = "[[blk]]\nname = 'a'\nsocket_path = '/s'\nnull = '1G'\n";

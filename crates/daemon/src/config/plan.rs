@@ -2,6 +2,7 @@
 
 mod access;
 mod daemon;
+mod key_class;
 mod moderation;
 mod net;
 mod paths;
@@ -16,6 +17,7 @@ mod xen;
 
 pub(crate) use access::AccessPlan;
 pub(crate) use daemon::DaemonPlan;
+pub(crate) use key_class::{Class, class_of};
 pub(crate) use moderation::ModerationPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
 pub(crate) use paths::unexpanded;

@@ -23,11 +23,12 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 
 /// All routes.
 pub(super) fn router(state: State, role: Role) -> Router {
+    let one = get(device).put(manage::put).patch(manage::patch).delete(manage::delete);
     let whole = get(config::show).put(config::replace);
     let whole = whole.layer(DefaultBodyLimit::max(CONFIG_SIZE_MAX));
     Router::new()
         .route("/v1/devices", get(devices))
-        .route("/v1/devices/{name}", get(device).put(manage::put).delete(manage::delete))
+        .route("/v1/devices/{name}", one)
         .route("/v1/devices/{name}/resize", post(change::resize))
         .route("/v1/devices/{name}/link", post(change::link))
         .route("/v1/devices/{name}/mtu", post(change::mtu))

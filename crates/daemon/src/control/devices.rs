@@ -1,9 +1,10 @@
-//! Devices that come and go while the daemon runs: `PUT` and `DELETE` of `/v1/devices/{name}`.
+//! Devices that come and go while the daemon runs: `PUT`, `PATCH` and `DELETE` of
+//! `/v1/devices/{name}`.
 
 use super::refusal::{Refusal, aside};
 use super::{State, Who};
 use crate::config;
-use crate::house::{Change, Denied, Done, Refused, admitted};
+use crate::house::{Change, Denied, Done, Keys, Refused, admitted};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -45,6 +46,19 @@ pub(super) async fn put(
     Ok((status, Json(done)).into_response())
 }
 
+/// Live keys get other values.
+pub(super) async fn patch(
+    Extract(state): Extract<State>,
+    Path(name): Path<String>,
+    Extension(who): Extension<Who>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Done>, Refusal> {
+    let body = body.map_err(|error| Refusal::new(error.status(), error.body_text()))?;
+    let bad = |error| Refusal::new(StatusCode::BAD_REQUEST, format!("body: {error}"));
+    let keys: Keys = serde_json::from_slice(&body).map_err(bad)?;
+    state.door.ask(Change::Patch { name, keys }, who).await.map(Json).map_err(refuse)
+}
+
 /// The device goes. One that there is not is gone already.
 pub(super) async fn delete(
     Extract(state): Extract<State>,
@@ -61,6 +75,7 @@ pub(super) async fn delete(
 /// A refusal of the house as an answer.
 pub(super) fn refuse(refused: Refused) -> Refusal {
     let status = match &refused {
+        Refused::Missing(_) => StatusCode::NOT_FOUND,
         Refused::Conflict(_) => StatusCode::CONFLICT,
         Refused::Wrong(_) => StatusCode::UNPROCESSABLE_ENTITY,
         Refused::Moved(_) => StatusCode::PRECONDITION_FAILED,

@@ -1,7 +1,7 @@
 //! `Registry`: the devices that the control API shows and changes. Those of Xen guests come and go.
 
 use crate::assemble::{Kind, Part};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::Semaphore;
 
 /// A device under control.
@@ -10,6 +10,20 @@ pub(crate) struct Controlled {
     pub(crate) part: Part,
     /// One change at a time: a host that hangs must not collect threads.
     pub(super) changing: Arc<Semaphore>,
+    /// Keys whose new values wait for the end of the session.
+    pending: Mutex<Vec<String>>,
+}
+
+impl Controlled {
+    /// Shows that new values of these keys wait for the end of the session.
+    pub(crate) fn put_off(&self, keys: Vec<String>) {
+        *self.pending.lock().unwrap_or_else(PoisonError::into_inner) = keys;
+    }
+
+    /// Those keys.
+    pub(crate) fn pending_keys(&self) -> Vec<String> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// A device that is not served, because another process holds something that it needs, or because
@@ -82,7 +96,7 @@ impl Registry {
     /// Adds a device that is served. It takes the place of the entry that has its name, if any.
     pub(crate) fn add(&self, part: Part) {
         let changing = Arc::new(Semaphore::new(1));
-        self.put(Entry::Served(Arc::new(Controlled { part, changing })));
+        self.put(Entry::Served(Arc::new(Controlled { part, changing, pending: Mutex::default() })));
     }
 
     /// Adds a device that waits. It takes the place of the entry that has its name, if any.
@@ -92,11 +106,20 @@ impl Registry {
 
     /// A device that was served is served no more, for this reason.
     pub(crate) fn fail(&self, name: &str, reason: String) {
+        self.end(name, reason, true);
+    }
+
+    /// Another device of its name is about to take its place.
+    pub(crate) fn make_way(&self, name: &str) {
+        self.end(name, "the device is being replaced".to_owned(), false);
+    }
+
+    fn end(&self, name: &str, reason: String, is_failed: bool) {
         let Some(Entry::Served(controlled)) = self.find(name) else { return };
         let part = &controlled.part;
         let kind = if matches!(part.kind, Kind::Net(_)) { "net" } else { "blk" };
         let (socket, origin) = (part.socket.clone(), part.origin);
-        let (name, key, is_failed) = (name.to_owned(), "socket_path", true);
+        let (name, key) = (name.to_owned(), "socket_path");
         self.wait(Waiting { name, kind, socket, key, reason, is_failed, origin });
     }
 

@@ -34,6 +34,9 @@ pub(crate) struct DeviceInfo {
     pub(crate) waits_for: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
+    /// Keys whose new values the next session will have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) pending_keys: Vec<String>,
     pub(crate) connected: bool,
     pub(crate) socket: String,
     pub(crate) queues: Vec<QueueInfo>,
@@ -189,6 +192,7 @@ impl DeviceInfo {
             origin: waiting.origin.to_owned(),
             waits_for: Some(waiting.key.to_owned()),
             reason: Some(waiting.reason.clone()),
+            pending_keys: Vec::new(),
             connected: false,
             socket: waiting.socket.clone(),
             queues: Vec::new(),
@@ -233,6 +237,7 @@ impl DeviceInfo {
             origin: part.origin.to_owned(),
             waits_for: None,
             reason: None,
+            pending_keys: controlled.pending_keys(),
             connected: *part.connected.borrow(),
             socket: part.socket.clone(),
             queues,

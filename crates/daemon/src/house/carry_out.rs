@@ -12,7 +12,8 @@
 //! interface. Then that one is retired first, and is put together again if the change fails.
 
 use super::House;
-use super::change::{Change, Done, Order, Refused};
+use super::change::{Change, Done, Keys, Order, Refused};
+use super::defer::Work;
 use super::front::{Front, Stage};
 use super::kept::Keep;
 use super::prepare::{Prepared, Ready, refused};
@@ -22,6 +23,7 @@ use crate::config::diff::{Step, StepInfo, What, diff};
 use crate::config::plan::{Found, Plan, Wanted};
 use crate::control::{Entry, Who};
 use manyring_engine::aside;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -53,6 +55,11 @@ impl House {
 
     async fn change(&mut self, change: Change, who: &Who) -> Result<Done, Refused> {
         match change {
+            Change::Settle { name } => {
+                self.settle(&name).await;
+                Ok(self.done(&[]))
+            }
+            Change::Patch { name, keys } => self.patch(&name, &keys).await,
             Change::Put { device, text } => self.put(device, text, who).await,
             Change::Delete { name, force } => self.delete(&name, force).await,
             Change::All { plan, dry_run, if_match } => {
@@ -91,6 +98,19 @@ impl House {
         self.carry_out(desired, steps, false, Some(keep)).await
     }
 
+    async fn patch(&mut self, name: &str, keys: &Keys) -> Result<Done, Refused> {
+        let missing = || Refused::Missing(format!("no device is named {name:?}"));
+        let device = self.find(name).ok_or_else(missing)?;
+        let patched = device.patched(keys).map_err(Refused::Wrong)?;
+        let keep = match device.is_of_api() {
+            true => self.kept.merged(name, keys),
+            false => None,
+        };
+        let desired = self.plan.clone().with(&patched);
+        let steps = self.steps(&desired).await?;
+        self.carry_out(desired, steps, false, keep).await
+    }
+
     async fn delete(&mut self, name: &str, force: bool) -> Result<Done, Refused> {
         let desired = self.plan.clone().without(|device| device.name == name);
         let steps = diff(&self.plan, &desired);
@@ -126,50 +146,44 @@ impl House {
         force: bool,
         keep: Option<Keep>,
     ) -> Result<Done, Refused> {
-        let goes = |step: &Step| match step.what {
-            What::Remove | What::Replace(..) => self.find(&step.name),
-            What::Add(_) | What::NeedsRestart(_) => None,
-        };
-        let leaving: Vec<Wanted> = steps.iter().filter_map(goes).collect();
+        let Work { leaving, coming, live, deferred } = self.work(&steps);
+        let replaced = coming.iter().map(|device| device.plan().name.clone()).collect();
         if !force {
             leaving.iter().try_for_each(|device| self.unused(device))?;
         }
-        let comes = |step: &Step| match &step.what {
-            What::Add(device) | What::Replace(device, _) => Some(device.clone()),
-            What::Remove | What::NeedsRestart(_) => None,
-        };
-        let coming = steps.iter().filter_map(comes);
-        let (late, early): (Vec<_>, Vec<_>) =
-            coming.partition(|device| leaving.iter().any(|other| device.needs_what_of(other)));
+        let (late, early): (Vec<_>, Vec<_>) = coming
+            .into_iter()
+            .partition(|device| leaving.iter().any(|other| device.needs_what_of(other)));
+        self.live(&live).await?;
         self.follow_links(&desired);
-        let mut prepared = self.prepare(early).await?;
+        let mut prepared = match self.prepare(early).await {
+            Ok(prepared) => prepared,
+            Err(error) => return self.undo(&live, Vec::new(), error).await,
+        };
         let mut retired = Vec::new();
         if !late.is_empty() {
-            self.retire(&leaving).await;
+            self.retire(&leaving, &replaced).await;
             retired.clone_from(&leaving);
             match self.prepare(late).await {
                 Ok(more) => prepared.extend(more),
                 Err(error) => {
                     drop(prepared);
-                    self.restore(retired).await;
-                    return Err(error);
+                    return self.undo(&live, retired, error).await;
                 }
             }
         }
         let ready = match self.commit(prepared, keep).await {
             Ok(ready) => ready,
-            Err(error) => {
-                self.restore(retired).await;
-                return Err(error);
-            }
+            Err(error) => return self.undo(&live, retired, error).await,
         };
         if retired.is_empty() {
-            self.retire(&leaving).await;
+            self.retire(&leaving, &replaced).await;
         }
         for ready in ready {
             let front = ready.shown(&self.shared);
             self.start(front);
         }
+        deferred.into_iter().for_each(|(device, keys)| self.defer(device, keys));
         self.shared.pool.set_queue_workers(desired.pins().queue_workers);
         let is_done = |step: &Step| !matches!(step.what, What::NeedsRestart(_));
         if steps.iter().any(is_done) {
@@ -184,7 +198,22 @@ impl House {
         Ok(done)
     }
 
-    fn find(&self, name: &str) -> Option<Wanted> {
+    /// Takes a change back that has failed.
+    async fn undo(
+        &mut self,
+        live: &[(Wanted, Wanted)],
+        retired: Vec<Wanted>,
+        error: Refused,
+    ) -> Result<Done, Refused> {
+        self.restore(retired).await;
+        let back: Vec<_> = live.iter().map(|(old, new)| (new.clone(), old.clone())).collect();
+        if let Err(error) = self.live(&back).await {
+            tracing::error!(%error, "a change cannot be taken back");
+        }
+        Err(error)
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<Wanted> {
         self.plan.wanted().find(|device| device.plan().name == name)
     }
 
@@ -198,7 +227,7 @@ impl House {
         }
     }
 
-    async fn prepare(&self, devices: Vec<Wanted>) -> Result<Vec<Prepared>, Refused> {
+    pub(super) async fn prepare(&self, devices: Vec<Wanted>) -> Result<Vec<Prepared>, Refused> {
         let mut prepared = Vec::new();
         for device in devices {
             prepared.push(Prepared::new(&self.shared, device).await.map_err(|e| refused(&e))?);
@@ -229,8 +258,9 @@ impl House {
         named.map_err(|error| refused(&error))
     }
 
-    /// Stops these devices, and waits until what they had open is closed.
-    async fn retire(&mut self, devices: &[Wanted]) {
+    /// Stops these devices, and waits until what they had open is closed. Those that are
+    /// `replaced` are shown as such until others have their names.
+    pub(super) async fn retire(&mut self, devices: &[Wanted], replaced: &HashSet<String>) {
         let names: Vec<_> = devices.iter().map(|device| device.plan().name.as_str()).collect();
         let ending: Vec<_> = names.iter().filter_map(|name| self.tasks.stop(name)).collect();
         let mut left = Vec::new();
@@ -242,7 +272,13 @@ impl House {
         for mut ending in ending {
             while ending.changed().await.is_ok() {}
         }
-        names.iter().for_each(|name| self.shared.devices.remove(name));
+        for name in &names {
+            match replaced.contains(*name) {
+                true => self.shared.devices.make_way(name),
+                false => self.shared.devices.remove(name),
+            }
+            self.pending.remove(*name);
+        }
         let began = Instant::now();
         while left.iter().any(|is_open| is_open()) {
             if began.elapsed() > CLOSE_PATIENCE {
@@ -255,10 +291,12 @@ impl House {
 
     /// Puts devices together again that were retired for a change that has failed. One that cannot
     /// be had any more is tried again.
-    async fn restore(&mut self, devices: Vec<Wanted>) {
+    pub(super) async fn restore(&mut self, devices: Vec<Wanted>) {
         for device in devices {
-            let again = Prepared::new(&self.shared, device.clone()).await;
-            let ready = again.and_then(Prepared::published);
+            let ready = match Prepared::new(&self.shared, device.clone()).await {
+                Ok(prepared) => prepared.finished().await.and_then(Prepared::published),
+                Err(error) => Err(error),
+            };
             let front = match ready {
                 Ok(ready) => ready.shown(&self.shared),
                 Err(error) => {

@@ -9,11 +9,18 @@ use tokio::sync::{mpsc, oneshot};
 /// Changes that can wait for the one before them.
 const CHANGES_MAX: usize = 16;
 
+/// Keys of a device and their values, as in a request.
+pub(crate) type Keys = serde_json::Map<String, serde_json::Value>;
+
 /// What is asked.
 #[derive(Debug)]
 pub(crate) enum Change {
     /// A device of the control API as `device` says, with the request's keys as they are kept.
     Put { device: Wanted, text: String },
+    /// Other values of live keys.
+    Patch { name: String, keys: Keys },
+    /// A session of the device has ended: what was put off till then is done.
+    Settle { name: String },
     /// The device goes; with `force` also if a front-end uses it.
     Delete { name: String, force: bool },
     /// The devices of the configuration file become those of this plan. With `dry_run` the steps
@@ -32,6 +39,9 @@ pub(crate) struct Done {
 /// Why nothing was done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
+    /// There is no such device.
+    #[error("{0}")]
+    Missing(String),
     /// Another device, a front-end or another process is in the way.
     #[error("{0}")]
     Conflict(String),

@@ -1,5 +1,6 @@
 //! Devices of the control API, kept for the next process: a file each, in `state_dir`/devices.
 
+use super::Keys;
 use super::admit::admitted;
 use crate::config;
 use crate::config::plan::Wanted;
@@ -73,6 +74,17 @@ impl Kept {
             device.inspect_err(told).ok()
         };
         paths.iter().filter(is_one).filter_map(read).collect()
+    }
+
+    /// What is to be kept of a device with other values of these keys; nothing if nothing is.
+    pub(super) fn merged(&self, name: &str, keys: &Keys) -> Option<Keep> {
+        let path = self.0.as_ref()?.join(format!("{name}.json"));
+        let text = std::fs::read_to_string(path).ok()?;
+        let mut record: Record = serde_json::from_str(&text).ok()?;
+        record.device.as_object_mut()?.extend(keys.clone());
+        // Whoever has named its files stays the one whose files they are.
+        let text = Some((record.device.to_string(), record.uid));
+        Some(Keep { name: name.to_owned(), text })
     }
 
     /// Writes a device down, or forgets it; it is on the disk when this returns.

@@ -54,6 +54,7 @@ mod tests {
             origin: "file".into(),
             waits_for: None,
             reason: None,
+            pending_keys: Vec::new(),
             connected: true,
             socket: "/run/root.sock".into(),
             queues: vec![queue_of(0, &counters, "serve_ns", serve), queue_of(1, &[], "", &[])],

@@ -117,6 +117,7 @@ mod tests {
             origin: "file".into(),
             waits_for: None,
             reason: None,
+            pending_keys: Vec::new(),
             connected: true,
             socket: "/run/lan.sock".into(),
             queues: vec![

@@ -1,6 +1,8 @@
 //! `Wanted`: a device of the plan, whatever its kind.
 
-use super::{BlkPlan, DevicePlan, DiskPlan, NetPlan, Place, PortPlan, SocketPlan};
+use super::{BlkPlan, Class, DevicePlan, DiskPlan, NetPlan, Place, PortPlan, SocketPlan, class_of};
+use manyring_device::net::is_mtu;
+use serde_json::{Map, Value};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
@@ -80,5 +82,24 @@ impl Wanted {
             }
         }
         needs
+    }
+
+    /// The device with other values of live keys.
+    ///
+    /// # Errors
+    /// One line: a key is none of these, or its value is wrong.
+    pub(crate) fn patched(&self, keys: &Map<String, Value>) -> Result<Self, String> {
+        let mut device = self.clone();
+        for (key, value) in keys {
+            let class = class_of(key).ok_or_else(|| format!("{key}: there is no such key"))?;
+            let (Class::Live, Self::Net(net)) = (class, &mut device) else {
+                let name = class.name();
+                return Err(format!("{key}: is {name}, and not live here: PUT the whole device"));
+            };
+            let mtu = value.as_u64().and_then(|mtu| u16::try_from(mtu).ok());
+            let bad = || format!("{key}: {value} is not between 68 and 65535");
+            Arc::make_mut(net).mtu = Some(mtu.filter(|mtu| is_mtu(*mtu)).ok_or_else(bad)?);
+        }
+        Ok(device)
     }
 }

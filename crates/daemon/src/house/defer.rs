@@ -1,0 +1,112 @@
+//! What a change does to each device, by the class of its keys: done at once while a front-end is
+//! connected (live), or put off until its session has ended (reconnect).
+
+use super::House;
+use super::change::{Change, Refused};
+use crate::assemble::Kind;
+use crate::config::diff::{Step, What};
+use crate::config::plan::{Class, Wanted};
+use crate::control::{Entry, Who};
+
+/// The steps of a change, by what is to be done.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    pub(super) leaving: Vec<Wanted>,
+    pub(super) coming: Vec<Wanted>,
+    /// As it is, and as it becomes.
+    pub(super) live: Vec<(Wanted, Wanted)>,
+    /// To be replaced when their sessions have ended, with the keys that differ.
+    pub(super) deferred: Vec<(Wanted, Vec<String>)>,
+}
+
+impl House {
+    pub(super) fn work(&self, steps: &[Step]) -> Work {
+        let mut work = Work::default();
+        for step in steps {
+            let Some(former) = self.find(&step.name) else {
+                if let What::Add(device) = &step.what {
+                    work.coming.push(device.clone());
+                }
+                continue;
+            };
+            match &step.what {
+                What::Remove => work.leaving.push(former),
+                What::Change(device, Class::Live, _) => work.live.push((former, device.clone())),
+                What::Change(device, Class::Reconnect, keys) if self.is_connected(&step.name) => {
+                    work.deferred.push((device.clone(), keys.clone()));
+                }
+                What::Change(device, ..) => {
+                    work.leaving.push(former);
+                    work.coming.push(device.clone());
+                }
+                What::Add(_) | What::NeedsRestart(_) => {}
+            }
+        }
+        work
+    }
+
+    pub(super) fn is_connected(&self, name: &str) -> bool {
+        match self.shared.devices.find(name) {
+            Some(Entry::Served(served)) => *served.part.connected.borrow(),
+            _ => false,
+        }
+    }
+
+    /// Makes changes of live keys; those before one that fails are taken back.
+    pub(super) async fn live(&self, changes: &[(Wanted, Wanted)]) -> Result<(), Refused> {
+        for (index, (_, new)) in changes.iter().enumerate() {
+            let Err(error) = self.set(new).await else { continue };
+            for (old, _) in &changes[..index] {
+                let _ = self.set(old).await;
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Gives a device that is served the values of its live keys.
+    async fn set(&self, device: &Wanted) -> Result<(), Refused> {
+        let name = &device.plan().name;
+        let Some(Entry::Served(served)) = self.shared.devices.find(name) else { return Ok(()) };
+        let (Kind::Net(running), Wanted::Net(net)) = (&served.part.kind, device) else {
+            return Ok(());
+        };
+        let Some(mtu) = net.mtu else { return Ok(()) };
+        let refused =
+            |errno| Refused::Host(format!("{name}: mtu: the host refuses {mtu}: {errno}"));
+        running.set_mtu(mtu).await.map_err(refused)
+    }
+
+    /// Puts a device off until the session of the running one has ended.
+    pub(super) fn defer(&mut self, device: Wanted, keys: Vec<String>) {
+        let name = device.plan().name.clone();
+        let Some(Entry::Served(served)) = self.shared.devices.find(&name) else { return };
+        served.put_off(keys);
+        self.pending.insert(name.clone(), device);
+        let (mut connected, door) = (served.part.connected.subscribe(), self.door.clone());
+        drop(served);
+        self.followers.spawn(async move {
+            if connected.wait_for(|connected| !*connected).await.is_ok() {
+                let _ = door.ask(Change::Settle { name }, Who::default()).await;
+            }
+        });
+    }
+
+    /// Replaces a device by the one that was put off, unless a front-end has connected by
+    /// then. One that cannot be had is tried again.
+    pub(super) async fn settle(&mut self, name: &str) {
+        let Some(device) = self.pending.remove(name) else { return };
+        let Some(Entry::Served(served)) = self.shared.devices.find(name) else { return };
+        let keys = served.pending_keys();
+        drop(served);
+        if self.is_connected(name) {
+            self.defer(device, keys);
+            return;
+        }
+        let replaced = [name.to_owned()].into();
+        self.retire(std::slice::from_ref(&device), &replaced).await;
+        self.restore(vec![device]).await;
+        let keys = keys.join(", ");
+        tracing::info!(device = name, keys, "what was put off is done");
+    }
+}
