@@ -63,14 +63,14 @@ impl House {
 
     /// The daemon's descriptors, once their number changes no more.
     fn fds(&self) -> usize {
-        let mut last = [0; 5];
+        let mut last = [0; 20];
         assert!(wait_until(|| {
             std::thread::sleep(std::time::Duration::from_millis(20));
             last.rotate_left(1);
-            last[4] = self.daemon.holdings().fds;
-            last.iter().all(|fds| *fds == last[4])
+            last[19] = self.daemon.holdings().fds;
+            last.iter().all(|fds| *fds == last[19])
         }));
-        last[4]
+        last[19]
     }
 
     fn names(&self) -> Vec<String> {
@@ -231,6 +231,58 @@ fn what_a_front_end_has_seen_changes_with_its_next_session() {
     ));
     assert!(device()["pending_keys"].is_null());
     is_served(&house.at("a"));
+}
+
+#[test]
+fn whoever_waits_for_events_hears_what_becomes_of_devices() {
+    let house = House::run(EMPTY);
+    let since = |number: u64| shown(&house.control, &format!("/v1/events?since={number}"));
+    assert_eq!(house.put("a", &house.null("a")).0, 201);
+    let first = since(0);
+    assert_eq!((&first["events"][0]["event"], &first["lost"]), (&json!("serving"), &json!(false)));
+    let last = first["last"].as_u64().unwrap();
+    // The answer comes when something has happened.
+    let control = house.control.clone();
+    let wait = move || shown(&control, &format!("/v1/events?since={last}"));
+    let waiting = std::thread::Builder::new().spawn(wait).unwrap();
+    is_served(&house.at("a"));
+    let heard = waiting.join().unwrap();
+    let event = &heard["events"][0];
+    assert_eq!((&event["event"], &event["device"]), (&json!("connected"), &json!("a")));
+    house.is_left("a");
+    assert_eq!(house.delete("a"), 204);
+    let all = || -> Vec<_> {
+        let events = since(0)["events"].clone();
+        let events = events.as_array().unwrap().iter();
+        events.map(|event| event["event"].as_str().unwrap().to_owned()).collect()
+    };
+    assert!(wait_until(|| all() == ["serving", "connected", "left", "removed"]), "{:?}", all());
+    assert_eq!(since(77)["lost"], true, "a number of an earlier process");
+}
+
+#[test]
+fn device_that_comes_beside_five_hundred_costs_what_it_costs_alone() {
+    let several = |count: usize| {
+        let configuration: String = (0..count).map(|index| null(&format!("n{index}"))).collect();
+        let house = House::run(&format!("{EMPTY}{configuration}"));
+        assert!(wait_until(|| house.names().len() == count));
+        let at = |index: usize| house.at(&format!("n{index}"));
+        assert!(wait_until(|| (0..count).all(|index| at(index).exists())));
+        assert_eq!(house.put("warm", &house.null("warm")).0, 201);
+        let threads = || house.daemon.holdings().threads;
+        let before = (house.fds(), threads());
+        for round in 0..10 {
+            assert_eq!(house.put(&format!("a{round}"), &house.null(&format!("a{round}"))).0, 201);
+        }
+        let added = house.fds() - before.0;
+        assert!(wait_until(|| threads() <= before.1), "no thread for a device without a guest");
+        for round in 0..10 {
+            assert_eq!(house.delete(&format!("a{round}")), 204);
+        }
+        assert_eq!(house.fds(), before.0);
+        added
+    };
+    assert_eq!(several(500), several(1));
 }
 
 #[test]

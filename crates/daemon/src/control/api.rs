@@ -1,22 +1,28 @@
 //! The routes, and what can be asked. Errors are JSON too.
 
+use super::events::Since;
 use super::refusal::{Refusal, aside};
 use super::snapshot::{DeviceInfo, Devices, Workers};
 use super::{Controlled, Entry, State, change, config, devices as manage};
-use axum::Router;
-use axum::extract::{DefaultBodyLimit, Path, Request, State as Extract};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{DefaultBodyLimit, Path, Query, Request, State as Extract};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use serde::Serialize;
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Longest body that is read.
 const BODY_SIZE_MAX: usize = 4096;
 
 /// Longest configuration that is read.
 const CONFIG_SIZE_MAX: usize = 8 << 20;
+
+/// Longest wait for an event: a client then asks again.
+const EVENTS_WAIT: Duration = Duration::from_secs(25);
 
 /// What `/metrics` is.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -35,6 +41,7 @@ pub(super) fn router(state: State, role: Role) -> Router {
         .route("/v1/devices/{name}/announce", post(change::announce))
         .route("/v1/config", whole)
         .route("/v1/reload", post(config::read_again))
+        .route("/v1/events", get(events))
         .route("/v1/workers", get(workers))
         .route("/metrics", get(metrics))
         .fallback(async || Refusal::new(StatusCode::NOT_FOUND, "no such path"))
@@ -88,6 +95,25 @@ async fn device(
 
 async fn workers(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     show(move || Ok(Workers::new(&state))).await
+}
+
+/// From which event on.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct From {
+    since: u64,
+}
+
+/// What has become of devices since; waits until something has, or for [`EVENTS_WAIT`].
+async fn events(
+    Extract(state): Extract<State>,
+    from: Result<Query<From>, QueryRejection>,
+) -> Result<Json<Since>, Refusal> {
+    let Query(From { since }) =
+        from.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    let events = state.devices.events();
+    let _ = tokio::time::timeout(EVENTS_WAIT, events.wait(since)).await;
+    Ok(Json(events.since(since)))
 }
 
 async fn metrics(Extract(state): Extract<State>) -> Result<Response, Refusal> {

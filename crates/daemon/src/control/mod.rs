@@ -8,6 +8,7 @@ mod change;
 pub(crate) mod client;
 mod config;
 mod devices;
+mod events;
 mod patient;
 mod places;
 mod refusal;

@@ -1,5 +1,6 @@
 //! `Registry`: the devices that the control API shows and changes. Those of Xen guests come and go.
 
+use super::events::Events;
 use crate::assemble::{Kind, Part};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::Semaphore;
@@ -63,15 +64,18 @@ impl Entry {
 
 /// The devices, in the order in which they came. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Registry(Arc<RwLock<Vec<Entry>>>);
+pub(crate) struct Registry {
+    entries: Arc<RwLock<Vec<Entry>>>,
+    events: Events,
+}
 
 impl Registry {
     fn read(&self) -> RwLockReadGuard<'_, Vec<Entry>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Vec<Entry>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All devices, as they are at this moment.
@@ -95,8 +99,26 @@ impl Registry {
 
     /// Adds a device that is served. It takes the place of the entry that has its name, if any.
     pub(crate) fn add(&self, part: Part) {
+        self.tell_of_sessions(&part);
         let changing = Arc::new(Semaphore::new(1));
         self.put(Entry::Served(Arc::new(Controlled { part, changing, pending: Mutex::default() })));
+    }
+
+    /// What has become of devices.
+    pub(crate) fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// Tells of each front-end of a device that connects and leaves, until the device is gone.
+    fn tell_of_sessions(&self, part: &Part) {
+        let (events, name) = (self.events.clone(), part.name().to_owned());
+        let mut connected = part.connected.subscribe();
+        tokio::spawn(async move {
+            while connected.changed().await.is_ok() {
+                let is_connected = *connected.borrow_and_update();
+                events.tell(&name, if is_connected { "connected" } else { "left" }, None);
+            }
+        });
     }
 
     /// Adds a device that waits. It takes the place of the entry that has its name, if any.
@@ -125,6 +147,13 @@ impl Registry {
 
     fn put(&self, entry: Entry) {
         let mut devices = self.write();
+        match &entry {
+            Entry::Served(_) => self.events.tell(entry.name(), "serving", None),
+            Entry::Waiting(waiting) => {
+                let event = if waiting.is_failed { "failed" } else { "waiting" };
+                self.events.tell(&waiting.name, event, Some(waiting.reason.clone()));
+            }
+        }
         match devices.iter_mut().find(|former| former.name() == entry.name()) {
             Some(former) => *former = entry,
             None => devices.push(entry),
@@ -133,6 +162,11 @@ impl Registry {
 
     /// Forgets a device.
     pub(crate) fn remove(&self, name: &str) {
-        self.write().retain(|entry| entry.name() != name);
+        let mut devices = self.write();
+        let before = devices.len();
+        devices.retain(|entry| entry.name() != name);
+        if devices.len() < before {
+            self.events.tell(name, "removed", None);
+        }
     }
 }

@@ -43,9 +43,17 @@ impl Front {
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
             },
         };
+        let mut has_waited = is_late;
         is_late |= shared.keeps_on;
         let _looked_after = links::look_after(&made.part, is_late);
         loop {
+            if has_waited {
+                // It is not shown as served before its socket can have its name.
+                tokio::select! {
+                    () = wait.listens(&endpoint, &at) => {}
+                    _ = stop.wait_for(|stop| *stop) => return Ok(()),
+                }
+            }
             wait.end(&made);
             let (device, connected) = (made.device.clone(), made.part.connected.clone());
             let ended = serve(device, endpoint, options, connected, stopping.clone()).await;
@@ -59,8 +67,9 @@ impl Front {
             let (true, Some(next)) = (is_late, next) else { return Err(error) };
             endpoint = next;
             wait.note(&error);
+            has_waited = true;
             tokio::select! {
-                () = wait.listens(&endpoint, &at) => {}
+                () = wait.pause() => {}
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
             }
         }

@@ -227,8 +227,9 @@ impl Wait {
 
     /// Shows the device, which has all that it needs.
     pub(super) fn end(&mut self, made: &Made) {
-        self.shared.devices.add(made.part.clone());
+        // A device that never waited is shown already.
         if self.reason.take().is_some() {
+            self.shared.devices.add(made.part.clone());
             let seconds = self.since.elapsed().as_secs_f64();
             let device = &self.wanted.plan().name;
             tracing::info!(device, seconds, "the device need not wait any more");
@@ -239,7 +240,6 @@ impl Wait {
     pub(super) async fn listens(&mut self, endpoint: &Endpoint, at: &str) {
         let Endpoint::Listen { path, .. } = endpoint else { return };
         loop {
-            self.pause().await;
             let path = path.clone();
             match aside(move || check_path(&path)).await {
                 Some(Ok(())) => return,
@@ -248,6 +248,7 @@ impl Wait {
                 }
                 None => {}
             }
+            self.pause().await;
         }
     }
 
