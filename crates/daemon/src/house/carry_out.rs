@@ -15,7 +15,7 @@ use super::House;
 use super::change::{Change, Done, Keys, Order, Refused};
 use super::defer::Work;
 use super::front::{Front, Stage};
-use super::kept::Keep;
+use super::kept::{Former, Keep};
 use super::prepare::{Prepared, Ready, refused};
 use super::waiting::{Later, Wait};
 use crate::assemble::{Blk, Kind, served};
@@ -103,7 +103,10 @@ impl House {
         let device = self.find(name).ok_or_else(missing)?;
         let patched = device.patched(keys).map_err(Refused::Wrong)?;
         let keep = match device.is_of_api() {
-            true => self.kept.merged(name, keys),
+            true => {
+                let (kept, name, keys) = (self.kept.clone(), name.to_owned(), keys.clone());
+                aside(move || kept.merged(&name, &keys)).await.flatten()
+            }
             false => None,
         };
         let desired = self.plan.clone().with(&patched);
@@ -245,17 +248,31 @@ impl House {
         for prepared in prepared {
             finished.push(prepared.finished().await.map_err(|error| refused(&error))?);
         }
-        let former = match &keep {
-            Some(keep) => Some(self.kept.change(keep).map_err(|e| Refused::Host(e.to_string()))?),
+        let former = match keep {
+            Some(keep) => Some(self.keep(keep).await?),
             None => None,
         };
         let named: Result<Vec<_>, _> = finished.into_iter().map(Prepared::published).collect();
         if named.is_err()
             && let Some(former) = former
         {
-            former.restore();
+            aside(move || former.restore()).await;
         }
         named.map_err(|error| refused(&error))
+    }
+
+    /// Writes down what is kept. However long that takes it is waited for: the disk must hold what
+    /// the answer says.
+    async fn keep(&self, keep: Keep) -> Result<Former, Refused> {
+        let kept = self.kept.clone();
+        let name = keep.name.clone();
+        let changed = aside(move || kept.change(&keep)).await;
+        let failed = |problem: String| Refused::Host(format!("{name}: cannot be kept: {problem}"));
+        match changed {
+            Some(Ok(former)) => Ok(former),
+            Some(Err(error)) => Err(failed(error.to_string())),
+            None => Err(failed("the daemon has failed".to_owned())),
+        }
     }
 
     /// Stops these devices, and waits until what they had open is closed. Those that are

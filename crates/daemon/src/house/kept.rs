@@ -29,7 +29,7 @@ struct Record {
 }
 
 /// The folder; none: devices of the control API end with the process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Kept(Option<PathBuf>);
 
 /// What a device's file was before a change.
@@ -87,7 +87,8 @@ impl Kept {
         Some(Keep { name: name.to_owned(), text })
     }
 
-    /// Writes a device down, or forgets it; it is on the disk when this returns.
+    /// Writes a device down, or forgets it; it is on the disk when this returns. Blocks as long as
+    /// that disk likes.
     pub(super) fn change(&self, keep: &Keep) -> io::Result<Former> {
         let Some(folder) = &self.0 else { return Ok(Former { path: None, text: None }) };
         let path = folder.join(format!("{}.json", keep.name));
@@ -108,7 +109,7 @@ impl Kept {
 }
 
 impl Former {
-    /// The change has failed: as it was before.
+    /// The change has failed: as it was before. Blocks, too.
     pub(super) fn restore(&self) {
         let Some(path) = &self.path else { return };
         let folder = path.parent().unwrap_or(Path::new("."));
