@@ -17,7 +17,7 @@ use crate::bridge::{OddKind, OurEnd};
 use crate::ends;
 use crate::foreign::{ForeignFd, Write};
 use crate::io::QueueIo;
-use crate::sentry::{self, SEEN};
+use crate::sentry::{self, Odd};
 use manyring_memory::EventPort;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, OFlags};
@@ -288,8 +288,8 @@ impl Call {
         if is_odd {
             return self.0.ring_odd();
         }
-        if let Err(errno) = sentry::write(fd, 1) {
-            self.0.tell_odd(errno);
+        if let Err(odd) = sentry::write(fd, 1) {
+            self.0.tell_odd(odd);
         }
     }
 
@@ -322,7 +322,7 @@ impl Theirs {
         let before = cpu_time();
         let written = sentry::write(self.fd.as_fd(), 1);
         let took = cpu_time().saturating_sub(before);
-        if written == Err(Errno::INTR) {
+        if written == Err(Odd::Blocked) {
             origin.tell_blocked();
         } else {
             origin.note_write(took);
@@ -370,14 +370,14 @@ impl Bell {
     /// Notes that a write to the eventfd has blocked, or was seen by the sentry.
     #[cold]
     #[inline(never)]
-    fn tell_odd(&self, errno: Errno) {
-        match self {
-            Self::Foreign(theirs) if errno == SEEN => {
+    fn tell_odd(&self, odd: Odd) {
+        match (self, odd) {
+            (Self::Foreign(theirs), Odd::Seen) => {
                 theirs.fd.origin().suspect(sentry::seen_for());
             }
-            Self::Foreign(theirs) if errno == Errno::INTR => theirs.fd.origin().tell_blocked(),
-            Self::Shared(_, is_blocked)
-                if errno == Errno::INTR && !is_blocked.swap(true, Ordering::Relaxed) =>
+            (Self::Foreign(theirs), Odd::Blocked) => theirs.fd.origin().tell_blocked(),
+            (Self::Shared(_, is_blocked), Odd::Blocked)
+                if !is_blocked.swap(true, Ordering::Relaxed) =>
             {
                 tracing::warn!("a full event channel blocks its notifier: it is told no more");
             }

@@ -160,7 +160,8 @@ impl Notifier {
     /// Makes the returned chains visible to the driver. If the driver wants a used buffer
     /// notification (virtio 1.3 §2.7.7.2), sends it now, or holds it back. `count`: the requests or
     /// frames that were returned.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "a part of each turn that answers something")]
     pub(crate) fn publish(
         &mut self,
         ring: &mut impl Ring,
@@ -180,7 +181,7 @@ impl Notifier {
         if !self.moderator.is_off() {
             self.moderate(ring, count, is_wanted, moment, stats);
         } else if is_wanted {
-            self.ring(stats);
+            self.ring_at_once(stats);
         } else {
             stats.calls_suppressed.add(1);
         }
@@ -282,8 +283,14 @@ impl Notifier {
         self.held.map(|held| held.due_ns)
     }
 
-    #[inline]
+    #[inline(never)]
     fn ring(&self, stats: &QueueStats) {
+        self.ring_at_once(stats);
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "a part of each turn that answers something")]
+    fn ring_at_once(&self, stats: &QueueStats) {
         stats.calls.add(1);
         if let Some(call) = &self.call {
             call.ring();

@@ -162,7 +162,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     }
 
     /// Publishes the chains that a turn returned, notifies the driver, and counts.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "a part of each turn")]
     fn finish(&mut self, done: Done, mode: Mode, now_ns: u64) {
         if done.memory_lost {
             self.life.lose_memory(&self.stats);
@@ -267,14 +268,14 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         let (mode, now_ns) = (self.life.mode(), io.now_ns());
         let mut turn = Turn { io, stats: &self.stats, mode };
         let mut done = self.handler.turn(&mut self.ring, &mut turn);
-        if self.giving_up.is_on {
-            self.give_up_after(&mut done);
+        // The queue was disabled or ends, so its driver is to get all chains back.
+        let gives_back = self.giving_up.is_on || self.emptying.is_some();
+        if gives_back {
+            done = self.give_up_after(done);
         }
         self.finish(done, mode, now_ns);
-        if self.giving_up.is_on {
+        if gives_back {
             self.end_giving_up();
-        }
-        if self.emptying.is_some() {
             self.go_on_emptying(done.popped, mode, now_ns);
         }
         self.has_more = done.has_more;

@@ -39,8 +39,9 @@ struct Place {
     writes: AtomicU64,
     /// The value of `writes` when the sentry last looked.
     seen: AtomicU64,
-    /// The value of `writes` when the sentry last found the thread inside.
-    seen_inside: AtomicU64,
+    /// The value that `writes` has at the end of the write in which the sentry last found the
+    /// thread: what the thread compares then without further arithmetic.
+    seen_until: AtomicU64,
     /// The CPU time of the thread when the sentry first saw that write, in nanoseconds.
     cpu_ns: AtomicU64,
 }
@@ -54,17 +55,23 @@ static ASLEEP: AtomicBool = AtomicBool::new(false);
 static SENTRY: OnceLock<Thread> = OnceLock::new();
 static START: Mutex<()> = Mutex::new(());
 
-/// The error of a write that was made, and that the sentry saw under way: it may have been long, or
-/// its thread was not scheduled, or it was chance. An eventfd does not fail with it.
-pub(crate) const SEEN: Errno = Errno::TIMEDOUT;
+/// How a write was out of the ordinary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Odd {
+    /// The eventfd is full and blocking, and the sentry has interrupted the write.
+    Blocked,
+    /// The write was made, and the sentry saw it under way: it may have been long, or its thread
+    /// was not scheduled, or it was chance.
+    Seen,
+}
 
-/// Writes to an eventfd of a front-end, from any thread. Takes two ticks at most.
+/// Writes to an eventfd of a front-end, from any thread. Takes two ticks at most. If the eventfd is
+/// full and does not block, nothing is written: its reader has a notification to read already.
 ///
 /// # Errors
-/// `EINTR`: the eventfd is full and blocking, and the sentry has interrupted the write. `EAGAIN`:
-/// the eventfd is full, so its reader has a notification to read already. [`SEEN`].
+/// [`Odd`].
 #[inline]
-pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Errno> {
+pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Odd> {
     let bytes = count.to_ne_bytes();
     PLACE.with(|place| {
         let writes = place.writes.fetch_add(1, Ordering::SeqCst);
@@ -72,17 +79,20 @@ pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Errno> {
             wake();
         }
         let written = rustix::io::write(fd, &bytes);
-        place.writes.store(writes + 2, Ordering::Release);
-        // The sentry has seen this thread inside: rare, so it is told as an error.
-        if place.seen_inside.load(Ordering::Acquire) == writes + 1 {
-            return written.and(Err(SEEN));
+        let writes = writes + 2;
+        place.writes.store(writes, Ordering::Release);
+        if written == Err(Errno::INTR) {
+            return Err(Odd::Blocked);
         }
-        written.map(drop)
+        if place.seen_until.load(Ordering::Acquire) == writes {
+            return Err(Odd::Seen);
+        }
+        Ok(())
     })
 }
 
 /// The CPU time that the calling thread has used since the sentry saw its last write, which has
-/// returned [`SEEN`] just now: that write has taken at least as long.
+/// returned [`Odd::Seen`] just now: that write has taken at least as long.
 #[cold]
 pub(crate) fn seen_for() -> Duration {
     PLACE.with(|place| {
@@ -113,7 +123,7 @@ fn enter() -> Arc<Place> {
         thread: Interruptible::this_thread(),
         writes: AtomicU64::new(0),
         seen: AtomicU64::new(0),
-        seen_inside: AtomicU64::new(0),
+        seen_until: AtomicU64::new(0),
         cpu_ns: AtomicU64::new(0),
     });
     let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -160,11 +170,11 @@ fn look() -> bool {
         let before = place.seen.swap(writes, Ordering::Relaxed);
         let is_inside = writes % 2 == 1;
         if is_inside {
-            if place.seen_inside.load(Ordering::Relaxed) != writes {
+            if place.seen_until.load(Ordering::Relaxed) != writes + 1 {
                 let cpu_ns = place.thread.cpu_time().as_nanos();
                 place.cpu_ns.store(u64::try_from(cpu_ns).unwrap_or(u64::MAX), Ordering::Relaxed);
             }
-            place.seen_inside.store(writes, Ordering::Release);
+            place.seen_until.store(writes + 1, Ordering::Release);
             if before == writes {
                 place.thread.interrupt();
             }
@@ -184,9 +194,9 @@ mod tests {
     fn a_write_to_a_full_blocking_eventfd_is_given_up() {
         assert!(start());
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        assert!(matches!(write(event.as_fd(), u64::MAX - 1), Ok(()) | Err(SEEN)));
+        assert!(matches!(write(event.as_fd(), u64::MAX - 1), Ok(()) | Err(Odd::Seen)));
         for round in 0..3 {
-            assert_eq!(write(event.as_fd(), 1), Err(Errno::INTR));
+            assert_eq!(write(event.as_fd(), 1), Err(Odd::Blocked));
             // It slept, which takes no CPU time.
             let (seen_for, all) = (seen_for(), PLACE.with(|place| place.thread.cpu_time()));
             assert!(seen_for < all, "{seen_for:?} of {all:?}");

@@ -408,11 +408,9 @@ impl Frames {
         self.push_as(0, header, pieces, skip, len)
     }
 
-    /// Adds a frame as [`Self::push`] does, under this token.
-    ///
-    /// # Panics
-    /// If the burst holds frames of another snapshot.
-    #[inline]
+    /// Adds a frame under this token, as [`Self::push`] does, with the same panic.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "a rare caller must not make it a call for others")]
     pub fn push_as(
         &mut self,
         token: Token,

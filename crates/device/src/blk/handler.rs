@@ -30,16 +30,12 @@ impl<R: Chains> Handler<R> for BlkQueue {
             let now_ns = turn.io.now_ns();
             popped = self.pop_and_submit(queue, turn.io.ring(), now_ns);
         }
-        let was_full = self.is_full(queue);
-        let Completed { count, freed, lost, has_more } = if self.requests.are_recalled() {
+        let Completed { count, lost, has_more, .. } = if self.requests.are_recalled() {
             let has_more = self.recall(queue, turn.io.ring());
             self.answer(queue, turn.stats, || turn.io.read_clock_ns(), has_more)
         } else {
             self.complete(queue, turn.stats, || turn.io.read_clock_ns())
         };
-        // While the queue was full the driver was not asked for kicks: requests may wait in the
-        // ring, and there is room for them now.
-        let has_more = has_more || (was_full && freed > 0);
         Done { popped, used: count, told: count, memory_lost: lost, has_more }
     }
 
@@ -49,7 +45,8 @@ impl<R: Chains> Handler<R> for BlkQueue {
     }
 
     /// A full queue does not ask the driver for kicks, and tries nothing again: only a completion
-    /// of the disk lets it go on.
+    /// of the disk lets it go on. Then it asks, and with that looks at the ring, where requests may
+    /// have waited.
     fn waits(&self, queue: &R) -> Waits {
         let has_place = !self.is_full(queue);
         let at_ns = self.requests.room.due_ns().filter(|_| has_place);

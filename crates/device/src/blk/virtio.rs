@@ -38,8 +38,8 @@ pub(crate) struct BlkQueue {
 
 /// What becomes of a request after parsing.
 enum Parsed {
-    /// For the disk; its slices are in the burst.
-    Submit { op: Op, offset: u64, len: u64, kind: Kind },
+    /// For the disk; its slices, of `bytes` in all, are in the burst.
+    Submit { op: Op, offset: u64, len: u64, kind: Kind, bytes: u32 },
     /// Answered at once.
     Answer { status: Status, kind: Kind, len: u32 },
 }
@@ -224,9 +224,7 @@ impl BlkQueue {
         let in_flight =
             |kind, len, offset| InFlight { chain, reply, kind, len, popped_at_ns: now_ns, offset };
         match parsed {
-            Parsed::Submit { op, offset, len, kind } => {
-                let has_data = kind != Kind::Range;
-                let bytes = if has_data { u32::try_from(len).unwrap_or(u32::MAX) } else { 0 };
+            Parsed::Submit { op, offset, len, kind, bytes } => {
                 self.requests.submit(in_flight(kind, bytes, offset), (op, offset, len));
             }
             Parsed::Answer { status: answer, kind, len } => {
@@ -369,7 +367,7 @@ fn parse(
             transfer(shared, Op::Write { durable }, Kind::Write, offset, len)
         }
         RequestKind::Flush => {
-            Parsed::Submit { op: Op::Flush, offset: 0, len: 0, kind: Kind::Flush }
+            Parsed::Submit { op: Op::Flush, offset: 0, len: 0, kind: Kind::Flush, bytes: 0 }
         }
         RequestKind::GetId => {
             let mut data = SliceList::new();
@@ -404,7 +402,8 @@ fn transfer(shared: &Shared, op: Op, kind: Kind, offset: u64, len: u64) -> Parse
     if len == 0 {
         return Parsed::Answer { status: Status::Ok, kind, len: 0 };
     }
-    Parsed::Submit { op, offset, len, kind }
+    let bytes = u32::try_from(len).unwrap_or(u32::MAX);
+    Parsed::Submit { op, offset, len, kind, bytes }
 }
 
 /// Parses discard, write-zeroes or secure erase: one segment follows the header. A request whose
@@ -446,5 +445,5 @@ fn range(shared: &Shared, kind: RequestKind, readable: &[GuestSlice]) -> Parsed 
     if len == 0 {
         return Parsed::Answer { status: Status::Ok, kind: Kind::Range, len: 0 };
     }
-    Parsed::Submit { op, offset, len, kind: Kind::Range }
+    Parsed::Submit { op, offset, len, kind: Kind::Range, bytes: 0 }
 }

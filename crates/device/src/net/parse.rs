@@ -16,21 +16,20 @@ pub(super) enum Wrong {
     Header,
 }
 
-/// Copies the header of `header_size` bytes once, checks it, and adds the frame behind it to the
+/// Copies the header of `SIZE` bytes once, checks it, and adds the frame behind it to the
 /// burst, under `token`.
 ///
 /// [`HEADER_SIZE`] bytes are copied also where the header is shorter. Then the last two, which are
 /// `num_buffers` in a long header, belong to the frame: the check ignores that field (§5.1.6.2).
 #[inline]
-pub(super) fn add_frame(
+pub(super) fn add_frame<const SIZE: usize>(
     (frames, tally): (&mut Frames, &mut Tally),
     token: Token,
     readable: Pieces<'_>,
     taken: Offloads,
-    header_size: usize,
 ) -> Result<(), Wrong> {
     let size = usize::try_from(total_len(&readable)).unwrap_or(usize::MAX);
-    let len = size.checked_sub(header_size).ok_or(Wrong::Short)?;
+    let len = size.checked_sub(SIZE).ok_or(Wrong::Short)?;
     if len < FRAME_SIZE_MIN {
         return Err(Wrong::Short);
     }
@@ -47,7 +46,7 @@ pub(super) fn add_frame(
     };
     let header = RawHeader::read_from_bytes(&bytes).map_err(|_| Wrong::Header)?;
     let header = header.checked(len, taken).map_err(|_| Wrong::Header)?;
-    if !frames.push_as(token, &header, readable, header_size, len) {
+    if !frames.push_as(token, &header, readable, SIZE, len) {
         return Err(Wrong::TooLong);
     }
     tally.add(&header, len);

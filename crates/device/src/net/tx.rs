@@ -16,9 +16,10 @@
 //! 3. A frame counts as passed when its burst is done and the port has not refused it. Counters are
 //!    added to once for each burst.
 
+mod take;
+
 use super::kept::Kept;
 use super::late::Late;
-use super::parse::{Wrong, add_frame};
 use super::tally::{Tally, count_gains};
 use super::{Reclaim, Rules, Turn};
 use crate::live::Live;
@@ -28,7 +29,7 @@ use manyring_engine::stats::{Counter, QueueStats};
 use manyring_memory::MemoryError;
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains};
 use manyring_wire::host_size;
-use manyring_wire::net::{HEADER_SIZE, Offloads};
+use manyring_wire::net::{LEGACY_HEADER_SIZE, Offloads};
 use std::sync::Arc;
 
 const _: () = assert!(burst::FRAMES_MAX == BATCH_CHAINS && burst::SHARED_BYTES == GROUP_BYTES);
@@ -46,8 +47,8 @@ pub(crate) struct NetTx {
     live: Option<Arc<Live<Rules>>>,
     /// What the guest may send unfinished.
     taken: Offloads,
-    /// Bytes of the header before each frame of the guest.
-    header_size: usize,
+    /// The headers of the guest's frames have [`LEGACY_HEADER_SIZE`] bytes.
+    has_short_headers: bool,
     batch: Batch,
     /// The burst; the chains of its frames that are not done, in order; how many frames are done.
     frames: Frames,
@@ -82,7 +83,7 @@ impl NetTx {
             rules,
             live: None,
             taken,
-            header_size: HEADER_SIZE,
+            has_short_headers: false,
             batch: Batch::new(),
             frames: Frames::new()?,
             chains: Vec::with_capacity(BATCH_CHAINS),
@@ -102,7 +103,7 @@ impl NetTx {
 
     /// Serves a driver whose headers have `size` bytes. Before the first turn only.
     pub(crate) fn set_headers(&mut self, size: usize) {
-        self.header_size = size;
+        self.has_short_headers = size == LEGACY_HEADER_SIZE;
     }
 
     /// The same, for queue `index` of the device that the log calls `device`.
@@ -219,50 +220,6 @@ impl NetTx {
         let Some(kept) = &mut self.kept else { return 0 };
         // While frames wait for the port, the driver gets the buffers of sent frames at once.
         if is_stuck { kept.give_back(queue) } else { kept.settle(queue, now_ns) }
-    }
-
-    /// Makes frames of the batch. Chains that hold none, or are to be dropped, go back at once;
-    /// returns how many.
-    fn take_batch(
-        &mut self,
-        queue: &mut impl Chains,
-        stats: &QueueStats,
-        popped: usize,
-        is_enabled: bool,
-    ) -> usize {
-        let drops = if !self.rules.link_up {
-            Some(&stats.dropped_link_down)
-        } else if !is_enabled {
-            Some(&stats.dropped_disabled)
-        } else {
-            None
-        };
-        let mut dropped = 0;
-        for index in 0..popped {
-            let Some((chain, readable, _)) = self.batch.take(index) else { continue };
-            let cause = match drops {
-                Some(cause) => cause,
-                None => match add_frame(
-                    (&mut self.frames, &mut self.last),
-                    chain.slot(),
-                    readable,
-                    self.taken,
-                    self.header_size,
-                ) {
-                    Ok(()) => {
-                        self.chains.push(chain);
-                        continue;
-                    }
-                    Err(Wrong::Short) => &stats.dropped_short,
-                    Err(Wrong::TooLong) => &stats.dropped_too_long,
-                    Err(Wrong::Header) => &stats.dropped_bad_header,
-                },
-            };
-            cause.add(1);
-            queue.push_used(chain, 0);
-            dropped += 1;
-        }
-        dropped
     }
 
     /// Gives the port what is left of the burst; drops it while the link is down.

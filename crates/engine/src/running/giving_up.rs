@@ -47,14 +47,21 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.note_in_flight();
     }
 
-    /// The same at the end of a turn, before what it returned is published.
+    /// The same at the end of a turn, before what it returned is published: all in all it has done
+    /// what is returned here.
     #[cold]
-    pub(super) fn give_up_after(&mut self, done: &mut Done) {
+    pub(super) fn give_up_after(&mut self, done: Done) -> Done {
+        if !self.giving_up.is_on {
+            return done;
+        }
         let returned = self.give_up_a_batch();
-        done.used += returned;
-        done.told += returned;
-        done.has_more |= self.giving_up.has_more;
         self.note_in_flight();
+        Done {
+            used: done.used + returned,
+            told: done.told + returned,
+            has_more: done.has_more | self.giving_up.has_more,
+            ..done
+        }
     }
 
     /// Gives up none of the chains that are set aside, if the next process can know of them.

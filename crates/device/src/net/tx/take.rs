@@ -1,0 +1,77 @@
+//! How a batch of chains becomes the frames of a burst.
+
+use super::NetTx;
+use crate::net::parse::{Wrong, add_frame};
+use manyring_engine::stats::{Counter, QueueStats};
+use manyring_queue::Chains;
+use manyring_wire::net::{HEADER_SIZE, LEGACY_HEADER_SIZE};
+
+impl NetTx {
+    /// Makes frames of the batch. Chains that hold none, or are to be dropped, go back at once;
+    /// returns how many.
+    pub(super) fn take_batch(
+        &mut self,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+        popped: usize,
+        is_enabled: bool,
+    ) -> usize {
+        if !self.rules.link_up {
+            self.drop_batch(queue, &stats.dropped_link_down, popped)
+        } else if !is_enabled {
+            self.drop_batch(queue, &stats.dropped_disabled, popped)
+        } else if self.has_short_headers {
+            self.take_legacy_frames(queue, stats, popped)
+        } else {
+            self.take_frames::<HEADER_SIZE>(queue, stats, popped)
+        }
+    }
+
+    /// Drops the chains of the batch, and counts them.
+    #[cold]
+    fn drop_batch(&mut self, queue: &mut impl Chains, cause: &Counter, popped: usize) -> usize {
+        let chains = (0..popped).filter_map(|index| Some(self.batch.take(index)?.0));
+        let dropped = chains.map(|chain| queue.push_used(chain, 0)).count();
+        cause.add(dropped as u64);
+        dropped
+    }
+
+    /// As [`Self::take_frames`], where the headers are short.
+    #[inline(never)]
+    fn take_legacy_frames(
+        &mut self,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+        popped: usize,
+    ) -> usize {
+        self.take_frames::<LEGACY_HEADER_SIZE>(queue, stats, popped)
+    }
+
+    /// Makes frames of the batch, each behind a header of `SIZE` bytes.
+    #[inline]
+    fn take_frames<const SIZE: usize>(
+        &mut self,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+        popped: usize,
+    ) -> usize {
+        let mut dropped = 0;
+        for index in 0..popped {
+            let Some((chain, readable, _)) = self.batch.take(index) else { continue };
+            let to = (&mut self.frames, &mut self.last);
+            let Err(wrong) = add_frame::<SIZE>(to, chain.slot(), readable, self.taken) else {
+                self.chains.push(chain);
+                continue;
+            };
+            let cause = match wrong {
+                Wrong::Short => &stats.dropped_short,
+                Wrong::TooLong => &stats.dropped_too_long,
+                Wrong::Header => &stats.dropped_bad_header,
+            };
+            cause.add(1);
+            queue.push_used(chain, 0);
+            dropped += 1;
+        }
+        dropped
+    }
+}
