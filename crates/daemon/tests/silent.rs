@@ -6,10 +6,10 @@
 mod process;
 mod program;
 
-use process::Daemon;
+use process::{Daemon, wait_until};
 use program::{http, manyring, output_of};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 #[test]
@@ -20,27 +20,45 @@ fn a_daemon_without_file_descriptors_answers_the_operator() {
     let control = daemon.socket_of("control");
     let pid = Pid::from_raw(i32::try_from(daemon.pid()).unwrap());
     let maximum = getrlimit(Resource::Nofile).maximum;
-    // As if front-ends had taken all that the daemon may have: no number below the limit is free.
-    let folder = format!("/proc/{}/fd", daemon.pid());
-    let numbers = std::fs::read_dir(folder).unwrap().flatten();
-    let open: Vec<u64> =
-        numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    let first_free = (0..).find(|number| !open.contains(number)).unwrap();
-    prlimit(pid, Resource::Nofile, Rlimit { current: Some(first_free), maximum }).unwrap();
+    // It answers, so it has set a descriptor aside.
+    assert_eq!(http(&control, "GET", "/v1/devices", "").0, 200);
+    leave_none_free(&daemon);
     // One after the other: each gives the descriptor back.
     for _ in 0..3 {
         let (status, _, body) = http(&control, "GET", "/v1/devices", "");
         assert_eq!(status, 200, "{body}");
         assert!(body.contains("\"d\""), "{body}");
     }
-    // A client that stays keeps it for no longer than it stays.
+    // Clients that stay, with nothing or half a line, make place for the next one.
     let idle = UnixStream::connect(&control).unwrap();
-    drop(idle);
+    assert_eq!(http(&control, "GET", "/v1/devices", "").0, 200);
+    assert!(wait_until(|| is_closed(&idle)), "the one that said nothing is still there");
+    let mut half = UnixStream::connect(&control).unwrap();
+    half.write_all(b"GET /v1/dev").unwrap();
     let output = output_of(manyring().args(["link", "d", "up", "--control"]).arg(&control));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("no network device"), "the daemon's own refusal: {said}");
     prlimit(pid, Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     assert!(daemon.terminate().success());
+}
+
+/// As if front-ends had taken all descriptors that the daemon may have: no number below the limit
+/// is free.
+fn leave_none_free(daemon: &Daemon) {
+    let pid = Pid::from_raw(i32::try_from(daemon.pid()).unwrap());
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let folder = format!("/proc/{}/fd", daemon.pid());
+    let numbers = std::fs::read_dir(folder).unwrap().flatten();
+    let open: Vec<u64> =
+        numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let first_free = (0..).find(|number| !open.contains(number)).unwrap();
+    prlimit(pid, Resource::Nofile, Rlimit { current: Some(first_free), maximum }).unwrap();
+}
+
+/// True if the daemon has closed its end.
+fn is_closed(mut stream: &UnixStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    matches!(stream.read(&mut [0]), Ok(0))
 }
 
 #[test]
@@ -55,12 +73,13 @@ fn a_command_ends_with_a_sentence_where_nobody_answers() {
             std::thread::spawn(move || stream.read_to_end(&mut Vec::new()));
         }
     });
-    let commands: [&[&str]; 5] = [
+    let commands: [&[&str]; 6] = [
         &["stats"],
         &["stats", "d"],
         &["resize", "d", "1G"],
         &["link", "d", "up"],
         &["mtu", "d", "1500"],
+        &["announce", "d"],
     ];
     let ask = &|words: &[&str]| output_of(manyring().args(words).arg("--control").arg(&control));
     std::thread::scope(|scope| {

@@ -61,6 +61,17 @@ impl Places {
         Some(Place { places: self.clone(), number, has_asked })
     }
 
+    /// The oldest client that has never asked anything loses its place. False: all have asked.
+    pub(super) fn free_one(&self) -> bool {
+        let mut taken = self.lock();
+        let silent = taken.iter().position(|other| !other.has_asked.load(Ordering::Relaxed));
+        let Some(index) = silent else { return false };
+        if let Some(task) = taken.remove(index).task {
+            task.abort();
+        }
+        true
+    }
+
     /// Notes the task of the client that has taken the last place.
     pub(super) fn serve(&self, task: AbortHandle) {
         if let Some(last) = self.lock().last_mut() {

@@ -4,20 +4,24 @@
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
 
 /// The descriptor, or none while a client has its place.
 #[derive(Debug)]
-pub(super) struct Reserve(Mutex<Option<OwnedFd>>);
+pub(super) struct Reserve {
+    kept: Mutex<Option<OwnedFd>>,
+    refilled: Notify,
+}
 
 impl Reserve {
     pub(super) fn new() -> Arc<Self> {
-        let reserve = Self(Mutex::new(None));
+        let reserve = Self { kept: Mutex::new(None), refilled: Notify::new() };
         reserve.refill();
         Arc::new(reserve)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<OwnedFd>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Closes the descriptor, so that the next one that is opened finds room. False: there is none.
@@ -31,6 +35,14 @@ impl Reserve {
         if kept.is_none() {
             *kept = eventfd(0, EventfdFlags::CLOEXEC).ok();
         }
+        if kept.is_some() {
+            self.refilled.notify_one();
+        }
+    }
+
+    /// Returns when a descriptor has been kept again.
+    pub(super) async fn refilled(&self) {
+        self.refilled.notified().await;
     }
 }
 

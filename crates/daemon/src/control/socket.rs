@@ -101,6 +101,17 @@ struct Clients {
 }
 
 impl Clients {
+    /// No descriptor is left, and an earlier client has the place of the one that is kept. A client
+    /// that asks is soon answered, and leaves. One that only stays has to go.
+    async fn make_room(&self) {
+        if tokio::time::timeout(RETRY, self.reserve.refilled()).await.is_err()
+            && self.places.free_one()
+        {
+            let _ = tokio::time::timeout(RETRY, self.reserve.refilled()).await;
+        }
+        self.reserve.refill();
+    }
+
     /// Answers for ever.
     async fn serve(&self, socket: &UnixListener, router: &Router) {
         let mut tasks = JoinSet::new();
@@ -130,7 +141,7 @@ impl Clients {
                 Err(error) if is_out_of_fds(&error) && self.reserve.spend() => {}
                 Err(error) => {
                     tracing::warn!(%error, "control socket: cannot accept");
-                    tokio::time::sleep(RETRY).await;
+                    self.make_room().await;
                 }
             }
         }
