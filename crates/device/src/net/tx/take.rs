@@ -63,15 +63,21 @@ impl NetTx {
                 self.chains.push(chain);
                 continue;
             };
-            let cause = match wrong {
-                Wrong::Short => &stats.dropped_short,
-                Wrong::TooLong => &stats.dropped_too_long,
-                Wrong::Header => &stats.dropped_bad_header,
-            };
-            cause.add(1);
             queue.push_used(chain, 0);
+            count_wrong(&wrong, stats);
             dropped += 1;
         }
         dropped
     }
+}
+
+#[cold]
+#[inline(never)]
+fn count_wrong(wrong: &Wrong, stats: &QueueStats) {
+    let cause = match wrong {
+        Wrong::Short => &stats.dropped_short,
+        Wrong::TooLong => &stats.dropped_too_long,
+        Wrong::Header => &stats.dropped_bad_header,
+    };
+    cause.add(1);
 }
