@@ -8,7 +8,7 @@ mod workers;
 use crate::ask::check_name;
 use crate::cli::StatsArgs;
 use crate::control::client::look;
-use crate::control::snapshot::{DeviceInfo, Devices, WorkerInfo, Workers};
+use crate::control::snapshot::{DeviceInfo, Devices, HeldInfo, WorkerInfo, Workers};
 use crate::output::{Failure, print};
 use serde::Serialize;
 use std::time::Duration;
@@ -20,6 +20,8 @@ struct Shown {
     devices: Vec<DeviceInfo>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     workers: Vec<WorkerInfo>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    held: Vec<HeldInfo>,
 }
 
 /// `manyring stats`
@@ -46,13 +48,14 @@ async fn fetch(args: &StatsArgs) -> Result<Shown, String> {
         None => {
             let all: Devices = look(control, "/v1/devices").await?;
             let workers: Workers = look(control, "/v1/workers").await?;
-            Ok(Shown { devices: all.devices, workers: workers.workers })
+            let Workers { workers, held } = workers;
+            Ok(Shown { devices: all.devices, workers, held })
         }
         Some(name) => {
             check_name(name)?;
             let path = format!("/v1/devices/{name}");
             let device = look(control, &path).await?;
-            Ok(Shown { devices: vec![device], workers: Vec::new() })
+            Ok(Shown { devices: vec![device], workers: Vec::new(), held: Vec::new() })
         }
     }
 }
@@ -68,6 +71,9 @@ fn render(
         if !shown.workers.is_empty() {
             let old = before.map(|(old, seconds)| (&old.workers[..], seconds));
             text = format!("{text}\n{}", workers::table(&shown.workers, old));
+        }
+        if !shown.held.is_empty() {
+            text = format!("{text}\n{}", workers::held(&shown.held));
         }
         return Ok(text);
     }

@@ -2,7 +2,7 @@
 
 use super::table::{align, us};
 use crate::config::plan::in_words;
-use crate::control::snapshot::{WorkerInfo, as_float};
+use crate::control::snapshot::{HeldInfo, WorkerInfo, as_float};
 
 /// A line for each worker that runs or has run; with the workers as they were, and the seconds
 /// since then, what has happened in these seconds.
@@ -36,6 +36,17 @@ pub(super) fn table(workers: &[WorkerInfo], before: Option<(&[WorkerInfo], f64)>
         ]);
     }
     align([false, true, true, false, false, false, false, false, false], &rows)
+}
+
+/// A line for each thread that does not come back, with the device that holds it.
+pub(super) fn held(threads: &[HeldInfo]) -> String {
+    let line = |held: &HeldInfo| {
+        let device = if held.device.is_empty() { "several devices" } else { &held.device };
+        let seconds = as_float(held.held_ns) / 1e9;
+        let HeldInfo { thread, state, waits_in, .. } = held;
+        format!("{thread} is held by {device} for {seconds:.1} s, in {waits_in} (state {state})\n")
+    };
+    threads.iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -76,6 +87,23 @@ mod tests {
         let interval = table(&[now], Some((&[before], 2.0)));
         let shown = ["3", "runs", "0-1,4", "7", "50", "10", "1", "900.0", "900.0"];
         assert_eq!(words(&interval, 1), shown, "{interval}");
+    }
+
+    #[test]
+    fn a_thread_that_does_not_come_back_is_shown_with_the_device_that_holds_it() {
+        let worker = HeldInfo {
+            thread: "worker-0".to_owned(),
+            device: "disk".to_owned(),
+            state: "D".to_owned(),
+            waits_in: "folio_wait_bit_common".to_owned(),
+            held_ns: 2_340_000_000,
+        };
+        let shared = HeldInfo { device: String::new(), ..worker.clone() };
+        assert_eq!(
+            held(&[worker, shared]),
+            "worker-0 is held by disk for 2.3 s, in folio_wait_bit_common (state D)\n\
+             worker-0 is held by several devices for 2.3 s, in folio_wait_bit_common (state D)\n"
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use crate::faults::{self, Hole};
 use crate::prober::{NEIGHBOURS, PAUSE, Prober, SOCKETS, STALL_MAX, check};
 use crate::process::{Daemon, PATIENCE, wait_until};
-use crate::program::http;
+use crate::program::{http, manyring, output_of};
 use crate::rings;
 use manyring_driver::hostile::{Hold, HostileRing, OddFd, Spoil, fill_eventfd};
 use manyring_driver::{
@@ -120,6 +120,11 @@ fn is_named(daemon: &Daemon, device: &str) {
         lines.filter(|l| l.contains(&format!("device=\"{device}\"}} 1"))).count() == 1
     };
     assert!(wait_until(|| gauge(&http(&control, "GET", "/metrics", "").2)), "{}", daemon.log());
+    let shown = || {
+        let output = output_of(manyring().arg("stats").arg("--control").arg(&control));
+        String::from_utf8_lossy(&output.stdout).contains(&format!(" is held by {device} for "))
+    };
+    assert!(wait_until(shown), "{}", daemon.log());
     let named = |line: &str| {
         line.contains("does not come back") && line.contains(&format!("device=\"{device}\""))
     };
