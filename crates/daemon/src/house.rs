@@ -296,11 +296,11 @@ fn with_kept(plan: &Plan) -> Result<(Plan, Kept), AssembleError> {
     let mut all = plan.clone();
     for device in kept.devices(&plan.daemon.allow_paths) {
         let name = &device.plan().name;
-        let more = match all.wanted().any(|other| other.plan().name == *name) {
+        let more = match all.device(name).is_some() {
             true => Err("the configuration has a device of this name".to_owned()),
             false => Ok(all.clone().with(&device)),
         };
-        let good = more.and_then(|more| match more.check_again() {
+        let good = more.and_then(|more| match more.check_again(more.has_captures()) {
             Found::Good => Ok(more),
             Found::Shared(error) | Found::Wrong(error) => Err(error.to_string()),
         });

@@ -47,6 +47,25 @@ impl Step {
     }
 }
 
+/// The step of one device, where the plans differ in no other.
+pub(crate) fn diff_of(name: &str, running: &Plan, desired: &Plan) -> Vec<Step> {
+    let step = |what| Step { name: name.to_owned(), what };
+    let what = match (running.device(name), desired.device(name)) {
+        (None, None) => None,
+        (Some(_), None) => Some(What::Remove),
+        (None, Some(device)) => Some(What::Add(device)),
+        (Some(former), Some(device)) => changed_device(&former, &device),
+    };
+    what.map(step).into_iter().collect()
+}
+
+/// What becomes of a device that there is in both plans; nothing if it is the same.
+fn changed_device(former: &Wanted, device: &Wanted) -> Option<What> {
+    let keys = changed(&former.keys(), &device.keys());
+    let class = class(device, &keys);
+    (!keys.is_empty()).then(|| What::Change(device.clone(), class, keys))
+}
+
 /// The steps: first what goes, then what is replaced, then what comes.
 pub(crate) fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
     let mut steps = Vec::new();
@@ -62,11 +81,8 @@ pub(crate) fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
     for device in &then {
         let name = &device.plan().name;
         let Some(former) = find(&now, name) else { continue };
-        let keys = changed(&former.keys(), &device.keys());
-        if !keys.is_empty() {
-            let class = class(device, &keys);
-            steps
-                .push(Step { name: name.clone(), what: What::Change(device.clone(), class, keys) });
+        if let Some(what) = changed_device(&former, device) {
+            steps.push(Step { name: name.clone(), what });
         }
     }
     for device in &then {
@@ -145,6 +161,14 @@ impl Plan {
     pub(crate) fn wanted(&self) -> impl Iterator<Item = Wanted> {
         let blks = self.blk.iter().map(|blk| Wanted::Blk(blk.clone().into()));
         blks.chain(self.net.iter().map(|net| Wanted::Net(net.clone().into())))
+    }
+
+    /// The device of this name, apart from those of Xen guests.
+    pub(crate) fn device(&self, name: &str) -> Option<Wanted> {
+        let blk = self.blk.iter().find(|blk| blk.device.name == name);
+        let net = || self.net.iter().find(|net| net.device.name == name);
+        let wanted = blk.map(|blk| Wanted::Blk(blk.clone().into()));
+        wanted.or_else(|| net().map(|net| Wanted::Net(net.clone().into())))
     }
 
     /// The plan without the devices for which `goes` is true.

@@ -19,7 +19,7 @@ use super::kept::{Former, Keep};
 use super::prepare::{Prepared, Ready, refused};
 use super::waiting::{Later, Wait};
 use crate::assemble::{Blk, Kind, served};
-use crate::config::diff::{Step, StepInfo, What, diff};
+use crate::config::diff::{Step, StepInfo, What, diff, diff_of};
 use crate::config::plan::{Found, Plan, Wanted};
 use crate::control::{Entry, Who};
 use manyring_engine::aside;
@@ -70,13 +70,13 @@ impl House {
                 let mut desired = *plan;
                 for device in self.plan.wanted().filter(Wanted::is_of_api) {
                     let name = &device.plan().name;
-                    if desired.wanted().any(|other| other.plan().name == *name) {
+                    if desired.device(name).is_some() {
                         let problem = format!("{name}: the control API has a device of this name");
                         return Err(Refused::Conflict(problem));
                     }
                     desired = desired.with(&device);
                 }
-                let steps = self.steps(&desired).await?;
+                let steps = self.all_steps(&desired).await?;
                 if dry_run {
                     return Ok(self.done(&steps));
                 }
@@ -87,13 +87,14 @@ impl House {
 
     async fn put(&mut self, device: Wanted, text: String, who: &Who) -> Result<Done, Refused> {
         let name = &device.plan().name;
-        let former = self.plan.wanted().find(|former| former.plan().name == *name);
+        let former = self.find(name);
         if former.is_some_and(|former| !former.is_of_api()) {
             let problem = format!("{name} is a device of the configuration file: change it there");
             return Err(Refused::Conflict(problem));
         }
         let desired = self.plan.clone().with(&device);
-        let steps = self.steps(&desired).await?;
+        let steps = diff_of(name, &self.plan, &desired);
+        self.check(&steps, &desired, false).await?;
         let keep = Keep { name: name.clone(), text: Some((text, who.uid)) };
         self.carry_out(desired, steps, false, Some(keep)).await
     }
@@ -110,29 +111,39 @@ impl House {
             false => None,
         };
         let desired = self.plan.clone().with(&patched);
-        let steps = self.steps(&desired).await?;
+        let steps = diff_of(name, &self.plan, &desired);
         self.carry_out(desired, steps, false, keep).await
     }
 
     async fn delete(&mut self, name: &str, force: bool) -> Result<Done, Refused> {
         let desired = self.plan.clone().without(|device| device.name == name);
-        let steps = diff(&self.plan, &desired);
+        let steps = diff_of(name, &self.plan, &desired);
         let keep = Keep { name: name.to_owned(), text: None };
         self.carry_out(desired, steps, force, Some(keep)).await
     }
 
-    /// The steps to a plan that can be, as far as names and what the host finds under them tell.
-    async fn steps(&self, desired: &Plan) -> Result<Vec<Step>, Refused> {
-        let steps = diff(&self.plan, desired);
+    /// The steps to a whole plan, which may have thousands of devices.
+    async fn all_steps(&self, desired: &Plan) -> Result<Vec<Step>, Refused> {
+        let (running, then) = (self.plan.clone(), desired.clone());
+        let steps = aside(move || diff(&running, &then)).await;
+        let steps = steps.ok_or_else(|| Refused::Host("the daemon has failed".to_owned()))?;
+        self.check(&steps, desired, true).await?;
+        Ok(steps)
+    }
+
+    /// Checks a plan as far as its names tell. With `looks`, or where locks do not keep devices
+    /// apart, also as far as the host tells what it finds under them.
+    async fn check(&self, steps: &[Step], desired: &Plan, looks: bool) -> Result<(), Refused> {
         if steps.is_empty() {
-            return Ok(steps);
+            return Ok(());
         }
         let plan = desired.clone();
-        let looked = aside(move || plan.check_again());
+        let looks = looks || desired.has_captures();
+        let looked = aside(move || plan.check_again(looks));
         let looked = tokio::time::timeout(CLOSE_PATIENCE, looked).await.ok().flatten();
         let silent = || Refused::Host("the host does not answer".to_owned());
         match looked.ok_or_else(silent)? {
-            Found::Good => Ok(steps),
+            Found::Good => Ok(()),
             Found::Shared(error) => Err(Refused::Conflict(error.to_string())),
             Found::Wrong(error) => Err(Refused::Wrong(error.to_string())),
         }
@@ -217,7 +228,7 @@ impl House {
     }
 
     pub(super) fn find(&self, name: &str) -> Option<Wanted> {
-        self.plan.wanted().find(|device| device.plan().name == name)
+        self.plan.device(name)
     }
 
     fn unused(&self, device: &Wanted) -> Result<(), Refused> {
