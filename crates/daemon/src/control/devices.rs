@@ -4,7 +4,7 @@
 use super::refusal::{Refusal, aside};
 use super::{State, Who};
 use crate::config;
-use crate::house::{Change, Denied, Done, Keys, Refused, admitted};
+use crate::house::{Change, Denied, Done, Keys, Refused, admitted, is_bound};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -31,15 +31,17 @@ pub(super) async fn put(
     let body = body.map_err(|error| Refusal::new(error.status(), error.body_text()))?;
     let text = String::from_utf8_lossy(&body).into_owned();
     let allowed = state.shown.borrow().1.daemon.allow_paths.clone();
-    // The names of accounts are looked up, and files, which may take long.
     let (keys, uid) = (text.clone(), who.uid);
-    let device = aside(move || {
+    // Accounts are looked up by name, and files of other users are found, which may take long.
+    let has_account = text.contains("socket_owner") || text.contains("socket_group");
+    let may_block = has_account || is_bound(uid);
+    let plan = move || {
         let wrong = |error| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error);
         let device = config::device(&name, &keys).map_err(wrong)?;
         let denied = |denied: Denied| Refusal::new(StatusCode::FORBIDDEN, denied.to_string());
         admitted(device, uid, &allowed).map_err(denied)
-    });
-    let device = device.await??;
+    };
+    let device = if may_block { aside(plan).await?? } else { plan()? };
     let done = state.door.ask(Change::Put { device, text }, who).await.map_err(refuse)?;
     let is_new = done.steps.iter().any(|step| step.step == "add");
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };

@@ -137,12 +137,15 @@ impl House {
         if steps.is_empty() {
             return Ok(());
         }
-        let plan = desired.clone();
-        let looks = looks || desired.has_captures();
-        let looked = aside(move || plan.check_again(looks));
-        let looked = tokio::time::timeout(CLOSE_PATIENCE, looked).await.ok().flatten();
-        let silent = || Refused::Host("the host does not answer".to_owned());
-        match looked.ok_or_else(silent)? {
+        let found = if looks || desired.has_captures() {
+            let plan = desired.clone();
+            let looked = aside(move || plan.check_again(true));
+            let looked = tokio::time::timeout(CLOSE_PATIENCE, looked).await.ok().flatten();
+            looked.ok_or_else(|| Refused::Host("the host does not answer".to_owned()))?
+        } else {
+            desired.check_again(false)
+        };
+        match found {
             Found::Good => Ok(()),
             Found::Shared(error) => Err(Refused::Conflict(error.to_string())),
             Found::Wrong(error) => Err(Refused::Wrong(error.to_string())),

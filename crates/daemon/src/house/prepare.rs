@@ -70,6 +70,10 @@ impl Prepared {
     /// Begins its capture, if it has one: the file of an earlier one is emptied only now.
     pub(super) async fn finished(mut self) -> Result<Self, AssembleError> {
         let (wanted, opened) = (self.wanted.clone(), self.opened);
+        if !wanted.has_capture() {
+            self.opened = wanted.decorated(opened)?;
+            return Ok(self);
+        }
         let opened = aside(move || wanted.decorated(opened)).await;
         self.opened = opened.unwrap_or_else(|| Err(super::waiting::failed(&self.wanted)))?;
         Ok(self)

@@ -51,6 +51,11 @@ impl Wanted {
         }
     }
 
+    /// True if what it passes is written to a file.
+    pub(crate) fn has_capture(&self) -> bool {
+        matches!(self, Self::Net(net) if net.pcap.is_some())
+    }
+
     /// True if the control API has asked for it.
     pub(crate) fn is_of_api(&self) -> bool {
         matches!(self.plan().place, Place::Api(_))
