@@ -111,6 +111,9 @@ struct Row {
     median: f64,
     min: f64,
     max: f64,
+    /// What the server's CPU time for each is of the other side's; none if the run does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<f64>,
     command: String,
 }
 
@@ -131,24 +134,44 @@ fn row(run: &Document, promise: &Promise) -> Result<Row, String> {
     let Promise { what, than, scenario, cell, party, peer, .. } = *promise;
     let cells = run.scenarios.iter().filter(|one| one.name == scenario);
     let cells = cells.flat_map(|one| &one.report.cells).filter(|one| one.name.ends_with(cell));
-    let found = cells.filter_map(|cell| against(cell, promise));
-    let worst = found.min_by(|a, b| a.median.total_cmp(&b.median));
+    let found = cells.filter_map(|cell| Some((against(cell, promise)?, cell)));
+    let worst = found.min_by(|(a, _), (b, _)| a.median.total_cmp(&b.median));
     let missing = || format!("the run has no {party} against {peer} in {scenario}: {cell}");
-    let Spread { median, min, max } = worst.ok_or_else(missing)?;
+    let (Spread { median, min, max }, cell) = worst.ok_or_else(missing)?;
+    let cpu = compared(cell, promise, cpu_for_each).map(|spread| two_digits(spread.median));
     let [median, min, max] = [median, min, max].map(two_digits);
     let command = format!("manyring-bench {scenario}");
-    Ok(Row { what, than, median, min, max, command })
+    Ok(Row { what, than, median, min, max, cpu, command })
 }
 
 fn against(cell: &Cell, promise: &Promise) -> Option<Spread> {
+    compared(cell, promise, |sample| sample.get(promise.key)?.as_f64())
+}
+
+/// The server's CPU time for a request or packet: of a disk as it is measured, else its share of a
+/// CPU for the packets of the same time.
+fn cpu_for_each(sample: &Sample) -> Option<f64> {
+    let number = |key: &str| sample.get(key)?.as_f64();
+    let for_each = number("cpu_per_million")
+        .or_else(|| Some(ratio(number("backend_cpu")?, number("throughput")?)));
+    for_each.filter(|time| *time > 0.0)
+}
+
+/// The ratios of a number of both sides, round by round.
+fn compared(
+    cell: &Cell,
+    promise: &Promise,
+    number: impl Fn(&Sample) -> Option<f64>,
+) -> Option<Spread> {
     let of = |name: &str| cell.parties.iter().find(|party| party.name == name);
-    let rounds = |party: &Party| -> Vec<f64> {
-        party.samples.iter().filter_map(|sample| sample.get(promise.key)?.as_f64()).collect()
-    };
+    let rounds = |party: &Party| -> Vec<f64> { party.samples.iter().filter_map(&number).collect() };
     let (ours, theirs) = (rounds(of(promise.party)?), rounds(of(promise.peer)?));
     let ratios = ours.iter().zip(&theirs).map(|(a, b)| ratio(*a, *b));
     (!ours.is_empty() && !theirs.is_empty()).then(|| Spread::of(ratios))
 }
+
+/// What a party has measured in a round.
+type Sample = serde_json::Map<String, serde_json::Value>;
 
 /// As many digits as the rounds of a run are worth.
 fn two_digits(value: f64) -> f64 {
@@ -222,6 +245,23 @@ mod tests {
         run.scenarios[7].report.cells.push(worse);
         let row = figures(&run).unwrap().rows.remove(7);
         assert_eq!((row.median, row.min, row.max), (0.38, 0.25, 0.5));
+    }
+
+    #[test]
+    fn a_row_has_the_cpu_time_of_the_server_for_each_if_the_run_says_it() {
+        let mut run = run();
+        let mut add = |row: usize, party: usize, key: &str, value: f64| {
+            let samples = &mut run.scenarios[row].report.cells[0].parties[party].samples;
+            samples.iter_mut().for_each(|sample| drop(sample.insert(key.into(), json!(value))));
+        };
+        // Of a disk: for a million requests.
+        (0..2).for_each(|party| add(0, party, "cpu_per_million", [3.0, 4.0][party]));
+        // Of a port: per cent of a CPU, for half as many packets as the other.
+        (0..2).for_each(|party| add(4, party, "backend_cpu", [60.0, 80.0][party]));
+        let rows = figures(&run).unwrap().rows;
+        assert_eq!([rows[0].cpu, rows[4].cpu, rows[7].cpu], [Some(0.75), Some(1.5), None]);
+        let shown = serde_json::to_value(&rows).unwrap();
+        assert_eq!((&shown[0]["cpu"], shown[7].get("cpu")), (&json!(0.75), None));
     }
 
     #[test]
