@@ -166,6 +166,25 @@ fn a_page_fault_that_does_not_end_holds_its_worker_and_neither_sessions_nor_the_
     }
 }
 
+#[test]
+fn a_front_end_that_waits_for_its_queue_to_stop_is_told_of_with_the_thread_that_is_held() {
+    let daemon = faults::daemon(BAD_APART, &["control", "disk", "net", "faults"]);
+    let mut ring = Ring::connect(&daemon.socket_of("disk"), "hole-base", 0);
+    ring.start();
+    let hole = Hole::new(&daemon, "hole-base");
+    ring.offer();
+    is_named(&daemon, "disk");
+    std::thread::scope(|scope| {
+        let base = scope.spawn(|| ring.front.vring_base(0));
+        let told = |line: &str| {
+            line.contains("a queue has not stopped yet") && line.contains("by \\\"disk\\\"")
+        };
+        assert!(wait_until(|| daemon.log().lines().any(told)), "{}", daemon.log());
+        drop(hole);
+        base.join().unwrap().expect("the base");
+    });
+}
+
 /// The bad guest has the worker of the good one.
 const BAD_BESIDE: &str = "
 [daemon]

@@ -318,7 +318,11 @@ impl Server {
     async fn tear_down(&self, ended: Ended) {
         let Ended { front, connection, origin } = ended;
         tokio::select! {
-            () = told_if_slow(self.device.name(), self.meter.charged(front.tear_down())) => {}
+            () = told_if_slow(
+                self.device.name(),
+                "the queues of a session have not stopped yet",
+                self.meter.charged(front.tear_down()),
+            ) => {}
             () = self.given_up() => {
                 let device = self.device.name();
                 tracing::warn!(device, "requests in flight do not end: given up");

@@ -133,7 +133,10 @@ impl Front {
             Effect::Features(bits) => self.device.set_features(bits).await,
             Effect::Memory(change) => self.change_memory(change).await?,
             Effect::Start(index) => return Ok(self.start(index).await),
-            Effect::Stop(index) => self.stop(index).await,
+            Effect::Stop(index) => {
+                let device = self.device.name().to_owned();
+                told_if_slow(&device, "a queue has not stopped yet", self.stop(index)).await;
+            }
             Effect::Enable(index, enabled) => {
                 if let Some(queue) = &self.vrings[index].running {
                     self.device.set_enabled(index, queue, enabled).await;
@@ -384,17 +387,17 @@ fn spec(region: &Region) -> RegionSpec {
     }
 }
 
-/// How long the queues of a session may take to stop before it is logged.
+/// How long queues may take to stop before it is logged.
 const STOP_PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Waits until the queues of a session have stopped. If that takes long, names the threads that do
-/// not come back.
-pub(super) async fn told_if_slow(device: &str, stops: impl Future<Output = ()>) {
+/// Waits until queues have stopped. If that takes long, logs what is waited for, and the threads
+/// that do not come back.
+pub(super) async fn told_if_slow(device: &str, what: &str, stops: impl Future<Output = ()>) {
     tokio::pin!(stops);
     if tokio::time::timeout(STOP_PATIENCE, &mut stops).await.is_err() {
         let by = |held: &manyring_engine::Held| format!("{} by {:?}", held.thread, held.device);
         let held = manyring_engine::held().iter().map(by).collect::<Vec<_>>().join(", ");
-        tracing::info!(device, held, "the queues of a session have not stopped yet: waiting");
+        tracing::info!(device, held, "{what}: waiting");
         stops.await;
     }
 }
