@@ -145,6 +145,7 @@ fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
         // What was said up to here stands in the log before a socket shows that we serve.
         log::finish();
         let control = control::bind(&plan.daemon)?;
+        let scraped = control::bind_metrics(&plan.daemon)?;
         let (stop_sender, stop) = watch::channel(false);
         let signals = async {
             let signal = ends.next().await;
@@ -163,6 +164,7 @@ fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
         let pool = house.pool().clone();
         let served = tokio::select! {
             served = house.serve(&stop) => served,
+            () = control::serve_metrics(scraped, state.clone()) => Ok(()),
             () = control::serve(control, state) => Ok(()),
             () = signals => Ok(()),
             () = reloads => Ok(()),

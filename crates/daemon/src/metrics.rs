@@ -1,8 +1,14 @@
-//! `/metrics`: every counter and histogram in the OpenMetrics text format.
+//! `/metrics`: every counter and histogram, in the format that the scraper asks for.
 //!
 //! Everything comes from where it is defined ([`manyring_engine::QueueStats`]): a new counter is
 //! exported by being there. `bytes_x` becomes `x_bytes` and `x_ns` becomes `x_seconds`, since
-//! OpenMetrics wants base units last.
+//! Prometheus wants base units last. A queue is shown from its first start on: of a thousand
+//! devices without a guest there is little to say.
+
+mod process;
+mod text;
+
+pub(crate) use text::Format;
 
 use crate::assemble::{self, Part};
 use crate::control::snapshot::{WorkerInfo, Workers};
@@ -11,46 +17,37 @@ use manyring_device::net::NetDevice;
 use manyring_engine::QueueStats;
 use manyring_engine::stats::{Class, Histogram, Kind, LawStats};
 use std::collections::HashSet;
-use std::fmt::{Display, Write};
 use std::sync::Arc;
+use text::{Sort, Text};
 
-/// Exponents of the histogram buckets' bounds, `2^n - 1`: nanoseconds from 1 us to 17 s.
-const TIME_BOUNDS: std::ops::RangeInclusive<u32> = 10..=34;
-/// Exponents of the bounds of buckets for plain numbers, 1 to 1023.
-const COUNT_BOUNDS: std::ops::RangeInclusive<u32> = 1..=10;
+/// Bounds of a histogram's buckets, as exponents of `2^n - 1`: nanoseconds from 1 us to 17 s, a
+/// factor of four apart. The control API has sixteen times as many.
+const TIME_BOUNDS: [u32; 13] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34];
+/// As exponents too, for plain numbers: 1 to 1023.
+const COUNT_BOUNDS: [u32; 6] = [1, 2, 4, 6, 8, 10];
 
 /// All metrics of the process.
-pub(crate) fn text(state: &State) -> String {
-    let mut out = String::new();
-    family(&mut out, "manyring_build", "info", None, "The program");
-    let version = env!("CARGO_PKG_VERSION");
-    line(&mut out, "manyring_build_info", format_args!("version=\"{version}\""), 1);
+pub(crate) fn text(state: &State, format: Format) -> String {
+    let mut out = Text::new(format);
+    out.family("manyring_build", Sort::Info, None, "The program");
+    out.line(format_args!("version=\"{}\"", env!("CARGO_PKG_VERSION")), 1);
+    let generation = state.shown.borrow().0;
+    let help = "How many configurations the process has carried out";
+    out.family("manyring_config_generation", Sort::Gauge, None, help);
+    out.alone(generation);
+    process::write(&mut out);
     devices(&mut out, state);
     workers(&mut out, state);
     queues(&mut out, state);
-    out.push_str("# EOF\n");
-    out
+    out.end()
 }
 
-fn family(out: &mut String, name: &str, kind: &str, unit: Option<&str>, help: &str) {
-    let _ = writeln!(out, "# TYPE {name} {kind}");
-    if let Some(unit) = unit {
-        let _ = writeln!(out, "# UNIT {name} {unit}");
-    }
-    let _ = writeln!(out, "# HELP {name} {help}.");
-}
-
-/// One sample.
-fn line(out: &mut String, name: &str, labels: impl Display, value: impl Display) {
-    let _ = writeln!(out, "{name}{{{labels}}} {value}");
-}
-
-fn devices(out: &mut String, state: &State) {
+fn devices(out: &mut Text, state: &State) {
     let mut gauge = |name: &str, unit, help, value: &dyn Fn(&Part) -> Option<u64>| {
-        family(out, name, "gauge", unit, help);
+        out.family(name, Sort::Gauge, unit, help);
         for part in state.devices.served().iter().map(|d| &d.part) {
             if let Some(value) = value(part) {
-                line(out, name, format_args!("device=\"{}\"", part.name()), value);
+                out.line(format_args!("device=\"{}\"", part.name()), value);
             }
         }
     };
@@ -74,15 +71,24 @@ fn devices(out: &mut String, state: &State) {
     gauge("manyring_device_connected", None, "1 while a front-end is connected", &|part| {
         Some((*part.connected.borrow()).into())
     });
-    let waits = "manyring_device_waiting";
+    let all = state.devices.all();
     let help = "1 while another process holds what the device needs: what its key names";
-    family(out, waits, "gauge", None, help);
-    for entry in state.devices.all() {
-        let (name, key, value) = match &entry {
+    out.family("manyring_device_waiting", Sort::Gauge, None, help);
+    for entry in &all {
+        let (name, key, value) = match entry {
             Entry::Served(device) => (device.part.name(), "", 0),
             Entry::Waiting(waiting) => (waiting.name.as_str(), waiting.key, 1),
         };
-        line(out, waits, format_args!("device=\"{name}\",key=\"{key}\""), value);
+        out.line(format_args!("device=\"{name}\",key=\"{key}\""), value);
+    }
+    let help = "1 for the state that the device is in: serving, waiting or failed";
+    out.family("manyring_device_state", Sort::Gauge, None, help);
+    for entry in &all {
+        let (name, state) = match entry {
+            Entry::Served(device) => (device.part.name(), "serving"),
+            Entry::Waiting(waiting) => (waiting.name.as_str(), waiting.state()),
+        };
+        out.line(format_args!("device=\"{name}\",state=\"{state}\""), 1);
     }
 }
 
@@ -93,60 +99,59 @@ fn net_of(part: &Part) -> Option<&NetDevice> {
     }
 }
 
-fn workers(out: &mut String, state: &State) {
+fn workers(out: &mut Text, state: &State) {
     let Workers { workers, held } = Workers::new(state);
-    let name = "manyring_thread_held";
-    family(out, name, "gauge", None, "1 while a thread does not come back from serving a device");
+    let help = "1 while a thread does not come back from serving a device";
+    out.family("manyring_thread_held", Sort::Gauge, None, help);
     for held in held {
         let (thread, device) = (held.thread, held.device);
-        line(out, name, format_args!("thread=\"{thread}\",device=\"{device}\""), 1);
+        out.line(format_args!("thread=\"{thread}\",device=\"{device}\""), 1);
     }
-    let each = |out: &mut String, name: &str, value: &dyn Fn(&WorkerInfo) -> String| {
+    let each = |out: &mut Text, value: &dyn Fn(&WorkerInfo) -> String| {
         for worker in &workers {
-            line(out, name, format_args!("worker=\"{}\"", worker.index), value(worker));
+            out.line(format_args!("worker=\"{}\"", worker.index), value(worker));
         }
     };
-    family(out, "manyring_worker_queues", "gauge", None, "Queues the worker owns");
-    each(out, "manyring_worker_queues", &|worker| worker.queues.to_string());
-    family(out, "manyring_worker_sleeps", "counter", None, "Times the worker slept");
-    each(out, "manyring_worker_sleeps_total", &|worker| worker.sleeps.to_string());
+    out.family("manyring_worker_queues", Sort::Gauge, None, "Queues the worker owns");
+    each(out, &|worker| worker.queues.to_string());
+    out.family("manyring_worker_sleeps", Sort::Counter, None, "Times the worker slept");
+    each(out, &|worker| worker.sleeps.to_string());
     let slept = "manyring_worker_slept_seconds";
-    family(out, slept, "counter", Some("seconds"), "Time the worker slept");
-    each(out, "manyring_worker_slept_seconds_total", &|worker| seconds(worker.slept_ns));
-    family(out, "manyring_worker_running", "gauge", None, "1 while the worker's thread runs");
-    each(out, "manyring_worker_running", &|worker| u8::from(worker.running).to_string());
+    out.family(slept, Sort::Counter, Some("seconds"), "Time the worker slept");
+    each(out, &|worker| seconds(worker.slept_ns));
+    out.family("manyring_worker_running", Sort::Gauge, None, "1 while the worker's thread runs");
+    each(out, &|worker| u8::from(worker.running).to_string());
     let ran = "manyring_worker_ran_seconds";
-    family(out, ran, "counter", Some("seconds"), "Time the worker ran on a CPU");
-    each(out, "manyring_worker_ran_seconds_total", &|worker| seconds(worker.ran_ns));
+    out.family(ran, Sort::Counter, Some("seconds"), "Time the worker ran on a CPU");
+    each(out, &|worker| seconds(worker.ran_ns));
     let looked = "manyring_worker_looked_seconds";
-    family(out, looked, "counter", Some("seconds"), "Time the worker looked and found no work");
-    each(out, "manyring_worker_looked_seconds_total", &|worker| seconds(worker.looked_ns));
+    out.family(looked, Sort::Counter, Some("seconds"), "Time the worker looked and found no work");
+    each(out, &|worker| seconds(worker.looked_ns));
     let waits = "manyring_worker_device_waits";
-    family(out, waits, "counter", None, "Times a device of the host made the worker wait");
-    each(out, "manyring_worker_device_waits_total", &|worker| worker.device_waits.to_string());
+    out.family(waits, Sort::Counter, None, "Times a device of the host made the worker wait");
+    each(out, &|worker| worker.device_waits.to_string());
     let pause = "manyring_worker_move_pause_seconds";
     let help = "Time a queue paused that came to the worker from another one";
-    family(out, pause, "histogram", Some("seconds"), help);
+    out.family(pause, Sort::Histogram, Some("seconds"), help);
     for (index, stats) in state.pool.worker_stats().iter().enumerate() {
-        buckets(out, pause, true, &format!("worker=\"{index}\""), &stats.pause_ns);
+        buckets(out, true, &format!("worker=\"{index}\""), &stats.pause_ns);
     }
     for number in LawStats::default().counters() {
         let (name, unit) = base_name("worker_polling", number.name);
-        let (kind, suffix) = kind_of(number.kind);
-        family(out, &name, kind, unit, number.help);
-        each(out, &format!("{name}{suffix}"), &|worker| {
+        out.family(&name, sort_of(number.kind), unit, number.help);
+        each(out, &|worker| {
             let value = worker.polling.get(number.name).copied().unwrap_or_default();
             if unit == Some("seconds") { seconds(value) } else { value.to_string() }
         });
     }
 }
 
-/// Every queue's stats with its labels.
+/// The stats of every queue that runs or has run, with its labels.
 fn all_queues(state: &State) -> Vec<(String, Arc<QueueStats>)> {
     let mut all = Vec::new();
     for device in state.devices.served().iter().map(|d| &d.part) {
         for index in 0..device.queue_count() {
-            if let Some(stats) = device.stats(index) {
+            if let Some(stats) = device.stats(index).filter(|stats| has_run(stats)) {
                 all.push((format!("device=\"{}\",queue=\"{index}\"", device.name()), stats));
             }
         }
@@ -154,7 +159,13 @@ fn all_queues(state: &State) -> Vec<(String, Arc<QueueStats>)> {
     all
 }
 
-fn queues(out: &mut String, state: &State) {
+/// True from the first start of the queue on.
+fn has_run(stats: &QueueStats) -> bool {
+    let counters = [&stats.running, &stats.requests, &stats.packets, &stats.kicks, &stats.faults];
+    counters.iter().any(|counter| counter.value() > 0)
+}
+
+fn queues(out: &mut Text, state: &State) {
     let all = all_queues(state);
     let definitions = Class::ALL.map(QueueStats::new);
     let mut seen = HashSet::new();
@@ -163,14 +174,13 @@ fn queues(out: &mut String, state: &State) {
             continue;
         }
         let (name, unit) = base_name("queue", counter.name);
-        let (kind, suffix) = kind_of(counter.kind);
-        family(out, &name, kind, unit, counter.help);
+        out.family(&name, sort_of(counter.kind), unit, counter.help);
         for (labels, stats) in &all {
             let counters = stats.counters();
             if let Some(found) = counters.iter().find(|c| c.name == counter.name) {
                 let is_time = unit == Some("seconds");
                 let value = if is_time { seconds(found.value) } else { found.value.to_string() };
-                line(out, &format!("{name}{suffix}"), labels, value);
+                out.line(labels, value);
             }
         }
     }
@@ -180,21 +190,20 @@ fn queues(out: &mut String, state: &State) {
         }
         let (name, unit) = base_name("queue", histogram.name);
         let help = histogram.help.replace(", in nanoseconds", "");
-        family(out, &name, "histogram", unit, &help);
+        out.family(&name, Sort::Histogram, unit, &help);
         for (labels, stats) in &all {
             let histograms = stats.histograms();
             if let Some(found) = histograms.iter().find(|h| h.name == histogram.name) {
-                buckets(out, &name, unit == Some("seconds"), labels, found.value);
+                buckets(out, unit == Some("seconds"), labels, found.value);
             }
         }
     }
 }
 
-/// What a counter or gauge is called, and what its samples end with.
-fn kind_of(kind: Kind) -> (&'static str, &'static str) {
+fn sort_of(kind: Kind) -> Sort {
     match kind {
-        Kind::Counter => ("counter", "_total"),
-        Kind::Gauge => ("gauge", ""),
+        Kind::Counter => Sort::Counter,
+        Kind::Gauge => Sort::Gauge,
     }
 }
 
@@ -210,23 +219,22 @@ fn base_name(of: &str, name: &str) -> (String, Option<&'static str>) {
 }
 
 /// The bounds lie on bucket edges of [`Histogram`], so that the counts are exact.
-fn buckets(out: &mut String, name: &str, is_time: bool, labels: &str, histogram: &Histogram) {
+fn buckets(out: &mut Text, is_time: bool, labels: &str, histogram: &Histogram) {
     let number = |n: u64| if is_time { seconds(n) } else { n.to_string() };
-    let bucket = format!("{name}_bucket");
     // One reading: all samples of a histogram agree.
     let filled: Vec<_> = histogram.filled().collect();
     let (mut rest, mut count) = (filled.iter().peekable(), 0);
-    for power in if is_time { TIME_BOUNDS } else { COUNT_BOUNDS } {
+    for power in if is_time { TIME_BOUNDS.as_slice() } else { &COUNT_BOUNDS } {
         let bound = (1u64 << power) - 1;
         while let Some((_, n)) = rest.next_if(|(max, _)| *max <= bound) {
             count += n;
         }
-        line(out, &bucket, format_args!("{labels},le=\"{}\"", number(bound)), count);
+        out.part("_bucket", format_args!("{labels},le=\"{}\"", number(bound)), count);
     }
     let count = filled.iter().map(|b| b.1).sum::<u64>();
-    line(out, &bucket, format_args!("{labels},le=\"+Inf\""), count);
-    line(out, &format!("{name}_count"), labels, count);
-    line(out, &format!("{name}_sum"), labels, number(histogram.sum()));
+    out.part("_bucket", format_args!("{labels},le=\"+Inf\""), count);
+    out.part("_count", labels, count);
+    out.part("_sum", labels, number(histogram.sum()));
 }
 
 /// Nanoseconds as seconds, exactly.
@@ -276,9 +284,11 @@ mod tests {
         for value in [1, 3, 4, 7, 8, 1023, 1024, 5000] {
             histogram.record(value, 1);
         }
-        let mut out = String::new();
-        buckets(&mut out, "x", false, "q=\"0\"", &histogram);
-        for (le, count) in [("1", 1), ("3", 2), ("7", 4), ("15", 5), ("1023", 6), ("+Inf", 8)] {
+        let mut out = Text::new(Format::Plain);
+        out.family("x", Sort::Histogram, None, "X");
+        buckets(&mut out, false, "q=\"0\"", &histogram);
+        let out = out.end();
+        for (le, count) in [("1", 1), ("3", 2), ("15", 5), ("255", 5), ("1023", 6), ("+Inf", 8)] {
             let wanted = format!("x_bucket{{q=\"0\",le=\"{le}\"}} {count}\n");
             assert!(out.contains(&wanted), "{wanted}\n{out}");
         }

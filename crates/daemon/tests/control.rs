@@ -9,7 +9,7 @@ mod program;
 use client::Client;
 use manyring_engine::QueueStats;
 use process::{Daemon, PATIENCE};
-use program::{http, http_json, manyring, output_of, shown};
+use program::{fetch, http_json, manyring, output_of, shown};
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
@@ -377,7 +377,10 @@ fn families(text: &str) -> HashMap<String, String> {
 fn metrics_are_openmetrics() {
     let served = serve();
     let _client = served.work();
-    let (status, head, text) = http(&served.control, "GET", "/metrics", "");
+    let accept = "accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5";
+    let stream = UnixStream::connect(&served.control).unwrap();
+    let (status, head, text) = fetch(stream, "/metrics", &[accept]);
+    let text = String::from_utf8(text).unwrap();
     assert_eq!(status, 200);
     let kind = "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8";
     assert!(head.contains(kind), "{head}");

@@ -15,11 +15,12 @@ use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, FLAG_VERSION, Header, PROTOCOL_F_BACKEND_REQ,
 };
 use process::{Daemon, PATIENCE, wait_until};
-use program::{http, http_json, manyring, output_of, shown};
+use program::{fetch, http, http_json, manyring, output_of, shown};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use space::{MULTI, handing_in, has_carrier, in_own_space, link, queue, queues, run};
 use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::process::Child;
 use zerocopy::FromBytes;
 
@@ -391,7 +392,9 @@ fn metrics_have_link_mtu_and_pairs_of_network_devices_alone() {
     let daemon = serve();
     let _driver = connect(&daemon, "lan", ControlOwner::FrontEnd, 2);
     post(&daemon, "gen/link", json!({ "up": false }));
-    let (_, _, text) = http(&daemon.socket_of("control"), "GET", "/metrics", "");
+    let stream = UnixStream::connect(daemon.socket_of("control")).unwrap();
+    let (_, _, text) = fetch(stream, "/metrics", &["accept: application/openmetrics-text"]);
+    let text = String::from_utf8(text).unwrap();
     for line in [
         "# TYPE manyring_device_link_up gauge",
         "manyring_device_link_up{device=\"lan\"} 1",

@@ -17,6 +17,7 @@ mod image_lock_refuses_others;
 mod macvtap_over_veth;
 mod ovmf_boots_from_network;
 mod pcap_opens_in_tshark;
+mod promtool_reads_metrics;
 mod qemu_discard_punches_holes;
 mod qemu_discard_without_io_uring;
 mod qemu_flush_reaches_the_host;
@@ -62,6 +63,7 @@ pub const ALL: &[Behaviour] = &[
     hundred_devices_idle::BEHAVIOUR,
     bench_report::BEHAVIOUR,
     soak_short::BEHAVIOUR,
+    promtool_reads_metrics::BEHAVIOUR,
     image_lock_refuses_others::BEHAVIOUR,
     sectors_stay::BEHAVIOUR,
     direct_past_the_cache::BEHAVIOUR,

@@ -6,6 +6,7 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::convert::Infallible;
 use std::fmt::Formatter;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -48,6 +49,8 @@ pub(crate) struct RawDaemon {
     pub(crate) control_read_owner: Option<RawAccount>,
     pub(crate) control_read_group: Option<RawAccount>,
     pub(crate) control_read_mode: Option<String>,
+    /// Address of the host's loopback at which metrics can be scraped; default: none.
+    pub(crate) metrics_listen: Option<SocketAddr>,
     /// Folders below which other users than root and that of the process may name files and
     /// sockets over the control API; default: none.
     #[serde(default)]

@@ -3,7 +3,7 @@
 use super::events::Since;
 use super::refusal::{Refusal, aside};
 use super::snapshot::{DeviceInfo, Devices, Workers};
-use super::{Controlled, Entry, State, change, config, devices as manage};
+use super::{Controlled, Entry, State, change, config, devices as manage, scrape};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query, Request, State as Extract};
 use axum::http::{Method, StatusCode, header};
@@ -24,9 +24,6 @@ const CONFIG_SIZE_MAX: usize = 8 << 20;
 /// Longest wait for an event: a client then asks again.
 const EVENTS_WAIT: Duration = Duration::from_secs(25);
 
-/// What `/metrics` is.
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 /// All routes.
 pub(super) fn router(state: State, role: Role) -> Router {
     let one = get(device).put(manage::put).patch(manage::patch).delete(manage::delete);
@@ -43,7 +40,7 @@ pub(super) fn router(state: State, role: Role) -> Router {
         .route("/v1/reload", post(config::read_again))
         .route("/v1/events", get(events))
         .route("/v1/workers", get(workers))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(scrape::metrics))
         .fallback(async || Refusal::new(StatusCode::NOT_FOUND, "no such path"))
         .method_not_allowed_fallback(async || {
             Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no such method for this path")
@@ -114,11 +111,6 @@ async fn events(
     let events = state.devices.events();
     let _ = tokio::time::timeout(EVENTS_WAIT, events.wait(since)).await;
     Ok(Json(events.since(since)))
-}
-
-async fn metrics(Extract(state): Extract<State>) -> Result<Response, Refusal> {
-    let text = aside(move || crate::metrics::text(&state)).await?;
-    Ok(([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response())
 }
 
 /// The device of this name, to be changed: one that waits for another process cannot be.

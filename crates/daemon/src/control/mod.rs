@@ -14,11 +14,13 @@ mod places;
 mod refusal;
 mod registry;
 mod reserve;
+mod scrape;
 pub(crate) mod snapshot;
 mod socket;
 
 pub(crate) use config::reload;
 pub(crate) use registry::{Controlled, Entry, Registry, Waiting};
+pub(crate) use scrape::{bind as bind_metrics, serve as serve_metrics};
 pub(crate) use socket::{bind, serve};
 
 use crate::config::Plan;

@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
 use tokio::time::{Sleep, sleep};
 
 /// Longest time for which a client takes nothing of an answer.
@@ -13,14 +12,14 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The stream.
 #[derive(Debug)]
-pub(super) struct Patient {
-    stream: UnixStream,
+pub(super) struct Patient<S> {
+    stream: S,
     /// Runs while a write waits.
     waits: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patient {
-    pub(super) fn new(stream: UnixStream) -> Self {
+impl<S> Patient<S> {
+    pub(super) fn new(stream: S) -> Self {
         Self { stream, waits: None }
     }
 
@@ -40,7 +39,7 @@ impl Patient {
     }
 }
 
-impl AsyncRead for Patient {
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -50,7 +49,7 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

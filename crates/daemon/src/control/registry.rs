@@ -46,6 +46,13 @@ pub(crate) struct Waiting {
     pub(crate) origin: &'static str,
 }
 
+impl Waiting {
+    /// The state in which it is, as it is shown.
+    pub(crate) fn state(&self) -> &'static str {
+        if self.is_failed { "failed" } else { "waiting" }
+    }
+}
+
 /// A device of the configuration, or a disk of a Xen guest.
 #[derive(Clone, Debug)]
 pub(crate) enum Entry {

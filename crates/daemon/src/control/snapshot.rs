@@ -188,7 +188,7 @@ impl DeviceInfo {
             name: waiting.name.clone(),
             kind: waiting.kind.to_owned(),
             detail: Detail::Waiting {},
-            state: if waiting.is_failed { "failed" } else { "waiting" }.to_owned(),
+            state: waiting.state().to_owned(),
             origin: waiting.origin.to_owned(),
             waits_for: Some(waiting.key.to_owned()),
             reason: Some(waiting.reason.clone()),

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
@@ -149,7 +150,11 @@ impl Clients {
 }
 
 /// Answers a client until it leaves, or does not keep the times.
-async fn answer(stream: UnixStream, router: Router, has_asked: &Arc<AtomicBool>) {
+pub(super) async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    router: Router,
+    has_asked: &Arc<AtomicBool>,
+) {
     let mut server = hyper::server::conn::http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
     let (router, has_asked) = (TowerToHyperService::new(router), has_asked.clone());

@@ -47,16 +47,31 @@ fn errors_of(command: &mut Command) -> Output {
 
 /// Sends one HTTP request to a socket; status, head in lower case, and body of the answer.
 pub(crate) fn http(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String, String) {
-    let mut stream = UnixStream::connect(socket).unwrap();
+    let head = format!("{method} {path} HTTP/1.1\r\ncontent-length: {}\r\n", body.len());
+    let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
-    let length = body.len();
-    write!(stream, "{head}content-length: {length}\r\n\r\n{body}").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
+    let (status, head, body) = exchange(stream, &head, body);
+    (status, head, String::from_utf8(body).unwrap())
+}
+
+/// Asks for a path with further lines of the head; the body of the answer as it is.
+pub(crate) fn fetch(
+    stream: impl Read + Write,
+    path: &str,
+    more: &[&str],
+) -> (u16, String, Vec<u8>) {
+    let more: String = more.iter().map(|line| format!("{line}\r\n")).collect();
+    exchange(stream, &format!("GET {path} HTTP/1.1\r\n{more}"), "")
+}
+
+fn exchange(mut stream: impl Read + Write, head: &str, body: &str) -> (u16, String, Vec<u8>) {
+    write!(stream, "{head}host: x\r\nconnection: close\r\n\r\n{body}").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("a whole answer");
+    let head = String::from_utf8(answer[..end].to_vec()).unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, head.to_ascii_lowercase(), body.to_owned())
+    (status, head.to_ascii_lowercase(), answer[end + 4..].to_vec())
 }
 
 /// The same where the answer is JSON: its status, and its body.

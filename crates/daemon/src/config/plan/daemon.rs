@@ -4,6 +4,7 @@ use super::{AccessPlan, Place, PlanError, PollingPlan, check_len, pins};
 use crate::config::numbers;
 use crate::config::raw::RawDaemon;
 use serde::Serialize;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// What concerns the whole process.
@@ -27,6 +28,9 @@ pub(crate) struct DaemonPlan {
     pub(crate) control_read: Option<PathBuf>,
     #[serde(skip_serializing_if = "AccessPlan::is_default")]
     pub(crate) control_read_access: AccessPlan,
+    /// Where metrics can be scraped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) metrics_listen: Option<SocketAddr>,
     /// Below these folders other users may name files and sockets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow_paths: Vec<PathBuf>,
@@ -53,6 +57,10 @@ impl DaemonPlan {
             path.as_ref().map_or(Ok(()), |path| check_len(path, &place, key))?;
         }
         let [control_access, control_read_access] = accesses(raw, &place)?;
+        if let Some(address) = raw.metrics_listen.filter(|address| !address.ip().is_loopback()) {
+            let problem = format!("{address} is no loopback address: other hosts could scrape it");
+            return place.error("metrics_listen", problem);
+        }
         for path in &raw.allow_paths {
             if !path.is_absolute() {
                 return place.error("allow_paths", format!("{} is relative", path.display()));
@@ -69,6 +77,7 @@ impl DaemonPlan {
             control_access,
             control_read: raw.control_read.clone(),
             control_read_access,
+            metrics_listen: raw.metrics_listen,
             allow_paths: raw.allow_paths.clone(),
             state_dir: raw.state_dir.clone(),
             wait: raw.wait,
