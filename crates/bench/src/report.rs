@@ -41,6 +41,15 @@ pub(crate) fn is_far(one_ns: u64, other_ns: u64) -> bool {
     one_ns.max(other_ns) * 2 > one_ns.min(other_ns) * 5
 }
 
+/// Nanoseconds for a cache line from which on CPUs are far from each other: threads of a core and
+/// neighbouring cores take 20 to 60, others 150 and more.
+const FAR_NS: u64 = 100;
+
+/// The distance of two CPUs in a word, by what a cache line takes between them.
+fn nearness(line_ns: u64) -> &'static str {
+    if line_ns < FAR_NS { "near" } else { "far" }
+}
+
 /// All runs of one party in one cell.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Party<S> {
@@ -97,7 +106,8 @@ impl std::fmt::Display for Distance {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { line_ns, rounds, ratio } = self;
         let plural = if *rounds == 1 { "" } else { "s" };
-        write!(f, "{ratio:.2}x in {rounds} round{plural} with {line_ns} ns for a cache line")
+        let nearness = nearness(*line_ns);
+        write!(f, "{ratio:.2}x {nearness} ({line_ns} ns a cache line, {rounds} round{plural})")
     }
 }
 

@@ -324,6 +324,20 @@ impl BlkQueue {
         Ok(self.finish(head, written))
     }
 
+    /// Asks the device to call for the next request that it has done. True if one is done already:
+    /// the device may have looked before it was asked.
+    pub fn ask_for_call(&mut self) -> bool {
+        self.vring.queue().enable_notifications()
+    }
+
+    /// Sleeps until the device calls, at most `timeout`, whatever is done. False: it did not.
+    ///
+    /// # Errors
+    /// [`DriverError::System`].
+    pub fn wait_call(&self, timeout: Duration) -> Result<bool, DriverError> {
+        self.vring.wait_call(timeout)
+    }
+
     /// Takes a request that is done, polling for it.
     ///
     /// # Errors

@@ -101,6 +101,9 @@ fn drive(
     let mut latencies = Latencies::new();
     let mut last = now();
     for lane in &mut lanes {
+        if options.each_call {
+            lane.queue.ask_for_call();
+        }
         for _ in 0..options.depth {
             lane.submit(options, last)?;
         }
@@ -110,7 +113,11 @@ fn drive(
     while lanes.iter().any(|lane| lane.queue.in_flight() > 0) {
         let mut worked = false;
         for lane in &mut lanes {
-            worked |= turn(lane, options, end, &mut last, &mut latencies, &mut failures)?;
+            worked |= if options.each_call {
+                called_turn(lane, options, end, &mut last, &mut latencies, &mut failures)?
+            } else {
+                turn(lane, options, end, &mut last, &mut latencies, &mut failures)?
+            };
         }
         idle_turns = if worked { 0 } else { idle_turns.wrapping_add(1) };
         if idle_turns % IDLE_TURNS == IDLE_TURNS - 1 && last.elapsed() > STUCK {
@@ -160,5 +167,47 @@ fn turn(
         next = lane.queue.take();
     }
     lane.queue.publish().map_err(failed)?;
+    Ok(true)
+}
+
+/// As [`turn`], by a client that knows of an answer only by a call. Like the interrupt of a kernel
+/// it collects all that is done, asks for the next call, and only then submits; it does not look
+/// for what comes back meanwhile, since the device calls for that. False: nothing was in flight.
+fn called_turn(
+    lane: &mut Lane,
+    options: &LoadOptions,
+    end: Instant,
+    last: &mut Instant,
+    latencies: &mut Latencies,
+    failures: &mut u64,
+) -> Result<bool, LoadError> {
+    let in_flight = lane.queue.in_flight();
+    if in_flight == 0 {
+        return Ok(false);
+    }
+    if !lane.queue.wait_call(STUCK).map_err(failed)? && last.elapsed() > STUCK {
+        return Err(LoadError::Stuck { in_flight, seconds: STUCK.as_secs() });
+    }
+    *last = now();
+    let mut count = 0;
+    loop {
+        while let Some(done) = lane.queue.take() {
+            count += 1;
+            if done.status != 0 {
+                *failures += 1;
+            } else if *last < end {
+                latencies.record(*last - lane.submitted[usize::from(done.tag)]);
+            }
+        }
+        if !lane.queue.ask_for_call() {
+            break;
+        }
+    }
+    if *last < end && *failures == 0 {
+        for _ in 0..count {
+            lane.submit(options, *last)?;
+        }
+        lane.queue.publish().map_err(failed)?;
+    }
     Ok(true)
 }

@@ -45,6 +45,10 @@ pub(crate) struct LoadArgs {
     /// Look for completions all the time instead of sleeping.
     #[arg(long)]
     poll: bool,
+    /// Sleep after each look until the device calls, as the interrupt of a kernel does, instead of
+    /// looking once more before (`load driver`).
+    #[arg(long, conflicts_with = "poll")]
+    each_call: bool,
     /// Threads, which share the queues [default: one for each queue].
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -79,6 +83,9 @@ impl LoadArgs {
         if options.poll {
             add("--poll".to_owned());
         }
+        if options.each_call {
+            add("--each-call".to_owned());
+        }
         if let Some(threads) = options.threads {
             add(format!("--threads={threads}"));
         }
@@ -93,6 +100,7 @@ impl LoadArgs {
             depth: self.depth,
             duration: Duration::try_from_secs_f64(self.seconds).unwrap_or_default(),
             poll: self.poll,
+            each_call: self.each_call,
             threads: self.threads,
             size: self.size,
             rw: self.rw,
@@ -110,6 +118,8 @@ pub(crate) struct LoadOptions {
     pub(crate) depth: usize,
     pub(crate) duration: Duration,
     pub(crate) poll: bool,
+    /// A client that sleeps waits for each call.
+    pub(crate) each_call: bool,
     /// None: one for each queue.
     pub(crate) threads: Option<usize>,
     pub(crate) size: usize,
@@ -261,9 +271,20 @@ mod tests {
         let dealt = |queues, threads| {
             let socket = PathBuf::new();
             let (depth, duration, poll) = (1, Duration::ZERO, false);
-            let (size, rw, cpu, seed) = (512, Rw::Read, None, 1);
-            let options =
-                LoadOptions { socket, queues, depth, duration, poll, threads, size, rw, cpu, seed };
+            let (size, rw, cpu, seed, each_call) = (512, Rw::Read, None, 1, false);
+            let options = LoadOptions {
+                socket,
+                queues,
+                depth,
+                duration,
+                poll,
+                each_call,
+                threads,
+                size,
+                rw,
+                cpu,
+                seed,
+            };
             options.deal(0..queues)
         };
         assert_eq!(dealt(5, Some(2)), [vec![0, 2, 4], vec![1, 3]]);

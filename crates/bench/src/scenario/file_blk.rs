@@ -4,8 +4,8 @@
 //! qemu-storage-daemon (`cache.direct=on`, `aio=io_uring`), then through the page cache.
 
 use super::{
-    BLOCK, Bench, Client, Contender, How, ScenarioArgs, Work, ours_and_modes, per_million,
-    qemu_storage_daemon,
+    BLOCK, Bench, Client, Contender, EACH_CALL, How, ScenarioArgs, Work, driven, ours_and_modes,
+    per_million, qemu_storage_daemon,
 };
 use crate::measure::{Affinity, Random};
 use crate::peer::{self, Peer};
@@ -37,24 +37,27 @@ pub(crate) fn run(args: &FileBlkArgs) -> Result<Report<BlkCell>, String> {
     let mut bench = Bench::new(scenario, args.client)?;
     let mebibytes = args.mebibytes.unwrap_or(if scenario.smoke { 64 } else { 1024 });
     let image = image(args.folder.as_deref(), mebibytes)?;
-    for (direct, depth, poll) in [
-        (true, 1, true),
-        (true, 1, false),
-        (true, 64, true),
-        (true, 64, false),
-        (false, 1, true),
-        (false, 64, true),
-        (false, 64, false),
+    for (direct, depth, client) in [
+        (true, 1, "polls"),
+        (true, 1, "sleeps"),
+        (true, 1, EACH_CALL),
+        (true, 64, "polls"),
+        (true, 64, "sleeps"),
+        (true, 64, EACH_CALL),
+        (false, 1, "polls"),
+        (false, 64, "polls"),
+        (false, 64, "sleeps"),
+        (false, 64, EACH_CALL),
     ] {
         if !direct {
             warm(image.path())?;
         }
         let cache = if direct { "O_DIRECT" } else { "page cache" };
-        let client = if poll { "polls" } else { "sleeps" };
+        let poll = client == "polls";
         let name = format!("{cache}, QD{depth}, client {client}");
         let contenders = contenders(scenario, image.path(), direct, depth)?;
         let work = Work { queues: 1, depth, size: BLOCK, poll, threads: None, pinned: true };
-        bench.cell(&name, &[work], &contenders)?;
+        bench.cell(&name, &[work], &driven(contenders, client))?;
     }
     Ok(bench.report("file-blk"))
 }

@@ -153,6 +153,7 @@ fn read(
         depth,
         duration: Duration::from_secs_f64(bench.args.seconds()),
         poll: true,
+        each_call: false,
         threads: None,
         size: BLOCK,
         rw: Rw::Read,

@@ -45,6 +45,8 @@ pub(crate) enum Client {
     Blkio,
     /// Our own driver half; leaves out the cells in which one thread sleeps on several queues.
     Driver,
+    /// The same, asleep after each look until the device calls, as the interrupt of a kernel is.
+    EachCall,
 }
 
 /// Options of every scenario.
@@ -238,7 +240,7 @@ impl<'a> Bench<'a> {
 
     /// Runs one cell, unless it was not asked for.
     fn cell(&mut self, name: &str, works: &[Work], contenders: &[Contender]) -> Result<(), String> {
-        let cannot = self.client == Client::Driver
+        let cannot = self.client != Client::Blkio
             && works.iter().any(|work| work.threads.is_some() && !work.poll);
         if cannot || self.args.only.as_ref().is_some_and(|text| !name.contains(text)) {
             return Ok(());
@@ -273,11 +275,11 @@ impl<'a> Bench<'a> {
                 let server = Server::start(program, &arguments, &socket, &server)
                     .map_err(|e| e.to_string())?;
                 let client_words = |options: &LoadOptions| {
-                    let client = match contender.client.unwrap_or(self.client) {
-                        Client::Blkio => "blkio",
-                        Client::Driver => "driver",
-                    };
-                    (client, LoadArgs::of(options))
+                    let client = contender.client.unwrap_or(self.client);
+                    let each_call = client == Client::EachCall && !options.poll;
+                    let options = LoadOptions { each_call, ..options.clone() };
+                    let program = if client == Client::Blkio { "blkio" } else { "driver" };
+                    (program, LoadArgs::of(&options))
                 };
                 self.drive(&server, &socket, work, &client, client_words)
             }
@@ -317,6 +319,7 @@ impl<'a> Bench<'a> {
             depth: work.depth,
             duration: Duration::from_secs_f64(self.args.seconds()),
             poll: work.poll,
+            each_call: false,
             threads: work.threads,
             size: work.size,
             rw: Rw::Read,
@@ -399,6 +402,20 @@ fn ours_and_modes(
     Ok(contenders)
 }
 
+/// What a client does between two answers, and whether that is polling: it looks all the time, it
+/// sleeps in its library (which looks once more before), or it sleeps until it is called.
+const CLIENTS: [(&str, bool); 3] = [("polls", true), ("sleeps", false), (EACH_CALL, false)];
+const EACH_CALL: &str = "waits for each call";
+
+/// The same contenders, with the client that such a cell has.
+fn driven(contenders: Vec<Contender>, client: &str) -> Vec<Contender> {
+    let by = |contender: Contender| match contender.how {
+        How::Server { .. } if client == EACH_CALL => contender.driven_by(Client::EachCall),
+        _ => contender,
+    };
+    contenders.into_iter().map(by).collect()
+}
+
 /// QEMU's daemon exporting the node `disk` that `nodes` define.
 fn qemu_storage_daemon(nodes: &[String], num_queues: usize) -> Result<Contender, String> {
     let program = Peer::QemuStorageDaemon.path();
@@ -429,6 +446,18 @@ mod tests {
     struct Alone {
         #[command(flatten)]
         scenario: ScenarioArgs,
+    }
+
+    #[test]
+    fn a_cell_whose_client_waits_for_each_call_has_it_drive_servers_and_nothing_else() {
+        let server = || How::Server { program: PathBuf::new(), arguments: Box::new(|_| vec![]) };
+        let direct = || How::Direct(Box::new(|_, _| Ok(BlkSample::default())));
+        let clients = |word| {
+            let contenders = vec![Contender::new("a", server()), Contender::new("b", direct())];
+            driven(contenders, word).iter().map(|c| c.client).collect::<Vec<_>>()
+        };
+        assert_eq!(clients(EACH_CALL), [Some(Client::EachCall), None]);
+        assert_eq!(clients("sleeps"), [None, None]);
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! `null-blk`: what the way to a disk costs when the disk costs nothing.
 //!
-//! 4 KiB random reads by libblkio: one queue and one worker against qemu-storage-daemon's null-co
-//! export (with `read-zeroes=off`: like ours it touches no data), then four queues against one on
-//! our own daemon, and four rings against one of bare threads.
+//! 4 KiB random reads by libblkio, and by a client of our own that waits for each call: one queue
+//! and one worker against qemu-storage-daemon's null-co export (with `read-zeroes=off`: like ours
+//! it touches no data), then four queues against one on our own daemon, and four rings against one
+//! of bare threads.
 
 use super::{
-    BLOCK, Bench, Client, Contender, How, ScenarioArgs, Work, ours, ours_and_modes, per_million,
-    qemu_storage_daemon,
+    BLOCK, Bench, CLIENTS, Client, Contender, How, ScenarioArgs, Work, driven, ours,
+    ours_and_modes, per_million, qemu_storage_daemon,
 };
 use crate::load::LoadResult;
 use crate::measure::Affinity;
@@ -29,9 +30,8 @@ pub(crate) struct NullBlkArgs {
 pub(crate) fn run(args: &NullBlkArgs) -> Result<Report<BlkCell>, String> {
     let (client, args) = (args.client, &args.scenario);
     let mut bench = Bench::new(args, client)?;
-    for depth in [1, 32, 64] {
-        for poll in [true, false] {
-            let client = if poll { "polls" } else { "sleeps" };
+    for depth in [1, 32, 64, 128] {
+        for (client, poll) in CLIENTS {
             let name = format!("one queue, QD{depth}, client {client}");
             let mut contenders =
                 ours_and_modes(args, &[&"--null=64G", &"--num-queues=1", &"--workers=1"])?;
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &NullBlkArgs) -> Result<Report<BlkCell>, String> {
                 contenders.push(qemu_storage_daemon(&[node.to_owned()], 1)?);
             }
             let work = Work { queues: 1, depth, size: BLOCK, poll, threads: None, pinned: true };
-            bench.cell(&name, &[work], &contenders)?;
+            bench.cell(&name, &[work], &driven(contenders, client))?;
         }
     }
     scale(&mut bench, args)?;
