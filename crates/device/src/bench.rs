@@ -10,17 +10,15 @@ use crate::net::{NetRx, NetTx, Rules};
 use manyring_backend::blk::Disk;
 use manyring_backend::net::Port;
 use manyring_engine::Activation;
-use manyring_engine::Handler;
+use manyring_engine::AnyFormat;
 use manyring_engine::Moderation;
 use manyring_engine::QueueIo;
-use manyring_engine::RunningQueue;
 use manyring_engine::policy::polling::Decision;
 use manyring_engine::solo::{Happened, Run};
 use manyring_engine::solo::{Source, Wait, Woken};
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{Pool, PoolOptions};
 use manyring_memory::MemoryError;
-use manyring_queue::DeviceQueue;
 use manyring_wire::net::{FRAME_SIZE_MAX, Offloads};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -104,10 +102,10 @@ impl SoloRunning {
 
     fn new<H>(activation: Activation, handler: H, class: Class) -> Result<Self, StartError>
     where
-        H: Handler<DeviceQueue>,
+        H: AnyFormat,
     {
         let stats = Arc::new(QueueStats::new(class));
-        Self::of(Box::new(RunningQueue::new(activation, handler, stats)))
+        Self::of(activation.running(handler, stats, Moderation::Off))
     }
 
     fn of(mut queue: Box<dyn Run>) -> Result<Self, StartError> {

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! start(activation):  open the backend's queue: a disk's, or one half of a port's
-//!                     RunningQueue::new(activation, handler, stats) -> Pool::start -> handle
+//!                     activation.running(handler, stats, ..) -> Pool::start -> handle
 //! a turn of a blk queue (blk/virtio.rs):
 //!     pop a batch; of each chain: copy the header, parse it, check it against the disk
 //!     what needs no disk has its completion at once; the rest is one burst to DiskQueue::submit

@@ -5,7 +5,7 @@
 //! request or a frame is: the [`Handler`] that a device brings interprets the chains.
 //!
 //! ```text
-//! device:   RunningQueue::new(activation, handler, stats) -> Pool::start -> QueueHandle
+//! device:   activation.running(handler, stats, ..) -> Pool::start -> QueueHandle
 //! session:  QueueHandle: memory, enable, kick, call, stop -> Order -> the worker's mailbox
 //! worker:   wait for a kick, a completion, a port, an order, a time
 //!           every hot queue takes a turn: its handler takes chains, serves them, returns them
@@ -19,8 +19,9 @@
 //! * A worker (`worker.rs`) is one thread that owns queues. It sees each as `dyn Run`: one indirect
 //!   call for a turn, whatever the ring and the device are.
 //! * [`RunningQueue`] is the one implementation of that trait, generic over the ring and the
-//!   handler: within a turn nothing is dispatched per chain. Its doorbells are `notifier.rs`; what
-//!   a turn may do with the ring, and what its session has been told, is `life.rs`.
+//!   handler: within a turn nothing is dispatched per chain (`format.rs`). Its doorbells are
+//!   `notifier.rs`; what a turn may do with the ring, and what its session has been told, is
+//!   `life.rs`.
 //! * [`Handler`] is what a device brings. A handler takes chains off the ring and returns them. It
 //!   never sleeps, watches no file descriptor by itself, and sends no notification.
 //! * [`QueueIo`] is what a worker lends a queue for one call: its io_uring, the watches of file
@@ -84,6 +85,7 @@ mod doorbell;
 mod ends;
 mod epoch;
 mod foreign;
+mod format;
 mod handle;
 mod handler;
 mod io;
@@ -110,6 +112,7 @@ pub use doorbell::{Call, Channel, DoorbellError, Kick};
 pub use ends::SessionSocket;
 pub use epoch::{Epoch, Epochs};
 pub use foreign::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
+pub use format::AnyFormat;
 pub use handle::{QueueHandle, Route};
 pub use handler::{Awaited, Done, Handler, Mode, Turn, Waits};
 pub use io::QueueIo;

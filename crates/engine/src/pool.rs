@@ -202,7 +202,7 @@ impl Pool {
 
     /// Places a queue on the worker that its operator has chosen, else on the first one; the
     /// balance moves it when that is worth it.
-    pub fn start(self: &Arc<Self>, queue: impl Run + 'static, home: Home) -> Option<QueueHandle> {
+    pub fn start(self: &Arc<Self>, queue: Box<dyn Run>, home: Home) -> Option<QueueHandle> {
         self.has_ring()?;
         let pin = {
             let pins = self.queue_workers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -217,7 +217,7 @@ impl Pool {
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.retain(|r| r.strong_count() > 0);
         routes.push(Arc::downgrade(&route));
-        seat.start(id, Box::new(queue), None);
+        seat.start(id, queue, None);
         Some(QueueHandle::new(route))
     }
 

@@ -268,7 +268,7 @@ impl XenBlkDevice {
         let home = Home { device: self.options.name.clone(), unit: attachment.index };
         let (takeover, front) = (attachment.takeover, attachment.call.clone());
         let queue = self.running(attachment, self.backing.open_queue()?)?;
-        let handle = self.backing.pool.start(queue, home).ok_or(StartError::NoWorker)?;
+        let handle = self.backing.pool.start(Box::new(queue), home).ok_or(StartError::NoWorker)?;
         if takeover {
             // The former process may have published responses without an event to the front-end.
             front.ring();

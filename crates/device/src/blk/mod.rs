@@ -20,7 +20,6 @@ use manyring_backend::blk::{Disk, Geometry};
 use manyring_engine::Activation;
 use manyring_engine::Moderation;
 use manyring_engine::QueueHandle;
-use manyring_engine::RunningQueue;
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{Home, Pool};
 use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE, VIRTIO_BLK_F_FLUSH};
@@ -167,7 +166,7 @@ impl BlkDevice {
         let features = activation.features;
         let blk = BlkQueue::new(disk, self.shared.clone(), memory).with_features(features);
         let home = Home { device: self.options.name.clone(), unit: activation.index };
-        let queue = RunningQueue::new(activation, blk, stats).moderated(self.options.moderation);
+        let queue = activation.running(blk, stats, self.options.moderation);
         self.backing.pool.start(queue, home).ok_or(StartError::NoWorker)
     }
 

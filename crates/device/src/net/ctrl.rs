@@ -20,8 +20,8 @@ use super::control::{Commands, Reply};
 use crate::StartError;
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{
-    Activation, Done, Epoch, Epochs, Fence, Handler, Home, Mode, QueueHandle, QueueIo,
-    RunningQueue, Turn, Waits,
+    Activation, Done, Epoch, Epochs, Fence, Handler, Home, Mode, Moderation, QueueHandle, QueueIo,
+    Turn, Waits,
 };
 use manyring_memory::{GuestMemory, SliceList, copy_from_slices, copy_to_slices, total_len};
 use manyring_queue::{Batch, Chain, Chains, QueueError};
@@ -105,7 +105,7 @@ pub(super) async fn start(
     let stats = inner.stats[activation.index].clone();
     // It goes with the first pair, wherever the operator or the balance puts that.
     let home = Home { device: inner.options.name.clone(), unit: 0 };
-    let queue = RunningQueue::new(activation, queue, stats);
+    let queue = activation.running(queue, stats, Moderation::Off);
     inner.pool.start(queue, home).ok_or(StartError::NoWorker)
 }
 

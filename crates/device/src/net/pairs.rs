@@ -7,7 +7,6 @@ use manyring_engine::Activation;
 use manyring_engine::Home;
 use manyring_engine::Order;
 use manyring_engine::QueueHandle;
-use manyring_engine::RunningQueue;
 use manyring_engine::aside;
 use manyring_engine::policy::moderation::Limits;
 use manyring_memory::MemoryError;
@@ -102,10 +101,10 @@ impl Inner {
         let (stats, moderation) = (self.stats[index].clone(), self.options.moderation);
         let started = if is_rx {
             let rx = self.receiver(pair, features, activation.queue.size())?;
-            self.pool.start(RunningQueue::new(activation, rx, stats).moderated(moderation), home)
+            self.pool.start(activation.running(rx, stats, moderation), home)
         } else {
             let tx = self.transmitter(pair, features)?;
-            self.pool.start(RunningQueue::new(activation, tx, stats).moderated(moderation), home)
+            self.pool.start(activation.running(tx, stats, moderation), home)
         };
         let handle = started.ok_or(StartError::NoWorker)?;
         let route = handle.route();

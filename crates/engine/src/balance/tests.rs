@@ -10,7 +10,7 @@ fn a_queue_whose_disk_hangs_is_gathered_less_and_less() {
     let options = PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: false };
     let (pool, hangs) = (Pool::new(options), Arc::new(AtomicBool::new(false)));
     let start = |unit| {
-        let queue = Still { hangs: hangs.clone(), ..Still::default() };
+        let queue = Box::new(Still { hangs: hangs.clone(), ..Still::default() });
         pool.start(queue, Home { device: "disk".to_owned(), unit }).unwrap()
     };
     let (_first, second) = (start(0), start(1));
@@ -39,7 +39,7 @@ fn queues_that_hang_hold_up_no_move_of_others() {
     let options = PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: false };
     let (pool, hangs) = (Pool::new(options), Arc::new(AtomicBool::new(false)));
     let start = |unit, hangs: Arc<AtomicBool>| {
-        let queue = Still { hangs, ..Still::default() };
+        let queue = Box::new(Still { hangs, ..Still::default() });
         pool.start(queue, Home { device: "disk".to_owned(), unit }).unwrap()
     };
     let _first = start(0, Arc::default());
@@ -71,7 +71,7 @@ fn a_queue_that_cannot_stop_is_not_waited_for_by_who_would_move_it() {
     let options = PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: false };
     let (pool, hangs) = (Pool::new(options), Arc::new(AtomicBool::new(true)));
     let home = Home { device: "disk".to_owned(), unit: 0 };
-    let queue = pool.start(Still { hangs, ..Still::default() }, home).unwrap();
+    let queue = pool.start(Box::new(Still { hangs, ..Still::default() }), home).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         // As the balance has it, which looked just before the queue was to stop.
