@@ -186,6 +186,31 @@ fn what_cannot_be_costs_only_itself_and_changes_nothing() {
 }
 
 #[test]
+fn name_that_no_device_can_have_leads_to_no_file() {
+    let house = House::run(EMPTY);
+    let victim = house.at("victim.json");
+    std::fs::write(&victim, "{}").unwrap();
+    let absolute = house.at("victim").display().to_string().replace('/', "%2F");
+    for name in ["..%2F..%2Fvictim", &absolute, "a%0Ab", "%00"] {
+        assert_eq!(house.delete(name), 204, "{name}: there is no such device");
+        assert!(victim.exists(), "{name}");
+    }
+}
+
+#[test]
+fn device_of_the_file_is_not_removed_over_the_api() {
+    let (folder, house) = configured(&null("a"));
+    let socket = folder.path().join("a");
+    assert!(wait_until(|| socket.exists()));
+    for how in ["", "?force=true"] {
+        let (status, answer) = house.ask("DELETE", &format!("/v1/devices/a{how}"), &Value::Null);
+        let error = answer["error"].as_str().unwrap_or_default();
+        assert!(status == 409 && error.contains("configuration file"), "{status}: {answer}");
+    }
+    is_served(&socket);
+}
+
+#[test]
 fn device_that_is_replaced_takes_what_the_former_one_held() {
     let house = House::run(EMPTY);
     let file = image(house.daemon.folder(), "image");
@@ -258,6 +283,7 @@ fn whoever_waits_for_events_hears_what_becomes_of_devices() {
     };
     assert!(wait_until(|| all() == ["serving", "connected", "left", "removed"]), "{:?}", all());
     assert_eq!(since(77)["lost"], true, "a number of an earlier process");
+    assert_eq!(since(u64::MAX)["lost"], true);
 }
 
 #[test]

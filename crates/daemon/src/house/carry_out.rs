@@ -87,16 +87,21 @@ impl House {
 
     async fn put(&mut self, device: Wanted, text: String, who: &Who) -> Result<Done, Refused> {
         let name = &device.plan().name;
-        let former = self.find(name);
-        if former.is_some_and(|former| !former.is_of_api()) {
-            let problem = format!("{name} is a device of the configuration file: change it there");
-            return Err(Refused::Conflict(problem));
-        }
+        self.is_of_api(name, "change")?;
         let desired = self.plan.clone().with(&device);
         let steps = diff_of(name, &self.plan, &desired);
         self.check(&steps, &desired, false).await?;
         let keep = Keep { name: name.clone(), text: Some((text, who.uid)) };
         self.carry_out(desired, steps, false, Some(keep)).await
+    }
+
+    /// Refuses what the next look at the configuration file would undo.
+    fn is_of_api(&self, name: &str, what: &str) -> Result<(), Refused> {
+        if self.find(name).is_none_or(|device| device.is_of_api()) {
+            return Ok(());
+        }
+        let problem = format!("{name} is a device of the configuration file: {what} it there");
+        Err(Refused::Conflict(problem))
     }
 
     async fn patch(&mut self, name: &str, keys: &Keys) -> Result<Done, Refused> {
@@ -116,6 +121,7 @@ impl House {
     }
 
     async fn delete(&mut self, name: &str, force: bool) -> Result<Done, Refused> {
+        self.is_of_api(name, "remove")?;
         let desired = self.plan.clone().without(|device| device.name == name);
         let steps = diff_of(name, &self.plan, &desired);
         let keep = Keep { name: name.to_owned(), text: None };

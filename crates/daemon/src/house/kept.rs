@@ -3,7 +3,7 @@
 use super::Keys;
 use super::admit::admitted;
 use crate::config;
-use crate::config::plan::Wanted;
+use crate::config::plan::{Wanted, is_device_name};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -76,10 +76,15 @@ impl Kept {
         paths.iter().filter(is_one).filter_map(read).collect()
     }
 
+    /// The file of a device. A name that no device can have, such as `../other`, has none.
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        let folder = self.0.as_ref().filter(|_| is_device_name(name))?;
+        Some(folder.join(format!("{name}.json")))
+    }
+
     /// What is to be kept of a device with other values of these keys; nothing if nothing is.
     pub(super) fn merged(&self, name: &str, keys: &Keys) -> Option<Keep> {
-        let path = self.0.as_ref()?.join(format!("{name}.json"));
-        let text = std::fs::read_to_string(path).ok()?;
+        let text = std::fs::read_to_string(self.path(name)?).ok()?;
         let mut record: Record = serde_json::from_str(&text).ok()?;
         record.device.as_object_mut()?.extend(keys.clone());
         // Whoever has named its files stays the one whose files they are.
@@ -90,8 +95,9 @@ impl Kept {
     /// Writes a device down, or forgets it; it is on the disk when this returns. Blocks as long as
     /// that disk likes.
     pub(super) fn change(&self, keep: &Keep) -> io::Result<Former> {
-        let Some(folder) = &self.0 else { return Ok(Former { path: None, text: None }) };
-        let path = folder.join(format!("{}.json", keep.name));
+        let (Some(folder), Some(path)) = (&self.0, self.path(&keep.name)) else {
+            return Ok(Former { path: None, text: None });
+        };
         let former = match std::fs::read(&path) {
             Ok(text) => Some(text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
