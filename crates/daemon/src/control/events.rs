@@ -66,7 +66,7 @@ impl Events {
         let last = *self.last.borrow();
         let oldest = kept.front().map_or(last + 1, |event| event.number);
         // A number that there has not been is one of an earlier process.
-        let lost = since + 1 < oldest || since > last;
+        let lost = since > last || since + 1 < oldest;
         let is_new = |event: &&Event| lost || event.number > since;
         Since { last, lost, events: kept.iter().filter(is_new).cloned().collect() }
     }
