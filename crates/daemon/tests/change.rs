@@ -324,8 +324,16 @@ fn live_keys_change_at_once_and_no_others_are_taken() {
     let output = output_of(&mut house.command(&["set", "lan", "mtu=1200"]));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "lan: live (mtu)\n");
     assert_eq!(mtu(), 1200);
-    let kept = std::fs::read_to_string(house.at("state").join("devices/lan.json")).unwrap();
-    assert!(kept.contains("\"mtu\":1200"), "{kept}");
+    let is_kept = |mtu: &str| {
+        let kept = std::fs::read_to_string(house.at("state").join("devices/lan.json")).unwrap();
+        let planned = shown(&house.control, "/v1/config")["net"][0]["mtu"].to_string();
+        assert!(kept.contains(&format!("\"mtu\":{mtu}")) && planned == mtu, "{kept}, {planned}");
+    };
+    is_kept("1200");
+    assert_eq!(house.ask("POST", "/v1/devices/lan/mtu", &json!({ "mtu": 1100 })).0, 200);
+    assert_eq!(mtu(), 1100);
+    is_kept("1100");
+    assert_eq!(house.ask("POST", "/v1/devices/lan/mtu", &json!({ "mtu": 1200 })).0, 200);
     for (name, keys, status, words) in [
         ("lan", json!({ "queue_pairs": 2 }), 422, "queue_pairs: is reconnect"),
         ("lan", json!({ "tap": "t" }), 422, "tap: is replace"),
@@ -338,6 +346,42 @@ fn live_keys_change_at_once_and_no_others_are_taken() {
         assert_eq!((found, error.contains(words)), (status, true), "{answer}");
     }
     assert_eq!(mtu(), 1200);
+}
+
+#[test]
+fn live_keys_are_those_of_a_device_that_is_served_later() {
+    let house = House::run(EMPTY);
+    let lan = |pairs: u32| {
+        let socket = house.at("lan");
+        json!({ "kind": "net", "socket_path": socket, "null": true, "mtu": 1400,
+            "queue_pairs": pairs })
+    };
+    assert_eq!(house.put("lan", &lan(1)).0, 201);
+    let device = || shown(&house.control, "/v1/devices/lan");
+    let session = UnixStream::connect(house.at("lan")).unwrap();
+    assert!(wait_until(|| device()["connected"] == true));
+    for pairs in [2, 3, 2] {
+        assert_eq!(house.put("lan", &lan(pairs)).1["steps"][0]["step"], json!("reconnect"));
+    }
+    assert_eq!(house.ask("PATCH", "/v1/devices/lan", &json!({ "mtu": 1300 })).0, 200);
+    drop(session);
+    assert!(wait_until(|| device()["queue_pairs"] == 2));
+    assert_eq!(device()["mtu"], 1300, "it was changed after the rest was put off");
+    // One that cannot be served yet.
+    let folder = tempfile::tempdir().unwrap();
+    let later = folder.path().join("later");
+    let socket = later.join("lan").display().to_string();
+    let (other, house) = configured(&format!(
+        "[[net]]\nname = 'lan'\nsocket_path = '{socket}'\nnull = true\nmtu = 1400\n{}",
+        null("good")
+    ));
+    let device = || shown(&house.control, "/v1/devices/lan");
+    assert_eq!(device()["state"], "failed");
+    assert_eq!(house.ask("PATCH", "/v1/devices/lan", &json!({ "mtu": 1300 })).0, 200);
+    std::fs::create_dir(&later).unwrap();
+    assert!(wait_until(|| device()["state"] == "serving"), "{}", house.daemon.log());
+    assert_eq!(device()["mtu"], 1300);
+    is_served(&other.path().join("good"));
 }
 
 #[test]

@@ -2,13 +2,15 @@
 //! network device.
 
 use super::api::find;
+use super::devices::refuse;
 use super::refusal::{Refusal, aside};
-use super::{Controlled, State};
+use super::{Controlled, State, Who};
 use crate::assemble::{Blk, Kind};
+use crate::house::Change;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State as Extract};
+use axum::extract::{Extension, Path, State as Extract};
 use axum::http::StatusCode;
 use manyring_device::net::{NetDevice, is_mtu};
 use rustix::io::Errno;
@@ -138,25 +140,20 @@ pub(super) async fn link(
 pub(super) async fn mtu(
     Extract(state): Extract<State>,
     Path(name): Path<String>,
+    Extension(who): Extension<Who>,
     body: Body,
 ) -> Result<Json<MtuSet>, Refusal> {
     let controlled = find(&state, &name)?;
-    let device = net_of(&controlled)?;
+    net_of(&controlled)?;
     let Mtu { mtu } = parse(body)?;
     let Some(mtu) = u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) else {
         return Err(bad(format!("mtu: {mtu} is not between 68 and 65535")));
     };
-    let permit = begin(&controlled)?;
-    match whole(permit, async move { device.set_mtu(mtu).await }).await? {
-        Ok(()) => {
-            tracing::info!(device = name, mtu, "MTU changed");
-            Ok(Json(MtuSet { name, mtu }))
-        }
-        Err(errno) => {
-            tracing::warn!(device = name, mtu, %errno, "cannot change the MTU");
-            Err(refuse_mtu(mtu, errno))
-        }
-    }
+    let _permit = begin(&controlled)?;
+    // By the house, so that the configuration that is shown and kept says the same.
+    state.door.ask(Change::Mtu { name: name.clone(), mtu }, who).await.map_err(refuse)?;
+    tracing::info!(device = name, mtu, "MTU changed");
+    Ok(Json(MtuSet { name, mtu }))
 }
 
 pub(super) async fn announce(
@@ -249,21 +246,6 @@ fn refuse_resize(errno: Errno) -> Refusal {
         Errno::INVAL => {
             (StatusCode::UNPROCESSABLE_ENTITY, "the disk cannot have that size".to_owned())
         }
-        errno => (StatusCode::INTERNAL_SERVER_ERROR, format!("the host refuses: {errno}")),
-    };
-    Refusal::new(status, text)
-}
-
-fn refuse_mtu(mtu: u16, errno: Errno) -> Refusal {
-    let (status, text) = match errno {
-        Errno::INVAL => (
-            StatusCode::UNPROCESSABLE_ENTITY,
-            format!("mtu: {mtu} is not possible for this interface"),
-        ),
-        Errno::PERM => (
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the host refuses: no permission to set an MTU (needs CAP_NET_ADMIN)".to_owned(),
-        ),
         errno => (StatusCode::INTERNAL_SERVER_ERROR, format!("the host refuses: {errno}")),
     };
     Refusal::new(status, text)

@@ -60,6 +60,14 @@ impl House {
                 Ok(self.done(&[]))
             }
             Change::Patch { name, keys } => self.patch(&name, &keys).await,
+            Change::Mtu { name, mtu } => {
+                let keys = Keys::from_iter([("mtu".to_owned(), mtu.into())]);
+                let done = self.patch(&name, &keys).await?;
+                if let (true, Some(device)) = (done.steps.is_empty(), self.find(&name)) {
+                    self.set(&device).await?;
+                }
+                Ok(done)
+            }
             Change::Put { device, text } => self.put(device, text, who).await,
             Change::Delete { name, force } => self.delete(&name, force).await,
             Change::All { plan, dry_run, if_match } => {
@@ -218,6 +226,7 @@ impl House {
         self.plan.daemon = daemon.daemon;
         self.plan.xen_blk = daemon.xen_blk;
         self.shown.send_replace((self.generation, Arc::new(self.plan.clone())));
+        self.wait_anew(live).await;
         Ok(done)
     }
 

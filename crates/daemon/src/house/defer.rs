@@ -7,6 +7,7 @@ use crate::assemble::Kind;
 use crate::config::diff::{Step, What};
 use crate::config::plan::{Class, Wanted};
 use crate::control::{Entry, Who};
+use rustix::io::Errno;
 
 /// The steps of a change, by what is to be done.
 #[derive(Debug, Default)]
@@ -65,16 +66,28 @@ impl House {
     }
 
     /// Gives a device that is served the values of its live keys.
-    async fn set(&self, device: &Wanted) -> Result<(), Refused> {
+    pub(super) async fn set(&self, device: &Wanted) -> Result<(), Refused> {
         let name = &device.plan().name;
         let Some(Entry::Served(served)) = self.shared.devices.find(name) else { return Ok(()) };
         let (Kind::Net(running), Wanted::Net(net)) = (&served.part.kind, device) else {
             return Ok(());
         };
         let Some(mtu) = net.mtu else { return Ok(()) };
-        let refused =
-            |errno| Refused::Host(format!("{name}: mtu: the host refuses {mtu}: {errno}"));
-        running.set_mtu(mtu).await.map_err(refused)
+        running.set_mtu(mtu).await.map_err(|errno| {
+            tracing::warn!(device = name, mtu, %errno, "cannot change the MTU");
+            refuse_mtu(mtu, errno)
+        })
+    }
+
+    /// Lets devices that wait to be served wait with other values of their live keys.
+    pub(super) async fn wait_anew(&mut self, live: Vec<(Wanted, Wanted)>) {
+        for (_, device) in live {
+            let name = device.plan().name.clone();
+            if let Some(Entry::Waiting(_)) = self.shared.devices.find(&name) {
+                self.retire(std::slice::from_ref(&device), &[name].into()).await;
+                self.restore(vec![device]).await;
+            }
+        }
     }
 
     /// Puts a device off until the session of the running one has ended.
@@ -82,7 +95,11 @@ impl House {
         let name = device.plan().name.clone();
         let Some(Entry::Served(served)) = self.shared.devices.find(&name) else { return };
         served.put_off(keys);
-        self.pending.insert(name.clone(), device);
+        while self.followers.try_join_next().is_some() {}
+        if self.pending.insert(name.clone(), device).is_some() {
+            // The end of this session is waited for already.
+            return;
+        }
         let (mut connected, door) = (served.part.connected.subscribe(), self.door.clone());
         drop(served);
         self.followers.spawn(async move {
@@ -96,6 +113,8 @@ impl House {
     /// then. One that cannot be had is tried again.
     pub(super) async fn settle(&mut self, name: &str) {
         let Some(device) = self.pending.remove(name) else { return };
+        // Live keys can have changed since.
+        let device = self.find(name).unwrap_or(device);
         let Some(Entry::Served(served)) = self.shared.devices.find(name) else { return };
         let keys = served.pending_keys();
         drop(served);
@@ -108,5 +127,16 @@ impl House {
         self.restore(vec![device]).await;
         let keys = keys.join(", ");
         tracing::info!(device = name, keys, "what was put off is done");
+    }
+}
+
+/// What the host refuses is the request's fault if no interface of its kind can be so.
+fn refuse_mtu(mtu: u16, errno: Errno) -> Refused {
+    match errno {
+        Errno::INVAL => Refused::Wrong(format!("mtu: {mtu} is not possible for this interface")),
+        Errno::PERM => Refused::Host(
+            "the host refuses: no permission to set an MTU (needs CAP_NET_ADMIN)".to_owned(),
+        ),
+        errno => Refused::Host(format!("the host refuses: {errno}")),
     }
 }
