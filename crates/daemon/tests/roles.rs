@@ -43,6 +43,38 @@ fn clients_that_ask_nothing_keep_nobody_out() {
 }
 
 #[test]
+fn clients_that_were_answered_or_do_not_end_their_requests_keep_nobody_out() {
+    let daemon = Daemon::run("[daemon]\ncontrol = '@/control'\n", &["control"]);
+    let control = daemon.socket_of("control");
+    let clients = |request: &str| -> Vec<_> {
+        let connect = |_| {
+            let mut stream = UnixStream::connect(&control).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            stream
+        };
+        (0..16).map(connect).collect()
+    };
+    let mut answered = clients("GET /v1/workers HTTP/1.1\r\nhost: x\r\n\r\n");
+    for stream in &mut answered {
+        let mut start = [0; 15];
+        stream.read_exact(&mut start).unwrap();
+        assert_eq!(&start, b"HTTP/1.1 200 OK");
+    }
+    assert_eq!(http(&control, "GET", "/v1/workers", "").0, 200, "they stay, and wait for nothing");
+    drop(answered);
+    // A byte now and then, which is no silence.
+    let head = "PUT /v1/devices/a HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\n";
+    let mut slow = clients(head);
+    let have_gone = || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        slow.retain_mut(|stream| stream.write_all(b" ").is_ok());
+        slow.is_empty()
+    };
+    assert!(wait_until(have_gone), "they have no end");
+    assert_eq!(http(&control, "GET", "/v1/workers", "").0, 200);
+}
+
+#[test]
 fn socket_that_only_shows_changes_nothing() {
     let config = "[daemon]\ncontrol = '@/control'\ncontrol_read = '@/read'\n\
         control_read_mode = '0666'\n\

@@ -1,39 +1,55 @@
-//! `Patient`: a client's stream, which fails when the client does not take an answer for too long.
+//! `Patient`: a client's stream, which fails when the client takes too long to take an answer.
+//! `Prompt`: a request's body, which fails when it takes too long to come.
 
+use super::places::Busy;
+use hyper::body::{Body, Frame, SizeHint};
+use std::error::Error;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// Longest time for which a client takes nothing of an answer.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time in which a client takes a whole answer.
+const TAKE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Longest time in which the whole body of a request comes.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The stream.
 #[derive(Debug)]
 pub(super) struct Patient<S> {
     stream: S,
-    /// Runs while a write waits.
+    busy: Arc<Busy>,
+    /// Runs from the first write that waits until all is written.
     waits: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Patient<S> {
-    pub(super) fn new(stream: S) -> Self {
-        Self { stream, waits: None }
+    pub(super) fn new(stream: S, busy: Arc<Busy>) -> Self {
+        Self { stream, busy, waits: None }
     }
 
-    /// What has become of a write; an error if it has waited too long.
+    /// Notes that all is written.
+    fn rest(&mut self) {
+        self.waits = None;
+        self.busy.takes.store(false, Ordering::Relaxed);
+    }
+
+    /// What has become of a write; an error if the answer has waited too long.
     fn limited<T>(
         &mut self,
         polled: Poll<io::Result<T>>,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
         if polled.is_ready() {
-            self.waits = None;
             return polled;
         }
-        let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(IDLE_TIMEOUT)));
+        self.busy.takes.store(true, Ordering::Relaxed);
+        let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(TAKE_TIMEOUT)));
         ready!(waits.as_mut().poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
@@ -61,10 +77,53 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        if polled.is_ready() {
+            self.rest();
+        }
         self.limited(polled, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// The body.
+#[derive(Debug)]
+pub(super) struct Prompt<B> {
+    body: B,
+    /// Runs from the first look on.
+    waits: Option<Pin<Box<Sleep>>>,
+}
+
+impl<B> Prompt<B> {
+    pub(super) fn new(body: B) -> Self {
+        Self { body, waits: None }
+    }
+}
+
+impl<B: Body<Error: Error + Send + Sync + 'static> + Unpin> Body for Prompt<B> {
+    type Data = B::Data;
+    type Error = Box<dyn Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, Self::Error>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(BODY_TIMEOUT)));
+        ready!(waits.as_mut().poll(cx));
+        let seconds = BODY_TIMEOUT.as_secs();
+        Poll::Ready(Some(Err(format!("has not come within {seconds} s").into())))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

@@ -1,4 +1,5 @@
-//! `Places`: how many clients the control socket has at a time, in all and of each user.
+//! `Places`: how many clients the control socket has at a time, in all and of each user. One that
+//! waits for nothing makes place for others.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,11 +17,26 @@ pub(super) struct Places {
     next: Arc<AtomicU64>,
 }
 
+/// What a client waits for.
+#[derive(Debug, Default)]
+pub(super) struct Busy {
+    /// An answer to its request.
+    pub(super) asks: AtomicBool,
+    /// The rest of an answer.
+    pub(super) takes: AtomicBool,
+}
+
+impl Busy {
+    fn is_idle(&self) -> bool {
+        !self.asks.load(Ordering::Relaxed) && !self.takes.load(Ordering::Relaxed)
+    }
+}
+
 #[derive(Debug)]
 struct Taken {
     number: u64,
     uid: u32,
-    has_asked: Arc<AtomicBool>,
+    busy: Arc<Busy>,
     /// Ends the client's task.
     task: Option<AbortHandle>,
 }
@@ -30,8 +46,7 @@ struct Taken {
 pub(super) struct Place {
     places: Places,
     number: u64,
-    /// True once the client has sent a request.
-    pub(super) has_asked: Arc<AtomicBool>,
+    pub(super) busy: Arc<Busy>,
 }
 
 impl Places {
@@ -39,16 +54,16 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a client of this user. Where there are too many, the oldest that has never
-    /// asked anything loses its place: first among those of this user. None: all others work.
+    /// A place for a client of this user. Where there are too many, the oldest that waits for
+    /// nothing loses its place: first among those of this user. None: all others do.
     pub(super) fn take(&self, uid: u32) -> Option<Place> {
         let mut taken = self.lock();
         let of_user = taken.iter().filter(|other| other.uid == uid).count();
-        let is_silent = |other: &Taken| !other.has_asked.load(Ordering::Relaxed);
+        let is_idle = |other: &Taken| other.busy.is_idle();
         let goes = match (of_user >= USER_MAX, taken.len() >= ALL_MAX) {
             (false, false) => None,
-            (true, _) => Some(taken.iter().position(|other| other.uid == uid && is_silent(other))?),
-            (false, true) => Some(taken.iter().position(is_silent)?),
+            (true, _) => Some(taken.iter().position(|other| other.uid == uid && is_idle(other))?),
+            (false, true) => Some(taken.iter().position(is_idle)?),
         };
         if let Some(index) = goes
             && let Some(task) = taken.remove(index).task
@@ -56,16 +71,16 @@ impl Places {
             task.abort();
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let has_asked = Arc::new(AtomicBool::new(false));
-        taken.push(Taken { number, uid, has_asked: has_asked.clone(), task: None });
-        Some(Place { places: self.clone(), number, has_asked })
+        let busy = Arc::new(Busy::default());
+        taken.push(Taken { number, uid, busy: busy.clone(), task: None });
+        Some(Place { places: self.clone(), number, busy })
     }
 
-    /// The oldest client that has never asked anything loses its place. False: all have asked.
+    /// The oldest client that waits for nothing loses its place. False: all wait for something.
     pub(super) fn free_one(&self) -> bool {
         let mut taken = self.lock();
-        let silent = taken.iter().position(|other| !other.has_asked.load(Ordering::Relaxed));
-        let Some(index) = silent else { return false };
+        let idle = taken.iter().position(|other| other.busy.is_idle());
+        let Some(index) = idle else { return false };
         if let Some(task) = taken.remove(index).task {
             task.abort();
         }
@@ -92,7 +107,7 @@ mod tests {
 
     fn busy(places: &Places, uid: u32) -> Option<Place> {
         let place = places.take(uid)?;
-        place.has_asked.store(true, Ordering::Relaxed);
+        place.busy.asks.store(true, Ordering::Relaxed);
         Some(place)
     }
 

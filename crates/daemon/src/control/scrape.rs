@@ -140,9 +140,9 @@ pub(crate) async fn serve(scraped: Option<Scraped>, state: State) {
             // One that finds no place is closed: all others are being answered.
             Ok((stream, _)) => {
                 let Some(place) = places.take(ANYBODY) else { continue };
-                let (router, asked) = (router.clone(), place.has_asked.clone());
+                let (router, busy) = (router.clone(), place.busy.clone());
                 let task = tasks.spawn(async move {
-                    socket::answer(stream, router, &asked).await;
+                    socket::answer(stream, router, &busy).await;
                     drop(place);
                 });
                 places.serve(task);

@@ -5,12 +5,14 @@
 //! those that are idle.
 
 use super::api::Role;
-use super::patient::Patient;
-use super::places::Places;
+use super::patient::{Patient, Prompt};
+use super::places::{Busy, Places};
 use super::reserve::{Refill, Reserve};
 use super::{State, Who, api};
 use crate::config::plan::DaemonPlan;
 use axum::{Extension, Router};
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -19,7 +21,7 @@ use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
@@ -130,10 +132,10 @@ impl Clients {
                         turn_away(&stream);
                         continue;
                     };
-                    let asked = place.has_asked.clone();
+                    let busy = place.busy.clone();
                     let router = router.clone().layer(Extension(who));
                     let task = tasks.spawn(async move {
-                        answer(stream, router, &asked).await;
+                        answer(stream, router, &busy).await;
                         drop((refill, place));
                     });
                     self.places.serve(task);
@@ -153,16 +155,21 @@ impl Clients {
 pub(super) async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     router: Router,
-    has_asked: &Arc<AtomicBool>,
+    busy: &Arc<Busy>,
 ) {
     let mut server = hyper::server::conn::http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-    let (router, has_asked) = (TowerToHyperService::new(router), has_asked.clone());
-    let service = service_fn(move |request| {
-        has_asked.store(true, Ordering::Relaxed);
-        router.call(request)
+    let (router, asking) = (TowerToHyperService::new(router), busy.clone());
+    let service = service_fn(move |request: Request<Incoming>| {
+        asking.asks.store(true, Ordering::Relaxed);
+        let (answer, asking) = (router.call(request.map(Prompt::new)), asking.clone());
+        async move {
+            let answer = answer.await;
+            asking.asks.store(false, Ordering::Relaxed);
+            answer
+        }
     });
-    let stream = TokioIo::new(Patient::new(stream));
+    let stream = TokioIo::new(Patient::new(stream, busy.clone()));
     if let Err(error) = server.serve_connection(stream, service).await {
         tracing::debug!(%error, "a client of the control socket");
     }
