@@ -230,7 +230,7 @@ impl House {
         while !(self.tasks.is_empty() && (has_ended || !may_come)) {
             tokio::select! {
                 Some((name, result)) = self.tasks.ended() => match result {
-                    Ok(()) => has_ended = true,
+                    Ok(()) => has_ended |= !self.is_over(&name),
                     Err(error) if self.shared.keeps_on => self.failed(&name, &error),
                     Err(error) => return Err(error),
                 },
@@ -278,6 +278,18 @@ impl House {
 }
 
 impl House {
+    /// Removes a device that has served its only session. False: the process serves no others but
+    /// those that it began with, and ends with the last of them.
+    fn is_over(&mut self, name: &str) -> bool {
+        let is_of_api = self.find(name).is_some_and(|device| device.is_of_api());
+        if is_of_api {
+            let (door, name) = (self.door.clone(), name.to_owned());
+            let removed = async move { door.follow(Change::Delete { name, force: true }).await };
+            self.followers.spawn(removed);
+        }
+        is_of_api
+    }
+
     /// Shows a device whose task has ended with an error, and that cannot be tried again: its
     /// socket was handed in.
     fn failed(&self, name: &str, error: &AssembleError) {

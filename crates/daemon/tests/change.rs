@@ -158,6 +158,23 @@ fn device_in_use_is_not_removed_unless_it_is_forced() {
 }
 
 #[test]
+fn device_for_one_session_is_gone_after_it_and_can_come_again() {
+    let house = House::run(EMPTY);
+    let mut once = house.null("a");
+    once["one_off"] = json!(true);
+    for _ in 0..2 {
+        assert_eq!(house.put("a", &once).0, 201);
+        is_served(&house.at("a"));
+        assert!(wait_until(|| house.names().is_empty()));
+        assert!(names_in(&house.at("state").join("devices")).is_empty());
+        // The daemon goes on without any device: others can come.
+        assert_eq!((house.delete("a"), house.delete("b")), (204, 204));
+    }
+    assert_eq!(house.put("b", &house.null("b")).0, 201);
+    is_served(&house.at("b"));
+}
+
+#[test]
 fn what_cannot_be_costs_only_itself_and_changes_nothing() {
     let house = House::run(EMPTY);
     assert_eq!(house.put("good", &house.null("good")).0, 201);

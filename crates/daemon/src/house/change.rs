@@ -87,4 +87,12 @@ impl Door {
         let ends = || Refused::Host("the daemon is about to end".to_owned());
         answered.await.unwrap_or_else(|_| Err(ends()))
     }
+    /// Asks for a change that follows from another one: it waits for its turn, however many do.
+    pub(super) async fn follow(&self, change: Change) {
+        let (answer, answered) = oneshot::channel();
+        let order = Order { change, who: Who::default(), answer };
+        if self.0.send(order).await.is_ok() {
+            let _ = answered.await;
+        }
+    }
 }

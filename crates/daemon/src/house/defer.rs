@@ -6,7 +6,7 @@ use super::change::{Change, Refused};
 use crate::assemble::Kind;
 use crate::config::diff::{Step, What};
 use crate::config::plan::{Class, Wanted};
-use crate::control::{Entry, Who};
+use crate::control::Entry;
 use rustix::io::Errno;
 
 /// The steps of a change, by what is to be done.
@@ -104,7 +104,7 @@ impl House {
         drop(served);
         self.followers.spawn(async move {
             if connected.wait_for(|connected| !*connected).await.is_ok() {
-                let _ = door.ask(Change::Settle { name }, Who::default()).await;
+                door.follow(Change::Settle { name }).await;
             }
         });
     }
