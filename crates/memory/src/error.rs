@@ -27,6 +27,10 @@ pub enum MemoryError {
     Vast { max: u64 },
     #[error("memory regions of more than {max} bytes together, which memory_max allows")]
     MemoryMax { max: u64 },
+    #[error("a migration log of {size} bytes, where 1 to {max} can be")]
+    LogSize { size: u64, max: u64 },
+    #[error("a migration log of {size} bytes is too short for guest memory up to address {end:#x}")]
+    LogShort { size: u64, end: u64 },
     #[error("{max} pieces of granted memory are mapped, as many as vm.max_map_count has room for")]
     Pieces { max: usize },
     #[error("memory region at guest address {guest_addr:#x} overlaps another one")]

@@ -8,6 +8,7 @@
 //! addresses what the search would find; (3) the search is left for the 2 MiB in which a region
 //! begins, for addresses past the table, and for bytes that cross from a region into the next.
 
+use crate::dirty::{DirtyLog, DirtyPages, Logged};
 use crate::error::MemoryError;
 use crate::files::{MemoryFiles, MemoryRules};
 use crate::iov::GuestSlice;
@@ -73,6 +74,8 @@ pub struct GuestMemory {
     blocks: Box<[u8]>,
     /// Names these regions and no others, for as long as the process lives; clones share it.
     id: u64,
+    /// Where its pages are marked that are written, if its front-end has given a log.
+    logged: Option<Arc<Logged>>,
 }
 
 /// The id of the next snapshot. That without regions is 0.
@@ -89,8 +92,45 @@ impl GuestMemory {
     }
 
     fn of_regions(regions: Vec<Region>) -> Self {
-        let blocks = blocks(&regions);
-        Self { regions, blocks, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) }
+        let (blocks, logged) = (blocks(&regions), None);
+        Self { regions, blocks, id: NEXT_ID.fetch_add(1, Ordering::Relaxed), logged }
+    }
+
+    /// The same regions whose pages are marked in `log`; `None`: nowhere. What is written with an
+    /// older snapshot is marked in the older log, or not at all.
+    ///
+    /// # Errors
+    /// [`MemoryError::LogShort`].
+    pub fn with_log(&self, log: Option<Arc<DirtyLog>>) -> Result<Self, MemoryError> {
+        Self::of_regions(self.regions.clone()).logged(log)
+    }
+
+    fn logged(mut self, log: Option<Arc<DirtyLog>>) -> Result<Self, MemoryError> {
+        let logged = log.map(|log| Logged::new(log, &self.regions)).transpose()?;
+        self.logged = logged.map(Arc::new);
+        Ok(self)
+    }
+
+    /// Where pages are marked that are written.
+    #[must_use]
+    pub fn log(&self) -> Option<&Arc<DirtyLog>> {
+        self.logged.as_deref().map(Logged::log)
+    }
+
+    /// Adds the pages of slices of this snapshot to `pages`, if it has a log.
+    pub fn dirty_pages(&self, slices: &[GuestSlice<'_>], pages: &mut Vec<DirtyPages>) {
+        if let Some(logged) = &self.logged {
+            logged.pages(slices, pages);
+        }
+    }
+
+    /// The guest address of the front-end's address `addr`, if it is in a region.
+    #[must_use]
+    pub fn guest_address(&self, addr: u64) -> Option<u64> {
+        self.specs().find_map(|spec| {
+            let offset = addr.wrapping_sub(spec.user_addr);
+            (offset < spec.size).then(|| spec.guest_addr + offset)
+        })
     }
 
     #[inline]
@@ -120,17 +160,19 @@ impl GuestMemory {
         self.specs().map(|s| s.size).sum()
     }
 
-    /// True once a region was cut away under us.
+    /// True once a region, or the log, was cut away under us.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.regions.iter().any(|r| r.mapping().is_broken())
+            || self.log().is_some_and(|log| log.is_broken())
     }
 
     /// A snapshot with `spec` of `file`, which lies in memory, added; the same snapshot if it is
     /// already there.
     ///
     /// # Errors
-    /// [`MemoryError::Overlap`], [`MemoryError::Vast`], or why the file cannot be mapped.
+    /// [`MemoryError::Overlap`], [`MemoryError::Vast`], [`MemoryError::LogShort`], or why the file
+    /// cannot be mapped.
     pub fn with_region(&self, spec: RegionSpec, file: impl AsFd) -> Result<Self, MemoryError> {
         self.with_region_in(MemoryFiles::InMemory, spec, file)
     }
@@ -177,7 +219,7 @@ impl GuestMemory {
         if regions.len() == self.regions.len() {
             return Ok(self.clone());
         }
-        Ok(Self::of_regions(regions))
+        Self::of_regions(regions).logged(self.log().cloned())
     }
 
     /// A snapshot with `spec` added on a mapping that exists, of at least its size.
@@ -191,7 +233,7 @@ impl GuestMemory {
     ) -> Result<Self, MemoryError> {
         let mut regions = self.regions.clone();
         insert(&mut regions, spec, mapping)?;
-        Ok(Self::of_regions(regions))
+        Self::of_regions(regions).logged(self.log().cloned())
     }
 
     /// A snapshot without the region at these addresses; the same snapshot if there is none.
@@ -200,7 +242,10 @@ impl GuestMemory {
         let same = |s: &RegionSpec| {
             (s.guest_addr, s.size, s.user_addr) == (spec.guest_addr, spec.size, spec.user_addr)
         };
-        Self::of_regions(self.regions.iter().filter(|r| !same(r.spec())).cloned().collect())
+        let left: Vec<_> = self.regions.iter().filter(|r| !same(r.spec())).cloned().collect();
+        // A log that was long enough for more regions is so for these.
+        let unlogged = Self::of_regions(left);
+        unlogged.clone().logged(self.log().cloned()).unwrap_or(unlogged)
     }
 
     /// Appends the slices of `len` bytes at `addr` to `out`: one, or more where the bytes cross

@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod dirty;
 mod error;
 mod evtchn;
 mod files;
@@ -39,6 +40,7 @@ pub mod simgrant;
 mod touch;
 mod window;
 
+pub use dirty::{DirtyLog, DirtyPages, LOG_PAGE};
 pub use error::MemoryError;
 pub use evtchn::{EVENT_DEVICE, EventPort};
 pub use files::{MemoryFiles, MemoryRules};

@@ -25,7 +25,7 @@ mod real {
     use std::marker::PhantomData;
     use std::ptr::NonNull;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+    use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
     /// Orders everything before it against everything after it, loads and stores alike.
     #[inline]
@@ -132,6 +132,18 @@ mod real {
             // SAFETY: in range (asserted); descriptor tables are 16-aligned, offsets 8-aligned.
             let word = unsafe { AtomicU64::from_ptr(self.at::<u64>(offset)) };
             word.store(value, Ordering::Relaxed);
+        }
+
+        /// Sets bits of a byte whose bits others set and clear. If all of them are set already,
+        /// nothing is stored. Whoever clears them sees what was written before a full fence that
+        /// precedes this call.
+        pub fn set_bits(&self, offset: usize, bits: u8) {
+            // SAFETY: in range (asserted); a byte is aligned anywhere.
+            let byte = unsafe { AtomicU8::from_ptr(self.at::<u8>(offset)) };
+            if byte.load(Ordering::Relaxed) & bits != bits {
+                before_store();
+                byte.fetch_or(bits, Ordering::AcqRel);
+            }
         }
 
         #[inline]

@@ -86,7 +86,7 @@ impl Entry {
     }
 
     #[inline]
-    fn writable(&self) -> Range<usize> {
+    pub(crate) fn writable(&self) -> Range<usize> {
         self.border as usize..self.end as usize
     }
 }

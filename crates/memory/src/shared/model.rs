@@ -89,6 +89,11 @@ impl Words {
             self.store_u16(offset + 2 * i, (value >> (16 * i)) as u16);
         }
     }
+    /// Sets bits of a byte.
+    pub fn set_bits(&self, offset: usize, bits: u8) {
+        let bits = u16::from(bits) << (offset % 2 * 8);
+        self.cells[offset / 2].fetch_or(bits, Ordering::AcqRel);
+    }
     /// Reads a used element in four cells.
     #[must_use]
     pub fn load_pair(&self, offset: usize) -> (u32, u32) {

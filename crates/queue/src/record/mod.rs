@@ -13,9 +13,13 @@
 //! When a ring starts, the record says what is owed: what was taken and has no answer that the
 //! driver can see. That is popped first, in the order in which it was taken.
 //!
+//! `marks.rs` follows the same points: it marks the pages that are written, for a front-end that
+//! moves the guest to another host (docs/design/0020).
+//!
 //! Without a record, a ring starts from what its front-end says. `inflight.rs` is the record of a
 //! split ring, in a region that its front-end keeps (docs/design/0015); `journal.rs` is that of a
 //! Xen ring, in a file of this daemon (docs/design/0012).
 
 pub(crate) mod inflight;
 pub(crate) mod journal;
+pub(crate) mod marks;

@@ -19,6 +19,7 @@
 
 mod aside;
 mod built;
+mod logged;
 mod recorded;
 
 use crate::aside::Aside;
@@ -28,6 +29,7 @@ use crate::config::{RingAddresses, RingAreas, RingFeatures};
 use crate::error::QueueError;
 use crate::order::Order;
 use crate::record::inflight::Inflight;
+use crate::record::marks::Marks;
 use crate::ring::{Chains, Ring};
 use crate::split::heads::Heads;
 use crate::split::walk::{Table, Walk};
@@ -73,7 +75,9 @@ pub struct DeviceHalf {
     order: Order,
     /// Written down for the process that serves the ring after this one, if its front-end wants it.
     record: Option<Box<Inflight>>,
-    /// There is an order to restore or a record to keep.
+    /// What is written is marked in the migration log, while the front-end wants it.
+    marks: Option<Box<Marks>>,
+    /// There is an order to restore, a record to keep or a log to mark in.
     is_noted: bool,
     /// There is no fault, and nothing is owed: what is available lies in the ring.
     is_plain: bool,
@@ -212,6 +216,9 @@ impl DeviceHalf {
             let at = if self.features.event_idx { avail_event(self.size) } else { RING_FLAGS };
             self.areas.used.store_u16(at, value);
             self.event_written = Some(value);
+            if let Some(marks) = &self.marks {
+                marks.wrote(at, size_of::<u16>());
+            }
         }
     }
 }
@@ -223,6 +230,9 @@ impl Ring for DeviceHalf {
         }
         self.used_idx = self.areas.used.load_u16(RING_IDX);
         (self.published_idx, self.signalled_idx) = (self.used_idx, self.used_idx);
+        if let Some(marks) = &self.marks {
+            marks.wrote_all();
+        }
         self.resume()
     }
 
@@ -359,6 +369,7 @@ impl Ring for DeviceHalf {
         self.memory = memory;
         self.last_hit = LastHit::default();
         self.event_written = None;
+        self.log_from_here(addresses.used);
         Ok(())
     }
 }
@@ -409,6 +420,7 @@ impl Chains for DeviceHalf {
         let head = chain.finish();
         self.in_flight -= 1;
         self.heads.clear(head);
+        self.mark_put_back(head);
         if !self.record_put_back(head) {
             return;
         }
@@ -433,7 +445,9 @@ impl Chains for DeviceHalf {
 
     fn set_aside(&mut self, chain: Chain) {
         self.in_flight -= 1;
-        self.aside.push(chain.finish());
+        let head = chain.finish();
+        self.mark_put_back(head);
+        self.aside.push(head);
     }
 
     fn pop_aside(&mut self, batch: &mut Batch, max: usize) -> usize {
@@ -448,6 +462,7 @@ impl Chains for DeviceHalf {
         let head = chain.finish();
         self.heads.clear(head);
         self.in_flight -= 1;
+        self.mark_put_back(head);
         if let Some(record) = &mut self.record {
             record.forget(head);
         }

@@ -23,6 +23,9 @@ impl DeviceHalf {
             }
         }
         batch.walked = batch.slices.len() + empty;
+        if let Some(marks) = &mut self.marks {
+            marks.taken(batch);
+        }
         batch.entries.len()
     }
 

@@ -29,7 +29,9 @@ impl DeviceHalf {
     pub fn unread(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
         QueueConfig::check_size(config.size)?;
         let areas = config.addresses.resolve(config.size, &memory)?;
-        Self::unread_with_areas(config, areas, memory)
+        let mut queue = Self::unread_with_areas(config, areas, memory)?;
+        queue.log_from_here(config.addresses.used);
+        Ok(queue)
     }
 
     /// Builds the queue on areas that are already resolved (tests, loom).
@@ -70,6 +72,7 @@ impl DeviceHalf {
             aside: Aside::default(),
             order: Order::new(if config.features.in_order { config.size } else { 0 }),
             record: None,
+            marks: None,
             is_noted: config.features.in_order,
             is_plain: true,
             fault: None,

@@ -15,7 +15,7 @@ impl DeviceHalf {
     pub fn recorded(mut self, region: Option<Words>) -> Self {
         debug_assert!(region.is_none() || !self.has_begun, "the base would be used");
         self.record = region.map(|words| Box::new(Inflight::new(words)));
-        self.is_noted = self.features.in_order || self.record.is_some();
+        self.is_noted = self.features.in_order || self.record.is_some() || self.marks.is_some();
         self
     }
 
@@ -78,6 +78,9 @@ impl DeviceHalf {
         if self.features.in_order {
             self.order.note(batch, self.used_idx, in_flight + self.aside.count());
         }
+        if let Some(marks) = &mut self.marks {
+            marks.taken(batch);
+        }
         batch.entries.len()
     }
 
@@ -92,6 +95,9 @@ impl DeviceHalf {
             let chains = batch.entries.iter().filter_map(|entry| entry.chain.as_ref());
             chains.for_each(|chain| record.taken(chain.slot()));
         }
+        if let Some(marks) = &mut self.marks {
+            marks.taken(batch);
+        }
     }
 
     /// As [`Ring::publish`], of a ring that notes something. Cold as well.
@@ -103,11 +109,17 @@ impl DeviceHalf {
             }
             self.write_used(head, written);
         }
+        if let Some(marks) = &mut self.marks {
+            marks.publishes();
+        }
         let count = self.publish_written();
         if count != 0
             && let Some(record) = &mut self.record
         {
             record.published(self.used_idx);
+        }
+        if count != 0 {
+            self.mark_used(count);
         }
         count
     }
@@ -125,6 +137,9 @@ impl DeviceHalf {
     /// the rings that note nothing keep registers for it.
     #[cold]
     pub(super) fn push_noted(&mut self, head: u16, written: u32) {
+        if let Some(marks) = &mut self.marks {
+            marks.answered(head);
+        }
         if self.features.in_order && !self.order.is_due((head, written), self.used_idx) {
             return;
         }

@@ -1,0 +1,44 @@
+//! A split ring whose front-end wants to know which pages are written.
+
+use super::DeviceHalf;
+use crate::record::marks::Marks;
+use manyring_wire::virtqueue::{RING_IDX, used_entry, used_ring_size};
+
+impl DeviceHalf {
+    /// Marks from now on what the snapshot's log wants, in a ring whose used ring lies at the
+    /// front-end's address `used`. Not before the ring has begun: nothing may be written then.
+    pub(super) fn log_from_here(&mut self, used: u64) {
+        let area = (used, used_ring_size(self.size));
+        self.marks = Marks::new(&self.memory, area, self.marks.take());
+        self.is_noted = self.features.in_order || self.record.is_some() || self.marks.is_some();
+        if let (true, Some(marks)) = (self.has_begun, &self.marks) {
+            marks.wrote_all();
+        }
+    }
+
+    /// A chain is put back, set aside or discarded.
+    #[inline]
+    pub(super) fn mark_put_back(&mut self, head: u16) {
+        if let Some(marks) = &mut self.marks {
+            marks.put_back(head);
+        }
+    }
+
+    /// Marks the `count` used entries that were published last, and their index.
+    pub(super) fn mark_used(&self, count: u16) {
+        let Some(marks) = &self.marks else { return };
+        let mask = self.size - 1;
+        let (first, last) =
+            (self.used_idx.wrapping_sub(count) & mask, self.used_idx.wrapping_sub(1) & mask);
+        let entries = |first: u16, last: u16| {
+            marks.wrote(used_entry(first), used_entry(last + 1) - used_entry(first));
+        };
+        if first <= last {
+            entries(first, last);
+        } else {
+            entries(first, mask);
+            entries(0, last);
+        }
+        marks.wrote(RING_IDX, size_of::<u16>());
+    }
+}
