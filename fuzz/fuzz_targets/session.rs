@@ -73,6 +73,7 @@ fn obey(session: &mut Session, outcome: Outcome<u32>, given: usize, refuse: bool
                 used += usize::from(fd.is_some());
             }
             Effect::BackendChannel(_) => used += 1,
+            Effect::Log(log) => used += usize::from(log.is_some()),
             Effect::Inflight(region) => used += usize::from(region.is_some()),
             Effect::Memory(MemoryChange::Replace(regions)) => {
                 used += regions.len();

@@ -255,9 +255,8 @@ fn what_is_not_served_is_refused_where_an_acknowledgement_is_asked_for() {
         assert!(is_refused, "{request}: {result:?}");
     };
     let front = &mut guest.front;
-    // SEND_RARP of a disk, SET_LOG_FD, VRING_KICK, POSTCOPY_LISTEN, and one from the future.
+    // SEND_RARP of a disk, VRING_KICK, POSTCOPY_LISTEN, and one from the future.
     refused(front.send_rarp([2, 0, 0, 0, 0, 1]), 19);
-    refused(front.set(7, &[], &[std::io::stdin().as_fd()]), 7);
     refused(front.set(35, VringState { index: 0, num: 0 }.as_bytes(), &[]), 35);
     refused(front.set(29, &[], &[]), 29);
     refused(front.set(200, &[1; 24], &[]), 200);

@@ -9,7 +9,7 @@ use manyring_engine::{Activation, QueueHandle, QueueStats};
 use manyring_queue::{Base, Ring};
 use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
 use manyring_wire::vhost_user::{
-    F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, HEADER_SIZE, Header, InflightArea,
+    F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, HEADER_SIZE, Header, InflightArea, LogArea,
     PROTOCOL_F_INFLIGHT_SHMFD, PROTOCOL_F_MTU, PROTOCOL_F_RARP, REQUESTS, Region,
 };
 use manyring_wire::virtio::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
@@ -562,5 +562,36 @@ fn an_in_flight_region_that_is_not_aligned_has_no_place() {
     assert_eq!(front.ask("SET_INFLIGHT_FD", area.as_bytes(), &[ours.as_fd()]), 0);
     front.describe(0);
     assert_eq!(front.ask("SET_VRING_KICK", 0_u64.as_bytes(), &[doorbell().as_fd()]), 1);
+    front.leave();
+}
+
+/// The guest has 16 pages: two bytes of a log.
+#[test]
+fn a_log_that_cannot_be_one_ends_the_session() {
+    let file = memory(4096);
+    let log = |size, offset| LogArea { size, offset };
+    let bad = [log(0, 0), log(1, 0), log(4097, 0), log(2, 4095), log(2, u64::MAX)];
+    for area in bad.into_iter().chain([log(u64::MAX, 0), log(u64::MAX, 2), log(1 << 33, 0)]) {
+        let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+        let memory = memory(REGION.size);
+        assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[memory.as_fd()]), 0);
+        assert!(front.ends_with("SET_LOG_BASE", area.as_bytes(), &[file.as_fd()]), "{area:?}");
+        front.leave();
+    }
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    assert!(front.ends_with("SET_LOG_BASE", log(2, 0).as_bytes(), &[doorbell().as_fd()]));
+    front.leave();
+}
+
+#[test]
+fn memory_that_a_log_is_too_short_for_ends_the_session() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let (file, log) = (memory(REGION.size), memory(4096));
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    // It is answered with 0, and may lie anywhere in its file.
+    let area = LogArea { size: 2, offset: 4094 };
+    assert_eq!(front.ask("SET_LOG_BASE", area.as_bytes(), &[log.as_fd()]), 0);
+    let high = Region { guest_addr: 0x1_0000, user_addr: 0x7100_0000, ..REGION };
+    assert!(front.ends_with("ADD_MEM_REG", &region(high), &[file.as_fd()]));
     front.leave();
 }

@@ -33,7 +33,7 @@ pub const FLAG_NEED_REPLY: u32 = 8;
 
 /// Virtio feature bit that announces the protocol features; never reaches a driver.
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-/// Virtio feature bit of the migration log; not offered.
+/// Virtio feature bit of the migration log: what is written is marked; never reaches a driver.
 pub const F_LOG_ALL: u64 = 1 << 26;
 
 /// Names a protocol feature bit and its printable name, once.
@@ -210,6 +210,16 @@ pub struct InflightArea {
     pub padding: [u16; 2],
 }
 
+/// A description of the migration log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct LogArea {
+    /// Bytes of the log.
+    pub size: u64,
+    /// Offset of the first byte in the log's file.
+    pub offset: u64,
+}
+
 /// The shape of a payload: what sizes a message of this row may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
@@ -225,7 +235,7 @@ pub enum Payload {
     MemTable,
     /// Padding and one [`Region`].
     MemRegion,
-    /// Log size and offset, or a bare address.
+    /// [`LogArea`].
     Log,
     /// An IOTLB message.
     Iotlb,
@@ -246,7 +256,7 @@ impl Payload {
             Self::U64 | Self::VringState => (8, 8),
             Self::VringAddr | Self::MemRegion => (40, 40),
             Self::MemTable => (8, 8 + TABLE_REGIONS_MAX * size_of::<Region>()),
-            Self::Log => (8, 16),
+            Self::Log => (16, 16),
             Self::Iotlb => (32, 32),
             // Also of what cannot be: it is answered with an error, and the session goes on.
             Self::Config => (12, PAYLOAD_SIZE_MAX),
@@ -326,9 +336,8 @@ pub const REQUESTS: [Row; 44] = [
     row(3, "SET_OWNER", Payload::None, Fds::None),
     row(4, "RESET_OWNER", Payload::None, Fds::None),
     row(5, "SET_MEM_TABLE", Payload::MemTable, Fds::PerRegion),
-    row(6, "SET_LOG_BASE", Payload::Log, Fds::Any)
-        .replies().needs(PROTOCOL_F_LOG_SHMFD).not_served(),
-    row(7, "SET_LOG_FD", Payload::None, Fds::Any).needs(PROTOCOL_F_LOG_SHMFD).not_served(),
+    row(6, "SET_LOG_BASE", Payload::Log, Fds::One).replies().needs(PROTOCOL_F_LOG_SHMFD),
+    row(7, "SET_LOG_FD", Payload::None, Fds::One).needs(PROTOCOL_F_LOG_SHMFD),
     row(8, "SET_VRING_NUM", Payload::VringState, Fds::None),
     row(9, "SET_VRING_ADDR", Payload::VringAddr, Fds::None),
     row(10, "SET_VRING_BASE", Payload::VringState, Fds::None),

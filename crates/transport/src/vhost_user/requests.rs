@@ -9,13 +9,13 @@ use super::socket::Message;
 use super::vring::VringHost;
 use manyring_device::{Device, StartError};
 use manyring_engine::{Activation, Call, Channel, DoorbellError, Event, ForeignFd, Janitor, Kick};
-use manyring_memory::{GuestMemory, MemoryError, MemoryRules, RegionSpec, Words};
+use manyring_memory::{DirtyLog, GuestMemory, MemoryError, MemoryRules, RegionSpec, Words};
 use manyring_queue::{
     DeviceQueue, InflightError, QueueConfig, QueueError, RingAddresses, RingFeatures,
 };
 use manyring_wire::vhost_user::{
-    BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, InflightArea, Region, Reply,
-    VringState,
+    BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, InflightArea, LogArea, Region,
+    Reply, VringState,
 };
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,6 +33,8 @@ pub enum FrontError {
     Doorbell { name: &'static str, index: usize, source: DoorbellError },
     #[error("back-end request channel: {0}")]
     Channel(DoorbellError),
+    #[error("SET_LOG_BASE: {0}")]
+    Log(MemoryError),
     #[error("SET_INFLIGHT_FD: {0}")]
     Inflight(MemoryError),
     #[error("GET_INFLIGHT_FD: {0}")]
@@ -172,6 +174,7 @@ impl Front {
             Effect::SendRarp(mac) => return Ok(self.device.send_rarp(mac).await),
             Effect::SetMtu(mtu) => return Ok(self.device.set_front_end_mtu(mtu)),
             Effect::Inflight(given) => self.set_inflight(given).await?,
+            Effect::Log(given) => self.set_log(given).await?,
             Effect::ResetConfig => self.device.reset_config(),
             Effect::Refuse(error) => {
                 tracing::warn!(device = self.device.name(), %error, "request refused");
@@ -229,14 +232,34 @@ impl Front {
         region.words(index).ok_or(QueueError::Inflight(none)).map(Some)
     }
 
+    /// Maps the log, and has every running queue mark what it writes; returns when no request is
+    /// left that marks nothing, or marks a former log.
+    async fn set_log(&mut self, given: Option<(LogArea, ForeignFd)>) -> Result<(), FrontError> {
+        let memory = self.memory.clone();
+        let map = move || {
+            let map = |(area, fd): (LogArea, _)| DirtyLog::map(fd, area.offset, area.size);
+            let log = given.map(map).transpose()?;
+            memory.with_log(log.map(Arc::new)).map(Arc::new)
+        };
+        let memory = self.janitor.run(map).await.unwrap_or(Err(MemoryError::NoThread));
+        let is_logged = self.use_memory(memory.map_err(FrontError::Log)?).await;
+        tracing::debug!(device = self.device.name(), is_logged, "migration log");
+        Ok(())
+    }
+
     /// Makes the new snapshot and gives it to every running queue; returns when no queue uses the
     /// old one.
     async fn change_memory(&mut self, change: MemoryChange<ForeignFd>) -> Result<(), FrontError> {
         let (rules, memory) = (self.rules, self.memory.clone());
         // On the janitor, so that a file system which hangs holds up this device only.
         let mapped = self.janitor.run(move || map(rules, &memory, change).map(Arc::new)).await;
-        let former =
-            std::mem::replace(&mut self.memory, mapped.unwrap_or(Err(MemoryError::NoThread))?);
+        self.use_memory(mapped.unwrap_or(Err(MemoryError::NoThread))?).await;
+        Ok(())
+    }
+
+    /// Has every running queue use a snapshot of guest memory. True if it has a log.
+    async fn use_memory(&mut self, memory: Arc<GuestMemory>) -> bool {
+        let former = std::mem::replace(&mut self.memory, memory);
         for index in 0..self.vrings.len() {
             let addresses = self.session.vring(index).and_then(|v| v.addresses());
             if let (Some(_), Some(addresses)) = (&self.vrings[index].running, addresses) {
@@ -245,7 +268,7 @@ impl Front {
         }
         // The last reference unmaps the memory and closes its files, which may block.
         self.janitor.dispose(former);
-        Ok(())
+        self.memory.log().is_some()
     }
 
     /// Tells a running queue where its ring lies now. False: the ring is not in guest memory, and
@@ -361,7 +384,8 @@ fn map(
     match change {
         MemoryChange::Replace(regions) => {
             let regions = regions.into_iter().map(|(region, fd)| (spec(&region), fd));
-            GuestMemory::default().with_regions_in(rules, regions)
+            let none = GuestMemory::default().with_log(memory.log().cloned())?;
+            none.with_regions_in(rules, regions)
         }
         MemoryChange::Add(region, fd) => memory.with_region_in(rules, spec(&region), fd),
         MemoryChange::Remove(region) => Ok(memory.without_region(&spec(&region))),

@@ -3,26 +3,32 @@
 //! No I/O, no clock, no fd: file descriptors are values of type `F` that pass through into the
 //! effects. Each order of messages that a real front-end sends is a named test.
 
+mod log;
 mod outcome;
 
 pub use outcome::{Answer, Effect, MemoryChange, Outcome, SessionError};
 
+use log::LogState;
 use manyring_queue::{Base, RingAddresses, RingFeatures};
 use manyring_wire::vhost_user::{
-    ConfigAccess, F_PROTOCOL_FEATURES, Header, InflightArea, MEM_SLOTS, PROTOCOL_F_BACKEND_REQ,
-    PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK,
-    PROTOCOL_F_RESET_DEVICE, PROTOCOL_F_STATUS, ParseError, Region, Reply, Request, Row, VringAddr,
-    VringState, row_of,
+    ConfigAccess, F_LOG_ALL, F_PROTOCOL_FEATURES, Header, InflightArea, MEM_SLOTS,
+    PROTOCOL_F_BACKEND_REQ, PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS,
+    PROTOCOL_F_LOG_SHMFD, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK, PROTOCOL_F_RESET_DEVICE,
+    PROTOCOL_F_STATUS, ParseError, Region, Reply, Request, Row, VringAddr, VringState, row_of,
 };
 
 /// Protocol features offered for every device: each is served.
 pub const OFFERED: u64 = PROTOCOL_F_MQ
+    | PROTOCOL_F_LOG_SHMFD
     | PROTOCOL_F_REPLY_ACK
     | PROTOCOL_F_BACKEND_REQ
     | PROTOCOL_F_CONFIG
     | PROTOCOL_F_RESET_DEVICE
     | PROTOCOL_F_CONFIGURE_MEM_SLOTS
     | PROTOCOL_F_STATUS;
+
+/// Feature bits that are the transport's: no device and no driver sees them.
+const OF_TRANSPORT: u64 = F_PROTOCOL_FEATURES | F_LOG_ALL;
 
 /// What a device brings to the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +100,7 @@ pub struct Session {
     /// The memory regions of the front-end. The transport maps them.
     regions: Vec<Region>,
     status: u64,
+    log: LogState,
 }
 
 impl Session {
@@ -101,13 +108,14 @@ impl Session {
     #[must_use]
     pub fn new(offer: Offer) -> Self {
         let vrings = vec![Vring::default(); offer.queue_count];
-        Self { offer, features: None, protocol: 0, vrings, regions: Vec::new(), status: 0 }
+        let (regions, log) = (Vec::new(), LogState::default());
+        Self { offer, features: None, protocol: 0, vrings, regions, status: 0, log }
     }
 
-    /// The virtio features that were negotiated.
+    /// The virtio features that were negotiated, without the bit of the migration log.
     #[must_use]
     pub fn features(&self) -> u64 {
-        self.features.unwrap_or(0)
+        self.features.unwrap_or(0) & !F_LOG_ALL
     }
 
     /// The vring of index `index`.
@@ -213,7 +221,7 @@ impl Session {
         let answer = |reply| Ok(Outcome { effects: Vec::new(), answer: Answer::Reply(reply) });
         let effects = match request {
             Request::GetFeatures => {
-                return answer(Reply::U64(self.offer.features | F_PROTOCOL_FEATURES));
+                return answer(Reply::U64(self.offer.features | OF_TRANSPORT));
             }
             Request::GetProtocolFeatures => return answer(Reply::U64(self.offer.protocol)),
             Request::GetQueueNum => return answer(Reply::U64(self.offer.queue_count as u64)),
@@ -225,10 +233,12 @@ impl Session {
             Request::GetVringBase(state) => return self.base_of(name, state),
             Request::GetInflightFd(area, size) => return self.inflight_of(name, (area, size)),
             Request::SetInflightFd(area) => self.set_inflight(name, (area, fds.next()))?,
+            Request::SetLogBase(area) => return Ok(self.set_log((area, fds.next()))),
             Request::SetFeatures(bits) => self.set_features(bits)?,
             Request::SetProtocolFeatures(bits) => self.set_protocol_features(bits)?,
-            // SET_OWNER has no effect here. RESET_OWNER is deprecated, and back-ends ignore it.
-            Request::SetOwner | Request::ResetOwner => Vec::new(),
+            // SET_OWNER has no effect here, RESET_OWNER is deprecated, and no front-end waits for
+            // the eventfd of SET_LOG_FD.
+            Request::SetOwner | Request::ResetOwner | Request::SetLogFd => Vec::new(),
             Request::SetMemTable(regions) => {
                 self.regions.clone_from(&regions);
                 self.forget_refusals();
@@ -323,12 +333,12 @@ impl Session {
     }
 
     fn set_features<F>(&mut self, bits: u64) -> Result<Vec<Effect<F>>, SessionError> {
-        let unknown = bits & !(self.offer.features | F_PROTOCOL_FEATURES);
+        let unknown = bits & !(self.offer.features | OF_TRANSPORT);
         if unknown != 0 {
             return Err(SessionError::Features { bits: unknown });
         }
-        self.features = Some(bits);
-        Ok(vec![Effect::Features(bits & !F_PROTOCOL_FEATURES)])
+        let former = self.features.replace(bits);
+        Ok(self.follow_features(former, bits))
     }
 
     fn set_protocol_features<F>(&mut self, bits: u64) -> Result<Vec<Effect<F>>, SessionError> {
@@ -442,13 +452,14 @@ impl Session {
         self.features = None;
         self.status = 0;
         effects.push(Effect::Inflight(None));
+        effects.extend(self.forget_log());
         effects.push(Effect::Features(0));
         effects
     }
 
     /// Starts every vring that has its size, addresses and kick, once features and memory are set.
     fn start_ready<F>(&mut self, effects: &mut Vec<Effect<F>>) {
-        if self.features.is_none() || self.regions.is_empty() {
+        if self.features.is_none() || self.regions.is_empty() || self.awaits_log() {
             return;
         }
         for (index, vring) in self.vrings.iter_mut().enumerate() {

@@ -1,8 +1,8 @@
 //! Payloads: a request parsed, a reply emitted.
 
 use super::{
-    CONFIG_SIZE_MAX, FLAG_REPLY, FLAG_VERSION, Fds, Header, InflightArea, Region, Row, VringAddr,
-    VringState,
+    CONFIG_SIZE_MAX, FLAG_REPLY, FLAG_VERSION, Fds, Header, InflightArea, LogArea, Region, Row,
+    VringAddr, VringState,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -31,6 +31,8 @@ pub enum Request {
     SetOwner,
     ResetOwner,
     SetMemTable(Vec<Region>),
+    SetLogBase(LogArea),
+    SetLogFd,
     SetVringNum(VringState),
     SetVringAddr(VringAddr),
     SetVringBase(VringState),
@@ -139,6 +141,8 @@ impl Request {
             3 => Self::SetOwner,
             4 => Self::ResetOwner,
             5 => Self::SetMemTable(parse_table(name, payload)?),
+            6 => Self::SetLogBase(LogArea::read_from_bytes(payload).map_err(|_| wrong_size)?),
+            7 => Self::SetLogFd,
             8 => Self::SetVringNum(state()?),
             9 => Self::SetVringAddr(VringAddr::read_from_bytes(payload).map_err(|_| wrong_size)?),
             10 => Self::SetVringBase(state()?),

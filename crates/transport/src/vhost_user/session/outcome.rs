@@ -1,7 +1,7 @@
 //! What the session decides for a message: effects in order, then an answer; or that it must end.
 
 use manyring_queue::RingAddresses;
-use manyring_wire::vhost_user::{ConfigAccess, InflightArea, ParseError, Region, Reply};
+use manyring_wire::vhost_user::{ConfigAccess, InflightArea, LogArea, ParseError, Region, Reply};
 
 /// A change of guest memory.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub enum Effect<F> {
     SetMtu(u64),
     /// Record in this region what the rings that start have in flight; `None`: record nothing.
     Inflight(Option<(InflightArea, F)>),
+    /// Mark in this log what is written; `None`: mark nothing.
+    Log(Option<(LogArea, F)>),
     /// Undo the driver's writes to the config space: the driver has reset the device.
     ResetConfig,
     /// Do nothing but log: the request is refused, and an acknowledgement says so.

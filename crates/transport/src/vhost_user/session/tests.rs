@@ -1,6 +1,7 @@
 //! What front-ends really send, as calls of the state machine. A file descriptor is a number.
 
 mod limits;
+mod log;
 
 use super::*;
 use manyring_wire::vhost_user::{

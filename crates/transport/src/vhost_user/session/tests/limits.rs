@@ -162,7 +162,7 @@ fn a_request_does_nothing_where_its_feature_is_not_offered() {
 fn what_is_offered_is_told() {
     let mut peer = Peer::with_offer(Offer { queue_count: 3, ..OFFER });
     let told = |value| Answer::Reply(Reply::U64(value));
-    assert_eq!(peer.reply("GET_FEATURES"), told(OFFER.features | F_PROTOCOL_FEATURES));
+    assert_eq!(peer.reply("GET_FEATURES"), told(OFFER.features | OF_TRANSPORT));
     assert_eq!(peer.reply("GET_PROTOCOL_FEATURES"), told(OFFERED));
     peer.negotiate();
     assert_eq!(peer.reply("GET_QUEUE_NUM"), told(3));

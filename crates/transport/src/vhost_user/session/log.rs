@@ -1,0 +1,59 @@
+//! The migration log of a session: when there is one, and when rings wait for it.
+//!
+//! ```text
+//! SET_LOG_BASE               what is written is marked there, from the answer on
+//! SET_FEATURES | LOG_ALL     the guest migrates: rings start when there is a log
+//! SET_FEATURES               it does not: the log is forgotten
+//! ```
+//! QEMU gives the log of a device that runs before it sets the bit. A device that starts while its
+//! guest migrates gets the bit, memory and rings, and only then the log; what it was given before
+//! it stopped is not looked at any more. The address and the flag that `SET_VRING_ADDR` has for the
+//! log say nothing that the memory table does not say: every ring is logged, where it lies.
+
+use super::{Answer, Effect, OF_TRANSPORT, Outcome, Session};
+use manyring_wire::vhost_user::{F_LOG_ALL, LogArea, Reply};
+
+/// What a session knows of its log.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LogState {
+    is_there: bool,
+}
+
+impl Session {
+    /// Takes a log, in place of a former one. Always answered, as QEMU expects it.
+    pub(super) fn set_log<F>(&mut self, (area, fd): (LogArea, Option<F>)) -> Outcome<F> {
+        self.log.is_there = true;
+        self.forget_refusals();
+        let effects = vec![Effect::Log(fd.map(|fd| (area, fd)))];
+        Outcome { effects, answer: Answer::Reply(Reply::U64(0)) }
+    }
+
+    /// Forgets the log if there is one.
+    pub(super) fn forget_log<F>(&mut self) -> Option<Effect<F>> {
+        std::mem::take(&mut self.log.is_there).then_some(Effect::Log(None))
+    }
+
+    /// `SET_FEATURES` is also how a front-end says whether the guest migrates.
+    pub(super) fn follow_features<F>(&mut self, former: Option<u64>, bits: u64) -> Vec<Effect<F>> {
+        let logged = |bits: u64| bits & F_LOG_ALL != 0;
+        // The same again, before its rings start: the log of these comes later.
+        let is_stale = former.is_some_and(logged) && !self.has_running();
+        let ends = !logged(bits) || is_stale;
+        let mut effects: Vec<_> = ends.then(|| self.forget_log()).flatten().into_iter().collect();
+        // If the features of a device that runs change by this bit alone, it hears nothing of it.
+        let differs = former.is_none_or(|former| (former ^ bits) & !F_LOG_ALL != 0);
+        if differs || !self.has_running() {
+            effects.push(Effect::Features(bits & !OF_TRANSPORT));
+        }
+        effects
+    }
+
+    /// True while rings must not start, because they would write what nobody marks.
+    pub(super) fn awaits_log(&self) -> bool {
+        self.features.is_some_and(|bits| bits & F_LOG_ALL != 0) && !self.log.is_there
+    }
+
+    fn has_running(&self) -> bool {
+        self.vrings.iter().any(|vring| vring.running)
+    }
+}
