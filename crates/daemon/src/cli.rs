@@ -4,7 +4,7 @@ mod ask;
 
 pub(crate) use ask::{
     AddArgs, AddedDevice, AnnounceArgs, LinkArgs, LinkState, MtuArgs, ReloadArgs, RemoveArgs,
-    ResizeArgs, SetArgs, StatsArgs,
+    ResizeArgs, SetArgs, StatsArgs, TopArgs,
 };
 
 use crate::config::numbers;
@@ -49,6 +49,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show what the queues of a running daemon do.
     Stats(StatsArgs),
+    /// Watch devices, queues and workers of a running daemon on the whole terminal.
+    Top(TopArgs),
     /// Add a device to a running daemon, or change one that was added.
     Add(AddArgs),
     /// Remove a device from a running daemon.

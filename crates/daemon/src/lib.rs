@@ -21,6 +21,7 @@ mod output;
 mod signals;
 mod snippet;
 mod stats;
+mod top;
 mod xen;
 
 use clap::Parser;
@@ -94,6 +95,7 @@ fn obey(cli: Cli) -> Result<(), Failure> {
             serve(&plan, Some(args.config))
         }
         Command::Stats(args) => runtime()?.block_on(stats::show(&args)),
+        Command::Top(args) => runtime()?.block_on(top::show(&args)),
         Command::Resize(args) => runtime()?.block_on(ask::resize(&args)),
         Command::Link(args) => runtime()?.block_on(ask::link(&args)),
         Command::Mtu(args) => runtime()?.block_on(ask::mtu(&args)),

@@ -2,7 +2,7 @@
 
 mod blk;
 mod net;
-mod table;
+pub(crate) mod table;
 mod workers;
 
 use crate::ask::check_name;
@@ -11,29 +11,30 @@ use crate::control::client::look;
 use crate::control::snapshot::{DeviceInfo, Devices, HeldInfo, WorkerInfo, Workers};
 use crate::output::{Failure, print};
 use serde::Serialize;
+use std::path::Path;
 use std::time::Duration;
 use table::Before;
 
 /// What a daemon says at a time; of all its workers, unless it was asked about one device.
-#[derive(Clone, Debug, Serialize)]
-struct Shown {
-    devices: Vec<DeviceInfo>,
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Shown {
+    pub(crate) devices: Vec<DeviceInfo>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    workers: Vec<WorkerInfo>,
+    pub(crate) workers: Vec<WorkerInfo>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    held: Vec<HeldInfo>,
+    pub(crate) held: Vec<HeldInfo>,
 }
 
 /// `manyring stats`
 pub(crate) async fn show(args: &StatsArgs) -> Result<(), Failure> {
-    let mut before = fetch(args).await?;
+    let mut before = fetch(&args.control, args.device.as_deref()).await?;
     print(&render(args, &before, None)?)?;
     let Some(period) = args.watch.map(Duration::from_secs) else { return Ok(()) };
     let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + period, period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = ticks.tick().await - period;
     loop {
-        let shown = fetch(args).await?;
+        let shown = fetch(&args.control, args.device.as_deref()).await?;
         let now = tokio::time::Instant::now();
         let elapsed = (now - last).as_secs_f64().max(0.001);
         print(&render(args, &shown, Some((&before, elapsed)))?)?;
@@ -42,9 +43,9 @@ pub(crate) async fn show(args: &StatsArgs) -> Result<(), Failure> {
     }
 }
 
-async fn fetch(args: &StatsArgs) -> Result<Shown, String> {
-    let control = &args.control;
-    match &args.device {
+/// Asks the daemon behind the socket at `control`, about one device or about everything.
+pub(crate) async fn fetch(control: &Path, device: Option<&str>) -> Result<Shown, String> {
+    match device {
         None => {
             let all: Devices = look(control, "/v1/devices").await?;
             let workers: Workers = look(control, "/v1/workers").await?;

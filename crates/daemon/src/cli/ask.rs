@@ -26,6 +26,22 @@ pub(crate) struct StatsArgs {
     pub(crate) device: Option<String>,
 }
 
+/// `manyring top`
+#[derive(Args, Debug)]
+pub(crate) struct TopArgs {
+    /// The daemon's control socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: PathBuf,
+    /// Seconds between two looks, 1 to 60.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u64).range(1..=60)
+    )]
+    pub(crate) interval: u64,
+}
+
 /// `manyring add`
 #[derive(Args, Debug)]
 pub(crate) struct AddArgs {

@@ -3,7 +3,7 @@
 use crate::control::snapshot::{DeviceInfo, QueueInfo, Summary, as_float};
 
 /// What shows the queues as they were, and the seconds since then.
-pub(super) type Before<'a> = Option<(&'a [DeviceInfo], f64)>;
+pub(crate) type Before<'a> = Option<(&'a [DeviceInfo], f64)>;
 
 /// A column of a table: its name, and what it shows of a queue.
 #[derive(Clone, Copy, Debug)]
@@ -47,9 +47,9 @@ pub(super) const FLIGHT: Column = number("FLIGHT", |seen| seen.now("in_flight"))
 
 /// A queue, and what it was at the start of the interval.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen<'a> {
-    pub(super) device: &'a DeviceInfo,
-    pub(super) queue: &'a QueueInfo,
+pub(crate) struct Seen<'a> {
+    pub(crate) device: &'a DeviceInfo,
+    pub(crate) queue: &'a QueueInfo,
     before: Option<(&'a QueueInfo, f64)>,
 }
 
@@ -60,13 +60,13 @@ impl Seen<'_> {
     }
 
     /// What was counted in all, or in the interval.
-    pub(super) fn counted(&self, name: &str) -> u64 {
+    pub(crate) fn counted(&self, name: &str) -> u64 {
         let now = self.queue.counter(name);
         self.before.map_or(now, |(old, _)| now.saturating_sub(old.counter(name)))
     }
 
     /// The value of a counter, or its growth per second if there is an earlier reading.
-    pub(super) fn scaled(&self, name: &str) -> f64 {
+    pub(crate) fn scaled(&self, name: &str) -> f64 {
         let counted = as_float(self.counted(name));
         self.before.map_or(counted, |(_, seconds)| counted / seconds)
     }
@@ -82,7 +82,7 @@ impl Seen<'_> {
     }
 
     /// A histogram of all, or of the interval.
-    pub(super) fn histogram(&self, name: &str) -> Summary {
+    pub(crate) fn histogram(&self, name: &str) -> Summary {
         let now = self.queue.histogram(name);
         self.before.map_or_else(|| now.clone(), |(old, _)| now.since(&old.histogram(name)))
     }
@@ -94,7 +94,7 @@ pub(super) fn us(ns: u64) -> String {
 }
 
 /// The queues of `device` that run or have run.
-pub(super) fn seen<'a>(
+pub(crate) fn seen<'a>(
     device: &'a DeviceInfo,
     before: Before<'a>,
 ) -> impl Iterator<Item = Seen<'a>> {
@@ -155,7 +155,7 @@ pub(super) fn align<const N: usize>(is_text: [bool; N], rows: &[[String; N]]) ->
 
 /// For tests: a queue with these counters, and this histogram if it has a name.
 #[cfg(test)]
-pub(super) fn queue_of(
+pub(crate) fn queue_of(
     index: usize,
     counters: &[(&str, u64)],
     histogram: &str,

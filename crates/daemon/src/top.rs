@@ -1,0 +1,111 @@
+//! `manyring top`: devices, queues and workers of a running daemon, on the whole terminal.
+//!
+//! Three tasks that never wait for each other: a thread reads keys, a task asks the daemon once in
+//! an interval, the loop here draws what there is. A daemon that is gone or held leaves the last
+//! numbers on the screen, with a line that says so; one that comes back is shown again.
+
+mod columns;
+mod draw;
+mod model;
+mod units;
+
+use crate::cli::TopArgs;
+use crate::output::Failure;
+use crate::stats::{Shown, fetch};
+use model::{Model, Wish};
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::time::{Instant, MissedTickBehavior};
+
+/// Keys, or answers of the daemon, that may wait to be taken.
+const WAITING_MAX: usize = 16;
+
+/// An answer of the daemon, and when it came.
+type Answer = (Result<Shown, String>, Instant);
+
+/// `manyring top`
+pub(crate) async fn show(args: &TopArgs) -> Result<(), Failure> {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        let other = "top: needs a terminal; `manyring stats --watch` writes lines instead";
+        return Err(Failure::Wrong(other.to_owned()));
+    }
+    // What cannot be asked at all is said as any other command says it.
+    let first = fetch(&args.control, None).await?;
+    let mut model = Model::new(args.control.display().to_string());
+    model.take(Ok(first), Instant::now());
+    let mut ends = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
+    let mut terminal = ratatui::try_init().map_err(|error| format!("the terminal: {error}"))?;
+    let shown = tokio::select! {
+        shown = watch(args, &mut terminal, model) => shown,
+        _ = ends.recv() => Ok(()),
+    };
+    ratatui::restore();
+    shown.map_err(|error| Failure::Refused(format!("the terminal: {error}")))
+}
+
+/// Draws at each key and each answer, until somebody has seen enough.
+async fn watch(
+    args: &TopArgs,
+    terminal: &mut DefaultTerminal,
+    mut model: Model,
+) -> std::io::Result<()> {
+    let (asking, mut answers) = channel(WAITING_MAX);
+    let (pressing, mut events) = channel(WAITING_MAX);
+    tokio::spawn(ask(args.control.clone(), Duration::from_secs(args.interval), asking));
+    // It ends with the process: a terminal is read without a time limit.
+    std::thread::Builder::new().name("keys".to_owned()).spawn(move || read(&pressing))?;
+    loop {
+        terminal.draw(|frame| draw::draw(frame, &mut model))?;
+        tokio::select! {
+            answer = answers.recv() => {
+                let Some((shown, at)): Option<Answer> = answer else { return Ok(()) };
+                model.take(shown, at);
+            }
+            event = next(&mut events) => match event? {
+                Event::Key(key)
+                    if key.kind != KeyEventKind::Release && model.press(key) == Wish::Leave =>
+                {
+                    return Ok(());
+                }
+                // Another key, or another size: draw again.
+                _ => {}
+            },
+        }
+    }
+}
+
+/// The next thing that the terminal says. Its reader has ended: it is gone, and so are we.
+async fn next(events: &mut Receiver<std::io::Result<Event>>) -> std::io::Result<Event> {
+    let gone = || Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof));
+    events.recv().await.unwrap_or_else(gone)
+}
+
+/// Hands on what the terminal says, until it fails or nobody listens.
+fn read(pressing: &Sender<std::io::Result<Event>>) {
+    loop {
+        let event = event::read();
+        let failed = event.is_err();
+        if pressing.blocking_send(event).is_err() || failed {
+            return;
+        }
+    }
+}
+
+/// Asks the daemon once in an interval, until nobody listens.
+async fn ask(control: PathBuf, interval: Duration, asking: Sender<Answer>) {
+    let control: &Path = &control;
+    let mut ticks = tokio::time::interval_at(Instant::now() + interval, interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let shown = fetch(control, None).await;
+        if asking.send((shown, Instant::now())).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! What is on the screen, and what each key makes of it. Nothing here knows a terminal.
+
+use super::columns::{Row, View, losses, rows};
+use super::units::{rate, size};
+use crate::control::snapshot::{Detail, DeviceInfo, as_float};
+use crate::stats::Shown;
+use crate::stats::table::seen;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use tokio::time::Instant;
+
+/// Characters of a filter at most.
+const FILTER_MAX: usize = 40;
+
+/// What a key asks of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    Stay,
+    Leave,
+}
+
+/// All that a screen shows.
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) control: String,
+    pub(super) view: View,
+    /// The column that rows are ordered by, of each view.
+    sort: [usize; 3],
+    reversed: bool,
+    pub(super) filter: String,
+    /// Keys go into the filter.
+    pub(super) is_typing: bool,
+    pub(super) is_paused: bool,
+    pub(super) is_help: bool,
+    /// The key of the row that was chosen; the first one if there is none of that key.
+    chosen: Option<String>,
+    /// Rows that a page has, as the last drawing found.
+    pub(super) page: usize,
+    now: Option<(Shown, Instant)>,
+    before: Option<(Shown, Instant)>,
+    /// Why the last answer did not come.
+    pub(super) problem: Option<String>,
+}
+
+impl Model {
+    pub(super) fn new(control: String) -> Self {
+        Self {
+            control,
+            view: View::Devices,
+            sort: [0; 3],
+            reversed: false,
+            filter: String::new(),
+            is_typing: false,
+            is_paused: false,
+            is_help: false,
+            chosen: None,
+            page: 10,
+            now: None,
+            before: None,
+            problem: None,
+        }
+    }
+
+    /// Takes an answer of the daemon. While the picture stands still, only its absence is noted.
+    pub(super) fn take(&mut self, answer: Result<Shown, String>, at: Instant) {
+        match answer {
+            Err(problem) => self.problem = Some(problem),
+            Ok(shown) => {
+                self.problem = None;
+                if !self.is_paused || self.now.is_none() {
+                    self.before = self.now.replace((shown, at));
+                }
+            }
+        }
+    }
+
+    /// The rows of the table, as they are ordered and filtered.
+    pub(super) fn rows(&self) -> Vec<Row> {
+        let Some((now, _)) = &self.now else { return Vec::new() };
+        let mut rows = rows(self.view, now, self.since());
+        rows.retain(|row| row.key.contains(&self.filter));
+        let column = self.sorted_by();
+        rows.sort_by(|a, b| {
+            let order = a.cells[column].order(&b.cells[column]);
+            let order = if self.reversed { order.reverse() } else { order };
+            order.then_with(|| a.key.cmp(&b.key))
+        });
+        rows
+    }
+
+    fn since(&self) -> Option<(&Shown, f64)> {
+        let ((_, now), (old, then)) = (self.now.as_ref()?, self.before.as_ref()?);
+        Some((old, (*now - *then).as_secs_f64().max(0.001)))
+    }
+
+    pub(super) fn sorted_by(&self) -> usize {
+        self.sort[self.place()]
+    }
+
+    pub(super) fn is_reversed(&self) -> bool {
+        self.reversed
+    }
+
+    fn place(&self) -> usize {
+        View::ALL.iter().position(|view| *view == self.view).unwrap_or(0)
+    }
+
+    /// The index of the chosen row.
+    pub(super) fn chosen(&self, rows: &[Row]) -> usize {
+        let is_chosen = |row: &Row| Some(&row.key) == self.chosen.as_ref();
+        rows.iter().position(is_chosen).unwrap_or(0)
+    }
+
+    /// One line: how many devices and workers there are, and what they do together.
+    pub(super) fn summary(&self) -> String {
+        let Some((now, _)) = &self.now else { return "no answer yet".to_owned() };
+        let all = now.devices.len();
+        let connected = now.devices.iter().filter(|device| device.connected).count();
+        let bad = now.devices.iter().filter(|device| device.state != "serving").count();
+        let running = now.workers.iter().filter(|worker| worker.running).count();
+        let mut sums = [0.0; 3];
+        for row in rows(View::Devices, now, self.since()) {
+            for (sum, cell) in sums.iter_mut().zip(&row.cells[3..6]) {
+                if let super::columns::Cell::Number(value, _) = cell {
+                    *sum += value;
+                }
+            }
+        }
+        let [operations, to_guests, from_guests] = sums.map(rate);
+        let waiting = if bad > 0 { format!(", {bad} not served") } else { String::new() };
+        format!(
+            "{all} devices, {connected} connected{waiting}; {running} workers; {operations} ops/s, \
+             in {to_guests}, out {from_guests}"
+        )
+    }
+
+    /// What must be looked after now: threads that are held, and an absent daemon.
+    pub(super) fn alarm(&self) -> Option<String> {
+        if let Some(problem) = &self.problem {
+            return Some(problem.clone());
+        }
+        let held = &self.now.as_ref()?.0.held;
+        let first = held.first()?;
+        let device = if first.device.is_empty() { "several devices" } else { &first.device };
+        let seconds = as_float(first.held_ns) / 1e9;
+        let more =
+            if held.len() > 1 { format!(" (and {} more)", held.len() - 1) } else { String::new() };
+        Some(format!(
+            "{} is held by {device} for {seconds:.1} s, in {}{more}",
+            first.thread, first.waits_in
+        ))
+    }
+
+    /// Lines about the device of the chosen row.
+    pub(super) fn details(&self, rows: &[Row]) -> Vec<String> {
+        let chosen = rows.get(self.chosen(rows));
+        let name = chosen.and_then(|row| row.device.as_ref());
+        let all = self.now.iter().flat_map(|(now, _)| &now.devices);
+        let Some(device) = all.into_iter().find(|device| Some(&device.name) == name) else {
+            return Vec::new();
+        };
+        let mut lines = vec![what_it_is(device), format!("socket {}", device.socket)];
+        if let Some(reason) = &device.reason {
+            lines.push(format!("{}: {reason}", device.state));
+        }
+        if !device.pending_keys.is_empty() {
+            lines.push(format!("from the next session on: {}", device.pending_keys.join(", ")));
+        }
+        let old = self.since().map(|(old, seconds)| (&old.devices[..], seconds));
+        let unit = if old.is_some() { "/s" } else { " since the start" };
+        let mut causes = std::collections::BTreeMap::<String, f64>::new();
+        for queue in seen(device, old) {
+            for (name, scaled) in losses(&queue) {
+                let cause = name.trim_start_matches("dropped_").replace('_', " ");
+                *causes.entry(cause).or_default() += scaled;
+            }
+        }
+        if !causes.is_empty() {
+            let all: Vec<_> =
+                causes.iter().map(|(cause, n)| format!("{} {cause}", rate(*n))).collect();
+            lines.push(format!("lost{unit}: {}", all.join(", ")));
+        }
+        lines
+    }
+
+    /// Does what a key is for.
+    pub(super) fn press(&mut self, key: KeyEvent) -> Wish {
+        let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
+        if is_control && key.code == KeyCode::Char('c') {
+            return Wish::Leave;
+        }
+        if self.is_typing {
+            self.type_filter(key.code);
+            return Wish::Stay;
+        }
+        match key.code {
+            KeyCode::Char('q') => return Wish::Leave,
+            KeyCode::Char('?' | 'h') => self.is_help = !self.is_help,
+            KeyCode::Esc if self.is_help => self.is_help = false,
+            KeyCode::Esc => self.filter.clear(),
+            KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
+            KeyCode::Char('/') => self.is_typing = true,
+            KeyCode::Char('r') => self.reversed = !self.reversed,
+            KeyCode::Char('s' | '>') | KeyCode::Right => self.sort_next(1),
+            KeyCode::Char('S' | '<') | KeyCode::Left => {
+                self.sort_next(self.view.columns().len() - 1);
+            }
+            KeyCode::Char('1') => self.view = View::Devices,
+            KeyCode::Char('2') => self.view = View::Queues,
+            KeyCode::Char('3') => self.view = View::Workers,
+            KeyCode::Tab => self.view = View::ALL[(self.place() + 1) % View::ALL.len()],
+            KeyCode::BackTab => self.view = View::ALL[(self.place() + 2) % View::ALL.len()],
+            KeyCode::Enter => self.open(),
+            KeyCode::Up | KeyCode::Char('k') => self.go(|at, _| at.saturating_sub(1)),
+            KeyCode::Down | KeyCode::Char('j') => self.go(|at, _| at + 1),
+            KeyCode::PageUp => self.go(|at, page| at.saturating_sub(page)),
+            KeyCode::PageDown => self.go(|at, page| at + page),
+            KeyCode::Home => self.go(|_, _| 0),
+            KeyCode::End => self.go(|_, _| usize::MAX),
+            _ => {}
+        }
+        Wish::Stay
+    }
+
+    fn type_filter(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Enter => self.is_typing = false,
+            KeyCode::Esc => {
+                self.is_typing = false;
+                self.filter.clear();
+            }
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Char(c) if self.filter.chars().count() < FILTER_MAX => self.filter.push(c),
+            _ => {}
+        }
+    }
+
+    fn sort_next(&mut self, step: usize) {
+        let place = self.place();
+        self.sort[place] = (self.sort[place] + step) % self.view.columns().len();
+    }
+
+    /// From a device to its queues.
+    fn open(&mut self) {
+        let rows = self.rows();
+        if let (View::Devices, Some(row)) = (self.view, rows.get(self.chosen(&rows))) {
+            self.filter.clone_from(&row.key);
+            self.view = View::Queues;
+        }
+    }
+
+    fn go(&mut self, to: impl FnOnce(usize, usize) -> usize) {
+        let rows = self.rows();
+        let at = to(self.chosen(&rows), self.page).min(rows.len().saturating_sub(1));
+        self.chosen = rows.get(at).map(|row| row.key.clone());
+    }
+}
+
+/// One line about what a device is.
+fn what_it_is(device: &DeviceInfo) -> String {
+    let DeviceInfo { name, kind, origin, .. } = device;
+    let detail = match &device.detail {
+        Detail::Blk { disk, size: bytes, read_only, logical_block_size, .. } => {
+            let access = if *read_only { ", read only" } else { "" };
+            format!("{disk}, {}, sectors of {logical_block_size}{access}", size(as_float(*bytes)))
+        }
+        Detail::Net { port, interface, mac, link, queue_pairs, .. } => {
+            let interface = interface.as_deref().unwrap_or("no interface");
+            format!("{port} {interface}, {mac}, link {link}, {queue_pairs} queue pairs")
+        }
+        Detail::Waiting {} => "not served".to_owned(),
+    };
+    format!("{name} ({kind}, from {origin}): {detail}")
+}
