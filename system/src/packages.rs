@@ -5,6 +5,7 @@ use crate::command::{command, find, output, text};
 use crate::{Context, Outcome, check};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 /// Makes sure that all of `packages` are installed.
 ///
@@ -93,7 +94,11 @@ fn says_installed(status: &str) -> bool {
     status == "installed"
 }
 
+/// Behaviours run beside each other, and apt's list of packages has a lock that it does not wait for.
+static APT: Mutex<()> = Mutex::new(());
+
 fn apt_get(arguments: &[&str]) -> Outcome {
+    let _alone = APT.lock().unwrap_or_else(PoisonError::into_inner);
     check(find("apt-get").is_some(), || "this is no Debian: apt-get is missing".into())?;
     let mut command = if rustix::process::geteuid().is_root() {
         Command::new("apt-get")

@@ -1,10 +1,15 @@
-//! Runs behaviours one by one, says PASS or FAIL of each, keeps the logs of failures.
+//! Runs behaviours two at a time, and those that watch time alone; says PASS or FAIL of each, keeps
+//! the logs of failures.
 
 use crate::behaviours::{Behaviour, Scene, Stage};
 use crate::{Context, Outcome};
-use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Behaviours that run at the same time. A guest mostly waits: for its own boot, for a reconnect.
+const AT_ONCE: usize = 2;
 
 /// Names that a report shows at its end; the rest is in what was printed before.
 const NAMES_MAX: usize = 40;
@@ -75,30 +80,83 @@ pub fn run(
     bench: PathBuf,
     logs: &Path,
 ) -> Outcome<Totals> {
-    let stage = Stage { binary, bench, uml: OnceCell::new(), qemu: OnceCell::new() };
-    let mut totals = Totals::default();
+    let stage = Stage { binary, bench, uml: OnceLock::new(), qemu: OnceLock::new() };
     if logs.exists() {
         std::fs::remove_dir_all(logs).context(logs.display())?;
     }
-    for behaviour in behaviours {
-        let folder = logs.join(behaviour.name);
+    let (alone, beside) = behaviours.iter().copied().partition(Behaviour::runs_alone);
+    let mut totals = in_lanes(&stage, beside, AT_ONCE, logs)?;
+    totals.add(in_lanes(&stage, alone, 1, logs)?);
+    Ok(totals)
+}
+
+/// How a behaviour ended.
+struct Ended {
+    name: &'static str,
+    took: Duration,
+    outcome: Outcome,
+}
+
+/// Runs `behaviours`, `lanes` at a time, each begun in its order.
+fn in_lanes(
+    stage: &Stage,
+    behaviours: Vec<Behaviour>,
+    lanes: usize,
+    logs: &Path,
+) -> Outcome<Totals> {
+    let waiting = Mutex::new(behaviours.into_iter());
+    std::thread::scope(|scope| {
+        let (ended, reports) = channel();
+        for _ in 0..lanes {
+            let (ended, waiting) = (ended.clone(), &waiting);
+            // What a lane starts dies with its thread, so a lane lives as long as its behaviours.
+            scope.spawn(move || one_by_one(stage, waiting, logs, &ended));
+        }
+        drop(ended);
+        let mut totals = Totals::default();
+        for report in reports {
+            count(report, logs, &mut totals)?;
+        }
+        Ok(totals)
+    })
+}
+
+fn one_by_one(
+    stage: &Stage,
+    waiting: &Mutex<std::vec::IntoIter<Behaviour>>,
+    logs: &Path,
+    ended: &Sender<Ended>,
+) {
+    loop {
+        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let Some(behaviour) = next else { return };
         let start = Instant::now();
-        let outcome = Scene::play(&stage, behaviour, &folder);
-        let seconds = start.elapsed().as_secs_f64();
-        match outcome {
-            Ok(()) => {
-                totals.passed += 1;
-                println!("PASS system::{} ({seconds:.1} s)", behaviour.name);
-                std::fs::remove_dir_all(&folder).context(folder.display())?;
-            }
-            Err(error) => {
-                println!("FAIL system::{} ({seconds:.1} s): {error}", behaviour.name);
-                println!("     logs: {}", folder.display());
-                totals.fail(&format!("system::{}", behaviour.name), &error);
-            }
+        let outcome = Scene::play(stage, &behaviour, &logs.join(behaviour.name));
+        // Reports are read until the last lane has ended; if reading failed, nobody wants more.
+        let report = Ended { name: behaviour.name, took: start.elapsed(), outcome };
+        if ended.send(report).is_err() {
+            return;
         }
     }
-    Ok(totals)
+}
+
+/// Says how a behaviour ended, and keeps its logs if it failed.
+fn count(ended: Ended, logs: &Path, totals: &mut Totals) -> Outcome {
+    let (name, seconds) = (ended.name, ended.took.as_secs_f64());
+    let folder = logs.join(name);
+    match ended.outcome {
+        Ok(()) => {
+            totals.passed += 1;
+            println!("PASS system::{name} ({seconds:.1} s)");
+            std::fs::remove_dir_all(&folder).context(folder.display())?;
+        }
+        Err(error) => {
+            println!("FAIL system::{name} ({seconds:.1} s): {error}");
+            println!("     logs: {}", folder.display());
+            totals.fail(&format!("system::{name}"), &error);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

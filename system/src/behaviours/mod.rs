@@ -5,9 +5,9 @@ use crate::daemon::{Daemon, DaemonOptions};
 use crate::guest::{Guest, GuestOptions, Kernel, Kind, Net};
 use crate::net::{Namespace, WORDS};
 use crate::{Context, Outcome};
-use std::cell::OnceCell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 mod bench_report;
 mod direct_past_the_cache;
@@ -57,6 +57,25 @@ pub struct Behaviour {
     pub name: &'static str,
     run: fn(&Scene<'_>) -> Outcome,
 }
+
+impl Behaviour {
+    /// Whether it looks at times or at what the host counts for everybody: it then runs after the
+    /// others, with none beside it.
+    #[must_use]
+    pub fn runs_alone(&self) -> bool {
+        ALONE.contains(&self.name)
+    }
+}
+
+/// Names of those that run with none beside them.
+const ALONE: [&str; 6] = [
+    "hundred_devices_idle",
+    "bench_report",
+    "soak_short",
+    "uml_tcp_rr",
+    "uml_reclaim",
+    "uml_merge_router",
+];
 
 /// All of them, the quick ones first.
 pub const ALL: &[Behaviour] = &[
@@ -108,8 +127,8 @@ pub const ALL: &[Behaviour] = &[
 pub(crate) struct Stage {
     pub(crate) binary: PathBuf,
     pub(crate) bench: PathBuf,
-    pub(crate) uml: OnceCell<Outcome<Kernel>>,
-    pub(crate) qemu: OnceCell<Outcome<Kernel>>,
+    pub(crate) uml: OnceLock<Outcome<Kernel>>,
+    pub(crate) qemu: OnceLock<Outcome<Kernel>>,
 }
 
 /// Where one behaviour plays: files that go with it, logs that stay if it fails.
@@ -206,5 +225,19 @@ impl<'a> Scene<'a> {
         let socket = daemon.socket();
         let options = GuestOptions { socket: Some(&socket), ..options };
         Guest::boot(self.kernel(kind)?, &options, &self.log("guest.log"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_what_runs_alone_is_there() {
+        let mut names: Vec<_> = ALL.iter().map(|behaviour| behaviour.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), ALL.len());
+        assert!(ALONE.iter().all(|name| names.contains(name)), "{ALONE:?}");
     }
 }

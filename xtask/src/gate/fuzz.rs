@@ -1,4 +1,4 @@
-//! Every door of fuzz/ is knocked at: for its share of four minutes in the gate, for an hour alone.
+//! Every door of fuzz/ is knocked at: for its share of two minutes in the gate, for an hour alone.
 
 use super::tools;
 use crate::cargo::{cargo, see};
@@ -10,7 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
 /// Seconds that the gate spends on all targets together.
-pub(crate) const SMOKE_SECONDS: u64 = 240;
+pub(crate) const SMOKE_SECONDS: u64 = 120;
 /// Seconds for each target when fuzzing is not a part of the gate.
 pub(crate) const LONG_SECONDS: u64 = 3600;
 
