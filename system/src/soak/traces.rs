@@ -130,8 +130,8 @@ impl std::fmt::Display for Traces {
     }
 }
 
-/// Waits until a process holds no more than before. The list of its mappings then goes to the
-/// folder `logs`.
+/// Waits until a process holds no more than before. The lists of its mappings, fds and threads then
+/// go to the folder `logs`.
 pub(super) fn settle(pid: u32, before: &Traces, logs: &Path) -> Outcome {
     let mut more = Vec::new();
     let settled = wait_for("the end of what guests leave", SETTLE, || {
@@ -140,7 +140,29 @@ pub(super) fn settle(pid: u32, before: &Traces, logs: &Path) -> Outcome {
     });
     let path = logs.join("mappings.txt");
     std::fs::write(&path, proc(pid, "maps")?).context(path.display())?;
+    let path = logs.join("held.txt");
+    std::fs::write(&path, held(pid)?).context(path.display())?;
     settled.map_err(|error| format!("{error}: {}", more.join(", ")))
+}
+
+/// A line for each fd, with its number, and for each thread, with where it sleeps.
+fn held(pid: u32) -> Outcome<String> {
+    let list = |name: &str, line: &dyn Fn(&str) -> String| -> Outcome<String> {
+        let path = format!("/proc/{pid}/{name}");
+        let entries = std::fs::read_dir(&path).context(&path)?.flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        Ok(names.map(|name| line(&name)).collect())
+    };
+    let fd = |number: &str| {
+        let path = format!("/proc/{pid}/fd/{number}");
+        let what = std::fs::read_link(path).unwrap_or_default();
+        format!("fd {number} {}\n", what.display())
+    };
+    let thread = |id: &str| {
+        let name = proc(pid, &format!("task/{id}/comm")).unwrap_or_default();
+        format!("thread {id} {} {}\n", name.trim(), thread_state(pid, id))
+    };
+    Ok(list("fd", &fd)? + &list("task", &thread)?)
 }
 
 /// Fails if a process that nobody uses uses the CPU: more than 5 ticks (50 ms) in 3 seconds.
