@@ -94,7 +94,7 @@ fn says_installed(status: &str) -> bool {
     status == "installed"
 }
 
-/// Behaviours run beside each other, and apt's list of packages has a lock that it does not wait for.
+/// Behaviours run beside each other, and the package lists have a lock that apt does not wait for.
 static APT: Mutex<()> = Mutex::new(());
 
 fn apt_get(arguments: &[&str]) -> Outcome {
