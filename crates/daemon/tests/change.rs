@@ -158,6 +158,26 @@ fn device_in_use_is_not_removed_unless_it_is_forced() {
 }
 
 #[test]
+fn front_end_that_connects_while_a_change_is_prepared_keeps_its_device() {
+    let house = House::run(EMPTY);
+    assert_eq!(house.put("a", &house.null("a")).0, 201);
+    let file = image(house.daemon.folder(), "image");
+    let holder = Daemon::blk(&["--blk-file", file.to_str().unwrap()]);
+    let (control, names) = (house.control.clone(), || names_in(house.daemon.folder()));
+    let body = json!({ "kind": "blk", "socket_path": house.at("other"), "file": file }).to_string();
+    let put = move || http(&control, "PUT", "/v1/devices/a", &body);
+    let put = std::thread::Builder::new().spawn(put).unwrap();
+    // Its socket is bound, and its image is waited for. If that takes too long, it is refused too.
+    wait_until(|| put.is_finished() || names().iter().any(|name| name.starts_with(".mr-")));
+    let mut client = Client::connect(&house.at("a"), 1);
+    drop(holder);
+    let (status, _, answer) = put.join().unwrap();
+    assert_eq!(status, 409, "{answer}");
+    client.submit_reads(0, 1);
+    assert_eq!(client.wait_for(0, 1, PATIENCE), 1);
+}
+
+#[test]
 fn device_for_one_session_is_gone_after_it_and_can_come_again() {
     let house = House::run(EMPTY);
     let mut once = house.null("a");

@@ -1,16 +1,15 @@
 //! The routes, and what can be asked. Errors are JSON too.
 
-use super::events::Since;
 use super::refusal::{Refusal, aside};
 use super::snapshot::{DeviceInfo, Devices, Workers};
 use super::{Controlled, Entry, State, change, config, devices as manage, scrape};
+use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query, Request, State as Extract};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -105,12 +104,12 @@ struct From {
 async fn events(
     Extract(state): Extract<State>,
     from: Result<Query<From>, QueryRejection>,
-) -> Result<Json<Since>, Refusal> {
+) -> Result<Response, Refusal> {
     let Query(From { since }) =
         from.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.body_text()))?;
-    let events = state.devices.events();
+    let events = state.devices.events().clone();
     let _ = tokio::time::timeout(EVENTS_WAIT, events.wait(since)).await;
-    Ok(Json(events.since(since)))
+    show(move || Ok(events.since(since))).await
 }
 
 /// The device of this name, to be changed: one that waits for another process cannot be.

@@ -179,15 +179,19 @@ impl House {
     ) -> Result<Done, Refused> {
         let Work { leaving, coming, live, deferred } = self.work(&steps);
         let replaced = coming.iter().map(|device| device.plan().name.clone()).collect();
-        if !force {
-            leaving.iter().try_for_each(|device| self.unused(device))?;
-        }
+        let unused = |house: &Self| match force {
+            true => Ok(()),
+            false => leaving.iter().try_for_each(|device| house.unused(device)),
+        };
+        unused(self)?;
         let (late, early): (Vec<_>, Vec<_>) = coming
             .into_iter()
             .partition(|device| leaving.iter().any(|other| device.needs_what_of(other)));
         self.live(&live).await?;
         self.follow_links(&desired);
-        let mut prepared = match self.prepare(early).await {
+        // A front-end can have connected meanwhile.
+        let prepared = self.prepare(early).await;
+        let mut prepared = match prepared.and_then(|all| unused(self).map(|()| all)) {
             Ok(prepared) => prepared,
             Err(error) => return self.undo(&live, Vec::new(), error).await,
         };
