@@ -1,7 +1,7 @@
 //! A queue that stops: what its disk has not done goes back into the ring, as far as that leaves no
 //! gap, and the next queue serves it from the base on.
 
-use super::room::{BEHIND, MEMORY, RING, rig_in, rig_with, serve_in};
+use super::room::{ADDRESSES, BEHIND, MEMORY, RING, rig_in, rig_with, serve_in};
 use super::*;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
 use manyring_backend::sys::uring::Ring;
@@ -382,6 +382,32 @@ fn an_order_to_disable_is_answered_when_what_a_former_process_has_taken_is_serve
     it.queue.drain();
     assert_eq!(it.found(), (5, 2));
     assert!(it.queue.is_drained());
+}
+
+/// What is owed can be served no more: nobody waits for it.
+#[test]
+fn a_driver_that_breaks_what_is_owed_holds_up_neither_a_base_nor_an_order_to_disable() {
+    for breaks_before in [true, false] {
+        let (mut it, _) = after_a_kill();
+        let (fence, mut answer) = oneshot::channel();
+        let table = usize::try_from(ADDRESSES.descriptor).unwrap();
+        let break_it = |it: &Stopping| {
+            let table = it.mapping.slice(table, 16 * usize::from(RING)).unwrap();
+            table.write_from(&[0xff; 16 * RING as usize]);
+        };
+        if breaks_before {
+            break_it(&it);
+            it.turn();
+        }
+        it.queue.heed(Order::Enable(false, fence), &mut QueueIo::new(&mut it.wait, 0, 0, 0));
+        break_it(&it);
+        it.turn();
+        assert_eq!(it.queue.stats().faults.value(), 1);
+        assert!(answer.try_recv().is_ok(), "{breaks_before}");
+        it.queue.drain();
+        it.turn();
+        assert!(it.queue.is_drained(), "{breaks_before}");
+    }
 }
 
 /// A queue whose requests are recorded; two of its writes wait for room, and one that came after
