@@ -34,8 +34,11 @@ pub(crate) fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<
     let plan = match &mut device {
         Wanted::Blk(blk) => {
             let blk = Arc::make_mut(blk);
-            if let DiskPlan::File { path, pinned, .. } = &mut blk.disk {
-                *pinned = Some(find(path, "file")?);
+            match &mut blk.disk {
+                DiskPlan::File { path, pinned, .. } => *pinned = Some(find(path, "file")?),
+                // The process's own, in which all guests would miss it.
+                DiskPlan::Memory { .. } => return Err(only_owner("memory")),
+                DiskPlan::Null { .. } => {}
             }
             &mut blk.device
         }
@@ -93,6 +96,7 @@ mod tests {
             ("@/vms/s\"", "@/vms/s\", \"client\": true", "client"),
             ("@/vms/s\"", "@/vms/s\", \"socket_owner\": 0", "socket_owner"),
             ("@/vms/s\"", "@/vms/s\", \"memory_on_disk\": true", "memory_on_disk"),
+            ("\"file\": \"@/vms/a.img\"", "\"memory\": \"1T\"", "memory"),
         ] {
             let other = disk.replace(from, to);
             assert_eq!(may(OTHER, &other), Err(key), "{other}");
