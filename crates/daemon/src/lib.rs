@@ -31,6 +31,7 @@ use output::{Failure, print};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -161,6 +162,7 @@ fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
             door: house.door().clone(),
             shown: house.shown(),
             file,
+            reads: Arc::default(),
         };
         let reloads = reload_at(hangups, state.clone());
         let pool = house.pool().clone();

@@ -515,6 +515,32 @@ fn configuration_that_is_read_again_changes_what_differs_and_no_more() {
 }
 
 #[test]
+fn file_that_was_read_first_is_carried_out_first() {
+    let (folder, house) = configured(&null("a"));
+    let file = folder.path().join("manyring.toml");
+    // Who reads the file now gets it slowly.
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+    let reload = || {
+        let control = house.control.clone();
+        let ask = move || http(&control, "POST", "/v1/reload", "").0;
+        std::thread::Builder::new().spawn(ask).unwrap()
+    };
+    let first = reload();
+    let mut slow = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    write(&folder, &null("b"));
+    let second = reload();
+    // It has time to come first.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    slow.write_all(text.as_bytes()).unwrap();
+    drop(slow);
+    assert_eq!((first.join().unwrap(), second.join().unwrap()), (200, 200));
+    assert_eq!(house.names(), ["b"], "as the file says");
+}
+
+#[test]
 fn fifty_changes_are_done_all_or_not_at_all() {
     let several = |range: std::ops::Range<usize>, bad: Option<usize>| {
         let one = |index| match bad {

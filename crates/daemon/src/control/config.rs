@@ -67,6 +67,7 @@ pub(super) async fn read_again(
 pub(crate) async fn reload(state: &State, who: Who, dry_run: bool) -> Result<Done, Refusal> {
     let none = || Refusal::new(StatusCode::CONFLICT, "the daemon has no configuration file");
     let file = state.file.clone().ok_or_else(none)?;
+    let _reads = state.reads.lock().await;
     let plan = aside(move || config::read(&file)).await?;
     let plan = plan.map_err(|error| wrong(error.to_string()))?;
     let change = Change::All { plan: Box::new(plan), dry_run, if_match: None };

@@ -40,6 +40,8 @@ pub(crate) struct State {
     pub(crate) shown: watch::Receiver<(u64, Arc<Plan>)>,
     /// The configuration file, if there is one.
     pub(crate) file: Option<PathBuf>,
+    /// Held from when that file is read until it is carried out: what was read first comes first.
+    pub(crate) reads: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Who asks for a change, as the kernel tells.
