@@ -39,6 +39,8 @@ use manyring_memory::{Words, fence_compiler};
 pub enum InflightError {
     #[error("it has {entries} entries, the ring {size}")]
     Entries { entries: u16, size: u16 },
+    #[error("it says that it has {entries} entries, and has room for {room}")]
+    Room { entries: u16, room: u16 },
     #[error("version {version}, where {VERSION} is known")]
     Version { version: u16 },
     #[error("the used index is {ring}, it was {region} at the last burst: of another ring")]
@@ -104,16 +106,20 @@ impl Inflight {
         let room = u16::try_from(room).unwrap_or(u16::MAX);
         let version = self.words.load_u16(HEAD_VERSION);
         let entries = if version == 0 { room } else { self.words.load_u16(HEAD_ENTRIES) };
-        if entries > room || entries < size {
-            return Err(InflightError::Entries { entries: entries.min(room), size });
+        if version > VERSION {
+            return Err(InflightError::Version { version });
         }
-        match version {
-            0 => self.begin(entries, used_idx),
-            VERSION => {
-                self.end_burst(size, used_idx)?;
-                self.find_owed((entries, size))?;
-            }
-            version => return Err(InflightError::Version { version }),
+        if entries > room {
+            return Err(InflightError::Room { entries, room });
+        }
+        if entries < size {
+            return Err(InflightError::Entries { entries, size });
+        }
+        if version == 0 {
+            self.begin(entries, used_idx);
+        } else {
+            self.end_burst(size, used_idx)?;
+            self.find_owed((entries, size))?;
         }
         let count = u16::try_from(self.owed.len()).unwrap_or(u16::MAX);
         Ok((version != 0).then(|| used_idx.wrapping_add(count)))

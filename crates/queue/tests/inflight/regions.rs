@@ -46,7 +46,7 @@ fn region_that_is_not_of_the_ring_is_refused() {
     assert_eq!(spoiled(VERSION, 2), InflightError::Version { version: 2 });
     assert_eq!(spoiled(ENTRIES, 8), InflightError::Entries { entries: 8, size: SIZE });
     assert_eq!(spoiled(ENTRIES, 0), InflightError::Entries { entries: 0, size: SIZE });
-    assert_eq!(spoiled(ENTRIES, 17), InflightError::Entries { entries: 16, size: SIZE });
+    assert_eq!(spoiled(ENTRIES, 17), InflightError::Room { entries: 17, room: 16 });
     // Two chains were returned since 7, and the last burst had both.
     assert_eq!(spoiled(USED, 10), InflightError::Used { ring: 9, region: 10 });
     assert_eq!(spoiled(USED, 9 + 40000), InflightError::Used { ring: 9, region: 40009 });
@@ -70,7 +70,11 @@ fn region_that_is_too_small_is_refused() {
             shared.region.store_u16(VERSION, 1);
             shared.region.store_u16(ENTRIES, SIZE);
         }
-        assert_eq!(refusal(&shared), InflightError::Entries { entries: SIZE - 1, size: SIZE });
+        let refused = match is_new {
+            true => InflightError::Entries { entries: SIZE - 1, size: SIZE },
+            false => InflightError::Room { entries: SIZE, room: SIZE - 1 },
+        };
+        assert_eq!(refusal(&shared), refused);
     }
 }
 
