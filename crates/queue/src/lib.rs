@@ -197,6 +197,11 @@ impl Ring for DeviceQueue {
         each!(self, queue => queue.needs_notification())
     }
 
+    #[inline]
+    fn asks_once(&self) -> bool {
+        each!(self, queue => queue.asks_once())
+    }
+
     fn enable_notifications(&mut self) -> bool {
         each!(self, queue => queue.enable_notifications())
     }

@@ -82,6 +82,14 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
     /// After a publish: does the driver want a used buffer notification?
     fn needs_notification(&mut self) -> bool;
 
+    /// True if a driver that asks for a used buffer notification gets one, however often chains are
+    /// published before it asks again: so it is with `VIRTIO_F_EVENT_IDX`. Otherwise each publish
+    /// may cost a notification, until the driver has begun to handle the first.
+    #[inline]
+    fn asks_once(&self) -> bool {
+        false
+    }
+
     /// Asks for available buffer notifications and looks again. True: there is work, do not sleep.
     fn enable_notifications(&mut self) -> bool;
 

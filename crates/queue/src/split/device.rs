@@ -316,6 +316,11 @@ impl Ring for DeviceHalf {
         }
     }
 
+    #[inline]
+    fn asks_once(&self) -> bool {
+        self.features.event_idx
+    }
+
     fn enable_notifications(&mut self) -> bool {
         let event = if self.features.event_idx { self.last_avail } else { 0 };
         self.write_event(event);

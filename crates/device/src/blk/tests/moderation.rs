@@ -275,3 +275,21 @@ fn a_queue_that_ends_tells_what_it_holds_back() {
     drop(queue);
     assert!(rustix::io::read(&call, &mut [0; 8]).is_ok());
 }
+
+#[test]
+fn a_long_burst_is_answered_in_groups_and_its_driver_called_once() {
+    for (event_idx, groups) in [(true, &[16, 16, 16, 12][..]), (false, &[60])] {
+        let features = RingFeatures { event_idx, ..RingFeatures::default() };
+        let disk = NullDisk::new(DISK_SIZE);
+        let (_mapping, mut driver, mut queue) = rig_with(&disk, 60, features);
+        let mut wait = Wait::new(false).unwrap();
+        queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
+        assert!(!driver.enable_notifications(), "the driver sleeps until it is called");
+        let mut seen = Vec::new();
+        while queue.turn(&mut QueueIo::new(&mut wait, 0, 0, 0)).worked {
+            seen.push(std::iter::from_fn(|| driver.take_used()).count());
+        }
+        assert_eq!(seen, groups, "{event_idx}");
+        assert_eq!(queue.stats().calls.value(), 1, "{event_idx}");
+    }
+}
