@@ -55,7 +55,14 @@ pub(crate) async fn set(args: &SetArgs) -> Result<(), Failure> {
         let (key, value) = text.split_once('=').ok_or_else(wrong)?;
         // What is no number and no truth value is a text.
         let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
-        keys.insert(key.to_owned(), value);
+        match key.split_once('.') {
+            Some((table, key)) => {
+                let table = keys.entry(table).or_insert_with(|| json!({}));
+                let table = table.as_object_mut().ok_or_else(wrong)?;
+                table.insert(key.to_owned(), value);
+            }
+            None => _ = keys.insert(key.to_owned(), value),
+        }
     }
     let (path, body) = (format!("/v1/devices/{}", args.device), Value::from(keys).to_string());
     let change = (Method::PATCH, path.as_str());

@@ -8,7 +8,9 @@ pub(crate) use ask::{
 };
 
 use crate::config::numbers;
-use crate::config::raw::{RawBlk, RawConfig, RawDaemon, RawNet, RawSize, RawSocket, RawXenBlk};
+use crate::config::raw::{
+    RawBlk, RawConfig, RawDaemon, RawLimit, RawLimitOption, RawNet, RawSize, RawSocket, RawXenBlk,
+};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -238,6 +240,10 @@ pub(crate) struct BlkArgs {
     /// an I/O error to the guest [default: wait].
     #[arg(long, value_name = "MODE")]
     pub(crate) on_full: Option<String>,
+    /// What the disk may pass in a second: read_iops, write_iops, iops, read_bps, write_bps, bps,
+    /// and burst_ms; several with commas [default: anything].
+    #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',')]
+    pub(crate) limit: Vec<RawLimitOption>,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
@@ -323,6 +329,10 @@ pub(crate) struct NetArgs {
     /// Write every frame to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
+    /// What the guest may send (tx) and receive (rx) in a second: tx_pps, rx_pps, tx_bps, rx_bps,
+    /// and burst_ms; several with commas [default: anything].
+    #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',')]
+    pub(crate) limit: Vec<RawLimitOption>,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
@@ -368,6 +378,7 @@ impl From<BlkArgs> for RawConfig {
             serial: args.serial,
             cache: args.cache,
             on_full: args.on_full,
+            limit: RawLimit::of_options(args.limit),
             ..RawBlk::new(args.name, args.socket)
         };
         Self { daemon: args.daemon.into(), blk: vec![blk], ..Self::default() }
@@ -398,6 +409,7 @@ impl From<NetArgs> for RawConfig {
             merge: args.merge,
             steer: args.steer,
             pcap: args.pcap,
+            limit: RawLimit::of_options(args.limit),
             ..RawNet::new(args.name, args.socket)
         };
         Self { daemon: args.daemon.into(), net: vec![net], ..Self::default() }

@@ -27,6 +27,7 @@ use crate::assemble::links::HostLinks;
 use crate::assemble::{AssembleError, Served, free, served};
 use crate::config::plan::{Found, Place, Plan, Wanted};
 use crate::control::{Entry, Registry};
+use crate::limits::Groups;
 use crate::xen::XenDisks;
 use change::Order;
 use front::{Front, Stage};
@@ -68,6 +69,7 @@ pub(crate) struct House {
 struct Shared {
     pool: Arc<Pool>,
     devices: Registry,
+    groups: Groups,
     io_uring: bool,
     /// Seconds to wait for what another process holds; `None`: for ever.
     wait: Option<u32>,
@@ -96,7 +98,9 @@ impl House {
         };
         let pool = Pool::pinned(options, plan.pins());
         let keeps_on = plan.daemon.place != Place::CommandLine;
-        let shared = Shared { pool, devices: Registry::default(), io_uring, wait, keeps_on };
+        let (devices, groups) = (Registry::default(), Groups::default());
+        groups.follow(&plan.limit);
+        let shared = Shared { pool, devices, groups, io_uring, wait, keeps_on };
         let shared = Arc::new(shared);
         let (plan, kept) = with_kept(plan)?;
         // Before a port is opened: an interface that goes after that is noticed.
@@ -125,7 +129,8 @@ impl House {
         }
         for xen in &house.plan.xen_blk {
             let (pool, devices) = (house.pool().clone(), house.devices().clone());
-            house.xens.push(XenDisks::new(xen, io_uring, pool, devices)?);
+            let shared = (pool, devices, house.shared.groups.clone());
+            house.xens.push(XenDisks::new(xen, io_uring, shared)?);
         }
         Ok(house)
     }
@@ -170,7 +175,7 @@ impl House {
         let stage = match wait.begin(first) {
             Later::Opened(opened) => match wanted.decorated(opened) {
                 Ok(opened) => {
-                    let made = wanted.made(opened, self.pool());
+                    let made = wanted.made(opened, (self.pool(), &self.shared.groups));
                     self.devices().add(made.part.clone());
                     Stage::Made(made)
                 }

@@ -15,6 +15,7 @@ pub mod config;
 mod control;
 mod fds;
 mod house;
+mod limits;
 mod log;
 mod metrics;
 mod output;

@@ -19,6 +19,7 @@ pub(crate) use state_dir::StateDirError;
 
 use crate::config::plan::{STATE_DIR, XenBlkPlan, XenPlan};
 use crate::control::Registry;
+use crate::limits::Groups;
 use host::XenHost;
 use hypervisor::Hypervisor;
 use journals::Journals;
@@ -76,6 +77,7 @@ struct Shared {
     io_uring: bool,
     pool: Arc<Pool>,
     devices: Registry,
+    groups: Groups,
     state_dir: StateDir,
     journals: Journals,
 }
@@ -97,8 +99,7 @@ impl XenDisks {
     pub(crate) fn new(
         plan: &XenBlkPlan,
         io_uring: bool,
-        pool: Arc<Pool>,
-        devices: Registry,
+        (pool, devices, groups): (Arc<Pool>, Registry, Groups),
     ) -> Result<Self, XenError> {
         let (key, endpoint) = match &plan.xen {
             XenPlan::Simulated { socket } => ("simulated", Endpoint::Socket(socket.clone())),
@@ -129,7 +130,8 @@ impl XenDisks {
         };
         let state_dir = StateDir::open(&plan.state_dir, &plan.kinds, served).map_err(refused)?;
         let journals = Journals::default();
-        let shared = Shared { plan: plan.clone(), io_uring, pool, devices, state_dir, journals };
+        let shared =
+            Shared { plan: plan.clone(), io_uring, pool, devices, groups, state_dir, journals };
         let shared = Arc::new(shared);
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }

@@ -46,7 +46,7 @@ impl SoloQueue {
 
     /// Pops a batch, serves it to its end, completes it. Returns (popped, completed).
     pub fn turn(&mut self) -> (usize, usize) {
-        let popped = self.blk.pop_and_submit(&mut self.queue, None, 0);
+        let popped = self.blk.pop_and_submit(&mut self.queue, None, (0, usize::MAX));
         let mut completed = 0;
         loop {
             let ended = self.blk.complete(&mut self.queue, &self.stats, || 0);

@@ -90,6 +90,7 @@ mod handle;
 mod handler;
 mod io;
 mod life;
+pub mod limit;
 mod notifier;
 mod orders;
 pub mod policy;
@@ -117,6 +118,7 @@ pub use handle::{QueueHandle, Route};
 pub use handler::{Awaited, Done, Handler, Mode, Turn, Waits};
 pub use io::QueueIo;
 pub use life::{Event, EventKind};
+pub use limit::{Gate, Limit, Way};
 pub use orders::{Fence, Order, Reply};
 pub use policy::moderation::Moderation;
 pub use policy::polling::Polling;
@@ -125,6 +127,7 @@ pub use running::RunningQueue;
 pub use seats::Seat;
 pub use stats::{QueueStats, WorkerStats};
 pub use table::Table;
+pub use wait::clock_now_ns;
 pub use watch::{Held, held};
 
 /// For tests and benches of a crate that brings a handler: they run a queue without a worker, by

@@ -2,7 +2,7 @@
 
 use crate::accounts::{ThreadTimes, thread_times};
 use crate::handle::{QueueHandle, Route};
-use crate::orders::{Command, Mailbox, QueueId};
+use crate::orders::{Command, Mailbox, Order, QueueId};
 use crate::policy::polling::{Law, Polling};
 use crate::run::Run;
 use crate::seats::Seat;
@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// How the workers run.
 #[derive(Clone, Debug)]
@@ -241,6 +242,22 @@ impl Pool {
     pub fn routes(&self) -> Vec<Arc<Route>> {
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Has the queues of these devices take their rules and limits anew. Returns when each has, or
+    /// when `patience` is over: a queue that moves or stops meanwhile is told afterwards. Needs a
+    /// tokio runtime with time.
+    pub async fn refresh(&self, is_wanted: impl Fn(&str) -> bool, patience: Duration) {
+        let routes = self.routes().into_iter().filter(|route| is_wanted(&route.home().device));
+        let asked: Vec<_> = routes
+            .map(|route| tokio::spawn(async move { route.ask(Order::Refresh).await }))
+            .collect();
+        let all = async {
+            for asked in asked {
+                let _ = asked.await;
+            }
+        };
+        let _ = tokio::time::timeout(patience, all).await;
     }
 
     /// The mailbox of worker `index`, which has a queue and therefore runs.

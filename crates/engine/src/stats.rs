@@ -269,6 +269,8 @@ queue_stats! {
         calls_by_dry: All Counter = "Used buffer notifications sent: the ring ran dry",
         busy_ns: All Counter = "Time of its worker that the queue took when it had work",
         moves: All Counter = "Times the queue moved to another worker",
+        limited: All Counter = "Requests or packets that had to wait for a limit, first in line",
+        limited_ns: All Counter = "Time that the queue waited for a limit",
         in_flight: All Gauge = "Buffers popped and not returned",
         ring_occupancy: All Gauge = "Buffers in the ring when it was last looked at",
         running: All Gauge = "1 while the queue runs",

@@ -153,6 +153,12 @@ fn clock_ns() -> u64 {
     now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.cast_unsigned())
 }
 
+/// Now, by the clock of the workers, in nanoseconds: for what the control thread tells them.
+#[must_use]
+pub fn clock_now_ns() -> u64 {
+    clock_ns().saturating_sub(origin_ns())
+}
+
 impl Wait {
     /// Prepares the calling thread: with io_uring if `uring` is true and the kernel allows it, else
     /// with epoll.

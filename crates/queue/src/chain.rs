@@ -139,6 +139,19 @@ impl Batch {
         Some((chain, self.slices.pieces(readable), self.slices.pieces(writable)))
     }
 
+    /// The slices of the chain at `index`, which stays; `None` if it was taken before.
+    #[must_use]
+    pub fn peek(&self, index: usize) -> Option<(Pieces<'_>, Pieces<'_>)> {
+        let entry = self.entries.get(index).filter(|entry| entry.chain.is_some())?;
+        Some((self.slices.pieces(entry.readable()), self.slices.pieces(entry.writable())))
+    }
+
+    /// Takes the chains from `index` on that are left, the last one first.
+    #[cold]
+    pub fn take_from(&mut self, index: usize) -> impl Iterator<Item = Chain> {
+        self.entries[index..].iter_mut().rev().filter_map(|entry| entry.chain.take())
+    }
+
     /// The slices of all chains in order, if no chain has readable ones. The slices of a chain that
     /// was refused while it was popped are not among them.
     #[must_use]

@@ -5,7 +5,7 @@ use manyring_device::Device;
 use manyring_device::blk::BlkDevice;
 use manyring_device::blk::blkif::XenBlkDevice;
 use manyring_device::net::NetDevice;
-use manyring_engine::QueueStats;
+use manyring_engine::{Limit, QueueStats};
 use manyring_transport::vhost_user::Connected;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -65,6 +65,17 @@ impl Part {
             Kind::Blk(Blk::Virtio(device)) => device.stats(index),
             Kind::Blk(Blk::Xen(device)) => device.stats(index),
             Kind::Net(device) => device.stats(index),
+        }
+    }
+}
+
+impl Kind {
+    /// What the device may pass in a second.
+    pub(crate) fn limit(&self) -> &Arc<Limit> {
+        match self {
+            Self::Blk(Blk::Virtio(device)) => device.limit(),
+            Self::Blk(Blk::Xen(device)) => device.limit(),
+            Self::Net(device) => device.limit(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::disk::{self, DiskError};
 use super::{AssembleError, Blk, Kind, Part, port};
 use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Place, Wanted};
+use crate::limits::Groups;
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::Port;
 use manyring_device::Device;
@@ -48,16 +49,19 @@ impl Wanted {
     }
 
     /// Makes the device of what was opened for it.
-    pub(crate) fn made(&self, opened: Opened, pool: &Arc<Pool>) -> Made {
+    pub(crate) fn made(&self, opened: Opened, (pool, groups): (&Arc<Pool>, &Groups)) -> Made {
+        let limit = &self.plan().limit;
         let (socket, origin) = (self.socket(), self.plan().place.origin());
         match (self, opened) {
             (Self::Blk(blk), Opened::Disk(disk)) => {
                 let device = Arc::new(BlkDevice::new(blk_options(blk), disk, pool.clone()));
+                groups.limit(device.limit(), limit);
                 let part = Part::new(Kind::Blk(Blk::Virtio(device.clone())), socket, origin);
                 Made { device, part }
             }
             (Self::Net(net), Opened::Port(port, mac)) => {
                 let device = Arc::new(NetDevice::new(net_options(net, mac), port, pool.clone()));
+                groups.limit(device.limit(), limit);
                 Made { part: Part::new(Kind::Net(device.clone()), socket, origin), device }
             }
             _ => unreachable!("a disk is opened for a block device, a port for a network device"),

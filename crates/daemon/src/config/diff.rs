@@ -20,6 +20,8 @@ pub(crate) enum What {
     Remove,
     /// Other values of these keys, which take effect as their class says: see [`Class`].
     Change(Wanted, Class, Vec<String>),
+    /// These groups of `[[limit]]` have other rates.
+    Limits(Vec<String>),
     /// These keys are taken when the process starts.
     NeedsRestart(Vec<String>),
 }
@@ -41,6 +43,7 @@ impl Step {
             What::Add(_) => ("add", Vec::new()),
             What::Remove => ("remove", Vec::new()),
             What::Change(_, class, keys) => (class.name(), keys.clone()),
+            What::Limits(names) => (Class::Live.name(), names.clone()),
             What::NeedsRestart(keys) => ("restart", keys.clone()),
         };
         StepInfo { device: self.name.clone(), step: step.to_owned(), keys }
@@ -57,6 +60,18 @@ pub(crate) fn diff_of(name: &str, running: &Plan, desired: &Plan) -> Vec<Step> {
         (Some(former), Some(device)) => changed_device(&former, &device),
     };
     what.map(step).into_iter().collect()
+}
+
+/// The step of the groups whose rates differ.
+pub(crate) fn limits(running: &Plan, desired: &Plan) -> Option<Step> {
+    let names = running.limit.iter().chain(&desired.limit).map(|group| &group.name);
+    let names: BTreeSet<_> = names.collect();
+    let of = |plan: &Plan, name: &str| {
+        plan.limit.iter().find(|group| group.name == name).map(|group| group.limit.clone())
+    };
+    let differs = |name: &&String| of(running, name) != of(desired, name);
+    let names: Vec<_> = names.into_iter().filter(differs).cloned().collect();
+    (!names.is_empty()).then(|| Step { name: "[[limit]]".to_owned(), what: What::Limits(names) })
 }
 
 /// What becomes of a device that there is in both plans; nothing if it is the same.
@@ -91,6 +106,7 @@ pub(crate) fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
             steps.push(Step { name: name.clone(), what: What::Add(device.clone()) });
         }
     }
+    steps.extend(limits(running, desired));
     let restart = [
         ("[daemon]", changed(&value(&running.daemon), &value(&desired.daemon))),
         ("[[xen_blk]]", changed_xen(running, desired)),
@@ -209,7 +225,7 @@ mod tests {
             plan = match &step.what {
                 What::Add(device) | What::Change(device, ..) => plan.with(device),
                 What::Remove => plan.without(|device| device.name == step.name),
-                What::NeedsRestart(_) => plan,
+                What::Limits(_) | What::NeedsRestart(_) => plan,
             };
         }
         plan

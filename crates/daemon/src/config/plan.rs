@@ -3,6 +3,7 @@
 mod access;
 mod daemon;
 mod key_class;
+pub(crate) mod limit;
 mod moderation;
 mod net;
 mod paths;
@@ -18,6 +19,7 @@ mod xen;
 pub(crate) use access::AccessPlan;
 pub(crate) use daemon::DaemonPlan;
 pub(crate) use key_class::{Class, class_of};
+pub(crate) use limit::{GroupPlan, LimitPlan};
 pub(crate) use moderation::ModerationPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
 pub(crate) use paths::unexpanded;
@@ -31,6 +33,7 @@ pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
 use super::numbers;
 use super::raw::{RawBlk, RawConfig, RawFault, RawSize, RawSocket};
+use limit::Of;
 use manyring_device::blk::OnFull;
 use manyring_engine::Pins;
 use manyring_transport::vhost_user::PATH_LEN_MAX;
@@ -48,6 +51,8 @@ pub struct Plan {
     pub(crate) net: Vec<NetPlan>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) xen_blk: Vec<XenBlkPlan>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) limit: Vec<GroupPlan>,
 }
 
 /// What became of a look at a plan.
@@ -79,6 +84,8 @@ pub(crate) struct DevicePlan {
     /// Bytes of guest memory at most, if the operator has set that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memory_max: Option<u64>,
+    #[serde(skip_serializing_if = "LimitPlan::is_none")]
+    pub(crate) limit: LimitPlan,
 }
 
 /// A block device.
@@ -151,7 +158,10 @@ impl Plan {
             .enumerate()
             .map(|(index, raw)| XenBlkPlan::new(raw, index, source))
             .collect::<Result<Vec<_>, _>>()?;
-        let plan = Self { daemon, blk, net, xen_blk };
+        let limit = raw.limit.into_iter().map(|raw| GroupPlan::new(raw, source));
+        let limit = limit.collect::<Result<Vec<_>, _>>()?;
+        let plan = Self { daemon, blk, net, xen_blk, limit };
+        plan.check_limits()?;
         unique::check(&plan)?;
         pins::check(&plan)?;
         Ok(plan)
@@ -162,10 +172,20 @@ impl Plan {
         self.net.iter().any(|net| net.pcap.is_some())
     }
 
+    /// Checks that each device names a group that there is.
+    fn check_limits(&self) -> Result<(), PlanError> {
+        let blks = self.blk.iter().map(|blk| (&blk.device.place, &blk.device.limit, Of::Disk));
+        let nets = self.net.iter().map(|net| (&net.device.place, &net.device.limit, Of::Net));
+        let xens = self.xen_blk.iter().map(|xen| (&xen.place, &xen.limit, Of::Disk));
+        limit::check(&self.limit, blks.chain(nets).chain(xens))
+    }
+
     /// Checks a plan to which devices were added; with `looks`, what the host finds under all paths
     /// too.
     pub(crate) fn check_again(&self, looks: bool) -> Found {
-        if let Err(error) = pins::check(self).and_then(|()| paths::check(self)) {
+        if let Err(error) =
+            pins::check(self).and_then(|()| self.check_limits()).and_then(|()| paths::check(self))
+        {
             return Found::Wrong(error);
         }
         let found = || if looks { unique::check_found(self) } else { Ok(()) };
@@ -222,7 +242,8 @@ impl BlkPlan {
         let logical_block_size = logical_block_size(raw.logical_block_size, &place)?;
         let disk = DiskPlan::new(&raw, &place)?.in_blocks(logical_block_size, &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), num_queues, &place)?;
-        let served = (queue_workers, raw.moderation.as_deref());
+        let limit = LimitPlan::new(raw.limit.as_ref(), Of::Disk, &place)?;
+        let served = (queue_workers, raw.moderation.as_deref(), limit);
         let device = DevicePlan::new(name, place, raw.socket(), served)?;
         Ok(Self {
             disk,
@@ -245,7 +266,7 @@ impl DevicePlan {
         name: String,
         place: Place,
         raw: RawSocket,
-        (queue_workers, moderation): (Vec<usize>, Option<&str>),
+        (queue_workers, moderation, limit): (Vec<usize>, Option<&str>, LimitPlan),
     ) -> Result<Self, PlanError> {
         let handshake_timeout = raw.handshake_timeout.unwrap_or(10);
         numbers::check("handshake_timeout", handshake_timeout, &place)?;
@@ -272,6 +293,7 @@ impl DevicePlan {
             queue_workers,
             moderation,
             handshake_timeout,
+            limit,
         })
     }
 }

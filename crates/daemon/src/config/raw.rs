@@ -1,6 +1,10 @@
 //! The configuration as the user writes it: the keys of `manyring.toml`. Names are fixed in
 //! `docs/design/0001`; unknown keys are refused.
 
+mod limit;
+
+pub(crate) use limit::{RawLimit, RawLimitOption, RawScalar};
+
 use clap::Args;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -22,6 +26,8 @@ pub(crate) struct RawConfig {
     pub(crate) net: Vec<RawNet>,
     /// Disks of Xen guests.
     pub(crate) xen_blk: Vec<RawXenBlk>,
+    /// Limits that devices share.
+    pub(crate) limit: Vec<RawLimit>,
 }
 
 /// `[daemon]`
@@ -194,6 +200,8 @@ macro_rules! device_table {
             pub(crate) handshake_timeout: Option<u64>,
             pub(crate) memory_on_disk: bool,
             pub(crate) memory_max: Option<RawSize>,
+            /// What the device may pass in a second.
+            pub(crate) limit: Option<RawLimit>,
             $($own)*
         }
 
@@ -393,6 +401,9 @@ pub(crate) struct RawXenBlk {
     /// [default: /run/manyring].
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
+    /// What each disk may pass in a second.
+    #[arg(skip)]
+    pub(crate) limit: Option<RawLimit>,
     /// What goes wrong, to test guests.
     #[arg(skip)]
     pub(crate) fault: Option<RawFault>,

@@ -2,14 +2,14 @@
 
 use super::refusal::{Refusal, aside};
 use super::snapshot::{DeviceInfo, Devices, Workers};
-use super::{Controlled, Entry, State, change, config, devices as manage, scrape};
+use super::{Controlled, Entry, State, change, config, devices as manage, limits, scrape};
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query, Request, State as Extract};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +37,8 @@ pub(super) fn router(state: State, role: Role) -> Router {
         .route("/v1/devices/{name}/announce", post(change::announce))
         .route("/v1/config", whole)
         .route("/v1/reload", post(config::read_again))
+        .route("/v1/limits", get(limits::show))
+        .route("/v1/limits/{group}", put(limits::set))
         .route("/v1/events", get(events))
         .route("/v1/workers", get(workers))
         .route("/metrics", get(scrape::metrics))

@@ -9,6 +9,7 @@ pub(crate) mod client;
 mod config;
 mod devices;
 mod events;
+mod limits;
 mod patient;
 mod places;
 mod refusal;

@@ -19,7 +19,7 @@ use super::kept::{Former, Keep};
 use super::prepare::{Prepared, Ready, refused};
 use super::waiting::{Later, Wait};
 use crate::assemble::{Blk, Kind, served};
-use crate::config::diff::{Step, StepInfo, What, diff, diff_of};
+use crate::config::diff::{Step, StepInfo, What, diff, diff_of, limits};
 use crate::config::plan::{Found, Plan, Wanted};
 use crate::control::{Entry, Who};
 use manyring_engine::aside;
@@ -64,11 +64,12 @@ impl House {
                 let keys = Keys::from_iter([("mtu".to_owned(), mtu.into())]);
                 let done = self.patch(&name, &keys).await?;
                 if let (true, Some(device)) = (done.steps.is_empty(), self.find(&name)) {
-                    self.set(&device).await?;
+                    self.set(None, &device).await?;
                 }
                 Ok(done)
             }
             Change::Put { device, text } => self.put(device, text, who).await,
+            Change::Limit { group, keys } => self.limit(&group, &keys).await,
             Change::Delete { name, force } => self.delete(&name, force).await,
             Change::All { plan, dry_run, if_match } => {
                 if let Some(expected) = if_match.filter(|g| *g != self.generation) {
@@ -125,7 +126,18 @@ impl House {
         };
         let desired = self.plan.clone().with(&patched);
         let steps = diff_of(name, &self.plan, &desired);
+        self.check(&steps, &desired, false).await?;
         self.carry_out(desired, steps, false, keep).await
+    }
+
+    async fn limit(&mut self, group: &str, keys: &Keys) -> Result<Done, Refused> {
+        let missing = || Refused::Missing(format!("no [[limit]] is named {group:?}"));
+        let mut desired = self.plan.clone();
+        let found = desired.limit.iter_mut().find(|plan| plan.name == group).ok_or_else(missing)?;
+        *found = found.changed(keys).map_err(Refused::Wrong)?;
+        let steps: Vec<_> = limits(&self.plan, &desired).into_iter().collect();
+        self.check(&steps, &desired, false).await?;
+        self.carry_out(desired, steps, false, None).await
     }
 
     async fn delete(&mut self, name: &str, force: bool) -> Result<Done, Refused> {
@@ -219,6 +231,7 @@ impl House {
             self.start(front);
         }
         deferred.into_iter().for_each(|(device, keys)| self.defer(device, keys));
+        self.follow_limits(&desired).await;
         self.shared.pool.set_queue_workers(desired.pins().queue_workers);
         let is_done = |step: &Step| !matches!(step.what, What::NeedsRestart(_));
         if steps.iter().any(is_done) {

@@ -21,6 +21,8 @@ pub(crate) enum Change {
     Patch { name: String, keys: Keys },
     /// The MTU of an interface is set, also if it is what the plan says: others can have set it.
     Mtu { name: String, mtu: u16 },
+    /// A group of `[[limit]]` has these keys instead.
+    Limit { group: String, keys: Keys },
     /// A session of the device has ended: what was put off till then is done.
     Settle { name: String },
     /// The device goes; with `force` also if a front-end uses it.

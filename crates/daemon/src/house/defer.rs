@@ -5,9 +5,15 @@ use super::House;
 use super::change::{Change, Refused};
 use crate::assemble::Kind;
 use crate::config::diff::{Step, What};
-use crate::config::plan::{Class, Wanted};
+use crate::config::plan::{Class, LimitPlan, Plan, Wanted};
 use crate::control::Entry;
 use rustix::io::Errno;
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// How long an answer waits for queues that are to look at their new limit: one that moves or stops
+/// just now looks afterwards.
+const REFRESH_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The steps of a change, by what is to be done.
 #[derive(Debug, Default)]
@@ -40,7 +46,7 @@ impl House {
                     work.leaving.push(former);
                     work.coming.push(device.clone());
                 }
-                What::Add(_) | What::NeedsRestart(_) => {}
+                What::Add(_) | What::Limits(_) | What::NeedsRestart(_) => {}
             }
         }
         work
@@ -55,28 +61,38 @@ impl House {
 
     /// Makes changes of live keys; those before one that fails are taken back.
     pub(super) async fn live(&self, changes: &[(Wanted, Wanted)]) -> Result<(), Refused> {
-        for (index, (_, new)) in changes.iter().enumerate() {
-            let Err(error) = self.set(new).await else { continue };
-            for (old, _) in &changes[..index] {
-                let _ = self.set(old).await;
+        for (index, (old, new)) in changes.iter().enumerate() {
+            let Err(error) = self.set(Some(old), new).await else { continue };
+            for (old, new) in &changes[..index] {
+                let _ = self.set(Some(new), old).await;
             }
             return Err(error);
         }
         Ok(())
     }
 
-    /// Gives a device that is served the values of its live keys.
-    pub(super) async fn set(&self, device: &Wanted) -> Result<(), Refused> {
+    /// Gives a device that is served the values of its live keys which differ from those of
+    /// `former`; without one, its MTU.
+    pub(super) async fn set(
+        &self,
+        former: Option<&Wanted>,
+        device: &Wanted,
+    ) -> Result<(), Refused> {
         let name = &device.plan().name;
         let Some(Entry::Served(served)) = self.shared.devices.find(name) else { return Ok(()) };
-        let (Kind::Net(running), Wanted::Net(net)) = (&served.part.kind, device) else {
-            return Ok(());
-        };
-        let Some(mtu) = net.mtu else { return Ok(()) };
-        running.set_mtu(mtu).await.map_err(|errno| {
-            tracing::warn!(device = name, mtu, %errno, "cannot change the MTU");
-            refuse_mtu(mtu, errno)
-        })
+        let mtu = mtu_of(device).filter(|mtu| former.and_then(mtu_of) != Some(*mtu));
+        if let (Kind::Net(running), Some(mtu)) = (&served.part.kind, mtu) {
+            running.set_mtu(mtu).await.map_err(|errno| {
+                tracing::warn!(device = name, mtu, %errno, "cannot change the MTU");
+                refuse_mtu(mtu, errno)
+            })?;
+        }
+        let limit = &device.plan().limit;
+        if former.is_some_and(|former| former.plan().limit != *limit) {
+            self.shared.groups.limit(served.part.kind.limit(), limit);
+            self.shared.pool.refresh(|of| of == name, REFRESH_PATIENCE).await;
+        }
+        Ok(())
     }
 
     /// Lets devices that wait to be served wait with other values of their live keys.
@@ -88,6 +104,23 @@ impl House {
                 self.restore(vec![device]).await;
             }
         }
+    }
+
+    /// Gives the groups the rates of this plan.
+    pub(super) async fn follow_limits(&self, plan: &Plan) {
+        let changed = self.shared.groups.follow(&plan.limit);
+        if changed.is_empty() {
+            return;
+        }
+        let is_in = |limit: &LimitPlan| limit.group.as_ref().is_some_and(|g| changed.contains(g));
+        let names: HashSet<_> = plan
+            .wanted()
+            .filter(|device| is_in(&device.plan().limit))
+            .map(|device| device.plan().name.clone())
+            .collect();
+        // The disks of Xen guests have names of their own.
+        let all = plan.xen_blk.iter().any(|xen| is_in(&xen.limit));
+        self.shared.pool.refresh(|of| all || names.contains(of), REFRESH_PATIENCE).await;
     }
 
     /// Puts a device off until the session of the running one has ended.
@@ -139,4 +172,8 @@ fn refuse_mtu(mtu: u16, errno: Errno) -> Refused {
         ),
         errno => Refused::Host(format!("the host refuses: {errno}")),
     }
+}
+
+fn mtu_of(device: &Wanted) -> Option<u16> {
+    if let Wanted::Net(net) = device { net.mtu } else { None }
 }

@@ -39,7 +39,9 @@ impl Front {
         let (made, mut is_late) = match stage {
             Stage::Made(made) => (made, false),
             Stage::Waits(later) => tokio::select! {
-                opened = wait.opened(later) => (wanted.made(opened, &shared.pool), true),
+                opened = wait.opened(later) => {
+                    (wanted.made(opened, (&shared.pool, &shared.groups)), true)
+                }
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
             },
         };

@@ -86,7 +86,17 @@ impl Kept {
     pub(super) fn merged(&self, name: &str, keys: &Keys) -> Option<Keep> {
         let text = std::fs::read_to_string(self.path(name)?).ok()?;
         let mut record: Record = serde_json::from_str(&text).ok()?;
-        record.device.as_object_mut()?.extend(keys.clone());
+        let device = record.device.as_object_mut()?;
+        for (key, value) in keys {
+            match (device.get_mut(key), value) {
+                // A limit keeps the keys that are not named.
+                (Some(Value::Object(kept)), Value::Object(with)) => kept.extend(with.clone()),
+                _ => _ = device.insert(key.clone(), value.clone()),
+            }
+            if let Some(Value::Object(kept)) = device.get_mut(key) {
+                kept.retain(|_, value| !value.is_null());
+            }
+        }
         // Whoever has named its files stays the one whose files they are.
         let text = Some((record.device.to_string(), record.uid));
         Some(Keep { name: name.to_owned(), text })

@@ -134,6 +134,7 @@ impl XenHost {
         let disk = self.open_disk(assignment).await?;
         let options = self.options(assignment);
         let device = Arc::new(XenBlkDevice::new(options, disk, self.shared.pool.clone()));
+        self.shared.groups.limit(device.limit(), &self.shared.plan.limit);
         let part = Part::new(Kind::Blk(Blk::Xen(device.clone())), self.id.back_folder(), "xen");
         let connected = part.connected.clone();
         self.shared.devices.add(part);

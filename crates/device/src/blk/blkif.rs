@@ -13,6 +13,7 @@ mod complete;
 mod handler;
 mod indirect;
 mod journal;
+mod limited;
 mod plan;
 mod queue;
 mod stages;
@@ -26,7 +27,7 @@ use handler::BlkifHandler;
 use manyring_backend::blk::{Disk, DiskQueue, Geometry};
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{
-    Activation, Call, Event, Home, Kick, Moderation, Pool, QueueHandle, RunningQueue,
+    Activation, Call, Event, Home, Kick, Limit, Moderation, Pool, QueueHandle, RunningQueue,
 };
 use manyring_memory::{GrantLimits, GrantMapper, GrantPages, GrantRef, PersistentGrants};
 use manyring_queue::RingAddresses;
@@ -103,6 +104,7 @@ impl XenBlkOptions {
 struct Shared {
     capacity: AtomicU64,
     host: Arc<HostErrors>,
+    limit: Arc<Limit>,
 }
 
 /// A queue of a front-end that has connected.
@@ -155,7 +157,8 @@ impl XenBlkDevice {
         options.indirect_segments_max = options.indirect_segments_max.min(INDIRECT_SEGMENTS_MAX);
         options.ring_page_order_max = options.ring_page_order_max.min(RING_PAGE_ORDER_MAX);
         let host = Arc::new(HostErrors::new(&options.name, options.on_full));
-        let shared = Arc::new(Shared { capacity: AtomicU64::new(geometry.size), host });
+        let (capacity, limit) = (AtomicU64::new(geometry.size), Arc::default());
+        let shared = Arc::new(Shared { capacity, host, limit });
         Self { options, backing, shared }
     }
 
@@ -175,6 +178,13 @@ impl XenBlkDevice {
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.options.read_only
+    }
+
+    /// What the device may pass in a second. Queues that run take a change of it when they are told
+    /// to ([`Pool::refresh`]).
+    #[must_use]
+    pub fn limit(&self) -> &Arc<Limit> {
+        &self.shared.limit
     }
 
     /// Bytes the guest sees.

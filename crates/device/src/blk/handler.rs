@@ -12,6 +12,7 @@ impl<R: Chains> Handler<R> for BlkQueue {
     const HAS_DISK: bool = true;
 
     fn attach(&mut self, io: &mut QueueIo<'_>) {
+        self.take_limit();
         self.requests.attach(io);
     }
 
@@ -28,7 +29,14 @@ impl<R: Chains> Handler<R> for BlkQueue {
         let mut popped = 0;
         if turn.mode == Mode::Serve {
             let now_ns = turn.io.now_ns();
-            popped = self.pop_and_submit(queue, turn.io.ring(), now_ns);
+            let (mut limit, mut is_charged) = (usize::MAX, false);
+            if self.gate.is_some() {
+                (limit, is_charged) = self.admitted(queue, now_ns, turn.stats);
+            }
+            popped = self.pop_and_submit(queue, turn.io.ring(), (now_ns, limit));
+            if is_charged {
+                self.settle_limit(popped, now_ns);
+            }
         }
         let Completed { count, lost, has_more, .. } = if self.requests.are_recalled() {
             let has_more = self.recall(queue, turn.io.ring());
@@ -49,8 +57,18 @@ impl<R: Chains> Handler<R> for BlkQueue {
     /// have waited.
     fn waits(&self, queue: &R) -> Waits {
         let has_place = !self.is_full(queue);
-        let at_ns = self.requests.room.due_ns().filter(|_| has_place);
-        Waits { driver: has_place, at_ns, ..Waits::default() }
+        let limited_ns = self.limited_until_ns();
+        let times = [self.requests.room.due_ns(), limited_ns];
+        let at_ns = times.into_iter().flatten().min().filter(|_| has_place);
+        Waits { driver: has_place && limited_ns.is_none(), at_ns, ..Waits::default() }
+    }
+
+    fn is_stuck(&self) -> bool {
+        self.limited_until_ns().is_some()
+    }
+
+    fn refresh(&mut self) {
+        self.take_limit();
     }
 
     fn on_event(&mut self, token: u32, result: i32, io: &mut QueueIo<'_>) {

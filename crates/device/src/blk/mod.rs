@@ -5,6 +5,7 @@ pub mod blkif;
 mod config;
 mod handler;
 mod host;
+mod limited;
 mod pending;
 mod requests;
 mod room;
@@ -18,6 +19,7 @@ use backing::Backing;
 use host::HostErrors;
 use manyring_backend::blk::{Disk, Geometry};
 use manyring_engine::Activation;
+use manyring_engine::Limit;
 use manyring_engine::Moderation;
 use manyring_engine::QueueHandle;
 use manyring_engine::stats::{Class, QueueStats};
@@ -69,6 +71,7 @@ pub(crate) struct Shared {
     pub(crate) offered: u64,
     pub(crate) serial: [u8; ID_SIZE],
     pub(crate) host: Arc<HostErrors>,
+    pub(crate) limit: Arc<Limit>,
 }
 
 /// A block device.
@@ -103,6 +106,7 @@ impl BlkDevice {
             offered: config::features(&options, &geometry),
             serial,
             host: Arc::new(HostErrors::new(&options.name, options.on_full)),
+            limit: Arc::default(),
         });
         Self {
             writeback: AtomicBool::new(options.writeback),
@@ -134,6 +138,13 @@ impl BlkDevice {
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.options.read_only
+    }
+
+    /// What the device may pass in a second. Queues that run take a change of it when they are told
+    /// to ([`Pool::refresh`]).
+    #[must_use]
+    pub fn limit(&self) -> &Arc<Limit> {
+        &self.shared.limit
     }
 
     /// Bytes the guest sees.

@@ -73,6 +73,13 @@ impl<R> Pending<R> {
         slot.into()
     }
 
+    /// The requests that were added last, so many of them; none of them is finished.
+    pub(super) fn newest(&self, count: usize) -> impl Iterator<Item = &InFlight<R>> {
+        let last = self.last;
+        let is_new = move |n: u32| (last.wrapping_sub(n) as usize) < count;
+        self.requests.iter().filter(move |(_, (n, _))| is_new(*n)).map(|(_, (_, one))| one)
+    }
+
     /// The request of `token`.
     pub(super) fn get(&self, token: u32) -> Option<&InFlight<R>> {
         self.requests.get(token).map(|(_, request)| request)

@@ -86,6 +86,11 @@ impl<R> Requests<R> {
         self.pending.bytes() >= BYTES_MAX
     }
 
+    /// The requests that were added last, so many of them.
+    pub(super) fn last_requests(&self, count: usize) -> impl Iterator<Item = &InFlight<R>> {
+        self.pending.newest(count)
+    }
+
     /// The snapshot in which the slices of new requests lie.
     pub(super) fn memory(&self) -> &GuestMemory {
         self.pending.memory()

@@ -1,6 +1,7 @@
 //! Every kind of request, well-formed and not, from a driver's ring to a disk and back, without a
 //! thread: the driver half is the guest, a memory disk the host.
 
+mod limited;
 pub(crate) mod moderation;
 mod recall;
 mod room;
@@ -106,7 +107,7 @@ impl Guest {
     /// Lets the device look once; returns what the driver gets back.
     fn serve(&mut self) -> Option<u32> {
         self.driver.publish();
-        self.blk.pop_and_submit(&mut self.queue, None, 0);
+        self.blk.pop_and_submit(&mut self.queue, None, (0, usize::MAX));
         self.blk.complete(&mut self.queue, &self.stats, || self.wait.now_ns());
         self.queue.publish();
         self.blk.requests.acknowledge();
@@ -295,7 +296,7 @@ fn each_request_counts_with_the_time_that_it_took() {
     for popped_at_ns in [1000, 1000, 4000] {
         guest.driver.add(&[(HEADER, 16)], &[(STATUS, 1)]).unwrap();
         guest.driver.publish();
-        guest.blk.pop_and_submit(&mut guest.queue, None, popped_at_ns);
+        guest.blk.pop_and_submit(&mut guest.queue, None, (popped_at_ns, usize::MAX));
     }
     guest.blk.complete(&mut guest.queue, &guest.stats, || 9000);
     let serve_ns = &guest.stats.serve_ns;

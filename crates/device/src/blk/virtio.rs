@@ -6,8 +6,8 @@ use super::requests::{Completed, Finished, Requests};
 use super::{IN_FLIGHT_MAX, Shared};
 use manyring_backend::blk::{Burst, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
-use manyring_engine::Fence;
 use manyring_engine::stats::QueueStats;
+use manyring_engine::{Fence, Gate};
 use manyring_memory::{
     GuestMemory, GuestSlice, KeptByte, Pieces, SliceList, copy_from_slices, copy_to_slices,
     total_len,
@@ -36,10 +36,12 @@ const GROUP: usize = 16;
 pub(crate) struct BlkQueue {
     /// The requests, each with the place of its status byte.
     pub(super) requests: Requests<KeptByte>,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// Bytes of a data descriptor at most: SIZE_MAX, if the driver has accepted it.
     slice_max: usize,
-    batch: Batch,
+    pub(super) batch: Batch,
+    /// What limits the queue; `None`: nothing.
+    pub(super) gate: Option<Box<Gate>>,
 }
 
 /// What becomes of a request after parsing.
@@ -67,6 +69,7 @@ impl BlkQueue {
             slice_max: usize::MAX,
             shared,
             batch: Batch::new(),
+            gate: None,
         }
     }
 
@@ -94,19 +97,19 @@ impl BlkQueue {
         self.requests.drain().for_each(|request| queue.discard(request.chain));
     }
 
-    /// Pops a batch and starts its requests. Returns how many.
+    /// Pops a batch of at most `limit` requests and starts them. Returns how many.
     #[inline]
     pub(crate) fn pop_and_submit(
         &mut self,
         queue: &mut impl Chains,
         ring: Option<&mut Ring>,
-        now_ns: u64,
+        (now_ns, limit): (u64, usize),
     ) -> usize {
         if self.is_full(queue) {
             return 0;
         }
         let room = usize::from(IN_FLIGHT_MAX.saturating_sub(queue.in_flight()));
-        let max = self.requests.burst_max().min(room);
+        let max = self.requests.burst_max().min(room).min(limit);
         let is_retry = self.requests.room.is_due(now_ns);
         let mut popped = if is_retry {
             self.pop_waiting(queue, (max, now_ns))

@@ -19,6 +19,10 @@ impl From<Passed> for Done {
 impl<R: Chains> Handler<R> for NetTx {
     const DROPS_WHEN_DISABLED: bool = true;
 
+    fn attach(&mut self, _io: &mut QueueIo<'_>) {
+        self.take_limit();
+    }
+
     fn detach(&mut self, io: &mut QueueIo<'_>) {
         if let Readiness::Fd(fd) = self.done() {
             io.unwatch_offload(fd);
@@ -54,13 +58,12 @@ impl<R: Chains> Handler<R> for NetTx {
     }
 
     fn waits(&self, _queue: &R) -> Waits {
+        let limited_ns = self.limited_until_ns();
+        let times = [self.retry_at_ns(), self.late_due_ns(), self.kept_due_ns(), limited_ns];
         Waits {
-            driver: !self.waits_for_port(),
+            driver: !self.waits_for_port() && limited_ns.is_none(),
             port: self.is_blocked().then_some(Awaited::Output),
-            at_ns: [self.retry_at_ns(), self.late_due_ns(), self.kept_due_ns()]
-                .into_iter()
-                .flatten()
-                .min(),
+            at_ns: times.into_iter().flatten().min(),
             is_gone: false,
         }
     }
@@ -74,7 +77,7 @@ impl<R: Chains> Handler<R> for NetTx {
     }
 
     fn is_stuck(&self) -> bool {
-        self.waits_for_port()
+        self.waits_for_port() || self.limited_until_ns().is_some()
     }
 
     fn holds_frames(&self) -> bool {
@@ -116,9 +119,16 @@ impl<R: Chains> Handler<R> for NetTx {
 }
 
 impl<R: Chains> Handler<R> for NetRx {
+    fn attach(&mut self, _io: &mut QueueIo<'_>) {
+        self.take_limit();
+    }
+
     #[inline]
     fn turn(&mut self, queue: &mut R, turn: &mut Turn<'_, '_>) -> Done {
         match turn.mode {
+            Mode::Serve if self.is_limited() => {
+                self.turn_limited(queue, turn.stats, turn.io.now_ns()).into()
+            }
             Mode::Serve => self.turn(queue, turn.stats).into(),
             Mode::Drop | Mode::Rest => Done::default(),
         }
@@ -126,17 +136,23 @@ impl<R: Chains> Handler<R> for NetRx {
 
     fn waits(&self, _queue: &R) -> Waits {
         let (is_gone, has_room) = (self.is_broken(), self.has_room());
+        let limited_ns = self.limited_until_ns().filter(|_| !is_gone);
+        let is_open = limited_ns.is_none();
         Waits {
-            driver: !is_gone && !has_room,
+            driver: !is_gone && !has_room && is_open,
             // Without room the port is not watched: it would report the same frame again at once.
-            port: (!is_gone && has_room).then_some(Awaited::Input),
-            at_ns: None,
+            port: (!is_gone && has_room && is_open).then_some(Awaited::Input),
+            at_ns: limited_ns,
             is_gone,
         }
     }
 
     fn readiness(&self) -> Readiness<'_> {
         self.readiness()
+    }
+
+    fn is_stuck(&self) -> bool {
+        self.limited_until_ns().is_some()
     }
 
     fn holds_frames(&self) -> bool {

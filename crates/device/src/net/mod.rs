@@ -43,7 +43,7 @@ use manyring_engine::Activation;
 use manyring_engine::Moderation;
 use manyring_engine::aside;
 use manyring_engine::stats::{Class, QueueStats};
-use manyring_engine::{Pool, StopError};
+use manyring_engine::{Limit, Pool, StopError};
 use manyring_engine::{QueueHandle, Route};
 use manyring_queue::Base;
 use manyring_wire::net::{
@@ -158,6 +158,7 @@ struct Inner {
     pool: Arc<Pool>,
     /// The rules of all running queues.
     live: Arc<Live<Rules>>,
+    limit: Arc<Limit>,
     state: Mutex<State>,
     /// Held while the host is called, which may take long, so that its calls come one after the
     /// other. Each call uses the state at that time, so the last one has the newest state.
@@ -209,6 +210,7 @@ impl NetDevice {
             port,
             pool,
             live: Live::new(Rules::default()),
+            limit: Arc::default(),
             stats,
             changes: watch::Sender::new(0),
             port_hint: Notify::new(),

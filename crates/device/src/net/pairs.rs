@@ -1,10 +1,11 @@
 //! Which queue pairs are in use: starts, stops and enables virtqueues, and lets the port follow.
 
 use super::pace::Pace;
-use super::{Inner, NetRx, NetTx, Rules, State};
+use super::{Inner, NetDevice, NetRx, NetTx, Rules, State};
 use crate::StartError;
 use manyring_engine::Activation;
 use manyring_engine::Home;
+use manyring_engine::Limit;
 use manyring_engine::Order;
 use manyring_engine::QueueHandle;
 use manyring_engine::aside;
@@ -53,6 +54,15 @@ impl State {
         let differs = |pair: &usize| self.attached[*pair] != wanted(*pair) && !is_refused[*pair];
         let pair = (0..self.attached.len()).find(differs)?;
         Some((pair, wanted(pair)))
+    }
+}
+
+impl NetDevice {
+    /// What the device may pass in a second. Queues that run take a change of it when they are told
+    /// to ([`Pool::refresh`](manyring_engine::Pool::refresh)).
+    #[must_use]
+    pub fn limit(&self) -> &Arc<Limit> {
+        &self.0.limit
     }
 }
 
@@ -122,7 +132,7 @@ impl Inner {
         let port = self.port.open_rx(pair)?;
         let is_mergeable = features & VIRTIO_NET_F_MRG_RXBUF != 0;
         let rx = NetRx::new(port, self.renew_rules(), is_mergeable, ring_size);
-        let mut rx = rx.map_err(no_memory)?.follow(self.live.clone());
+        let mut rx = rx.map_err(no_memory)?.follow(self.live.clone()).limited(self.limit.clone());
         rx.set_headers(header_size(features));
         Ok(rx)
     }
@@ -133,7 +143,8 @@ impl Inner {
         let tx = NetTx::new(port, self.renew_rules(), Offloads::of_host(features));
         let mut tx = tx.map_err(no_memory)?.named(&self.options.name, pair * 2 + 1);
         tx.set_headers(header_size(features));
-        Ok(tx.reclaiming(self.options.reclaim).follow(self.live.clone()))
+        let tx = tx.reclaiming(self.options.reclaim).follow(self.live.clone());
+        Ok(tx.limited(self.limit.clone()))
     }
 
     /// Makes new rules of the present state. The caller must tell the queues that run.

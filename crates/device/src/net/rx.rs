@@ -20,13 +20,17 @@
 //!
 //! The rules (link, offloads, MTU, filter) are applied to frames of both kinds by one function.
 
+mod limited;
+
 use super::delivery::{Delivery, Progress};
 use super::posted::Posted;
 use super::tally::Tally;
 use super::{Rules, Turn};
 use crate::live::Live;
+use limited::Passing;
 use manyring_backend::net::{GROUP_FRAMES, Incoming, PortRx, Readiness};
 use manyring_engine::stats::QueueStats;
+use manyring_engine::{Gate, Limit};
 use manyring_memory::{Gather, Mapping, MemoryError, copy_from_slices};
 use manyring_queue::Chains;
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawHeader};
@@ -53,6 +57,12 @@ pub(crate) struct NetRx {
     to: Delivery,
     /// Where its rules come from, when it is told to refresh them.
     live: Option<Arc<Live<Rules>>>,
+    /// What limits the queue; `None`: nothing. And where that comes from.
+    gate: Option<Box<Gate>>,
+    limit: Option<Arc<Limit>>,
+    passing: Passing,
+    /// Frames that the driver sees together at most.
+    group_max: usize,
     /// What the next frame is read into; kept while its buffers stay posted. Its memory of ours
     /// takes the header of the frame, and the bytes that run past the offered buffers.
     offer: Gather,
@@ -88,6 +98,10 @@ impl NetRx {
             port,
             to: Delivery { rules, posted, lacking: 0, tally: Tally::default(), pieces_filled: 0 },
             live: None,
+            gate: None,
+            limit: None,
+            passing: Passing::default(),
+            group_max: GROUP_FRAMES,
             offer: Gather::new(Arc::new(Mapping::anonymous((SPILL_AT + SIZE_MAX) as u64)?)),
             offered: Offered::default(),
             waiting: 0,
@@ -115,6 +129,7 @@ impl NetRx {
         if let Some(live) = &self.live {
             self.set_rules(live.load());
         }
+        self.take_limit();
     }
 
     pub(crate) fn set_rules(&mut self, rules: Arc<Rules>) {
@@ -174,10 +189,13 @@ impl NetRx {
             self.resume(queue, stats, &mut progress);
         }
         while !progress.is_over() && !self.to.is_spent() {
+            if self.gate.is_some() && !self.admits(stats) {
+                break;
+            }
             if !self.post(queue, stats) {
                 break;
             }
-            match self.port.incoming(GROUP_FRAMES) {
+            match self.port.incoming(self.group_max) {
                 Incoming::Read => {
                     self.lends = false;
                     if !self.read_group(queue, stats, &mut progress) {
@@ -202,6 +220,9 @@ impl NetRx {
                     }
                 }
             }
+        }
+        if self.gate.is_some() {
+            self.charge_delivered();
         }
         let Tally { packets, bytes, gso } = std::mem::take(&mut self.to.tally);
         if packets > 0 {
@@ -261,7 +282,7 @@ impl NetRx {
         stats: &QueueStats,
         progress: &mut Progress,
     ) -> bool {
-        let mut left = GROUP_FRAMES;
+        let mut left = self.group_max;
         loop {
             if !self.read_one(queue, stats, progress) {
                 return false;

@@ -16,6 +16,7 @@
 //! 3. A frame counts as passed when its burst is done and the port has not refused it. Counters are
 //!    added to once for each burst.
 
+mod limited;
 mod take;
 
 use super::kept::Kept;
@@ -26,6 +27,7 @@ use crate::live::Live;
 use crate::policy::burst::{self, Burst, Spent};
 use manyring_backend::net::{Frames, GROUP_BYTES, PortTx, Readiness, Sent, Stop};
 use manyring_engine::stats::{Counter, QueueStats};
+use manyring_engine::{Gate, Limit};
 use manyring_memory::MemoryError;
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains};
 use manyring_wire::host_size;
@@ -45,6 +47,9 @@ pub(crate) struct NetTx {
     rules: Arc<Rules>,
     /// Where the rules come from.
     live: Option<Arc<Live<Rules>>>,
+    /// What limits the queue; `None`: nothing. And where that comes from.
+    gate: Option<Box<Gate>>,
+    limit: Option<Arc<Limit>>,
     /// What the guest may send unfinished.
     taken: Offloads,
     /// The headers of the guest's frames have [`LEGACY_HEADER_SIZE`] bytes.
@@ -82,6 +87,8 @@ impl NetTx {
             port,
             rules,
             live: None,
+            gate: None,
+            limit: None,
             taken,
             has_short_headers: false,
             batch: Batch::new(),
@@ -134,6 +141,7 @@ impl NetTx {
         if let Some(live) = &self.live {
             self.rules = live.load();
         }
+        self.take_limit();
     }
 
     #[cfg(test)]
@@ -197,10 +205,16 @@ impl NetTx {
             let is_sent = is_enabled && self.rules.link_up;
             let frames_max = if is_sent { self.burst.frames_max() } else { burst::FRAMES_MAX };
             turn.packets = queue.pop_batch(&mut self.batch, frames_max);
+            if self.gate.is_some() {
+                turn.packets = self.admitted(queue, stats, (turn.packets, is_sent), now_ns);
+            }
             if turn.packets == 0 {
                 return turn;
             }
             turn.used += self.take_batch(queue, stats, turn.packets, is_enabled);
+            if self.gate.is_some() {
+                self.settle_limit(now_ns);
+            }
             if let Some(kept) = &mut self.kept {
                 kept.on_burst(now_ns, self.last.packets, self.last.bytes);
             }

@@ -37,6 +37,19 @@ impl Requests {
         Some((chain.take()?, request))
     }
 
+    /// The copy of the request at `index`; `None` if it was taken before.
+    #[must_use]
+    pub fn peek(&self, index: usize) -> Option<&RawRequest> {
+        let (chain, request) = self.entries[..self.len].get(index)?;
+        chain.as_ref().map(|_| request)
+    }
+
+    /// Takes the tokens of all requests that are left, the last one first.
+    #[cold]
+    pub fn take_all(&mut self) -> impl Iterator<Item = Chain> {
+        self.entries[..self.len].iter_mut().rev().filter_map(|(chain, _)| chain.take())
+    }
+
     /// Makes room for a batch of `len` requests of the layout of `abi`.
     #[inline]
     pub(super) fn restart(&mut self, len: usize, abi: Abi) -> &mut [(Option<Chain>, RawRequest)] {

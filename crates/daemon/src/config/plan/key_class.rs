@@ -23,7 +23,7 @@ impl Class {
 }
 
 /// The class of each key of `[[blk]]` and `[[net]]`.
-pub(crate) const KEYS: [(&str, Class); 45] = {
+pub(crate) const KEYS: [(&str, Class); 46] = {
     use Class::{Live, Reconnect, Replace};
     [
         ("name", Replace),
@@ -38,6 +38,7 @@ pub(crate) const KEYS: [(&str, Class); 45] = {
         ("handshake_timeout", Reconnect),
         ("memory_on_disk", Reconnect),
         ("memory_max", Reconnect),
+        ("limit", Live),
         ("file", Replace),
         ("null", Replace),
         ("memory", Replace),

@@ -1,5 +1,6 @@
 //! What will be done of a network device.
 
+use super::limit::{LimitPlan, Of};
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
 use crate::config::numbers;
 use crate::config::raw::{RawNet, RawNetFault};
@@ -96,7 +97,8 @@ impl NetPlan {
         let reclaim = ReclaimPlan::new(raw.reclaim.as_deref(), &place)?;
         let offload = OffloadPlan::new(&raw, &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;
-        let served = (queue_workers, raw.moderation.as_deref());
+        let limit = LimitPlan::new(raw.limit.as_ref(), Of::Net, &place)?;
+        let served = (queue_workers, raw.moderation.as_deref(), limit);
         Ok(Self {
             device: DevicePlan::new(name, place, raw.socket(), served)?,
             queue_pairs,

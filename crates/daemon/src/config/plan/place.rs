@@ -52,6 +52,9 @@ impl Place {
             (Self::CommandLine, "tap_fds") => "--tap-fd".to_owned(),
             (Self::CommandLine, "kinds") => "--kind".to_owned(),
             (Self::CommandLine, "io_uring") => "--no-io-uring".to_owned(),
+            (Self::CommandLine, key) if key.starts_with("limit.") => {
+                format!("--limit {}", key.trim_start_matches("limit."))
+            }
             (Self::CommandLine, key) => format!("--{}", key.replace('_', "-")),
         }
     }

@@ -1,5 +1,6 @@
 //! `Wanted`: a device of the plan, whatever its kind.
 
+use super::limit::Of;
 use super::{BlkPlan, Class, DevicePlan, DiskPlan, NetPlan, Place, PortPlan, SocketPlan, class_of};
 use manyring_device::net::is_mtu;
 use serde_json::{Map, Value};
@@ -89,6 +90,16 @@ impl Wanted {
         needs
     }
 
+    fn patch_limit(&mut self, with: &Value) -> Result<(), String> {
+        let (device, of) = match self {
+            Self::Blk(blk) => (&mut Arc::make_mut(blk).device, Of::Disk),
+            Self::Net(net) => (&mut Arc::make_mut(net).device, Of::Net),
+        };
+        let limit = device.limit.patched(with, of, &device.place);
+        device.limit = limit.map_err(|error| error.to_string())?;
+        Ok(())
+    }
+
     /// The device with other values of live keys.
     ///
     /// # Errors
@@ -97,6 +108,10 @@ impl Wanted {
         let mut device = self.clone();
         for (key, value) in keys {
             let class = class_of(key).ok_or_else(|| format!("{key}: there is no such key"))?;
+            if key == "limit" {
+                device.patch_limit(value)?;
+                continue;
+            }
             let (Class::Live, Self::Net(net)) = (class, &mut device) else {
                 let name = class.name();
                 return Err(format!("{key}: is {name}, and not live here: PUT the whole device"));

@@ -1,7 +1,8 @@
 //! Disks of Xen guests: where they are announced, and how they are served. Which disks there are,
 //! and what each one is, the tool stack writes into xenstore.
 
-use super::{DiskPlan, Format, ModerationPlan, OnFullPlan, Place, PlanError, Source};
+use super::limit::Of;
+use super::{DiskPlan, Format, LimitPlan, ModerationPlan, OnFullPlan, Place, PlanError, Source};
 use super::{cache, check_len, device_place, format, logical_block_size, size};
 use crate::config::numbers;
 use crate::config::raw::{RawFault, RawXenBlk};
@@ -52,6 +53,9 @@ pub(crate) struct XenBlkPlan {
     pub(crate) ring_page_order_max: u32,
     pub(crate) moderation: ModerationPlan,
     pub(crate) state_dir: PathBuf,
+    /// Of each disk.
+    #[serde(skip_serializing_if = "LimitPlan::is_none")]
+    pub(crate) limit: LimitPlan,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<RawFault>,
 }
@@ -103,6 +107,7 @@ impl XenBlkPlan {
             ring_page_order_max,
             moderation,
             state_dir: raw.state_dir.unwrap_or_else(|| STATE_DIR.into()),
+            limit: LimitPlan::new(raw.limit.as_ref(), Of::Disk, &place)?,
             fault: raw.fault,
             name,
             place,

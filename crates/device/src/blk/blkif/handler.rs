@@ -23,6 +23,7 @@ impl Handler<BackRing> for BlkifHandler {
     const HAS_DISK: bool = true;
 
     fn attach(&mut self, io: &mut QueueIo<'_>) {
+        self.queue.take_limit();
         self.queue.requests.attach(io);
     }
 
@@ -39,7 +40,14 @@ impl Handler<BackRing> for BlkifHandler {
         let (mut popped, now_ns) = (0, turn.io.now_ns());
         if turn.mode == Mode::Serve {
             let batch = &mut self.batch;
-            popped = self.queue.pop_and_submit((ring, batch), turn.io.ring(), now_ns);
+            let (mut limit, mut is_charged) = (usize::MAX, false);
+            if self.queue.gate.is_some() {
+                (limit, is_charged) = self.queue.admitted((ring, batch), now_ns, turn.stats);
+            }
+            popped = self.queue.pop_and_submit((ring, batch), turn.io.ring(), (now_ns, limit));
+            if is_charged {
+                self.queue.settle_limit(popped, now_ns);
+            }
         }
         let clock = || turn.io.read_clock_ns();
         let (completed, is_busy) = self.queue.complete(ring, turn.stats, (now_ns, clock));
@@ -57,7 +65,19 @@ impl Handler<BackRing> for BlkifHandler {
 
     /// A queue that can pop nothing before a request is done does not wait for its driver.
     fn waits(&self, _: &BackRing) -> Waits {
-        Waits { driver: !self.queue.is_waiting(), at_ns: self.queue.due_ns(), ..Waits::default() }
+        Waits {
+            driver: !self.queue.is_waiting() && !self.queue.is_limited(),
+            at_ns: self.queue.due_ns(),
+            ..Waits::default()
+        }
+    }
+
+    fn is_stuck(&self) -> bool {
+        self.queue.is_limited()
+    }
+
+    fn refresh(&mut self) {
+        self.queue.take_limit();
     }
 
     fn is_broken(&self) -> bool {

@@ -51,7 +51,9 @@ const RETRY_NS: u64 = 1_000_000;
 #[derive(Debug)]
 pub(super) struct BlkifQueue {
     pub(super) requests: Requests<Reply>,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
+    /// What limits the queue; `None`: nothing.
+    pub(super) gate: Option<Box<manyring_engine::Gate>>,
     pub(super) limits: Limits,
     /// Every write must be durable when it is answered.
     write_through: bool,
@@ -108,6 +110,7 @@ impl BlkifQueue {
         Self {
             requests: Requests::new(disk, grants.pages().memory().clone(), shared.host.clone()),
             shared,
+            gate: None,
             limits,
             write_through,
             grants,
@@ -151,7 +154,11 @@ impl BlkifQueue {
     /// Lets the queue pop again the requests that were put back, if their retry is due.
     #[cold]
     fn retries(&mut self, now_ns: u64) -> bool {
-        self.retry_at_ns.is_some_and(|at_ns| now_ns >= at_ns) && self.release_held()
+        self.is_retry_due(now_ns) && self.release_held()
+    }
+
+    pub(super) fn is_retry_due(&self, now_ns: u64) -> bool {
+        self.retry_at_ns.is_some_and(|at_ns| now_ns >= at_ns)
     }
 
     /// True if mapped memory of the guest was cut away.
@@ -161,10 +168,9 @@ impl BlkifQueue {
 
     /// When the queue needs a turn though no event has come.
     pub(super) fn due_ns(&self) -> Option<u64> {
-        [self.retry_at_ns, self.purge_at_ns, self.requests.room.due_ns()]
-            .into_iter()
-            .flatten()
-            .min()
+        let limited_ns = self.limited_until_ns().filter(|_| !self.is_waiting());
+        let room_ns = self.requests.room.due_ns();
+        [self.retry_at_ns, self.purge_at_ns, room_ns, limited_ns].into_iter().flatten().min()
     }
 
     /// Discards the requests in flight, when the queue ends. The disk may still use their pages, so
@@ -176,15 +182,16 @@ impl BlkifQueue {
         self.requests.drain().for_each(|request| ring.discard(request.chain));
     }
 
-    /// Pops a batch and starts its requests. Returns how many. Leaves the batch empty.
+    /// Pops a batch of at most `limit` and starts its requests. Returns how many. Leaves the batch
+    /// empty.
     #[inline]
     pub(super) fn pop_and_submit(
         &mut self,
         (ring, batch): (&mut BackRing, &mut Popped),
         disk: Option<&mut DiskRing>,
-        now_ns: u64,
+        (now_ns, limit): (u64, usize),
     ) -> usize {
-        let mut max = self.requests.burst_max();
+        let mut max = self.requests.burst_max().min(limit);
         if self.requests.room.is_due(now_ns) {
             // Also before a closed gate: it waits for these.
             max = ring.recall(self.requests.room.begin_retry(now_ns).min(max));

@@ -6,6 +6,9 @@
 #[path = "running/disable.rs"]
 mod disable;
 
+#[path = "running/limited.rs"]
+mod limited;
+
 #[path = "running/looks.rs"]
 mod looks;
 
@@ -29,7 +32,7 @@ use manyring_engine::policy::moderation::Limits;
 use manyring_engine::policy::polling::Decision;
 use manyring_engine::solo::{Happened, Run};
 use manyring_engine::solo::{Source, Wait, Woken};
-use manyring_engine::{Call, Kick};
+use manyring_engine::{Call, Kick, Limit};
 use manyring_engine::{Event, EventKind};
 use manyring_wire::virtqueue::{RING_IDX, avail_ring_size};
 use rustix::event::{EventfdFlags, eventfd};
@@ -46,6 +49,7 @@ pub(super) struct Guest {
     pub(super) port: Scripted,
     pub(super) running: Box<dyn Run>,
     rules: Arc<Live<Rules>>,
+    limit: Arc<Limit>,
     pub(super) wait: Wait,
     call: OwnedFd,
     events: mpsc::Receiver<Event>,
@@ -76,7 +80,7 @@ impl Guest {
     fn ruled(is_rx: bool, event_idx: bool, port: Scripted, laws: (Moderation, Reclaim)) -> Self {
         let (moderation, reclaim) = laws;
         let ring = Ring::new(1024, event_idx);
-        let rules = Live::new(open_rules());
+        let (rules, limit) = (Live::new(open_rules()), Arc::<Limit>::default());
         let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let (sender, events) = mpsc::channel(4);
         let activation = Activation {
@@ -94,18 +98,19 @@ impl Guest {
         let running: Box<dyn Run> = if is_rx {
             let rx = NetRx::new(port.receiving(), rules.load(), true, 256)
                 .unwrap()
-                .follow(rules.clone());
+                .follow(rules.clone())
+                .limited(limit.clone());
             Box::new(RunningQueue::new(activation, rx, stats).moderated(moderation))
         } else {
             if late() {
                 port.delay(false);
             }
             let tx = NetTx::new(port.sending(), rules.load(), ALL).unwrap().reclaiming(reclaim);
-            let tx = tx.follow(rules.clone());
+            let tx = tx.follow(rules.clone()).limited(limit.clone());
             Box::new(RunningQueue::new(activation, tx, stats).moderated(moderation))
         };
         let wait = Wait::new(false).unwrap();
-        Self { ring, port, running, rules, wait, call, events, next: 0 }
+        Self { ring, port, running, rules, limit, wait, call, events, next: 0 }
     }
 
     pub(super) fn send(&mut self, count: u64) {

@@ -259,7 +259,8 @@ impl<'a> Request<'a> {
     /// # Errors
     /// [`Refusal`], which says how the request is to be answered, and whether the front-end is at
     /// fault ([`RequestError::is_fault`]).
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "a look before must not make it a call for the turn")]
     pub fn parse(raw: &'a RawRequest, limits: &Limits) -> Result<Self, Refusal> {
         let [operation, count, low, high] = raw.words[0].to_le_bytes();
         let echo = if operation == OP_INDIRECT { count } else { operation };

@@ -1,0 +1,290 @@
+//! What devices may pass in a second: the key `limit`, and the groups of `[[limit]]`.
+
+use super::{Place, PlanError, Source, device_place, parse_size};
+use crate::config::raw::{RawLimit, RawScalar};
+use manyring_engine::limit::{CREDIT_MS, Rates};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// A limit of a device or group. A key that is 0 is not there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct LimitPlan {
+    #[serde(flatten)]
+    keys: BTreeMap<&'static str, u64>,
+    /// The `[[limit]]` that the device shares with others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) group: Option<String>,
+}
+
+/// A limit that several devices share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct GroupPlan {
+    #[serde(skip)]
+    pub(crate) place: Place,
+    pub(crate) name: String,
+    #[serde(flatten)]
+    pub(crate) limit: LimitPlan,
+}
+
+/// What a limit limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Of {
+    Disk,
+    Net,
+    /// Disks or networks, as its keys say.
+    Group,
+}
+
+/// Where a key counts in [`Rates`]: requests or bytes, and which of the three.
+#[derive(Clone, Copy)]
+enum Slot {
+    Ops(usize),
+    Bytes(usize),
+    Burst,
+}
+
+/// Requests or packets in a second at most.
+const OPS_MAX: u64 = 100_000_000;
+/// Bytes in a second at most.
+const BYTES_MAX: u64 = 1 << 40;
+/// A minute: a longer one is no burst.
+const BURST_MS_MAX: u64 = 60_000;
+
+const DISK: [(&str, Slot); 6] = [
+    ("read_iops", Slot::Ops(0)),
+    ("write_iops", Slot::Ops(1)),
+    ("iops", Slot::Ops(2)),
+    ("read_bps", Slot::Bytes(0)),
+    ("write_bps", Slot::Bytes(1)),
+    ("bps", Slot::Bytes(2)),
+];
+const NET: [(&str, Slot); 4] = [
+    ("tx_pps", Slot::Ops(0)),
+    ("rx_pps", Slot::Ops(1)),
+    ("tx_bps", Slot::Bytes(0)),
+    ("rx_bps", Slot::Bytes(1)),
+];
+const BOTH: [(&str, Slot); 1] = [("burst_ms", Slot::Burst)];
+
+impl Of {
+    fn keys(self) -> Vec<(&'static str, Slot)> {
+        let own: &[&[_]] = match self {
+            Self::Disk => &[&DISK, &BOTH],
+            Self::Net => &[&NET, &BOTH],
+            Self::Group => &[&DISK, &NET, &BOTH],
+        };
+        own.concat()
+    }
+}
+
+fn slot_of(key: &str) -> Option<Slot> {
+    Of::Group.keys().into_iter().find(|(name, _)| *name == key).map(|(_, slot)| slot)
+}
+
+/// What is wrong with a value, in words.
+fn parsed(slot: Slot, text: &str) -> Result<u64, String> {
+    let (number, min, max, words) = match slot {
+        Slot::Ops(_) => (text.parse().ok(), 1, OPS_MAX, ", or 0 for no limit"),
+        Slot::Bytes(_) => (parse_size(text), 1, BYTES_MAX, " bytes, like 100M, or 0 for no limit"),
+        Slot::Burst => (text.parse().ok(), CREDIT_MS, BURST_MS_MAX, ""),
+    };
+    let good = number.filter(|n| (min..=max).contains(n) || (*n == 0 && min == 1));
+    good.ok_or_else(|| format!("{text} is not a whole number from {min} to {max}{words}"))
+}
+
+impl LimitPlan {
+    /// The limit of a device.
+    pub(super) fn new(raw: Option<&RawLimit>, of: Of, place: &Place) -> Result<Self, PlanError> {
+        let mut plan = Self::default();
+        for (key, RawScalar(text)) in raw.map(|raw| &raw.0).into_iter().flatten() {
+            let at = if of == Of::Group { key.clone() } else { format!("limit.{key}") };
+            if key == "group" && of != Of::Group {
+                plan.group = Some(text.clone());
+                continue;
+            }
+            let known = of.keys();
+            let Some((key, slot)) = known.iter().find(|(name, _)| name == key) else {
+                let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+                let group = if of == Of::Group { "" } else { ", group" };
+                let problem = format!("no such key; there are {}{group}", names.join(", "));
+                return place.error(&at, problem);
+            };
+            match parsed(*slot, text) {
+                Ok(0) => {}
+                Ok(number) => _ = plan.keys.insert(key, number),
+                Err(problem) => return place.error(&at, problem),
+            }
+        }
+        Ok(plan)
+    }
+
+    /// The limit with other values of these keys; one that is null is taken away.
+    pub(super) fn patched(&self, with: &Value, of: Of, place: &Place) -> Result<Self, PlanError> {
+        let mut keys = BTreeMap::new();
+        for (key, number) in &self.keys {
+            keys.insert((*key).to_owned(), RawScalar(number.to_string()));
+        }
+        keys.extend(self.group.iter().map(|name| ("group".to_owned(), RawScalar(name.clone()))));
+        match with {
+            Value::Null => keys.clear(),
+            Value::Object(with) => apply(&mut keys, with),
+            other => {
+                let problem = format!("{other} is no table like {{\"read_iops\": 5000}}");
+                return place.error("limit", problem);
+            }
+        }
+        Self::new(Some(&RawLimit(keys)), of, place)
+    }
+
+    /// True if nothing is limited.
+    pub(crate) fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// As the engine has it.
+    pub(crate) fn rates(&self) -> Rates {
+        let mut rates = Rates::default();
+        for (key, number) in &self.keys {
+            match slot_of(key) {
+                Some(Slot::Ops(at)) => rates.ops[at] = *number,
+                Some(Slot::Bytes(at)) => rates.bytes[at] = *number,
+                Some(Slot::Burst) => rates.burst_ms = *number,
+                None => {}
+            }
+        }
+        rates
+    }
+
+    fn has(&self, of: &[(&str, Slot)]) -> bool {
+        of.iter().any(|(key, _)| self.keys.contains_key(key))
+    }
+}
+
+/// Values of a request, as a file would have them.
+fn apply(keys: &mut BTreeMap<String, RawScalar>, with: &Map<String, Value>) {
+    for (key, value) in with {
+        let text = match value {
+            Value::Null => {
+                keys.remove(key);
+                continue;
+            }
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        keys.insert(key.clone(), RawScalar(text));
+    }
+}
+
+impl GroupPlan {
+    pub(super) fn new(mut raw: RawLimit, source: Source) -> Result<Self, PlanError> {
+        let name = raw.0.remove("name").map(|RawScalar(name)| name).unwrap_or_default();
+        let place = device_place(&name, "[[limit]]", source)?;
+        let limit = LimitPlan::new(Some(&raw), Of::Group, &place)?;
+        Self { place, name, limit }.checked()
+    }
+
+    /// The group with these keys instead.
+    ///
+    /// # Errors
+    /// One line, which names the key and its value.
+    pub(crate) fn changed(&self, keys: &Map<String, Value>) -> Result<Self, String> {
+        let limit = LimitPlan::default().patched(&keys.clone().into(), Of::Group, &self.place);
+        let group = limit.and_then(|limit| Self { limit, ..self.clone() }.checked());
+        group.map_err(|error| error.to_string())
+    }
+
+    fn checked(self) -> Result<Self, PlanError> {
+        match self.limit.has(&DISK) && self.limit.has(&NET) {
+            true => self.place.error("name", "a group limits disks or networks, not both"),
+            false => Ok(self),
+        }
+    }
+}
+
+/// Checks that groups have names of their own, and that devices name groups that fit them.
+pub(super) fn check<'a>(
+    groups: &[GroupPlan],
+    devices: impl Iterator<Item = (&'a Place, &'a LimitPlan, Of)>,
+) -> Result<(), PlanError> {
+    for (at, GroupPlan { name, place, .. }) in groups.iter().enumerate() {
+        if groups[..at].iter().any(|other| other.name == *name) {
+            return place.error("name", "is that of another [[limit]]");
+        }
+    }
+    for (place, limit, of) in devices {
+        let Some(wanted) = &limit.group else { continue };
+        let Some(group) = groups.iter().find(|group| group.name == *wanted) else {
+            return place.error("limit.group", format!("no [[limit]] is named {wanted:?}"));
+        };
+        let others: &[_] = if of == Of::Disk { &NET } else { &DISK };
+        if group.limit.has(others) {
+            let problem = format!("{wanted:?} has keys of another kind of device");
+            return place.error("limit.group", problem);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::parse;
+
+    fn blk(limit: &str) -> Result<crate::config::Plan, String> {
+        parse(&format!("[[blk]]\nname = 'a'\nsocket_path = '/s'\nnull = '1G'\n{limit}"))
+    }
+
+    #[test]
+    fn a_wrong_value_is_one_error_that_names_key_and_value() {
+        for (key, value, shown) in [
+            ("read_iops", "-1", "-1"),
+            ("iops", "18446744073709551615", "18446744073709551615"),
+            ("iops", "100000001", "100000001"),
+            ("bps", "nan", "NaN"),
+            ("write_bps", "inf", "inf"),
+            ("bps", "1.5", "1.5"),
+            ("bps", "'2T'", "2T"),
+            ("bps", "'fast'", "fast"),
+            ("iops", "true", "true"),
+            ("burst_ms", "49", "49"),
+            ("burst_ms", "60001", "60001"),
+            ("burst_ms", "0", "0"),
+        ] {
+            let error = blk(&format!("limit = {{ {key} = {value} }}")).unwrap_err();
+            // Numbers beyond 64 bits with a sign are refused by the parser, which shows the line.
+            assert!(error.contains(key) && error.contains(shown), "{key} = {value}: {error}");
+            assert!(!error.contains('\n') && !error.contains("u64"), "{error}");
+        }
+        let error = blk("limit = { rx_pps = 5 }").unwrap_err();
+        assert!(error.starts_with("[[blk]] a: limit.rx_pps: no such key; there are read_"));
+        let error = blk("limit = { group = 'gold' }").unwrap_err();
+        assert_eq!(error, "[[blk]] a: limit.group: no [[limit]] is named \"gold\"");
+    }
+
+    #[test]
+    fn zero_is_no_limit_and_bytes_have_units() {
+        let plan =
+            blk("limit = { read_iops = 0, iops = 5, bps = '100M', burst_ms = 200 }").unwrap();
+        let rates = plan.blk[0].device.limit.rates();
+        assert_eq!((rates.ops, rates.bytes), ([0, 0, 5], [0, 0, 100 << 20]));
+        assert_eq!(rates.burst_ms, 200);
+        assert!(blk("limit = { iops = 0 }").unwrap().blk[0].device.limit.is_none());
+    }
+
+    #[test]
+    fn a_group_is_of_disks_or_of_networks_and_has_a_name_of_its_own() {
+        let group = |text: &str| blk(&format!("limit = {{ group = 'g' }}\n{text}"));
+        assert!(group("[[limit]]\nname = 'g'\niops = 100").is_ok());
+        for (text, words) in [
+            ("[[limit]]\nname = 'g'\niops = 1\nrx_pps = 1", "disks or networks"),
+            ("[[limit]]\nname = 'g'\nrx_pps = 1", "another kind of device"),
+            ("[[limit]]\nname = 'g'\n[[limit]]\nname = 'g'", "that of another"),
+            ("[[limit]]\nname = 'g'\niops = -5", "[[limit]] g: iops: -5 is not"),
+            ("[[limit]]\nname = 'g'\ngroup = 'h'", "group: no such key"),
+            ("[[limit]]\niops = 5", "name"),
+        ] {
+            let error = group(text).unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}

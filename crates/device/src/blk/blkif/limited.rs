@@ -1,0 +1,85 @@
+//! A queue of a Xen disk with a limit: how many requests it pops, as in `blk/limited.rs`.
+
+use super::queue::BlkifQueue;
+use manyring_engine::Way;
+use manyring_engine::stats::QueueStats;
+use manyring_queue::blkif::{BackRing, Requests as Popped};
+use manyring_wire::xen::blkif::{DataOp, Kind as Asked, Limits, PAGE_SIZE, RawRequest, Request};
+
+/// Requests that are looked at in one turn.
+const LOOKS_MAX: usize = 64;
+
+impl BlkifQueue {
+    /// Takes the limit of the device as it is now.
+    pub(super) fn take_limit(&mut self) {
+        self.gate = self.shared.limit.gate();
+    }
+
+    /// True if the limit has refused a request, and it is not yet time to look again.
+    pub(super) fn is_limited(&self) -> bool {
+        self.limited_until_ns().is_some()
+    }
+
+    /// When a queue that its limit has refused looks again.
+    pub(super) fn limited_until_ns(&self) -> Option<u64> {
+        self.gate.as_ref().and_then(|gate| gate.due_ns())
+    }
+
+    /// How many requests the turn may pop, and if [`Self::settle_limit`] is to charge them.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn admitted(
+        &mut self,
+        (ring, batch): (&mut BackRing, &mut Popped),
+        now_ns: u64,
+        stats: &QueueStats,
+    ) -> (usize, bool) {
+        let is_waiting = self.is_waiting() && !self.is_retry_due(now_ns);
+        let Some(gate) = &mut self.gate else { return (usize::MAX, false) };
+        if self.requests.room.is_due(now_ns) || is_waiting {
+            return (usize::MAX, false);
+        }
+        if ring.owed_count() > 0 {
+            return (usize::MAX, true);
+        }
+        if gate.is_closed(now_ns) {
+            return (0, false);
+        }
+        gate.open();
+        let popped = ring.pop_batch(batch, LOOKS_MAX);
+        let limits = &self.limits;
+        let mut admits = |index| match batch.peek(index).and_then(|raw| peek(raw, limits)) {
+            Some((way, bytes)) => gate.admits(way, bytes, now_ns, stats),
+            None => true,
+        };
+        let count = (0..popped).position(|index| !admits(index)).unwrap_or(popped);
+        batch.take_all().for_each(|chain| ring.unpop(chain));
+        (count, true)
+    }
+
+    /// Charges what the turn has popped, as it was then.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn settle_limit(&mut self, popped: usize, now_ns: u64) {
+        let Some(gate) = &mut self.gate else { return };
+        gate.settle(self.requests.newest(popped), now_ns);
+    }
+}
+
+/// Which way a request goes that a limit counts, and its bytes: at most, if its segments are not
+/// read yet.
+fn peek(raw: &RawRequest, limits: &Limits) -> Option<(Way, u64)> {
+    let way = |op| if op == DataOp::Read { Way::Read } else { Way::Write };
+    match Request::parse(raw, limits).ok()?.kind {
+        Asked::Data(data) => {
+            let bytes = data.segments().map(|segment| segment.len() as u64).sum();
+            Some((way(data.op), bytes))
+        }
+        Asked::Indirect(indirect) => {
+            let pages = u64::from(indirect.segment_count());
+            Some((way(indirect.op), pages * PAGE_SIZE as u64))
+        }
+        Asked::Discard { .. } => Some((Way::Write, 0)),
+        Asked::Flush | Asked::Barrier => None,
+    }
+}

@@ -1,0 +1,110 @@
+//! A disk's queue with a limit: how many requests it pops.
+//!
+//! A look before the turn pops what the ring has, asks the limit for each request, and puts all of
+//! them back; the turn then pops as many as may pass. So requests without a limit have no part in
+//! it. The guest can change its requests meanwhile: what is charged in the end is what they were
+//! when they were served.
+
+use super::pending::Kind;
+use super::{BlkQueue, IN_FLIGHT_MAX};
+use manyring_engine::Way;
+use manyring_engine::limit::Passed;
+use manyring_engine::stats::QueueStats;
+use manyring_memory::{GuestSlice, copy_from_slices, total_len};
+use manyring_queue::Chains;
+use manyring_wire::blk::{
+    HEADER_SIZE, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
+    VIRTIO_BLK_T_SECURE_ERASE, VIRTIO_BLK_T_WRITE_ZEROES,
+};
+
+/// Requests that are looked at in one turn.
+const LOOKS_MAX: usize = 64;
+
+impl BlkQueue {
+    /// Takes the limit of the device as it is now.
+    pub(super) fn take_limit(&mut self) {
+        self.gate = self.shared.limit.gate();
+    }
+
+    /// When a queue that its limit has refused looks again.
+    pub(super) fn limited_until_ns(&self) -> Option<u64> {
+        self.gate.as_ref().and_then(|gate| gate.due_ns())
+    }
+
+    /// How many requests the turn may pop, and if [`Self::settle_limit`] is to charge them. What a
+    /// former process took cannot be put back, and does not wait. What is tried again was charged
+    /// before.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn admitted(
+        &mut self,
+        queue: &mut impl Chains,
+        now_ns: u64,
+        stats: &QueueStats,
+    ) -> (usize, bool) {
+        let Some(gate) = &mut self.gate else { return (usize::MAX, false) };
+        let is_full = queue.in_flight() >= IN_FLIGHT_MAX || self.requests.are_many_bytes();
+        if is_full || self.requests.room.is_due(now_ns) {
+            return (usize::MAX, false);
+        }
+        if queue.owed() > 0 {
+            return (usize::MAX, true);
+        }
+        if gate.is_closed(now_ns) {
+            return (0, false);
+        }
+        gate.open();
+        let popped = queue.pop_batch(&mut self.batch, LOOKS_MAX);
+        let batch = &self.batch;
+        let mut admits =
+            |index| match batch.peek(index).and_then(|(read, write)| peek(&read, &write)) {
+                Some((way, bytes)) => gate.admits(way, bytes, now_ns, stats),
+                None => true,
+            };
+        let count = (0..popped).position(|index| !admits(index)).unwrap_or(popped);
+        self.batch.take_from(0).for_each(|chain| queue.unpop(chain));
+        (count, true)
+    }
+
+    /// Charges what the turn has popped, as it was then.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn settle_limit(&mut self, popped: usize, now_ns: u64) {
+        let Some(gate) = &mut self.gate else { return };
+        gate.settle(self.requests.newest(popped), now_ns);
+    }
+}
+
+/// Which way a request goes that a limit counts, and its bytes. A flush is free, and ranges have no
+/// bytes.
+fn peek(readable: &[GuestSlice<'_>], writable: &[GuestSlice<'_>]) -> Option<(Way, u64)> {
+    let mut kind = [0; 4];
+    copy_from_slices(readable, &mut kind);
+    match u32::from_le_bytes(kind) {
+        VIRTIO_BLK_T_IN => Some((Way::Read, total_len(writable).saturating_sub(1))),
+        VIRTIO_BLK_T_OUT => {
+            Some((Way::Write, total_len(readable).saturating_sub(HEADER_SIZE as u64)))
+        }
+        VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES | VIRTIO_BLK_T_SECURE_ERASE => {
+            Some((Way::Write, 0))
+        }
+        _ => None,
+    }
+}
+
+impl<R> super::requests::Requests<R> {
+    /// What the requests are that were added last, as a limit counts them.
+    pub(super) fn newest(&self, count: usize) -> Passed {
+        let mut passed = Passed::default();
+        for request in self.last_requests(count) {
+            let way = match request.kind {
+                Kind::Flush | Kind::Other => continue,
+                Kind::Read => Way::Read,
+                Kind::Write | Kind::Range | Kind::OrderedWrite => Way::Write,
+            };
+            let (count, bytes) = &mut passed[way as usize];
+            (*count, *bytes) = (*count + 1, *bytes + u64::from(request.len));
+        }
+        passed
+    }
+}

@@ -1,0 +1,85 @@
+//! A receiveq with a limit: it takes one frame at a time from its port, none before it may pass.
+
+use super::NetRx;
+use crate::net::Turn;
+use manyring_backend::net::GROUP_FRAMES;
+use manyring_engine::stats::QueueStats;
+use manyring_engine::{Limit, Way};
+use manyring_queue::Chains;
+use std::sync::Arc;
+
+/// How the frames of the present turn pass the limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Passing {
+    now_ns: u64,
+    /// Packets and bytes of the turn that are charged.
+    charged: (u64, u64),
+}
+
+impl NetRx {
+    /// The same, with the limit of its device, taken at each [`Self::refresh_rules`] and when the
+    /// queue comes to a worker.
+    pub(crate) fn limited(mut self, limit: Arc<Limit>) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Takes the limit as it is now.
+    pub(crate) fn take_limit(&mut self) {
+        self.gate = self.limit.as_ref().and_then(Limit::gate);
+        self.group_max = if self.gate.is_some() { 1 } else { GROUP_FRAMES };
+    }
+
+    /// True if there is a limit.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.gate.is_some()
+    }
+
+    /// When a queue that its limit has refused looks again.
+    pub(crate) fn limited_until_ns(&self) -> Option<u64> {
+        self.gate.as_ref().and_then(|gate| gate.due_ns())
+    }
+
+    /// As [`Self::turn`], of a queue with a limit. What is not taken waits in the port, and the
+    /// host drops what the port has no room for.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn turn_limited(
+        &mut self,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+        now_ns: u64,
+    ) -> Turn {
+        if let Some(gate) = &mut self.gate {
+            if gate.is_closed(now_ns) {
+                return Turn::default();
+            }
+            gate.open();
+        }
+        self.passing = Passing { now_ns, charged: (0, 0) };
+        self.turn(queue, stats)
+    }
+
+    /// Charges the frames that were delivered since the last one. True if a further frame may
+    /// pass.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn admits(&mut self, stats: &QueueStats) -> bool {
+        self.charge_delivered();
+        let now_ns = self.passing.now_ns;
+        self.gate.as_mut().is_none_or(|gate| gate.passes(Way::Write, now_ns, stats))
+    }
+
+    /// Charges the frames that were delivered since the last one.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn charge_delivered(&mut self) {
+        let Some(gate) = &self.gate else { return };
+        let (packets, mut bytes) = (self.to.tally.packets, self.to.tally.bytes);
+        let former = std::mem::replace(&mut self.passing.charged, (packets, bytes));
+        bytes -= former.1;
+        for _ in former.0..packets {
+            gate.charge(Way::Write, std::mem::take(&mut bytes), self.passing.now_ns);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! A transmitq with a limit: how many frames of a batch it takes. What is charged in the end is
+//! what the frames were when they were made.
+
+use super::NetTx;
+use manyring_engine::limit::Passed;
+use manyring_engine::stats::QueueStats;
+use manyring_engine::{Limit, Way};
+use manyring_memory::total_len;
+use manyring_queue::Chains;
+use manyring_wire::net::{HEADER_SIZE, LEGACY_HEADER_SIZE};
+use std::sync::Arc;
+
+impl NetTx {
+    /// The same, with the limit of its device, taken at each [`Self::refresh_rules`] and when the
+    /// queue comes to a worker.
+    pub(crate) fn limited(mut self, limit: Arc<Limit>) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Takes the limit as it is now.
+    pub(crate) fn take_limit(&mut self) {
+        self.gate = self.limit.as_ref().and_then(Limit::gate);
+    }
+
+    /// When a queue that its limit has refused looks again. Frames that the port did not take come
+    /// first.
+    pub(crate) fn limited_until_ns(&self) -> Option<u64> {
+        let gate = self.gate.as_ref().filter(|_| self.chains.is_empty());
+        gate.and_then(|gate| gate.due_ns())
+    }
+
+    /// How many frames of the batch may pass now; the others go back into the ring. Frames that are
+    /// not sent are dropped at once, limit or not.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn admitted(
+        &mut self,
+        queue: &mut impl Chains,
+        stats: &QueueStats,
+        (popped, is_sent): (usize, bool),
+        now_ns: u64,
+    ) -> usize {
+        let Some(gate) = &mut self.gate else { return popped };
+        if !is_sent {
+            gate.open();
+            return popped;
+        }
+        let mut count = 0;
+        if !gate.is_closed(now_ns) {
+            gate.open();
+            let short = self.has_short_headers;
+            let header = if short { LEGACY_HEADER_SIZE } else { HEADER_SIZE } as u64;
+            let batch = &self.batch;
+            let bytes = |index| batch.peek(index).map_or(0, |(readable, _)| total_len(&readable));
+            let mut admits =
+                |index| gate.admits(Way::Read, bytes(index).saturating_sub(header), now_ns, stats);
+            count = (0..popped).position(|index| !admits(index)).unwrap_or(popped);
+        }
+        self.batch.take_from(count).for_each(|chain| queue.unpop(chain));
+        count
+    }
+
+    /// Charges the frames that the turn has popped, as they were then. One that is wrong is free.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn settle_limit(&mut self, now_ns: u64) {
+        let Some(gate) = &mut self.gate else { return };
+        let mut passed = Passed::default();
+        passed[Way::Read as usize] = (self.last.packets, self.last.bytes);
+        gate.settle(passed, now_ns);
+    }
+}

@@ -1,0 +1,135 @@
+//! `Bucket`: what a limit lets pass, as one number: when the next unit would arrive, if all came
+//! evenly at the limit's rate. All queues that share the limit share the number.
+//!
+//! ```text
+//! look:     a time of arrival in the future?   not before then
+//! charge:   arrival = max(arrival, now - credit) + units * cost
+//! ```
+//! 1. Who finds that the time has come passes, however much it brings: the next one waits for it.
+//!    So a request that is larger than what the rate gives in a moment is not stuck.
+//! 2. Time in which nobody came is lost, but for the credit: a worker that wakes late, or is
+//!    stopped by the host for a while, takes what has come meanwhile.
+//! 3. Two queues that look at the same moment may both pass, and are both charged: what passes in
+//!    a time T is at most rate * (T + credit), and one request of each queue.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// See the module. Every time is one of the workers' clock, in nanoseconds.
+#[derive(Debug)]
+pub struct Bucket {
+    /// 0: nothing has come yet.
+    arrival_ns: AtomicU64,
+    /// Nanoseconds for a unit, times 2^32; 0: no limit.
+    cost_q32: AtomicU64,
+    credit_ns: AtomicU64,
+}
+
+/// Nanoseconds of a second.
+const SECOND_NS: u64 = 1_000_000_000;
+
+impl Bucket {
+    /// Without a limit.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            arrival_ns: AtomicU64::new(0),
+            cost_q32: AtomicU64::new(0),
+            credit_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Lets so many units pass in a second, 0: any number, with this credit. What is owed stays
+    /// owed, in units. For one caller at a time; who waits must be told to look again.
+    pub fn set(&self, per_second: u64, credit_ns: u64, now_ns: u64) {
+        let cost = match per_second {
+            0 => 0,
+            per_second => ((SECOND_NS << 32) / per_second).max(1),
+        };
+        self.credit_ns.store(credit_ns, Ordering::Relaxed);
+        let former = self.cost_q32.swap(cost, Ordering::Relaxed);
+        if former == cost {
+            return;
+        }
+        self.update(|arrival_ns| {
+            let owed_ns = arrival_ns.saturating_sub(now_ns);
+            match former {
+                0 => 0,
+                _ if owed_ns == 0 => arrival_ns,
+                former => {
+                    let owed_ns = u128::from(owed_ns) * u128::from(cost) / u128::from(former);
+                    now_ns.saturating_add(u64::try_from(owed_ns).unwrap_or(u64::MAX))
+                }
+            }
+        });
+    }
+
+    /// True if there is a limit.
+    #[inline]
+    pub fn is_set(&self) -> bool {
+        self.cost_q32.load(Ordering::Relaxed) != 0
+    }
+
+    /// When the next unit arrives; not after `now_ns`: it may pass.
+    #[inline]
+    pub fn arrival_ns(&self) -> u64 {
+        if self.is_set() { self.arrival_ns.load(Ordering::Relaxed) } else { 0 }
+    }
+
+    /// How much time without a request is kept.
+    #[inline]
+    pub fn credit_ns(&self) -> u64 {
+        self.credit_ns.load(Ordering::Relaxed)
+    }
+
+    /// How long so many units take at the limit's rate, in nanoseconds; 0 without a limit.
+    #[inline]
+    pub fn cost_ns(&self, units: u64) -> u64 {
+        let cost = u128::from(units) * u128::from(self.cost_q32.load(Ordering::Relaxed));
+        u64::try_from((cost + (1 << 31)) >> 32).unwrap_or(u64::MAX)
+    }
+
+    /// So many units pass now.
+    #[inline]
+    pub fn charge(&self, units: u64, now_ns: u64) {
+        let cost_ns = self.cost_ns(units);
+        if cost_ns != 0 {
+            let least_ns = now_ns.saturating_sub(self.credit_ns());
+            self.update(|arrival_ns| {
+                // The first one brings no credit.
+                let from_ns = if arrival_ns == 0 { now_ns } else { arrival_ns.max(least_ns) };
+                from_ns.saturating_add(cost_ns)
+            });
+        }
+    }
+
+    /// So many units that were charged have not passed.
+    pub fn give_back(&self, units: u64) {
+        let cost_ns = self.cost_ns(units);
+        if cost_ns != 0 {
+            // Not to 0, which would be a bucket that nothing has come to.
+            self.update(|arrival_ns| arrival_ns.saturating_sub(cost_ns).max(1));
+        }
+    }
+
+    fn update(&self, next: impl Fn(u64) -> u64) {
+        let mut seen = self.arrival_ns.load(Ordering::Relaxed);
+        // Relaxed: the number says nothing of other memory.
+        while let Err(now) = self.arrival_ns.compare_exchange_weak(
+            seen,
+            next(seen),
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        ) {
+            seen = now;
+        }
+    }
+}
+
+impl Default for Bucket {
+    fn default() -> Self {
+        Self::new()
+    }
+}

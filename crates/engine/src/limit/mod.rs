@@ -1,0 +1,240 @@
+//! Limits: how many requests or packets, and how many bytes, a device or a group of devices may
+//! pass in a second. Live, and exact over time (docs/design/0018).
+//!
+//! ```text
+//! control thread:  Limit::set, Group::set -> Order::Refresh: each queue takes its Gate anew
+//! a queue's turn:  a look at what the ring has: Gate::admits each request or packet, until one is
+//!                  refused; all go back into the ring, and as many are popped as may pass
+//!                  Gate::settle with what they were in fact: the guest writes meanwhile
+//!                  the queue of one that was refused waits until Gate::due_ns
+//! ```
+//! Queues without a limit have no [`Gate`], and pay one branch in a turn.
+
+mod bucket;
+mod group;
+
+pub use bucket::Bucket;
+pub use group::{Group, Member};
+
+use crate::stats::QueueStats;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Time without requests that is kept, at least: a worker that wakes late by less loses nothing.
+pub const CREDIT_MS: u64 = 50;
+/// Who is refused waits for so long at least, and then takes all that has come: at a high rate a
+/// wake for each request would cost more than the request.
+const PAUSE_NS: u64 = 500_000;
+/// Buckets of a device or group.
+const CHARGES_MAX: usize = 6;
+
+/// Which way a request or packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// A read, or a packet that the guest sends (tx).
+    Read = 0,
+    /// Any other request that takes from a limit, or a packet for the guest (rx).
+    Write = 1,
+}
+
+/// What may pass in a second: reads or tx, writes or rx, and both together; 0: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Requests or packets.
+    pub ops: [u64; 3],
+    /// Bytes of their data.
+    pub bytes: [u64; 3],
+    /// Milliseconds without requests that are kept; no less than [`CREDIT_MS`] count.
+    pub burst_ms: u64,
+}
+
+impl Rates {
+    /// True if nothing is limited.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.ops == [0; 3] && self.bytes == [0; 3]
+    }
+}
+
+/// The buckets: those of the operations of [`Rates`], then those of the bytes.
+#[derive(Debug, Default)]
+struct Buckets {
+    all: [Bucket; CHARGES_MAX],
+}
+
+impl Buckets {
+    fn set(&self, rates: &Rates, now_ns: u64) {
+        let credit_ns = rates.burst_ms.max(CREDIT_MS).saturating_mul(1_000_000);
+        let per_second = rates.ops.iter().chain(&rates.bytes);
+        for (bucket, per_second) in self.all.iter().zip(per_second) {
+            bucket.set(*per_second, credit_ns, now_ns);
+        }
+    }
+}
+
+/// Which buckets a request takes from.
+#[derive(Clone, Copy, Debug)]
+struct Charges(Way);
+
+impl Charges {
+    fn indexes(self) -> impl Iterator<Item = usize> {
+        let way = self.0 as usize;
+        [way, 2, 3 + way, 5].into_iter()
+    }
+
+    /// Each bucket with what so many requests of so many bytes in all take from it.
+    fn units(self, (count, bytes): (u64, u64)) -> impl Iterator<Item = (usize, u64)> {
+        self.indexes().zip([count, count, bytes, bytes])
+    }
+}
+
+/// The limit of a device, whether it has one or not.
+#[derive(Debug, Default)]
+pub struct Limit {
+    own: Buckets,
+    rates: Mutex<(Rates, Option<Arc<Member>>)>,
+}
+
+impl Limit {
+    /// Other rates, and another group or none, at once. Queues that wait must be told to look
+    /// again ([`Order::Refresh`](crate::Order::Refresh)).
+    pub fn set(&self, rates: Rates, group: Option<&Arc<Group>>, now_ns: u64) {
+        let mut current = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        let (former, member) = &mut *current;
+        if *former != rates {
+            self.own.set(&rates, now_ns);
+            *former = rates;
+        }
+        let is_same = |member: &Arc<Member>| group.is_some_and(|g| Arc::ptr_eq(member.group(), g));
+        if !member.as_ref().is_some_and(is_same) {
+            *member = group.map(Group::join);
+        }
+    }
+
+    /// What a queue of the device goes by from now on; `None` if nothing is limited.
+    #[must_use]
+    pub fn gate(self: &Arc<Self>) -> Option<Box<Gate>> {
+        let current = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        let (rates, member) = &*current;
+        let gate = || Gate {
+            limit: self.clone(),
+            member: member.clone(),
+            due_ns: 0,
+            waits_since_ns: None,
+            admitted: Passed::default(),
+        };
+        (!rates.is_none() || member.is_some()).then(|| Box::new(gate()))
+    }
+}
+
+/// A limit as one queue goes by it.
+#[derive(Debug)]
+pub struct Gate {
+    limit: Arc<Limit>,
+    member: Option<Arc<Member>>,
+    /// Nothing passes before; 0: the queue does not wait.
+    due_ns: u64,
+    waits_since_ns: Option<u64>,
+    /// What was admitted and charged since the last [`Self::settle`], by [`Way`].
+    admitted: Passed,
+}
+
+/// Requests or packets and their bytes, by [`Way`].
+pub type Passed = [(u64, u64); 2];
+
+impl Gate {
+    /// True if it is known without a look that nothing passes now.
+    #[must_use]
+    pub fn is_closed(&self, now_ns: u64) -> bool {
+        now_ns < self.due_ns
+    }
+
+    /// When the queue, which was refused, should look again.
+    #[must_use]
+    pub fn due_ns(&self) -> Option<u64> {
+        (self.due_ns != 0).then_some(self.due_ns)
+    }
+
+    /// The queue takes no part for now: it waits for nothing.
+    pub fn open(&mut self) {
+        self.due_ns = 0;
+    }
+
+    /// True if the next request or packet may pass; it must be charged then. Else it is refused,
+    /// and counted, and [`Self::due_ns`] says until when.
+    pub fn passes(&mut self, way: Way, now_ns: u64, stats: &QueueStats) -> bool {
+        let due_ns = self.look(Charges(way), now_ns);
+        if due_ns > now_ns {
+            self.refuse(due_ns, now_ns, stats);
+            return false;
+        }
+        self.due_ns = 0;
+        if let Some(since_ns) = self.waits_since_ns.take() {
+            stats.limited_ns.add(now_ns.saturating_sub(since_ns));
+        }
+        true
+    }
+
+    fn look(&self, charges: Charges, now_ns: u64) -> u64 {
+        let buckets = &self.limit.own.all;
+        let own = charges.indexes().map(|index| buckets[index].arrival_ns()).max();
+        let shared = self.member.as_ref().map(|member| member.due_ns(charges, now_ns));
+        own.max(shared).unwrap_or(0)
+    }
+
+    fn refuse(&mut self, due_ns: u64, now_ns: u64, stats: &QueueStats) {
+        self.due_ns = due_ns.max(now_ns.saturating_add(PAUSE_NS));
+        match self.waits_since_ns.replace(now_ns) {
+            None => stats.limited.add(1),
+            Some(since_ns) => stats.limited_ns.add(now_ns.saturating_sub(since_ns)),
+        }
+    }
+
+    /// As [`Self::passes`], of a request or packet that seems to have so many bytes: it is charged.
+    pub fn admits(&mut self, way: Way, bytes: u64, now_ns: u64, stats: &QueueStats) -> bool {
+        let passes = self.passes(way, now_ns, stats);
+        if passes {
+            self.charge(way, bytes, now_ns);
+            let (count, sum) = &mut self.admitted[way as usize];
+            (*count, *sum) = (*count + 1, *sum + bytes);
+        }
+        passes
+    }
+
+    /// What was admitted has turned out to be this: the difference is charged, or given back.
+    pub fn settle(&mut self, passed: Passed, now_ns: u64) {
+        let admitted = std::mem::take(&mut self.admitted);
+        if passed == admitted {
+            return;
+        }
+        for (way, (passed, admitted)) in
+            [Way::Read, Way::Write].into_iter().zip(passed.into_iter().zip(admitted))
+        {
+            let more = (passed.0.saturating_sub(admitted.0), passed.1.saturating_sub(admitted.1));
+            let less = (admitted.0.saturating_sub(passed.0), admitted.1.saturating_sub(passed.1));
+            self.charge_all(way, more, now_ns);
+            for (index, units) in Charges(way).units(less) {
+                self.limit.own.all[index].give_back(units);
+                if let Some(member) = &self.member {
+                    member.give_back(index, units);
+                }
+            }
+        }
+    }
+
+    /// A request or packet with so many bytes passes.
+    pub fn charge(&self, way: Way, bytes: u64, now_ns: u64) {
+        self.charge_all(way, (1, bytes), now_ns);
+    }
+
+    fn charge_all(&self, way: Way, passed: (u64, u64), now_ns: u64) {
+        for (index, units) in Charges(way).units(passed) {
+            self.limit.own.all[index].charge(units, now_ns);
+            if let Some(member) = &self.member {
+                member.charge(index, units, now_ns);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
