@@ -100,7 +100,7 @@ impl Guest {
                 size,
                 addresses,
                 base: base.into(),
-                features: RingFeatures { event_idx, indirect, in_order },
+                features: RingFeatures { event_idx, indirect, in_order, packed: false },
             },
             memory: Arc::new(memory),
             mappings,

@@ -86,7 +86,8 @@ impl Crosvm {
             self.front.set_features(features | F_PROTOCOL_FEATURES).unwrap();
         }
         self.front.set_memory(&self.arena).unwrap();
-        let ring = RingFeatures { event_idx: true, indirect: false, in_order: false };
+        let ring =
+            RingFeatures { event_idx: true, indirect: false, in_order: false, packed: false };
         (0..queues)
             .map(|index| {
                 let mut queue = BlkQueue::new(&self.arena, index, ring, &self.options).unwrap();

@@ -10,13 +10,13 @@ use crate::policy::moderation::Moderation;
 use crate::run::Run;
 use crate::running::RunningQueue;
 use crate::stats::QueueStats;
-use manyring_queue::{DeviceQueue, split};
+use manyring_queue::{DeviceQueue, packed, split};
 use std::sync::Arc;
 
 /// What serves the chains of a virtqueue of any format.
-pub trait AnyFormat: Handler<split::DeviceHalf> {}
+pub trait AnyFormat: Handler<split::DeviceHalf> + Handler<packed::DeviceHalf> {}
 
-impl<H: Handler<split::DeviceHalf>> AnyFormat for H {}
+impl<H: Handler<split::DeviceHalf> + Handler<packed::DeviceHalf>> AnyFormat for H {}
 
 impl Activation {
     /// The queue as a worker runs it: `handler` serves its ring, and notifications are held back as
@@ -30,6 +30,10 @@ impl Activation {
         let (queue, activation) = self.without_queue();
         match queue {
             DeviceQueue::Split(ring) => {
+                let running = RunningQueue::new(activation.with(ring), handler, stats);
+                Box::new(running.moderated(moderation))
+            }
+            DeviceQueue::Packed(ring) => {
                 let running = RunningQueue::new(activation.with(ring), handler, stats);
                 Box::new(running.moderated(moderation))
             }

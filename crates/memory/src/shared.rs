@@ -146,6 +146,14 @@ mod real {
             }
         }
 
+        /// Writes a 64-bit word (the flags of a packed ring's descriptor are in it); what we wrote
+        /// before is seen by a peer that reads it with acquire.
+        #[inline]
+        pub fn store_u64_release(&self, offset: usize, value: u64) {
+            before_store();
+            self.u64_at(offset).store(value, Ordering::Release);
+        }
+
         #[inline]
         fn u64_at(&self, offset: usize) -> &AtomicU64 {
             let word = self.at::<u64>(offset);

@@ -15,7 +15,9 @@ mod callgrind;
 mod guest;
 
 use guest::{RING_SIZE, guest};
-use manyring_queue::{Batch, DeviceQueue, DriverQueue, IndirectTable};
+use manyring_memory::GuestMemory;
+use manyring_queue::Base;
+use manyring_queue::{Batch, Chains, DriverQueue, IndirectTable, QueueConfig, packed, split};
 use manyring_wire::virtqueue::DESC_ALIGN;
 use std::hint::black_box;
 use std::time::Instant;
@@ -52,30 +54,60 @@ impl Shape {
     }
 }
 
-struct Pair {
+struct Pair<D> {
     driver: DriverQueue,
-    device: DeviceQueue,
+    device: D,
     tables: Vec<IndirectTable>,
     batch: Batch,
 }
 
-impl Pair {
-    fn new() -> Self {
-        let (_, memory, config) = guest();
+/// Opens a ring of either format, once: what is counted knows which it is.
+fn serve_rounds(is_packed: bool, mut round: impl FnMut(&mut dyn Serves)) {
+    let (_, memory, mut config) = guest();
+    config.features.packed = is_packed;
+    let device = memory.clone();
+    if is_packed {
+        config.base = Base::packed_start();
+        let device = packed::DeviceHalf::new(config, device).unwrap();
+        round(&mut Pair::new(config, &memory, device));
+    } else {
+        let device = split::DeviceHalf::new(config, device).unwrap();
+        round(&mut Pair::new(config, &memory, device));
+    }
+}
+
+/// A pair whose ring is of either format.
+trait Serves {
+    fn fill(&mut self, shape: Shape);
+    fn serve(&mut self, batch: usize) -> usize;
+}
+
+impl<D: Chains> Serves for Pair<D> {
+    fn fill(&mut self, shape: Shape) {
+        self.fill_ring(shape);
+    }
+
+    fn serve(&mut self, batch: usize) -> usize {
+        self.serve_ring(batch)
+    }
+}
+
+impl<D: Chains> Pair<D> {
+    fn new(config: QueueConfig, memory: &GuestMemory, device: D) -> Self {
         let table = |n: u64| {
             let addr = TABLES + n * 48;
             IndirectTable { addr, words: memory.words(addr, 48, DESC_ALIGN).unwrap() }
         };
         Self {
-            driver: DriverQueue::new(config, &memory).unwrap(),
-            device: DeviceQueue::new(config, memory.clone()).unwrap(),
+            driver: DriverQueue::new(config, memory).unwrap(),
+            device,
             tables: (0..u64::from(RING_SIZE)).map(table).collect(),
             batch: Batch::new(),
         }
     }
 
     /// The driver's part: takes what is used, fills the ring.
-    fn fill(&mut self, shape: Shape) {
+    fn fill_ring(&mut self, shape: Shape) {
         while self.driver.take_used().is_some() {}
         for n in 0..shape.chains() {
             let at = BUFFERS + 0x1000 * (n as u64 % 64);
@@ -94,7 +126,7 @@ impl Pair {
 
     /// The device's part: what is measured.
     #[inline(never)]
-    fn serve(&mut self, batch: usize) -> usize {
+    fn serve_ring(&mut self, batch: usize) -> usize {
         let mut served = 0;
         loop {
             let popped = self.device.pop_batch(&mut self.batch, batch);
@@ -115,63 +147,81 @@ impl Pair {
     }
 }
 
+/// What a row measures: the format of the ring, and the shape of its chains.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    is_packed: bool,
+    shape: Shape,
+}
+
+impl Kind {
+    fn all() -> impl Iterator<Item = (Self, String)> {
+        [(false, ""), (true, "packed-")].into_iter().flat_map(|(is_packed, prefix)| {
+            Shape::ALL
+                .into_iter()
+                .map(move |(shape, name)| (Self { is_packed, shape }, format!("{prefix}{name}")))
+        })
+    }
+}
+
 #[allow(clippy::disallowed_methods, reason = "a bench measures time")]
-fn measure(shape: Shape, batch: usize) -> [f64; 3] {
-    let mut pair = Pair::new();
-    let mut rounds: Vec<f64> = (0..ROUNDS)
-        .map(|_| {
-            pair.fill(shape);
+fn measure(kind: Kind, batch: usize) -> [f64; 3] {
+    let mut rounds = Vec::new();
+    serve_rounds(kind.is_packed, |pair| {
+        for _ in 0..ROUNDS {
+            pair.fill(kind.shape);
             let start = Instant::now();
             let served = pair.serve(batch);
             let ns = start.elapsed().as_nanos();
-            assert_eq!(served, shape.chains());
-            ns as f64 / served as f64
-        })
-        .collect();
+            assert_eq!(served, kind.shape.chains());
+            rounds.push(ns as f64 / served as f64);
+        }
+    });
     rounds.sort_by(f64::total_cmp);
     [ROUNDS / 4, ROUNDS / 2, ROUNDS * 3 / 4].map(|at| rounds[at])
 }
 
 /// Serves `rounds` full rings and does nothing else.
-fn once(shape: Shape, batch: usize, rounds: usize) {
-    let mut pair = Pair::new();
-    for _ in 0..rounds {
-        pair.fill(shape);
-        assert_eq!(pair.serve(batch), shape.chains());
-    }
+fn once(kind: Kind, batch: usize, rounds: usize) {
+    serve_rounds(kind.is_packed, |pair| {
+        for _ in 0..rounds {
+            pair.fill(kind.shape);
+            assert_eq!(pair.serve(batch), kind.shape.chains());
+        }
+    });
 }
 
 /// Instructions per chain, counted by valgrind.
-fn count(shape: Shape, name: &str, batch: usize) -> f64 {
+fn count(kind: Kind, name: &str, batch: usize) -> f64 {
     let rounds = 20;
     let arguments = ["--once", name, &batch.to_string(), &rounds.to_string()];
-    callgrind::count("*Pair::serve*", &arguments) / (shape.chains() * rounds) as f64
+    callgrind::count("*Pair*serve_ring*", &arguments) / (kind.shape.chains() * rounds) as f64
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let shape_of = |name: &str| Shape::ALL.iter().find(|(_, n)| *n == name).map(|(s, _)| *s);
+    let kind_of = |name: &str| Kind::all().find(|(_, n)| *n == name).map(|(kind, _)| kind);
     match words[..] {
-        ["--once", shape, batch, rounds] => {
-            let shape = shape_of(shape).expect("SHAPE is two, three or indirect");
-            once(shape, batch.parse().expect("BATCH"), rounds.parse().expect("ROUNDS"));
+        ["--once", name, batch, rounds] => {
+            let kind = kind_of(name).expect("a shape: two, three or indirect, or packed-two ..");
+            once(kind, batch.parse().expect("BATCH"), rounds.parse().expect("ROUNDS"));
         }
         ["--callgrind"] => {
-            println!("# device half, split ring: instructions per chain");
-            for (shape, name) in Shape::ALL {
+            println!("# device half, split and packed rings: instructions per chain");
+            for (kind, name) in Kind::all() {
                 for batch in BATCHES {
                     let row = format!("{name}/{batch}");
-                    println!("{row:16} {:8.1}", count(shape, name, batch));
+                    println!("{row:20} {:8.1}", count(kind, &name, batch));
                 }
             }
         }
         _ => {
-            println!("device half, split ring: ns per chain, median (quartiles)");
-            for (shape, name) in Shape::ALL {
+            println!("device half, split and packed rings: ns per chain, median (quartiles)");
+            for (kind, name) in Kind::all() {
                 for batch in BATCHES {
-                    let [low, median, high] = measure(shape, batch);
-                    println!("{name:9} batch {batch:2}: {median:6.1} ({low:.1} .. {high:.1})");
+                    let [low, middle, high] = measure(kind, batch);
+                    println!("{name:16} {batch:3} {middle:6.1} ({low:.1}, {high:.1})");
                 }
             }
         }

@@ -2,6 +2,7 @@
 
 use crate::config::RingFeatures;
 use crate::error::QueueError;
+use crate::packed::place::Place;
 
 /// Where a ring goes on: what a front-end sets before a queue starts, and asks for when it stops.
 ///
@@ -24,13 +25,42 @@ impl Base {
         self.0
     }
 
-    /// Checks that a ring with these features can go on here. Every ring is split: packed rings are
-    /// not offered.
+    /// Checks that a ring of `size` entries with these features can go on here.
     ///
     /// # Errors
-    /// [`QueueError::Base`].
-    pub fn check(self, _: RingFeatures) -> Result<(), QueueError> {
-        self.split().map(drop)
+    /// [`QueueError::Base`], [`QueueError::PackedBase`].
+    pub fn check(self, size: u16, features: RingFeatures) -> Result<(), QueueError> {
+        if features.packed { self.packed(size).map(drop) } else { self.split().map(drop) }
+    }
+
+    /// The place at which a packed ring of `size` descriptors goes on, with what it uses and what
+    /// it pops next. What lies between the two was taken and not answered, and is taken again.
+    /// DPDK hands on the lower half alone, for a ring of which nothing is in flight.
+    ///
+    /// # Errors
+    /// [`QueueError::PackedBase`] if a place is not in the ring, or one is more than the ring's
+    /// size ahead of the other.
+    #[allow(clippy::cast_possible_truncation, reason = "the two halves")]
+    pub(crate) fn packed(self, size: u16) -> Result<Place, QueueError> {
+        let avail = Place::from_bits(self.0 as u16);
+        let used = if self.0 >> 16 == 0 { avail } else { Place::from_bits((self.0 >> 16) as u16) };
+        let is_in_ring = avail.at < size && used.at < size;
+        if is_in_ring && avail.since(used, size).is_some() {
+            Ok(used)
+        } else {
+            Err(QueueError::PackedBase { bits: self.0, size })
+        }
+    }
+
+    /// The base of a packed ring.
+    pub(crate) fn of_packed(avail: Place, used: Place) -> Self {
+        Self(u32::from(avail.bits()) | u32::from(used.bits()) << 16)
+    }
+
+    /// Where a packed ring begins: at its first descriptor, on an odd lap.
+    #[must_use]
+    pub const fn packed_start() -> Self {
+        Self(0x8000_8000)
     }
 
     /// The next available index of a split ring.

@@ -4,11 +4,12 @@ use crate::base::Base;
 use crate::error::QueueError;
 use manyring_memory::{GuestMemory, Words};
 use manyring_wire::virtqueue::{
-    AVAIL_ALIGN, DESC_ALIGN, QUEUE_SIZE_MAX, USED_ALIGN, avail_ring_size, desc_table_size,
-    used_ring_size,
+    AVAIL_ALIGN, DESC_ALIGN, EVENT_ALIGN, EVENT_SIZE, QUEUE_SIZE_MAX, USED_ALIGN, avail_ring_size,
+    desc_table_size, used_ring_size,
 };
 
-/// User addresses of the three areas of a ring, as `SET_VRING_ADDR` gives them.
+/// User addresses of the three areas of a ring, as `SET_VRING_ADDR` gives them. Of a packed ring,
+/// `available` is the driver's event suppression area and `used` the device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingAddresses {
     /// Descriptor table.
@@ -28,6 +29,8 @@ pub struct RingFeatures {
     pub indirect: bool,
     /// `VIRTIO_F_IN_ORDER`
     pub in_order: bool,
+    /// `VIRTIO_F_RING_PACKED`: the ring's format.
+    pub packed: bool,
 }
 
 impl RingFeatures {
@@ -38,6 +41,7 @@ impl RingFeatures {
             event_idx: features & manyring_wire::virtio::VIRTIO_F_EVENT_IDX != 0,
             indirect: features & manyring_wire::virtio::VIRTIO_F_INDIRECT_DESC != 0,
             in_order: features & manyring_wire::virtio::VIRTIO_F_IN_ORDER != 0,
+            packed: features & manyring_wire::virtio::VIRTIO_F_RING_PACKED != 0,
         }
     }
 }
@@ -45,7 +49,7 @@ impl RingFeatures {
 /// All a queue is built from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// Entries: a power of two, at most 32768.
+    /// Entries, at most 32768; those of a split ring are a power of two.
     pub size: u16,
     /// Where the ring lies.
     pub addresses: RingAddresses,
@@ -55,7 +59,8 @@ pub struct QueueConfig {
     pub features: RingFeatures,
 }
 
-/// The resolved areas of a split ring.
+/// The resolved areas of a ring. Of a packed ring, `avail` is the driver's event suppression area
+/// and `used` the device's.
 #[derive(Clone, Debug)]
 pub struct RingAreas {
     /// Descriptor table.
@@ -67,7 +72,16 @@ pub struct RingAreas {
 }
 
 impl QueueConfig {
-    /// Checks the size.
+    /// Checks the size of a packed ring, which need be no power of two.
+    pub(crate) fn check_packed_size(size: u16) -> Result<(), QueueError> {
+        if size != 0 && size <= QUEUE_SIZE_MAX {
+            Ok(())
+        } else {
+            Err(QueueError::PackedSize { size })
+        }
+    }
+
+    /// Checks the size of a split ring.
     pub(crate) fn check_size(size: u16) -> Result<(), QueueError> {
         if size.is_power_of_two() && size <= QUEUE_SIZE_MAX {
             Ok(())
@@ -78,6 +92,19 @@ impl QueueConfig {
 }
 
 impl RingAddresses {
+    /// Resolves the areas of a packed ring of `size` descriptors.
+    pub(crate) fn resolve_packed(
+        self,
+        size: u16,
+        memory: &GuestMemory,
+    ) -> Result<RingAreas, QueueError> {
+        Ok(RingAreas {
+            desc: memory.words(self.descriptor, desc_table_size(size), DESC_ALIGN)?,
+            avail: memory.words(self.available, EVENT_SIZE, EVENT_ALIGN)?,
+            used: memory.words(self.used, EVENT_SIZE, EVENT_ALIGN)?,
+        })
+    }
+
     /// Resolves the areas of a split ring of `size` entries.
     pub(crate) fn resolve(self, size: u16, memory: &GuestMemory) -> Result<RingAreas, QueueError> {
         Ok(RingAreas {

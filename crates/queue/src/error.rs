@@ -11,6 +11,10 @@ use manyring_wire::xen::blkif::{RING_PAGE_ORDER_MAX, RequestError};
 pub enum QueueError {
     #[error("queue size {size} is not a power of two up to 32768")]
     Size { size: u16 },
+    #[error("queue size {size} of a packed ring, 1 to 32768")]
+    PackedSize { size: u16 },
+    #[error("base {bits:#x} of a packed ring of {size}")]
+    PackedBase { bits: u32, size: u16 },
     #[error("base {bits:#x} of a split ring, which has an index of 16 bits")]
     Base { bits: u32 },
     #[error("ring is not in memory: {0}")]

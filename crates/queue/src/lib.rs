@@ -42,8 +42,8 @@
 //!
 //! The device half of every format implements two traits, [`Ring`] and [`Chains`]. Code that is
 //! generic over them pays no dispatch. [`DeviceQueue`] and [`DriverQueue`] are enums over the
-//! ring format, with one match for each call; today there is one format, so the match costs
-//! nothing. Nothing above this crate can tell the formats apart.
+//! ring format, with one match for each call. The engine opens the first of them once for a queue
+//! that it runs. Nothing above it can tell the formats apart.
 //!
 //! The ring of a Xen block device ([`blkif`]) is a type of its own with the same verbs. It
 //! implements [`Ring`], so the engine runs it like any other. It has no chains: its requests name
@@ -64,7 +64,7 @@
 //!     size: 8,
 //!     addresses: RingAddresses { descriptor: 0, available: 0x1000, used: 0x2000 },
 //!     base: 0.into(),
-//!     features: RingFeatures { event_idx: true, indirect: true, in_order: false },
+//!     features: RingFeatures { event_idx: true, indirect: true, in_order: false, packed: false },
 //! };
 //! let mut driver = DriverQueue::new(config(), &memory).unwrap();
 //! let mut device = DeviceQueue::new(config(), memory).unwrap();
@@ -90,15 +90,18 @@ mod chain;
 mod config;
 mod error;
 mod order;
+pub mod packed;
 mod record;
 mod ring;
 pub mod split;
+mod walk;
 
 pub use base::Base;
 pub use chain::{BATCH_CHAINS, Batch, Chain};
 pub use config::{QueueConfig, RingAddresses, RingFeatures};
 pub use error::QueueError;
 pub use record::inflight::{InflightError, inflight_size};
+pub use record::packed::packed_inflight_size;
 pub use ring::{Chains, Ring};
 
 use manyring_memory::{GuestMemory, MemoryError, Words};
@@ -109,6 +112,8 @@ use std::sync::Arc;
 pub enum DeviceQueue {
     /// A split virtqueue (virtio 1.3 §2.7).
     Split(split::DeviceHalf),
+    /// A packed virtqueue (§2.8).
+    Packed(packed::DeviceHalf),
 }
 
 /// Calls the same method of whichever format the queue has.
@@ -116,6 +121,7 @@ macro_rules! each {
     ($self:ident, $queue:ident => $call:expr) => {
         match $self {
             Self::Split($queue) => $call,
+            Self::Packed($queue) => $call,
         }
     };
 }
@@ -127,7 +133,10 @@ impl DeviceQueue {
     /// [`QueueError::Size`], [`QueueError::Base`] if a ring of this format has no such base, or
     /// [`QueueError::Ring`] if a ring area is not in memory.
     pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
-        Ok(Self::Split(split::DeviceHalf::new(config, memory)?))
+        Ok(match config.features.packed {
+            false => Self::Split(split::DeviceHalf::new(config, memory)?),
+            true => Self::Packed(packed::DeviceHalf::new(config, memory)?),
+        })
     }
 
     /// Builds the queue as [`Self::new`] does, but reads nothing from `memory`, where a page fault
@@ -137,7 +146,10 @@ impl DeviceQueue {
     /// # Errors
     /// As [`Self::new`].
     pub fn unread(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
-        Ok(Self::Split(split::DeviceHalf::unread(config, memory)?))
+        Ok(match config.features.packed {
+            false => Self::Split(split::DeviceHalf::unread(config, memory)?),
+            true => Self::Packed(packed::DeviceHalf::unread(config, memory)?),
+        })
     }
 
     /// Records in `region` what is taken and not returned, and goes on where a former process has
@@ -147,6 +159,7 @@ impl DeviceQueue {
     pub fn recorded(self, region: Option<Words>) -> Self {
         match self {
             Self::Split(queue) => Self::Split(queue.recorded(region)),
+            Self::Packed(queue) => Self::Packed(queue.recorded(region)),
         }
     }
 }
@@ -392,6 +405,8 @@ impl DeviceQueue {
 pub enum DriverQueue {
     /// A split virtqueue (virtio 1.3 §2.7).
     Split(split::DriverHalf),
+    /// A packed virtqueue (§2.8).
+    Packed(packed::DriverHalf),
 }
 
 impl DriverQueue {
@@ -400,7 +415,10 @@ impl DriverQueue {
     /// # Errors
     /// [`QueueError::Size`], [`QueueError::Base`], [`QueueError::Ring`].
     pub fn new(config: QueueConfig, memory: &GuestMemory) -> Result<Self, QueueError> {
-        Ok(Self::Split(split::DriverHalf::new(config, memory)?))
+        Ok(match config.features.packed {
+            false => Self::Split(split::DriverHalf::new(config, memory)?),
+            true => Self::Packed(packed::DriverHalf::new(config, memory)?),
+        })
     }
 
     /// Adds a chain: the device reads `readable` and writes `writable`, (guest address, bytes)

@@ -14,7 +14,8 @@ use manyring_wire::virtqueue::{RING_IDX, used_entry};
 use std::fs::File;
 use std::sync::Arc;
 
-const EVENT_IDX: RingFeatures = RingFeatures { event_idx: true, indirect: false, in_order: false };
+const EVENT_IDX: RingFeatures =
+    RingFeatures { event_idx: true, indirect: false, in_order: false, packed: false };
 
 #[test]
 fn chains_put_back_newest_first_are_popped_again_in_order() {
@@ -218,7 +219,11 @@ fn rings_of_a_wrong_size_or_place_are_not_built() {
 
 #[test]
 fn a_chain_across_two_regions_and_a_table_across_two_regions_are_followed() {
-    let rig = Rig::new(4, RingFeatures { event_idx: false, indirect: true, in_order: false }, 0);
+    let rig = Rig::new(
+        4,
+        RingFeatures { event_idx: false, indirect: true, in_order: false, packed: false },
+        0,
+    );
     let mut driver = rig.driver();
     // The neighbour begins where the rig's region ends.
     let end = GUEST + guest::SIZE;

@@ -16,7 +16,7 @@ use std::collections::HashSet;
 
 const SIZE_OF_RING: u16 = 8;
 const WITH_INDIRECT: RingFeatures =
-    RingFeatures { event_idx: false, indirect: true, in_order: false };
+    RingFeatures { event_idx: false, indirect: true, in_order: false, packed: false };
 /// Where the tests put an indirect table.
 const TABLE: u64 = BUFFERS + 0x8000;
 
@@ -447,7 +447,7 @@ proptest! {
         scribbles in prop::collection::vec(scribble(), 1..80),
     ) {
         let (event_idx, indirect, in_order) = features;
-        let features = RingFeatures { event_idx, indirect, in_order };
+        let features = RingFeatures { event_idx, indirect, in_order, packed: false };
         let rig = Rig::new(SIZE_OF_RING, features, 65_530);
         rig.driver();
         let mut device = rig.device();

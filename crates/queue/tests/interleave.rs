@@ -23,7 +23,8 @@ fn explore(preemptions: usize, test: fn(RingFeatures)) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(preemptions);
         builder.max_branches = 20_000;
-        let features = RingFeatures { event_idx, indirect: false, in_order: event_idx };
+        let features =
+            RingFeatures { event_idx, indirect: false, in_order: event_idx, packed: false };
         builder.check(move || test(features));
     }
 }

@@ -15,7 +15,8 @@ use manyring_queue::{
 use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Descriptor, RING_IDX};
 use std::sync::Arc;
 
-const INDIRECT: RingFeatures = RingFeatures { event_idx: false, indirect: true, in_order: false };
+const INDIRECT: RingFeatures =
+    RingFeatures { event_idx: false, indirect: true, in_order: false, packed: false };
 /// Where the tests put an indirect table.
 const TABLE: u64 = BUFFERS + 0x8000;
 
@@ -252,7 +253,7 @@ fn ring_features_are_three_of_the_negotiated_bits() {
         (!(1 << 35), [true, true, false]),
         (u64::MAX, [true; 3]),
     ] {
-        let features = RingFeatures { event_idx, indirect, in_order };
+        let features = RingFeatures { event_idx, indirect, in_order, packed: false };
         assert_eq!(RingFeatures::from_bits(bits), features);
     }
 }
@@ -303,7 +304,11 @@ fn a_queue_of_any_format_does_what_its_halves_do() {
 #[test]
 fn each_side_asks_for_notifications_and_takes_it_back() {
     for event_idx in [false, true] {
-        let rig = Rig::new(4, RingFeatures { event_idx, indirect: false, in_order: false }, 0);
+        let rig = Rig::new(
+            4,
+            RingFeatures { event_idx, indirect: false, in_order: false, packed: false },
+            0,
+        );
         let (mut driver, mut device) = pair(&rig);
         let mut batch = Batch::new();
         let mut serve = |device: &mut DeviceQueue| {

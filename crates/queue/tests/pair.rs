@@ -8,8 +8,7 @@ mod guest;
 use guest::model::{Model, ModelChain};
 use guest::{BUFFERS, Rig};
 use manyring_memory::{GuestSlice, SliceList, copy_from_slices, copy_to_slices, total_len};
-use manyring_queue::split::{DeviceHalf, DriverHalf};
-use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains, Ring, RingFeatures};
+use manyring_queue::{BATCH_CHAINS, Batch, Chain, DeviceQueue, DriverQueue, RingFeatures};
 use proptest::prelude::*;
 use std::collections::HashMap;
 
@@ -61,8 +60,8 @@ enum Armed {
 
 struct Pair {
     rig: Rig,
-    driver: DriverHalf,
-    device: DeviceHalf,
+    driver: DriverQueue,
+    device: DeviceQueue,
     model: Model,
     batch: Batch,
     /// Chains in flight with their slices, by id.
@@ -77,7 +76,7 @@ struct Pair {
 impl Pair {
     fn new(size: u16, features: RingFeatures, base: u16) -> Self {
         let rig = Rig::new(size, features, base);
-        let (driver, device) = (rig.driver(), rig.device());
+        let (driver, device) = (rig.driver_queue(), rig.device_queue());
         let areas = (0..u64::from(size)).map(|n| BUFFERS + n * AREA).collect();
         Self {
             rig,
@@ -110,8 +109,8 @@ impl Pair {
             }
             Step::DisarmDevice => {
                 self.device.disable_notifications();
-                // With EVENT_IDX the event lies where it was.
-                if !self.rig.config.features.event_idx {
+                // With EVENT_IDX the event of a split ring lies where it was.
+                if !self.rig.config.features.event_idx || self.rig.config.features.packed {
                     self.device_armed = Armed::No;
                 }
             }
@@ -188,7 +187,8 @@ impl Pair {
         for index in 0..popped {
             let expected = self.model.pop().unwrap();
             let (chain, readable, writable) = self.batch.take(index).unwrap();
-            assert_eq!(chain.slot(), expected.id);
+            let is_packed = self.rig.config.features.packed;
+            assert!(chain.slot() == expected.id || is_packed && chain.slot() < self.model.size);
             let mut bytes = vec![0; usize::try_from(total_len(&readable)).unwrap()];
             copy_from_slices(&readable, &mut bytes);
             let places = |list: &[(u64, u32)]| -> Vec<(usize, usize)> {
@@ -202,7 +202,7 @@ impl Pair {
             assert!(bytes.iter().all(|byte| *byte == expected.fill));
             let mut kept = SliceList::new();
             kept.extend(writable);
-            self.held.insert(chain.slot(), (chain, kept));
+            self.held.insert(expected.id, (chain, kept));
             if self.rig.config.features.event_idx {
                 self.device_armed = Armed::Unsaid;
             }
@@ -280,23 +280,24 @@ impl Pair {
 }
 
 fn features() -> impl Strategy<Value = RingFeatures> {
-    any::<(bool, bool, bool)>().prop_map(|(event_idx, indirect, in_order)| RingFeatures {
-        event_idx,
-        indirect,
-        in_order,
+    any::<(bool, bool, bool, bool)>().prop_map(|(event_idx, indirect, in_order, packed)| {
+        RingFeatures { event_idx, indirect, in_order, packed }
     })
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
     fn both_halves_agree_with_the_model_in_any_order(
         size in prop::sample::select(vec![1u16, 2, 4, 8, 32, 128, 256, 32768]),
+        odd_size in prop::sample::select(vec![1u16, 2, 3, 5, 7, 100, 257, 32767, 32768]),
         features in features(),
         base in prop_oneof![Just(0u16), 65500..=65535u16, any::<u16>()],
         steps in prop::collection::vec(step(), 1..400),
     ) {
+        // Only a packed ring may have a size that is no power of two.
+        let size = if features.packed { odd_size } else { size };
         let mut pair = Pair::new(size, features, base);
         for step in &steps {
             pair.run(step);
@@ -307,9 +308,9 @@ proptest! {
 
 #[test]
 fn a_full_ring_goes_round_70000_times_and_the_indexes_wrap() {
-    for features in 0..8u8 {
-        let [event_idx, indirect, in_order] = [1, 2, 4].map(|bit| features & bit != 0);
-        let mut pair = Pair::new(4, RingFeatures { event_idx, indirect, in_order }, 3);
+    for features in 0..16u8 {
+        let [event_idx, indirect, in_order, packed] = [1, 2, 4, 8].map(|bit| features & bit != 0);
+        let mut pair = Pair::new(4, RingFeatures { event_idx, indirect, in_order, packed }, 3);
         for round in 0..17_500 {
             for _ in 0..4 {
                 pair.run(&Step::Add { readable: vec![3], writable: vec![], indirect });
@@ -326,6 +327,7 @@ fn a_full_ring_goes_round_70000_times_and_the_indexes_wrap() {
             assert_eq!(pair.model.taken, 0);
         }
         let next = 3u16.wrapping_add(u16::try_from(70_000 % 65_536).unwrap());
-        assert_eq!(pair.device.base(), next.into());
+        let expected = if packed { guest::packed_base(4, next) } else { next.into() };
+        assert_eq!(pair.device.base(), expected);
     }
 }

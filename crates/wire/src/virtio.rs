@@ -9,6 +9,8 @@ pub const VIRTIO_F_INDIRECT_DESC: u64 = 1 << 28;
 pub const VIRTIO_F_EVENT_IDX: u64 = 1 << 29;
 /// The device follows virtio 1.0 or later (§6.1).
 pub const VIRTIO_F_VERSION_1: u64 = 1 << 32;
+/// The rings are packed (§2.8).
+pub const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 /// Ring feature: the device uses buffers in the order in which the driver made them available
 /// (§2.7.9, §2.7.6.3).
 pub const VIRTIO_F_IN_ORDER: u64 = 1 << 35;

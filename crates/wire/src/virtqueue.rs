@@ -1,4 +1,5 @@
-//! The split virtqueue's layout: descriptors, available ring, used ring (virtio 1.3 §2.7).
+//! The layout of virtqueues: split (virtio 1.3 §2.7) with descriptors, available ring and used
+//! ring, and packed (§2.8) with descriptors and two event suppression areas.
 
 /// Bytes of one descriptor (§2.7.5).
 pub const DESCRIPTOR_SIZE: usize = 16;
@@ -30,6 +31,10 @@ pub const DESC_ALIGN: u64 = 16;
 pub const AVAIL_ALIGN: u64 = 2;
 /// Alignment of the used ring.
 pub const USED_ALIGN: u64 = 4;
+/// Bytes of an event suppression area of a packed ring (§2.8.10).
+pub const EVENT_SIZE: usize = 4;
+/// Alignment of an event suppression area.
+pub const EVENT_ALIGN: u64 = 4;
 
 /// Bytes of a descriptor table of `size` entries.
 #[must_use]
@@ -109,6 +114,25 @@ impl Descriptor {
             flags: u16::from_le_bytes([m, n]),
             next: u16::from_le_bytes([o, p]),
         }
+    }
+
+    /// Reads a descriptor of a packed ring from its two words, and its buffer id (§2.8.13). Its
+    /// flags are complete, those of the ring's laps included.
+    #[must_use]
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
+    pub const fn parse_packed(low: u64, high: u64) -> (Self, u16) {
+        let high = u64::from_le(high);
+        let flags = (high >> 48) as u16;
+        (Self { addr: u64::from_le(low), len: high as u32, flags, next: 0 }, (high >> 32) as u16)
+    }
+
+    /// The two words of this descriptor in a packed ring, with buffer id `id`.
+    #[must_use]
+    #[inline]
+    pub const fn emit_packed(self, id: u16) -> (u64, u64) {
+        let high = self.len as u64 | (id as u64) << 32 | (self.flags as u64) << 48;
+        (self.addr.to_le(), high.to_le())
     }
 
     /// The two little-endian 64-bit words of this descriptor.

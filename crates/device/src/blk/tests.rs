@@ -61,7 +61,12 @@ impl Guest {
             size: SIZE,
             addresses: RingAddresses { descriptor: 0, available: 0x1000, used: 0x2000 },
             base: 0.into(),
-            features: RingFeatures { event_idx: true, indirect: true, in_order: false },
+            features: RingFeatures {
+                event_idx: true,
+                indirect: true,
+                in_order: false,
+                packed: false,
+            },
         };
         let options = BlkOptions {
             name: "test".to_owned(),

@@ -135,7 +135,12 @@ struct FrontEnd<'a> {
 
 impl FrontEnd<'_> {
     fn config(&self) -> QueueConfig {
-        let features = RingFeatures { event_idx: self.event_idx, indirect: true, in_order: false };
+        let features = RingFeatures {
+            event_idx: self.event_idx,
+            indirect: true,
+            in_order: false,
+            packed: false,
+        };
         QueueConfig { size: 64, addresses: RING, base: self.base, features }
     }
 

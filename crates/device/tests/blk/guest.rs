@@ -141,7 +141,8 @@ impl Guest {
             .and_then(|memory| memory.with_region(region(DATA, DATA_SIZE), &high))
             .unwrap();
         let memory = Arc::new(memory);
-        let features = RingFeatures { event_idx: true, indirect: true, in_order: false };
+        let features =
+            RingFeatures { event_idx: true, indirect: true, in_order: false, packed: false };
         let config = QueueConfig { size: 64, addresses: RING, base: 0.into(), features };
         let options = BlkOptions {
             name: "test".to_owned(),

@@ -19,7 +19,7 @@ pub(crate) fn guest() -> (Arc<Mapping>, Arc<GuestMemory>, QueueConfig) {
         size: RING_SIZE,
         addresses: RingAddresses { descriptor: 0, available: 0x2000, used: 0x4000 },
         base: 0.into(),
-        features: RingFeatures { event_idx: true, indirect: true, in_order: false },
+        features: RingFeatures { event_idx: true, indirect: true, in_order: false, packed: false },
     };
     (mapping, Arc::new(memory), config)
 }

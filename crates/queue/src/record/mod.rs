@@ -17,9 +17,11 @@
 //! moves the guest to another host (docs/design/0020).
 //!
 //! Without a record, a ring starts from what its front-end says. `inflight.rs` is the record of a
-//! split ring, in a region that its front-end keeps (docs/design/0015); `journal.rs` is that of a
-//! Xen ring, in a file of this daemon (docs/design/0012).
+//! split ring and `packed.rs` that of a packed one, in a region that the front-end keeps
+//! (docs/design/0015, 0016); `journal.rs` is that of a Xen ring, in a file of this daemon
+//! (docs/design/0012).
 
 pub(crate) mod inflight;
 pub(crate) mod journal;
 pub(crate) mod marks;
+pub(crate) mod packed;

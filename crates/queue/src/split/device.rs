@@ -32,17 +32,13 @@ use crate::record::inflight::Inflight;
 use crate::record::marks::Marks;
 use crate::ring::{Chains, Ring};
 use crate::split::heads::Heads;
-use crate::split::walk::{Table, Walk};
-use manyring_memory::{GuestAddr, GuestMemory, LastHit, SliceList, copy_from_slices, fence_full};
+use crate::walk::{Table, Walk};
+use manyring_memory::{GuestMemory, LastHit, SliceList, fence_full};
 use manyring_wire::virtqueue::{
     AVAIL_F_NO_INTERRUPT, DESCRIPTOR_SIZE, Descriptor, RING_FLAGS, RING_IDX, USED_F_NO_NOTIFY,
     avail_entry, avail_event, need_event, used_entry, used_event,
 };
 use std::sync::Arc;
-
-/// Most descriptors of an indirect table. Linux makes tables longer than the ring (a request of
-/// `seg_max` segments and two more), so the ring's size is no bound for them.
-const INDIRECT_MAX: usize = 1024;
 
 /// The device half.
 #[derive(Debug)]
@@ -149,28 +145,8 @@ impl DeviceHalf {
         if !self.features.indirect {
             return Err(QueueError::IndirectNotNegotiated);
         }
-        let count = desc.len as usize / DESCRIPTOR_SIZE;
-        if count == 0
-            || count > INDIRECT_MAX
-            || !(desc.len as usize).is_multiple_of(DESCRIPTOR_SIZE)
-        {
-            return Err(QueueError::IndirectSize { len: desc.len });
-        }
-        let addr = GuestAddr(desc.addr);
-        // A table that crosses memory regions is rare: only such a table is copied into one piece.
-        let gathered: Vec<u8>;
-        let table = if let Some(one) = self.memory.slice(addr, desc.len, &mut self.last_hit) {
-            Table::Guest(one)
-        } else {
-            let mut parts = Vec::new();
-            self.memory
-                .slices(addr, desc.len, &mut self.last_hit, &mut parts)
-                .map_err(QueueError::Buffer)?;
-            let mut bytes = vec![0; desc.len as usize];
-            copy_from_slices(&parts, &mut bytes);
-            gathered = bytes;
-            Table::Copied(&gathered)
-        };
+        let mut gathered = Vec::new();
+        let (table, count) = Table::open(desc, &self.memory, &mut self.last_hit, &mut gathered)?;
         let size = u16::try_from(count).unwrap_or(u16::MAX);
         let mut index = 0;
         for _ in 0..count {

@@ -3,7 +3,6 @@
 mod device;
 mod driver;
 mod heads;
-mod walk;
 
 pub use crate::config::RingAreas;
 pub use device::DeviceHalf;

@@ -6,7 +6,9 @@ pub(crate) mod model;
 
 use manyring_memory::{GuestMemory, Mapping, RegionSpec, Words};
 use manyring_queue::split::{DeviceHalf, DriverHalf};
-use manyring_queue::{IndirectTable, QueueConfig, RingAddresses, RingFeatures};
+use manyring_queue::{
+    Base, DeviceQueue, DriverQueue, IndirectTable, QueueConfig, RingAddresses, RingFeatures,
+};
 use manyring_wire::virtqueue::{
     AVAIL_ALIGN, DESC_ALIGN, DESCRIPTOR_SIZE, Descriptor, RING_IDX, USED_ALIGN, avail_entry,
     avail_ring_size, desc_table_size, used_ring_size,
@@ -39,7 +41,8 @@ impl Rig {
         let available = user_addr + desc_table_size(size) as u64;
         let used = (available + avail_ring_size(size) as u64).next_multiple_of(4);
         let addresses = RingAddresses { descriptor: user_addr, available, used };
-        let config = QueueConfig { size, addresses, base: base.into(), features };
+        let base = if features.packed { packed_base(size, base) } else { base.into() };
+        let config = QueueConfig { size, addresses, base, features };
         Self {
             desc: memory.words(user_addr, desc_table_size(size), DESC_ALIGN).unwrap(),
             avail: memory.words(available, avail_ring_size(size), AVAIL_ALIGN).unwrap(),
@@ -52,6 +55,16 @@ impl Rig {
 
     pub(crate) fn driver(&self) -> DriverHalf {
         DriverHalf::new(self.config, &self.memory).unwrap()
+    }
+
+    /// The driver half of a ring of either format.
+    pub(crate) fn driver_queue(&self) -> DriverQueue {
+        DriverQueue::new(self.config, &self.memory).unwrap()
+    }
+
+    /// The device half of a ring of either format.
+    pub(crate) fn device_queue(&self) -> DeviceQueue {
+        DeviceQueue::new(self.config, self.memory.clone()).unwrap()
     }
 
     /// The device half; build the driver half first, which clears the ring.
@@ -94,6 +107,12 @@ impl Rig {
         self.avail.store_u16(avail_entry(idx & (self.config.size - 1)), head);
         self.avail.store_u16_release(RING_IDX, idx.wrapping_add(1));
     }
+}
+
+/// The base of a packed ring that `n` says: any of its descriptors, on either lap.
+pub(crate) fn packed_base(size: u16, n: u16) -> Base {
+    let place = (n % size) | (u16::from((n / size).is_multiple_of(2)) << 15);
+    Base::from_bits(u32::from(place) | u32::from(place) << 16)
 }
 
 /// Writes a descriptor of any table.

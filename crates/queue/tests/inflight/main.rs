@@ -9,8 +9,10 @@ mod regions;
 
 use guest::{BUFFERS, Rig};
 use manyring_memory::{Mapping, Words, copy_from_slices, copy_to_slices, stores_before_the_end};
-use manyring_queue::split::{DeviceHalf, DriverHalf};
-use manyring_queue::{Batch, Chain, Chains, Ring, RingFeatures, inflight_size};
+use manyring_queue::{
+    Batch, Chain, Chains, DeviceQueue, DriverQueue, Ring, RingFeatures, inflight_size,
+    packed_inflight_size,
+};
 use manyring_wire::virtqueue::RING_IDX;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -42,7 +44,7 @@ impl Numbers {
 struct Shared {
     rig: Rig,
     region: Words,
-    driver: DriverHalf,
+    driver: DriverQueue,
     next_id: u64,
     /// The numbers of requests, by their heads.
     waited_for: BTreeMap<u16, u64>,
@@ -51,22 +53,25 @@ struct Shared {
 impl Shared {
     fn new(features: RingFeatures, base: u16) -> Self {
         let rig = Rig::new(SIZE, features, base);
-        let (driver, region) = (rig.driver(), region_of(SIZE));
+        let (driver, region) = (rig.driver_queue(), region_of(SIZE, features));
         Self { rig, region, driver, next_id: 0, waited_for: BTreeMap::new() }
     }
 
     /// The next device half. Its base is wrong: the region says where to go on.
-    fn next(&self) -> DeviceHalf {
+    fn next(&self) -> DeviceQueue {
         let is_new = self.region.load_u16(VERSION) == 0;
         let mut config = self.rig.config;
         if !is_new {
-            config.base = 0x1234_u16.into();
+            config.base = match config.features.packed {
+                true => guest::packed_base(SIZE, 5),
+                false => 0x1234_u16.into(),
+            };
         }
-        let queue = DeviceHalf::unread(config, self.rig.memory.clone()).unwrap();
+        let queue = DeviceQueue::unread(config, self.rig.memory.clone()).unwrap();
         queue.recorded(Some(self.region.clone()))
     }
 
-    fn begin(&self) -> DeviceHalf {
+    fn begin(&self) -> DeviceQueue {
         let mut queue = self.next();
         queue.begin();
         queue
@@ -103,8 +108,8 @@ impl Shared {
     }
 }
 
-fn region_of(entries: u16) -> Words {
-    let size = inflight_size(entries);
+fn region_of(entries: u16, features: RingFeatures) -> Words {
+    let size = if features.packed { packed_inflight_size(entries) } else { inflight_size(entries) };
     let mapping = Arc::new(Mapping::anonymous(size as u64).unwrap());
     Words::new(mapping, 0, size, 8).unwrap()
 }
@@ -141,13 +146,13 @@ const FOR_EVER: u64 = u64::MAX;
 
 /// A device half that serves.
 struct Back {
-    queue: DeviceHalf,
+    queue: DeviceQueue,
     batch: Batch,
     held: Vec<(u64, Chain)>,
 }
 
 impl Back {
-    fn new(queue: DeviceHalf) -> Self {
+    fn new(queue: DeviceQueue) -> Self {
         Self { queue, batch: Batch::new(), held: Vec::new() }
     }
 
@@ -177,7 +182,11 @@ impl Back {
             let mut bytes = [0; 8];
             copy_from_slices(&readable, &mut bytes);
             let id = u64::from_le_bytes(bytes);
-            assert_eq!(shared.waited_for.get(&chain.slot()), Some(&id), "not waited for any more");
+            let is_waited_for = match shared.rig.config.features.packed {
+                true => shared.waited_for.values().any(|other| *other == id),
+                false => shared.waited_for.get(&chain.slot()) == Some(&id),
+            };
+            assert!(is_waited_for, "{id} is not waited for any more");
             copy_to_slices(&writable, &(id ^ ANSWER).to_le_bytes());
             self.held.push((id, chain));
         }
@@ -255,7 +264,11 @@ impl Back {
         shared.take();
         assert_eq!((self.queue.fault(), self.queue.in_flight()), (None, 0));
         let base = self.queue.base().bits();
-        assert_eq!(base & 0xffff, u32::from(shared.rig.used.load_u16(RING_IDX)));
+        let used = match shared.rig.config.features.packed {
+            true => base >> 16,
+            false => shared.rig.used.load_u16(RING_IDX).into(),
+        };
+        assert_eq!(base & 0xffff, used);
         Some(())
     }
 }
@@ -270,7 +283,12 @@ impl Drop for Back {
 
 fn features(seed: u64) -> RingFeatures {
     let is_set = |bit: u64| seed & bit != 0;
-    RingFeatures { in_order: is_set(1), indirect: is_set(2), event_idx: is_set(4) }
+    RingFeatures {
+        in_order: is_set(1),
+        indirect: is_set(2),
+        event_idx: is_set(4),
+        packed: is_set(8),
+    }
 }
 
 /// Kills a device half before its store of this number, and the next ones before those that `again`
@@ -371,7 +389,7 @@ fn left_behind(held: usize) -> Shared {
     left_behind_of(held, held)
 }
 
-fn finish(mut shared: Shared, queue: DeviceHalf) {
+fn finish(mut shared: Shared, queue: DeviceQueue) {
     Back::new(queue).finish(&mut shared, &mut Life { stores: FOR_EVER }).unwrap();
     assert!(shared.waited_for.is_empty(), "{:?} are lost", shared.waited_for);
 }

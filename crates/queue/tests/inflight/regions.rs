@@ -15,7 +15,7 @@ const COUNTER: usize = 24;
 #[test]
 fn region_may_have_more_entries_than_the_ring() {
     let mut shared = Shared::new(RingFeatures::default(), 3);
-    shared.region = region_of(4 * SIZE);
+    shared.region = region_of(4 * SIZE, RingFeatures::default());
     for _ in 0..3 {
         shared.add(4);
         let mut back = Back::new(shared.begin());
@@ -65,7 +65,7 @@ fn region_that_is_not_of_the_ring_is_refused() {
 fn region_that_is_too_small_is_refused() {
     let mut shared = left_behind(3);
     for is_new in [false, true] {
-        shared.region = region_of(SIZE - 1);
+        shared.region = region_of(SIZE - 1, RingFeatures::default());
         if !is_new {
             shared.region.store_u16(VERSION, 1);
             shared.region.store_u16(ENTRIES, SIZE);
@@ -81,7 +81,7 @@ fn region_that_is_too_small_is_refused() {
 #[test]
 fn chain_in_flight_beyond_the_ring_is_refused() {
     let mut shared = Shared::new(RingFeatures::default(), 0);
-    shared.region = region_of(2 * SIZE);
+    shared.region = region_of(2 * SIZE, RingFeatures::default());
     shared.begin();
     shared.region.store_u16(FLAG + 16 * usize::from(SIZE), 1);
     assert_eq!(refusal(&shared), InflightError::Head { head: SIZE, size: SIZE });

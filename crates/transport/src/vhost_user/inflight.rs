@@ -4,7 +4,7 @@
 //! the next ones (`SET_INFLIGHT_FD`), which may be of other processes.
 
 use manyring_memory::{Mapping, MemoryError, Words};
-use manyring_queue::inflight_size;
+use manyring_queue::{inflight_size, packed_inflight_size};
 use manyring_wire::vhost_user::InflightArea;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -20,6 +20,7 @@ pub(super) struct InflightRegion {
     mapping: Arc<Mapping>,
     queues: u16,
     queue_size: u16,
+    is_packed: bool,
 }
 
 impl InflightRegion {
@@ -27,43 +28,54 @@ impl InflightRegion {
     ///
     /// # Errors
     /// [`MemoryError`]: the file is none that may be mapped, or too short.
-    pub(super) fn map(area: InflightArea, file: impl AsFd) -> Result<Self, MemoryError> {
+    pub(super) fn map(
+        area: InflightArea,
+        is_packed: bool,
+        file: impl AsFd,
+    ) -> Result<Self, MemoryError> {
         let InflightArea { offset, queues, queue_size, .. } = area;
-        let needed = size_of(queues, queue_size);
+        let needed = size_of(queues, (queue_size, is_packed));
         if area.size < needed {
             return Err(MemoryError::TooShort { file_size: area.size, end: needed });
         }
         let mapping = Arc::new(Mapping::of_file(file, offset, needed)?);
-        Ok(Self { mapping, queues, queue_size })
+        Ok(Self { mapping, queues, queue_size, is_packed })
     }
 
-    /// The place of a ring. `None`: the region has none for it.
-    pub(super) fn words(&self, index: usize) -> Option<Words> {
-        if index >= usize::from(self.queues) {
+    /// The place of a ring. `None`: the region has none for it, or was made for rings of the other
+    /// format.
+    pub(super) fn words(&self, index: usize, is_packed: bool) -> Option<Words> {
+        if index >= usize::from(self.queues) || is_packed != self.is_packed {
             return None;
         }
-        let size = inflight_size(self.queue_size);
-        Words::new(self.mapping.clone(), index * stride(self.queue_size), size, 8)
+        let rings = (self.queue_size, is_packed);
+        Words::new(self.mapping.clone(), index * stride(rings), place_size(rings), 8)
     }
 }
 
-/// Makes a region of zeroes for a front-end, which nobody can make shorter or longer.
+/// Makes a region of zeroes for a front-end, whose rings are packed or not. Nobody can make it
+/// shorter or longer.
 ///
 /// # Errors
 /// The kernel has no memory or no file descriptor left.
-pub(super) fn make(area: InflightArea) -> io::Result<(InflightArea, OwnedFd)> {
+pub(super) fn make(area: InflightArea, is_packed: bool) -> io::Result<(InflightArea, OwnedFd)> {
     let file = memfd_create("inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    let size = size_of(area.queues, area.queue_size);
+    let size = size_of(area.queues, (area.queue_size, is_packed));
     ftruncate(&file, size)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let InflightArea { queues, queue_size, padding, .. } = area;
     Ok((InflightArea { size, offset: 0, queues, queue_size, padding }, file))
 }
 
-fn stride(queue_size: u16) -> usize {
-    inflight_size(queue_size).next_multiple_of(ALIGN)
+/// Bytes of the place of a ring of this size, packed or not.
+fn place_size((queue_size, is_packed): (u16, bool)) -> usize {
+    if is_packed { packed_inflight_size(queue_size) } else { inflight_size(queue_size) }
 }
 
-fn size_of(queues: u16, queue_size: u16) -> u64 {
-    u64::from(queues) * stride(queue_size) as u64
+fn stride(rings: (u16, bool)) -> usize {
+    place_size(rings).next_multiple_of(ALIGN)
+}
+
+fn size_of(queues: u16, rings: (u16, bool)) -> u64 {
+    u64::from(queues) * stride(rings) as u64
 }

@@ -115,7 +115,8 @@ impl Front {
             }),
             Answer::Config(access) => self.read_config(access),
             Answer::Inflight(area, size) => {
-                let (area, file) = inflight::make(area).map_err(FrontError::NoInflight)?;
+                let (area, file) =
+                    inflight::make(area, self.is_packed()).map_err(FrontError::NoInflight)?;
                 fd = Some(file);
                 Reply::Inflight(area, size)
             }
@@ -215,7 +216,9 @@ impl Front {
         let mapped = match given {
             // On the janitor, as guest memory.
             Some((area, fd)) => {
-                let mapped = self.janitor.run(move || InflightRegion::map(area, fd)).await;
+                let is_packed = self.is_packed();
+                let mapped =
+                    self.janitor.run(move || InflightRegion::map(area, is_packed, fd)).await;
                 Some(mapped.unwrap_or(Err(MemoryError::NoThread)).map_err(FrontError::Inflight)?)
             }
             None => None,
@@ -229,7 +232,7 @@ impl Front {
     fn record(&self, index: usize, size: u16) -> Result<Option<Words>, QueueError> {
         let Some(region) = &self.inflight else { return Ok(None) };
         let none = InflightError::Entries { entries: 0, size };
-        region.words(index).ok_or(QueueError::Inflight(none)).map(Some)
+        region.words(index, self.is_packed()).ok_or(QueueError::Inflight(none)).map(Some)
     }
 
     /// Maps the log, and has every running queue mark what it writes; returns when no request is
@@ -339,6 +342,11 @@ impl Front {
         };
         host.running = Some(self.device.start(activation).await?);
         Ok(())
+    }
+
+    /// True if the driver has negotiated packed rings.
+    fn is_packed(&self) -> bool {
+        RingFeatures::from_bits(self.session.features()).packed
     }
 
     async fn stop(&mut self, index: usize) {

@@ -365,7 +365,12 @@ impl Ring {
             addresses: RingAddresses { descriptor: 0, available: 0x8000, used: USED },
             base: 0.into(),
             // Every test of rings with EVENT_IDX has its chains back in order.
-            features: RingFeatures { event_idx, indirect: true, in_order: event_idx },
+            features: RingFeatures {
+                event_idx,
+                indirect: true,
+                in_order: event_idx,
+                packed: false,
+            },
         };
         Self {
             driver: DriverQueue::new(config, &memory).unwrap(),

@@ -4,7 +4,7 @@ use super::DeviceHalf;
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
 use crate::error::QueueError;
 use crate::ring::Ring;
-use crate::split::walk::Walk;
+use crate::walk::Walk;
 use manyring_wire::virtqueue::avail_entry;
 
 impl DeviceHalf {

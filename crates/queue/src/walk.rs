@@ -1,20 +1,55 @@
-//! `Walk`: what a walk along a chain of descriptors has seen; `Table`: an indirect table.
+//! `Walk`: what a walk along a chain of descriptors has seen; `Table`: an indirect table. Both
+//! formats of a virtqueue walk with them.
 
 use crate::QueueError;
 use crate::chain::CHAIN_SLICES;
-use manyring_memory::{GuestAddr, GuestSlice, LastHit, MemoryError, SliceList};
+use manyring_memory::{
+    GuestAddr, GuestMemory, GuestSlice, LastHit, MemoryError, SliceList, copy_from_slices,
+};
 use manyring_wire::virtqueue::{DESCRIPTOR_SIZE, Descriptor};
 
+/// Most descriptors of an indirect table. Linux makes tables longer than the ring (a request of
+/// `seg_max` segments and two more), so the ring's size is no bound for them.
+const INDIRECT_MAX: usize = 1024;
+
 /// An indirect table: in one piece of guest memory, or gathered from several.
-pub(super) enum Table<'a> {
+pub(crate) enum Table<'a> {
     Guest(GuestSlice<'a>),
     Copied(&'a [u8]),
 }
 
-impl Table<'_> {
+impl<'a> Table<'a> {
+    /// Opens the table that `desc` names, and tells how many descriptors it has. A table that
+    /// crosses memory regions is rare: only such a table is copied into one piece, `gathered`.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "a part of each format's walk")]
+    pub(crate) fn open(
+        desc: Descriptor,
+        memory: &'a GuestMemory,
+        last_hit: &mut LastHit,
+        gathered: &'a mut Vec<u8>,
+    ) -> Result<(Self, usize), QueueError> {
+        let count = desc.len as usize / DESCRIPTOR_SIZE;
+        if count == 0
+            || count > INDIRECT_MAX
+            || !(desc.len as usize).is_multiple_of(DESCRIPTOR_SIZE)
+        {
+            return Err(QueueError::IndirectSize { len: desc.len });
+        }
+        let addr = GuestAddr(desc.addr);
+        if let Some(one) = memory.slice(addr, desc.len, last_hit) {
+            return Ok((Self::Guest(one), count));
+        }
+        let mut parts = Vec::new();
+        memory.slices(addr, desc.len, last_hit, &mut parts).map_err(QueueError::Buffer)?;
+        gathered.resize(desc.len as usize, 0);
+        copy_from_slices(&parts, gathered);
+        Ok((Self::Copied(gathered), count))
+    }
+
     /// Copies the descriptor at byte `at` out.
     #[inline]
-    pub(super) fn descriptor(&self, at: usize) -> Descriptor {
+    pub(crate) fn descriptor(&self, at: usize) -> Descriptor {
         let bytes = match self {
             Self::Guest(slice) => slice.split_at(at).1.read_array().unwrap_or_default(),
             Self::Copied(bytes) => {
@@ -28,15 +63,15 @@ impl Table<'_> {
 }
 
 /// What a walk along a chain has seen. Passed by value, so that it stays in registers.
-pub(super) struct Walk {
+pub(crate) struct Walk {
     /// Slices and empty descriptors that the batch may hold after this chain.
     limit: usize,
     /// Descriptors of no bytes.
-    pub(super) empty: usize,
+    pub(crate) empty: usize,
     /// Bytes of all descriptors. A walk ends long before the sum of 32-bit lengths could wrap.
     bytes: u64,
     /// Where the writable slices begin; [`NOWHERE`] until there is one.
-    pub(super) writable_at: usize,
+    pub(crate) writable_at: usize,
 }
 
 /// Larger than the index of any slice.
@@ -44,7 +79,7 @@ const NOWHERE: usize = usize::MAX;
 
 impl Walk {
     /// A walk along a chain whose slices begin at `start`.
-    pub(super) fn from(start: usize) -> Self {
+    pub(crate) fn from(start: usize) -> Self {
         Self { limit: start + CHAIN_SLICES, empty: 0, bytes: 0, writable_at: NOWHERE }
     }
 
@@ -52,7 +87,7 @@ impl Walk {
     /// must be in guest memory. A descriptor of no bytes adds no slice.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "rare callers would outline it")]
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         desc: Descriptor,
         last_hit: &mut LastHit,
@@ -78,7 +113,7 @@ impl Walk {
 
     /// Ends the walk; refuses a chain of more than `u32::MAX` bytes.
     #[inline]
-    pub(super) fn end(self) -> Result<Self, QueueError> {
+    pub(crate) fn end(self) -> Result<Self, QueueError> {
         if self.is_too_long() { Err(QueueError::ChainBytes) } else { Ok(self) }
     }
 

@@ -1,0 +1,474 @@
+//! The device half of a packed virtqueue (virtio 1.3 §2.8).
+//!
+//! ```text
+//! pop_batch:  the descriptor at `avail` has the flags of this lap (acquire)?
+//!                 walk the chain, copy each descriptor once, resolve it;  avail += its descriptors
+//! push_used:  the driver wants chains in order, and an earlier one is not pushed?  it waits
+//!             else one store of (written, id, flags) at `used`;  used += its descriptors
+//!                 that of the first chain of a burst is held back
+//! publish:    the store that was held back (release): the driver reads on from there
+//! ```
+//! 1. A used descriptor is written where another chain, that is in flight, may lie. So the
+//!    descriptors of a chain are kept until it goes back, and a chain that is popped again (it was
+//!    set aside, or a former process has taken it) is walked along those.
+//! 2. A chain's slot is a number of ours, since its driver may choose any 16 bits as its id.
+//! 3. `avail` is as far ahead of `used` as descriptors are in flight: chains that come back in any
+//!    order go back where the oldest lay.
+
+mod again;
+mod built;
+
+use super::place::{
+    EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, Place, event_word, wants_event,
+};
+use crate::aside::Aside;
+use crate::base::Base;
+use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
+use crate::config::{RingAddresses, RingAreas, RingFeatures};
+use crate::error::QueueError;
+use crate::order::Order;
+use crate::record::packed::{PackedInflight, Recorded};
+use crate::ring::{Chains, Ring};
+use crate::walk::{Table, Walk};
+use manyring_memory::{GuestMemory, LastHit, SliceList, fence_full};
+use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor};
+use std::sync::Arc;
+
+/// What is kept of a chain that was popped and has not gone back.
+#[derive(Debug, Default)]
+struct Slot {
+    id: u16,
+    /// Where it lay in the ring; `None` for a chain that a former process has taken.
+    at: Option<Place>,
+    /// Its descriptors, as the two words of each.
+    descs: Vec<(u64, u64)>,
+    recorded: Recorded,
+    /// A former process has taken it; it was popped again.
+    is_again: bool,
+}
+
+/// The device half.
+#[derive(Debug)]
+pub struct DeviceHalf {
+    areas: RingAreas,
+    memory: Arc<GuestMemory>,
+    last_hit: LastHit,
+    size: u16,
+    features: RingFeatures,
+    /// The next descriptor to pop.
+    avail: Place,
+    /// The next descriptor to use.
+    used: Place,
+    /// Where the burst that is not published begins, and the second word of its first descriptor.
+    first: Option<(Place, u64)>,
+    /// Chains of the burst.
+    pushed: u16,
+    /// Descriptors that were published since the driver was last asked for its event.
+    unsignalled: u16,
+    /// Chains that went back, as the order counts them.
+    given: u16,
+    /// At the last look there was a chain to pop.
+    has_more: bool,
+    /// The word of the device's event suppression area as last written.
+    event_written: Option<u32>,
+    /// Chains that were popped and neither pushed nor put back, set aside nor discarded.
+    in_flight: u16,
+    /// Descriptors of the ring whose chains have not gone back.
+    held: u16,
+    has_begun: bool,
+    /// The base is 0: front-ends that do not think of packed rings say so for a new one.
+    is_unsure: bool,
+    slots: Vec<Slot>,
+    free_slots: Vec<u16>,
+    aside: Aside,
+    order: Order,
+    record: Option<Box<PackedInflight>>,
+    /// Chains that a former process has taken and that are not popped again, the oldest last.
+    owed: Vec<u16>,
+    /// Those of them that were popped again and are not answered.
+    again: u16,
+    /// There is an order to restore or a record to keep.
+    is_noted: bool,
+    /// There is no fault, and nothing is owed.
+    is_plain: bool,
+    fault: Option<QueueError>,
+}
+
+impl DeviceHalf {
+    /// The second word of the next descriptor, if that is available.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "the highest 16 bits")]
+    fn available_at(&self, place: Place) -> Option<u64> {
+        // Acquire: the rest of the chain is read after the flags of its first descriptor.
+        let high = self.areas.desc.load_u64_acquire(byte_of(place) + 8);
+        place.is_avail((high >> 48) as u16).then_some(high.to_le())
+    }
+
+    /// Walks the chain at `place`, whose first descriptor has `high` as its second word.
+    #[inline]
+    fn pop_chain(
+        &mut self,
+        (place, high): (Place, u64),
+        batch: &mut Batch,
+        empty: &mut usize,
+    ) -> Result<(Entry, u16), QueueError> {
+        let slot = self.take_slot();
+        let start = batch.slices.len();
+        let walked = self.walk_ring((place, high), (slot, Walk::from(start)), &mut batch.slices);
+        let walk = match walked {
+            Ok(walk) => walk,
+            Err(fault) => {
+                self.free_slots.push(slot);
+                return Err(fault);
+            }
+        };
+        *empty += walk.empty;
+        let end = batch.slices.len();
+        let border = walk.writable_at.min(end);
+        let kept = &mut self.slots[usize::from(slot)];
+        kept.at = Some(place);
+        let count = length(kept);
+        self.held += count;
+        Ok((Entry::new(Chain::new(slot), start, border, end), count))
+    }
+
+    /// Walks a chain of the ring, and keeps its descriptors. A chain cannot be longer than what is
+    /// free of the ring.
+    #[inline]
+    fn walk_ring(
+        &mut self,
+        (place, mut high): (Place, u64),
+        (slot, mut walk): (u16, Walk),
+        slices: &mut SliceList,
+    ) -> Result<Walk, QueueError> {
+        let Self { areas, slots, last_hit, size, held, features, .. } = self;
+        let kept = &mut slots[usize::from(slot)];
+        kept.descs.clear();
+        let (mut at, size, mut in_flight) = (place.at, *size, *held);
+        loop {
+            if in_flight >= size {
+                return Err(QueueError::Overfull { available: 1, in_flight, size });
+            }
+            in_flight += 1;
+            let low = areas.desc.load_u64_acquire(usize::from(at) * DESCRIPTOR_SIZE).to_le();
+            kept.descs.push((low, high));
+            let (desc, id) = Descriptor::parse_packed(low, high);
+            kept.id = id;
+            if desc.is_indirect() {
+                if desc.has_next() {
+                    return Err(QueueError::IndirectNext);
+                }
+                return walk_table(desc, *features, &self.memory, (last_hit, walk, slices));
+            }
+            walk.add(desc, last_hit, slices)?;
+            if !desc.has_next() {
+                return walk.end();
+            }
+            at += 1;
+            if at == size {
+                at = 0;
+            }
+            high = areas.desc.load_u64_acquire(usize::from(at) * DESCRIPTOR_SIZE + 8).to_le();
+        }
+    }
+
+    #[inline]
+    fn take_slot(&mut self) -> u16 {
+        match self.free_slots.pop() {
+            Some(slot) => slot,
+            None => self.further_slot(),
+        }
+    }
+
+    /// A slot that was not used before. The driver of a large ring that is mostly idle uses few.
+    #[cold]
+    #[allow(clippy::cast_possible_truncation, reason = "one for each descriptor, and one more")]
+    fn further_slot(&mut self) -> u16 {
+        self.slots.push(Slot::default());
+        (self.slots.len() - 1) as u16
+    }
+
+    /// Returns a chain to the driver.
+    #[inline]
+    fn write_used(&mut self, slot: u16, written: u32) {
+        let kept = &self.slots[usize::from(slot)];
+        let count = length(kept);
+        let flags = self.used.used_flags();
+        let desc = Descriptor { addr: 0, len: written, flags, next: 0 };
+        let (_, word) = desc.emit_packed(kept.id);
+        if self.first.is_none() {
+            self.first = Some((self.used, word));
+        } else {
+            self.areas.desc.store_u64(byte_of(self.used) + 8, word);
+        }
+        self.used = self.used.add(count, self.size);
+        self.held -= count;
+        self.unsignalled = self.unsignalled.saturating_add(count);
+        self.pushed += 1;
+        self.given = self.given.wrapping_add(1);
+        self.free_slots.push(slot);
+    }
+
+    /// A ring that goes on at its first descriptor, on an even lap, has the base 0. So has a new
+    /// one if its front-end does not know that packed rings begin on an odd lap (UML). The
+    /// ring tells: its first descriptor was used on the lap before, or never.
+    #[cold]
+    #[allow(clippy::cast_possible_truncation, reason = "the highest 16 bits")]
+    fn judge_lap(&mut self) {
+        let flags = (self.areas.desc.load_u64_acquire(8) >> 48) as u16;
+        let wrap = flags & F_USED == 0;
+        (self.avail, self.used) = (Place { at: 0, wrap }, Place { at: 0, wrap });
+    }
+
+    fn write_event(&mut self, word: u32) {
+        if self.event_written != Some(word) {
+            self.areas.used.store_u32(0, word);
+            self.event_written = Some(word);
+        }
+    }
+}
+
+/// Walks an indirect table. It has no links: its descriptors are taken in order (§2.8.7).
+fn walk_table(
+    desc: Descriptor,
+    features: RingFeatures,
+    memory: &GuestMemory,
+    (last_hit, mut walk, slices): (&mut LastHit, Walk, &mut SliceList),
+) -> Result<Walk, QueueError> {
+    if !features.indirect {
+        return Err(QueueError::IndirectNotNegotiated);
+    }
+    let mut gathered = Vec::new();
+    let (table, count) = Table::open(desc, memory, last_hit, &mut gathered)?;
+    for n in 0..count {
+        // Where a split ring has `next`, a packed one has the flags.
+        let Descriptor { addr, len, next, .. } = table.descriptor(n * DESCRIPTOR_SIZE);
+        if next & DESC_F_INDIRECT != 0 {
+            return Err(QueueError::IndirectNested);
+        }
+        let desc = Descriptor { addr, len, flags: next & DESC_F_WRITE, next: 0 };
+        walk.add(desc, last_hit, slices)?;
+    }
+    walk.end()
+}
+
+impl Ring for DeviceHalf {
+    fn begin(&mut self) -> bool {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return false;
+        }
+        if self.is_unsure {
+            self.judge_lap();
+        }
+        self.resume()
+    }
+
+    #[inline]
+    fn has_available(&mut self) -> bool {
+        if !self.is_plain {
+            return self.fault.is_none();
+        }
+        self.has_more = self.available_at(self.avail).is_some();
+        self.has_more
+    }
+
+    fn available_count(&self) -> u16 {
+        u16::from(self.has_more) + self.owed()
+    }
+
+    fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    #[inline]
+    fn waiting(&self) -> u16 {
+        self.order.count()
+    }
+
+    #[inline]
+    fn aside(&self) -> u16 {
+        self.aside.count()
+    }
+
+    fn size(&self) -> u16 {
+        self.size
+    }
+
+    fn base(&self) -> Base {
+        Base::of_packed(self.avail, self.used)
+    }
+
+    #[inline]
+    fn publish(&mut self) -> u16 {
+        if self.is_noted {
+            return self.publish_noted();
+        }
+        let Some((place, word)) = self.first.take() else { return 0 };
+        // Release: the used descriptors behind it, and the data, come first.
+        self.areas.desc.store_u64_release(byte_of(place) + 8, word);
+        std::mem::take(&mut self.pushed)
+    }
+
+    #[inline]
+    fn needs_notification(&mut self) -> bool {
+        let moved = std::mem::take(&mut self.unsignalled);
+        if moved == 0 {
+            return false;
+        }
+        // Full fence: the driver writes its event and then looks for used descriptors; we have
+        // written those and now read its event. One of us must see the other (§2.8.21.3.1).
+        fence_full();
+        let word = self.areas.avail.load_u32(0);
+        wants_event(word, self.features.event_idx, (self.used, moved), self.size)
+    }
+
+    fn enable_notifications(&mut self) -> bool {
+        self.write_event(if self.features.event_idx {
+            event_word(self.avail.bits(), EVENT_DESC)
+        } else {
+            event_word(0, EVENT_ENABLE)
+        });
+        // Full fence: mirrors the driver's between its descriptors and its look at our event.
+        fence_full();
+        self.has_available()
+    }
+
+    fn disable_notifications(&mut self) {
+        self.write_event(event_word(0, EVENT_DISABLE));
+    }
+
+    fn fault(&self) -> Option<QueueError> {
+        self.fault
+    }
+
+    fn latch_fault(&mut self, fault: QueueError) {
+        self.fault.get_or_insert(fault);
+        self.is_plain = false;
+        self.has_more = false;
+    }
+
+    fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "at most the ring's size")]
+    fn owed(&self) -> u16 {
+        self.owed.len() as u16
+    }
+
+    fn owes(&self) -> bool {
+        !self.owed.is_empty() || self.again > 0
+    }
+
+    fn leave_aside(&mut self) -> bool {
+        self.forget_aside()
+    }
+
+    fn is_broken(&self) -> bool {
+        self.memory.is_broken() || self.record.as_ref().is_some_and(|record| record.is_broken())
+    }
+
+    fn relocate(
+        &mut self,
+        addresses: RingAddresses,
+        memory: Arc<GuestMemory>,
+    ) -> Result<(), QueueError> {
+        self.areas = addresses.resolve_packed(self.size, &memory)?;
+        self.memory = memory;
+        self.last_hit = LastHit::default();
+        self.event_written = None;
+        Ok(())
+    }
+}
+
+impl Chains for DeviceHalf {
+    #[inline]
+    fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
+        batch.restart(&self.memory);
+        if !self.is_plain {
+            return self.pop_owed(batch, max);
+        }
+        let (mut empty, in_flight, size, mut place) = (0, self.in_flight, self.size, self.avail);
+        self.has_more = false;
+        while let Some(high) = self.available_at(place) {
+            if batch.entries.len() >= max.min(BATCH_CHAINS)
+                || batch.slices.len() + empty >= BATCH_SLICES
+            {
+                self.has_more = true;
+                break;
+            }
+            match self.pop_chain((place, high), batch, &mut empty) {
+                Ok((entry, count)) => {
+                    batch.entries.push(entry);
+                    place = place.add(count, size);
+                }
+                Err(fault) => {
+                    self.latch_fault(fault);
+                    break;
+                }
+            }
+        }
+        let popped = batch.entries.len();
+        if popped > 0 {
+            batch.walked = batch.slices.len() + empty;
+            self.in_flight += counted(popped);
+            self.avail = place;
+            if self.is_noted {
+                self.note_taken(batch, in_flight);
+            }
+        }
+        popped
+    }
+
+    fn unpop(&mut self, chain: Chain) {
+        let slot = chain.finish();
+        self.in_flight -= 1;
+        self.put_back(slot);
+    }
+
+    #[inline]
+    fn push_used(&mut self, chain: Chain, written: u32) {
+        let slot = chain.finish();
+        self.in_flight -= 1;
+        if self.is_noted {
+            return self.push_noted(slot, written);
+        }
+        self.write_used(slot, written);
+    }
+
+    fn set_aside(&mut self, chain: Chain) {
+        self.in_flight -= 1;
+        self.aside.push(chain.finish());
+    }
+
+    fn pop_aside(&mut self, batch: &mut Batch, max: usize) -> usize {
+        self.walk_aside(batch, max)
+    }
+
+    fn unpop_aside(&mut self) -> bool {
+        self.put_aside_back()
+    }
+
+    fn discard(&mut self, chain: Chain) {
+        let slot = chain.finish();
+        self.in_flight -= 1;
+        self.forget(slot);
+    }
+}
+
+#[inline]
+fn byte_of(place: Place) -> usize {
+    usize::from(place.at) * DESCRIPTOR_SIZE
+}
+
+/// Descriptors of a chain.
+#[inline]
+fn length(slot: &Slot) -> u16 {
+    counted(slot.descs.len())
+}
+
+#[inline]
+#[allow(clippy::cast_possible_truncation, reason = "at most the ring's size")]
+fn counted(count: usize) -> u16 {
+    count as u16
+}

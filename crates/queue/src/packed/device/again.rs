@@ -1,0 +1,254 @@
+//! Chains of a packed ring that do not lie in it: set aside, owed by a former process, recorded.
+
+use super::{DeviceHalf, Slot, byte_of, counted, length, walk_table};
+use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
+use crate::error::QueueError;
+use crate::packed::place::{F_AVAIL, F_USED};
+use crate::ring::Ring;
+use crate::walk::Walk;
+use manyring_memory::fence_compiler;
+use manyring_wire::virtqueue::Descriptor;
+
+impl DeviceHalf {
+    /// Reads the record. True if the driver must be notified, since the former process may have
+    /// ended before it did so.
+    pub(super) fn resume(&mut self) -> bool {
+        let Some(record) = &mut self.record else { return false };
+        let resumed = match record.resume((self.size, self.used), &self.areas.desc) {
+            Ok(None) => return false,
+            Ok(Some(resumed)) => resumed,
+            Err(error) => {
+                self.latch_fault(QueueError::Inflight(error));
+                return false;
+            }
+        };
+        (self.used, self.held) = (resumed.used, 0);
+        for (recorded, descs) in resumed.owed {
+            let id = descs.last().map_or(0, |(low, high)| Descriptor::parse_packed(*low, *high).1);
+            self.held += counted(descs.len());
+            self.slots.push(Slot { id, at: None, descs, recorded, is_again: false });
+        }
+        self.owed = (0..counted(self.slots.len())).rev().collect();
+        self.avail = self.used.add(self.held, self.size);
+        self.take_back_unseen();
+        self.judge();
+        true
+    }
+
+    /// Makes descriptors available again that the former process has written as used and that the
+    /// driver has not come to: with the next burst it could.
+    fn take_back_unseen(&self) {
+        let mut place = self.used;
+        for _ in 0..self.held {
+            let at = byte_of(place) + 8;
+            let word = self.areas.desc.load_u64_acquire(at);
+            let flags = (word >> 48) as u16;
+            if place.is_used(flags) {
+                let flags = flags & !(F_AVAIL | F_USED) | place.avail_flags();
+                let word = word & (u64::MAX >> 16) | u64::from(flags) << 48;
+                self.areas.desc.store_u64(at, word.to_le());
+            }
+            place = place.add(1, self.size);
+        }
+        fence_compiler();
+    }
+
+    fn judge(&mut self) {
+        self.is_plain = self.fault.is_none() && self.owed.is_empty();
+    }
+
+    /// Pops chains that a former process has taken and not returned, the oldest first. None, if the
+    /// ring has a fault.
+    #[cold]
+    pub(super) fn pop_owed(&mut self, batch: &mut Batch, max: usize) -> usize {
+        if self.fault.is_some() {
+            return 0;
+        }
+        let (mut empty, others) = (0, self.in_flight);
+        while self.fault.is_none()
+            && has_room(batch, max, empty)
+            && let Some(slot) = self.owed.last().copied()
+        {
+            match self.walk_again(slot, batch, &mut empty) {
+                Ok(()) => {
+                    self.owed.pop();
+                    self.slots[usize::from(slot)].is_again = true;
+                    self.again += 1;
+                }
+                Err(fault) => self.latch_fault(fault),
+            }
+        }
+        self.judge();
+        batch.walked = batch.slices.len() + empty;
+        if self.features.in_order {
+            self.order.note(batch, self.given, others + self.aside.count());
+        }
+        batch.entries.len()
+    }
+
+    /// As [`Chains::pop_aside`](crate::Chains::pop_aside).
+    pub(super) fn walk_aside(&mut self, batch: &mut Batch, max: usize) -> usize {
+        batch.restart(&self.memory);
+        let mut empty = 0;
+        while self.fault.is_none()
+            && has_room(batch, max, empty)
+            && let Some(slot) = self.aside.first()
+        {
+            match self.walk_again(slot, batch, &mut empty) {
+                Ok(()) => _ = self.aside.take_first(),
+                Err(fault) => self.latch_fault(fault),
+            }
+        }
+        batch.walked = batch.slices.len() + empty;
+        batch.entries.len()
+    }
+
+    /// Pops a chain along the descriptors that were kept of it.
+    fn walk_again(
+        &mut self,
+        slot: u16,
+        batch: &mut Batch,
+        empty: &mut usize,
+    ) -> Result<(), QueueError> {
+        let start = batch.slices.len();
+        let (mut walk, slices) = (Walk::from(start), &mut batch.slices);
+        let kept = &self.slots[usize::from(slot)];
+        for (low, high) in &kept.descs {
+            let (desc, _) = Descriptor::parse_packed(*low, *high);
+            if desc.is_indirect() {
+                let walked = (&mut self.last_hit, walk, &mut *slices);
+                walk = walk_table(desc, self.features, &self.memory, walked)?;
+            } else {
+                walk.add(desc, &mut self.last_hit, slices)?;
+            }
+        }
+        walk = walk.end()?;
+        *empty += walk.empty;
+        let end = batch.slices.len();
+        let border = walk.writable_at.min(end);
+        batch.entries.push(Entry::new(Chain::new(slot), start, border, end));
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    /// As [`Ring::leave_aside`].
+    pub(super) fn forget_aside(&mut self) -> bool {
+        if self.record.is_none() {
+            return false;
+        }
+        while let Some(slot) = self.aside.take_first() {
+            self.forget(slot);
+        }
+        true
+    }
+
+    /// As [`Chains::unpop_aside`](crate::Chains::unpop_aside).
+    pub(super) fn put_aside_back(&mut self) -> bool {
+        if self.in_flight + self.order.count() + self.owed() > 0 {
+            return false;
+        }
+        // All that is held is set aside. If each chain lies where it was made available, behind
+        // what is used, no other descriptor was written there.
+        let mut chains = Vec::new();
+        while let Some(slot) = self.aside.take_first() {
+            chains.push(slot);
+        }
+        let distance = |slot: &u16| {
+            let kept = &self.slots[usize::from(*slot)];
+            let ahead = kept.at.and_then(|at| at.since(self.used, self.size));
+            ahead.filter(|ahead| ahead + length(kept) <= self.held)
+        };
+        let count: u16 = chains.iter().map(|slot| length(&self.slots[usize::from(*slot)])).sum();
+        if count != self.held || !chains.iter().all(|slot| distance(slot).is_some()) {
+            chains.into_iter().for_each(|slot| self.aside.push(slot));
+            return false;
+        }
+        let mut newest_first = chains;
+        newest_first.sort_by_key(|slot| std::cmp::Reverse(distance(slot)));
+        newest_first.into_iter().for_each(|slot| self.put_back(slot));
+        true
+    }
+
+    /// Gives the chains of a batch their order, and records that they are taken: `others` were in
+    /// flight before.
+    #[inline(never)]
+    pub(super) fn note_taken(&mut self, batch: &Batch, others: u16) {
+        if self.features.in_order {
+            self.order.note(batch, self.given, others + self.aside.count());
+        }
+        if let Some(record) = &mut self.record {
+            for chain in batch.entries.iter().filter_map(|entry| entry.chain.as_ref()) {
+                let kept = &mut self.slots[usize::from(chain.slot())];
+                kept.recorded = record.taken(&kept.descs);
+            }
+        }
+    }
+
+    /// Puts a chain back: into the ring, or to what is owed.
+    pub(super) fn put_back(&mut self, slot: u16) {
+        let kept = &mut self.slots[usize::from(slot)];
+        if std::mem::take(&mut kept.is_again) {
+            self.again -= 1;
+            self.owed.push(slot);
+            self.judge();
+            return;
+        }
+        let count = length(kept);
+        if let Some(record) = &mut self.record {
+            record.put_back(kept.recorded);
+        }
+        self.avail = self.avail.sub(count, self.size);
+        self.held -= count;
+        self.has_more = true;
+        self.free_slots.push(slot);
+    }
+
+    /// Gives up a chain: its descriptors stay held, for its driver never gets it back.
+    pub(super) fn forget(&mut self, slot: u16) {
+        self.answered(slot);
+        self.free_slots.push(slot);
+    }
+
+    fn answered(&mut self, slot: u16) {
+        let is_again = &mut self.slots[usize::from(slot)].is_again;
+        self.again -= u16::from(std::mem::take(is_again));
+    }
+
+    /// Returns a chain, or lets it wait for an earlier one, if the ring notes something.
+    pub(super) fn push_noted(&mut self, slot: u16, written: u32) {
+        if self.features.in_order && !self.order.is_due((slot, written), self.given) {
+            return;
+        }
+        self.return_noted(slot, written);
+    }
+
+    fn return_noted(&mut self, slot: u16, written: u32) {
+        self.answered(slot);
+        if let Some(record) = &mut self.record {
+            record.answered(self.slots[usize::from(slot)].recorded);
+        }
+        self.write_used(slot, written);
+    }
+
+    /// As [`Ring::publish`], of a ring that notes something.
+    pub(super) fn publish_noted(&mut self) -> u16 {
+        while let Some((slot, written)) = self.order.take(self.given) {
+            self.return_noted(slot, written);
+        }
+        let Some((place, word)) = self.first.take() else { return 0 };
+        if let Some(record) = &mut self.record {
+            record.publishing(place, self.used);
+        }
+        // Release: the used descriptors behind it, and the data, come first.
+        self.areas.desc.store_u64_release(byte_of(place) + 8, word);
+        if let Some(record) = &mut self.record {
+            record.published(self.used);
+        }
+        std::mem::take(&mut self.pushed)
+    }
+}
+
+/// True if one more chain may be popped into the batch.
+fn has_room(batch: &Batch, max: usize, empty: usize) -> bool {
+    batch.entries.len() < max.min(BATCH_CHAINS) && batch.slices.len() + empty < BATCH_SLICES
+}

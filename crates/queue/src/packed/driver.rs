@@ -1,0 +1,221 @@
+//! The driver half of a packed virtqueue: what a guest does, for tests and bench.
+
+use super::place::{EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, Place, event_word, wants_event};
+use crate::IndirectTable;
+use crate::config::{QueueConfig, RingAreas, RingFeatures};
+use crate::error::QueueError;
+use manyring_memory::{GuestMemory, fence_full};
+use manyring_wire::virtqueue::{
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor,
+};
+
+/// The driver half.
+#[derive(Debug)]
+pub struct DriverHalf {
+    areas: RingAreas,
+    size: u16,
+    features: RingFeatures,
+    avail: Place,
+    used: Place,
+    free_count: u16,
+    free_ids: Vec<u16>,
+    /// The ids in flight in the order of their chains, if chains come back in that.
+    expected: std::collections::VecDeque<u16>,
+    /// Descriptors of the chain of each id; 0 if it is not in flight.
+    counts: Vec<u16>,
+    /// The first descriptor of what was added and not published: the others stand in the ring.
+    first: Option<(Place, u64)>,
+    moved: u16,
+}
+
+impl DriverHalf {
+    /// Builds an empty queue of `config` in `memory` and clears its ring.
+    ///
+    /// # Errors
+    /// [`QueueError::PackedSize`], [`QueueError::PackedBase`], [`QueueError::Ring`].
+    pub fn new(config: QueueConfig, memory: &GuestMemory) -> Result<Self, QueueError> {
+        QueueConfig::check_packed_size(config.size)?;
+        let areas = config.addresses.resolve_packed(config.size, memory)?;
+        Self::with_areas(config, areas)
+    }
+
+    /// Builds an empty queue on areas that are already resolved, and clears its ring.
+    ///
+    /// # Errors
+    /// [`QueueError::PackedBase`].
+    pub fn with_areas(config: QueueConfig, areas: RingAreas) -> Result<Self, QueueError> {
+        let (size, next) = (config.size, config.base.packed(config.size)?);
+        areas.avail.store_u32(0, 0);
+        areas.used.store_u32(0, 0);
+        for at in 0..size {
+            // As if all before `next` had been used on this lap, and the others on the last one.
+            let lap = Place { at, wrap: next.wrap == (at < next.at) };
+            let desc = Descriptor { addr: 0, len: 0, flags: lap.used_flags(), next: 0 };
+            areas.desc.store_u64(byte_of(lap), 0);
+            areas.desc.store_u64(byte_of(lap) + 8, desc.emit_packed(0).1);
+        }
+        Ok(Self {
+            areas,
+            size,
+            features: config.features,
+            avail: next,
+            used: next,
+            free_count: size,
+            free_ids: (0..size).rev().collect(),
+            expected: std::collections::VecDeque::new(),
+            counts: vec![0; usize::from(size)],
+            first: None,
+            moved: 0,
+        })
+    }
+
+    /// See [`crate::DriverQueue::add`].
+    pub fn add(&mut self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> Option<u16> {
+        let count = readable.len() + writable.len();
+        if count == 0 || count > usize::from(self.free_count) {
+            return None;
+        }
+        let id = self.free_ids.pop()?;
+        for (n, (addr, len, flags)) in (1..).zip(buffers(readable, writable)) {
+            let more = if n < count { DESC_F_NEXT } else { 0 };
+            self.write(Descriptor { addr, len, flags: flags | more, next: 0 }, id);
+        }
+        self.take_into_account(id, u16::try_from(count).ok()?);
+        Some(id)
+    }
+
+    /// See [`crate::DriverQueue::add_indirect`].
+    pub fn add_indirect(
+        &mut self,
+        readable: &[(u64, u32)],
+        writable: &[(u64, u32)],
+        table: &IndirectTable,
+    ) -> Option<u16> {
+        let count = readable.len() + writable.len();
+        let table_size = count * DESCRIPTOR_SIZE;
+        if count == 0 || self.free_count == 0 || table_size > table.words.size() {
+            return None;
+        }
+        let id = self.free_ids.pop()?;
+        for (n, (addr, len, flags)) in buffers(readable, writable).enumerate() {
+            let (low, high) = Descriptor { addr, len, flags, next: 0 }.emit_packed(0);
+            table.words.store_u64(n * DESCRIPTOR_SIZE, low);
+            table.words.store_u64(n * DESCRIPTOR_SIZE + 8, high);
+        }
+        let len = u32::try_from(table_size).ok()?;
+        self.write(Descriptor { addr: table.addr, len, flags: DESC_F_INDIRECT, next: 0 }, id);
+        self.take_into_account(id, 1);
+        Some(id)
+    }
+
+    fn take_into_account(&mut self, id: u16, count: u16) {
+        self.counts[usize::from(id)] = count;
+        self.free_count -= count;
+        self.moved += count;
+        if self.features.in_order {
+            self.expected.push_back(id);
+        }
+    }
+
+    /// Writes the next descriptor; the first of what is not published is held back.
+    fn write(&mut self, desc: Descriptor, id: u16) {
+        let flags = desc.flags | self.avail.avail_flags();
+        let (low, high) = Descriptor { flags, ..desc }.emit_packed(id);
+        self.areas.desc.store_u64(byte_of(self.avail), low);
+        if self.first.is_none() {
+            self.first = Some((self.avail, high));
+        } else {
+            self.areas.desc.store_u64(byte_of(self.avail) + 8, high);
+        }
+        self.avail = self.avail.add(1, self.size);
+    }
+
+    /// See [`crate::DriverQueue::publish`].
+    pub fn publish(&mut self) -> bool {
+        let Some((place, word)) = self.first.take() else { return false };
+        // Release: the descriptors behind it come first.
+        self.areas.desc.store_u64_release(byte_of(place) + 8, word);
+        // Full fence: mirrors the one in the device half's `enable_notifications`.
+        fence_full();
+        let moved = std::mem::take(&mut self.moved);
+        let word = self.areas.used.load_u32(0);
+        wants_event(word, self.features.event_idx, (self.avail, moved), self.size)
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
+    fn next_used(&self) -> Option<(u16, u32)> {
+        let high = self.areas.desc.load_u64_acquire(byte_of(self.used) + 8);
+        let is_used = self.free_count < self.size && self.used.is_used((high >> 48) as u16);
+        is_used.then_some(((high >> 32) as u16, high as u32))
+    }
+
+    /// See [`crate::DriverQueue::take_used`].
+    pub fn take_used(&mut self) -> Option<(u16, u32)> {
+        let (id, written) = self.next_used()?;
+        let count = std::mem::take(&mut self.counts[usize::from(id)]);
+        // A device that returns a chain twice would corrupt the list of ids.
+        assert!(count > 0, "the device returned chain {id}, which is not in flight");
+        if self.features.in_order {
+            let expected = self.expected.pop_front();
+            assert_eq!(expected, Some(id), "the device returned a chain before its turn");
+        }
+        self.free_ids.push(id);
+        self.free_count += count;
+        self.used = self.used.add(count, self.size);
+        Some((id, written))
+    }
+
+    /// See [`crate::DriverQueue::used_count`].
+    #[must_use]
+    pub fn used_count(&self) -> u16 {
+        let (mut place, mut chains) = (self.used, 0);
+        let mut left = self.size - self.free_count;
+        loop {
+            let high = self.areas.desc.load_u64_acquire(byte_of(place) + 8);
+            #[allow(clippy::cast_possible_truncation, reason = "taken out by shifts")]
+            let (flags, id) = ((high >> 48) as u16, (high >> 32) as u16);
+            let count = self.counts.get(usize::from(id)).copied().unwrap_or(0);
+            if left == 0 || !place.is_used(flags) || count == 0 || count > left {
+                return chains;
+            }
+            (place, left, chains) = (place.add(count, self.size), left - count, chains + 1);
+        }
+    }
+
+    /// See [`crate::DriverQueue::enable_notifications`].
+    pub fn enable_notifications(&mut self) -> bool {
+        let word = if self.features.event_idx {
+            event_word(self.used.bits(), EVENT_DESC)
+        } else {
+            event_word(0, EVENT_ENABLE)
+        };
+        self.areas.avail.store_u32(0, word);
+        // Full fence: mirrors the one in the device half's `needs_notification`.
+        fence_full();
+        self.next_used().is_some()
+    }
+
+    /// See [`crate::DriverQueue::disable_notifications`].
+    pub fn disable_notifications(&mut self) {
+        self.areas.avail.store_u32(0, event_word(0, EVENT_DISABLE));
+    }
+
+    /// See [`crate::DriverQueue::free_count`].
+    #[must_use]
+    pub fn free_count(&self) -> u16 {
+        self.free_count
+    }
+}
+
+fn byte_of(place: Place) -> usize {
+    usize::from(place.at) * DESCRIPTOR_SIZE
+}
+
+/// All buffers of a chain with their flags, readable ones first.
+fn buffers<'a>(
+    readable: &'a [(u64, u32)],
+    writable: &'a [(u64, u32)],
+) -> impl Iterator<Item = (u64, u32, u16)> + 'a {
+    let readable = readable.iter().map(|&(addr, len)| (addr, len, 0));
+    readable.chain(writable.iter().map(|&(addr, len)| (addr, len, DESC_F_WRITE)))
+}

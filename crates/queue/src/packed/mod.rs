@@ -1,0 +1,9 @@
+//! The packed virtqueue (virtio 1.3 §2.8): device half and driver half.
+
+mod device;
+mod driver;
+pub(crate) mod place;
+
+pub use crate::config::RingAreas;
+pub use device::DeviceHalf;
+pub use driver::DriverHalf;
