@@ -18,35 +18,7 @@ pub(crate) enum Table<'a> {
     Copied(&'a [u8]),
 }
 
-impl<'a> Table<'a> {
-    /// Opens the table that `desc` names, and tells how many descriptors it has. A table that
-    /// crosses memory regions is rare: only such a table is copied into one piece, `gathered`.
-    #[inline(always)]
-    #[allow(clippy::inline_always, reason = "a part of each format's walk")]
-    pub(crate) fn open(
-        desc: Descriptor,
-        memory: &'a GuestMemory,
-        last_hit: &mut LastHit,
-        gathered: &'a mut Vec<u8>,
-    ) -> Result<(Self, usize), QueueError> {
-        let count = desc.len as usize / DESCRIPTOR_SIZE;
-        if count == 0
-            || count > INDIRECT_MAX
-            || !(desc.len as usize).is_multiple_of(DESCRIPTOR_SIZE)
-        {
-            return Err(QueueError::IndirectSize { len: desc.len });
-        }
-        let addr = GuestAddr(desc.addr);
-        if let Some(one) = memory.slice(addr, desc.len, last_hit) {
-            return Ok((Self::Guest(one), count));
-        }
-        let mut parts = Vec::new();
-        memory.slices(addr, desc.len, last_hit, &mut parts).map_err(QueueError::Buffer)?;
-        gathered.resize(desc.len as usize, 0);
-        copy_from_slices(&parts, gathered);
-        Ok((Self::Copied(gathered), count))
-    }
-
+impl Table<'_> {
     /// Copies the descriptor at byte `at` out.
     #[inline]
     pub(crate) fn descriptor(&self, at: usize) -> Descriptor {
@@ -60,6 +32,35 @@ impl<'a> Table<'a> {
         };
         Descriptor::parse_bytes(&bytes)
     }
+}
+
+/// How many descriptors the table has that `desc` names.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "a part of each format's walk")]
+pub(crate) fn table_entries(desc: Descriptor) -> Result<usize, QueueError> {
+    let count = desc.len as usize / DESCRIPTOR_SIZE;
+    if count == 0 || count > INDIRECT_MAX || !(desc.len as usize).is_multiple_of(DESCRIPTOR_SIZE) {
+        return Err(QueueError::IndirectSize { len: desc.len });
+    }
+    Ok(count)
+}
+
+/// Copies a table into one piece. A table that crosses memory regions is rare: only such a table is
+/// copied.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "the walk keeps fewer registers for a call")]
+pub(crate) fn gather(
+    desc: Descriptor,
+    memory: &GuestMemory,
+    last_hit: &mut LastHit,
+) -> Result<Vec<u8>, QueueError> {
+    let mut parts = Vec::new();
+    memory
+        .slices(GuestAddr(desc.addr), desc.len, last_hit, &mut parts)
+        .map_err(QueueError::Buffer)?;
+    let mut bytes = vec![0; desc.len as usize];
+    copy_from_slices(&parts, &mut bytes);
+    Ok(bytes)
 }
 
 /// What a walk along a chain has seen. Passed by value, so that it stays in registers.

@@ -8,8 +8,10 @@ mod guest;
 
 use guest::{BUFFERS, GUEST, Rig};
 use manyring_memory::{DirtyLog, LOG_PAGE, Mapping, Words, fence_full};
-use manyring_queue::split::{DeviceHalf, DriverHalf};
-use manyring_queue::{Batch, Chain, Chains, Ring, RingFeatures, inflight_size};
+use manyring_queue::{
+    Batch, Chain, Chains, DeviceQueue, DriverQueue, Ring, RingFeatures, inflight_size,
+    packed_inflight_size,
+};
 use manyring_wire::virtqueue::used_ring_size;
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -38,8 +40,8 @@ struct Taken {
 
 struct Guest {
     rig: Rig,
-    driver: DriverHalf,
-    queue: DeviceHalf,
+    driver: DriverQueue,
+    queue: DeviceQueue,
     log: OwnedFd,
     /// What lay there when the log began.
     copy: Vec<u8>,
@@ -60,14 +62,16 @@ fn new_log() -> (OwnedFd, Arc<DirtyLog>) {
 impl Guest {
     fn new(size: u16, features: RingFeatures, is_recorded: bool, seed: u64) -> Self {
         let mut rig = Rig::new(size, features, 0);
-        let driver = rig.driver();
+        let driver = rig.driver_queue();
         let (file, log) = new_log();
         rig.memory = Arc::new(rig.memory.with_log(Some(log)).unwrap());
         let region = is_recorded.then(|| {
-            let mapping = Arc::new(Mapping::anonymous(inflight_size(size) as u64).unwrap());
-            Words::new(mapping, 0, inflight_size(size), 8).unwrap()
+            let bytes =
+                if features.packed { packed_inflight_size(size) } else { inflight_size(size) };
+            let mapping = Arc::new(Mapping::anonymous(bytes as u64).unwrap());
+            Words::new(mapping, 0, bytes, 8).unwrap()
         });
-        let mut queue = DeviceHalf::unread(rig.config, rig.memory.clone()).unwrap();
+        let mut queue = DeviceQueue::unread(rig.config, rig.memory.clone()).unwrap();
         queue = queue.recorded(region);
         let copy = rig.read(GUEST, copied());
         queue.begin();
@@ -166,7 +170,12 @@ impl Guest {
         let now = self.rig.read(GUEST, copied());
         let used = self.rig.config.addresses.used - guest::USER;
         let used = used..used + used_ring_size(self.rig.config.size) as u64;
-        for range in [used, BUFFERS..BUFFERS + SPAN] {
+        // A packed ring's descriptors are written by both.
+        let ring = match self.rig.config.features.packed {
+            true => GUEST..GUEST + u64::from(self.rig.config.size) * 16,
+            false => used.clone(),
+        };
+        for range in [used, ring, BUFFERS..BUFFERS + SPAN] {
             self.check_range(range, &log, &now);
         }
     }
@@ -221,9 +230,10 @@ fn run(size: u16, features: RingFeatures, is_recorded: bool, seed: u64) {
 
 #[test]
 fn every_byte_that_a_ring_writes_is_in_a_marked_page() {
-    for case in 0..48_u64 {
+    for case in 0..64_u64 {
         let bit = |n: u64| case >> n & 1 == 1;
-        let features = RingFeatures { event_idx: bit(0), indirect: bit(1), in_order: bit(2) };
+        let features =
+            RingFeatures { event_idx: bit(0), indirect: bit(1), in_order: bit(2), packed: bit(5) };
         run(if bit(4) { 4 } else { 64 }, features, bit(3), 77 + case);
     }
 }

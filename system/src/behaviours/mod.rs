@@ -27,6 +27,7 @@ mod qemu_live_resize;
 mod qemu_net_four_pairs;
 mod qemu_net_legacy;
 mod qemu_net_survives;
+mod qemu_packed_rings;
 mod qemu_survives_daemon_sigkill;
 mod qemu_survives_sigkills_under_load;
 mod qemu_under_libvirt;
@@ -108,6 +109,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_live_resize::BEHAVIOUR,
     qemu_hot_plug::BEHAVIOUR,
     read_only_disk::BEHAVIOUR,
+    qemu_packed_rings::BEHAVIOUR,
     qemu_survives_daemon_sigkill::BEHAVIOUR,
     qemu_survives_sigkills_under_load::BEHAVIOUR,
     qemu_discard_punches_holes::BEHAVIOUR,

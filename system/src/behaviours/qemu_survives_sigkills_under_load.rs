@@ -12,6 +12,11 @@ pub(super) const BEHAVIOUR: Behaviour =
 
 const KILLS: usize = 8;
 
+/// Feature 34 of virtio, the 35th of the driver's word.
+pub(super) const HAS_PACKED: &str = r#"
+[ "$(cut -c35 /sys/block/vda/device/features)" = 1 ] || fail "the rings are not packed"
+"#;
+
 const SCRIPT: &str = r#"
 compare() {
     while [ ! -e /tmp/stop ]; do
@@ -37,6 +42,11 @@ wait
 const HELD: &str = "fault = { hold_every = 40 }";
 
 fn run(scene: &Scene<'_>) -> Outcome {
+    survive(scene, false)
+}
+
+/// The guest's rings are split, or packed.
+pub(super) fn survive(scene: &Scene<'_>, is_packed: bool) -> Outcome {
     let image = scene.image(64)?;
     let config = scene.file("config.toml");
     let mut options = scene.options(&image, &[]);
@@ -53,7 +63,9 @@ fn run(scene: &Scene<'_>) -> Outcome {
     };
     configure(HELD)?;
     let mut daemon = Daemon::start(options, &socket)?;
-    let options = GuestOptions { queues: 2, cpus: 2, script: SCRIPT, ..GuestOptions::default() };
+    let script = format!("{}{SCRIPT}", if is_packed { HAS_PACKED } else { "" });
+    let (queues, cpus, script) = (2, 2, script.as_str());
+    let options = GuestOptions { queues, cpus, is_packed, script, ..GuestOptions::default() };
     let mut guest = scene.boot(Kind::Qemu, &daemon, options)?;
     guest.reach("load", Duration::from_secs(60))?;
     for kill in 1..=KILLS {

@@ -93,7 +93,9 @@ pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path
     command.args(["-append", &append]);
     if let Some(socket) = options.socket {
         let chardev = format!("socket,id=c0,path={},reconnect=1", socket.display());
-        let device = format!("vhost-user-blk-pci,chardev=c0,num-queues={}", options.queues);
+        let packed = if options.is_packed { ",packed=on" } else { "" };
+        let queues = options.queues;
+        let device = format!("vhost-user-blk-pci,chardev=c0,num-queues={queues}{packed}");
         command.args(["-chardev", &chardev, "-device", &device]);
     }
     if let Some(net) = options.net {

@@ -38,6 +38,8 @@ pub struct GuestOptions<'a> {
     pub socket: Option<&'a Path>,
     /// Request queues of the disk (QEMU).
     pub queues: u32,
+    /// QEMU offers the guest packed rings for it, if the back-end does.
+    pub is_packed: bool,
     /// Its network interface.
     pub net: Option<Net<'a>>,
     /// Further properties of that device, each after a comma (QEMU).
@@ -68,6 +70,7 @@ impl Default for GuestOptions<'_> {
         Self {
             socket: None,
             queues: 1,
+            is_packed: false,
             net: None,
             net_properties: "",
             second_net: None,

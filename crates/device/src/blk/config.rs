@@ -7,7 +7,9 @@ use manyring_wire::blk::{
     VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SECURE_ERASE,
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
-use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
+use manyring_wire::virtio::{
+    VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
+};
 use zerocopy::IntoBytes;
 
 /// Largest data descriptor: 2 MiB. Its product with the largest `seg_max`, 1022, stays below 2^31,
@@ -24,6 +26,7 @@ pub(super) fn features(options: &BlkOptions, geometry: &Geometry) -> u64 {
     let mut bits = VIRTIO_F_VERSION_1
         | VIRTIO_F_INDIRECT_DESC
         | VIRTIO_F_EVENT_IDX
+        | VIRTIO_F_RING_PACKED
         | VIRTIO_BLK_F_SEG_MAX
         | VIRTIO_BLK_F_SIZE_MAX
         | VIRTIO_BLK_F_BLK_SIZE

@@ -17,6 +17,7 @@
 
 mod again;
 mod built;
+mod logged;
 
 use super::place::{
     EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, Place, event_word, wants_event,
@@ -27,10 +28,11 @@ use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
 use crate::config::{RingAddresses, RingAreas, RingFeatures};
 use crate::error::QueueError;
 use crate::order::Order;
+use crate::record::marks::Marks;
 use crate::record::packed::{PackedInflight, Recorded};
 use crate::ring::{Chains, Ring};
-use crate::walk::{Table, Walk};
-use manyring_memory::{GuestMemory, LastHit, SliceList, fence_full};
+use crate::walk::{Table, Walk, gather, table_entries};
+use manyring_memory::{GuestAddr, GuestMemory, LastHit, SliceList, fence_full};
 use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor};
 use std::sync::Arc;
 
@@ -83,11 +85,15 @@ pub struct DeviceHalf {
     aside: Aside,
     order: Order,
     record: Option<Box<PackedInflight>>,
+    /// What is written is marked in the migration log, while the front-end wants it: in the ring,
+    /// and in the device's event suppression area.
+    marks: Option<Box<Marks>>,
+    event_marks: Option<Box<Marks>>,
     /// Chains that a former process has taken and that are not popped again, the oldest last.
     owed: Vec<u16>,
     /// Those of them that were popped again and are not answered.
     again: u16,
-    /// There is an order to restore or a record to keep.
+    /// There is an order to restore, a record to keep or a log to mark in.
     is_noted: bool,
     /// There is no fault, and nothing is owed.
     is_plain: bool,
@@ -224,6 +230,9 @@ impl DeviceHalf {
         if self.event_written != Some(word) {
             self.areas.used.store_u32(0, word);
             self.event_written = Some(word);
+            if let Some(marks) = &self.event_marks {
+                marks.wrote_all();
+            }
         }
     }
 }
@@ -238,8 +247,14 @@ fn walk_table(
     if !features.indirect {
         return Err(QueueError::IndirectNotNegotiated);
     }
-    let mut gathered = Vec::new();
-    let (table, count) = Table::open(desc, memory, last_hit, &mut gathered)?;
+    let count = table_entries(desc)?;
+    let gathered: Vec<u8>;
+    let table = if let Some(one) = memory.slice(GuestAddr(desc.addr), desc.len, last_hit) {
+        Table::Guest(one)
+    } else {
+        gathered = gather(desc, memory, last_hit)?;
+        Table::Copied(&gathered)
+    };
     for n in 0..count {
         // Where a split ring has `next`, a packed one has the flags.
         let Descriptor { addr, len, next, .. } = table.descriptor(n * DESCRIPTOR_SIZE);
@@ -260,7 +275,9 @@ impl Ring for DeviceHalf {
         if self.is_unsure {
             self.judge_lap();
         }
-        self.resume()
+        let is_resumed = self.resume();
+        self.mark_all();
+        is_resumed
     }
 
     #[inline]
@@ -377,6 +394,7 @@ impl Ring for DeviceHalf {
         self.memory = memory;
         self.last_hit = LastHit::default();
         self.event_written = None;
+        self.log_from_here(addresses);
         Ok(())
     }
 }
@@ -423,6 +441,7 @@ impl Chains for DeviceHalf {
     fn unpop(&mut self, chain: Chain) {
         let slot = chain.finish();
         self.in_flight -= 1;
+        self.mark_put_back(slot);
         self.put_back(slot);
     }
 
@@ -438,7 +457,9 @@ impl Chains for DeviceHalf {
 
     fn set_aside(&mut self, chain: Chain) {
         self.in_flight -= 1;
-        self.aside.push(chain.finish());
+        let slot = chain.finish();
+        self.mark_put_back(slot);
+        self.aside.push(slot);
     }
 
     fn pop_aside(&mut self, batch: &mut Batch, max: usize) -> usize {
@@ -452,6 +473,7 @@ impl Chains for DeviceHalf {
     fn discard(&mut self, chain: Chain) {
         let slot = chain.finish();
         self.in_flight -= 1;
+        self.mark_put_back(slot);
         self.forget(slot);
     }
 }

@@ -32,8 +32,8 @@ use crate::record::inflight::Inflight;
 use crate::record::marks::Marks;
 use crate::ring::{Chains, Ring};
 use crate::split::heads::Heads;
-use crate::walk::{Table, Walk};
-use manyring_memory::{GuestMemory, LastHit, SliceList, fence_full};
+use crate::walk::{Table, Walk, gather, table_entries};
+use manyring_memory::{GuestAddr, GuestMemory, LastHit, SliceList, fence_full};
 use manyring_wire::virtqueue::{
     AVAIL_F_NO_INTERRUPT, DESCRIPTOR_SIZE, Descriptor, RING_FLAGS, RING_IDX, USED_F_NO_NOTIFY,
     avail_entry, avail_event, need_event, used_entry, used_event,
@@ -145,8 +145,15 @@ impl DeviceHalf {
         if !self.features.indirect {
             return Err(QueueError::IndirectNotNegotiated);
         }
-        let mut gathered = Vec::new();
-        let (table, count) = Table::open(desc, &self.memory, &mut self.last_hit, &mut gathered)?;
+        let count = table_entries(desc)?;
+        let gathered: Vec<u8>;
+        let one = self.memory.slice(GuestAddr(desc.addr), desc.len, &mut self.last_hit);
+        let table = if let Some(one) = one {
+            Table::Guest(one)
+        } else {
+            gathered = gather(desc, &self.memory, &mut self.last_hit)?;
+            Table::Copied(&gathered)
+        };
         let size = u16::try_from(count).unwrap_or(u16::MAX);
         let mut index = 0;
         for _ in 0..count {

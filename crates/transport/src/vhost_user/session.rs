@@ -16,7 +16,6 @@ use manyring_wire::vhost_user::{
     PROTOCOL_F_LOG_SHMFD, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK, PROTOCOL_F_RESET_DEVICE,
     PROTOCOL_F_STATUS, ParseError, Region, Reply, Request, Row, VringAddr, VringState, row_of,
 };
-use manyring_wire::virtqueue::QUEUE_SIZE_MAX;
 
 /// Protocol features offered for every device: each is served.
 pub const OFFERED: u64 = PROTOCOL_F_MQ
@@ -381,8 +380,8 @@ impl Session {
     ) -> Result<Vec<Effect<F>>, SessionError> {
         let max = self.offer.queue_size_max;
         let value = u64::from(state.num);
-        let is_packed = RingFeatures::from_bits(self.features()).packed;
-        let fits = |n: &u16| (n.is_power_of_two() || is_packed && *n > 0) && *n <= max;
+        let has_any = RingFeatures::from_bits(self.features()).packed;
+        let fits = |n: &u16| (has_any || n.is_power_of_two()) && (1..=max).contains(n);
         let size = u16::try_from(state.num).ok().filter(fits);
         let index = state.index as usize;
         let vring = self.vring_mut(name, index)?;
@@ -400,12 +399,10 @@ impl Session {
         state: VringState,
     ) -> Result<Vec<Effect<F>>, SessionError> {
         let base = Base::from_bits(state.num);
-        let ring = RingFeatures::from_bits(self.features());
-        let index = state.index as usize;
+        let (ring, index) = (RingFeatures::from_bits(self.features()), state.index as usize);
         let vring = self.vring_mut(name, index)?;
-        // The size may come later. Whoever builds the ring checks again.
-        base.check(vring.size.unwrap_or(QUEUE_SIZE_MAX), ring)
-            .map_err(|_| SessionError::Value { name, value: state.num.into() })?;
+        let checked = base.check(vring.size.unwrap_or(u16::MAX), ring);
+        checked.map_err(|_| SessionError::Value { name, value: state.num.into() })?;
         let effects = restart_if(vring.running, index);
         if vring.running {
             vring.kick = KickState::Unset;

@@ -83,6 +83,9 @@ impl DeviceHalf {
         if self.features.in_order {
             self.order.note(batch, self.given, others + self.aside.count());
         }
+        if let Some(marks) = &mut self.marks {
+            marks.taken(batch);
+        }
         batch.entries.len()
     }
 
@@ -100,6 +103,9 @@ impl DeviceHalf {
             }
         }
         batch.walked = batch.slices.len() + empty;
+        if let Some(marks) = &mut self.marks {
+            marks.taken(batch);
+        }
         batch.entries.len()
     }
 
@@ -182,6 +188,9 @@ impl DeviceHalf {
                 kept.recorded = record.taken(&kept.descs);
             }
         }
+        if let Some(marks) = &mut self.marks {
+            marks.taken(batch);
+        }
     }
 
     /// Puts a chain back: into the ring, or to what is owed.
@@ -216,6 +225,9 @@ impl DeviceHalf {
 
     /// Returns a chain, or lets it wait for an earlier one, if the ring notes something.
     pub(super) fn push_noted(&mut self, slot: u16, written: u32) {
+        if let Some(marks) = &mut self.marks {
+            marks.answered(slot);
+        }
         if self.features.in_order && !self.order.is_due((slot, written), self.given) {
             return;
         }
@@ -235,6 +247,9 @@ impl DeviceHalf {
         while let Some((slot, written)) = self.order.take(self.given) {
             self.return_noted(slot, written);
         }
+        if let Some(marks) = &mut self.marks {
+            marks.publishes();
+        }
         let Some((place, word)) = self.first.take() else { return 0 };
         if let Some(record) = &mut self.record {
             record.publishing(place, self.used);
@@ -244,6 +259,7 @@ impl DeviceHalf {
         if let Some(record) = &mut self.record {
             record.published(self.used);
         }
+        self.mark_used(place);
         std::mem::take(&mut self.pushed)
     }
 }

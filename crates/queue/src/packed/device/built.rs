@@ -29,7 +29,9 @@ impl DeviceHalf {
     pub fn unread(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
         QueueConfig::check_packed_size(config.size)?;
         let areas = config.addresses.resolve_packed(config.size, &memory)?;
-        Self::with_areas(config, areas, memory)
+        let mut queue = Self::with_areas(config, areas, memory)?;
+        queue.log_from_here(config.addresses);
+        Ok(queue)
     }
 
     /// Builds the queue on areas that are already resolved (tests, loom).
@@ -66,6 +68,8 @@ impl DeviceHalf {
             aside: Aside::default(),
             order: Order::new(if in_order { size.next_power_of_two() } else { 0 }),
             record: None,
+            marks: None,
+            event_marks: None,
             owed: Vec::new(),
             again: 0,
             is_noted: in_order,
@@ -81,7 +85,7 @@ impl DeviceHalf {
     pub fn recorded(mut self, region: Option<Words>) -> Self {
         debug_assert!(region.is_none() || !self.has_begun, "the base would be used");
         self.record = region.map(|words| Box::new(PackedInflight::new(words)));
-        self.is_noted = self.features.in_order || self.record.is_some();
+        self.is_noted = self.features.in_order || self.record.is_some() || self.marks.is_some();
         self
     }
 }

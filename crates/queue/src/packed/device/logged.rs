@@ -1,0 +1,46 @@
+//! A packed ring whose front-end wants to know which pages are written (docs/design/0020).
+
+use super::{DeviceHalf, byte_of};
+use crate::config::RingAddresses;
+use crate::packed::place::Place;
+use crate::record::marks::Marks;
+use manyring_wire::virtqueue::{DESCRIPTOR_SIZE, EVENT_SIZE, desc_table_size};
+
+impl DeviceHalf {
+    /// Marks from now on what the snapshot's log wants, in a ring at these addresses. Not before
+    /// the ring has begun: nothing may be written then.
+    pub(super) fn log_from_here(&mut self, addresses: RingAddresses) {
+        let ring = (addresses.descriptor, desc_table_size(self.size));
+        self.marks = Marks::new(&self.memory, ring, self.marks.take());
+        self.event_marks = Marks::new(&self.memory, (addresses.used, EVENT_SIZE), None);
+        self.is_noted = self.features.in_order || self.record.is_some() || self.marks.is_some();
+        if self.has_begun {
+            self.mark_all();
+        }
+    }
+
+    /// What this process or a former one may have written of the ring.
+    pub(super) fn mark_all(&self) {
+        [&self.marks, &self.event_marks].into_iter().flatten().for_each(|marks| marks.wrote_all());
+    }
+
+    /// A chain is put back, set aside or discarded.
+    #[inline]
+    pub(super) fn mark_put_back(&mut self, slot: u16) {
+        if let Some(marks) = &mut self.marks {
+            marks.put_back(slot);
+        }
+    }
+
+    /// Marks the used descriptors from `first` on, which were published last.
+    pub(super) fn mark_used(&self, first: Place) {
+        let Some(marks) = &self.marks else { return };
+        let (from, to) = (byte_of(first), byte_of(self.used));
+        if from < to {
+            marks.wrote(from, to - from);
+        } else {
+            marks.wrote(from, usize::from(self.size) * DESCRIPTOR_SIZE - from);
+            marks.wrote(0, to);
+        }
+    }
+}
