@@ -24,16 +24,19 @@ pub(crate) use change::{Change, Done, Door, Keys, Refused};
 pub(crate) use tasks::Tasks;
 
 use crate::assemble::links::HostLinks;
-use crate::assemble::{AssembleError, Served, free, served};
-use crate::config::plan::{Found, Place, Plan, Wanted};
+use crate::assemble::{AssembleError, Served, free, listens_at, served};
+use crate::config::plan::{DevicePlan, Found, Place, Plan, Wanted};
 use crate::control::{Entry, Registry};
 use crate::limits::Groups;
+use crate::service::{Service, Whose};
 use crate::xen::XenDisks;
 use change::Order;
 use front::{Front, Stage};
 use kept::Kept;
 use manyring_engine::{Pool, PoolOptions};
+use manyring_transport::vhost_user::{Endpoint, SocketPermissions};
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -60,6 +63,9 @@ pub(crate) struct House {
     orders: mpsc::Receiver<Order>,
     /// The generation and the plan, for whoever shows them.
     shown: watch::Sender<(u64, Arc<Plan>)>,
+    /// Dropped when every device of the start listens, or waits.
+    begins: Option<mpsc::Sender<()>>,
+    begun: Option<mpsc::Receiver<()>>,
     /// Ends with the house.
     followers: JoinSet<()>,
 }
@@ -70,6 +76,7 @@ struct Shared {
     pool: Arc<Pool>,
     devices: Registry,
     groups: Groups,
+    service: Arc<Service>,
     io_uring: bool,
     /// Seconds to wait for what another process holds; `None`: for ever.
     wait: Option<u32>,
@@ -83,11 +90,14 @@ impl House {
     ///
     /// # Errors
     /// No device can be served; or one cannot, and the plan waits for nothing.
-    pub(crate) async fn new(plan: &Plan) -> Result<Self, AssembleError> {
+    pub(crate) async fn new(plan: &Plan, service: Arc<Service>) -> Result<Self, AssembleError> {
         manyring_memory::install_sigbus_handler();
         raise_fd_limit();
         let wait = plan.daemon.wait;
         for (path, key) in plan.daemon.controls() {
+            if service.has(Whose::Control(key), path, plan.daemon.private(key)) {
+                continue;
+            }
             free(path, wait, || plan.daemon.place.at(key))?;
         }
         let io_uring = plan.daemon.io_uring;
@@ -100,15 +110,17 @@ impl House {
         let keeps_on = plan.daemon.place != Place::CommandLine;
         let (devices, groups) = (Registry::default(), Groups::default());
         groups.follow(&plan.limit);
-        let shared = Shared { pool, devices, groups, io_uring, wait, keeps_on };
+        let shared = Shared { pool, devices, groups, service, io_uring, wait, keeps_on };
         let shared = Arc::new(shared);
         let (plan, kept) = with_kept(plan)?;
+        shared.service.retain(listening(&plan));
         // Before a port is opened: an interface that goes after that is noticed.
         let links = Some(HostLinks::open(&plan));
         let tried = Self::try_all(&plan, &shared).await?;
         shared.pool.has_ring().ok_or(AssembleError::Workers)?;
         let (door, orders) = Door::new();
         let shown = watch::Sender::new((1, Arc::new(plan.clone())));
+        let (begins, begun) = mpsc::channel(1);
         let mut house = Self {
             shared,
             fronts: Vec::new(),
@@ -122,6 +134,8 @@ impl House {
             door,
             orders,
             shown,
+            begins: Some(begins),
+            begun: Some(begun),
             followers: JoinSet::new(),
         };
         for tried in tried {
@@ -154,7 +168,7 @@ impl House {
         let mut tried = Vec::new();
         for wanted in plan.wanted() {
             let served = served(wanted.plan())?;
-            let first = match socket_is_free(&served, shared.wait) {
+            let first = match shared.socket_is_free(wanted.plan(), &served) {
                 Ok(()) => patience.open(&wanted, shared.io_uring).await?,
                 Err(error) => patience.failed(error)?,
             };
@@ -187,7 +201,8 @@ impl House {
             },
             later => Stage::Waits(later),
         };
-        self.fronts.push(Front { wanted, wait, stage, served });
+        let begins = self.begins.clone();
+        self.fronts.push(Front { wanted, wait, stage, served, begins });
         Ok(())
     }
 
@@ -197,6 +212,16 @@ impl House {
 
     pub(crate) fn devices(&self) -> &Registry {
         &self.shared.devices
+    }
+
+    /// Returns when every device listens that can be served at the start; [`Self::serve`] must run.
+    pub(crate) fn begun(&mut self) -> impl Future<Output = ()> + use<> {
+        let begun = self.begun.take();
+        async move {
+            if let Some(mut begun) = begun {
+                while begun.recv().await.is_some() {}
+            }
+        }
     }
 
     /// Serves every device until `stop` turns true, or until all `--one-off` ones have ended.
@@ -218,6 +243,7 @@ impl House {
         }
         let has_xen = !self.xens.is_empty();
         std::mem::take(&mut self.fronts).into_iter().for_each(|front| self.start(front));
+        self.begins = None;
         for xen in self.xens.drain(..) {
             let name = xen.name().to_owned();
             self.tasks.start(&name, |stop| async move {
@@ -330,6 +356,18 @@ fn with_kept(plan: &Plan) -> Result<(Plan, Kept), AssembleError> {
 }
 
 impl Shared {
+    /// Checks that the socket of a device can have its name.
+    fn socket_is_free(&self, plan: &DevicePlan, served: &Served) -> Result<(), AssembleError> {
+        match &served.endpoint {
+            Endpoint::Listen { path, permissions }
+                if !self.service.has(Whose::Device(&plan.name), path, *permissions) =>
+            {
+                free(path, self.wait, || served.at.clone())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// True if a device that cannot be served at the start costs no other one.
     fn tries_again(&self) -> bool {
         self.keeps_on && self.wait != Some(0)
@@ -356,14 +394,20 @@ impl Shared {
     }
 }
 
-/// Checks that the socket of a device can have its name.
-fn socket_is_free(served: &Served, wait: Option<u32>) -> Result<(), AssembleError> {
-    match &served.endpoint {
-        manyring_transport::vhost_user::Endpoint::Listen { path, .. } => {
-            free(path, wait, || served.at.clone())
-        }
-        _ => Ok(()),
-    }
+/// Every socket that a process with this plan listens on.
+fn listening(plan: &Plan) -> impl Iterator<Item = (Whose<'_>, PathBuf, SocketPermissions)> {
+    let control = |(path, key): (&Path, &'static str)| {
+        (Whose::Control(key), path.to_owned(), plan.daemon.private(key))
+    };
+    let device = |device: &'_ DevicePlan| match listens_at(device) {
+        Some(Endpoint::Listen { path, permissions }) => Some((path, permissions)),
+        _ => None,
+    };
+    let device = move |plan| {
+        let (path, permissions) = device(plan)?;
+        Some((Whose::Device(plan.name.as_str()), path, permissions))
+    };
+    plan.daemon.controls().map(control).chain(plan.devices().filter_map(device))
 }
 
 /// Six fds a device add up: use all that the system allows.

@@ -19,6 +19,7 @@ mod limits;
 mod log;
 mod metrics;
 mod output;
+mod service;
 mod signals;
 mod snippet;
 mod stats;
@@ -118,17 +119,24 @@ fn runtime() -> Result<Runtime, String> {
 }
 
 /// Reads the configuration again at each SIGHUP, for ever.
-async fn reload_at(hangups: Option<tokio::signal::unix::Signal>, state: control::State) {
+async fn reload_at(
+    hangups: Option<tokio::signal::unix::Signal>,
+    state: control::State,
+    service: &service::Service,
+) {
     let Some(mut hangups) = hangups else { return std::future::pending().await };
     while hangups.recv().await.is_some() {
         let who = control::Who { comm: "SIGHUP".to_owned(), ..control::Who::default() };
+        service.reloading();
         match control::reload(&state, who, false).await {
             Ok(done) => {
                 let steps = done.steps.len();
                 tracing::info!(generation = done.generation, steps, "configuration reloaded");
+                service.ready(&state.devices.in_words());
             }
             Err(error) => {
                 tracing::error!(%error, "configuration not reloaded: all is as it was");
+                service.ready(&format!("configuration not reloaded: {error}"));
             }
         }
     }
@@ -141,19 +149,22 @@ fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
     let served = runtime.block_on(async {
         let hangups = signals::outlive(file.is_some())?;
         // A disk may take long to open: SIGTERM still ends us at once.
-        let mut house = house::House::new(plan).await.map_err(|error| error.to_string())?;
+        let service = service::Service::from_environment(&plan.named_fds());
+        let house = house::House::new(plan, service.clone()).await;
+        let mut house = house.map_err(|error| error.to_string())?;
         // From here on guests come. Disks have been tried with the daemon's own memory only.
         manyring_memory::guard_memory();
         // What follows creates sockets, which go in good order only.
         let mut ends = signals::Ends::new()?;
         // What was said up to here stands in the log before a socket shows that we serve.
         log::finish();
-        let control = control::bind(&plan.daemon)?;
+        let control = control::bind(&plan.daemon, &service)?;
         let scraped = control::bind_metrics(&plan.daemon)?;
         let (stop_sender, stop) = watch::channel(false);
         let signals = async {
             let signal = ends.next().await;
             tracing::info!(signal, "stopping");
+            service.stopping();
             stop_sender.send_replace(true);
             std::future::pending::<()>().await;
         };
@@ -165,16 +176,28 @@ fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
             file,
             reads: Arc::default(),
         };
-        let reloads = reload_at(hangups, state.clone());
+        let reloads = reload_at(hangups, state.clone(), &service);
         let pool = house.pool().clone();
+        let fed = service::feed(&service, &pool);
+        let (begun, devices) = (house.begun(), house.devices().clone());
+        let ready = async {
+            begun.await;
+            service.ready(&devices.in_words());
+            std::future::pending::<()>().await;
+        };
         let served = tokio::select! {
             served = house.serve(&stop) => served,
             () = control::serve_metrics(scraped, state.clone()) => Ok(()),
             () = control::serve(control, state) => Ok(()),
             () = signals => Ok(()),
             () = reloads => Ok(()),
+            () = ready => Ok(()),
+            () = fed => Ok(()),
         };
-        let quit = manyring_engine::aside(move || pool.quit());
+        let quit = manyring_engine::aside({
+            let pool = pool.clone();
+            move || pool.quit()
+        });
         if tokio::time::timeout(QUIT_TIMEOUT, quit).await.is_err() {
             tracing::warn!("a worker hangs in a host call: the process ends without it");
         }

@@ -9,11 +9,12 @@
 mod lines;
 
 use crate::cli::LogFormat;
+use crate::service::is_journal;
 use lines::{Lines, Stderr};
 use rustix::time::{ClockId, clock_gettime};
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
@@ -29,12 +30,16 @@ const PER_SECOND: u64 = 10;
 /// Longest wait at the end for lines that are still to be written.
 const FINISH_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// Standard error is the journal's: lines begin with their priority.
+static JOURNAL: OnceLock<bool> = OnceLock::new();
+
 /// The way to standard error.
 static LINES: Lines = Lines::new();
 
 /// Opens the way to standard error, for the log and for all else that is said there; a panic goes
 /// the same way.
 pub(crate) fn open() -> io::Result<()> {
+    let _ = JOURNAL.set(is_journal());
     let write = || LINES.write_to(&mut Stderr);
     std::thread::Builder::new().name("log".to_owned()).spawn(write)?;
     std::panic::set_hook(Box::new(|info| {
@@ -49,9 +54,25 @@ pub(crate) fn open() -> io::Result<()> {
     Ok(())
 }
 
-/// Writes to standard error what is not a line of the log.
+/// Writes to standard error what is not a line of the log: why the program ends.
 pub(crate) fn say(text: String) {
+    let text: String = match JOURNAL.get() {
+        Some(true) => text.split_inclusive('\n').map(|line| format!("<3>{line}")).collect(),
+        _ => text,
+    };
     LINES.push(text.into_bytes());
+}
+
+/// What a line of this level begins with: its priority, as syslog counts, where the journal reads
+/// it (sd-daemon(3)).
+fn head(level: Level) -> &'static str {
+    match (JOURNAL.get(), level) {
+        (Some(true), Level::ERROR) => "<3>",
+        (Some(true), Level::WARN) => "<4>",
+        (Some(true), Level::INFO) => "<6>",
+        (Some(true), _) => "<7>",
+        _ => "",
+    }
 }
 
 /// Waits until everything has been written, but not for ever.
@@ -77,6 +98,10 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
         .with_ansi(io::stderr().is_terminal())
         .with_writer(limited);
     match format {
+        // The journal has a time of its own for each line.
+        LogFormat::Text if JOURNAL.get() == Some(&true) => {
+            builder.with_target(false).without_time().init();
+        }
         LogFormat::Text => builder.with_target(false).init(),
         LogFormat::Json => builder.json().init(),
     }
@@ -137,17 +162,18 @@ struct Limited {
 
 impl Limited {
     fn notice(&self, text: &str) {
-        say(warning(self.format, text));
+        LINES.push(warning(self.format, text).into_bytes());
     }
 }
 
 /// A line of level warn about the log itself.
 fn warning(format: LogFormat, text: &str) -> String {
     match format {
-        LogFormat::Text => format!(" WARN {text}\n"),
+        LogFormat::Text => format!("{} WARN {text}\n", head(Level::WARN)),
         LogFormat::Json => {
             let fields = serde_json::json!({ "message": text });
-            serde_json::json!({ "level": "WARN", "fields": fields }).to_string() + "\n"
+            let line = serde_json::json!({ "level": "WARN", "fields": fields });
+            format!("{}{line}\n", head(Level::WARN))
         }
     }
 }
@@ -156,14 +182,14 @@ impl<'a> MakeWriter<'a> for Limited {
     type Writer = Line;
 
     fn make_writer(&'a self) -> Line {
-        Line { shown: true }
+        Line { shown: true, head: "" }
     }
 
     fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Line {
         let limit = match *meta.level() {
             Level::ERROR | Level::WARN => &self.warnings,
             Level::INFO => &self.infos,
-            _ => return Line { shown: true },
+            level => return Line { shown: true, head: head(level) },
         };
         let now = clock_gettime(ClockId::Monotonic);
         let now = Duration::try_from(now).unwrap_or_default();
@@ -174,19 +200,21 @@ impl<'a> MakeWriter<'a> for Limited {
             Verdict::Suppress => self.notice("too many lines: some are suppressed"),
             Verdict::Drop => {}
         }
-        Line { shown: matches!(verdict, Verdict::Show { .. }) }
+        Line { shown: matches!(verdict, Verdict::Show { .. }), head: head(*meta.level()) }
     }
 }
 
 /// Where a line goes.
 struct Line {
     shown: bool,
+    /// What comes before its text.
+    head: &'static str,
 }
 
 impl Write for Line {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.shown {
-            LINES.push(bytes.to_vec());
+            LINES.push([self.head.as_bytes(), bytes].concat());
         }
         Ok(bytes.len())
     }

@@ -122,7 +122,7 @@ pub use limit::{Gate, Limit, Way};
 pub use orders::{Fence, Order, Reply};
 pub use policy::moderation::Moderation;
 pub use policy::polling::Polling;
-pub use pool::{Home, Pins, Pool, PoolOptions, StopError, WorkerView};
+pub use pool::{Home, Pins, Pool, PoolOptions, Pulse, StopError, WorkerView};
 pub use running::RunningQueue;
 pub use seats::Seat;
 pub use stats::{QueueStats, WorkerStats};

@@ -81,6 +81,25 @@ impl WorkerView {
     }
 }
 
+/// How far a worker is, to be compared with an earlier look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pulse {
+    /// The worker.
+    pub worker: usize,
+    /// The kernel's name for its thread.
+    pub thread_id: i32,
+    /// Grows with each round; odd while the worker works, even while it sleeps.
+    pub beats: u64,
+}
+
+impl Pulse {
+    /// True if the worker has not gone on since `earlier`, and does not sleep either.
+    #[must_use]
+    pub fn hangs_since(&self, earlier: &Self) -> bool {
+        self == earlier && self.beats % 2 == 1
+    }
+}
+
 #[derive(Debug)]
 struct Running {
     mailbox: Arc<Mailbox>,
@@ -170,6 +189,18 @@ impl Pool {
     #[must_use]
     pub fn worker_count(&self) -> usize {
         self.lock().iter().filter(|place| place.open().is_some()).count()
+    }
+
+    /// How far each worker is that runs.
+    #[must_use]
+    pub fn pulses(&self) -> Vec<Pulse> {
+        let places = self.lock();
+        let pulse = |(worker, place): (usize, &Place)| {
+            let running = place.open()?;
+            let (thread_id, beats) = (running.thread_id, running.post.beats());
+            Some(Pulse { worker, thread_id, beats })
+        };
+        places.iter().enumerate().filter_map(pulse).collect()
     }
 
     /// Counters of each worker that runs or has run.

@@ -154,6 +154,11 @@ impl Post {
         self.queue.store(0, Ordering::Relaxed);
     }
 
+    /// How often the thread has gone on; odd while it works.
+    pub(crate) fn beats(&self) -> u64 {
+        self.beats.load(Ordering::SeqCst)
+    }
+
     /// True while the thread does not come back.
     pub(crate) fn is_held(&self) -> bool {
         self.is_held.load(Ordering::Relaxed)

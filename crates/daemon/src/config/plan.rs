@@ -208,6 +208,19 @@ impl Plan {
         format!("DEVICE: is missing; those of {} are: {}", file.display(), names.join(", "))
     }
 
+    /// The numbers of descriptors that were handed in and that it names itself.
+    pub(crate) fn named_fds(&self) -> Vec<i32> {
+        let socket = |device: &DevicePlan| match device.socket {
+            SocketPlan::Fd(fd) => Some(fd),
+            SocketPlan::Listen { .. } | SocketPlan::Connect { .. } => None,
+        };
+        let taps = self.net.iter().filter_map(|net| match &net.port {
+            PortPlan::TapFds(fds) => Some(fds.as_slice()),
+            _ => None,
+        });
+        self.devices().filter_map(socket).chain(taps.flatten().copied()).collect()
+    }
+
     /// What the operator has chosen of the workers.
     pub(crate) fn pins(&self) -> Pins {
         let pinned = self.devices().filter(|device| !device.queue_workers.is_empty());
@@ -217,7 +230,7 @@ impl Plan {
     }
 
     /// Every device, whatever its kind.
-    fn devices(&self) -> impl Iterator<Item = &DevicePlan> {
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &DevicePlan> {
         self.blk.iter().map(|blk| &blk.device).chain(self.net.iter().map(|net| &net.device))
     }
 }

@@ -90,6 +90,15 @@ impl Registry {
         self.read().clone()
     }
 
+    /// How many devices are served, and how many wait, for people.
+    pub(crate) fn in_words(&self) -> String {
+        let (all, served) = (self.read().len(), self.served().len());
+        match all - served.min(all) {
+            0 => format!("serving {served} devices"),
+            waiting => format!("serving {served} devices, {waiting} wait"),
+        }
+    }
+
     /// The devices that are served at this moment.
     pub(crate) fn served(&self) -> Vec<Arc<Controlled>> {
         let of = |entry: &Entry| match entry {

@@ -10,10 +10,11 @@ use super::places::{Busy, Places};
 use super::reserve::{Refill, Reserve};
 use super::{State, Who, api};
 use crate::config::plan::DaemonPlan;
+use crate::service::{Kept, Service, Whose};
 use axum::{Extension, Router};
 use hyper::Request;
 use hyper::body::Incoming;
-use hyper::service::{Service, service_fn};
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use manyring_transport::vhost_user::{ListenError, Listener as Named, SocketPermissions};
@@ -41,28 +42,32 @@ pub(crate) struct Bound {
     permissions: SocketPermissions,
     /// None: another process has its name, and is waited for.
     socket: Option<Named>,
+    /// The service manager has it as well.
+    kept: Option<Kept>,
 }
 
 /// Listens where the plan says, for the owner alone unless it says more.
 ///
 /// # Errors
 /// One line, which names the key.
-pub(crate) fn bind(plan: &DaemonPlan) -> Result<Vec<Bound>, String> {
-    let access = |key| match key {
-        "control" => (Role::Change, plan.control_access.private()),
-        _ => (Role::Read, plan.control_read_access.private()),
-    };
+pub(crate) fn bind(plan: &DaemonPlan, service: &Arc<Service>) -> Result<Vec<Bound>, String> {
+    let role = |key| if key == "control" { Role::Change } else { Role::Read };
     let bind = |(path, key): (&Path, &'static str)| {
-        let (role, permissions) = access(key);
-        let socket = match Named::bind(path, permissions) {
-            Ok(socket) => Some(socket),
+        let (role, permissions) = (role(key), plan.private(key));
+        let whose = Whose::Control(key);
+        let mut kept = None;
+        let socket = match service.listen(whose, path, permissions) {
+            Ok(mut socket) => {
+                kept = service.keep(whose, &mut socket);
+                Some(socket)
+            }
             Err(error @ ListenError::Taken { .. }) if plan.wait != Some(0) => {
                 tracing::warn!(%error, "no control requests yet: its socket is tried again");
                 None
             }
             Err(error) => return Err(format!("{}: {error}", plan.place.at(key))),
         };
-        Ok(Bound { role, path: path.to_owned(), permissions, socket })
+        Ok(Bound { role, path: path.to_owned(), permissions, socket, kept })
     };
     plan.controls().map(bind).collect()
 }
@@ -73,6 +78,7 @@ pub(crate) async fn serve(sockets: Vec<Bound>, state: State) {
     for bound in sockets {
         let router = api::router(state.clone(), bound.role);
         tasks.spawn(async move {
+            let _kept = bound.kept;
             let socket = match bound.socket {
                 Some(socket) => socket,
                 None => freed(&bound.path, bound.permissions).await,

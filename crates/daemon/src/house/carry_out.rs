@@ -366,7 +366,8 @@ impl House {
                     let Ok(served) = served(device.plan()) else { continue };
                     let mut wait = Wait::new(self.shared.clone(), device.clone());
                     wait.note(&error);
-                    Front { wanted: device, wait, stage: Stage::Waits(Later::Held), served }
+                    let stage = Stage::Waits(Later::Held);
+                    Front { wanted: device, wait, stage, served, begins: None }
                 }
             };
             self.start(front);

@@ -4,9 +4,10 @@ use super::Shared;
 use super::waiting::{Later, Wait};
 use crate::assemble::{AssembleError, Made, Served, links, listens_at, socket_key};
 use crate::config::plan::Wanted;
-use manyring_transport::vhost_user::serve;
+use crate::service::{Kept, Whose};
+use manyring_transport::vhost_user::{Endpoint, ListenError, serve};
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 /// A device and its vhost-user socket.
 #[derive(Debug)]
@@ -15,6 +16,8 @@ pub(super) struct Front {
     pub(super) wait: Wait,
     pub(super) stage: Stage,
     pub(super) served: Served,
+    /// Dropped when the device listens, or has to wait.
+    pub(super) begins: Option<mpsc::Sender<()>>,
 }
 
 /// How far a device is.
@@ -34,16 +37,21 @@ impl Front {
         shared: Arc<Shared>,
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), AssembleError> {
-        let Self { wanted, mut wait, stage, served: Served { mut endpoint, options, at } } = self;
+        let Self { wanted, mut wait, stage, served, mut begins } = self;
+        let Served { mut endpoint, options, at } = served;
+        let name = wanted.plan().name.as_str();
         let stopping = stop.clone();
         let (made, mut is_late) = match stage {
             Stage::Made(made) => (made, false),
-            Stage::Waits(later) => tokio::select! {
-                opened = wait.opened(later) => {
-                    (wanted.made(opened, (&shared.pool, &shared.groups)), true)
+            Stage::Waits(later) => {
+                drop(begins.take());
+                tokio::select! {
+                    opened = wait.opened(later) => {
+                        (wanted.made(opened, (&shared.pool, &shared.groups)), true)
+                    }
+                    _ = stop.wait_for(|stop| *stop) => return Ok(()),
                 }
-                _ = stop.wait_for(|stop| *stop) => return Ok(()),
-            },
+            }
         };
         let mut has_waited = is_late;
         is_late |= shared.keeps_on;
@@ -58,7 +66,14 @@ impl Front {
             }
             wait.end(&made);
             let (device, connected) = (made.device.clone(), made.part.connected.clone());
-            let ended = serve(device, endpoint, options, connected, stopping.clone()).await;
+            let bound = shared.listen(name, endpoint);
+            drop(begins.take());
+            let ended = match bound {
+                Ok((endpoint, _kept)) => {
+                    serve(device, endpoint, options, connected, stopping.clone()).await
+                }
+                Err(error) => Err(error),
+            };
             let Err(source) = ended else { return Ok(()) };
             let key = socket_key(&source);
             let at = if key == "socket_path" { at.clone() } else { wanted.plan().place.at(key) };
@@ -75,5 +90,26 @@ impl Front {
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
             }
         }
+    }
+}
+
+impl Shared {
+    /// Listens for a device, unless its socket listens already, and has the service manager keep
+    /// the socket.
+    fn listen(
+        &self,
+        name: &str,
+        endpoint: Endpoint,
+    ) -> Result<(Endpoint, Option<Kept>), ListenError> {
+        let whose = Whose::Device(name);
+        let mut listener = match endpoint {
+            Endpoint::Listen { path, permissions } => {
+                self.service.listen(whose, &path, permissions)?
+            }
+            Endpoint::Bound(listener) => listener,
+            other => return Ok((other, None)),
+        };
+        let kept = self.service.keep(whose, &mut listener);
+        Ok((Endpoint::Bound(listener), kept))
     }
 }

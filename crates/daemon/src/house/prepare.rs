@@ -106,7 +106,7 @@ impl Ready {
         let made: Made = wanted.made(opened, (&shared.pool, &shared.groups));
         shared.devices.add(made.part.clone());
         let wait = Wait::new(shared.clone(), wanted.clone());
-        Front { wanted, wait, stage: Stage::Made(made), served }
+        Front { wanted, wait, stage: Stage::Made(made), served, begins: None }
     }
 }
 

@@ -20,6 +20,7 @@ use super::Shared;
 use crate::assemble::{AssembleError, Made, Opened, Served};
 use crate::config::plan::Wanted;
 use crate::control::Waiting;
+use crate::service::Whose;
 use manyring_engine::aside;
 use manyring_transport::vhost_user::{Endpoint, check_path};
 use std::sync::Arc;
@@ -238,7 +239,11 @@ impl Wait {
 
     /// Returns when the name of the device's socket is free. (Another process can still be faster.)
     pub(super) async fn listens(&mut self, endpoint: &Endpoint, at: &str) {
-        let Endpoint::Listen { path, .. } = endpoint else { return };
+        let Endpoint::Listen { path, permissions } = endpoint else { return };
+        let whose = Whose::Device(&self.wanted.plan().name);
+        if self.shared.service.has(whose, path, *permissions) {
+            return;
+        }
         loop {
             let path = path.clone();
             match aside(move || check_path(&path)).await {

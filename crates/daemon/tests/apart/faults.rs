@@ -44,12 +44,22 @@ fn withhold(mut stream: UnixStream) {
 
 /// Starts such a daemon with this configuration, in which `@` stands for the folder of the sockets.
 pub(crate) fn daemon(configuration: &str, names: &[&str]) -> Daemon {
+    daemon_told(configuration, names, &[])
+}
+
+/// The same with more in its environment.
+pub(crate) fn daemon_told(
+    configuration: &str,
+    names: &[&str],
+    environment: &[(&str, &str)],
+) -> Daemon {
     let folder = tempfile::tempdir().unwrap();
     let text = configuration.replace('@', &folder.path().display().to_string());
     std::fs::write(folder.path().join("manyring.toml"), text).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "faults::daemon_whose_page_faults_wait", "--nocapture"]);
     command.env(FOLDER, folder.path()).stdout(std::process::Stdio::null());
+    command.envs(environment.iter().copied());
     let sockets: Vec<_> = names.iter().map(|name| folder.path().join(name)).collect();
     Daemon::start(command, folder, &sockets)
 }

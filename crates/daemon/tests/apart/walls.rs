@@ -22,6 +22,7 @@ use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::process::Signal;
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
@@ -183,6 +184,40 @@ fn a_front_end_that_waits_for_its_queue_to_stop_is_told_of_with_the_thread_that_
         drop(hole);
         base.join().unwrap().expect("the base");
     });
+}
+
+#[test]
+fn a_worker_that_hangs_starves_the_watchdog_though_another_one_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let told = [("NOTIFY_SOCKET", path.to_str().unwrap()), ("WATCHDOG_USEC", "200000")];
+    let daemon = faults::daemon_told(BAD_APART, &["control", "disk", "net", "faults"], &told);
+    let hear = || {
+        let mut bytes = [0; 1024];
+        let count = manager.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..count].to_vec()).unwrap()
+    };
+    let is_fed = || while hear() != "WATCHDOG=1\n" {};
+    let says = |what: &str| daemon.log().matches(what).count();
+    is_fed();
+    let mut ring = Ring::connect(&daemon.socket_of("disk"), "hole-watchdog", 0);
+    ring.start();
+    let mut hole = Hole::new(&daemon, "hole-watchdog");
+    ring.offer();
+    hole.wait_until_touched();
+    assert!(wait_until(|| says("a worker hangs: watchdog not fed") >= 2), "{}", daemon.log());
+    // Between two looks that find it nothing is told.
+    manager.set_nonblocking(true).unwrap();
+    while manager.recv(&mut [0; 1024]).is_ok() {}
+    let before = says("watchdog not fed");
+    assert!(wait_until(|| says("watchdog not fed") >= before + 2), "{}", daemon.log());
+    assert!(manager.recv(&mut [0; 1024]).is_err());
+    manager.set_nonblocking(false).unwrap();
+    drop(hole);
+    is_fed();
+    assert!(ring.is_answered());
 }
 
 /// The bad guest has the worker of the good one.

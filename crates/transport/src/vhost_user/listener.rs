@@ -13,7 +13,8 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tokio::net::UnixListener;
 
 /// Longest path of a unix socket, in bytes (`sun_path` without its terminator).
@@ -140,6 +141,7 @@ fn folder_of(path: &Path) -> &Path {
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
+    path: PathBuf,
     name: Option<SocketName>,
 }
 
@@ -149,6 +151,8 @@ pub(super) struct SocketName {
     path: PathBuf,
     device: u64,
     inode: u64,
+    /// While this is set the name stays: somebody else has the socket too, and goes on with it.
+    stays: Option<Arc<AtomicBool>>,
 }
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
@@ -189,7 +193,8 @@ impl Unnamed {
         let name = path.file_name().unwrap_or_default();
         let stat = own.publish(name).map_err(|errno| at_io(&path, errno.into()))?;
         let (device, inode) = (stat.st_dev, stat.st_ino);
-        Ok(Listener { socket, name: Some(SocketName { path, device, inode }) })
+        let name = SocketName { path: path.clone(), device, inode, stays: None };
+        Ok(Listener { socket, path, name: Some(name) })
     }
 }
 
@@ -202,6 +207,43 @@ impl Listener {
         Unnamed::bind(path, permissions)?.publish()
     }
 
+    /// Takes a socket over that listens already, and was bound by another process. With `owns_name`
+    /// the name goes with it, as if it had been made here. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ListenError::Io`]: it does not listen; or the name is to be owned, and is gone.
+    pub fn adopt(socket: OwnedFd, path: &Path, owns_name: bool) -> Result<Self, ListenError> {
+        let failed = |source: io::Error| at_io(path, source);
+        if !rustix::net::sockopt::socket_acceptconn(&socket).map_err(|e| failed(e.into()))? {
+            return Err(failed(Errno::INVAL.into()));
+        }
+        let socket = std::os::unix::net::UnixListener::from(socket);
+        socket.set_nonblocking(true).map_err(failed)?;
+        let socket = UnixListener::from_std(socket).map_err(failed)?;
+        let path = path.to_path_buf();
+        if !owns_name {
+            return Ok(Self { socket, path, name: None });
+        }
+        let found = std::fs::symlink_metadata(&path).map_err(|error| at_io(&path, error))?;
+        let (device, inode) = (found.dev(), found.ino());
+        let name = SocketName { path: path.clone(), device, inode, stays: None };
+        Ok(Self { socket, path, name: Some(name) })
+    }
+
+    /// The name is not removed while `stays` is set: another process keeps the socket meanwhile.
+    pub fn set_stays(&mut self, stays: Arc<AtomicBool>) {
+        if let Some(name) = &mut self.name {
+            name.stays = Some(stays);
+        }
+    }
+
+    /// Device and inode of the name, by which the socket can be known again; `None` if the name is
+    /// another process's.
+    #[must_use]
+    pub fn identity(&self) -> Option<(u64, u64)> {
+        self.name.as_ref().map(|name| (name.device, name.inode))
+    }
+
     /// The socket, to accept from.
     #[must_use]
     pub fn socket(&self) -> &UnixListener {
@@ -210,7 +252,7 @@ impl Listener {
 
     /// The socket's name, for people.
     pub(super) fn path(&self) -> std::path::Display<'_> {
-        self.name.as_ref().map_or(Path::new(""), |name| &name.path).display()
+        self.path.display()
     }
 
     /// The socket without its name, to be closed by the janitor: with it the kernel closes the fds
@@ -326,6 +368,9 @@ impl Drop for OwnFolder {
 
 impl Drop for SocketName {
     fn drop(&mut self) {
+        if self.stays.as_ref().is_some_and(|stays| stays.load(Ordering::Relaxed)) {
+            return;
+        }
         let is_ours =
             |stat: std::fs::Metadata| (stat.dev(), stat.ino()) == (self.device, self.inode);
         if std::fs::symlink_metadata(&self.path).is_ok_and(is_ours) {

@@ -3,6 +3,7 @@
 use super::{AccessPlan, Place, PlanError, PollingPlan, check_len, pins};
 use crate::config::numbers;
 use crate::config::raw::RawDaemon;
+use manyring_transport::vhost_user::SocketPermissions;
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -82,6 +83,14 @@ impl DaemonPlan {
             state_dir: raw.state_dir.clone(),
             wait: raw.wait,
         })
+    }
+
+    /// Who may connect to the control socket of this key.
+    pub(crate) fn private(&self, key: &str) -> SocketPermissions {
+        match key {
+            "control" => self.control_access.private(),
+            _ => self.control_read_access.private(),
+        }
     }
 
     /// The control sockets with the keys that name them.

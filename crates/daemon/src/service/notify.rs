@@ -1,0 +1,74 @@
+//! The socket of the service manager, and the thread that sends to it.
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{SocketAddrUnix, SocketFlags, SocketType, sendmsg, socket_with};
+use std::ffi::OsStr;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+/// Messages that wait for a manager that does not read: one for each of very many devices.
+const MESSAGES_MAX: usize = 16384;
+
+/// A message, and the descriptor that goes with it.
+type Message = (String, Option<OwnedFd>);
+
+/// A service manager that listens.
+#[derive(Debug)]
+pub(super) struct Manager(SyncSender<Message>);
+
+impl Manager {
+    /// Connects to its socket: a path, or `@` and an abstract name. `None`, and a line in the log,
+    /// if that cannot be done.
+    pub(super) fn connect(path: &OsStr) -> Option<Self> {
+        let bytes = path.as_bytes();
+        let address = match bytes.strip_prefix(b"@") {
+            Some(name) => SocketAddrUnix::new_abstract_name(name),
+            None => SocketAddrUnix::new(bytes),
+        };
+        let open = || {
+            let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
+            let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+            rustix::net::connect(&socket, &address?)?;
+            Ok::<_, rustix::io::Errno>(socket)
+        };
+        let socket = open();
+        let failed = |error: &dyn std::fmt::Display| {
+            tracing::error!(%error, "the service manager of NOTIFY_SOCKET is not told anything");
+        };
+        let socket = socket.inspect_err(|errno| failed(errno)).ok()?;
+        let (sender, messages) = sync_channel(MESSAGES_MAX);
+        let send = move || send_all(&socket, &messages);
+        let thread = std::thread::Builder::new().name("service".to_owned()).spawn(send);
+        thread.inspect_err(|error| failed(error)).ok()?;
+        Some(Self(sender))
+    }
+
+    /// Sends a message, after those before it. Never waits.
+    pub(super) fn tell(&self, text: String, descriptor: Option<OwnedFd>) {
+        if self.0.try_send((text, descriptor)).is_err() {
+            tracing::warn!("the service manager does not read what it is told");
+        }
+    }
+}
+
+fn send_all(socket: &OwnedFd, messages: &Receiver<Message>) {
+    while let Ok((text, descriptor)) = messages.recv() {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = descriptor.as_ref().map(|descriptor| [descriptor.as_fd()]);
+        if let Some(descriptors) = &descriptors {
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let text = [IoSlice::new(text.as_bytes())];
+        let mut sent = Err(rustix::io::Errno::INTR);
+        while sent == Err(rustix::io::Errno::INTR) {
+            sent = sendmsg(socket, &text, &mut control, SendFlags::NOSIGNAL);
+        }
+        if let Err(error) = sent {
+            tracing::warn!(%error, "the service manager cannot be told");
+        }
+    }
+}

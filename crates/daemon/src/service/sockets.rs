@@ -1,0 +1,204 @@
+//! Sockets that the service manager hands in, by name, and those that it keeps for us.
+//!
+//! A socket that listens is given to the manager under `s.DEVICE.ID` (`c.KEY.ID` for a control
+//! socket), where `ID` is device and inode of its name. The next process takes it if its path still
+//! has that identity and the rights that the configuration says: who connects in between waits in
+//! the backlog. Any other socket belongs to the device or control socket whose name it bears
+//! (`FileDescriptorName=`), or whose path it is bound to; its path is the manager's to remove.
+
+use super::{Service, identity};
+use manyring_transport::vhost_user::{ListenError, Listener, SocketPermissions};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+/// The number of the first socket (sd_listen_fds(3)).
+const FIRST: i32 = 3;
+
+/// A socket that was handed in.
+#[derive(Debug)]
+pub(super) struct Handed {
+    name: String,
+    socket: OwnedFd,
+}
+
+/// Whose socket it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Whose<'a> {
+    /// That of the device of this name.
+    Device(&'a str),
+    /// The control socket of this key.
+    Control(&'a str),
+}
+
+impl Whose<'_> {
+    fn name(&self) -> &str {
+        match self {
+            Self::Device(name) | Self::Control(name) => name,
+        }
+    }
+
+    /// How the names begin under which the manager keeps it.
+    fn kept(&self) -> String {
+        match self {
+            Self::Device(name) => format!("s.{name}."),
+            Self::Control(key) => format!("c.{key}."),
+        }
+    }
+}
+
+/// Takes the sockets over that were handed in to this process.
+pub(super) fn handed(named: &[i32]) -> Vec<Handed> {
+    let is_ours = super::number("LISTEN_PID") == Some(std::process::id().into());
+    let count = super::number("LISTEN_FDS").filter(|_| is_ours);
+    let count = count.and_then(|count| i32::try_from(count).ok()).unwrap_or(0);
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':');
+    let mut handed = Vec::new();
+    for fd in FIRST..FIRST.saturating_add(count) {
+        let name = names.next().unwrap_or_default().to_owned();
+        if named.contains(&fd) {
+            continue;
+        }
+        match crate::fds::adopt_socket(fd) {
+            Ok(socket) => handed.push(Handed { name, socket }),
+            Err(error) => tracing::error!(name, %error, "what was handed in is not served"),
+        }
+    }
+    handed
+}
+
+/// A socket that the manager keeps as long as this lives, and after that only if the process ends.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    service: Arc<Service>,
+    name: String,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if !self.service.is_ending.load(std::sync::atomic::Ordering::Relaxed) {
+            self.service.forget(&self.name);
+        }
+    }
+}
+
+impl Service {
+    fn handed(&self) -> MutexGuard<'_, Vec<Handed>> {
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if a socket was handed in that can be had for this path.
+    pub(crate) fn has(
+        &self,
+        whose: Whose<'_>,
+        path: &Path,
+        permissions: SocketPermissions,
+    ) -> bool {
+        self.handed().iter().any(|handed| handed.is_for(whose, path, permissions))
+    }
+
+    /// Listens at a path: with the socket that was handed in for it, or with a new one.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub(crate) fn listen(
+        &self,
+        whose: Whose<'_>,
+        path: &Path,
+        permissions: SocketPermissions,
+    ) -> Result<Listener, ListenError> {
+        let found = {
+            let mut handed = self.handed();
+            let kept = handed.iter().position(|h| h.is_kept_for(whose, path, permissions));
+            let any = || handed.iter().position(|h| h.is_for(whose, path, permissions));
+            let found = kept.or_else(any);
+            found.map(|index| (handed.remove(index), kept.is_some()))
+        };
+        match found {
+            Some((Handed { name, socket }, is_kept)) => {
+                tracing::info!(name, path = %path.display(), "goes on with a socket handed in");
+                Listener::adopt(socket, path, is_kept)
+            }
+            None => Listener::bind(path, permissions),
+        }
+    }
+
+    /// Has the manager keep a socket, whose name stays when the process ends.
+    pub(crate) fn keep(
+        self: &Arc<Self>,
+        whose: Whose<'_>,
+        listener: &mut Listener,
+    ) -> Option<Kept> {
+        let manager = self.manager.as_ref().filter(|_| self.keeps)?;
+        let (device, inode) = listener.identity()?;
+        let name = format!("{}{device:x}-{inode:x}", whose.kept());
+        let copy = listener.socket().as_fd().try_clone_to_owned();
+        let unkept = |error: &std::io::Error| {
+            tracing::warn!(name, %error, "the socket does not outlive this process");
+        };
+        let copy = copy.inspect_err(unkept).ok()?;
+        manager.tell(format!("FDSTORE=1\nFDNAME={name}\n"), Some(copy));
+        listener.set_stays(self.is_ending.clone());
+        Some(Kept { service: self.clone(), name })
+    }
+
+    fn forget(&self, name: &str) {
+        if self.keeps {
+            self.tell(format!("FDSTOREREMOVE=1\nFDNAME={name}\n"));
+        }
+    }
+
+    /// Closes every socket that was handed in for nobody: none of these can have it. One
+    /// that waits in vain would hold its clients for ever.
+    pub(crate) fn retain<'a>(
+        &self,
+        all: impl Iterator<Item = (Whose<'a>, PathBuf, SocketPermissions)>,
+    ) {
+        let mut handed = self.handed();
+        let mut wanted = HashSet::new();
+        for (whose, path, permissions) in all {
+            let found = handed.iter().filter(|h| h.is_for(whose, &path, permissions));
+            wanted.extend(found.map(|h| h.name.clone()));
+        }
+        let (kept, others): (Vec<_>, _) =
+            handed.drain(..).partition(|handed| wanted.contains(&handed.name));
+        *handed = kept;
+        drop(handed);
+        for Handed { name, .. } in others {
+            tracing::warn!(name, "a socket was handed in, and the configuration has no use for it");
+            self.forget(&name);
+        }
+    }
+}
+
+impl Handed {
+    fn is_for(&self, whose: Whose<'_>, path: &Path, permissions: SocketPermissions) -> bool {
+        self.is_kept_for(whose, path, permissions)
+            || self.name == whose.name()
+            || self.is_bound_to(path)
+    }
+
+    /// True if an earlier process has listened here, under the name and with the rights that the
+    /// configuration has now.
+    fn is_kept_for(&self, whose: Whose<'_>, path: &Path, permissions: SocketPermissions) -> bool {
+        let Some(id) = self.name.strip_prefix(&whose.kept()) else { return false };
+        let Some((found, (device, inode))) = identity(path) else { return false };
+        let SocketPermissions { owner, group, mode } = permissions;
+        let is = |wanted: Option<u32>, found: u32| wanted.is_none_or(|wanted| wanted == found);
+        id == format!("{device:x}-{inode:x}")
+            && is(owner, found.uid())
+            && is(group, found.gid())
+            && is(mode, found.mode() & 0o7777)
+    }
+
+    /// True if the socket was bound to this path by its path.
+    fn is_bound_to(&self, path: &Path) -> bool {
+        let address = rustix::net::getsockname(&self.socket);
+        let address = address.ok().and_then(|any| rustix::net::SocketAddrUnix::try_from(any).ok());
+        let bound = address.as_ref().and_then(|address| address.path_bytes());
+        bound.is_some_and(|bound| bound == path.as_os_str().as_encoded_bytes())
+    }
+}

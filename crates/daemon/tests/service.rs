@@ -1,0 +1,245 @@
+//! What the daemon tells a service manager, takes from it and leaves with it: the manager is a
+//! socket of the test.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod process;
+mod program;
+
+use process::{Daemon, PATIENCE, wait_until};
+use program::manyring;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::Signal;
+use std::io::{IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use tempfile::TempDir;
+
+/// A service manager, as far as it listens.
+struct Manager {
+    socket: UnixDatagram,
+    folder: TempDir,
+}
+
+impl Manager {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { socket, folder }
+    }
+
+    /// What the next message says, and the descriptor that came with it. That is open in programs
+    /// that the test starts, as the manager's are.
+    fn hear(&self) -> (String, Option<OwnedFd>) {
+        let mut bytes = [0; 4096];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        let got = recvmsg(&self.socket, &mut into, &mut control, RecvFlags::empty()).unwrap();
+        let mut descriptors = control.drain().flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect::<Vec<_>>(),
+            _ => Vec::new(),
+        });
+        let descriptor = descriptors.next();
+        drop(descriptors);
+        (String::from_utf8(bytes[..got.bytes].to_vec()).unwrap(), descriptor)
+    }
+
+    /// Passes messages over until one begins so.
+    fn hears(&self, begins: &str) -> String {
+        loop {
+            let (text, _) = self.hear();
+            if text.starts_with(begins) {
+                return text;
+            }
+        }
+    }
+
+    /// The program as a service, with a configuration of two disks; `@` is the manager's folder.
+    /// It is bash that starts it: other shells know no descriptors above 9.
+    fn service(&self, how: &str) -> Command {
+        let folder = self.folder.path().to_str().unwrap();
+        let config = "[daemon]\ncontrol = '@/control'\n\
+            [[blk]]\nname = 'a'\nsocket_path = '@/a'\nnull = '1G'\n\
+            [[blk]]\nname = 'b'\nsocket_path = '@/b'\nnull = '1G'\n";
+        let file = self.folder.path().join("manyring.toml");
+        std::fs::write(&file, config.replace('@', folder)).unwrap();
+        let mut command = Command::new("bash");
+        command.arg("-c").arg(format!("{how} exec \"$0\" \"$@\""));
+        command.arg(env!("CARGO_BIN_EXE_manyring")).arg("run").arg("--config").arg(file);
+        command.env("NOTIFY_SOCKET", self.folder.path().join("notify"));
+        command
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn start(&self, how: &str) -> Daemon {
+        let control = self.path("control");
+        Daemon::start(self.service(how), tempfile::tempdir().unwrap(), &[control])
+    }
+}
+
+/// Asks for the features of a device; the answer comes when somebody serves its socket.
+fn ask(socket: &Path) -> UnixStream {
+    let mut front = UnixStream::connect(socket).unwrap();
+    front.set_read_timeout(Some(PATIENCE)).unwrap();
+    front.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    front
+}
+
+fn is_answered(front: &mut UnixStream) {
+    let mut answer = [0; 20];
+    front.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[..4], [1, 0, 0, 0]);
+}
+
+/// Lines of sh that give descriptors to a program as a service manager does.
+fn handing_in(sockets: &[(String, OwnedFd)]) -> String {
+    let mut lines = String::new();
+    for (index, (_, socket)) in sockets.iter().enumerate() {
+        lines += &format!("exec {}<&{}; ", 3 + index, socket.as_raw_fd());
+    }
+    let names: Vec<_> = sockets.iter().map(|(name, _)| name.as_str()).collect();
+    let count = sockets.len();
+    lines + &format!("LISTEN_PID=$$ LISTEN_FDS={count} LISTEN_FDNAMES={} ", names.join(":"))
+}
+
+/// The same descriptors by numbers that none of 3 to 9 is.
+fn out_of_the_way(sockets: Vec<(String, OwnedFd)>) -> Vec<(String, OwnedFd)> {
+    let far = |(name, socket): (String, OwnedFd)| {
+        let copy = rustix::io::fcntl_dupfd_cloexec(&socket, 20).unwrap();
+        rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty()).unwrap();
+        (name, copy)
+    };
+    sockets.into_iter().map(far).collect()
+}
+
+#[test]
+fn manager_hears_when_all_sockets_listen_of_each_reload_and_of_the_end() {
+    let manager = Manager::new();
+    let daemon = manager.start("");
+    assert_eq!(manager.hear().0, "READY=1\nSTATUS=serving 2 devices\n");
+    assert!(manager.path("a").exists() && manager.path("b").exists());
+    daemon.send(Signal::HUP);
+    assert!(manager.hear().0.starts_with("RELOADING=1\nMONOTONIC_USEC="));
+    assert_eq!(manager.hear().0, "READY=1\nSTATUS=serving 2 devices\n");
+    std::fs::write(manager.path("manyring.toml"), "[[blk]]\nname = 1\n").unwrap();
+    daemon.send(Signal::HUP);
+    manager.hears("RELOADING=1");
+    assert!(manager.hear().0.starts_with("READY=1\nSTATUS=configuration not reloaded: "));
+    assert!(daemon.terminate().success());
+    assert_eq!(manager.hear().0, "STOPPING=1\nSTATUS=stopping\n");
+    // It keeps no sockets for us: their names go with us.
+    assert!(!manager.path("a").exists() && !manager.path("control").exists());
+}
+
+#[test]
+fn clients_that_come_between_two_daemons_are_served_by_the_next_one() {
+    let manager = Manager::new();
+    let mut daemon = manager.start("FDSTORE=10");
+    let mut kept = Vec::new();
+    while kept.len() < 3 {
+        let (text, socket) = manager.hear();
+        if let Some(name) = text.strip_prefix("FDSTORE=1\nFDNAME=") {
+            kept.push((name.trim_end().to_owned(), socket.unwrap()));
+        }
+    }
+    kept = out_of_the_way(kept);
+    manager.hears("READY=1");
+    let (status, _) = daemon.stop();
+    assert!(status.success(), "{}", daemon.log());
+    // Nobody runs, and nobody is refused.
+    let mut early = [ask(&manager.path("a")), ask(&manager.path("b"))];
+    let told = format!("{}FDSTORE=10 ", handing_in(&kept));
+    let daemon = manager.start(&told);
+    early.iter_mut().for_each(is_answered);
+    drop(early);
+    let goes_on = || daemon.log().matches("goes on with a socket").count();
+    assert!(wait_until(|| goes_on() == 3), "{}", daemon.log());
+    // The same after it was killed; and a device that is not in the configuration any more leaves
+    // the manager nothing to keep.
+    daemon.send(Signal::KILL);
+    drop(daemon);
+    let mut early = ask(&manager.path("a"));
+    while manager.hear().0 != "STOPPING=1\nSTATUS=stopping\n" {}
+    let told = told.replace("c.control.", "c.other.");
+    let daemon = manager.start(&format!("rm {}; {told}", manager.path("control").display()));
+    is_answered(&mut early);
+    assert!(manager.hears("FDSTOREREMOVE=1").contains("FDNAME=c.other."));
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn sockets_that_are_handed_in_serve_the_device_of_their_name_or_of_their_path() {
+    let manager = Manager::new();
+    let elsewhere = manager.path("elsewhere");
+    let (named, bound) = (UnixListener::bind(&elsewhere), UnixListener::bind(manager.path("b")));
+    let of = |name: &str, socket: UnixListener| (name.to_owned(), OwnedFd::from(socket));
+    let sockets = vec![of("a", named.unwrap()), of("", bound.unwrap())];
+    let sockets = out_of_the_way(sockets);
+    let mut early = [ask(&elsewhere), ask(&manager.path("b"))];
+    let daemon = manager.start(&handing_in(&sockets));
+    early.iter_mut().for_each(is_answered);
+    drop(sockets);
+    assert!(daemon.terminate().success());
+    // Their names are the manager's.
+    assert!(elsewhere.exists() && manager.path("b").exists());
+}
+
+#[test]
+fn lines_for_the_journal_have_priorities_and_no_time() {
+    let manager = Manager::new();
+    let said = |journal: &str| {
+        // What the journal would get is standard error, a socket whose number the variable has.
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let found = rustix::fs::fstat(&theirs).unwrap();
+        let stream = format!("{}:{}", found.st_dev, found.st_ino);
+        let mut command = manager.service("");
+        command.env("JOURNAL_STREAM", if journal.is_empty() { &stream } else { journal });
+        let mut child = command.stderr(OwnedFd::from(theirs)).stdin(Stdio::null()).spawn().unwrap();
+        drop(command);
+        manager.hears("READY=1");
+        let process = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(process, Signal::TERM).unwrap();
+        assert!(child.wait().unwrap().success());
+        let mut text = String::new();
+        (&ours).read_to_string(&mut text).unwrap();
+        text
+    };
+    let text = said("");
+    assert!(text.lines().all(|line| line.starts_with("<6> INFO ")), "{text}");
+    assert!(text.contains("listening device=\"a\""), "{text}");
+    // A stream that is not the journal's has times.
+    let text = said("1:2");
+    assert!(text.lines().all(|line| line.starts_with("20")), "{text}");
+    // So have errors that end the program.
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let found = rustix::fs::fstat(&theirs).unwrap();
+    let mut command = manyring();
+    command.args(["run", "--config", "/no/such/file"]).stderr(OwnedFd::from(theirs));
+    command.env("JOURNAL_STREAM", format!("{}:{}", found.st_dev, found.st_ino));
+    assert!(!command.status().unwrap().success());
+    drop(command);
+    let mut text = String::new();
+    (&ours).read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("<3>manyring: "), "{text}");
+}
+
+#[test]
+fn manager_that_does_not_read_holds_nobody_up() {
+    let manager = Manager::new();
+    let filler = UnixDatagram::unbound().unwrap();
+    filler.connect(manager.path("notify")).unwrap();
+    filler.set_nonblocking(true).unwrap();
+    while filler.send(b"STATUS=full").is_ok() {}
+    let daemon = manager.start("FDSTORE=10 WATCHDOG_USEC=4000");
+    let devices = program::shown(&manager.path("control"), "/v1/devices");
+    assert_eq!(devices["devices"].as_array().unwrap().len(), 2, "{devices}");
+    is_answered(&mut ask(&manager.path("a")));
+    assert!(daemon.terminate().success());
+}
