@@ -24,6 +24,7 @@ pub mod net;
 pub mod packages;
 pub mod runner;
 pub mod soak;
+mod systemd;
 pub mod xen;
 
 /// What everything here gives: a value, or one sentence for the person who ran it.

@@ -34,6 +34,7 @@ mod qemu_under_libvirt;
 mod read_only_disk;
 mod sectors_stay;
 mod soak_short;
+mod systemd_service;
 mod testpmd_client;
 mod uml_ethtool;
 mod uml_ext4_checksums;
@@ -84,6 +85,7 @@ pub const ALL: &[Behaviour] = &[
     bench_report::BEHAVIOUR,
     soak_short::BEHAVIOUR,
     promtool_reads_metrics::BEHAVIOUR,
+    systemd_service::BEHAVIOUR,
     image_lock_refuses_others::BEHAVIOUR,
     sectors_stay::BEHAVIOUR,
     direct_past_the_cache::BEHAVIOUR,

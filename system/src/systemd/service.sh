@@ -1,0 +1,73 @@
+# A day of manyring.service under systemd, as PID 1 of a container. Each line of the output that
+# begins with "must" is a promise; what follows it must be "yes".
+must() {
+    what=$1
+    shift
+    if "$@" >/day/said 2>&1; then echo "must $what: yes"; else echo "must $what: no: $(tail -c 300 /day/said)"; fi
+}
+control=/run/manyring/control.sock
+show() { systemctl show manyring -p "$1" --value; }
+is() { test "$(show "$1")" = "$2"; }
+until_() { n=0; until "$@" >/dev/null 2>&1; do n=$((n + 1)); test $n -lt 300 || return 1; sleep 0.1; done; }
+load() { manyring-bench load blkio --seconds 0.1 --socket "/run/manyring/$1.sock"; }
+# Asks again and again; whoever is refused, or finds no socket, says so.
+ask_on() {
+    while test ! -e /day/enough; do
+        manyring stats --control $control 2>&1 >/dev/null | grep -E 'refused|No such file' >>/day/refused
+    done
+}
+runs_again() { test "$(show NRestarts)" = "$1" && is ActiveState active; }
+journal() { journalctl -q -b -u manyring -p "$1..$1" -o cat | grep -q "$2"; }
+
+must "unit verifies" sh -c '! systemd-analyze verify /etc/systemd/system/manyring.service 2>&1 | grep -v "man manyring" | grep .'
+must "start" systemctl start manyring
+# With Type=notify, start returns when READY has come: nobody need wait for a socket.
+must "sockets listen when start returns" test -S /run/manyring/a.sock -a -S /run/manyring/b.sock -a -S $control
+must "status tells how many" is StatusText "serving 3 devices"
+must "tap is made with CAP_NET_ADMIN alone" test -e /sys/class/net/mr0
+capabilities=$(grep CapEff "/proc/$(show MainPID)/status" | cut -f 2)
+must "no other capability" test "$capabilities" = 0000000000001000
+must "guest is served" load a
+must "priorities reach the journal" until_ journal 6 "INFO listening"
+must "three disks and the control socket are kept" test "$(show NFileDescriptorStore)" -ge 4
+
+sed -i '/name = "b"/,$d' /etc/manyring/manyring.toml
+sed -i '$d' /etc/manyring/manyring.toml
+must "reload" systemctl reload manyring
+must "what was taken out goes" until_ test ! -e /run/manyring/b.sock
+must "status after reload" until_ is StatusText "serving 1 devices"
+must "what goes is not kept" until_ is NFileDescriptorStore 2
+
+ask_on &
+asker=$!
+for n in 1 2 3 4 5; do
+    kill -9 "$(show MainPID)"
+    # Nobody runs for 300 ms: the client waits in the backlog.
+    must "client of the gap $n" load a
+    must "restart $n" until_ runs_again $n
+done
+for n in 1 2 3; do
+    must "restart by hand $n" systemctl restart manyring
+    must "guest after restart by hand $n" load a
+done
+: >/day/enough
+wait $asker
+must "nobody was refused" test ! -s /day/refused
+
+before=$(show NRestarts)
+kill -STOP "$(show MainPID)"
+must "watchdog restarts" until_ runs_again $((before + 1))
+must "guest after the watchdog" load a
+
+echo 'nonsense = 1' >>/etc/manyring/manyring.toml
+must "a wrong configuration is refused at the reload" sh -c 'systemctl reload manyring; sleep 0.3'
+must "and told" until_ sh -c 'systemctl show manyring -p StatusText --value | grep -q "not reloaded"'
+must "and harms nobody" load a
+sed -i '$d' /etc/manyring/manyring.toml
+must "template" systemctl start manyring@two
+must "template's guest" manyring-bench load blkio --seconds 0.1 --socket /run/manyring-two/c.sock
+must "stop of the template" systemctl stop manyring@two
+must "stop" systemctl stop manyring
+must "stopped well" is Result success
+must "nothing is left" test ! -e /run/manyring -a ! -e /run/manyring-two -a ! -e /sys/class/net/mr0
+journalctl -q -b -u manyring >/day/journal
