@@ -21,6 +21,7 @@ pub mod guest_reclaim;
 pub mod guest_rr;
 pub mod host_fs;
 pub mod net;
+pub mod package;
 pub mod packages;
 pub mod runner;
 pub mod soak;

@@ -7,6 +7,7 @@ mod cargo;
 mod demo;
 mod gate;
 mod guest_load;
+mod package;
 mod readme;
 mod soak;
 mod test;
@@ -106,6 +107,8 @@ enum Command {
         #[arg(value_name = "RUN.json")]
         run: Option<String>,
     },
+    /// Make the Debian package, in target/package.
+    Package(package::Package),
     /// Check licences, bans and sources of the dependencies.
     Deny,
     /// Break the code in one place at a time, and count what the tests notice: minutes to hours.
@@ -166,6 +169,7 @@ fn run(command: Command) -> Outcome {
         Command::BenchSmoke { renew: false } => gate::bench::smoke(),
         Command::BenchSmoke { renew: true } => gate::bench::renew(),
         Command::Readme { run } => readme::run(run.as_deref()),
+        Command::Package(package) => package::run(&package),
         Command::Deny => gate::deny::run(),
         Command::Mutants(which) => gate::mutants::run(&which),
     }

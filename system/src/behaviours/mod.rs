@@ -16,6 +16,7 @@ mod hundred_devices_idle;
 mod image_lock_refuses_others;
 mod macvtap_over_veth;
 mod ovmf_boots_from_network;
+mod package_day;
 mod pcap_opens_in_tshark;
 mod promtool_reads_metrics;
 mod qemu_discard_punches_holes;
@@ -86,6 +87,7 @@ pub const ALL: &[Behaviour] = &[
     soak_short::BEHAVIOUR,
     promtool_reads_metrics::BEHAVIOUR,
     systemd_service::BEHAVIOUR,
+    package_day::BEHAVIOUR,
     image_lock_refuses_others::BEHAVIOUR,
     sectors_stay::BEHAVIOUR,
     direct_past_the_cache::BEHAVIOUR,

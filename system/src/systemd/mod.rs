@@ -1,6 +1,6 @@
 //! systemd as PID 1 of a container (systemd-nspawn): a root of a few files, with the host's `/usr`.
 
-use crate::command::{child, wait_for};
+use crate::command::{child, output, wait_for};
 use crate::packages::need;
 use crate::{Context, Outcome, check, cleanup};
 use std::fs;
@@ -11,6 +11,10 @@ use std::time::Duration;
 
 /// What is run in it.
 pub(crate) const SERVICE: &str = include_str!("service.sh");
+/// An operator's day with the package.
+pub(crate) const PACKAGE: &str = include_str!("package.sh");
+/// Words of both.
+const WORDS: &str = include_str!("words.sh");
 
 /// Longest time from the start to the end of a container.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -30,6 +34,8 @@ ExecStopPost=/bin/systemctl poweroff --no-block
 #[derive(Debug)]
 pub(crate) struct Root {
     folder: PathBuf,
+    /// What is written to its `/usr` stays in the folder of the programs.
+    is_writable: bool,
 }
 
 impl Root {
@@ -39,7 +45,7 @@ impl Root {
     /// The system's; or systemd-nspawn is missing and cannot be installed.
     pub(crate) fn new(folder: &Path) -> Outcome<Self> {
         need("a container with systemd", &["systemd-container"])?;
-        let root = Self { folder: folder.join("root") };
+        let root = Self { folder: folder.join("root"), is_writable: false };
         let made = ["etc/systemd/system", "etc/manyring", "var/log/journal", "run", "tmp", "day"];
         for name in made.into_iter().chain(["proc", "sys", "dev", "usr"]) {
             fs::create_dir_all(root.at(name)).context(name)?;
@@ -54,6 +60,20 @@ impl Root {
         root.write("etc/passwd", users)?;
         root.write("etc/group", "root:x:0:\nmanyring:x:990:\n")?;
         root.write("etc/systemd/system/script.service", SCRIPT)?;
+        Ok(root)
+    }
+
+    /// The same with the packages of this host installed, in which others can be; without a user
+    /// for the service.
+    pub(crate) fn with_packages(folder: &Path) -> Outcome<Self> {
+        let root = Self { is_writable: true, ..Self::new(folder)? };
+        root.write("etc/passwd", "root:x:0:0::/:/bin/sh\n")?;
+        root.write("etc/group", "root:x:0:\n")?;
+        fs::remove_dir(root.at("etc/manyring")).context("etc/manyring")?;
+        fs::create_dir_all(root.at("var/lib")).context("var/lib")?;
+        output(child("cp").args(["-a", "/var/lib/dpkg"]).arg(root.at("var/lib")))?;
+        // It names users of this host.
+        root.write("var/lib/dpkg/statoverride", "")?;
         Ok(root)
     }
 
@@ -75,12 +95,13 @@ impl Root {
 
     /// Boots it, runs `script`, waits for its end, and gives what the script has said.
     pub(crate) fn run(&self, script: &str, log: &Path) -> Outcome<String> {
-        self.write("day/script", script)?;
+        self.write("day/script", &format!("{WORDS}{script}"))?;
         let programs = self.folder.with_file_name("programs");
         let log = fs::File::create(log).context(log.display())?;
         let mut nspawn = child(crate::command::find("systemd-nspawn").ok_or("no systemd-nspawn")?);
         nspawn.arg("-q").arg("-D").arg(&self.folder);
-        nspawn.arg(format!("--overlay-ro=/usr:{}:/usr", programs.display()));
+        let overlay = if self.is_writable { "--overlay" } else { "--overlay-ro" };
+        nspawn.arg(format!("{overlay}=/usr:{}:/usr", programs.display()));
         nspawn.args(["--bind=/dev/net/tun", "--capability=CAP_NET_ADMIN", "--private-network"]);
         nspawn.args(["--register=no", "--keep-unit", "-b", "systemd.unit=script.service"]);
         nspawn.stdin(Stdio::null()).stderr(log.try_clone().context("the log")?).stdout(log);
