@@ -210,6 +210,9 @@ pub(crate) struct BlkArgs {
     /// Pass the host's page cache by (O_DIRECT).
     #[arg(long)]
     pub(crate) direct: bool,
+    /// Lock the file while a guest's rings run, not as long as it is open: for live migration.
+    #[arg(long)]
+    pub(crate) lock_with_rings: bool,
     /// raw: serve the file's bytes even if they look like a disk image of another format.
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<String>,
@@ -369,6 +372,7 @@ impl From<BlkArgs> for RawConfig {
             memory: args.memory,
             read_only: args.read_only,
             direct: args.direct,
+            lock_with_rings: args.lock_with_rings,
             format: args.format,
             logical_block_size: args.logical_block_size,
             num_queues: args.num_queues,

@@ -84,6 +84,9 @@ pub enum StartError {
     /// Its file system has no room for it, or refuses.
     #[error("no room for the journal of the ring: {0}")]
     JournalRoom(Errno),
+    /// Another process serves the image to a guest, or it cannot be locked; the log says which.
+    #[error("the image is not to be had")]
+    Image,
     /// The workers are stopped, or none could be started.
     #[error("no worker runs")]
     NoWorker,
@@ -101,7 +104,7 @@ impl StartError {
             },
             Self::Grants(GrantError::Device(errno)) => is_shortage(*errno),
             Self::Grants(error) => matches!(error, GrantError::NoRoom { .. }),
-            Self::NoWorker => true,
+            Self::Image | Self::NoWorker => true,
             Self::Queue(_) => false,
         }
     }

@@ -1,6 +1,7 @@
 //! `fault`: a decorator that makes another disk fail, hang, or claim more than it can.
 
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Op, Request};
+use crate::blk::ImageError;
 use crate::sys::uring::Ring;
 use manyring_memory::Pieces;
 use rustix::fd::BorrowedFd;
@@ -86,6 +87,14 @@ impl Disk for FaultDisk {
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
         self.inner.resize(size)?;
         Ok(self.geometry())
+    }
+
+    fn acquire(&self) -> Result<(), ImageError> {
+        self.inner.acquire()
+    }
+
+    fn release(&self) {
+        self.inner.release();
     }
 
     fn kind(&self) -> &'static str {

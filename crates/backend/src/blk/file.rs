@@ -17,6 +17,7 @@ use super::offload::{Aside, Offload};
 use super::quota::Patience;
 use super::task::{Backlog, Step, Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
+use crate::blk::ImageError;
 use crate::sys::file as sys;
 use crate::sys::uring::Ring;
 use manyring_memory::{GuestSlice, Pieces, SliceList};
@@ -53,6 +54,14 @@ impl Disk for FileDisk {
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
         self.image.resize(size)
+    }
+
+    fn acquire(&self) -> Result<(), ImageError> {
+        self.image.acquire()
+    }
+
+    fn release(&self) {
+        self.image.release();
     }
 
     fn kind(&self) -> &'static str {

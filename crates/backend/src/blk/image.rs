@@ -1,6 +1,7 @@
 //! `Image`: a file or block device, opened, locked and measured. `file` and `uring` serve it.
 
 mod format;
+mod held;
 mod probe;
 mod units;
 
@@ -30,6 +31,9 @@ pub struct ImageOptions {
     /// Serve the image even if its bytes look like an image of another format, and no guest has had
     /// it.
     pub any_content: bool,
+    /// The lock is not taken before the first ring runs, and given back when the last one has
+    /// stopped: a guest that migrates hands it over.
+    pub lock_with_rings: bool,
 }
 
 /// Why an image cannot be served.
@@ -57,6 +61,8 @@ pub enum ImageError {
         /// Its process id, where the system tells.
         holder: Option<u32>,
     },
+    #[error("{} is a block device: lock_with_rings is for files", path.display())]
+    LockWithRings { path: PathBuf },
     #[error("cannot lock {}: {errno}", path.display())]
     Lock { path: PathBuf, errno: Errno },
     #[error("{} does not allow direct I/O: {errno}", path.display())]
@@ -101,6 +107,8 @@ pub struct Image {
     /// The unit of `fallocate`, which zeroes a part of a unit in the page cache or not at all.
     range_unit: u64,
     guard: Guard,
+    /// Its name, for messages, if the lock goes with the rings.
+    unlocked: Option<PathBuf>,
     /// Held while the size of the file changes.
     sizing: Mutex<()>,
     /// The error with which the host lost bytes that were written to its page cache; 0: none.
@@ -125,6 +133,9 @@ impl Image {
             FileType::BlockDevice => true,
             _ => return Err(ImageError::Kind { path: at() }),
         };
+        if block_device && options.lock_with_rings {
+            return Err(ImageError::LockWithRings { path: at() });
+        }
         let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         let mut flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
         if block_device && !options.read_only {
@@ -136,7 +147,9 @@ impl Image {
             errno => open_error(errno),
         })?;
         leave_atime(&plain);
-        lock(&plain, path, !options.read_only)?;
+        if !options.lock_with_rings {
+            lock(&plain, path, !options.read_only)?;
+        }
         let file_size =
             size_of_file(&plain).map_err(|errno| ImageError::Size { path: at(), errno })?;
         if file_size < 512 {
@@ -170,7 +183,8 @@ impl Image {
         };
         let syncs = describe(&file).map_err(open_error)?;
         let measured = (block_device, options.read_only, file_size);
-        Ok(Self::measured(file, holder, syncs, measured))
+        let unlocked = options.lock_with_rings.then(at);
+        Ok(Self { unlocked, ..Self::measured(file, holder, syncs, measured) })
     }
 
     /// Looks at what `path` names, without opening it.
@@ -242,6 +256,7 @@ impl Image {
             offset_align,
             range_unit,
             guard: Guard::default(),
+            unlocked: None,
             sizing: Mutex::default(),
             nowait,
             in_memory,

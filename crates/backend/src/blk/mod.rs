@@ -193,6 +193,18 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// is zero, or not whole sectors. Any other: the host cannot change or measure it.
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno>;
 
+    /// A ring begins, and none runs: takes the lock that goes with them, if there is one
+    /// ([`ImageOptions::lock_with_rings`]). May block.
+    ///
+    /// # Errors
+    /// [`ImageError::InUse`], [`ImageError::Lock`].
+    fn acquire(&self) -> Result<(), ImageError> {
+        Ok(())
+    }
+
+    /// The last ring has stopped: gives the lock back. May block.
+    fn release(&self) {}
+
     /// A short name for logs and counters: `file`, `uring`, `null`, ..
     fn kind(&self) -> &'static str;
 }

@@ -54,6 +54,7 @@ use super::offload::{Offload, warn_of_waiting};
 use super::quota::{BURST, Quota};
 use super::task::{Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
+use crate::blk::ImageError;
 use crate::sys::file as sys;
 use crate::sys::uring::{FileOp, Hand, Ring, RingDisk, RingFile, Width};
 use in_flight::{InFlight, Stage, Step};
@@ -141,6 +142,14 @@ impl Disk for UringDisk {
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
         self.image.resize(size)
+    }
+
+    fn acquire(&self) -> Result<(), ImageError> {
+        self.image.acquire()
+    }
+
+    fn release(&self) {
+        self.image.release();
     }
 
     fn kind(&self) -> &'static str {

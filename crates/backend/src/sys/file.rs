@@ -165,6 +165,21 @@ pub fn lock(file: impl AsFd, exclusive: bool) -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
+/// Gives the lock of [`lock`] back.
+///
+/// # Errors
+/// The file system refuses.
+pub fn unlock(file: impl AsFd) -> Result<(), Errno> {
+    // SAFETY: as in `lock`.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::c_short::try_from(libc::F_UNLCK).unwrap_or(0);
+    lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0);
+    // SAFETY: as in `lock`.
+    let result =
+        unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
 /// `BLKSECDISCARD`: _IO(0x12, 125).
 const BLKSECDISCARD: libc::c_ulong = 0x127d;
 

@@ -35,9 +35,15 @@ pub(crate) fn open(
     Ok(match plan {
         DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
         DiskPlan::Memory { size } => Arc::new(MemoryDisk::new(*size)?),
-        DiskPlan::File { path, pinned, direct, format } => {
+        DiskPlan::File { path, pinned, direct, lock_with_rings, format } => {
             let any_content = *format == Some(Format::Raw);
-            let options = ImageOptions { read_only, direct: *direct, block_size, any_content };
+            let options = ImageOptions {
+                read_only,
+                direct: *direct,
+                block_size,
+                any_content,
+                lock_with_rings: *lock_with_rings,
+            };
             let found = pinned.as_ref().map(Pinned::path);
             let image = Image::open(found.as_ref().unwrap_or(path), options)?;
             if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) }

@@ -117,6 +117,7 @@ pub(crate) enum DiskPlan {
         #[serde(skip)]
         pinned: Option<Pinned>,
         direct: bool,
+        lock_with_rings: bool,
         /// None: raw, and refused if it looks like another format.
         format: Option<Format>,
     },
@@ -335,7 +336,11 @@ impl DiskPlan {
             None => place
                 .error(key, format!("{text:?} is not a size in whole sectors, like 64G or 1536M")),
         };
-        for (key, is_set) in [("direct", raw.direct), ("format", raw.format.is_some())] {
+        for (key, is_set) in [
+            ("direct", raw.direct),
+            ("lock_with_rings", raw.lock_with_rings),
+            ("format", raw.format.is_some()),
+        ] {
             if is_set && raw.file.is_none() {
                 return place.error(key, format!("needs {}", place.key("file")));
             }
@@ -343,7 +348,8 @@ impl DiskPlan {
         let format = format(raw.format.as_deref(), place)?;
         match (&raw.file, &raw.null, &raw.memory) {
             (Some(path), None, None) => {
-                Ok(Self::File { path: path.clone(), pinned: None, direct: raw.direct, format })
+                let RawBlk { direct, lock_with_rings, .. } = *raw;
+                Ok(Self::File { path: path.clone(), pinned: None, direct, lock_with_rings, format })
             }
             (None, Some(size), None) => Ok(Self::Null { size: size_of("null", size)? }),
             (None, None, Some(size)) => Ok(Self::Memory { size: size_of("memory", size)? }),

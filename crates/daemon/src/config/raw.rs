@@ -256,6 +256,8 @@ device_table! {
         pub(crate) read_only: bool,
         /// Pass the host's page cache by (`O_DIRECT`).
         pub(crate) direct: bool,
+        /// Lock the file while a guest's rings run, not as long as it is open: for migration.
+        pub(crate) lock_with_rings: bool,
         /// `raw`: serve the file's bytes even if they look like an image of another format.
         pub(crate) format: Option<String>,
         /// Bytes of a sector of the guest, 512 or 4096; default 512, but 4096 for a block device

@@ -4,6 +4,7 @@ mod backing;
 pub mod blkif;
 mod config;
 mod handler;
+mod hold;
 mod host;
 mod limited;
 mod pending;
@@ -16,14 +17,17 @@ pub(crate) use virtio::BlkQueue;
 
 use crate::{ConfigError, Device, Later, StartError};
 use backing::Backing;
+use hold::Hold;
 use host::HostErrors;
 use manyring_backend::blk::{Disk, Geometry};
 use manyring_engine::Activation;
 use manyring_engine::Limit;
 use manyring_engine::Moderation;
 use manyring_engine::QueueHandle;
+use manyring_engine::StopError;
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{Home, Pool};
+use manyring_queue::Base;
 use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE, VIRTIO_BLK_F_FLUSH};
 use manyring_wire::vhost_user::PROTOCOL_F_INFLIGHT_SHMFD;
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
@@ -79,6 +83,7 @@ pub(crate) struct Shared {
 pub struct BlkDevice {
     options: BlkOptions,
     backing: Backing,
+    hold: Hold,
     shared: Arc<Shared>,
     /// The field `writeback` of the config space (§5.2.4).
     writeback: AtomicBool,
@@ -113,6 +118,7 @@ impl BlkDevice {
             stays_durable: AtomicBool::new(false),
             options,
             backing,
+            hold: Hold::default(),
             shared,
             features: AtomicU64::new(0),
         }
@@ -171,6 +177,22 @@ impl BlkDevice {
     }
 
     async fn start_queue(&self, activation: Activation) -> Result<QueueHandle, StartError> {
+        self.hold.begin(self.disk(), &self.options.name).await?;
+        let started = self.start_held(activation).await;
+        if started.is_err() {
+            self.hold.end(self.disk()).await;
+        }
+        started
+    }
+
+    /// If the worker has ended, somebody may still write: the disk stays held.
+    async fn stop_queue(&self, queue: QueueHandle) -> Result<Base, StopError> {
+        let base = queue.stop().await?;
+        self.hold.end(self.disk()).await;
+        Ok(base)
+    }
+
+    async fn start_held(&self, activation: Activation) -> Result<QueueHandle, StartError> {
         let disk = self.backing.open_queue_aside().await?;
         let stats = self.backing.stats(activation.index).unwrap_or_default();
         let memory = activation.queue.memory().clone();
@@ -273,6 +295,10 @@ impl Device for BlkDevice {
 
     fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
         Box::pin(self.start_queue(activation))
+    }
+
+    fn stop(&self, _: usize, queue: QueueHandle) -> Later<'_, Result<Base, StopError>> {
+        Box::pin(self.stop_queue(queue))
     }
 
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {

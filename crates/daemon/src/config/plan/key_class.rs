@@ -23,7 +23,7 @@ impl Class {
 }
 
 /// The class of each key of `[[blk]]` and `[[net]]`.
-pub(crate) const KEYS: [(&str, Class); 46] = {
+pub(crate) const KEYS: [(&str, Class); 47] = {
     use Class::{Live, Reconnect, Replace};
     [
         ("name", Replace),
@@ -43,6 +43,7 @@ pub(crate) const KEYS: [(&str, Class); 46] = {
         ("null", Replace),
         ("memory", Replace),
         ("direct", Replace),
+        ("lock_with_rings", Replace),
         ("format", Replace),
         ("read_only", Reconnect),
         ("logical_block_size", Reconnect),

@@ -135,7 +135,8 @@ impl XenBlkPlan {
         }
         let is_raw = RAW_PREFIXES.iter().any(|prefix| params.starts_with(prefix));
         let format = if is_raw { Some(Format::Raw) } else { self.format };
-        Ok(DiskPlan::File { path: path.to_owned(), pinned: None, direct: self.direct, format })
+        let (path, direct, lock_with_rings) = (path.to_owned(), self.direct, false);
+        Ok(DiskPlan::File { path, pinned: None, direct, lock_with_rings, format })
     }
 }
 

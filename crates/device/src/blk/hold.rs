@@ -1,0 +1,68 @@
+//! `Hold`: a disk whose lock goes with the rings is locked while one of them runs.
+//!
+//! ```text
+//! first ring begins:   take the lock; another process has it? try again for 5 s, then say whose
+//! last ring stopped:   nothing is in flight: make all durable, let go
+//! ```
+//! So of two daemons that serve one image, the guest's front-end decides which one does: it stops
+//! the rings at one host before it starts them at the other. Two guests cannot run at once.
+
+use crate::StartError;
+use manyring_backend::blk::{Disk, ImageError};
+use manyring_engine::aside;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+/// How long a ring waits for the image. Its guest pauses meanwhile: the source lets go before QEMU
+/// resumes the guest at the destination, and a process that was killed within milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How many rings of a disk run. The count is held while the lock changes hands.
+#[derive(Debug, Default)]
+pub(super) struct Hold(Mutex<usize>);
+
+impl Hold {
+    /// A ring begins.
+    ///
+    /// # Errors
+    /// [`StartError::Image`]: the reason is logged.
+    pub(super) async fn begin(&self, disk: &Arc<dyn Disk>, device: &str) -> Result<(), StartError> {
+        let mut rings = self.0.lock().await;
+        if *rings == 0 {
+            acquire(disk, device).await?;
+        }
+        *rings += 1;
+        Ok(())
+    }
+
+    /// A ring has stopped, or has not begun after all.
+    pub(super) async fn end(&self, disk: &Arc<dyn Disk>) {
+        let mut rings = self.0.lock().await;
+        *rings = rings.saturating_sub(1);
+        if *rings == 0 {
+            let disk = disk.clone();
+            aside(move || disk.release()).await;
+        }
+    }
+}
+
+async fn acquire(disk: &Arc<dyn Disk>, device: &str) -> Result<(), StartError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let disk = disk.clone();
+        match aside(move || disk.acquire()).await {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(ImageError::InUse { .. })) if Instant::now() < deadline => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            Some(Err(error)) => {
+                tracing::error!(device, %error, "the guest's rings do not start");
+                return Err(StartError::Image);
+            }
+            None => return Err(StartError::Image),
+        }
+    }
+}
