@@ -25,6 +25,7 @@ mod qemu_flush_reaches_the_host;
 mod qemu_four_queues;
 mod qemu_hot_plug;
 mod qemu_live_resize;
+mod qemu_migrates_between_daemons;
 mod qemu_net_four_pairs;
 mod qemu_net_legacy;
 mod qemu_net_survives;
@@ -121,6 +122,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_four_queues::BEHAVIOUR,
     qemu_under_libvirt::BEHAVIOUR,
     qemu_net_survives::BEHAVIOUR,
+    qemu_migrates_between_daemons::BEHAVIOUR,
     qemu_net_four_pairs::BEHAVIOUR,
     qemu_net_legacy::BEHAVIOUR,
     ovmf_boots_from_network::BEHAVIOUR,

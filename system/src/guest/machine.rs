@@ -87,6 +87,9 @@ pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path
             command.args(["-device", &device]);
         }
     }
+    if let Some(incoming) = options.incoming {
+        command.arg("-incoming").arg(format!("unix:{}", incoming.display()));
+    }
     command.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(initramfs);
     let environment = environment(options).join(" ");
     let append = format!("console=ttyS0 quiet panic=-1 no_timer_check {environment}");

@@ -63,6 +63,8 @@ pub struct GuestOptions<'a> {
     pub can_reboot: bool,
     /// Devices can be plugged into `port0` and `port1`: where QEMU takes commands (QMP).
     pub monitor: Option<&'a Path>,
+    /// It boots nothing: a guest that migrates comes in here (QEMU).
+    pub incoming: Option<&'a Path>,
 }
 
 impl Default for GuestOptions<'_> {
@@ -82,6 +84,7 @@ impl Default for GuestOptions<'_> {
             is_shown: false,
             can_reboot: false,
             monitor: None,
+            incoming: None,
         }
     }
 }
@@ -118,6 +121,19 @@ impl Guest {
         let mut guest = Self::launch(kernel, options, console)?;
         guest.until_up(BOOT)?;
         Ok(guest)
+    }
+
+    /// Starts a machine that waits for a guest to come in by migration. Its console goes to the
+    /// file `console`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn await_migration(
+        kernel: &Kernel,
+        options: &GuestOptions<'_>,
+        console: &Path,
+    ) -> Outcome<Self> {
+        Self::launch(kernel, options, console)
     }
 
     fn launch(kernel: &Kernel, options: &GuestOptions<'_>, console: &Path) -> Outcome<Self> {

@@ -30,10 +30,15 @@ impl Monitor {
 
     /// Carries a command out.
     pub(crate) fn execute(&mut self, command: &str, arguments: &Value) -> Outcome {
+        self.ask(command, arguments).map(drop)
+    }
+
+    /// Carries a command out, and gives what it returns.
+    pub(crate) fn ask(&mut self, command: &str, arguments: &Value) -> Outcome<Value> {
         let text = json!({ "execute": command, "arguments": arguments }).to_string();
         let sent = writeln!(self.stream.get_mut(), "{text}");
         sent.context("QEMU's monitor")?;
-        self.until("return").map(drop)
+        self.until("return").map(|mut said| said["return"].take())
     }
 
     /// Waits for an event that names this device.

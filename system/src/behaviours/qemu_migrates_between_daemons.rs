@@ -1,0 +1,205 @@
+//! A guest migrates to and fro between two daemons for its disk and two for its network, while it
+//! compares all that it reads and hears from the network; a daemon is killed in between.
+
+use super::{Behaviour, Scene};
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::guest::{Guest, GuestOptions, Kind, Monitor, Net};
+use crate::net::{Far, Namespace, WORDS};
+use crate::{Context, Outcome, check};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "qemu_migrates_between_daemons", run };
+
+/// Two writers that go through the page cache, and empty it before they read; one whose data stays
+/// in memory; and one that talks to the host.
+const SCRIPT: &str = r#"
+network
+wrong() { echo "$1" >> /tmp/bad; }
+disk() {
+    while [ ! -e /tmp/stop ]; do
+        head -c 1048576 /dev/urandom > /tmp/w$1
+        dd if=/tmp/w$1 of=$DISK bs=64k seek=$(($1 * 64)) conv=notrunc,fsync 2>/dev/null ||
+            wrong "write of $1"
+        echo 1 > /proc/sys/vm/drop_caches
+        dd if=$DISK of=/tmp/r$1 bs=64k count=16 skip=$(($1 * 64)) 2>/dev/null || wrong "read of $1"
+        cmp -s /tmp/w$1 /tmp/r$1 || wrong "bytes of $1"
+        echo x >> /tmp/disk
+    done
+}
+cached() {
+    dd if=/dev/urandom of=$DISK bs=1M count=24 seek=16 conv=notrunc,fsync 2>/dev/null
+    sum=$(dd if=$DISK bs=1M count=24 skip=16 2>/dev/null | sha256sum)
+    while [ ! -e /tmp/stop ]; do
+        [ "$(dd if=$DISK bs=1M count=24 skip=16 2>/dev/null | sha256sum)" = "$sum" ] ||
+            wrong "cached bytes"
+        echo x >> /tmp/cached
+    done
+}
+heard() {
+    while [ ! -e /tmp/stop ]; do
+        ping -c 1 -W 1 $HOST > /dev/null 2>&1 && echo x >> /tmp/heard
+    done
+}
+disk 0 & disk 1 & cached & heard &
+while [ ! -s /tmp/disk ] || [ ! -s /tmp/cached ] || [ ! -s /tmp/heard ]; do sleep 0.2; done
+mark loaded
+round=0
+while [ $round -lt 4 ]; do
+    read -r word
+    [ "$word" = look ] || continue
+    round=$((round + 1))
+    for what in disk cached heard; do
+        before=$(wc -l < /tmp/$what)
+        tries=0
+        while [ "$(wc -l < /tmp/$what)" -lt $((before + 2)) ]; do
+            [ $tries -lt 2000 ] || fail "round $round: $what stands still"
+            tries=$((tries + 1))
+            sleep 0.1
+        done
+    done
+    [ -e /tmp/bad ] && fail "round $round: $(cat /tmp/bad)"
+    mark "round$round"
+done
+touch /tmp/stop
+wait
+[ -e /tmp/bad ] && fail "wrong: $(cat /tmp/bad)"
+dmesg | grep -q "I/O error" && fail "an I/O error"
+"#;
+
+const LIMIT: Duration = Duration::from_secs(300);
+/// How long a migration may take: the guest is slow, and makes much of its memory dirty.
+const MIGRATION: Duration = Duration::from_secs(150);
+
+/// One of the two places at which the guest can be.
+struct Host {
+    blk: Option<Daemon>,
+    net: Daemon,
+    folder: PathBuf,
+}
+
+impl Host {
+    fn new(scene: &Scene<'_>, namespace: &Namespace, image: &str, name: &str) -> Outcome<Self> {
+        let folder = scene.file(name);
+        std::fs::create_dir_all(&folder).context(folder.display())?;
+        let log = scene.log(&format!("manyring-{name}.log"));
+        let binary = &scene.stage.binary;
+        let more = ["--num-queues", "2", "--format", "raw", "--lock-with-rings"];
+        let options = DaemonOptions::blk(binary, &folder, &log, image.as_ref(), &more);
+        let blk = start(options)?;
+        let more = ["--tap", name, "--bridge", "br0", "--queue-pairs", "1"];
+        let log = scene.log(&format!("manyring-net-{name}.log"));
+        let net = start(DaemonOptions::net(binary, &folder, &log, namespace, &more))?;
+        Ok(Self { blk: Some(blk), net, folder })
+    }
+
+    /// A machine there; `incoming`: it waits for the guest.
+    fn guest(&self, scene: &Scene<'_>, log: &str, incoming: bool) -> Outcome<(Guest, Monitor)> {
+        let (blk, net) = (self.folder.join("blk0.sock"), self.net.socket());
+        let (monitor, door) = (self.folder.join(format!("{log}.qmp")), self.door());
+        let script = format!("{WORDS}{SCRIPT}");
+        let options = GuestOptions {
+            socket: Some(&blk),
+            queues: 2,
+            cpus: 2,
+            net: Some(Net { socket: &net, pairs: 1 }),
+            script: &script,
+            monitor: Some(&monitor),
+            incoming: incoming.then_some(&door),
+            ..GuestOptions::default()
+        };
+        let (kernel, log) = (scene.kernel(Kind::Qemu)?, scene.log(&format!("{log}.log")));
+        let guest = match incoming {
+            true => Guest::await_migration(kernel, &options, &log)?,
+            false => Guest::boot(kernel, &options, &log)?,
+        };
+        Ok((guest, Monitor::connect(&monitor)?))
+    }
+
+    fn door(&self) -> PathBuf {
+        self.folder.join("migration.sock")
+    }
+
+    fn requests(&self) -> Outcome<u64> {
+        let blk = self.blk.as_ref().ok_or("the daemon is gone")?;
+        blk.queues()?.iter().map(|queue| queue.value("requests")).sum()
+    }
+}
+
+fn start(options: DaemonOptions) -> Outcome<Daemon> {
+    let socket = options.socket();
+    Daemon::start(options, &socket)
+}
+
+fn run(scene: &Scene<'_>) -> Outcome {
+    let namespace = Namespace::new()?;
+    namespace.bridge(1500)?;
+    let _far = Far::start(&namespace, scene.folder.path())?;
+    let image = scene.image(96)?.display().to_string();
+    let hosts = ["hosta", "hostb"].map(|name| Host::new(scene, &namespace, &image, name));
+    let [a, b] = hosts;
+    let mut hosts = [a?, b?];
+    let (mut guest, mut monitor) = hosts[0].guest(scene, "guest0", false)?;
+    guest.reach("loaded", LIMIT)?;
+    for round in 1..=4 {
+        let (from, to) = ((round + 1) % 2, round % 2);
+        if round < 4 {
+            let log = format!("guest{round}");
+            let before = hosts[to].requests()?;
+            let (next, next_monitor) = hosts[to].guest(scene, &log, true)?;
+            let told = migrate(&mut monitor, &hosts[to])?;
+            println!("migration {round}, host {from} to {to}: {told}");
+            drop(std::mem::replace(&mut guest, next));
+            monitor = next_monitor;
+            guest.answer("look")?;
+            guest.reach(&format!("round{round}"), LIMIT)?;
+            let served = hosts[to].requests()? - before;
+            check(served > 100, || format!("the destination served {served} requests"))?;
+        } else {
+            // The daemon that serves it now is killed under load.
+            let here = &mut hosts[from];
+            let options = here.blk.take().ok_or("the daemon is gone")?.crash()?;
+            here.blk = Some(start(options)?);
+            guest.answer("look")?;
+            guest.reach("round4", LIMIT)?;
+        }
+    }
+    guest.finish(LIMIT)?;
+    for host in hosts {
+        let Host { blk, net, .. } = host;
+        let log = blk.as_ref().map_or_else(|| Ok(String::new()), Daemon::log)?;
+        check(!log.contains("queue stopped: "), || format!("a queue has a fault: {log}"))?;
+        blk.map_or(Ok(()), Daemon::stop)?;
+        net.stop()?;
+    }
+    Ok(())
+}
+
+/// Migrates the guest, and gives what QEMU says of it.
+fn migrate(monitor: &mut Monitor, to: &Host) -> Outcome<String> {
+    let limits = json!({ "max-bandwidth": 400_000_000, "downtime-limit": 1000 });
+    monitor.execute("migrate-set-parameters", &limits)?;
+    let uri = format!("unix:{}", to.door().display());
+    monitor.execute("migrate", &json!({ "uri": uri }))?;
+    let began = Instant::now();
+    loop {
+        let said = monitor.ask("query-migrate", &json!({}))?;
+        match said["status"].as_str() {
+            Some("completed") => return Ok(figures(&said)),
+            Some("failed" | "cancelled") => return Err(format!("the migration failed: {said}")),
+            _ => check(began.elapsed() < MIGRATION, || format!("it does not end: {said}"))?,
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn figures(said: &Value) -> String {
+    format!(
+        "downtime {} ms of {} ms, {} rounds, {} MB",
+        said["downtime"],
+        said["total-time"],
+        said["ram"]["dirty-sync-count"],
+        said["ram"]["transferred"].as_u64().unwrap_or(0) / 1_000_000
+    )
+}
