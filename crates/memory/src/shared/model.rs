@@ -71,10 +71,19 @@ impl Words {
     pub fn load_u64_pair(&self, offset: usize) -> (u64, u64) {
         (self.load_u64(offset), self.load_u64(offset + 8))
     }
-    /// Reads a 64-bit word in four cells.
+    /// Reads a 64-bit word in four cells, the last one with acquire and first.
     #[must_use]
     pub fn load_u64_acquire(&self, offset: usize) -> u64 {
-        self.load_u64(offset)
+        let last = u64::from(self.load_u16_acquire(offset + 6));
+        (0..3)
+            .fold(last << 48, |word, i| word | u64::from(self.load_u16(offset + 2 * i)) << (16 * i))
+    }
+    /// Writes a 64-bit word in four cells, the last one with release and at the end.
+    pub fn store_u64_release(&self, offset: usize, value: u64) {
+        for i in 0..3 {
+            self.store_u16(offset + 2 * i, (value >> (16 * i)) as u16);
+        }
+        self.store_u16_release(offset + 6, (value >> 48) as u16);
     }
     /// Never: four cells cannot be replaced in one step.
     ///
