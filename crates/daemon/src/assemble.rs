@@ -46,6 +46,8 @@ pub(crate) enum AssembleError {
     Workers,
     #[error("{at}: the host has not opened it yet")]
     Slow { at: String },
+    #[error("{at}: a block device cannot be served by a room yet")]
+    Room { at: String },
     #[error("{at}: the daemon has failed to open it")]
     Failed { at: String },
     /// The reason for which the last device waited, with the key as it was typed.

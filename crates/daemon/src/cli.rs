@@ -11,6 +11,7 @@ use crate::config::numbers;
 use crate::config::raw::{
     RawBlk, RawConfig, RawDaemon, RawLimit, RawLimitOption, RawNet, RawSize, RawSocket, RawXenBlk,
 };
+use crate::rooms::sandbox::Sandbox;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -36,6 +37,16 @@ pub(crate) enum LogFormat {
     Text,
     /// A line of JSON.
     Json,
+}
+
+impl LogFormat {
+    /// Its name as an option.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
 }
 
 /// What to do.
@@ -69,8 +80,24 @@ pub(crate) enum Command {
     Mtu(MtuArgs),
     /// Have a guest announce itself to its network.
     Announce(AnnounceArgs),
+    /// Serve what the daemon hands over: it starts this itself.
+    #[command(hide = true)]
+    Room(RoomArgs),
     /// Print what a VMM must be told to use a device.
     Snippet(SnippetArgs),
+}
+
+/// `manyring room`
+#[derive(Args, Debug)]
+pub(crate) struct RoomArgs {
+    /// What it gives up.
+    #[arg(long, value_enum, require_equals = true, default_value_t = Sandbox::Auto)]
+    pub(crate) sandbox: Sandbox,
+    /// Try what it has given up, and end.
+    #[arg(long)]
+    pub(crate) show: bool,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
 }
 
 /// `manyring snippet`

@@ -24,10 +24,13 @@ pub(crate) use change::{Change, Done, Door, Keys, Refused};
 pub(crate) use tasks::Tasks;
 
 use crate::assemble::links::HostLinks;
-use crate::assemble::{AssembleError, Served, free, listens_at, served};
-use crate::config::plan::{DevicePlan, Found, Place, Plan, Wanted};
+use crate::assemble::wanted::is_block_device;
+use crate::assemble::{AssembleError, Kind, Made, Opened, Served, free, listens_at, served};
+use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Found, Place, Plan, Wanted};
 use crate::control::{Entry, Registry};
 use crate::limits::Groups;
+use crate::log;
+use crate::rooms::Rooms;
 use crate::service::{Service, Whose};
 use crate::xen::XenDisks;
 use change::Order;
@@ -36,6 +39,7 @@ use kept::Kept;
 use manyring_engine::{Pool, PoolOptions};
 use manyring_transport::vhost_user::{Endpoint, SocketPermissions};
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,6 +77,8 @@ pub(crate) struct House {
 /// What all devices share.
 #[derive(Debug)]
 struct Shared {
+    rooms: Rooms,
+    domains: Domains,
     pool: Arc<Pool>,
     devices: Registry,
     groups: Groups,
@@ -110,7 +116,9 @@ impl House {
         let keeps_on = plan.daemon.place != Place::CommandLine;
         let (devices, groups) = (Registry::default(), Groups::default());
         groups.follow(&plan.limit);
-        let shared = Shared { pool, devices, groups, service, io_uring, wait, keeps_on };
+        let (rooms, domains) = (Rooms::new(room_arguments(&plan.daemon)), plan.daemon.domains);
+        let shared =
+            Shared { rooms, domains, pool, devices, groups, service, io_uring, wait, keeps_on };
         let shared = Arc::new(shared);
         let (plan, kept) = with_kept(plan)?;
         shared.service.retain(listening(&plan));
@@ -189,7 +197,7 @@ impl House {
         let stage = match wait.begin(first) {
             Later::Opened(opened) => match wanted.decorated(opened) {
                 Ok(opened) => {
-                    let made = wanted.made(opened, (self.pool(), &self.shared.groups));
+                    let made = self.shared.made(&wanted, opened);
                     self.devices().add(made.part.clone());
                     Stage::Made(made)
                 }
@@ -208,6 +216,10 @@ impl House {
 
     pub(crate) fn pool(&self) -> &Arc<Pool> {
         &self.shared.pool
+    }
+
+    pub(crate) fn rooms(&self) -> &Rooms {
+        &self.shared.rooms
     }
 
     pub(crate) fn devices(&self) -> &Registry {
@@ -368,6 +380,17 @@ impl Shared {
         }
     }
 
+    /// Makes the device of what was opened for it.
+    fn made(&self, wanted: &Wanted, opened: Opened) -> Made {
+        let mut made = wanted.made(opened, (&self.pool, &self.groups));
+        if let (Wanted::Blk(blk), Kind::Blk(shown)) = (wanted, &made.part.kind)
+            && !is_block_device(shown.disk())
+        {
+            made.part.room = blk.domain(self.domains);
+        }
+        made
+    }
+
     /// True if a device that cannot be served at the start costs no other one.
     fn tries_again(&self) -> bool {
         self.keeps_on && self.wait != Some(0)
@@ -411,9 +434,28 @@ fn listening(plan: &Plan) -> impl Iterator<Item = (Whose<'_>, PathBuf, SocketPer
 }
 
 /// Six fds a device add up: use all that the system allows.
-fn raise_fd_limit() {
+pub(crate) fn raise_fd_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     let _ = setrlimit(Resource::Nofile, raised);
+}
+
+/// The options that each room is started with: it has as many workers as we have.
+fn room_arguments(plan: &DaemonPlan) -> Vec<OsString> {
+    // What comes first is looked at before anything else is.
+    let sandbox = format!("--sandbox={}", plan.sandbox.name());
+    let mut arguments: Vec<OsString> = vec!["room".into(), sandbox.into()];
+    arguments.extend(log::arguments().into_iter().map(OsString::from));
+    arguments.push("--workers".into());
+    arguments.push(plan.workers.to_string().into());
+    for cpus in &plan.worker_cpus {
+        let cpus: Vec<_> = cpus.iter().map(ToString::to_string).collect();
+        arguments.extend(["--worker-cpus".into(), cpus.join(",").into()]);
+    }
+    arguments.extend(plan.polling.options().into_iter().map(OsString::from));
+    if !plan.io_uring {
+        arguments.push("--no-io-uring".into());
+    }
+    arguments
 }

@@ -19,6 +19,7 @@ mod limits;
 mod log;
 mod metrics;
 mod output;
+pub mod rooms;
 mod service;
 mod signals;
 mod snippet;
@@ -44,12 +45,14 @@ const QUIT_TIMEOUT: Duration = Duration::from_millis(300);
 /// Runs the program with its arguments, the first of which is its own name.
 #[must_use]
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
+    // Before the first thread: what follows is given up by each thread for itself.
+    let sandboxed = rooms::sandbox::enter(&arguments);
     if log::open().is_err() {
         // There is no thread to say it; whoever waits for us sees the status.
         return ExitCode::FAILURE;
     }
     let status = match Cli::try_parse_from(only_capabilities(with_command(arguments))) {
-        Ok(cli) => output::end(obey(cli)),
+        Ok(cli) => output::end(sandboxed.map_err(Failure::Refused).and_then(|()| obey(cli))),
         Err(error) => output::explain(&error),
     };
     log::finish();
@@ -107,6 +110,14 @@ fn obey(cli: Cli) -> Result<(), Failure> {
         Command::Remove(args) => runtime()?.block_on(ask::remove(&args)),
         Command::Reload(args) => runtime()?.block_on(ask::reload(&args)),
         Command::Announce(args) => runtime()?.block_on(ask::announce(&args)),
+        Command::Room(args) if args.show => print(&rooms::sandbox::tried()),
+        Command::Room(args) => {
+            let plan = config::of_daemon(args.daemon.into())?;
+            let (runtime, room) = (runtime()?, rooms::run(&plan));
+            let ended = runtime.block_on(room);
+            runtime.shutdown_background();
+            ended.map_err(Failure::Refused)
+        }
         Command::Snippet(args) => print(&snippet::text(&args).map_err(Failure::Wrong)?),
     }
 }
@@ -172,6 +183,7 @@ fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
             pool: house.pool().clone(),
             devices: house.devices().clone(),
             door: house.door().clone(),
+            rooms: house.rooms().clone(),
             shown: house.shown(),
             file,
             reads: Arc::default(),

@@ -80,8 +80,18 @@ pub(crate) fn finish() {
     LINES.finish(FINISH_TIMEOUT);
 }
 
+/// The level and the format, as they were given.
+static ARGUMENTS: OnceLock<[String; 2]> = OnceLock::new();
+
+/// The options by which another process logs as this one does.
+pub(crate) fn arguments() -> Vec<String> {
+    let [level, format] = ARGUMENTS.get().cloned().unwrap_or_default();
+    vec!["--log-level".to_owned(), level, "--log-format".to_owned(), format]
+}
+
 /// Starts logging. A level that is not known is one error.
 pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
+    let _ = ARGUMENTS.set([level.to_owned(), format.name().to_owned()]);
     let known = ["error", "warn", "info", "debug", "trace"];
     if !known.contains(&level) {
         return Err(format!("--log-level: {level:?} is none of {}", known.join(", ")));

@@ -37,6 +37,7 @@ pub(crate) fn text(state: &State, format: Format) -> String {
     out.alone(generation);
     process::write(&mut out);
     devices(&mut out, state);
+    rooms(&mut out, state);
     workers(&mut out, state);
     queues(&mut out, state);
     out.end()
@@ -89,6 +90,24 @@ fn devices(out: &mut Text, state: &State) {
             Entry::Waiting(waiting) => (waiting.name.as_str(), waiting.state()),
         };
         out.line(format_args!("device=\"{name}\",state=\"{state}\""), 1);
+    }
+}
+
+fn rooms(out: &mut Text, state: &State) {
+    let rooms = state.rooms.all();
+    let help = "1 for the state that the process of a trust domain is in";
+    out.family("manyring_room_state", Sort::Gauge, None, help);
+    for room in &rooms {
+        out.line(format_args!("room=\"{}\",state=\"{}\"", room.room, room.state), 1);
+    }
+    let help = "1 while the room has answered the last question";
+    out.family("manyring_room_answers", Sort::Gauge, None, help);
+    for room in &rooms {
+        out.line(format_args!("room=\"{}\"", room.room), u8::from(room.answers));
+    }
+    out.family("manyring_room_starts", Sort::Counter, None, "Times the room was started");
+    for room in &rooms {
+        out.line(format_args!("room=\"{}\"", room.room), room.starts);
     }
 }
 

@@ -87,6 +87,11 @@ impl Histogram {
         })
     }
 
+    /// Every number of it.
+    fn cells(&self) -> impl Iterator<Item = &Counter> {
+        self.buckets.iter().chain([&self.sum])
+    }
+
     /// Sum of all values.
     #[must_use]
     pub fn sum(&self) -> u64 {
@@ -208,6 +213,33 @@ macro_rules! queue_stats {
                     value: &self.$histogram,
                 }),)*];
                 all.into_iter().filter(|(of, _)| of.has(self.class)).map(|(_, n)| n).collect()
+            }
+
+            /// Every number of all classes in one order, for [`Self::show`] of another process.
+            #[must_use]
+            pub fn numbers(&self) -> Vec<u64> {
+                let mut numbers = vec![$(self.$counter.value(),)*];
+                $(numbers.extend(self.$histogram.cells().map(Counter::value));)*
+                numbers
+            }
+
+            /// Shows what another process has counted, `now`, on top of what those `before` it
+            /// have. Only whoever owns these numbers may; numbers that are missing are 0.
+            pub fn show(&self, before: &[u64], now: &[u64]) {
+                let mut at = 0;
+                let mut next = || {
+                    let of = |all: &[u64]| all.get(at).copied().unwrap_or(0);
+                    let pair = (of(before), of(now));
+                    at += 1;
+                    pair
+                };
+                $(let (was, is) = next();
+                let is_gauge = Kind::$kind == Kind::Gauge;
+                self.$counter.set(if is_gauge { is } else { was.wrapping_add(is) });)*
+                $(for cell in self.$histogram.cells() {
+                    let (was, is) = next();
+                    cell.set(was.wrapping_add(is));
+                })*
             }
         }
     };
@@ -412,6 +444,24 @@ mod tests {
         let own: Vec<_> = xen.iter().filter(|name| !blk.contains(name)).collect();
         assert!(own.contains(&&"grant_hits") && own.iter().all(|name| name.starts_with("grant")));
         assert!(own.iter().all(|name| !net.contains(name)) && !xen.contains(&"packets"));
+    }
+
+    #[test]
+    fn what_another_process_counted_is_shown_on_top_of_what_was_before() {
+        let theirs = QueueStats::new(Class::Blk);
+        theirs.reads.add(3);
+        theirs.in_flight.set(2);
+        theirs.serve_ns.record(100, 4);
+        let numbers = theirs.numbers();
+        let shown = QueueStats::new(Class::Blk);
+        shown.show(&[], &numbers);
+        assert_eq!(shown.numbers(), numbers);
+        shown.show(&numbers, &numbers);
+        assert_eq!((shown.reads.value(), shown.in_flight.value()), (6, 2));
+        assert_eq!((shown.serve_ns.count(), shown.serve_ns.sum()), (8, 800));
+        // Fewer numbers than there are, and more.
+        shown.show(&[], &numbers[..1]);
+        shown.show(&[], &vec![u64::MAX; numbers.len() + 1]);
     }
 
     #[test]

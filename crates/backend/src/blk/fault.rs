@@ -1,6 +1,6 @@
 //! `fault`: a decorator that makes another disk fail, hang, or claim more than it can.
 
-use super::{Burst, Completion, Disk, DiskQueue, Geometry, Op, Request};
+use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::blk::ImageError;
 use crate::sys::uring::Ring;
 use manyring_memory::Pieces;
@@ -99,6 +99,10 @@ impl Disk for FaultDisk {
 
     fn kind(&self) -> &'static str {
         "fault"
+    }
+
+    fn image(&self) -> Option<&Image> {
+        self.inner.image()
     }
 }
 

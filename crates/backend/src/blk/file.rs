@@ -67,6 +67,10 @@ impl Disk for FileDisk {
     fn kind(&self) -> &'static str {
         "file"
     }
+
+    fn image(&self) -> Option<&Image> {
+        Some(&self.image)
+    }
 }
 
 /// A queue that serves its requests one after another.

@@ -1,16 +1,20 @@
 //! `Image`: a file or block device, opened, locked and measured. `file` and `uring` serve it.
 
 mod format;
+mod hand;
 mod held;
 mod probe;
 mod units;
+
+pub use hand::Handed;
 
 use super::guard::Guard;
 use super::spares::Spares;
 use super::{Geometry, holder};
 use crate::sys::file as sys;
 use probe::{
-    Units, can_nowait, can_punch, direct_alignment, is_in_memory, range_unit, writes_in_parallel,
+    Units, can_nowait, can_punch, direct_alignment, is_in_memory, leave_atime, range_unit,
+    size_of_file, writes_in_parallel,
 };
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -94,6 +98,7 @@ pub struct Image {
     /// With `direct`: the first description, which holds a block device (`O_EXCL`).
     holder: Option<OwnedFd>,
     block_device: bool,
+    direct: bool,
     device: u64,
     size: AtomicU64,
     geometry: Geometry,
@@ -184,7 +189,7 @@ impl Image {
         let syncs = describe(&file).map_err(open_error)?;
         let measured = (block_device, options.read_only, file_size);
         let unlocked = options.lock_with_rings.then(at);
-        Ok(Self { unlocked, ..Self::measured(file, holder, syncs, measured) })
+        Ok(Self { unlocked, ..Self::measured(file, holder, syncs, measured, options.direct) })
     }
 
     /// Looks at what `path` names, without opening it.
@@ -215,12 +220,12 @@ impl Image {
         holder: Option<OwnedFd>,
         syncs: OwnedFd,
         (block_device, read_only, file_size): (bool, bool, u64),
+        direct: bool,
     ) -> Self {
         let (memory_align, offset_align) =
-            if holder.is_some() { direct_alignment(&file, block_device) } else { (1, 1) };
+            if direct { direct_alignment(&file, block_device) } else { (1, 1) };
         let units = Units::of(&file, block_device);
-        let range_unit =
-            range_unit(&file, block_device, holder.is_some(), &units).max(offset_align);
+        let range_unit = range_unit(&file, block_device, direct, &units).max(offset_align);
         let can_punch = !read_only && can_punch(&file, block_device, file_size);
         let secure = block_device
             && !read_only
@@ -250,6 +255,7 @@ impl Image {
             spare: Spares::default(),
             holder,
             block_device,
+            direct,
             device,
             geometry,
             memory_align,
@@ -373,7 +379,7 @@ impl Image {
     /// True if the image is opened with `O_DIRECT`.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        self.holder.is_some()
+        self.direct
     }
 
     /// True if `RWF_DSYNC` alone makes a write durable: a write past the page cache. Of several
@@ -481,19 +487,6 @@ fn describe(file: &OwnedFd) -> Result<OwnedFd, Errno> {
         Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno),
         Err(_) => rustix::io::fcntl_dupfd_cloexec(file, 0),
         opened => opened,
-    }
-}
-
-fn size_of_file(file: &OwnedFd) -> Result<u64, Errno> {
-    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
-}
-
-/// Sets `O_NOATIME`, if this process may (it owns the file, or has `CAP_FOWNER`). Without it a read
-/// notes its time in the file system's journal, and waits while the journal is committed, even a
-/// read with `RWF_NOWAIT`.
-fn leave_atime(file: &OwnedFd) {
-    if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
-        let _ = rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME);
     }
 }
 

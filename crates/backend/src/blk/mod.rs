@@ -35,7 +35,7 @@ mod spares;
 mod task;
 pub mod uring;
 
-pub use image::{Image, ImageError, ImageOptions};
+pub use image::{Handed, Image, ImageError, ImageOptions};
 
 use crate::sys::uring::Ring;
 use manyring_memory::{GuestSlice, Pieces, SliceList};
@@ -207,6 +207,11 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
 
     /// A short name for logs and counters: `file`, `uring`, `null`, ..
     fn kind(&self) -> &'static str;
+
+    /// The image behind the disk, if there is one.
+    fn image(&self) -> Option<&Image> {
+        None
+    }
 }
 
 /// One queue of a disk.

@@ -22,6 +22,8 @@ struct Shared {
     /// A thread is there to close them. There is one at most for an image, even if its file system
     /// hangs.
     has_thread: bool,
+    /// They are never closed: this process cannot open others.
+    is_kept: bool,
 }
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
@@ -29,6 +31,11 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 impl Spares {
+    /// Descriptions that were given, and stay as long as the image.
+    pub(super) fn kept(files: Vec<OwnedFd>) -> Self {
+        Self(Arc::new(Mutex::new(Shared { files, is_kept: true, ..Shared::default() })))
+    }
+
     /// Takes a description, if there is one.
     pub(super) fn take(&self) -> Option<OwnedFd> {
         lock(&self.0).files.pop()
@@ -38,7 +45,7 @@ impl Spares {
     pub(super) fn put(&self, file: OwnedFd) {
         let mut shared = lock(&self.0);
         shared.files.push(file);
-        if !shared.has_thread {
+        if !shared.has_thread && !shared.is_kept {
             let theirs = self.0.clone();
             let thread = std::thread::Builder::new().name("close".to_owned());
             // If the system has no thread to give, the next `put` asks again.

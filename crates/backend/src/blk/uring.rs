@@ -155,6 +155,10 @@ impl Disk for UringDisk {
     fn kind(&self) -> &'static str {
         "uring"
     }
+
+    fn image(&self) -> Option<&Image> {
+        Some(&self.image)
+    }
 }
 
 #[derive(Debug)]

@@ -148,17 +148,58 @@ pub fn has_qemu_writer(file: impl AsFd) -> bool {
     result == 0 && i32::from(lock.l_type) != libc::F_UNLCK && (lock.l_start, lock.l_len) != (0, 0)
 }
 
+/// The byte whose shared locks say "a process that was given the image still has it": no image is
+/// so large.
+const MARK: i64 = 1 << 62;
+
 /// Locks the whole file for this open file description: shared or exclusive, without waiting.
 /// QEMU's image locks conflict with an exclusive one; see [`has_qemu_writer`] for a shared one.
 ///
 /// # Errors
 /// `EAGAIN` or `EACCES` if another process holds a lock.
 pub fn lock(file: impl AsFd, exclusive: bool) -> Result<(), Errno> {
-    let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
-    // SAFETY: all-zero is a valid flock: from byte 0, length 0 = to the end of any file.
+    // From byte 0, length 0: to the end of any file.
+    set_lock(file, if exclusive { libc::F_WRLCK } else { libc::F_RDLCK }, (0, 0))
+}
+
+/// Marks an open file description as given away.
+///
+/// # Errors
+/// `EAGAIN` or `EACCES` if the owner has locked the mark.
+pub fn mark(file: impl AsFd) -> Result<(), Errno> {
+    set_lock(file, libc::F_RDLCK, (MARK, 1))
+}
+
+/// True while an open file description lives that was marked.
+///
+/// # Errors
+/// The file system cannot tell.
+pub fn is_marked(file: impl AsFd) -> Result<bool, Errno> {
+    // SAFETY: all-zero is a valid flock; the fields that matter are set below.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::c_short::try_from(libc::F_WRLCK).unwrap_or(0);
+    lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0);
+    (lock.l_start, lock.l_len) = (MARK, 1);
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: fd is open, and `lock` outlives the call, which writes the lock it finds there.
+    let result = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock) };
+    if result == 0 { Ok(i32::from(lock.l_type) != libc::F_UNLCK) } else { Err(last_errno()) }
+}
+
+/// Lets go of the mark, which the lock of the whole file has locked too.
+///
+/// # Errors
+/// `ENOLCK`: the system has no lock to give.
+pub fn let_go_of_mark(file: impl AsFd) -> Result<(), Errno> {
+    set_lock(file, libc::F_UNLCK, (MARK, 1))
+}
+
+fn set_lock(file: impl AsFd, kind: i32, (start, len): (i64, i64)) -> Result<(), Errno> {
+    // SAFETY: all-zero is a valid flock; the fields that matter are set below.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = libc::c_short::try_from(kind).unwrap_or(0);
     lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0);
+    (lock.l_start, lock.l_len) = (start, len);
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: fd is open, and `lock` outlives the call.
     let result = unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const lock) };

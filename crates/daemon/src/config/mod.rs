@@ -48,6 +48,14 @@ pub(crate) fn read(path: &Path) -> Result<Plan, Failure> {
     Ok(plan)
 }
 
+/// What concerns the process alone, out of its options.
+///
+/// # Errors
+/// One line, which names the option.
+pub(crate) fn of_daemon(daemon: raw::RawDaemon) -> Result<plan::DaemonPlan, String> {
+    Plan::of_daemon(&daemon).map_err(|error| error.to_string())
+}
+
 /// The device of a request of the control API: a JSON object with the keys of its table, and with
 /// `kind`.
 ///

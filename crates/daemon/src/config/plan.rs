@@ -2,6 +2,7 @@
 
 mod access;
 mod daemon;
+mod domain;
 mod key_class;
 pub(crate) mod limit;
 mod moderation;
@@ -17,7 +18,7 @@ mod wanted;
 mod xen;
 
 pub(crate) use access::AccessPlan;
-pub(crate) use daemon::DaemonPlan;
+pub(crate) use daemon::{DaemonPlan, Domains};
 pub(crate) use key_class::{Class, class_of};
 pub(crate) use limit::{GroupPlan, LimitPlan};
 pub(crate) use moderation::ModerationPlan;
@@ -32,7 +33,7 @@ pub(crate) use wanted::Wanted;
 pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
 use super::numbers;
-use super::raw::{RawBlk, RawConfig, RawFault, RawSize, RawSocket};
+use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSize, RawSocket};
 use limit::Of;
 use manyring_device::blk::OnFull;
 use manyring_engine::Pins;
@@ -103,6 +104,9 @@ pub(crate) struct BlkPlan {
     pub(crate) serial: String,
     pub(crate) writeback: bool,
     pub(crate) on_full: OnFullPlan,
+    /// The trust domain that it names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) domain: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<RawFault>,
 }
@@ -166,6 +170,11 @@ impl Plan {
         unique::check(&plan)?;
         pins::check(&plan)?;
         Ok(plan)
+    }
+
+    /// What concerns the process alone, out of its options.
+    pub(crate) fn of_daemon(raw: &RawDaemon) -> Result<DaemonPlan, PlanError> {
+        DaemonPlan::new(raw, Source::CommandLine.daemon())
     }
 
     /// True if a device writes what it passes to a file, which no lock protects.
@@ -259,8 +268,9 @@ impl BlkPlan {
         let limit = LimitPlan::new(raw.limit.as_ref(), Of::Disk, &place)?;
         let served = (queue_workers, raw.moderation.as_deref(), limit);
         let device = DevicePlan::new(name, place, raw.socket(), served)?;
-        Ok(Self {
+        let blk = Self {
             disk,
+            domain: raw.domain,
             read_only: raw.read_only,
             logical_block_size,
             num_queues,
@@ -270,7 +280,9 @@ impl BlkPlan {
             on_full,
             fault: raw.fault,
             device,
-        })
+        };
+        blk.check_domain()?;
+        Ok(blk)
     }
 }
 

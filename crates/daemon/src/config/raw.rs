@@ -65,6 +65,10 @@ pub(crate) struct RawDaemon {
     pub(crate) state_dir: Option<PathBuf>,
     /// Seconds to wait for what another process holds; 0: none; default: for ever.
     pub(crate) wait: Option<u32>,
+    /// Which disks share a process of their own: "one" (none has one) or "device"; default "one".
+    pub(crate) domains: Option<String>,
+    /// What these processes give up: "none", "auto" or "seccomp"; default "auto".
+    pub(crate) sandbox: Option<String>,
 }
 
 impl RawDaemon {
@@ -248,6 +252,8 @@ device_table! {
     RawBlk {
         /// Serve this file or block device.
         pub(crate) file: Option<PathBuf>,
+        /// Serve it from the process of this trust domain; default: as `domains` says.
+        pub(crate) domain: Option<String>,
         /// Serve a disk of this size that keeps nothing.
         pub(crate) null: Option<RawSize>,
         /// Serve a disk of this size in memory.

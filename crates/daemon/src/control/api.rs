@@ -41,6 +41,7 @@ pub(super) fn router(state: State, role: Role) -> Router {
         .route("/v1/limits/{group}", put(limits::set))
         .route("/v1/events", get(events))
         .route("/v1/workers", get(workers))
+        .route("/v1/rooms", get(rooms))
         .route("/metrics", get(scrape::metrics))
         .fallback(async || Refusal::new(StatusCode::NOT_FOUND, "no such path"))
         .method_not_allowed_fallback(async || {
@@ -81,6 +82,7 @@ async fn show<T: Serialize>(
 }
 
 async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
+    state.rooms.count().await;
     show(move || Ok(Devices::new(&state))).await
 }
 
@@ -88,7 +90,13 @@ async fn device(
     Extract(state): Extract<State>,
     Path(name): Path<String>,
 ) -> Result<Response, Refusal> {
+    state.rooms.count().await;
     show(move || entry(&state, &name).map(|device| DeviceInfo::of(&device))).await
+}
+
+async fn rooms(Extract(state): Extract<State>) -> Result<Response, Refusal> {
+    state.rooms.count().await;
+    show(move || Ok(serde_json::json!({ "rooms": state.rooms.all() }))).await
 }
 
 async fn workers(Extract(state): Extract<State>) -> Result<Response, Refusal> {

@@ -106,6 +106,10 @@ pub(super) async fn resize(
     if let Some(wanted) = wanted.filter(|wanted| *wanted < size && !shrink) {
         return Err(refuse_shrink(wanted, size));
     }
+    if wanted.is_some_and(|wanted| wanted < size) && controlled.part.room.is_some() {
+        let error = "shrink: the disk is served by a room, which may have requests there";
+        return Err(Refusal::new(StatusCode::CONFLICT, error));
+    }
     let result = aside(move || {
         let _permit = permit;
         device.resize(wanted)

@@ -26,6 +26,7 @@ pub(crate) use socket::{bind, serve};
 
 use crate::config::Plan;
 use crate::house::Door;
+use crate::rooms::Rooms;
 use manyring_engine::Pool;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,6 +38,7 @@ pub(crate) struct State {
     pub(crate) pool: Arc<Pool>,
     pub(crate) devices: Registry,
     pub(crate) door: Door,
+    pub(crate) rooms: Rooms,
     /// The generation, and the plan that is carried out.
     pub(crate) shown: watch::Receiver<(u64, Arc<Plan>)>,
     /// The configuration file, if there is one.

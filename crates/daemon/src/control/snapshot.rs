@@ -37,6 +37,9 @@ pub(crate) struct DeviceInfo {
     /// Keys whose new values the next session will have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) pending_keys: Vec<String>,
+    /// The trust domain whose room serves it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) room: Option<String>,
     pub(crate) connected: bool,
     pub(crate) socket: String,
     pub(crate) queues: Vec<QueueInfo>,
@@ -193,6 +196,7 @@ impl DeviceInfo {
             waits_for: Some(waiting.key.to_owned()),
             reason: Some(waiting.reason.clone()),
             pending_keys: Vec::new(),
+            room: None,
             connected: false,
             socket: waiting.socket.clone(),
             queues: Vec::new(),
@@ -238,6 +242,7 @@ impl DeviceInfo {
             waits_for: None,
             reason: None,
             pending_keys: controlled.pending_keys(),
+            room: part.room.clone(),
             connected: *part.connected.borrow(),
             socket: part.socket.clone(),
             queues,

@@ -89,6 +89,10 @@ impl House {
         }
         let limit = &device.plan().limit;
         if former.is_some_and(|former| former.plan().limit != *limit) {
+            if served.part.room.is_some() {
+                let problem = "has a process of its own, which takes no limit: remove and add it";
+                return Err(Refused::Conflict(format!("{name}: {problem}")));
+            }
             self.shared.groups.limit(served.part.kind.limit(), limit);
             self.shared.pool.refresh(|of| of == name, REFRESH_PATIENCE).await;
         }

@@ -4,6 +4,7 @@ use super::Shared;
 use super::waiting::{Later, Wait};
 use crate::assemble::{AssembleError, Made, Served, links, listens_at, socket_key};
 use crate::config::plan::Wanted;
+use crate::rooms;
 use crate::service::{Kept, Whose};
 use manyring_transport::vhost_user::{Endpoint, ListenError, serve};
 use std::sync::Arc;
@@ -47,7 +48,7 @@ impl Front {
                 drop(begins.take());
                 tokio::select! {
                     opened = wait.opened(later) => {
-                        (wanted.made(opened, (&shared.pool, &shared.groups)), true)
+                        (shared.made(&wanted, opened), true)
                     }
                     _ = stop.wait_for(|stop| *stop) => return Ok(()),
                 }
@@ -68,11 +69,15 @@ impl Front {
             let (device, connected) = (made.device.clone(), made.part.connected.clone());
             let bound = shared.listen(name, endpoint);
             drop(begins.take());
-            let ended = match bound {
-                Ok((endpoint, _kept)) => {
+            let ended = match (bound, &wanted, &made.part.room) {
+                (Err(error), ..) => Err(error),
+                (Ok((endpoint, _kept)), Wanted::Blk(blk), Some(room)) => {
+                    let (whose, stop) = ((&**blk, room.as_str()), stopping.clone());
+                    rooms::serve(&shared.rooms, &made, whose, endpoint, stop).await
+                }
+                (Ok((endpoint, _kept)), ..) => {
                     serve(device, endpoint, options, connected, stopping.clone()).await
                 }
-                Err(error) => Err(error),
             };
             let Err(source) = ended else { return Ok(()) };
             let key = socket_key(&source);

@@ -103,7 +103,7 @@ impl Ready {
     /// Shows the device. Its front is to be served.
     pub(super) fn shown(self, shared: &Arc<Shared>) -> Front {
         let Self { wanted, opened, served } = self;
-        let made: Made = wanted.made(opened, (&shared.pool, &shared.groups));
+        let made: Made = shared.made(&wanted, opened);
         shared.devices.add(made.part.clone());
         let wait = Wait::new(shared.clone(), wanted.clone());
         Front { wanted, wait, stage: Stage::Made(made), served, begins: None }

@@ -45,7 +45,6 @@ impl Tasks {
 
     /// Serves a device that is put together at this endpoint, until it is stopped or until its only
     /// session has ended (`one_off`).
-    #[allow(dead_code, reason = "for a process that gets its devices put together")]
     pub(crate) fn serve(&mut self, made: &Made, endpoint: Endpoint, options: ServeOptions) {
         let (device, connected) = (made.device.clone(), made.part.connected.clone());
         self.start(made.part.name(), |stop| async move {
@@ -61,14 +60,6 @@ impl Tasks {
         let running = self.running.remove(device)?;
         running.stop.send_replace(true);
         Some(running.ended)
-    }
-
-    /// Stops the task of a device and waits for its end. False: no task runs for this device.
-    #[allow(dead_code, reason = "for a process that gets its devices put together")]
-    pub(crate) async fn remove(&mut self, device: &str) -> bool {
-        let Some(mut ending) = self.stop(device) else { return false };
-        while ending.changed().await.is_ok() {}
-        true
     }
 
     /// Stops all tasks, and waits for none.
@@ -101,6 +92,8 @@ impl Tasks {
 fn endpoint_of(endpoint: &Endpoint) -> String {
     match endpoint {
         Endpoint::Listen { path, .. } | Endpoint::Connect { path } => path.display().to_string(),
-        Endpoint::Bound(_) | Endpoint::Inherited { .. } => "socket".to_owned(),
+        Endpoint::Bound(_) | Endpoint::Inherited { .. } | Endpoint::Handed(_) => {
+            "socket".to_owned()
+        }
     }
 }

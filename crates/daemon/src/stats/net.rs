@@ -118,6 +118,7 @@ mod tests {
             waits_for: None,
             reason: None,
             pending_keys: Vec::new(),
+            room: None,
             connected: true,
             socket: "/run/lan.sock".into(),
             queues: vec![

@@ -147,7 +147,7 @@ pub struct Listener {
 
 /// The name of a socket. It is removed when this is dropped, unless another socket has it by then.
 #[derive(Debug)]
-pub(super) struct SocketName {
+pub struct SocketName {
     path: PathBuf,
     device: u64,
     inode: u64,
@@ -251,18 +251,20 @@ impl Listener {
     }
 
     /// The socket's name, for people.
-    pub(super) fn path(&self) -> std::path::Display<'_> {
+    #[must_use]
+    pub fn path(&self) -> std::path::Display<'_> {
         self.path.display()
     }
 
     /// The socket without its name, to be closed by the janitor: with it the kernel closes the fds
     /// that clients have sent and whose connections nobody has accepted, which may block.
-    pub(super) fn into_socket(self) -> UnixListener {
+    #[must_use]
+    pub fn into_socket(self) -> UnixListener {
         self.socket
     }
 
     /// Takes the name, so that it can be removed before the socket is closed.
-    pub(super) fn take_name(&mut self) -> Option<SocketName> {
+    pub fn take_name(&mut self) -> Option<SocketName> {
         self.name.take()
     }
 }

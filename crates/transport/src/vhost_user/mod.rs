@@ -8,6 +8,7 @@
 //! while the old session is torn down waits, since QEMU never connects again to a socket that
 //! closed its connection. Waiting clients that have left meanwhile are passed over.
 
+mod clients;
 mod inflight;
 mod listener;
 mod meter;
@@ -18,12 +19,15 @@ mod socket;
 mod unshared;
 mod vring;
 
+pub use clients::Endpoint;
 pub use listener::{
-    ListenError, Listener, PATH_LEN_MAX, SocketPermissions, Unnamed, check_path, look_at_path,
+    ListenError, Listener, PATH_LEN_MAX, SocketName, SocketPermissions, Unnamed, check_path,
+    look_at_path,
 };
 pub use requests::FrontError;
 pub use socket::SocketError;
 
+use clients::Clients;
 use manyring_device::Device;
 use manyring_engine::{Event, EventKind, Janitor, Origin, cpu_time};
 use manyring_memory::MemoryRules;
@@ -32,37 +36,13 @@ use requests::{Front, Sent, told_if_slow};
 use socket::{Connection, ForeignStream, has_left};
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use unshared::Unshared;
-
-/// Where the front-end comes from.
-#[derive(Debug)]
-pub enum Endpoint {
-    /// We listen (server mode); the socket's name appears when the device can serve.
-    Listen {
-        /// The socket's name.
-        path: PathBuf,
-        /// Who may connect.
-        permissions: SocketPermissions,
-    },
-    /// A socket that listens already, under its name.
-    Bound(Listener),
-    /// The front-end listens (client mode); we connect, and again after each session.
-    Connect {
-        /// The socket's name.
-        path: PathBuf,
-    },
-    /// A socket that was handed in: it listens, or is connected already.
-    Inherited {
-        /// The socket.
-        socket: rustix::fd::OwnedFd,
-    },
-}
 
 /// How a device is served.
 #[derive(Clone, Copy, Debug)]
@@ -127,6 +107,9 @@ pub async fn serve(
         }
         Endpoint::Bound(listener) => server.listen(listener).await,
         Endpoint::Connect { path } => server.connect_for_ever(&path).await,
+        Endpoint::Handed(clients) => {
+            server.accept_for_ever(&Clients::Handed(Mutex::new(clients))).await;
+        }
         Endpoint::Inherited { socket } => {
             let failed = |source| ListenError::Io { path: PathBuf::from("--fd"), source };
             server.serve_inherited(socket).await.map_err(failed)?;
@@ -166,6 +149,7 @@ impl Server {
     async fn listen(&self, mut listener: Listener) {
         tracing::info!(device = self.device.name(), path = %listener.path(), "listening");
         let name = listener.take_name();
+        let clients = Clients::Listens(listener.into_socket());
         let without_name = async {
             self.stopped().await;
             drop(name);
@@ -174,16 +158,16 @@ impl Server {
         tokio::select! {
             biased;
             () = without_name => {}
-            () = self.accept_for_ever(listener.socket()) => {}
+            () = self.accept_for_ever(&clients) => {}
         }
-        self.close(listener.into_socket());
+        self.close(clients);
     }
 
-    async fn accept_for_ever(&self, listener: &UnixListener) {
+    async fn accept_for_ever(&self, clients: &Clients) {
         let mut waiting = None;
         while !*self.stop.borrow() {
             let stream = Arc::new(tokio::select! {
-                stream = self.next(listener, waiting.take()) => stream,
+                stream = self.next(clients, waiting.take()) => stream,
                 () = self.stopped() => return,
             });
             let run = self.run(stream.clone());
@@ -195,7 +179,7 @@ impl Server {
                     biased;
                     ended = &mut run => break ended,
                     // One client waits here. Further ones stay in the kernel's backlog meanwhile.
-                    next = self.accept(listener), if waiting.is_none() => {
+                    next = self.accept(clients), if waiting.is_none() => {
                         doubt = match (has_left(&stream), has_left(&next)) {
                             (true, _) => None,
                             (false, true) => Some(Instant::now()),
@@ -221,8 +205,10 @@ impl Server {
         }
     }
 
-    fn close(&self, listener: UnixListener) {
-        if let Ok(listener) = listener.into_std() {
+    fn close(&self, clients: Clients) {
+        if let Clients::Listens(listener) = clients
+            && let Ok(listener) = listener.into_std()
+        {
             self.janitor.dispose(listener);
         }
     }
@@ -230,15 +216,15 @@ impl Server {
     /// The next client to serve: the one that waits, or the next one that connects. A client that
     /// has left is passed over if another one is behind it. The last client gets a session even if
     /// it has left: the session logs how it ended.
-    async fn next(&self, listener: &UnixListener, waiting: Option<ForeignStream>) -> ForeignStream {
+    async fn next(&self, clients: &Clients, waiting: Option<ForeignStream>) -> ForeignStream {
         let mut next = match waiting {
             Some(stream) => stream,
-            None => self.accept(listener).await,
+            None => self.accept(clients).await,
         };
         while has_left(&next) {
             self.janitor.room().await;
-            let at_once = |context: &mut Context<'_>| Poll::Ready(listener.poll_accept(context));
-            let Poll::Ready(Ok((stream, _))) = std::future::poll_fn(at_once).await else { break };
+            let at_once = |context: &mut Context<'_>| Poll::Ready(clients.poll_accept(context));
+            let Poll::Ready(Ok(stream)) = std::future::poll_fn(at_once).await else { break };
             next = ForeignStream::new(stream, self.janitor.clone());
         }
         next
@@ -246,12 +232,12 @@ impl Server {
 
     /// Accepts the next client, once few enough of the refused ones wait to be closed. If the
     /// process has no fd left it pauses, instead of spinning on a socket that stays readable.
-    async fn accept(&self, listener: &UnixListener) -> ForeignStream {
+    async fn accept(&self, clients: &Clients) -> ForeignStream {
         loop {
             self.janitor.room().await;
             self.meter.paid().await;
-            match listener.accept().await {
-                Ok((stream, _)) => {
+            match clients.accept().await {
+                Ok(stream) => {
                     self.meter.count_client();
                     return ForeignStream::new(stream, self.janitor.clone());
                 }
@@ -296,9 +282,9 @@ impl Server {
         if listening {
             let listener = std::os::unix::net::UnixListener::from(socket);
             listener.set_nonblocking(true)?;
-            let listener = UnixListener::from_std(listener)?;
-            self.accept_for_ever(&listener).await;
-            self.close(listener);
+            let clients = Clients::Listens(UnixListener::from_std(listener)?);
+            self.accept_for_ever(&clients).await;
+            self.close(clients);
         } else {
             let stream = std::os::unix::net::UnixStream::from(socket);
             stream.set_nonblocking(true)?;

@@ -2,7 +2,7 @@
 
 use crate::sys::file as sys;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{FallocateFlags, StatxFlags};
+use rustix::fs::{FallocateFlags, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 /// The alignment that `O_DIRECT` asks of memory and offsets. `statx` tells since Linux 6.1; before,
@@ -130,6 +130,20 @@ fn queue_limit(file: &OwnedFd, name: &str) -> Option<u64> {
         let text = std::fs::read_to_string(format!("{device}/{queue}/{name}")).ok()?;
         text.trim().parse().ok()
     })
+}
+
+/// Sets `O_NOATIME`, if this process may (it owns the file, or has `CAP_FOWNER`). Without it a read
+/// notes its time in the file system's journal, and waits while the journal is committed, even a
+/// read with `RWF_NOWAIT`.
+pub(super) fn leave_atime(file: &OwnedFd) {
+    if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
+        let _ = rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME);
+    }
+}
+
+/// Bytes of a file, or of a block device.
+pub(super) fn size_of_file(file: &OwnedFd) -> Result<u64, Errno> {
+    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
 }
 
 #[cfg(test)]

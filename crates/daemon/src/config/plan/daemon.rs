@@ -3,6 +3,8 @@
 use super::{AccessPlan, Place, PlanError, PollingPlan, check_len, pins};
 use crate::config::numbers;
 use crate::config::raw::RawDaemon;
+use crate::rooms::sandbox::Sandbox;
+use clap::ValueEnum;
 use manyring_transport::vhost_user::SocketPermissions;
 use serde::Serialize;
 use std::net::SocketAddr;
@@ -40,6 +42,31 @@ pub(crate) struct DaemonPlan {
     pub(crate) state_dir: Option<PathBuf>,
     /// Seconds to wait for what another process holds; `None`: for ever.
     pub(crate) wait: Option<u32>,
+    pub(crate) domains: Domains,
+    #[serde(skip)]
+    pub(crate) sandbox: Sandbox,
+}
+
+/// Which disks share a process of their own, unless a disk names one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Domains {
+    /// None has one: the daemon serves all.
+    One,
+    /// Each disk has one.
+    Device,
+}
+
+impl Domains {
+    fn new(raw: Option<&str>, place: &Place) -> Result<Self, PlanError> {
+        match raw {
+            None | Some("one") => Ok(Self::One),
+            Some("device") => Ok(Self::Device),
+            Some(other) => {
+                place.error("domains", format!("{other:?} is neither \"one\" nor \"device\""))
+            }
+        }
+    }
 }
 
 impl DaemonPlan {
@@ -67,6 +94,17 @@ impl DaemonPlan {
                 return place.error("allow_paths", format!("{} is relative", path.display()));
             }
         }
+        let domains = Domains::new(raw.domains.as_deref(), &place)?;
+        let sandbox = match raw.sandbox.as_deref() {
+            None => Sandbox::Auto,
+            Some(text) => match Sandbox::from_str(text, false) {
+                Ok(sandbox) => sandbox,
+                Err(_) => {
+                    let problem = "is none of \"none\", \"auto\", \"seccomp\"";
+                    return place.error("sandbox", format!("{text:?} {problem}"));
+                }
+            },
+        };
         let io_uring = raw.io_uring.unwrap_or(true);
         Ok(Self {
             place,
@@ -82,6 +120,8 @@ impl DaemonPlan {
             allow_paths: raw.allow_paths.clone(),
             state_dir: raw.state_dir.clone(),
             wait: raw.wait,
+            domains,
+            sandbox,
         })
     }
 

@@ -23,7 +23,7 @@ impl Class {
 }
 
 /// The class of each key of `[[blk]]` and `[[net]]`.
-pub(crate) const KEYS: [(&str, Class); 47] = {
+pub(crate) const KEYS: [(&str, Class); 48] = {
     use Class::{Live, Reconnect, Replace};
     [
         ("name", Replace),
@@ -55,6 +55,7 @@ pub(crate) const KEYS: [(&str, Class); 47] = {
         ("cache", Reconnect),
         ("on_full", Reconnect),
         ("fault", Replace),
+        ("domain", Replace),
         ("tap", Replace),
         ("must_exist", Replace),
         ("tap_fds", Replace),

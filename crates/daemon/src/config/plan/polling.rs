@@ -50,6 +50,20 @@ impl PollingPlan {
         Ok(Self { polling, spin_us: raw.spin_us })
     }
 
+    /// The same as options of a command.
+    pub(crate) fn options(self) -> Vec<String> {
+        let mode = match self.polling {
+            ModePlan::Auto => "auto",
+            ModePlan::Always => "always",
+            ModePlan::Never => "never",
+        };
+        let mut options = vec!["--polling".to_owned(), mode.to_owned()];
+        if let Some(us) = self.spin_us.filter(|_| self.polling != ModePlan::Never) {
+            options.extend(["--spin-us".to_owned(), us.to_string()]);
+        }
+        options
+    }
+
     /// The mode and the cap with which the workers are started.
     pub(crate) fn law(self) -> Polling {
         let mode = match self.polling {

@@ -1,0 +1,133 @@
+//! An image in another process's hands: what it is given, and whether it has let go of all of it.
+//!
+//! The lock of an image belongs to the description by which it was opened, which stays here. Each
+//! description that is given away carries a shared lock of its own, on one byte far behind the end
+//! of any image. A description lives until its last request has ended, also one that the io_uring
+//! of a dead process still has: so that byte can be locked exclusively only when all of them have.
+//! Whoever opens the image locks all bytes, this one too, and so waits for them as well.
+
+use super::probe::leave_atime;
+use super::{Image, ImageError, describe};
+use crate::blk::spares::Spares;
+use crate::sys::file as sys;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::path::Path;
+
+/// Most descriptions for flushes that are given: as many as one message can carry beside others.
+const FLUSHES_MAX: usize = 200;
+
+/// What a process needs to serve an image that another one has opened and locked.
+#[derive(Debug)]
+pub struct Handed {
+    /// For transfers.
+    pub file: OwnedFd,
+    /// For the image's own flushes, then for those of its queues.
+    pub flushes: Vec<OwnedFd>,
+}
+
+impl Image {
+    /// Descriptions of the image for a process that serves `queues` queues of it. May block.
+    ///
+    /// # Errors
+    /// `ENOTBLK`: it is a block device, whose discards need the description that holds it. Any
+    /// other: the system gives no further description.
+    pub fn hand(&self, queues: usize) -> Result<Handed, Errno> {
+        if self.block_device {
+            return Err(Errno::NOTBLK);
+        }
+        sys::let_go_of_mark(self.locked())?;
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let access = if self.geometry.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let flags = access | direct | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        leave_atime(&file);
+        let flushes = (0..=queues.min(FLUSHES_MAX)).map(|_| describe(&self.file));
+        let flushes = flushes.collect::<Result<Vec<_>, _>>()?;
+        for given in flushes.iter().chain([&file]) {
+            sys::mark(given)?;
+        }
+        Ok(Handed { file, flushes })
+    }
+
+    /// True if all descriptions that were given away are closed, and their requests have ended. May
+    /// block as a lock of the file system may.
+    ///
+    /// # Errors
+    /// The file system's, which cannot tell.
+    pub fn is_let_go(&self) -> Result<bool, Errno> {
+        sys::is_marked(self.locked()).map(|is_marked| !is_marked)
+    }
+
+    /// The image that another process has opened and locked, with what that one found: nothing is
+    /// looked for by name here. May block.
+    ///
+    /// # Errors
+    /// [`ImageError`]: there is no description for flushes, or the image has no size.
+    pub fn handed(handed: Handed, (read_only, direct): (bool, bool)) -> Result<Self, ImageError> {
+        let Handed { file, mut flushes } = handed;
+        let path = || Path::new("a handed image").to_path_buf();
+        let syncs = flushes.pop().ok_or(ImageError::Kind { path: path() })?;
+        let size =
+            super::size_of_file(&file).map_err(|errno| ImageError::Size { path: path(), errno })?;
+        let image = Self::measured(file, None, syncs, (false, read_only, size), direct);
+        Ok(Self { spare: Spares::kept(flushes), ..image })
+    }
+
+    /// The description that holds the image's lock.
+    fn locked(&self) -> &OwnedFd {
+        self.holder.as_ref().unwrap_or(&self.file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blk::ImageOptions;
+
+    #[test]
+    fn an_image_that_was_given_away_is_in_use_until_the_last_description_is_closed() {
+        for read_only in [false, true] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            file.as_file().set_len(8192).unwrap();
+            let options = ImageOptions { read_only, ..ImageOptions::default() };
+            let image = Image::open(file.path(), options).unwrap();
+            assert_eq!(image.is_let_go(), Ok(true));
+            let Handed { file: given, flushes } = image.hand(2).unwrap();
+            assert_eq!(flushes.len(), 3);
+            assert_eq!(image.is_let_go(), Ok(false));
+            drop(flushes);
+            assert_eq!(image.is_let_go(), Ok(false));
+            let again = image.hand(1).unwrap();
+            // Who opened the image is gone; who has it is not.
+            drop(image);
+            let writes = || Image::open(file.path(), ImageOptions::default());
+            assert!(matches!(writes(), Err(ImageError::InUse { .. })));
+            drop(again);
+            assert!(matches!(writes(), Err(ImageError::InUse { .. })));
+            drop(given);
+            let image = writes().unwrap();
+            assert_eq!(image.is_let_go(), Ok(true));
+        }
+    }
+
+    #[test]
+    fn what_was_given_serves_and_its_locks_are_still_there() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8192).unwrap();
+        let image = Image::open(file.path(), ImageOptions::default()).unwrap();
+        let handed = Image::handed(image.hand(4).unwrap(), (false, false)).unwrap();
+        assert_eq!(handed.geometry(), image.geometry());
+        rustix::io::pwrite(handed.file(), b"here", 512).unwrap();
+        let lent = handed.lend_description().unwrap();
+        handed.sync().unwrap();
+        assert_eq!(image.is_let_go(), Ok(false));
+        drop(handed);
+        assert_eq!(image.is_let_go(), Ok(false));
+        drop(lent);
+        assert_eq!(image.is_let_go(), Ok(true));
+        assert_eq!(&std::fs::read(file.path()).unwrap()[512..516], b"here");
+    }
+}

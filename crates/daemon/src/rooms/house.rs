@@ -1,0 +1,380 @@
+//! `Room`: one process, as the house sees it: what it is told, what it says, and its end.
+
+use super::channel::{Channel, pair, watched};
+use super::counts::Counts;
+use super::message::{self, Heard, Told};
+use manyring_engine::aside;
+use manyring_transport::vhost_user::Connected;
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, interval_at, sleep, timeout};
+
+/// What a room can have to be told before it has read what it was told before.
+const ORDERS_MAX: usize = 64;
+/// How long a room may leave unread what it was told, and how long it may take to start.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A room ends when none of its devices had a front-end for this long.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long the kernel may take to end a process before that is told.
+const END_PATIENCE: Duration = Duration::from_secs(1);
+/// After so many messages the house looks after others for [`PACE`].
+const MESSAGES_MAX: u32 = 64;
+const PACE: Duration = Duration::from_millis(20);
+
+/// How far a room is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Starting,
+    Serving,
+    Ending,
+    /// It is killed, and the kernel does not end it.
+    Held,
+    Ended,
+}
+
+impl State {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Serving => "serving",
+            Self::Ending => "ending",
+            Self::Held => "held",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+/// One process.
+#[derive(Debug)]
+pub(super) struct Room {
+    name: String,
+    state: watch::Sender<State>,
+    pid: AtomicU32,
+    orders: mpsc::Sender<Order>,
+    devices: Mutex<BTreeMap<String, Device>>,
+    /// Sessions that have begun.
+    sessions: AtomicU64,
+    asked: AtomicU64,
+    answered: watch::Sender<u64>,
+    answers: AtomicBool,
+}
+
+type Order = (Told, Vec<OwnedFd>);
+
+/// A device that the room was given.
+#[derive(Debug)]
+struct Device {
+    connected: Connected,
+    counts: Arc<Counts>,
+    removed: Option<oneshot::Sender<()>>,
+}
+
+/// The room takes no more orders: it ends, or does not read them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deaf;
+
+impl Room {
+    /// Starts a process for a domain; what it is told meanwhile waits for it.
+    pub(super) fn start(name: &str, arguments: Arc<[OsString]>) -> Arc<Self> {
+        let (orders, ordered) = mpsc::channel(ORDERS_MAX);
+        let room = Arc::new(Self {
+            name: name.to_owned(),
+            state: watch::Sender::new(State::Starting),
+            pid: AtomicU32::new(0),
+            orders,
+            devices: Mutex::default(),
+            sessions: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            answered: watch::Sender::new(0),
+            answers: AtomicBool::new(true),
+        });
+        tokio::spawn(room.clone().run(arguments, ordered));
+        room
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Device>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn state(&self) -> State {
+        *self.state.borrow()
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn devices(&self) -> Vec<String> {
+        self.lock().keys().cloned().collect()
+    }
+
+    pub(super) fn counts(&self) -> Vec<Arc<Counts>> {
+        self.lock().values().map(|device| device.counts.clone()).collect()
+    }
+
+    /// True while it can be told something.
+    pub(super) fn serves(&self) -> bool {
+        matches!(self.state(), State::Starting | State::Serving)
+    }
+
+    /// Returns when its process is gone.
+    pub(super) async fn ended(&self) {
+        is(&mut self.state.subscribe(), State::Ended).await;
+    }
+
+    pub(super) fn has(&self, device: &str) -> bool {
+        self.lock().contains_key(device)
+    }
+
+    fn tell(&self, order: Told, fds: Vec<OwnedFd>) -> Result<(), Deaf> {
+        if !self.serves() {
+            return Err(Deaf);
+        }
+        self.orders.try_send((order, fds)).map_err(|_| Deaf)
+    }
+
+    /// Gives it a device. `connected` follows its sessions.
+    pub(super) fn give(
+        &self,
+        order: Told,
+        fds: Vec<OwnedFd>,
+        (connected, counts): (Connected, Arc<Counts>),
+    ) -> Result<(), Deaf> {
+        let Told::Device { device: name, .. } = &order else { return Err(Deaf) };
+        let name = name.clone();
+        self.tell(order, fds)?;
+        self.lock().insert(name, Device { connected, counts, removed: None });
+        Ok(())
+    }
+
+    /// Hands a client of a device over.
+    pub(super) fn connect(&self, device: &str, socket: OwnedFd) -> Result<(), Deaf> {
+        self.tell(Told::Client { device: device.to_owned() }, vec![socket])
+    }
+
+    /// A device's file has another size.
+    pub(super) fn measure(&self, device: &str) {
+        let _ = self.tell(Told::Measure { device: device.to_owned() }, Vec::new());
+    }
+
+    /// Takes a device away, and waits until it has stopped. A room that does not stop it is ended.
+    pub(super) async fn remove(&self, device: &str) {
+        let (removed, is_removed) = oneshot::channel();
+        match self.lock().get_mut(device) {
+            None => return,
+            Some(given) => given.removed = Some(removed),
+        }
+        let told = self.tell(Told::Remove { device: device.to_owned() }, Vec::new());
+        if told.is_err() || timeout(PATIENCE, is_removed).await.is_err() {
+            self.end("a device does not stop");
+            self.ended().await;
+        }
+        self.lock().remove(device);
+    }
+
+    /// Asks for counters: the number of the question.
+    pub(super) fn ask(&self) -> Option<u64> {
+        let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        self.tell(Told::Count { number }, Vec::new()).ok().map(|()| number)
+    }
+
+    pub(super) async fn answered(&self, number: u64) {
+        let _ = self.answered.subscribe().wait_for(|answered| *answered >= number).await;
+    }
+
+    pub(super) fn answers(&self) -> bool {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether it has answered, and says so once.
+    pub(super) fn note_answer(&self, answers: bool) {
+        if self.answers.swap(answers, Ordering::Relaxed) && !answers {
+            tracing::warn!(room = self.name, pid = self.pid(), "the room does not answer");
+        }
+    }
+
+    fn end(&self, reason: &str) {
+        let ends = self.state.send_if_modified(|state| {
+            let ends = matches!(state, State::Starting | State::Serving);
+            if ends {
+                *state = State::Ending;
+            }
+            ends
+        });
+        if ends {
+            let (room, pid) = (&self.name, self.pid());
+            tracing::info!(room, pid, reason, "the room ends");
+        }
+    }
+
+    async fn run(self: Arc<Self>, arguments: Arc<[OsString]>, mut orders: mpsc::Receiver<Order>) {
+        let spawned = aside(move || spawn(&arguments)).await;
+        match spawned.unwrap_or_else(|| Err(io::ErrorKind::Other.into())) {
+            Err(error) => {
+                tracing::error!(room = self.name, %error, "the room cannot be started");
+                self.end("it was not started");
+            }
+            Ok((child, socket)) => self.look_after(child, socket, &mut orders).await,
+        }
+        // What it was told and has not heard is closed where that may block.
+        orders.close();
+        aside(move || while orders.try_recv().is_ok() {}).await;
+        let gone = std::mem::take(&mut *self.lock());
+        for device in gone.values() {
+            device.connected.send_replace(false);
+        }
+        aside(move || gone.into_values().for_each(|device| device.counts.end())).await;
+        self.pid.store(0, Ordering::Relaxed);
+        self.state.send_replace(State::Ended);
+    }
+
+    async fn look_after(
+        &self,
+        mut child: Child,
+        socket: OwnedFd,
+        orders: &mut mpsc::Receiver<Order>,
+    ) {
+        self.pid.store(child.id(), Ordering::Relaxed);
+        tracing::info!(room = self.name, pid = child.id(), "the room starts");
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK).ok());
+        let pidfd = pidfd.and_then(|fd| watched(fd, Interest::READABLE).ok());
+        let (Some(pidfd), Ok(channel)) = (pidfd, Channel::new(socket)) else {
+            self.end("the system gives nothing to look after it by");
+            aside(move || (child.kill(), child.wait())).await;
+            return;
+        };
+        let reason = self.attend(&channel, &pidfd, orders).await;
+        self.end(&reason);
+        let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+        let socket = channel.into_socket();
+        aside(move || drop(socket)).await;
+        if timeout(END_PATIENCE, pidfd.readable()).await.is_err() {
+            let (room, pid) = (&self.name, child.id());
+            tracing::error!(room, pid, "the kernel does not end the room: its devices wait");
+            self.state.send_replace(State::Held);
+            let _ = pidfd.readable().await;
+            tracing::info!(room, pid, "the room has ended");
+        }
+        aside(move || child.wait()).await;
+    }
+
+    /// Tells the room what it is to be told, and hears it, until it ends: why it does.
+    async fn attend(
+        &self,
+        channel: &Channel,
+        pidfd: &AsyncFd<OwnedFd>,
+        orders: &mut mpsc::Receiver<Order>,
+    ) -> String {
+        let begun = sleep(PATIENCE);
+        tokio::pin!(begun);
+        let mut idle = interval_at(Instant::now() + IDLE, IDLE);
+        let (mut sessions, mut messages, mut state) = (0, 0, self.state.subscribe());
+        loop {
+            tokio::select! {
+                Some((order, fds)) = orders.recv() => {
+                    let Ok(bytes) = message::emit(&order) else {
+                        return "an order that is too long".to_owned();
+                    };
+                    match timeout(PATIENCE, channel.send(&bytes, &fds)).await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => return format!("it hears nothing: {error}"),
+                        Err(_) => return "it does not read".to_owned(),
+                    }
+                    aside(move || drop(fds)).await;
+                }
+                came = channel.receive(false) => {
+                    let heard = match came {
+                        Ok(Some((bytes, _))) => message::parse(&bytes),
+                        Ok(None) => return "its process has ended".to_owned(),
+                        Err(error) => return format!("its message is refused: {error}"),
+                    };
+                    let result = heard.map_err(|error| error.to_string());
+                    if let Err(problem) = result.and_then(|heard| self.hear(heard)) {
+                        return format!("its message is refused: {problem}");
+                    }
+                    messages += 1;
+                    if messages % MESSAGES_MAX == 0 {
+                        sleep(PACE).await;
+                    }
+                }
+                _ = pidfd.readable() => return "its process has ended".to_owned(),
+                () = is(&mut state, State::Ending) => {
+                    return "it was told to".to_owned();
+                }
+                () = &mut begun, if self.state() == State::Starting => {
+                    return "it does not begin".to_owned();
+                }
+                _ = idle.tick() => {
+                    let now = self.sessions.load(Ordering::Relaxed);
+                    let is_used = self.lock().values().any(|device| *device.connected.borrow());
+                    if now == sessions && !is_used {
+                        return "nobody uses it".to_owned();
+                    }
+                    sessions = now;
+                }
+            }
+        }
+    }
+
+    /// # Errors
+    /// The room has no such device, or says what it cannot mean.
+    fn hear(&self, heard: Heard) -> Result<(), String> {
+        let missing = |device: &str| format!("it was not given {device:?}");
+        match heard {
+            Heard::Ready {} => {
+                self.state.send_if_modified(|state| {
+                    let starts = *state == State::Starting;
+                    if starts {
+                        *state = State::Serving;
+                    }
+                    starts
+                });
+            }
+            Heard::Session { device, is_open } => {
+                let devices = self.lock();
+                let given = devices.get(&device).ok_or_else(|| missing(&device))?;
+                self.sessions.fetch_add(u64::from(is_open), Ordering::Relaxed);
+                given.connected.send_replace(is_open);
+            }
+            Heard::Removed { device } => {
+                let mut devices = self.lock();
+                let given = devices.get_mut(&device).ok_or_else(|| missing(&device))?;
+                let removed = given.removed.take().ok_or("nobody has asked it to remove that")?;
+                let _ = removed.send(());
+            }
+            Heard::Counted { number } => {
+                if number > self.asked.load(Ordering::Relaxed) {
+                    return Err("nobody has asked that".to_owned());
+                }
+                self.answered.send_replace(number);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns when a room is so far.
+async fn is(state: &mut watch::Receiver<State>, awaited: State) {
+    let _ = state.wait_for(|state| *state == awaited).await;
+}
+
+/// Starts the process. Its standard input is its end of the channel: an end of it ends the room.
+fn spawn(arguments: &[OsString]) -> io::Result<(Child, OwnedFd)> {
+    let (ours, theirs) = pair()?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("manyring").args(arguments).env_clear().process_group(0);
+    command.stdin(theirs).stdout(Stdio::null());
+    Ok((command.spawn()?, ours))
+}

@@ -1,0 +1,134 @@
+//! Rooms: a process for each trust domain, so that a front-end harms no other domain's devices
+//! (docs/design/0021).
+//!
+//! ```text
+//! the house (manyring run)                                  a room (manyring room)
+//! front.rs   listens, accepts; opens and locks the image
+//!               | which room? starts it                     inside.rs  sessions, workers, guest
+//! house.rs   one process: what it is told and asked    <->             memory, as the daemon runs
+//!               its end is waited for                                  them
+//!            message.rs what they say    channel.rs how, with file descriptors
+//!            counts.rs what a device has counted    sandbox.rs what a room gives up
+//! ```
+//! The house reads no byte that a front-end sends to a room, maps none of its memory, and waits for
+//! no room: what it has to tell a room lies in a bounded queue, and a room that does not read is
+//! killed. What a room says is checked as a hostile peer's.
+
+mod channel;
+mod counts;
+mod front;
+mod house;
+mod inside;
+pub mod message;
+pub(crate) mod sandbox;
+
+pub(crate) use front::serve;
+pub(crate) use inside::run;
+
+use counts::Counts;
+use house::{Room, State};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Shortest time between two starts of a room: one that dies at once is not started for ever.
+const START_PAUSE: Duration = Duration::from_millis(200);
+/// How long a reader of counters waits for the rooms.
+const COUNT_PATIENCE: Duration = Duration::from_millis(200);
+
+/// The rooms of this process, by the name of their domain. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Rooms {
+    kept: Arc<Mutex<BTreeMap<String, Kept>>>,
+    /// The options that each room is started with.
+    arguments: Arc<[OsString]>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    room: Arc<Room>,
+    started: Instant,
+    starts: u64,
+}
+
+/// `GET /v1/rooms`
+#[derive(Debug, Serialize)]
+pub(crate) struct RoomInfo {
+    pub(crate) room: String,
+    /// `starting`, `serving`, `ending`, `held` (it is killed, and the kernel does not end it) or
+    /// `ended` (it is started with the next connection).
+    pub(crate) state: &'static str,
+    /// 0 while there is no process.
+    pub(crate) pid: u32,
+    pub(crate) devices: Vec<String>,
+    pub(crate) starts: u64,
+    /// It has answered the last question.
+    pub(crate) answers: bool,
+}
+
+impl Rooms {
+    /// No room runs yet. `arguments`: the options that each is started with.
+    pub(crate) fn new(arguments: Vec<OsString>) -> Self {
+        Self { kept: Arc::default(), arguments: arguments.into() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The room of a domain, started if there is none. Waits for the end of the one before it, as
+    /// long as the kernel takes.
+    async fn of(&self, domain: &str) -> Arc<Room> {
+        loop {
+            let before = self.lock().get(domain).map(|kept| (kept.room.clone(), kept.started));
+            if let Some((room, started)) = before {
+                if room.serves() {
+                    return room;
+                }
+                room.ended().await;
+                tokio::time::sleep_until(started + START_PAUSE).await;
+            }
+            // Another device of the domain may have been faster.
+            let mut kept = self.lock();
+            let starts = kept.get(domain).map_or(0, |kept| kept.starts);
+            if kept.get(domain).is_some_and(|kept| kept.room.state() != State::Ended) {
+                continue;
+            }
+            let room = Room::start(domain, self.arguments.clone());
+            let started = Instant::now();
+            kept.insert(domain.to_owned(), Kept { room, started, starts: starts + 1 });
+        }
+    }
+
+    /// Has every room tell its counters. One that does not answer in time is shown as such, and its
+    /// devices with what it has said before.
+    pub(crate) async fn count(&self) {
+        let rooms: Vec<_> = self.lock().values().map(|kept| kept.room.clone()).collect();
+        let until = Instant::now() + COUNT_PATIENCE;
+        let asked: Vec<_> =
+            rooms.into_iter().filter_map(|room| Some((room.ask()?, room))).collect();
+        for (question, room) in asked {
+            let answers = tokio::time::timeout_at(until, room.answered(question)).await.is_ok();
+            room.note_answer(answers);
+            let counts: Vec<Arc<Counts>> = room.counts();
+            // The file is the house's own: it is read beside the control thread all the same.
+            manyring_engine::aside(move || counts.iter().for_each(|counts| counts.read())).await;
+        }
+    }
+
+    /// What there is to say of the rooms.
+    pub(crate) fn all(&self) -> Vec<RoomInfo> {
+        let info = |(name, kept): (&String, &Kept)| RoomInfo {
+            room: name.clone(),
+            state: kept.room.state().name(),
+            pid: kept.room.pid(),
+            devices: kept.room.devices(),
+            starts: kept.starts,
+            answers: kept.room.answers(),
+        };
+        self.lock().iter().map(info).collect()
+    }
+}

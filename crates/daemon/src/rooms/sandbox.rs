@@ -1,0 +1,203 @@
+//! What a room gives up before its first thread: whatever takes it over has no more than it has.
+//!
+//! ```text
+//! no_new_privs     no program gives it rights; what follows needs it
+//! capabilities     none, whoever it runs as
+//! landlock         of all files it may read those of /proc and /sys; no TCP port, no socket of
+//!                  others by an abstract name, no signal to others
+//! seccomp          the calls of `CALLS`; any other one fails with EPERM
+//! ```
+//! An io_uring is made here, since each worker has its own. What may be asked of it is bounded by
+//! landlock, not by the list of calls.
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
+};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Write;
+
+/// How much a room gives up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Sandbox {
+    /// Nothing.
+    None,
+    /// Whatever of it the kernel knows.
+    Auto,
+    /// All of it, or the room does not begin.
+    Seccomp,
+}
+
+impl Sandbox {
+    /// Its name as an option.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Auto => "auto",
+            Self::Seccomp => "seccomp",
+        }
+    }
+}
+
+/// Gives up what a room gives up, if the program was started as one. Nothing was read or started.
+///
+/// # Errors
+/// One line: the kernel does not know all of it, and the room was to begin with all of it only.
+pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
+    if arguments.get(1).is_none_or(|command| command != "room") {
+        return Ok(());
+    }
+    let asked = |mode: Sandbox| {
+        let option = format!("--sandbox={}", mode.name());
+        arguments.iter().any(|argument| *argument == *option)
+    };
+    if asked(Sandbox::None) {
+        return Ok(());
+    }
+    match give_up() {
+        Err(problem) if asked(Sandbox::Seccomp) => Err(problem),
+        _ => Ok(()),
+    }
+}
+
+/// Each step is tried, whatever became of the one before it.
+fn give_up() -> Result<(), String> {
+    let steps = [no_rights(), no_files(), few_calls()];
+    steps.into_iter().collect::<Result<(), _>>()
+}
+
+fn no_rights() -> Result<(), String> {
+    let failed = |errno| format!("capabilities: {errno}");
+    rustix::thread::set_no_new_privs(true).map_err(failed)?;
+    for capability in CapabilitySet::all().iter() {
+        // Without CAP_SETPCAP, and for those that this kernel does not have.
+        let _ = rustix::thread::remove_capability_from_bounding_set(capability);
+    }
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    rustix::thread::set_capabilities(None, sets).map_err(failed)
+}
+
+fn no_files() -> Result<(), String> {
+    let abi = ABI::V6;
+    let shown = AccessFs::ReadFile | AccessFs::ReadDir;
+    let enter = || {
+        Ruleset::default()
+            .set_compatibility(CompatLevel::BestEffort)
+            .handle_access(AccessFs::from_all(abi))?
+            .handle_access(AccessNet::from_all(abi))?
+            .scope(Scope::from_all(abi))?
+            .create()?
+            .add_rules(path_beneath_rules(["/proc", "/sys"], shown))?
+            .restrict_self()
+    };
+    match enter() {
+        Ok(status) if status.ruleset == RulesetStatus::NotEnforced => {
+            Err("landlock: this kernel has none".to_owned())
+        }
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("landlock: {error}")),
+    }
+}
+
+fn few_calls() -> Result<(), String> {
+    let failed = |error: &dyn std::fmt::Display| format!("seccomp: {error}");
+    let calls: BTreeMap<i64, Vec<_>> =
+        CALLS.iter().chain(OLD_CALLS).map(|call| (*call, Vec::new())).collect();
+    #[allow(clippy::cast_sign_loss, reason = "the number of an error is small")]
+    let refused = SeccompAction::Errno(libc::EPERM as u32);
+    let machine =
+        std::env::consts::ARCH.try_into().map_err(|e: seccompiler::BackendError| failed(&e))?;
+    let filter = SeccompFilter::new(calls, refused, SeccompAction::Allow, machine);
+    let program: BpfProgram = filter.and_then(TryInto::try_into).map_err(|error| failed(&error))?;
+    seccompiler::apply_filter(&program).map_err(|error| failed(&error))
+}
+
+/// What a process that serves disks calls: what its workers, its janitors, the disks' own threads
+/// and the control thread were seen to call, and what the C library or the runtime may call in
+/// their place. It makes no socket with an address, starts no program, and looks into no process.
+#[rustfmt::skip]
+const CALLS: &[i64] = &[
+    libc::SYS_accept4, libc::SYS_brk, libc::SYS_clock_getres, libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep, libc::SYS_clone, libc::SYS_clone3, libc::SYS_close,
+    libc::SYS_close_range, libc::SYS_dup, libc::SYS_dup3, libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_eventfd2,
+    libc::SYS_exit, libc::SYS_exit_group, libc::SYS_fallocate, libc::SYS_fcntl,
+    libc::SYS_fdatasync, libc::SYS_fstat, libc::SYS_fstatfs, libc::SYS_fsync, libc::SYS_ftruncate,
+    libc::SYS_futex, libc::SYS_getcpu, libc::SYS_getdents64, libc::SYS_getegid, libc::SYS_geteuid,
+    libc::SYS_getgid, libc::SYS_getpid, libc::SYS_getrandom, libc::SYS_getrusage,
+    libc::SYS_getsockname, libc::SYS_getsockopt, libc::SYS_gettid, libc::SYS_getuid,
+    libc::SYS_io_uring_enter, libc::SYS_io_uring_register, libc::SYS_io_uring_setup,
+    libc::SYS_ioctl, libc::SYS_kcmp, libc::SYS_lseek, libc::SYS_madvise, libc::SYS_membarrier,
+    libc::SYS_memfd_create, libc::SYS_mmap, libc::SYS_mprotect, libc::SYS_mremap,
+    libc::SYS_munmap, libc::SYS_nanosleep, libc::SYS_newfstatat, libc::SYS_openat,
+    libc::SYS_pipe2, libc::SYS_ppoll, libc::SYS_prctl, libc::SYS_pread64, libc::SYS_preadv,
+    libc::SYS_preadv2, libc::SYS_prlimit64, libc::SYS_pwrite64, libc::SYS_pwritev,
+    libc::SYS_pwritev2, libc::SYS_read, libc::SYS_readlinkat, libc::SYS_readv, libc::SYS_recvfrom,
+    libc::SYS_recvmsg, libc::SYS_restart_syscall, libc::SYS_rseq, libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigpending, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigtimedwait, libc::SYS_sched_getaffinity, libc::SYS_sched_setaffinity,
+    libc::SYS_sched_yield, libc::SYS_sendmsg, libc::SYS_sendto, libc::SYS_set_robust_list,
+    libc::SYS_set_tid_address, libc::SYS_setsockopt, libc::SYS_shutdown, libc::SYS_sigaltstack,
+    libc::SYS_socketpair, libc::SYS_statfs, libc::SYS_statx, libc::SYS_sysinfo, libc::SYS_tgkill,
+    libc::SYS_timerfd_create, libc::SYS_timerfd_settime, libc::SYS_uname, libc::SYS_write,
+    libc::SYS_writev,
+    // cachestat, by the one number that it has everywhere.
+    451,
+];
+
+/// Older forms of these, which only this machine has.
+#[cfg(target_arch = "x86_64")]
+const OLD_CALLS: &[i64] = &[
+    libc::SYS_access,
+    libc::SYS_arch_prctl,
+    libc::SYS_dup2,
+    libc::SYS_epoll_create,
+    libc::SYS_epoll_wait,
+    libc::SYS_lstat,
+    libc::SYS_open,
+    libc::SYS_pipe,
+    libc::SYS_poll,
+    libc::SYS_readlink,
+    libc::SYS_stat,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_CALLS: &[i64] = &[];
+
+/// Tries what a room must not be able to do, and says what came of it, a line each.
+pub(crate) fn tried() -> String {
+    use rustix::net::{AddressFamily, SocketType, socket};
+    let mut said = String::new();
+    let mut say = |what, result: Result<(), std::io::Error>| {
+        let result =
+            result.map_or_else(|error| format!("refused: {error}"), |()| "done".to_owned());
+        let _ = writeln!(said, "{what}: {result}");
+    };
+    let open = |path: &str| std::fs::File::open(path).map(drop);
+    say("open a file", open("/etc/passwd"));
+    say("make a file", std::fs::File::create("/tmp/manyring-tried").map(drop));
+    say("look into the system", open("/proc/self/status"));
+    let made = socket(AddressFamily::INET, SocketType::STREAM, None);
+    say("make a socket", made.map(drop).map_err(Into::into));
+    let started = std::process::Command::new("/proc/self/exe").arg("--version").spawn();
+    say("start a program", started.and_then(|mut child| child.wait()).map(drop));
+    let init = rustix::process::Pid::INIT;
+    say("signal another", rustix::process::test_kill_process(init).map_err(Into::into));
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_room_gives_anything_up() {
+        let arguments = |all: &[&str]| all.iter().map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(enter(&arguments(&["manyring", "run", "--config", "room"])), Ok(()));
+        assert_eq!(enter(&arguments(&["manyring", "room", "--sandbox=none"])), Ok(()));
+        std::fs::File::open("/etc/passwd").unwrap();
+    }
+}

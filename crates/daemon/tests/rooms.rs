@@ -1,0 +1,192 @@
+//! Disks that are served by rooms: each domain a process of its own, and none harms another.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+#![allow(clippy::disallowed_methods, reason = "what a neighbour feels is measured")]
+
+mod foreign;
+mod process;
+mod program;
+
+use foreign::{Client, SIZE_MAX};
+use process::{Daemon, wait_until};
+use program::{http_json, manyring, shown};
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest time for which a neighbour, or the control API, may wait: several times what a busy
+/// machine makes them wait, and far less than what is held.
+const BOUND: Duration = Duration::from_secs(5);
+
+/// Two disks in files, each in the domain that is named after it.
+fn two_domains() -> Daemon {
+    let disk = |name: &str| {
+        format!(
+            "[[blk]]\nname = '{name}'\nsocket_path = '@/{name}'\nfile = '@/{name}.img'\n\
+             domain = '{name}'\nnum_queues = 4\n"
+        )
+    };
+    let text = format!("[daemon]\ncontrol = '@/control'\n{}{}", disk("a"), disk("b"));
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for name in ["a", "b"] {
+        let image = std::fs::File::create(folder.path().join(format!("{name}.img"))).unwrap();
+        image.set_len(16 << 20).unwrap();
+    }
+    let file = folder.path().join("manyring.toml");
+    std::fs::write(&file, text.replace('@', &folder.path().display().to_string())).unwrap();
+    let mut command = manyring();
+    command.arg("run").arg("--config").arg(&file);
+    let sockets = ["a", "b", "control"].map(|name| folder.path().join(name));
+    Daemon::start(command, folder, &sockets)
+}
+
+/// Writes and reads back on all four queues.
+fn works(client: &mut Client, seed: u64) {
+    for lane in &mut client.lanes(seed) {
+        lane.end = lane.start + 4 * SIZE_MAX as u64;
+        lane.transfer(true);
+        lane.transfer(false);
+    }
+}
+
+fn client_works(socket: &Path, seed: u64) {
+    works(&mut Client::connect(socket, false), seed);
+}
+
+/// What the API says of a room.
+fn room(daemon: &Daemon, name: &str) -> serde_json::Value {
+    let rooms = shown(&daemon.socket_of("control"), "/v1/rooms");
+    let all = rooms["rooms"].as_array().unwrap();
+    all.iter().find(|room| room["room"] == name).cloned().unwrap_or_default()
+}
+
+fn pid(daemon: &Daemon, name: &str) -> Pid {
+    let pid = room(daemon, name)["pid"].as_i64().unwrap();
+    Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
+}
+
+/// A counter of a device, over all its queues, as the house shows it.
+fn counted(daemon: &Daemon, device: &str, counter: &str) -> u64 {
+    let device = shown(&daemon.socket_of("control"), &format!("/v1/devices/{device}"));
+    let queues = device["queues"].as_array().unwrap();
+    queues.iter().map(|queue| queue["counters"][counter].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn each_domain_has_a_process_and_the_house_shows_what_it_counts() {
+    let daemon = two_domains();
+    assert_eq!(room(&daemon, "a"), serde_json::Value::Null, "it starts with its first client");
+    client_works(&daemon.socket_of("a"), 1);
+    client_works(&daemon.socket_of("b"), 2);
+    let (a, b) = (pid(&daemon, "a"), pid(&daemon, "b"));
+    assert!(a != b && a.as_raw_nonzero().get().unsigned_abs() != daemon.pid());
+    assert_eq!(room(&daemon, "a")["devices"], serde_json::json!(["a"]));
+    assert!(counted(&daemon, "a", "reads") > 0 && counted(&daemon, "a", "writes") > 0);
+    // The lock is the house's, and the room's as long as it has the image.
+    let taken = manyring()
+        .args(["blk", "--wait", "0", "--socket-path"])
+        .arg(daemon.folder().join("other"))
+        .arg("--blk-file")
+        .arg(daemon.folder().join("a.img"))
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&taken.stderr).contains("in use"), "{taken:?}");
+    assert!(daemon.terminate().success());
+    let is_gone = |pid| rustix::process::test_kill_process(pid).is_err();
+    assert!(wait_until(|| is_gone(a) && is_gone(b)), "a room ends with its house");
+}
+
+#[test]
+fn a_room_that_is_killed_costs_its_own_guest_alone_and_is_there_for_the_next() {
+    let daemon = two_domains();
+    let mut neighbour = Client::connect(&daemon.socket_of("b"), false);
+    works(&mut neighbour, 1);
+    for round in 0..3 {
+        client_works(&daemon.socket_of("a"), round);
+        let (reads, starts) =
+            (counted(&daemon, "a", "reads"), room(&daemon, "a")["starts"].clone());
+        assert_eq!(starts, round + 1, "{}", daemon.log());
+        kill_process(pid(&daemon, "a"), Signal::KILL).unwrap();
+        assert!(wait_until(|| room(&daemon, "a")["state"] == "ended"), "{}", daemon.log());
+        assert_eq!(counted(&daemon, "a", "reads"), reads, "what was counted stays");
+    }
+    client_works(&daemon.socket_of("a"), 9);
+    works(&mut neighbour, 2);
+    assert_eq!(room(&daemon, "b")["starts"], 1);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_room_that_hangs_holds_up_neither_its_neighbour_nor_the_house() {
+    let daemon = two_domains();
+    let mut held = Client::connect(&daemon.socket_of("a"), false);
+    works(&mut held, 1);
+    let stopped = pid(&daemon, "a");
+    kill_process(stopped, Signal::STOP).unwrap();
+    let began = Instant::now();
+    client_works(&daemon.socket_of("b"), 2);
+    assert_eq!(room(&daemon, "a")["answers"], false);
+    assert_eq!(room(&daemon, "b")["answers"], true);
+    assert!(counted(&daemon, "b", "reads") > 0);
+    let metrics = program::http(&daemon.socket_of("control"), "GET", "/metrics", "");
+    assert!(metrics.2.contains("manyring_room_answers{room=\"a\"} 0"), "{}", metrics.2);
+    assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
+    kill_process(stopped, Signal::CONT).unwrap();
+    works(&mut held, 3);
+    assert!(wait_until(|| room(&daemon, "a")["answers"] == true));
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_disk_in_a_room_is_resized_by_the_house_and_never_shrunk() {
+    let daemon = two_domains();
+    let _client = Client::connect(&daemon.socket_of("a"), false);
+    let resize = |size: u64| {
+        let body = format!("{{\"size\": {size}, \"shrink\": true}}");
+        http_json(&daemon.socket_of("control"), "POST", "/v1/devices/a/resize", &body)
+    };
+    assert_eq!(resize(32 << 20).0, 200);
+    assert_eq!(resize(16 << 20).0, 409);
+    assert_eq!(std::fs::metadata(daemon.folder().join("a.img")).unwrap().len(), 32 << 20);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_room_reaches_no_file_network_program_or_process() {
+    let tried = |sandbox: &str| {
+        let mut command = manyring();
+        let output = command.args(["room", sandbox, "--show"]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (free, room) = (tried("--sandbox=none"), tried("--sandbox=seccomp"));
+    for what in ["open a file", "make a file", "make a socket", "start a program"] {
+        assert!(free.contains(&format!("{what}: done")), "{free}");
+        assert!(room.contains(&format!("{what}: refused")), "{room}");
+    }
+    assert!(room.contains("look into the system: done"), "{room}");
+}
+
+#[test]
+fn a_room_has_no_right_and_a_list_of_calls() {
+    let daemon = two_domains();
+    client_works(&daemon.socket_of("a"), 1);
+    let pid = pid(&daemon, "a").as_raw_nonzero();
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let mut threads = 0;
+    for task in tasks {
+        // A thread can have ended since.
+        let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { continue };
+        threads += 1;
+        let is = |key: &str, value: &str| {
+            let line = status.lines().find(|line| line.starts_with(key)).unwrap();
+            assert_eq!(line.split_whitespace().nth(1), Some(value), "{status}");
+        };
+        is("NoNewPrivs:", "1");
+        is("Seccomp:", "2");
+        is("CapEff:", "0000000000000000");
+        is("CapPrm:", "0000000000000000");
+        is("CapInh:", "0000000000000000");
+    }
+    assert!(threads > 2, "its workers have it too");
+    assert!(daemon.terminate().success());
+}

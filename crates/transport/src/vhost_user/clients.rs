@@ -1,0 +1,65 @@
+//! `Endpoint`: where the front-end of a device comes from; `Clients`: those who connect there.
+
+use super::{Listener, SocketPermissions};
+use std::future::poll_fn;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+
+/// Where the front-end comes from.
+#[derive(Debug)]
+pub enum Endpoint {
+    /// We listen (server mode); the socket's name appears when the device can serve.
+    Listen {
+        /// The socket's name.
+        path: PathBuf,
+        /// Who may connect.
+        permissions: SocketPermissions,
+    },
+    /// A socket that listens already, under its name.
+    Bound(Listener),
+    /// The front-end listens (client mode); we connect, and again after each session.
+    Connect {
+        /// The socket's name.
+        path: PathBuf,
+    },
+    /// A socket that was handed in: it listens, or is connected already.
+    Inherited {
+        /// The socket.
+        socket: rustix::fd::OwnedFd,
+    },
+    /// Connected sockets, as whoever accepts for us hands them over.
+    Handed(mpsc::Receiver<UnixStream>),
+}
+
+/// Those who connect: at a socket that listens, or to whoever accepts for us.
+#[derive(Debug)]
+pub(super) enum Clients {
+    Listens(UnixListener),
+    Handed(Mutex<mpsc::Receiver<UnixStream>>),
+}
+
+impl Clients {
+    /// The next client. When those who hand clients over are gone, there is none for ever.
+    pub(super) async fn accept(&self) -> io::Result<UnixStream> {
+        poll_fn(|context| self.poll_accept(context)).await
+    }
+
+    pub(super) fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<UnixStream>> {
+        match self {
+            Self::Listens(listener) => {
+                Poll::Ready(ready!(listener.poll_accept(context)).map(|(stream, _)| stream))
+            }
+            Self::Handed(clients) => {
+                let mut clients = clients.lock().unwrap_or_else(PoisonError::into_inner);
+                match ready!(clients.poll_recv(context)) {
+                    Some(stream) => Poll::Ready(Ok(stream)),
+                    None => Poll::Pending,
+                }
+            }
+        }
+    }
+}
