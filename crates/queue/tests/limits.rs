@@ -242,18 +242,20 @@ fn a_split_ring_has_no_base_above_16_bits() {
 }
 
 #[test]
-fn ring_features_are_three_of_the_negotiated_bits() {
-    for (bits, [event_idx, indirect, in_order]) in [
-        (0, [false; 3]),
-        (1 << 28, [false, true, false]),
-        (1 << 29, [true, false, false]),
-        (1 << 35, [false, false, true]),
-        (!(1 << 28), [true, false, true]),
-        (!(1 << 29), [false, true, true]),
-        (!(1 << 35), [true, true, false]),
-        (u64::MAX, [true; 3]),
+fn ring_features_are_four_of_the_negotiated_bits() {
+    for (bits, [event_idx, indirect, packed, in_order]) in [
+        (0, [false; 4]),
+        (1 << 28, [false, true, false, false]),
+        (1 << 29, [true, false, false, false]),
+        (1 << 34, [false, false, true, false]),
+        (1 << 35, [false, false, false, true]),
+        (!(1 << 28), [true, false, true, true]),
+        (!(1 << 29), [false, true, true, true]),
+        (!(1 << 34), [true, true, false, true]),
+        (!(1 << 35), [true, true, true, false]),
+        (u64::MAX, [true; 4]),
     ] {
-        let features = RingFeatures { event_idx, indirect, in_order, packed: false };
+        let features = RingFeatures { event_idx, indirect, in_order, packed };
         assert_eq!(RingFeatures::from_bits(bits), features);
     }
 }

@@ -174,9 +174,14 @@ impl Daemon {
         let child = command.stdin(Stdio::null()).stderr(log).spawn().expect("the daemon starts");
         let mut daemon = Self { child, folder };
         let mut ended = None;
+        // The folder in which a socket is made is there for a moment after the socket has its name.
+        let makes = |daemon: &Self| {
+            let names = std::fs::read_dir(daemon.folder.path()).expect("folder").flatten();
+            names.into_iter().any(|name| name.file_name().to_string_lossy().starts_with(".mr-"))
+        };
         let shown = wait_until(|| {
             ended = daemon.child.try_wait().expect("status");
-            ended.is_some() || sockets.iter().all(|socket| socket.exists())
+            ended.is_some() || sockets.iter().all(|socket| socket.exists()) && !makes(&daemon)
         });
         assert!(shown && ended.is_none(), "{ended:?}: {}", daemon.log());
         daemon
