@@ -435,7 +435,11 @@ impl Gather {
 }
 
 /// Calls `each` for the parts of `slices` that hold the `len` bytes behind the first `skip`.
-#[inline]
+#[inline(always)]
+#[allow(
+    clippy::inline_always,
+    reason = "two formats of a ring call it; in each it is the loop's body"
+)]
 fn each_part<'m>(
     slices: &[GuestSlice<'m>],
     mut skip: usize,

@@ -354,7 +354,11 @@ fn push_writable(writable: Pieces<'_>, len: u64, out: &mut SliceList) {
 }
 
 /// Parses a request; the slices of a read or write are pushed to the burst.
-#[inline]
+#[inline(always)]
+#[allow(
+    clippy::inline_always,
+    reason = "two formats of a ring call it; in each it is the loop's body"
+)]
 fn parse(
     shared: &Shared,
     header: RawHeader,

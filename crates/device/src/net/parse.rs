@@ -21,7 +21,11 @@ pub(super) enum Wrong {
 ///
 /// [`HEADER_SIZE`] bytes are copied also where the header is shorter. Then the last two, which are
 /// `num_buffers` in a long header, belong to the frame: the check ignores that field (§5.1.6.2).
-#[inline]
+#[inline(always)]
+#[allow(
+    clippy::inline_always,
+    reason = "two formats of a ring call it; in each it is the loop's body"
+)]
 pub(super) fn add_frame<const SIZE: usize>(
     (frames, tally): (&mut Frames, &mut Tally),
     token: Token,

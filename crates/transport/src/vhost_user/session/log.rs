@@ -41,8 +41,11 @@ impl Session {
         let ends = !logged(bits) || is_stale;
         let mut effects: Vec<_> = ends.then(|| self.forget_log()).flatten().into_iter().collect();
         // If the features of a device that runs change by this bit alone, it hears nothing of it.
-        let differs = former.is_none_or(|former| (former ^ bits) & !F_LOG_ALL != 0);
-        if differs || !self.has_running() {
+        // The same without this bit are a driver's that starts its device anew, as UML says it.
+        let is_of_log = former.is_some_and(|former| {
+            (former ^ bits) & !F_LOG_ALL == 0 && (logged(former) || logged(bits))
+        });
+        if !is_of_log || !self.has_running() {
             effects.push(Effect::Features(bits & !OF_TRANSPORT));
         }
         effects
