@@ -90,7 +90,8 @@ pub(crate) enum Command {
 /// `manyring room`
 #[derive(Args, Debug)]
 pub(crate) struct RoomArgs {
-    /// What it gives up.
+    /// Which rights the process gives up before it serves anybody: none; auto: all that this kernel
+    /// can take from it; seccomp: all, and it ends if the kernel cannot take one of them.
     #[arg(long, value_enum, require_equals = true, default_value_t = Sandbox::Auto)]
     pub(crate) sandbox: Sandbox,
     /// Try what it has given up, and end.

@@ -170,9 +170,11 @@ fn turn(
     Ok(true)
 }
 
-/// As [`turn`], by a client that knows of an answer only by a call. Like the interrupt of a kernel
-/// it collects all that is done, asks for the next call, and only then submits; it does not look
-/// for what comes back meanwhile, since the device calls for that. False: nothing was in flight.
+/// A turn of a client that learns of answers only by the device's call, as a guest's kernel learns
+/// of them by its interrupt. It collects all answers, asks the device for the next call, and
+/// submits new requests after that. It does not look at the ring again before it sleeps: the device
+/// calls for every answer that comes after the client has asked. Returns false if no request was in
+/// flight.
 fn called_turn(
     lane: &mut Lane,
     options: &LoadOptions,

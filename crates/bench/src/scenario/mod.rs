@@ -45,7 +45,8 @@ pub(crate) enum Client {
     Blkio,
     /// Our own driver half; leaves out the cells in which one thread sleeps on several queues.
     Driver,
-    /// The same, asleep after each look until the device calls, as the interrupt of a kernel is.
+    /// Our own driver half, which sleeps after each look at the ring until the device calls it, as
+    /// a guest's kernel waits for its interrupt.
     EachCall,
 }
 
@@ -402,12 +403,13 @@ fn ours_and_modes(
     Ok(contenders)
 }
 
-/// What a client does between two answers, and whether that is polling: it looks all the time, it
-/// sleeps in its library (which looks once more before), or it sleeps until it is called.
+/// The three clients of a cell: what reports call them, and whether they poll. The first looks at
+/// the ring all the time. The second sleeps in its library, which looks at the ring once more
+/// before it sleeps. The third sleeps until the device calls it.
 const CLIENTS: [(&str, bool); 3] = [("polls", true), ("sleeps", false), (EACH_CALL, false)];
 const EACH_CALL: &str = "waits for each call";
 
-/// The same contenders, with the client that such a cell has.
+/// Gives each contender that a client drives the client that is named here.
 fn driven(contenders: Vec<Contender>, client: &str) -> Vec<Contender> {
     let by = |contender: Contender| match contender.how {
         How::Server { .. } if client == EACH_CALL => contender.driven_by(Client::EachCall),

@@ -204,7 +204,7 @@ macro_rules! device_table {
             pub(crate) handshake_timeout: Option<u64>,
             pub(crate) memory_on_disk: bool,
             pub(crate) memory_max: Option<RawSize>,
-            /// What the device may pass in a second.
+            /// The operations and bytes per second that the daemon serves for the device at most.
             pub(crate) limit: Option<RawLimit>,
             $($own)*
         }

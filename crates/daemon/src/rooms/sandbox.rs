@@ -23,11 +23,11 @@ use std::fmt::Write;
 /// How much a room gives up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Sandbox {
-    /// Nothing.
+    /// A room keeps its rights.
     None,
-    /// Whatever of it the kernel knows.
+    /// A room gives up all rights that this kernel can take from it.
     Auto,
-    /// All of it, or the room does not begin.
+    /// As `Auto`, but a room ends at once if the kernel cannot take one of them.
     Seccomp,
 }
 

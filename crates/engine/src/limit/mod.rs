@@ -82,7 +82,7 @@ impl Charges {
     }
 
     /// Each bucket with what so many requests of so many bytes in all take from it.
-    fn units(self, (count, bytes): (u64, u64)) -> impl Iterator<Item = (usize, u64)> {
+    fn units(self, count: u64, bytes: u64) -> impl Iterator<Item = (usize, u64)> {
         self.indexes().zip([count, count, bytes, bytes])
     }
 }
@@ -211,8 +211,8 @@ impl Gate {
         {
             let more = (passed.0.saturating_sub(admitted.0), passed.1.saturating_sub(admitted.1));
             let less = (admitted.0.saturating_sub(passed.0), admitted.1.saturating_sub(passed.1));
-            self.charge_all(way, more, now_ns);
-            for (index, units) in Charges(way).units(less) {
+            self.charge_all(way, more.0, more.1, now_ns);
+            for (index, units) in Charges(way).units(less.0, less.1) {
                 self.limit.own.all[index].give_back(units);
                 if let Some(member) = &self.member {
                     member.give_back(index, units);
@@ -223,11 +223,12 @@ impl Gate {
 
     /// A request or packet with so many bytes passes.
     pub fn charge(&self, way: Way, bytes: u64, now_ns: u64) {
-        self.charge_all(way, (1, bytes), now_ns);
+        self.charge_all(way, 1, bytes, now_ns);
     }
 
-    fn charge_all(&self, way: Way, passed: (u64, u64), now_ns: u64) {
-        for (index, units) in Charges(way).units(passed) {
+    /// So many requests or packets pass, which have so many bytes in all.
+    fn charge_all(&self, way: Way, count: u64, bytes: u64, now_ns: u64) {
+        for (index, units) in Charges(way).units(count, bytes) {
             self.limit.own.all[index].charge(units, now_ns);
             if let Some(member) = &self.member {
                 member.charge(index, units, now_ns);

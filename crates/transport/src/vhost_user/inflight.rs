@@ -34,7 +34,7 @@ impl InflightRegion {
         file: impl AsFd,
     ) -> Result<Self, MemoryError> {
         let InflightArea { offset, queues, queue_size, .. } = area;
-        let needed = size_of(queues, (queue_size, is_packed));
+        let needed = size_of(queues, queue_size, is_packed);
         if area.size < needed {
             return Err(MemoryError::TooShort { file_size: area.size, end: needed });
         }
@@ -48,8 +48,9 @@ impl InflightRegion {
         if index >= usize::from(self.queues) || is_packed != self.is_packed {
             return None;
         }
-        let rings = (self.queue_size, is_packed);
-        Words::new(self.mapping.clone(), index * stride(rings), place_size(rings), 8)
+        let stride = stride(self.queue_size, is_packed);
+        let size = place_size(self.queue_size, is_packed);
+        Words::new(self.mapping.clone(), index * stride, size, 8)
     }
 }
 
@@ -60,7 +61,7 @@ impl InflightRegion {
 /// The kernel has no memory or no file descriptor left.
 pub(super) fn make(area: InflightArea, is_packed: bool) -> io::Result<(InflightArea, OwnedFd)> {
     let file = memfd_create("inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    let size = size_of(area.queues, (area.queue_size, is_packed));
+    let size = size_of(area.queues, area.queue_size, is_packed);
     ftruncate(&file, size)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let InflightArea { queues, queue_size, padding, .. } = area;
@@ -68,14 +69,16 @@ pub(super) fn make(area: InflightArea, is_packed: bool) -> io::Result<(InflightA
 }
 
 /// Bytes of the place of a ring of this size, packed or not.
-fn place_size((queue_size, is_packed): (u16, bool)) -> usize {
+fn place_size(queue_size: u16, is_packed: bool) -> usize {
     if is_packed { packed_inflight_size(queue_size) } else { inflight_size(queue_size) }
 }
 
-fn stride(rings: (u16, bool)) -> usize {
-    place_size(rings).next_multiple_of(ALIGN)
+/// Bytes from the place of a ring to that of the next one.
+fn stride(queue_size: u16, is_packed: bool) -> usize {
+    place_size(queue_size, is_packed).next_multiple_of(ALIGN)
 }
 
-fn size_of(queues: u16, rings: (u16, bool)) -> u64 {
-    u64::from(queues) * stride(rings) as u64
+/// Bytes of a region with a place for each of so many rings.
+fn size_of(queues: u16, queue_size: u16, is_packed: bool) -> u64 {
+    u64::from(queues) * stride(queue_size, is_packed) as u64
 }

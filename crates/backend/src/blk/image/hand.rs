@@ -15,10 +15,12 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::path::Path;
 
-/// Most descriptions for flushes that are given: as many as one message can carry beside others.
+/// A process gets at most so many descriptions to flush the image by. One message carries at most
+/// 253 descriptors (`SCM_MAX_FD`), and some of these are for something else.
 const FLUSHES_MAX: usize = 200;
 
-/// What a process needs to serve an image that another one has opened and locked.
+/// The descriptors that the house sends to a room, so that the room can serve an image which the
+/// house has opened and keeps locked.
 #[derive(Debug)]
 pub struct Handed {
     /// For transfers.
