@@ -23,6 +23,7 @@ const STEPS: &[Step] = &[
     ("clippy", || one(clippy())),
     ("doc", || one(doc())),
     ("test", || test::all(None)),
+    ("crates", || one(crates())),
     ("deny", || one(deny::run())),
     ("loom", loom),
     ("fuzz-smoke", || one(fuzz::smoke(fuzz::SMOKE_SECONDS))),
@@ -68,6 +69,14 @@ fn clippy() -> Outcome {
 fn doc() -> Outcome {
     let mut doc = cargo(&["doc", "--workspace", "--no-deps"]);
     see(doc.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// Every crate can be packaged: what it says of itself, its files, the versions of its
+/// dependencies. What was packaged is not built here, which takes minutes.
+fn crates() -> Outcome {
+    let mut package =
+        cargo(&["package", "--workspace", "--no-verify", "--allow-dirty", "--offline"]);
+    see(package.args(["--exclude", "xtask", "--exclude", "manyring-system"]))
 }
 
 /// The ring's race tests, on loom's atomics: another build of the same code, in its own folder.
