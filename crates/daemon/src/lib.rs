@@ -13,6 +13,8 @@ mod assemble;
 mod cli;
 pub mod config;
 mod control;
+#[doc(hidden)]
+pub mod documented;
 mod fds;
 mod house;
 mod limits;

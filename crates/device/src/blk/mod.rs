@@ -64,6 +64,23 @@ pub struct BlkOptions {
     pub moderation: Moderation,
 }
 
+impl Default for BlkOptions {
+    /// A disk called `blk` with one queue and a write-back cache; the rest as the disk has it.
+    fn default() -> Self {
+        Self {
+            name: "blk".to_owned(),
+            num_queues: 1,
+            queue_size: 128,
+            serial: String::new(),
+            read_only: false,
+            writeback: true,
+            logical_block_size: None,
+            on_full: OnFull::default(),
+            moderation: Moderation::default(),
+        }
+    }
+}
+
 /// What the queues of a device share: written by the control thread, read by the workers.
 #[derive(Debug)]
 pub(crate) struct Shared {
