@@ -383,10 +383,12 @@ impl Shared {
     /// Makes the device of what was opened for it.
     fn made(&self, wanted: &Wanted, opened: Opened) -> Made {
         let mut made = wanted.made(opened, (&self.pool, &self.groups));
-        if let (Wanted::Blk(blk), Kind::Blk(shown)) = (wanted, &made.part.kind)
-            && !is_block_device(shown.disk())
-        {
-            made.part.room = blk.domain(self.domains);
+        let is_block_device = match &made.part.kind {
+            Kind::Blk(shown) => is_block_device(shown.disk()),
+            Kind::Net(_) => false,
+        };
+        if !is_block_device {
+            made.part.room = wanted.domain(self.domains);
         }
         made
     }

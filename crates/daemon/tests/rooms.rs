@@ -159,7 +159,7 @@ fn a_room_reaches_no_file_network_program_or_process() {
         String::from_utf8(output.stdout).unwrap()
     };
     let (free, room) = (tried("--sandbox=none"), tried("--sandbox=seccomp"));
-    for what in ["open a file", "make a file", "make a socket", "start a program"] {
+    for what in ["open a file", "make a file", "make a socket", "start a program", "ask a tap"] {
         assert!(free.contains(&format!("{what}: done")), "{free}");
         assert!(room.contains(&format!("{what}: refused")), "{room}");
     }

@@ -1,6 +1,7 @@
 //! `Decorated`: a port around another one. Its [`Decorator`] changes frames; the rest is passed on.
 
 use super::tap::TapError;
+use super::tap::lent::Lent;
 use super::{Port, PortRx, PortTx};
 use crate::sys::link::LinkEvent;
 use manyring_wire::net::Offloads;
@@ -102,12 +103,20 @@ impl<D: Decorator> Port for Decorated<D> {
         self.inner.is_reported()
     }
 
+    fn is_own(&self) -> bool {
+        self.inner.is_own()
+    }
+
     fn is_gone(&self) -> bool {
         self.inner.is_gone()
     }
 
     fn join_again(&self) -> Result<(), TapError> {
         self.inner.join_again()
+    }
+
+    fn lend(&self) -> Option<Result<Lent, Errno>> {
+        self.inner.lend()
     }
 
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {

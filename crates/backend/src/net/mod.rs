@@ -25,7 +25,10 @@ pub mod macvtap;
 mod merge;
 pub mod null;
 pub mod pcap;
+mod returned;
 pub mod tap;
+
+pub use returned::{Outcome, Returned, Token};
 
 use crate::sys::link::LinkEvent;
 use manyring_memory::{Gather, GuestSlice, Mapping, MemoryError, Pieces, total_len};
@@ -36,6 +39,7 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 use tap::TapError;
+use tap::lent::Lent;
 use zerocopy::transmute;
 
 /// Frames of one burst at most.
@@ -114,6 +118,11 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         true
     }
 
+    /// False if another process owns the interface, and logs what becomes of it.
+    fn is_own(&self) -> bool {
+        true
+    }
+
     /// True if the host's interface was deleted. From then on the port only remembers what it is
     /// told (pairs in use, offloads, MTU, link) until [`Self::join_again`] succeeds. May block.
     fn is_gone(&self) -> bool {
@@ -130,6 +139,16 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// or is not as the port needs it.
     fn join_again(&self) -> Result<(), TapError> {
         Ok(())
+    }
+
+    /// The queues of the interface, for a process that serves them in this one's place; this one
+    /// goes on to call the host. `None`: the port is no interface, and any process can make its
+    /// own. May block.
+    ///
+    /// # Errors
+    /// The system has no file descriptor.
+    fn lend(&self) -> Option<Result<Lent, Errno>> {
+        None
     }
 
     /// Sends one frame (without a header) towards the host, as if the guest had. May block.
@@ -197,34 +216,6 @@ pub struct Merged {
     pub packets: usize,
     /// Longer frames that they left as.
     pub frames: usize,
-}
-
-/// Names a frame that comes back later: the slot of the frame's chain. No two frames that are with
-/// a port at the same time have the same token.
-pub type Token = u16;
-
-/// A frame that was [`Sent::later`] and has come back: the port uses its memory no more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Returned {
-    /// Names the frame.
-    pub token: Token,
-    /// What became of the frame.
-    pub outcome: Outcome,
-}
-
-/// What became of a frame that the port finished after [`PortTx::send`] had returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The port has passed the frame on.
-    Passed,
-    /// The host refused the frame (a header it finds wrong).
-    Refused,
-    /// The frame is lost because the host's interface is down or gone.
-    Down,
-    /// The frame is lost because its guest memory was cut away (`EFAULT`).
-    Faulted,
-    /// [`PortTx::recall`] took the frame back: it is not passed on.
-    Recalled,
 }
 
 impl Sent {

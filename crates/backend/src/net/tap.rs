@@ -7,10 +7,12 @@
 mod again;
 mod error;
 mod flows;
+pub mod lent;
 mod offloads;
 mod open;
 mod program;
 mod queue;
+mod queues;
 mod settings;
 
 pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};
@@ -21,19 +23,20 @@ use crate::sys::link::{Change, Link, LinkEvent, Links};
 use crate::sys::tuntap as sys;
 use again::{Wanted, prepare};
 use flows::{Flows, Steering};
-use manyring_wire::net::{HEADER_SIZE, Offloads};
+use lent::{Lent, transmit};
+use manyring_wire::net::Offloads;
 use offloads::{offload_bits, probe_offloads};
 use open::{by_fds, by_name};
 pub(super) use open::{check_mtu, check_queue_pairs, find, join_error, open_links};
 pub use open::{check_name, look};
 use queue::{TapRx, TapTx};
+use queues::Queues;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::Errno;
 pub(super) use settings::Settings;
 use settings::apply;
-use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The flags with which every queue of a tap is opened.
 pub(super) const QUEUE_FLAGS: u16 = sys::IFF_TAP | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
@@ -121,9 +124,7 @@ struct State {
 pub struct TapPort {
     kind: &'static str,
     name: String,
-    queues: Vec<Arc<OwnedFd>>,
-    /// The descriptors of sending halves, each with the index of its pair.
-    senders: Mutex<Vec<(usize, Weak<OwnedFd>)>>,
+    queues: Queues,
     wanted: Wanted,
     is_handed_in: bool,
     offloads: Offloads,
@@ -180,8 +181,7 @@ impl TapPort {
         let is_stacked = opened.link.as_ref().filter(|link| link.tap.is_none());
         let mut port = Self {
             kind: opened.kind,
-            queues: opened.fds.into_iter().map(Arc::new).collect(),
-            senders: Mutex::default(),
+            queues: Queues::new(opened.fds),
             wanted: Wanted {
                 sndbuf: settings.sndbuf,
                 bridge: settings.bridge.map(str::to_owned),
@@ -301,10 +301,6 @@ impl TapPort {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn queue(&self, index: usize) -> Result<&Arc<OwnedFd>, Errno> {
-        self.queues.get(index).ok_or(Errno::INVAL)
-    }
 }
 
 impl Drop for TapPort {
@@ -349,16 +345,14 @@ impl Port for TapPort {
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
-        // A duplicate of the fd: epoll has one watch for each fd, and the sending half's wait for
-        // output must not replace the receiving half's wait for input.
-        let own = self.duplicate(index)?;
+        let own = self.queues.duplicate(index)?;
         let merger = self.merges.then(|| Merger::new(self.offloads.uso4));
         let steering = self.flows.clone().and_then(|flows| Steering::new(flows, index));
         Ok(Box::new(TapTx::new(own, merger, steering)))
     }
 
     fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
-        Ok(Box::new(TapRx::new(self.queue(index)?.clone())))
+        Ok(Box::new(TapRx::new(self.queues.of(index)?.clone())))
     }
 
     fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
@@ -369,7 +363,7 @@ impl Port for TapPort {
     }
 
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
-        let queue = self.queue(index)?;
+        let queue = self.queues.of(index)?;
         let mut state = self.state();
         if state.is_gone {
             return Ok(());
@@ -433,10 +427,11 @@ impl Port for TapPort {
     }
 
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
-        let header = [0; HEADER_SIZE];
-        let slices = [IoSlice::new(&header), IoSlice::new(frame)];
-        // A detached queue sends frames too.
-        retry_on_intr(|| rustix::io::writev(&self.queues[0], &slices)).map(drop)
+        transmit(&self.queues, frame)
+    }
+
+    fn lend(&self) -> Option<Result<Lent, Errno>> {
+        Some(self.lent())
     }
 }
 
@@ -452,8 +447,7 @@ mod tests {
         let port = TapPort {
             kind: "tap",
             name: "none".to_owned(),
-            queues: vec![Arc::new(node)],
-            senders: Mutex::default(),
+            queues: Queues::new(vec![node]),
             wanted: Wanted {
                 sndbuf: None,
                 bridge: None,

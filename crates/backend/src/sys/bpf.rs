@@ -152,12 +152,21 @@ impl Words {
             ..MapCreate::default()
         };
         let map = opened(call(BPF_MAP_CREATE, &mut attributes)?)?;
+        Ok((Self::of(&map, count)?, map))
+    }
+
+    /// The `count` words that this names, which a process of ours has made. The kernel refuses a
+    /// map that has fewer pages; its size never changes.
+    ///
+    /// # Errors
+    /// The system's: it is no such map.
+    pub fn of(map: &OwnedFd, count: usize) -> Result<Self, Errno> {
+        let len = count * size_of::<AtomicU32>();
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let base =
-            unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &map, 0) }?;
-        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok((Self { base, count }, map))
+            unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, map, 0) }?;
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, count })
     }
 
     /// The words.

@@ -87,6 +87,9 @@ pub(crate) struct DevicePlan {
     pub(crate) memory_max: Option<u64>,
     #[serde(skip_serializing_if = "LimitPlan::is_none")]
     pub(crate) limit: LimitPlan,
+    /// The trust domain that it names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) domain: Option<String>,
 }
 
 /// A block device.
@@ -104,9 +107,6 @@ pub(crate) struct BlkPlan {
     pub(crate) serial: String,
     pub(crate) writeback: bool,
     pub(crate) on_full: OnFullPlan,
-    /// The trust domain that it names.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) domain: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<RawFault>,
 }
@@ -267,10 +267,9 @@ impl BlkPlan {
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), num_queues, &place)?;
         let limit = LimitPlan::new(raw.limit.as_ref(), Of::Disk, &place)?;
         let served = (queue_workers, raw.moderation.as_deref(), limit);
-        let device = DevicePlan::new(name, place, raw.socket(), served)?;
+        let device = DevicePlan::new(name, place, raw.socket(), served)?.within(raw.domain)?;
         let blk = Self {
             disk,
-            domain: raw.domain,
             read_only: raw.read_only,
             logical_block_size,
             num_queues,
@@ -320,6 +319,7 @@ impl DevicePlan {
             moderation,
             handshake_timeout,
             limit,
+            domain: None,
         })
     }
 }

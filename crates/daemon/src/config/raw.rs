@@ -337,6 +337,8 @@ device_table! {
         /// daemon; false: the kernel's tap driver learns flows, which costs about 20 % more time
         /// for each short packet; default true.
         pub(crate) steer: Option<bool>,
+        /// Serve it from the process of this trust domain; default: as `domains` says.
+        pub(crate) domain: Option<String>,
         /// Write every frame to this file.
         pub(crate) pcap: Option<PathBuf>,
         /// What goes wrong, to test guests.

@@ -69,13 +69,13 @@ impl Front {
             let (device, connected) = (made.device.clone(), made.part.connected.clone());
             let bound = shared.listen(name, endpoint);
             drop(begins.take());
-            let ended = match (bound, &wanted, &made.part.room) {
-                (Err(error), ..) => Err(error),
-                (Ok((endpoint, _kept)), Wanted::Blk(blk), Some(room)) => {
-                    let (whose, stop) = ((&**blk, room.as_str()), stopping.clone());
+            let ended = match (bound, &made.part.room) {
+                (Err(error), _) => Err(error),
+                (Ok((endpoint, _kept)), Some(room)) => {
+                    let (whose, stop) = ((&wanted, room.as_str()), stopping.clone());
                     rooms::serve(&shared.rooms, &made, whose, endpoint, stop).await
                 }
-                (Ok((endpoint, _kept)), ..) => {
+                (Ok((endpoint, _kept)), None) => {
                     serve(device, endpoint, options, connected, stopping.clone()).await
                 }
             };

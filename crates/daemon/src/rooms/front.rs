@@ -2,22 +2,23 @@
 
 use super::Rooms;
 use super::counts::Counts;
-use super::house::{Deaf, Room};
-use super::message::Told;
-use crate::assemble::{Blk, Kind, Made, Part};
-use crate::config::plan::{BlkPlan, DiskPlan};
-use manyring_backend::blk::{Disk, Handed};
-use manyring_device::Device;
+use super::house::{Deaf, Given, GivenNet, Room};
+use super::message::{PortFacts, Told};
+use super::{keys, lend};
+use crate::assemble::{Kind, Made, Part};
+use crate::config::plan::Wanted;
+use manyring_backend::blk::Handed;
+use manyring_device::net::NetDevice;
 use manyring_engine::aside;
 use manyring_transport::vhost_user::{Endpoint, ListenError, Listener};
 use rustix::fd::OwnedFd;
-use serde_json::json;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 /// Pause before a client, or a room, is tried again.
@@ -32,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) async fn serve(
     rooms: &Rooms,
     made: &Made,
-    (blk, domain): (&BlkPlan, &str),
+    (wanted, domain): (&Wanted, &str),
     endpoint: Endpoint,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), ListenError> {
@@ -42,22 +43,21 @@ pub(crate) async fn serve(
         Endpoint::Bound(listener) => listener,
         _ => return Err(io_error(io::ErrorKind::InvalidInput.into())),
     };
-    let Kind::Blk(Blk::Virtio(shown)) = &made.part.kind else { return Ok(()) };
-    let counts = Counts::new(shown.clone(), made.part.queue_count());
+    let counts = Counts::new(made.device.clone(), made.part.queue_count());
     let counts = Arc::new(counts.map_err(|errno| io_error(errno.into()))?);
-    let (disk, part) = (shown.disk().clone(), made.part.clone());
-    let mut front = Front { rooms, blk, domain, disk, part, counts, room: None };
-    let device = &blk.device.name;
+    let (part, attends) = (made.part.clone(), JoinSet::new());
+    let mut front = Front { rooms, wanted, domain, part, counts, attends, room: None };
+    let device = wanted.plan().name.as_str();
     tracing::info!(device, room = domain, path = %listener.path(), "listening");
     let name = listener.take_name();
     let socket = listener.into_socket();
-    let mut changes = shown.config_changes();
+    let mut changes = made.device.config_changes();
     changes.mark_unchanged();
     loop {
         tokio::select! {
             biased;
             () = stopped(&mut stop) => break,
-            Ok(()) = changes.changed() => {
+            Ok(()) = changes.changed(), if matches!(wanted, Wanted::Blk(_)) => {
                 front.room.iter().for_each(|room| room.measure(device));
             }
             stream = accept(&socket, device) => {
@@ -98,58 +98,110 @@ async fn accept(socket: &UnixListener, device: &str) -> UnixStream {
 
 struct Front<'a> {
     rooms: &'a Rooms,
-    blk: &'a BlkPlan,
+    wanted: &'a Wanted,
     domain: &'a str,
-    disk: Arc<dyn Disk>,
     part: Part,
     counts: Arc<Counts>,
+    /// What is done for the room of a network device; it ends with the room.
+    attends: JoinSet<()>,
     /// The room that was given the device.
     room: Option<Arc<Room>>,
+}
+
+/// What a room is given of a device.
+struct Gift {
+    keys: String,
+    has_image: bool,
+    port: Option<PortFacts>,
+    fds: Vec<OwnedFd>,
 }
 
 impl Front<'_> {
     /// Hands a client to the room, once that one is there and has the device.
     async fn hand_over(&mut self, stream: UnixStream) {
-        let name = &self.blk.device.name;
+        let (name, domain) = (self.wanted.plan().name.as_str(), self.domain);
         let Ok(stream) = stream.into_std() else { return };
-        let room = self.rooms.of(self.domain).await;
+        let room = self.rooms.of(domain).await;
         if !room.has(name)
             && let Err(error) = self.give(&room).await
         {
-            tracing::error!(device = name, room = self.domain, error, "not given to its room");
+            tracing::error!(device = name, room = domain, error, "not given to its room");
             aside(move || drop(stream)).await;
             sleep(RETRY).await;
             return;
         }
         self.room = Some(room.clone());
         if let Err(Deaf) = room.connect(name, stream.into()) {
-            tracing::warn!(device = name, room = self.domain, "client refused: the room is busy");
+            tracing::warn!(device = name, room = domain, "client refused: the room is busy");
         }
     }
 
-    async fn give(&self, room: &Room) -> Result<(), String> {
-        let (disk, queues) = (self.disk.clone(), self.blk.num_queues);
+    async fn give(&mut self, room: &Arc<Room>) -> Result<(), String> {
         self.let_go().await?;
-        let handed = aside(move || disk.image().map(|image| image.hand(queues)).transpose()).await;
-        let handed = handed.ok_or("the daemon has failed")?.map_err(|errno| errno.to_string())?;
-        let has_image = handed.is_some();
-        let mut fds: Vec<OwnedFd> = vec![self.counts.begin().map_err(|errno| errno.to_string())?];
-        if let Some(Handed { file, flushes }) = handed {
-            fds.push(file);
-            fds.extend(flushes);
+        let joins = self.net().map_or(0, |net| net.outside().joins);
+        let mut gift = self.gift().await?;
+        gift.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
+        let Gift { keys, has_image, port, fds } = gift;
+        let device = self.wanted.plan().name.clone();
+        let told = Told::Device { device, keys, has_image, port };
+        let (connected, counts) = (self.part.connected.clone(), self.counts.clone());
+        let mut net = None;
+        if let Some(device) = self.net() {
+            let (asks, asked) = mpsc::channel(1);
+            let attend = lend::attend(device.clone(), room.clone(), joins, asked);
+            net = Some((GivenNet { device: device.clone(), asks }, attend));
         }
-        let (device, keys) = (self.blk.device.name.clone(), keys(self.blk));
-        let told = Told::Device { device, keys, has_image };
-        let shown = (self.part.connected.clone(), self.counts.clone());
-        room.give(told, fds, shown).map_err(|Deaf| "the room does not read".to_owned())
+        let (net, attend) = net.unzip();
+        room.give(told, fds, Given { connected, counts, net })
+            .map_err(|Deaf| "the room does not read".to_owned())?;
+        if let (Some(attend), Some(net)) = (attend, self.net()) {
+            // Before the first client, so that its guest never sees the link of before.
+            let _ = room.tell(lend::told(net), Vec::new());
+            self.attends.spawn(attend);
+        }
+        Ok(())
     }
 
-    /// Returns when no room has the image any more, and no request of one is under way.
-    async fn let_go(&self) -> Result<(), String> {
+    fn net(&self) -> Option<&Arc<NetDevice>> {
+        match &self.part.kind {
+            Kind::Net(net) => Some(net),
+            Kind::Blk(_) => None,
+        }
+    }
+
+    /// What a room needs of the device as it is now.
+    async fn gift(&self) -> Result<Gift, String> {
+        match (self.wanted, &self.part.kind) {
+            (Wanted::Blk(blk), Kind::Blk(shown)) => {
+                let (disk, queues) = (shown.disk().clone(), blk.num_queues);
+                let hand = move || disk.image().map(|image| image.hand(queues)).transpose();
+                let handed = aside(hand).await.ok_or("the daemon has failed")?;
+                let handed = handed.map_err(|errno| errno.to_string())?;
+                let has_image = handed.is_some();
+                let fds = handed.map(|Handed { file, flushes }| {
+                    let mut fds = vec![file];
+                    fds.extend(flushes);
+                    fds
+                });
+                let (keys, fds) = (keys::of_blk(blk), fds.unwrap_or_default());
+                Ok(Gift { keys, has_image, port: None, fds })
+            }
+            (Wanted::Net(net), Kind::Net(shown)) => {
+                let (port, fds) = lend::lent(shown).await?;
+                Ok(Gift { keys: keys::of_net(net, shown), has_image: false, port, fds })
+            }
+            _ => Err("the daemon has failed".to_owned()),
+        }
+    }
+
+    /// Returns when no room has the device any more, and no request of one is under way.
+    async fn let_go(&mut self) -> Result<(), String> {
+        while self.attends.join_next().await.is_some() {}
+        let Kind::Blk(shown) = &self.part.kind else { return Ok(()) };
         let began = Instant::now();
         let mut is_told = false;
         loop {
-            let disk = self.disk.clone();
+            let disk = shown.disk().clone();
             let is_let_go = aside(move || disk.image().map_or(Ok(true), |i| i.is_let_go())).await;
             match is_let_go {
                 Some(Ok(true)) => return Ok(()),
@@ -158,12 +210,9 @@ impl Front<'_> {
                 None => return Err("the daemon has failed".to_owned()),
             }
             if began.elapsed() > PATIENCE && !std::mem::replace(&mut is_told, true) {
-                let (device, room) = (&self.blk.device.name, self.domain);
-                tracing::warn!(
-                    device,
-                    room,
-                    "requests of a room that has ended are still waited for"
-                );
+                let (device, room) = (&self.wanted.plan().name, self.domain);
+                let problem = "requests of a room that has ended are still waited for";
+                tracing::warn!(device, room, "{problem}");
             }
             sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), RETRY)).await;
         }
@@ -173,42 +222,12 @@ impl Front<'_> {
     /// room's requests must have ended.
     async fn close(&mut self) {
         let Some(room) = self.room.take() else { return };
-        room.remove(&self.blk.device.name).await;
+        let device = &self.wanted.plan().name;
+        room.remove(device).await;
         let counts = self.counts.clone();
         aside(move || counts.end()).await;
         if let Err(error) = self.let_go().await {
-            tracing::warn!(device = self.blk.device.name, error, "the image is let go of");
+            tracing::warn!(device, error, "the image is let go of");
         }
     }
-}
-
-/// The keys of the device as the control API takes them: the room reads what it is given by the
-/// same door. Its socket is the house's.
-fn keys(blk: &BlkPlan) -> String {
-    let mut keys = json!({
-        "kind": "blk",
-        "socket_path": "handed",
-        "handshake_timeout": blk.device.handshake_timeout,
-        "memory_on_disk": blk.device.memory_on_disk,
-        "moderation": blk.device.moderation,
-        "read_only": blk.read_only,
-        "logical_block_size": blk.logical_block_size,
-        "num_queues": blk.num_queues,
-        "queue_size": blk.queue_size,
-        "serial": blk.serial,
-        "cache": if blk.writeback { "writeback" } else { "writethrough" },
-        "on_full": blk.on_full,
-        "fault": blk.fault,
-        "memory_max": blk.device.memory_max.map(|bytes| bytes.to_string()),
-    });
-    match &blk.disk {
-        DiskPlan::File { direct, .. } => {
-            keys["file"] = "handed".into();
-            keys["direct"] = (*direct).into();
-        }
-        DiskPlan::Null { size } | DiskPlan::Memory { size } => {
-            keys["null"] = size.to_string().into();
-        }
-    }
-    keys.to_string()
 }

@@ -2,7 +2,9 @@
 
 use super::channel::{Channel, pair, watched};
 use super::counts::Counts;
-use super::message::{self, Heard, Told};
+use super::lend::Ask;
+use super::message::{self, Heard, Told, Wish};
+use manyring_device::net::{Guest, NetDevice};
 use manyring_engine::aside;
 use manyring_transport::vhost_user::Connected;
 use rustix::fd::OwnedFd;
@@ -75,9 +77,25 @@ type Order = (Told, Vec<OwnedFd>);
 /// A device that the room was given.
 #[derive(Debug)]
 struct Device {
-    connected: Connected,
-    counts: Arc<Counts>,
+    given: Given,
     removed: Option<oneshot::Sender<()>>,
+}
+
+/// What the house has of a device that a room serves.
+#[derive(Debug)]
+pub(super) struct Given {
+    /// Follows its sessions.
+    pub(super) connected: Connected,
+    pub(super) counts: Arc<Counts>,
+    pub(super) net: Option<GivenNet>,
+}
+
+/// What the house has of a network device that a room serves.
+#[derive(Debug)]
+pub(super) struct GivenNet {
+    pub(super) device: Arc<NetDevice>,
+    /// Where its questions go: one at a time is answered.
+    pub(super) asks: mpsc::Sender<Ask>,
 }
 
 /// The room takes no more orders: it ends, or does not read them.
@@ -120,7 +138,7 @@ impl Room {
     }
 
     pub(super) fn counts(&self) -> Vec<Arc<Counts>> {
-        self.lock().values().map(|device| device.counts.clone()).collect()
+        self.lock().values().map(|device| device.given.counts.clone()).collect()
     }
 
     /// True while it can be told something.
@@ -137,24 +155,27 @@ impl Room {
         self.lock().contains_key(device)
     }
 
-    fn tell(&self, order: Told, fds: Vec<OwnedFd>) -> Result<(), Deaf> {
+    /// Tells it something, if there is room in what it has to be told.
+    pub(super) fn tell(&self, order: Told, fds: Vec<OwnedFd>) -> Result<(), Deaf> {
         if !self.serves() {
             return Err(Deaf);
         }
         self.orders.try_send((order, fds)).map_err(|_| Deaf)
     }
 
-    /// Gives it a device. `connected` follows its sessions.
-    pub(super) fn give(
-        &self,
-        order: Told,
-        fds: Vec<OwnedFd>,
-        (connected, counts): (Connected, Arc<Counts>),
-    ) -> Result<(), Deaf> {
+    /// Tells it something as soon as there is room in what it has to be told, or never: it ends.
+    pub(super) async fn tell_in_turn(&self, order: Told, fds: Vec<OwnedFd>) {
+        if let Err(unsent) = self.orders.send((order, fds)).await {
+            aside(move || drop(unsent)).await;
+        }
+    }
+
+    /// Gives it a device.
+    pub(super) fn give(&self, order: Told, fds: Vec<OwnedFd>, given: Given) -> Result<(), Deaf> {
         let Told::Device { device: name, .. } = &order else { return Err(Deaf) };
         let name = name.clone();
         self.tell(order, fds)?;
-        self.lock().insert(name, Device { connected, counts, removed: None });
+        self.lock().insert(name, Device { given, removed: None });
         Ok(())
     }
 
@@ -232,9 +253,9 @@ impl Room {
         aside(move || while orders.try_recv().is_ok() {}).await;
         let gone = std::mem::take(&mut *self.lock());
         for device in gone.values() {
-            device.connected.send_replace(false);
+            device.given.connected.send_replace(false);
         }
-        aside(move || gone.into_values().for_each(|device| device.counts.end())).await;
+        aside(move || gone.into_values().for_each(|device| device.given.counts.end())).await;
         self.pid.store(0, Ordering::Relaxed);
         self.state.send_replace(State::Ended);
     }
@@ -318,7 +339,8 @@ impl Room {
                 }
                 _ = idle.tick() => {
                     let now = self.sessions.load(Ordering::Relaxed);
-                    let is_used = self.lock().values().any(|device| *device.connected.borrow());
+                    let is_connected = |device: &Device| *device.given.connected.borrow();
+                    let is_used = self.lock().values().any(is_connected);
                     if now == sessions && !is_used {
                         return "nobody uses it".to_owned();
                     }
@@ -346,13 +368,19 @@ impl Room {
                 let devices = self.lock();
                 let given = devices.get(&device).ok_or_else(|| missing(&device))?;
                 self.sessions.fetch_add(u64::from(is_open), Ordering::Relaxed);
-                given.connected.send_replace(is_open);
+                given.given.connected.send_replace(is_open);
             }
             Heard::Removed { device } => {
                 let mut devices = self.lock();
                 let given = devices.get_mut(&device).ok_or_else(|| missing(&device))?;
                 let removed = given.removed.take().ok_or("nobody has asked it to remove that")?;
                 let _ = removed.send(());
+            }
+            Heard::Ask { device, number, wish } => self.hear_wish(&device, number, wish)?,
+            Heard::Doubt { device } => self.net(&device)?.port_may_have_changed(),
+            Heard::Guest { device, mac, announces, control } => {
+                let control = control.map(usize::from);
+                self.net(&device)?.show_guest(Guest { mac, announces, control });
             }
             Heard::Counted { number } => {
                 if number > self.asked.load(Ordering::Relaxed) {
@@ -362,6 +390,23 @@ impl Room {
             }
         }
         Ok(())
+    }
+}
+
+impl Room {
+    /// The network device of this name.
+    fn net(&self, name: &str) -> Result<Arc<NetDevice>, String> {
+        let devices = self.lock();
+        let net = devices.get(name).and_then(|device| device.given.net.as_ref());
+        net.map(|net| net.device.clone()).ok_or_else(|| format!("{name:?} is no network of it"))
+    }
+
+    fn hear_wish(&self, name: &str, number: u64, wish: Wish) -> Result<(), String> {
+        let devices = self.lock();
+        let net = devices.get(name).and_then(|device| device.given.net.as_ref());
+        let net = net.ok_or_else(|| format!("{name:?} is no network of it"))?;
+        let asked = net.asks.try_send(Ask { number, wish });
+        asked.map_err(|_| format!("{name:?} asks again before it was answered"))
     }
 }
 

@@ -2,9 +2,11 @@
 
 use super::channel::Channel;
 use super::counts;
-use super::message::{self, Heard, Told};
+use super::message::{self, Heard, PortFacts, Told};
+use super::net::{self, Given, RoomNet};
+use super::wishes::{Said, TheHouse, Unanswered};
 use crate::assemble::{Made, Opened};
-use crate::config::plan::{DaemonPlan, DiskPlan, Wanted};
+use crate::config::plan::{BlkPlan, DaemonPlan, DiskPlan, Wanted};
 use crate::house::{Tasks, raise_fd_limit};
 use crate::limits::Groups;
 use crate::{config, signals};
@@ -22,6 +24,8 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
+/// What the devices can have to say that is not said yet.
+const SAID_MAX: usize = 64;
 /// Clients of one device that can wait.
 const CLIENTS_MAX: usize = 16;
 /// Longest wait for what is under way when the house is gone.
@@ -44,10 +48,11 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     manyring_memory::guard_memory();
     let balance = tokio::spawn(pool.clone().balance());
     let channel = Arc::new(channel);
-    let mut room =
-        Inside { channel, pool, uring, tasks: Tasks::default(), devices: HashMap::new() };
+    let (says, said) = mpsc::channel(SAID_MAX);
+    let (tasks, devices, unanswered) = Default::default();
+    let mut room = Inside { channel, pool, uring, tasks, devices, says, unanswered };
     room.say(&Heard::Ready {}).await;
-    let ended = room.obey().await;
+    let ended = room.attend(said).await;
     balance.abort();
     room.tasks.stop_all();
     let stopped = async { while room.tasks.ended().await.is_some() {} };
@@ -61,9 +66,13 @@ struct Inside {
     uring: bool,
     tasks: Tasks,
     devices: HashMap<String, Device>,
+    says: mpsc::Sender<Said>,
+    unanswered: Unanswered,
 }
 
 struct Device {
+    /// Dropped first: nothing looks after the port of a device that is gone.
+    net: Option<RoomNet>,
     made: Made,
     clients: mpsc::Sender<UnixStream>,
     counters: OwnedFd,
@@ -74,45 +83,80 @@ impl Inside {
         say(&self.channel, heard).await;
     }
 
-    /// Does what the house says, until it is gone.
-    async fn obey(&mut self) -> Result<(), String> {
+    /// Does what the house says, until it is gone, and says what the devices have to say.
+    async fn attend(&mut self, mut said: mpsc::Receiver<Said>) -> Result<(), String> {
+        let channel = self.channel.clone();
         loop {
-            let came =
-                self.channel.receive(true).await.map_err(|error| format!("house: {error}"))?;
-            let Some((bytes, mut fds)) = came else { return Ok(()) };
-            let told = message::parse(&bytes).map_err(|error| format!("house: {error}"))?;
-            match told {
-                Told::Device { device, keys, has_image } => {
-                    self.add(&device, &keys, has_image, fds).await?;
+            tokio::select! {
+                came = channel.receive(true) => {
+                    let came = came.map_err(|error| format!("house: {error}"))?;
+                    let Some((bytes, fds)) = came else { return Ok(()) };
+                    let told = message::parse(&bytes).map_err(|error| format!("house: {error}"))?;
+                    self.obey(told, fds).await?;
                 }
-                Told::Client { device } => self.connect(&device, fds.pop()),
-                Told::Remove { device } => self.remove(device),
-                Told::Measure { device } => self.measure(&device),
-                Told::Count { number } => {
-                    for Device { made, counters, .. } in self.devices.values() {
-                        counts::write(counters, &*made.device, made.part.queue_count());
-                    }
-                    self.say(&Heard::Counted { number }).await;
+                Some(said) = said.recv() => {
+                    let heard = match said {
+                        Said::Doubt { device } => Heard::Doubt { device },
+                        Said::Wish { device, wish, answer } => {
+                            let number = self.unanswered.ask(answer);
+                            Heard::Ask { device, number, wish }
+                        }
+                    };
+                    self.say(&heard).await;
                 }
             }
         }
     }
 
-    async fn add(
-        &mut self,
-        name: &str,
-        keys: &str,
-        has_image: bool,
-        mut fds: Vec<OwnedFd>,
-    ) -> Result<(), String> {
-        let wanted = config::device(name, keys)?;
-        if fds.is_empty() || has_image && fds.len() < 3 {
-            return Err(format!("house: {} file descriptors for a device", fds.len()));
+    async fn obey(&mut self, told: Told, mut fds: Vec<OwnedFd>) -> Result<(), String> {
+        match told {
+            Told::Device { device, keys, has_image, port } => {
+                let wanted = config::device(&device, &keys)?;
+                if fds.is_empty() {
+                    return Err("house: a device without counters".to_owned());
+                }
+                let counters = fds.remove(0);
+                let gift = Gift { has_image, port, fds };
+                self.add(wanted, gift, counters).await?;
+            }
+            Told::Client { device } => self.connect(&device, fds.pop()),
+            Told::Remove { device } => self.remove(device),
+            Told::Measure { device } => self.measure(&device),
+            Told::Outside { device, link_up, is_gone, mtu, announcements } => {
+                if let Some(net) = self.net(&device) {
+                    net.hear(is_gone, net::Wanted { link_up, mtu, announcements });
+                }
+            }
+            Told::Queues { device } => {
+                let renewed = self.net(&device).map_or(Ok(()), |net| net.renew(fds));
+                renewed.map_err(|errno| format!("house: queues of {device}: {errno}"))?;
+            }
+            Told::Done { number, error } => self.unanswered.answer(number, error),
+            Told::Count { number } => {
+                let mut news = Vec::new();
+                for (name, Device { net, made, counters, .. }) in &mut self.devices {
+                    counts::write(counters, &*made.device, made.part.queue_count());
+                    news.extend(net.as_mut().and_then(|net| net.news(name)));
+                }
+                for heard in news {
+                    self.say(&heard).await;
+                }
+                self.say(&Heard::Counted { number }).await;
+            }
         }
-        let counters = fds.remove(0);
+        Ok(())
+    }
+
+    fn net(&self, device: &str) -> Option<&RoomNet> {
+        self.devices.get(device)?.net.as_ref()
+    }
+
+    async fn add(&mut self, wanted: Wanted, gift: Gift, counters: OwnedFd) -> Result<(), String> {
+        let name = wanted.plan().name.as_str();
+        let house = TheHouse { device: name.to_owned(), says: self.says.clone() };
         let (asked, uring) = (wanted.clone(), self.uring);
-        let opened = aside(move || opened(&asked, has_image.then_some(fds), uring)).await;
-        let opened = opened.ok_or("a device cannot be put together")??;
+        let opened = aside(move || gift.opened(&asked, uring, house)).await;
+        let (opened, given) = opened.ok_or("a device cannot be put together")??;
         // A disk with a limit is the daemon's own: what a group shares is not in a room.
         let made = wanted.made(opened, (&self.pool, &Groups::default()));
         let plan = wanted.plan();
@@ -130,7 +174,8 @@ impl Inside {
         let (clients, handed) = mpsc::channel(CLIENTS_MAX);
         self.tasks.serve(&made, Endpoint::Handed(handed), options);
         self.tell_of_sessions(name, &made);
-        self.devices.insert(name.to_owned(), Device { made, clients, counters });
+        let net = RoomNet::new(&made, given);
+        self.devices.insert(name.to_owned(), Device { net, made, clients, counters });
         Ok(())
     }
 
@@ -194,21 +239,48 @@ async fn say(channel: &Channel, heard: &Heard) {
     }
 }
 
-/// The disk of a device, of the descriptions that were given or of none.
-fn opened(wanted: &Wanted, given: Option<Vec<OwnedFd>>, uring: bool) -> Result<Opened, String> {
-    let Wanted::Blk(blk) = wanted else { return Err("only disks are served by rooms".to_owned()) };
-    let disk: Arc<dyn Disk> = match (&blk.disk, given) {
-        (DiskPlan::Null { size }, None) => Arc::new(NullDisk::new(*size)),
-        (DiskPlan::File { direct, .. }, Some(mut given)) => {
-            let handed = Handed { file: given.remove(0), flushes: given };
-            let image = Image::handed(handed, (blk.read_only, *direct));
-            let image = image.map_err(|error| error.to_string())?;
-            match uring {
-                true => Arc::new(UringDisk::new(image).map_err(|error| error.to_string())?),
-                false => Arc::new(FileDisk::new(image)),
+/// What the house has opened of a device.
+struct Gift {
+    has_image: bool,
+    port: Option<PortFacts>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Gift {
+    /// The host's side of the device, of what was given. May block.
+    fn opened(
+        self,
+        wanted: &Wanted,
+        uring: bool,
+        house: TheHouse,
+    ) -> Result<(Opened, Option<Given>), String> {
+        let (opened, given) = match wanted {
+            Wanted::Blk(blk) => (Opened::Disk(self.disk(blk, uring)?), None),
+            Wanted::Net(net) => {
+                let given = Given::new(net, self.port, self.fds, house)?;
+                let mac = net.mac.unwrap_or_else(|| net.made_mac());
+                (Opened::Port(given.port(), mac), Some(given))
             }
+        };
+        let opened = wanted.decorated(opened).map_err(|error| error.to_string())?;
+        Ok((opened, given))
+    }
+
+    /// The disk of a device, of the descriptions that were given or of none.
+    fn disk(self, blk: &BlkPlan, uring: bool) -> Result<Arc<dyn Disk>, String> {
+        let mut given = self.fds;
+        match (&blk.disk, self.has_image && given.len() > 1) {
+            (DiskPlan::Null { size }, false) => Ok(Arc::new(NullDisk::new(*size))),
+            (DiskPlan::File { direct, .. }, true) => {
+                let handed = Handed { file: given.remove(0), flushes: given };
+                let image = Image::handed(handed, (blk.read_only, *direct));
+                let image = image.map_err(|error| error.to_string())?;
+                Ok(match uring {
+                    true => Arc::new(UringDisk::new(image).map_err(|error| error.to_string())?),
+                    false => Arc::new(FileDisk::new(image)),
+                })
+            }
+            _ => Err("the house has sent what does not belong to the disk".to_owned()),
         }
-        _ => return Err("the house has sent what does not belong to the disk".to_owned()),
-    };
-    wanted.decorated(Opened::Disk(disk)).map_err(|error| error.to_string())
+    }
 }

@@ -1,7 +1,7 @@
 //! What the house and a room say to each other: a byte for the version, then JSON.
 //!
 //! A room may be taken by its guest. So what comes from it is short, names only devices that it
-//! was given, and asks for nothing.
+//! was given, and asks for nothing but what a guest may choose ([`Wish`]): one thing at a time.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,8 @@ pub const FDS_MAX: usize = 240;
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Told {
     /// A device to serve, by its keys as the control API takes them. File descriptors: one for the
-    /// counters; if it `has_image`, one for transfers and all others for flushes.
+    /// counters; if it `has_image`, one for transfers and all others for flushes; if it has a
+    /// `port`, one for each of its queue pairs, and one for the table of flows if that has a key.
     Device {
         /// Its name.
         device: String,
@@ -26,6 +27,34 @@ pub enum Told {
         keys: String,
         /// Its bytes are in a file.
         has_image: bool,
+        /// Its frames go to an interface of the host.
+        port: Option<PortFacts>,
+    },
+    /// What the host or the operator has changed of a network device. Everything is said each time.
+    Outside {
+        /// The device's name.
+        device: String,
+        /// The operator has not pulled the guest's cable.
+        link_up: bool,
+        /// The interface was deleted.
+        is_gone: bool,
+        /// The MTU that the next driver is told.
+        mtu: Option<u16>,
+        /// How often the guest was to be asked to announce itself.
+        announcements: u64,
+    },
+    /// The house has joined another interface in place of one that was deleted. File descriptors:
+    /// one for each queue pair.
+    Queues {
+        /// The device's name.
+        device: String,
+    },
+    /// What was asked for is done, or refused.
+    Done {
+        /// That of the question.
+        number: u64,
+        /// The number of the system's error; 0: none.
+        error: i32,
     },
     /// Somebody has connected to a device. One file descriptor: the socket.
     Client {
@@ -49,6 +78,40 @@ pub enum Told {
     },
 }
 
+/// What a room must know of the interface whose queues it is given.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortFacts {
+    /// The interface's name.
+    pub interface: String,
+    /// It is a macvtap.
+    pub is_macvtap: bool,
+    /// What the kernel takes unfinished, and can deliver so: as `VIRTIO_NET_F_GUEST_*`.
+    pub offloads: u64,
+    /// The interface's MTU in bytes.
+    pub mtu: Option<u16>,
+    /// The key of the table in which flows are noted, if there is one.
+    pub table_key: Option<u64>,
+}
+
+/// What a guest of a room may choose, and only the house can do.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Wish {
+    /// The host is to use a queue pair, or not.
+    Pair {
+        /// Its index.
+        pair: u16,
+        /// It is to be used.
+        attached: bool,
+    },
+    /// The host is to deliver frames with these offloads only.
+    Offloads {
+        /// As `VIRTIO_NET_F_GUEST_*`.
+        bits: u64,
+    },
+}
+
 /// What a room tells the house. None of it has file descriptors.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -66,6 +129,31 @@ pub enum Heard {
     Removed {
         /// Its name.
         device: String,
+    },
+    /// Something is to be done for the guest of a device, and answered by [`Told::Done`].
+    Ask {
+        /// The device's name.
+        device: String,
+        /// The answer names it.
+        number: u64,
+        /// What is to be done.
+        wish: Wish,
+    },
+    /// A queue of a device cannot be read or written: its interface may be gone.
+    Doubt {
+        /// The device's name.
+        device: String,
+    },
+    /// What the guest of a network device has chosen, to be shown.
+    Guest {
+        /// The device's name.
+        device: String,
+        /// Its address.
+        mac: Option<[u8; 6]>,
+        /// It can announce itself.
+        announces: bool,
+        /// The index of its control queue.
+        control: Option<u16>,
     },
     /// The counters are written down.
     Counted {
@@ -136,18 +224,43 @@ mod tests {
         for round in 0..2000 {
             let (device, keys, number) = (text(seed), text(seed), next(seed));
             let is_open = number % 2 == 0;
-            let told = match number % 5 {
-                0 => Told::Device { device, keys, has_image: is_open },
+            let mtu = is_open.then_some(1500);
+            let port = is_open.then(|| PortFacts {
+                interface: text(seed),
+                is_macvtap: !is_open,
+                offloads: number,
+                mtu,
+                table_key: Some(number),
+            });
+            let told = match number % 8 {
+                0 => Told::Device { device, keys, has_image: is_open, port },
                 1 => Told::Client { device },
                 2 => Told::Remove { device },
                 3 => Told::Measure { device },
+                4 => Told::Queues { device },
+                5 => Told::Done { number, error: 5 },
+                6 => Told::Outside {
+                    device,
+                    link_up: is_open,
+                    is_gone: !is_open,
+                    mtu,
+                    announcements: number,
+                },
                 _ => Told::Count { number },
             };
             assert_eq!(parse::<Told>(&emit(&told).unwrap()).unwrap(), told, "round {round}");
-            let heard = match number % 4 {
+            let device = text(seed);
+            let heard = match number % 8 {
                 0 => Heard::Ready {},
-                1 => Heard::Session { device: text(seed), is_open },
-                2 => Heard::Removed { device: text(seed) },
+                1 => Heard::Session { device, is_open },
+                2 => Heard::Removed { device },
+                3 => Heard::Doubt { device },
+                4 => Heard::Guest { device, mac: Some([2; 6]), announces: is_open, control: mtu },
+                5 => Heard::Ask { device, number, wish: Wish::Offloads { bits: number } },
+                6 => {
+                    let wish = Wish::Pair { pair: 3, attached: is_open };
+                    Heard::Ask { device, number, wish }
+                }
                 _ => Heard::Counted { number },
             };
             let bytes = emit(&heard).unwrap();

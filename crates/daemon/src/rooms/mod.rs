@@ -7,7 +7,9 @@
 //!               | which room? starts it                     inside.rs  sessions, workers, guest
 //! house.rs   one process: what it is told and asked    <->             memory, as the daemon runs
 //!               its end is waited for                                  them
-//!            message.rs what they say    channel.rs how, with file descriptors
+//! lend.rs    does what a guest may choose of its       <-   wishes.rs  asks for that, and waits
+//!            interface, and keeps the interface
+//!            message.rs what they say    channel.rs how, with file descriptors    keys.rs a device
 //!            counts.rs what a device has counted    sandbox.rs what a room gives up
 //! ```
 //! The house reads no byte that a front-end sends to a room, maps none of its memory, and waits for
@@ -19,8 +21,12 @@ mod counts;
 mod front;
 mod house;
 mod inside;
+mod keys;
+mod lend;
 pub mod message;
+mod net;
 pub(crate) mod sandbox;
+mod wishes;
 
 pub(crate) use front::serve;
 pub(crate) use inside::run;

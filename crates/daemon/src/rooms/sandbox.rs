@@ -5,7 +5,7 @@
 //! capabilities     none, whoever it runs as
 //! landlock         of all files it may read those of /proc and /sys; no TCP port, no socket of
 //!                  others by an abstract name, no signal to others
-//! seccomp          the calls of `CALLS`; any other one fails with EPERM
+//! seccomp          the calls of `CALLS`, and of devices the `REQUESTS`; others fail with EPERM
 //! ```
 //! An io_uring is made here, since each worker has its own. What may be asked of it is bounded by
 //! landlock, not by the list of calls.
@@ -14,8 +14,12 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
+use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -105,8 +109,17 @@ fn no_files() -> Result<(), String> {
 
 fn few_calls() -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("seccomp: {error}");
-    let calls: BTreeMap<i64, Vec<_>> =
+    let mut calls: BTreeMap<i64, Vec<_>> =
         CALLS.iter().chain(OLD_CALLS).map(|call| (*call, Vec::new())).collect();
+    for request in REQUESTS {
+        let (size, equals) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
+        let is_it = SeccompCondition::new(1, size, equals, *request).and_then(|is_it| {
+            let rule = SeccompRule::new(vec![is_it])?;
+            calls.entry(libc::SYS_ioctl).or_default().push(rule);
+            Ok(())
+        });
+        is_it.map_err(|error| failed(&error))?;
+    }
     #[allow(clippy::cast_sign_loss, reason = "the number of an error is small")]
     let refused = SeccompAction::Errno(libc::EPERM as u32);
     let machine =
@@ -131,7 +144,7 @@ const CALLS: &[i64] = &[
     libc::SYS_getgid, libc::SYS_getpid, libc::SYS_getrandom, libc::SYS_getrusage,
     libc::SYS_getsockname, libc::SYS_getsockopt, libc::SYS_gettid, libc::SYS_getuid,
     libc::SYS_io_uring_enter, libc::SYS_io_uring_register, libc::SYS_io_uring_setup,
-    libc::SYS_ioctl, libc::SYS_kcmp, libc::SYS_lseek, libc::SYS_madvise, libc::SYS_membarrier,
+    libc::SYS_kcmp, libc::SYS_lseek, libc::SYS_madvise, libc::SYS_membarrier,
     libc::SYS_memfd_create, libc::SYS_mmap, libc::SYS_mprotect, libc::SYS_mremap,
     libc::SYS_munmap, libc::SYS_nanosleep, libc::SYS_newfstatat, libc::SYS_openat,
     libc::SYS_pipe2, libc::SYS_ppoll, libc::SYS_prctl, libc::SYS_pread64, libc::SYS_preadv,
@@ -147,6 +160,18 @@ const CALLS: &[i64] = &[
     libc::SYS_writev,
     // cachestat, by the one number that it has everywhere.
     451,
+];
+
+/// What may be asked of a device (`ioctl`): whether a file is a terminal, whether its calls wait,
+/// and how a block device is divided and erased. Nothing may be asked of the queues of a tap, of
+/// which one request would give the interface another owner.
+const REQUESTS: &[u64] = &[
+    libc::TCGETS,
+    libc::FIONBIO,
+    libc::FIOCLEX,
+    0x1268, // BLKSSZGET
+    0x127b, // BLKPBSZGET
+    0x127d, // BLKSECDISCARD
 ];
 
 /// Older forms of these, which only this machine has.
@@ -184,6 +209,13 @@ pub(crate) fn tried() -> String {
     say("make a socket", made.map(drop).map_err(Into::into));
     let started = std::process::Command::new("/proc/self/exe").arg("--version").spawn();
     say("start a program", started.and_then(|mut child| child.wait()).map(drop));
+    // ENOTTY from what is no tap, and another error from who may not ask.
+    let asked = manyring_backend::sys::tuntap::interface(std::io::stderr().as_fd());
+    let asked = asked.map(drop).or_else(|errno| match errno {
+        rustix::io::Errno::NOTTY => Ok(()),
+        errno => Err(errno),
+    });
+    say("ask a tap", asked.map_err(Into::into));
     let init = rustix::process::Pid::INIT;
     say("signal another", rustix::process::test_kill_process(init).map_err(Into::into));
     said

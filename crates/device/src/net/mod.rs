@@ -16,6 +16,7 @@ mod fuzzing;
 mod handler;
 mod kept;
 mod late;
+mod lent;
 mod pace;
 mod pairs;
 mod parse;
@@ -34,10 +35,12 @@ pub use crate::policy::reclaim::Reclaim;
 pub use config::Offload;
 #[cfg(fuzzing)]
 pub use fuzzing::{SoloControl, SoloRx, SoloTx, passes};
-pub use manyring_wire::net::{MacAddress, is_mtu, parse_mac};
+pub use lent::{Guest, Outside};
+pub use manyring_wire::net::{MacAddress, Offloads, is_mtu, parse_mac};
 
 use crate::live::Live;
 use crate::{ConfigError, Device, Later, StartError};
+use lent::Elsewhere;
 use manyring_backend::net::Port;
 use manyring_engine::Activation;
 use manyring_engine::Moderation;
@@ -47,8 +50,8 @@ use manyring_engine::{Limit, Pool, StopError};
 use manyring_engine::{QueueHandle, Route};
 use manyring_queue::Base;
 use manyring_wire::net::{
-    Coalescing, FRAME_SIZE_MAX, Offloads, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ,
-    VIRTIO_NET_F_MTU, controlq,
+    Coalescing, FRAME_SIZE_MAX, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MTU,
+    controlq,
 };
 use manyring_wire::vhost_user::{PROTOCOL_F_MTU, PROTOCOL_F_RARP};
 use manyring_wire::virtio::VIRTIO_ID_NET;
@@ -144,6 +147,9 @@ struct State {
     /// What the host was last told: the pairs that it may use, and what it may leave unfinished.
     attached: Vec<bool>,
     host_given: Option<Offloads>,
+    /// How often an interface was joined in place of one that had gone.
+    joins: u64,
+    elsewhere: Elsewhere,
 }
 
 /// A network device.
@@ -200,6 +206,8 @@ impl NetDevice {
             vqs,
             attached: vec![false; options.queue_pairs],
             host_given: None,
+            joins: 0,
+            elsewhere: Elsewhere::default(),
         };
         let stats = (0..vq_count).map(|_| Arc::new(QueueStats::new(Class::Net))).collect();
         Self(Arc::new(Inner {
@@ -279,19 +287,6 @@ impl NetDevice {
         self.0.changes.send_modify(|n| *n += 1);
         self.0.push_rules().await;
         Ok(())
-    }
-
-    /// Asks the guest to announce itself (§5.1.6.5.4). False if its driver cannot.
-    #[must_use]
-    pub fn announce(&self) -> bool {
-        use manyring_wire::net::VIRTIO_NET_F_GUEST_ANNOUNCE;
-        let mut state = self.0.state();
-        let can = state.has_control && state.features & VIRTIO_NET_F_GUEST_ANNOUNCE != 0;
-        if can {
-            state.announces = true;
-            self.0.changes.send_modify(|n| *n += 1);
-        }
-        can
     }
 }
 

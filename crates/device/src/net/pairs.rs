@@ -50,7 +50,8 @@ impl State {
     /// The next pair whose use by the host must change, and whether the host is to use it. Pairs
     /// that are `is_refused` are left out.
     fn next_pair(&self, is_refused: &[bool]) -> Option<(usize, bool)> {
-        let wanted = |pair: usize| self.serves(pair * 2) || self.serves(pair * 2 + 1);
+        let elsewhere = |pair| !self.is_port_gone && self.elsewhere.serves(pair);
+        let wanted = |pair| self.serves(pair * 2) || self.serves(pair * 2 + 1) || elsewhere(pair);
         let differs = |pair: &usize| self.attached[*pair] != wanted(*pair) && !is_refused[*pair];
         let pair = (0..self.attached.len()).find(differs)?;
         Some((pair, wanted(pair)))
@@ -226,7 +227,9 @@ impl Inner {
                 Err(errno) => {
                     is_refused[pair] = true;
                     let device = &self.options.name;
-                    tracing::warn!(device, pair, wanted, %errno, "the port does not follow");
+                    if self.port.is_own() {
+                        tracing::warn!(device, pair, wanted, %errno, "the port does not follow");
+                    }
                 }
             }
         }

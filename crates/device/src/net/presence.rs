@@ -15,6 +15,7 @@
 use super::{Inner, NetDevice, State};
 use manyring_backend::net::tap::TapError;
 use manyring_engine::aside;
+use manyring_wire::net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
@@ -50,6 +51,11 @@ impl Told {
 }
 
 impl State {
+    /// True if the driver can be asked to announce itself (§5.1.6.5.4).
+    pub(super) fn can_announce(&self) -> bool {
+        self.has_control && self.features & VIRTIO_NET_F_GUEST_ANNOUNCE != 0
+    }
+
     pub(super) fn is_link_up(&self) -> bool {
         self.link_up && !self.is_loss_shown
     }
@@ -73,6 +79,19 @@ impl NetDevice {
         }
     }
 
+    /// Asks the guest to announce itself (§5.1.6.5.4). False if its driver cannot.
+    #[must_use]
+    pub fn announce(&self) -> bool {
+        let mut state = self.0.state();
+        let can = state.can_announce();
+        state.announces |= can;
+        let told = can || state.announce_elsewhere();
+        if told {
+            self.0.changes.send_modify(|n| *n += 1);
+        }
+        told
+    }
+
     /// The host's interface may have changed.
     pub fn port_may_have_changed(&self) {
         self.0.port_hint.notify_one();
@@ -89,7 +108,9 @@ impl NetDevice {
             } else {
                 let _ = timeout(LOOK, hint).await;
             }
-            tokio::time::sleep(PAUSE).await;
+            if inner.port.is_own() {
+                tokio::time::sleep(PAUSE).await;
+            }
             if inner.is_gone().await {
                 inner.lose_port(&mut told).await;
                 inner.wait_for_port(&mut told).await;
@@ -109,7 +130,7 @@ impl Inner {
             let mut state = self.state();
             (state.is_port_gone, state.is_loss_shown) = (true, true);
         }
-        if told.lose() {
+        if self.port.is_own() && told.lose() {
             let (device, losses) = (&self.options.name, told.losses.swap(0, Ordering::Relaxed));
             let interface = self.port.interface().unwrap_or_default();
             tracing::warn!(
@@ -162,6 +183,7 @@ impl Inner {
             state.link_up
         };
         self.apply_offloads().await;
+        self.count_join();
         self.state().is_port_gone = false;
         let port = self.port.clone();
         let _ = aside(move || port.set_link(is_up)).await;
@@ -170,7 +192,9 @@ impl Inner {
         self.state().is_loss_shown = false;
         self.changes.send_modify(|n| *n += 1);
         let (device, interface) = (&self.options.name, self.port.interface().unwrap_or_default());
-        tracing::info!(device, interface, "the host's interface is back, and joined again");
+        if self.port.is_own() {
+            tracing::info!(device, interface, "the host's interface is back, and joined again");
+        }
         // It may have gone again before it was joined.
         self.port_hint.notify_one();
     }

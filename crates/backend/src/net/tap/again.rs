@@ -1,7 +1,4 @@
 //! A tap that was deleted, and one of its name that is joined in its place.
-//!
-//! The descriptors keep their numbers: each is made to name a queue of the new interface (`dup3`),
-//! so that halves which workers own lead there too, and the workers need not be handed others.
 
 use super::open::by_name;
 use super::settings::{Settings, apply, join_bridge};
@@ -13,7 +10,6 @@ use manyring_wire::net::HEADER_SIZE;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
 
 /// The settings that an interface gets when it takes the place of one that was deleted.
 #[derive(Debug)]
@@ -39,16 +35,6 @@ pub(super) fn prepare(fds: &[OwnedFd], sndbuf: Option<u32>) -> Result<(), (&'sta
 }
 
 impl TapPort {
-    /// A duplicate of the descriptor of a queue, which [`Self::replace_queues`] knows.
-    pub(super) fn duplicate(&self, index: usize) -> Result<Arc<OwnedFd>, Errno> {
-        // Held so that the queue is not replaced between the two steps.
-        let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = Arc::new(rustix::io::fcntl_dupfd_cloexec(self.queue(index)?, 3)?);
-        senders.retain(|(_, sender)| sender.strong_count() > 0);
-        senders.push((index, Arc::downgrade(&own)));
-        Ok(own)
-    }
-
     /// True if the interface was deleted, or has been when this was last asked.
     pub(super) fn find_gone(&self) -> bool {
         let is_gone = match sys::interface(self.queues[0].as_fd()) {
@@ -132,23 +118,11 @@ impl TapPort {
         let settings =
             Settings { mtu: self.state().mtu, up: self.wanted.up, ..Settings::default() };
         let mtu = apply(&opened, &settings)?;
-        self.replace_queues(&opened.fds)
+        self.queues
+            .replace(&opened.fds)
             .map_err(|errno| TapError::system(&self.name, "replace its queues", errno))?;
         self.mtu.store(mtu.unwrap_or(0), Ordering::Relaxed);
         self.begin_again(&opened);
-        Ok(())
-    }
-
-    fn replace_queues(&self, fds: &[OwnedFd]) -> Result<(), Errno> {
-        let senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
-        for (queue, fd) in self.queues.iter().zip(fds) {
-            sys::replace(fd.as_fd(), queue.as_fd())?;
-        }
-        for (index, sender) in senders.iter() {
-            if let (Some(sender), Some(fd)) = (Weak::upgrade(sender), fds.get(*index)) {
-                sys::replace(fd.as_fd(), sender.as_fd())?;
-            }
-        }
         Ok(())
     }
 

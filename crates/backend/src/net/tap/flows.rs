@@ -61,7 +61,9 @@ pub(super) struct Flows {
     key: u64,
     /// The host uses several queues, and chooses among them by this table.
     is_shared: AtomicBool,
-    program: OwnedFd,
+    map: OwnedFd,
+    /// `None`: another process has loaded it, and this one only notes flows.
+    program: Option<OwnedFd>,
 }
 
 impl Flows {
@@ -74,8 +76,31 @@ impl Flows {
         let (words, map) = Words::new(PAIRS + SLOTS)?;
         // The standard library's own seed, which nobody outside can guess.
         let key = RandomState::new().build_hasher().finish();
-        let program = bpf::load(&program(map.as_raw_fd(), key))?;
-        Ok(Self { words, key, is_shared: AtomicBool::new(false), program })
+        let program = Some(bpf::load(&program(map.as_raw_fd(), key))?);
+        Ok(Self { words, key, is_shared: AtomicBool::new(false), map, program })
+    }
+
+    /// The table of another process, which attends to the program. All that a wrong word of it can
+    /// do is to send a frame of this tap to another queue of this tap.
+    ///
+    /// # Errors
+    /// The system's: it is no such table, or cannot be mapped.
+    pub(super) fn lent(map: OwnedFd, key: u64) -> Result<Self, Errno> {
+        let words = Words::of(&map, PAIRS + SLOTS)?;
+        Ok(Self { words, key, is_shared: AtomicBool::new(false), map, program: None })
+    }
+
+    pub(super) fn map(&self) -> &OwnedFd {
+        &self.map
+    }
+
+    pub(super) fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// Notes whether the host uses several queues: only then are flows noted.
+    pub(super) fn share(&self, is_shared: bool) {
+        self.is_shared.store(is_shared, Ordering::Relaxed);
     }
 
     /// Notes which pairs the host uses now, in the order of its queues.
@@ -98,7 +123,7 @@ impl Flows {
                 slot.store(0, Ordering::Relaxed);
             }
         }
-        self.is_shared.store(pairs.len() > 1, Ordering::Relaxed);
+        self.share(pairs.len() > 1);
     }
 
     /// Attaches the program to the tap whose queue is `tap`.
@@ -106,12 +131,13 @@ impl Flows {
     /// # Errors
     /// The system's.
     pub(super) fn attach(&self, tap: BorrowedFd<'_>) -> Result<(), Errno> {
-        tuntap::set_steering(tap, Some(self.program.as_fd()))
+        let program = self.program.as_ref().ok_or(Errno::INVAL)?;
+        tuntap::set_steering(tap, Some(program.as_fd()))
     }
 
     /// Notes no flows any more: the host uses its own table from now on.
     pub(super) fn rest(&self) {
-        self.is_shared.store(false, Ordering::Relaxed);
+        self.share(false);
     }
 }
 
@@ -346,7 +372,7 @@ mod tests {
         ) {
             let flows = Flows::new().expect("these tests need root");
             flows.set_queues(&[1, 3, 0]);
-            let (said, expected) = both((&flows, &flows.program), &frame);
+            let (said, expected) = both((&flows, flows.program.as_ref().unwrap()), &frame);
             prop_assert_eq!(said, expected, "before it is sent");
             let flow = flow_of(&frame, flows.key);
             let is_noted = flow.is_some_and(|flow| flow.is_connection);
@@ -360,7 +386,8 @@ mod tests {
             }
             steering.note(&frame);
             prop_assert_eq!(steering.end(), usize::from(is_noted));
-            let (said, expected) = both((&steering.flows, &steering.flows.program), &frame);
+            let program = steering.flows.program.as_ref().unwrap();
+            let (said, expected) = both((&steering.flows, program), &frame);
             prop_assert_eq!(said, expected, "after it was sent");
             let place = [Some(2), Some(0), None, Some(1), None][usize::from(pair)];
             if let (true, Some(place)) = (is_noted, place) {
@@ -369,7 +396,8 @@ mod tests {
             // A table of which every word lies.
             let words = steering.flows.words.as_slice();
             words.iter().skip(at).step_by(5).for_each(|word| word.store(!0, Ordering::Relaxed));
-            prop_assert!(bpf::run(steering.flows.program.as_fd(), &frame).is_ok());
+            let program = steering.flows.program.as_ref().unwrap();
+            prop_assert!(bpf::run(program.as_fd(), &frame).is_ok());
         }
     }
 }

@@ -99,8 +99,8 @@ impl NetPlan {
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;
         let limit = LimitPlan::new(raw.limit.as_ref(), Of::Net, &place)?;
         let served = (queue_workers, raw.moderation.as_deref(), limit);
-        Ok(Self {
-            device: DevicePlan::new(name, place, raw.socket(), served)?,
+        let net = Self {
+            device: DevicePlan::new(name, place, raw.socket(), served)?.within(raw.domain)?,
             queue_pairs,
             reclaim,
             offload,
@@ -117,7 +117,9 @@ impl NetPlan {
             pcap: raw.pcap,
             fault: raw.fault,
             port,
-        })
+        };
+        net.check_domain()?;
+        Ok(net)
     }
 
     /// The address of a guest that was given none: it stays the same for this name and socket.

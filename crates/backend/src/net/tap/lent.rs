@@ -1,0 +1,350 @@
+//! A tap whose owner is another process: the queues are lent, the interface is not.
+//!
+//! The owner has opened the interface and keeps every right to it. Whoever borrows its queues reads
+//! and writes frames, and asks the owner for all that the guest may choose ([`Owner`]): the pairs
+//! in use, and the offloads. It calls nothing on the queues but `read`, `write` and `poll`.
+//!
+//! ```text
+//! owner                                   borrower
+//! TapPort::lend -> Lent ----------------> LentPort::new
+//! does what is asked, at its own pace <-- Owner::set_attached, set_offloads (blocks until done)
+//! looks whether the interface is gone <-- Owner::doubt
+//! sees that the interface is gone ------> LentPort::lose
+//! has joined it again: new queues ------> LentPort::renew, which `join_again` takes
+//! ```
+
+use super::flows::{Flows, Steering};
+use super::queue::{TapRx, TapTx};
+use super::queues::Queues;
+use super::{TapError, TapPort};
+use crate::net::merge::Merger;
+use crate::net::{Port, PortRx, PortTx};
+use manyring_wire::net::{HEADER_SIZE, Offloads};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::{Errno, retry_on_intr};
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What a borrower of an interface's queues must know of the interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The interface's name.
+    pub interface: String,
+    /// It is a macvtap.
+    pub is_macvtap: bool,
+    /// What the kernel takes unfinished from a guest, and can deliver so.
+    pub offloads: Offloads,
+    /// The interface's MTU in bytes, if it has one.
+    pub mtu: Option<u16>,
+}
+
+/// The table by which the host finds the pair of a flow: its memory, and the key of its hash.
+#[derive(Debug)]
+pub struct LentTable {
+    /// The map that holds the words.
+    pub map: OwnedFd,
+    /// The key of the hash that makes the numbers of flows.
+    pub key: u64,
+}
+
+/// The queues of an interface, for a process that reads and writes them.
+#[derive(Debug)]
+pub struct Lent {
+    /// What the process must know.
+    pub facts: Facts,
+    /// A descriptor for each queue pair.
+    pub queues: Vec<OwnedFd>,
+    /// Where the flows that the guest sends are noted, if the host chooses queues by that.
+    pub table: Option<LentTable>,
+}
+
+/// The process that owns a lent interface, as the borrower reaches it. Both calls block until the
+/// owner has answered.
+pub trait Owner: Send + Sync + std::fmt::Debug {
+    /// Has the host use a pair, or not.
+    ///
+    /// # Errors
+    /// The host's. `EIO`: the owner does not answer.
+    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno>;
+
+    /// Has the host deliver frames with these offloads only.
+    ///
+    /// # Errors
+    /// As for [`Self::set_attached`].
+    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno>;
+
+    /// A queue could not be read or written: the interface may be gone. Does not block.
+    fn doubt(&self);
+}
+
+impl TapPort {
+    /// The queues for a process that serves them. They lead to the interface as it is now: when the
+    /// port has joined another one, new queues must be lent.
+    ///
+    /// # Errors
+    /// The system has no file descriptor.
+    pub(super) fn lent(&self) -> Result<Lent, Errno> {
+        let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
+        let facts = Facts {
+            interface: self.name.clone(),
+            is_macvtap: self.kind == "macvtap",
+            offloads: self.offloads,
+            mtu: self.mtu(),
+        };
+        let queues = self.queues.iter().map(|queue| copy(queue)).collect::<Result<_, _>>()?;
+        let table = self.flows.as_ref().map(|flows| {
+            let map = copy(flows.map())?;
+            Ok::<_, Errno>(LentTable { map, key: flows.key() })
+        });
+        Ok(Lent { facts, queues, table: table.transpose()? })
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    attached: Vec<bool>,
+    /// The owner has seen that the interface is gone.
+    is_gone: bool,
+    /// The queues of the interface that the owner has joined since.
+    renewed: Option<Vec<OwnedFd>>,
+}
+
+/// The port of a borrower.
+#[derive(Debug)]
+pub struct LentPort {
+    facts: Facts,
+    queues: Queues,
+    merges: bool,
+    flows: Option<Arc<Flows>>,
+    owner: Arc<dyn Owner>,
+    state: Mutex<State>,
+    /// The host's MTU, 0 if it has none.
+    mtu: AtomicU16,
+}
+
+impl LentPort {
+    /// A port on what was lent. `merges`: join frames of a flow that come together.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no queue. Any other: the table cannot be mapped.
+    pub fn new(lent: Lent, merges: bool, owner: Arc<dyn Owner>) -> Result<Self, Errno> {
+        let Lent { facts, queues, table } = lent;
+        if queues.is_empty() {
+            return Err(Errno::INVAL);
+        }
+        let flows = table.map(|LentTable { map, key }| Flows::lent(map, key)).transpose()?;
+        let attached = vec![false; queues.len()];
+        Ok(Self {
+            mtu: AtomicU16::new(facts.mtu.unwrap_or(0)),
+            facts,
+            queues: Queues::new(queues),
+            merges,
+            flows: flows.map(Arc::new),
+            owner,
+            state: Mutex::new(State { attached, is_gone: false, renewed: None }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The owner has seen that the interface is gone. The device must look at the port then.
+    pub fn lose(&self) {
+        let mut state = self.state();
+        (state.is_gone, state.renewed) = (true, None);
+    }
+
+    /// The owner has joined an interface in place of the one before: these are its queues, none of
+    /// which the host need use yet. The device must look at the port then.
+    ///
+    /// # Errors
+    /// `EINVAL`: these are not as many queues as before.
+    pub fn renew(&self, queues: Vec<OwnedFd>) -> Result<(), Errno> {
+        if queues.len() != self.queues.len() {
+            return Err(Errno::INVAL);
+        }
+        let mut state = self.state();
+        (state.is_gone, state.renewed) = (true, Some(queues));
+        Ok(())
+    }
+
+    fn share_flows(&self, state: &State) {
+        if let Some(flows) = &self.flows {
+            flows.share(state.attached.iter().filter(|attached| **attached).count() > 1);
+        }
+    }
+}
+
+impl Port for LentPort {
+    fn kind(&self) -> &'static str {
+        if self.facts.is_macvtap { "macvtap" } else { "tap" }
+    }
+
+    fn interface(&self) -> Option<&str> {
+        Some(&self.facts.interface)
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.queues.len()
+    }
+
+    fn taken(&self) -> Offloads {
+        self.facts.offloads
+    }
+
+    fn given(&self) -> Offloads {
+        self.facts.offloads
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        Some(self.mtu.load(Ordering::Relaxed)).filter(|mtu| *mtu > 0)
+    }
+
+    fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
+        let own = self.queues.duplicate(index)?;
+        let merger = self.merges.then(|| Merger::new(self.facts.offloads.uso4));
+        let steering = self.flows.clone().and_then(|flows| Steering::new(flows, index));
+        Ok(Box::new(TapTx::new(own, merger, steering)))
+    }
+
+    fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
+        Ok(Box::new(TapRx::new(self.queues.of(index)?.clone())))
+    }
+
+    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
+        self.owner.set_offloads(offloads)
+    }
+
+    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
+        self.queues.of(index)?;
+        self.owner.set_attached(index, attached)?;
+        let mut state = self.state();
+        state.attached[index] = attached;
+        self.share_flows(&state);
+        Ok(())
+    }
+
+    /// The owner has set the interface's MTU already: it is noted.
+    fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
+        self.mtu.store(mtu, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The owner shows the host the link.
+    fn set_link(&self, _up: bool) {}
+
+    fn is_own(&self) -> bool {
+        false
+    }
+
+    fn is_gone(&self) -> bool {
+        let is_gone = self.state().is_gone;
+        if !is_gone {
+            self.owner.doubt();
+        }
+        is_gone
+    }
+
+    fn join_again(&self) -> Result<(), TapError> {
+        let mut state = self.state();
+        let name = &self.facts.interface;
+        let queues = state.renewed.take().ok_or_else(|| TapError::Missing(name.clone()))?;
+        self.queues
+            .replace(&queues)
+            .map_err(|errno| TapError::system(name, "replace its queues", errno))?;
+        state.is_gone = false;
+        state.attached.fill(false);
+        self.share_flows(&state);
+        Ok(())
+    }
+
+    fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
+        transmit(&self.queues, frame)
+    }
+}
+
+/// Sends a frame by the first queue. A queue that the host does not use sends frames too.
+pub(super) fn transmit(queues: &Queues, frame: &[u8]) -> Result<(), Errno> {
+    let header = [0; HEADER_SIZE];
+    let slices = [IoSlice::new(&header), IoSlice::new(frame)];
+    retry_on_intr(|| rustix::io::writev(queues.of(0)?.as_fd(), &slices)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+
+    /// Notes what it is asked.
+    #[derive(Debug, Default)]
+    struct Notes(Mutex<Vec<String>>);
+
+    impl Notes {
+        fn note(&self, what: String) -> Result<(), Errno> {
+            self.0.lock().unwrap().push(what);
+            Ok(())
+        }
+    }
+
+    impl Owner for Notes {
+        fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
+            self.note(format!("{index} {attached}"))
+        }
+
+        fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
+            self.note(format!("csum {}", offloads.csum))
+        }
+
+        fn doubt(&self) {
+            let _ = self.note("doubt".to_owned());
+        }
+    }
+
+    fn lent(queues: Vec<OwnedFd>) -> Lent {
+        let interface = "lan0".to_owned();
+        let offloads = Offloads { csum: true, ..Offloads::default() };
+        let facts = Facts { interface, is_macvtap: false, offloads, mtu: Some(1400) };
+        Lent { facts, queues, table: None }
+    }
+
+    #[test]
+    fn what_the_guest_may_choose_is_asked_of_the_owner() {
+        let (tap, _host) = UnixDatagram::pair().unwrap();
+        let notes = Arc::new(Notes::default());
+        let port = LentPort::new(lent(vec![tap.into()]), true, notes.clone()).unwrap();
+        assert_eq!((port.kind(), port.mtu(), port.queue_pairs()), ("tap", Some(1400), 1));
+        port.set_attached(0, true).unwrap();
+        assert_eq!(port.set_attached(1, true), Err(Errno::INVAL));
+        port.set_offloads(Offloads::default()).unwrap();
+        port.set_link(false);
+        port.set_mtu(1300).unwrap();
+        assert_eq!(port.mtu(), Some(1300));
+        assert!(!port.is_gone());
+        assert_eq!(*notes.0.lock().unwrap(), ["0 true", "csum false", "doubt"]);
+    }
+
+    #[test]
+    fn queues_of_another_interface_take_the_place_of_those_that_lead_nowhere() {
+        let (tap, _) = UnixDatagram::pair().unwrap();
+        let port =
+            LentPort::new(lent(vec![tap.into()]), false, Arc::new(Notes::default())).unwrap();
+        let mut half = port.open_rx(0).unwrap();
+        port.lose();
+        assert!(port.is_gone());
+        assert!(matches!(port.join_again(), Err(TapError::Missing(_))));
+        let (tap, host) = UnixDatagram::pair().unwrap();
+        assert_eq!(port.renew(Vec::new()), Err(Errno::INVAL));
+        port.renew(vec![tap.into()]).unwrap();
+        assert!(port.is_gone(), "until it is joined");
+        port.join_again().unwrap();
+        assert!(!port.is_gone());
+        port.transmit(b"out").unwrap();
+        let mut bytes = [1; 64];
+        assert_eq!(host.recv(&mut bytes).unwrap(), HEADER_SIZE + 3);
+        host.send(b"in").unwrap();
+        let memory = manyring_memory::Mapping::anonymous(4096).unwrap();
+        assert_eq!(half.recv(&[memory.slice(0, 64).unwrap()]), Ok(2));
+    }
+}

@@ -1,0 +1,72 @@
+//! `Queues`: the descriptors of a tap's queues, and the copies by which sending halves write.
+//!
+//! The descriptors keep their numbers when the interface is replaced: each is made to name a queue
+//! of the new interface (`dup3`), so that halves which workers own lead there too.
+
+use crate::sys::tuntap as sys;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The queues of one interface, by the index of their pair.
+#[derive(Debug)]
+pub(super) struct Queues {
+    own: Vec<Arc<OwnedFd>>,
+    /// The descriptors of sending halves, each with the index of its pair.
+    senders: Mutex<Vec<(usize, Weak<OwnedFd>)>>,
+}
+
+impl Deref for Queues {
+    type Target = [Arc<OwnedFd>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.own
+    }
+}
+
+impl Queues {
+    pub(super) fn new(fds: Vec<OwnedFd>) -> Self {
+        Self { own: fds.into_iter().map(Arc::new).collect(), senders: Mutex::default() }
+    }
+
+    /// The queue of pair `index`.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such pair.
+    pub(super) fn of(&self, index: usize) -> Result<&Arc<OwnedFd>, Errno> {
+        self.own.get(index).ok_or(Errno::INVAL)
+    }
+
+    /// A duplicate of the descriptor of a queue, which [`Self::replace`] knows. epoll has one watch
+    /// for each descriptor, and the sending half's wait for output must not replace the receiving
+    /// half's wait for input.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such pair. Any other: the system has no descriptor.
+    pub(super) fn duplicate(&self, index: usize) -> Result<Arc<OwnedFd>, Errno> {
+        // Held so that the queue is not replaced between the two steps.
+        let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = Arc::new(rustix::io::fcntl_dupfd_cloexec(self.of(index)?, 3)?);
+        senders.retain(|(_, sender)| sender.strong_count() > 0);
+        senders.push((index, Arc::downgrade(&own)));
+        Ok(own)
+    }
+
+    /// Makes the descriptors name these queues, in the order of their pairs.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn replace(&self, fds: &[OwnedFd]) -> Result<(), Errno> {
+        let senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
+        for (queue, fd) in self.own.iter().zip(fds) {
+            sys::replace(fd.as_fd(), queue.as_fd())?;
+        }
+        for (index, sender) in senders.iter() {
+            if let (Some(sender), Some(fd)) = (Weak::upgrade(sender), fds.get(*index)) {
+                sys::replace(fd.as_fd(), sender.as_fd())?;
+            }
+        }
+        Ok(())
+    }
+}

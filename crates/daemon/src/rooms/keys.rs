@@ -1,0 +1,66 @@
+//! The keys of a device as the control API takes them: a room reads what it is given by the same
+//! door. The socket of the device, and what it opens, are the house's.
+
+use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, NetPlan, PortPlan, mac_text};
+use manyring_device::net::{MacAddress, NetDevice};
+use serde_json::{Value, json};
+
+fn of_device(kind: &str, device: &DevicePlan) -> Value {
+    json!({
+        "kind": kind,
+        "socket_path": "handed",
+        "handshake_timeout": device.handshake_timeout,
+        "memory_on_disk": device.memory_on_disk,
+        "moderation": device.moderation,
+        "memory_max": device.memory_max.map(|bytes| bytes.to_string()),
+    })
+}
+
+/// Those of a disk.
+pub(super) fn of_blk(blk: &BlkPlan) -> String {
+    let mut keys = of_device("blk", &blk.device);
+    keys["read_only"] = blk.read_only.into();
+    keys["logical_block_size"] = blk.logical_block_size.into();
+    keys["num_queues"] = blk.num_queues.into();
+    keys["queue_size"] = blk.queue_size.into();
+    keys["serial"] = blk.serial.clone().into();
+    keys["cache"] = if blk.writeback { "writeback" } else { "writethrough" }.into();
+    keys["on_full"] = json!(blk.on_full);
+    keys["fault"] = json!(blk.fault);
+    match &blk.disk {
+        DiskPlan::File { direct, .. } => {
+            keys["file"] = "handed".into();
+            keys["direct"] = (*direct).into();
+        }
+        DiskPlan::Null { size } | DiskPlan::Memory { size } => {
+            keys["null"] = size.to_string().into();
+        }
+    }
+    keys.to_string()
+}
+
+/// Those of a network device, with its address and its MTU as they are now.
+pub(super) fn of_net(net: &NetPlan, device: &NetDevice) -> String {
+    let mut keys = of_device("net", &net.device);
+    keys["queue_pairs"] = net.queue_pairs.into();
+    keys["reclaim"] = json!(net.reclaim);
+    keys["offload"] = json!(net.offload);
+    let mac: MacAddress = device.mac();
+    keys["mac"] = mac_text(mac).into();
+    keys["mtu"] = device.mtu().into();
+    keys["speed"] = net.speed.into();
+    keys["fault"] = json!(net.fault);
+    match &net.port {
+        PortPlan::Null { generate } => {
+            keys["null"] = true.into();
+            keys["generate"] = Some(*generate).filter(|bytes| *bytes > 0).into();
+        }
+        // The room is told the interface's own name, and opens nothing.
+        PortPlan::Tap { .. } | PortPlan::TapFds(_) => keys["tap"] = "handed".into(),
+        PortPlan::Macvtap { .. } => keys["macvtap"] = "handed".into(),
+    }
+    if !matches!(net.port, PortPlan::Null { .. }) {
+        keys["merge"] = net.merge.into();
+    }
+    keys.to_string()
+}

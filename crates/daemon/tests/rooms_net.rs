@@ -1,0 +1,188 @@
+//! Network devices that are served by rooms: the house keeps the interface, a room its queues.
+//! Needs root, for network namespaces of its own.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod datagram;
+mod process;
+mod program;
+mod space;
+
+use datagram::{Host, datagram, payload};
+use manyring_driver::{ControlOwner, NetDriver, NetOptions};
+use manyring_wire::net::RawHeader;
+use process::{Daemon, PATIENCE, wait_until};
+use program::{http_json, shown};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use space::{has_carrier, in_own_space, link, queues};
+
+/// A device of two pairs in a domain of its own, beside one that the house serves.
+const CONFIG: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
+    [[net]]\nname = 'lan'\nsocket_path = '@/lan'\ntap = 'lan0'\nqueue_pairs = 2\ndomain = 'a'\n\
+    mtu = 1400\n\
+    [[net]]\nname = 'other'\nsocket_path = '@/other'\ntap = 'other0'\n";
+
+fn serve() -> Daemon {
+    Daemon::run(CONFIG, &["lan", "other", "control"])
+}
+
+fn connect(daemon: &Daemon, control: ControlOwner) -> NetDriver {
+    let options = NetOptions { queue_pairs: 2, control, ..NetOptions::default() };
+    let mut driver = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
+    driver.set_queue_pairs(2).unwrap();
+    driver
+}
+
+fn device(daemon: &Daemon) -> Value {
+    shown(&daemon.socket_of("control"), "/v1/devices/lan")
+}
+
+fn room(daemon: &Daemon) -> Value {
+    shown(&daemon.socket_of("control"), "/v1/rooms")["rooms"][0].clone()
+}
+
+fn pid(daemon: &Daemon) -> Pid {
+    Pid::from_raw(i32::try_from(room(daemon)["pid"].as_i64().unwrap()).unwrap()).unwrap()
+}
+
+/// A datagram leaves by each pair, and one comes back.
+fn works(driver: &mut NetDriver, host: &Host) {
+    for pair in [0, 1] {
+        let tx = &mut driver.pairs[pair].tx;
+        assert!(tx.send(&RawHeader::default(), &datagram(1, b"hello")).unwrap());
+        tx.publish(0).unwrap();
+        tx.drain(PATIENCE).unwrap();
+        assert_eq!(host.receive(), b"hello");
+    }
+    let mut frame = Vec::new();
+    let got = wait_until(|| {
+        host.send(1, b"and back");
+        let mut found = false;
+        for pair in &mut driver.pairs {
+            frame.clear();
+            while pair.rx.recv(&mut frame).unwrap().is_some() {
+                found |= payload(&frame) == Some(b"and back");
+                frame.clear();
+            }
+            pair.rx.refill().unwrap();
+        }
+        found
+    });
+    assert!(got, "nothing comes back");
+}
+
+#[test]
+fn frames_pass_through_a_room_whoever_owns_the_control_queue_and_its_end_costs_no_queue() {
+    for control in [ControlOwner::FrontEnd, ControlOwner::Device] {
+        in_own_space(|| {
+            let daemon = serve();
+            let host = Host::on("lan0");
+            assert_eq!(queues("lan0"), (0, 2), "nobody uses them yet");
+            for round in 1..4 {
+                let mut driver = connect(&daemon, control);
+                works(&mut driver, &host);
+                assert_eq!(queues("lan0"), (2, 0));
+                assert_eq!(device(&daemon)["attached_pairs"], 2);
+                assert_eq!(room(&daemon)["starts"], round, "{}", daemon.log());
+                let index = link("lan0").unwrap().index;
+                kill_process(pid(&daemon), Signal::KILL).unwrap();
+                assert!(wait_until(|| queues("lan0") == (0, 2)), "{:?}", queues("lan0"));
+                assert_eq!(link("lan0").unwrap().index, index, "the interface stays");
+                assert!(wait_until(|| device(&daemon)["connected"] == false));
+            }
+            let sent = device(&daemon)["queues"][1]["counters"]["packets"].as_u64().unwrap();
+            assert!(sent >= 3, "what earlier rooms have counted is kept: {sent}");
+            assert!(!daemon.log().contains("steer:"), "{}", daemon.log());
+            assert!(daemon.terminate().success());
+            assert!(link("lan0").is_none(), "it was made by the daemon");
+        });
+    }
+}
+
+#[test]
+fn a_room_has_its_queues_and_no_other_way_to_an_interface() {
+    in_own_space(|| {
+        let daemon = serve();
+        let host = Host::on("lan0");
+        let mut driver = connect(&daemon, ControlOwner::FrontEnd);
+        works(&mut driver, &host);
+        let fds = format!("/proc/{}/fd", pid(&daemon).as_raw_nonzero());
+        let targets: Vec<_> = std::fs::read_dir(fds)
+            .unwrap()
+            .flatten()
+            .filter_map(|fd| Some(std::fs::read_link(fd.path()).ok()?.display().to_string()))
+            .collect();
+        // A queue for each pair, and a copy for the half that sends.
+        let is_tap = |target: &&String| target.ends_with("/net/tun");
+        assert_eq!(targets.iter().filter(is_tap).count(), 4, "{targets:?}");
+        // By netlink, which the house alone has.
+        let netlink = format!("/proc/{}/net/netlink", pid(&daemon).as_raw_nonzero());
+        let netlink = std::fs::read_to_string(netlink).unwrap();
+        let mut inodes = netlink.lines().filter_map(|line| line.split_whitespace().last());
+        let has = |inode: &&str| targets.contains(&format!("socket:[{inode}]"));
+        assert!(!inodes.any(|inode| has(&inode)), "{targets:?} {netlink}");
+        assert!(!daemon.log().contains("does not follow"), "{}", daemon.log());
+    });
+}
+
+#[test]
+fn what_the_operator_changes_reaches_the_guest_in_its_room_and_the_guest_is_shown() {
+    in_own_space(|| {
+        let daemon = serve();
+        let host = Host::on("lan0");
+        let mut driver = connect(&daemon, ControlOwner::Device);
+        works(&mut driver, &host);
+        let control = daemon.socket_of("control");
+        let ask = |what: &str, body: Value| {
+            let path = format!("/v1/devices/lan/{what}");
+            http_json(&control, "POST", &path, &body.to_string()).0
+        };
+        assert_eq!(device(&daemon)["queues"][4]["name"], "ctrl");
+        let status = |driver: &mut NetDriver| driver.front.config(6, 2).unwrap()[0] & 1;
+        assert_eq!(ask("link", json!({"up": false})), 200);
+        assert!(wait_until(|| status(&mut driver) == 0) && !has_carrier("lan0"));
+        assert_eq!(ask("link", json!({"up": true})), 200);
+        assert!(wait_until(|| status(&mut driver) == 1) && has_carrier("lan0"));
+        assert_eq!(ask("mtu", json!({"mtu": 1300})), 200);
+        let mtu = |driver: &mut NetDriver| driver.front.config(10, 2).unwrap();
+        // A driver keeps the one that it was told.
+        assert_eq!(mtu(&mut driver), 1400_u16.to_le_bytes());
+        assert_eq!(link("lan0").unwrap().mtu, 1300);
+        works(&mut driver, &host);
+        // The next room has it so from the start.
+        kill_process(pid(&daemon), Signal::KILL).unwrap();
+        assert!(wait_until(|| device(&daemon)["connected"] == false));
+        drop(driver);
+        let mut driver = connect(&daemon, ControlOwner::Device);
+        assert_eq!(mtu(&mut driver), 1300_u16.to_le_bytes());
+        works(&mut driver, &host);
+        assert!(daemon.terminate().success());
+    });
+}
+
+#[test]
+fn a_room_that_hangs_holds_up_no_operator_and_no_other_network() {
+    in_own_space(|| {
+        let daemon = serve();
+        let host = Host::on("lan0");
+        let mut driver = connect(&daemon, ControlOwner::FrontEnd);
+        works(&mut driver, &host);
+        let stopped = pid(&daemon);
+        kill_process(stopped, Signal::STOP).unwrap();
+        let control = daemon.socket_of("control");
+        // More than a room can have to be told.
+        for round in 0..200 {
+            let body = json!({"up": round % 2 == 1}).to_string();
+            let (status, _) = http_json(&control, "POST", "/v1/devices/lan/link", &body);
+            assert_eq!(status, 200);
+        }
+        let options = NetOptions::default();
+        let other = NetDriver::connect(&daemon.socket_of("other"), &options);
+        assert!(other.is_ok(), "{}", daemon.log());
+        kill_process(stopped, Signal::CONT).unwrap();
+        let status = |driver: &mut NetDriver| driver.front.config(6, 2).unwrap()[0] & 1;
+        assert!(wait_until(|| status(&mut driver) == 1), "{}", daemon.log());
+        works(&mut driver, &host);
+        assert!(daemon.terminate().success());
+    });
+}
