@@ -13,6 +13,7 @@
 compile_error!("Manyring serves 64-bit hosts only: guest sizes are 64-bit and must fit `usize`");
 
 pub mod blk;
+pub mod nbd;
 pub mod net;
 pub mod vhost_user;
 pub mod virtio;

@@ -1,0 +1,317 @@
+//! The negotiation, pure: bytes that have come in, bytes that are to go out.
+//!
+//! ```text
+//! loop: send what `take` has put out; receive `needs()` bytes; `take` them
+//!       More: again   StartTls: the next bytes are TLS's, then again   Done: transmission begins
+//! ```
+
+use super::{NbdError, u16_at, u32_at, u64_at};
+
+const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
+const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
+const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+/// `NBD_FLAG_FIXED_NEWSTYLE`, of both sides.
+const FIXED_NEWSTYLE: u16 = 1;
+/// `NBD_FLAG_NO_ZEROES`, of both sides.
+const NO_ZEROES: u16 = 1 << 1;
+
+const OPT_STARTTLS: u32 = 5;
+const OPT_GO: u32 = 7;
+const OPT_STRUCTURED_REPLY: u32 = 8;
+
+const REP_ACK: u32 = 1;
+const REP_INFO: u32 = 3;
+const REP_ERROR: u32 = 1 << 31;
+const REP_ERR_UNSUP: u32 = REP_ERROR | 1;
+const REP_ERR_POLICY: u32 = REP_ERROR | 2;
+const REP_ERR_TLS_REQD: u32 = REP_ERROR | 5;
+const REP_ERR_UNKNOWN: u32 = REP_ERROR | 6;
+const REP_ERR_SHUTDOWN: u32 = REP_ERROR | 7;
+const REP_ERR_BLOCK_SIZE_REQD: u32 = REP_ERROR | 8;
+
+const INFO_EXPORT: u16 = 0;
+const INFO_BLOCK_SIZE: u16 = 3;
+
+const GREETING_SIZE: usize = 18;
+const REPLY_HEADER_SIZE: usize = 20;
+/// Bytes of the data of a reply at most: strings have 4096 (`doc/proto.md`, "Values").
+const REPLY_DATA_MAX: usize = 8192;
+/// Replies to one option at most.
+const REPLIES_MAX: u32 = 64;
+/// Bytes of the name of an export at most.
+const NAME_MAX: usize = 4096;
+/// What a server takes that does not say it (`doc/proto.md`, "Block size constraints").
+const BLOCKS: Blocks = Blocks { min: 1, preferred: 4096, max: 32 << 20 };
+
+/// What is wanted of the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// The name of the export; empty: the server's default.
+    pub name: String,
+    /// The negotiation goes on under TLS.
+    pub tls: bool,
+}
+
+/// Block sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// The unit of offsets and lengths, a power of two.
+    pub min: u32,
+    /// What the server suggests, a power of two.
+    pub preferred: u32,
+    /// The data of one command at most.
+    pub max: u32,
+}
+
+/// The disk that the server gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Bytes.
+    pub size: u64,
+    /// Transmission flags.
+    pub flags: u16,
+    /// Its block sizes.
+    pub blocks: Blocks,
+    /// Replies to reads are structured.
+    pub structured: bool,
+}
+
+/// Why an option was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OptionRefused {
+    /// There is no such export.
+    #[error("has no export of this name")]
+    Unknown,
+    /// TLS is required.
+    #[error("serves this export under TLS only (nbds://)")]
+    TlsRequired,
+    /// It speaks no TLS.
+    #[error("speaks no TLS")]
+    NoTls,
+    /// It knows no `NBD_OPT_GO`.
+    #[error("is too old: it knows no NBD_OPT_GO")]
+    NoGo,
+    /// It is about to end.
+    #[error("is shutting down")]
+    Shutdown,
+    /// Its policy.
+    #[error("refuses this client")]
+    Policy,
+    /// Another error, by its number.
+    #[error("has refused the export with error {0}")]
+    Other(u32),
+}
+
+/// How far the negotiation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// More bytes are needed.
+    More,
+    /// When what was put out is sent, both sides begin with TLS.
+    StartTls,
+    /// Transmission begins.
+    Done(Export),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Greeting,
+    Header { option: u32 },
+    Data { option: u32, kind: u32, len: usize },
+    Ended,
+}
+
+/// A negotiation.
+#[derive(Clone, Debug)]
+pub struct Handshake {
+    wish: Wish,
+    state: State,
+    replies: u32,
+    structured: bool,
+    export: Option<(u64, u16)>,
+    blocks: Blocks,
+}
+
+impl Handshake {
+    /// A negotiation that has not begun.
+    ///
+    /// # Errors
+    /// [`NbdError::Handshake`]: the name is longer than 4096 bytes.
+    pub fn new(wish: Wish) -> Result<Self, NbdError> {
+        if wish.name.len() > NAME_MAX {
+            return Err(NbdError::Handshake("the name of the export is too long"));
+        }
+        let state = State::Greeting;
+        Ok(Self { wish, state, replies: 0, structured: false, export: None, blocks: BLOCKS })
+    }
+
+    /// How many bytes [`Self::take`] takes next: 0 when the negotiation is over.
+    #[must_use]
+    pub fn needs(&self) -> usize {
+        match self.state {
+            State::Greeting => GREETING_SIZE,
+            State::Header { .. } => REPLY_HEADER_SIZE,
+            State::Data { len, .. } => len,
+            State::Ended => 0,
+        }
+    }
+
+    /// Takes the bytes that were needed; puts out what is to be sent.
+    ///
+    /// # Errors
+    /// [`NbdError`]: the connection is over.
+    ///
+    /// # Panics
+    /// If `bytes` are not as many as were needed.
+    pub fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<Progress, NbdError> {
+        assert_eq!(bytes.len(), self.needs(), "as many bytes as were asked for");
+        match self.state {
+            State::Greeting => self.greeted(bytes, out),
+            State::Header { option } => self.header(option, bytes, out),
+            State::Data { option, kind, .. } => self.replied(option, kind, bytes, out),
+            State::Ended => Err(NbdError::Handshake("more bytes after its end")),
+        }
+    }
+
+    fn greeted(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<Progress, NbdError> {
+        if u64_at(bytes, 0) != NBDMAGIC {
+            return Err(NbdError::NoServer);
+        }
+        let flags = u16_at(bytes, 16);
+        if u64_at(bytes, 8) != IHAVEOPT || flags & FIXED_NEWSTYLE == 0 {
+            return Err(NbdError::OldStyle);
+        }
+        out.extend(u32::from(flags & (FIXED_NEWSTYLE | NO_ZEROES)).to_be_bytes());
+        self.ask(if self.wish.tls { OPT_STARTTLS } else { OPT_STRUCTURED_REPLY }, out);
+        Ok(Progress::More)
+    }
+
+    fn ask(&mut self, option: u32, out: &mut Vec<u8>) {
+        let mut data = Vec::new();
+        if option == OPT_GO {
+            let name = self.wish.name.as_bytes();
+            data.extend(u32::try_from(name.len()).unwrap_or(0).to_be_bytes());
+            data.extend(name);
+            data.extend(1u16.to_be_bytes());
+            data.extend(INFO_BLOCK_SIZE.to_be_bytes());
+        }
+        out.extend(IHAVEOPT.to_be_bytes());
+        out.extend(option.to_be_bytes());
+        out.extend(u32::try_from(data.len()).unwrap_or(0).to_be_bytes());
+        out.extend(data);
+        self.replies = 0;
+        self.state = State::Header { option };
+    }
+
+    fn header(
+        &mut self,
+        option: u32,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Progress, NbdError> {
+        if u64_at(bytes, 0) != REPLY_MAGIC {
+            return Err(NbdError::Handshake("no magic number"));
+        }
+        if u32_at(bytes, 8) != option {
+            return Err(NbdError::Handshake("to an option that was not sent"));
+        }
+        self.replies += 1;
+        if self.replies > REPLIES_MAX {
+            return Err(NbdError::Handshake("too many replies"));
+        }
+        let (kind, len) = (u32_at(bytes, 12), u32_at(bytes, 16) as usize);
+        if len > REPLY_DATA_MAX {
+            return Err(NbdError::Handshake("a reply that is too long"));
+        }
+        if len > 0 {
+            self.state = State::Data { option, kind, len };
+            return Ok(Progress::More);
+        }
+        self.replied(option, kind, &[], out)
+    }
+
+    fn replied(
+        &mut self,
+        option: u32,
+        kind: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Progress, NbdError> {
+        let is_error = kind & REP_ERROR != 0;
+        match option {
+            OPT_STARTTLS if kind == REP_ACK => {
+                self.ask(OPT_STRUCTURED_REPLY, out);
+                Ok(Progress::StartTls)
+            }
+            OPT_STARTTLS if is_error => Err(NbdError::Refused(OptionRefused::NoTls)),
+            // A server without structured replies has simple ones; one that wants TLS first says so
+            // again when it is asked for the export.
+            OPT_STRUCTURED_REPLY if kind == REP_ACK || is_error => {
+                self.structured = !is_error;
+                self.ask(OPT_GO, out);
+                Ok(Progress::More)
+            }
+            OPT_GO if kind == REP_INFO => {
+                self.state = State::Header { option };
+                self.told(data).map(|()| Progress::More)
+            }
+            OPT_GO if kind == REP_ACK => self.agreed(),
+            OPT_GO if is_error => Err(NbdError::Refused(refusal(kind))),
+            _ => Err(NbdError::Handshake("a reply of an unknown kind")),
+        }
+    }
+
+    fn told(&mut self, data: &[u8]) -> Result<(), NbdError> {
+        if data.len() < 2 {
+            return Err(NbdError::Handshake("information that is too short"));
+        }
+        match (u16_at(data, 0), data.len()) {
+            (INFO_EXPORT, 12) => self.export = Some((u64_at(data, 2), u16_at(data, 10))),
+            (INFO_BLOCK_SIZE, 14) => {
+                let [min, preferred, max] = [2, 6, 10].map(|at| u32_at(data, at));
+                // The rules of doc/proto.md, "Block size constraints".
+                let are_sound = min.is_power_of_two()
+                    && min <= 64 << 10
+                    && preferred.is_power_of_two()
+                    && preferred >= 512.max(min)
+                    && max >= preferred;
+                if !are_sound {
+                    return Err(NbdError::Handshake("block sizes that cannot be"));
+                }
+                self.blocks = Blocks { min, preferred, max };
+            }
+            (INFO_EXPORT | INFO_BLOCK_SIZE, _) => {
+                return Err(NbdError::Handshake("information of a wrong length"));
+            }
+            // Names and descriptions, which nobody has asked for.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn agreed(&mut self) -> Result<Progress, NbdError> {
+        let (size, flags) = self.export.ok_or(NbdError::Handshake("an export without a size"))?;
+        if flags & super::HAS_FLAGS == 0 {
+            return Err(NbdError::Handshake("an export without flags"));
+        }
+        if size > i64::MAX.cast_unsigned() {
+            return Err(NbdError::Handshake("a size that no disk has"));
+        }
+        self.state = State::Ended;
+        let (blocks, structured) = (self.blocks, self.structured);
+        Ok(Progress::Done(Export { size, flags, blocks, structured }))
+    }
+}
+
+fn refusal(kind: u32) -> OptionRefused {
+    match kind {
+        REP_ERR_UNSUP => OptionRefused::NoGo,
+        REP_ERR_POLICY => OptionRefused::Policy,
+        REP_ERR_TLS_REQD => OptionRefused::TlsRequired,
+        REP_ERR_UNKNOWN => OptionRefused::Unknown,
+        REP_ERR_SHUTDOWN => OptionRefused::Shutdown,
+        // It was asked for its block sizes, and has given them before.
+        REP_ERR_BLOCK_SIZE_REQD => OptionRefused::Other(8),
+        other => OptionRefused::Other(other & !REP_ERROR),
+    }
+}

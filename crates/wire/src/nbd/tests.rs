@@ -1,0 +1,245 @@
+//! Negotiations, replies and addresses, sound and spoiled.
+
+use super::*;
+use proptest::prelude::*;
+
+fn greeting(flags: u16) -> Vec<u8> {
+    [&b"NBDMAGICIHAVEOPT"[..], &flags.to_be_bytes()].concat()
+}
+
+fn reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
+    let mut out = 0x0003_e889_0455_65a9u64.to_be_bytes().to_vec();
+    out.extend(option.to_be_bytes());
+    out.extend(kind.to_be_bytes());
+    out.extend(u32::try_from(data.len()).unwrap().to_be_bytes());
+    out.extend(data);
+    out
+}
+
+fn info_export(size: u64, flags: u16) -> Vec<u8> {
+    [&0u16.to_be_bytes()[..], &size.to_be_bytes(), &flags.to_be_bytes()].concat()
+}
+
+fn info_blocks(sizes: [u32; 3]) -> Vec<u8> {
+    let sizes = sizes.map(u32::to_be_bytes).concat();
+    [&3u16.to_be_bytes()[..], &sizes].concat()
+}
+
+/// Feeds a whole conversation; returns what the client has sent, and how it ended.
+fn converse(wish: Wish, server: &[u8]) -> (Vec<u8>, Result<Progress, NbdError>) {
+    let (mut handshake, mut out) = (Handshake::new(wish).unwrap(), Vec::new());
+    let mut rest = server;
+    let mut last = Ok(Progress::More);
+    while handshake.needs() > 0 && handshake.needs() <= rest.len() {
+        let (now, later) = rest.split_at(handshake.needs());
+        rest = later;
+        last = handshake.take(now, &mut out);
+        if last.is_err() {
+            break;
+        }
+    }
+    (out, last)
+}
+
+fn go(replies: &[Vec<u8>]) -> Result<Progress, NbdError> {
+    let server = [greeting(3), reply(8, 1, &[])].concat();
+    converse(Wish::default(), &[server, replies.concat()].concat()).1
+}
+
+#[test]
+fn a_negotiation_ends_with_the_export() {
+    let wish = Wish { name: "vm".to_owned(), tls: false };
+    let flags = HAS_FLAGS | SEND_FLUSH | CAN_MULTI_CONN;
+    let server = [
+        greeting(3),
+        reply(8, 1, &[]),
+        reply(7, 3, &info_export(1 << 30, flags)),
+        reply(7, 3, &[0, 1, b'n']),
+        reply(7, 3, &info_blocks([512, 4096, 1 << 20])),
+        reply(7, 1, &[]),
+    ];
+    let (out, end) = converse(wish, &server.concat());
+    let blocks = Blocks { min: 512, preferred: 4096, max: 1 << 20 };
+    let export = Export { size: 1 << 30, flags, blocks, structured: true };
+    assert_eq!(end, Ok(Progress::Done(export)));
+    let option = |number: u32, data: &[u8]| {
+        let len = u32::try_from(data.len()).unwrap().to_be_bytes();
+        [&b"IHAVEOPT"[..], &number.to_be_bytes(), &len, data].concat()
+    };
+    let named = [0, 0, 0, 2, b'v', b'm', 0, 1, 0, 3];
+    assert_eq!(out, [vec![0, 0, 0, 3], option(8, &[]), option(7, &named)].concat());
+}
+
+#[test]
+fn a_server_without_structured_replies_or_block_sizes_is_served_as_the_specification_says() {
+    let server = [
+        greeting(1),
+        reply(8, 1 << 31 | 1, b"no"),
+        reply(7, 3, &info_export(512, HAS_FLAGS)),
+        reply(7, 1, &[]),
+    ];
+    let Ok(Progress::Done(export)) = converse(Wish::default(), &server.concat()).1 else {
+        panic!("no export");
+    };
+    assert!(!export.structured);
+    assert_eq!(export.blocks, Blocks { min: 1, preferred: 4096, max: 32 << 20 });
+}
+
+#[test]
+fn tls_begins_after_the_server_has_agreed_and_never_without() {
+    let wish = Wish { name: String::new(), tls: true };
+    let agreed = [greeting(3), reply(5, 1, &[])].concat();
+    assert_eq!(converse(wish.clone(), &agreed).1, Ok(Progress::StartTls));
+    for kind in [1, 2, 5].map(|error| 1 << 31 | error) {
+        let refused = [greeting(3), reply(5, kind, &[])].concat();
+        let end = converse(wish.clone(), &refused).1;
+        assert_eq!(end, Err(NbdError::Refused(OptionRefused::NoTls)));
+    }
+}
+
+#[test]
+fn refusals_are_told_apart() {
+    for (error, refused) in [
+        (1, OptionRefused::NoGo),
+        (2, OptionRefused::Policy),
+        (5, OptionRefused::TlsRequired),
+        (6, OptionRefused::Unknown),
+        (7, OptionRefused::Shutdown),
+        (9, OptionRefused::Other(9)),
+    ] {
+        let end = go(&[reply(7, 1 << 31 | error, b"a message")]);
+        assert_eq!(end, Err(NbdError::Refused(refused)));
+    }
+}
+
+#[test]
+fn what_is_no_negotiation_is_an_error() {
+    assert_eq!(converse(Wish::default(), &[0; 18]).1, Err(NbdError::NoServer));
+    assert_eq!(converse(Wish::default(), &greeting(0)).1, Err(NbdError::OldStyle));
+    let old = [&b"NBDMAGIC"[..], &0x0000_4202_8186_1253u64.to_be_bytes(), &[0, 0]].concat();
+    assert_eq!(converse(Wish::default(), &old).1, Err(NbdError::OldStyle));
+    let long = reply(7, 3, &[0; 8193]);
+    let export = reply(7, 3, &info_export(512, HAS_FLAGS));
+    let spoiled: &[&[Vec<u8>]] = &[
+        &[vec![0; 20]],
+        &[reply(8, 1, &[])],
+        &[reply(7, 2, &[])],
+        &[long],
+        &[reply(7, 3, &[0])],
+        &[reply(7, 3, &[0, 0, 1])],
+        &[reply(7, 3, &info_blocks([3, 4096, 4096]))],
+        &[reply(7, 3, &info_blocks([1, 256, 4096]))],
+        &[reply(7, 3, &info_blocks([1, 4096, 512]))],
+        &[reply(7, 3, &info_blocks([1 << 17, 1 << 17, 1 << 20]))],
+        &[reply(7, 1, &[])],
+        &[reply(7, 3, &info_export(512, 0)), reply(7, 1, &[])],
+        &[reply(7, 3, &info_export(u64::MAX, HAS_FLAGS)), reply(7, 1, &[])],
+        &[export.repeat(65)],
+    ];
+    for replies in spoiled {
+        assert!(matches!(go(replies), Err(NbdError::Handshake(_))), "{replies:?}");
+    }
+    let name = "n".repeat(4097);
+    assert!(Handshake::new(Wish { name, tls: false }).is_err());
+}
+
+#[test]
+fn a_command_is_read_as_it_was_written() {
+    for kind in [CommandKind::Read, CommandKind::Write, CommandKind::Disconnect] {
+        let command = Command { kind, flags: 1, cookie: 7 << 40, offset: 1 << 50, len: 4096 };
+        assert_eq!(Command::parse(&command.emit()), Some(command));
+    }
+    assert_eq!(Command::parse(&[0; COMMAND_SIZE]), None);
+}
+
+#[test]
+fn replies_are_parsed_when_their_heads_are_whole() {
+    let simple = Reply::simple(28, 5);
+    assert_eq!(Reply::parse(&simple[..15]), Ok(None));
+    let reply = Reply::Simple { error: Some(ReplyError::NoSpace), cookie: 5 };
+    assert_eq!(Reply::parse(&simple), Ok(Some(Replied { reply, size: 16 })));
+    let chunk = Chunk { kind: ChunkKind::Data, is_last: true, cookie: 9, len: 9 };
+    let bytes = chunk.emit();
+    assert_eq!(Reply::parse(&bytes[..19]), Ok(None));
+    let reply = Reply::Chunk(chunk);
+    assert_eq!(Reply::parse(&bytes), Ok(Some(Replied { reply, size: 20 })));
+}
+
+#[test]
+fn chunks_of_wrong_lengths_and_unknown_kinds_are_errors() {
+    let chunk = |kind, len, is_last| Chunk { kind, is_last, cookie: 0, len }.emit();
+    for bytes in [
+        chunk(ChunkKind::None, 1, true),
+        chunk(ChunkKind::None, 0, false),
+        chunk(ChunkKind::Data, 8, true),
+        chunk(ChunkKind::Hole, 11, true),
+        chunk(ChunkKind::Error, 5, true),
+        chunk(ChunkKind::Error, 1 << 20, true),
+    ] {
+        assert!(matches!(Reply::parse(&bytes), Err(NbdError::Reply(_))), "{bytes:?}");
+    }
+    let mut unknown = chunk(ChunkKind::None, 0, true);
+    unknown[7] = 9;
+    assert!(Reply::parse(&unknown).is_err());
+    unknown[6] = 0x80;
+    unknown[19] = 6;
+    let is_error = |r: &Replied| matches!(r.reply, Reply::Chunk(c) if c.kind == ChunkKind::Error);
+    assert!(Reply::parse(&unknown).unwrap().as_ref().is_some_and(is_error), "an unknown error");
+    assert!(matches!(Reply::parse(&[0; 16]), Err(NbdError::Reply(_))));
+}
+
+#[test]
+fn addresses_are_read_as_libnbd_reads_them() {
+    let tcp = |host: &str, port, export: &str| Uri {
+        host: Host::Tcp(host.to_owned(), port),
+        export: export.to_owned(),
+        tls: false,
+        certificates: None,
+        hostname: None,
+    };
+    assert_eq!(Uri::parse("nbd://host"), Ok(tcp("host", 10809, "")));
+    assert_eq!(Uri::parse("nbd://host:1/a%20b/c"), Ok(tcp("host", 1, "a b/c")));
+    assert_eq!(Uri::parse("nbd://[::1]:9/x"), Ok(tcp("::1", 9, "x")));
+    let unix = Uri::parse("nbds+unix:///vm?socket=/run/%6e.sock&tls-certificates=/etc/pki");
+    let unix = unix.unwrap();
+    assert_eq!((unix.host, unix.tls), (Host::Unix("/run/n.sock".to_owned()), true));
+    assert_eq!((unix.export.as_str(), unix.certificates.as_deref()), ("vm", Some("/etc/pki")));
+}
+
+#[test]
+fn addresses_that_are_none_say_why() {
+    for (text, error) in [
+        ("/run/a.sock", UriError::Scheme),
+        ("http://host", UriError::Scheme),
+        ("nbd:///", UriError::Host),
+        ("nbd://host:0", UriError::Port),
+        ("nbd://host:port", UriError::Port),
+        ("nbd://[::1]x", UriError::Host),
+        ("nbd://user@host", UriError::User),
+        ("nbd+unix:///", UriError::Socket),
+        ("nbd+unix:///?socket=a", UriError::Socket),
+        ("nbd+unix://host/?socket=/a", UriError::Socket),
+        ("nbd://host/%", UriError::Escape),
+        ("nbd://host/%ff", UriError::Escape),
+        ("nbd://host/%00", UriError::Escape),
+        ("nbd://host/?a=1", UriError::Key("a".to_owned())),
+        ("nbd://host/?socket=/a", UriError::Key("socket".to_owned())),
+        ("nbd://host/?tls-hostname=a", UriError::NoTls),
+    ] {
+        assert_eq!(Uri::parse(text), Err(error), "{text}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_end_a_negotiation_or_ask_for_few_more(
+        tls: bool,
+        begins: bool,
+        bytes in proptest::collection::vec(any::<u8>(), 0..400),
+    ) {
+        let start = if begins { greeting(3) } else { Vec::new() };
+        let wish = Wish { name: String::new(), tls };
+        let (out, _) = converse(wish, &[start, bytes].concat());
+        prop_assert!(out.len() < 4096);
+    }
+}

@@ -1,0 +1,294 @@
+//! Commands and replies of the transmission phase.
+
+use super::{NbdError, u16_at, u32_at, u64_at};
+
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const SIMPLE_MAGIC: u32 = 0x6744_6698;
+const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
+
+/// Bytes of a command, without the data of a write.
+pub const COMMAND_SIZE: usize = 28;
+const SIMPLE_SIZE: usize = 16;
+const STRUCTURED_SIZE: usize = 20;
+/// Bytes of the head of a reply at most; its payload follows.
+pub const REPLY_SIZE_MAX: usize = STRUCTURED_SIZE;
+
+/// `NBD_REPLY_FLAG_DONE`: the last chunk of its reply.
+const DONE: u16 = 1;
+const CHUNK_NONE: u16 = 0;
+const CHUNK_DATA: u16 = 1;
+const CHUNK_HOLE: u16 = 2;
+const CHUNK_ERROR: u16 = 1 << 15 | 1;
+const CHUNK_ERROR_OFFSET: u16 = 1 << 15 | 2;
+const CHUNK_IS_ERROR: u16 = 1 << 15;
+/// Bytes of an error chunk's payload at most: its head, a message, an offset.
+const ERROR_MAX: u32 = 6 + 4096 + 8;
+
+/// What a command does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum CommandKind {
+    /// `NBD_CMD_READ`
+    Read = 0,
+    /// `NBD_CMD_WRITE`; the data follow.
+    Write = 1,
+    /// `NBD_CMD_DISC`: the client leaves; no reply.
+    Disconnect = 2,
+    /// `NBD_CMD_FLUSH`: what was answered before is durable.
+    Flush = 3,
+    /// `NBD_CMD_TRIM`
+    Trim = 4,
+    /// `NBD_CMD_WRITE_ZEROES`
+    WriteZeroes = 6,
+}
+
+/// A command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// What it does.
+    pub kind: CommandKind,
+    /// `FLAG_*`.
+    pub flags: u16,
+    /// Comes back in its reply.
+    pub cookie: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl Command {
+    /// The bytes of the command.
+    #[must_use]
+    #[inline]
+    pub fn emit(&self) -> [u8; COMMAND_SIZE] {
+        let mut out = [0; COMMAND_SIZE];
+        out[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        out[4..6].copy_from_slice(&self.flags.to_be_bytes());
+        out[6..8].copy_from_slice(&(self.kind as u16).to_be_bytes());
+        out[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        out[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        out[24..].copy_from_slice(&self.len.to_be_bytes());
+        out
+    }
+
+    /// The command in these bytes, as a server reads it; `None` if they are none.
+    #[must_use]
+    pub fn parse(bytes: &[u8; COMMAND_SIZE]) -> Option<Self> {
+        if u32_at(bytes, 0) != REQUEST_MAGIC {
+            return None;
+        }
+        let kind = match u16_at(bytes, 6) {
+            0 => CommandKind::Read,
+            1 => CommandKind::Write,
+            2 => CommandKind::Disconnect,
+            3 => CommandKind::Flush,
+            4 => CommandKind::Trim,
+            6 => CommandKind::WriteZeroes,
+            _ => return None,
+        };
+        let (flags, cookie) = (u16_at(bytes, 4), u64_at(bytes, 8));
+        Some(Self { kind, flags, cookie, offset: u64_at(bytes, 16), len: u32_at(bytes, 24) })
+    }
+}
+
+/// Why a command has failed, as the protocol names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyError {
+    /// `NBD_EPERM`
+    Perm,
+    /// `NBD_EIO`, and every number that is not known.
+    Io,
+    /// `NBD_ENOMEM`
+    NoMem,
+    /// `NBD_EINVAL`
+    Inval,
+    /// `NBD_ENOSPC`
+    NoSpace,
+    /// `NBD_EOVERFLOW`
+    Overflow,
+    /// `NBD_ENOTSUP`
+    NotSupported,
+    /// `NBD_ESHUTDOWN`: the server is about to end.
+    Shutdown,
+}
+
+impl ReplyError {
+    /// The error of this number; `None`: success.
+    #[must_use]
+    pub fn of(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => return None,
+            1 => Self::Perm,
+            12 => Self::NoMem,
+            22 => Self::Inval,
+            28 => Self::NoSpace,
+            75 => Self::Overflow,
+            95 => Self::NotSupported,
+            108 => Self::Shutdown,
+            _ => Self::Io,
+        })
+    }
+}
+
+/// What the head of a reply says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// A simple one; the data of a read follow if there is no error.
+    Simple {
+        /// Why the command has failed.
+        error: Option<ReplyError>,
+        /// The command's.
+        cookie: u64,
+    },
+    /// A chunk of a structured one, whose payload follows.
+    Chunk(Chunk),
+}
+
+/// The head of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// What follows.
+    pub kind: ChunkKind,
+    /// The reply ends with it.
+    pub is_last: bool,
+    /// The command's.
+    pub cookie: u64,
+    /// Bytes of payload: checked for the kind.
+    pub len: u32,
+}
+
+/// What a chunk holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkKind {
+    /// Nothing; always the last.
+    None,
+    /// An offset of 8 bytes and at least one byte of data.
+    Data,
+    /// [`Hole`].
+    Hole,
+    /// [`ErrorHead`], a message, and for some kinds more.
+    Error,
+}
+
+/// A reply's head, and how many bytes it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replied {
+    /// The head.
+    pub reply: Reply,
+    /// Bytes of the head.
+    pub size: usize,
+}
+
+impl Reply {
+    /// The head that `bytes` begin with; `None`: there are too few yet.
+    ///
+    /// # Errors
+    /// [`NbdError::Reply`]: the server has sent what is no reply.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<Option<Replied>, NbdError> {
+        if bytes.len() < SIMPLE_SIZE {
+            return Ok(None);
+        }
+        match u32_at(bytes, 0) {
+            SIMPLE_MAGIC => {
+                let error = ReplyError::of(u32_at(bytes, 4));
+                let reply = Self::Simple { error, cookie: u64_at(bytes, 8) };
+                Ok(Some(Replied { reply, size: SIMPLE_SIZE }))
+            }
+            STRUCTURED_MAGIC if bytes.len() < STRUCTURED_SIZE => Ok(None),
+            STRUCTURED_MAGIC => {
+                let reply = Self::Chunk(Chunk::parse(bytes)?);
+                Ok(Some(Replied { reply, size: STRUCTURED_SIZE }))
+            }
+            _ => Err(NbdError::Reply("no magic number")),
+        }
+    }
+
+    /// The bytes of the head, as a server sends them, for an error of this number.
+    #[must_use]
+    pub fn simple(error: u32, cookie: u64) -> [u8; SIMPLE_SIZE] {
+        let mut out = [0; SIMPLE_SIZE];
+        out[..4].copy_from_slice(&SIMPLE_MAGIC.to_be_bytes());
+        out[4..8].copy_from_slice(&error.to_be_bytes());
+        out[8..].copy_from_slice(&cookie.to_be_bytes());
+        out
+    }
+}
+
+impl Chunk {
+    fn parse(bytes: &[u8]) -> Result<Self, NbdError> {
+        let (flags, kind, len) = (u16_at(bytes, 4), u16_at(bytes, 6), u32_at(bytes, 16));
+        let is_last = flags & DONE != 0;
+        let (kind, is_sound) = match kind {
+            // A chunk without content that is not the last could come for ever.
+            CHUNK_NONE => (ChunkKind::None, len == 0 && is_last),
+            CHUNK_DATA => (ChunkKind::Data, len > 8),
+            CHUNK_HOLE => (ChunkKind::Hole, len == 12),
+            CHUNK_ERROR => (ChunkKind::Error, (6..=ERROR_MAX).contains(&len)),
+            CHUNK_ERROR_OFFSET => (ChunkKind::Error, (14..=ERROR_MAX).contains(&len)),
+            // Every unknown kind with this bit is an error whose payload begins like the others'.
+            kind if kind & CHUNK_IS_ERROR != 0 => {
+                (ChunkKind::Error, (6..=ERROR_MAX).contains(&len))
+            }
+            _ => return Err(NbdError::Reply("a chunk of an unknown kind")),
+        };
+        if !is_sound {
+            return Err(NbdError::Reply("a chunk of a wrong length"));
+        }
+        Ok(Self { kind, is_last, cookie: u64_at(bytes, 8), len })
+    }
+
+    /// The bytes of the head, as a server sends them.
+    #[must_use]
+    pub fn emit(&self) -> [u8; STRUCTURED_SIZE] {
+        let kind = match self.kind {
+            ChunkKind::None => CHUNK_NONE,
+            ChunkKind::Data => CHUNK_DATA,
+            ChunkKind::Hole => CHUNK_HOLE,
+            ChunkKind::Error => CHUNK_ERROR,
+        };
+        let mut out = [0; STRUCTURED_SIZE];
+        out[..4].copy_from_slice(&STRUCTURED_MAGIC.to_be_bytes());
+        out[4..6].copy_from_slice(&u16::from(self.is_last).to_be_bytes());
+        out[6..8].copy_from_slice(&kind.to_be_bytes());
+        out[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        out[16..].copy_from_slice(&self.len.to_be_bytes());
+        out
+    }
+}
+
+/// A range that reads as zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hole {
+    /// First byte on the disk.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl Hole {
+    /// Bytes of the payload.
+    pub const SIZE: usize = 12;
+
+    /// The payload of a hole.
+    #[must_use]
+    pub fn parse(bytes: &[u8; Self::SIZE]) -> Self {
+        Self { offset: u64_at(bytes, 0), len: u32_at(bytes, 8) }
+    }
+}
+
+/// What every error's payload begins with; its message is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrorHead(pub ReplyError);
+
+impl ErrorHead {
+    /// Bytes that are read of it.
+    pub const SIZE: usize = 4;
+
+    /// The head of an error. Success is none: it is taken for `EIO`.
+    #[must_use]
+    pub fn parse(bytes: &[u8; Self::SIZE]) -> Self {
+        Self(ReplyError::of(u32_at(bytes, 0)).unwrap_or(ReplyError::Io))
+    }
+}
