@@ -14,6 +14,7 @@ pub(crate) use wanted::{Made, Opened};
 use crate::config::plan::{DevicePlan, SocketPlan};
 use crate::xen::XenError;
 use manyring_backend::blk::ImageError;
+use manyring_backend::blk::nbd::JoinError;
 use manyring_backend::net::tap::TapError;
 use manyring_memory::{MemoryError, MemoryFiles, MemoryRules};
 use manyring_transport::vhost_user::{Endpoint, ListenError, ServeOptions, check_path};
@@ -32,6 +33,8 @@ pub(crate) enum AssembleError {
     Port { at: String, source: TapError },
     #[error("{at}: {}: {source}", path.display())]
     Pcap { at: String, path: PathBuf, source: io::Error },
+    #[error("{at}: the server {source}")]
+    Nbd { at: String, source: JoinError },
     #[error("{at}: {source}")]
     Memory { at: String, source: MemoryError },
     #[error("{at}: {source}")]
@@ -62,13 +65,17 @@ impl AssembleError {
             Self::Image { source, .. } => matches!(source, ImageError::InUse { .. }),
             Self::Port { source, .. } => matches!(source, TapError::Busy(_)),
             Self::Socket { source, .. } => matches!(source, ListenError::Taken { .. }),
+            // A server that is not there yet comes.
+            Self::Nbd { source, .. } => {
+                matches!(source, JoinError::Connect(_) | JoinError::Silent(_))
+            }
             _ => false,
         }
     }
 
     /// True if an image cannot be served, for whatever reason.
     pub(crate) fn is_of_image(&self) -> bool {
-        matches!(self, Self::Image { .. })
+        matches!(self, Self::Image { .. } | Self::Nbd { .. })
     }
 
     /// The key of what cannot be had, if it is another than that of the disk or the port.

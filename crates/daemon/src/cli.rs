@@ -232,6 +232,13 @@ pub(crate) struct BlkArgs {
     /// Serve a disk in memory.
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<RawSize>,
+    /// Serve the disk of an NBD server: nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH.
+    #[arg(long, value_name = "URI")]
+    pub(crate) nbd: Option<String>,
+    /// How long requests wait for that server when it is gone, like 60s, before they fail
+    /// [default: forever].
+    #[arg(long, value_name = "TIME")]
+    pub(crate) reconnect: Option<String>,
     /// The guest may not write.
     #[arg(long)]
     pub(crate) read_only: bool,
@@ -398,6 +405,8 @@ impl From<BlkArgs> for RawConfig {
             file: args.blk_file,
             null: args.null,
             memory: args.memory,
+            nbd: args.nbd,
+            reconnect: args.reconnect,
             read_only: args.read_only,
             direct: args.direct,
             lock_with_rings: args.lock_with_rings,

@@ -5,6 +5,7 @@
 //! Prometheus wants base units last. A queue is shown from its first start on: of a thousand
 //! devices without a guest there is little to say.
 
+mod connections;
 mod process;
 mod text;
 
@@ -37,6 +38,7 @@ pub(crate) fn text(state: &State, format: Format) -> String {
     out.alone(generation);
     process::write(&mut out);
     devices(&mut out, state);
+    connections::write(&mut out, state);
     rooms(&mut out, state);
     workers(&mut out, state);
     queues(&mut out, state);

@@ -215,7 +215,7 @@ fn a_bad_configuration_names_its_key() {
         (format!("{null}num_queues = 'x'\n"), vec!["line 5", "num_queues", "expected"]),
         ("[[blk\n".to_owned(), vec!["line 1"]),
         (String::new(), vec!["blk", "no device"]),
-        (base.to_owned(), vec!["[[blk]] a: file", "missing (or null or memory)"]),
+        (base.to_owned(), vec!["[[blk]] a: file", "missing (or null, memory or nbd)"]),
         (format!("{null}file = '@/image'\n"), vec!["a: file", "only one of"]),
         (format!("{null}direct = true\n"), vec!["a: direct", "needs file"]),
         (format!("{null}fd = 3\n"), vec!["a: fd", "contradicts socket_path"]),
@@ -266,7 +266,7 @@ fn a_bad_option_names_its_key() {
     let at = folder.path();
     for (arguments, words) in [
         ("--null 1G", "--socket-path: is missing (or --fd)"),
-        ("--socket-path @/s", "--blk-file: is missing (or --null or --memory)"),
+        ("--socket-path @/s", "--blk-file: is missing (or --null, --memory or --nbd)"),
         ("--socket-path @/s --null 1G --memory 1G", "--blk-file: only one of --blk-file, --null"),
         ("--socket-path @/s --null 1G --direct", "--direct: needs --blk-file"),
         ("--socket-path @/s --null 1G --format raw", "--format: needs --blk-file"),

@@ -1,6 +1,6 @@
 //! `fault`: a decorator that makes another disk fail, hang, or claim more than it can.
 
-use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
+use super::{Burst, Completion, Connection, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::blk::ImageError;
 use crate::sys::uring::Ring;
 use manyring_memory::Pieces;
@@ -82,6 +82,14 @@ impl Disk for FaultDisk {
             held: Vec::new(),
             pass: Burst::default(),
         }))
+    }
+
+    fn queues_max(&self) -> usize {
+        self.inner.queues_max()
+    }
+
+    fn connections(&self) -> Vec<Connection> {
+        self.inner.connections()
     }
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {

@@ -28,6 +28,7 @@ mod guard;
 mod holder;
 mod image;
 pub mod memory;
+pub mod nbd;
 pub mod null;
 mod offload;
 mod quota;
@@ -174,6 +175,21 @@ pub struct Completion {
     pub result: Result<(), Errno>,
 }
 
+/// A connection of a queue to the server of its disk, and what it has done so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// It is there.
+    pub is_up: bool,
+    /// Times it was lost.
+    pub losses: u64,
+    /// Requests that are not answered.
+    pub in_flight: u64,
+    /// Bytes sent.
+    pub bytes_sent: u64,
+    /// Bytes received.
+    pub bytes_received: u64,
+}
+
 /// A disk, shared by its queues. Its methods may block (a network disk may hang), so only a thread
 /// that may wait calls them.
 pub trait Disk: Send + Sync + std::fmt::Debug {
@@ -185,6 +201,16 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no file descriptor or memory for the queue.
     fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno>;
+
+    /// Queues that it can have at most.
+    fn queues_max(&self) -> usize {
+        usize::MAX
+    }
+
+    /// The connections of its queues to a server, if it has one.
+    fn connections(&self) -> Vec<Connection> {
+        Vec::new()
+    }
 
     /// Changes the size of the disk to `size`, if one is given; then measures the disk again.
     ///

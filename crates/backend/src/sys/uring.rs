@@ -23,6 +23,7 @@ mod disk;
 mod entry;
 mod inbox;
 mod lanes;
+mod stream;
 mod threads;
 mod watch;
 
@@ -42,6 +43,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+pub use stream::Stream;
 use threads::Threads;
 pub use watch::Began;
 use watch::Watch;
@@ -210,7 +212,7 @@ impl Ring {
         // SAFETY: the iovecs that the entry names lie in `self.slices`, which neither grows past
         // its capacity (asserted above) nor is emptied before the kernel has taken the entry. The
         // memory that they name stays mapped until the completion, or for ever, by the contract of
-        // `transfer`, the only function that places slices or lets them wait in a lane.
+        // `transfer` and by the fields of `Stream`: nobody else places slices or lets them wait.
         let pushed = unsafe { self.uring.submission().push(&entry) };
         assert!(pushed.is_ok(), "room was made before");
         if let Some(device) = task.waits_for {

@@ -1,15 +1,17 @@
 //! What a disk's blocks end in, opened.
 
-use crate::config::plan::{DiskPlan, Format, Pinned};
+use crate::config::plan::{DiskPlan, Format, NbdPlan, Pinned};
 use crate::config::raw::RawFault;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
+use manyring_backend::blk::nbd::{JoinError, NbdDisk, NbdOptions};
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
 use manyring_memory::MemoryError;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Why a disk cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -20,21 +22,34 @@ pub(crate) enum DiskError {
     /// The memory that it lies in, or that it needs.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// The server that has it.
+    #[error(transparent)]
+    Nbd(#[from] JoinError),
 }
 
-/// Opens a disk whose guest is told `block_size`, if it is given. The host's files are served by
-/// io_uring, if wanted. May block.
+/// How long a request may wait for an answer before its connection is taken for dead.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Opens a disk for the device `name`, whose guest is told `block_size`, if it is given. The host's
+/// files are served by io_uring, if wanted. May block.
 ///
 /// # Errors
 /// [`DiskError`].
 pub(crate) fn open(
-    plan: &DiskPlan,
+    (name, plan): (&str, &DiskPlan),
     (read_only, block_size): (bool, Option<u32>),
     io_uring: bool,
 ) -> Result<Arc<dyn Disk>, DiskError> {
     Ok(match plan {
         DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
         DiskPlan::Memory { size } => Arc::new(MemoryDisk::new(*size)?),
+        DiskPlan::Nbd(NbdPlan { uri, reconnect, .. }) => Arc::new(NbdDisk::open(NbdOptions {
+            name: name.to_owned(),
+            uri: uri.clone(),
+            read_only,
+            reconnect: reconnect.map(Duration::from_secs),
+            request_timeout: REQUEST_TIMEOUT,
+        })?),
         DiskPlan::File { path, pinned, direct, lock_with_rings, format } => {
             let any_content = *format == Some(Format::Raw);
             let options = ImageOptions {

@@ -98,12 +98,17 @@ fn net_options(net: &NetPlan, mac: MacAddress) -> NetOptions {
 
 fn open_disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
     let place = &blk.device.place;
-    let opened = disk::open(&blk.disk, (blk.read_only, blk.logical_block_size), io_uring);
+    let opened = disk::open(
+        (&blk.device.name, &blk.disk),
+        (blk.read_only, blk.logical_block_size),
+        io_uring,
+    );
     if blk.device.domain.is_some() && opened.as_ref().is_ok_and(is_block_device) {
         return Err(AssembleError::Room { at: place.at("domain") });
     }
     opened.map_err(|error| match error {
         DiskError::Image(source) => image_error(place, source),
+        DiskError::Nbd(source) => AssembleError::Nbd { at: place.at("nbd"), source },
         DiskError::Memory(source) => {
             let is_memory = matches!(blk.disk, DiskPlan::Memory { .. });
             AssembleError::Memory {

@@ -6,6 +6,7 @@ mod domain;
 mod key_class;
 pub(crate) mod limit;
 mod moderation;
+mod nbd;
 mod net;
 mod paths;
 mod pinned;
@@ -22,6 +23,7 @@ pub(crate) use daemon::{DaemonPlan, Domains};
 pub(crate) use key_class::{Class, class_of};
 pub(crate) use limit::{GroupPlan, LimitPlan};
 pub(crate) use moderation::ModerationPlan;
+pub(crate) use nbd::NbdPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
 pub(crate) use paths::unexpanded;
 pub(crate) use pinned::Pinned;
@@ -131,6 +133,7 @@ pub(crate) enum DiskPlan {
     Memory {
         size: u64,
     },
+    Nbd(NbdPlan),
 }
 
 /// What the bytes of a file are, whatever they look like.
@@ -358,19 +361,20 @@ impl DiskPlan {
             }
         }
         let format = format(raw.format.as_deref(), place)?;
-        match (&raw.file, &raw.null, &raw.memory) {
-            (Some(path), None, None) => {
+        match (&raw.file, &raw.null, &raw.memory, NbdPlan::new(raw, place)?) {
+            (Some(path), None, None, None) => {
                 let RawBlk { direct, lock_with_rings, .. } = *raw;
                 Ok(Self::File { path: path.clone(), pinned: None, direct, lock_with_rings, format })
             }
-            (None, Some(size), None) => Ok(Self::Null { size: size_of("null", size)? }),
-            (None, None, Some(size)) => Ok(Self::Memory { size: size_of("memory", size)? }),
-            (None, None, None) => {
-                let others = place.keys(&["null", "memory"], "or");
+            (None, Some(size), None, None) => Ok(Self::Null { size: size_of("null", size)? }),
+            (None, None, Some(size), None) => Ok(Self::Memory { size: size_of("memory", size)? }),
+            (None, None, None, Some(nbd)) => Ok(Self::Nbd(nbd)),
+            (None, None, None, None) => {
+                let others = place.keys(&["null", "memory", "nbd"], "or");
                 place.error("file", format!("is missing (or {others})"))
             }
             _ => {
-                let all = place.keys(&["file", "null", "memory"], "and");
+                let all = place.keys(&["file", "null", "memory", "nbd"], "and");
                 place.error("file", format!("only one of {all} can be served"))
             }
         }
@@ -379,10 +383,10 @@ impl DiskPlan {
 
 impl DiskPlan {
     /// Checks that a disk of a given size is whole logical blocks, if the operator has chosen their
-    /// size. The size of a file is measured when it is opened.
+    /// size. The size of a file, or of a server's disk, is measured when it is opened.
     pub(super) fn in_blocks(self, block: Option<u32>, place: &Place) -> Result<Self, PlanError> {
         let (key, size) = match self {
-            Self::File { .. } => return Ok(self),
+            Self::File { .. } | Self::Nbd(_) => return Ok(self),
             Self::Null { size } => ("null", size),
             Self::Memory { size } => ("memory", size),
         };

@@ -258,6 +258,11 @@ device_table! {
         pub(crate) null: Option<RawSize>,
         /// Serve a disk of this size in memory.
         pub(crate) memory: Option<RawSize>,
+        /// Serve the disk of the NBD server at this address.
+        pub(crate) nbd: Option<String>,
+        /// How long requests wait for that server when it is gone: `forever` (default) or like
+        /// `60s`.
+        pub(crate) reconnect: Option<String>,
         /// The guest may not write.
         pub(crate) read_only: bool,
         /// Pass the host's page cache by (`O_DIRECT`).

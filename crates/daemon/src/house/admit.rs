@@ -38,6 +38,8 @@ pub(crate) fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<
                 DiskPlan::File { path, pinned, .. } => *pinned = Some(find(path, "file")?),
                 // The process's own, in which all guests would miss it.
                 DiskPlan::Memory { .. } => return Err(only_owner("memory")),
+                // The process would connect to whatever he names, with its own rights.
+                DiskPlan::Nbd(_) => return Err(only_owner("nbd")),
                 DiskPlan::Null { .. } => {}
             }
             &mut blk.device
@@ -97,6 +99,7 @@ mod tests {
             ("@/vms/s\"", "@/vms/s\", \"socket_owner\": 0", "socket_owner"),
             ("@/vms/s\"", "@/vms/s\", \"memory_on_disk\": true", "memory_on_disk"),
             ("\"file\": \"@/vms/a.img\"", "\"memory\": \"1T\"", "memory"),
+            ("\"file\": \"@/vms/a.img\"", "\"nbd\": \"nbd://h\"", "nbd"),
         ] {
             let other = disk.replace(from, to);
             assert_eq!(may(OTHER, &other), Err(key), "{other}");

@@ -35,6 +35,8 @@ pub(super) fn of_blk(blk: &BlkPlan) -> String {
         DiskPlan::Null { size } | DiskPlan::Memory { size } => {
             keys["null"] = size.to_string().into();
         }
+        // The plan has no domain for it.
+        DiskPlan::Nbd(_) => {}
     }
     keys.to_string()
 }

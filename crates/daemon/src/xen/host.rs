@@ -90,8 +90,8 @@ impl XenHost {
         let deadline = Instant::now() + FILE_PATIENCE;
         let mut stop = self.stop.clone();
         loop {
-            let plan = plan.clone();
-            let opened = aside(move || disk::open(&plan, how, io_uring)).await;
+            let (plan, name) = (plan.clone(), self.name());
+            let opened = aside(move || disk::open((&name, &plan), how, io_uring)).await;
             match opened {
                 None => return Err(HostError::new("the daemon has failed")),
                 Some(Ok(disk)) => return Ok(disk::decorated(disk, self.shared.plan.fault)),

@@ -114,6 +114,12 @@ impl BlkDevice {
     /// A device on `disk`, whose queues run in `pool`.
     #[must_use]
     pub fn new(mut options: BlkOptions, disk: Arc<dyn Disk>, pool: Arc<Pool>) -> Self {
+        let queues = disk.queues_max();
+        if options.num_queues > queues {
+            let device = &options.name;
+            tracing::info!(device, queues, "the disk's server allows no more queues");
+            options.num_queues = queues;
+        }
         let backing = Backing::new(disk, pool, options.num_queues, Class::Blk)
             .with_block_size(options.logical_block_size);
         let geometry = backing.geometry();

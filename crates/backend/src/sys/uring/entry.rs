@@ -42,11 +42,37 @@ pub enum RingFile {
 /// What an entry asks of the kernel. The slices of a transfer travel beside it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
-    Poll { fd: i32, events: u32, multi: bool },
-    PollRemove { target: u64 },
-    Transfer { op: FileOp, file: RingFile, offset: u64, hand: Hand },
-    Flush { file: RingFile },
-    Fallocate { file: RingFile, mode: i32, offset: u64, len: u64 },
+    Poll {
+        fd: i32,
+        events: u32,
+        multi: bool,
+    },
+    PollRemove {
+        target: u64,
+    },
+    Transfer {
+        op: FileOp,
+        file: RingFile,
+        offset: u64,
+        hand: Hand,
+    },
+    Flush {
+        file: RingFile,
+    },
+    Fallocate {
+        file: RingFile,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    },
+    /// The bytes of the one slice, to a socket.
+    Send {
+        fd: i32,
+    },
+    /// Bytes of a socket, into the one slice.
+    Receive {
+        fd: i32,
+    },
 }
 
 /// The entry for `work`. `slices` are those of a transfer, `listed` the same where the kernel will
@@ -70,7 +96,22 @@ pub(super) fn entry_of(work: Work, slices: &[iovec], listed: &[iovec]) -> squeue
         Work::Fallocate { file, mode, offset, len } => {
             named(file, |fd| opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build())
         }
+        Work::Send { fd } => {
+            let (address, len) = only(slices);
+            opcode::Send::new(Fd(fd), address.cast_const(), len).flags(libc::MSG_NOSIGNAL).build()
+        }
+        Work::Receive { fd } => {
+            let (address, len) = only(slices);
+            opcode::Recv::new(Fd(fd), address, len).build()
+        }
     }
+}
+
+/// The only slice of a transfer that has one. A call transfers less than 2 GiB whatever it is asked
+/// for; the rest comes with the next.
+fn only(slices: &[iovec]) -> (*mut u8, u32) {
+    let [slice] = slices else { return (std::ptr::null_mut(), 0) };
+    (slice.iov_base.cast(), u32::try_from(slice.iov_len).unwrap_or(u32::MAX))
 }
 
 fn transfer_entry(
@@ -82,14 +123,7 @@ fn transfer_entry(
 ) -> squeue::Entry {
     let iovecs = listed.as_ptr();
     let count = u32::try_from(listed.len()).unwrap_or(u32::MAX);
-    let single = match slices {
-        // A call transfers less than 2 GiB whatever it is asked for; the rest comes with the next.
-        [slice] => {
-            let len = u32::try_from(slice.iov_len).unwrap_or(u32::MAX);
-            Some((slice.iov_base.cast::<u8>(), len))
-        }
-        _ => None,
-    };
+    let single = (slices.len() == 1).then(|| only(slices));
     named(file, |fd| match (op, single) {
         (FileOp::Read, Some((address, len))) => {
             opcode::Read::new(fd, address, len).offset(offset).rw_flags(flags).build()

@@ -44,6 +44,8 @@ impl BlkPlan {
     fn needs_the_house(&self) -> Option<&'static str> {
         self.device.needs_the_house().or(match &self.disk {
             DiskPlan::Memory { .. } => Some("memory"),
+            // A room may not connect to anything.
+            DiskPlan::Nbd(_) => Some("nbd"),
             // Its lock goes with the rings of a session, and the daemon sees no session.
             DiskPlan::File { lock_with_rings: true, .. } => Some("lock_with_rings"),
             _ => None,

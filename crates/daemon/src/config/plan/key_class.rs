@@ -23,7 +23,7 @@ impl Class {
 }
 
 /// The class of each key of `[[blk]]` and `[[net]]`.
-pub(crate) const KEYS: [(&str, Class); 48] = {
+pub(crate) const KEYS: [(&str, Class); 50] = {
     use Class::{Live, Reconnect, Replace};
     [
         ("name", Replace),
@@ -42,6 +42,8 @@ pub(crate) const KEYS: [(&str, Class); 48] = {
         ("file", Replace),
         ("null", Replace),
         ("memory", Replace),
+        ("nbd", Replace),
+        ("reconnect", Replace),
         ("direct", Replace),
         ("lock_with_rings", Replace),
         ("format", Replace),

@@ -7,6 +7,7 @@
 use super::place::PlanError;
 use super::{DevicePlan, DiskPlan, Plan, PortPlan, SocketPlan, XenBlkPlan};
 use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -111,14 +112,14 @@ fn paths(plan: &Plan, look: &Look) -> Result<(), PlanError> {
                 .error("pcap", format!("{} is the file of a disk, {disk}", path.display()));
         }
         if let Some(other) = captures.insert(identity, &net.device.name) {
-            return place.error("pcap", twice(path, other));
+            return place.error("pcap", twice(path.display(), other));
         }
     }
     Ok(())
 }
 
-fn twice(path: &Path, other: &str) -> String {
-    format!("{} is used by two devices, also by {other}", path.display())
+fn twice(name: impl Display, other: &str) -> String {
+    format!("{name} is used by two devices, also by {other}")
 }
 
 fn sockets(plan: &Plan, look: &Look) -> Result<(), PlanError> {
@@ -137,7 +138,7 @@ fn sockets(plan: &Plan, look: &Look) -> Result<(), PlanError> {
             return place.error("socket_path", problem);
         }
         if let Some(other) = sockets.insert(identity, name) {
-            return place.error("socket_path", twice(path, other));
+            return place.error("socket_path", twice(path.display(), other));
         }
     }
     Ok(())
@@ -145,14 +146,21 @@ fn sockets(plan: &Plan, look: &Look) -> Result<(), PlanError> {
 
 /// Devices that only read may share a file. By file: a device, and whether it only reads.
 fn disks<'a>(plan: &'a Plan, look: &Look) -> Result<HashMap<Identity, (&'a str, bool)>, PlanError> {
-    let mut disks = HashMap::new();
+    let (mut disks, mut exports) = (HashMap::new(), HashMap::new());
     for blk in &plan.blk {
-        let DiskPlan::File { path, .. } = &blk.disk else { continue };
         let (name, place) = (blk.device.name.as_str(), &blk.device.place);
+        if let DiskPlan::Nbd(nbd) = &blk.disk
+            && let Some((other, reads)) = exports.insert(&nbd.text, (name, blk.read_only))
+            && !(reads && blk.read_only)
+        {
+            return place.error("nbd", format!("{}, and not only read", twice(&nbd.text, other)));
+        }
+        let DiskPlan::File { path, .. } = &blk.disk else { continue };
         if let Some((other, reads)) = disks.insert((look.file)(path), (name, blk.read_only))
             && !(reads && blk.read_only)
         {
-            return place.error("file", format!("{}, and not only read", twice(path, other)));
+            return place
+                .error("file", format!("{}, and not only read", twice(path.display(), other)));
         }
     }
     Ok(disks)

@@ -34,6 +34,7 @@ impl Wanted {
     /// The key that names what [`Self::open`] opens.
     pub(crate) fn key(&self) -> &'static str {
         match self {
+            Self::Blk(blk) if matches!(blk.disk, DiskPlan::Nbd(_)) => "nbd",
             Self::Blk(_) => "file",
             Self::Net(net) => match &net.port {
                 PortPlan::Macvtap { .. } => "macvtap",
@@ -78,6 +79,9 @@ impl Wanted {
             Self::Blk(blk) => {
                 if let DiskPlan::File { path, .. } = &blk.disk {
                     needs.push(("file", path.as_os_str()));
+                }
+                if let DiskPlan::Nbd(nbd) = &blk.disk {
+                    needs.push(("nbd", OsStr::new(&nbd.text)));
                 }
             }
             Self::Net(net) => {

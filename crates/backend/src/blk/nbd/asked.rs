@@ -1,0 +1,166 @@
+//! `Asked`: a request of the guest, and how much of it the server was asked.
+
+use crate::blk::{Op, Request};
+use manyring_memory::{Pieces, SliceList};
+use manyring_wire::nbd::CommandKind;
+use rustix::io::Errno;
+
+/// Slices for which the list of a request keeps room when it is done.
+const SLICES_KEPT: usize = 256;
+
+/// A command to be written: a part of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) kind: CommandKind,
+    pub(super) flags: u16,
+    /// First byte on the disk.
+    pub(super) offset: u64,
+    /// First byte of the request.
+    pub(super) skip: u64,
+    /// Bytes.
+    pub(super) len: u32,
+}
+
+/// A request.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) op: Op,
+    offset: u64,
+    len: u64,
+    /// The guest's memory, of the whole request: it may have to be sent again.
+    pub(super) slices: SliceList,
+    /// Tells the order of requests.
+    pub(super) number: u64,
+    /// Bytes for which commands were written.
+    written: u64,
+    /// Every command was written.
+    pub(super) is_written: bool,
+    /// Commands that wait for their reply.
+    open: u32,
+    /// The data of a durable write are answered: a flush is what is left.
+    is_flush: bool,
+    result: Result<(), Errno>,
+    pub(super) is_open: bool,
+    /// The queue stops, and has asked for it.
+    pub(super) is_recalled: bool,
+    is_retired: bool,
+    /// The tick at which something of it was last answered.
+    pub(super) since: u32,
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        Self {
+            op: Op::Flush,
+            offset: 0,
+            len: 0,
+            slices: SliceList::new(),
+            number: 0,
+            written: 0,
+            is_written: false,
+            open: 0,
+            is_flush: false,
+            result: Ok(()),
+            is_open: false,
+            is_recalled: false,
+            is_retired: false,
+            since: 0,
+        }
+    }
+}
+
+impl Asked {
+    /// Keeps a request that comes as the `number`th, at `tick`.
+    pub(super) fn open(
+        &mut self,
+        request: &Request,
+        pieces: Pieces<'_>,
+        (number, tick): (u64, u32),
+    ) {
+        assert!(!self.is_open, "a token came twice");
+        (self.op, self.offset, self.len) = (request.op, request.offset, request.len);
+        (self.number, self.is_open) = (number, true);
+        self.slices.clear();
+        self.slices.shrink_to(SLICES_KEPT.max(pieces.len()));
+        self.slices.extend(pieces);
+        self.start_again(tick);
+    }
+
+    /// Nothing of it was asked, or is known to be done.
+    pub(super) fn start_again(&mut self, tick: u32) {
+        (self.written, self.open, self.since) = (0, 0, tick);
+        (self.is_written, self.is_flush, self.result) = (false, false, Ok(()));
+    }
+
+    /// True if no command of it is out, or was answered.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.written == 0 && self.open == 0 && !self.is_written && !self.is_flush
+    }
+
+    /// What is not written, of which `piece` bytes at most.
+    pub(super) fn rest(&self, piece: u64) -> Part {
+        let kind = match self.op {
+            _ if self.is_flush => CommandKind::Flush,
+            Op::Read => CommandKind::Read,
+            Op::Write { .. } => CommandKind::Write,
+            Op::Flush => CommandKind::Flush,
+            Op::Discard | Op::SecureErase => CommandKind::Trim,
+            Op::WriteZeroes { .. } => CommandKind::WriteZeroes,
+        };
+        let (skip, flags) = (self.written, 0);
+        if kind == CommandKind::Flush {
+            return Part { kind, flags, offset: 0, skip: 0, len: 0 };
+        }
+        let len = u32::try_from((self.len - skip).min(piece)).unwrap_or(u32::MAX);
+        Part { kind, flags, offset: self.offset + skip, skip, len }
+    }
+
+    /// A command of `len` bytes was written.
+    pub(super) fn wrote(&mut self, len: u32) {
+        self.open += 1;
+        self.written += u64::from(len);
+        self.is_written = self.is_flush || self.op == Op::Flush || self.written >= self.len;
+    }
+
+    /// A command of it was answered. True if nothing of it is left to ask or to wait for.
+    pub(super) fn answered(&mut self, error: Option<Errno>, tick: u32) -> bool {
+        self.open -= 1;
+        self.since = tick;
+        if let Some(errno) = error {
+            self.result = self.result.and(Err(errno));
+            // The rest of it would not make it whole.
+            self.is_written = true;
+        }
+        self.is_written && self.open == 0
+    }
+
+    /// True for data that are to be durable, and not known to be.
+    pub(super) fn needs_flush(&self) -> bool {
+        let durable =
+            matches!(self.op, Op::Write { durable: true } | Op::WriteZeroes { durable: true, .. });
+        durable && !self.is_flush && self.result.is_ok()
+    }
+
+    /// Its data are answered: a flush follows.
+    pub(super) fn begin_flush(&mut self) {
+        (self.is_flush, self.is_written) = (true, false);
+    }
+
+    /// The request is over: its result.
+    pub(super) fn close(&mut self) -> Result<(), Errno> {
+        (self.is_open, self.is_recalled) = (false, false);
+        if std::mem::take(&mut self.is_retired) {
+            self.slices.release();
+        }
+        self.result
+    }
+
+    /// Guest memory has changed: the request lets go of it when it is over.
+    pub(super) fn retire(&mut self) {
+        if self.is_open {
+            self.is_retired = true;
+        } else {
+            self.slices.release();
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! `Keeper`: the thread of a disk that connects its queues, again and again.
+//!
+//! ```text
+//! a queue asks        its connection is lost, or it never had one
+//! try                 connect and negotiate; is it still the disk that the guest was told?
+//!                     no: the next try comes later, at most BACKOFF_MAX
+//!                     yes: the connection goes to the queue that has asked first
+//! the server is gone for longer than the operator lets guests wait?
+//!                     queues that ask hear of it and fail what they have; the tries go on
+//! each tick           queues with something in flight look how long it has waited
+//! ```
+//! All that may wait is here: names, connections and handshakes. A worker only asks and is told.
+
+use super::clock::now;
+use super::join::{JoinError, Joined, join};
+use super::line::{Line, News};
+use manyring_wire::nbd::{CAN_MULTI_CONN, Export, READ_ONLY, SEND_FLUSH, Uri};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long connecting and negotiating may take together.
+const JOIN_LIMIT: Duration = Duration::from_secs(5);
+/// Pauses between tries: twice the last one each time. A server that comes back is found at once.
+const BACKOFF_MIN: Duration = Duration::from_millis(10);
+const BACKOFF_MAX: Duration = Duration::from_millis(100);
+/// Of a server that has been gone for a minute.
+const BACKOFF_LATER: Duration = Duration::from_secs(1);
+const LATER: Duration = Duration::from_secs(60);
+/// Pause between two warnings.
+const WARN_PACE: Duration = Duration::from_secs(10);
+/// A request's time has so many ticks.
+pub(super) const TICKS: u32 = 4;
+
+/// What the operator has said of a disk.
+#[derive(Clone, Debug)]
+pub struct NbdOptions {
+    /// The device, in the log.
+    pub name: String,
+    /// Where the disk is.
+    pub uri: Uri,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// How long requests wait for a server that is gone before they fail; `None`: for ever.
+    pub reconnect: Option<Duration>,
+    /// How long a request may go without an answer before the connection is taken for dead.
+    pub request_timeout: Duration,
+}
+
+/// The thread, as the disk and its queues know it.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    pub(super) options: NbdOptions,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The disk that the guest was told.
+    told: Export,
+    lines: Vec<Arc<Line>>,
+    /// Lines that want a connection, in the order in which they have asked.
+    asking: VecDeque<Arc<Line>>,
+    /// A connection that nobody has yet.
+    spare: Option<Joined>,
+    /// Since when the server is gone; `None`: it is not known to be.
+    lost_at: Option<Duration>,
+    gave_up: bool,
+    try_at: Duration,
+    backoff: Duration,
+    tick_at: Duration,
+    warned_at: Option<Duration>,
+    /// Losses that no warning has told.
+    untold: u64,
+    is_closed: bool,
+}
+
+enum Job {
+    Tick,
+    Try,
+    End,
+}
+
+impl Keeper {
+    /// Connects for the first time, and starts the thread.
+    pub(super) fn open(options: NbdOptions) -> Result<Arc<Self>, JoinError> {
+        let first = join(&options.uri, JOIN_LIMIT)?;
+        let told = first.export;
+        let now = now();
+        let state = Mutex::new(State {
+            told,
+            lines: Vec::new(),
+            asking: VecDeque::new(),
+            spare: Some(first),
+            lost_at: None,
+            gave_up: false,
+            try_at: now,
+            backoff: BACKOFF_MIN,
+            tick_at: now + options.request_timeout / TICKS,
+            warned_at: None,
+            untold: 0,
+            is_closed: false,
+        });
+        let keeper = Arc::new(Self { options, state, wake: Condvar::new() });
+        let of_thread = keeper.clone();
+        let thread = std::thread::Builder::new().name("disk-nbd".to_owned());
+        thread.spawn(move || of_thread.run()).map_err(JoinError::Connect)?;
+        Ok(keeper)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The disk that the guest was told.
+    pub(super) fn told(&self) -> Export {
+        self.lock().told
+    }
+
+    /// The queues' lines.
+    pub(super) fn lines(&self) -> Vec<Arc<Line>> {
+        self.lock().lines.clone()
+    }
+
+    /// Adds a queue, which asks for its connection.
+    pub(super) fn add(&self, line: &Arc<Line>) {
+        let mut state = self.lock();
+        state.lines.push(line.clone());
+        match state.spare.take() {
+            Some(spare) => line.tell(News::Joined(spare)),
+            None => {
+                state.asking.push_back(line.clone());
+                drop(state);
+                self.wake.notify_one();
+            }
+        }
+    }
+
+    /// Takes a queue away.
+    pub(super) fn remove(&self, line: &Arc<Line>) {
+        let mut state = self.lock();
+        state.lines.retain(|other| !Arc::ptr_eq(other, line));
+        state.asking.retain(|other| !Arc::ptr_eq(other, line));
+    }
+
+    /// A queue's connection is lost, for this reason. `has_answered`: it had replies before.
+    pub(super) fn ask(&self, line: &Arc<Line>, has_answered: bool, reason: &str) {
+        let now = now();
+        let mut state = self.lock();
+        state.asking.push_back(line.clone());
+        if has_answered {
+            (state.lost_at, state.backoff, state.try_at) = (Some(now), BACKOFF_MIN, now);
+        } else {
+            // A server that dies of what it is sent must not be asked as fast as it can die.
+            state.lost_at.get_or_insert(now);
+            state.put_off(now);
+        }
+        state.warn(now, &self.options.name, reason);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Measures the disk again.
+    pub(super) fn measure(&self) -> Result<Export, JoinError> {
+        let joined = join(&self.options.uri, JOIN_LIMIT)?;
+        let mut state = self.lock();
+        let mut export = joined.export;
+        self.fits(&Export { size: 0, ..state.told }, &export, state.lines.len())?;
+        // The guest keeps the features that it has seen.
+        export.flags = state.told.flags;
+        state.told.size = export.size;
+        state.spare.get_or_insert(joined);
+        Ok(state.told)
+    }
+
+    /// Ends the thread.
+    pub(super) fn close(&self) {
+        self.lock().is_closed = true;
+        self.wake.notify_one();
+    }
+
+    fn run(&self) {
+        loop {
+            match self.next() {
+                Job::Tick => self.lock().lines.iter().for_each(|line| line.tick()),
+                Job::Try => self.attempt(),
+                Job::End => return,
+            }
+        }
+    }
+
+    /// Waits for what is to be done next.
+    fn next(&self) -> Job {
+        let mut state = self.lock();
+        loop {
+            let now = now();
+            if state.is_closed {
+                return Job::End;
+            }
+            if now >= state.tick_at {
+                state.tick_at = now + self.options.request_timeout / TICKS;
+                return Job::Tick;
+            }
+            let mut until = state.tick_at;
+            if !state.asking.is_empty() {
+                if now >= state.try_at {
+                    return Job::Try;
+                }
+                until = until.min(state.try_at);
+            }
+            let waited = self.wake.wait_timeout(state, until - now);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Tries to connect one of the queues that ask.
+    fn attempt(&self) {
+        let spare = self.lock().spare.take();
+        let joined = match spare {
+            Some(spare) => Ok(spare),
+            None => join(&self.options.uri, JOIN_LIMIT),
+        };
+        let now = now();
+        let mut state = self.lock();
+        let queues = state.lines.len();
+        let fit = joined
+            .and_then(|joined| self.fits(&state.told, &joined.export, queues).map(|()| joined));
+        let name = &self.options.name;
+        match fit {
+            Ok(joined) => {
+                let Some(line) = state.asking.pop_front() else {
+                    state.spare = Some(joined);
+                    return;
+                };
+                if std::mem::take(&mut state.gave_up) {
+                    tracing::info!(device = name, "the NBD server is back");
+                }
+                line.tell(News::Joined(joined));
+            }
+            Err(error) => {
+                state.lost_at.get_or_insert(now);
+                state.put_off(now);
+                state.warn(now, name, &error.to_string());
+                self.give_up_after(&mut state, now);
+            }
+        }
+    }
+
+    /// Tells the queues that ask when the server has been gone for too long.
+    fn give_up_after(&self, state: &mut State, now: Duration) {
+        let gone = now.saturating_sub(state.lost_at.unwrap_or(now));
+        if self.options.reconnect.is_none_or(|limit| gone < limit) {
+            return;
+        }
+        if !std::mem::replace(&mut state.gave_up, true) {
+            let (device, seconds) = (&self.options.name, gone.as_secs());
+            tracing::warn!(
+                device,
+                seconds,
+                "the NBD server is gone: requests of the guest fail until it is back"
+            );
+        }
+        state.asking.iter().for_each(|line| line.tell(News::GaveUp));
+    }
+
+    /// Checks that `new` is still the disk that the guest was told.
+    fn fits(&self, told: &Export, new: &Export, queues: usize) -> Result<(), JoinError> {
+        let lacks = |flag| told.flags & flag != 0 && new.flags & flag == 0;
+        let is_writable = |export: &Export| export.flags & READ_ONLY == 0;
+        let problem = if new.size < told.size {
+            format!("its disk has {} bytes, the guest was told {}", new.size, told.size)
+        } else if !self.options.read_only && is_writable(told) && !is_writable(new) {
+            "its disk cannot be written any more".to_owned()
+        } else if new.blocks.min > told.blocks.min {
+            format!("its blocks have {} bytes now", new.blocks.min)
+        } else if lacks(SEND_FLUSH) {
+            "it cannot flush any more".to_owned()
+        } else if queues > 1 && lacks(CAN_MULTI_CONN) {
+            "it allows one connection alone now".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(JoinError::Disk(problem))
+    }
+}
+
+impl State {
+    /// The next try comes later.
+    fn put_off(&mut self, now: Duration) {
+        let gone = now.saturating_sub(self.lost_at.unwrap_or(now));
+        let most = if gone < LATER { BACKOFF_MAX } else { BACKOFF_LATER };
+        self.try_at = now + self.backoff;
+        self.backoff = (self.backoff * 2).min(most);
+    }
+
+    /// Says why there is no connection: the first time, and then one time in ten seconds.
+    fn warn(&mut self, now: Duration, device: &str, reason: &str) {
+        self.untold += 1;
+        if self.warned_at.is_some_and(|at| now.saturating_sub(at) < WARN_PACE) {
+            return;
+        }
+        self.warned_at = Some(now);
+        let times = std::mem::take(&mut self.untold);
+        tracing::warn!(
+            device,
+            times,
+            "no connection to the NBD server, requests wait for it: {reason}"
+        );
+    }
+}

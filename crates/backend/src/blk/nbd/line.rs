@@ -1,0 +1,116 @@
+//! `Line`: what a queue and the thread that connects share.
+
+use super::join::Joined;
+use crate::blk::Connection;
+use crate::sys::uring::Inbox;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What the thread has for a queue.
+#[derive(Debug)]
+pub(super) enum News {
+    /// A connection.
+    Joined(Joined),
+    /// The server has been gone for longer than the operator lets guests wait.
+    GaveUp,
+}
+
+/// Where the queue hears of news: the inbox, and the number that it knows them by.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) user_data: u64,
+}
+
+/// A queue's connection, as both sides know it.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    seat: Mutex<Option<Seat>>,
+    news: Mutex<Option<News>>,
+    has_news: AtomicBool,
+    /// Counts up while the disk is open: the time of the queue's requests.
+    tick: AtomicU32,
+    /// Something is in flight, so that the queue must hear of ticks.
+    pub(super) is_busy: AtomicBool,
+    pub(super) counts: Counts,
+}
+
+/// What a connection has done. The queue's worker writes, whoever wants reads.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) connected: AtomicBool,
+    pub(super) losses: AtomicU64,
+    pub(super) in_flight: AtomicU64,
+    pub(super) sent: AtomicU64,
+    pub(super) received: AtomicU64,
+}
+
+impl Counts {
+    /// Adds to a counter of which this thread is the only writer.
+    pub(super) fn add(counter: &AtomicU64, n: usize) {
+        let n = u64::try_from(n).unwrap_or(u64::MAX);
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// As others see them.
+    pub(super) fn shown(&self) -> Connection {
+        Connection {
+            is_up: self.connected.load(Ordering::Relaxed),
+            losses: self.losses.load(Ordering::Relaxed),
+            in_flight: self.in_flight.load(Ordering::Relaxed),
+            bytes_sent: self.sent.load(Ordering::Relaxed),
+            bytes_received: self.received.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Line {
+    fn seat(&self) -> MutexGuard<'_, Option<Seat>> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn news(&self) -> MutexGuard<'_, Option<News>> {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The queue hears of news there from now on; `None`: nowhere.
+    pub(super) fn sit(&self, seat: Option<Seat>) {
+        *self.seat() = seat;
+    }
+
+    /// Leaves news for the queue. What it has not taken of before is out of date.
+    pub(super) fn tell(&self, news: News) {
+        drop(self.news().replace(news));
+        self.has_news.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// A quarter of a request's time has passed.
+    pub(super) fn tick(&self) {
+        self.tick.fetch_add(1, Ordering::Relaxed);
+        if self.is_busy.load(Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(seat) = &*self.seat() {
+            seat.inbox.put(seat.user_data, 0);
+        }
+    }
+
+    /// Takes the news. One load if there are none.
+    pub(super) fn take(&self) -> Option<News> {
+        if !self.has_news.load(Ordering::Relaxed) {
+            return None;
+        }
+        // Cleared before the news are taken: what is told meanwhile sets it again.
+        self.has_news.store(false, Ordering::Relaxed);
+        self.news().take()
+    }
+
+    /// The time, in ticks.
+    pub(super) fn now(&self) -> u32 {
+        self.tick.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,123 @@
+//! `nbd`: a disk of an NBD server, by a client of our own.
+//!
+//! ```text
+//! queue.rs      a queue and its connection: what a turn sends and takes
+//! session.rs    requests as commands, and replies; pure, with asked.rs and incoming.rs
+//! keeper.rs     the disk's thread: connects, again and again; line.rs: what a queue sees of it
+//! join.rs       connects and negotiates
+//! watched.rs    for workers without io_uring
+//! ```
+//! Whoever keeps disks elsewhere keeps them behind a server that speaks NBD: qemu-storage-daemon,
+//! nbdkit, or a storage system's own. A guest hears nothing of a server that is restarted: what it
+//! has in flight is sent again. Whatever a server sends costs its own disk only (`session.rs`).
+
+mod asked;
+mod clock;
+#[cfg(any(fuzzing, test))]
+pub mod fuzzing;
+mod incoming;
+mod join;
+mod keeper;
+mod line;
+mod queue;
+mod session;
+mod watched;
+
+pub use join::JoinError;
+pub use keeper::NbdOptions;
+pub use manyring_wire::nbd::{Uri, UriError};
+
+use super::{Connection, Disk, DiskQueue, Geometry};
+use keeper::Keeper;
+use manyring_wire::nbd::{CAN_MULTI_CONN, Export, READ_ONLY, SEND_TRIM, SEND_WRITE_ZEROES};
+use queue::NbdQueue;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// The largest blocks that a guest can be told.
+const BLOCK_MAX: u32 = 4096;
+
+/// The disk.
+#[derive(Debug)]
+pub struct NbdDisk {
+    keeper: Arc<Keeper>,
+}
+
+impl NbdDisk {
+    /// Connects to the server, and measures its disk. May block for some seconds.
+    ///
+    /// # Errors
+    /// [`JoinError`].
+    pub fn open(options: NbdOptions) -> Result<Self, JoinError> {
+        let disk = Self { keeper: Keeper::open(options)? };
+        let min = disk.keeper.told().blocks.min;
+        if min > BLOCK_MAX {
+            let problem = format!("its blocks of {min} bytes are larger than {BLOCK_MAX}");
+            return Err(JoinError::Disk(problem));
+        }
+        Ok(disk)
+    }
+}
+
+impl Disk for NbdDisk {
+    fn geometry(&self) -> Geometry {
+        geometry(&self.keeper.told(), self.keeper.options.read_only)
+    }
+
+    fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
+        Ok(Box::new(NbdQueue::new(self.keeper.clone(), has_ring)?))
+    }
+
+    fn queues_max(&self) -> usize {
+        if self.keeper.told().flags & CAN_MULTI_CONN == 0 { 1 } else { usize::MAX }
+    }
+
+    fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
+        if size.is_some() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let device = &self.keeper.options.name;
+        let told = self.keeper.measure().map_err(|error| {
+            tracing::warn!(device, "cannot measure the NBD server's disk: {error}");
+            Errno::IO
+        })?;
+        Ok(geometry(&told, self.keeper.options.read_only))
+    }
+
+    fn kind(&self) -> &'static str {
+        "nbd"
+    }
+
+    fn connections(&self) -> Vec<Connection> {
+        self.keeper.lines().iter().map(|line| line.counts.shown()).collect()
+    }
+}
+
+impl Drop for NbdDisk {
+    fn drop(&mut self) {
+        self.keeper.close();
+    }
+}
+
+/// What a guest is told of an export.
+fn geometry(export: &Export, read_only: bool) -> Geometry {
+    let has = |flag| export.flags & flag != 0;
+    let block_size = if export.blocks.min > 512 { BLOCK_MAX } else { 512 };
+    let physical_block_size = export.blocks.preferred.clamp(block_size, BLOCK_MAX);
+    // What is no whole block at the end cannot be told.
+    let size = export.size / u64::from(block_size) * u64::from(block_size);
+    Geometry {
+        size,
+        block_size,
+        physical_block_size,
+        min_io_size: export.blocks.preferred.clamp(physical_block_size, 1 << 20),
+        opt_io_size: 0,
+        read_only: read_only || has(READ_ONLY),
+        discard_max: if has(SEND_TRIM) { size } else { 0 },
+        write_zeroes_max: if has(SEND_WRITE_ZEROES) { size } else { 0 },
+        secure_erase_max: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

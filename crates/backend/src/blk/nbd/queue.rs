@@ -1,0 +1,359 @@
+//! `NbdQueue`: a queue of the disk, and its connection.
+//!
+//! ```text
+//! Down      no connection: requests wait, the keeper was asked for one
+//!           news: Joined -> Up, and every request that waits is sent, in order
+//!                 GaveUp -> requests fail until there is a connection again
+//! Up        commands of a turn go out in one send; one receive is with the kernel while replies
+//!           are owed
+//!           the peer ends it, sends what it may not, or is silent for too long -> Closing
+//! Closing   the socket is shut, and what the kernel has of it comes back -> Down
+//! ```
+//! With a ring, the kernel sends and receives by entries of the ring, and tells the queue of each.
+//! Without one, the queue does both itself, without waiting, and an epoll of its own tells its
+//! worker of the socket (`Watched`).
+//!
+//! **Nothing is with the kernel when nothing is in flight**, so that the queue can leave its worker
+//! at any time: a receive is placed only while replies are owed, and the last completion is held
+//! back until the send has come back, which a server may answer before it has read all of it.
+
+use super::keeper::{Keeper, TICKS};
+use super::line::{Counts, Line, News, Seat};
+use super::session::Session;
+use super::watched::Watched;
+use crate::blk::{Burst, Completion, DiskQueue};
+use crate::sys::uring::{Ring, Stream};
+use manyring_wire::nbd::{COMMAND_SIZE, Command, CommandKind};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What the entries of the ring carry in the place of a request's token.
+const NEWS: u32 = u32::MAX;
+const SEND: u32 = u32::MAX - 1;
+const RECEIVE: u32 = u32::MAX - 2;
+
+/// Bytes that a turn copies into what is sent, and takes of what has come, at most: of a queue
+/// whose guest has the worker for itself, and of one beside other guests.
+const ROOM: usize = 256 << 10;
+const ROOM_SHARED: usize = 64 << 10;
+
+/// The connection.
+#[derive(Debug)]
+enum Link {
+    Down,
+    Up(Stream),
+    Closing(Stream, String),
+}
+
+/// A queue.
+#[derive(Debug)]
+pub(super) struct NbdQueue {
+    keeper: Arc<Keeper>,
+    line: Arc<Line>,
+    session: Session,
+    link: Link,
+    /// The connection has had a reply.
+    has_answered: bool,
+    /// Requests fail at once: the server has been gone for too long.
+    fails: bool,
+    /// Ticks for which the kernel has had a send that nothing waits for.
+    stalled: u32,
+    /// Completions that are not handed out yet.
+    ready: Vec<Completion>,
+    tag: u64,
+    /// What tells the worker of the socket where there is no ring.
+    watched: Option<Watched>,
+}
+
+impl NbdQueue {
+    /// A queue that has asked for its connection.
+    pub(super) fn new(keeper: Arc<Keeper>, has_ring: bool) -> Result<Self, Errno> {
+        let line = Arc::new(Line::default());
+        let watched = if has_ring { None } else { Some(Watched::new()?) };
+        if let Some(watched) = &watched {
+            line.sit(Some(Seat { inbox: watched.inbox().clone(), user_data: 0 }));
+        }
+        keeper.add(&line);
+        Ok(Self {
+            session: Session::new(&keeper.told()),
+            keeper,
+            line,
+            link: Link::Down,
+            has_answered: false,
+            fails: false,
+            stalled: 0,
+            ready: Vec::new(),
+            tag: 0,
+            watched,
+        })
+    }
+
+    /// Takes what the keeper has for the queue, and looks at the time.
+    fn hear(&mut self) {
+        match (self.line.take(), &self.link) {
+            (Some(News::Joined(joined)), Link::Down) => {
+                self.session.start_again(&joined.export);
+                let stream = Stream::new(joined.socket);
+                if let Some(watched) = &self.watched
+                    && let Err(errno) = watched.watch(stream.socket())
+                {
+                    self.keeper.ask(&self.line, false, &format!("cannot watch it: {errno}"));
+                    return;
+                }
+                self.link = Link::Up(stream);
+                (self.has_answered, self.fails) = (false, false);
+                self.line.counts.connected.store(true, Ordering::Relaxed);
+            }
+            (Some(News::GaveUp), Link::Down) => {
+                self.fails = true;
+                self.session.end_all(Errno::IO, &mut self.ready, |_| true);
+            }
+            _ => {}
+        }
+    }
+
+    /// A tick: a connection on which a request has waited for too long is over.
+    fn look_at_the_time(&mut self) {
+        let is_overdue = self.session.is_overdue(self.line.now(), TICKS);
+        let Link::Up(stream) = &self.link else { return };
+        let is_stalled = stream.is_sending() && self.session.in_flight() == 0;
+        self.stalled = if is_stalled { self.stalled + 1 } else { 0 };
+        if is_overdue || self.stalled > TICKS {
+            let seconds = self.keeper.options.request_timeout.as_secs();
+            self.lose(format!("no answer to a request for {seconds} s"));
+        }
+    }
+
+    /// The connection is over.
+    fn lose(&mut self, reason: String) {
+        self.link = match std::mem::replace(&mut self.link, Link::Down) {
+            Link::Up(stream) => {
+                stream.shut();
+                self.line.counts.connected.store(false, Ordering::Relaxed);
+                Link::Closing(stream, reason)
+            }
+            // The first reason is the one to be told.
+            link => link,
+        };
+    }
+
+    /// When the kernel has nothing of a lost connection any more, asks for another one.
+    fn close(&mut self) {
+        let Link::Closing(stream, _) = &self.link else { return };
+        if stream.is_busy() {
+            return;
+        }
+        if let Some(watched) = &self.watched {
+            watched.unwatch(stream.socket());
+        }
+        let Link::Closing(_, reason) = std::mem::replace(&mut self.link, Link::Down) else {
+            return;
+        };
+        self.stalled = 0;
+        self.session.forget_commands();
+        // A queue that stops has asked for these: they go back into its ring.
+        self.session.end_all(Errno::CANCELED, &mut self.ready, |asked| asked.is_recalled);
+        Counts::add(&self.line.counts.losses, 1);
+        self.keeper.ask(&self.line, self.has_answered, &reason);
+    }
+
+    /// Gives the kernel what there is to send, and a place to receive into while replies are owed.
+    fn go_on(&mut self, ring: &mut Ring) {
+        self.close();
+        if self.fails {
+            self.session.end_all(Errno::IO, &mut self.ready, |_| true);
+        }
+        let Link::Up(stream) = &mut self.link else { return };
+        let room = if ring.is_shared() { ROOM_SHARED } else { ROOM };
+        if !stream.is_sending() {
+            self.session.emit(stream.out(), room);
+            let bytes = stream.out().len();
+            // The copy into `out` and the kernel's are charged to the guest whose turn it is.
+            let _ = ring.take_inline(bytes as u64);
+            stream.start_send(ring, self.tag | u64::from(SEND));
+        }
+        if self.session.in_flight() > 0 {
+            stream.start_receive(ring, room, self.tag | u64::from(RECEIVE));
+        }
+    }
+
+    /// The kernel has sent something.
+    fn sent(&mut self, result: i32) {
+        let (Link::Up(stream) | Link::Closing(stream, _)) = &mut self.link else { return };
+        let ended = stream.sent(result);
+        if let Ok(n) = usize::try_from(result) {
+            Counts::add(&self.line.counts.sent, n);
+        }
+        if let Err(errno) = ended {
+            self.lose(format!("it has ended the connection ({errno})"));
+        }
+    }
+
+    /// The kernel has received something.
+    fn received(&mut self, result: i32) {
+        let (Link::Up(stream) | Link::Closing(stream, _)) = &mut self.link else { return };
+        match stream.received(result) {
+            Err(errno) => self.lose(format!("it has ended the connection ({errno})")),
+            Ok(()) => {
+                Counts::add(&self.line.counts.received, usize::try_from(result).unwrap_or(0));
+                self.take();
+            }
+        }
+    }
+
+    /// Takes the replies that have come.
+    fn take(&mut self) {
+        let Link::Up(stream) = &mut self.link else { return };
+        let before = self.ready.len();
+        match self.session.take(stream.bytes(), &mut self.ready) {
+            Ok(n) => {
+                stream.consume(n);
+                self.has_answered |= self.ready.len() > before;
+            }
+            Err(broken) => self.lose(format!("it {broken}")),
+        }
+    }
+
+    /// Hands out what is done; the last of it not before the kernel has nothing of the connection.
+    fn hand_out(&mut self, done: &mut Vec<Completion>) {
+        let is_busy = match &self.link {
+            Link::Down => false,
+            Link::Up(stream) | Link::Closing(stream, _) => stream.is_busy(),
+        };
+        let in_flight = self.session.in_flight();
+        let counts = &self.line.counts;
+        counts.in_flight.store(in_flight as u64, Ordering::Relaxed);
+        self.line.is_busy.store(in_flight > 0 || is_busy, Ordering::Relaxed);
+        if in_flight > 0 || !is_busy {
+            done.append(&mut self.ready);
+        }
+    }
+
+    /// Without a ring: sends and receives what goes without waiting. True if there may be more.
+    fn go_on_here(&mut self) -> bool {
+        self.close();
+        if self.fails {
+            self.session.end_all(Errno::IO, &mut self.ready, |_| true);
+        }
+        let Link::Up(stream) = &mut self.link else { return false };
+        let mut wrote = 0;
+        if stream.out().is_empty() {
+            wrote = self.session.emit(stream.out(), ROOM_SHARED);
+            Counts::add(&self.line.counts.sent, stream.out().len());
+        }
+        let moved = stream.send_now().and_then(|is_full| {
+            let came = self.session.in_flight() > 0 && stream.receive_now(ROOM_SHARED)?;
+            Ok((is_full, came))
+        });
+        let before = stream.bytes().len();
+        match moved {
+            Err(errno) => {
+                self.lose(format!("it has ended the connection ({errno})"));
+                self.close();
+                false
+            }
+            Ok((is_full, came)) => {
+                if came {
+                    Counts::add(&self.line.counts.received, before);
+                    self.take();
+                }
+                self.close();
+                // What waits for a place in the socket or in the table is told of by an event.
+                let has_more = wrote > 0 && self.session.has_unwritten() && !is_full;
+                came || has_more && matches!(self.link, Link::Up(_))
+            }
+        }
+    }
+}
+
+impl DiskQueue for NbdQueue {
+    fn attach(&mut self, ring: Option<&mut Ring>, tag: u64) {
+        self.tag = tag;
+        if let (Some(ring), None) = (ring, &self.watched) {
+            let user_data = tag | u64::from(NEWS);
+            self.line.sit(Some(Seat { inbox: ring.inbox().clone(), user_data }));
+        }
+        self.hear();
+    }
+
+    fn detach(&mut self, _ring: Option<&mut Ring>) {
+        if self.watched.is_none() {
+            self.line.sit(None);
+        }
+    }
+
+    fn submit(&mut self, burst: &Burst, ring: Option<&mut Ring>, done: &mut Vec<Completion>) {
+        for (request, pieces) in burst.iter() {
+            self.ready.extend(self.session.begin(request, pieces));
+        }
+        match ring {
+            Some(ring) if self.watched.is_none() => self.go_on(ring),
+            // `reap` follows.
+            _ => {}
+        }
+        self.hand_out(done);
+    }
+
+    fn release_memory(&mut self) {
+        self.session.release_memory();
+    }
+
+    fn on_event(
+        &mut self,
+        token: u32,
+        result: i32,
+        ring: Option<&mut Ring>,
+        done: &mut Vec<Completion>,
+    ) {
+        let Some(ring) = ring else { return };
+        match token {
+            NEWS => {
+                self.hear();
+                self.look_at_the_time();
+            }
+            SEND => self.sent(result),
+            RECEIVE => self.received(result),
+            _ => return,
+        }
+        self.go_on(ring);
+        self.hand_out(done);
+    }
+
+    fn recall(&mut self, token: u32, _ring: Option<&mut Ring>) -> bool {
+        self.session.recall(token)
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        self.watched.as_ref().map(Watched::readiness)
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
+        let Some(watched) = &mut self.watched else { return false };
+        if watched.take() {
+            self.hear();
+            self.look_at_the_time();
+        }
+        let has_more = self.go_on_here();
+        self.hand_out(done);
+        has_more
+    }
+}
+
+impl Drop for NbdQueue {
+    fn drop(&mut self) {
+        self.line.sit(None);
+        self.keeper.remove(&self.line);
+        if let Link::Up(stream) = &mut self.link
+            && !stream.is_busy()
+        {
+            let kind = CommandKind::Disconnect;
+            let leave = Command { kind, flags: 0, cookie: 0, offset: 0, len: 0 }.emit();
+            debug_assert_eq!(leave.len(), COMMAND_SIZE, "without data");
+            stream.out().extend(leave);
+            // A server that does not take it now learns of the end by the socket's.
+            let _ = stream.send_now();
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! `Bench`: a queue of a disk, driven as a worker drives it, with a ring or without.
+
+use super::server::{SIZE, Server};
+use crate::blk::nbd::{NbdDisk, NbdOptions};
+use crate::blk::{Burst, Completion, Disk, DiskQueue, Op};
+use crate::sys::uring::{Event, Ring};
+use manyring_memory::{GuestAddr, GuestMemory, LastHit, Mapping, SliceList};
+use manyring_wire::nbd::{Host, Uri};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::time::Timespec;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Nothing that a test waits for takes longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(super) fn options(server: &Server) -> NbdOptions {
+    let path = server.path().to_str().unwrap().to_owned();
+    NbdOptions {
+        name: "test".to_owned(),
+        uri: Uri {
+            host: Host::Unix(path),
+            export: String::new(),
+            tls: false,
+            certificates: None,
+            hostname: None,
+        },
+        read_only: false,
+        reconnect: None,
+        request_timeout: Duration::from_secs(60),
+    }
+}
+
+pub(super) struct Bench {
+    pub(super) disk: NbdDisk,
+    ring: Option<Ring>,
+    pub(super) queue: Box<dyn DiskQueue>,
+    pub(super) memory: Arc<Mapping>,
+    guest: Arc<GuestMemory>,
+    pub(super) done: Vec<Completion>,
+}
+
+/// Calls `test` for a worker with a ring and for one without.
+pub(super) fn both(test: impl Fn(bool)) {
+    [true, false].into_iter().for_each(test);
+}
+
+impl Bench {
+    pub(super) fn new(options: NbdOptions, has_ring: bool) -> Self {
+        let disk = NbdDisk::open(options).unwrap();
+        let mut ring = has_ring.then(|| Ring::new().unwrap());
+        let mut queue = disk.open_queue(has_ring).unwrap();
+        queue.attach(ring.as_mut(), 0);
+        let memory = Arc::new(Mapping::anonymous(SIZE).unwrap());
+        let guest = SliceList::of_mapping(&memory, &[]).unwrap().memory().clone();
+        Self { disk, ring, queue, memory, guest, done: Vec::new() }
+    }
+
+    pub(super) fn of(server: &Server, has_ring: bool) -> Self {
+        Self::new(options(server), has_ring)
+    }
+
+    /// Starts requests, whose tokens are their places; the memory of each lies where it does on
+    /// the disk, in slices of an odd length.
+    pub(super) fn start(&mut self, requests: &[(Op, u64, u64)]) {
+        let mut burst = Burst::default();
+        burst.slices().restart(&self.guest);
+        for ((op, offset, len), token) in requests.iter().zip(0..) {
+            if matches!(op, Op::Read | Op::Write { .. }) {
+                let cut = len / 3;
+                let places = [(*offset, cut), (offset + cut, len - cut)];
+                for (at, len) in places {
+                    let (at, len) = (GuestAddr(at), u32::try_from(len).unwrap());
+                    burst.slices().resolve(at, len, &mut LastHit::default()).unwrap();
+                }
+            }
+            burst.push(token, *op, *offset, *len);
+        }
+        self.queue.submit(&burst, self.ring.as_mut(), &mut self.done);
+    }
+
+    /// Does what a worker does until `is_done`.
+    pub(super) fn until(&mut self, mut is_done: impl FnMut(&mut Self) -> bool) {
+        let deadline = super::super::clock::now() + PATIENCE;
+        let mut events: Vec<Event> = Vec::new();
+        while !is_done(self) {
+            assert!(super::super::clock::now() < deadline, "it takes too long");
+            let has_more = self.queue.reap(&mut self.done);
+            let step = Duration::from_millis(if has_more { 0 } else { 5 });
+            if let Some(ring) = &mut self.ring {
+                ring.wait(Some(step)).unwrap();
+                ring.reap(&mut events);
+                for event in events.drain(..) {
+                    let token = u32::try_from(event.user_data).unwrap();
+                    self.queue.on_event(token, event.result, Some(ring), &mut self.done);
+                }
+            } else {
+                let fd = self.queue.readiness().unwrap();
+                let step = Timespec::try_from(step).unwrap();
+                poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&step)).unwrap();
+            }
+        }
+    }
+
+    /// The results of requests, by token.
+    pub(super) fn run(&mut self, requests: &[(Op, u64, u64)]) -> Vec<Result<(), Errno>> {
+        self.start(requests);
+        self.results(requests.len())
+    }
+
+    /// The results of so many requests, by token.
+    pub(super) fn results(&mut self, count: usize) -> Vec<Result<(), Errno>> {
+        self.until(|bench| bench.done.len() >= count);
+        let mut done = std::mem::take(&mut self.done);
+        done.sort_by_key(|done| done.token);
+        assert!(done.iter().zip(0..).all(|(done, token)| done.token == token), "{done:?}");
+        done.into_iter().map(|done| done.result).collect()
+    }
+
+    /// The bytes of memory that belong to a place of the disk.
+    pub(super) fn bytes(&self, offset: u64, len: u64) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(len).unwrap()];
+        let at = usize::try_from(offset).unwrap();
+        assert_eq!(self.memory.slice(at, bytes.len()).unwrap().read_into(&mut bytes), bytes.len());
+        bytes
+    }
+
+    /// Fills the memory of a place of the disk.
+    pub(super) fn fill(&self, offset: u64, len: u64, byte: u8) {
+        let (at, len) = (usize::try_from(offset).unwrap(), usize::try_from(len).unwrap());
+        self.memory.slice(at, len).unwrap().write_from(&vec![byte; len]);
+    }
+
+    /// How often the queue's connection was lost.
+    pub(super) fn losses(&self) -> u64 {
+        self.disk.connections()[0].losses
+    }
+}
+
+/// The bytes that the server has at first.
+pub(super) fn at_first(offset: u64, len: u64) -> Vec<u8> {
+    (offset..offset + len).map(|at| (at / 512 % 251) as u8).collect()
+}

@@ -1,0 +1,131 @@
+//! Servers that end, and come back or do not.
+
+use super::bench::{Bench, at_first, both, options};
+use super::server::{Act, Offer, SIZE, Server};
+use crate::blk::nbd::{JoinError, NbdDisk, NbdOptions};
+use crate::blk::{Disk, Op};
+use rustix::io::Errno;
+use std::time::Duration;
+
+const WRITE: Op = Op::Write { durable: false };
+
+#[test]
+fn what_is_in_flight_is_sent_again_in_order() {
+    both(|has_ring| {
+        let server = Server::new(Offer::default());
+        // The first connection ends with its sixth command, the second with its third.
+        server.law(|connection, nth, command| match (connection, nth) {
+            (1, 5) | (2, 2) => Act::Close,
+            (1, _) if command.offset != 512 => Act::Ignore,
+            _ => Act::Serve,
+        });
+        let mut bench = Bench::of(&server, has_ring);
+        let requests: Vec<_> = (0..8).map(|n| (Op::Read, n * 512, 512)).collect();
+        assert_eq!(bench.run(&requests), [Ok(()); 8]);
+        assert_eq!(bench.bytes(0, 4096), at_first(0, 4096));
+        assert_eq!(bench.losses(), 2);
+        let of = |connection: usize| -> Vec<u64> {
+            let log = server.log();
+            let own = log.iter().filter(|(number, _)| *number == connection);
+            own.map(|(_, command)| command.offset / 512).collect()
+        };
+        assert_eq!(of(1), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(of(2), [0, 2, 3], "all but the one that was answered");
+        assert_eq!(of(3), [3, 4, 5, 6, 7]);
+    });
+}
+
+#[test]
+fn a_server_that_is_killed_costs_no_request() {
+    both(|has_ring| {
+        let server = Server::new(Offer::default());
+        let mut bench = Bench::of(&server, has_ring);
+        for round in 0..5u8 {
+            bench.fill(0, 1 << 20, round);
+            server.die();
+            let writes: Vec<_> = (0..16).map(|n| (WRITE, n << 16, 1 << 16)).collect();
+            bench.start(&writes);
+            server.listen();
+            assert_eq!(bench.results(16), [Ok(()); 16]);
+            assert!(server.bytes()[..1 << 20].iter().all(|byte| *byte == round));
+        }
+        assert_eq!(bench.losses(), 5);
+    });
+}
+
+#[test]
+fn requests_fail_after_the_time_that_the_operator_allows_and_work_again_later() {
+    both(|has_ring| {
+        let server = Server::new(Offer::default());
+        let reconnect = Some(Duration::from_millis(50));
+        let mut bench = Bench::new(NbdOptions { reconnect, ..options(&server) }, has_ring);
+        server.die();
+        assert_eq!(bench.run(&[(Op::Read, 0, 512), (WRITE, 0, 512)]), [Err(Errno::IO); 2]);
+        assert_eq!(bench.run(&[(Op::Read, 0, 512)]), [Err(Errno::IO)], "at once");
+        server.listen();
+        bench.until(|bench| bench.disk.connections()[0].is_up);
+        assert_eq!(bench.run(&[(Op::Read, 0, 512)]), [Ok(())]);
+    });
+}
+
+#[test]
+fn another_disk_behind_the_same_name_is_not_taken() {
+    for offer in [
+        Offer { size: SIZE - 512, ..Offer::default() },
+        Offer { flags: Offer::default().flags | 2, ..Offer::default() },
+        Offer { flags: 1, ..Offer::default() },
+        Offer { blocks: [512, 4096, 1 << 20], ..Offer::default() },
+    ] {
+        let server = Server::new(Offer::default());
+        let mut bench = Bench::of(&server, true);
+        server.die();
+        server.offer(offer);
+        server.listen();
+        bench.start(&[(Op::Read, 0, 512)]);
+        // Tried more than once, and refused each time.
+        bench.until(|_| server.connections() > 3);
+        assert!(bench.done.is_empty() && !bench.disk.connections()[0].is_up);
+        server.offer(Offer { size: SIZE + 512, ..Offer::default() });
+        assert_eq!(bench.results(1), [Ok(())], "a larger one is");
+        assert_eq!(bench.disk.geometry().size, SIZE, "of which the guest has not heard");
+    }
+}
+
+#[test]
+fn a_queue_that_stops_takes_back_what_waits_for_the_server() {
+    both(|has_ring| {
+        let server = Server::new(Offer::default());
+        let mut bench = Bench::of(&server, has_ring);
+        server.law(|_, _, _| Act::Ignore);
+        bench.start(&[(Op::Read, 0, 512), (WRITE, 0, 512)]);
+        bench.until(|_| server.log().len() == 2);
+        assert!(!bench.queue.recall(1, None), "the server has it");
+        server.die();
+        bench.until(|bench| bench.done.len() == 1);
+        assert_eq!((bench.done[0].token, bench.done[0].result), (1, Err(Errno::CANCELED)));
+        assert!(bench.queue.recall(0, None), "nobody has it");
+        assert_eq!(bench.disk.connections()[0].in_flight, 1, "told with the next turn");
+    });
+}
+
+#[test]
+fn a_silent_server_is_left_after_the_time_of_a_request() {
+    both(|has_ring| {
+        let server = Server::new(Offer::default());
+        server.law(|connection, _, _| if connection == 1 { Act::Ignore } else { Act::Serve });
+        let request_timeout = Duration::from_millis(80);
+        let mut bench = Bench::new(NbdOptions { request_timeout, ..options(&server) }, has_ring);
+        assert_eq!(bench.run(&[(Op::Read, 0, 512), (Op::Flush, 0, 0)]), [Ok(()); 2]);
+        assert_eq!(bench.losses(), 1);
+    });
+}
+
+#[test]
+fn a_server_that_is_not_there_or_no_server_is_an_error_at_the_start() {
+    let server = Server::new(Offer::default());
+    let mut missing = options(&server);
+    missing.uri.host = manyring_wire::nbd::Host::Unix("/nowhere/at.all".to_owned());
+    let error = NbdDisk::open(missing).unwrap_err();
+    assert!(matches!(error, JoinError::Connect(_)), "{error}");
+    assert_eq!(error.to_string(), "cannot be connected to: No such file or directory (os error 2)");
+}

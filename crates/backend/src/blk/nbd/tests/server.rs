@@ -1,0 +1,246 @@
+//! `Server`: an NBD server in this process, which does what a test wants.
+
+use manyring_wire::nbd::{
+    CAN_MULTI_CONN, COMMAND_SIZE, Chunk, ChunkKind, Command, CommandKind, HAS_FLAGS, Reply,
+    SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES,
+};
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What the server does with a command.
+pub(super) enum Act {
+    /// What it should.
+    Serve,
+    /// It ends the connection.
+    Close,
+    /// It sends these bytes in the place of a reply.
+    Send(Vec<u8>),
+    /// It sends these bytes, and ends the connection.
+    SendAndClose(Vec<u8>),
+    /// It says nothing.
+    Ignore,
+}
+
+/// What a connection's number, the command's number on it and the command lead to.
+pub(super) type Law = Box<dyn Fn(usize, usize, &Command) -> Act + Send + Sync>;
+
+/// What the server offers.
+#[derive(Clone, Copy)]
+pub(super) struct Offer {
+    pub(super) size: u64,
+    pub(super) flags: u16,
+    pub(super) blocks: [u32; 3],
+    pub(super) structured: bool,
+}
+
+impl Default for Offer {
+    fn default() -> Self {
+        let flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES;
+        let flags = flags | CAN_MULTI_CONN;
+        Self { size: SIZE, flags, blocks: [1, 4096, 64 << 10], structured: true }
+    }
+}
+
+/// Bytes of the disk.
+pub(super) const SIZE: u64 = 4 << 20;
+
+pub(super) struct Shared {
+    offer: Mutex<Offer>,
+    law: Mutex<Arc<Law>>,
+    bytes: Mutex<Vec<u8>>,
+    log: Mutex<Vec<(usize, Command)>>,
+    connections: Mutex<usize>,
+    sockets: Mutex<Vec<UnixStream>>,
+}
+
+pub(super) struct Server {
+    folder: tempfile::TempDir,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Server {
+    pub(super) fn new(offer: Offer) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = Arc::new(Shared {
+            offer: Mutex::new(offer),
+            law: Mutex::new(Arc::new(Box::new(|_, _, _| Act::Serve))),
+            bytes: Mutex::new((0..SIZE).map(|at| (at / 512 % 251) as u8).collect()),
+            log: Mutex::default(),
+            connections: Mutex::default(),
+            sockets: Mutex::default(),
+        });
+        let server = Self { folder, shared };
+        server.listen();
+        server
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.folder.path().join("nbd.sock")
+    }
+
+    /// Begins to listen.
+    pub(super) fn listen(&self) {
+        let (listener, shared) = (UnixListener::bind(self.path()).unwrap(), self.shared.clone());
+        std::thread::Builder::new()
+            .spawn(move || {
+                while let Ok((socket, _)) = listener.accept() {
+                    if socket.peer_addr().is_err() {
+                        return;
+                    }
+                    let mut connections = shared.connections.lock().unwrap();
+                    *connections += 1;
+                    let (number, shared) = (*connections, shared.clone());
+                    shared.sockets.lock().unwrap().push(socket.try_clone().unwrap());
+                    std::thread::Builder::new()
+                        .spawn(move || shared.serve(socket, number))
+                        .unwrap();
+                }
+            })
+            .unwrap();
+    }
+
+    /// Nobody can connect any more, and every connection ends: as if the process were killed.
+    pub(super) fn die(&self) {
+        // The thread in `accept` keeps its socket, which has no name any more.
+        std::fs::remove_file(self.path()).unwrap();
+        for socket in self.shared.sockets.lock().unwrap().drain(..) {
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    pub(super) fn law(&self, law: impl Fn(usize, usize, &Command) -> Act + Send + Sync + 'static) {
+        *self.shared.law.lock().unwrap() = Arc::new(Box::new(law));
+    }
+
+    pub(super) fn offer(&self, offer: Offer) {
+        *self.shared.offer.lock().unwrap() = offer;
+    }
+
+    pub(super) fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.shared.bytes.lock().unwrap()
+    }
+
+    /// The commands of each connection, in order.
+    pub(super) fn log(&self) -> Vec<(usize, Command)> {
+        self.shared.log.lock().unwrap().clone()
+    }
+
+    pub(super) fn connections(&self) -> usize {
+        *self.shared.connections.lock().unwrap()
+    }
+}
+
+impl Shared {
+    fn serve(&self, mut socket: UnixStream, number: usize) {
+        let offer = *self.offer.lock().unwrap();
+        if negotiate(&mut socket, offer).is_none() {
+            return;
+        }
+        for nth in 0.. {
+            let mut bytes = [0; COMMAND_SIZE];
+            if socket.read_exact(&mut bytes).is_err() {
+                return;
+            }
+            let command = Command::parse(&bytes).expect("a command");
+            let mut data =
+                vec![0; if command.kind == CommandKind::Write { command.len as usize } else { 0 }];
+            if socket.read_exact(&mut data).is_err() || command.kind == CommandKind::Disconnect {
+                return;
+            }
+            self.log.lock().unwrap().push((number, command));
+            let law = self.law.lock().unwrap().clone();
+            let out = match law(number, nth, &command) {
+                Act::Serve => self.obey(&command, &data, offer.structured),
+                Act::Send(bytes) => bytes,
+                Act::Ignore => continue,
+                Act::Close => return socket.shutdown(std::net::Shutdown::Both).unwrap_or(()),
+                Act::SendAndClose(bytes) => {
+                    let _ = socket.write_all(&bytes);
+                    return socket.shutdown(std::net::Shutdown::Both).unwrap_or(());
+                }
+            };
+            if socket.write_all(&out).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn obey(&self, command: &Command, data: &[u8], structured: bool) -> Vec<u8> {
+        let mut bytes = self.bytes.lock().unwrap();
+        let at = usize::try_from(command.offset).unwrap();
+        let range = at..at + command.len as usize;
+        match command.kind {
+            CommandKind::Read if structured => return chunks(command, &bytes[range]),
+            CommandKind::Read => {
+                return [&Reply::simple(0, command.cookie)[..], &bytes[range]].concat();
+            }
+            CommandKind::Write => bytes[range].copy_from_slice(data),
+            CommandKind::WriteZeroes | CommandKind::Trim => bytes[range].fill(0),
+            CommandKind::Flush | CommandKind::Disconnect => {}
+        }
+        Reply::simple(0, command.cookie).to_vec()
+    }
+}
+
+/// A read's reply in chunks: its second half first, holes where there are zeroes.
+fn chunks(command: &Command, bytes: &[u8]) -> Vec<u8> {
+    let cookie = command.cookie;
+    let (first, second) = bytes.split_at(bytes.len() / 2);
+    let mut out = Vec::new();
+    for (part, at, is_last) in [(second, first.len(), false), (first, 0, true)] {
+        let (offset, len) = (command.offset + at as u64, u32::try_from(part.len()).unwrap());
+        if part.iter().all(|byte| *byte == 0) {
+            let kind = ChunkKind::Hole;
+            out.extend(Chunk { kind, is_last, cookie, len: 12 }.emit());
+            out.extend(offset.to_be_bytes());
+            out.extend(len.to_be_bytes());
+        } else {
+            out.extend(data(cookie, offset, part, is_last));
+        }
+    }
+    out
+}
+
+/// A chunk of data.
+pub(super) fn data(cookie: u64, offset: u64, bytes: &[u8], is_last: bool) -> Vec<u8> {
+    let len = u32::try_from(bytes.len() + 8).unwrap();
+    let head = Chunk { kind: ChunkKind::Data, is_last, cookie, len }.emit();
+    [&head[..], &offset.to_be_bytes(), bytes].concat()
+}
+
+/// A chunk of an error.
+pub(super) fn error(cookie: u64, number: u32, is_last: bool) -> Vec<u8> {
+    let head = Chunk { kind: ChunkKind::Error, is_last, cookie, len: 8 }.emit();
+    [&head[..], &number.to_be_bytes(), &[0, 2], b"no"].concat()
+}
+
+fn negotiate(socket: &mut UnixStream, offer: Offer) -> Option<()> {
+    socket.write_all(b"NBDMAGICIHAVEOPT\0\x03").ok()?;
+    socket.read_exact(&mut [0; 4]).ok()?;
+    loop {
+        let mut head = [0; 16];
+        socket.read_exact(&mut head).ok()?;
+        let [option, len] =
+            [8, 12].map(|at| u32::from_be_bytes(head[at..at + 4].try_into().unwrap()));
+        socket.read_exact(&mut vec![0; len as usize]).ok()?;
+        let mut reply = |kind: u32, data: &[u8]| {
+            let mut out = 0x0003_e889_0455_65a9u64.to_be_bytes().to_vec();
+            out.extend(option.to_be_bytes());
+            out.extend(kind.to_be_bytes());
+            out.extend(u32::try_from(data.len()).unwrap().to_be_bytes());
+            out.extend(data);
+            socket.write_all(&out).ok()
+        };
+        if option != 7 {
+            reply(if offer.structured { 1 } else { 1 << 31 | 1 }, &[])?;
+            continue;
+        }
+        let export = [&[0, 0][..], &offer.size.to_be_bytes(), &offer.flags.to_be_bytes()].concat();
+        reply(3, &export)?;
+        let blocks = offer.blocks.map(u32::to_be_bytes).concat();
+        reply(3, &[&[0, 3][..], &blocks].concat())?;
+        return reply(1, &[]);
+    }
+}

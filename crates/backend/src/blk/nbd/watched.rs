@@ -1,0 +1,55 @@
+//! `Watched`: what tells a worker without a ring of a socket, which changes with each connection.
+
+use crate::sys::uring::{Event, Inbox};
+use rustix::event::epoll;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// An epoll of the queue's own, which the worker watches: of the socket, and of the inbox.
+#[derive(Debug)]
+pub(super) struct Watched {
+    epoll: OwnedFd,
+    inbox: Arc<Inbox>,
+    /// Reused for what comes out of the inbox.
+    events: Vec<Event>,
+}
+
+impl Watched {
+    /// # Errors
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no file descriptor or memory for it.
+    pub(super) fn new() -> Result<Self, Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let inbox = Arc::new(Inbox::new()?);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, inbox.readiness(), epoll::EventData::new_u64(0), flags)?;
+        Ok(Self { epoll, inbox, events: Vec::new() })
+    }
+
+    pub(super) fn inbox(&self) -> &Arc<Inbox> {
+        &self.inbox
+    }
+
+    /// Tells the worker of this socket from now on.
+    pub(super) fn watch(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, socket, epoll::EventData::new_u64(1), flags)
+    }
+
+    /// Tells of it no more.
+    pub(super) fn unwatch(&self, socket: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, socket);
+    }
+
+    /// Empties the inbox. True if something was in it.
+    pub(super) fn take(&mut self) -> bool {
+        self.inbox.take(&mut self.events);
+        !std::mem::take(&mut self.events).is_empty()
+    }
+
+    /// What the worker watches. The ready list of the epoll keeps what was told once, so the worker
+    /// must watch it by its edges.
+    pub(super) fn readiness(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

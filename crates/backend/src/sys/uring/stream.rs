@@ -1,0 +1,251 @@
+//! `Stream`: a connected socket with the memory that the kernel sends from and receives into.
+//!
+//! ```text
+//! with a ring:  append to out(); start_send(ring);   its event: sent(result)
+//!               start_receive(ring, len);   its event: received(result); bytes(), consume()
+//! without:      append to out(); send_now();   receive_now(len); bytes(), consume()
+//! ```
+//! At most one send and one receive are with the kernel. What is appended meanwhile leaves with the
+//! next send: many commands of a turn cost one entry.
+//!
+//! **Why this is sound.** The kernel has a pointer into `sending` or `incoming` from the moment
+//! that an entry is placed until its completion. Both are private, and no method changes, moves or
+//! frees them while `is_sending` or `is_receiving` is set. These are cleared by [`Stream::sent`]
+//! and [`Stream::received`] alone, which the owner calls with the completion's result. A stream
+//! that is dropped before leaves its memory to the kernel for ever.
+#![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
+
+use super::entry::Work;
+use super::{Ring, Task};
+use libc::iovec;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+
+/// Bytes that one receive takes at most. Measured: the cost of a request is level from 64 KiB on.
+const INCOMING: usize = 256 << 10;
+/// Room for commands and data that a stream keeps when they are sent.
+const KEPT: usize = 64 << 10;
+
+/// A connected stream socket.
+#[derive(Debug)]
+pub struct Stream {
+    socket: OwnedFd,
+    /// What the next send will have.
+    next: Vec<u8>,
+    /// What is being sent, from `sent` on.
+    sending: Vec<u8>,
+    sent: usize,
+    is_sending: bool,
+    incoming: Vec<u8>,
+    /// Bytes that have come in, and are not consumed.
+    first: usize,
+    end: usize,
+    is_receiving: bool,
+}
+
+impl Stream {
+    /// A stream over a socket in blocking mode: io_uring waits for such a one by itself.
+    #[must_use]
+    pub fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            next: Vec::new(),
+            sending: Vec::new(),
+            sent: 0,
+            is_sending: false,
+            incoming: vec![0; INCOMING],
+            first: 0,
+            end: 0,
+            is_receiving: false,
+        }
+    }
+
+    /// The socket.
+    #[must_use]
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Where to append what is to be sent.
+    pub fn out(&mut self) -> &mut Vec<u8> {
+        &mut self.next
+    }
+
+    /// True while the kernel has an entry of this stream.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.is_sending || self.is_receiving
+    }
+
+    /// True while the kernel has bytes to send.
+    #[must_use]
+    pub fn is_sending(&self) -> bool {
+        self.is_sending
+    }
+
+    /// True while the kernel may put bytes in.
+    #[must_use]
+    pub fn is_receiving(&self) -> bool {
+        self.is_receiving
+    }
+
+    /// Ends the connection in both directions: what the kernel has comes back soon.
+    pub fn shut(&self) {
+        // A socket that is not connected any more has nothing to end.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+
+    /// Takes what was appended as the next to be sent. False: there is nothing, or the last is not
+    /// sent yet.
+    fn load(&mut self) -> bool {
+        if self.is_sending {
+            return false;
+        }
+        if self.sent == self.sending.len() {
+            self.sent = 0;
+            self.sending.clear();
+            self.sending.shrink_to(KEPT);
+            std::mem::swap(&mut self.sending, &mut self.next);
+        }
+        self.sent < self.sending.len()
+    }
+
+    /// Sends what was appended, unless a send is under way.
+    pub fn start_send(&mut self, ring: &mut Ring, user_data: u64) {
+        if !self.load() {
+            return;
+        }
+        self.is_sending = true;
+        let rest = &mut self.sending[self.sent..];
+        let slice = iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        let work = Work::Send { fd: self.socket.as_raw_fd() };
+        ring.place(Task { work, user_data, waits_for: None }, &[slice]);
+    }
+
+    /// The send has ended with `result`; what is left goes with the next [`Self::start_send`].
+    ///
+    /// # Errors
+    /// That of the send: the connection is over.
+    pub fn sent(&mut self, result: i32) -> Result<(), Errno> {
+        self.is_sending = false;
+        match usize::try_from(result) {
+            Ok(n) => {
+                self.sent = (self.sent + n).min(self.sending.len());
+                Ok(())
+            }
+            Err(_) => passing(Errno::from_raw_os_error(-result)),
+        }
+    }
+
+    /// Receives up to `len` bytes, unless a receive is under way.
+    ///
+    /// # Panics
+    /// If more bytes are not consumed than the head of a message may have.
+    pub fn start_receive(&mut self, ring: &mut Ring, len: usize, user_data: u64) {
+        if self.is_receiving {
+            return;
+        }
+        let room = self.room(len);
+        let slice = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+        self.is_receiving = true;
+        let work = Work::Receive { fd: self.socket.as_raw_fd() };
+        ring.place(Task { work, user_data, waits_for: None }, &[slice]);
+    }
+
+    /// The receive has ended with `result`.
+    ///
+    /// # Errors
+    /// `ECONNRESET`: the peer has ended the connection. Any other is that of the receive.
+    pub fn received(&mut self, result: i32) -> Result<(), Errno> {
+        self.is_receiving = false;
+        match usize::try_from(result) {
+            Ok(0) => Err(Errno::CONNRESET),
+            Ok(n) => {
+                self.end = (self.end + n).min(self.incoming.len());
+                Ok(())
+            }
+            Err(_) => passing(Errno::from_raw_os_error(-result)),
+        }
+    }
+
+    /// Room for `len` bytes behind those that are not consumed, or for as many as there can be.
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        self.incoming.copy_within(self.first..self.end, 0);
+        (self.first, self.end) = (0, self.end - self.first);
+        assert!(self.end < self.incoming.len(), "what came in was consumed before");
+        let end = (self.end + len).min(self.incoming.len());
+        &mut self.incoming[self.end..end]
+    }
+
+    /// What has come in and is not consumed.
+    ///
+    /// # Panics
+    /// If the kernel may be putting bytes in.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        assert!(!self.is_receiving, "the kernel has this memory");
+        &self.incoming[self.first..self.end]
+    }
+
+    /// Drops the first `n` of [`Self::bytes`].
+    pub fn consume(&mut self, n: usize) {
+        self.first = (self.first + n).min(self.end);
+    }
+
+    /// Sends without waiting. True: some is left that the socket does not take now.
+    ///
+    /// # Errors
+    /// The system's: the connection is over.
+    pub fn send_now(&mut self) -> Result<bool, Errno> {
+        while self.load() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match send(&self.socket, &self.sending[self.sent..], flags) {
+                Ok(n) => self.sent += n,
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Receives up to `len` bytes without waiting. False: none have come.
+    ///
+    /// # Errors
+    /// `ECONNRESET`: the peer has ended the connection. Any other is the system's.
+    pub fn receive_now(&mut self, len: usize) -> Result<bool, Errno> {
+        assert!(!self.is_receiving, "the kernel has this memory");
+        self.room(len);
+        let end = (self.end + len).min(self.incoming.len());
+        let came = recv(&self.socket, &mut self.incoming[self.end..end], RecvFlags::DONTWAIT);
+        match came {
+            Ok((0, _)) => Err(Errno::CONNRESET),
+            Ok((n, _)) => {
+                self.end += n;
+                Ok(true)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+/// "Again" is no end of a connection.
+fn passing(errno: Errno) -> Result<(), Errno> {
+    match errno {
+        Errno::AGAIN | Errno::INTR => Ok(()),
+        errno => Err(errno),
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.is_sending {
+            std::mem::forget(std::mem::take(&mut self.sending));
+        }
+        if self.is_receiving {
+            std::mem::forget(std::mem::take(&mut self.incoming));
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The connections of disks to their servers.
+
+use super::text::{Sort, Text};
+use crate::assemble::Kind;
+use crate::control::State;
+use manyring_backend::blk::Connection;
+
+/// The families of the connections, if a disk has any.
+pub(super) fn write(out: &mut Text, state: &State) {
+    let mut all = Vec::new();
+    for device in &state.devices.served() {
+        let Kind::Blk(blk) = &device.part.kind else { continue };
+        for (index, connection) in blk.disk().connections().into_iter().enumerate() {
+            let name = device.part.name();
+            all.push((format!("device=\"{name}\",connection=\"{index}\""), connection));
+        }
+    }
+    if all.is_empty() {
+        return;
+    }
+    let mut family = |name: &str, sort, unit, help, value: &dyn Fn(&Connection) -> u64| {
+        out.family(name, sort, unit, help);
+        for (labels, connection) in &all {
+            out.line(labels, value(connection));
+        }
+    };
+    let (gauge, counter, bytes) = (Sort::Gauge, Sort::Counter, Some("bytes"));
+    let help = "1 while the connection to the disk's server is there";
+    family("manyring_connection_up", gauge, None, help, &|c| c.is_up.into());
+    let help = "Times the connection was lost";
+    family("manyring_connection_losses", counter, None, help, &|c| c.losses);
+    let help = "Requests that the server has not answered";
+    family("manyring_connection_in_flight", gauge, None, help, &|c| c.in_flight);
+    let help = "Bytes sent to the server";
+    family("manyring_connection_sent_bytes", counter, bytes, help, &|c| c.bytes_sent);
+    let help = "Bytes received from the server";
+    family("manyring_connection_received_bytes", counter, bytes, help, &|c| c.bytes_received);
+}
