@@ -28,9 +28,9 @@ struct Notify {
 }
 
 /// `IOCTL_EVTCHN_BIND_INTERDOMAIN`: answered with the local port.
-const BIND_INTERDOMAIN: libc::c_ulong = ioctl_number(1, size_of::<BindInterdomain>());
+const BIND_INTERDOMAIN: libc::Ioctl = ioctl_number(1, size_of::<BindInterdomain>());
 /// `IOCTL_EVTCHN_NOTIFY`
-const NOTIFY: libc::c_ulong = ioctl_number(4, size_of::<Notify>());
+const NOTIFY: libc::Ioctl = ioctl_number(4, size_of::<Notify>());
 
 const _: () = {
     use std::mem::offset_of;
@@ -43,8 +43,8 @@ const _: () = {
 };
 
 /// `_IOC(_IOC_NONE, 'E', number, size)`
-const fn ioctl_number(number: libc::c_ulong, size: usize) -> libc::c_ulong {
-    (size as libc::c_ulong) << 16 | 0x45 << 8 | number
+const fn ioctl_number(number: libc::Ioctl, size: usize) -> libc::Ioctl {
+    (size as libc::Ioctl) << 16 | 0x45 << 8 | number
 }
 
 /// Our end of an event channel.

@@ -21,12 +21,12 @@ pub const GRANT_DEVICE: &str = "/dev/xen/gntdev";
 
 /// `IOCTL_GNTDEV_MAP_GRANT_REF`: u32 count, u32 pad, u64 offset (out), then count pairs of u32
 /// domain and u32 reference. The number counts one pair.
-const MAP_GRANT_REF: libc::c_ulong = ioctl_number(0, 24);
+const MAP_GRANT_REF: libc::Ioctl = ioctl_number(0, 24);
 /// `IOCTL_GNTDEV_UNMAP_GRANT_REF`: u64 offset, u32 count, u32 pad.
-const UNMAP_GRANT_REF: libc::c_ulong = ioctl_number(1, 16);
+const UNMAP_GRANT_REF: libc::Ioctl = ioctl_number(1, 16);
 
 /// `_IOC(_IOC_NONE, 'G', number, size)`
-const fn ioctl_number(number: libc::c_ulong, size: libc::c_ulong) -> libc::c_ulong {
+const fn ioctl_number(number: libc::Ioctl, size: libc::Ioctl) -> libc::Ioctl {
     size << 16 | 0x47 << 8 | number
 }
 
@@ -98,7 +98,7 @@ impl GrantDevice {
 
     /// # Safety
     /// `words` must be as large as what the device reads and writes for `number`.
-    unsafe fn ioctl(&self, number: libc::c_ulong, words: &mut [u64]) -> Result<(), Errno> {
+    unsafe fn ioctl(&self, number: libc::Ioctl, words: &mut [u64]) -> Result<(), Errno> {
         // SAFETY: the words are as large as the device expects: the caller's word.
         match unsafe { libc::ioctl(self.fd.as_raw_fd(), number, words.as_mut_ptr()) } {
             -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),

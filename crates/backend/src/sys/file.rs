@@ -222,7 +222,7 @@ pub fn unlock(file: impl AsFd) -> Result<(), Errno> {
 }
 
 /// `BLKSECDISCARD`: _IO(0x12, 125).
-const BLKSECDISCARD: libc::c_ulong = 0x127d;
+const BLKSECDISCARD: libc::Ioctl = 0x127d;
 
 /// Erases a range of a block device so that it cannot be recovered. Blocks.
 ///

@@ -101,6 +101,10 @@ pub fn interface(fd: BorrowedFd<'_>) -> Result<(String, u16), Errno> {
     Ok((request.name(), request.flags()))
 }
 
+/// C libraries do not agree on the type of a request's number: `libc` gives this one a type that
+/// glibc's `ioctl` takes and musl's does not.
+const SIOCGIFHWADDR: libc::Ioctl = 0x8927;
+
 /// The hardware address of the interface whose queue `fd` is.
 ///
 /// # Errors
@@ -108,13 +112,13 @@ pub fn interface(fd: BorrowedFd<'_>) -> Result<(String, u16), Errno> {
 pub fn hardware_address(fd: BorrowedFd<'_>) -> Result<[u8; 6], Errno> {
     let mut request = IfReq::default();
     // SAFETY: SIOCGIFHWADDR writes the `struct ifreq` it is given, which outlives the call.
-    zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) })?;
+    zero(unsafe { libc::ioctl(fd.as_raw_fd(), SIOCGIFHWADDR, &raw mut request) })?;
     let mut address = [0; 6];
     address.copy_from_slice(&request.data[2..8]);
     Ok(address)
 }
 
-fn set_int(fd: BorrowedFd<'_>, request: c_ulong, value: c_int) -> Result<(), Errno> {
+fn set_int(fd: BorrowedFd<'_>, request: libc::Ioctl, value: c_int) -> Result<(), Errno> {
     // SAFETY: the callers' requests read one int from the pointer, which outlives the call.
     zero(unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw const value) })
 }
