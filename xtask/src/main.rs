@@ -9,6 +9,7 @@ mod gate;
 mod guest_load;
 mod package;
 mod readme;
+mod schemathesis;
 mod soak;
 mod test;
 mod tidy;
@@ -109,6 +110,8 @@ enum Command {
     },
     /// Make the Debian package, in target/package.
     Package(package::Package),
+    /// Compare the OpenAPI document of a daemon with what it answers: a minute or two.
+    Schemathesis(schemathesis::Schemathesis),
     /// Check licences, bans and sources of the dependencies.
     Deny,
     /// Break the code in one place at a time, and count what the tests notice: minutes to hours.
@@ -170,6 +173,7 @@ fn run(command: Command) -> Outcome {
         Command::BenchSmoke { renew: true } => gate::bench::renew(),
         Command::Readme { run } => readme::run(run.as_deref()),
         Command::Package(package) => package::run(&package),
+        Command::Schemathesis(how) => schemathesis::run(&how),
         Command::Deny => gate::deny::run(),
         Command::Mutants(which) => gate::mutants::run(&which),
     }

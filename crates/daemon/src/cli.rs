@@ -83,6 +83,12 @@ pub(crate) enum Command {
     /// Serve what the daemon hands over: it starts this itself.
     #[command(hide = true)]
     Room(RoomArgs),
+    /// Write manual pages and completions of shells into a folder: packages are made with this.
+    #[command(hide = true)]
+    Pages {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// Print what a VMM must be told to use a device.
     Snippet(SnippetArgs),
 }

@@ -21,6 +21,7 @@ mod limits;
 mod log;
 mod metrics;
 mod output;
+mod pages;
 pub mod rooms;
 mod service;
 mod signals;
@@ -119,6 +120,10 @@ fn obey(cli: Cli) -> Result<(), Failure> {
             let ended = runtime.block_on(room);
             runtime.shutdown_background();
             ended.map_err(Failure::Refused)
+        }
+        Command::Pages { folder } => {
+            let failed = |error| Failure::Refused(format!("{}: {error}", folder.display()));
+            pages::write(&folder).map_err(failed)
         }
         Command::Snippet(args) => print(&snippet::text(&args).map_err(Failure::Wrong)?),
     }

@@ -27,7 +27,7 @@ pub(crate) enum What {
 }
 
 /// A step as the API shows it.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub(crate) struct StepInfo {
     pub(crate) device: String,
     /// `add`, `remove`; `live`, `reconnect` or `replace`: the class of its keys; `restart`: what

@@ -21,7 +21,7 @@ mod xen;
 pub(crate) use access::AccessPlan;
 pub(crate) use daemon::{DaemonPlan, Domains};
 pub(crate) use key_class::{Class, class_of};
-pub(crate) use limit::{GroupPlan, LimitPlan};
+pub(crate) use limit::{GroupPlan, LimitPlan, limit_keys};
 pub(crate) use moderation::ModerationPlan;
 pub(crate) use nbd::NbdPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};

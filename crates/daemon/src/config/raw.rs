@@ -2,6 +2,7 @@
 //! `docs/design/0001`; unknown keys are refused.
 
 mod limit;
+mod schema;
 
 pub(crate) use limit::{RawLimit, RawLimitOption, RawScalar};
 
@@ -13,6 +14,7 @@ use std::fmt::Formatter;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use utoipa::ToSchema;
 
 /// The whole file.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -189,12 +191,14 @@ impl Visitor<'_> for TextOrNumber {
 macro_rules! device_table {
     ($(#[$about:meta])* $table:ident { $($own:tt)* }) => {
         $(#[$about])*
-        #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+        #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
         #[serde(deny_unknown_fields, default)]
         pub(crate) struct $table {
             /// Name of the device, unique.
             pub(crate) name: Option<String>,
+            #[schema(value_type = Option<String>)]
             pub(crate) socket_path: Option<PathBuf>,
+            #[schema(ignore)]
             pub(crate) fd: Option<i32>,
             pub(crate) client: bool,
             pub(crate) socket_owner: Option<RawAccount>,
@@ -251,6 +255,7 @@ device_table! {
     /// `[[blk]]`
     RawBlk {
         /// Serve this file or block device.
+        #[schema(value_type = Option<String>)]
         pub(crate) file: Option<PathBuf>,
         /// Serve it from the process of this trust domain; default: as `domains` says.
         pub(crate) domain: Option<String>,
@@ -301,6 +306,7 @@ device_table! {
         /// The tap must exist.
         pub(crate) must_exist: bool,
         /// Serve the tap whose queues were handed in, by their numbers.
+        #[schema(ignore)]
         pub(crate) tap_fds: Option<Vec<i32>>,
         /// Serve this macvtap.
         pub(crate) macvtap: Option<String>,
@@ -345,6 +351,7 @@ device_table! {
         /// Serve it from the process of this trust domain; default: as `domains` says.
         pub(crate) domain: Option<String>,
         /// Write every frame to this file.
+        #[schema(value_type = Option<String>)]
         pub(crate) pcap: Option<PathBuf>,
         /// What goes wrong, to test guests.
         pub(crate) fault: Option<RawNetFault>,
@@ -425,7 +432,7 @@ pub(crate) struct RawXenBlk {
 }
 
 /// `[blk.fault]`, `[xen_blk.fault]`
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct RawFault {
     /// Every n-th request, if it is a read, fails.
@@ -441,7 +448,7 @@ pub(crate) struct RawFault {
 }
 
 /// `[net.fault]`: every n-th time, 0 = never.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct RawNetFault {
     /// A frame of the guest is lost.

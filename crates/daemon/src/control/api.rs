@@ -1,18 +1,22 @@
 //! The routes, and what can be asked. Errors are JSON too.
 
-use super::refusal::{Refusal, aside};
+use super::asked::{Asked, Name};
+use super::events::Since;
+use super::refusal::{Problem, Refusal, aside};
 use super::snapshot::{DeviceInfo, Devices, Workers};
-use super::{Controlled, Entry, State, change, config, devices as manage, limits, scrape};
+use super::{Controlled, Entry, State, change, config, devices as manage, limits, openapi, scrape};
+use crate::rooms::RoomInfo;
 use axum::Router;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{DefaultBodyLimit, Path, Query, Request, State as Extract};
+use axum::extract::{DefaultBodyLimit, Request, State as Extract};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
+use utoipa::{IntoParams, OpenApi, ToSchema};
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
+use utoipa_axum::routes;
 
 /// Longest body that is read.
 const BODY_SIZE_MAX: usize = 4096;
@@ -23,26 +27,10 @@ const CONFIG_SIZE_MAX: usize = 8 << 20;
 /// Longest wait for an event: a client then asks again.
 const EVENTS_WAIT: Duration = Duration::from_secs(25);
 
-/// All routes.
+/// All routes of a socket.
 pub(super) fn router(state: State, role: Role) -> Router {
-    let one = get(device).put(manage::put).patch(manage::patch).delete(manage::delete);
-    let whole = get(config::show).put(config::replace);
-    let whole = whole.layer(DefaultBodyLimit::max(CONFIG_SIZE_MAX));
-    Router::new()
-        .route("/v1/devices", get(devices))
-        .route("/v1/devices/{name}", one)
-        .route("/v1/devices/{name}/resize", post(change::resize))
-        .route("/v1/devices/{name}/link", post(change::link))
-        .route("/v1/devices/{name}/mtu", post(change::mtu))
-        .route("/v1/devices/{name}/announce", post(change::announce))
-        .route("/v1/config", whole)
-        .route("/v1/reload", post(config::read_again))
-        .route("/v1/limits", get(limits::show))
-        .route("/v1/limits/{group}", put(limits::set))
-        .route("/v1/events", get(events))
-        .route("/v1/workers", get(workers))
-        .route("/v1/rooms", get(rooms))
-        .route("/metrics", get(scrape::metrics))
+    let (router, _) = routes().split_for_parts();
+    router
         .fallback(async || Refusal::new(StatusCode::NOT_FOUND, "no such path"))
         .method_not_allowed_fallback(async || {
             Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no such method for this path")
@@ -50,6 +38,27 @@ pub(super) fn router(state: State, role: Role) -> Router {
         .layer(DefaultBodyLimit::max(BODY_SIZE_MAX))
         .layer(from_fn(move |request, next| admit(role, request, next)))
         .with_state(state)
+}
+
+/// What there is, with what the document says of it.
+pub(super) fn routes() -> OpenApiRouter<State> {
+    let whole = routes!(config::show, config::replace);
+    OpenApiRouter::with_openapi(openapi::Document::openapi())
+        .routes(routes!(devices))
+        .routes(routes!(device, manage::put, manage::patch, manage::delete))
+        .routes(routes!(change::resize))
+        .routes(routes!(change::link))
+        .routes(routes!(change::mtu))
+        .routes(routes!(change::announce))
+        .routes(whole.layer(DefaultBodyLimit::max(CONFIG_SIZE_MAX)))
+        .routes(routes!(config::read_again))
+        .routes(routes!(limits::show))
+        .routes(routes!(limits::set))
+        .routes(routes!(events))
+        .routes(routes!(workers))
+        .routes(routes!(rooms))
+        .routes(routes!(scrape::metrics))
+        .routes(routes!(openapi::show))
 }
 
 /// What can be asked at a socket.
@@ -81,42 +90,88 @@ async fn show<T: Serialize>(
     Ok(([(header::CONTENT_TYPE, "application/json")], written.await??).into_response())
 }
 
+/// What all devices are, and what their queues do.
+#[utoipa::path(
+    get,
+    path = "/v1/devices",
+    responses(
+        (status = 200, body = Devices, description = "All devices"),
+    )
+)]
 async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     state.rooms.count().await;
     show(move || Ok(Devices::new(&state))).await
 }
 
-async fn device(
-    Extract(state): Extract<State>,
-    Path(name): Path<String>,
-) -> Result<Response, Refusal> {
+/// What a device is, and what its queues do.
+#[utoipa::path(
+    get,
+    path = "/v1/devices/{name}",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    responses(
+        (status = 200, body = DeviceInfo, description = "The device"),
+        (status = 404, body = Problem, description = "No device has the name"),
+    )
+)]
+async fn device(Extract(state): Extract<State>, Name(name): Name) -> Result<Response, Refusal> {
     state.rooms.count().await;
     show(move || entry(&state, &name).map(|device| DeviceInfo::of(&device))).await
 }
 
-async fn rooms(Extract(state): Extract<State>) -> Result<Response, Refusal> {
-    state.rooms.count().await;
-    show(move || Ok(serde_json::json!({ "rooms": state.rooms.all() }))).await
+/// `GET /v1/rooms`
+#[derive(Debug, Serialize, ToSchema)]
+struct AllRooms {
+    rooms: Vec<RoomInfo>,
 }
 
+/// The processes of trust domains.
+#[utoipa::path(
+    get,
+    path = "/v1/rooms",
+    responses(
+        (status = 200, body = AllRooms, description = "All rooms"),
+    )
+)]
+async fn rooms(Extract(state): Extract<State>) -> Result<Response, Refusal> {
+    state.rooms.count().await;
+    show(move || Ok(AllRooms { rooms: state.rooms.all() })).await
+}
+
+/// The threads that serve queues.
+#[utoipa::path(
+    get,
+    path = "/v1/workers",
+    responses(
+        (status = 200, body = Workers, description = "All workers"),
+    )
+)]
 async fn workers(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     show(move || Ok(Workers::new(&state))).await
 }
 
 /// From which event on.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
 struct From {
+    /// The number of the last event that the caller knows.
+    #[param(maximum = 18446744073709551615u64)]
     since: u64,
 }
 
 /// What has become of devices since; waits until something has, or for [`EVENTS_WAIT`].
+#[utoipa::path(
+    get,
+    path = "/v1/events",
+    params(From),
+    responses(
+        (status = 200, body = Since, description = "What has happened"),
+    )
+)]
 async fn events(
     Extract(state): Extract<State>,
-    from: Result<Query<From>, QueryRejection>,
+    Asked(From { since }): Asked<From>,
 ) -> Result<Response, Refusal> {
-    let Query(From { since }) =
-        from.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.body_text()))?;
     let events = state.devices.events().clone();
     let _ = tokio::time::timeout(EVENTS_WAIT, events.wait(since)).await;
     show(move || Ok(events.since(since))).await

@@ -2,32 +2,29 @@
 //! network device.
 
 use super::api::find;
+use super::asked::{Body, Name, bad};
 use super::devices::refuse;
-use super::refusal::{Refusal, aside};
+use super::refusal::{Problem, Refusal, aside};
 use super::{Controlled, State, Who};
 use crate::assemble::{Blk, Kind};
 use crate::house::Change;
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{Extension, Path, State as Extract};
+use axum::extract::{Extension, State as Extract};
 use axum::http::StatusCode;
 use manyring_device::net::{NetDevice, is_mtu};
 use rustix::io::Errno;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinError;
-
-/// A request's body, as far as it could be read.
-type Body = Result<Bytes, BytesRejection>;
+use utoipa::ToSchema;
 
 /// The body of a resize; empty means: as large as the host's file is now.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Resize {
-    /// Bytes.
+pub(super) struct Resize {
+    /// Bytes; whole sectors.
+    #[schema(minimum = 512, maximum = 9223372036854775296u64, multiple_of = 512)]
     size: Option<u64>,
     /// The size may be smaller than it is.
     #[serde(default)]
@@ -35,7 +32,7 @@ struct Resize {
 }
 
 /// The answer to a resize.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Resized {
     name: String,
     /// Bytes.
@@ -43,14 +40,14 @@ pub(super) struct Resized {
 }
 
 /// The body of a change of the link.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Link {
+pub(super) struct Link {
     up: bool,
 }
 
 /// The answer to a change of the link.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Linked {
     name: String,
     /// `up` or `down`.
@@ -58,15 +55,16 @@ pub(super) struct Linked {
 }
 
 /// The body of a change of the MTU.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Mtu {
+pub(super) struct Mtu {
     /// Bytes.
+    #[schema(minimum = 68, maximum = 65535)]
     mtu: u64,
 }
 
 /// The answer to a change of the MTU.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct MtuSet {
     name: String,
     /// Bytes.
@@ -74,28 +72,41 @@ pub(super) struct MtuSet {
 }
 
 /// The body of an announcement.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Announce {}
+pub(super) struct Announce {}
 
 /// The answer to an announcement.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Announced {
     name: String,
     /// True: the guest has been told to.
     announces: bool,
 }
 
+/// Gives a disk another size; without a body, that of the file on the host.
+#[utoipa::path(
+    post,
+    path = "/v1/devices/{name}/resize",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = Option<Resize>,
+    responses(
+        (status = 200, body = Resized, description = "Its size now"),
+        (status = 404, body = Problem, description = "No device has the name"),
+        (status = 409, body = Problem, description = "Not now, or not without `shrink`"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
 pub(super) async fn resize(
     Extract(state): Extract<State>,
-    Path(name): Path<String>,
+    Name(name): Name,
     body: Body,
 ) -> Result<Json<Resized>, Refusal> {
     let controlled = find(&state, &name)?;
     let device = blk_of(&controlled)?;
-    let Resize { size: wanted, shrink } = parse(body)?;
+    let Resize { size: wanted, shrink } = body.parse()?;
     if shrink && wanted.is_none() {
-        return Err(bad("shrink: needs size".to_owned()));
+        return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "shrink: needs size"));
     }
     if let Some(size) = wanted.filter(|size| *size == 0 || !size.is_multiple_of(512)) {
         return Err(bad(format!("size: {size} bytes are no whole sectors of 512")));
@@ -126,14 +137,27 @@ pub(super) async fn resize(
     }
 }
 
+/// Pulls the cable of a guest, or plugs it in.
+#[utoipa::path(
+    post,
+    path = "/v1/devices/{name}/link",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = Link,
+    responses(
+        (status = 200, body = Linked, description = "Its link now"),
+        (status = 404, body = Problem, description = "No device has the name"),
+        (status = 409, body = Problem, description = "Not now"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
 pub(super) async fn link(
     Extract(state): Extract<State>,
-    Path(name): Path<String>,
+    Name(name): Name,
     body: Body,
 ) -> Result<Json<Linked>, Refusal> {
     let controlled = find(&state, &name)?;
     let device = net_of(&controlled)?;
-    let Link { up } = parse(body)?;
+    let Link { up } = body.parse()?;
     let permit = begin(&controlled)?;
     whole(permit, async move { device.set_link(up).await }).await?;
     let link = if up { "up" } else { "down" };
@@ -141,15 +165,28 @@ pub(super) async fn link(
     Ok(Json(Linked { name, link }))
 }
 
+/// Sets the MTU of an interface.
+#[utoipa::path(
+    post,
+    path = "/v1/devices/{name}/mtu",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = Mtu,
+    responses(
+        (status = 200, body = MtuSet, description = "Its MTU now"),
+        (status = 404, body = Problem, description = "No device has the name"),
+        (status = 409, body = Problem, description = "Not now"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
 pub(super) async fn mtu(
     Extract(state): Extract<State>,
-    Path(name): Path<String>,
+    Name(name): Name,
     Extension(who): Extension<Who>,
     body: Body,
 ) -> Result<Json<MtuSet>, Refusal> {
     let controlled = find(&state, &name)?;
     net_of(&controlled)?;
-    let Mtu { mtu } = parse(body)?;
+    let Mtu { mtu } = body.parse()?;
     let Some(mtu) = u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) else {
         return Err(bad(format!("mtu: {mtu} is not between 68 and 65535")));
     };
@@ -160,31 +197,33 @@ pub(super) async fn mtu(
     Ok(Json(MtuSet { name, mtu }))
 }
 
+/// Has a guest announce itself to its network.
+#[utoipa::path(
+    post,
+    path = "/v1/devices/{name}/announce",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = Option<Announce>,
+    responses(
+        (status = 200, body = Announced, description = "The guest has been told to"),
+        (status = 404, body = Problem, description = "No device has the name"),
+        (status = 409, body = Problem, description = "The driver does not run, or cannot"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
 pub(super) async fn announce(
     Extract(state): Extract<State>,
-    Path(name): Path<String>,
+    Name(name): Name,
     body: Body,
 ) -> Result<Json<Announced>, Refusal> {
     let controlled = find(&state, &name)?;
     let device = net_of(&controlled)?;
-    let Announce {} = parse(body)?;
+    let Announce {} = body.parse()?;
     if device.announce() {
         tracing::info!(device = name, "the guest is asked to announce itself");
         return Ok(Json(Announced { name, announces: true }));
     }
     let error = "no driver that can announce itself runs, or the VMM has its control queue";
     Err(Refusal::new(StatusCode::CONFLICT, error))
-}
-
-fn bad(error: String) -> Refusal {
-    Refusal::new(StatusCode::BAD_REQUEST, error)
-}
-
-/// The body as JSON; an empty one has no keys.
-fn parse<T: DeserializeOwned>(body: Body) -> Result<T, Refusal> {
-    let body = body.map_err(|error| Refusal::new(error.status(), error.body_text()))?;
-    let text = if body.is_empty() { b"{}" } else { &body[..] };
-    serde_json::from_slice(text).map_err(|error| bad(format!("body: {error}")))
 }
 
 fn blk_of(controlled: &Controlled) -> Result<Blk, Refusal> {

@@ -1,26 +1,40 @@
 //! The configuration as a whole: shown, replaced, read again from its file.
 
+use super::asked::{Asked, Body, bad};
 use super::devices::refuse;
-use super::refusal::{Refusal, aside};
+use super::refusal::{Problem, Refusal, aside};
 use super::{State, Who};
 use crate::config;
 use crate::house::{Change, Done, is_bound};
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{Extension, Query, State as Extract};
+use axum::extract::{Extension, State as Extract};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
+use utoipa::IntoParams;
 
 /// Whether the steps are only told.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct How {
+    /// The steps are told, and nothing is done.
     dry_run: bool,
 }
 
 /// The plan that is carried out; its tag is the generation.
+#[utoipa::path(
+    get,
+    path = "/v1/config",
+    responses(
+        (
+            status = 200,
+            body = BTreeMap<String, serde_json::Value>,
+            description = "The plan, as `manyring run --print-plan` shows it",
+            headers(("ETag" = String, description = "The generation"))
+        ),
+    )
+)]
 pub(super) async fn show(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     let (generation, plan) = state.shown.borrow().clone();
     let text = aside(move || serde_json::to_vec(&*plan).unwrap_or_default()).await?;
@@ -32,22 +46,43 @@ pub(super) async fn show(Extract(state): Extract<State>) -> Result<Response, Ref
 }
 
 /// The devices of the configuration file become those of the body, which is such a file.
+#[utoipa::path(
+    put,
+    path = "/v1/config",
+    params(
+        (
+            "If-Match" = Option<String>,
+            Header,
+            description = "The generation that the caller has seen",
+            pattern = r#"^("[0-9]{1,18}"|\*)$"#
+        ),
+        How
+    ),
+    request_body(
+        content((String = "text/plain"), (String = "application/toml")),
+        description = "A configuration file"
+    ),
+    responses(
+        (status = 200, body = Done, description = "What was done, or would be"),
+        (status = 409, body = Problem, description = "A device is in use, or taken elsewhere"),
+        (status = 412, body = Problem, description = "The generation is another"),
+        (status = 422, body = Problem, description = "The configuration is wrong"),
+    )
+)]
 pub(super) async fn replace(
     Extract(state): Extract<State>,
     Extension(who): Extension<Who>,
-    how: Result<Query<How>, QueryRejection>,
+    Asked(How { dry_run }): Asked<How>,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Body(body): Body,
 ) -> Result<Json<Done>, Refusal> {
-    let dry_run = dry_run(how)?;
     if is_bound(who.uid) {
         let error = "a whole configuration is only for root and the daemon's user";
         return Err(Refusal::new(StatusCode::FORBIDDEN, error));
     }
-    let body = body.map_err(|error| Refusal::new(error.status(), error.body_text()))?;
     let if_match = expected(&headers)?;
     let text = String::from_utf8(body.to_vec());
-    let text = text.map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "body: is no text"))?;
+    let text = text.map_err(|_| bad("body: is no text".to_owned()))?;
     // The names of accounts are looked up, which may take long.
     let plan = aside(move || config::parse(&text)).await?.map_err(wrong)?;
     let change = Change::All { plan: Box::new(plan), dry_run, if_match };
@@ -55,12 +90,22 @@ pub(super) async fn replace(
 }
 
 /// The configuration file is read again.
+#[utoipa::path(
+    post,
+    path = "/v1/reload",
+    params(How),
+    responses(
+        (status = 200, body = Done, description = "What was done, or would be"),
+        (status = 409, body = Problem, description = "There is no file, or a device is in use"),
+        (status = 422, body = Problem, description = "The configuration is wrong"),
+    )
+)]
 pub(super) async fn read_again(
     Extract(state): Extract<State>,
     Extension(who): Extension<Who>,
-    how: Result<Query<How>, QueryRejection>,
+    Asked(How { dry_run }): Asked<How>,
 ) -> Result<Json<Done>, Refusal> {
-    reload(&state, who, dry_run(how)?).await.map(Json)
+    reload(&state, who, dry_run).await.map(Json)
 }
 
 /// Reads the configuration file again, and carries out what has changed.
@@ -74,20 +119,15 @@ pub(crate) async fn reload(state: &State, who: Who, dry_run: bool) -> Result<Don
     state.door.ask(change, who).await.map_err(refuse)
 }
 
-fn dry_run(how: Result<Query<How>, QueryRejection>) -> Result<bool, Refusal> {
-    let Query(How { dry_run }) =
-        how.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.body_text()))?;
-    Ok(dry_run)
-}
-
 fn wrong(error: String) -> Refusal {
     Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error)
 }
 
 /// The generation that the caller has seen, if it says so.
 fn expected(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
-    let Some(value) = headers.get(header::IF_MATCH) else { return Ok(None) };
+    let value = headers.get(header::IF_MATCH).filter(|value| *value != "*");
+    let Some(value) = value else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.trim().trim_matches('"').parse().ok());
-    let bad = || Refusal::new(StatusCode::BAD_REQUEST, "if-match: is no generation, like \"7\"");
-    number.map(Some).ok_or_else(bad)
+    let wrong = || bad("if-match: is no generation, like \"7\"".to_owned());
+    number.map(Some).ok_or_else(wrong)
 }

@@ -1,35 +1,49 @@
 //! Devices that come and go while the daemon runs: `PUT`, `PATCH` and `DELETE` of
 //! `/v1/devices/{name}`.
 
-use super::refusal::{Refusal, aside};
+use super::asked::{Asked, Body, Name};
+use super::openapi::{DeviceKeys, LiveKeys};
+use super::refusal::{Problem, Refusal, aside};
 use super::{State, Who};
 use crate::config;
-use crate::house::{Change, Denied, Done, Keys, Refused, admitted, is_bound};
+use crate::house::{Change, Denied, Done, Refused, admitted, is_bound};
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{Extension, Path, Query, State as Extract};
+use axum::extract::{Extension, State as Extract};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
+use utoipa::IntoParams;
 
 /// Whether a device that a front-end uses goes too.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Force {
+    /// The device goes although a front-end uses it.
     force: bool,
 }
 
 /// The device becomes what the body says, and is kept for the next process. The answer comes when
 /// clients can connect.
+#[utoipa::path(
+    put,
+    path = "/v1/devices/{name}",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = DeviceKeys,
+    responses(
+        (status = 200, body = Done, description = "It was there, and is as wanted now"),
+        (status = 201, body = Done, description = "It was added"),
+        (status = 409, body = Problem, description = "A front-end or somebody else is in the way"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
 pub(super) async fn put(
     Extract(state): Extract<State>,
-    Path(name): Path<String>,
+    Name(name): Name,
     Extension(who): Extension<Who>,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<Response, Refusal> {
-    let body = body.map_err(|error| Refusal::new(error.status(), error.body_text()))?;
-    let text = String::from_utf8_lossy(&body).into_owned();
+    let text = serde_json::Value::Object(body.keys()?).to_string();
     let allowed = state.shown.borrow().1.daemon.allow_paths.clone();
     let (keys, uid) = (text.clone(), who.uid);
     // Accounts are looked up by name, and files of other users are found, which may take long.
@@ -49,27 +63,45 @@ pub(super) async fn put(
 }
 
 /// Live keys get other values.
+#[utoipa::path(
+    patch,
+    path = "/v1/devices/{name}",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = LiveKeys,
+    responses(
+        (status = 200, body = Done, description = "What was done"),
+        (status = 404, body = Problem, description = "No device has the name"),
+        (status = 409, body = Problem, description = "Not now"),
+        (status = 422, body = Problem, description = "A key is not live, or its value is wrong"),
+    )
+)]
 pub(super) async fn patch(
     Extract(state): Extract<State>,
-    Path(name): Path<String>,
+    Name(name): Name,
     Extension(who): Extension<Who>,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<Json<Done>, Refusal> {
-    let body = body.map_err(|error| Refusal::new(error.status(), error.body_text()))?;
-    let bad = |error| Refusal::new(StatusCode::BAD_REQUEST, format!("body: {error}"));
-    let keys: Keys = serde_json::from_slice(&body).map_err(bad)?;
+    let keys = body.keys()?;
     state.door.ask(Change::Patch { name, keys }, who).await.map(Json).map_err(refuse)
 }
 
 /// The device goes. One that there is not is gone already.
+#[utoipa::path(
+    delete,
+    path = "/v1/devices/{name}",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1"), Force),
+    responses(
+        (status = 204, description = "It is gone"),
+        (status = 409, body = Problem, description = "A front-end uses it, or it is not the API's"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
 pub(super) async fn delete(
     Extract(state): Extract<State>,
-    Path(name): Path<String>,
+    Name(name): Name,
     Extension(who): Extension<Who>,
-    force: Result<Query<Force>, QueryRejection>,
+    Asked(Force { force }): Asked<Force>,
 ) -> Result<StatusCode, Refusal> {
-    let Query(Force { force }) =
-        force.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.body_text()))?;
     let Done { .. } = state.door.ask(Change::Delete { name, force }, who).await.map_err(refuse)?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -4,12 +4,13 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
+use utoipa::ToSchema;
 
 /// Events that are kept; older ones are forgotten.
 const EVENTS_MAX: usize = 1024;
 
 /// Something has become of a device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Event {
     /// Each has the next number; the first one is 1.
     pub(crate) number: u64,
@@ -22,7 +23,7 @@ pub(crate) struct Event {
 }
 
 /// What has happened since a number.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Since {
     /// The number of the last event: where to go on.
     pub(crate) last: u64,

@@ -1,27 +1,29 @@
 //! The groups whose devices share a limit: shown, and given other rates.
 
+use super::asked::{Body, Name};
 use super::devices::refuse;
-use super::refusal::{Refusal, aside};
+use super::refusal::{Problem, Refusal, aside};
 use super::{State, Who};
 use crate::config::plan::{GroupPlan, Plan};
-use crate::house::{Change, Done, Keys};
+use crate::config::raw::RawLimit;
+use crate::house::{Change, Done};
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{Extension, Path, State as Extract};
-use axum::http::StatusCode;
+use axum::extract::{Extension, State as Extract};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// All groups.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Limits {
     limits: Vec<GroupInfo>,
 }
 
 /// A group, with the devices that are in it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct GroupInfo {
+    /// Its name, and its keys.
     #[serde(flatten)]
+    #[schema(value_type = BTreeMap<String, serde_json::Value>)]
     group: GroupPlan,
     devices: Vec<String>,
 }
@@ -40,20 +42,38 @@ impl Limits {
     }
 }
 
+/// The groups whose devices share a limit.
+#[utoipa::path(
+    get,
+    path = "/v1/limits",
+    responses(
+        (status = 200, body = Limits, description = "All groups"),
+    )
+)]
 pub(super) async fn show(Extract(state): Extract<State>) -> Result<Json<Limits>, Refusal> {
     let plan = state.shown.borrow().1.clone();
     aside(move || Limits::new(&plan)).await.map(Json)
 }
 
 /// The group has the keys of the body, and no others, from now on until the file is read again.
+#[utoipa::path(
+    put,
+    path = "/v1/limits/{group}",
+    params(("group" = String, Path, description = "Name of the group", example = "gold")),
+    request_body = RawLimit,
+    responses(
+        (status = 200, body = Done, description = "What was done"),
+        (status = 404, body = Problem, description = "No group has the name"),
+        (status = 409, body = Problem, description = "Not now"),
+        (status = 422, body = Problem, description = "A key or its value is wrong"),
+    )
+)]
 pub(super) async fn set(
     Extract(state): Extract<State>,
-    Path(group): Path<String>,
+    Name(group): Name,
     Extension(who): Extension<Who>,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<Json<Done>, Refusal> {
-    let body = body.map_err(|error| Refusal::new(error.status(), error.body_text()))?;
-    let bad = |error| Refusal::new(StatusCode::BAD_REQUEST, format!("body: {error}"));
-    let keys: Keys = serde_json::from_slice(&body).map_err(bad)?;
+    let keys = body.keys()?;
     state.door.ask(Change::Limit { group, keys }, who).await.map(Json).map_err(refuse)
 }

@@ -3,13 +3,17 @@
 //! Runs on the control thread and never blocks it: what may block or take long (a resize, all
 //! counters of many queues) runs on a thread of its own. Names are fixed in `docs/design/0001`.
 
+#![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
+
 mod api;
+mod asked;
 mod change;
 pub(crate) mod client;
 mod config;
 mod devices;
 mod events;
 mod limits;
+mod openapi;
 mod patient;
 mod places;
 mod refusal;
@@ -20,6 +24,7 @@ pub(crate) mod snapshot;
 mod socket;
 
 pub(crate) use config::reload;
+pub(crate) use openapi::text as openapi;
 pub(crate) use registry::{Controlled, Entry, Registry, Waiting};
 pub(crate) use scrape::{bind as bind_metrics, serve as serve_metrics};
 pub(crate) use socket::{bind, serve};

@@ -3,6 +3,15 @@
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Why nothing was done.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Problem {
+    /// One sentence; begins with the key that is wrong, if one is.
+    error: String,
+}
 
 /// An answer that is none.
 #[derive(Debug)]
@@ -22,7 +31,7 @@ impl std::fmt::Display for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        (self.0, Json(serde_json::json!({ "error": self.1 }))).into_response()
+        (self.0, Json(Problem { error: self.1 })).into_response()
     }
 }
 

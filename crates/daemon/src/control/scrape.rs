@@ -27,7 +27,15 @@ const RETRY: Duration = Duration::from_millis(200);
 /// All clients of the address are one user: the kernel does not tell who they are.
 const ANYBODY: u32 = 0;
 
-/// All metrics, as the client wants them.
+/// All metrics: in the text format of Prometheus, or in OpenMetrics to whoever accepts that.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    responses((status = 200, content(
+        (String = "text/plain"),
+        (String = "application/openmetrics-text")
+    ), description = "All metrics")),
+)]
 pub(super) async fn metrics(
     Extract(state): Extract<State>,
     headers: HeaderMap,

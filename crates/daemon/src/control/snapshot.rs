@@ -8,15 +8,16 @@ use manyring_engine::stats::Histogram;
 use manyring_engine::{Held, QueueStats, WorkerView};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use utoipa::ToSchema;
 
 /// `GET /v1/devices`
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct Devices {
     pub(crate) devices: Vec<DeviceInfo>,
 }
 
 /// `GET /v1/devices/{name}`
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct DeviceInfo {
     pub(crate) name: String,
     pub(crate) kind: String,
@@ -46,7 +47,7 @@ pub(crate) struct DeviceInfo {
 }
 
 /// What only devices of one kind have.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Detail {
     Blk {
@@ -80,7 +81,7 @@ pub(crate) enum Detail {
 }
 
 /// One queue of a device.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct QueueInfo {
     pub(crate) index: usize,
     /// What everybody calls a network queue: `rx0`, `tx0`, .. from the guest's side, and `ctrl`.
@@ -97,7 +98,7 @@ pub(crate) struct QueueInfo {
 }
 
 /// A histogram: its percentiles, and its filled buckets as pairs of largest value and count.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Summary {
     pub(crate) count: u64,
     pub(crate) sum: u64,
@@ -109,7 +110,7 @@ pub(crate) struct Summary {
 }
 
 /// `GET /v1/workers`
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct Workers {
     pub(crate) workers: Vec<WorkerInfo>,
     /// Workers and janitors that do not come back.
@@ -118,7 +119,7 @@ pub(crate) struct Workers {
 }
 
 /// A thread that does not come back from what it does.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct HeldInfo {
     pub(crate) thread: String,
     /// The device that it served then; empty if these were several.
@@ -143,7 +144,7 @@ impl HeldInfo {
 }
 
 /// One worker thread.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct WorkerInfo {
     pub(crate) index: usize,
     /// Its thread runs: it ends for want of queues, and is started again on demand.

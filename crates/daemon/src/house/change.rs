@@ -33,7 +33,7 @@ pub(crate) enum Change {
 }
 
 /// What was done, or would be.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, utoipa::ToSchema)]
 pub(crate) struct Done {
     /// How many changes the process has seen.
     pub(crate) generation: u64,

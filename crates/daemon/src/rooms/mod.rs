@@ -61,7 +61,7 @@ struct Kept {
 }
 
 /// `GET /v1/rooms`
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct RoomInfo {
     pub(crate) room: String,
     /// `starting`, `serving`, `ending`, `held` (it is killed, and the kernel does not end it) or

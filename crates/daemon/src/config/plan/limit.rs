@@ -76,6 +76,30 @@ impl Of {
         };
         own.concat()
     }
+
+    /// The name of a key in errors.
+    fn path(self, key: &str) -> String {
+        if self == Self::Group { key.to_owned() } else { format!("limit.{key}") }
+    }
+
+    /// The key of this name; none: it is the `group` of a device.
+    fn find(self, key: &str, place: &Place) -> Result<Option<(&'static str, Slot)>, PlanError> {
+        let known = self.keys();
+        let is_group = key == "group" && self != Self::Group;
+        let found = known.iter().find(|(name, _)| *name == key).copied();
+        if found.is_some() || is_group {
+            return Ok(found);
+        }
+        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+        let group = if self == Self::Group { "" } else { ", group" };
+        let problem = format!("no such key; there are {}{group}", names.join(", "));
+        place.error(&self.path(key), problem)
+    }
+}
+
+/// The names of all keys of a limit, of a device or a group.
+pub(crate) fn limit_keys() -> impl Iterator<Item = &'static str> {
+    Of::Group.keys().into_iter().map(|(name, _)| name).chain(["group"])
 }
 
 fn slot_of(key: &str) -> Option<Slot> {
@@ -98,22 +122,14 @@ impl LimitPlan {
     pub(super) fn new(raw: Option<&RawLimit>, of: Of, place: &Place) -> Result<Self, PlanError> {
         let mut plan = Self::default();
         for (key, RawScalar(text)) in raw.map(|raw| &raw.0).into_iter().flatten() {
-            let at = if of == Of::Group { key.clone() } else { format!("limit.{key}") };
-            if key == "group" && of != Of::Group {
+            let Some((key, slot)) = of.find(key, place)? else {
                 plan.group = Some(text.clone());
                 continue;
-            }
-            let known = of.keys();
-            let Some((key, slot)) = known.iter().find(|(name, _)| name == key) else {
-                let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-                let group = if of == Of::Group { "" } else { ", group" };
-                let problem = format!("no such key; there are {}{group}", names.join(", "));
-                return place.error(&at, problem);
             };
-            match parsed(*slot, text) {
+            match parsed(slot, text) {
                 Ok(0) => {}
                 Ok(number) => _ = plan.keys.insert(key, number),
-                Err(problem) => return place.error(&at, problem),
+                Err(problem) => return place.error(&of.path(key), problem),
             }
         }
         Ok(plan)
@@ -128,7 +144,11 @@ impl LimitPlan {
         keys.extend(self.group.iter().map(|name| ("group".to_owned(), RawScalar(name.clone()))));
         match with {
             Value::Null => keys.clear(),
-            Value::Object(with) => apply(&mut keys, with),
+            Value::Object(with) => {
+                // Also those that are taken away: a key that there is not is a slip.
+                with.keys().try_for_each(|key| of.find(key, place).map(drop))?;
+                apply(&mut keys, with);
+            }
             other => {
                 let problem = format!("{other} is no table like {{\"read_iops\": 5000}}");
                 return place.error("limit", problem);
