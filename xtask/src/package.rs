@@ -26,7 +26,10 @@ pub(crate) fn run(package: &Package) -> Outcome {
     let program = scratch.join("manyring");
     let built = build_daemon(&package.profile)?;
     output(command("strip").arg("-o").arg(&program).arg(built))?;
+    let pages = scratch.join("pages");
+    output(command(&program.to_string_lossy()).arg("pages").arg(&pages))?;
     let contents = Contents {
+        pages,
         depends: depends(&program, &scratch)?,
         program,
         version: env!("CARGO_PKG_VERSION").to_owned(),

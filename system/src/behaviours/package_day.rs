@@ -4,15 +4,20 @@
 use super::{Behaviour, Scene};
 use crate::command::{child, output};
 use crate::package::{Contents, deb, depends};
+use crate::packages::need;
 use crate::systemd::{PACKAGE, Root, kept};
 use crate::{Context, Outcome};
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "package_day", run };
 
 fn run(scene: &Scene<'_>) -> Outcome {
+    need("the manual pages of a package", &["man-db"])?;
     let program = scene.file("manyring");
     output(child("strip").arg("-o").arg(&program).arg(&scene.stage.binary))?;
+    let pages = scene.file("pages");
+    output(child(&program).arg("pages").arg(&pages))?;
     let contents = Contents {
+        pages,
         depends: depends(&program, scene.folder.path())?,
         program,
         version: "0.1.0".to_owned(),
@@ -24,5 +29,5 @@ fn run(scene: &Scene<'_>) -> Outcome {
     std::fs::copy(&deb, root.at("day/manyring.deb")).context(deb.display())?;
     let said = root.run(PACKAGE, &scene.log("systemd.log"))?;
     std::fs::write(scene.log("said"), &said).context("said")?;
-    kept(&said, 23)
+    kept(&said, 25)
 }

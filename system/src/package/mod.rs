@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 pub struct Contents {
     /// The program, stripped.
     pub program: PathBuf,
+    /// What `manyring pages` of this version has written.
+    pub pages: PathBuf,
     /// The libraries that it needs, as Debian names them.
     pub depends: String,
     /// Its version.
@@ -63,6 +65,7 @@ pub fn deb(contents: &Contents, scratch: &Path, folder: &Path) -> Outcome<PathBu
         put(&source().join(from), &root.join(to), is_program)?;
     }
     put(&contents.program, &root.join("usr/bin/manyring"), true)?;
+    pages(&contents.pages, &root)?;
     // The descriptors of vhost-user back-ends name these: the program goes by its name.
     fs::create_dir_all(root.join("usr/libexec/manyring")).context("usr/libexec")?;
     for name in ["vhost-user-blk", "vhost-user-net"] {
@@ -87,6 +90,29 @@ pub fn deb(contents: &Contents, scratch: &Path, folder: &Path) -> Outcome<PathBu
         .arg(&deb);
     output(&mut build)?;
     Ok(deb)
+}
+
+/// What `manyring pages` writes, where Debian looks for it.
+fn pages(pages: &Path, root: &Path) -> Outcome {
+    const FILES: [(&str, &str); 4] = [
+        ("bash/manyring.bash", "usr/share/bash-completion/completions/manyring"),
+        ("zsh/_manyring", "usr/share/zsh/vendor-completions/_manyring"),
+        ("fish/manyring.fish", "usr/share/fish/vendor_completions.d/manyring.fish"),
+        ("openapi.json", "usr/share/doc/manyring/openapi.json"),
+    ];
+    for (from, to) in FILES {
+        put(&pages.join(from), &root.join(to), false)?;
+    }
+    let man = pages.join("man");
+    let mut gzip = child("gzip");
+    gzip.arg("-9n");
+    for page in fs::read_dir(&man).context(man.display())? {
+        let page = page.context(man.display())?;
+        let to = root.join("usr/share/man/man1").join(page.file_name());
+        put(&page.path(), &to, false)?;
+        gzip.arg(to);
+    }
+    output(&mut gzip).map(drop)
 }
 
 /// Copies a file, with the rights of a package's.

@@ -6,6 +6,7 @@ files() { find /etc /usr /var/lib/manyring /run -xdev -path /var/lib/dpkg -prune
 
 # The log of dpkg and the like are not what is looked for.
 mkdir -p /var/log /var/lib/systemd
+echo 'MANDATORY_MANPATH /usr/share/man' >/etc/manpath.config
 must "nothing is here" sh -c 'test ! -e /usr/bin/manyring -a ! -e /etc/manyring'
 must "install" dpkg --force-unsafe-io -i /day/manyring.deb
 must "user of the service" grep -q '^manyring:' /etc/passwd
@@ -13,6 +14,10 @@ must "nothing runs before it is enabled" sh -c '! systemctl -q is-active manyrin
 must "unit verifies" sh -c '! systemd-analyze verify manyring.service 2>&1 | grep .'
 must "back-end programs are where the descriptors say" sh -c 'for kind in blk net; do
     $(sed -n "s/.*binary.: \"\(.*\)\"/\1/p" /usr/share/qemu/vhost-user/50-manyring-$kind.json) --print-capabilities || exit 1; done'
+must "manual pages are found and read well" sh -c 'for page in manyring manyring-blk manyring-add-net; do
+    man --warnings -E UTF-8 -l "$(man -w $page)" 2>&1 >/dev/null | grep -v -e "^man: " -e "macro file" | grep . && exit 1; man -l "$(man -w $page)" | grep -q "^SYNOPSIS" || exit 1; done'
+must "commands are completed" bash -c '. /usr/share/bash-completion/completions/manyring; COMP_WORDS=(manyring re) COMP_CWORD=1
+    _manyring manyring re manyring; test "${COMPREPLY[*]}" = "remove reload resize"'
 must "enable and start" systemctl enable --now manyring
 mkdir -p /var/lib/manyring
 truncate -s 64M /var/lib/manyring/web.img
