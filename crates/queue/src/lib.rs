@@ -162,6 +162,18 @@ impl DeviceQueue {
             Self::Packed(queue) => Self::Packed(queue.recorded(region)),
         }
     }
+
+    /// Has a packed ring tell where it goes on: chains go back in their order, and each descriptor
+    /// that is used shows it. [`Ring::begin`] then goes on there, whatever the base says, which a
+    /// front-end may have from before a process was killed. A split ring has its used index. For a
+    /// queue of [`Self::unread`] that has no region.
+    #[must_use]
+    pub fn trailed(self) -> Self {
+        match self {
+            Self::Split(queue) => Self::Split(queue),
+            Self::Packed(queue) => Self::Packed(queue.trailed()),
+        }
+    }
 }
 
 impl Ring for DeviceQueue {

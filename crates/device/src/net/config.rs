@@ -9,7 +9,7 @@ use manyring_wire::net::{
 };
 use manyring_wire::virtio::{
     VIRTIO_F_ANY_LAYOUT, VIRTIO_F_EVENT_IDX, VIRTIO_F_IN_ORDER, VIRTIO_F_INDIRECT_DESC,
-    VIRTIO_F_VERSION_1,
+    VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
 };
 use zerocopy::IntoBytes;
 
@@ -42,6 +42,7 @@ const ALWAYS: u64 = VIRTIO_F_VERSION_1
     | VIRTIO_F_INDIRECT_DESC
     | VIRTIO_F_EVENT_IDX
     | VIRTIO_F_IN_ORDER
+    | VIRTIO_F_RING_PACKED
     | VIRTIO_NET_F_MAC
     | VIRTIO_NET_F_MRG_RXBUF
     | VIRTIO_NET_F_STATUS

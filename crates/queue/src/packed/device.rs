@@ -18,6 +18,7 @@
 mod again;
 mod built;
 mod logged;
+mod trailed;
 
 use super::place::{
     EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, Place, event_word, wants_event,
@@ -85,6 +86,8 @@ pub struct DeviceHalf {
     aside: Aside,
     order: Order,
     record: Option<Box<PackedInflight>>,
+    /// What the burst writes behind its first descriptor, if the ring is to tell its own place.
+    trail: Option<Vec<(Place, u64)>>,
     /// What is written is marked in the migration log, while the front-end wants it: in the ring,
     /// and in the device's event suppression area.
     marks: Option<Box<Marks>>,
@@ -207,6 +210,12 @@ impl DeviceHalf {
         } else {
             self.areas.desc.store_u64(byte_of(self.used) + 8, word);
         }
+        self.has_used(slot, count);
+    }
+
+    /// A chain of `count` descriptors has gone back.
+    #[inline]
+    fn has_used(&mut self, slot: u16, count: u16) {
         self.used = self.used.add(count, self.size);
         self.held -= count;
         self.unsignalled = self.unsignalled.saturating_add(count);
@@ -275,7 +284,7 @@ impl Ring for DeviceHalf {
         if self.is_unsure {
             self.judge_lap();
         }
-        let is_resumed = self.resume();
+        let is_resumed = self.find_place() || self.resume();
         self.mark_all();
         is_resumed
     }

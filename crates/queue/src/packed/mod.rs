@@ -3,6 +3,7 @@
 mod device;
 mod driver;
 pub(crate) mod place;
+pub(crate) mod trail;
 
 pub use crate::config::RingAreas;
 pub use device::DeviceHalf;

@@ -1,11 +1,13 @@
 //! A device half that is killed before any of its stores, and the next one on its in-flight region:
-//! every chain is served, and returned once. Regions that are not the ring's are refused.
+//! every chain is served, and returned once. Regions that are not the ring's are refused. The same
+//! of packed rings without a region: `trail.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(all(not(loom), debug_assertions))]
 
 #[path = "../guest/mod.rs"]
 mod guest;
 mod regions;
+mod trail;
 
 use guest::{BUFFERS, Rig};
 use manyring_memory::{Mapping, Words, copy_from_slices, copy_to_slices, stores_before_the_end};
@@ -44,6 +46,8 @@ impl Numbers {
 struct Shared {
     rig: Rig,
     region: Words,
+    /// No region: the ring tells its own place.
+    is_trailed: bool,
     driver: DriverQueue,
     next_id: u64,
     /// The numbers of requests, by their heads.
@@ -54,7 +58,8 @@ impl Shared {
     fn new(features: RingFeatures, base: u16) -> Self {
         let rig = Rig::new(SIZE, features, base);
         let (driver, region) = (rig.driver_queue(), region_of(SIZE, features));
-        Self { rig, region, driver, next_id: 0, waited_for: BTreeMap::new() }
+        let (is_trailed, next_id, waited_for) = (false, 0, BTreeMap::new());
+        Self { rig, region, is_trailed, driver, next_id, waited_for }
     }
 
     /// The next device half. Its base is wrong: the region says where to go on.
@@ -68,6 +73,9 @@ impl Shared {
             };
         }
         let queue = DeviceQueue::unread(config, self.rig.memory.clone()).unwrap();
+        if self.is_trailed {
+            return queue.trailed();
+        }
         queue.recorded(Some(self.region.clone()))
     }
 
@@ -100,6 +108,10 @@ impl Shared {
             let id = self.waited_for.remove(&head).expect("a chain is returned twice");
             if self.rig.config.features.in_order {
                 assert!(self.waited_for.values().all(|other| *other > id), "{id} out of order");
+            }
+            if written == 0 && self.is_trailed {
+                // Answered by a process that was killed before it could say so.
+                continue;
             }
             assert_eq!(written, 8);
             let found = self.rig.read(BUFFERS + id * AREA + 8, 8);

@@ -239,7 +239,11 @@ impl DeviceHalf {
         if let Some(record) = &mut self.record {
             record.answered(self.slots[usize::from(slot)].recorded);
         }
-        self.write_used(slot, written);
+        if self.trail.is_some() {
+            self.trail_used(slot, written);
+        } else {
+            self.write_used(slot, written);
+        }
     }
 
     /// As [`Ring::publish`], of a ring that notes something.
@@ -254,6 +258,7 @@ impl DeviceHalf {
         if let Some(record) = &mut self.record {
             record.publishing(place, self.used);
         }
+        self.write_trail();
         // Release: the used descriptors behind it, and the data, come first.
         self.areas.desc.store_u64_release(byte_of(place) + 8, word);
         if let Some(record) = &mut self.record {

@@ -68,6 +68,7 @@ impl DeviceHalf {
             aside: Aside::default(),
             order: Order::new(if in_order { size.next_power_of_two() } else { 0 }),
             record: None,
+            trail: None,
             marks: None,
             event_marks: None,
             owed: Vec::new(),

@@ -1,0 +1,132 @@
+//! A packed ring that tells its own place, for the process that follows (`packed/trail.rs`).
+
+use super::{DeviceHalf, byte_of, length};
+use crate::order::Order;
+use crate::packed::place::{F_AVAIL, F_USED, Place};
+use crate::packed::trail::{self, Found};
+use manyring_memory::fence_compiler;
+use manyring_wire::virtqueue::{DESC_F_NEXT, Descriptor};
+
+impl DeviceHalf {
+    /// As [`DeviceQueue::trailed`](crate::DeviceQueue::trailed).
+    #[must_use]
+    pub fn trailed(mut self) -> Self {
+        debug_assert!(self.record.is_none() && !self.has_begun, "one of the two says the place");
+        // Else a place would not say which chains are answered.
+        self.features.in_order = true;
+        self.order = Order::new(self.size.next_power_of_two());
+        (self.trail, self.is_noted) = (Some(Vec::new()), true);
+        self
+    }
+
+    /// Goes on where the ring says. True if the driver must be notified: a former process was
+    /// killed, and may not have done so.
+    pub(super) fn find_place(&mut self) -> bool {
+        if self.trail.is_none() {
+            return false;
+        }
+        let found = trail::find(self.size, |at| flags_of(self.high(Place { at, wrap: true })));
+        let Some(found) = found else { return false };
+        if !self.end_burst(found) {
+            return false;
+        }
+        let place = found.from.add(found.burst, self.size);
+        let is_other = place != self.used;
+        (self.avail, self.used) = (place, place);
+        is_other
+    }
+
+    /// Shows the driver what a former process was about to show: chains that were answered and
+    /// whose lengths are partly lost. All get the length 0, so that their driver drops what it
+    /// has received by them. False if these are no chains.
+    fn end_burst(&self, Found { from, burst, unwritten }: Found) -> bool {
+        let (mut words, mut n) = (Vec::new(), 0);
+        while n < unwritten {
+            let first = words.len();
+            loop {
+                if n >= burst {
+                    return false;
+                }
+                let place = from.add(n, self.size);
+                let word = self.high(place);
+                words.push((place, shown(word, place)));
+                n += 1;
+                if flags_of(word) & DESC_F_NEXT == 0 {
+                    // The id of a chain is that of its last descriptor (§2.8.6).
+                    words[first].1 = used_word(words[first].0, id_of(word), 0);
+                    break;
+                }
+            }
+        }
+        for n in unwritten..burst {
+            let place = from.add(n, self.size);
+            let word = self.high(place);
+            self.store(place, emptied(word));
+        }
+        words.into_iter().rev().for_each(|(place, word)| self.store(place, word));
+        true
+    }
+
+    /// Returns a chain to the driver, as `write_used` does, with all of its descriptors.
+    pub(super) fn trail_used(&mut self, slot: u16, written: u32) {
+        let kept = &self.slots[usize::from(slot)];
+        let (count, mut place) = (length(kept), self.used);
+        let word = used_word(place, kept.id, written);
+        let trail = self.trail.get_or_insert_default();
+        if self.first.is_none() {
+            self.first = Some((place, word));
+        } else {
+            trail.push((place, word));
+        }
+        for (_, high) in kept.descs.iter().skip(1) {
+            place = place.add(1, self.size);
+            trail.push((place, shown(*high, place)));
+        }
+        self.has_used(slot, count);
+    }
+
+    /// Writes all of the burst but its first descriptor, from the last one down.
+    pub(super) fn write_trail(&mut self) {
+        let Some(mut trail) = self.trail.take() else { return };
+        trail.drain(..).rev().for_each(|(place, word)| self.store(place, word));
+        self.trail = Some(trail);
+    }
+
+    fn store(&self, place: Place, word: u64) {
+        self.areas.desc.store_u64(byte_of(place) + 8, word);
+        // Whoever finds this process killed relies on the order of these stores.
+        fence_compiler();
+    }
+
+    fn high(&self, place: Place) -> u64 {
+        self.areas.desc.load_u64_acquire(byte_of(place) + 8).to_le()
+    }
+}
+
+/// The second word of the used descriptor of a chain.
+fn used_word(place: Place, id: u16, written: u32) -> u64 {
+    let flags = place.used_flags();
+    Descriptor { addr: 0, len: written, flags, next: 0 }.emit_packed(id).1
+}
+
+/// The second word of a descriptor of a chain behind its first one, when the chain is used. The
+/// driver does not look at it (§2.8.6); all but two of its flags stay.
+fn shown(high: u64, place: Place) -> u64 {
+    let flags = flags_of(high) & !(F_AVAIL | F_USED) | place.used_flags();
+    (high & (u64::MAX >> 16) | u64::from(flags) << 48).to_le()
+}
+
+/// A used descriptor with the length 0.
+fn emptied(high: u64) -> u64 {
+    (high & !u64::from(u32::MAX)).to_le()
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the highest 16 bits")]
+fn flags_of(high: u64) -> u16 {
+    (high >> 48) as u16
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "16 bits of it")]
+fn id_of(high: u64) -> u16 {
+    (high >> 32) as u16
+}
