@@ -1,5 +1,5 @@
-//! Every interleaving of both halves, on loom's words: what is published is seen whole, and no
-//! notification is lost. Run with
+//! Every interleaving of both halves of either format, on loom's words: what is published is seen
+//! whole, and no notification is lost. Run with
 //! `RUSTFLAGS="--cfg loom" cargo test -p manyring-queue --release --test interleave`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(loom)]
@@ -8,29 +8,31 @@ use loom::sync::Arc as LoomArc;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use manyring_memory::{GuestMemory, Mapping, RegionSpec, Words};
-use manyring_queue::split::{DeviceHalf, DriverHalf, RingAreas};
-use manyring_queue::{BATCH_CHAINS, Batch, Chains, QueueConfig, Ring, RingAddresses, RingFeatures};
-use manyring_wire::virtqueue::{avail_ring_size, desc_table_size, used_ring_size};
+use manyring_queue::split::{self, RingAreas};
+use manyring_queue::{
+    BATCH_CHAINS, Base, Batch, DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures,
+    packed,
+};
+use manyring_wire::virtqueue::{EVENT_SIZE, avail_ring_size, desc_table_size, used_ring_size};
 use std::sync::Arc;
 
 const SIZE: u16 = 2;
 const GUEST: u64 = 0x1000;
 
-/// Runs `test` under every interleaving with up to `preemptions` switches nobody asked for, with
-/// and without EVENT_IDX.
+/// Runs `test` under every interleaving with up to `preemptions` switches nobody asked for, for
+/// both formats, with and without EVENT_IDX.
 fn explore(preemptions: usize, test: fn(RingFeatures)) {
-    for event_idx in [false, true] {
+    for (event_idx, packed) in [(false, false), (true, false), (false, true), (true, true)] {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(preemptions);
         builder.max_branches = 20_000;
-        let features =
-            RingFeatures { event_idx, indirect: false, in_order: event_idx, packed: false };
+        let features = RingFeatures { event_idx, indirect: false, in_order: event_idx, packed };
         builder.check(move || test(features));
     }
 }
 
-/// Both halves of a ring whose indexes begin at `base`, and the host address of the memory.
-fn halves(features: RingFeatures, base: u16) -> (DriverHalf, DeviceHalf, usize) {
+/// The areas of a split ring whose indexes begin at `base`.
+fn split_areas(features: RingFeatures, base: u16) -> RingAreas {
     let areas = RingAreas {
         desc: Words::zeroed(desc_table_size(SIZE)),
         avail: Words::zeroed(avail_ring_size(SIZE)),
@@ -43,18 +45,42 @@ fn halves(features: RingFeatures, base: u16) -> (DriverHalf, DeviceHalf, usize) 
         areas.avail.store_u16(avail_ring_size(SIZE) - 2, base);
         areas.used.store_u16(used_ring_size(SIZE) - 2, base);
     }
+    areas
+}
+
+/// Both halves of a ring at the end of a lap, and the host address of the memory.
+fn halves(features: RingFeatures) -> (DriverQueue, DeviceQueue, usize) {
     let mapping = Arc::new(Mapping::anonymous(4096).unwrap());
     let host = mapping.slice(0, 1).unwrap().address();
     let spec = RegionSpec { guest_addr: GUEST, size: 4096, user_addr: 0, mmap_offset: 0 };
     let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping).unwrap());
     let addresses = RingAddresses { descriptor: 0, available: 0, used: 0 };
-    let config = QueueConfig { size: SIZE, addresses, base: base.into(), features };
-    let driver = DriverHalf::with_areas(config, areas.clone()).unwrap();
-    (driver, DeviceHalf::with_areas(config, areas, memory).unwrap(), host)
+    let config = |base| QueueConfig { size: SIZE, addresses, base, features };
+    if features.packed {
+        // The last descriptor, on an odd lap.
+        let place = 0x8000 | u32::from(SIZE - 1);
+        let config = config(Base::from_bits(place | place << 16));
+        let areas = RingAreas {
+            desc: Words::zeroed_long(desc_table_size(SIZE)),
+            avail: Words::zeroed_wide(EVENT_SIZE),
+            used: Words::zeroed_wide(EVENT_SIZE),
+        };
+        let driver = packed::DriverHalf::with_areas(config, areas.clone()).unwrap();
+        let mut device = packed::DeviceHalf::with_areas(config, areas, memory).unwrap();
+        if features.in_order {
+            device = device.trailed();
+        }
+        return (DriverQueue::Packed(driver), DeviceQueue::Packed(device), host);
+    }
+    let (base, config) = (u16::MAX, config(u16::MAX.into()));
+    let areas = split_areas(features, base);
+    let driver = split::DriverHalf::with_areas(config, areas.clone()).unwrap();
+    let device = split::DeviceHalf::with_areas(config, areas, memory).unwrap();
+    (DriverQueue::Split(driver), DeviceQueue::Split(device), host)
 }
 
 /// Pops what there is and checks that chain `n` is the one the driver added as its `n`-th.
-fn pop_checked(device: &mut DeviceHalf, batch: &mut Batch, host: usize, seen: &mut u64) -> u64 {
+fn pop_checked(device: &mut DeviceQueue, batch: &mut Batch, host: usize, seen: &mut u64) -> u64 {
     let popped = device.pop_batch(batch, BATCH_CHAINS);
     assert_eq!(device.fault(), None);
     for index in 0..popped {
@@ -68,7 +94,7 @@ fn pop_checked(device: &mut DeviceHalf, batch: &mut Batch, host: usize, seen: &m
     popped as u64
 }
 
-fn add(driver: &mut DriverHalf, n: u64) {
+fn add(driver: &mut DriverQueue, n: u64) {
     let len = u32::try_from(n).unwrap() + 1;
     driver.add(&[(GUEST + 16 * n, len)], &[]).unwrap();
 }
@@ -76,7 +102,7 @@ fn add(driver: &mut DriverHalf, n: u64) {
 #[test]
 fn a_popped_chain_has_the_descriptors_that_were_written_and_comes_back_whole() {
     explore(5, |features| {
-        let (mut driver, mut device, host) = halves(features, 65_535);
+        let (mut driver, mut device, host) = halves(features);
         let guest = thread::spawn(move || {
             for n in 0..2 {
                 add(&mut driver, n);
@@ -107,7 +133,7 @@ fn a_popped_chain_has_the_descriptors_that_were_written_and_comes_back_whole() {
 #[test]
 fn a_device_that_asked_for_notifications_and_sleeps_is_kicked() {
     explore(6, |features| {
-        let (mut driver, mut device, host) = halves(features, 65_535);
+        let (mut driver, mut device, host) = halves(features);
         let kicked = LoomArc::new(AtomicBool::new(false));
         let kick = kicked.clone();
         let guest = thread::spawn(move || {
@@ -133,7 +159,7 @@ fn a_device_that_asked_for_notifications_and_sleeps_is_kicked() {
 #[test]
 fn a_driver_that_asked_for_notifications_and_sleeps_is_called() {
     explore(6, |features| {
-        let (mut driver, mut device, _) = halves(features, 65_535);
+        let (mut driver, mut device, _) = halves(features);
         add(&mut driver, 0);
         add(&mut driver, 1);
         driver.publish();
@@ -160,5 +186,24 @@ fn a_driver_that_asked_for_notifications_and_sleeps_is_called() {
         host_side.join().unwrap();
         let called = called.load(Ordering::Relaxed);
         assert!(taken == 2 || work || called, "a lost call");
+    });
+}
+
+#[test]
+fn a_burst_is_seen_whole() {
+    explore(5, |features| {
+        let (mut driver, mut device, host) = halves(features);
+        add(&mut driver, 0);
+        add(&mut driver, 1);
+        driver.publish();
+        let host_side = thread::spawn(move || {
+            let (mut batch, mut seen) = (Batch::new(), 0);
+            assert_eq!(pop_checked(&mut device, &mut batch, host, &mut seen), 2);
+            device.publish();
+        });
+        if driver.take_used().is_some() {
+            assert_eq!(driver.take_used(), Some((1, 101)), "the second is not there");
+        }
+        host_side.join().unwrap();
     });
 }

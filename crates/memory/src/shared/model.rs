@@ -1,6 +1,6 @@
 //! Guest words as loom atomics, with the methods of the real ones.
 
-use loom::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
+use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::Arc;
 
 /// Orders everything before it against everything after it, loads and stores alike.
@@ -9,11 +9,13 @@ pub fn fence_full() {
 }
 
 /// Words of a ring as loom atomics of 16 bits each; wider words are put together from them. Of
-/// a ring whose indexes have 32 bits, an atomic has 32 bits, and the ring is made of these.
+/// a ring whose indexes have 32 bits, an atomic has 32 bits, and the ring is made of these; of a
+/// packed ring's descriptors it has 64 bits.
 #[derive(Clone, Debug)]
 pub struct Words {
     cells: Arc<Vec<AtomicU16>>,
     wide: Arc<Vec<AtomicU32>>,
+    long: Arc<Vec<AtomicU64>>,
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "words are cut into cells of 16 bits")]
@@ -22,13 +24,19 @@ impl Words {
     #[must_use]
     pub fn zeroed(len: usize) -> Self {
         let cells = Arc::new((0..len.div_ceil(2)).map(|_| AtomicU16::new(0)).collect());
-        Self { cells, wide: Arc::default() }
+        Self { cells, wide: Arc::default(), long: Arc::default() }
     }
     /// `len` zeroed bytes of a ring whose words have 32 bits.
     #[must_use]
     pub fn zeroed_wide(len: usize) -> Self {
         let wide = Arc::new((0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect());
-        Self { cells: Arc::default(), wide }
+        Self { cells: Arc::default(), wide, long: Arc::default() }
+    }
+    /// `len` zeroed bytes of a ring whose words have 64 bits.
+    #[must_use]
+    pub fn zeroed_long(len: usize) -> Self {
+        let long = Arc::new((0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect());
+        Self { cells: Arc::default(), wide: Arc::default(), long }
     }
     /// Never maps: the model has no guest memory.
     #[must_use]
@@ -38,7 +46,7 @@ impl Words {
     /// Bytes.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.cells.len() * 2 + self.wide.len() * 4
+        self.cells.len() * 2 + self.wide.len() * 4 + self.long.len() * 8
     }
     /// Never.
     #[must_use]
@@ -71,15 +79,21 @@ impl Words {
     pub fn load_u64_pair(&self, offset: usize) -> (u64, u64) {
         (self.load_u64(offset), self.load_u64(offset + 8))
     }
-    /// Reads a 64-bit word in four cells, the last one with acquire and first.
+    /// Reads a 64-bit word with acquire; of cells, the last one so and first.
     #[must_use]
     pub fn load_u64_acquire(&self, offset: usize) -> u64 {
+        if let Some(word) = self.long.get(offset / 8) {
+            return word.load(Ordering::Acquire);
+        }
         let last = u64::from(self.load_u16_acquire(offset + 6));
         (0..3)
             .fold(last << 48, |word, i| word | u64::from(self.load_u16(offset + 2 * i)) << (16 * i))
     }
-    /// Writes a 64-bit word in four cells, the last one with release and at the end.
+    /// Writes a 64-bit word with release; of cells, the last one so and at the end.
     pub fn store_u64_release(&self, offset: usize, value: u64) {
+        if let Some(word) = self.long.get(offset / 8) {
+            return word.store(value, Ordering::Release);
+        }
         for i in 0..3 {
             self.store_u16(offset + 2 * i, (value >> (16 * i)) as u16);
         }
@@ -92,8 +106,11 @@ impl Words {
     pub fn compare_exchange_u64(&self, offset: usize, _: u64, _: u64) -> Result<u64, u64> {
         Err(self.load_u64(offset))
     }
-    /// Writes a 64-bit word in four cells.
+    /// Writes a 64-bit word, in four cells if there are such.
     pub fn store_u64(&self, offset: usize, value: u64) {
+        if let Some(word) = self.long.get(offset / 8) {
+            return word.store(value, Ordering::Relaxed);
+        }
         for i in 0..4 {
             self.store_u16(offset + 2 * i, (value >> (16 * i)) as u16);
         }
