@@ -72,6 +72,9 @@ enum Command {
         /// Instead of hostile guests: kill the daemon this often under a QEMU guest with fio.
         #[arg(long, value_name = "N", conflicts_with_all = ["minutes", "tricks"])]
         kill: Option<u32>,
+        /// The format of the guest's rings then.
+        #[arg(long, value_enum, default_value = "split", requires = "kill")]
+        ring: soak::Ring,
     },
     /// Time TCP requests and responses of real guests, with each way of polling.
     GuestRr(guest_load::GuestRr),
@@ -157,7 +160,7 @@ fn run(command: Command) -> Outcome {
         Command::Ci => gate::run(),
         Command::Tidy => tidy::run(),
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
-        Command::Soak { kill: Some(count), seed, .. } => soak::kill(count, seed),
+        Command::Soak { kill: Some(count), ring, seed, .. } => soak::kill(count, ring, seed),
         Command::Soak { minutes, seed, tricks, .. } => soak::run(minutes, seed, tricks),
         Command::GuestRr(args) => guest_load::rr(&args),
         Command::GuestReclaim(args) => guest_load::reclaim(&args),

@@ -6,6 +6,13 @@ use manyring_system::soak::{self, Kills, Options};
 use manyring_system::{Context, Outcome, check};
 use std::time::{Duration, SystemTime};
 
+/// The format of a guest's rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Ring {
+    Split,
+    Packed,
+}
+
 /// Soaks the release build. Without a seed the clock gives one.
 pub(crate) fn run(minutes: f64, seed: Option<u64>, tricks: Option<String>) -> Outcome {
     let time = Duration::try_from_secs_f64(minutes * 60.0).context("--minutes")?;
@@ -21,13 +28,14 @@ pub(crate) fn run(minutes: f64, seed: Option<u64>, tricks: Option<String>) -> Ou
 
 /// Kills the daemon `count` times under a guest that compares what it reads. The debug build also
 /// checks itself.
-pub(crate) fn kill(count: u32, seed: Option<u64>) -> Outcome {
+pub(crate) fn kill(count: u32, ring: Ring, seed: Option<u64>) -> Outcome {
     println!("xtask: building manyring");
     let binary = build_daemon("dev")?;
     let logs = soak::fresh_logs(target()?.join("soak-logs"))?;
     println!("xtask: the logs of daemon and guest lie in {}", logs.display());
     let seed = seed.unwrap_or_else(seed_of_the_clock);
-    soak::run_kills(&Kills { binary, count, seed, logs })
+    let is_packed = ring == Ring::Packed;
+    soak::run_kills(&Kills { binary, count, seed, is_packed, logs })
 }
 
 fn seed_of_the_clock() -> u64 {

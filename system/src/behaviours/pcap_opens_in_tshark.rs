@@ -2,7 +2,7 @@
 
 use super::testpmd_client::{echoes_agree, ping};
 use super::{Behaviour, Scene};
-use crate::net::testpmd::{Options, Testpmd};
+use crate::net::testpmd::{Options, Rings, Testpmd};
 use crate::net::{Frames, Namespace};
 use crate::{Outcome, check};
 
@@ -21,6 +21,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         pairs: 1,
         is_mergeable: true,
         in_order: true,
+        rings: Rings::Split,
         mode: "icmpecho",
         frame_size: 64,
         devices: &[],

@@ -15,6 +15,7 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "qemu_migrates_between
 /// Two writers that go through the page cache, and empty it before they read; one whose data stays
 /// in memory; and one that talks to the host.
 const SCRIPT: &str = r#"
+[ "$(cut -c35 /sys/block/vda/device/features)" = 1 ] || fail "the disk's rings are not packed"
 network
 wrong() { echo "$1" >> /tmp/bad; }
 disk() {
@@ -102,6 +103,8 @@ impl Host {
         let options = GuestOptions {
             socket: Some(&blk),
             queues: 2,
+            // And the network's are split.
+            is_packed: true,
             cpus: 2,
             net: Some(Net { socket: &net, pairs: 1 }),
             script: &script,

@@ -3,7 +3,7 @@
 use super::{Behaviour, Scene};
 use crate::command::wait_for;
 use crate::daemon::Daemon;
-use crate::net::testpmd::{Counts, Options, Testpmd};
+use crate::net::testpmd::{Counts, Options, Rings, Testpmd};
 use crate::net::{Capture, Frames, Namespace};
 use crate::{Context, Outcome, check};
 use std::collections::HashMap;
@@ -24,15 +24,21 @@ const TRIES: usize = 60;
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;
-    for pairs in [1, 2] {
-        for (is_mergeable, in_order) in [(true, true), (true, false), (false, true)] {
-            let case = Case { scene, namespace: &namespace, pairs, is_mergeable, in_order };
-            let name = format!("{pairs} pairs, mergeable {is_mergeable}, in order {in_order}");
-            case.txonly_to_null().context(format!("{name}: txonly to null"))?;
-            case.rxonly_from_generator().context(format!("{name}: rxonly from the generator"))?;
-            case.txonly_to_tap().context(format!("{name}: txonly to a tap"))?;
-            case.echoes_over_tap().context(format!("{name}: a loop over a tap"))?;
-        }
+    for (pairs, rings, is_mergeable, in_order) in [
+        (1, Rings::Split, true, true),
+        (1, Rings::Split, false, true),
+        (2, Rings::Split, true, false),
+        (1, Rings::Packed, false, false),
+        (2, Rings::Packed, true, true),
+        (1, Rings::Vectorised, false, true),
+    ] {
+        let case = Case { scene, namespace: &namespace, pairs, rings, is_mergeable, in_order };
+        let name =
+            format!("{pairs} pairs, {rings:?}, mergeable {is_mergeable}, in order {in_order}");
+        case.txonly_to_null().context(format!("{name}: txonly to null"))?;
+        case.rxonly_from_generator().context(format!("{name}: rxonly from the generator"))?;
+        case.txonly_to_tap().context(format!("{name}: txonly to a tap"))?;
+        case.echoes_over_tap().context(format!("{name}: a loop over a tap"))?;
     }
     namespace.holds_only(&[])
 }
@@ -42,6 +48,7 @@ struct Case<'a> {
     scene: &'a Scene<'a>,
     namespace: &'a Namespace,
     pairs: u32,
+    rings: Rings,
     is_mergeable: bool,
     in_order: bool,
 }
@@ -66,9 +73,10 @@ impl Case<'_> {
     }
 
     fn connect(&self, daemon: &Daemon, mode: &str, frame_size: u32) -> Outcome<Testpmd> {
-        let Self { pairs, is_mergeable, in_order, .. } = *self;
+        let Self { pairs, rings, is_mergeable, in_order, .. } = *self;
         let (socket, devices) = (&daemon.socket(), &[]);
-        let options = Options { socket, pairs, is_mergeable, in_order, mode, frame_size, devices };
+        let options =
+            Options { socket, pairs, rings, is_mergeable, in_order, mode, frame_size, devices };
         Testpmd::start(&options, self.scene.folder.path(), &self.scene.log("testpmd.log"))
     }
 

@@ -21,12 +21,37 @@ pub struct Options<'a> {
     pub is_mergeable: bool,
     /// Whether it wants its buffers back in the order in which it made them available.
     pub in_order: bool,
+    /// Its rings.
+    pub rings: Rings,
     /// testpmd's word: `txonly`, `rxonly`, `icmpecho` ..
     pub mode: &'a str,
     /// Bytes of a frame of `txonly`.
     pub frame_size: u32,
     /// Further virtual devices of DPDK, its ports from 1 on.
     pub devices: &'a [&'a str],
+}
+
+/// The rings of testpmd's virtio port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rings {
+    /// Split rings.
+    Split,
+    /// Packed rings.
+    Packed,
+    /// Packed rings whose driver uses AVX-512, which wants chains in order and no mergeable
+    /// buffers. Where the CPU has none, it takes its plain driver.
+    Vectorised,
+}
+
+impl Rings {
+    /// The words of the device.
+    fn words(self) -> &'static str {
+        match self {
+            Self::Split => "packed_vq=0",
+            Self::Packed => "packed_vq=1",
+            Self::Vectorised => "packed_vq=1,vectorized=1",
+        }
+    }
 }
 
 /// Frames that testpmd has seen on its virtio port.
@@ -60,13 +85,17 @@ impl Testpmd {
         command.args(["--lcores", "0@0,1@0", "--no-pci", "--no-telemetry"]);
         command.args(["--file-prefix", "testpmd", "--no-huge", "-m", "256"]);
         command.arg("--vdev").arg(format!(
-            "net_virtio_user0,path={},queues={},queue_size=1024,packed_vq=0,mrg_rxbuf={},\
+            "net_virtio_user0,path={},queues={},queue_size=1024,{},mrg_rxbuf={},\
              in_order={},mac=52:54:00:00:00:01",
             options.socket.display(),
             options.pairs,
+            options.rings.words(),
             u8::from(options.is_mergeable),
             u8::from(options.in_order)
         ));
+        if options.rings == Rings::Vectorised {
+            command.arg("--force-max-simd-bitwidth=512");
+        }
         for device in options.devices {
             command.args(["--vdev", device]);
         }

@@ -22,6 +22,8 @@ pub struct Kills {
     pub count: u32,
     /// What the times of the kills and the requests that are held come from.
     pub seed: u64,
+    /// The disk's rings are packed.
+    pub is_packed: bool,
     /// Where logs and the image go; the folder is there.
     pub logs: PathBuf,
 }
@@ -31,6 +33,7 @@ const IMAGE_MIB: u64 = 64;
 /// Two jobs at depth 16, each on its own part of the disk: blocks of random sizes are written in
 /// random order, read again and compared, until the host says that it is enough.
 const SCRIPT: &str = r#"
+[ "$(cut -c35 /sys/block/vda/device/features)" = $is_packed ] || fail "rings of the other format"
 load() {
     while [ ! -e /tmp/stop ]; do
         fio --name=load --filename=$DISK --direct=1 --ioengine=libaio --iodepth=16 \
@@ -59,7 +62,8 @@ mark runs $(wc -l < /tmp/runs)
 /// found a fault in the guest's ring.
 pub fn run(kills: &Kills) -> Outcome {
     packages::need("the soak of kills", &["fio", "gcc", "binutils"])?;
-    println!("soak: {} kills, seed {}", kills.count, kills.seed);
+    let format = if kills.is_packed { "packed" } else { "split" };
+    println!("soak: {} kills, {format} rings, seed {}", kills.count, kills.seed);
     let (folder, files) = (Folder::new()?, Folder::inside(&kills.logs)?);
     let image = files.path().join("disk.img");
     let file = File::create(&image).context(image.display())?;
@@ -82,10 +86,11 @@ pub fn run(kills: &Kills) -> Outcome {
     let options = GuestOptions {
         socket: Some(&socket),
         queues: 2,
+        is_packed: kills.is_packed,
         cpus: 2,
         programs: &["fio"],
         root: Some(&root),
-        script: SCRIPT,
+        script: &format!("is_packed={}\n{SCRIPT}", u8::from(kills.is_packed)),
         ..GuestOptions::default()
     };
     let kernel = Kernel::prepare(Kind::Qemu)?;
