@@ -2,7 +2,7 @@
 
 use arbitrary::Arbitrary;
 use manyring_memory::{GuestMemory, GuestSlice, Mapping, RegionSpec, Words};
-use manyring_queue::{QueueConfig, RingAddresses, RingFeatures};
+use manyring_queue::{Base, QueueConfig, RingAddresses, RingFeatures};
 use manyring_wire::virtqueue::{
     AVAIL_ALIGN, DESC_ALIGN, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESCRIPTOR_SIZE,
     Descriptor, RING_IDX, avail_entry, avail_ring_size, desc_table_size, used_ring_size,
@@ -104,6 +104,37 @@ impl Guest {
             },
             memory: Arc::new(memory),
             mappings,
+        }
+    }
+
+    /// The same guest with a packed ring, of any size.
+    pub fn packed(mut self, base: u32) -> Self {
+        self.config.features.packed = true;
+        self.config.base = Base::from_bits(base);
+        self
+    }
+
+    /// Writes a descriptor of the packed ring, or of the indirect table: `flags` are those of the
+    /// ring in the two highest bits, `avail` and `used`, and those of the descriptor below.
+    pub fn set_packed(&self, table: bool, index: u8, place: &Place, len: u32, flags: u8, id: u16) {
+        let [avail, used] = [u16::from(flags >> 6 & 1) << 7, u16::from(flags >> 7) << 15];
+        let (words, count) = if table { (&self.table, 16) } else { (&self.desc, self.config.size) };
+        let flags = u16::from(flags % 8) | if table { 0 } else { avail | used };
+        let (low, high) = Descriptor { addr: place.addr(), len, flags, next: 0 }.emit_packed(id);
+        let at = usize::from(u16::from(index) % count) * DESCRIPTOR_SIZE;
+        words.store_u64(at, low);
+        words.store_u64_release(at + 8, high);
+    }
+
+    /// Makes all flags of the packed ring's descriptors those of a ring that was used up to `at`,
+    /// and of which the descriptors from there to `end` are available.
+    pub fn set_laps(&self, at: u16, end: u16, wrap: bool) {
+        for index in 0..self.config.size {
+            let is_used = (index < at) == wrap;
+            let is_avail = if (at..end).contains(&index) { wrap } else { is_used };
+            let flags = u8::from(is_avail) << 6 | u8::from(is_used) << 7;
+            let place = Place::Data { at: index };
+            self.set_packed(false, index.to_le_bytes()[0], &place, 16, flags, index);
         }
     }
 
