@@ -74,9 +74,12 @@ impl Words {
     fn load_u64(&self, offset: usize) -> u64 {
         (0..4).map(|i| u64::from(self.load_u16(offset + 2 * i)) << (16 * i)).sum()
     }
-    /// Reads two 64-bit words in eight cells.
+    /// Reads two 64-bit words, in eight cells if there are such.
     #[must_use]
     pub fn load_u64_pair(&self, offset: usize) -> (u64, u64) {
+        if let Some([low, high]) = self.long.get(offset / 8..offset / 8 + 2) {
+            return (low.load(Ordering::Relaxed), high.load(Ordering::Relaxed));
+        }
         (self.load_u64(offset), self.load_u64(offset + 8))
     }
     /// Reads a 64-bit word with acquire; of cells, the last one so and first.

@@ -17,9 +17,11 @@
 
 mod again;
 mod built;
+mod kept;
 mod logged;
 mod trailed;
 
+use self::kept::Kept;
 use super::place::{
     EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, Place, event_word, wants_event,
 };
@@ -30,25 +32,12 @@ use crate::config::{RingAddresses, RingAreas, RingFeatures};
 use crate::error::QueueError;
 use crate::order::Order;
 use crate::record::marks::Marks;
-use crate::record::packed::{PackedInflight, Recorded};
+use crate::record::packed::PackedInflight;
 use crate::ring::{Chains, Ring};
 use crate::walk::{Table, Walk, gather, table_entries};
 use manyring_memory::{GuestAddr, GuestMemory, LastHit, SliceList, fence_full};
 use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor};
 use std::sync::Arc;
-
-/// What is kept of a chain that was popped and has not gone back.
-#[derive(Debug, Default)]
-struct Slot {
-    id: u16,
-    /// Where it lay in the ring; `None` for a chain that a former process has taken.
-    at: Option<Place>,
-    /// Its descriptors, as the two words of each.
-    descs: Vec<(u64, u64)>,
-    recorded: Recorded,
-    /// A former process has taken it; it was popped again.
-    is_again: bool,
-}
 
 /// The device half.
 #[derive(Debug)]
@@ -81,7 +70,7 @@ pub struct DeviceHalf {
     has_begun: bool,
     /// The base is 0: front-ends that do not think of packed rings say so for a new one.
     is_unsure: bool,
-    slots: Vec<Slot>,
+    slots: Vec<Kept>,
     free_slots: Vec<u16>,
     aside: Aside,
     order: Order,
@@ -104,26 +93,26 @@ pub struct DeviceHalf {
 }
 
 impl DeviceHalf {
-    /// The second word of the next descriptor, if that is available.
+    /// True if the descriptor at a place is available there.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "the highest 16 bits")]
-    fn available_at(&self, place: Place) -> Option<u64> {
-        // Acquire: the rest of the chain is read after the flags of its first descriptor.
+    fn is_available(&self, place: Place) -> bool {
+        // Acquire: the chain is read after the flags of its first descriptor.
         let high = self.areas.desc.load_u64_acquire(byte_of(place) + 8);
-        place.is_avail((high >> 48) as u16).then_some(high.to_le())
+        place.is_avail((high >> 48) as u16)
     }
 
-    /// Walks the chain at `place`, whose first descriptor has `high` as its second word.
+    /// Walks the chain at `place`. Gives its entry, and how many descriptors it has.
     #[inline]
     fn pop_chain(
         &mut self,
-        (place, high): (Place, u64),
+        place: Place,
         batch: &mut Batch,
         empty: &mut usize,
     ) -> Result<(Entry, u16), QueueError> {
         let slot = self.take_slot();
         let start = batch.slices.len();
-        let walked = self.walk_ring((place, high), (slot, Walk::from(start)), &mut batch.slices);
+        let walked = self.walk_ring(place.at, (slot, Walk::from(start)), &mut batch.slices);
         let walk = match walked {
             Ok(walk) => walk,
             Err(fault) => {
@@ -136,7 +125,7 @@ impl DeviceHalf {
         let border = walk.writable_at.min(end);
         let kept = &mut self.slots[usize::from(slot)];
         kept.at = Some(place);
-        let count = length(kept);
+        let count = kept.count();
         self.held += count;
         Ok((Entry::new(Chain::new(slot), start, border, end), count))
     }
@@ -146,39 +135,35 @@ impl DeviceHalf {
     #[inline]
     fn walk_ring(
         &mut self,
-        (place, mut high): (Place, u64),
+        mut at: u16,
         (slot, mut walk): (u16, Walk),
         slices: &mut SliceList,
     ) -> Result<Walk, QueueError> {
-        let Self { areas, slots, last_hit, size, held, features, .. } = self;
+        let Self { areas, slots, last_hit, size, held, features, memory, .. } = self;
         let kept = &mut slots[usize::from(slot)];
-        kept.descs.clear();
-        let (mut at, size, mut in_flight) = (place.at, *size, *held);
-        loop {
-            if in_flight >= size {
-                return Err(QueueError::Overfull { available: 1, in_flight, size });
-            }
-            in_flight += 1;
-            let low = areas.desc.load_u64_acquire(usize::from(at) * DESCRIPTOR_SIZE).to_le();
-            kept.descs.push((low, high));
+        let size = *size;
+        for n in 0..size - *held {
+            let (low, high) = areas.desc.load_u64_pair(usize::from(at) * DESCRIPTOR_SIZE);
+            kept.keep(n, (low, high));
             let (desc, id) = Descriptor::parse_packed(low, high);
-            kept.id = id;
             if desc.is_indirect() {
                 if desc.has_next() {
                     return Err(QueueError::IndirectNext);
                 }
-                return walk_table(desc, *features, &self.memory, (last_hit, walk, slices));
+                kept.end(n + 1, id);
+                return walk_table(desc, *features, memory, (last_hit, walk, slices));
             }
             walk.add(desc, last_hit, slices)?;
             if !desc.has_next() {
+                kept.end(n + 1, id);
                 return walk.end();
             }
             at += 1;
             if at == size {
                 at = 0;
             }
-            high = areas.desc.load_u64_acquire(usize::from(at) * DESCRIPTOR_SIZE + 8).to_le();
         }
+        Err(QueueError::Overfull { available: 1, in_flight: size, size })
     }
 
     #[inline]
@@ -193,7 +178,7 @@ impl DeviceHalf {
     #[cold]
     #[allow(clippy::cast_possible_truncation, reason = "one for each descriptor, and one more")]
     fn further_slot(&mut self) -> u16 {
-        self.slots.push(Slot::default());
+        self.slots.push(Kept::default());
         (self.slots.len() - 1) as u16
     }
 
@@ -201,7 +186,7 @@ impl DeviceHalf {
     #[inline]
     fn write_used(&mut self, slot: u16, written: u32) {
         let kept = &self.slots[usize::from(slot)];
-        let count = length(kept);
+        let count = kept.count();
         let flags = self.used.used_flags();
         let desc = Descriptor { addr: 0, len: written, flags, next: 0 };
         let (_, word) = desc.emit_packed(kept.id);
@@ -218,10 +203,16 @@ impl DeviceHalf {
     fn has_used(&mut self, slot: u16, count: u16) {
         self.used = self.used.add(count, self.size);
         self.held -= count;
-        self.unsignalled = self.unsignalled.saturating_add(count);
         self.pushed += 1;
-        self.given = self.given.wrapping_add(1);
         self.free_slots.push(slot);
+    }
+
+    /// A burst that begins at `place` was shown to the driver. Returns its chains.
+    #[inline]
+    fn shown_from(&mut self, place: Place) -> u16 {
+        let moved = self.used.since(place, self.size).unwrap_or(self.size);
+        self.unsignalled = self.unsignalled.saturating_add(moved);
+        std::mem::take(&mut self.pushed)
     }
 
     /// A ring that goes on at its first descriptor, on an even lap, has the base 0. So has a new
@@ -294,7 +285,7 @@ impl Ring for DeviceHalf {
         if !self.is_plain {
             return self.fault.is_none();
         }
-        self.has_more = self.available_at(self.avail).is_some();
+        self.has_more = self.is_available(self.avail);
         self.has_more
     }
 
@@ -332,7 +323,7 @@ impl Ring for DeviceHalf {
         let Some((place, word)) = self.first.take() else { return 0 };
         // Release: the used descriptors behind it, and the data, come first.
         self.areas.desc.store_u64_release(byte_of(place) + 8, word);
-        std::mem::take(&mut self.pushed)
+        self.shown_from(place)
     }
 
     #[inline]
@@ -417,14 +408,14 @@ impl Chains for DeviceHalf {
         }
         let (mut empty, in_flight, size, mut place) = (0, self.in_flight, self.size, self.avail);
         self.has_more = false;
-        while let Some(high) = self.available_at(place) {
+        while self.is_available(place) {
             if batch.entries.len() >= max.min(BATCH_CHAINS)
                 || batch.slices.len() + empty >= BATCH_SLICES
             {
                 self.has_more = true;
                 break;
             }
-            match self.pop_chain((place, high), batch, &mut empty) {
+            match self.pop_chain(place, batch, &mut empty) {
                 Ok((entry, count)) => {
                     batch.entries.push(entry);
                     place = place.add(count, size);
@@ -490,12 +481,6 @@ impl Chains for DeviceHalf {
 #[inline]
 fn byte_of(place: Place) -> usize {
     usize::from(place.at) * DESCRIPTOR_SIZE
-}
-
-/// Descriptors of a chain.
-#[inline]
-fn length(slot: &Slot) -> u16 {
-    counted(slot.descs.len())
 }
 
 #[inline]

@@ -227,8 +227,13 @@ impl PackedInflight {
         Ok(owed)
     }
 
-    /// Records that a chain of these descriptors is taken: at most as many as entries are free.
-    pub(crate) fn taken(&mut self, descs: &[(u64, u64)]) -> Recorded {
+    /// Records that a chain of these `num` descriptors is taken: at most as many as entries are
+    /// free.
+    pub(crate) fn taken<'a>(
+        &mut self,
+        num: u16,
+        descs: impl Iterator<Item = &'a (u64, u64)>,
+    ) -> Recorded {
         let (head, mut last) = (self.free, self.free);
         for (low, high) in descs {
             let Some(next) = self.next.get(usize::from(self.free)) else { break };
@@ -240,7 +245,6 @@ impl PackedInflight {
         self.words.store_u64(entry(head) + COUNTER, self.counter);
         self.counter = self.counter.wrapping_add(1);
         fence_compiler();
-        let num = u16::try_from(descs.len()).unwrap_or(u16::MAX);
         self.words
             .store_u64(entry(head) + STATE, state(self.next[usize::from(head)], last, num, 1));
         fence_compiler();

@@ -1,6 +1,6 @@
 //! Chains of a packed ring that do not lie in it: set aside, owed by a former process, recorded.
 
-use super::{DeviceHalf, Slot, byte_of, counted, length, walk_table};
+use super::{DeviceHalf, Kept, byte_of, counted, walk_table};
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
 use crate::error::QueueError;
 use crate::packed::place::{F_AVAIL, F_USED};
@@ -24,9 +24,14 @@ impl DeviceHalf {
         };
         (self.used, self.held) = (resumed.used, 0);
         for (recorded, descs) in resumed.owed {
-            let id = descs.last().map_or(0, |(low, high)| Descriptor::parse_packed(*low, *high).1);
-            self.held += counted(descs.len());
-            self.slots.push(Slot { id, at: None, descs, recorded, is_again: false });
+            let mut kept = Kept::default();
+            kept.recorded = recorded;
+            for (n, (low, high)) in (0..).zip(descs) {
+                kept.keep(n, (low, high));
+                kept.end(n + 1, Descriptor::parse_packed(low, high).1);
+            }
+            self.held += kept.count();
+            self.slots.push(kept);
         }
         self.owed = (0..counted(self.slots.len())).rev().collect();
         self.avail = self.used.add(self.held, self.size);
@@ -119,7 +124,7 @@ impl DeviceHalf {
         let start = batch.slices.len();
         let (mut walk, slices) = (Walk::from(start), &mut batch.slices);
         let kept = &self.slots[usize::from(slot)];
-        for (low, high) in &kept.descs {
+        for (low, high) in kept.descs() {
             let (desc, _) = Descriptor::parse_packed(*low, *high);
             if desc.is_indirect() {
                 let walked = (&mut self.last_hit, walk, &mut *slices);
@@ -162,9 +167,9 @@ impl DeviceHalf {
         let distance = |slot: &u16| {
             let kept = &self.slots[usize::from(*slot)];
             let ahead = kept.at.and_then(|at| at.since(self.used, self.size));
-            ahead.filter(|ahead| ahead + length(kept) <= self.held)
+            ahead.filter(|ahead| ahead + kept.count() <= self.held)
         };
-        let count: u16 = chains.iter().map(|slot| length(&self.slots[usize::from(*slot)])).sum();
+        let count: u16 = chains.iter().map(|slot| self.slots[usize::from(*slot)].count()).sum();
         if count != self.held || !chains.iter().all(|slot| distance(slot).is_some()) {
             chains.into_iter().for_each(|slot| self.aside.push(slot));
             return false;
@@ -185,7 +190,7 @@ impl DeviceHalf {
         if let Some(record) = &mut self.record {
             for chain in batch.entries.iter().filter_map(|entry| entry.chain.as_ref()) {
                 let kept = &mut self.slots[usize::from(chain.slot())];
-                kept.recorded = record.taken(&kept.descs);
+                kept.recorded = record.taken(kept.count(), kept.descs());
             }
         }
         if let Some(marks) = &mut self.marks {
@@ -202,7 +207,7 @@ impl DeviceHalf {
             self.judge();
             return;
         }
-        let count = length(kept);
+        let count = kept.count();
         if let Some(record) = &mut self.record {
             record.put_back(kept.recorded);
         }
@@ -236,6 +241,7 @@ impl DeviceHalf {
 
     fn return_noted(&mut self, slot: u16, written: u32) {
         self.answered(slot);
+        self.given = self.given.wrapping_add(1);
         if let Some(record) = &mut self.record {
             record.answered(self.slots[usize::from(slot)].recorded);
         }
@@ -265,7 +271,7 @@ impl DeviceHalf {
             record.published(self.used);
         }
         self.mark_used(place);
-        std::mem::take(&mut self.pushed)
+        self.shown_from(place)
     }
 }
 

@@ -1,6 +1,6 @@
 //! A packed ring that tells its own place, for the process that follows (`packed/trail.rs`).
 
-use super::{DeviceHalf, byte_of, length};
+use super::{DeviceHalf, byte_of};
 use crate::order::Order;
 use crate::packed::place::{F_AVAIL, F_USED, Place};
 use crate::packed::trail::{self, Found};
@@ -70,7 +70,7 @@ impl DeviceHalf {
     /// Returns a chain to the driver, as `write_used` does, with all of its descriptors.
     pub(super) fn trail_used(&mut self, slot: u16, written: u32) {
         let kept = &self.slots[usize::from(slot)];
-        let (count, mut place) = (length(kept), self.used);
+        let (count, mut place) = (kept.count(), self.used);
         let word = used_word(place, kept.id, written);
         let trail = self.trail.get_or_insert_default();
         if self.first.is_none() {
@@ -78,7 +78,7 @@ impl DeviceHalf {
         } else {
             trail.push((place, word));
         }
-        for (_, high) in kept.descs.iter().skip(1) {
+        for (_, high) in kept.descs().skip(1) {
             place = place.add(1, self.size);
             trail.push((place, shown(*high, place)));
         }
