@@ -47,6 +47,9 @@ pub mod fuzzing;
 mod live;
 pub mod net;
 mod policy;
+mod state;
+
+pub use state::StateError;
 
 use manyring_engine::{Activation, QueueHandle, QueueStats, StopError};
 use manyring_memory::{GrantError, MemoryError};
@@ -205,6 +208,17 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         let _ = mtu;
         false
     }
+
+    /// What the driver has set that is in none of its rings, features and memory, as bytes for a
+    /// device like this one in another process. No ring runs.
+    fn save(&self) -> Vec<u8>;
+
+    /// Takes what another device has saved, for the driver of the same features, which are set or
+    /// come next. No ring runs.
+    ///
+    /// # Errors
+    /// [`StateError`]: nothing has changed.
+    fn restore<'a>(&'a self, state: &'a [u8]) -> Later<'a, Result<(), StateError>>;
 
     /// Counters of queue `index`; they outlive sessions.
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>>;

@@ -63,7 +63,7 @@ impl MemoryFiles {
     /// [`MemoryError::OnDisk`] if [`Self::LocalDisk`] would allow the file,
     /// [`MemoryError::FileSystem`] if nothing does, [`MemoryError::Map`] if its file system does
     /// not say what it is.
-    pub(crate) fn check(self, file: impl AsFd) -> Result<(), MemoryError> {
+    pub fn check(self, file: impl AsFd) -> Result<(), MemoryError> {
         let system = rustix::fs::fstatfs(file).map_err(MemoryError::Map)?;
         // A magic number has 32 bits, whatever the sign of the field that holds it.
         let kind = u64::try_from(system.f_type & 0xffff_ffff).unwrap_or(0);

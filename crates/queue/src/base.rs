@@ -63,6 +63,14 @@ impl Base {
         Self(0x8000_8000)
     }
 
+    /// True if a new ring begins here, and not one that goes on. A front-end that does not know
+    /// that packed rings begin on an odd lap names the even one.
+    #[must_use]
+    pub fn is_start(self, features: RingFeatures) -> bool {
+        let is_packed_start = features.packed && matches!(self.0, 0x8000 | 0x8000_8000);
+        self.0 == 0 || is_packed_start
+    }
+
     /// The next available index of a split ring.
     ///
     /// # Errors

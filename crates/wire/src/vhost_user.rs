@@ -220,6 +220,27 @@ pub struct LogArea {
     pub offset: u64,
 }
 
+/// Which way a device's state is to go, and when (`SET_DEVICE_STATE_FD`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct StateTransfer {
+    /// [`STATE_SAVE`] or [`STATE_LOAD`].
+    pub direction: u32,
+    /// [`STATE_STOPPED`]: the specification has no other.
+    pub phase: u32,
+}
+
+/// The back-end gives its state to the front-end.
+pub const STATE_SAVE: u32 = 0;
+/// The back-end takes its state from the front-end.
+pub const STATE_LOAD: u32 = 1;
+/// All rings of the device are stopped.
+pub const STATE_STOPPED: u32 = 0;
+/// Answer to `SET_DEVICE_STATE_FD`: no file descriptor comes with it.
+pub const STATE_NO_FD: u64 = 1 << 8;
+/// Answer to `SET_DEVICE_STATE_FD` (in its lowest eight bits) and `CHECK_DEVICE_STATE`: it failed.
+pub const STATE_FAILED: u64 = 1;
+
 /// The shape of a payload: what sizes a message of this row may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
@@ -237,6 +258,8 @@ pub enum Payload {
     MemRegion,
     /// [`LogArea`].
     Log,
+    /// [`StateTransfer`].
+    StateTransfer,
     /// An IOTLB message.
     Iotlb,
     /// Offset, size, flags and that many bytes.
@@ -253,7 +276,7 @@ impl Payload {
     pub const fn sizes(self) -> (usize, usize) {
         match self {
             Self::None => (0, 0),
-            Self::U64 | Self::VringState => (8, 8),
+            Self::U64 | Self::VringState | Self::StateTransfer => (8, 8),
             Self::VringAddr | Self::MemRegion => (40, 40),
             Self::MemTable => (8, 8 + TABLE_REGIONS_MAX * size_of::<Region>()),
             Self::Log => (16, 16),
@@ -381,10 +404,10 @@ pub const REQUESTS: [Row; 44] = [
     row(40, "GET_STATUS", Payload::None, Fds::None).replies().needs(PROTOCOL_F_STATUS),
     row(41, "GET_SHARED_OBJECT", Payload::Opaque, Fds::None)
         .replies().needs(PROTOCOL_F_SHARED_OBJECT).not_served(),
-    row(42, "SET_DEVICE_STATE_FD", Payload::Opaque, Fds::Any)
-        .replies().needs(PROTOCOL_F_DEVICE_STATE).not_served(),
+    row(42, "SET_DEVICE_STATE_FD", Payload::StateTransfer, Fds::One)
+        .replies().needs(PROTOCOL_F_DEVICE_STATE),
     row(43, "CHECK_DEVICE_STATE", Payload::None, Fds::None)
-        .replies().needs(PROTOCOL_F_DEVICE_STATE).not_served(),
+        .replies().needs(PROTOCOL_F_DEVICE_STATE),
     row(44, "GET_SHMEM_CONFIG", Payload::None, Fds::None)
         .replies().needs(PROTOCOL_F_SHMEM_MAP).not_served(),
 ];

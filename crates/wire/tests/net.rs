@@ -170,6 +170,29 @@ fn every_command_is_told_by_class_and_number() {
 }
 
 #[test]
+fn a_command_is_parsed_as_it_was_emitted() {
+    let coalescing = Coalescing { packets_max: 0x0102_0304, delay_us_max: 0x0506_0708 };
+    let (unicast, multicast) = (vec![[2, 0, 0, 0, 0, 1]], vec![[1, 0, 0x5e, 0, 0, 1]; 2]);
+    let modes = RxMode::ALL.map(|mode| Command::Rx(mode, true));
+    let others = [
+        Command::MacTable(FilterTable { unicast, multicast }),
+        Command::MacAddr([2, 3, 4, 5, 6, 7]),
+        Command::VlanAdd(4095),
+        Command::VlanDel(0x102),
+        Command::AnnounceAck,
+        Command::QueuePairs(0x102),
+        Command::GuestOffloads(VIRTIO_NET_F_GUEST_CSUM),
+        Command::CoalesceTx(coalescing),
+        Command::CoalesceRx(coalescing),
+        Command::CoalesceQueue(QueueCoalescing { index: 0x0201, coalescing }),
+        Command::CoalesceQuery(0x0201),
+    ];
+    for command in modes.into_iter().chain(others) {
+        assert_eq!(Command::parse(&command.emit()), Ok(command));
+    }
+}
+
+#[test]
 fn a_query_of_coalescing_needs_at_least_the_queue() {
     let query = |data: &[u8]| Command::parse(&[&[6, 3][..], data].concat());
     assert_eq!(query(&[1, 2]), Ok(Command::CoalesceQuery(0x0201)));

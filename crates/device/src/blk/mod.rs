@@ -10,12 +10,14 @@ mod limited;
 mod pending;
 mod requests;
 mod room;
+mod state;
 mod virtio;
 
 pub use host::OnFull;
 pub(crate) use virtio::BlkQueue;
 
-use crate::{ConfigError, Device, Later, StartError};
+use crate::state::Saved;
+use crate::{ConfigError, Device, Later, StartError, StateError};
 use backing::Backing;
 use hold::Hold;
 use host::HostErrors;
@@ -32,8 +34,9 @@ use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE, VIRTIO_BLK_F_FLUSH};
 use manyring_wire::vhost_user::PROTOCOL_F_INFLIGHT_SHMFD;
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use rustix::io::Errno;
-use std::sync::Arc;
+use state::CacheMode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
 /// Requests of a queue that are in flight, at most; the others of a larger ring wait in it. So the
@@ -108,6 +111,8 @@ pub struct BlkDevice {
     stays_durable: AtomicBool,
     /// The features that were negotiated.
     features: AtomicU64,
+    /// What another process has saved for the driver whose features come next.
+    awaited: Mutex<Option<CacheMode>>,
 }
 
 impl BlkDevice {
@@ -144,6 +149,7 @@ impl BlkDevice {
             hold: Hold::default(),
             shared,
             features: AtomicU64::new(0),
+            awaited: Mutex::default(),
         }
     }
 
@@ -309,6 +315,7 @@ impl Device for BlkDevice {
             self.writeback.store(self.options.writeback, Ordering::Relaxed);
         }
         self.apply_cache_mode();
+        self.adopt(features);
         Box::pin(std::future::ready(()))
     }
 
@@ -322,6 +329,15 @@ impl Device for BlkDevice {
 
     fn stop(&self, _: usize, queue: QueueHandle) -> Later<'_, Result<Base, StopError>> {
         Box::pin(self.stop_queue(queue))
+    }
+
+    fn save(&self) -> Vec<u8> {
+        self.saved().emit()
+    }
+
+    fn restore<'a>(&'a self, state: &'a [u8]) -> Later<'a, Result<(), StateError>> {
+        let saved = Saved::parse(state, VIRTIO_ID_BLOCK, self.shared.offered);
+        Box::pin(std::future::ready(saved.and_then(|saved| self.take(&saved))))
     }
 
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {

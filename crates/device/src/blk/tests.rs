@@ -6,6 +6,8 @@ pub(crate) mod moderation;
 mod recall;
 mod room;
 
+mod state;
+
 use super::config::RANGES_MAX;
 use super::virtio::BlkQueue;
 use super::{BlkDevice, BlkOptions, OnFull, Shared};

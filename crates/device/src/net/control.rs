@@ -47,7 +47,7 @@ impl Reply {
 }
 
 /// The feature a command needs.
-fn needs(command: &Command) -> u64 {
+pub(super) fn needs(command: &Command) -> u64 {
     match command {
         Command::Rx(RxMode::Promisc | RxMode::AllMulti, _) | Command::MacTable(_) => {
             VIRTIO_NET_F_CTRL_RX
@@ -78,7 +78,7 @@ enum Reach {
 
 /// The former value of what a command has set.
 #[derive(Debug)]
-enum Before {
+pub(super) enum Before {
     Filter(MacAddress, Option<Filter>),
     Coalescing {
         tx: Option<Coalescing>,
@@ -131,9 +131,10 @@ impl Commands {
     }
 
     /// For a driver that begins: what another driver has set is forgotten, and workers and host are
-    /// told. Waits for them a second at most: then commands that need no slow host are served.
-    pub(super) async fn begin(inner: Arc<Inner>) -> Self {
-        inner.begin_control();
+    /// told; or for one that goes on. Waits for them a second at most: then commands that need no
+    /// slow host are served.
+    pub(super) async fn begin(inner: Arc<Inner>, goes_on: bool) -> Self {
+        inner.begin_control(goes_on);
         let mut commands = Self::new(inner);
         let deadline = Instant::now() + PATIENCE;
         let queues = (0..commands.inner.options.queue_pairs * 2).collect();
@@ -260,7 +261,7 @@ impl Inner {
     }
 
     /// Sets what `command` says. Returns the number of the present driver, and the former value.
-    fn set(&self, command: Command) -> (u64, Option<Before>) {
+    pub(super) fn set(&self, command: Command) -> (u64, Option<Before>) {
         let state = &mut *self.state();
         let before = match command {
             Command::Rx(mode, on) => state.change_filter(|f| f.set_mode(mode, on)),

@@ -99,7 +99,7 @@ pub(super) async fn start(
     inner: &Arc<Inner>,
     activation: Activation,
 ) -> Result<QueueHandle, StartError> {
-    let commands = Commands::begin(inner.clone()).await;
+    let commands = Commands::begin(inner.clone(), inner.goes_on(&activation)).await;
     let (queue, clerk) = halves(inner, commands, activation.queue.memory().clone())?;
     tokio::spawn(clerk.run());
     let stats = inner.stats[activation.index].clone();

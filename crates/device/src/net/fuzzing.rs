@@ -171,7 +171,7 @@ impl SoloControl {
         let device = NetDevice::new(options, port, Pool::new(PoolOptions::default()));
         runtime.block_on(async {
             device.set_features(features).await;
-            device.0.begin_control();
+            device.0.begin_control(false);
         });
         let commands = Commands::new(device.0.clone());
         let memory = ring.memory().clone();

@@ -24,6 +24,7 @@ mod posted;
 mod presence;
 mod rules;
 mod rx;
+mod state;
 mod tally;
 mod tx;
 
@@ -39,7 +40,8 @@ pub use lent::{Guest, Outside};
 pub use manyring_wire::net::{MacAddress, Offloads, is_mtu, parse_mac};
 
 use crate::live::Live;
-use crate::{ConfigError, Device, Later, StartError};
+use crate::state::Saved;
+use crate::{ConfigError, Device, Later, StartError, StateError};
 use lent::Elsewhere;
 use manyring_backend::net::Port;
 use manyring_engine::Activation;
@@ -50,14 +52,14 @@ use manyring_engine::{Limit, Pool, StopError};
 use manyring_engine::{QueueHandle, Route};
 use manyring_queue::Base;
 use manyring_wire::net::{
-    Coalescing, FRAME_SIZE_MAX, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MTU,
-    controlq,
+    Coalescing, FRAME_SIZE_MAX, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MTU, controlq,
 };
 use manyring_wire::vhost_user::{PROTOCOL_F_MTU, PROTOCOL_F_RARP};
 use manyring_wire::virtio::VIRTIO_ID_NET;
 use pace::Pace;
 use rules::Filter;
 use rustix::io::Errno;
+use state::Arrival;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -114,6 +116,8 @@ struct Vq {
     route: Weak<Route>,
     /// The coalescing that the driver has set for it, if any.
     coalescing: Option<Coalescing>,
+    /// What its driver has set came from another process, and its ring has not begun here.
+    is_restored: bool,
 }
 
 /// What is set, by the guest and by the operator.
@@ -144,6 +148,8 @@ struct State {
     coalescing_tx: Option<Coalescing>,
     coalescing_rx: Option<Coalescing>,
     vqs: Vec<Vq>,
+    /// What another process has saved for the driver whose features come next.
+    awaited: Option<Arrival>,
     /// What the host was last told: the pairs that it may use, and what it may leave unfinished.
     attached: Vec<bool>,
     host_given: Option<Offloads>,
@@ -204,6 +210,7 @@ impl NetDevice {
             coalescing_tx: None,
             coalescing_rx: None,
             vqs,
+            awaited: None,
             attached: vec![false; options.queue_pairs],
             host_given: None,
             joins: 0,
@@ -314,43 +321,6 @@ impl Inner {
         }
     }
 
-    /// Forgets what the driver has set, and keeps what the operator has set.
-    fn reset(&self, state: &mut State, features: u64) {
-        state.features = features;
-        state.drivers += 1;
-        state.announces = false;
-        state.mac = self.options.mac;
-        if features == 0 {
-            // The front-end tells the MTU before it tells the features.
-            state.mtu_front_end = None;
-        }
-        state.mtu_told = state.mtu_front_end.or(state.mtu);
-        state.filter = None;
-        state.pairs_in_use = 1;
-        (state.coalescing_tx, state.coalescing_rx) = (None, None);
-        state.vqs.iter_mut().for_each(|vq| vq.coalescing = None);
-        state.given = Offloads::of_guest(features);
-    }
-
-    async fn set_features(&self, features: u64) {
-        {
-            let mut state = self.state();
-            // QEMU sends the features once for each pair: the same ones again change nothing. A
-            // front-end that leaves the control queue to us sends them once for each driver: the
-            // same ones again mean that a driver begins anew.
-            if features != 0 && state.features == features && !state.has_control {
-                return;
-            }
-            self.reset(&mut state, features);
-        }
-        // Without features no guest reads frames, and the next driver most often takes the same
-        // offloads: this saves a call of the host for each.
-        if features != 0 {
-            self.apply_offloads().await;
-        }
-        self.push_rules().await;
-    }
-
     /// Tells the port which unfinished frames the guest takes. False if the port refuses.
     async fn apply_offloads(&self) -> bool {
         let _calls = self.host.lock().await;
@@ -371,16 +341,6 @@ impl Inner {
             }
             self.state().host_given = Some(given);
         }
-    }
-
-    /// The control queue begins: its driver has set nothing yet.
-    fn begin_control(&self) {
-        let mut state = self.state();
-        let features = state.features;
-        self.reset(&mut state, features);
-        let filters_vlans = features & VIRTIO_NET_F_CTRL_VLAN != 0;
-        state.filter = Some(Filter::new(state.mac, filters_vlans));
-        state.has_control = true;
     }
 
     /// Index of our control queue, if the driver wants one.
@@ -486,6 +446,17 @@ impl Device for NetDevice {
         let mut state = self.0.state();
         (state.mtu_front_end, state.mtu_told) = (Some(mtu), Some(mtu));
         true
+    }
+
+    fn save(&self) -> Vec<u8> {
+        self.0.save().emit()
+    }
+
+    fn restore<'a>(&'a self, state: &'a [u8]) -> Later<'a, Result<(), StateError>> {
+        Box::pin(async move {
+            let saved = Saved::parse(state, VIRTIO_ID_NET, self.features())?;
+            self.0.restore(&saved).await
+        })
     }
 
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {

@@ -78,13 +78,16 @@ impl Inner {
         if pair >= self.options.queue_pairs {
             return Err(StartError::Backend(Errno::NXIO));
         }
+        let goes_on = self.goes_on(&activation);
         {
             let mut state = self.state();
             let default = if is_rx { state.coalescing_rx } else { state.coalescing_tx };
             let vq = &mut state.vqs[index];
             (vq.is_started, vq.is_enabled) = (true, activation.enabled);
             vq.is_control = false;
-            vq.coalescing = default;
+            if !goes_on {
+                vq.coalescing = default;
+            }
         }
         let started = {
             let mut pace = self.host.lock().await;

@@ -103,6 +103,8 @@ pub(crate) struct Filter {
     vlans: Option<Box<[u64; VLAN_COUNT as usize / 64]>>,
 }
 
+/// Bytes of a bit for each VLAN id.
+pub(crate) const VLAN_BYTES: usize = VLAN_COUNT as usize / 8;
 /// More addresses than this are not searched one by one: everything of their kind is received.
 const TABLE_MAX: usize = 64;
 const BROADCAST: MacAddress = [0xff; 6];
@@ -149,6 +151,43 @@ impl Filter {
             let bit = 1 << (id % 64);
             if let Some(word) = vlans.get_mut(usize::from(id / 64)) {
                 *word = if on { *word | bit } else { *word & !bit };
+            }
+        }
+    }
+
+    /// True if this mode is on.
+    pub(crate) fn mode(&self, mode: RxMode) -> bool {
+        match mode {
+            RxMode::Promisc => self.promisc,
+            RxMode::AllMulti => self.all_multi,
+            RxMode::AllUni => self.all_uni,
+            RxMode::NoMulti => self.no_multi,
+            RxMode::NoUni => self.no_uni,
+            RxMode::NoBcast => self.no_bcast,
+        }
+    }
+
+    /// The table, of which no more addresses are told than it takes to receive what it receives.
+    pub(crate) fn table(&self) -> FilterTable {
+        let some = |all: &[MacAddress]| all.iter().copied().take(TABLE_MAX + 1).collect();
+        FilterTable { unicast: some(&self.table.unicast), multicast: some(&self.table.multicast) }
+    }
+
+    /// The VLANs that the driver has asked for, one bit each, if it filters them.
+    pub(crate) fn vlans(&self) -> Option<[u8; VLAN_BYTES]> {
+        let words = self.vlans.as_deref()?;
+        let mut bytes = [0; VLAN_BYTES];
+        for (bytes, word) in bytes.chunks_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        Some(bytes)
+    }
+
+    /// Sets what [`Self::vlans`] tells, if the driver filters them.
+    pub(crate) fn set_vlans(&mut self, bytes: &[u8; VLAN_BYTES]) {
+        if let Some(words) = &mut self.vlans {
+            for (bytes, word) in bytes.as_chunks().0.iter().zip(words.iter_mut()) {
+                *word = u64::from_le_bytes(*bytes);
             }
         }
     }

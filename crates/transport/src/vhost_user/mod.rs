@@ -16,6 +16,7 @@ mod pace;
 mod requests;
 pub mod session;
 mod socket;
+mod transfer;
 mod unshared;
 mod vring;
 
@@ -379,6 +380,7 @@ impl Server {
                         return Ended { front, connection: None, origin };
                     }
                 }
+                () = front.transfer_state() => {}
                 Some(event) = events.recv() => {
                     if self.hear(event) {
                         return Ended { front, connection: None, origin };

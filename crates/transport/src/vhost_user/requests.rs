@@ -6,6 +6,7 @@ use super::session::{
     Answer, Effect, MemoryChange, OFFERED, Offer, Outcome, Session, SessionError,
 };
 use super::socket::Message;
+use super::transfer::Transfer;
 use super::vring::VringHost;
 use manyring_device::{Device, StartError};
 use manyring_engine::{Activation, Call, Channel, DoorbellError, Event, ForeignFd, Janitor, Kick};
@@ -15,7 +16,7 @@ use manyring_queue::{
 };
 use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, InflightArea, LogArea, Region,
-    Reply, VringState,
+    Reply, STATE_FAILED, STATE_NO_FD, VringState,
 };
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
@@ -59,6 +60,8 @@ pub(super) struct Front {
     vrings: Vec<VringHost>,
     /// Where the rings that start record what they have in flight.
     inflight: Option<InflightRegion>,
+    /// The device's state on its way.
+    transfer: Option<Transfer>,
     channel: Option<Channel>,
     events: mpsc::Sender<Event>,
     janitor: Arc<Janitor>,
@@ -85,6 +88,7 @@ impl Front {
             memory: Arc::default(),
             vrings,
             inflight: None,
+            transfer: None,
             channel: None,
             events,
             janitor,
@@ -120,8 +124,49 @@ impl Front {
                 fd = Some(file);
                 Reply::Inflight(area, size)
             }
+            Answer::StateFd => Reply::U64(STATE_NO_FD | if refused { STATE_FAILED } else { 0 }),
+            Answer::CheckState { is_suspended } => {
+                let is_done = self.end_transfer(is_suspended).await;
+                Reply::U64(if is_done { 0 } else { STATE_FAILED })
+            }
         };
         Ok(Some(Sent { bytes: reply.message(header.request), fd }))
+    }
+
+    /// Lets a transfer of the device's state go on; never returns. It may be dropped at any time.
+    pub(super) async fn transfer_state(&mut self) {
+        match &mut self.transfer {
+            Some(transfer) => transfer.go_on().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Begins to save the device's state, or to load one. False: the fd is not fit for it.
+    async fn begin_transfer(&mut self, fd: ForeignFd, is_save: bool) -> bool {
+        let save = is_save.then_some(&*self.device);
+        let begun = Transfer::begin(self.janitor.clone(), fd, save).await;
+        let device = self.device.name();
+        self.transfer = begun.inspect_err(|error| _ = warn_of_state(device, error)).ok();
+        self.transfer.is_some()
+    }
+
+    /// The front-end asks what has become of a transfer. True if it has the state that was saved,
+    /// or if the device, of which no ring may run, has taken one.
+    async fn end_transfer(&mut self, is_suspended: bool) -> bool {
+        let Some(transfer) = self.transfer.take() else { return false };
+        let device = self.device.name();
+        match transfer.end().await {
+            Ok(None) => true,
+            Ok(Some(state)) if is_suspended => match self.device.restore(&state).await {
+                Ok(()) => {
+                    tracing::info!(device, bytes = state.len(), "device state taken");
+                    true
+                }
+                Err(error) => warn_of_state(device, &error),
+            },
+            Ok(Some(_)) => warn_of_state(device, &"it came while a ring runs"),
+            Err(error) => warn_of_state(device, &error),
+        }
     }
 
     fn read_config(&self, access: ConfigAccess) -> Reply {
@@ -176,6 +221,8 @@ impl Front {
             Effect::SetMtu(mtu) => return Ok(self.device.set_front_end_mtu(mtu)),
             Effect::Inflight(given) => self.set_inflight(given).await?,
             Effect::Log(given) => self.set_log(given).await?,
+            Effect::SaveState(fd) => return Ok(self.begin_transfer(fd, true).await),
+            Effect::LoadState(fd) => return Ok(self.begin_transfer(fd, false).await),
             Effect::ResetConfig => self.device.reset_config(),
             Effect::Refuse(error) => {
                 tracing::warn!(device = self.device.name(), %error, "request refused");
@@ -381,6 +428,12 @@ impl Front {
         self.janitor.dispose(self.inflight.take());
         self.device.set_features(0).await;
     }
+}
+
+/// Returns false, which is what the front-end is told of it.
+fn warn_of_state(device: &str, error: &dyn std::fmt::Display) -> bool {
+    tracing::warn!(device, %error, "device state not transferred");
+    false
 }
 
 /// Makes the new snapshot of guest memory: maps what is new. May block.

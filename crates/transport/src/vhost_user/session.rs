@@ -3,16 +3,18 @@
 //! No I/O, no clock, no fd: file descriptors are values of type `F` that pass through into the
 //! effects. Each order of messages that a real front-end sends is a named test.
 
+mod inflight;
 mod log;
 mod outcome;
+mod state;
 
 pub use outcome::{Answer, Effect, MemoryChange, Outcome, SessionError};
 
 use log::LogState;
 use manyring_queue::{Base, RingAddresses, RingFeatures};
 use manyring_wire::vhost_user::{
-    ConfigAccess, F_LOG_ALL, F_PROTOCOL_FEATURES, Header, InflightArea, MEM_SLOTS,
-    PROTOCOL_F_BACKEND_REQ, PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS,
+    ConfigAccess, F_LOG_ALL, F_PROTOCOL_FEATURES, Header, MEM_SLOTS, PROTOCOL_F_BACKEND_REQ,
+    PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_DEVICE_STATE,
     PROTOCOL_F_LOG_SHMFD, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK, PROTOCOL_F_RESET_DEVICE,
     PROTOCOL_F_STATUS, ParseError, Region, Reply, Request, Row, VringAddr, VringState, row_of,
 };
@@ -23,6 +25,7 @@ pub const OFFERED: u64 = PROTOCOL_F_MQ
     | PROTOCOL_F_REPLY_ACK
     | PROTOCOL_F_BACKEND_REQ
     | PROTOCOL_F_CONFIG
+    | PROTOCOL_F_DEVICE_STATE
     | PROTOCOL_F_RESET_DEVICE
     | PROTOCOL_F_CONFIGURE_MEM_SLOTS
     | PROTOCOL_F_STATUS;
@@ -108,8 +111,8 @@ impl Session {
     #[must_use]
     pub fn new(offer: Offer) -> Self {
         let vrings = vec![Vring::default(); offer.queue_count];
-        let (regions, log) = (Vec::new(), LogState::default());
-        Self { offer, features: None, protocol: 0, vrings, regions, status: 0, log }
+        let log = LogState::default();
+        Self { offer, features: None, protocol: 0, vrings, regions: Vec::new(), status: 0, log }
     }
 
     /// The virtio features that were negotiated, without the bit of the migration log.
@@ -218,7 +221,7 @@ impl Session {
         fds: Vec<F>,
     ) -> Result<Outcome<F>, SessionError> {
         let mut fds = fds.into_iter();
-        let answer = |reply| Ok(Outcome { effects: Vec::new(), answer: Answer::Reply(reply) });
+        let answer = |reply| Ok(Outcome::of(Answer::Reply(reply)));
         let effects = match request {
             Request::GetFeatures => {
                 return answer(Reply::U64(self.offer.features | OF_TRANSPORT));
@@ -227,13 +230,13 @@ impl Session {
             Request::GetQueueNum => return answer(Reply::U64(self.offer.queue_count as u64)),
             Request::GetMaxMemSlots => return answer(Reply::U64(MEM_SLOTS)),
             Request::GetStatus => return answer(Reply::U64(self.status)),
-            Request::GetConfig(access) => {
-                return Ok(Outcome { effects: Vec::new(), answer: Answer::Config(access) });
-            }
+            Request::GetConfig(access) => return Ok(Outcome::of(Answer::Config(access))),
             Request::GetVringBase(state) => return self.base_of(name, state),
             Request::GetInflightFd(area, size) => return self.inflight_of(name, (area, size)),
             Request::SetInflightFd(area) => self.set_inflight(name, (area, fds.next()))?,
             Request::SetLogBase(area) => return Ok(self.set_log((area, fds.next()))),
+            Request::SetDeviceStateFd(which) => return Ok(self.begin_transfer(which, fds.next())),
+            Request::CheckDeviceState => return Ok(self.end_transfer()),
             Request::SetFeatures(bits) => self.set_features(bits)?,
             Request::SetProtocolFeatures(bits) => self.set_protocol_features(bits)?,
             // SET_OWNER has no effect here, RESET_OWNER is deprecated, and no front-end waits for
@@ -298,38 +301,6 @@ impl Session {
         // Whether it ran or not, the vring needs a new kick to start.
         vring.kick = KickState::Unset;
         Ok(Outcome { effects, answer: Answer::Base(index) })
-    }
-
-    fn inflight_of<F>(
-        &self,
-        name: &'static str,
-        (area, size): (InflightArea, usize),
-    ) -> Result<Outcome<F>, SessionError> {
-        self.check_inflight(name, area)?;
-        Ok(Outcome { effects: Vec::new(), answer: Answer::Inflight(area, size) })
-    }
-
-    /// Takes the region that the rings record in. They read it when they start.
-    fn set_inflight<F>(
-        &mut self,
-        name: &'static str,
-        (area, fd): (InflightArea, Option<F>),
-    ) -> Result<Vec<Effect<F>>, SessionError> {
-        self.check_inflight(name, area)?;
-        if self.vrings.iter().any(|v| v.running) {
-            return Err(SessionError::InflightLate);
-        }
-        self.forget_refusals();
-        Ok(vec![Effect::Inflight(fd.map(|fd| (area, fd)))])
-    }
-
-    /// A region that has a place for rings of this device, and for no more.
-    fn check_inflight(&self, name: &'static str, area: InflightArea) -> Result<(), SessionError> {
-        let InflightArea { queues, queue_size, .. } = area;
-        let count_max = self.offer.queue_count;
-        let fits = (1..=count_max).contains(&usize::from(queues))
-            && (1..=self.offer.queue_size_max).contains(&queue_size);
-        if fits { Ok(()) } else { Err(SessionError::Inflight { name, queues, queue_size }) }
     }
 
     fn set_features<F>(&mut self, bits: u64) -> Result<Vec<Effect<F>>, SessionError> {

@@ -224,6 +224,71 @@ impl Command {
     }
 }
 
+impl Command {
+    /// What a driver writes, before the status byte.
+    #[must_use]
+    pub fn emit(&self) -> Vec<u8> {
+        let (class, command, data) = match self {
+            Self::Rx(mode, on) => (class::RX, mode.command(), vec![u8::from(*on)]),
+            Self::MacTable(table) => (class::MAC, class::MAC_TABLE_SET, table.emit()),
+            Self::MacAddr(mac) => (class::MAC, class::MAC_ADDR_SET, mac.to_vec()),
+            Self::VlanAdd(id) => (class::VLAN, class::VLAN_ADD, id.to_le_bytes().to_vec()),
+            Self::VlanDel(id) => (class::VLAN, class::VLAN_DEL, id.to_le_bytes().to_vec()),
+            Self::AnnounceAck => (class::ANNOUNCE, class::ANNOUNCE_ACK, Vec::new()),
+            Self::QueuePairs(pairs) => {
+                (class::MQ, class::MQ_VQ_PAIRS_SET, pairs.to_le_bytes().to_vec())
+            }
+            Self::GuestOffloads(bits) => {
+                (class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET, bits.to_le_bytes().to_vec())
+            }
+            Self::CoalesceTx(all) => {
+                (class::NOTF_COAL, class::NOTF_COAL_TX_SET, all.emit().to_vec())
+            }
+            Self::CoalesceRx(all) => {
+                (class::NOTF_COAL, class::NOTF_COAL_RX_SET, all.emit().to_vec())
+            }
+            Self::CoalesceQueue(one) => {
+                (class::NOTF_COAL, class::NOTF_COAL_VQ_SET, one.emit().to_vec())
+            }
+            Self::CoalesceQuery(index) => {
+                let [low, high] = index.to_le_bytes();
+                (class::NOTF_COAL, class::NOTF_COAL_VQ_GET, vec![low, high, 0, 0])
+            }
+        };
+        [vec![class, command], data].concat()
+    }
+}
+
+impl RxMode {
+    /// Each mode there is.
+    pub const ALL: [Self; 6] =
+        [Self::Promisc, Self::AllMulti, Self::AllUni, Self::NoMulti, Self::NoUni, Self::NoBcast];
+
+    /// The command that switches it.
+    const fn command(self) -> u8 {
+        match self {
+            Self::Promisc => class::RX_PROMISC,
+            Self::AllMulti => class::RX_ALLMULTI,
+            Self::AllUni => class::RX_ALLUNI,
+            Self::NoMulti => class::RX_NOMULTI,
+            Self::NoUni => class::RX_NOUNI,
+            Self::NoBcast => class::RX_NOBCAST,
+        }
+    }
+}
+
+impl FilterTable {
+    /// Unicast table, multicast table; each a count and its entries.
+    fn emit(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for table in [&self.unicast, &self.multicast] {
+            bytes.extend(u32::try_from(table.len()).unwrap_or(u32::MAX).to_le_bytes());
+            bytes.extend(table.concat());
+        }
+        bytes
+    }
+}
+
 impl Coalescing {
     /// The answer to [`Command::CoalesceQuery`], `struct virtio_net_ctrl_coal`.
     #[must_use]

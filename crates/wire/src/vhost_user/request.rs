@@ -2,7 +2,7 @@
 
 use super::{
     CONFIG_SIZE_MAX, FLAG_REPLY, FLAG_VERSION, Fds, Header, InflightArea, LogArea, Region, Row,
-    VringAddr, VringState,
+    StateTransfer, VringAddr, VringState,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -67,6 +67,8 @@ pub enum Request {
     RemMemReg(Region),
     SetStatus(u64),
     GetStatus,
+    SetDeviceStateFd(StateTransfer),
+    CheckDeviceState,
 }
 
 /// What is wrong with a message.
@@ -170,6 +172,10 @@ impl Request {
             38 => Self::RemMemReg(parse_region(name, payload)?),
             39 => Self::SetStatus(number()?),
             40 => Self::GetStatus,
+            42 => Self::SetDeviceStateFd(
+                StateTransfer::read_from_bytes(payload).map_err(|_| wrong_size)?,
+            ),
+            43 => Self::CheckDeviceState,
             _ => return Err(ParseError::NotServed { name }),
         })
     }

@@ -20,6 +20,7 @@ mod running;
 #[path = "running.rs"]
 #[allow(clippy::duplicate_mod, reason = "what holds for one kind of port holds for the other")]
 mod running_late;
+mod state;
 mod transmit;
 #[path = "transmit.rs"]
 #[allow(clippy::duplicate_mod, reason = "what holds for one kind of port holds for the other")]

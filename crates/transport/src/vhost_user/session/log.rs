@@ -56,7 +56,7 @@ impl Session {
         self.features.is_some_and(|bits| bits & F_LOG_ALL != 0) && !self.log.is_there
     }
 
-    fn has_running(&self) -> bool {
+    pub(super) fn has_running(&self) -> bool {
         self.vrings.iter().any(|vring| vring.running)
     }
 }

@@ -47,6 +47,10 @@ pub enum Effect<F> {
     Inflight(Option<(InflightArea, F)>),
     /// Mark in this log what is written; `None`: mark nothing.
     Log(Option<(LogArea, F)>),
+    /// Write the device's state to this fd.
+    SaveState(F),
+    /// Read a state for the device from this fd.
+    LoadState(F),
     /// Undo the driver's writes to the config space: the driver has reset the device.
     ResetConfig,
     /// Do nothing but log: the request is refused, and an acknowledgement says so.
@@ -68,6 +72,14 @@ pub enum Answer {
     Config(ConfigAccess),
     /// A new in-flight region for so many queues and entries, in a payload of this size.
     Inflight(InflightArea, usize),
+    /// That no fd of ours comes for the device's state, and whether the front-end's was refused.
+    StateFd,
+    /// Whether the state has been saved, or whether the device has taken it. A device of which a
+    /// ring runs takes none.
+    CheckState {
+        /// No ring runs.
+        is_suspended: bool,
+    },
 }
 
 /// What the session decides for a message.
@@ -77,6 +89,13 @@ pub struct Outcome<F> {
     pub effects: Vec<Effect<F>>,
     /// What to answer afterwards.
     pub answer: Answer,
+}
+
+impl<F> Outcome<F> {
+    /// Nothing is to be done before the answer.
+    pub(super) fn of(answer: Answer) -> Self {
+        Self { effects: Vec::new(), answer }
+    }
 }
 
 /// Why a session must end.

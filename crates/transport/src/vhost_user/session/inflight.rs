@@ -1,0 +1,38 @@
+//! The in-flight region of a session: which may be asked for, and when it may be given.
+
+use super::{Answer, Effect, Outcome, Session, SessionError};
+use manyring_wire::vhost_user::InflightArea;
+
+impl Session {
+    pub(super) fn inflight_of<F>(
+        &self,
+        name: &'static str,
+        (area, size): (InflightArea, usize),
+    ) -> Result<Outcome<F>, SessionError> {
+        self.check_inflight(name, area)?;
+        Ok(Outcome::of(Answer::Inflight(area, size)))
+    }
+
+    /// Takes the region that the rings record in. They read it when they start.
+    pub(super) fn set_inflight<F>(
+        &mut self,
+        name: &'static str,
+        (area, fd): (InflightArea, Option<F>),
+    ) -> Result<Vec<Effect<F>>, SessionError> {
+        self.check_inflight(name, area)?;
+        if self.vrings.iter().any(|v| v.running) {
+            return Err(SessionError::InflightLate);
+        }
+        self.forget_refusals();
+        Ok(vec![Effect::Inflight(fd.map(|fd| (area, fd)))])
+    }
+
+    /// A region that has a place for rings of this device, and for no more.
+    fn check_inflight(&self, name: &'static str, area: InflightArea) -> Result<(), SessionError> {
+        let InflightArea { queues, queue_size, .. } = area;
+        let count_max = self.offer.queue_count;
+        let fits = (1..=count_max).contains(&usize::from(queues))
+            && (1..=self.offer.queue_size_max).contains(&queue_size);
+        if fits { Ok(()) } else { Err(SessionError::Inflight { name, queues, queue_size }) }
+    }
+}

@@ -1,0 +1,183 @@
+//! `Transfer`: the device's state on its way to the front-end, or from it (vhost-user, "Migrating
+//! back-end state").
+//!
+//! ```text
+//! save:    the state is written to the front-end's fd, which is closed then
+//! load:    what the front-end writes is read until it closes its end, or until it is too long
+//! check:   save: is all of it written?     load: is it at its end, and does the device take it?
+//! ```
+//! 1. **The janitor reads and writes**, since the fd is what the front-end chose: a pipe, a socket,
+//!    or a file in memory, into which QEMU, Cloud Hypervisor and others have the state written.
+//!    Even a pipe that does not block waits for whoever holds its lock.
+//! 2. **Nobody waits for the front-end.** A step takes what there is, and a pause follows. Pipes
+//!    and sockets have room for a whole state, so an honest front-end sees one step or two. What is
+//!    not over when the front-end asks has failed: it has read, or written, all that it wanted.
+
+use manyring_device::Device;
+use manyring_engine::{ForeignFd, Janitor};
+use manyring_memory::MemoryFiles;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::io::{Errno, retry_on_intr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Bytes of a state at most. Those of our devices are shorter.
+const STATE_SIZE_MAX: usize = 16 << 10;
+/// First and longest pause between two steps.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+
+/// A transfer that has begun, and was not asked about.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    janitor: Arc<Janitor>,
+    channel: Arc<Mutex<Channel>>,
+    is_load: bool,
+    is_over: bool,
+    pause: Duration,
+}
+
+/// Why a transfer fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum TransferError {
+    #[error("its fd is no pipe, no socket and no file in memory")]
+    Kind,
+    #[error("its fd cannot be read or written: {0}")]
+    Io(#[from] Errno),
+    #[error("it is longer than {STATE_SIZE_MAX} bytes")]
+    TooLong,
+    #[error("its end has not come")]
+    Unfinished,
+    #[error("no thread for its fd")]
+    NoThread,
+}
+
+impl Transfer {
+    /// Begins to save the device's state to `fd`, or to load one from there.
+    ///
+    /// # Errors
+    /// [`TransferError`]: the fd is not fit for it.
+    pub(super) async fn begin(
+        janitor: Arc<Janitor>,
+        fd: ForeignFd,
+        save: Option<&dyn Device>,
+    ) -> Result<Self, TransferError> {
+        let bytes = save.map(Device::save);
+        let is_load = bytes.is_none();
+        let channel = Channel { fd: Some(fd), bytes: bytes.unwrap_or_default(), at: 0 };
+        let channel = Arc::new(Mutex::new(channel));
+        let mut transfer = Self { janitor, channel, is_load, is_over: false, pause: PAUSES.0 };
+        transfer.on_janitor(Channel::prepare).await?;
+        transfer.step().await?;
+        Ok(transfer)
+    }
+
+    async fn on_janitor<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Channel) -> Result<T, TransferError> + Send + 'static,
+    ) -> Result<T, TransferError> {
+        let channel = self.channel.clone();
+        let done = self
+            .janitor
+            .run(move || act(&mut channel.lock().unwrap_or_else(PoisonError::into_inner)));
+        done.await.unwrap_or(Err(TransferError::NoThread))
+    }
+
+    /// Reads or writes what can be, without waiting.
+    async fn step(&mut self) -> Result<(), TransferError> {
+        let is_load = self.is_load;
+        let act = move |channel: &mut Channel| {
+            if is_load { channel.read() } else { channel.write() }
+        };
+        self.is_over = self.on_janitor(act).await?;
+        Ok(())
+    }
+
+    /// Takes steps as long as there are any, then waits for ever. If it is dropped, the transfer
+    /// goes on when it is called again.
+    pub(super) async fn go_on(&mut self) {
+        while !self.is_over {
+            tokio::time::sleep(self.pause).await;
+            self.pause = (self.pause * 2).min(PAUSES.1);
+            // What has failed fails again when the front-end asks.
+            self.is_over = self.step().await.is_err() || self.is_over;
+        }
+        std::future::pending().await
+    }
+
+    /// The front-end asks what has become of it. Returns the state that has come; `None`: the
+    /// front-end has one that was saved.
+    ///
+    /// # Errors
+    /// [`TransferError`].
+    pub(super) async fn end(mut self) -> Result<Option<Vec<u8>>, TransferError> {
+        self.step().await?;
+        if !self.is_over {
+            return Err(TransferError::Unfinished);
+        }
+        let take = |channel: &mut Channel| Ok(std::mem::take(&mut channel.bytes));
+        Ok(Some(self.on_janitor(take).await?).filter(|_| self.is_load))
+    }
+}
+
+/// Touched by the janitor only.
+#[derive(Debug)]
+struct Channel {
+    /// `None`: it is closed.
+    fd: Option<ForeignFd>,
+    /// What was read, or what is written, and how much of it was.
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl Channel {
+    /// Checks what the fd is, and that it will not block.
+    fn prepare(&mut self) -> Result<(), TransferError> {
+        let Some(fd) = &self.fd else { return Ok(()) };
+        match FileType::from_raw_mode(fstat(fd)?.st_mode) {
+            FileType::Fifo | FileType::Socket => {
+                fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?;
+                Ok(())
+            }
+            // It has no other end for which anybody could wait.
+            FileType::RegularFile => {
+                MemoryFiles::InMemory.check(fd).map_err(|_| TransferError::Kind)
+            }
+            _ => Err(TransferError::Kind),
+        }
+    }
+
+    /// Writes on. True if all is written.
+    fn write(&mut self) -> Result<bool, TransferError> {
+        while let (Some(fd), Some(rest)) = (&self.fd, self.bytes.get(self.at..)) {
+            match rest.is_empty() {
+                // Whoever reads is at the end now.
+                true => self.fd = None,
+                false => match retry_on_intr(|| rustix::io::write(fd, rest)) {
+                    Ok(0) | Err(Errno::AGAIN) => return Ok(false),
+                    Ok(written) => self.at += written,
+                    Err(errno) => return Err(errno.into()),
+                },
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads on. True if all has come.
+    fn read(&mut self) -> Result<bool, TransferError> {
+        while let Some(fd) = &self.fd {
+            if self.bytes.len() > STATE_SIZE_MAX {
+                // Whoever writes on finds that nobody reads.
+                self.fd = None;
+                break;
+            }
+            let mut some = [0; 4096];
+            match retry_on_intr(|| rustix::io::read(fd, &mut some)) {
+                Ok(0) => self.fd = None,
+                Ok(read) => self.bytes.extend_from_slice(&some[..read]),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        if self.bytes.len() > STATE_SIZE_MAX { Err(TransferError::TooLong) } else { Ok(true) }
+    }
+}

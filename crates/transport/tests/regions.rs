@@ -1,0 +1,144 @@
+//! A session over a real socket: the memory that a front-end gives beside that of its guest, an
+//! in-flight region and a migration log.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod front;
+
+use front::{Asked, Front, REGION, VERSION_1, doorbell, memory, region};
+use manyring_wire::vhost_user::{InflightArea, LogArea, Region};
+use manyring_wire::virtio::VIRTIO_ID_BLOCK;
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use zerocopy::IntoBytes;
+
+const AREA: InflightArea =
+    InflightArea { size: 0, offset: 0, queues: 2, queue_size: 128, padding: [0; 2] };
+/// Bytes of the place of a ring of 128 entries.
+const PLACE: u64 = (16 + 128 * 16_u64).next_multiple_of(64);
+
+#[test]
+fn a_ring_goes_on_from_the_in_flight_region_and_not_from_its_base() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let file = memory(REGION.size);
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    // As the specification says, and as QEMU does.
+    for size in [20, 24] {
+        let (area, fd) = front.new_region(AREA, size);
+        assert_eq!(area, InflightArea { size: 2 * PLACE, ..AREA });
+        assert_eq!(fstat(&fd).unwrap().st_size, i64::try_from(2 * PLACE).unwrap());
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        assert_eq!(fcntl_get_seals(&fd), Ok(seals));
+        assert_eq!(front.ask("SET_INFLIGHT_FD", area.as_bytes(), &[fd.as_fd()]), 0);
+        let (queue, place) = if size == 20 { (0, 0) } else { (1, PLACE) };
+        let kick = u64::from(queue);
+        front.describe(queue);
+        // Nobody has recorded anything: the base counts. The recorder's queues do not run.
+        front.ask("SET_VRING_KICK", kick.as_bytes(), &[doorbell().as_fd()]);
+        let mut header = [0; 16];
+        rustix::io::pread(&fd, &mut header, place).unwrap();
+        assert_eq!(header, [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 128, 0, 0, 0, 0, 0]);
+        // Chain 3 is in flight: it is owed, and the next one is that after it.
+        rustix::io::pwrite(&fd, &[1], place + 16 + 3 * 16).unwrap();
+        front.ask("SET_VRING_KICK", kick.as_bytes(), &[doorbell().as_fd()]);
+        let index = usize::try_from(queue).unwrap();
+        let started =
+            |base: u16| Asked::Start(index, 128, base.into(), false, [true, false, false]);
+        let asked = front.device.asked();
+        assert_eq!(asked[asked.len() - 2..], [started(77), started(1)]);
+    }
+    // The driver begins anew: so do its rings.
+    assert_eq!(front.ask("RESET_DEVICE", &[], &[]), 0);
+    front.ask("SET_FEATURES", VERSION_1.as_bytes(), &[]);
+    front.describe(1);
+    front.ask("SET_VRING_KICK", 1_u64.as_bytes(), &[doorbell().as_fd()]);
+    let asked = front.leave();
+    let started = Asked::Start(1, 128, 77.into(), true, [true, false, false]);
+    assert!(asked.contains(&started), "{asked:?}");
+}
+
+#[test]
+fn a_ring_without_a_place_in_the_region_is_refused() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let file = memory(REGION.size);
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    let (area, fd) = front.new_region(InflightArea { queues: 1, ..AREA }, 24);
+    assert_eq!(front.ask("SET_INFLIGHT_FD", area.as_bytes(), &[fd.as_fd()]), 0);
+    front.describe(1);
+    assert_eq!(front.ask("SET_VRING_KICK", 1_u64.as_bytes(), &[doorbell().as_fd()]), 1);
+    let asked = front.leave();
+    assert!(!asked.iter().any(|asked| matches!(asked, Asked::Start(..))), "{asked:?}");
+}
+
+#[test]
+fn an_in_flight_region_that_cannot_be_one_ends_the_session() {
+    let ends = |name: &str, area: InflightArea, fds: &[BorrowedFd<'_>]| {
+        let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+        assert!(front.ends_with(name, area.as_bytes(), fds), "{name} {area:?}");
+        front.leave();
+    };
+    let file = memory(2 * PLACE);
+    let whole = InflightArea { size: 2 * PLACE, ..AREA };
+    for area in [
+        InflightArea { queues: 0, ..whole },
+        InflightArea { queues: u16::MAX, ..whole },
+        InflightArea { queue_size: 0, ..whole },
+        InflightArea { queue_size: 32769, ..whole },
+    ] {
+        ends("GET_INFLIGHT_FD", area, &[]);
+        ends("SET_INFLIGHT_FD", area, &[file.as_fd()]);
+    }
+    for area in [
+        InflightArea { size: 2 * PLACE - 1, ..whole },
+        InflightArea { queue_size: 256, ..whole },
+        InflightArea { offset: 64, ..whole },
+        InflightArea { offset: u64::MAX - 63, ..whole },
+        InflightArea { size: u64::MAX, queue_size: 32768, ..whole },
+    ] {
+        ends("SET_INFLIGHT_FD", area, &[file.as_fd()]);
+    }
+    ends("SET_INFLIGHT_FD", whole, &[]);
+    ends("SET_INFLIGHT_FD", whole, &[doorbell().as_fd()]);
+}
+
+#[test]
+fn an_in_flight_region_that_is_not_aligned_has_no_place() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let (file, ours) = (memory(REGION.size), memory(4 * PLACE));
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    let area = InflightArea { size: 2 * PLACE, offset: 4, ..AREA };
+    assert_eq!(front.ask("SET_INFLIGHT_FD", area.as_bytes(), &[ours.as_fd()]), 0);
+    front.describe(0);
+    assert_eq!(front.ask("SET_VRING_KICK", 0_u64.as_bytes(), &[doorbell().as_fd()]), 1);
+    front.leave();
+}
+
+/// The guest has 16 pages: two bytes of a log.
+#[test]
+fn a_log_that_cannot_be_one_ends_the_session() {
+    let file = memory(4096);
+    let log = |size, offset| LogArea { size, offset };
+    let bad = [log(0, 0), log(1, 0), log(4097, 0), log(2, 4095), log(2, u64::MAX)];
+    for area in bad.into_iter().chain([log(u64::MAX, 0), log(u64::MAX, 2), log(1 << 33, 0)]) {
+        let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+        let memory = memory(REGION.size);
+        assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[memory.as_fd()]), 0);
+        assert!(front.ends_with("SET_LOG_BASE", area.as_bytes(), &[file.as_fd()]), "{area:?}");
+        front.leave();
+    }
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    assert!(front.ends_with("SET_LOG_BASE", log(2, 0).as_bytes(), &[doorbell().as_fd()]));
+    front.leave();
+}
+
+#[test]
+fn memory_that_a_log_is_too_short_for_ends_the_session() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let (file, log) = (memory(REGION.size), memory(4096));
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    // It is answered with 0, and may lie anywhere in its file.
+    let area = LogArea { size: 2, offset: 4094 };
+    assert_eq!(front.ask("SET_LOG_BASE", area.as_bytes(), &[log.as_fd()]), 0);
+    let high = Region { guest_addr: 0x1_0000, user_addr: 0x7100_0000, ..REGION };
+    assert!(front.ends_with("ADD_MEM_REG", &region(high), &[file.as_fd()]));
+    front.leave();
+}
