@@ -16,15 +16,21 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
-/// Multi-queue I/O back-end for virtual machines.
+/// What stands below the help of the program.
+const BEGIN: &str = "Begin with a disk in memory, and ask what QEMU must be told to use it:
+  manyring blk --socket-path disk.sock --memory 1G --control control.sock
+  manyring snippet qemu --socket-path disk.sock
+`manyring COMMAND --help` explains the options of a command; the guides are in docs/guide.";
+
+/// Serve disks and network devices of virtual machines, over vhost-user (and Xen's blkif).
 #[derive(Debug, Parser)]
-#[command(name = "manyring", version, about, disable_help_subcommand = true)]
+#[command(name = "manyring", version, disable_help_subcommand = true, after_help = BEGIN)]
 pub(crate) struct Cli {
-    /// What to log: error, warn, info, debug, trace.
-    #[arg(long, global = true, default_value = "info", value_name = "LEVEL")]
+    /// Log this and what is worse: error, warn, info, debug or trace.
+    #[arg(long, global = true, default_value = "info", value_name = "LEVEL", display_order = 900)]
     pub(crate) log_level: String,
-    /// How to log.
-    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    /// The form of the log's lines.
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, display_order = 900)]
     pub(crate) log_format: LogFormat,
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -56,11 +62,11 @@ pub(crate) enum Command {
     Blk(Box<BlkArgs>),
     /// Serve one network device over vhost-user.
     Net(Box<NetArgs>),
-    /// Serve the disks of Xen guests, as the tool stack announces them.
+    /// Serve the disks of Xen guests that appear in xenstore.
     XenBlk(Box<XenBlkArgs>),
-    /// Serve all devices of a configuration file.
+    /// Serve all devices of a configuration file from one process.
     Run(RunArgs),
-    /// Show what the queues of a running daemon do.
+    /// Show counters and latencies of a running daemon's queues, and its workers.
     Stats(StatsArgs),
     /// Watch devices, queues and workers of a running daemon on the whole terminal.
     Top(TopArgs),
@@ -68,17 +74,17 @@ pub(crate) enum Command {
     Add(AddArgs),
     /// Remove a device from a running daemon.
     Remove(RemoveArgs),
-    /// Change keys of a device while its guest runs.
+    /// Change limits or the MTU of a device at once, while its guest runs.
     Set(SetArgs),
-    /// Have a running daemon read its configuration file again.
+    /// Let a running daemon read its configuration file again and carry out what has changed.
     Reload(ReloadArgs),
-    /// Change the size of a disk that is served, or take the host's size anew.
+    /// Change the size of a disk while its guest runs, or tell the guest its file's new size.
     Resize(ResizeArgs),
-    /// Pull the cable of a guest, or plug it in.
+    /// Unplug the cable of a guest's network device, or plug it in.
     Link(LinkArgs),
-    /// Change the MTU of a network device: the interface's at once, the guest's when it starts it.
+    /// Change the MTU of a network device: on the host now, in the guest at its next boot.
     Mtu(MtuArgs),
-    /// Have a guest announce itself to its network.
+    /// Let a guest announce its address to its network, as after it has moved to another port.
     Announce(AnnounceArgs),
     /// Serve what the daemon hands over: it starts this itself.
     #[command(hide = true)]
@@ -89,7 +95,7 @@ pub(crate) enum Command {
         /// The folder.
         folder: PathBuf,
     },
-    /// Print what a VMM must be told to use a device.
+    /// Print the options or XML that a VMM needs to use a device.
     Snippet(SnippetArgs),
 }
 
@@ -110,25 +116,26 @@ pub(crate) struct RoomArgs {
 /// `manyring snippet`
 #[derive(Args, Debug)]
 pub(crate) struct SnippetArgs {
-    /// The VMM.
+    /// The program that runs the virtual machine.
     #[arg(value_enum)]
     pub(crate) vmm: Vmm,
-    /// Take the device from this configuration file.
+    /// The configuration file that has the device.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Instead of --config: the device's socket.
     #[arg(long, value_name = "PATH", conflicts_with = "config")]
     pub(crate) socket_path: Option<PathBuf>,
-    /// With --socket-path: it is a network device's.
+    /// With --socket-path: the device is a network device, not a disk.
     #[arg(long, conflicts_with = "config")]
     pub(crate) net: bool,
-    /// Queues the guest shall have, 1 to 256 [default: all of the device's; with --socket-path: 1].
+    /// Queues of the disk that the guest uses, 1 to 256 [default: all that the device has; with
+    /// --socket-path: 8].
     #[arg(long, value_name = "N", value_parser = parse_queues)]
     pub(crate) num_queues: Option<usize>,
-    /// Queue pairs the guest shall have, 1 to 127 [default: as above].
+    /// Queue pairs that the guest uses, 1 to 127 [default: all; with --socket-path: 1].
     #[arg(long, value_name = "N", value_parser = parse_queue_pairs)]
     pub(crate) queue_pairs: Option<usize>,
-    /// The device.
+    /// The name of the device in the configuration file.
     pub(crate) device: Option<String>,
 }
 
@@ -186,7 +193,7 @@ pub(crate) struct RunArgs {
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,
-    /// Print what would be done, and end.
+    /// Check the file and what it names on this host, print what would be served, and end.
     #[arg(long)]
     pub(crate) print_plan: bool,
 }
@@ -194,26 +201,29 @@ pub(crate) struct RunArgs {
 /// Options of the process, for the commands that have no configuration file.
 #[derive(Args, Debug)]
 pub(crate) struct DaemonArgs {
-    /// Workers at most [default: the CPUs this process may use].
+    /// Threads that serve queues, at most [default: as many as CPUs that this process may use].
     #[arg(long, value_name = "N")]
     pub(crate) workers: Option<usize>,
-    /// The CPUs of a worker, like 0-3,8; once for each worker [default: all].
+    /// The CPUs that a worker runs on, like 0-3,8; give it once for each worker [default: any].
     #[arg(long, value_name = "CPUS")]
     pub(crate) worker_cpus: Option<Vec<String>>,
-    /// Look for work before sleeping: where that is faster (auto), always or never [default: auto].
+    /// Whether a worker without requests polls for new ones before it sleeps. auto: where that has
+    /// proved to be faster; always; never: least CPU time [default: auto].
     #[arg(long, value_name = "MODE")]
     pub(crate) polling: Option<String>,
-    /// Microseconds to look at most, 0 to 1000 [default: as waking a worker costs here].
+    /// Microseconds that a worker polls before it sleeps, at most, 0 to 1000 [default: four times
+    /// what waking a thread costs on this host].
     #[arg(long, value_name = "US")]
     pub(crate) spin_us: Option<u32>,
-    /// Do without io_uring.
+    /// Read and write files by plain system calls, without io_uring.
     #[arg(long)]
     pub(crate) no_io_uring: bool,
-    /// Listen for control requests at this socket.
+    /// Listen for commands (stats, resize, ..) and HTTP requests at this socket; with add: ask the
+    /// daemon that listens there.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
-    /// Seconds to wait for a socket, image or interface that another process holds; 0: end at once
-    /// [default: for ever].
+    /// Seconds that a start waits for a socket, image or interface that another process holds; 0:
+    /// end at once [default: for ever].
     #[arg(long, value_name = "SECONDS")]
     pub(crate) wait: Option<u32>,
 }
@@ -221,7 +231,7 @@ pub(crate) struct DaemonArgs {
 /// `manyring blk`
 #[derive(Args, Debug)]
 pub(crate) struct BlkArgs {
-    /// Print what this back-end can, as JSON, and end.
+    /// Print the features of this back-end as JSON (for tools that look for one), and end.
     #[arg(long)]
     pub(crate) print_capabilities: bool,
     /// Name of the device in logs, counters and the control API.
@@ -232,10 +242,10 @@ pub(crate) struct BlkArgs {
     /// Serve this file or block device.
     #[arg(long, value_name = "FILE")]
     pub(crate) blk_file: Option<PathBuf>,
-    /// Serve a disk that keeps nothing.
+    /// Serve a disk of this size that stores nothing, for measuring.
     #[arg(long, value_name = "SIZE")]
     pub(crate) null: Option<RawSize>,
-    /// Serve a disk in memory.
+    /// Serve a disk of this size in memory, like 1G; its content is lost at the end.
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<RawSize>,
     /// Serve the disk of an NBD server: nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH.
@@ -248,44 +258,48 @@ pub(crate) struct BlkArgs {
     /// The guest may not write.
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// Pass the host's page cache by (O_DIRECT).
+    /// Read and write past the host's page cache (O_DIRECT).
     #[arg(long)]
     pub(crate) direct: bool,
-    /// Lock the file while a guest's rings run, not as long as it is open: for live migration.
+    /// For live migration: hold the file's lock only while a guest uses the disk, so that another
+    /// daemon can have the file open too.
     #[arg(long)]
     pub(crate) lock_with_rings: bool,
-    /// raw: serve the file's bytes even if they look like a disk image of another format.
+    /// raw: serve the file as it is, even if it looks like an image of another format (qcow2, ..).
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<String>,
-    /// Bytes of a sector of the guest, 512 or 4096 [default: 512, but 4096 for a block device that
-    /// has such sectors itself].
+    /// The sector size that the guest sees, 512 or 4096 bytes [default: 512, but 4096 for a block
+    /// device that has such sectors itself].
     #[arg(long, value_name = "BYTES")]
     pub(crate) logical_block_size: Option<u32>,
-    /// Request queues, 1 to 256 [default: 8].
+    /// Queues that the guest may use, 1 to 256: best one for each of its CPUs [default: 8].
     #[arg(long, value_name = "N")]
     pub(crate) num_queues: Option<usize>,
-    /// Entries of a ring that the limits of a request are made for [default: 128].
+    /// Ring size for which the longest request is chosen, a power of two from 4 to 1024. The VMM
+    /// chooses the real size [default: 128].
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
-    /// The worker of each queue, by its index [default: it goes where it is best served].
+    /// Bind queues to workers, by number: 1,2 keeps queue 0 on worker 1, and queue 1 on worker 2
+    /// [default: queues move to workers on idle CPUs].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub(crate) queue_workers: Option<Vec<usize>>,
-    /// Hold interrupts back: off, or like 32/100us (until there are so many, or so long)
-    /// [default: off].
+    /// Send fewer interrupts to the guest: off, or like 32/100us, which sends one when 32 answers
+    /// are there or 100 us have passed [default: off].
     #[arg(long, value_name = "MODE")]
     pub(crate) moderation: Option<String>,
-    /// The device id string, at most 20 characters [default: the name].
+    /// The serial number that the guest sees, at most 20 characters [default: the name].
     #[arg(long)]
     pub(crate) serial: Option<String>,
-    /// writeback or writethrough [default: writeback].
+    /// When a write is durable: after the guest's flush (writeback), or when it is answered
+    /// (writethrough) [default: writeback].
     #[arg(long, value_name = "MODE")]
     pub(crate) cache: Option<String>,
-    /// What becomes of writes for which the host has no room: wait until there is room, or report
-    /// an I/O error to the guest [default: wait].
+    /// When the host's disk is full: let the guest's writes wait until there is room (wait), or
+    /// give it I/O errors (report) [default: wait].
     #[arg(long, value_name = "MODE")]
     pub(crate) on_full: Option<String>,
-    /// What the disk may pass in a second: read_iops, write_iops, iops, read_bps, write_bps, bps,
-    /// and burst_ms; several with commas [default: anything].
+    /// Limits for each second: read_iops, write_iops, iops, read_bps, write_bps, bps (bytes), and
+    /// burst_ms; several with commas, like iops=5000,bps=100M [default: none].
     #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',')]
     pub(crate) limit: Vec<RawLimitOption>,
     #[command(flatten)]
@@ -295,7 +309,7 @@ pub(crate) struct BlkArgs {
 /// `manyring net`
 #[derive(Args, Debug)]
 pub(crate) struct NetArgs {
-    /// Print what this back-end can, as JSON, and end.
+    /// Print the features of this back-end as JSON (for tools that look for one), and end.
     #[arg(long)]
     pub(crate) print_capabilities: bool,
     /// Name of the device in logs, counters and the control API.
@@ -303,62 +317,65 @@ pub(crate) struct NetArgs {
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) socket: RawSocket,
-    /// Serve this tap: joined if it exists, else created.
+    /// Serve this tap: an existing one, or one that is made and goes away with this process.
     #[arg(long, value_name = "NAME")]
     pub(crate) tap: Option<String>,
-    /// Do not create the tap.
+    /// The tap must exist: do not make it.
     #[arg(long)]
     pub(crate) must_exist: bool,
-    /// Serve the tap whose queues were handed in; once for each queue pair.
+    /// Serve the tap or macvtap whose queues are these open file descriptors, one for each queue
+    /// pair, like 7,8.
     #[arg(long = "tap-fd", value_name = "N", value_delimiter = ',')]
     pub(crate) tap_fds: Vec<i32>,
-    /// Serve this macvtap.
+    /// Serve this macvtap, which must exist.
     #[arg(long, value_name = "NAME")]
     pub(crate) macvtap: Option<String>,
-    /// Serve a port that takes everything and keeps nothing.
+    /// Serve a network that drops every packet of the guest, for measuring.
     #[arg(long)]
     pub(crate) null: bool,
-    /// The null port also delivers frames of this size, as fast as they are taken.
+    /// With --null, also send the guest packets of this size, as fast as it takes them.
     #[arg(long, value_name = "BYTES")]
     pub(crate) generate: Option<usize>,
-    /// Queue pairs, 1 to 127 [default: 1, or the number of --tap-fd].
+    /// Queue pairs that the guest may use, 1 to 127 [default: 1, or the number of --tap-fd].
     #[arg(long, value_name = "N")]
     pub(crate) queue_pairs: Option<usize>,
-    /// The worker of each queue pair, by its index [default: it goes where it is best served].
+    /// Bind queue pairs to workers, by number: 1,2 keeps pair 0 on worker 1, and pair 1 on worker 2
+    /// [default: pairs move to workers on idle CPUs].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub(crate) queue_workers: Option<Vec<usize>>,
-    /// Hold interrupts back: off, or like 32/100us (until there are so many, or so long)
-    /// [default: off].
+    /// Send fewer interrupts to the guest: off, or like 32/100us, which sends one when 32 answers
+    /// are there or 100 us have passed [default: off].
     #[arg(long, value_name = "MODE")]
     pub(crate) moderation: Option<String>,
-    /// Give buffers of sent frames back in groups: off, or auto (where the guest then sends longer
-    /// frames) [default: off].
+    /// When the guest gets the buffers of sent packets back: at once (off), or in groups, up to 25
+    /// us later, while that makes it send longer packets (auto) [default: off].
     #[arg(long, value_name = "MODE")]
     pub(crate) reclaim: Option<String>,
-    /// What either side may leave unfinished for the other: all, csum (checksums alone), none
-    /// [default: all].
+    /// Work that guest and host may leave to each other: checksums and segmentation (all),
+    /// checksums (csum), nothing (none), as some userspace switches need it [default: all].
     #[arg(long, value_name = "WHAT")]
     pub(crate) offload: Option<String>,
-    /// MAC address of the guest [default: a macvtap's own, else made from name and socket].
+    /// MAC address of the guest [default: that of the macvtap, else one that is derived from the
+    /// device's name and socket, and stays the same].
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<String>,
-    /// MTU that the interface is set to and the guest is told [default: neither].
+    /// Set the interface to this MTU, and tell it to the guest [default: leave both alone].
     #[arg(long, value_name = "BYTES")]
     pub(crate) mtu: Option<u32>,
-    /// Speed that the guest is told, in Mbit/s.
+    /// The speed that the guest sees, in Mbit/s; it limits nothing.
     #[arg(long, value_name = "MBITS")]
     pub(crate) speed: Option<u32>,
-    /// The bridge that the interface joins.
+    /// Join the interface to this bridge.
     #[arg(long, value_name = "NAME")]
     pub(crate) bridge: Option<String>,
-    /// Set the interface up (true) or down (false) [default: up if created here, else leave it].
+    /// Set the interface up (true) or down (false) [default: up if made here, else as it is].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) up: Option<bool>,
-    /// Bytes on their way through the host at most, for each queue of the tap.
+    /// Bytes of each queue that may be on their way through the host [default: the host's limit].
     #[arg(long, value_name = "BYTES")]
     pub(crate) sndbuf: Option<u32>,
-    /// Frames that wait in the tap for the guest at most, in all the queues together that it uses
-    /// [default: as the host has it, for each queue].
+    /// Packets that may wait in the tap for the guest, in all of its queues together [default: the
+    /// host's setting, which each queue has for itself].
     #[arg(long, value_name = "FRAMES")]
     pub(crate) txqueuelen: Option<u32>,
     /// Join consecutive packets of one flow into one GSO packet before it is written to the tap
@@ -370,11 +387,11 @@ pub(crate) struct NetArgs {
     /// packet [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) steer: Option<bool>,
-    /// Write every frame to this file.
+    /// Capture all packets in this file (pcap), both ways; its former content is lost.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
-    /// What the guest may send (tx) and receive (rx) in a second: tx_pps, rx_pps, tx_bps, rx_bps,
-    /// and burst_ms; several with commas [default: anything].
+    /// Limits for each second, tx being what the guest sends: tx_pps, rx_pps, tx_bps, rx_bps
+    /// (bytes), and burst_ms; several with commas, like tx_bps=12M [default: none].
     #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',')]
     pub(crate) limit: Vec<RawLimitOption>,
     #[command(flatten)]

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 /// `manyring stats`
 #[derive(Args, Debug)]
 pub(crate) struct StatsArgs {
-    /// The daemon's control socket.
+    /// The control socket of the running daemon.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: PathBuf,
-    /// Print JSON, one line each time with --watch.
+    /// Print JSON: with --watch one line each time.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Show every SECONDS seconds what has happened since the last time [default: 1].
+    /// Go on, and show what has happened in each SECONDS seconds [default: 1].
     #[arg(
         long,
         value_name = "SECONDS",
@@ -29,10 +29,10 @@ pub(crate) struct StatsArgs {
 /// `manyring top`
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
-    /// The daemon's control socket.
+    /// The control socket of the running daemon.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: PathBuf,
-    /// Seconds between two looks, 1 to 60.
+    /// Seconds between two updates, 1 to 60.
     #[arg(
         long,
         value_name = "SECONDS",
@@ -61,10 +61,10 @@ pub(crate) enum AddedDevice {
 /// `manyring set`
 #[derive(Args, Debug)]
 pub(crate) struct SetArgs {
-    /// The daemon's control socket.
+    /// The control socket of the running daemon.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: PathBuf,
-    /// The device.
+    /// The name of the device.
     pub(crate) device: String,
     /// Keys with their new values, like mtu=9000.
     #[arg(required = true, value_name = "KEY=VALUE")]
@@ -74,12 +74,12 @@ pub(crate) struct SetArgs {
 /// `manyring remove`
 #[derive(Args, Debug)]
 pub(crate) struct RemoveArgs {
-    /// The daemon's control socket.
+    /// The control socket of the running daemon.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: PathBuf,
-    /// The device.
+    /// The name of the device.
     pub(crate) device: String,
-    /// Also if a front-end uses it, whose requests then find nobody.
+    /// Remove it although a VMM uses it. Its guest's requests get no answer from then on.
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -87,10 +87,10 @@ pub(crate) struct RemoveArgs {
 /// `manyring reload`
 #[derive(Args, Debug)]
 pub(crate) struct ReloadArgs {
-    /// The daemon's control socket.
+    /// The control socket of the running daemon.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: PathBuf,
-    /// Only print what would change.
+    /// Print what would change, and change nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -98,14 +98,15 @@ pub(crate) struct ReloadArgs {
 /// `manyring resize`
 #[derive(Args, Debug)]
 pub(crate) struct ResizeArgs {
-    /// The daemon's control socket.
+    /// The control socket of the running daemon.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: PathBuf,
-    /// The device.
+    /// The name of the device.
     pub(crate) device: String,
-    /// The new size; without it the host's file or device is measured again.
+    /// The new size, like 20G. Without it, the guest is told the size that the file or block device
+    /// has now.
     pub(crate) size: Option<String>,
-    /// Allow a smaller size, and lose what is behind it.
+    /// Allow a smaller size: the data beyond it is lost.
     #[arg(long, requires = "size")]
     pub(crate) shrink: bool,
 }
@@ -113,12 +114,12 @@ pub(crate) struct ResizeArgs {
 /// `manyring link`
 #[derive(Args, Debug)]
 pub(crate) struct LinkArgs {
-    /// The daemon's control socket.
+    /// The control socket of the running daemon.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: PathBuf,
-    /// The device.
+    /// The name of the device.
     pub(crate) device: String,
-    /// What the link shall be.
+    /// Whether the cable is plugged in.
     #[arg(value_enum)]
     pub(crate) state: LinkState,
 }
@@ -135,21 +136,21 @@ pub(crate) enum LinkState {
 /// `manyring mtu`
 #[derive(Args, Debug)]
 pub(crate) struct MtuArgs {
-    /// The daemon's control socket.
+    /// The control socket of the running daemon.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: PathBuf,
-    /// The device.
+    /// The name of the device.
     pub(crate) device: String,
-    /// Bytes of payload of one frame, 68 to 65535.
+    /// The new MTU in bytes, 68 to 65535.
     pub(crate) mtu: u64,
 }
 
 /// `manyring announce`
 #[derive(Args, Debug)]
 pub(crate) struct AnnounceArgs {
-    /// The daemon's control socket.
+    /// The control socket of the running daemon.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: PathBuf,
-    /// The device.
+    /// The name of the device.
     pub(crate) device: String,
 }

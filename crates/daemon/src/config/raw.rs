@@ -92,13 +92,13 @@ impl RawDaemon {
 /// and options of every command that serves one.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RawSocket {
-    /// The vhost-user socket.
+    /// Path of the vhost-user socket, at which the VMM connects.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket_path: Option<PathBuf>,
-    /// A socket that was handed in, listening or connected.
+    /// Instead of a path: the file descriptor of a socket, listening or connected.
     #[arg(long, value_name = "N")]
     pub(crate) fd: Option<i32>,
-    /// Connect to the socket instead of listening there.
+    /// Connect to the socket, at which the VMM listens, and again whenever the connection ends.
     #[arg(long)]
     pub(crate) client: bool,
     /// Owner of the socket, by name or number.
@@ -107,19 +107,20 @@ pub(crate) struct RawSocket {
     /// Group of the socket, by name or number.
     #[arg(long, value_name = "GROUP")]
     pub(crate) socket_group: Option<RawAccount>,
-    /// Mode of the socket, in octal.
+    /// Mode of the socket, in octal, like 0660.
     #[arg(long, value_name = "MODE")]
     pub(crate) socket_mode: Option<String>,
-    /// End when the first front-end has left.
+    /// End when the first VMM has left.
     #[arg(long)]
     pub(crate) one_off: bool,
-    /// Seconds a front-end has from connecting to its first message [default: 10].
+    /// Seconds that a VMM has from connecting to its first message, 1 to 3600 [default: 10].
     #[arg(long, value_name = "SECONDS")]
     pub(crate) handshake_timeout: Option<u64>,
-    /// Accept guest memory in files on a local disk, which can hold up other guests.
+    /// Accept guest memory that lies in files on a local disk. Waiting for that disk can hold up
+    /// other guests of this process.
     #[arg(long)]
     pub(crate) memory_on_disk: bool,
-    /// Refuse guest memory beyond this size [default: 8T].
+    /// Refuse a VMM that shares more memory than this, like 16G [default: 8T].
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_max: Option<RawSize>,
 }
@@ -371,30 +372,31 @@ pub(crate) struct RawXenBlk {
     /// The socket or the device of xenstore [default: where it is found].
     #[arg(long, value_name = "PATH")]
     pub(crate) xenstore: Option<PathBuf>,
-    /// Instead of this machine's Xen: a simulated one, with its xenstore at this socket.
+    /// For tests: a simulated Xen, whose xenstore is this socket, instead of this machine's.
     #[arg(long, value_name = "SOCKET")]
     pub(crate) simulated: Option<PathBuf>,
     /// The domain in which this process runs [default: 0].
     #[arg(long, value_name = "N")]
     pub(crate) domain: Option<u16>,
-    /// Pass the host's page cache by (O_DIRECT).
+    /// Read and write past the host's page cache (O_DIRECT).
     #[arg(long)]
     pub(crate) direct: bool,
-    /// raw: serve a file's bytes even if they look like a disk image of another format.
+    /// raw: serve a file as it is, even if it looks like an image of another format (qcow2, ..).
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<String>,
-    /// Bytes of a sector of the guests, 512 or 4096 [default: 512, but 4096 for a block device that
-    /// has such sectors itself].
+    /// The sector size that guests see, 512 or 4096 bytes [default: 512, but 4096 for a block
+    /// device that has such sectors itself].
     #[arg(long, value_name = "BYTES")]
     pub(crate) logical_block_size: Option<u32>,
-    /// Queues that each front-end may have, 1 to 256 [default: 8].
+    /// Queues that each guest may use, 1 to 256 [default: 8].
     #[arg(long, alias = "queues", value_name = "N")]
     pub(crate) num_queues: Option<usize>,
-    /// writeback or writethrough [default: writeback].
+    /// When a write is durable: after the guest's flush (writeback), or when it is answered
+    /// (writethrough) [default: writeback].
     #[arg(long, value_name = "MODE")]
     pub(crate) cache: Option<String>,
-    /// What becomes of writes for which the host has no room: wait until there is room, or report
-    /// an I/O error to the guest [default: wait].
+    /// When the host's disk is full: let the guest's writes wait until there is room (wait), or
+    /// give it I/O errors (report) [default: wait].
     #[arg(long, value_name = "MODE")]
     pub(crate) on_full: Option<String>,
     /// Offer discards, where the disk and the tool stack allow them [default: true].
@@ -403,24 +405,26 @@ pub(crate) struct RawXenBlk {
     /// Offer write barriers, each of which waits for all requests before it.
     #[arg(long)]
     pub(crate) barrier: bool,
-    /// Keep the grants of front-ends mapped that use them again [default: true].
+    /// Keep pages mapped that a guest uses again and again, which spares most of the cost of a
+    /// request [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) persistent: Option<bool>,
-    /// Grants of a queue that stay mapped at most, 1 to 1048576 [default: 1056].
+    /// Pages of a queue that stay mapped, at most, 1 to 1048576 [default: 1056].
     #[arg(long, value_name = "N")]
     pub(crate) persistent_max: Option<u32>,
-    /// Segments of an indirect request, 0 (none is served) to 4096 [default: 256].
+    /// Segments of an indirect request, at most, up to 4096; 0: offer no such requests [default:
+    /// 256].
     #[arg(long, value_name = "N")]
     pub(crate) indirect_segments_max: Option<u16>,
-    /// Largest ring: log2 of its pages, 0 to 4 [default: 4].
+    /// The largest ring, as log2 of its pages, 0 to 4: 4 is 16 pages [default: 4].
     #[arg(long, value_name = "N")]
     pub(crate) ring_page_order_max: Option<u32>,
-    /// Hold notifications back: off, or like 32/100us (until there are so many, or so long)
-    /// [default: off].
+    /// Send fewer notifications to the guest: off, or like 32/100us, which sends one when 32
+    /// answers are there or 100 us have passed [default: off].
     #[arg(long, value_name = "MODE")]
     pub(crate) moderation: Option<String>,
-    /// Folder of what the next process needs to go on with connected disks, also after a SIGKILL
-    /// [default: /run/manyring].
+    /// Folder in which this process records what the next one needs to go on serving guests that
+    /// stay connected, also after a SIGKILL [default: /run/manyring].
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
     /// What each disk may pass in a second.
@@ -463,7 +467,7 @@ pub(crate) struct RawNetFault {
     pub(crate) no_memory_every: u64,
     /// Receiving fails.
     pub(crate) recv_error_every: u64,
-    /// Not every n-th: the port is done with each frame of the guest after 0 to so many looks at
+    /// Not every n-th: the port is done with each frame of the guest after 0 to this many looks at
     /// it, in any order; 0 = as soon as it is taken.
     pub(crate) late_tx: u32,
 }
