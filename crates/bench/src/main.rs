@@ -28,7 +28,7 @@ use std::process::ExitCode;
 
 /// What Manyring is worth: load generators and comparisons.
 #[derive(Debug, Parser)]
-#[command(name = "manyring-bench", version, about, disable_help_subcommand = true)]
+#[command(name = "manyring-bench", version, disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -193,9 +193,29 @@ fn run_load(load: Load) -> Result<(), String> {
 }
 
 #[cfg(test)]
+#[path = "../../daemon/tests/documents/mod.rs"]
+mod documents;
+
+#[cfg(test)]
 mod tests {
+    use super::documents::{commands, fragments, program};
+
     #[test]
     fn the_commands_agree_with_each_other() {
         super::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_line_of_the_guides_is_understood() {
+        let mut count = 0;
+        for fragment in fragments().iter().filter(|fragment| fragment.language == "sh") {
+            let ours = commands(&fragment.text).into_iter();
+            for words in ours.filter(|words| program(words) == "manyring-bench") {
+                let parsed = super::command().try_get_matches_from(&words);
+                parsed.unwrap_or_else(|error| panic!("{}: {words:?}: {error}", fragment.at));
+                count += 1;
+            }
+        }
+        assert!(count > 5, "{count} commands");
     }
 }

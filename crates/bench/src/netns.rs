@@ -71,7 +71,7 @@ impl Netns {
         self.ip(&["link", "set", name, "up"])
     }
 
-    /// Has each queue of a tap hold so many frames at most.
+    /// Has each queue of a tap hold this many frames at most.
     pub(crate) fn set_length(&self, name: &str, frames: u16) -> Result<(), String> {
         self.ip(&["link", "set", name, "txqueuelen", &frames.to_string()])
     }

@@ -17,7 +17,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// Seconds for so many rounds of runs that last `run` seconds each.
+    /// Seconds for this many rounds of runs that last `run` seconds each.
     #[allow(clippy::cast_precision_loss, reason = "a handful of rounds")]
     pub(crate) fn seconds(&self, rounds: usize, run: f64) -> f64 {
         self.setup + rounds as f64 * self.runs * (self.each + run)

@@ -1,8 +1,9 @@
 //! The load generator on libblkio, a vhost-user-blk client that is not ours.
 #![allow(unsafe_code, reason = "allow-listed: libblkio fills completions as `MaybeUninit`")]
 
+use super::lane::timed;
 use super::{LoadError, LoadOptions, LoadResult, Rw, STUCK};
-use crate::measure::{Latencies, Random, now, own_cpu_seconds, pin};
+use crate::measure::{Latencies, Random, now, pin};
 use blkio::{Blkio, Blkioq, Completion, ReqFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -10,7 +11,7 @@ use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::time::Instant;
 
-/// A polling client that finds nothing looks at the clock once in so many turns.
+/// A polling client that finds nothing looks at the clock once in this many turns.
 const IDLE_TURNS: u32 = 1024;
 
 /// Drives the back-end behind the options' socket.
@@ -23,15 +24,9 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
         pin(cpu).map_err(|errno| LoadError::Cpu { cpu, errno })?;
     }
     let (client, lanes) = connect(options)?;
-    let (cpu, start) = (own_cpu_seconds(), now());
-    let end = start + options.duration;
-    let parties = options.deal(lanes.into_iter());
-    let outcome = super::run_parties(parties, |lanes| Party::new(lanes, options, end)?.run())?;
-    let (seconds, cpu) = (start.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
+    let result = timed(options, lanes, |lanes, end| Party::new(lanes, options, end)?.run());
     drop(client);
-    // What came back after the end is not counted, the wait for it is not either.
-    let seconds = seconds.min(options.duration.as_secs_f64());
-    Ok(LoadResult::new(&outcome, seconds, cpu, options.seed))
+    result
 }
 
 /// Connects, starts the queues, and gives each its share of one memory region.
@@ -196,7 +191,7 @@ impl<'a> Party<'a> {
         *last = now();
         let base = index * self.options.depth;
         for slot in &slots[..count] {
-            // SAFETY: `do_io` has returned `count`, and has filled so many slots.
+            // SAFETY: `do_io` has returned `count`, and has filled this many slots.
             let completion = unsafe { slot.assume_init_ref() };
             let token = completion.user_data;
             lane.in_flight -= 1;

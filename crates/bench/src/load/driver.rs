@@ -1,12 +1,13 @@
 //! The load generator on our own driver half: nothing between the figures and the ring, and
 //! features that the other client does not know.
 
+use super::lane::{Lane, Seen, timed};
 use super::{LoadError, LoadOptions, LoadResult, Rw, STUCK};
-use crate::measure::{Latencies, Random, now, own_cpu_seconds, pin};
+use crate::measure::{Latencies, now, pin};
 use manyring_driver::{BlkDriver, BlkOptions, BlkQueue, Op};
 use std::time::Instant;
 
-/// A polling client that finds nothing looks at the clock once in so many turns.
+/// A polling client that finds nothing looks at the clock once in this many turns.
 const IDLE_TURNS: u32 = 1024;
 
 /// Drives the back-end behind the options' socket.
@@ -22,23 +23,9 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
         pin(cpu).map_err(|errno| LoadError::Cpu { cpu, errno })?;
     }
     let mut driver = connect(options)?;
-    let blocks = driver.capacity() / options.size as u64;
-    if blocks == 0 {
-        return Err(LoadError::Options("the disk is smaller than one request"));
-    }
     let queues = std::mem::take(&mut driver.queues);
-    let (cpu, start) = (own_cpu_seconds(), now());
-    let end = start + options.duration;
-    let lanes = queues.into_iter().zip(0..).map(|(queue, index)| Lane {
-        queue,
-        random: Random::new(options.seed.wrapping_add(index)),
-        blocks,
-        submitted: vec![start; RING_MAX],
-    });
-    let outcome = super::run_parties(options.deal(lanes), |lanes| drive(lanes, options, end))?;
-    let (seconds, cpu) = (start.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
-    let seconds = seconds.min(options.duration.as_secs_f64());
-    Ok(LoadResult::new(&outcome, seconds, cpu, options.seed))
+    let lanes = Lane::all(queues, options, driver.capacity(), RING_MAX)?;
+    timed(options, lanes, |lanes, end| drive(lanes, options, end))
 }
 
 /// Entries of the largest ring that is used here.
@@ -63,28 +50,16 @@ fn connect(options: &LoadOptions) -> Result<BlkDriver, LoadError> {
     BlkDriver::connect(&options.socket, &blk).map_err(|error| failed(error.to_string()))
 }
 
-/// A queue and what belongs to it.
-struct Lane {
-    queue: BlkQueue,
-    random: Random,
-    blocks: u64,
-    /// When each request was submitted, by tag.
-    submitted: Vec<Instant>,
-}
-
-impl Lane {
+impl Lane<BlkQueue> {
     #[inline]
     fn submit(&mut self, options: &LoadOptions, at: Instant) -> Result<(), LoadError> {
-        let sector = self.random.below(self.blocks) * (options.size as u64 / 512);
+        let sector = self.next_sector(options);
         let op = match options.rw {
             Rw::Read => Op::Read { sector, len: options.size },
             Rw::Write => Op::WriteAny { sector, len: options.size },
         };
-        match self.queue.submit(op).map_err(failed)? {
-            Some(tag) => self.submitted[usize::from(tag)] = at,
-            None => return Err(LoadError::Options("depth exceeds what the ring can hold")),
-        }
-        Ok(())
+        let tag = self.queue.submit(op).map_err(failed)?;
+        self.note(tag, at)
     }
 }
 
@@ -94,52 +69,45 @@ fn failed(error: manyring_driver::DriverError) -> LoadError {
 
 /// Keeps the lanes full until the end, then waits for what is in flight.
 fn drive(
-    mut lanes: Vec<Lane>,
+    mut lanes: Vec<Lane<BlkQueue>>,
     options: &LoadOptions,
     end: Instant,
 ) -> Result<Latencies, LoadError> {
-    let mut latencies = Latencies::new();
-    let mut last = now();
+    let mut seen = Seen::new(end);
     for lane in &mut lanes {
         if options.each_call {
             lane.queue.ask_for_call();
         }
         for _ in 0..options.depth {
-            lane.submit(options, last)?;
+            lane.submit(options, seen.last)?;
         }
         lane.queue.publish().map_err(failed)?;
     }
-    let (mut idle_turns, mut failures) = (0u32, 0);
+    let mut idle_turns = 0u32;
     while lanes.iter().any(|lane| lane.queue.in_flight() > 0) {
         let mut worked = false;
         for lane in &mut lanes {
             worked |= if options.each_call {
-                called_turn(lane, options, end, &mut last, &mut latencies, &mut failures)?
+                called_turn(lane, options, &mut seen)?
             } else {
-                turn(lane, options, end, &mut last, &mut latencies, &mut failures)?
+                turn(lane, options, &mut seen)?
             };
         }
         idle_turns = if worked { 0 } else { idle_turns.wrapping_add(1) };
-        if idle_turns % IDLE_TURNS == IDLE_TURNS - 1 && last.elapsed() > STUCK {
+        if idle_turns % IDLE_TURNS == IDLE_TURNS - 1 && seen.last.elapsed() > STUCK {
             let in_flight = lanes.iter().map(|lane| lane.queue.in_flight()).sum();
             return Err(LoadError::Stuck { in_flight, seconds: STUCK.as_secs() });
         }
     }
-    if failures > 0 {
-        return Err(LoadError::Requests { failed: failures, errno: rustix::io::Errno::IO });
-    }
-    Ok(latencies)
+    seen.result()
 }
 
 /// Collects what has come back on one lane and submits as much. False: nothing had.
 #[inline]
 fn turn(
-    lane: &mut Lane,
+    lane: &mut Lane<BlkQueue>,
     options: &LoadOptions,
-    end: Instant,
-    last: &mut Instant,
-    latencies: &mut Latencies,
-    failures: &mut u64,
+    seen: &mut Seen,
 ) -> Result<bool, LoadError> {
     if lane.queue.in_flight() == 0 {
         return Ok(false);
@@ -153,16 +121,12 @@ fn turn(
         lane.queue.wait(STUCK).map_err(failed)?
     };
     // The clock is read once for all that came back together.
-    *last = now();
+    seen.last = now();
     let mut next = Some(first);
     while let Some(done) = next {
-        if done.status != 0 {
-            *failures += 1;
-        } else if *last < end {
-            latencies.record(*last - lane.submitted[usize::from(done.tag)]);
-        }
-        if *last < end && *failures == 0 {
-            lane.submit(options, *last)?;
+        seen.answered(lane, done.tag, done.status == 0);
+        if seen.goes_on() {
+            lane.submit(options, seen.last)?;
         }
         next = lane.queue.take();
     }
@@ -176,38 +140,31 @@ fn turn(
 /// calls for every answer that comes after the client has asked. Returns false if no request was in
 /// flight.
 fn called_turn(
-    lane: &mut Lane,
+    lane: &mut Lane<BlkQueue>,
     options: &LoadOptions,
-    end: Instant,
-    last: &mut Instant,
-    latencies: &mut Latencies,
-    failures: &mut u64,
+    seen: &mut Seen,
 ) -> Result<bool, LoadError> {
     let in_flight = lane.queue.in_flight();
     if in_flight == 0 {
         return Ok(false);
     }
-    if !lane.queue.wait_call(STUCK).map_err(failed)? && last.elapsed() > STUCK {
+    if !lane.queue.wait_call(STUCK).map_err(failed)? && seen.last.elapsed() > STUCK {
         return Err(LoadError::Stuck { in_flight, seconds: STUCK.as_secs() });
     }
-    *last = now();
+    seen.last = now();
     let mut count = 0;
     loop {
         while let Some(done) = lane.queue.take() {
             count += 1;
-            if done.status != 0 {
-                *failures += 1;
-            } else if *last < end {
-                latencies.record(*last - lane.submitted[usize::from(done.tag)]);
-            }
+            seen.answered(lane, done.tag, done.status == 0);
         }
         if !lane.queue.ask_for_call() {
             break;
         }
     }
-    if *last < end && *failures == 0 {
+    if seen.goes_on() {
         for _ in 0..count {
-            lane.submit(options, *last)?;
+            lane.submit(options, seen.last)?;
         }
         lane.queue.publish().map_err(failed)?;
     }

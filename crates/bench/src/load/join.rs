@@ -53,10 +53,10 @@ pub(crate) struct JoinArgs {
     /// device wants none, and a call for all that is used.
     #[arg(long)]
     pub(crate) unsuppressed: bool,
-    /// A kick of a transmitq waits for so many packets.
+    /// A kick of a transmitq waits for this many packets.
     #[arg(long, value_name = "N", requires = "kick_us", default_value_t = 0)]
     pub(crate) kick_packets: u32,
-    /// It waits for so many microseconds at most.
+    /// It waits for this many microseconds at most.
     #[arg(long, value_name = "US", requires = "kick_packets", default_value_t = 0)]
     pub(crate) kick_us: u32,
     /// How long at most, in seconds; less if the standard input ends before.
@@ -76,8 +76,8 @@ pub(crate) struct RelayArgs {
     /// The other namespace.
     #[arg(long, value_name = "PATH")]
     pub(crate) other_netns: PathBuf,
-    /// Frames go through so many buffers of 4 KiB in turn, as through a ring; 17 hold the longest,
-    /// and stay in the cache.
+    /// Frames go through this many buffers of 4 KiB in turn, as through a ring; 17 hold the
+    /// longest, and stay in the cache.
     #[arg(long, default_value_t = FRAME_BUFFERS)]
     pub(crate) buffers: usize,
     /// How long at most, in seconds; less if the standard input ends before.

@@ -6,6 +6,7 @@ pub(crate) mod crowd;
 pub(crate) mod driver;
 pub(crate) mod guest;
 pub(crate) mod join;
+mod lane;
 pub(crate) mod net;
 pub(crate) mod rr;
 pub(crate) mod stream;

@@ -72,7 +72,7 @@ pub(crate) struct NetLoadArgs {
 }
 
 impl NetLoadArgs {
-    /// A polling load of so many seconds.
+    /// A polling load of this many seconds.
     pub(crate) fn new(
         socket: PathBuf,
         direction: Direction,

@@ -38,13 +38,13 @@ pub(crate) struct StreamArgs {
     /// Streams.
     #[arg(long, default_value_t = 1)]
     streams: u16,
-    /// Send messages of so many bytes [default: receive].
+    /// Send messages of this many bytes [default: receive].
     #[arg(long, value_name = "BYTES")]
     send: Option<usize>,
     /// Send without Nagle's algorithm.
     #[arg(long, requires = "send")]
     nodelay: bool,
-    /// Send for so many seconds, wait until everything has arrived, and print JSON.
+    /// Send for this many seconds, wait until everything has arrived, and print JSON.
     #[arg(long, requires = "send", conflicts_with = "page")]
     seconds: Option<f64>,
     /// The page that says whether streams run, and what has arrived [default, for a receiver and

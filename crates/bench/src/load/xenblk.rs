@@ -7,8 +7,9 @@
 //! manyring-bench load xenblk --socket S ..      tool stack and guest: announces a disk, uses it
 //! ```
 
+use super::lane::{Lane, Seen, timed};
 use super::{LoadArgs, LoadError, LoadOptions, LoadResult, Rw, STUCK};
-use crate::measure::{Latencies, Random, now, own_cpu_seconds, pin};
+use crate::measure::{Latencies, now, pin};
 use clap::{ArgAction, Args};
 use manyring_driver::{
     Blkfront, BlkfrontOptions, BlkfrontQueue, DriverError, SimXen, XEN_PAGE_SIZE, XenDisk,
@@ -23,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A polling client that finds nothing looks at the clock once in so many turns.
+/// A polling client that finds nothing looks at the clock once in this many turns.
 const IDLE_TURNS: u32 = 1024;
 /// Longest wait for the back-end before the load begins.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -147,24 +148,12 @@ fn drive_disk(
     if guest.queues.iter().any(|queue| queue.options().persistent != args.persistent) {
         return Err(LoadError::Options("the back-end keeps no grants mapped"));
     }
-    let blocks = guest.disk.sectors * 512 / options.size as u64;
-    if blocks == 0 {
-        return Err(LoadError::Options("the disk is smaller than one request"));
-    }
-    let queues = std::mem::take(&mut guest.queues);
-    let (cpu, start) = (own_cpu_seconds(), now());
-    let end = start + options.duration;
-    let lanes = queues.into_iter().zip(0..).map(|(queue, index)| Lane {
-        random: Random::new(options.seed.wrapping_add(index)),
-        blocks,
-        submitted: vec![start; usize::from(front.abi.ring_size(front.ring_page_order))],
-        queue,
-    });
-    let outcome = super::run_parties(options.deal(lanes), |lanes| drive(lanes, options, end))?;
-    let (seconds, cpu) = (start.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
-    let seconds = seconds.min(options.duration.as_secs_f64());
+    let capacity = guest.disk.sectors * 512;
+    let entries = usize::from(front.abi.ring_size(front.ring_page_order));
+    let lanes = Lane::all(std::mem::take(&mut guest.queues), options, capacity, entries)?;
+    let result = timed(options, lanes, |lanes, end| drive(lanes, options, end))?;
     guest.close().map_err(failed("close"))?;
-    Ok(LoadResult::new(&outcome, seconds, cpu, options.seed))
+    Ok(result)
 }
 
 /// A domain with memory and grant references for all queues.
@@ -186,47 +175,26 @@ fn failed(step: &'static str) -> impl Fn(DriverError) -> LoadError {
     move |error| LoadError::Client { step, problem: error.to_string() }
 }
 
-/// A queue and what belongs to it.
-struct Lane {
-    queue: BlkfrontQueue,
-    random: Random,
-    /// Blocks of the disk, of the size of a request.
-    blocks: u64,
-    /// When each request was submitted, by tag.
-    submitted: Vec<Instant>,
-}
-
-impl Lane {
+impl Lane<BlkfrontQueue> {
     #[inline]
     fn submit(&mut self, options: &LoadOptions, at: Instant) -> Result<(), LoadError> {
-        let sector = self.random.below(self.blocks) * (options.size as u64 / 512);
+        let sector = self.next_sector(options);
         let op = match options.rw {
             Rw::Read => XenOp::Read { sector, len: options.size },
             Rw::Write => XenOp::WriteAny { sector, len: options.size },
         };
-        match self.queue.submit(op).map_err(failed("request"))? {
-            Some(tag) => self.submitted[usize::from(tag)] = at,
-            None => return Err(LoadError::Options("depth exceeds what the ring can hold")),
-        }
-        Ok(())
+        let tag = self.queue.submit(op).map_err(failed("request"))?;
+        self.note(tag, at)
     }
-}
-
-/// What one thread has seen so far.
-struct Seen {
-    latencies: Latencies,
-    /// When something came back last: the clock is read once for all that came back together.
-    last: Instant,
-    failures: u64,
 }
 
 /// Keeps the lanes full until the end, then waits for what is in flight.
 fn drive(
-    mut lanes: Vec<Lane>,
+    mut lanes: Vec<Lane<BlkfrontQueue>>,
     options: &LoadOptions,
     end: Instant,
 ) -> Result<Latencies, LoadError> {
-    let mut seen = Seen { latencies: Latencies::new(), last: now(), failures: 0 };
+    let mut seen = Seen::new(end);
     for lane in &mut lanes {
         for _ in 0..options.depth {
             lane.submit(options, seen.last)?;
@@ -237,7 +205,7 @@ fn drive(
     while lanes.iter().any(|lane| lane.queue.in_flight() > 0) {
         let mut worked = false;
         for lane in &mut lanes {
-            worked |= turn(lane, options, end, &mut seen)?;
+            worked |= turn(lane, options, &mut seen)?;
         }
         idle_turns = if worked { 0 } else { idle_turns.wrapping_add(1) };
         let is_stuck = if worked {
@@ -252,19 +220,14 @@ fn drive(
             return Err(LoadError::Stuck { in_flight, seconds: STUCK.as_secs() });
         }
     }
-    if seen.failures > 0 {
-        let errno = rustix::io::Errno::IO;
-        return Err(LoadError::Requests { failed: seen.failures, errno });
-    }
-    Ok(seen.latencies)
+    seen.result()
 }
 
 /// Collects what has come back on one lane and submits as much. False: nothing had.
 #[inline]
 fn turn(
-    lane: &mut Lane,
+    lane: &mut Lane<BlkfrontQueue>,
     options: &LoadOptions,
-    end: Instant,
     seen: &mut Seen,
 ) -> Result<bool, LoadError> {
     let mut next = lane.queue.take().map_err(failed("response"))?;
@@ -273,12 +236,8 @@ fn turn(
     }
     seen.last = now();
     while let Some(done) = next {
-        if done.status != Status::Okay {
-            seen.failures += 1;
-        } else if seen.last < end {
-            seen.latencies.record(seen.last - lane.submitted[usize::from(done.tag)]);
-        }
-        if seen.last < end && seen.failures == 0 {
+        seen.answered(lane, done.tag, done.status == Status::Okay);
+        if seen.goes_on() {
             lane.submit(options, seen.last)?;
         }
         next = lane.queue.take().map_err(failed("response"))?;
@@ -288,7 +247,7 @@ fn turn(
 }
 
 /// Sleeps until any lane has a response. False: none had one in time.
-fn sleep(lanes: &mut [Lane]) -> bool {
+fn sleep(lanes: &mut [Lane<BlkfrontQueue>]) -> bool {
     let mut has_any = false;
     for lane in lanes.iter_mut().filter(|lane| lane.queue.in_flight() > 0) {
         has_any |= lane.queue.ring().enable_notifications();

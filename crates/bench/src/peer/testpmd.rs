@@ -107,7 +107,7 @@ impl BackEnd {
     }
 }
 
-/// Drives the back-end behind `socket` by a virtio-user port with so many buffers on CPU `cpu`:
+/// Drives the back-end behind `socket` by a virtio-user port with this many buffers on CPU `cpu`:
 /// packets in a second.
 pub(crate) fn front_end(
     socket: &Path,

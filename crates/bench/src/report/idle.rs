@@ -3,7 +3,7 @@
 use super::{Cell, Party, Sample};
 use serde::Serialize;
 
-/// One daemon with so many devices, over some seconds in which nobody does anything.
+/// One daemon with this many devices, over some seconds in which nobody does anything.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct IdleSample {
     /// Seconds from the start of the program to the last socket.

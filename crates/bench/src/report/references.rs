@@ -46,7 +46,7 @@ impl TapCell {
 }
 
 /// The cell of the tap tables that a party of ours repeats: TCP streams between the guest and its
-/// host, so many sessions by so many queue pairs.
+/// host, a number of sessions by a number of queue pairs.
 pub(crate) fn multiqueue_tap(scenario: &str, cell: &Cell, party: &str) -> Option<&'static TapCell> {
     if !["tap-stream", "multiqueue"].contains(&scenario) {
         return None;

@@ -33,7 +33,7 @@ impl Counts {
         Ok(Self { kicks: sum("kicks"), calls: sum("calls") })
     }
 
-    /// What each of so many operations took, between an earlier look and this one.
+    /// What each of this many operations took, between an earlier look and this one.
     pub(super) fn per_operation(self, earlier: Self, cpu_seconds: f64, count: f64) -> PerOperation {
         let per = |total: f64| if count > 0.0 { total / count } else { 0.0 };
         PerOperation {

@@ -87,8 +87,8 @@ fn contenders(
     Ok(contenders)
 }
 
-/// A file of so many MiB in a folder, or in that of this program. Its bytes are random, so that no
-/// file system stores less than all of it.
+/// A file of this many MiB in a folder, or in that of this program. Its bytes are random, so that
+/// no file system stores less than all of it.
 pub(super) fn image(
     folder: Option<&Path>,
     mebibytes: usize,

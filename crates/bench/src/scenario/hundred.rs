@@ -29,7 +29,7 @@ const BLOCK: usize = 4096;
 /// What the busy guest does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Busy {
-    /// 4 KiB reads, so many in flight; the guest polls.
+    /// 4 KiB reads, this many in flight; the guest polls.
     Disk(usize),
     /// Small frames.
     Net(Direction),

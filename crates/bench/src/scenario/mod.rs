@@ -126,7 +126,7 @@ impl ScenarioArgs {
         is_wanted && missing.is_none()
     }
 
-    /// The options that give these again, with so many rounds, for a scenario's own command.
+    /// The options that give these again, with this many rounds, for a scenario's own command.
     pub(crate) fn words(&self, rounds: usize) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec![format!("--rounds={rounds}").into()];
         let mut option = |name: &str, value: &std::ffi::OsStr| {
@@ -194,7 +194,7 @@ impl Contender {
 /// Arguments of a back-end, given its socket.
 type Arguments = Box<dyn Fn(&Path) -> Vec<OsString>>;
 
-/// Does the requests for so many seconds on these CPUs.
+/// Does the requests for this many seconds on these CPUs.
 type Direct = Box<dyn Fn(f64, &Affinity) -> Result<BlkSample, String>>;
 
 enum How {

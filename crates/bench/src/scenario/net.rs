@@ -255,7 +255,7 @@ fn is_listening(sockets: &str, host: Ipv4Addr, port: u16) -> bool {
 pub(super) enum Way {
     /// tap - our driver half - a daemon - tap.
     Ring(Ring),
-    /// tap - a loop that reads and writes, into so many pages in turn - tap.
+    /// tap - a loop that reads and writes, into this many pages in turn - tap.
     Bare(usize),
     /// A pair of interfaces of the kernel's own, with no program between them.
     Veth,
@@ -313,7 +313,7 @@ pub(super) struct Road {
 }
 
 impl Road {
-    /// Makes the namespaces and joins them, for so many seconds at most.
+    /// Makes the namespaces and joins them, for this many seconds at most.
     pub(super) fn new(
         bench: &NetBench<'_>,
         way: &Way,
@@ -409,7 +409,7 @@ impl Road {
         (server.map_or(0.0, peer::ran_seconds), joiner.map_or(0.0, peer::ran_seconds))
     }
 
-    /// What is measured has taken so many seconds: the costs of the way.
+    /// What is measured has taken this many seconds: the costs of the way.
     pub(super) fn finish(self, seconds: f64, beside: &[Beside]) -> Result<NetSample, String> {
         let after = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
         let others = self.others(beside) - self.others;

@@ -68,7 +68,7 @@ fn scale(bench: &mut Bench<'_>, args: &ScenarioArgs) -> Result<(), String> {
     bench.cell(name, &[work], &[bare(4, 16), bare(1, 64)])
 }
 
-/// Bare threads with so many rings: what is lost there, no back-end can win.
+/// Bare threads with this many rings: what is lost there, no back-end can win.
 fn bare(rings: usize, depth: usize) -> Contender {
     let run = move |seconds: f64, affinity: &Affinity| {
         let program = std::env::current_exe().map_err(|e| e.to_string())?;

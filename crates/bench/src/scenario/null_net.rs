@@ -59,7 +59,7 @@ fn by_our_driver(
     bench.cell((name, usize::from(pairs), "kpps"), &parties, Compare::First)
 }
 
-/// testpmd's own driver half in front of both, with so many buffers.
+/// testpmd's own driver half in front of both, with this many buffers.
 fn by_testpmd(
     bench: &NetBench<'_>,
     direction: Direction,

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! make:   every way is made, with its daemon, its driver half and its streams; all of them rest
-//!         so many times:  each way has a turn, another one first each time
+//!         this many times:  each way has a turn, another one first each time
 //!         what a way has sent in all its turns, and taken for it, is its sample
 //! turn:   note the CPU time of daemon and driver half, which rest
 //!         daemon and driver half are put on different CPUs, the other way round each time
@@ -39,7 +39,7 @@ use std::time::Duration;
 /// How long streams run before they are measured, and then until they rest.
 const GROW: Duration = Duration::from_millis(30);
 const TURN: Duration = Duration::from_millis(120);
-/// Nothing has arrived for so long: all streams rest. It is waited for as long at most.
+/// Nothing has arrived for this long: all streams rest. It is waited for as long at most.
 const REST: Duration = Duration::from_millis(10);
 const REST_MAX: Duration = Duration::from_millis(500);
 /// Longest time until all streams of a way have begun.

@@ -66,7 +66,7 @@ fn against_bare(bench: &NetBench<'_>, to_guest: bool) -> Result<Option<NetCell>,
     bench.cell((name, 1, "Mbit/s"), &parties, Compare::First)
 }
 
-/// So many streams by 4, 2 and 1 queue pairs, wherever the system puts them.
+/// This many streams by 4, 2 and 1 queue pairs, wherever the system puts them.
 fn by_pairs(
     bench: &NetBench<'_>,
     to_guest: bool,

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
     Ok(bench.report("tcp-rr", cells))
 }
 
-/// Runs a client on so many connections in the guest's namespace, its server in the host's; with
+/// Runs a client on this many connections in the guest's namespace, its server in the host's; with
 /// what each transaction took of our own daemon.
 pub(super) fn transact(
     bench: &NetBench<'_>,

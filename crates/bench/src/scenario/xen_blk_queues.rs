@@ -1,7 +1,7 @@
 //! `xen-blk-queues`: what the rings, the grants and the queues of a Xen disk cost.
 //!
 //! Reads of a null disk by a front-end in a domain of a simulated Xen: by 1, 4, 8 and 16 queues,
-//! whose rings of one page are full, as the reference's were, or which share so many requests;
+//! whose rings of one page are full, as the reference's were, or which share this many requests;
 //! with grants that stay mapped and with grants that are mapped for each request; with a table of
 //! grants for each queue and with the part of one table that all queues share; and the same disk
 //! through virtio-blk.
@@ -84,7 +84,7 @@ const BLKIF: &str = "blkif";
 const STAYS: &str = "grants that stay mapped";
 const GOES: &str = "grants mapped for each request";
 
-/// Our daemon, serving a disk of a simulated Xen; a queue keeps so many grants mapped.
+/// Our daemon, serving a disk of a simulated Xen; a queue keeps this many grants mapped.
 fn xen(
     args: &ScenarioArgs,
     name: &str,
