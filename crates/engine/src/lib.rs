@@ -91,6 +91,7 @@ mod handler;
 mod io;
 mod life;
 pub mod limit;
+mod lookout;
 mod notifier;
 mod orders;
 pub mod policy;

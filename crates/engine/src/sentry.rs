@@ -12,18 +12,17 @@
 //! ```
 //! 1. Only a write that waits is ended by a signal: `EINTR` means that the eventfd was full and
 //!    blocking. The signal does nothing to a writer that was merely slow to be scheduled.
-//! 2. The writer counts first, and then looks whether the sentry sleeps. The sentry says first that
-//!    it sleeps, and then looks at the counts. All four are sequentially consistent, so that at
-//!    least one of them sees the other: no write that waits is overlooked.
+//! 2. The writer counts first, and then looks whether the sentry sleeps; the sentry says first that
+//!    it sleeps, and then looks at the counts (`lookout.rs`): no write that waits is overlooked.
 //! 3. While nobody writes, the sentry sleeps without a timer: an idle daemon has no tick.
 //! 4. The sentry is started before the first worker: later the system may have no thread to give.
 
+use crate::lookout::Lookout;
 use manyring_backend::sys::interrupt::Interruptible;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::thread::Thread;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// How often the sentry looks. A write that blocks is interrupted after one to two ticks.
@@ -51,8 +50,7 @@ thread_local! {
 }
 
 static PLACES: Mutex<Vec<Weak<Place>>> = Mutex::new(Vec::new());
-static ASLEEP: AtomicBool = AtomicBool::new(false);
-static SENTRY: OnceLock<Thread> = OnceLock::new();
+static SENTRY: Lookout = Lookout::new("sentry", TICK, QUIET_TICKS, look);
 static START: Mutex<()> = Mutex::new(());
 
 /// How a write was out of the ordinary.
@@ -75,9 +73,7 @@ pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Odd> {
     let bytes = count.to_ne_bytes();
     PLACE.with(|place| {
         let writes = place.writes.fetch_add(1, Ordering::SeqCst);
-        if ASLEEP.load(Ordering::SeqCst) {
-            wake();
-        }
+        SENTRY.rouse();
         let written = rustix::io::write(fd, &bytes);
         let writes = writes + 2;
         place.writes.store(writes, Ordering::Release);
@@ -105,16 +101,11 @@ pub(crate) fn seen_for() -> Duration {
 /// worker may start, since a write could wait for ever.
 pub(crate) fn start() -> bool {
     let _one_at_a_time = START.lock().unwrap_or_else(PoisonError::into_inner);
-    if SENTRY.get().is_some() {
-        return true;
+    let started = SENTRY.start();
+    if let Err(error) = &started {
+        tracing::error!(%error, "no thread to interrupt calls that block");
     }
-    match std::thread::Builder::new().name("sentry".to_owned()).spawn(stand_guard) {
-        Ok(thread) => SENTRY.set(thread.thread().clone()).is_ok(),
-        Err(error) => {
-            tracing::error!(%error, "no thread to interrupt calls that block");
-            false
-        }
-    }
+    started.is_ok()
 }
 
 /// Gives the calling thread a place.
@@ -130,34 +121,6 @@ fn enter() -> Arc<Place> {
     places.retain(|place| place.strong_count() > 0);
     places.push(Arc::downgrade(&place));
     place
-}
-
-#[cold]
-fn wake() {
-    if ASLEEP.swap(false, Ordering::SeqCst)
-        && let Some(thread) = SENTRY.get()
-    {
-        thread.unpark();
-    }
-}
-
-fn stand_guard() {
-    let mut quiet = 0;
-    loop {
-        std::thread::sleep(TICK);
-        quiet = if look() { 0 } else { quiet + 1 };
-        if quiet < QUIET_TICKS {
-            continue;
-        }
-        ASLEEP.store(true, Ordering::SeqCst);
-        if look() {
-            ASLEEP.store(false, Ordering::SeqCst);
-        }
-        while ASLEEP.load(Ordering::SeqCst) {
-            std::thread::park();
-        }
-        quiet = 0;
-    }
 }
 
 /// Interrupts every write that was under way at the last look and still is. True if a thread has
@@ -202,7 +165,7 @@ mod tests {
             assert!(seen_for < all, "{seen_for:?} of {all:?}");
             // The second time the sentry has gone to sleep, and is woken by the write.
             if round == 0 {
-                while !ASLEEP.load(Ordering::SeqCst) {
+                while !SENTRY.is_asleep() {
                     std::thread::sleep(TICK);
                 }
             }

@@ -15,15 +15,15 @@
 //! ```
 //! 1. A thread that is runnable merely waits for a CPU: it is not held, however long that takes.
 //! 2. A thread counts first, and then looks whether the watch sleeps; the watch says first that it
-//!    sleeps, and then looks at the counts. All four are sequentially consistent (`sentry.rs`).
+//!    sleeps, and then looks at the counts (`lookout.rs`).
 //! 3. While all threads rest the watch sleeps without a timer: an idle daemon has no tick.
 //! 4. A thread writes to its own post only, without a lock or a look at the clock.
 
+use crate::lookout::Lookout;
 use crate::orders::QueueId;
 use crate::pool::Pool;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::thread::Thread;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -86,8 +86,7 @@ pub(crate) struct Post {
 }
 
 static POSTS: Mutex<Vec<Weak<Post>>> = Mutex::new(Vec::new());
-static ASLEEP: AtomicBool = AtomicBool::new(false);
-static WATCH: OnceLock<Thread> = OnceLock::new();
+static WATCH: Lookout = Lookout::new("watch", TICK, QUIET_TICKS, look);
 
 fn lock() -> MutexGuard<'static, Vec<Weak<Post>>> {
     POSTS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -98,11 +97,7 @@ impl Post {
     /// to be had, nobody is named.
     pub(crate) fn new(serves: Serves) -> Arc<Self> {
         let mut posts = lock();
-        if WATCH.get().is_none()
-            && let Ok(watch) = std::thread::Builder::new().name("watch".to_owned()).spawn(watch)
-        {
-            let _ = WATCH.set(watch.thread().clone());
-        }
+        let _ = WATCH.start();
         let post = Arc::new(Self {
             serves,
             thread: OnceLock::new(),
@@ -126,9 +121,7 @@ impl Post {
     /// The thread begins to work.
     pub(crate) fn at_work(&self) {
         self.beats.fetch_add(1, Ordering::SeqCst);
-        if ASLEEP.load(Ordering::SeqCst) {
-            wake();
-        }
+        WATCH.rouse();
     }
 
     /// The thread goes on working.
@@ -233,34 +226,6 @@ impl Drop for Post {
     /// A thread that ends as soon as it has come back is told of as well.
     fn drop(&mut self) {
         self.free();
-    }
-}
-
-#[cold]
-fn wake() {
-    if ASLEEP.swap(false, Ordering::SeqCst)
-        && let Some(thread) = WATCH.get()
-    {
-        thread.unpark();
-    }
-}
-
-fn watch() {
-    let mut quiet = 0;
-    loop {
-        std::thread::sleep(TICK);
-        quiet = if look() { 0 } else { quiet + 1 };
-        if quiet < QUIET_TICKS {
-            continue;
-        }
-        ASLEEP.store(true, Ordering::SeqCst);
-        if look() {
-            ASLEEP.store(false, Ordering::SeqCst);
-        }
-        while ASLEEP.load(Ordering::SeqCst) {
-            std::thread::park();
-        }
-        quiet = 0;
     }
 }
 
