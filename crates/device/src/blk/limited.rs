@@ -8,7 +8,7 @@
 use super::pending::Kind;
 use super::{BlkQueue, IN_FLIGHT_MAX};
 use manyring_engine::Way;
-use manyring_engine::limit::Passed;
+use manyring_engine::limit::{Gate, Passed};
 use manyring_engine::stats::QueueStats;
 use manyring_memory::{GuestSlice, copy_from_slices, total_len};
 use manyring_queue::Chains;
@@ -18,7 +18,7 @@ use manyring_wire::blk::{
 };
 
 /// Requests that are looked at in one turn.
-const LOOKS_MAX: usize = 64;
+pub(super) const LOOKS_MAX: usize = 64;
 
 impl BlkQueue {
     /// Takes the limit of the device as it is now.
@@ -47,13 +47,9 @@ impl BlkQueue {
         if is_full || self.requests.room.is_due(now_ns) {
             return (usize::MAX, false);
         }
-        if queue.owed() > 0 {
-            return (usize::MAX, true);
+        if let Some(answer) = before_looking(gate, queue.owed() > 0, now_ns) {
+            return answer;
         }
-        if gate.is_closed(now_ns) {
-            return (0, false);
-        }
-        gate.open();
         let popped = queue.pop_batch(&mut self.batch, LOOKS_MAX);
         let batch = &self.batch;
         let mut admits =
@@ -72,6 +68,20 @@ impl BlkQueue {
     pub(super) fn settle_limit(&mut self, popped: usize, now_ns: u64) {
         let Some(gate) = &mut self.gate else { return };
         gate.settle(self.requests.newest(popped), now_ns);
+    }
+}
+
+/// What a queue with a limit may pop, and if that is to be charged, where no request needs to be
+/// looked at for it; else opens the gate for a look. What is owed from a former process is popped
+/// whatever the limit says.
+pub(super) fn before_looking(gate: &mut Gate, is_owed: bool, now_ns: u64) -> Option<(usize, bool)> {
+    match (is_owed, gate.is_closed(now_ns)) {
+        (true, _) => Some((usize::MAX, true)),
+        (false, true) => Some((0, false)),
+        (false, false) => {
+            gate.open();
+            None
+        }
     }
 }
 

@@ -1,13 +1,11 @@
 //! A queue of a Xen disk with a limit: how many requests it pops, as in `blk/limited.rs`.
 
 use super::queue::BlkifQueue;
+use crate::blk::limited::{LOOKS_MAX, before_looking};
 use manyring_engine::Way;
 use manyring_engine::stats::QueueStats;
 use manyring_queue::blkif::{BackRing, Requests as Popped};
 use manyring_wire::xen::blkif::{DataOp, Kind as Asked, Limits, PAGE_SIZE, RawRequest, Request};
-
-/// Requests that are looked at in one turn.
-const LOOKS_MAX: usize = 64;
 
 impl BlkifQueue {
     /// Takes the limit of the device as it is now.
@@ -39,13 +37,9 @@ impl BlkifQueue {
         if self.requests.room.is_due(now_ns) || is_waiting {
             return (usize::MAX, false);
         }
-        if ring.owed_count() > 0 {
-            return (usize::MAX, true);
+        if let Some(answer) = before_looking(gate, ring.owed_count() > 0, now_ns) {
+            return answer;
         }
-        if gate.is_closed(now_ns) {
-            return (0, false);
-        }
-        gate.open();
         let popped = ring.pop_batch(batch, LOOKS_MAX);
         let limits = &self.limits;
         let mut admits = |index| match batch.peek(index).and_then(|raw| peek(raw, limits)) {
