@@ -244,23 +244,34 @@ fn anchor(heading: &str) -> String {
     heading.trim().to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
 }
 
+/// All documents: those of the root, and all below `docs`.
+fn texts() -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    let below = |folder: &str| std::fs::read_dir(root().join(folder)).unwrap();
+    for folder in [".", "docs", "docs/design", "docs/guide", "docs/measured"] {
+        paths.extend(below(folder).map(|entry| entry.unwrap().path()));
+    }
+    paths.retain(|path| path.extension().is_some_and(|e| e == "md"));
+    paths
+}
+
 #[test]
 fn every_link_leads_somewhere() {
-    for document in documents() {
-        let folder = match document.name.as_str() {
-            "README.md" => root(),
-            _ => root().join("docs/guide"),
-        };
-        for link in document.text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+    for document in texts() {
+        let text = std::fs::read_to_string(&document).unwrap();
+        let at = document.display();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
             let (file, place) = link.split_once('#').unwrap_or((link, ""));
-            let file = if file.is_empty() { &document.name } else { file };
-            let path = folder.join(file);
-            assert!(path.exists(), "{}: {link}", document.name);
+            let path = match file {
+                "" => document.clone(),
+                file => document.parent().unwrap().join(file),
+            };
+            assert!(path.exists(), "{at}: {link}");
             if !place.is_empty() {
                 let text = std::fs::read_to_string(path).unwrap();
                 let mut headings = text.lines().filter(|line| line.starts_with('#'));
                 let is_there = headings.any(|h| anchor(h.trim_start_matches('#')) == place);
-                assert!(is_there, "{}: {link}", document.name);
+                assert!(is_there, "{at}: {link}");
             }
         }
     }
