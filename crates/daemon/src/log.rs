@@ -121,7 +121,7 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
 /// What becomes of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Shown, after so many that were not.
+    /// Shown, after this many that were not.
     Show { suppressed: u64 },
     /// The first that is not shown.
     Suppress,

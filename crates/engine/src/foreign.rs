@@ -354,8 +354,8 @@ pub(crate) enum Write {
 #[derive(Debug)]
 pub struct Origin {
     janitor: Arc<Janitor>,
-    /// How eventfds of the session are written: 0: at once; up to [`MEASURED`]: so many more writes
-    /// are measured; or one of the states beyond.
+    /// How eventfds of the session are written: 0: at once; up to [`MEASURED`]: the number of
+    /// writes that are still to be measured; or one of the states beyond.
     writes: AtomicU32,
     blocked: Notify,
 }

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Wakes that are measured: the median of so many is steady.
+/// Wakes that are measured: the median of this many is steady.
 const WAKES: usize = 32;
 /// How long the sleeper sleeps before each: its CPU must have become idle.
 const REST: Duration = Duration::from_micros(100);

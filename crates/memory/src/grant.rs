@@ -105,7 +105,7 @@ impl GrantMapper {
         }
     }
 
-    /// Pieces of the process's mappings that a lot of so many references takes at most.
+    /// Pieces of the process's mappings that a lot of this many references takes at most.
     fn pieces_of_lot(&self, grefs: usize) -> usize {
         match self {
             // All of it is one mapping, unless Xen refuses some of it.
@@ -151,8 +151,8 @@ impl GrantPages {
         Self::with_promise(mapper, pages, 0)
     }
 
-    /// The same. So many pieces, as the mapper counts them, can be mapped whatever other queues of
-    /// the process have.
+    /// As [`Self::new`]. `pieces` of them, as the mapper counts pieces, can be mapped whatever
+    /// other queues of the process have.
     ///
     /// # Errors
     /// [`GrantError::Memory`]; [`MemoryError::Pieces`]: too many are promised to others.

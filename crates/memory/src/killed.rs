@@ -17,16 +17,16 @@ thread_local! {
 #[cfg(debug_assertions)]
 const KILLED: &str = "killed before a store";
 
-/// Lets this thread make so many more stores through [`Words`](crate::Words), and panic before the
-/// next one with the words "killed before a store". Returns how many were left of those that it was
-/// given before. `None`: as many as it likes.
+/// Lets this thread make this many more stores through [`Words`](crate::Words), and panic before
+/// the next one with the words "killed before a store". Returns how many were left of those that it
+/// was given before. `None`: as many as it likes.
 #[cfg(debug_assertions)]
 #[allow(clippy::must_use_candidate, reason = "whoever begins to count has nothing to take")]
 pub fn stores_before_the_end(left: Option<u64>) -> Option<u64> {
     LEFT.replace(left)
 }
 
-/// Lets this thread make so many more stores: in a debug build only. Here it changes nothing.
+/// Lets this thread make this many more stores: in a debug build only. Here it changes nothing.
 #[cfg(not(debug_assertions))]
 pub fn stores_before_the_end(_: Option<u64>) -> Option<u64> {
     None

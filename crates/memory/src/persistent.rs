@@ -39,7 +39,7 @@ use table::Table;
 const PURGE_INTERVAL_NS: u64 = 100_000_000;
 /// How much of the limit one look unmaps when the table is full.
 const PURGE_PERCENT: u32 = 5;
-/// A reference that was not used for so long is unmapped.
+/// A reference that was not used for this long is unmapped.
 const UNUSED_NS: u64 = 60_000_000_000;
 
 /// Pieces that a queue can map for requests although other queues hold all others: a request of 256

@@ -15,10 +15,10 @@
 //! (the lowest above a third of the address space in the legacy layout); windows lie far below
 //! both, where it chooses nothing.
 //!
-//! **How many pieces.** A process may have so many mappings (`vm.max_map_count`), and one that has
-//! them all can neither map nor unmap. A piece that is put into a window takes up to two: its own,
-//! and what it cuts a neighbour in two for. So all windows together hold a bounded number of
-//! pieces, and beyond that a further one is refused: nothing else of the process ever is.
+//! **How many pieces.** The number of a process's mappings is limited (`vm.max_map_count`); at the
+//! limit it can neither map nor unmap. Mapping a page into a window splits the mapping around it,
+//! so it can use two of them. So all windows together hold a bounded number of pieces, and a
+//! further one is refused: no other mapping of the process ever is.
 //!
 //! A sixth of them is promised to single windows when these are made: a guest whose disk hangs can
 //! hold all the others for as long as that lasts, and its neighbours go on with what is their own.
@@ -93,7 +93,7 @@ enum Piece {
 }
 
 impl Window {
-    /// A window of `pages` pages of zeroed memory, allocated as they are touched. So many pieces as
+    /// A window of `pages` pages of zeroed memory, allocated as they are touched. As many pieces as
     /// it is `promised` can be put whatever other windows have.
     ///
     /// # Errors

@@ -214,7 +214,7 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::sync::Mutex;
 
-    /// Takes so many frames, then blocks; remembers the first bytes of each.
+    /// Takes this many frames, then blocks; remembers the first bytes of each.
     #[derive(Debug, Default)]
     struct Keeper {
         room: usize,

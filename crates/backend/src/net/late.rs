@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 pub struct LateOptions {
     /// The seed of the first half; each further half has the next number as its seed.
     pub seed: u64,
-    /// A frame is kept for at most so many calls of `reap`.
+    /// A frame is kept for at most this many calls of `reap`.
     pub calls_max: u32,
     /// A timer tells when to call `reap`. If false, nothing tells, and the device must ask.
     pub tells: bool,
@@ -36,7 +36,7 @@ pub struct LateOptions {
 
 /// Nanoseconds until the timer of a port that `tells` causes the next call.
 const CALL_NS: i64 = 100_000;
-/// One frame of so many passes at once, and one burst of so many is cut behind a frame.
+/// One frame of this many passes at once, and one burst of this many is cut behind a frame.
 const AT_ONCE: u64 = 8;
 
 /// The port.

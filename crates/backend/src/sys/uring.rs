@@ -57,7 +57,7 @@ const COMPLETIONS: u32 = 16384;
 /// hundreds of microseconds.
 const INLINE_BYTES: u64 = 1 << 20;
 /// What the kernel spends on an entry when it is submitted, besides copying its bytes: about a
-/// microsecond, in which it could copy so many bytes.
+/// microsecond, in which it could copy this many bytes.
 const ENTRY_WEIGHT: u64 = 4096;
 /// Files that can be registered with one ring.
 const FILES: u32 = 1024;

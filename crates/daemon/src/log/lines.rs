@@ -64,7 +64,7 @@ impl Lines {
         self.filled.notify_one();
     }
 
-    /// Waits until every line has been written or lost, at most for so long.
+    /// Waits until every line has been written or lost, at most for this long.
     pub(super) fn finish(&self, at_most: Duration) {
         let busy = |state: &mut State| state.writing || !state.waiting.is_empty();
         let _ = self.drained.wait_timeout_while(self.state(), at_most, busy);
@@ -104,7 +104,7 @@ impl Lines {
         }
     }
 
-    /// The line that was taken has been written, or so many are lost with it.
+    /// The line that was taken has been written, or this many are lost with it.
     fn end(&self, lost: u64) {
         let mut state = self.state();
         state.writing = false;

@@ -32,7 +32,7 @@ pub(super) struct Backing {
 }
 
 impl Backing {
-    /// `disk`, served by workers of `pool` on so many queues.
+    /// `disk`, served by workers of `pool` on this many queues.
     pub(super) fn new(disk: Arc<dyn Disk>, pool: Arc<Pool>, queues: usize, class: Class) -> Self {
         Self {
             geometry: Mutex::new(disk.geometry()),

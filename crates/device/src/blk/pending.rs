@@ -73,7 +73,7 @@ impl<R> Pending<R> {
         slot.into()
     }
 
-    /// The requests that were added last, so many of them; none of them is finished.
+    /// The requests that were added last, this many of them; none of them is finished.
     pub(super) fn newest(&self, count: usize) -> impl Iterator<Item = &InFlight<R>> {
         let last = self.last;
         let is_new = move |n: u32| (last.wrapping_sub(n) as usize) < count;

@@ -86,7 +86,7 @@ impl<R> Requests<R> {
         self.pending.bytes() >= BYTES_MAX
     }
 
-    /// The requests that were added last, so many of them.
+    /// The requests that were added last, this many of them.
     pub(super) fn last_requests(&self, count: usize) -> impl Iterator<Item = &InFlight<R>> {
         self.pending.newest(count)
     }

@@ -43,7 +43,7 @@ impl Burst {
         Self { frames_max: FRAMES_MAX, shared_bytes: SHARED_BYTES, is_alone: false }
     }
 
-    /// The same with so many bytes in a turn beside other guests.
+    /// The same with this many bytes in a turn beside other guests.
     #[cfg(test)]
     pub(crate) const fn of(shared_bytes: usize) -> Self {
         Self { shared_bytes, ..Self::new() }
@@ -64,14 +64,14 @@ impl Burst {
         }
     }
 
-    /// A burst is over whose frames had so many bytes on average.
+    /// A burst is over whose frames had this many bytes on average.
     #[inline]
     pub(crate) fn learn(&mut self, mean: usize) {
         let bytes = if self.is_alone { ALONE_BYTES } else { self.shared_bytes };
         self.frames_max = (bytes / mean.max(1)).clamp(FRAMES_MIN, FRAMES_MAX);
     }
 
-    /// A group of so many bytes was sent, and there is more. True: that waits for the next turn.
+    /// A group of this many bytes was sent, and there is more. True: that waits for the next turn.
     #[inline]
     pub(crate) fn is_over(&self, spent: &mut Spent, bytes: usize, clock: impl Fn() -> u64) -> bool {
         spent.bytes += bytes;

@@ -40,7 +40,7 @@ pub enum Reclaim {
 /// A buffer goes back after this time at the latest. Of 12, 25, 40, 50, 100 and 200 us this one
 /// did best over several streams (docs/design/0007).
 pub(crate) const KEEP_NS_MAX: u64 = 25_000;
-/// A group goes back when it has so many frames or bytes.
+/// A group goes back when it has this many frames or bytes.
 pub(crate) const GROUP_FRAMES_MAX: usize = 32;
 pub(crate) const GROUP_BYTES_MAX: u64 = 16 << 10;
 
@@ -107,7 +107,7 @@ impl Law {
         self.phase != Phase::Off
     }
 
-    /// So many frames and bytes were taken from the driver.
+    /// This many frames and bytes were taken from the driver.
     #[inline]
     pub(crate) fn on_burst(&mut self, now_ns: u64, frames: u64, bytes: u64) {
         if now_ns.saturating_sub(self.last_ns) >= PAUSE_NS {

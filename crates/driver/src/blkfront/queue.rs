@@ -56,8 +56,8 @@ impl BlkfrontQueue {
     /// Makes a queue in `domain` for a back-end in domain `backend`.
     ///
     /// # Errors
-    /// [`DriverError::ArenaFull`] without so many pages, [`DriverError::RingFull`] without so many
-    /// grant references, [`DriverError::Queue`] for a ring of such a size.
+    /// [`DriverError::ArenaFull`] without pages for it, [`DriverError::RingFull`] without grant
+    /// references for it, [`DriverError::Queue`] for a ring of such a size.
     pub fn new(
         domain: &Arc<XenDomain>,
         backend: u16,

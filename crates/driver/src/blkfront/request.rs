@@ -6,7 +6,7 @@ use std::time::Duration;
 /// How a front-end drives.
 #[derive(Clone, Copy, Debug)]
 pub struct BlkfrontOptions {
-    /// Queues to use, if the back-end has so many.
+    /// Queues to use, if the back-end has that many.
     pub queues: u32,
     /// Size of each ring, in log2 of its pages, if the back-end has so large ones.
     pub ring_page_order: u32,

@@ -56,7 +56,7 @@ impl HostileNet {
         Ok(byte[0])
     }
 
-    /// Offers `bytes` as a chain: a descriptor the device reads for each of `readable` (so many
+    /// Offers `bytes` as a chain: a descriptor the device reads for each of `readable` (this many
     /// bytes), then one it writes for each of `writable`.
     ///
     /// # Errors

@@ -93,7 +93,7 @@ impl ControlQueue {
         self.raw(&readable, writable)
     }
 
-    /// Sends a chain of any shape: a descriptor for each of `readable` and one of so many bytes
+    /// Sends a chain of any shape: a descriptor for each of `readable` and one of this many bytes
     /// for each of `writable`, also for empty ones.
     ///
     /// # Errors
@@ -193,7 +193,7 @@ impl ControlQueue {
         self.run(class::ANNOUNCE, class::ANNOUNCE_ACK, &[])
     }
 
-    /// `MQ_VQ_PAIRS_SET`: uses so many queue pairs.
+    /// `MQ_VQ_PAIRS_SET`: uses this many queue pairs.
     ///
     /// # Errors
     /// See [`Self::set_rx_mode`].

@@ -45,7 +45,7 @@ pub struct NetOptions {
     pub shared_buffers: bool,
     /// Who reads the control queue.
     pub control: ControlOwner,
-    /// A kick of a transmitq waits for so many packets or microseconds. 0 packets: it does not.
+    /// A kick of a transmitq waits for this many packets or microseconds. 0 packets: it does not.
     pub kicks: Coalescing,
     /// Bytes of guest memory that no queue takes, for whatever a test adds.
     pub spare: u64,

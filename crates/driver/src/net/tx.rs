@@ -206,7 +206,8 @@ impl NetTx {
             count += 1;
         }
         if count > 0 {
-            // The event must not come round: it stays behind.
+            // Keep used_event at an index that has passed, so that no call is due until 32768
+            // buffers later.
             self.vring.queue().disable_notifications();
         }
         count

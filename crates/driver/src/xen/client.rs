@@ -28,7 +28,7 @@ fn path(text: &str) -> Result<Path<'_>, DriverError> {
 }
 
 impl XenStore {
-    /// Speaks over `stream`, and waits for an answer or an event so long.
+    /// Speaks over `stream`, and waits for an answer or an event this long.
     #[must_use]
     pub fn new(stream: UnixStream, patience: Duration) -> Self {
         Self { stream, input: Vec::new(), events: VecDeque::new(), patience }

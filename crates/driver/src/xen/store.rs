@@ -27,7 +27,7 @@ const TRANSACTIONS_MAX: usize = 10;
 /// Bytes that may wait for a client: more than the answers to all its requests that are read at a
 /// time. What fills it are events that it does not read.
 const OUTPUT_SIZE_MAX: usize = 1 << 20;
-/// With so many bytes waiting for it, a client's further requests wait too.
+/// With this many bytes waiting for it, a client's further requests wait too.
 pub(super) const OUTPUT_SIZE_FULL: usize = 1 << 16;
 
 #[derive(Debug)]

@@ -208,7 +208,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Gives `owner` so many more nodes.
+    /// Gives `owner` this many more nodes.
     fn own(&mut self, owner: u16, count: usize) -> Result<(), ErrorName> {
         let max = if owner == DOM0 { DOM0_NODES_MAX } else { NODES_MAX };
         let owned = self.owned.entry(owner).or_default();

@@ -41,7 +41,7 @@ impl Bucket {
         }
     }
 
-    /// Lets so many units pass in a second, 0: any number, with this credit. What is owed stays
+    /// Lets this many units pass in a second, 0: any number, with this credit. What is owed stays
     /// owed, in units. For one caller at a time; who waits must be told to look again.
     pub fn set(&self, per_second: u64, credit_ns: u64, now_ns: u64) {
         let cost = match per_second {
@@ -84,14 +84,14 @@ impl Bucket {
         self.credit_ns.load(Ordering::Relaxed)
     }
 
-    /// How long so many units take at the limit's rate, in nanoseconds; 0 without a limit.
+    /// How long this many units take at the limit's rate, in nanoseconds; 0 without a limit.
     #[inline]
     pub fn cost_ns(&self, units: u64) -> u64 {
         let cost = u128::from(units) * u128::from(self.cost_q32.load(Ordering::Relaxed));
         u64::try_from((cost + (1 << 31)) >> 32).unwrap_or(u64::MAX)
     }
 
-    /// So many units pass now.
+    /// This many units pass now.
     #[inline]
     pub fn charge(&self, units: u64, now_ns: u64) {
         let cost_ns = self.cost_ns(units);
@@ -105,7 +105,7 @@ impl Bucket {
         }
     }
 
-    /// So many units that were charged have not passed.
+    /// This many units that were charged have not passed.
     pub fn give_back(&self, units: u64) {
         let cost_ns = self.cost_ns(units);
         if cost_ns != 0 {

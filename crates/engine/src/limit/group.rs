@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How far a member may be ahead of another one that waits.
 const LEAD_NS: u64 = 2_000_000;
-/// Who waits and has not looked for so long after its time is not waited for.
+/// Who waits and has not looked for this long after its time is not waited for.
 const LATE_NS: u64 = 20_000_000;
 /// How often the members are looked at.
 const COUNT_NS: u64 = 200_000;

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Time without requests that is kept, at least: a worker that wakes late by less loses nothing.
 pub const CREDIT_MS: u64 = 50;
-/// Who is refused waits for so long at least, and then takes all that has come: at a high rate a
+/// Who is refused waits for this long at least, and then takes all that has come: at a high rate a
 /// wake for each request would cost more than the request.
 const PAUSE_NS: u64 = 500_000;
 /// Buckets of a device or group.
@@ -81,7 +81,7 @@ impl Charges {
         [way, 2, 3 + way, 5].into_iter()
     }
 
-    /// Each bucket with what so many requests of so many bytes in all take from it.
+    /// Each bucket with what this many requests of this many bytes in all take from it.
     fn units(self, count: u64, bytes: u64) -> impl Iterator<Item = (usize, u64)> {
         self.indexes().zip([count, count, bytes, bytes])
     }
@@ -189,7 +189,7 @@ impl Gate {
         }
     }
 
-    /// As [`Self::passes`], of a request or packet that seems to have so many bytes: it is charged.
+    /// As [`Self::passes`], of a request or packet that seems to have `bytes` bytes: it is charged.
     pub fn admits(&mut self, way: Way, bytes: u64, now_ns: u64, stats: &QueueStats) -> bool {
         let passes = self.passes(way, now_ns, stats);
         if passes {
@@ -221,12 +221,12 @@ impl Gate {
         }
     }
 
-    /// A request or packet with so many bytes passes.
+    /// A request or packet with this many bytes passes.
     pub fn charge(&self, way: Way, bytes: u64, now_ns: u64) {
         self.charge_all(way, 1, bytes, now_ns);
     }
 
-    /// So many requests or packets pass, which have so many bytes in all.
+    /// This many requests or packets pass, which have this many bytes in all.
     fn charge_all(&self, way: Way, count: u64, bytes: u64, now_ns: u64) {
         for (index, units) in Charges(way).units(count, bytes) {
             self.limit.own.all[index].charge(units, now_ns);

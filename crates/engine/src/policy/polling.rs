@@ -24,26 +24,28 @@ mod numbers;
 pub use self::choice::{Decision, Mode, Polling};
 pub use self::numbers::{Arm, Numbers};
 
+use core::ops::RangeInclusive;
+
 /// The cap, in wakes. Twice the wake covers every gap for which spinning could save more than it
 /// costs; four times it covers a disk of 50 us and a client that is woken itself (2.5 lost a third
 /// of the rate there).
 const CAP_WAKES: u64 = 4;
-/// With gaps above so many wakes a worker sleeps without asking what is faster: saving one wake in
-/// seven is not worth a CPU.
+/// With gaps above this many wakes a worker sleeps without asking what is faster: saving one wake
+/// in seven is not worth a CPU.
 const GATE_WAKES: u64 = 6;
-/// A gap counts for the average as so many wakes at most: one pause must not outweigh the short
+/// A gap counts for the average as this many wakes at most: one pause must not outweigh the short
 /// gaps before and after it.
 const GAP_WAKES_MAX: u64 = 8;
-/// Each gap moves the average by one part in so many: a burst of eight gaps changes it.
+/// Each gap moves the average by one part in this many: a burst of eight gaps changes it.
 const GAP_SHARE: u64 = 8;
 /// The cap while a disk has a request: the service time of a fast disk and a reserve. It does not
 /// shrink with the wake, since sleeping costs an interrupt as well.
 const DISK_CAP_NS: u64 = 100_000;
-/// Each service time moves the average by one part in so many: by more than a gap does, since there
-/// are fewer of them.
+/// Each service time moves the average by one part in this many: by more than a gap does, since
+/// there are fewer of them.
 const SERVICE_SHARE: u64 = 4;
 /// The gaps of a worker that sleeps have its wakes in them, and those are long where others want
-/// its CPU: it would go on sleeping because it slept. So it spins for so many gaps now and then ...
+/// its CPU: it would go on sleeping because it slept. So it spins for this many gaps at times ...
 const PROBE_SPINS: u32 = 6;
 /// ... at such intervals, if there are requests at all: a four-hundredth of a CPU.
 const PROBE_NS: u64 = 256_000_000;
@@ -64,14 +66,14 @@ const EPOCH_STOLEN_NS: u64 = 16_000_000;
 /// If the worker slept for longer than this many wakes in a cycle, the client has paused, which it
 /// does in both arms ...
 const PAUSE_WAKES: u64 = 10;
-/// ... and the cycle counts as so many wakes at most.
+/// ... and the cycle counts as this many wakes at most.
 const PAUSE_COST_WAKES: u64 = 20;
-/// An epoch ends with a pause, if there was one less than so many requests ago: epochs that differ
-/// in their pauses tell nothing of the arms.
+/// If the client paused within this many requests, the epoch ends at a pause, so that both arms are
+/// compared over the same number of pauses.
 const PAUSE_REQUESTS: u64 = 256;
-/// The epoch of the arm that is tried ends early when it has taken so many times what the requests
-/// of a whole one usually do: behind a busy thread each of them may wait for a time slice.
-const DEAR: u64 = 3;
+/// The epoch of the arm that is tried ends early when it has taken this many times as long as the
+/// requests of a whole epoch usually take: behind a busy thread each may wait for a time slice.
+const TRIED_TIME_MAX: u64 = 3;
 
 /// Between two trials, at first and after a change.
 const INTERVAL_NS_MIN: u64 = 8_000_000;
@@ -84,22 +86,29 @@ const JITTER_SHARE: u64 = 4;
 /// another one. Time slices of others put one above between two that are below.
 const OFF_EPOCHS: u32 = 3;
 /// How far off, in thousandths: more than the arms differ in most cases.
-const OFF: u64 = 1600;
-/// A changed load begins a trial only so long after the last: some loads always change.
+const OFF_PERMILLE: u64 = 1600;
+/// A changed load begins a trial only this long after the last: some loads always change.
 const OFF_PAUSE_NS: u64 = 32_000_000;
 
 /// Pairs of epochs in a trial, at most.
 const PAIRS_MAX: u32 = 6;
-/// A gain below or above these (in thousandths) needs no second pair.
-const PLAIN: (u64, u64) = (500, 2000);
-/// A gain below or above these needs no further pair after the second.
-const CLEAR: (u64, u64) = (830, 1200);
-/// The gain (in thousandths) above which spinning stays in use: with gaps longer than a wake, and
-/// with shorter ones. Over long gaps the CPU that spins must earn something; over short ones
-/// spinning keeps the latency low, even where the rate does not depend on it.
-const KEEP: (u64, u64) = (1070, 970);
-/// The gain above which spinning begins. It is higher, or noise would change the arm.
-const ENTER: (u64, u64) = (1100, 1000);
+/// A gain outside of this range (in thousandths) is decided by the first pair of epochs.
+const UNDECIDED_AT_ONCE: RangeInclusive<u64> = 500..=2000;
+/// A gain outside of this range is decided by two pairs.
+const UNDECIDED_AFTER_TWO: RangeInclusive<u64> = 830..=1200;
+
+/// The gain (in thousandths) above which the worker spins, by the gaps between its turns. Over gaps
+/// longer than a wake the CPU that spins must earn something; over shorter ones spinning keeps the
+/// latency low, even where the rate does not depend on it.
+struct Least {
+    long_gaps: u64,
+    short_gaps: u64,
+}
+
+/// The gain that keeps a worker spinning.
+const GAIN_SPIN_KEPT: Least = Least { long_gaps: 1070, short_gaps: 970 };
+/// The gain that makes a worker begin to spin. It is higher, or noise would change the arm.
+const GAIN_SPIN_BEGUN: Least = Least { long_gaps: 1100, short_gaps: 1000 };
 
 /// What requests cost.
 #[derive(Clone, Copy, Debug, Default)]
@@ -352,7 +361,7 @@ impl Law {
     fn is_too_dear(&self, age_ns: u64) -> bool {
         let is_tried = self.trial.is_some() && self.numbers.arm != self.base;
         let usual_ns = self.usual_ns.unwrap_or(u64::MAX);
-        is_tried && age_ns / (DEAR * EPOCH_REQUESTS) > usual_ns
+        is_tried && age_ns / (TRIED_TIME_MAX * EPOCH_REQUESTS) > usual_ns
     }
 
     fn is_stolen_from(&self, now_ns: u64) -> bool {
@@ -375,7 +384,7 @@ impl Law {
         let usual_ns = self.usual_ns.unwrap_or(each_ns);
         let is_above = each_ns > usual_ns;
         let (low_ns, high_ns) = (each_ns.min(usual_ns), each_ns.max(usual_ns));
-        let is_off = high_ns * 1000 > low_ns * OFF;
+        let is_off = high_ns * 1000 > low_ns * OFF_PERMILLE;
         let goes_on = is_off && core::mem::replace(&mut self.is_above, is_above) == is_above;
         self.off_epochs = if goes_on { self.off_epochs + 1 } else { u32::from(is_off) };
         self.usual_ns = Some(moved(usual_ns, each_ns, GAP_SHARE));
@@ -404,9 +413,9 @@ impl Law {
             (trial.gap_ns, trial.service_ns) = (self.numbers.gap_ns, self.service_ns);
             trial.pairs += 1;
             let gain = trial.sleeping.over(trial.spinning);
-            let outside = |(low, high): (u64, u64)| gain < low || gain > high;
-            let is_clear = outside(PLAIN) || (trial.pairs > 1 && outside(CLEAR));
-            if is_clear || trial.pairs >= PAIRS_MAX {
+            let is_decided = !UNDECIDED_AT_ONCE.contains(&gain)
+                || (trial.pairs > 1 && !UNDECIDED_AFTER_TWO.contains(&gain));
+            if is_decided || trial.pairs >= PAIRS_MAX {
                 self.judge(trial, gain, now_ns);
                 return;
             }
@@ -419,12 +428,13 @@ impl Law {
 
     /// Ends a trial: the arm to use from now on, and when to try again.
     fn judge(&mut self, trial: Trial, gain: u64, now_ns: u64) {
-        let is_plain = gain < PLAIN.0 || gain > PLAIN.1;
+        let is_decided_at_once = !UNDECIDED_AT_ONCE.contains(&gain);
         // The geometric mean with what was measured before.
-        let mean = if is_plain { gain } else { (self.numbers.gain * gain).isqrt() };
+        let mean = if is_decided_at_once { gain } else { (self.numbers.gain * gain).isqrt() };
         self.numbers.gain = mean;
-        let (above, below) = if self.base == Arm::Spin { KEEP } else { ENTER };
-        let least = if self.numbers.gap_ns < self.wake_ns { below } else { above };
+        let least = if self.base == Arm::Spin { GAIN_SPIN_KEPT } else { GAIN_SPIN_BEGUN };
+        let is_short = self.numbers.gap_ns < self.wake_ns;
+        let least = if is_short { least.short_gaps } else { least.long_gaps };
         let chosen = if mean > least { Arm::Spin } else { Arm::Sleep };
         if chosen == self.base {
             self.interval_ns = (self.interval_ns * 2).min(INTERVAL_NS_MAX);

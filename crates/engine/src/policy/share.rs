@@ -168,7 +168,7 @@ impl Shares {
         &mut self.guests[guest]
     }
 
-    /// A turn of a queue of `guest`, which [`Self::may_turn`] has allowed, took so long. Not
+    /// A turn of a queue of `guest`, which [`Self::may_turn`] has allowed, took this long. Not
     /// counted while [`Self::is_divided`] is false. One that found no work counts as well: a guest
     /// can have hundreds of queues that must be looked at.
     #[inline]

@@ -82,7 +82,7 @@ impl Worker {
                 Command::Quit => self.quit = true,
             }
         }
-        // Else the first turn of the round would be charged with the time of the orders.
+        // Read the clock again, so that the first turn is not charged for the orders.
         self.now_ns = self.wait.now_ns();
     }
 
@@ -158,7 +158,7 @@ impl Worker {
             !self.slots[slot].put_off.is_empty()
         });
         self.put_off = put_off;
-        // Else the first turn of the round would be charged with the time of the orders.
+        // Read the clock again, so that the first turn is not charged for the orders.
         self.now_ns = self.wait.now_ns();
     }
 

@@ -68,7 +68,7 @@ impl Bill {
 
 /// Stands among the payers for a queue that has left: no slot has this number.
 const GONE: usize = usize::MAX;
-/// A round of a guest alone is cut after so long: whoever comes meanwhile waits no longer for it.
+/// A round of a guest alone is cut after this long: whoever comes meanwhile waits no longer for it.
 const ROUND_NS: u64 = 200_000;
 /// Where guests share the worker, what their turns place for the kernel is submitted as soon as it
 /// is so much (`Ring::placed`: bytes that are copied, and some thousand for each entry), not at the

@@ -12,9 +12,9 @@ use crate::accounts::ring_threads;
 const SATURATED_NS: u64 = 50_000_000;
 /// A worker that slept for so much of the time since it last looked back is resting.
 const RESTING_PERCENT: u64 = 75;
-/// A worker that has had no queue for so long ends its thread.
+/// A worker that has had no queue for this long ends its thread.
 const LEAVE_NS: u64 = 60_000_000_000;
-/// A worker that has had no queue for so long counts the threads that the kernel keeps for its
+/// A worker that has had no queue for this long counts the threads that the kernel keeps for its
 /// io_uring. Those that are not needed end by themselves after five idle seconds.
 const LOOK_NS: u64 = 10_000_000_000;
 /// Threads that the kernel means to keep for a worker that has used its io_uring: one for requests

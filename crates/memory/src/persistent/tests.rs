@@ -161,7 +161,7 @@ enum Step {
     Hold(&'static [u32]),
     /// What is held is released.
     Let,
-    /// The worker looks; so many references are purged.
+    /// The worker looks; this many references are purged.
     Purge(u64),
 }
 

@@ -78,7 +78,7 @@ fn stride(queue_size: u16, is_packed: bool) -> usize {
     place_size(queue_size, is_packed).next_multiple_of(ALIGN)
 }
 
-/// Bytes of a region with a place for each of so many rings.
+/// Bytes of a region with a place for each of this many rings.
 fn size_of(queues: u16, queue_size: u16, is_packed: bool) -> u64 {
     u64::from(queues) * stride(queue_size, is_packed) as u64
 }

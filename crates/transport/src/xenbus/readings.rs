@@ -45,7 +45,7 @@ impl Readings {
 mod tests {
     use super::*;
 
-    /// How many readings begin in so long, of a device whose nodes change all the time.
+    /// How many readings begin in this long, of a device whose nodes change all the time.
     fn count_in(readings: &mut Readings, begin: Instant, time: Duration) -> u32 {
         let mut count = 0;
         while readings.due().max(begin) < begin + time {

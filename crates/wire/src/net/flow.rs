@@ -255,7 +255,7 @@ mod tests {
         assert_ne!(of(1) >> 48, of(2) >> 48);
     }
 
-    /// Numbers that lie together in one of so many slots: none has many more than its share.
+    /// Numbers that lie together in one of this many slots: none has many more than its share.
     #[test]
     fn near_flows_spread() {
         const SLOTS: usize = 256;

@@ -240,7 +240,7 @@ pub enum Reply {
     /// A config space read: the access and its bytes. An access of size 0 says that the read
     /// failed.
     Config(ConfigAccess, Vec<u8>),
-    /// An in-flight region, in so many bytes.
+    /// An in-flight region, in this many bytes.
     Inflight(InflightArea, usize),
 }
 

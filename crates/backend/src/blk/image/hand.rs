@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::path::Path;
 
-/// A process gets at most so many descriptions to flush the image by. One message carries at most
+/// A process gets at most this many descriptions to flush the image by. One message carries at most
 /// 253 descriptors (`SCM_MAX_FD`), and some of these are for something else.
 const FLUSHES_MAX: usize = 200;
 

@@ -9,22 +9,23 @@
 //! which does not count beside a device that is slow already. So a device is *calm* or not:
 //! ```text
 //! a call took longer than SLOW_NS?   not calm for a while, longer each time it happens again soon
-//! owes a flush for OWING_NS?         not calm until it is done: it is writing all that it can
+//! a flush runs for OWING_NS?         not calm until it returns: the device is saturated, and its
+//!                                    requests are left to threads of the kernel
 //! ```
-//! A call is also long when another program had the CPU. Only a worker that has given it away by
-//! itself has waited; whether it has is asked after the first long call (a call costs more then),
-//! for as long as there may be others.
+//! A long call need not have waited: another program may have taken the CPU. A thread that waited
+//! shows a voluntary context switch (`ru_nvcsw`). Reading that counter is a system call, so it is
+//! read only for `WATCHFUL_NS` after a long call.
 
 /// A call that took longer has waited, or was interrupted.
 const SLOW_NS: u64 = 4_000_000;
-/// A device that has not finished any flush for as long is busy with more than that.
+/// A device that has finished no flush for this long is saturated.
 const OWING_NS: u64 = 5_000_000;
 /// First time that a device is not calm, and the longest.
 const AWAY_NS_MIN: u64 = 250_000_000;
 const AWAY_NS_MAX: u64 = 8_000_000_000;
-/// A device that has been calm for as long has recovered: the next time begins with the shortest.
+/// A device that has been calm for this long has recovered: next time it begins with the shortest.
 const RECOVERED_NS: u64 = 10_000_000_000;
-/// After a long call the worker asks for as long whether a call has given the CPU away.
+/// For this long after a long call, the worker looks whether a call has waited.
 const WATCHFUL_NS: u64 = 5_000_000_000;
 
 use std::collections::HashMap;

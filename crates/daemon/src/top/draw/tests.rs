@@ -11,7 +11,7 @@ use serde_json::json;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A disk whose queue has done so many requests of 4096 bytes.
+/// A disk whose queue has done this many requests of 4096 bytes.
 fn disk(name: &str, requests: u64, errors: u64) -> DeviceInfo {
     let device = json!({
         "name": name, "kind": "blk", "disk": "uring", "size": 1 << 30, "read_only": false,
@@ -31,7 +31,7 @@ fn disk(name: &str, requests: u64, errors: u64) -> DeviceInfo {
     device
 }
 
-/// A network that has received so many packets, of which the eighth part was dropped.
+/// A network that has received this many packets, of which the eighth part was dropped.
 fn network(name: &str, packets: u64) -> DeviceInfo {
     let device = json!({
         "name": name, "kind": "net", "port": "tap", "interface": "tap0", "link": "up",

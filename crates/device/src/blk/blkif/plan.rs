@@ -73,7 +73,8 @@ impl What {
     }
 }
 
-/// The error by which a lack of room of ours is known: the request goes back to the ring.
+/// `EAGAIN` from mapping a request's pages means that we, not the guest, ran out of mappings: the
+/// request goes back to the ring.
 pub(super) const SHORT: Errno = Errno::AGAIN;
 
 /// The error for a page that was not mapped: [`UNMAPPED`] fails the request, [`SHORT`] does not.

@@ -93,7 +93,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// With so many requests, at the time 0.
+    /// With this many requests, at the time 0.
     pub(crate) fn new(moderation: Moderation, requests: u16, event_idx: bool) -> Self {
         let disk = SteppedDisk::default();
         let features = RingFeatures { event_idx, ..RingFeatures::default() };
@@ -126,12 +126,12 @@ impl Rig {
         self.queue.turn(&mut QueueIo::new(&mut self.wait, 0, 0, now_ns));
     }
 
-    /// The disk has answered so many requests.
+    /// The disk has answered this many requests.
     pub(crate) fn may_answer(&self, count: usize) {
         self.steps.answers.store(count, Ordering::Relaxed);
     }
 
-    /// The disk answers so many requests, at the time `now_ns`. True if the driver was called.
+    /// The disk answers this many requests, at the time `now_ns`. True if the driver was called.
     fn answer(&mut self, count: usize, now_ns: u64) -> bool {
         self.may_answer(count);
         self.turn(now_ns);

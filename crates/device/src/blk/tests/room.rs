@@ -78,7 +78,7 @@ fn rig(disk: &GatedDisk) -> (Arc<Mapping>, DriverQueue, RunningQueue<DeviceQueue
     rig_with(disk, REQUESTS, RingFeatures::default())
 }
 
-/// A ring with so many requests, and the queue that serves it.
+/// A ring with this many requests, and the queue that serves it.
 pub(super) fn rig_with(
     disk: &dyn Disk,
     requests: u16,

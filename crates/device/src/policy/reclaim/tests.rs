@@ -24,7 +24,7 @@ impl Scene {
         Self { law: Law::new(), now_ns: 1 }
     }
 
-    /// Sends so many frames one by one. Returns for how many of them buffers were kept.
+    /// Sends this many frames one by one. Returns for how many of them buffers were kept.
     fn send(&mut self, guest: Guest, frames: u64) -> u64 {
         let mut kept = 0;
         for _ in 0..frames {

@@ -207,7 +207,7 @@ impl Host {
         moves.len()
     }
 
-    /// Plays for so many seconds; how many queues have moved.
+    /// Plays for this many seconds; how many queues have moved.
     fn play(&mut self, seconds: u64) -> usize {
         let (moved, until_ns) = (self.moved, self.now_ns + seconds * 1_000_000_000);
         while self.now_ns < until_ns {

@@ -25,7 +25,7 @@ impl Polling {
     /// Sleeps as soon as there is nothing to do.
     pub const NEVER: Self = Self { mode: Mode::Never, cap_ns: None };
 
-    /// Spins for at most so many microseconds, where that pays; 0 = never.
+    /// Spins for at most this many microseconds, where that pays; 0 = never.
     #[must_use]
     pub fn up_to_us(cap_us: u32) -> Self {
         match cap_us {

@@ -36,7 +36,7 @@ pub struct Numbers {
     pub stolen_looks: u64,
     /// Time spent on looks that found nothing, while spinning was the arm in use.
     pub looked_spinning_ns: u64,
-    /// The same while sleeping was.
+    /// Time spent on looks that found nothing, while sleeping was the arm in use.
     pub looked_sleeping_ns: u64,
     /// Spins that ended with work.
     pub spins_hit: u64,

@@ -70,7 +70,7 @@ pub enum Answer {
     Base(usize),
     /// The bytes of this read of the config space.
     Config(ConfigAccess),
-    /// A new in-flight region for so many queues and entries, in a payload of this size.
+    /// A new in-flight region for this many queues and entries, in a payload of this size.
     Inflight(InflightArea, usize),
     /// That no fd of ours comes for the device's state, and whether the front-end's was refused.
     StateFd,

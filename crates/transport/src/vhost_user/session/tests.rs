@@ -284,7 +284,7 @@ fn every_power_of_two_up_to_32768_is_a_ring_size() {
     }
 }
 
-/// Offset, size and flags of a config access, and so many bytes.
+/// Offset, size and flags of a config access, and this many bytes.
 fn config(offset: u32, size: u32, bytes: usize) -> Vec<u8> {
     [[offset, size, 0].as_bytes(), &vec![1; bytes]].concat()
 }

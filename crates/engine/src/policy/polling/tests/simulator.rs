@@ -43,7 +43,7 @@ pub(super) struct Client {
     pub(super) polls: bool,
     /// Time between an answer and the next request: on the CPU, or asleep if it is long.
     pub(super) think_ns: u64,
-    /// After so many requests it sleeps for so long.
+    /// After this many requests it sleeps for this long.
     pub(super) pause: Option<(u64, u64)>,
     /// How many workers it has requests with; it waits for all of them.
     pub(super) workers: usize,
@@ -59,7 +59,7 @@ pub(super) const CLIENT: Client =
 /// The rest of the machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Machine {
-    /// A disk that takes so long for each request.
+    /// A disk that takes this long for each request.
     pub(super) disk_ns: Option<u64>,
     /// The worker passes each request to a server on its own CPU, and the answer back.
     pub(super) server: bool,
