@@ -5,7 +5,7 @@ use super::{GuestOptions, Kernel};
 use crate::command::{child, command, output, wait_for};
 use crate::{Context, Outcome};
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -14,8 +14,10 @@ const DOMAIN: &str = "manyring";
 /// libvirtd ends by itself so many seconds after its last domain has.
 const IDLE: &str = "5";
 const START: Duration = Duration::from_secs(20);
-/// libvirt first asks this QEMU for all that it can do.
-const CREATE: &str = "90";
+/// Seconds for a command: before its first domain, libvirt asks this QEMU for all that it can do.
+const PATIENCE: &str = "90";
+/// Where libvirtd keeps what it has heard.
+const CAPABILITIES: &str = "cache/libvirt/qemu/cache/capabilities";
 /// Who runs libvirtd and QEMU where we are root: `nobody`.
 const NOBODY: u32 = 65_534;
 /// The first process reaps what QEMU leaves behind, for which libvirtd would wait.
@@ -41,7 +43,7 @@ pub(super) fn start(
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))
         .context(folder.display())?;
     std::fs::copy(kernel.image(), folder.join("vmlinuz")).context("the guest's kernel")?;
-    for name in ["run", "config/libvirt", "cache", "data"] {
+    for name in ["run", "config/libvirt", CAPABILITIES, "data"] {
         std::fs::create_dir_all(folder.join(name)).context(name)?;
     }
     let files = [
@@ -58,9 +60,12 @@ pub(super) fn start(
     for (name, content) in files {
         std::fs::write(folder.join(name), content).context(name)?;
     }
+    copy_files(&kept_capabilities()?, &folder.join(CAPABILITIES), user())?;
     if let Some(user) = user() {
-        for name in ["run", "config", "config/libvirt", "cache", "data", "libvirtd.log", "console"]
-        {
+        let mut names = vec!["run", "config", "config/libvirt", "data", "libvirtd.log", "console"];
+        let cache = Path::new(CAPABILITIES).ancestors().filter_map(Path::to_str);
+        names.extend(cache.filter(|name| !name.is_empty()));
+        for name in names {
             chown(folder.join(name), Some(user), Some(user)).context(name)?;
         }
     }
@@ -76,18 +81,55 @@ pub(super) fn start(
     first.spawn().context("libvirtd")
 }
 
-/// Has libvirtd create the domain.
+/// Has libvirtd create the domain. What it has found out about this QEMU is kept for the next one.
 pub(super) fn create(folder: &Path) -> Outcome {
     let socket = folder.join("run/libvirt/libvirt-sock");
     wait_for("libvirtd's socket", START, || Ok(socket.exists().then_some(())))?;
+    virsh(folder, &["create"], &folder.join("domain.xml"))?;
+    copy_files(&folder.join(CAPABILITIES), &kept_capabilities()?, None)
+}
+
+/// Plugs a device into the running domain, or unplugs it: `verb` is `attach-device` or
+/// `detach-device`, `device` its element.
+pub(super) fn change(folder: &Path, verb: &str, device: &str) -> Outcome {
+    let file = folder.join("device.xml");
+    std::fs::write(&file, device).context(file.display())?;
+    virsh(folder, &[verb, "--live", DOMAIN], &file)
+}
+
+/// Runs virsh with `words` and a file of XML.
+fn virsh(folder: &Path, words: &[&str], xml: &Path) -> Outcome {
     let mut virsh = command("timeout");
     let program = crate::command::find("virsh").ok_or("virsh is not installed")?;
-    virsh.arg(CREATE);
+    virsh.arg(PATIENCE);
+    let socket = folder.join("run/libvirt/libvirt-sock");
     let uri = format!("qemu:///session?socket={}", socket.display());
-    as_user(&mut virsh, &program, folder).args(["--connect", &uri, "create"]);
-    let created = output(virsh.arg(folder.join("domain.xml")));
+    as_user(&mut virsh, &program, folder).args(["--connect", &uri]).args(words);
+    let ran = output(virsh.arg(xml));
     let log = || std::fs::read_to_string(folder.join("libvirtd.log")).unwrap_or_default();
-    created.map(|_| ()).map_err(|error| format!("{error}; libvirtd says: {}", log().trim()))
+    ran.map(|_| ()).map_err(|error| format!("{error}; libvirtd says: {}", log().trim()))
+}
+
+/// Where libvirtd's answers to its questions about QEMU are kept between runs: asking takes most of
+/// a minute. libvirtd itself asks anew when QEMU, the kernel or libvirt is another one.
+fn kept_capabilities() -> Outcome<PathBuf> {
+    let folder = super::cache()?.join("libvirt-capabilities");
+    std::fs::create_dir_all(&folder).context(folder.display())?;
+    Ok(folder)
+}
+
+/// Copies the files of a folder into another one, where they belong to `owner`.
+fn copy_files(from: &Path, to: &Path, owner: Option<u32>) -> Outcome {
+    for entry in std::fs::read_dir(from).context(from.display())? {
+        let path = entry.context(from.display())?.path();
+        let Some(name) = path.file_name().filter(|_| path.is_file()) else { continue };
+        // Under another name first: two guests may be started at once.
+        let (partial, whole) = (to.join(format!(".{}", std::process::id())), to.join(name));
+        std::fs::copy(&path, &partial).context(path.display())?;
+        chown(&partial, owner, owner).context(partial.display())?;
+        std::fs::rename(&partial, &whole).context(whole.display())?;
+    }
+    Ok(())
 }
 
 /// Goes on with `program` as the user of libvirt, whose folders are all in `folder`.
@@ -111,6 +153,9 @@ fn as_user<'a>(command: &'a mut Command, program: &Path, folder: &Path) -> &'a m
 fn domain(options: &GuestOptions<'_>, devices: &str, folder: &Path) -> String {
     let (folder, environment) = (folder.display(), super::machine::environment(options).join(" "));
     let (mib, cpus) = (super::machine::MEMORY_MIB, options.cpus);
+    // Two for the devices that it has, one into which another can be plugged.
+    let ports = "<controller type='pci' model='pcie-root'/>".to_owned()
+        + &"<controller type='pci' model='pcie-root-port'/>".repeat(3);
     // With MSI-X Debian 12's QEMU itself crashes under emulation: no vectors for the network.
     format!(
         "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>\n\
@@ -121,6 +166,7 @@ fn domain(options: &GuestOptions<'_>, devices: &str, folder: &Path) -> String {
            no_timer_check {environment}</cmdline></os>\n\
            <cpu mode='maximum'/><features><acpi/></features><on_reboot>destroy</on_reboot>\n\
            <devices>\n<controller type='usb' model='none'/><memballoon model='none'/>\n\
+           {ports}\n\
            <serial type='file'><source path='{folder}/console'/></serial>\n\
            {devices}</devices>\n\
            <qemu:override><qemu:device alias='ua-net'><qemu:frontend>\

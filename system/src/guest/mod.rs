@@ -207,6 +207,15 @@ impl Guest {
         Ok(guest)
     }
 
+    /// Plugs a device into a guest of libvirt, or unplugs it: `verb` is virsh's `attach-device` or
+    /// `detach-device`.
+    ///
+    /// # Errors
+    /// libvirt refuses.
+    pub fn change_by_libvirt(&self, verb: &str, device: &str) -> Outcome {
+        libvirt::change(self.folder.path(), verb, device)
+    }
+
     /// Waits until the first program of its Linux runs.
     ///
     /// # Errors
