@@ -8,11 +8,11 @@ use crate::seats::{Seat, Seats};
 use manyring_memory::GuestMemory;
 use manyring_queue::{Base, QueueError, RingAddresses};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
 /// Names a running queue, in all workers and for all time.
@@ -83,28 +83,65 @@ pub(crate) enum Command {
 /// Commands on their way to a worker, and the eventfd that wakes it.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
-    commands: Mutex<VecDeque<Command>>,
+    commands: Mutex<Commands>,
     pending: AtomicBool,
-    event: OwnedFd,
     /// The seats of those who are about to give the worker a queue.
     pub(crate) seats: Seats,
 }
 
+#[derive(Debug)]
+struct Commands {
+    waiting: VecDeque<Command>,
+    /// None: the worker has ended.
+    event: Option<Arc<OwnedFd>>,
+}
+
 impl Mailbox {
     pub(crate) fn new() -> Result<Self, Errno> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
-            commands: Mutex::default(),
+            commands: Mutex::new(Commands {
+                waiting: VecDeque::new(),
+                event: Some(Arc::new(event)),
+            }),
             pending: AtomicBool::new(false),
-            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             seats: Seats::default(),
         })
     }
 
-    /// Puts a command in and wakes the worker.
+    /// Puts a command in and wakes the worker. Where the worker has ended the command is dropped,
+    /// with what it carries: doorbells of a front-end must not stay until another worker comes.
     pub(crate) fn send(&self, command: Command) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
+        let event = {
+            let mut commands = self.lock();
+            let Some(event) = commands.event.clone() else {
+                drop(commands);
+                return drop(command);
+            };
+            commands.waiting.push_back(command);
+            event
+        };
         self.pending.store(true, Ordering::Release);
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Commands> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What wakes the worker; none once it has ended.
+    pub(crate) fn event(&self) -> Option<Arc<OwnedFd>> {
+        self.lock().event.clone()
+    }
+
+    /// The worker has ended: its eventfd is closed, and what waits is dropped, however long its
+    /// mailbox is still known.
+    pub(crate) fn end(&self) {
+        let (event, waiting) = {
+            let mut commands = self.lock();
+            (commands.event.take(), std::mem::take(&mut commands.waiting))
+        };
+        drop((event, waiting));
     }
 
     /// True if a command waits.
@@ -115,14 +152,32 @@ impl Mailbox {
 
     /// Takes all commands that wait, the oldest first.
     pub(crate) fn take(&self) -> VecDeque<Command> {
-        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut commands = self.lock();
         self.pending.store(false, Ordering::Release);
-        std::mem::take(&mut *commands)
+        std::mem::take(&mut commands.waiting)
     }
 }
 
-impl AsFd for Mailbox {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mailbox_of_a_worker_that_has_ended_holds_nothing() {
+        let mailbox = Mailbox::new().unwrap();
+        let send = || {
+            let (reply, answer) = oneshot::channel();
+            mailbox.send(Command::Order(QueueId(1), Order::Stop(reply)));
+            answer
+        };
+        let (event, mut before) = (Arc::downgrade(&mailbox.event().unwrap()), send());
+        assert!(before.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
+        mailbox.end();
+        assert_eq!(event.strong_count(), 0, "its eventfd is closed");
+        let mut after = send();
+        for answer in [&mut before, &mut after] {
+            assert_eq!(answer.try_recv().unwrap_err(), oneshot::error::TryRecvError::Closed);
+        }
+        assert!(mailbox.take().is_empty());
     }
 }

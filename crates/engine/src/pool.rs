@@ -343,6 +343,7 @@ impl Pool {
         let (inbox, counters) = (mailbox.clone(), stats);
         let run = move || {
             take_duty(Duty::Touch);
+            let ends = inbox.clone();
             let bound = cpus.map_or(Ok(()), |cpus| bind(&cpus));
             match bound.and_then(|()| Worker::new(uring, law, inbox, counters.clone(), lot)) {
                 Ok(worker) => {
@@ -350,6 +351,8 @@ impl Pool {
                     let _ = ready.send(Some((worker.has_ring(), id)));
                     worker.run();
                     counters.ran_before_ns.add(thread_times(id).ran_ns);
+                    // The pool knows it until the next one takes its place.
+                    ends.end();
                 }
                 Err(errno) => {
                     tracing::error!(%errno, "worker {index} cannot start");
@@ -404,6 +407,9 @@ mod tests {
         assert!(mailbox.close());
         mailbox.send(Command::Quit);
         assert_eq!((pool.worker_count(), pool.views()[2].thread_id), (1, None));
+        while mailbox.event().is_some() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         assert!(pool.mailbox(2).is_none());
         assert!(pool.seat(2).is_some());
         let second = pool.views()[2].thread_id;

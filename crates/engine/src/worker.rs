@@ -140,7 +140,9 @@ impl Worker {
         lot: Lot,
     ) -> Result<Self, Errno> {
         let mut wait = Wait::new(uring)?;
-        wait.watch(mailbox.as_fd(), Source::Mailbox);
+        if let Some(event) = mailbox.event() {
+            wait.watch(event.as_fd(), Source::Mailbox);
+        }
         wait.submit();
         let now_ns = wait.now_ns();
         Ok(Self {
@@ -292,7 +294,9 @@ impl Worker {
                     self.on_event(slot, Some(generation), Happened::Offload, event);
                 }
                 Source::Mailbox if event.ended => {
-                    self.wait.watch(self.mailbox.as_fd(), Source::Mailbox);
+                    if let Some(event) = self.mailbox.event() {
+                        self.wait.watch(event.as_fd(), Source::Mailbox);
+                    }
                 }
                 Source::Mailbox | Source::Ended => {}
             }
