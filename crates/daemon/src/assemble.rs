@@ -11,7 +11,7 @@ pub(crate) use look::look;
 pub(crate) use part::{Blk, Kind, Part};
 pub(crate) use wanted::{Made, Opened};
 
-use crate::config::plan::{DevicePlan, SocketPlan};
+use crate::config::plan::{DevicePlan, Place, SocketPlan, Unfound};
 use crate::xen::XenError;
 use manyring_backend::blk::ImageError;
 use manyring_backend::blk::nbd::JoinError;
@@ -45,8 +45,12 @@ pub(crate) enum AssembleError {
     StateDir { at: String, source: io::Error },
     #[error(transparent)]
     Xen(#[from] XenError),
+    #[error("the host does not come back from earlier calls: nothing more is asked of it")]
+    Calls,
     #[error("no worker thread can be started")]
     Workers,
+    #[error("{at}: {problem}")]
+    Unfound { at: String, key: &'static str, problem: String },
     #[error("{at}: the host has not opened it yet")]
     Slow { at: String },
     #[error("{at}: a block device cannot be served by a room yet")]
@@ -73,15 +77,32 @@ impl AssembleError {
         }
     }
 
-    /// True if an image cannot be served, for whatever reason.
+    /// True if it can be had later as things are: another process ends, or the host answers.
+    pub(crate) fn is_awaited(&self) -> bool {
+        let is_slow = match self {
+            Self::Slow { .. } => true,
+            Self::Socket { source, .. } => matches!(source, ListenError::Slow { .. }),
+            _ => false,
+        };
+        is_slow || self.is_held()
+    }
+
+    /// True if an image cannot be served, for whatever reason; or a device whose user has named
+    /// what is not there.
     pub(crate) fn is_of_image(&self) -> bool {
-        matches!(self, Self::Image { .. } | Self::Nbd { .. })
+        matches!(self, Self::Image { .. } | Self::Nbd { .. } | Self::Unfound { .. })
+    }
+
+    /// What a user has named is not to be had.
+    pub(crate) fn unfound(place: &Place, Unfound { key, problem }: Unfound) -> Self {
+        Self::Unfound { at: place.at(key), key, problem }
     }
 
     /// The key of what cannot be had, if it is another than that of the disk or the port.
     pub(crate) fn key(&self) -> Option<&'static str> {
         match self {
             Self::Pcap { .. } => Some("pcap"),
+            Self::Unfound { key, .. } => Some(key),
             Self::Socket { source, .. } => Some(socket_key(source)),
             _ => None,
         }
@@ -139,12 +160,19 @@ pub(crate) fn free(
 }
 
 /// How a device is served; takes a socket over that was handed in.
+///
+/// # Errors
+/// [`AssembleError::Fd`]; [`AssembleError::Unfound`] as long as the socket's folder is to be found.
 pub(crate) fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
     let mut at = plan.place.at("socket_path");
     let endpoint = match &plan.socket {
         SocketPlan::Listen { path, access, .. } => {
-            let path = plan.socket.listens_at().unwrap_or_else(|| path.clone());
-            Endpoint::Listen { path, permissions: access.permissions() }
+            let Some(found) = plan.socket.listens_at() else {
+                let problem = format!("the folder of {} is not found yet", path.display());
+                let unfound = Unfound { key: "socket_path", problem };
+                return Err(AssembleError::unfound(&plan.place, unfound));
+            };
+            Endpoint::Listen { path: found, permissions: access.permissions() }
         }
         SocketPlan::Connect { path } => Endpoint::Connect { path: path.clone() },
         SocketPlan::Fd(fd) => {

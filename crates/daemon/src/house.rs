@@ -26,7 +26,7 @@ pub(crate) use tasks::Tasks;
 use crate::assemble::links::HostLinks;
 use crate::assemble::wanted::is_block_device;
 use crate::assemble::{AssembleError, Kind, Made, Opened, Served, free, listens_at, served};
-use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Found, Place, Plan, Wanted};
+use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
 use crate::control::{Entry, Registry};
 use crate::limits::Groups;
 use crate::log;
@@ -35,17 +35,17 @@ use crate::service::{Service, Whose};
 use crate::xen::XenDisks;
 use change::Order;
 use front::{Front, Stage};
-use kept::Kept;
-use manyring_engine::{Pool, PoolOptions};
-use manyring_transport::vhost_user::{Endpoint, SocketPermissions};
+use kept::{Kept, with_kept};
+use manyring_engine::{Pool, PoolOptions, aside_for};
+use manyring_transport::vhost_user::{Endpoint, ListenError, SocketPermissions};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
-use waiting::{First, Later, Patience, Wait, refuse_if_none_is_left};
+use waiting::{Later, Patience, Tried, Wait, refuse_if_none_is_left};
 
 /// All parts of the process.
 #[derive(Debug)]
@@ -88,7 +88,13 @@ struct Shared {
     wait: Option<u32>,
     /// A device that fails while the process runs costs no other one, and is tried again.
     keeps_on: bool,
+    /// Calls of the host that changes may be waiting for: those that do not come back stay.
+    calls: Arc<Semaphore>,
 }
+
+/// Calls of the host on behalf of changes that have not come back. A host that does not answer
+/// keeps a thread for each, and callers of the control API must not collect threads without end.
+const CALLS_MAX: usize = 16;
 
 impl House {
     /// Opens every disk and port, and captures if all that went well. Creates no socket; what else
@@ -100,12 +106,7 @@ impl House {
         manyring_memory::install_sigbus_handler();
         raise_fd_limit();
         let wait = plan.daemon.wait;
-        for (path, key) in plan.daemon.controls() {
-            if service.has(Whose::Control(key), path, plan.daemon.private(key)) {
-                continue;
-            }
-            free(path, wait, || plan.daemon.place.at(key))?;
-        }
+        controls_are_free(&plan.daemon, &service)?;
         let io_uring = plan.daemon.io_uring;
         let options = PoolOptions {
             workers_max: plan.daemon.workers,
@@ -117,8 +118,19 @@ impl House {
         let (devices, groups) = (Registry::default(), Groups::default());
         groups.follow(&plan.limit);
         let (rooms, domains) = (Rooms::new(room_arguments(&plan.daemon)), plan.daemon.domains);
-        let shared =
-            Shared { rooms, domains, pool, devices, groups, service, io_uring, wait, keeps_on };
+        let calls = Arc::new(Semaphore::new(CALLS_MAX));
+        let shared = Shared {
+            rooms,
+            domains,
+            pool,
+            devices,
+            groups,
+            service,
+            io_uring,
+            wait,
+            keeps_on,
+            calls,
+        };
         let shared = Arc::new(shared);
         let (plan, kept) = with_kept(plan)?;
         shared.service.retain(listening(&plan));
@@ -168,19 +180,24 @@ impl House {
     }
 
     /// Tries to open each device.
-    async fn try_all(
-        plan: &Plan,
-        shared: &Shared,
-    ) -> Result<Vec<(Wanted, Served, First)>, AssembleError> {
+    async fn try_all(plan: &Plan, shared: &Shared) -> Result<Vec<Tried>, AssembleError> {
         let mut patience = Patience::new(shared.wait, shared.keeps_on);
         let mut tried = Vec::new();
         for wanted in plan.wanted() {
-            let served = served(wanted.plan())?;
-            let first = match shared.socket_is_free(wanted.plan(), &served) {
+            let served = match served(wanted.plan()) {
+                // Its folder is found when the device is opened.
+                Err(AssembleError::Unfound { .. }) => None,
+                served => Some(served?),
+            };
+            let is_free = match &served {
+                Some(served) => shared.socket_is_free(wanted.plan(), served, &mut patience).await,
+                None => Ok(()),
+            };
+            let first = match is_free {
                 Ok(()) => patience.open(&wanted, shared.io_uring).await?,
                 Err(error) => patience.failed(error)?,
             };
-            tried.push((wanted, served, first));
+            tried.push(Tried { wanted, served, first });
         }
         if plan.xen_blk.is_empty() {
             refuse_if_none_is_left(&mut tried)?;
@@ -189,10 +206,7 @@ impl House {
     }
 
     /// Shows a device that was tried, or why it waits.
-    fn add_front(
-        &mut self,
-        (wanted, served, first): (Wanted, Served, First),
-    ) -> Result<(), AssembleError> {
+    fn add_front(&mut self, Tried { wanted, served, first }: Tried) -> Result<(), AssembleError> {
         let mut wait = Wait::new(self.shared.clone(), wanted.clone());
         let stage = match wait.begin(first) {
             Later::Opened(opened) => match wanted.decorated(opened) {
@@ -342,42 +356,44 @@ impl House {
     }
 }
 
-/// The plan with the devices that the control API has asked an earlier process for. One that the
-/// rest of the plan does not allow is told of, and is not served.
-fn with_kept(plan: &Plan) -> Result<(Plan, Kept), AssembleError> {
-    let state_dir = plan.daemon.state_dir.as_deref();
-    let failed = |source| AssembleError::StateDir { at: plan.daemon.place.at("state_dir"), source };
-    let kept = Kept::open(state_dir).map_err(failed)?;
-    let mut all = plan.clone();
-    for device in kept.devices(&plan.daemon.allow_paths) {
-        let name = &device.plan().name;
-        let more = match all.device(name).is_some() {
-            true => Err("the configuration has a device of this name".to_owned()),
-            false => Ok(all.clone().with(&device)),
-        };
-        let good = more.and_then(|more| match more.check_again(more.has_captures()) {
-            Found::Good => Ok(more),
-            Found::Shared(error) | Found::Wrong(error) => Err(error.to_string()),
-        });
-        match good {
-            Ok(more) => all = more,
-            Err(error) => tracing::error!(device = name, error, "a kept device is not served"),
+/// Checks that the control sockets can have their names.
+fn controls_are_free(plan: &DaemonPlan, service: &Service) -> Result<(), AssembleError> {
+    for (path, key) in plan.controls() {
+        if !service.has(Whose::Control(key), path, plan.private(key)) {
+            free(path, plan.wait, || plan.place.at(key))?;
         }
     }
-    Ok((all, kept))
+    Ok(())
 }
 
 impl Shared {
+    /// The right to one more call of the host; given back when the host has come back.
+    ///
+    /// # Errors
+    /// [`AssembleError::Calls`]: the host owes the end of too many.
+    fn call(&self) -> Result<OwnedSemaphorePermit, AssembleError> {
+        self.calls.clone().try_acquire_owned().map_err(|_| AssembleError::Calls)
+    }
+
     /// Checks that the socket of a device can have its name.
-    fn socket_is_free(&self, plan: &DevicePlan, served: &Served) -> Result<(), AssembleError> {
-        match &served.endpoint {
-            Endpoint::Listen { path, permissions }
-                if !self.service.has(Whose::Device(&plan.name), path, *permissions) =>
-            {
-                free(path, self.wait, || served.at.clone())
+    async fn socket_is_free(
+        &self,
+        plan: &DevicePlan,
+        served: &Served,
+        patience: &mut Patience,
+    ) -> Result<(), AssembleError> {
+        let Endpoint::Listen { path, permissions } = &served.endpoint else { return Ok(()) };
+        let (service, wait, name) = (self.service.clone(), self.wait, plan.name.clone());
+        let (path, permissions, at) = (path.clone(), *permissions, served.at.clone());
+        let slow = ListenError::Slow { path: path.clone() };
+        let slow = AssembleError::Socket { at: at.clone(), source: slow };
+        let look = aside_for(&plan.name, move || {
+            match service.has(Whose::Device(&name), &path, permissions) {
+                true => Ok(()),
+                false => free(&path, wait, || at),
             }
-            _ => Ok(()),
-        }
+        });
+        patience.within(look).await.flatten().unwrap_or(Err(slow))
     }
 
     /// Makes the device of what was opened for it.
@@ -409,8 +425,8 @@ impl Shared {
     fn refuse_if_none_is_served(&self) -> Result<(), AssembleError> {
         let all = self.devices.all();
         let reason = all.iter().find_map(|entry| match entry {
-            Entry::Waiting(waiting) => Some(waiting.reason.clone()),
-            Entry::Served(_) => None,
+            Entry::Waiting(waiting) if waiting.origin != "api" => Some(waiting.reason.clone()),
+            Entry::Waiting(_) | Entry::Served(_) => None,
         });
         match reason {
             Some(reason) if self.devices.served().is_empty() => Err(AssembleError::Waited(reason)),

@@ -40,7 +40,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// Longest wait for the workers at the end; a host call that hangs must not keep the process.
 const QUIT_TIMEOUT: Duration = Duration::from_millis(300);
@@ -176,7 +176,7 @@ fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
         let mut ends = signals::Ends::new()?;
         // What was said up to here stands in the log before a socket shows that we serve.
         log::finish();
-        let control = control::bind(&plan.daemon, &service)?;
+        let control = control::bind(&plan.daemon, &service).await?;
         let scraped = control::bind_metrics(&plan.daemon)?;
         let (stop_sender, stop) = watch::channel(false);
         let signals = async {
@@ -194,20 +194,26 @@ fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
             shown: house.shown(),
             file,
             reads: Arc::default(),
+            bodies: Arc::default(),
         };
         let reloads = reload_at(hangups, state.clone(), &service);
         let pool = house.pool().clone();
         let fed = service::feed(&service, &pool);
         let (begun, devices) = (house.begun(), house.devices().clone());
+        let (listens, listened) = oneshot::channel::<()>();
+        let (names, mut named) = mpsc::channel::<()>(1);
         let ready = async {
             begun.await;
+            drop(listens);
+            while named.recv().await.is_some() {}
             service.ready(&devices.in_words());
             std::future::pending::<()>().await;
         };
+        let controlled = control::serve(control, state.clone(), &service, (listened, names));
         let served = tokio::select! {
             served = house.serve(&stop) => served,
-            () = control::serve_metrics(scraped, state.clone()) => Ok(()),
-            () = control::serve(control, state) => Ok(()),
+            () = control::serve_metrics(scraped, state) => Ok(()),
+            () = controlled => Ok(()),
             () = signals => Ok(()),
             () = reloads => Ok(()),
             () = ready => Ok(()),

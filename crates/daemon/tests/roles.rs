@@ -74,6 +74,50 @@ fn clients_that_were_answered_or_do_not_end_their_requests_keep_nobody_out() {
     assert_eq!(http(&control, "GET", "/v1/workers", "").0, 200);
 }
 
+/// The most memory that a process has had at a time, in KiB.
+fn most_memory(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim_end_matches("kB").trim().parse().unwrap()
+}
+
+#[test]
+fn clients_with_the_largest_bodies_at_once_take_the_memory_of_few() {
+    const SIZE: usize = 8 << 20;
+    let daemon = Daemon::run("[daemon]\ncontrol = '@/control'\n", &["control"]);
+    let control = daemon.socket_of("control");
+    let before = most_memory(&daemon);
+    // No text, so that nothing of it is carried out.
+    let body = vec![0xff; SIZE];
+    let statuses: Vec<_> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..64)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut stream = UnixStream::connect(&control).unwrap();
+                    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                    let head = "PUT /v1/config HTTP/1.1\r\nhost: x\r\nconnection: close\r\n";
+                    let head = format!("{head}content-length: {SIZE}\r\n\r\n");
+                    // One that is turned away cannot send all of it.
+                    let _ = stream.write_all(head.as_bytes());
+                    let _ = stream.write_all(&body);
+                    let mut start = [0; 12];
+                    let _ = stream.read_exact(&mut start);
+                    String::from_utf8_lossy(&start).into_owned()
+                })
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    assert!(statuses.iter().any(|status| status.ends_with("400")), "{statuses:?}");
+    let others = statuses.iter().filter(|status| !status.ends_with("400"));
+    // The kernel drops the answer with the rest of a body that nobody reads.
+    let is_turned_away = |status: &&String| status.ends_with("503") || status.starts_with('\0');
+    assert!(others.clone().all(|status| is_turned_away(&status)), "{statuses:?}");
+    let grown = most_memory(&daemon).saturating_sub(before);
+    assert!(grown < 5 * (SIZE as u64 >> 10), "{grown} KiB for bodies of {SIZE} bytes");
+    assert_eq!(http(&control, "GET", "/v1/devices", "").0, 200);
+}
+
 #[test]
 fn socket_that_only_shows_changes_nothing() {
     let config = "[daemon]\ncontrol = '@/control'\ncontrol_read = '@/read'\n\

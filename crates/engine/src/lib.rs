@@ -109,7 +109,7 @@ mod watch;
 mod worker;
 
 pub use accounts::{allowed_cpus, cpu_time};
-pub use aside::aside;
+pub use aside::{aside, aside_for};
 pub use doorbell::{Call, Channel, DoorbellError, Kick};
 pub use ends::SessionSocket;
 pub use epoch::{Epoch, Epochs};

@@ -31,6 +31,8 @@ use tokio::time::Instant;
 const TICK: Duration = Duration::from_millis(25);
 /// Ticks in which a thread at work has made no progress, before it is looked at.
 const STUCK_TICKS: u64 = 2;
+/// The same for a call of the host, which may wait for a disk that is busy: a second.
+const STUCK_TICKS_HOST: u64 = 40;
 /// Ticks without any thread at work after which the watch goes to sleep.
 const QUIET_TICKS: u32 = 8;
 
@@ -68,6 +70,18 @@ pub(crate) enum Serves {
     Queues(Weak<Pool>),
     /// One device.
     Device(String),
+    /// One device, by a call whose end the host chooses.
+    Host(String),
+}
+
+impl Serves {
+    /// Ticks in which a thread at work has made no progress, before it is looked at.
+    fn stuck_ticks(&self) -> u64 {
+        match self {
+            Self::Queues(_) | Self::Device(_) => STUCK_TICKS,
+            Self::Host(_) => STUCK_TICKS_HOST,
+        }
+    }
 }
 
 /// A thread under watch.
@@ -159,7 +173,7 @@ impl Post {
 
     fn device(&self) -> String {
         match &self.serves {
-            Serves::Device(name) => name.clone(),
+            Serves::Device(name) | Serves::Host(name) => name.clone(),
             Serves::Queues(pool) => {
                 let queue = QueueId(self.queue.load(Ordering::Relaxed));
                 let device = pool.upgrade().and_then(|pool| pool.device_of(queue));
@@ -176,7 +190,7 @@ impl Post {
             self.free();
         } else if beats % 2 == 1 {
             let ticks = self.same_ticks.fetch_add(1, Ordering::Relaxed) + 1;
-            if ticks >= STUCK_TICKS && !self.is_held() {
+            if ticks >= self.serves.stuck_ticks() && !self.is_held() {
                 self.name();
             }
         }
@@ -197,6 +211,10 @@ impl Post {
         let waits = "a thread does not come back: whom it serves waits";
         match &self.serves {
             Serves::Queues(_) => {
+                tracing::warn!(thread = name, device, state = %state, waits_in, "{waits}");
+            }
+            Serves::Host(_) => {
+                let waits = "the host does not come back from a call: the device waits";
                 tracing::warn!(thread = name, device, state = %state, waits_in, "{waits}");
             }
             // A janitor serves one device, whose session says so itself when it waits for long.

@@ -19,6 +19,9 @@ pub(crate) enum DiskError {
     /// Its file.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// A user has named it, and it is not to be had below `allow_paths`.
+    #[error("{0}")]
+    Unfound(String),
     /// The memory that it lies in, or that it needs.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -59,7 +62,8 @@ pub(crate) fn open(
                 any_content,
                 lock_with_rings: *lock_with_rings,
             };
-            let found = pinned.as_ref().map(Pinned::path);
+            let found = pinned.as_ref().map(Pinned::find).transpose();
+            let found = found.map_err(DiskError::Unfound)?;
             let image = Image::open(found.as_ref().unwrap_or(path), options)?;
             if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) }
         }

@@ -2,7 +2,7 @@
 
 use super::disk::{self, DiskError};
 use super::{AssembleError, Blk, Kind, Part, port};
-use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Place, Wanted};
+use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Place, Unfound, Wanted};
 use crate::limits::Groups;
 use manyring_backend::blk::{Disk, Image, ImageError};
 use manyring_backend::net::Port;
@@ -27,8 +27,10 @@ pub(crate) struct Made {
 }
 
 impl Wanted {
-    /// Opens the disk or the port. May block.
+    /// Opens the disk or the port; the socket's folder is found then, too. May block.
     pub(crate) fn open(&self, io_uring: bool) -> Result<Opened, AssembleError> {
+        let unfound = |unfound| AssembleError::unfound(&self.plan().place, unfound);
+        self.find().map_err(unfound)?;
         match self {
             Self::Blk(blk) => open_disk(blk, io_uring).map(Opened::Disk),
             Self::Net(net) => port::open(net).map(|(port, mac)| Opened::Port(port, mac)),
@@ -109,6 +111,9 @@ fn open_disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleErr
     opened.map_err(|error| match error {
         DiskError::Image(source) => image_error(place, source),
         DiskError::Nbd(source) => AssembleError::Nbd { at: place.at("nbd"), source },
+        DiskError::Unfound(problem) => {
+            AssembleError::unfound(place, Unfound { key: "file", problem })
+        }
         DiskError::Memory(source) => {
             let is_memory = matches!(blk.disk, DiskPlan::Memory { .. });
             AssembleError::Memory {

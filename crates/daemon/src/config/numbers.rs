@@ -25,10 +25,11 @@ const INT_MAX: u64 = 0x7fff_ffff;
 /// A number of requests or frames.
 const OFTEN: u64 = i64::MAX as u64;
 
-const TABLE: [Numbers; 23] = [
+const TABLE: [Numbers; 24] = [
     all("workers", 1, 256),
     all("spin_us", 0, 1000),
     all("wait", 0, u32::MAX as u64),
+    all("user_devices_max", 0, 1 << 16),
     all("fd", 3, INT_MAX),
     all("handshake_timeout", 1, 3600),
     some("logical_block_size", 512, 4096, "512 or 4096"),

@@ -31,7 +31,7 @@ pub(crate) use pins::in_words;
 pub(crate) use place::{Place, PlanError, Source};
 pub(crate) use polling::PollingPlan;
 pub(crate) use socket::SocketPlan;
-pub(crate) use wanted::Wanted;
+pub(crate) use wanted::{Unfound, Wanted};
 pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
 use super::numbers;
@@ -92,6 +92,9 @@ pub(crate) struct DevicePlan {
     /// The trust domain that it names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) domain: Option<String>,
+    /// The user who has asked for it over the control API, if `allow_paths` binds that user.
+    #[serde(skip)]
+    pub(crate) owner: Option<u32>,
 }
 
 /// A block device.
@@ -119,7 +122,7 @@ pub(crate) struct BlkPlan {
 pub(crate) enum DiskPlan {
     File {
         path: PathBuf,
-        /// What a peer has named, found and held.
+        /// How it is found and held, if a user has named it whom `allow_paths` binds.
         #[serde(skip)]
         pinned: Option<Pinned>,
         direct: bool,
@@ -323,6 +326,7 @@ impl DevicePlan {
             handshake_timeout,
             limit,
             domain: None,
+            owner: None,
         })
     }
 }

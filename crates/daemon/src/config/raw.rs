@@ -63,6 +63,8 @@ pub(crate) struct RawDaemon {
     /// sockets over the control API; default: none.
     #[serde(default)]
     pub(crate) allow_paths: Vec<PathBuf>,
+    /// Devices that each of those users may have at a time, 0 to 65536; default 256.
+    pub(crate) user_devices_max: Option<u64>,
     /// Folder in which devices of the control API are kept; default: they end with the process.
     pub(crate) state_dir: Option<PathBuf>,
     /// Seconds to wait for what another process holds; 0: none; default: for ever.

@@ -7,7 +7,7 @@ use super::{State, Who};
 use crate::config;
 use crate::house::{Change, Done, is_bound};
 use axum::Json;
-use axum::extract::{Extension, State as Extract};
+use axum::extract::{Extension, FromRequest, Request, State as Extract};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
@@ -73,18 +73,23 @@ pub(super) async fn replace(
     Extract(state): Extract<State>,
     Extension(who): Extension<Who>,
     Asked(How { dry_run }): Asked<How>,
-    headers: HeaderMap,
-    Body(body): Body,
+    request: Request,
 ) -> Result<Json<Done>, Refusal> {
     if is_bound(who.uid) {
         let error = "a whole configuration is only for root and the daemon's user";
         return Err(Refusal::new(StatusCode::FORBIDDEN, error));
     }
-    let if_match = expected(&headers)?;
-    let text = String::from_utf8(body.to_vec());
-    let text = text.map_err(|_| bad("body: is no text".to_owned()))?;
+    let if_match = expected(request.headers())?;
+    // One after the other, from the body's first byte on: all clients together could send more than
+    // the host has memory for.
+    let _whole = state.bodies.lock().await;
+    let Body(body) = Body::from_request(request, &()).await?;
     // The names of accounts are looked up, which may take long.
-    let plan = aside(move || config::parse(&text)).await?.map_err(wrong)?;
+    let plan = aside(move || match std::str::from_utf8(&body) {
+        Ok(text) => config::parse(text).map_err(wrong),
+        Err(_) => Err(bad("body: is no text".to_owned())),
+    });
+    let plan = plan.await??;
     let change = Change::All { plan: Box::new(plan), dry_run, if_match };
     state.door.ask(change, who).await.map(Json).map_err(refuse)
 }

@@ -6,6 +6,7 @@ use super::openapi::{DeviceKeys, LiveKeys};
 use super::refusal::{Problem, Refusal, aside};
 use super::{State, Who};
 use crate::config;
+use crate::config::plan::Unfound;
 use crate::house::{Change, Denied, Done, Refused, admitted, is_bound};
 use axum::Json;
 use axum::extract::{Extension, State as Extract};
@@ -53,7 +54,9 @@ pub(super) async fn put(
         let wrong = |error| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error);
         let device = config::device(&name, &keys).map_err(wrong)?;
         let denied = |denied: Denied| Refusal::new(StatusCode::FORBIDDEN, denied.to_string());
-        admitted(device, uid, &allowed).map_err(denied)
+        let device = admitted(device, uid, &allowed).map_err(denied)?;
+        let unfound = |unfound: Unfound| Refusal::new(StatusCode::FORBIDDEN, unfound.to_string());
+        device.find().map_err(unfound).map(|()| device)
     };
     let device = if may_block { aside(plan).await?? } else { plan()? };
     let done = state.door.ask(Change::Put { device, text }, who).await.map_err(refuse)?;

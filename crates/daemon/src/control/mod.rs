@@ -50,6 +50,8 @@ pub(crate) struct State {
     pub(crate) file: Option<PathBuf>,
     /// Held from when that file is read until it is carried out: what was read first comes first.
     pub(crate) reads: Arc<tokio::sync::Mutex<()>>,
+    /// One configuration at a time is taken from a client.
+    pub(crate) bodies: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Who asks for a change, as the kernel tells.

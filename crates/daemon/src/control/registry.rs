@@ -115,9 +115,10 @@ impl Registry {
 
     /// Adds a device that is served. It takes the place of the entry that has its name, if any.
     pub(crate) fn add(&self, part: Part) {
-        self.tell_of_sessions(&part);
         let changing = Arc::new(Semaphore::new(1));
-        self.put(Entry::Served(Arc::new(Controlled { part, changing, pending: Mutex::default() })));
+        let controlled = Arc::new(Controlled { part, changing, pending: Mutex::default() });
+        self.tell_of_sessions(&controlled);
+        self.put(Entry::Served(controlled));
     }
 
     /// What has become of devices.
@@ -125,12 +126,13 @@ impl Registry {
         &self.events
     }
 
-    /// Tells of each front-end of a device that connects and leaves, until the device is gone.
-    fn tell_of_sessions(&self, part: &Part) {
-        let (events, name) = (self.events.clone(), part.name().to_owned());
-        let mut connected = part.connected.subscribe();
+    /// Tells of each front-end of a device that connects and leaves, until the device is gone, or
+    /// is shown as one that waits.
+    fn tell_of_sessions(&self, device: &Arc<Controlled>) {
+        let (events, name) = (self.events.clone(), device.part.name().to_owned());
+        let (mut connected, shown) = (device.part.connected.subscribe(), Arc::downgrade(device));
         tokio::spawn(async move {
-            while connected.changed().await.is_ok() {
+            while connected.changed().await.is_ok() && shown.strong_count() > 0 {
                 let is_connected = *connected.borrow_and_update();
                 events.tell(&name, if is_connected { "connected" } else { "left" }, None);
             }

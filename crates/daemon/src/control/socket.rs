@@ -10,14 +10,15 @@ use super::places::{Busy, Places};
 use super::reserve::{Refill, Reserve};
 use super::{State, Who, api};
 use crate::config::plan::DaemonPlan;
-use crate::service::{Kept, Service, Whose};
+use crate::service::{Service, Whose};
 use axum::{Extension, Router};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use manyring_transport::vhost_user::{ListenError, Listener as Named, SocketPermissions};
+use manyring_engine::aside_for;
+use manyring_transport::vhost_user::{ListenError, Listener as Named, SocketPermissions, Unnamed};
 use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,10 +27,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// Longest time for the head of a request, and between two requests.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the start waits for the host to make a control socket.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Pause before the name of the socket is tried again that another process has.
 const RETRY: Duration = Duration::from_millis(200);
@@ -38,64 +44,121 @@ const RETRY: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct Bound {
     role: Role,
+    key: &'static str,
     path: PathBuf,
     permissions: SocketPermissions,
-    /// None: another process has its name, and is waited for.
-    socket: Option<Named>,
-    /// The service manager has it as well.
-    kept: Option<Kept>,
+    socket: Socket,
 }
 
-/// Listens where the plan says, for the owner alone unless it says more.
+#[derive(Debug)]
+enum Socket {
+    /// It was handed in, under its name.
+    Named(Named),
+    /// It gets its name when the devices have theirs.
+    Unnamed(Unnamed),
+    /// Another process has its name, or the host does not answer: it is tried again.
+    Waits,
+}
+
+/// Listens where the plan says, for the owner alone unless it says more. A new socket has no name
+/// yet.
 ///
 /// # Errors
 /// One line, which names the key.
-pub(crate) fn bind(plan: &DaemonPlan, service: &Arc<Service>) -> Result<Vec<Bound>, String> {
+pub(crate) async fn bind(plan: &DaemonPlan, service: &Arc<Service>) -> Result<Vec<Bound>, String> {
     let role = |key| if key == "control" { Role::Change } else { Role::Read };
-    let bind = |(path, key): (&Path, &'static str)| {
-        let (role, permissions) = (role(key), plan.private(key));
-        let whose = Whose::Control(key);
-        let mut kept = None;
-        let socket = match service.listen(whose, path, permissions) {
-            Ok(mut socket) => {
-                kept = service.keep(whose, &mut socket);
-                Some(socket)
-            }
-            Err(error @ ListenError::Taken { .. }) if plan.wait != Some(0) => {
+    let mut all = Vec::new();
+    for (path, key) in plan.controls() {
+        let permissions = plan.private(key);
+        let socket = match socket(service, (path, key), permissions).await {
+            Ok(socket) => socket,
+            Err(error @ (ListenError::Taken { .. } | ListenError::Slow { .. }))
+                if plan.wait != Some(0) =>
+            {
                 tracing::warn!(%error, "no control requests yet: its socket is tried again");
-                None
+                Socket::Waits
             }
             Err(error) => return Err(format!("{}: {error}", plan.place.at(key))),
         };
-        Ok(Bound { role, path: path.to_owned(), permissions, socket, kept })
-    };
-    plan.controls().map(bind).collect()
+        all.push(Bound { role: role(key), key, path: path.to_owned(), permissions, socket });
+    }
+    Ok(all)
 }
 
-/// Answers for ever; without a socket only waits for ever.
-pub(crate) async fn serve(sockets: Vec<Bound>, state: State) {
+async fn socket(
+    service: &Arc<Service>,
+    (path, key): (&Path, &'static str),
+    permissions: SocketPermissions,
+) -> Result<Socket, ListenError> {
+    if let Some(handed) = service.take(Whose::Control(key), path, permissions).await {
+        return handed.map(Socket::Named);
+    }
+    let at = path.to_owned();
+    let bound = aside_for("", move || Unnamed::bind(&at, permissions));
+    let slow = || ListenError::Slow { path: path.to_owned() };
+    let bound = timeout(PATIENCE, bound).await.ok().flatten();
+    bound.unwrap_or_else(|| Err(slow())).map(Socket::Unnamed)
+}
+
+/// Answers for ever; without a socket only waits for ever. The sockets get their names when `begun`
+/// ends: whoever sees one finds every device that can be served. `names` is dropped when each has
+/// its name, or has to wait for it.
+pub(crate) async fn serve(
+    sockets: Vec<Bound>,
+    state: State,
+    service: &Arc<Service>,
+    (begun, names): (oneshot::Receiver<()>, mpsc::Sender<()>),
+) {
+    let _ = begun.await;
     let mut tasks = JoinSet::new();
     for bound in sockets {
         let router = api::router(state.clone(), bound.role);
+        let (service, names) = (service.clone(), names.clone());
         tasks.spawn(async move {
-            let _kept = bound.kept;
-            let socket = match bound.socket {
-                Some(socket) => socket,
-                None => freed(&bound.path, bound.permissions).await,
-            };
+            let mut socket = bound.socket.named(&bound.path, bound.permissions, names).await;
+            let _kept = service.keep(Whose::Control(bound.key), &mut socket);
             let clients = Clients { places: Places::default(), reserve: Reserve::new() };
             clients.serve(socket.socket(), &router).await;
         });
     }
+    drop(names);
     while tasks.join_next().await.is_some() {}
     std::future::pending().await
+}
+
+impl Socket {
+    /// The socket under its name, as soon as that can be had. `names` is dropped when that is known
+    /// to last.
+    async fn named(
+        self,
+        path: &Path,
+        permissions: SocketPermissions,
+        names: mpsc::Sender<()>,
+    ) -> Named {
+        match self {
+            Self::Named(socket) => return socket,
+            Self::Unnamed(socket) => {
+                let named = aside_for("", move || socket.publish());
+                match timeout(PATIENCE, named).await.ok().flatten() {
+                    Some(Ok(socket)) => return socket,
+                    failed => {
+                        let error = failed.and_then(Result::err).map(|error| error.to_string());
+                        tracing::warn!(error, "no control requests yet: its socket is tried again");
+                    }
+                }
+            }
+            Self::Waits => {}
+        }
+        drop(names);
+        freed(path, permissions).await
+    }
 }
 
 /// The socket, when its name can be had.
 async fn freed(path: &Path, permissions: SocketPermissions) -> Named {
     loop {
         tokio::time::sleep(RETRY).await;
-        if let Ok(socket) = Named::bind(path, permissions) {
+        if let Ok(socket) = Named::bind_aside("", path.to_owned(), permissions).await {
             tracing::info!(path = %path.display(), "control requests are answered from now on");
             return socket;
         }
@@ -113,10 +176,8 @@ impl Clients {
     /// No descriptor is left, and an earlier client has the place of the one that is kept. A client
     /// that asks is soon answered, and leaves. One that only stays has to go.
     async fn make_room(&self) {
-        if tokio::time::timeout(RETRY, self.reserve.refilled()).await.is_err()
-            && self.places.free_one()
-        {
-            let _ = tokio::time::timeout(RETRY, self.reserve.refilled()).await;
+        if timeout(RETRY, self.reserve.refilled()).await.is_err() && self.places.free_one() {
+            let _ = timeout(RETRY, self.reserve.refilled()).await;
         }
         self.reserve.refill();
     }

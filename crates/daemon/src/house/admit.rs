@@ -19,14 +19,12 @@ pub(crate) fn is_bound(uid: u32) -> bool {
     uid != 0 && uid != rustix::process::geteuid().as_raw()
 }
 
-/// The device, if this user may have it. What he has named is found and held, and never looked for
-/// by its name again. May block.
+/// The device, if this user may have one that is so. What he has named is still to be found:
+/// [`Wanted::find`] looks for it below these folders only, and holds it.
 pub(crate) fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<Wanted, Denied> {
     if !is_bound(uid) {
         return Ok(device);
     }
-    let find =
-        |path: &Path, key| Pinned::find(path, allowed).map_err(|problem| Denied { key, problem });
     let folder_of = |path: &Path| path.parent().unwrap_or(Path::new("/")).to_path_buf();
     let only_owner =
         |key| Denied { key, problem: "only for root and the daemon's user".to_owned() };
@@ -35,7 +33,7 @@ pub(crate) fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<
         Wanted::Blk(blk) => {
             let blk = Arc::make_mut(blk);
             match &mut blk.disk {
-                DiskPlan::File { path, pinned, .. } => *pinned = Some(find(path, "file")?),
+                DiskPlan::File { path, pinned, .. } => *pinned = Some(Pinned::new(path, allowed)),
                 // The process's own, in which all guests would miss it.
                 DiskPlan::Memory { .. } => return Err(only_owner("memory")),
                 // The process would connect to whatever he names, with its own rights.
@@ -63,11 +61,12 @@ pub(crate) fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<
             if !access.is_default() {
                 return Err(only_owner("socket_owner"));
             }
-            *folder = Some(find(&folder_of(path), "socket_path")?);
+            *folder = Some(Pinned::new(&folder_of(path), allowed));
         }
         SocketPlan::Connect { .. } => return Err(only_owner("client")),
         SocketPlan::Fd(_) => return Err(only_owner("fd")),
     }
+    plan.owner = Some(uid);
     Ok(device)
 }
 
@@ -88,7 +87,8 @@ mod tests {
         let may = |uid: u32, keys: &str| {
             let text = keys.replace('@', folder.path().to_str().unwrap());
             let device = config::device("a", &format!("{{{text}}}")).unwrap();
-            admitted(device, uid, &[at("vms")]).map(drop).map_err(|denied| denied.key)
+            let admitted = admitted(device, uid, &[at("vms")]).map_err(|denied| denied.key)?;
+            admitted.find().map_err(|unfound| unfound.key)
         };
         let disk = r#""kind": "blk", "file": "@/vms/a.img", "socket_path": "@/vms/s""#;
         assert_eq!(may(OTHER, disk), Ok(()));

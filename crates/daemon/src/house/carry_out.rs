@@ -18,11 +18,11 @@ use super::front::{Front, Stage};
 use super::kept::{Former, Keep};
 use super::prepare::{Prepared, Ready, refused};
 use super::waiting::{Later, Wait};
-use crate::assemble::{Blk, Kind, served};
+use crate::assemble::{AssembleError, Blk, Kind, served};
 use crate::config::diff::{Step, StepInfo, What, diff, diff_of, limits};
-use crate::config::plan::{Found, Plan, Wanted};
+use crate::config::plan::{DevicePlan, Found, Plan, Wanted};
 use crate::control::{Entry, Who};
-use manyring_engine::aside;
+use manyring_engine::{aside, aside_for};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,6 +97,7 @@ impl House {
     async fn put(&mut self, device: Wanted, text: String, who: &Who) -> Result<Done, Refused> {
         let name = &device.plan().name;
         self.is_of_api(name, "change")?;
+        self.may_have_more(&device)?;
         let desired = self.plan.clone().with(&device);
         let steps = diff_of(name, &self.plan, &desired);
         self.check(&steps, &desired, false).await?;
@@ -110,6 +111,20 @@ impl House {
             return Ok(());
         }
         let problem = format!("{name} is a device of the configuration file: {what} it there");
+        Err(Refused::Conflict(problem))
+    }
+
+    /// Refuses a device whose user has as many as the operator allows: each costs memory and
+    /// descriptors that the guests of all users share.
+    fn may_have_more(&self, device: &Wanted) -> Result<(), Refused> {
+        let DevicePlan { name, owner: Some(uid), .. } = device.plan() else { return Ok(()) };
+        let max = self.plan.daemon.user_devices_max;
+        let of_user = |other: &&DevicePlan| other.owner == Some(*uid) && other.name != *name;
+        if (self.plan.devices().filter(of_user).count() as u64) < max {
+            return Ok(());
+        }
+        let problem =
+            format!("user_devices_max: user {uid} has {max} devices, and may have no more");
         Err(Refused::Conflict(problem))
     }
 
@@ -298,13 +313,19 @@ impl House {
             Some(keep) => Some(self.keep(keep).await?),
             None => None,
         };
-        let named: Result<Vec<_>, _> = finished.into_iter().map(Prepared::published).collect();
-        if named.is_err()
-            && let Some(former) = former
-        {
-            aside(move || former.restore()).await;
+        let mut named = Vec::new();
+        for finished in finished {
+            match finished.published().await {
+                Ok(ready) => named.push(ready),
+                Err(error) => {
+                    if let Some(former) = former {
+                        aside(move || former.restore()).await;
+                    }
+                    return Err(refused(&error));
+                }
+            }
         }
-        named.map_err(|error| refused(&error))
+        Ok(named)
     }
 
     /// Writes down what is kept. However long that takes it is waited for: the disk must hold what
@@ -312,7 +333,7 @@ impl House {
     async fn keep(&self, keep: Keep) -> Result<Former, Refused> {
         let kept = self.kept.clone();
         let name = keep.name.clone();
-        let changed = aside(move || kept.change(&keep)).await;
+        let changed = aside_for(&name, move || kept.change(&keep)).await;
         let failed = |problem: String| Refused::Host(format!("{name}: cannot be kept: {problem}"));
         match changed {
             Some(Ok(former)) => Ok(former),
@@ -357,13 +378,20 @@ impl House {
     pub(super) async fn restore(&mut self, devices: Vec<Wanted>) {
         for device in devices {
             let ready = match Prepared::new(&self.shared, device.clone()).await {
-                Ok(prepared) => prepared.finished().await.and_then(Prepared::published),
+                Ok(prepared) => match prepared.finished().await {
+                    Ok(finished) => finished.published().await,
+                    Err(error) => Err(error),
+                },
                 Err(error) => Err(error),
             };
             let front = match ready {
                 Ok(ready) => ready.shown(&self.shared),
                 Err(error) => {
-                    let Ok(served) = served(device.plan()) else { continue };
+                    let served = match served(device.plan()) {
+                        Err(AssembleError::Unfound { .. }) => None,
+                        Ok(served) => Some(served),
+                        Err(_) => continue,
+                    };
                     let mut wait = Wait::new(self.shared.clone(), device.clone());
                     wait.note(&error);
                     let stage = Stage::Waits(Later::Held);

@@ -1,7 +1,7 @@
 //! `Front`: a device and its vhost-user socket, from the first try to open it to its end.
 
 use super::Shared;
-use super::waiting::{Later, Wait};
+use super::waiting::{Later, OPEN_PATIENCE, Wait};
 use crate::assemble::{AssembleError, Made, Served, links, listens_at, socket_key};
 use crate::config::plan::Wanted;
 use crate::rooms;
@@ -16,7 +16,8 @@ pub(super) struct Front {
     pub(super) wanted: Wanted,
     pub(super) wait: Wait,
     pub(super) stage: Stage,
-    pub(super) served: Served,
+    /// None: its socket's folder has still to be found, with the device.
+    pub(super) served: Option<Served>,
     /// Dropped when the device listens, or has to wait.
     pub(super) begins: Option<mpsc::Sender<()>>,
 }
@@ -39,8 +40,6 @@ impl Front {
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), AssembleError> {
         let Self { wanted, mut wait, stage, served, mut begins } = self;
-        let Served { mut endpoint, options, at } = served;
-        let name = wanted.plan().name.as_str();
         let stopping = stop.clone();
         let (made, mut is_late) = match stage {
             Stage::Made(made) => (made, false),
@@ -54,6 +53,8 @@ impl Front {
                 }
             }
         };
+        let served = served.map_or_else(|| crate::assemble::served(wanted.plan()), Ok);
+        let Served { mut endpoint, options, at } = served?;
         let mut has_waited = is_late;
         is_late |= shared.keeps_on;
         let _looked_after = links::look_after(&made.part, is_late);
@@ -67,8 +68,12 @@ impl Front {
             }
             wait.end(&made);
             let (device, connected) = (made.device.clone(), made.part.connected.clone());
-            let bound = shared.listen(name, endpoint);
+            let bound = tokio::select! {
+                bound = shared.listen_late(&mut wait, endpoint, &mut begins) => bound,
+                _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            };
             drop(begins.take());
+            wait.end(&made);
             let ended = match (bound, &made.part.room) {
                 (Err(error), _) => Err(error),
                 (Ok((endpoint, _kept)), Some(room)) => {
@@ -99,9 +104,35 @@ impl Front {
 }
 
 impl Shared {
+    /// Listens for a device, however long the host takes to make its socket. From the second second
+    /// on the device is shown as one that waits.
+    async fn listen_late(
+        &self,
+        wait: &mut Wait,
+        endpoint: Endpoint,
+        begins: &mut Option<mpsc::Sender<()>>,
+    ) -> Result<(Endpoint, Option<Kept>), ListenError> {
+        let slow = match &endpoint {
+            Endpoint::Listen { path, .. } => Some(ListenError::Slow { path: path.clone() }),
+            _ => None,
+        };
+        let plan = wait.wanted().plan().clone();
+        let listening = self.listen(&plan.name, endpoint);
+        tokio::pin!(listening);
+        match (tokio::time::timeout(OPEN_PATIENCE, &mut listening).await, slow) {
+            (Ok(bound), _) => return bound,
+            (Err(_), Some(source)) => {
+                wait.note(&AssembleError::Socket { at: plan.place.at("socket_path"), source });
+            }
+            (Err(_), None) => {}
+        }
+        drop(begins.take());
+        listening.await
+    }
+
     /// Listens for a device, unless its socket listens already, and has the service manager keep
     /// the socket.
-    fn listen(
+    async fn listen(
         &self,
         name: &str,
         endpoint: Endpoint,
@@ -109,7 +140,7 @@ impl Shared {
         let whose = Whose::Device(name);
         let mut listener = match endpoint {
             Endpoint::Listen { path, permissions } => {
-                self.service.listen(whose, &path, permissions)?
+                self.service.listen(whose, path, permissions).await?
             }
             Endpoint::Bound(listener) => listener,
             other => return Ok((other, None)),

@@ -2,8 +2,9 @@
 
 use super::Keys;
 use super::admit::admitted;
+use crate::assemble::AssembleError;
 use crate::config;
-use crate::config::plan::{Wanted, is_device_name};
+use crate::config::plan::{Found, Plan, Wanted, is_device_name};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -135,6 +136,31 @@ impl Former {
     }
 }
 
+/// The plan with the devices that the control API has asked an earlier process for. One that the
+/// rest of the plan does not allow is told of, and is not served.
+pub(super) fn with_kept(plan: &Plan) -> Result<(Plan, Kept), AssembleError> {
+    let state_dir = plan.daemon.state_dir.as_deref();
+    let failed = |source| AssembleError::StateDir { at: plan.daemon.place.at("state_dir"), source };
+    let kept = Kept::open(state_dir).map_err(failed)?;
+    let mut all = plan.clone();
+    for device in kept.devices(&plan.daemon.allow_paths) {
+        let name = &device.plan().name;
+        let more = match all.device(name).is_some() {
+            true => Err("the configuration has a device of this name".to_owned()),
+            false => Ok(all.clone().with(&device)),
+        };
+        let good = more.and_then(|more| match more.check_again(more.has_captures()) {
+            Found::Good => Ok(more),
+            Found::Shared(error) | Found::Wrong(error) => Err(error.to_string()),
+        });
+        match good {
+            Ok(more) => all = more,
+            Err(error) => tracing::error!(device = name, error, "a kept device is not served"),
+        }
+    }
+    Ok((all, kept))
+}
+
 fn read(path: &Path, allowed: &[PathBuf]) -> Result<Wanted, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
     let record: Record = serde_json::from_str(&text).map_err(|error| error.to_string())?;
@@ -152,15 +178,19 @@ fn put(folder: &Path, path: &Path, text: Option<&[u8]>) -> io::Result<()> {
         },
         Some(text) => {
             let new = path.with_extension("new");
-            let mut options = OpenOptions::new();
-            let mut file =
-                options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-            file.write_all(text)?;
-            file.sync_all()?;
-            std::fs::rename(&new, path)?;
+            let written = write(&new, text).and_then(|()| std::fs::rename(&new, path));
+            // A disk that is full needs the room.
+            written.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
         }
     }
     File::open(folder)?.sync_all()
+}
+
+fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(text)?;
+    file.sync_all()
 }
 
 #[cfg(test)]

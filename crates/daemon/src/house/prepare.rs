@@ -7,10 +7,10 @@ use super::front::{Front, Stage};
 use super::waiting::{HELD_PATIENCE, OPEN_PATIENCE_ALL, PAUSE, Wait, open};
 use crate::assemble::{AssembleError, Made, Opened, Served, served};
 use crate::config::plan::Wanted;
-use manyring_engine::aside;
+use manyring_engine::aside_for;
 use manyring_transport::vhost_user::{Endpoint, ListenError, Unnamed};
 use std::sync::Arc;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Nothing of it can be seen from outside.
 #[derive(Debug)]
@@ -37,15 +37,23 @@ impl Prepared {
     /// # Errors
     /// The device cannot be served; all that was made is gone.
     pub(super) async fn new(shared: &Shared, wanted: Wanted) -> Result<Self, AssembleError> {
-        let served = served(wanted.plan())?;
         let began = Instant::now();
+        let limit = began + OPEN_PATIENCE_ALL;
         let held = |error: &AssembleError| error.is_held() && began.elapsed() < HELD_PATIENCE;
+        let served = served(wanted.plan())?;
         let socket = loop {
             let Endpoint::Listen { path, permissions } = &served.endpoint else { break None };
-            match Unnamed::bind(path, *permissions) {
+            let ((at, permissions), call) = ((path.clone(), *permissions), shared.call()?);
+            let bound = aside_for(&wanted.plan().name, move || {
+                let _call = call;
+                Unnamed::bind(&at, permissions)
+            });
+            let slow = ListenError::Slow { path: path.clone() };
+            match timeout_at(limit, bound).await.ok().flatten().unwrap_or(Err(slow)) {
                 Ok(socket) => break Some(socket),
                 Err(source) => {
-                    let error = AssembleError::Socket { at: at(&wanted, &served, &source), source };
+                    let error =
+                        AssembleError::Socket { at: at_key(&wanted, &served, &source), source };
                     if !held(&error) {
                         return Err(error);
                     }
@@ -55,8 +63,8 @@ impl Prepared {
         };
         let slow = || AssembleError::Slow { at: wanted.plan().place.at(wanted.key()) };
         let opened = loop {
-            let attempt = open(&wanted, shared.io_uring);
-            let answer = timeout_at(began + OPEN_PATIENCE_ALL, attempt).await;
+            let attempt = open(&wanted, shared.io_uring, Some(shared.call()?));
+            let answer = timeout_at(limit, attempt).await;
             match answer.map_err(|_| slow())?.ok().flatten() {
                 Some(Ok(opened)) => break opened,
                 Some(Err(error)) if held(&error) => sleep(PAUSE.0).await,
@@ -74,17 +82,26 @@ impl Prepared {
             self.opened = wanted.decorated(opened)?;
             return Ok(self);
         }
-        let opened = aside(move || wanted.decorated(opened)).await;
+        let (name, at) = (wanted.plan().name.clone(), wanted.plan().place.at("pcap"));
+        let opened = aside_for(&name, move || wanted.decorated(opened));
+        let opened = timeout(OPEN_PATIENCE_ALL, opened).await;
+        let opened = opened.map_err(|_| AssembleError::Slow { at })?;
         self.opened = opened.unwrap_or_else(|| Err(super::waiting::failed(&self.wanted)))?;
         Ok(self)
     }
 
     /// Gives the socket its name.
-    pub(super) fn published(self) -> Result<Ready, AssembleError> {
+    ///
+    /// # Errors
+    /// The host refuses that, or does not answer; all that was made is gone.
+    pub(super) async fn published(self) -> Result<Ready, AssembleError> {
         let Self { wanted, opened, mut served, socket } = self;
         if let Some(socket) = socket {
-            let at = |source: &ListenError| at(&wanted, &served, source);
-            let named = socket.publish();
+            let slow = ListenError::Slow { path: socket.path().to_path_buf() };
+            let named = aside_for(&wanted.plan().name, move || socket.publish());
+            let named = timeout(OPEN_PATIENCE_ALL, named).await.ok().flatten();
+            let at = |source: &ListenError| at_key(&wanted, &served, source);
+            let named = named.unwrap_or(Err(slow));
             let named = named.map_err(|e| AssembleError::Socket { at: at(&e), source: e })?;
             served.endpoint = Endpoint::Bound(named);
         }
@@ -92,7 +109,7 @@ impl Prepared {
     }
 }
 
-fn at(wanted: &Wanted, served: &Served, error: &ListenError) -> String {
+fn at_key(wanted: &Wanted, served: &Served, error: &ListenError) -> String {
     match crate::assemble::socket_key(error) {
         "socket_path" => served.at.clone(),
         key => wanted.plan().place.at(key),
@@ -106,7 +123,7 @@ impl Ready {
         let made: Made = shared.made(&wanted, opened);
         shared.devices.add(made.part.clone());
         let wait = Wait::new(shared.clone(), wanted.clone());
-        Front { wanted, wait, stage: Stage::Made(made), served, begins: None }
+        Front { wanted, wait, stage: Stage::Made(made), served: Some(served), begins: None }
     }
 }
 
@@ -115,7 +132,8 @@ pub(super) fn refused(error: &AssembleError) -> Refused {
     let text = error.to_string();
     match error {
         error if error.is_held() => Refused::Conflict(text),
-        AssembleError::Slow { .. } | AssembleError::Failed { .. } | AssembleError::Workers => {
+        error if error.is_awaited() => Refused::Host(text),
+        AssembleError::Failed { .. } | AssembleError::Workers | AssembleError::Calls => {
             Refused::Host(text)
         }
         _ => Refused::Wrong(text),

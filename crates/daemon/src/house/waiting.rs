@@ -21,15 +21,16 @@ use crate::assemble::{AssembleError, Made, Opened, Served};
 use crate::config::plan::Wanted;
 use crate::control::Waiting;
 use crate::service::Whose;
-use manyring_engine::aside;
+use manyring_engine::aside_for;
 use manyring_transport::vhost_user::{Endpoint, check_path};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// How long the start waits for the host to open one device.
-const OPEN_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the start waits for the host to open one device, or to make its socket.
+pub(super) const OPEN_PATIENCE: Duration = Duration::from_secs(1);
 /// How long it waits for all devices together that are opened slowly.
 pub(super) const OPEN_PATIENCE_ALL: Duration = Duration::from_secs(5);
 /// A little time for each device behind that.
@@ -43,9 +44,17 @@ pub(super) const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Durat
 /// A try to open a device, on a thread of its own. `None` inside: the call has panicked.
 pub(super) type Try = JoinHandle<Option<Result<Opened, AssembleError>>>;
 
-pub(super) fn open(wanted: &Wanted, io_uring: bool) -> Try {
+/// `call` is kept until the host comes back.
+pub(super) fn open(wanted: &Wanted, io_uring: bool, call: Option<OwnedSemaphorePermit>) -> Try {
     let wanted = wanted.clone();
-    tokio::spawn(aside(move || wanted.open(io_uring)))
+    tokio::spawn(async move {
+        let name = wanted.plan().name.clone();
+        let open = move || {
+            let _call = call;
+            wanted.open(io_uring)
+        };
+        aside_for(&name, open).await
+    })
 }
 
 /// What became of a device's first try.
@@ -58,6 +67,15 @@ pub(super) enum First {
     Failed(AssembleError),
     /// The host has not answered yet.
     Slow(Try),
+}
+
+/// A device after its first try.
+#[derive(Debug)]
+pub(super) struct Tried {
+    pub(super) wanted: Wanted,
+    /// None: its socket's folder has still to be found, with the device.
+    pub(super) served: Option<Served>,
+    pub(super) first: First,
 }
 
 /// What is left to do for a device after its first try.
@@ -110,15 +128,8 @@ impl Patience {
     }
 
     async fn try_open(&mut self, wanted: &Wanted, io_uring: bool) -> Result<First, AssembleError> {
-        let mut attempt = open(wanted, io_uring);
-        let began = Instant::now();
-        let limit = match self.refuses {
-            true => Duration::MAX,
-            false => OPEN_PATIENCE.min(self.left).max(OPEN_PATIENCE_MIN),
-        };
-        let answer = tokio::time::timeout(limit, &mut attempt).await;
-        let Ok(answer) = answer else {
-            self.left = self.left.saturating_sub(began.elapsed());
+        let mut attempt = open(wanted, io_uring, None);
+        let Some(answer) = self.within(&mut attempt).await else {
             return Ok(First::Slow(attempt));
         };
         match answer.ok().flatten() {
@@ -128,6 +139,20 @@ impl Patience {
             Some(Err(error)) => self.failed(error),
             None => self.failed(failed(wanted)),
         }
+    }
+
+    /// What a call of the host answers; none if it has not answered in time.
+    pub(super) async fn within<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
+        let began = Instant::now();
+        let limit = match self.refuses {
+            true => Duration::MAX,
+            false => OPEN_PATIENCE.min(self.left).max(OPEN_PATIENCE_MIN),
+        };
+        let answer = tokio::time::timeout(limit, call).await;
+        if answer.is_err() {
+            self.left = self.left.saturating_sub(began.elapsed());
+        }
+        answer.ok()
     }
 
     /// # Errors
@@ -140,23 +165,25 @@ impl Patience {
     }
 }
 
+/// Devices of the control API are no reason: whoever has asked for them, and may have removed their
+/// files, must not keep the daemon from starting.
+///
 /// # Errors
 /// The reason of the first device that has failed, if none is opened and none may be opened soon.
-pub(super) fn refuse_if_none_is_left(
-    tried: &mut Vec<(Wanted, Served, First)>,
-) -> Result<(), AssembleError> {
-    let of_others = |error: &AssembleError| !error.is_of_image();
-    let has_failed = |first: &First| matches!(first, First::Failed(_));
-    let is_served = tried.iter().any(|(_, _, first)| matches!(first, First::Opened(_)));
+pub(super) fn refuse_if_none_is_left(tried: &mut Vec<Tried>) -> Result<(), AssembleError> {
+    let is_served = tried.iter().any(|tried| matches!(tried.first, First::Opened(_)));
     // An image that another process holds, or that the host opens slowly, will be served; a wrong
     // configuration beside it is told at once.
-    let is_wrong = |first: &First| matches!(first, First::Failed(error) if of_others(error));
-    let wrong = tried.iter().position(|(_, _, first)| is_wrong(first));
-    let all_failed = tried.iter().all(|(_, _, first)| has_failed(first));
-    let first = if all_failed { wrong.or(Some(0)) } else { wrong };
-    match first.filter(|index| !is_served && *index < tried.len()) {
-        Some(index) => match tried.swap_remove(index) {
-            (_, _, First::Failed(error)) => Err(error),
+    let is_wrong =
+        |tried: &Tried| matches!(&tried.first, First::Failed(error) if !error.is_of_image());
+    let has_failed = |tried: &Tried| matches!(tried.first, First::Failed(_));
+    let is_own = |tried: &Tried| !tried.wanted.is_of_api();
+    let wrong = tried.iter().position(|tried| is_own(tried) && is_wrong(tried));
+    let all_failed = tried.iter().filter(|tried| is_own(tried)).all(has_failed);
+    let own = if all_failed { tried.iter().position(is_own) } else { None };
+    match wrong.or(own).filter(|_| !is_served) {
+        Some(index) => match tried.swap_remove(index).first {
+            First::Failed(error) => Err(error),
             _ => Ok(()),
         },
         None => Ok(()),
@@ -181,6 +208,11 @@ impl Wait {
         Self { shared, wanted, since: Instant::now(), reason: None }
     }
 
+    /// The device.
+    pub(super) fn wanted(&self) -> &Wanted {
+        &self.wanted
+    }
+
     /// Takes over what the first try has left to do, and says why the device is not served.
     pub(super) fn begin(&mut self, first: First) -> Later {
         match first {
@@ -203,7 +235,7 @@ impl Wait {
         if self.reason.as_ref() == Some(&reason) {
             return;
         }
-        if error.is_held() || matches!(error, AssembleError::Slow { .. }) {
+        if error.is_awaited() {
             tracing::warn!(device = name, reason, "the device waits, and is tried again");
         } else {
             tracing::error!(device = name, reason, "the device is not served, and is tried again");
@@ -214,7 +246,7 @@ impl Wait {
             kind: self.wanted.kind(),
             socket: self.wanted.socket(),
             key: error.key().unwrap_or(self.wanted.key()),
-            is_failed: !(error.is_held() || matches!(error, AssembleError::Slow { .. })),
+            is_failed: !error.is_awaited(),
             origin: self.wanted.plan().place.origin(),
             reason,
         });
@@ -246,7 +278,7 @@ impl Wait {
         }
         loop {
             let path = path.clone();
-            match aside(move || check_path(&path)).await {
+            match aside_for(&self.wanted.plan().name, move || check_path(&path)).await {
                 Some(Ok(())) => return,
                 Some(Err(source)) => {
                     self.note(&AssembleError::Socket { at: at.to_owned(), source });
@@ -269,11 +301,12 @@ impl Wait {
         };
         loop {
             let io_uring = self.shared.io_uring;
-            let attempt = attempt.take().unwrap_or_else(|| open(&self.wanted, io_uring));
+            let attempt = attempt.take().unwrap_or_else(|| open(&self.wanted, io_uring, None));
             let mut opened = attempt.await.ok().flatten();
             if let Some(Ok(bare)) = opened {
                 let wanted = self.wanted.clone();
-                opened = aside(move || wanted.decorated(bare)).await;
+                let name = &self.wanted.plan().name;
+                opened = aside_for(name, move || wanted.decorated(bare)).await;
             }
             match opened {
                 Some(Ok(opened)) => return opened,

@@ -39,7 +39,9 @@ pub(crate) async fn serve(
 ) -> Result<(), ListenError> {
     let mut stopping = stop.clone();
     let mut listener = match endpoint {
-        Endpoint::Listen { path, permissions } => Listener::bind(&path, permissions)?,
+        Endpoint::Listen { path, permissions } => {
+            Listener::bind_aside(&wanted.plan().name, path, permissions).await?
+        }
         Endpoint::Bound(listener) => listener,
         _ => return Err(io_error(io::ErrorKind::InvalidInput.into())),
     };
@@ -68,7 +70,9 @@ pub(crate) async fn serve(
             }
         }
     }
-    drop(name);
+    if let Some(name) = name {
+        name.removed(device).await;
+    }
     front.close().await;
     // With the socket the kernel closes what unaccepted clients have sent.
     let socket = socket.into_std();

@@ -7,6 +7,7 @@
 //! (`FileDescriptorName=`), or whose path it is bound to; its path is the manager's to remove.
 
 use super::{Service, identity};
+use manyring_engine::aside_for;
 use manyring_transport::vhost_user::{ListenError, Listener, SocketPermissions};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashSet;
@@ -100,30 +101,57 @@ impl Service {
         self.handed().iter().any(|handed| handed.is_for(whose, path, permissions))
     }
 
-    /// Listens at a path: with the socket that was handed in for it, or with a new one.
+    /// Listens at a path: with the socket that was handed in for it, or with a new one. A thread
+    /// does that, since the folder can be on a host that does not answer.
     ///
     /// # Errors
     /// [`ListenError`].
-    pub(crate) fn listen(
+    pub(crate) async fn listen(
+        self: &Arc<Self>,
+        whose: Whose<'_>,
+        path: PathBuf,
+        permissions: SocketPermissions,
+    ) -> Result<Listener, ListenError> {
+        if let Some(handed) = self.take(whose, &path, permissions).await {
+            return handed;
+        }
+        Listener::bind_aside(whose.name(), path, permissions).await
+    }
+
+    /// The socket that was handed in for a path, if there is one.
+    pub(crate) async fn take(
+        self: &Arc<Self>,
+        whose: Whose<'_>,
+        path: &Path,
+        permissions: SocketPermissions,
+    ) -> Option<Result<Listener, ListenError>> {
+        if self.handed().is_empty() {
+            return None;
+        }
+        let (service, at, name) = (self.clone(), path.to_owned(), whose.name().to_owned());
+        let is_device = matches!(whose, Whose::Device(_));
+        let taken = aside_for(whose.name(), move || {
+            let whose = if is_device { Whose::Device(&name) } else { Whose::Control(&name) };
+            service.take_handed(whose, &at, permissions)
+        });
+        taken.await.unwrap_or_else(|| Some(Err(ListenError::Slow { path: path.to_owned() })))
+    }
+
+    fn take_handed(
         &self,
         whose: Whose<'_>,
         path: &Path,
         permissions: SocketPermissions,
-    ) -> Result<Listener, ListenError> {
-        let found = {
+    ) -> Option<Result<Listener, ListenError>> {
+        let (Handed { name, socket }, is_kept) = {
             let mut handed = self.handed();
             let kept = handed.iter().position(|h| h.is_kept_for(whose, path, permissions));
             let any = || handed.iter().position(|h| h.is_for(whose, path, permissions));
-            let found = kept.or_else(any);
-            found.map(|index| (handed.remove(index), kept.is_some()))
+            let index = kept.or_else(any)?;
+            (handed.remove(index), kept.is_some())
         };
-        match found {
-            Some((Handed { name, socket }, is_kept)) => {
-                tracing::info!(name, path = %path.display(), "goes on with a socket handed in");
-                Listener::adopt(socket, path, is_kept)
-            }
-            None => Listener::bind(path, permissions),
-        }
+        tracing::info!(name, path = %path.display(), "goes on with a socket handed in");
+        Some(Listener::adopt(socket, path, is_kept))
     }
 
     /// Has the manager keep a socket, whose name stays when the process ends.

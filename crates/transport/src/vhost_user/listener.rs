@@ -4,6 +4,9 @@
 //! own that only this process's user may enter, gets its owner and mode there, and is then renamed:
 //! whoever replaces a name in the shared folder cannot have this process change another file.
 
+mod removal;
+
+use manyring_engine::aside_for;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Stat, Uid};
 use rustix::fs::{chmodat, chownat, renameat, statat, unlinkat};
@@ -15,6 +18,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 use tokio::net::UnixListener;
 
 /// Longest path of a unix socket, in bytes (`sun_path` without its terminator).
@@ -50,6 +54,8 @@ pub enum ListenError {
     Owner { path: PathBuf, owner: u32, errno: Errno },
     #[error("cannot give the socket {} to group {group}: {errno}{}", path.display(), lacks(*errno))]
     Group { path: PathBuf, group: u32, errno: Errno },
+    #[error("cannot listen on {}: the host does not answer", path.display())]
+    Slow { path: PathBuf },
     #[error("cannot listen on {}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
 }
@@ -153,7 +159,11 @@ pub struct SocketName {
     inode: u64,
     /// While this is set the name stays: somebody else has the socket too, and goes on with it.
     stays: Option<Arc<AtomicBool>>,
+    is_removed: bool,
 }
+
+/// How long a name that is removed is waited for.
+const REMOVE_PATIENCE: Duration = Duration::from_secs(1);
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
@@ -184,16 +194,23 @@ impl Unnamed {
         Ok(Self { socket, own, path: path.to_path_buf() })
     }
 
+    /// The name that it will have.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Gives the socket its name, in place of a socket that has it.
     ///
     /// # Errors
     /// [`ListenError::Io`]; what was made is removed.
     pub fn publish(self) -> Result<Listener, ListenError> {
-        let Self { socket, own, path } = self;
+        let Self { socket, mut own, path } = self;
         let name = path.file_name().unwrap_or_default();
         let stat = own.publish(name).map_err(|errno| at_io(&path, errno.into()))?;
+        own.remove();
         let (device, inode) = (stat.st_dev, stat.st_ino);
-        let name = SocketName { path: path.clone(), device, inode, stays: None };
+        let name = SocketName { path: path.clone(), device, inode, stays: None, is_removed: false };
         Ok(Listener { socket, path, name: Some(name) })
     }
 }
@@ -205,6 +222,22 @@ impl Listener {
     /// [`ListenError`], one for each reason; what was made is removed.
     pub fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
         Unnamed::bind(path, permissions)?.publish()
+    }
+
+    /// The same on a thread of its own, since the folder can be on a host that does not answer: the
+    /// thread is named with the `device` then.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub async fn bind_aside(
+        device: &str,
+        path: PathBuf,
+        permissions: SocketPermissions,
+    ) -> Result<Self, ListenError> {
+        let failed = || ListenError::Slow { path: path.clone() };
+        let bound = path.clone();
+        let bound = aside_for(device, move || Self::bind(&bound, permissions)).await;
+        bound.ok_or_else(failed)?
     }
 
     /// Takes a socket over that listens already, and was bound by another process. With `owns_name`
@@ -226,7 +259,7 @@ impl Listener {
         }
         let found = std::fs::symlink_metadata(&path).map_err(|error| at_io(&path, error))?;
         let (device, inode) = (found.dev(), found.ino());
-        let name = SocketName { path: path.clone(), device, inode, stays: None };
+        let name = SocketName { path: path.clone(), device, inode, stays: None, is_removed: false };
         Ok(Self { socket, path, name: Some(name) })
     }
 
@@ -273,6 +306,12 @@ impl Listener {
 /// removed on drop, with what is in it.
 #[derive(Debug)]
 struct OwnFolder {
+    names: Arc<Names>,
+    is_removed: bool,
+}
+
+#[derive(Debug)]
+struct Names {
     parent: std::fs::File,
     name: String,
     folder: OwnedFd,
@@ -294,7 +333,13 @@ impl OwnFolder {
         if !is_own || stat.st_mode & 0o077 != 0 {
             return Err(Errno::PERM);
         }
-        Ok(Self { parent, name, folder })
+        Ok(Self { names: Arc::new(Names { parent, name, folder }), is_removed: false })
+    }
+
+    /// Removes it at once. May block.
+    fn remove(&mut self) {
+        self.names.remove();
+        self.is_removed = true;
     }
 
     /// Makes the folder, by the first name that is free: a process of the same number that was
@@ -315,7 +360,7 @@ impl OwnFolder {
     /// Binds to a name in the folder by the folder's fd: its path could be longer than
     /// [`PATH_LEN_MAX`], and whoever may write to the parent could rename it.
     fn bind(&self) -> io::Result<UnixListener> {
-        let number = self.folder.as_raw_fd();
+        let number = self.names.folder.as_raw_fd();
         UnixListener::bind(format!("/proc/self/fd/{number}/{OWN_NAME}"))
     }
 
@@ -324,7 +369,7 @@ impl OwnFolder {
         let SocketPermissions { owner, group, .. } = permissions;
         let own = |owner: Option<u32>, group: Option<u32>| {
             let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
-            chownat(&self.folder, OWN_NAME, owner, group, AtFlags::SYMLINK_NOFOLLOW)
+            chownat(&self.names.folder, OWN_NAME, owner, group, AtFlags::SYMLINK_NOFOLLOW)
         };
         let path = || path.to_path_buf();
         // First the group: an owner may choose one of his groups, but only as long as he is it.
@@ -348,35 +393,72 @@ impl OwnFolder {
     fn set_mode(&self, mode: Option<u32>) -> Result<(), Errno> {
         let set = |mode| {
             let mode = Mode::from_raw_mode(mode);
-            chmodat(&self.folder, OWN_NAME, mode, AtFlags::empty())
+            chmodat(&self.names.folder, OWN_NAME, mode, AtFlags::empty())
         };
         mode.map_or(Ok(()), set)
     }
 
     /// Moves the socket to `name` in the folder beside which this one lies.
     fn publish(&self, name: &OsStr) -> Result<Stat, Errno> {
-        let stat = statat(&self.folder, OWN_NAME, AtFlags::SYMLINK_NOFOLLOW)?;
-        renameat(&self.folder, OWN_NAME, &self.parent, name)?;
+        let Names { parent, folder, .. } = &*self.names;
+        let stat = statat(folder, OWN_NAME, AtFlags::SYMLINK_NOFOLLOW)?;
+        renameat(folder, OWN_NAME, parent, name)?;
         Ok(stat)
     }
 }
 
-impl Drop for OwnFolder {
-    fn drop(&mut self) {
+impl Names {
+    fn remove(&self) {
         let _ = unlinkat(&self.folder, OWN_NAME, AtFlags::empty());
         let _ = unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
     }
 }
 
+impl Drop for OwnFolder {
+    fn drop(&mut self) {
+        if !self.is_removed {
+            let names = self.names.clone();
+            removal::remove(move || names.remove());
+        }
+    }
+}
+
+impl SocketName {
+    /// Removes the name on a thread of its own, and waits until it is gone: a second at most, if
+    /// the host does not answer. The thread is named with the `device` then.
+    pub async fn removed(mut self, device: &str) {
+        let gone = aside_for(device, move || self.remove());
+        if tokio::time::timeout(REMOVE_PATIENCE, gone).await.is_err() {
+            tracing::warn!(device, "the host does not remove the socket's name: not waited for");
+        }
+    }
+}
+
+impl SocketName {
+    /// Removes it at once. May block.
+    fn remove(&mut self) {
+        remove_socket(&self.path, (self.device, self.inode), self.stays.as_deref());
+        self.is_removed = true;
+    }
+}
+
+/// Removes the name of a socket, if it is still that of this socket: device and inode.
+fn remove_socket(path: &Path, (device, inode): (u64, u64), stays: Option<&AtomicBool>) {
+    if stays.is_some_and(|stays| stays.load(Ordering::Relaxed)) {
+        return;
+    }
+    let is_ours = |stat: std::fs::Metadata| (stat.dev(), stat.ino()) == (device, inode);
+    if std::fs::symlink_metadata(path).is_ok_and(is_ours) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
 impl Drop for SocketName {
     fn drop(&mut self) {
-        if self.stays.as_ref().is_some_and(|stays| stays.load(Ordering::Relaxed)) {
-            return;
-        }
-        let is_ours =
-            |stat: std::fs::Metadata| (stat.dev(), stat.ino()) == (self.device, self.inode);
-        if std::fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
-            let _ = std::fs::remove_file(&self.path);
+        if !self.is_removed {
+            let (path, identity) = (self.path.clone(), (self.device, self.inode));
+            let stays = self.stays.clone();
+            removal::remove(move || remove_socket(&path, identity, stays.as_deref()));
         }
     }
 }

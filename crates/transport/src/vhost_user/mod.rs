@@ -41,7 +41,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use unshared::Unshared;
 
@@ -104,7 +104,8 @@ pub async fn serve(
     let server = Server { device, options, connected, stop, janitor, meter, deadline };
     match endpoint {
         Endpoint::Listen { path, permissions } => {
-            server.listen(Listener::bind(&path, permissions)?).await;
+            let listener = Listener::bind_aside(server.device.name(), path, permissions).await?;
+            server.listen(listener).await;
         }
         Endpoint::Bound(listener) => server.listen(listener).await,
         Endpoint::Connect { path } => server.connect_for_ever(&path).await,
@@ -151,16 +152,21 @@ impl Server {
         tracing::info!(device = self.device.name(), path = %listener.path(), "listening");
         let name = listener.take_name();
         let clients = Clients::Listens(listener.into_socket());
+        let (ends, ended) = oneshot::channel::<()>();
         let without_name = async {
-            self.stopped().await;
-            drop(name);
-            std::future::pending().await
+            tokio::select! {
+                () = self.stopped() => {}
+                _ = ended => {}
+            }
+            if let Some(name) = name {
+                name.removed(self.device.name()).await;
+            }
         };
-        tokio::select! {
-            biased;
-            () = without_name => {}
-            () = self.accept_for_ever(&clients) => {}
-        }
+        let served = async {
+            self.accept_for_ever(&clients).await;
+            drop(ends);
+        };
+        tokio::join!(without_name, served);
         self.close(clients);
     }
 

@@ -10,6 +10,9 @@ use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+/// Devices of another user, unless the operator says how many.
+const USER_DEVICES: u64 = 256;
+
 /// What concerns the whole process.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DaemonPlan {
@@ -37,6 +40,8 @@ pub(crate) struct DaemonPlan {
     /// Below these folders other users may name files and sockets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow_paths: Vec<PathBuf>,
+    /// Devices that each of these users may have at a time.
+    pub(crate) user_devices_max: u64,
     /// Where devices of the control API are kept; without it they end with the process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) state_dir: Option<PathBuf>,
@@ -94,6 +99,8 @@ impl DaemonPlan {
                 return place.error("allow_paths", format!("{} is relative", path.display()));
             }
         }
+        let user_devices_max = raw.user_devices_max.unwrap_or(USER_DEVICES);
+        numbers::check("user_devices_max", user_devices_max, &place)?;
         let domains = Domains::new(raw.domains.as_deref(), &place)?;
         let sandbox = match raw.sandbox.as_deref() {
             None => Sandbox::Auto,
@@ -118,6 +125,7 @@ impl DaemonPlan {
             control_read_access,
             metrics_listen: raw.metrics_listen,
             allow_paths: raw.allow_paths.clone(),
+            user_devices_max,
             state_dir: raw.state_dir.clone(),
             wait: raw.wait,
             domains,

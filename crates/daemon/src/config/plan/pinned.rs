@@ -5,19 +5,49 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-/// What was found. Clones share it.
+/// A name, and what was found there. Clones share both.
 #[derive(Clone, Debug)]
-pub(crate) struct Pinned(Arc<OwnedFd>);
+pub(crate) struct Pinned(Arc<Named>);
+
+#[derive(Debug)]
+struct Named {
+    path: PathBuf,
+    allowed: Vec<PathBuf>,
+    found: OnceLock<OwnedFd>,
+}
 
 impl Pinned {
-    /// Finds `path` below one of the folders `allowed`. Neither a link nor `..` leads out of it.
-    /// May block.
+    /// A name that is to be found below one of the folders `allowed`. Looks at nothing yet.
+    pub(crate) fn new(path: &Path, allowed: &[PathBuf]) -> Self {
+        let (path, allowed) = (path.to_path_buf(), allowed.to_vec());
+        Self(Arc::new(Named { path, allowed, found: OnceLock::new() }))
+    }
+
+    /// Finds the file or folder, unless that was done before: neither a link nor `..` leads out of
+    /// the allowed folder. May block. The result is a path to what was found, while this lives.
     ///
     /// # Errors
-    /// One sentence.
-    pub(crate) fn find(path: &Path, allowed: &[PathBuf]) -> Result<Self, String> {
+    /// One sentence. Nothing is held then, and a later call looks again.
+    pub(crate) fn find(&self) -> Result<PathBuf, String> {
+        if let Some(path) = self.found() {
+            return Ok(path);
+        }
+        let found = self.0.look()?;
+        let found = self.0.found.get_or_init(|| found);
+        Ok(path_to(found))
+    }
+
+    /// A path to what was found; none before [`Self::find`] has found it.
+    pub(crate) fn found(&self) -> Option<PathBuf> {
+        self.0.found.get().map(path_to)
+    }
+}
+
+impl Named {
+    fn look(&self) -> Result<OwnedFd, String> {
+        let Self { path, allowed, .. } = self;
         let below = |folder: &PathBuf| Some((folder.clone(), path.strip_prefix(folder).ok()?));
         let climbs = path.components().any(|part| part == Component::ParentDir);
         let Some((folder, rest)) = allowed.iter().find_map(below).filter(|_| !climbs) else {
@@ -28,14 +58,12 @@ impl Pinned {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let root = rustix::fs::open(&folder, flags | OFlags::DIRECTORY, Mode::empty());
         let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let found = openat2(root.map_err(failed)?, rest, flags, Mode::empty(), how);
-        Ok(Self(Arc::new(found.map_err(failed)?)))
+        openat2(root.map_err(failed)?, rest, flags, Mode::empty(), how).map_err(failed)
     }
+}
 
-    /// A path to what was found, as long as this is held.
-    pub(crate) fn path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
-    }
+fn path_to(found: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()))
 }
 
 #[cfg(test)]
@@ -49,19 +77,21 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         std::fs::create_dir(at("allowed")).unwrap();
         std::fs::write(at("secret"), "secret").unwrap();
+        let pinned = Pinned::new(&at("allowed/a"), &[at("allowed")]);
+        assert!(pinned.find().is_err() && pinned.found().is_none(), "it is not there yet");
         std::fs::write(at("allowed/a"), "mine").unwrap();
-        let allowed = [at("allowed")];
-        let pinned = Pinned::find(&at("allowed/a"), &allowed).unwrap();
+        pinned.clone().find().unwrap();
         std::fs::remove_file(at("allowed/a")).unwrap();
         symlink(at("secret"), at("allowed/a")).unwrap();
-        assert_eq!(std::fs::read(pinned.path()).unwrap(), b"mine");
+        assert_eq!(std::fs::read(pinned.find().unwrap()).unwrap(), b"mine");
         symlink("../secret", at("allowed/b")).unwrap();
         symlink("/", at("allowed/c")).unwrap();
+        let find = |path: &Path| Pinned::new(path, &[at("allowed")]).find();
         for path in
             ["allowed/a", "allowed/b", "allowed/c/etc/passwd", "allowed/../secret", "secret"]
         {
-            assert!(Pinned::find(&at(path), &allowed).is_err(), "{path}");
+            assert!(find(&at(path)).is_err(), "{path}");
         }
-        assert!(Pinned::find(Path::new("allowed/a"), &allowed).is_err(), "a relative path");
+        assert!(find(Path::new("allowed/a")).is_err(), "a relative path");
     }
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 pub(crate) enum SocketPlan {
     Listen {
         path: PathBuf,
-        /// Its folder, if a peer has named it: found and held.
+        /// How its folder is found and held, if a user has named it whom `allow_paths` binds.
         #[serde(skip)]
         folder: Option<Pinned>,
         #[serde(flatten)]
@@ -69,12 +69,12 @@ impl SocketPlan {
         }
     }
 
-    /// Where we listen: by the folder that was found, if it was, else by name.
+    /// Where we listen: by name, or by the folder that was found; none before it is found.
     pub(crate) fn listens_at(&self) -> Option<PathBuf> {
         match self {
             Self::Listen { path, folder: None, .. } => Some(path.clone()),
             Self::Listen { path, folder: Some(folder), .. } => {
-                Some(folder.path().join(path.file_name().unwrap_or_default()))
+                Some(folder.found()?.join(path.file_name().unwrap_or_default()))
             }
             Self::Connect { .. } | Self::Fd(_) => None,
         }

@@ -1,11 +1,23 @@
 //! `Wanted`: a device of the plan, whatever its kind.
 
 use super::limit::Of;
-use super::{BlkPlan, Class, DevicePlan, DiskPlan, NetPlan, Place, PortPlan, SocketPlan, class_of};
+use super::{
+    BlkPlan, Class, DevicePlan, DiskPlan, NetPlan, Pinned, Place, PortPlan, SocketPlan, class_of,
+};
 use manyring_device::net::is_mtu;
 use serde_json::{Map, Value};
 use std::ffi::OsStr;
 use std::sync::Arc;
+
+/// What a user has named and what is not there, or not where the operator allows it.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {problem}")]
+pub(crate) struct Unfound {
+    /// The key that names it.
+    pub(crate) key: &'static str,
+    /// One sentence.
+    pub(crate) problem: String,
+}
 
 /// A device that is to be served. Clones share the plan.
 #[derive(Clone, Debug)]
@@ -56,6 +68,28 @@ impl Wanted {
     /// True if what it passes is written to a file.
     pub(crate) fn has_capture(&self) -> bool {
         matches!(self, Self::Net(net) if net.pcap.is_some())
+    }
+
+    /// Finds and holds what a user has named whom `allow_paths` binds; a device of anybody else
+    /// names nothing that must be found before it is opened. May block.
+    ///
+    /// # Errors
+    /// [`Unfound`]. It can be tried again.
+    pub(crate) fn find(&self) -> Result<(), Unfound> {
+        let find = |pinned: &Option<Pinned>, key| {
+            let found = pinned.as_ref().map_or(Ok(()), |pinned| pinned.find().map(drop));
+            found.map_err(|problem| Unfound { key, problem })
+        };
+        if let SocketPlan::Listen { folder, .. } = &self.plan().socket {
+            find(folder, "socket_path")?;
+        }
+        match self {
+            Self::Blk(blk) => match &blk.disk {
+                DiskPlan::File { pinned, .. } => find(pinned, "file"),
+                DiskPlan::Null { .. } | DiskPlan::Memory { .. } | DiskPlan::Nbd(_) => Ok(()),
+            },
+            Self::Net(_) => Ok(()),
+        }
     }
 
     /// True if the control API has asked for it.

@@ -1,0 +1,74 @@
+//! Names are removed on a thread of their own: whoever drops a socket need not wait for a host
+//! that does not answer, such as a file system of the network that is gone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+/// How long a name that is dropped is waited for, once the thread has begun.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// The same while the host owes the end of an earlier removal: many names can be dropped at once.
+const PATIENCE_LATE: Duration = Duration::from_millis(1);
+
+/// Removals that nobody waits for any more and that the host has not ended.
+static LATE: AtomicUsize = AtomicUsize::new(0);
+
+/// Has a thread do `call`, which removes a name, and waits until it is done, but not for long. If
+/// the system has no thread to give, the caller does it.
+pub(super) fn remove(call: impl Fn() + Send + Sync + 'static) {
+    let call = Arc::new(call);
+    let is_left = Arc::new(AtomicBool::new(false));
+    // The thread says that it begins, and that it is done.
+    let (tells, told) = sync_channel(2);
+    let (theirs, left) = (call.clone(), is_left.clone());
+    let work = move || {
+        let _ = tells.send(());
+        theirs();
+        let _ = tells.send(());
+        if left.swap(true, Ordering::AcqRel) {
+            LATE.fetch_sub(1, Ordering::AcqRel);
+        }
+    };
+    if std::thread::Builder::new().name("names".to_owned()).spawn(work).is_err() {
+        return call();
+    }
+    let is_late = LATE.load(Ordering::Acquire) > 0;
+    let _ = told.recv();
+    if told.recv_timeout(if is_late { PATIENCE_LATE } else { PATIENCE }).is_ok() {
+        return;
+    }
+    tracing::warn!("the host does not remove a socket's name: not waited for");
+    LATE.fetch_add(1, Ordering::AcqRel);
+    if is_left.swap(true, Ordering::AcqRel) {
+        LATE.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn name_that_the_host_does_not_remove_holds_nobody_up() {
+        let (lets_go, waits) = sync_channel::<()>(0);
+        let (tells, told) = sync_channel(1);
+        let waits = Mutex::new(waits);
+        remove(move || {
+            let _ = waits.lock().unwrap().recv();
+            tells.send(()).unwrap();
+        });
+        assert!(LATE.load(Ordering::Acquire) > 0);
+        assert!(told.try_recv().is_err(), "it goes on");
+        drop(lets_go);
+        told.recv_timeout(Duration::from_secs(60)).unwrap();
+        while LATE.load(Ordering::Acquire) > 0 {
+            std::thread::yield_now();
+        }
+        let is_done = Arc::new(AtomicBool::new(false));
+        let theirs = is_done.clone();
+        remove(move || theirs.store(true, Ordering::Release));
+        assert!(is_done.load(Ordering::Acquire), "one that is removed at once is waited for");
+    }
+}
