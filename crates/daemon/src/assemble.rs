@@ -53,8 +53,6 @@ pub(crate) enum AssembleError {
     Unfound { at: String, key: &'static str, problem: String },
     #[error("{at}: the host has not opened it yet")]
     Slow { at: String },
-    #[error("{at}: a block device cannot be served by a room yet")]
-    Room { at: String },
     #[error("{at}: the daemon has failed to open it")]
     Failed { at: String },
     /// The reason for which the last device waited, with the key as it was typed.

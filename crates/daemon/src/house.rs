@@ -25,8 +25,8 @@ pub(crate) use tasks::Tasks;
 
 use crate::assemble::links::HostLinks;
 use crate::assemble::wanted::is_block_device;
-use crate::assemble::{AssembleError, Kind, Made, Opened, Served, free, listens_at, served};
-use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
+use crate::assemble::{AssembleError, Made, Opened, Served, free, listens_at, served};
+use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Found, Place, Plan, Wanted};
 use crate::control::{Entry, Registry};
 use crate::limits::Groups;
 use crate::log;
@@ -118,6 +118,7 @@ impl House {
         let (devices, groups) = (Registry::default(), Groups::default());
         groups.follow(&plan.limit);
         let (rooms, domains) = (Rooms::new(room_arguments(&plan.daemon)), plan.daemon.domains);
+        rooms.follow_groups(&plan.limit);
         let calls = Arc::new(Semaphore::new(CALLS_MAX));
         let shared = Shared {
             rooms,
@@ -399,13 +400,8 @@ impl Shared {
     /// Makes the device of what was opened for it.
     fn made(&self, wanted: &Wanted, opened: Opened) -> Made {
         let mut made = wanted.made(opened, (&self.pool, &self.groups));
-        let is_block_device = match &made.part.kind {
-            Kind::Blk(shown) => is_block_device(shown.disk()),
-            Kind::Net(_) => false,
-        };
-        if !is_block_device {
-            made.part.room = wanted.domain(self.domains);
-        }
+        made.part.room = wanted.domain(self.domains);
+        self.rooms.limit(&wanted.plan().name, &wanted.plan().limit);
         made
     }
 

@@ -2,74 +2,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![allow(clippy::disallowed_methods, reason = "what a neighbour feels is measured")]
 
+mod domain;
 mod foreign;
 mod process;
 mod program;
 
-use foreign::{Client, SIZE_MAX};
-use process::{Daemon, wait_until};
-use program::{http_json, manyring, shown};
-use rustix::process::{Pid, Signal, kill_process};
-use std::path::Path;
+use domain::{client_works, counted, pid, room, two_domains, works};
+use foreign::Client;
+use process::wait_until;
+use program::{http_json, manyring};
+use rustix::process::{Signal, kill_process};
 use std::time::{Duration, Instant};
 
 /// Longest time for which a neighbour, or the control API, may wait: several times what a busy
 /// machine makes them wait, and far less than what is held.
 const BOUND: Duration = Duration::from_secs(5);
-
-/// Two disks in files, each in the domain that is named after it.
-fn two_domains() -> Daemon {
-    let disk = |name: &str| {
-        format!(
-            "[[blk]]\nname = '{name}'\nsocket_path = '@/{name}'\nfile = '@/{name}.img'\n\
-             domain = '{name}'\nnum_queues = 4\n"
-        )
-    };
-    let text = format!("[daemon]\ncontrol = '@/control'\n{}{}", disk("a"), disk("b"));
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for name in ["a", "b"] {
-        let image = std::fs::File::create(folder.path().join(format!("{name}.img"))).unwrap();
-        image.set_len(16 << 20).unwrap();
-    }
-    let file = folder.path().join("manyring.toml");
-    std::fs::write(&file, text.replace('@', &folder.path().display().to_string())).unwrap();
-    let mut command = manyring();
-    command.arg("run").arg("--config").arg(&file);
-    let sockets = ["a", "b", "control"].map(|name| folder.path().join(name));
-    Daemon::start(command, folder, &sockets)
-}
-
-/// Writes and reads back on all four queues.
-fn works(client: &mut Client, seed: u64) {
-    for lane in &mut client.lanes(seed) {
-        lane.end = lane.start + 4 * SIZE_MAX as u64;
-        lane.transfer(true);
-        lane.transfer(false);
-    }
-}
-
-fn client_works(socket: &Path, seed: u64) {
-    works(&mut Client::connect(socket, false), seed);
-}
-
-/// What the API says of a room.
-fn room(daemon: &Daemon, name: &str) -> serde_json::Value {
-    let rooms = shown(&daemon.socket_of("control"), "/v1/rooms");
-    let all = rooms["rooms"].as_array().unwrap();
-    all.iter().find(|room| room["room"] == name).cloned().unwrap_or_default()
-}
-
-fn pid(daemon: &Daemon, name: &str) -> Pid {
-    let pid = room(daemon, name)["pid"].as_i64().unwrap();
-    Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
-}
-
-/// A counter of a device, over all its queues, as the house shows it.
-fn counted(daemon: &Daemon, device: &str, counter: &str) -> u64 {
-    let device = shown(&daemon.socket_of("control"), &format!("/v1/devices/{device}"));
-    let queues = device["queues"].as_array().unwrap();
-    queues.iter().map(|queue| queue["counters"][counter].as_u64().unwrap()).sum()
-}
 
 #[test]
 fn each_domain_has_a_process_and_the_house_shows_what_it_counts() {

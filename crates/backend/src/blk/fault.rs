@@ -4,7 +4,7 @@ use super::{Burst, Completion, Connection, Disk, DiskQueue, Geometry, Image, Op,
 use crate::blk::ImageError;
 use crate::sys::uring::Ring;
 use manyring_memory::Pieces;
-use rustix::fd::BorrowedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -95,6 +95,10 @@ impl Disk for FaultDisk {
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
         self.inner.resize(size)?;
         Ok(self.geometry())
+    }
+
+    fn hand_memory(&self) -> Result<Option<OwnedFd>, Errno> {
+        self.inner.hand_memory()
     }
 
     fn acquire(&self) -> Result<(), ImageError> {

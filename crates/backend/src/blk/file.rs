@@ -27,6 +27,9 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// How often a range of a block device that another process holds is tried.
+const BUSY_TRIES: usize = 4;
+
 /// The disk.
 #[derive(Debug)]
 pub struct FileDisk {
@@ -371,14 +374,31 @@ pub(crate) fn serve_without_data(
     }
 }
 
+/// Zeroes or discards a range. A block device that another process holds refuses a range of which
+/// the page cache has bytes that are not written yet (`EBUSY`): they are written first. The guest
+/// that goes on writing there meanwhile does not get what it asks for, and no other harm.
+fn change_range(
+    image: &Image,
+    mode: FallocateFlags,
+    (offset, len): (u64, u64),
+) -> Result<(), Errno> {
+    for _ in 0..BUSY_TRIES {
+        match rustix::fs::fallocate(image.holder(), mode, offset, len) {
+            Err(Errno::BUSY) if image.is_block_device() && !image.holds_device() => image.sync()?,
+            other => return other,
+        }
+    }
+    Err(Errno::BUSY)
+}
+
 /// Punches a hole. A discard is a hint: if the file system cannot punch holes, it does nothing.
 fn discard(image: &Image, (offset, len): (u64, u64)) -> Result<(), Errno> {
     if len == 0 {
         return Ok(());
     }
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    match rustix::fs::fallocate(image.holder(), mode, offset, len) {
-        Err(Errno::OPNOTSUPP) => Ok(()),
+    match change_range(image, mode, (offset, len)) {
+        Err(Errno::OPNOTSUPP | Errno::BUSY) => Ok(()),
         other => other,
     }
 }
@@ -397,8 +417,8 @@ fn zero_units(
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     for mode in if unmap { [punch, zero] } else { [zero, zero] } {
-        match patiently(|| rustix::fs::fallocate(image.holder(), mode, offset, len)) {
-            Err(Errno::OPNOTSUPP) => {}
+        match patiently(|| change_range(image, mode, (offset, len))) {
+            Err(Errno::OPNOTSUPP | Errno::BUSY) => {}
             other => return other,
         }
     }

@@ -6,7 +6,7 @@ mod held;
 mod probe;
 mod units;
 
-pub use hand::Handed;
+pub use hand::{Handed, Marks};
 
 use super::guard::Guard;
 use super::spares::Spares;
@@ -98,6 +98,8 @@ pub struct Image {
     /// With `direct`: the first description, which holds a block device (`O_EXCL`).
     holder: Option<OwnedFd>,
     block_device: bool,
+    /// Another process has opened it, and holds the device if it is one.
+    is_handed: bool,
     direct: bool,
     device: u64,
     size: AtomicU64,
@@ -255,6 +257,7 @@ impl Image {
             spare: Spares::default(),
             holder,
             block_device,
+            is_handed: false,
             direct,
             device,
             geometry,

@@ -5,13 +5,17 @@ use super::task::{Backlog, Step, Task};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Op, Request};
 use crate::sys::uring::Ring;
 use manyring_memory::{GuestSlice, Mapping, MemoryError};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The disk.
 #[derive(Debug)]
 pub struct MemoryDisk {
     storage: Arc<Mapping>,
+    /// The same disk for another process, once one has been given it: then nobody uses `storage`.
+    given: Mutex<Option<OwnedFd>>,
 }
 
 impl MemoryDisk {
@@ -20,7 +24,15 @@ impl MemoryDisk {
     /// # Errors
     /// [`MemoryError::Map`]: the host has no address space or memory for the disk.
     pub fn new(size: u64) -> Result<Self, MemoryError> {
-        Ok(Self { storage: Arc::new(Mapping::anonymous(size)?) })
+        Ok(Self { storage: Arc::new(Mapping::anonymous(size)?), given: Mutex::default() })
+    }
+
+    /// A disk that another process keeps, in the file that its [`Disk::hand_memory`] gave.
+    ///
+    /// # Errors
+    /// [`MemoryError`]: the file is none in memory, shorter than the disk, or cannot be mapped.
+    pub fn handed(file: impl AsFd, size: u64) -> Result<Self, MemoryError> {
+        Ok(Self { storage: Arc::new(Mapping::of_file(file, 0, size)?), given: Mutex::default() })
     }
 }
 
@@ -45,6 +57,17 @@ impl Disk for MemoryDisk {
         Ok(Box::new(MemoryQueue { storage, backlog: Backlog::default() }))
     }
 
+    fn hand_memory(&self) -> Result<Option<OwnedFd>, Errno> {
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = match given.take() {
+            Some(file) => file,
+            None => sealed(self.storage.size() as u64)?,
+        };
+        let copy = rustix::io::fcntl_dupfd_cloexec(&file, 3)?;
+        *given = Some(file);
+        Ok(Some(copy))
+    }
+
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
         if size.is_some() { Err(Errno::OPNOTSUPP) } else { Ok(self.geometry()) }
     }
@@ -52,6 +75,15 @@ impl Disk for MemoryDisk {
     fn kind(&self) -> &'static str {
         "memory"
     }
+}
+
+/// A file in memory whose size nobody can change. It takes memory as it is written.
+fn sealed(size: u64) -> Result<OwnedFd, Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("disk", flags)?;
+    rustix::fs::ftruncate(&file, size)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
 }
 
 #[derive(Debug)]

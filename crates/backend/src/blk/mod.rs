@@ -36,11 +36,11 @@ mod spares;
 mod task;
 pub mod uring;
 
-pub use image::{Handed, Image, ImageError, ImageOptions};
+pub use image::{Handed, Image, ImageError, ImageOptions, Marks};
 
 use crate::sys::uring::Ring;
 use manyring_memory::{GuestSlice, Pieces, SliceList};
-use rustix::fd::BorrowedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::ops::Range;
 
@@ -218,6 +218,15 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// `EOPNOTSUPP`: the disk cannot change its size. `EROFS`: it is read-only. `EINVAL`: the size
     /// is zero, or not whole sectors. Any other: the host cannot change or measure it.
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno>;
+
+    /// The file of a disk in memory, for a process that serves it in this one's place. `None`: the
+    /// disk is not one in memory.
+    ///
+    /// # Errors
+    /// The system has no file descriptor or memory.
+    fn hand_memory(&self) -> Result<Option<OwnedFd>, Errno> {
+        Ok(None)
+    }
 
     /// A ring begins, and none runs: takes the lock that goes with them, if there is one
     /// ([`ImageOptions::lock_with_rings`]). May block.

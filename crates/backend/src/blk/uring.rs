@@ -211,7 +211,7 @@ impl UringQueue {
             Op::Flush => Stage::Flush,
             Op::SecureErase => Stage::Aside,
             Op::Discard | Op::WriteZeroes { .. } if !is_whole => Stage::Aside,
-            Op::Discard | Op::WriteZeroes { .. } if !self.image.is_block_device() => Stage::Aside,
+            Op::Discard | Op::WriteZeroes { .. } if !self.image.holds_device() => Stage::Aside,
             Op::WriteZeroes { unmap: false, .. } => Stage::Fallocate(ZERO_RANGE),
             _ => Stage::Fallocate(PUNCH_HOLE),
         };

@@ -170,7 +170,17 @@ pub fn mark(file: impl AsFd) -> Result<(), Errno> {
     set_lock(file, libc::F_RDLCK, (MARK, 1))
 }
 
-/// True while an open file description lives that was marked.
+/// Takes the mark from a description: nothing is under way by it, or it is the owner's, whose lock
+/// of the whole file has locked the mark too.
+///
+/// # Errors
+/// `ENOLCK`: the system has no lock to give.
+pub fn unmark(file: impl AsFd) -> Result<(), Errno> {
+    set_lock(file, libc::F_UNLCK, (MARK, 1))
+}
+
+/// True while an open file description lives that was marked. A lock of the whole file is that of
+/// somebody who serves the image, and no mark.
 ///
 /// # Errors
 /// The file system cannot tell.
@@ -183,15 +193,8 @@ pub fn is_marked(file: impl AsFd) -> Result<bool, Errno> {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: fd is open, and `lock` outlives the call, which writes the lock it finds there.
     let result = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock) };
-    if result == 0 { Ok(i32::from(lock.l_type) != libc::F_UNLCK) } else { Err(last_errno()) }
-}
-
-/// Lets go of the mark, which the lock of the whole file has locked too.
-///
-/// # Errors
-/// `ENOLCK`: the system has no lock to give.
-pub fn let_go_of_mark(file: impl AsFd) -> Result<(), Errno> {
-    set_lock(file, libc::F_UNLCK, (MARK, 1))
+    let is_mark = i32::from(lock.l_type) != libc::F_UNLCK && lock.l_start == MARK;
+    if result == 0 { Ok(is_mark) } else { Err(last_errno()) }
 }
 
 fn set_lock(file: impl AsFd, kind: i32, (start, len): (i64, i64)) -> Result<(), Errno> {

@@ -4,7 +4,7 @@ use super::disk::{self, DiskError};
 use super::{AssembleError, Blk, Kind, Part, port};
 use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Place, Unfound, Wanted};
 use crate::limits::Groups;
-use manyring_backend::blk::{Disk, Image, ImageError};
+use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::Port;
 use manyring_device::Device;
 use manyring_device::blk::{BlkDevice, BlkOptions};
@@ -105,9 +105,6 @@ fn open_disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleErr
         (blk.read_only, blk.logical_block_size),
         io_uring,
     );
-    if blk.device.domain.is_some() && opened.as_ref().is_ok_and(is_block_device) {
-        return Err(AssembleError::Room { at: place.at("domain") });
-    }
     opened.map_err(|error| match error {
         DiskError::Image(source) => image_error(place, source),
         DiskError::Nbd(source) => AssembleError::Nbd { at: place.at("nbd"), source },
@@ -122,12 +119,6 @@ fn open_disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleErr
             }
         }
     })
-}
-
-/// True for a disk that only its opener can serve whole: Linux zeroes and discards ranges of a
-/// block device through the description alone that holds it.
-pub(crate) fn is_block_device(disk: &Arc<dyn Disk>) -> bool {
-    disk.image().is_some_and(Image::is_block_device)
 }
 
 /// The error that an image cannot be served, with its key and its cure.

@@ -193,7 +193,8 @@ impl Plan {
         let blks = self.blk.iter().map(|blk| (&blk.device.place, &blk.device.limit, Of::Disk));
         let nets = self.net.iter().map(|net| (&net.device.place, &net.device.limit, Of::Net));
         let xens = self.xen_blk.iter().map(|xen| (&xen.place, &xen.limit, Of::Disk));
-        limit::check(&self.limit, blks.chain(nets).chain(xens))
+        limit::check(&self.limit, blks.chain(nets).chain(xens))?;
+        self.check_groups()
     }
 
     /// Checks a plan to which devices were added; with `looks`, what the host finds under all paths

@@ -89,10 +89,13 @@ impl House {
         }
         let limit = &device.plan().limit;
         if former.is_some_and(|former| former.plan().limit != *limit) {
-            if served.part.room.is_some() {
-                let problem = "has a process of its own, which takes no limit: remove and add it";
+            let room = device.domain(self.shared.domains);
+            if served.part.room.is_some() && served.part.room != room {
+                let problem = "limit.group: it is served by a process of its own, and the group \
+                               by another one: remove and add it";
                 return Err(Refused::Conflict(format!("{name}: {problem}")));
             }
+            self.shared.rooms.limit(name, limit);
             self.shared.groups.limit(served.part.kind.limit(), limit);
             self.shared.pool.refresh(|of| of == name, REFRESH_PATIENCE).await;
         }
@@ -112,6 +115,7 @@ impl House {
 
     /// Gives the groups the rates of this plan.
     pub(super) async fn follow_limits(&self, plan: &Plan) {
+        self.shared.rooms.follow_groups(&plan.limit);
         let changed = self.shared.groups.follow(&plan.limit);
         if changed.is_empty() {
             return;

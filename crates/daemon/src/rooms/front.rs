@@ -2,16 +2,18 @@
 
 use super::Rooms;
 use super::counts::Counts;
-use super::house::{Deaf, Given, GivenNet, Room};
+use super::house::{Deaf, Given, Room};
+use super::lend::Attendant;
 use super::message::{PortFacts, Told};
 use super::{keys, lend};
 use crate::assemble::{Kind, Made, Part};
 use crate::config::plan::Wanted;
-use manyring_backend::blk::Handed;
+use manyring_backend::blk::{Disk, Handed};
 use manyring_device::net::NetDevice;
 use manyring_engine::aside;
 use manyring_transport::vhost_user::{Endpoint, ListenError, Listener};
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -53,15 +55,10 @@ pub(crate) async fn serve(
     tracing::info!(device, room = domain, path = %listener.path(), "listening");
     let name = listener.take_name();
     let socket = listener.into_socket();
-    let mut changes = made.device.config_changes();
-    changes.mark_unchanged();
     loop {
         tokio::select! {
             biased;
             () = stopped(&mut stop) => break,
-            Ok(()) = changes.changed(), if matches!(wanted, Wanted::Blk(_)) => {
-                front.room.iter().for_each(|room| room.measure(device));
-            }
             stream = accept(&socket, device) => {
                 tokio::select! {
                     () = front.hand_over(stream) => {}
@@ -78,6 +75,15 @@ pub(crate) async fn serve(
     let socket = socket.into_std();
     aside(move || drop(socket)).await;
     Ok(())
+}
+
+/// What a room needs to serve `queues` queues of a disk. May block.
+fn handed(disk: &dyn Disk, queues: usize) -> Result<Vec<OwnedFd>, Errno> {
+    let Some(image) = disk.image() else {
+        return Ok(disk.hand_memory()?.into_iter().collect());
+    };
+    let Handed { file, flushes } = image.hand(queues)?;
+    Ok([file].into_iter().chain(flushes).collect())
 }
 
 fn io_error(source: io::Error) -> ListenError {
@@ -149,20 +155,20 @@ impl Front<'_> {
         let device = self.wanted.plan().name.clone();
         let told = Told::Device { device, keys, has_image, port };
         let (connected, counts) = (self.part.connected.clone(), self.counts.clone());
-        let mut net = None;
-        if let Some(device) = self.net() {
-            let (asks, asked) = mpsc::channel(1);
-            let attend = lend::attend(device.clone(), room.clone(), joins, asked);
-            net = Some((GivenNet { device: device.clone(), asks }, attend));
-        }
-        let (net, attend) = net.unzip();
-        room.give(told, fds, Given { connected, counts, net })
+        let (asks, asked) = mpsc::channel(1);
+        let net = self.net().cloned();
+        let limits = self.rooms.limits();
+        let device = self.wanted.plan().name.clone();
+        // Before the first client, so that its guest never sees the link or the limit of before.
+        let mut more = vec![limits.borrow().of(&device)];
+        more.extend(net.as_deref().map(lend::told));
+        room.give(told, fds, Given { connected, counts, net, asks })
             .map_err(|Deaf| "the room does not read".to_owned())?;
-        if let (Some(attend), Some(net)) = (attend, self.net()) {
-            // Before the first client, so that its guest never sees the link of before.
-            let _ = room.tell(lend::told(net), Vec::new());
-            self.attends.spawn(attend);
+        for told in more {
+            let _ = room.tell(told, Vec::new());
         }
+        let (kind, room) = (self.part.kind.clone(), room.clone());
+        self.attends.spawn(Attendant { device, kind, room, limits, joins }.attend(asked));
         Ok(())
     }
 
@@ -178,17 +184,10 @@ impl Front<'_> {
         match (self.wanted, &self.part.kind) {
             (Wanted::Blk(blk), Kind::Blk(shown)) => {
                 let (disk, queues) = (shown.disk().clone(), blk.num_queues);
-                let hand = move || disk.image().map(|image| image.hand(queues)).transpose();
-                let handed = aside(hand).await.ok_or("the daemon has failed")?;
-                let handed = handed.map_err(|errno| errno.to_string())?;
-                let has_image = handed.is_some();
-                let fds = handed.map(|Handed { file, flushes }| {
-                    let mut fds = vec![file];
-                    fds.extend(flushes);
-                    fds
-                });
-                let (keys, fds) = (keys::of_blk(blk), fds.unwrap_or_default());
-                Ok(Gift { keys, has_image, port: None, fds })
+                let has_image = disk.image().is_some();
+                let fds = aside(move || handed(&*disk, queues)).await;
+                let fds = fds.ok_or("the daemon has failed")?.map_err(|errno| errno.to_string())?;
+                Ok(Gift { keys: keys::of_blk(blk), has_image, port: None, fds })
             }
             (Wanted::Net(net), Kind::Net(shown)) => {
                 let (port, fds) = lend::lent(shown).await?;

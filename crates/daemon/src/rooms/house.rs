@@ -20,11 +20,12 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, interval_at, sleep, timeout};
+use tokio::time::{Instant, interval_at, sleep, sleep_until, timeout};
 
 /// What a room can have to be told before it has read what it was told before.
 const ORDERS_MAX: usize = 64;
-/// How long a room may leave unread what it was told, and how long it may take to start.
+/// How long a room may leave unread or unanswered what it was told, and how long it may take to
+/// start.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A room ends when none of its devices had a front-end for this long.
 const IDLE: Duration = Duration::from_secs(60);
@@ -87,13 +88,7 @@ pub(super) struct Given {
     /// Follows its sessions.
     pub(super) connected: Connected,
     pub(super) counts: Arc<Counts>,
-    pub(super) net: Option<GivenNet>,
-}
-
-/// What the house has of a network device that a room serves.
-#[derive(Debug)]
-pub(super) struct GivenNet {
-    pub(super) device: Arc<NetDevice>,
+    pub(super) net: Option<Arc<NetDevice>>,
     /// Where its questions go: one at a time is answered.
     pub(super) asks: mpsc::Sender<Ask>,
 }
@@ -181,12 +176,11 @@ impl Room {
 
     /// Hands a client of a device over.
     pub(super) fn connect(&self, device: &str, socket: OwnedFd) -> Result<(), Deaf> {
-        self.tell(Told::Client { device: device.to_owned() }, vec![socket])
-    }
-
-    /// A device's file has another size.
-    pub(super) fn measure(&self, device: &str) {
-        let _ = self.tell(Told::Measure { device: device.to_owned() }, Vec::new());
+        self.tell(Told::Client { device: device.to_owned() }, vec![socket])?;
+        // A process that is killed and that the kernel does not end reads no more, and has no end:
+        // only what it does not answer shows that.
+        let _ = self.ask();
+        Ok(())
     }
 
     /// Takes a device away, and waits until it has stopped. A room that does not stop it is ended.
@@ -302,9 +296,11 @@ impl Room {
         tokio::pin!(begun);
         let mut idle = interval_at(Instant::now() + IDLE, IDLE);
         let (mut sessions, mut messages, mut state) = (0, 0, self.state.subscribe());
+        let mut question = Question::default();
         loop {
             tokio::select! {
                 Some((order, fds)) = orders.recv() => {
+                    question.ask(&order);
                     let Ok(bytes) = message::emit(&order) else {
                         return "an order that is too long".to_owned();
                     };
@@ -322,6 +318,7 @@ impl Room {
                         Err(error) => return format!("its message is refused: {error}"),
                     };
                     let result = heard.map_err(|error| error.to_string());
+                    result.iter().for_each(|heard| question.hear(heard));
                     if let Err(problem) = result.and_then(|heard| self.hear(heard)) {
                         return format!("its message is refused: {problem}");
                     }
@@ -331,6 +328,9 @@ impl Room {
                     }
                 }
                 _ = pidfd.readable() => return "its process has ended".to_owned(),
+                () = question.patience(), if question.asked.is_some() => {
+                    return "it does not answer".to_owned();
+                }
                 () = is(&mut state, State::Ending) => {
                     return "it was told to".to_owned();
                 }
@@ -393,19 +393,49 @@ impl Room {
     }
 }
 
+/// What a room has been asked, and has not answered.
+#[derive(Debug, Default)]
+struct Question {
+    /// The number of the last one, and since when no answer has come.
+    asked: Option<(u64, Instant)>,
+}
+
+impl Question {
+    /// Notes what the room is told.
+    fn ask(&mut self, told: &Told) {
+        if let Told::Count { number } = told {
+            let since = self.asked.map_or_else(Instant::now, |(_, since)| since);
+            self.asked = Some((*number, since));
+        }
+    }
+
+    /// Notes what the room says: an answer to an earlier question shows that it goes on.
+    fn hear(&mut self, heard: &Heard) {
+        if let (Heard::Counted { number }, Some((last, _))) = (heard, self.asked) {
+            self.asked = (*number != last).then(|| (last, Instant::now()));
+        }
+    }
+
+    /// Returns when an answer has been waited for long enough.
+    async fn patience(&self) {
+        if let Some((_, since)) = self.asked {
+            sleep_until(since + PATIENCE).await;
+        }
+    }
+}
+
 impl Room {
     /// The network device of this name.
     fn net(&self, name: &str) -> Result<Arc<NetDevice>, String> {
         let devices = self.lock();
         let net = devices.get(name).and_then(|device| device.given.net.as_ref());
-        net.map(|net| net.device.clone()).ok_or_else(|| format!("{name:?} is no network of it"))
+        net.cloned().ok_or_else(|| format!("{name:?} is no network of it"))
     }
 
     fn hear_wish(&self, name: &str, number: u64, wish: Wish) -> Result<(), String> {
         let devices = self.lock();
-        let net = devices.get(name).and_then(|device| device.given.net.as_ref());
-        let net = net.ok_or_else(|| format!("{name:?} is no network of it"))?;
-        let asked = net.asks.try_send(Ask { number, wish });
+        let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
+        let asked = device.given.asks.try_send(Ask { number, wish });
         asked.map_err(|_| format!("{name:?} asks again before it was answered"))
     }
 }

@@ -2,6 +2,8 @@
 
 use super::channel::Channel;
 use super::counts;
+use super::limits::RoomGroups;
+use super::locked::RingLocked;
 use super::message::{self, Heard, PortFacts, Told};
 use super::net::{self, Given, RoomNet};
 use super::wishes::{Said, TheHouse, Unanswered};
@@ -11,6 +13,7 @@ use crate::house::{Tasks, raise_fd_limit};
 use crate::limits::Groups;
 use crate::{config, signals};
 use manyring_backend::blk::file::FileDisk;
+use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Handed, Image};
@@ -26,6 +29,8 @@ use tokio::sync::mpsc;
 
 /// What the devices can have to say that is not said yet.
 const SAID_MAX: usize = 64;
+/// How long queues that are to look at their new limit are waited for.
+const REFRESH_PATIENCE: Duration = Duration::from_secs(1);
 /// Clients of one device that can wait.
 const CLIENTS_MAX: usize = 16;
 /// Longest wait for what is under way when the house is gone.
@@ -49,14 +54,17 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let balance = tokio::spawn(pool.clone().balance());
     let channel = Arc::new(channel);
     let (says, said) = mpsc::channel(SAID_MAX);
-    let (tasks, devices, unanswered) = Default::default();
-    let mut room = Inside { channel, pool, uring, tasks, devices, says, unanswered };
+    let (tasks, devices, groups, unanswered) = Default::default();
+    let mut room = Inside { channel, pool, uring, tasks, devices, groups, says, unanswered };
     room.say(&Heard::Ready {}).await;
     let ended = room.attend(said).await;
     balance.abort();
     room.tasks.stop_all();
     let stopped = async { while room.tasks.ended().await.is_some() {} };
     let _ = tokio::time::timeout(QUIT_TIMEOUT, stopped).await;
+    // With a disk in memory its memory is unmapped, which may take long.
+    let devices = std::mem::take(&mut room.devices);
+    aside(move || drop(devices)).await;
     ended
 }
 
@@ -66,6 +74,7 @@ struct Inside {
     uring: bool,
     tasks: Tasks,
     devices: HashMap<String, Device>,
+    groups: RoomGroups,
     says: mpsc::Sender<Said>,
     unanswered: Unanswered,
 }
@@ -131,6 +140,15 @@ impl Inside {
                 let renewed = self.net(&device).map_or(Ok(()), |net| net.renew(fds));
                 renewed.map_err(|errno| format!("house: queues of {device}: {errno}"))?;
             }
+            Told::Limit { device, rates, group } => {
+                if let Some(Device { made, .. }) = self.devices.get(&device) {
+                    self.groups.limit(made.part.kind.limit(), rates, group);
+                    let pool = self.pool.clone();
+                    let refresh =
+                        async move { pool.refresh(|of| of == device, REFRESH_PATIENCE).await };
+                    tokio::spawn(refresh);
+                }
+            }
             Told::Done { number, error } => self.unanswered.answer(number, error),
             Told::Count { number } => {
                 let mut news = Vec::new();
@@ -157,7 +175,7 @@ impl Inside {
         let (asked, uring) = (wanted.clone(), self.uring);
         let opened = aside(move || gift.opened(&asked, uring, house)).await;
         let (opened, given) = opened.ok_or("a device cannot be put together")??;
-        // A disk with a limit is the daemon's own: what a group shares is not in a room.
+        // Its limit is told next, and again whenever it changes.
         let made = wanted.made(opened, (&self.pool, &Groups::default()));
         let plan = wanted.plan();
         let files = match plan.memory_on_disk {
@@ -255,7 +273,7 @@ impl Gift {
         house: TheHouse,
     ) -> Result<(Opened, Option<Given>), String> {
         let (opened, given) = match wanted {
-            Wanted::Blk(blk) => (Opened::Disk(self.disk(blk, uring)?), None),
+            Wanted::Blk(blk) => (Opened::Disk(self.disk(blk, uring, house)?), None),
             Wanted::Net(net) => {
                 let given = Given::new(net, self.port, self.fds, house)?;
                 let mac = net.mac.unwrap_or_else(|| net.made_mac());
@@ -267,17 +285,28 @@ impl Gift {
     }
 
     /// The disk of a device, of the descriptions that were given or of none.
-    fn disk(self, blk: &BlkPlan, uring: bool) -> Result<Arc<dyn Disk>, String> {
+    fn disk(self, blk: &BlkPlan, uring: bool, house: TheHouse) -> Result<Arc<dyn Disk>, String> {
         let mut given = self.fds;
         match (&blk.disk, self.has_image && given.len() > 1) {
             (DiskPlan::Null { size }, false) => Ok(Arc::new(NullDisk::new(*size))),
-            (DiskPlan::File { direct, .. }, true) => {
+            (DiskPlan::Memory { size }, false) => {
+                let file = given.pop().ok_or("house: a disk in memory without its memory")?;
+                let disk = MemoryDisk::handed(file, *size);
+                Ok(Arc::new(disk.map_err(|error| error.to_string())?))
+            }
+            (DiskPlan::File { direct, lock_with_rings, .. }, true) => {
                 let handed = Handed { file: given.remove(0), flushes: given };
+                let marks = lock_with_rings.then(|| handed.marks()).transpose();
+                let marks = marks.map_err(|errno| errno.to_string())?;
                 let image = Image::handed(handed, (blk.read_only, *direct));
                 let image = image.map_err(|error| error.to_string())?;
-                Ok(match uring {
+                let inner: Arc<dyn Disk> = match uring {
                     true => Arc::new(UringDisk::new(image).map_err(|error| error.to_string())?),
                     false => Arc::new(FileDisk::new(image)),
+                };
+                Ok(match marks {
+                    Some(marks) => Arc::new(RingLocked { inner, marks, house }),
+                    None => inner,
                 })
             }
             _ => Err("the house has sent what does not belong to the disk".to_owned()),

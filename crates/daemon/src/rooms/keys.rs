@@ -28,13 +28,13 @@ pub(super) fn of_blk(blk: &BlkPlan) -> String {
     keys["on_full"] = json!(blk.on_full);
     keys["fault"] = json!(blk.fault);
     match &blk.disk {
-        DiskPlan::File { direct, .. } => {
+        DiskPlan::File { direct, lock_with_rings, .. } => {
             keys["file"] = "handed".into();
             keys["direct"] = (*direct).into();
+            keys["lock_with_rings"] = (*lock_with_rings).into();
         }
-        DiskPlan::Null { size } | DiskPlan::Memory { size } => {
-            keys["null"] = size.to_string().into();
-        }
+        DiskPlan::Null { size } => keys["null"] = size.to_string().into(),
+        DiskPlan::Memory { size } => keys["memory"] = size.to_string().into(),
         // The plan has no domain for it.
         DiskPlan::Nbd(_) => {}
     }

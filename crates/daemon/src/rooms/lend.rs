@@ -1,20 +1,22 @@
-//! The house's part of a network device in a room: it tells the room what the host and the operator
-//! change, and does what the guest may choose.
+//! The house's part of a device in a room: it tells the room what the host and the operator change,
+//! and does what the guest may choose.
 //!
-//! One thing is done after another, at the pace that the device allows its own guests (`net/pace`):
-//! a room that asks for more before it was answered is ended.
+//! One thing is done after another, those of a network at the pace that the device allows its own
+//! guests (`net/pace`): a room that asks for more before it was answered is ended.
 
 use super::house::Room;
+use super::limits::Limits;
 use super::message::{PortFacts, Told, Wish};
+use crate::assemble::{Blk, Kind};
+use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::tap::lent::{Lent, LentTable};
 use manyring_device::Device;
-use manyring_device::net::Offloads;
-use manyring_device::net::{NetDevice, Outside};
+use manyring_device::net::{NetDevice, Offloads, Outside};
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// A question of a room.
 #[derive(Clone, Copy, Debug)]
@@ -43,55 +45,116 @@ pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<Owne
     Ok((Some(facts), queues))
 }
 
-/// Attends to a device until its room has it no more; `joins`: before its queues were lent. Then
-/// the host uses none of its queues.
-pub(super) async fn attend(
-    net: Arc<NetDevice>,
-    room: Arc<Room>,
-    joins: u64,
-    mut asks: mpsc::Receiver<Ask>,
-) {
-    let mut changes = net.config_changes();
-    changes.mark_changed();
-    let mut joins = joins;
-    loop {
-        tokio::select! {
-            ask = asks.recv() => {
-                let Some(Ask { number, wish }) = ask else { break };
-                let error = done(&net, wish).await.map_or_else(Errno::raw_os_error, |()| 0);
-                room.tell_in_turn(Told::Done { number, error }, Vec::new()).await;
-            }
-            Ok(()) = changes.changed() => {
-                let outside = net.outside();
-                if outside.joins != joins && !outside.is_gone {
-                    joins = outside.joins;
-                    renew(&net, &room).await;
+/// What attends to a device as long as a room has it.
+pub(super) struct Attendant {
+    pub(super) device: String,
+    pub(super) kind: Kind,
+    pub(super) room: Arc<Room>,
+    pub(super) limits: watch::Receiver<Arc<Limits>>,
+    /// How often an interface was joined before its queues were lent.
+    pub(super) joins: u64,
+}
+
+impl Attendant {
+    /// Attends until the room has the device no more. Then the host uses no queue of it, and no
+    /// lock goes with its rings.
+    pub(super) async fn attend(mut self, mut asks: mpsc::Receiver<Ask>) {
+        let mut changes = match &self.kind {
+            Kind::Net(net) => net.config_changes(),
+            Kind::Blk(Blk::Virtio(blk)) => blk.config_changes(),
+            Kind::Blk(Blk::Xen(_)) => return,
+        };
+        if matches!(self.kind, Kind::Net(_)) {
+            changes.mark_changed();
+        } else {
+            changes.mark_unchanged();
+        }
+        // A room begins without a limit.
+        let mut limit = Limits::default().of(&self.device);
+        self.limits.mark_changed();
+        loop {
+            tokio::select! {
+                ask = asks.recv() => {
+                    let Some(Ask { number, wish }) = ask else { break };
+                    let error = self.done(wish).await.map_or_else(Errno::raw_os_error, |()| 0);
+                    self.room.tell_in_turn(Told::Done { number, error }, Vec::new()).await;
                 }
-                room.tell_in_turn(told(&net), Vec::new()).await;
+                Ok(()) = changes.changed() => self.tell_changes().await,
+                Ok(()) = self.limits.changed() => {
+                    let now = self.limits.borrow_and_update().of(&self.device);
+                    if limit != now {
+                        limit = now.clone();
+                        self.room.tell_in_turn(now, Vec::new()).await;
+                    }
+                }
+            }
+        }
+        match self.kind {
+            Kind::Net(net) => net.take_back().await,
+            Kind::Blk(blk) => {
+                // A room that died has not given back the lock that goes with its rings. What it
+                // has under way is marked, and still keeps others from the image.
+                let disk = blk.disk().clone();
+                aside(move || disk.release()).await;
             }
         }
     }
-    net.take_back().await;
-}
 
-async fn done(net: &NetDevice, wish: Wish) -> Result<(), Errno> {
-    match wish {
-        Wish::Pair { pair, attached } => net.lend_pair(pair.into(), attached).await,
-        Wish::Offloads { bits } => net.lend_offloads(Offloads::of_guest(bits)).await,
-    }
-}
-
-/// Lends the queues of the interface that was joined.
-async fn renew(net: &NetDevice, room: &Room) {
-    let device = net.name().to_owned();
-    match lent(net).await {
-        Ok((Some(_), mut queues)) => {
-            queues.truncate(net.queue_pairs());
-            room.tell_in_turn(Told::Queues { device }, queues).await;
+    async fn tell_changes(&mut self) {
+        let device = self.device.clone();
+        let Kind::Net(net) = self.kind.clone() else {
+            return self.room.tell_in_turn(Told::Measure { device }, Vec::new()).await;
+        };
+        let outside = net.outside();
+        if outside.joins != self.joins && !outside.is_gone {
+            self.joins = outside.joins;
+            self.renew(&net).await;
         }
-        Ok((None, _)) => {}
-        Err(error) => tracing::error!(device, error, "the room does not get its queues"),
+        self.room.tell_in_turn(told(&net), Vec::new()).await;
     }
+
+    /// Lends the queues of the interface that was joined.
+    async fn renew(&self, net: &NetDevice) {
+        let device = self.device.clone();
+        match lent(net).await {
+            Ok((Some(_), mut queues)) => {
+                queues.truncate(net.queue_pairs());
+                self.room.tell_in_turn(Told::Queues { device }, queues).await;
+            }
+            Ok((None, _)) => {}
+            Err(error) => tracing::error!(device, error, "the room does not get its queues"),
+        }
+    }
+
+    async fn done(&self, wish: Wish) -> Result<(), Errno> {
+        match (&self.kind, wish) {
+            (Kind::Net(net), Wish::Pair { pair, attached }) => {
+                net.lend_pair(pair.into(), attached).await
+            }
+            (Kind::Net(net), Wish::Offloads { bits }) => {
+                net.lend_offloads(Offloads::of_guest(bits)).await
+            }
+            (Kind::Blk(blk), Wish::Lock { is_held }) => {
+                let disk = blk.disk().clone();
+                aside(move || lock(&*disk, is_held)).await.unwrap_or(Err(Errno::IO))
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+}
+
+/// Takes the lock of an image that goes with the rings, or gives it back. May block.
+fn lock(disk: &dyn Disk, is_held: bool) -> Result<(), Errno> {
+    if !is_held {
+        disk.release();
+        return Ok(());
+    }
+    disk.acquire().map_err(|error| match error {
+        ImageError::InUse { .. } => Errno::BUSY,
+        ImageError::Lock { errno, .. } => errno,
+        _ => Errno::IO,
+    })?;
+    disk.image().map_or(Ok(()), |image| image.let_go_of_mark())
 }
 
 /// What the host and the operator want of the device now.

@@ -18,8 +18,9 @@ pub const FDS_MAX: usize = 240;
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Told {
     /// A device to serve, by its keys as the control API takes them. File descriptors: one for the
-    /// counters; if it `has_image`, one for transfers and all others for flushes; if it has a
-    /// `port`, one for each of its queue pairs, and one for the table of flows if that has a key.
+    /// counters; if it `has_image`, one for transfers and all others for flushes, or one for a disk
+    /// in memory; if it has a `port`, one for each of its queue pairs, and one for the table of
+    /// flows if that has a key.
     Device {
         /// Its name.
         device: String,
@@ -48,6 +49,15 @@ pub enum Told {
     Queues {
         /// The device's name.
         device: String,
+    },
+    /// What a device may pass in a second. The rates of a group are those of all its devices.
+    Limit {
+        /// The device's name.
+        device: String,
+        /// Its own.
+        rates: LimitRates,
+        /// That of the group which it is in.
+        group: Option<GroupRates>,
     },
     /// What was asked for is done, or refused.
     Done {
@@ -94,6 +104,28 @@ pub struct PortFacts {
     pub table_key: Option<u64>,
 }
 
+/// Rates of a limit, in a second; 0: no limit.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitRates {
+    /// Requests or packets: read or sent, written or received, all.
+    pub ops: [u64; 3],
+    /// Their bytes.
+    pub bytes: [u64; 3],
+    /// Milliseconds without requests that are kept.
+    pub burst_ms: u64,
+}
+
+/// The rates of a group of devices.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupRates {
+    /// The group's name.
+    pub name: String,
+    /// Those of its devices together.
+    pub rates: LimitRates,
+}
+
 /// What a guest of a room may choose, and only the house can do.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -109,6 +141,11 @@ pub enum Wish {
     Offloads {
         /// As `VIRTIO_NET_F_GUEST_*`.
         bits: u64,
+    },
+    /// The image is to be locked for the rings that begin, or all of them have stopped.
+    Lock {
+        /// It is to be locked.
+        is_held: bool,
     },
 }
 
@@ -232,7 +269,8 @@ mod tests {
                 mtu,
                 table_key: Some(number),
             });
-            let told = match number % 8 {
+            let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
+            let told = match number % 9 {
                 0 => Told::Device { device, keys, has_image: is_open, port },
                 1 => Told::Client { device },
                 2 => Told::Remove { device },
@@ -246,11 +284,15 @@ mod tests {
                     mtu,
                     announcements: number,
                 },
+                7 => {
+                    let group = is_open.then(|| GroupRates { name: text(seed), rates });
+                    Told::Limit { device, rates, group }
+                }
                 _ => Told::Count { number },
             };
             assert_eq!(parse::<Told>(&emit(&told).unwrap()).unwrap(), told, "round {round}");
             let device = text(seed);
-            let heard = match number % 8 {
+            let heard = match number % 9 {
                 0 => Heard::Ready {},
                 1 => Heard::Session { device, is_open },
                 2 => Heard::Removed { device },
@@ -261,6 +303,7 @@ mod tests {
                     let wish = Wish::Pair { pair: 3, attached: is_open };
                     Heard::Ask { device, number, wish }
                 }
+                7 => Heard::Ask { device, number, wish: Wish::Lock { is_held: is_open } },
                 _ => Heard::Counted { number },
             };
             let bytes = emit(&heard).unwrap();

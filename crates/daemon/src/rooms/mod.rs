@@ -23,6 +23,8 @@ mod house;
 mod inside;
 mod keys;
 mod lend;
+mod limits;
+mod locked;
 pub mod message;
 mod net;
 pub(crate) mod sandbox;
@@ -31,13 +33,16 @@ mod wishes;
 pub(crate) use front::serve;
 pub(crate) use inside::run;
 
+use crate::config::plan::{GroupPlan, LimitPlan};
 use counts::Counts;
 use house::{Room, State};
+use limits::Limits;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Shortest time between two starts of a room: one that dies at once is not started for ever.
@@ -51,6 +56,7 @@ pub(crate) struct Rooms {
     kept: Arc<Mutex<BTreeMap<String, Kept>>>,
     /// The options that each room is started with.
     arguments: Arc<[OsString]>,
+    limits: Arc<watch::Sender<Arc<Limits>>>,
 }
 
 #[derive(Debug)]
@@ -78,7 +84,21 @@ pub(crate) struct RoomInfo {
 impl Rooms {
     /// No room runs yet. `arguments`: the options that each is started with.
     pub(crate) fn new(arguments: Vec<OsString>) -> Self {
-        Self { kept: Arc::default(), arguments: arguments.into() }
+        Self { kept: Arc::default(), arguments: arguments.into(), limits: Arc::default() }
+    }
+
+    /// A device has this limit from now on.
+    pub(crate) fn limit(&self, device: &str, limit: &LimitPlan) {
+        self.limits.send_if_modified(|limits| Arc::make_mut(limits).set(device, limit));
+    }
+
+    /// The groups of limits are these from now on.
+    pub(crate) fn follow_groups(&self, groups: &[GroupPlan]) {
+        self.limits.send_if_modified(|limits| Arc::make_mut(limits).follow(groups));
+    }
+
+    fn limits(&self) -> watch::Receiver<Arc<Limits>> {
+        self.limits.subscribe()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Kept>> {

@@ -16,8 +16,8 @@ pub(super) enum Said {
     Doubt { device: String },
 }
 
-/// The house, as the port of one device reaches it.
-#[derive(Debug)]
+/// The house, as the port or the disk of one device reaches it.
+#[derive(Clone, Debug)]
 pub(super) struct TheHouse {
     pub(super) device: String,
     pub(super) says: mpsc::Sender<Said>,
@@ -34,6 +34,13 @@ impl TheHouse {
             Ok(Ok(error)) if error != 0 => Err(Errno::from_raw_os_error(error)),
             _ => Ok(()),
         }
+    }
+}
+
+impl TheHouse {
+    /// Has the image locked for the rings that begin, or let go of.
+    pub(super) fn lock(&self, is_held: bool) -> Result<(), Errno> {
+        self.ask(Wish::Lock { is_held })
     }
 }
 

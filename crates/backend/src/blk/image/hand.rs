@@ -11,7 +11,7 @@ use super::{Image, ImageError, describe};
 use crate::blk::spares::Spares;
 use crate::sys::file as sys;
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::Path;
 
@@ -33,13 +33,9 @@ impl Image {
     /// Descriptions of the image for a process that serves `queues` queues of it. May block.
     ///
     /// # Errors
-    /// `ENOTBLK`: it is a block device, whose discards need the description that holds it. Any
-    /// other: the system gives no further description.
+    /// The system gives no further description.
     pub fn hand(&self, queues: usize) -> Result<Handed, Errno> {
-        if self.block_device {
-            return Err(Errno::NOTBLK);
-        }
-        sys::let_go_of_mark(self.locked())?;
+        self.let_go_of_mark()?;
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let access = if self.geometry.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
@@ -48,18 +44,31 @@ impl Image {
         leave_atime(&file);
         let flushes = (0..=queues.min(FLUSHES_MAX)).map(|_| describe(&self.file));
         let flushes = flushes.collect::<Result<Vec<_>, _>>()?;
-        for given in flushes.iter().chain([&file]) {
-            sys::mark(given)?;
+        // Where the lock goes with the rings, the process marks them when it has the lock.
+        if self.unlocked.is_none() {
+            flushes.iter().chain([&file]).try_for_each(sys::mark)?;
         }
         Ok(Handed { file, flushes })
     }
 
+    /// Leaves the mark to those whom the image was given to. The lock of all bytes has it too.
+    ///
+    /// # Errors
+    /// `ENOLCK`: the system has no lock to give.
+    pub fn let_go_of_mark(&self) -> Result<(), Errno> {
+        sys::unmark(self.locked())
+    }
+
     /// True if all descriptions that were given away are closed, and their requests have ended. May
-    /// block as a lock of the file system may.
+    /// block as a lock of the file system may. Of an image whose lock goes with the rings always:
+    /// another daemon may have it, and the lock is not to be had before all have ended.
     ///
     /// # Errors
     /// The file system's, which cannot tell.
     pub fn is_let_go(&self) -> Result<bool, Errno> {
+        if self.unlocked.is_some() {
+            return Ok(true);
+        }
         sys::is_marked(self.locked()).map(|is_marked| !is_marked)
     }
 
@@ -70,17 +79,66 @@ impl Image {
     /// [`ImageError`]: there is no description for flushes, or the image has no size.
     pub fn handed(handed: Handed, (read_only, direct): (bool, bool)) -> Result<Self, ImageError> {
         let Handed { file, mut flushes } = handed;
+        let stat = rustix::fs::fstat(&file).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        let block_device = stat == Ok(FileType::BlockDevice);
         let path = || Path::new("a handed image").to_path_buf();
         let syncs = flushes.pop().ok_or(ImageError::Kind { path: path() })?;
         let size =
             super::size_of_file(&file).map_err(|errno| ImageError::Size { path: path(), errno })?;
-        let image = Self::measured(file, None, syncs, (false, read_only, size), direct);
-        Ok(Self { spare: Spares::kept(flushes), ..image })
+        let image = Self::measured(file, None, syncs, (block_device, read_only, size), direct);
+        Ok(Self { spare: Spares::kept(flushes), is_handed: true, ..image })
+    }
+
+    /// True if it is a block device that this process holds, so that every range of it can be
+    /// zeroed and discarded at any time.
+    #[must_use]
+    pub fn holds_device(&self) -> bool {
+        self.block_device && !self.is_handed
     }
 
     /// The description that holds the image's lock.
     fn locked(&self) -> &OwnedFd {
         self.holder.as_ref().unwrap_or(&self.file)
+    }
+}
+
+impl Handed {
+    /// Copies of the descriptors, by which a process that was given them can mark them.
+    ///
+    /// # Errors
+    /// `EMFILE`: the process has no further descriptor.
+    pub fn marks(&self) -> Result<Marks, Errno> {
+        let all = self.flushes.iter().chain([&self.file]);
+        let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
+        Ok(Marks(all.map(copy).collect::<Result<_, _>>()?))
+    }
+}
+
+/// The descriptions that a process was given of an image whose lock goes with the rings. While
+/// rings run they are marked, so that the image waits for their requests if the process dies.
+#[derive(Debug)]
+pub struct Marks(Vec<OwnedFd>);
+
+impl Marks {
+    /// Marks all of them, or none. The owner has locked the image for them.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `EACCES`: somebody else has locked the image.
+    pub fn set(&self) -> Result<(), Errno> {
+        let set = self.0.iter().try_for_each(sys::mark);
+        if set.is_err() {
+            self.clear();
+        }
+        set
+    }
+
+    /// No request is under way any more.
+    pub fn clear(&self) {
+        for fd in &self.0 {
+            if let Err(errno) = sys::unmark(fd) {
+                tracing::error!(%errno, "an image stays marked until this process ends");
+            }
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Which process serves a device: the key `domain`, and what a room cannot serve.
 
-use super::{BlkPlan, DevicePlan, DiskPlan, Domains, NetPlan, PlanError, SocketPlan};
+use super::{BlkPlan, DevicePlan, DiskPlan, Domains, NetPlan, Plan, PlanError, SocketPlan};
 use super::{Wanted, is_device_name};
+use std::collections::BTreeMap;
 
 impl DevicePlan {
     /// The device in the domain that it names, if it names one.
@@ -26,8 +27,6 @@ impl DevicePlan {
         match &self.socket {
             SocketPlan::Connect { .. } => Some("client"),
             SocketPlan::Fd(_) => Some("fd"),
-            // What a group shares, and what an operator changes, is in the daemon.
-            _ if !self.limit.is_none() => Some("limit"),
             _ if self.one_off => Some("one_off"),
             _ if !self.queue_workers.is_empty() => Some("queue_workers"),
             SocketPlan::Listen { .. } => None,
@@ -42,14 +41,9 @@ impl BlkPlan {
     }
 
     fn needs_the_house(&self) -> Option<&'static str> {
-        self.device.needs_the_house().or(match &self.disk {
-            DiskPlan::Memory { .. } => Some("memory"),
-            // A room may not connect to anything.
-            DiskPlan::Nbd(_) => Some("nbd"),
-            // Its lock goes with the rings of a session, and the daemon sees no session.
-            DiskPlan::File { lock_with_rings: true, .. } => Some("lock_with_rings"),
-            _ => None,
-        })
+        // A room may not connect to anything.
+        let nbd = matches!(self.disk, DiskPlan::Nbd(_)).then_some("nbd");
+        self.device.needs_the_house().or(nbd)
     }
 }
 
@@ -75,12 +69,36 @@ impl Wanted {
             // No domain that is named has a colon.
             (None, Domains::Device) => {
                 let needs = match self {
+                    // A room would count for itself alone what the group may pass.
+                    _ if device.limit.group.is_some() => Some("limit.group"),
                     Self::Blk(blk) => blk.needs_the_house(),
                     Self::Net(net) => net.needs_the_house(),
                 };
                 needs.is_none().then(|| format!("device:{}", device.name))
             }
         }
+    }
+}
+
+impl Plan {
+    /// Checks that all devices of a group of limits are served by one process: each process counts
+    /// by itself what its devices pass.
+    pub(super) fn check_groups(&self) -> Result<(), PlanError> {
+        let mut domains = BTreeMap::new();
+        for xen in &self.xen_blk {
+            xen.limit.group.iter().for_each(|group| _ = domains.insert(group.clone(), None));
+        }
+        for wanted in self.wanted() {
+            let DevicePlan { place, limit, .. } = wanted.plan();
+            let Some(group) = &limit.group else { continue };
+            let domain = wanted.domain(self.daemon.domains);
+            let others = domains.entry(group.clone()).or_insert_with(|| domain.clone());
+            if *others != domain {
+                let problem = format!("{group:?} has devices of another domain");
+                return place.error("limit.group", problem);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -102,20 +120,45 @@ mod tests {
         assert_eq!(domain_of("domains = 'device'", "null = '1G'"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "null = true"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "null = true\npcap = '/p'"), Ok(None));
-        assert_eq!(domain_of("domains = 'device'", "memory = '1G'"), Ok(None));
+        assert_eq!(domain_of("domains = 'device'", "memory = '1G'"), is("device:a"));
+        let limited = "null = '1G'\nlimit = { iops = 5 }\n";
+        assert_eq!(domain_of("domains = 'device'", limited), is("device:a"));
         assert_eq!(domain_of("domains = 'one'", "null = '1G'\ndomain = 'b'"), is("b"));
         for (daemon, device, key) in [
             ("domains = 'user'", "null = '1G'", "domains"),
             ("", "null = '1G'\ndomain = 'a:b'", "domain"),
-            ("", "memory = '1G'\ndomain = 'b'", "memory"),
             ("", "null = '1G'\none_off = true\ndomain = 'b'", "one_off"),
-            ("", "null = '1G'\nlimit = { iops = 5 }\ndomain = 'b'", "limit"),
-            ("", "file = '/f'\nlock_with_rings = true\ndomain = 'b'", "lock_with_rings"),
             ("", "null = '1G'\nqueue_workers = [0]\ndomain = 'b'", "queue_workers"),
             ("", "null = true\npcap = '/p'\ndomain = 'b'", "pcap"),
         ] {
             let error = domain_of(daemon, device).unwrap_err();
             assert!(error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_group_of_limits_is_in_one_domain() {
+        let plan = |daemon: &str, domains: [&str; 2]| {
+            let mut text = format!("[daemon]\n{daemon}\n[[limit]]\nname = 'g'\niops = 5\n");
+            for (name, domain) in ["a", "b"].into_iter().zip(domains) {
+                let domain = match domain {
+                    "" => String::new(),
+                    domain => format!("domain = '{domain}'\n"),
+                };
+                text += &format!(
+                    "[[blk]]\nname = '{name}'\nsocket_path = '/{name}'\nnull = '1G'\n\
+                     limit = {{ group = 'g' }}\n{domain}"
+                );
+            }
+            parse(&text).map(drop)
+        };
+        assert_eq!(plan("", ["x", "x"]), Ok(()));
+        assert_eq!(plan("", ["", ""]), Ok(()));
+        // The daemon serves what would have domains of its own.
+        assert_eq!(plan("domains = 'device'", ["", ""]), Ok(()));
+        for domains in [["x", "y"], ["x", ""], ["", "y"]] {
+            let error = plan("", domains).unwrap_err();
+            assert!(error.contains("\"g\" has devices of another domain"), "{error}");
         }
     }
 }

@@ -1,0 +1,54 @@
+//! `RingLocked`: a disk whose image the house locks while rings of its guest run, and which this
+//! room marks then.
+
+use super::wishes::TheHouse;
+use manyring_backend::blk::{Disk, DiskQueue, Geometry, Image, ImageError, Marks};
+use rustix::io::Errno;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The disk.
+#[derive(Debug)]
+pub(super) struct RingLocked {
+    pub(super) inner: Arc<dyn Disk>,
+    pub(super) marks: Marks,
+    pub(super) house: TheHouse,
+}
+
+impl Disk for RingLocked {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
+        self.inner.open_queue(has_ring)
+    }
+
+    fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
+        self.inner.resize(size)
+    }
+
+    fn acquire(&self) -> Result<(), ImageError> {
+        let path = || Path::new("the image of this device").to_path_buf();
+        self.house.lock(true).and_then(|()| self.marks.set()).map_err(|errno| match errno {
+            Errno::BUSY | Errno::AGAIN | Errno::ACCESS => {
+                ImageError::InUse { path: path(), holder: None }
+            }
+            errno => ImageError::Lock { path: path(), errno },
+        })
+    }
+
+    fn release(&self) {
+        // The house makes all durable before it lets go; the page cache is the same for both.
+        self.marks.clear();
+        let _ = self.house.lock(false);
+    }
+
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn image(&self) -> Option<&Image> {
+        self.inner.image()
+    }
+}

@@ -1,0 +1,155 @@
+//! Every kind of disk in a room, with limits and with a lock that goes with the rings.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+#![allow(clippy::disallowed_methods, reason = "a guest of a test has a thread of its own")]
+
+mod domain;
+mod foreign;
+mod process;
+mod program;
+
+use domain::{disk, pid, room, serve};
+use foreign::Client;
+use manyring_driver::{BlkDriver, BlkOptions, Op};
+use process::{Daemon, wait_until};
+use program::{http_json, manyring};
+use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+fn kill(daemon: &Daemon, name: &str) {
+    kill_process(pid(daemon, name), Signal::KILL).unwrap();
+    assert!(wait_until(|| room(daemon, name)["state"] == "ended"), "{}", daemon.log());
+}
+
+fn connect(daemon: &Daemon, name: &str) -> BlkDriver {
+    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    BlkDriver::connect(&daemon.socket_of(name), &options).unwrap()
+}
+
+#[test]
+fn a_disk_in_memory_outlives_its_room() {
+    let daemon = serve("", &disk("a", "memory = '16M'\ndomain = 'a'\n"), &["a"]);
+    for lane in &mut Client::connect(&daemon.socket_of("a"), false).lanes(7) {
+        lane.transfer(true);
+    }
+    for _ in 0..2 {
+        kill(&daemon, "a");
+        for lane in &mut Client::connect(&daemon.socket_of("a"), false).lanes(7) {
+            lane.transfer(false);
+        }
+    }
+    assert_eq!(room(&daemon, "a")["starts"], 3);
+    assert!(daemon.terminate().success());
+}
+
+/// Reads so often, one after the other.
+fn read(driver: &mut BlkDriver, count: u64) {
+    for _ in 0..count {
+        driver.queues[0].run(Op::Read { sector: 0, len: 4096 }).unwrap();
+    }
+}
+
+/// A guest that would wait for an hour goes on once `change` is made.
+fn waits_until(mut driver: BlkDriver, change: impl FnOnce()) {
+    let waits = std::thread::spawn(move || read(&mut driver, 50));
+    // It is left to wait for a while: a test that passes without that proves nothing.
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!waits.is_finished());
+    change();
+    assert!(wait_until(|| waits.is_finished()), "it does not go on");
+}
+
+#[test]
+fn limits_hold_in_a_room_and_follow_the_operator() {
+    let limited = |name: &str, limit: &str| {
+        disk(name, &format!("memory = '1M'\ndomain = 'x'\nlimit = {{ {limit} }}\n"))
+    };
+    let devices = [
+        limited("a", "bps = 1"),
+        limited("b", "group = 'g'"),
+        limited("c", "group = 'g'"),
+        disk("d", "memory = '1M'\ndomain = 'y'\n"),
+        "[[limit]]\nname = 'g'\nbps = 1\n".to_owned(),
+    ];
+    let daemon = serve("", &devices.concat(), &["a", "b", "c", "d"]);
+    let ask = |method: &str, path: &str, body: Value| {
+        http_json(&daemon.socket_of("control"), method, path, &body.to_string())
+    };
+    let mut alone = connect(&daemon, "a");
+    read(&mut alone, 1);
+    waits_until(alone, || {
+        let (status, said) = ask("PATCH", "/v1/devices/a", json!({"limit": {"bps": 0}}));
+        assert_eq!(status, 200, "{said}");
+    });
+    // What one has passed, the other one of the group waits for.
+    let (mut first, second) = (connect(&daemon, "b"), connect(&daemon, "c"));
+    read(&mut first, 1);
+    waits_until(second, || {
+        let (status, said) = ask("PUT", "/v1/limits/g", json!({"bps": 0}));
+        assert_eq!(status, 200, "{said}");
+    });
+    // The next room has the limits as they are then.
+    drop(first);
+    kill(&daemon, "x");
+    read(&mut connect(&daemon, "a"), 50);
+    // A group is in one domain.
+    let (status, said) = ask("PATCH", "/v1/devices/d", json!({"limit": {"group": "g"}}));
+    assert!(status == 422 && said.to_string().contains("another domain"), "{status} {said}");
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_lock_that_goes_with_the_rings_is_handed_over_between_rooms() {
+    let keys = |domain: &str| format!("file = '@/a.img'\nlock_with_rings = true\n{domain}");
+    let source = serve("", &disk("a", &keys("domain = 'a'\n")), &["a"]);
+    let image = source.folder().join("a.img").display().to_string();
+    let other = |domain: &str| {
+        let keys = keys(domain).replace("@/a.img", &image);
+        serve("", &disk("b", &keys), &["b"])
+    };
+    let (in_room, in_house) = (other("domain = 'b'\n"), other(""));
+    let mut driver = connect(&source, "a");
+    driver.queues[0].write(0, &[7; 4096]).unwrap();
+    let refused = |target: &Daemon| {
+        let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+        let driver = BlkDriver::connect(&target.socket_of("b"), &options);
+        driver.is_err() || driver.unwrap().queues[0].read(0, &mut [0; 512]).is_err()
+    };
+    assert!(refused(&in_house) && refused(&in_room), "the guest runs elsewhere");
+    drop(driver);
+    for target in [&in_room, &in_house] {
+        let mut driver = connect(target, "b");
+        let mut bytes = [0; 4096];
+        driver.queues[0].read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 4096]);
+    }
+    // A room that dies lets go, and the daemon that had it can have it again.
+    let mut driver = connect(&in_room, "b");
+    driver.queues[0].write(0, &[8; 4096]).unwrap();
+    kill(&in_room, "b");
+    for target in [(&source, "a"), (&in_room, "b")] {
+        let mut bytes = [0; 4096];
+        connect(target.0, target.1).queues[0].read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [8; 4096]);
+    }
+    for daemon in [source, in_room, in_house] {
+        assert!(daemon.terminate().success());
+    }
+}
+
+#[test]
+fn what_no_room_can_serve_is_refused_by_its_key() {
+    for (keys, named) in [
+        ("null = '1M'\none_off = true\n", "one_off"),
+        ("null = '1M'\nclient = true\n", "client"),
+        ("null = '1M'\nqueue_workers = [0]\n", "queue_workers"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("manyring.toml");
+        let text = disk("a", &format!("{keys}domain = 'a'\n"));
+        std::fs::write(&file, text.replace('@', "/nowhere")).unwrap();
+        let output = manyring().arg("run").arg("--config").arg(&file).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(named), "{said}");
+    }
+}

@@ -1,0 +1,187 @@
+//! What the kernel still does for a room that is killed: its image waits, and nobody else does.
+//! Needs root, for loop devices and a file system that is frozen.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod domain;
+mod foreign;
+mod process;
+mod program;
+
+use domain::{client_works, disk, pid, room, serve};
+use manyring_driver::{BlkDriver, BlkOptions, Op};
+use process::{Daemon, wait_until};
+use rustix::process::{Signal, kill_process, test_kill_process};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Runs a program of the system, and gives what it says.
+fn run(command: &str) -> String {
+    let mut words = command.split_whitespace();
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{command}: {output:?}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// A block device of 16 MiB over a file; detached when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn over(file: &Path) -> Self {
+        std::fs::File::create(file).unwrap().set_len(16 << 20).unwrap();
+        Self(run(&format!("losetup --show -f {}", file.display())).into())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("-d").arg(&self.0).output();
+    }
+}
+
+/// A file system that can be frozen: whoever writes to it waits, and no signal helps.
+struct Freezer {
+    _file: tempfile::NamedTempFile,
+    folder: tempfile::TempDir,
+}
+
+impl Freezer {
+    fn new() -> Self {
+        let (file, folder) =
+            (tempfile::NamedTempFile::new().unwrap(), tempfile::tempdir().unwrap());
+        file.as_file().set_len(64 << 20).unwrap();
+        run(&format!("mkfs.ext4 -q {}", file.path().display()));
+        run(&format!("mount -o loop {} {}", file.path().display(), folder.path().display()));
+        Self { _file: file, folder }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn freeze(&self) {
+        run(&format!("fsfreeze -f {}", self.folder.path().display()));
+    }
+
+    fn thaw(&self) {
+        run(&format!("fsfreeze -u {}", self.folder.path().display()));
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        let _ = Command::new("fsfreeze").arg("-u").arg(self.folder.path()).output();
+        let _ = Command::new("umount").arg("-l").arg(self.folder.path()).output();
+    }
+}
+
+fn connect(daemon: &Daemon, name: &str) -> BlkDriver {
+    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    BlkDriver::connect(&daemon.socket_of(name), &options).unwrap()
+}
+
+/// A disk that can be made to hang in domain `a`, and one in memory in domain `b`.
+fn serve_beside(keys: &str) -> Daemon {
+    let devices =
+        [disk("a", &format!("{keys}domain = 'a'\n")), disk("b", "memory = '16M'\ndomain = 'b'\n")];
+    serve("", &devices.concat(), &["a", "b"])
+}
+
+/// Has the disk of domain `a` hang with a write in flight, and kills its room; then nobody else
+/// waits, and the disk serves again when it goes on.
+fn dies_with_a_write_in_flight(daemon: &Daemon, freezer: &Freezer, ends: bool) {
+    let mut driver = connect(daemon, "a");
+    driver.queues[0].write(0, &[1; 4096]).unwrap();
+    let killed = pid(daemon, "a");
+    freezer.freeze();
+    let queue = &mut driver.queues[0];
+    queue.submit(Op::Write { sector: 0, data: &[2; 4096] }).unwrap().unwrap();
+    queue.publish().unwrap();
+    // It is the kernel's: the guest's index has moved, and no answer has come.
+    let counted = || domain::counted(daemon, "a", "in_flight");
+    assert!(wait_until(|| counted() == 1), "{}", daemon.log());
+    kill_process(killed, Signal::KILL).unwrap();
+    drop(driver);
+    let is_gone = || test_kill_process(killed).is_err();
+    assert!(!ends || wait_until(is_gone), "{}", daemon.log());
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| {
+            // Who was handed to a room that had ended connects again.
+            let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+            let mut driver = None;
+            let socket = daemon.socket_of("a");
+            let connects = || {
+                driver = BlkDriver::connect(&socket, &options).ok();
+                driver.is_some()
+            };
+            assert!(wait_until(connects));
+            driver.unwrap()
+        });
+        // A process of which the kernel keeps a thread has no end, and closes nothing: that it does
+        // not answer is what shows.
+        let is_shown = || match ends {
+            true => daemon.log().contains("are still waited for"),
+            false => room(daemon, "a")["state"] == "held",
+        };
+        assert!(wait_until(is_shown), "{}", daemon.log());
+        client_works(&daemon.socket_of("b"), 1);
+        assert!(!next.is_finished(), "the image has a writer still");
+        freezer.thaw();
+        let mut driver = next.join().unwrap();
+        // The guest's own write of before comes first, or not at all, and never after this one.
+        driver.queues[0].write(0, &[3; 4096]).unwrap();
+        driver.queues[0].flush().unwrap();
+        let mut bytes = [0; 4096];
+        driver.queues[0].read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [3; 4096]);
+    });
+    assert!(is_gone() && room(daemon, "a")["starts"] == 2, "{}", daemon.log());
+}
+
+#[test]
+fn an_image_waits_for_the_requests_of_a_room_that_is_gone() {
+    let freezer = Freezer::new();
+    let device = Loop::over(&freezer.file("back.img"));
+    let daemon = serve_beside(&format!("file = '{}'\ndirect = true\n", device.0.display()));
+    dies_with_a_write_in_flight(&daemon, &freezer, true);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_room_that_sigkill_does_not_end_is_shown_as_held_and_holds_its_own_devices_alone() {
+    let freezer = Freezer::new();
+    let file = freezer.file("disk.img");
+    std::fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
+    let daemon = serve_beside(&format!("file = '{}'\n", file.display()));
+    dies_with_a_write_in_flight(&daemon, &freezer, false);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_block_device_in_a_room_discards_and_zeroes_what_the_page_cache_has_not_written() {
+    for io_uring in [true, false] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let device = Loop::over(file.path());
+        let keys = disk("a", &format!("file = '{}'\ndomain = 'a'\n", device.0.display()));
+        let daemon = serve(&format!("io_uring = {io_uring}"), &keys, &["a"]);
+        let queue = &mut connect(&daemon, "a").queues[0];
+        for round in 0..20_u8 {
+            queue.write(0, &[round + 1; 65536]).unwrap();
+            let zeroes = Op::WriteZeroes { sector: 0, count: 64, unmap: round % 2 == 0 };
+            queue.run(zeroes).unwrap();
+            queue.run(Op::Discard { sector: 64, count: 64 }).unwrap();
+            let mut bytes = [9; 32768];
+            queue.read(0, &mut bytes).unwrap();
+            assert_eq!(bytes, [0; 32768], "round {round}");
+        }
+        // Nobody else gets the device, from any description.
+        let other = Command::new(env!("CARGO_BIN_EXE_manyring"))
+            .args(["blk", "--wait", "0", "--socket-path"])
+            .arg(daemon.folder().join("other"))
+            .arg("--blk-file")
+            .arg(&device.0)
+            .output()
+            .unwrap();
+        assert!(String::from_utf8_lossy(&other.stderr).contains("in use"), "{other:?}");
+        assert!(daemon.terminate().success());
+    }
+}
