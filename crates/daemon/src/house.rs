@@ -24,7 +24,6 @@ pub(crate) use change::{Change, Done, Door, Keys, Refused};
 pub(crate) use tasks::Tasks;
 
 use crate::assemble::links::HostLinks;
-use crate::assemble::wanted::is_block_device;
 use crate::assemble::{AssembleError, Made, Opened, Served, free, listens_at, served};
 use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Found, Place, Plan, Wanted};
 use crate::control::{Entry, Registry};

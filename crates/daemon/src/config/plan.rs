@@ -20,6 +20,7 @@ mod xen;
 
 pub(crate) use access::AccessPlan;
 pub(crate) use daemon::{DaemonPlan, Domains};
+pub(crate) use domain::ANY_USER;
 pub(crate) use key_class::{Class, class_of};
 pub(crate) use limit::{GroupPlan, LimitPlan, limit_keys};
 pub(crate) use moderation::ModerationPlan;

@@ -7,7 +7,7 @@ use super::lend::Attendant;
 use super::message::{PortFacts, Told};
 use super::{keys, lend};
 use crate::assemble::{Kind, Made, Part};
-use crate::config::plan::Wanted;
+use crate::config::plan::{ANY_USER, Wanted};
 use manyring_backend::blk::{Disk, Handed};
 use manyring_device::net::NetDevice;
 use manyring_engine::aside;
@@ -49,8 +49,8 @@ pub(crate) async fn serve(
     };
     let counts = Counts::new(made.device.clone(), made.part.queue_count());
     let counts = Arc::new(counts.map_err(|errno| io_error(errno.into()))?);
-    let (part, attends) = (made.part.clone(), JoinSet::new());
-    let mut front = Front { rooms, wanted, domain, part, counts, attends, room: None };
+    let (part, attends, handed_at) = (made.part.clone(), JoinSet::new(), Instant::now());
+    let mut front = Front { rooms, wanted, domain, part, counts, attends, room: None, handed_at };
     let device = wanted.plan().name.as_str();
     tracing::info!(device, room = domain, path = %listener.path(), "listening");
     let name = listener.take_name();
@@ -114,8 +114,9 @@ struct Front<'a> {
     counts: Arc<Counts>,
     /// What is done for the room of a network device; it ends with the room.
     attends: JoinSet<()>,
-    /// The room that was given the device.
+    /// The room that was given the device, and when the last client was handed to it.
     room: Option<Arc<Room>>,
+    handed_at: Instant,
 }
 
 /// What a room is given of a device.
@@ -129,9 +130,20 @@ struct Gift {
 impl Front<'_> {
     /// Hands a client to the room, once that one is there and has the device.
     async fn hand_over(&mut self, stream: UnixStream) {
-        let (name, domain) = (self.wanted.plan().name.as_str(), self.domain);
+        let name = self.wanted.plan().name.as_str();
+        let domain = match self.domain_of(&stream) {
+            Ok(domain) => domain,
+            Err(error) => {
+                tracing::warn!(device = name, %error, "client refused: its user is not known");
+                return;
+            }
+        };
         let Ok(stream) = stream.into_std() else { return };
-        let room = self.rooms.of(domain).await;
+        if self.room.as_ref().is_some_and(|room| room.name() != domain && room.has(name)) {
+            self.until_unused().await;
+            self.take_back().await;
+        }
+        let room = self.rooms.of(&domain).await;
         if !room.has(name)
             && let Err(error) = self.give(&room).await
         {
@@ -140,10 +152,27 @@ impl Front<'_> {
             sleep(RETRY).await;
             return;
         }
-        self.room = Some(room.clone());
+        (self.room, self.handed_at) = (Some(room.clone()), Instant::now());
         if let Err(Deaf) = room.connect(name, stream.into()) {
             tracing::warn!(device = name, room = domain, "client refused: the room is busy");
         }
+    }
+
+    /// The domain of whoever has connected.
+    fn domain_of(&self, stream: &UnixStream) -> io::Result<String> {
+        if self.domain != ANY_USER {
+            return Ok(self.domain.to_owned());
+        }
+        Ok(format!("{ANY_USER}{}", stream.peer_cred()?.uid()))
+    }
+
+    /// Returns when the client that another room was handed last has left.
+    async fn until_unused(&self) {
+        let mut connected = self.part.connected.subscribe();
+        // It may have been handed a moment ago.
+        let begins = connected.wait_for(|is_connected| *is_connected);
+        let _ = tokio::time::timeout_at(self.handed_at + PATIENCE, begins).await;
+        let _ = connected.wait_for(|is_connected| !*is_connected).await;
     }
 
     async fn give(&mut self, room: &Arc<Room>) -> Result<(), String> {
@@ -221,14 +250,19 @@ impl Front<'_> {
         }
     }
 
+    /// Takes the device from its room, which has stopped it then.
+    async fn take_back(&mut self) {
+        let Some(room) = self.room.take() else { return };
+        room.remove(&self.wanted.plan().name).await;
+        let counts = self.counts.clone();
+        aside(move || counts.end()).await;
+    }
+
     /// Takes the device from its room. The image's lock is let go of when this returns, so the
     /// room's requests must have ended.
     async fn close(&mut self) {
-        let Some(room) = self.room.take() else { return };
         let device = &self.wanted.plan().name;
-        room.remove(device).await;
-        let counts = self.counts.clone();
-        aside(move || counts.end()).await;
+        self.take_back().await;
         if let Err(error) = self.let_go().await {
             tracing::warn!(device, error, "the image is let go of");
         }

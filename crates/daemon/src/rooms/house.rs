@@ -124,6 +124,11 @@ impl Room {
         *self.state.borrow()
     }
 
+    /// Its domain.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn pid(&self) -> u32 {
         self.pid.load(Ordering::Relaxed)
     }

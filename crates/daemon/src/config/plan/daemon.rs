@@ -52,14 +52,16 @@ pub(crate) struct DaemonPlan {
     pub(crate) sandbox: Sandbox,
 }
 
-/// Which disks share a process of their own, unless a disk names one.
+/// Which devices share a process of their own, unless a device names one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Domains {
     /// None has one: the daemon serves all.
     One,
-    /// Each disk has one.
+    /// Each device has one.
     Device,
+    /// The devices that front-ends of one user use at the time.
+    User,
 }
 
 impl Domains {
@@ -67,8 +69,10 @@ impl Domains {
         match raw {
             None | Some("one") => Ok(Self::One),
             Some("device") => Ok(Self::Device),
+            Some("user") => Ok(Self::User),
             Some(other) => {
-                place.error("domains", format!("{other:?} is neither \"one\" nor \"device\""))
+                let problem = "is none of \"one\", \"device\" and \"user\"";
+                place.error("domains", format!("{other:?} {problem}"))
             }
         }
     }

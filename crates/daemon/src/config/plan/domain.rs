@@ -4,6 +4,9 @@ use super::{BlkPlan, DevicePlan, DiskPlan, Domains, NetPlan, Plan, PlanError, So
 use super::{Wanted, is_device_name};
 use std::collections::BTreeMap;
 
+/// The domain of a device that is served for whichever user connects to it.
+pub(crate) const ANY_USER: &str = "user:";
+
 impl DevicePlan {
     /// The device in the domain that it names, if it names one.
     pub(super) fn within(self, domain: Option<String>) -> Result<Self, PlanError> {
@@ -66,15 +69,18 @@ impl Wanted {
         match (&device.domain, domains) {
             (Some(domain), _) => Some(domain.clone()),
             (None, Domains::One) => None,
-            // No domain that is named has a colon.
-            (None, Domains::Device) => {
+            (None, Domains::Device | Domains::User) => {
                 let needs = match self {
                     // A room would count for itself alone what the group may pass.
                     _ if device.limit.group.is_some() => Some("limit.group"),
                     Self::Blk(blk) => blk.needs_the_house(),
                     Self::Net(net) => net.needs_the_house(),
                 };
-                needs.is_none().then(|| format!("device:{}", device.name))
+                // No domain that is named has a colon.
+                needs.is_none().then(|| match domains {
+                    Domains::User => ANY_USER.to_owned(),
+                    _ => format!("device:{}", device.name),
+                })
             }
         }
     }
@@ -123,9 +129,11 @@ mod tests {
         assert_eq!(domain_of("domains = 'device'", "memory = '1G'"), is("device:a"));
         let limited = "null = '1G'\nlimit = { iops = 5 }\n";
         assert_eq!(domain_of("domains = 'device'", limited), is("device:a"));
+        assert_eq!(domain_of("domains = 'user'", "null = '1G'"), is("user:"));
+        assert_eq!(domain_of("domains = 'user'", "null = '1G'\ndomain = 'b'"), is("b"));
         assert_eq!(domain_of("domains = 'one'", "null = '1G'\ndomain = 'b'"), is("b"));
         for (daemon, device, key) in [
-            ("domains = 'user'", "null = '1G'", "domains"),
+            ("domains = 'users'", "null = '1G'", "domains"),
             ("", "null = '1G'\ndomain = 'a:b'", "domain"),
             ("", "null = '1G'\none_off = true\ndomain = 'b'", "one_off"),
             ("", "null = '1G'\nqueue_workers = [0]\ndomain = 'b'", "queue_workers"),
