@@ -108,7 +108,7 @@ fn negotiate(talk: &mut Talk, wish: Wish) -> Result<Export, JoinError> {
         talk.read_exact(&mut bytes).map_err(JoinError::Silent)?;
         let progress = handshake.take(&bytes, &mut out)?;
         if progress == Progress::StartTls {
-            return Err(JoinError::Disk("TLS is not supported yet".to_owned()));
+            return Err(JoinError::Disk("TLS is not spoken here".to_owned()));
         }
         talk.write_all(&out).map_err(JoinError::Silent)?;
         out.clear();

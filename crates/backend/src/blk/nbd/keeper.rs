@@ -13,7 +13,7 @@
 
 use super::clock::now;
 use super::join::{JoinError, Joined, join};
-use super::line::{Line, News};
+use super::line::{Counts, Line, News, Seat};
 use manyring_wire::nbd::{CAN_MULTI_CONN, Export, READ_ONLY, SEND_FLUSH, Uri};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -60,6 +60,9 @@ struct State {
     /// The disk that the guest was told.
     told: Export,
     lines: Vec<Arc<Line>>,
+    /// What the connections have done, also those of queues that are gone: the first one that no
+    /// queue has goes on with the next.
+    counts: Vec<Arc<Counts>>,
     /// Lines that want a connection, in the order in which they have asked.
     asking: VecDeque<Arc<Line>>,
     /// A connection that nobody has yet.
@@ -91,6 +94,7 @@ impl Keeper {
         let state = Mutex::new(State {
             told,
             lines: Vec::new(),
+            counts: Vec::new(),
             asking: VecDeque::new(),
             spare: Some(first),
             lost_at: None,
@@ -118,14 +122,23 @@ impl Keeper {
         self.lock().told
     }
 
-    /// The queues' lines.
-    pub(super) fn lines(&self) -> Vec<Arc<Line>> {
-        self.lock().lines.clone()
+    /// What the connections have done.
+    pub(super) fn counts(&self) -> Vec<Arc<Counts>> {
+        self.lock().counts.clone()
     }
 
-    /// Adds a queue, which asks for its connection.
-    pub(super) fn add(&self, line: &Arc<Line>) {
+    /// Adds a queue, which hears of news at `seat`, and asks for its connection.
+    pub(super) fn add(&self, seat: Option<Seat>) -> Arc<Line> {
         let mut state = self.lock();
+        let State { lines, counts, .. } = &mut *state;
+        let is_free = |c: &&Arc<Counts>| !lines.iter().any(|line| Arc::ptr_eq(&line.counts, c));
+        let free = counts.iter().find(is_free).cloned();
+        let free = free.unwrap_or_else(|| {
+            counts.push(Arc::default());
+            counts[counts.len() - 1].clone()
+        });
+        let line = Arc::new(Line::new(free));
+        line.sit(seat);
         state.lines.push(line.clone());
         match state.spare.take() {
             Some(spare) => line.tell(News::Joined(spare)),
@@ -135,6 +148,7 @@ impl Keeper {
                 self.wake.notify_one();
             }
         }
+        line
     }
 
     /// Takes a queue away.
@@ -142,6 +156,12 @@ impl Keeper {
         let mut state = self.lock();
         state.lines.retain(|other| !Arc::ptr_eq(other, line));
         state.asking.retain(|other| !Arc::ptr_eq(other, line));
+        line.counts.end();
+        let is_last = state.is_closed && state.lines.is_empty();
+        drop(state);
+        if is_last {
+            self.wake.notify_one();
+        }
     }
 
     /// A queue's connection is lost, for this reason. `has_answered`: it had replies before.
@@ -174,7 +194,7 @@ impl Keeper {
         Ok(state.told)
     }
 
-    /// Ends the thread.
+    /// Ends the thread, when the last queue is gone.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
         self.wake.notify_one();
@@ -195,7 +215,7 @@ impl Keeper {
         let mut state = self.lock();
         loop {
             let now = now();
-            if state.is_closed {
+            if state.is_closed && state.lines.is_empty() {
                 return Job::End;
             }
             if now >= state.tick_at {

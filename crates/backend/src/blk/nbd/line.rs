@@ -32,7 +32,7 @@ pub(super) struct Line {
     tick: AtomicU32,
     /// Something is in flight, so that the queue must hear of ticks.
     pub(super) is_busy: AtomicBool,
-    pub(super) counts: Counts,
+    pub(super) counts: Arc<Counts>,
 }
 
 /// What a connection has done. The queue's worker writes, whoever wants reads.
@@ -52,6 +52,12 @@ impl Counts {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
+    /// The connection's queue is gone.
+    pub(super) fn end(&self) {
+        self.connected.store(false, Ordering::Relaxed);
+        self.in_flight.store(0, Ordering::Relaxed);
+    }
+
     /// As others see them.
     pub(super) fn shown(&self) -> Connection {
         Connection {
@@ -65,6 +71,11 @@ impl Counts {
 }
 
 impl Line {
+    /// A line that goes on with the counts of one that has ended.
+    pub(super) fn new(counts: Arc<Counts>) -> Self {
+        Self { counts, ..Self::default() }
+    }
+
     fn seat(&self) -> MutexGuard<'_, Option<Seat>> {
         self.seat.lock().unwrap_or_else(PoisonError::into_inner)
     }

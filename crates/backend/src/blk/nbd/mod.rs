@@ -89,7 +89,7 @@ impl Disk for NbdDisk {
     }
 
     fn connections(&self) -> Vec<Connection> {
-        self.keeper.lines().iter().map(|line| line.counts.shown()).collect()
+        self.keeper.counts().iter().map(|counts| counts.shown()).collect()
     }
 }
 

@@ -70,12 +70,9 @@ pub(super) struct NbdQueue {
 impl NbdQueue {
     /// A queue that has asked for its connection.
     pub(super) fn new(keeper: Arc<Keeper>, has_ring: bool) -> Result<Self, Errno> {
-        let line = Arc::new(Line::default());
         let watched = if has_ring { None } else { Some(Watched::new()?) };
-        if let Some(watched) = &watched {
-            line.sit(Some(Seat { inbox: watched.inbox().clone(), user_data: 0 }));
-        }
-        keeper.add(&line);
+        let seat = |watched: &Watched| Seat { inbox: watched.inbox().clone(), user_data: 0 };
+        let line = keeper.add(watched.as_ref().map(seat));
         Ok(Self {
             session: Session::new(&keeper.told()),
             keeper,
@@ -216,12 +213,17 @@ impl NbdQueue {
         }
     }
 
-    /// Hands out what is done; the last of it not before the kernel has nothing of the connection.
-    fn hand_out(&mut self, done: &mut Vec<Completion>) {
-        let is_busy = match &self.link {
+    /// True while the kernel has something of the connection.
+    fn is_busy(&self) -> bool {
+        match &self.link {
             Link::Down => false,
             Link::Up(stream) | Link::Closing(stream, _) => stream.is_busy(),
-        };
+        }
+    }
+
+    /// Hands out what is done; the last of it not before the kernel has nothing of the connection.
+    fn hand_out(&mut self, done: &mut Vec<Completion>) {
+        let is_busy = self.is_busy();
         let in_flight = self.session.in_flight();
         let counts = &self.line.counts;
         counts.in_flight.store(in_flight as u64, Ordering::Relaxed);
@@ -322,7 +324,9 @@ impl DiskQueue for NbdQueue {
     }
 
     fn recall(&mut self, token: u32, _ring: Option<&mut Ring>) -> bool {
-        self.session.recall(token)
+        // The last request stays in flight while the kernel has something of the connection.
+        let is_last = self.session.in_flight() == 1 && self.ready.is_empty();
+        self.session.recall(token, is_last && self.is_busy())
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {

@@ -332,10 +332,11 @@ impl Session {
         });
     }
 
-    /// Takes a request back that no command is out for. False: there is none, or one is.
-    pub(super) fn recall(&mut self, token: u32) -> bool {
+    /// Takes a request back that no command is out for, unless it `must_stay`. False: it is not,
+    /// and its completion comes: as soon as the connection is lost, if not before.
+    pub(super) fn recall(&mut self, token: u32, must_stay: bool) -> bool {
         let Some(asked) = self.asked.get_mut(token as usize) else { return false };
-        let is_untouched = asked.is_open && asked.is_untouched();
+        let is_untouched = asked.is_open && asked.is_untouched() && !must_stay;
         if is_untouched {
             let _ = asked.close();
             self.in_flight -= 1;
@@ -352,11 +353,16 @@ impl Session {
     }
 
     /// It is `tick` now. True if a request has waited for more than `ticks` since something of it
-    /// was last answered, so that the server is taken for gone.
+    /// was last answered, so that the server is taken for gone; for one that a queue which stops
+    /// has asked for, more than one tick is enough.
     pub(super) fn is_overdue(&mut self, tick: u32, ticks: u32) -> bool {
         self.tick = tick;
         let open = self.asked.iter().filter(|asked| asked.is_open);
-        open.map(|asked| tick.wrapping_sub(asked.since)).any(|age| age > ticks)
+        let is_late = |asked: &Asked| {
+            let most = if asked.is_recalled { 1 } else { ticks };
+            tick.wrapping_sub(asked.since) > most
+        };
+        { open }.any(is_late)
     }
 }
 

@@ -64,9 +64,18 @@ impl Bench {
     /// Starts requests, whose tokens are their places; the memory of each lies where it does on
     /// the disk, in slices of an odd length.
     pub(super) fn start(&mut self, requests: &[(Op, u64, u64)]) {
+        self.start_from(0, requests);
+    }
+
+    /// Starts a request with this token.
+    pub(super) fn start_as(&mut self, token: u32, request: (Op, u64, u64)) {
+        self.start_from(token, &[request]);
+    }
+
+    fn start_from(&mut self, first: u32, requests: &[(Op, u64, u64)]) {
         let mut burst = Burst::default();
         burst.slices().restart(&self.guest);
-        for ((op, offset, len), token) in requests.iter().zip(0..) {
+        for ((op, offset, len), token) in requests.iter().zip(first..) {
             if matches!(op, Op::Read | Op::Write { .. }) {
                 let cut = len / 3;
                 let places = [(*offset, cut), (offset + cut, len - cut)];

@@ -109,6 +109,35 @@ fn a_queue_that_stops_takes_back_what_waits_for_the_server() {
 }
 
 #[test]
+fn the_last_request_of_a_queue_that_stops_stays_while_the_kernel_sends() {
+    let blocks = [1, 4096, 1 << 20];
+    let server = Server::new(Offer { early: true, blocks, ..Offer::default() });
+    let mut bench = Bench::of(&server, true);
+    // More than a socket takes: it is answered while the kernel still sends it.
+    bench.start(&[(WRITE, 0, 256 << 10)]);
+    bench.until(|bench| bench.disk.connections()[0].bytes_received == 16);
+    assert!(bench.done.is_empty(), "its completion is held back");
+    bench.start_as(1, (Op::Read, 512, 512));
+    assert_eq!(bench.done.len(), 1, "another one stays behind");
+    assert!(!bench.queue.recall(1, None), "the kernel would be left with an entry");
+    server.open_gate();
+    bench.until(|bench| bench.done.len() == 2);
+    assert!(bench.done.iter().all(|done| done.result.is_ok()), "{:?}", bench.done);
+}
+
+#[test]
+fn a_queue_that_stops_waits_a_quarter_of_the_time_for_a_silent_server() {
+    let server = Server::new(Offer::default());
+    server.law(|_, _, _| Act::Ignore);
+    let request_timeout = Duration::from_secs(2);
+    let mut bench = Bench::new(NbdOptions { request_timeout, ..options(&server) }, true);
+    bench.start(&[(WRITE, 0, 512)]);
+    bench.until(|_| server.log().len() == 1);
+    assert!(!bench.queue.recall(0, None), "the server has it");
+    assert_eq!(bench.results(1), [Err(Errno::CANCELED)]);
+}
+
+#[test]
 fn a_silent_server_is_left_after_the_time_of_a_request() {
     both(|has_ring| {
         let server = Server::new(Offer::default());

@@ -161,8 +161,13 @@ fn a_queue_that_ends_says_so_to_the_server() {
         let mut bench = Bench::of(&server, has_ring);
         assert_eq!(bench.run(&[(Op::Flush, 0, 0)]), [Ok(())]);
         assert_eq!(bench.disk.connections().len(), 1);
+        let before = bench.disk.connections();
         drop(std::mem::replace(&mut bench.queue, bench.disk.open_queue(has_ring).unwrap()));
-        assert_eq!(bench.disk.connections().len(), 1);
+        let now = bench.disk.connections();
+        assert_eq!((before.len(), now.len()), (1, 2), "the new one was opened first");
+        assert!(!now[0].is_up && now[0].bytes_sent == before[0].bytes_sent, "its counts stay");
+        let _third = bench.disk.open_queue(has_ring).unwrap();
+        assert_eq!(bench.disk.connections().len(), 2, "and go on");
     });
 }
 

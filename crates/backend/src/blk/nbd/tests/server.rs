@@ -7,7 +7,7 @@ use manyring_wire::nbd::{
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// What the server does with a command.
 pub(super) enum Act {
@@ -33,13 +33,15 @@ pub(super) struct Offer {
     pub(super) flags: u16,
     pub(super) blocks: [u32; 3],
     pub(super) structured: bool,
+    /// Writes are answered before their data are read, which waits until the gate is open.
+    pub(super) early: bool,
 }
 
 impl Default for Offer {
     fn default() -> Self {
         let flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES;
         let flags = flags | CAN_MULTI_CONN;
-        Self { size: SIZE, flags, blocks: [1, 4096, 64 << 10], structured: true }
+        Self { size: SIZE, flags, blocks: [1, 4096, 64 << 10], structured: true, early: false }
     }
 }
 
@@ -53,6 +55,7 @@ pub(super) struct Shared {
     log: Mutex<Vec<(usize, Command)>>,
     connections: Mutex<usize>,
     sockets: Mutex<Vec<UnixStream>>,
+    gate: (Mutex<bool>, Condvar),
 }
 
 pub(super) struct Server {
@@ -70,6 +73,7 @@ impl Server {
             log: Mutex::default(),
             connections: Mutex::default(),
             sockets: Mutex::default(),
+            gate: <_>::default(),
         });
         let server = Self { folder, shared };
         server.listen();
@@ -114,6 +118,12 @@ impl Server {
         *self.shared.law.lock().unwrap() = Arc::new(Box::new(law));
     }
 
+    /// Lets data of early writes be read.
+    pub(super) fn open_gate(&self) {
+        *self.shared.gate.0.lock().unwrap() = true;
+        self.shared.gate.1.notify_all();
+    }
+
     pub(super) fn offer(&self, offer: Offer) {
         *self.shared.offer.lock().unwrap() = offer;
     }
@@ -144,12 +154,21 @@ impl Shared {
                 return;
             }
             let command = Command::parse(&bytes).expect("a command");
+            let is_early = offer.early && command.kind == CommandKind::Write;
+            if is_early {
+                let _ = socket.write_all(&Reply::simple(0, command.cookie));
+                let is_shut = |is_open: &mut bool| !*is_open;
+                drop(self.gate.1.wait_while(self.gate.0.lock().unwrap(), is_shut).unwrap());
+            }
             let mut data =
                 vec![0; if command.kind == CommandKind::Write { command.len as usize } else { 0 }];
             if socket.read_exact(&mut data).is_err() || command.kind == CommandKind::Disconnect {
                 return;
             }
             self.log.lock().unwrap().push((number, command));
+            if is_early {
+                continue;
+            }
             let law = self.law.lock().unwrap().clone();
             let out = match law(number, nth, &command) {
                 Act::Serve => self.obey(&command, &data, offer.structured),
