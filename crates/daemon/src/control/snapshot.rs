@@ -3,6 +3,7 @@
 use super::{Controlled, Entry, State, Waiting};
 use crate::assemble::{Blk, Kind};
 use crate::config::plan::mac_text;
+use manyring_backend::blk::Connection;
 use manyring_device::net::NetDevice;
 use manyring_engine::stats::Histogram;
 use manyring_engine::{Held, QueueStats, WorkerView};
@@ -60,6 +61,9 @@ pub(crate) enum Detail {
         logical_block_size: u32,
         #[serde(default)]
         physical_block_size: u32,
+        /// Those of its queues to the server of the disk, if it has one.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        connections: Vec<ConnectionInfo>,
     },
     Net {
         port: String,
@@ -78,6 +82,18 @@ pub(crate) enum Detail {
     },
     /// A device that waits has none of it yet.
     Waiting {},
+}
+
+/// A connection to the server of a disk.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+pub(crate) struct ConnectionInfo {
+    pub(crate) up: bool,
+    /// Times it was lost.
+    pub(crate) losses: u64,
+    /// Requests that the server has not answered.
+    pub(crate) in_flight: u64,
+    pub(crate) bytes_sent: u64,
+    pub(crate) bytes_received: u64,
 }
 
 /// One queue of a device.
@@ -229,6 +245,7 @@ impl DeviceInfo {
                     read_only: blk.is_read_only(),
                     logical_block_size: geometry.block_size,
                     physical_block_size: geometry.physical_block_size,
+                    connections: blk.disk().connections().into_iter().map(Into::into).collect(),
                 };
                 (kind, detail)
             }
@@ -257,6 +274,13 @@ fn queue_name(index: usize, is_control: bool) -> String {
         _ if is_control => "ctrl".to_owned(),
         _ if index.is_multiple_of(2) => format!("rx{}", index / 2),
         _ => format!("tx{}", index / 2),
+    }
+}
+
+impl From<Connection> for ConnectionInfo {
+    fn from(connection: Connection) -> Self {
+        let Connection { is_up: up, losses, in_flight, bytes_sent, bytes_received } = connection;
+        Self { up, losses, in_flight, bytes_sent, bytes_received }
     }
 }
 

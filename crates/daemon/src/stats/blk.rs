@@ -49,6 +49,7 @@ mod tests {
                 read_only: false,
                 logical_block_size: 512,
                 physical_block_size: 4096,
+                connections: Vec::new(),
             },
             state: "serving".into(),
             origin: "file".into(),

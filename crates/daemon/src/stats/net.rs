@@ -173,6 +173,7 @@ mod tests {
                 read_only: false,
                 logical_block_size: 512,
                 physical_block_size: 512,
+                connections: Vec::new(),
             },
             queues: Vec::new(),
             ..device(0, 0)

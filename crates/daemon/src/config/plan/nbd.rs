@@ -31,6 +31,11 @@ impl NbdPlan {
             };
         };
         let uri = match Uri::parse(text) {
+            // A relay speaks TLS, and is a process of its own.
+            Ok(uri) if uri.tls => {
+                let problem = "TLS is not spoken here: let nbdkit relay it (docs/guide/remote.md)";
+                return place.error("nbd", format!("{text:?}: {problem}"));
+            }
             Ok(uri) => uri,
             Err(error) => return place.error("nbd", format!("{text:?} {error}")),
         };
@@ -92,6 +97,7 @@ mod tests {
         for (keys, problem) in [
             ("nbd = '/run/nbd.sock'", "nbd: \"/run/nbd.sock\" must begin with nbd://"),
             ("nbd = 'nbd+unix:///'", "nbd: \"nbd+unix:///\" lacks ?socket=PATH"),
+            ("nbd = 'nbds://h'", "nbd: \"nbds://h\": TLS is not spoken here"),
             ("nbd = 'nbd://h'\nreconnect = 'never'", "reconnect: \"never\" is neither"),
             ("nbd = 'nbd://h'\nreconnect = '60'", "reconnect: \"60\" is neither"),
             ("nbd = 'nbd://h'\nreconnect = 's'", "reconnect: \"s\" is neither"),
