@@ -126,26 +126,32 @@ pub(super) fn warm(image: &Path) -> Result<(), String> {
 
 /// fio on the file itself: no ring, no guest, the most that a back-end could reach.
 fn fio(image: &Path, direct: bool, depth: usize) -> Result<Contender, String> {
-    let program = Peer::Fio.path();
     let mut filename = std::ffi::OsString::from("--filename=");
     filename.push(image);
+    let direct = format!("--direct={}", u8::from(direct));
+    let engine = vec!["--ioengine=io_uring".into(), direct.into(), filename];
+    Ok(fio_by("fio io_uring, no vhost", engine, depth))
+}
+
+/// Random reads of fio with an engine that these arguments choose.
+pub(super) fn fio_by(name: &str, engine: Vec<std::ffi::OsString>, depth: usize) -> Contender {
+    let program = Peer::Fio.path();
     let run = move |seconds: f64, affinity: &Affinity| {
         let mut command = peer::apart(&program);
         command
-            .args(["--name=bench", "--ioengine=io_uring", "--rw=randread", "--bs=4k"])
+            .args(["--name=bench", "--rw=randread", "--bs=4k"])
             .args(["--time_based", "--norandommap", "--output-format=json"])
             // From submission on, as the other client counts.
             .args(["--lat_percentiles=1", "--clat_percentiles=0"])
             // By default it empties the page cache of the file, for all others as well.
             .arg("--invalidate=0")
-            .arg(format!("--direct={}", u8::from(direct)))
             .arg(format!("--iodepth={depth}"))
             // fio knows whole milliseconds, and a ramp would be time that nobody else gets.
             .arg(format!("--runtime={:.0}ms", seconds * 1000.0))
-            .arg(&filename);
+            .args(&engine);
         parse_fio(&peer::output(&mut command, affinity)?)
     };
-    Ok(Contender::new("fio io_uring, no vhost", How::Direct(Box::new(run))))
+    Contender::new(name, How::Direct(Box::new(run)))
 }
 
 /// Takes our figures out of fio's JSON, which may follow lines of notes.

@@ -8,6 +8,7 @@ pub(crate) mod file_blk;
 pub(crate) mod hundred;
 pub(crate) mod idle;
 pub(crate) mod multiqueue;
+pub(crate) mod nbd_blk;
 pub(crate) mod neighbours;
 pub(crate) mod net;
 pub(crate) mod null_blk;

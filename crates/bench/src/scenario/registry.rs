@@ -2,8 +2,8 @@
 //! command of its own, a line of `list`, and a part of `run all` and of the gate's smoke test.
 
 use super::{
-    SECONDS, ScenarioArgs, blk_queues, file_blk, hundred, idle, multiqueue, neighbours, null_blk,
-    null_net, tap_small, tap_stream, tcp_crr, tcp_ladder, tcp_rr, xen_blk_queues,
+    SECONDS, ScenarioArgs, blk_queues, file_blk, hundred, idle, multiqueue, nbd_blk, neighbours,
+    null_blk, null_net, tap_small, tap_stream, tcp_crr, tcp_ladder, tcp_rr, xen_blk_queues,
 };
 use crate::netns;
 use crate::peer;
@@ -30,6 +30,14 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         cost: Cost { setup: 20.0, runs: 30.0, each: 0.4 },
         only: Only::Cells,
         run: file_blk::run,
+    },
+    &Entry {
+        name: "nbd-blk",
+        about: "A disk of an NBD server, by one connection and by two",
+        needs: Needs { is_root: false, programs: &[nbd_blk::NBDKIT] },
+        cost: Cost { setup: 1.0, runs: 18.0, each: 0.4 },
+        only: Only::Cells,
+        run: nbd_blk::run,
     },
     &Entry {
         name: "null-net",
