@@ -154,6 +154,8 @@ pub(crate) enum Vmm {
     Firecracker,
     /// A command line of User Mode Linux.
     Uml,
+    /// No VMM: the NBD server of a disk that lies elsewhere; DEVICE is ceph, qcow2 or s3.
+    Door,
 }
 
 /// One line for a value that an option of numbers does not take, with those that it takes.

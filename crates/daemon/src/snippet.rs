@@ -4,6 +4,7 @@
 //! back-end sees nothing.
 
 mod blk;
+mod door;
 mod net;
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,9 @@ enum Kind {
 
 /// The text for the VMM.
 pub(crate) fn text(args: &SnippetArgs) -> Result<String, String> {
+    if args.vmm == Vmm::Door {
+        return door::text(args.device.as_deref());
+    }
     let wanted = wanted(args)?;
     check_path(args.vmm, &wanted.socket)?;
     match wanted.kind {
@@ -148,7 +152,7 @@ fn check_path(vmm: Vmm, path: &Path) -> Result<(), String> {
     let special = match vmm {
         Vmm::Qemu | Vmm::CloudHypervisor | Vmm::Crosvm => ",",
         Vmm::Uml => ":",
-        Vmm::Libvirt | Vmm::Firecracker => "",
+        Vmm::Libvirt | Vmm::Firecracker | Vmm::Door => "",
     };
     // What would need quotes in a shell, XML or JSON is refused as well.
     match text

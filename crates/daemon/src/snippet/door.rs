@@ -1,0 +1,82 @@
+//! The server of a disk that lies elsewhere: a unit for it, and the device that it serves.
+
+/// What the disk is kept in.
+const KINDS: [&str; 3] = ["ceph", "qcow2", "s3"];
+
+/// The texts for a disk that is kept in `kind`.
+pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
+    let (what, server) = match kind {
+        Some("ceph") => (
+            "images of a Ceph pool, each named after its device",
+            storage_daemon("driver=rbd,node-name=d,pool=rbd,image=%i,conf=/etc/ceph/ceph.conf"),
+        ),
+        Some("qcow2") => (
+            "qcow2 files in /srv/images (also vmdk, luks, ..: driver=)",
+            storage_daemon(
+                "driver=file,node-name=f,filename=/srv/images/%i.qcow2 \\\n    \
+                 --blockdev driver=qcow2,node-name=d,file=f",
+            ),
+        ),
+        Some("s3") => (
+            "objects of a bucket that curl can read; their guests may not write",
+            "nbdkit -f -r -t 16 -U /run/manyring-door/%i/nbd.sock -e %i \\\n    \
+             curl https://bucket.example/%i.img"
+                .to_owned(),
+        ),
+        _ => return Err(format!("DEVICE: is none of {}", KINDS.join(", "))),
+    };
+    let read_only = if kind == Some("s3") { "read_only = true\n" } else { "" };
+    Ok(format!(
+        "# /etc/systemd/system/manyring-door@.service: {what}\n\
+         # systemctl enable --now manyring-door@vm1\n\
+         [Unit]\n\
+         Description=NBD server of the disk %i\n\
+         Before=manyring.service\n\n\
+         [Service]\n\
+         RuntimeDirectory=manyring-door/%i\n\
+         ExecStartPre=-/usr/bin/rm -f /run/manyring-door/%i/nbd.sock\n\
+         ExecStart=/usr/bin/env {server}\n\
+         Restart=always\n\
+         RestartSec=100ms\n\
+         NoNewPrivileges=yes\n\
+         ProtectSystem=strict\n\
+         ProtectHome=yes\n\
+         PrivateTmp=yes\n\n\
+         [Install]\n\
+         WantedBy=multi-user.target\n\n\
+         # manyring.toml\n\
+         [[blk]]\n\
+         name = \"vm1\"\n\
+         socket_path = \"/run/manyring/vm1.sock\"\n\
+         nbd = \"nbd+unix:///vm1?socket=/run/manyring-door/vm1/nbd.sock\"\n{read_only}"
+    ))
+}
+
+/// qemu-storage-daemon with this node, exported under the name of the device.
+fn storage_daemon(node: &str) -> String {
+    format!(
+        "qemu-storage-daemon --blockdev {node} \\\n    \
+         --nbd-server addr.type=unix,addr.path=/run/manyring-door/%i/nbd.sock,max-connections=16 \
+         \\\n    --export type=nbd,id=e,node-name=d,name=%i,writable=on"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    #[test]
+    fn each_door_has_a_unit_and_a_device() {
+        for kind in KINDS {
+            let text = text(Some(kind)).unwrap();
+            let (unit, device) = text.split_once("# manyring.toml\n").unwrap();
+            let plan = config::parse(device).unwrap();
+            assert_eq!(plan.blk[0].read_only, kind == "s3", "{text}");
+            let lines = unit.lines().filter(|line| !line.starts_with([' ', '#', '[']));
+            assert!(lines.filter(|line| !line.is_empty()).all(|line| line.contains('=')), "{unit}");
+        }
+        assert_eq!(text(Some("nfs")), Err("DEVICE: is none of ceph, qcow2, s3".to_owned()));
+        assert!(text(None).is_err());
+    }
+}
