@@ -53,6 +53,12 @@ impl DaemonOptions {
         Self { wrapper, ..Self::one_device("net", binary, folder, log, more) }
     }
 
+    /// `manyring blk` with these arguments, which name its disk.
+    #[must_use]
+    pub fn blk_of(binary: &Path, folder: &Path, log: &Path, more: &[&str]) -> Self {
+        Self::one_device("blk", binary, folder, log, more)
+    }
+
     fn one_device(kind: &str, binary: &Path, folder: &Path, log: &Path, more: &[&str]) -> Self {
         let socket = folder.join(format!("{kind}0.sock")).display().to_string();
         let allowed: &[_] = if is_memory_on_disk() { &["--memory-on-disk"] } else { &[] };
@@ -190,6 +196,17 @@ impl Daemon {
         let worker = worker.ok_or_else(|| format!("manyring stats --json: no worker in {json}"))?;
         let polling = worker.get("polling").cloned().unwrap_or_default();
         Ok((Counters(worker.clone()), Counters(polling)))
+    }
+
+    /// Times that connections of its first device's disk to a server were lost.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or has no such disk.
+    pub fn losses(&self) -> Outcome<u64> {
+        let json = self.stats()?;
+        let connections = json.pointer("/devices/0/connections").and_then(Value::as_array);
+        let connections = connections.ok_or_else(|| format!("no connections in {json}"))?;
+        Ok(connections.iter().filter_map(|c| c.get("losses")?.as_u64()).sum())
     }
 
     fn stats(&self) -> Outcome<Value> {

@@ -20,6 +20,7 @@ pub mod guest_load;
 pub mod guest_reclaim;
 pub mod guest_rr;
 pub mod host_fs;
+mod nbd;
 pub mod net;
 pub mod package;
 pub mod packages;

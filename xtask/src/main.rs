@@ -75,6 +75,9 @@ enum Command {
         /// The format of the guest's rings then.
         #[arg(long, value_enum, default_value = "split", requires = "kill")]
         ring: soak::Ring,
+        /// With --kill: the disk is an NBD server's, and the server is killed.
+        #[arg(long, requires = "kill")]
+        server: bool,
     },
     /// Time TCP requests and responses of real guests, with each way of polling.
     GuestRr(guest_load::GuestRr),
@@ -160,6 +163,9 @@ fn run(command: Command) -> Outcome {
         Command::Ci => gate::run(),
         Command::Tidy => tidy::run(),
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
+        Command::Soak { kill: Some(count), server: true, seed, .. } => {
+            soak::kill_servers(count, seed)
+        }
         Command::Soak { kill: Some(count), ring, seed, .. } => soak::kill(count, ring, seed),
         Command::Soak { minutes, seed, tricks, .. } => soak::run(minutes, seed, tricks),
         Command::GuestRr(args) => guest_load::rr(&args),

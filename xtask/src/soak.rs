@@ -29,13 +29,21 @@ pub(crate) fn run(minutes: f64, seed: Option<u64>, tricks: Option<String>) -> Ou
 /// Kills the daemon `count` times under a guest that compares what it reads. The debug build also
 /// checks itself.
 pub(crate) fn kill(count: u32, ring: Ring, seed: Option<u64>) -> Outcome {
+    soak::run_kills(&kills(count, ring, seed)?)
+}
+
+/// The same for the NBD server of the guest's disk.
+pub(crate) fn kill_servers(count: u32, seed: Option<u64>) -> Outcome {
+    soak::run_server_kills(&kills(count, Ring::Split, seed)?)
+}
+
+fn kills(count: u32, ring: Ring, seed: Option<u64>) -> Outcome<Kills> {
     println!("xtask: building manyring");
     let binary = build_daemon("dev")?;
     let logs = soak::fresh_logs(target()?.join("soak-logs"))?;
     println!("xtask: the logs of daemon and guest lie in {}", logs.display());
     let seed = seed.unwrap_or_else(seed_of_the_clock);
-    let is_packed = ring == Ring::Packed;
-    soak::run_kills(&Kills { binary, count, seed, is_packed, logs })
+    Ok(Kills { binary, count, seed, is_packed: ring == Ring::Packed, logs })
 }
 
 fn seed_of_the_clock() -> u64 {

@@ -43,6 +43,7 @@ mod uml_ext4_checksums;
 mod uml_merge_dns;
 mod uml_merge_router;
 mod uml_merge_transfers;
+mod uml_nbd_servers_killed;
 mod uml_net_ping_and_iperf3;
 mod uml_offload_limits;
 mod uml_offload_matrix;
@@ -94,6 +95,7 @@ pub const ALL: &[Behaviour] = &[
     direct_past_the_cache::BEHAVIOUR,
     uml_ext4_checksums::BEHAVIOUR,
     full_host_waits::BEHAVIOUR,
+    uml_nbd_servers_killed::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
     uml_where_io_uring_is_refused::BEHAVIOUR,
     uml_net_ping_and_iperf3::BEHAVIOUR,

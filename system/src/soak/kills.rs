@@ -8,6 +8,7 @@ use crate::cleanup::Folder;
 use crate::command::find;
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::guest::{Guest, GuestOptions, Kernel, Kind, fio};
+use crate::nbd::Trial;
 use crate::{Context, Outcome, check, packages};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -30,10 +31,14 @@ pub struct Kills {
 
 const IMAGE_MIB: u64 = 64;
 
+/// The rings of the guest have the format that was asked for.
+const FORMAT: &str = r#"
+[ "$(cut -c35 /sys/block/vda/device/features)" = $is_packed ] || fail "rings of the other format"
+"#;
+
 /// Two jobs at depth 16, each on its own part of the disk: blocks of random sizes are written in
 /// random order, read again and compared, until the host says that it is enough.
-const SCRIPT: &str = r#"
-[ "$(cut -c35 /sys/block/vda/device/features)" = $is_packed ] || fail "rings of the other format"
+pub(crate) const COMPARE: &str = r#"
 load() {
     while [ ! -e /tmp/stop ]; do
         fio --name=load --filename=$DISK --direct=1 --ioengine=libaio --iodepth=16 \
@@ -90,7 +95,7 @@ pub fn run(kills: &Kills) -> Outcome {
         cpus: 2,
         programs: &["fio"],
         root: Some(&root),
-        script: &format!("is_packed={}\n{SCRIPT}", u8::from(kills.is_packed)),
+        script: &format!("is_packed={}\n{FORMAT}{COMPARE}", u8::from(kills.is_packed)),
         ..GuestOptions::default()
     };
     let kernel = Kernel::prepare(Kind::Qemu)?;
@@ -124,6 +129,32 @@ pub fn run(kills: &Kills) -> Outcome {
     );
     check(faults == 0, || "a daemon found a fault in the guest's ring".into())?;
     daemon.stop()
+}
+
+/// Kills NBD servers of the disk of a guest of QEMU, and prints what the guest saw.
+///
+/// # Errors
+/// The guest read something that it had not written, or had an error.
+pub fn run_servers(kills: &Kills) -> Outcome {
+    println!("soak: {} kills of NBD servers, seed {}", kills.count, kills.seed);
+    let (folder, kernel) = (Folder::new()?, Kernel::prepare(Kind::Qemu)?);
+    let mut random = Random::new(kills.seed);
+    let trial = Trial {
+        binary: &kills.binary,
+        folder: folder.path(),
+        logs: &kills.logs,
+        kernel: &kernel,
+        queues: 2,
+        kills: kills.count,
+        pause: &mut || Duration::from_millis(300 + random.below(1500)),
+    };
+    let survived = trial.run()?;
+    println!(
+        "soak: {} kills of servers, {} connections were lost, {} runs of fio compared all that \
+         they read",
+        kills.count, survived.losses, survived.runs
+    );
+    Ok(())
 }
 
 fn configure(config: &Path, (socket, image): (&Path, &Path), held: Option<u64>) -> Outcome {

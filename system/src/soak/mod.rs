@@ -14,7 +14,8 @@ mod stage;
 mod traces;
 
 pub use guest::run as run_guest;
-pub use kills::{Kills, run as run_kills};
+pub(crate) use kills::COMPARE;
+pub use kills::{Kills, run as run_kills, run_servers as run_server_kills};
 
 use crate::{Context, Outcome, check};
 use processes::{Behaved, Hostiles, Report};
