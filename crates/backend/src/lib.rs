@@ -7,4 +7,5 @@
 
 pub mod blk;
 pub mod net;
+mod ready;
 pub mod sys;
