@@ -3,6 +3,7 @@
 mod ctrl;
 pub mod flow;
 pub mod head;
+pub mod segment;
 
 pub use ctrl::{
     CTRL_HEADER_SIZE, Coalescing, Command, CommandError, CtrlStatus, FilterTable, MacAddress,

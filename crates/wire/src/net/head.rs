@@ -32,9 +32,9 @@ const IPV6: usize = 40;
 const TCP: usize = 20;
 const UDP: usize = 8;
 
-const TYPE_IPV4: [u8; 2] = [0x08, 0x00];
-const TYPE_IPV6: [u8; 2] = [0x86, 0xdd];
-const TYPE_VLAN: [u8; 2] = [0x81, 0x00];
+pub(super) const TYPE_IPV4: [u8; 2] = [0x08, 0x00];
+pub(super) const TYPE_IPV6: [u8; 2] = [0x86, 0xdd];
+pub(super) const TYPE_VLAN: [u8; 2] = [0x81, 0x00];
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
 /// Where a TCP and a UDP header have their checksum.
@@ -275,7 +275,7 @@ fn check_ipv6(ip: &[u8; IPV6], packet: usize) -> Result<usize, Alone> {
 
 /// `N` bytes at `at`.
 #[inline]
-fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<&[u8; N], Alone> {
+pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<&[u8; N], Alone> {
     bytes.get(at..).and_then(<[u8]>::first_chunk).ok_or(Alone::Wrong)
 }
 
@@ -287,7 +287,7 @@ fn sum(bytes: &[u8]) -> u32 {
 
 /// Adds the carries of a sum.
 #[inline]
-const fn fold(sum: u32) -> u16 {
+pub(super) const fn fold(sum: u32) -> u16 {
     let once = (sum >> 16) + (sum & 0xffff);
     low_half((once >> 16) as usize + (once & 0xffff) as usize)
 }
