@@ -1,14 +1,186 @@
-//! `Readiness`: what a half of a port waits for.
+//! `Readiness`: what a half of a port waits for. `Bell`: how one half wakes another half of ours.
+//!
+//! A file descriptor of the host reports what happens in the kernel. Between two queues of this
+//! process nothing happens there: one thread leaves work in memory, and another takes it. The
+//! second one may be asleep:
+//! ```text
+//! post (any thread)          leave the work; say so in `pending`; disarm: was it armed? write
+//!                            to the eventfd
+//! arm (the owner, before     arm; something pending? disarm, and do not sleep
+//!      it sleeps)
+//! ```
+//! 1. Both words are only changed by atomic read-modify-write operations that acquire and release.
+//!    Each side changes its own word first, then the other's. If a post finds the owner unarmed,
+//!    the arming comes after it and acquires what it released, so the owner finds its bits pending.
+//!    So work that is left while the owner falls asleep is either seen by the owner or announced.
+//! 2. An owner that is awake is not armed: a post costs it no system call. The first post after the
+//!    arming disarms, so that a burst of posts writes once.
+//! 3. The eventfd is never read: each write is an event of its own for whoever watches it.
 
-use rustix::fd::BorrowedFd;
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::{Errno, write};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What to wait for before another try.
 #[derive(Debug)]
 pub enum Readiness<'a> {
     /// Wait until this file descriptor is ready: for input, or output if it is of a sending half.
     Fd(BorrowedFd<'a>),
+    /// Arm the bell, and wait until it is rung. Its eventfd is watched as long as the half stays
+    /// with its worker, and is never read.
+    Bell(&'a Bell),
     /// Do not wait: the half is always ready.
     Always,
     /// There is nothing to wait for: the half will never be ready.
     Never,
+}
+
+impl<'a> Readiness<'a> {
+    /// What is watched all the time, and never read: the eventfd of a bell.
+    #[must_use]
+    pub fn bell(&self) -> Option<&'a Bell> {
+        if let Self::Bell(bell) = self { Some(bell) } else { None }
+    }
+}
+
+/// Which work is left, and whether its owner must be woken: a bell without its eventfd.
+#[derive(Debug)]
+pub struct Alarm {
+    armed: AtomicBool,
+    pending: AtomicU64,
+}
+
+impl Alarm {
+    /// Nothing is pending, and nobody sleeps.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { armed: AtomicBool::new(false), pending: AtomicU64::new(0) }
+    }
+
+    /// Says that the work of `bits` is left. True: the owner must be woken.
+    #[must_use]
+    pub fn post(&self, bits: u64) -> bool {
+        self.pending.fetch_or(bits, Ordering::AcqRel);
+        self.armed.swap(false, Ordering::AcqRel)
+    }
+
+    /// The owner wants to sleep. False: it must not, because work is pending.
+    #[must_use]
+    pub fn arm(&self) -> bool {
+        self.armed.swap(true, Ordering::AcqRel);
+        // A plain load could be done before the store above is seen.
+        if self.pending.fetch_or(0, Ordering::AcqRel) == 0 {
+            return true;
+        }
+        self.armed.swap(false, Ordering::AcqRel);
+        false
+    }
+
+    /// The owner is awake: posts need not wake it.
+    #[inline]
+    pub fn disarm(&self) {
+        if self.armed.load(Ordering::Relaxed) {
+            self.armed.swap(false, Ordering::AcqRel);
+        }
+    }
+
+    /// Which work is left.
+    #[must_use]
+    #[inline]
+    pub fn pending(&self) -> u64 {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    /// The owner takes up the work of `bits`, before it looks at that work: what is left during the
+    /// look is posted again.
+    #[inline]
+    pub fn take(&self, bits: u64) {
+        self.pending.fetch_and(!bits, Ordering::AcqRel);
+    }
+
+    /// The owner puts work off that it has taken up.
+    #[inline]
+    pub fn put_off(&self, bits: u64) {
+        self.pending.fetch_or(bits, Ordering::AcqRel);
+    }
+}
+
+impl Default for Alarm {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Wakes the owner of a half, wherever its worker is.
+#[derive(Debug)]
+pub struct Bell {
+    alarm: Alarm,
+    fd: OwnedFd,
+}
+
+impl Bell {
+    /// A bell that nobody has rung.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`: there is no file descriptor for it. `ENOMEM`: no memory.
+    pub fn new() -> Result<Self, Errno> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { alarm: Alarm::new(), fd })
+    }
+
+    /// Says that the work of `bits` is left, and wakes the owner if it sleeps.
+    pub fn post(&self, bits: u64) {
+        if self.alarm.post(bits) {
+            // This fails only when the count is about to overflow, after 2^64 writes.
+            let _ = write(&self.fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// The words, for the owner.
+    #[must_use]
+    #[inline]
+    pub fn alarm(&self) -> &Alarm {
+        &self.alarm
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use rustix::io::read;
+
+    /// How often the bell was rung since the last look.
+    fn rings(bell: &Bell) -> u64 {
+        let mut count = [0; 8];
+        read(bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    }
+
+    #[test]
+    fn only_an_owner_that_is_armed_is_woken_and_once_for_a_burst() {
+        let bell = Bell::new().unwrap();
+        bell.post(1);
+        assert_eq!((rings(&bell), bell.alarm().pending()), (0, 1), "its owner is awake");
+        assert!(!bell.alarm().arm(), "work is left");
+        bell.alarm().take(1);
+        assert!(bell.alarm().arm());
+        for bit in [2, 4, 8] {
+            bell.post(bit);
+        }
+        assert_eq!((rings(&bell), bell.alarm().pending()), (1, 14));
+        bell.alarm().take(!0);
+        assert!(bell.alarm().arm());
+        bell.alarm().disarm();
+        bell.post(1);
+        assert_eq!(rings(&bell), 0);
+    }
 }

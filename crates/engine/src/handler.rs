@@ -61,8 +61,18 @@ pub struct Waits {
     pub port: Option<Awaited>,
     /// The time at which the queue wants a turn.
     pub at_ns: Option<u64>,
+    /// True if a look at the port costs little and finds what a thread of ours left there: the
+    /// worker looks for that as it looks at a ring.
+    pub looks: bool,
     /// True if the port is down, detached or gone: the session is told.
     pub is_gone: bool,
+}
+
+impl Waits {
+    /// True if a look, which costs no system call, finds what the queue waits for.
+    pub(crate) fn can_be_looked_for(&self) -> bool {
+        self.driver || self.looks
+    }
 }
 
 /// What a queue waits for at its port.
@@ -120,6 +130,12 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// How the port reports what [`Waits::port`] names.
     fn readiness(&self) -> Readiness<'_> {
         Readiness::Never
+    }
+
+    /// The queue is about to sleep. False: it must not, since the port has finished frames that it
+    /// kept. True: whatever it finishes from now on wakes the worker.
+    fn arm(&self) -> bool {
+        true
     }
 
     /// True if the handler holds work and can do none of it before its port reports: the queue then

@@ -199,6 +199,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         let Some(awaited) = self.waits().port else { return true };
         match self.handler.readiness() {
             Readiness::Always => return false,
+            Readiness::Bell(bell) => return bell.alarm().arm(),
             Readiness::Fd(fd) if !self.watches_port => {
                 io.watch_port(fd, awaited == Awaited::Output);
                 self.watches_port = true;
@@ -311,7 +312,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
             }
         }
         self.life.leave_alone();
-        if !self.watch_port(io) {
+        if !self.watch_port(io) || !self.handler.arm() {
             return false;
         }
         self.look = Look::Armed;
@@ -451,7 +452,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn looks_at_ring(&self, decision: Decision, now_ns: u64) -> bool {
-        self.waits().driver && decision.looks(now_ns, self.worked_at_ns)
+        self.waits().can_be_looked_for() && decision.looks(now_ns, self.worked_at_ns)
     }
 
     fn awaits_disk(&self) -> bool {

@@ -397,6 +397,12 @@ impl Gather {
         self.list.memory.is_broken()
     }
 
+    /// True if slices of the guest's that `other` holds can be added.
+    #[must_use]
+    pub fn is_compatible(&self, other: &Self) -> bool {
+        !self.has_pieces || Arc::ptr_eq(&self.list.memory, &other.list.memory)
+    }
+
     /// The slices of a range of indexes, if all of them are the guest's.
     #[must_use]
     pub fn pieces(&self, range: Range<usize>) -> Option<Pieces<'_>> {

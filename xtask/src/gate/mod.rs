@@ -79,10 +79,12 @@ fn crates() -> Outcome {
     see(package.args(["--exclude", "xtask", "--exclude", "manyring-system"]))
 }
 
-/// The ring's race tests, on loom's atomics: another build of the same code, in its own folder.
+/// The race tests of rings and of a switch, on loom's atomics: another build of the same code, in
+/// its own folder.
 pub(crate) fn loom() -> Outcome<Totals> {
-    let arguments = ["test", "--package", "manyring-queue", "--release", "--test", "interleave*"];
-    let mut command = cargo(&arguments);
+    let packages = ["--package", "manyring-queue", "--package", "manyring-backend"];
+    let mut command = cargo(&["test", "--release", "--test", "interleave*"]);
+    command.args(packages);
     command.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target()?.join("loom"));
     cargo::test(&mut command)
 }

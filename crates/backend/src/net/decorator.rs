@@ -1,5 +1,6 @@
 //! `Decorated`: a port around another one. Its [`Decorator`] changes frames; the rest is passed on.
 
+use super::switch::PortCounters;
 use super::tap::TapError;
 use super::tap::lent::Lent;
 use super::{Port, PortRx, PortTx};
@@ -117,6 +118,10 @@ impl<D: Decorator> Port for Decorated<D> {
 
     fn lend(&self) -> Option<Result<Lent, Errno>> {
         self.inner.lend()
+    }
+
+    fn counted(&self) -> Option<&PortCounters> {
+        self.inner.counted()
     }
 
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {

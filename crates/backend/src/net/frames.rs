@@ -8,6 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::transmute;
 
+/// Bytes of a frame that are copied into the burst that passes it on from queue to queue, at most:
+/// shorter frames are copied whole, and their sender is done with them at once.
+pub(crate) const INLINE_MAX: usize = 128 - HEADER_SIZE;
+/// The token of a frame whose sender is done with it.
+pub(crate) const DONE: Token = Token::MAX;
+
 /// A frame of a burst.
 #[derive(Clone, Debug)]
 struct Frame {
@@ -43,6 +49,14 @@ impl Frames {
     /// As for [`Self::new`].
     pub(crate) fn for_joined() -> Result<Self, MemoryError> {
         Self::with_own(1, HEADER_SIZE + HEAD_SIZE_MAX)
+    }
+
+    /// An empty burst that passes frames on from queue to queue, with room for [`FRAMES_MAX`].
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub(crate) fn for_lane() -> Result<Self, MemoryError> {
+        Self::with_own(FRAMES_MAX, HEADER_SIZE + INLINE_MAX)
     }
 
     fn with_own(count: usize, own_len: usize) -> Result<Self, MemoryError> {
@@ -118,6 +132,59 @@ impl Frames {
         true
     }
 
+    /// True if a frame of `from` can be added by [`Self::push_lent`].
+    pub(crate) fn takes_from(&self, from: &Self) -> bool {
+        self.list.len() < FRAMES_MAX && self.slices.is_compatible(&from.slices)
+    }
+
+    /// Adds frame `index` of another burst: its header and `head`, the first bytes of the frame as
+    /// they were checked, are copied into memory of ours, and the rest of a short frame too. Of a
+    /// longer frame the rest stays where it is; the frame has a token then. False: nothing was
+    /// added, since the burst is full or the frame has no payload.
+    #[inline]
+    pub(crate) fn push_lent(&mut self, from: &Self, index: usize, head: &[u8]) -> bool {
+        let (count, len) = (self.list.len(), from.len(index));
+        let Some((header, rest)) = from.slices(index).split_first() else { return false };
+        let (own, start) = (count * self.own_len, self.slices.len());
+        let is_inline = len <= INLINE_MAX;
+        let own_len = if is_inline { len } else { head.len() };
+        if count == FRAMES_MAX || own_len > INLINE_MAX || own_len < head.len() {
+            return false;
+        }
+        let payload = if is_inline { None } else { from.payload(index) };
+        if !is_inline && payload.is_none() {
+            return false;
+        }
+        if !self.slices.push_own(own, HEADER_SIZE)
+            || !self.slices.push_own(own + HEADER_SIZE, own_len)
+        {
+            return false;
+        }
+        let slices = self.slices.as_slices();
+        slices[start].copy_from(header);
+        let (first, behind) = slices[start + 1].split_at(head.len());
+        first.write_from(head);
+        match payload {
+            None => copy_behind(&behind, head.len(), rest),
+            Some(payload) => self.slices.extend(payload, head.len()),
+        }
+        let token = if is_inline { DONE } else { from.token(index) };
+        self.list.push(Frame { slices: start..self.slices.len(), len, token });
+        true
+    }
+
+    /// Drops the first `count` frames. Tokens of those whose senders wait for them are added to
+    /// `passed`. No frame may be added before [`Self::release`].
+    pub(crate) fn drop_front(&mut self, count: usize, passed: &mut Vec<Token>) {
+        let dropped = self.list.drain(..count.min(self.list.len()));
+        passed.extend(dropped.map(|frame| frame.token).filter(|token| *token != DONE));
+    }
+
+    /// The tokens of all frames whose senders wait for them.
+    pub(crate) fn tokens(&self) -> impl Iterator<Item = Token> {
+        self.list.iter().map(|frame| frame.token).filter(|token| *token != DONE)
+    }
+
     /// Forgets all frames.
     #[inline]
     pub fn clear(&mut self) {
@@ -156,8 +223,7 @@ impl Frames {
     /// The header of frame `index`; zeroes if there is no such frame.
     #[must_use]
     pub fn header(&self, index: usize) -> RawHeader {
-        let own = self.slices.own().slice(index * self.own_len, HEADER_SIZE);
-        let bytes = own.filter(|_| index < self.count()).and_then(|own| own.read_array());
+        let bytes = self.slices(index).first().and_then(GuestSlice::read_array);
         bytes.map_or_else(RawHeader::default, |bytes: [u8; HEADER_SIZE]| transmute!(bytes))
     }
 
@@ -178,5 +244,22 @@ impl Frames {
     #[inline]
     pub fn len(&self, index: usize) -> usize {
         self.list.get(index).map_or(0, |frame| frame.len)
+    }
+}
+
+/// Copies what lies behind the first `skip` bytes of `sources` to `target`.
+#[inline]
+fn copy_behind(target: &GuestSlice<'_>, skip: usize, sources: &[GuestSlice<'_>]) {
+    // Most often a frame lies in one piece.
+    if let [only] = sources {
+        target.copy_from(&only.split_at(skip).1);
+        return;
+    }
+    let (mut skip, mut target) = (skip, *target);
+    for source in sources {
+        let (skipped, rest) = source.split_at(skip);
+        skip -= skipped.len();
+        let copied = target.copy_from(&rest);
+        target = target.split_at(copied).1;
     }
 }

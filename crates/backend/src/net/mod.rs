@@ -27,9 +27,10 @@ mod merge;
 pub mod null;
 pub mod pcap;
 mod returned;
+pub mod switch;
 pub mod tap;
 
-pub use crate::ready::Readiness;
+pub use crate::ready::{Alarm, Bell, Readiness};
 pub use frames::Frames;
 pub use returned::{Outcome, Returned, Token};
 
@@ -146,6 +147,11 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// The system has no file descriptor.
     fn lend(&self) -> Option<Result<Lent, Errno>> {
+        None
+    }
+
+    /// What the port counts itself, if it is one of a switch.
+    fn counted(&self) -> Option<&switch::PortCounters> {
         None
     }
 

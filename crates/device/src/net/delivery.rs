@@ -8,7 +8,7 @@ use super::posted::Posted;
 use super::rules::Fate;
 use super::tally::Tally;
 use super::{Rules, Turn};
-use manyring_backend::net::{Frames, GROUP_FRAMES};
+use manyring_backend::net::Frames;
 use manyring_engine::stats::QueueStats;
 use manyring_memory::GuestSlice;
 use manyring_queue::Chains;
@@ -128,21 +128,22 @@ impl Delivery {
         self.pieces_filled >= TURN_PIECES
     }
 
-    /// Takes frames that a port lends: a group, or fewer if the turn is over or buffers are too
-    /// few. Returns how many frames the port may have back.
+    /// Takes frames that a port lends: `max` of them, or fewer if the turn is over or buffers
+    /// are too few. Returns how many frames the port may have back.
     #[inline]
     pub(super) fn take_group(
         &mut self,
         queue: &mut impl Chains,
         stats: &QueueStats,
-        frames: &Frames,
+        (frames, max): (&Frames, usize),
         progress: &mut Progress,
     ) -> usize {
         self.lacking = 0;
         let takes_csum = self.rules.given.csum;
         let is_short = self.posted.header_size() != HEADER_SIZE;
         let plain_max = if is_short { 0 } else { self.rules.plain_max() };
-        for index in 0..frames.count().min(GROUP_FRAMES) {
+        let count = frames.count().min(max);
+        for index in 0..count {
             if progress.is_over() || self.is_spent() {
                 return index;
             }
@@ -159,7 +160,7 @@ impl Delivery {
                 Lent::Stays => return index,
             }
         }
-        frames.count().min(GROUP_FRAMES)
+        count
     }
 
     /// Copies a frame of `len` bytes that a port lends, header and payload, into the guest.

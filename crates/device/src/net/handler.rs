@@ -6,6 +6,7 @@ use manyring_engine::stats::QueueStats;
 use manyring_engine::{Awaited, Done, Fence, Handler, Mode, QueueIo, Turn, Waits};
 use manyring_memory::GuestMemory;
 use manyring_queue::Chains;
+use rustix::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 impl From<Passed> for Done {
@@ -13,6 +14,15 @@ impl From<Passed> for Done {
     fn from(passed: Passed) -> Self {
         let Passed { packets, used, frames, memory_lost, has_more } = passed;
         Self { popped: packets, used, told: frames, memory_lost, has_more }
+    }
+}
+
+/// What tells all the time that a port has finished frames: an eventfd or timer that is never read.
+fn always_watched(done: Readiness<'_>) -> Option<BorrowedFd<'_>> {
+    match done {
+        Readiness::Fd(fd) => Some(fd),
+        Readiness::Bell(bell) => Some(bell.as_fd()),
+        Readiness::Always | Readiness::Never => None,
     }
 }
 
@@ -24,15 +34,19 @@ impl<R: Chains> Handler<R> for NetTx {
     }
 
     fn detach(&mut self, io: &mut QueueIo<'_>) {
-        if let Readiness::Fd(fd) = self.done() {
+        if let Some(fd) = always_watched(self.done()) {
             io.unwatch_offload(fd);
         }
     }
 
     fn watch(&mut self, io: &mut QueueIo<'_>) {
-        if let Readiness::Fd(fd) = self.done() {
+        if let Some(fd) = always_watched(self.done()) {
             io.watch_offload(fd);
         }
+    }
+
+    fn arm(&self) -> bool {
+        self.may_sleep()
     }
 
     #[inline]
@@ -64,6 +78,7 @@ impl<R: Chains> Handler<R> for NetTx {
             driver: !self.waits_for_port() && limited_ns.is_none(),
             port: self.is_blocked().then_some(Awaited::Output),
             at_ns: times.into_iter().flatten().min(),
+            looks: false,
             is_gone: false,
         }
     }
@@ -123,6 +138,18 @@ impl<R: Chains> Handler<R> for NetRx {
         self.take_limit();
     }
 
+    fn detach(&mut self, io: &mut QueueIo<'_>) {
+        if let Some(bell) = self.readiness().bell() {
+            io.unwatch_offload(bell.as_fd());
+        }
+    }
+
+    fn watch(&mut self, io: &mut QueueIo<'_>) {
+        if let Some(bell) = self.readiness().bell() {
+            io.watch_offload(bell.as_fd());
+        }
+    }
+
     #[inline]
     fn turn(&mut self, queue: &mut R, turn: &mut Turn<'_, '_>) -> Done {
         match turn.mode {
@@ -138,11 +165,13 @@ impl<R: Chains> Handler<R> for NetRx {
         let (is_gone, has_room) = (self.is_broken(), self.has_room());
         let limited_ns = self.limited_until_ns().filter(|_| !is_gone);
         let is_open = limited_ns.is_none();
+        let awaits_port = !is_gone && has_room && is_open;
         Waits {
             driver: !is_gone && !has_room && is_open,
             // Without room the port is not watched: it would report the same frame again at once.
-            port: (!is_gone && has_room && is_open).then_some(Awaited::Input),
+            port: awaits_port.then_some(Awaited::Input),
             at_ns: limited_ns,
+            looks: awaits_port && self.readiness().bell().is_some(),
             is_gone,
         }
     }

@@ -24,6 +24,9 @@ use std::sync::Arc;
 /// A port that has frames and cannot tell when it is done with them is asked again this long after
 /// it was last asked.
 const ASK_NS: u64 = 50_000;
+/// A port that rings when it is done with frames is asked after this long: only so that it sees
+/// whoever holds frames for too long.
+const LOOK_NS: u64 = 100_000_000;
 /// After this long a wait for frames that are with the port is logged.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
@@ -180,8 +183,13 @@ impl Late {
 
     /// When the queue must take a turn without an event: to ask the port, or to log a long wait.
     pub(super) fn due_ns(&self, port: &dyn PortTx) -> Option<u64> {
-        let asks = self.count > 0 && !matches!(port.done(), Readiness::Fd(_));
-        let asks_at_ns = asks.then_some(self.asked_at_ns + ASK_NS);
+        let pause_ns = match port.done() {
+            Readiness::Fd(_) => None,
+            Readiness::Bell(_) => Some(LOOK_NS),
+            Readiness::Always | Readiness::Never => Some(ASK_NS),
+        };
+        let pause_ns = pause_ns.filter(|_| self.count > 0);
+        let asks_at_ns = pause_ns.map(|pause_ns| self.asked_at_ns + pause_ns);
         let waiting = self.waiting.filter(|waiting| !waiting.is_told);
         let tells_at_ns = waiting.map(|waiting| waiting.since_ns + PATIENCE_NS);
         [asks_at_ns, tells_at_ns].into_iter().flatten().min()
@@ -277,6 +285,12 @@ impl NetTx {
     /// What tells that the port has finished frames.
     pub(crate) fn done(&self) -> Readiness<'_> {
         self.port.done()
+    }
+
+    /// False if the port has finished frames that it kept. If not, it rings when it has.
+    pub(crate) fn may_sleep(&self) -> bool {
+        let has_frames = self.late.as_ref().is_some_and(|late| late.count > 0);
+        !has_frames || self.port.done().bell().is_none_or(|bell| bell.alarm().arm())
     }
 
     /// The queue ends: gives up the frames that are with the port.

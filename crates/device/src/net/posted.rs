@@ -207,7 +207,12 @@ impl Posted {
         len: usize,
         takes_csum: bool,
     ) -> bool {
-        let [header, payload] = frame else { return false };
+        let (header, head, payload) = match frame {
+            [header, payload] => (header, None, payload),
+            // A frame of another guest, whose first bytes were copied when they were checked.
+            [header, head, payload] => (header, Some(head), payload),
+            _ => return false,
+        };
         let Some(buffer) = self.buffers.front_mut() else { return false };
         let size = HEADER_SIZE + len;
         if buffer.pieces != 1 || size > buffer.size {
@@ -218,7 +223,11 @@ impl Posted {
         let Some(target) = self.pieces.piece(0) else { return false };
         let Some(chain) = buffer.chain.take() else { return false };
         target[0].write_array(&bytes);
-        target[0].split_at(HEADER_SIZE).1.copy_from(payload);
+        let mut behind = target[0].split_at(HEADER_SIZE).1;
+        if let Some(head) = head {
+            behind = behind.split_at(behind.copy_from(head)).1;
+        }
+        behind.copy_from(payload);
         self.size -= buffer.size;
         self.buffers.drop_front(1);
         self.pieces.drop_front(1);

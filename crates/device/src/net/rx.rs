@@ -28,7 +28,7 @@ use super::tally::Tally;
 use super::{Rules, Turn};
 use crate::live::Live;
 use limited::Passing;
-use manyring_backend::net::{GROUP_FRAMES, Incoming, PortRx, Readiness};
+use manyring_backend::net::{FRAMES_MAX, GROUP_FRAMES, Incoming, PortRx, Readiness};
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Gate, Limit};
 use manyring_memory::{Gather, Mapping, MemoryError, copy_from_slices};
@@ -208,7 +208,11 @@ impl NetRx {
                     if frames.count() == 0 {
                         break;
                     }
-                    let taken = self.to.take_group(queue, stats, frames, &mut progress);
+                    // These frames take the buffers that were offered to a read before.
+                    self.offered = Offered::default();
+                    // A limit counts before each frame.
+                    let max = if self.gate.is_some() { 1 } else { FRAMES_MAX };
+                    let taken = self.to.take_group(queue, stats, (frames, max), &mut progress);
                     queue.publish();
                     self.port.release(taken);
                     if taken == 0 {

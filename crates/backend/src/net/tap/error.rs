@@ -68,7 +68,8 @@ pub enum TapError {
 
 impl TapError {
     /// `action` on `name` failed with `errno`.
-    pub(crate) fn system(name: &str, action: &'static str, errno: Errno) -> Self {
+    #[must_use]
+    pub fn system(name: &str, action: &'static str, errno: Errno) -> Self {
         let name = name.to_owned();
         match errno {
             Errno::PERM => Self::Permission { name, action },

@@ -1,12 +1,21 @@
 //! Frames go round while everything that can be done to a running queue is done to it: no wake-up
 //! may be lost on either side, and no frame change or overtake another.
 
+#[path = "churn/busy.rs"]
+mod busy;
+
 #[path = "churn/moves.rs"]
 mod moves;
+
+#[path = "churn/switched.rs"]
+mod switched;
+
+pub(super) use busy::Endless;
 
 use super::*;
 use crate::Device;
 use crate::net::NetDevice;
+use busy::Busy;
 use manyring_backend::net::late::{LateOptions, LatePort};
 use manyring_engine::Activation;
 use manyring_engine::Order;
@@ -15,7 +24,7 @@ use manyring_engine::policy::moderation::Limits;
 use manyring_engine::policy::polling::Polling;
 use manyring_engine::{Call, Kick};
 use manyring_engine::{Pool, PoolOptions};
-use manyring_wire::net::VIRTIO_NET_F_MRG_RXBUF;
+use manyring_wire::net::{MacAddress, VIRTIO_NET_F_MRG_RXBUF};
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -129,6 +138,8 @@ struct Side {
     is_rx: bool,
     /// What arrives was sent in this order.
     in_order: bool,
+    /// Where the frames go.
+    to: MacAddress,
 }
 
 impl Side {
@@ -137,8 +148,14 @@ impl Side {
         if self.is_rx {
             return self.ring.driver.add(&[], &[(at, 1024)]).unwrap();
         }
-        self.ring.write(at, &[&[0; HEADER_SIZE][..], &frame(number, LEN)].concat());
+        self.ring.write(at, &[&[0; HEADER_SIZE][..], &self.frame(number)].concat());
         self.ring.driver.add(&[(at, len32(HEADER_SIZE + LEN))], &[]).unwrap()
+    }
+
+    fn frame(&self, number: u64) -> Vec<u8> {
+        let mut frame = frame(number, LEN);
+        frame[..6].copy_from_slice(&self.to);
+        frame
     }
 
     fn publish(&mut self) {
@@ -164,7 +181,7 @@ impl Side {
                     assert_eq!(written as usize, HEADER_SIZE + LEN);
                     let bytes = self.ring.read(DATA + slot * 0x1000 + HEADER_SIZE as u64, LEN);
                     let number = u64::from_le_bytes(*bytes[14..].first_chunk().unwrap());
-                    let whole = frame(number / 0x9e37_79b9, LEN);
+                    let whole = self.frame(number / 0x9e37_79b9);
                     assert!(bytes == whole, "frame {number} has changed");
                     let overtakes = self.in_order && seen.is_some_and(|seen| seen >= number);
                     assert!(!overtakes, "{seen:?}, then {number}");
@@ -297,6 +314,53 @@ fn goes_on(frames: &[Arc<AtomicU64>]) {
     panic!("received, sent: {before:?}, and three seconds later {after:?}");
 }
 
+/// Queues whose drivers run, and how many frames each has had.
+#[derive(Default)]
+struct Round {
+    queues: Vec<Started>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    frames: Vec<Arc<AtomicU64>>,
+    ends: Arc<AtomicBool>,
+}
+
+impl Round {
+    /// Starts queue `index` of a device, and a driver whose frames go to an address.
+    fn add(
+        &mut self,
+        runtime: &tokio::runtime::Runtime,
+        device: &NetDevice,
+        (index, event_idx, in_order, to): (usize, bool, bool, MacAddress),
+    ) {
+        let ring = Ring::new(32, event_idx);
+        let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let (config, memory) = (ring.config, ring.memory.clone());
+        let (kick_too, call_too) = (kick.try_clone().unwrap(), call.try_clone().unwrap());
+        let events = mpsc::channel(4).0;
+        let mut queue = Started { index, config, memory, kick, call, events, handle: None };
+        runtime.block_on(queue.start(device));
+        self.queues.push(queue);
+        let frames = Arc::new(AtomicU64::new(0));
+        self.frames.push(frames.clone());
+        let (kick, call, is_rx) = (kick_too, call_too, index == 0);
+        let side = Side { ring, kick, call, frames, ends: self.ends.clone(), is_rx, in_order, to };
+        self.threads.push(std::thread::Builder::new().spawn(move || side.run()).unwrap());
+    }
+
+    /// Stops the queues, each of its own device, and their drivers.
+    fn end(&mut self, runtime: &tokio::runtime::Runtime, devices: &[&NetDevice]) {
+        self.ends.store(true, SeqCst);
+        for (queue, device) in self.queues.iter_mut().zip(devices) {
+            runtime.block_on(queue.stop(device));
+            // Nobody else wakes it any more.
+            rustix::io::write(&queue.call, &1u64.to_ne_bytes()).unwrap();
+        }
+        let counts: Vec<_> = self.frames.iter().map(|count| count.load(SeqCst)).collect();
+        println!("received, sent: {counts:?}");
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+        assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+    }
+}
+
 /// `late`: the port finishes frames later, and tells by a timer or must be asked.
 fn churn(uring: bool, event_idx: bool, neighbour: bool, late: Option<bool>, seed: u64) {
     println!("uring {uring}, EVENT_IDX {event_idx}, neighbour {neighbour}, seed {seed}, {late:?}");
@@ -315,127 +379,27 @@ fn churn(uring: bool, event_idx: bool, neighbour: bool, late: Option<bool>, seed
     }
     let device = NetDevice::new(options(1), port, pool);
     runtime.block_on(device.set_features(VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF));
-    let ends = Arc::new(AtomicBool::new(false));
-    let (mut queues, mut threads, mut frames) = (Vec::new(), Vec::new(), Vec::new());
+    let mut round = Round::default();
     for index in 0..2 {
-        let ring = Ring::new(32, event_idx);
-        let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let (config, memory) = (ring.config, ring.memory.clone());
-        let (kick_too, call_too) = (kick.try_clone().unwrap(), call.try_clone().unwrap());
-        let events = mpsc::channel(4).0;
-        let mut queue = Started { index, config, memory, kick, call, events, handle: None };
-        runtime.block_on(queue.start(&device));
-        queues.push(queue);
-        frames.push(Arc::new(AtomicU64::new(0)));
-        let (frames, ends) = (frames[index].clone(), ends.clone());
-        let (is_rx, in_order) = (index == 0, late.is_none());
-        let (kick, call) = (kick_too, call_too);
-        let side = Side { ring, kick, call, frames, ends, is_rx, in_order };
-        threads.push(std::thread::Builder::new().spawn(move || side.run()).unwrap());
+        round.add(&runtime, &device, (index, event_idx, late.is_none(), [0xff; 6]));
     }
     let is_over = Arc::new(AtomicBool::new(false));
-    let until = (ends.clone(), is_over.clone());
+    let until = (round.ends.clone(), is_over.clone());
     let host = std::thread::Builder::new().spawn(move || echo(&host, &until.0, &until.1)).unwrap();
     let mut random = seed;
     for _ in 0..DISTURBANCES {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
         let index = usize::try_from(random >> 63).unwrap();
-        runtime.block_on(queues[index].disturb(&device, random >> 20 & 0xfff_ffff));
-        goes_on(&frames);
+        runtime.block_on(round.queues[index].disturb(&device, random >> 20 & 0xfff_ffff));
+        goes_on(&round.frames);
     }
-    ends.store(true, SeqCst);
-    for queue in &mut queues {
-        runtime.block_on(queue.stop(&device));
-        // Nobody else wakes it any more.
-        rustix::io::write(&queue.call, &1u64.to_ne_bytes()).unwrap();
-    }
-    let counts: Vec<_> = frames.iter().map(|count| count.load(SeqCst)).collect();
-    println!("received, sent: {counts:?}");
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    round.end(&runtime, &[&device, &device]);
     // A port that finishes frames later needs room for them until its queue has stopped.
     is_over.store(true, SeqCst);
     host.join().unwrap();
-    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
     if let Some(busy) = busy {
         runtime.block_on(busy.stop());
     }
-}
-
-/// A port on which a frame has always just arrived, of a length that no guest takes: its receiveq
-/// has work in every turn of its worker, and its guest does nothing for it.
-#[derive(Clone, Debug)]
-pub(super) struct Endless;
-
-impl PortRx for Endless {
-    fn recv(&mut self, _: &[GuestSlice]) -> Result<usize, Errno> {
-        Ok(1)
-    }
-
-    fn readiness(&self) -> Readiness<'_> {
-        Readiness::Always
-    }
-}
-
-/// Another guest, whose receiveqs keep the first worker of the pool busy for ever.
-struct Busy {
-    device: NetDevice,
-    queues: Vec<Started>,
-}
-
-impl Busy {
-    async fn start(pool: &Arc<Pool>, queue_pairs: usize) -> Self {
-        let port = Scripted::default();
-        {
-            let mut script = port.script();
-            script.attached = vec![false; queue_pairs];
-            script.endless = true;
-        }
-        let device = NetDevice::new(options(queue_pairs), Arc::new(port), pool.clone());
-        let (events, mut queues) = (mpsc::channel(4).0, Vec::new());
-        for pair in 0..queue_pairs {
-            let mut ring = Ring::new(32, true);
-            ring.driver.add(&[], &[(DATA, 2048)]).unwrap();
-            ring.driver.publish();
-            let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-            let (config, memory, events) = (ring.config, ring.memory.clone(), events.clone());
-            let index = 2 * pair;
-            let mut queue = Started { index, config, memory, kick, call, events, handle: None };
-            queue.start(&device).await;
-            queues.push(queue);
-        }
-        Self { device, queues }
-    }
-
-    /// Frames that its queues have thrown away so far.
-    fn frames(&self) -> u64 {
-        let of = |queue: &Started| self.device.stats(queue.index).unwrap().dropped_short.value();
-        self.queues.iter().map(of).sum()
-    }
-
-    async fn stop(mut self) {
-        for queue in &mut self.queues {
-            queue.stop(&self.device).await;
-        }
-        assert!(self.frames() > 1000, "it was busy");
-    }
-}
-
-#[test]
-fn a_guest_of_one_busy_queue_gets_as_much_as_one_of_sixteen() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let pool =
-        Pool::new(PoolOptions { workers_max: 1, polling: Polling::up_to_us(1), uring: true });
-    let many = runtime.block_on(Busy::start(&pool, 16));
-    let one = runtime.block_on(Busy::start(&pool, 1));
-    let before = (many.frames(), one.frames());
-    while many.frames() - before.0 < 200_000 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let (many_got, one_got) = (many.frames() - before.0, one.frames() - before.1);
-    // Equal shares, but for what a turn overdraws; without a budget it is a sixteenth.
-    assert!(one_got * 4 > many_got, "{one_got} of one queue, {many_got} of sixteen");
-    runtime.block_on(many.stop());
-    runtime.block_on(one.stop());
 }
 
 #[test]

@@ -1,0 +1,74 @@
+//! What a port of a switch counts, each number defined once.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that several queues add to, and only on slow ways.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// Adds `n`.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// The number as it is now.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! port_counters {
+    ($($counter:ident = $help:literal,)*) => {
+        /// The counters of a port.
+        #[derive(Debug, Default)]
+        pub struct PortCounters {
+            $(#[doc = $help] pub $counter: Count,)*
+        }
+
+        impl PortCounters {
+            /// Every counter: name, help, value.
+            #[must_use]
+            pub fn all(&self) -> Vec<Counted> {
+                vec![$(Counted {
+                    name: stringify!($counter),
+                    help: $help,
+                    value: self.$counter.value(),
+                },)*]
+            }
+        }
+    };
+}
+
+/// A counter's definition and its value.
+#[derive(Clone, Copy, Debug)]
+pub struct Counted {
+    /// Its name.
+    pub name: &'static str,
+    /// What it counts.
+    pub help: &'static str,
+    /// Its value.
+    pub value: u64,
+}
+
+port_counters! {
+    flooded = "Frames of the port that went to every other port of their VLAN",
+    mailed = "Frames that were copied for the port, as they could not be lent",
+    segmented = "Frames for the port that its guest does not take whole: cut into segments",
+    finished = "Frames for the port whose checksum was completed for its guest",
+    credit_out = "Frames of the port that found all of its credit lent",
+    stalled = "Times that frames for the port were taken back: it took none for long",
+    moves = "Addresses that came to the port from another one",
+    flaps = "Frames of the port whose address moves too often to be learnt",
+    not_learnt = "Frames of the port whose address was not learnt, for want of room",
+    dropped_credit = "Frames of the port that were dropped: the receiver is behind",
+    dropped_full = "Frames for the port that were dropped: as many as may wait do",
+    dropped_no_queue = "Frames for the port that were dropped: its guest has no queue for them",
+    dropped_own = "Frames of the port that were dropped: they go where they come from",
+    dropped_flood = "Frames of the port that were dropped: it floods more than it may",
+    dropped_spoofed = "Frames of the port that were dropped: they claim to be somebody else's",
+    dropped_vlan = "Frames of the port that were dropped: it is not in their VLAN",
+    dropped_isolated = "Frames of the port that were dropped: it and the receiver are isolated",
+    dropped_unfinished = "Frames of the port that were dropped: they cannot be cut or summed",
+}

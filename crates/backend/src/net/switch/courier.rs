@@ -1,0 +1,210 @@
+//! `Courier`: carries copies of frames to the inboxes of ports: floods, and what no lane can carry.
+
+use super::guard::{Change, TAG_AT, Tag, VLAN_TAG};
+use super::mail::{Inbox, Letter, MAIL};
+use super::{
+    Destination, Map, PortId, Shared, Switch, TAKES_CSUM, TAKES_ECN, TAKES_TSO4, TAKES_TSO6,
+    Verdict,
+};
+use manyring_wire::net::segment::finish;
+use manyring_wire::net::{
+    HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HEADER_SIZE,
+    RawHeader,
+};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// What a letter costs its sender beside its bytes, in bytes.
+const LETTER_COST: usize = 512;
+/// Bytes of the header that comes before each frame.
+const HEAD: usize = HEADER_SIZE;
+
+/// Carries frames of one port.
+#[derive(Debug)]
+pub struct Courier {
+    pub(super) switch: Arc<Switch>,
+    pub(super) own: Arc<Shared>,
+    /// The queue whose frames these are.
+    pub(super) index: usize,
+    pub(super) map: Arc<Map>,
+    generation: u64,
+    /// Inboxes that have mail which nobody has told them of.
+    told: Vec<Arc<Inbox>>,
+    /// What the copies of the present burst cost, in bytes.
+    pub(super) spent: usize,
+}
+
+/// What a guest must take to get a frame with this header as it is.
+pub(super) fn needs(header: &RawHeader) -> u8 {
+    let gso = match header.gso_type & !HDR_GSO_ECN {
+        HDR_GSO_NONE => 0,
+        HDR_GSO_TCPV4 => TAKES_TSO4,
+        HDR_GSO_TCPV6 => TAKES_TSO6,
+        _ => u8::MAX,
+    };
+    let ecn = if header.gso_type & HDR_GSO_ECN == 0 { 0 } else { TAKES_ECN };
+    let csum = if header.flags & HDR_F_NEEDS_CSUM == 0 { 0 } else { TAKES_CSUM };
+    gso | ecn | csum
+}
+
+impl Courier {
+    pub(super) fn new(switch: Arc<Switch>, own: Arc<Shared>, index: usize) -> Self {
+        let generation = u64::MAX;
+        let (map, told) = (Arc::default(), Vec::new());
+        let mut courier = Self { switch, own, index, map, generation, told, spent: 0 };
+        courier.refresh();
+        courier
+    }
+
+    /// Looks whether ports have come or gone.
+    #[inline]
+    pub(super) fn refresh(&mut self) -> bool {
+        self.switch.refresh(&mut self.map, &mut self.generation)
+    }
+
+    /// Sends one frame as if the guest of the port had: `letter` is a header and the frame.
+    pub fn send(&mut self, letter: &[u8]) {
+        self.refresh();
+        let Some(frame) = letter.get(HEAD..) else { return };
+        let second = self.switch.clock.now().second();
+        let (verdict, vlan, tag) = self.switch.judge(&self.own, &self.map, frame, second);
+        match verdict {
+            Verdict::To(id, change) => {
+                self.mail(id, letter, change);
+            }
+            Verdict::Flood => self.flood(letter, vlan, tag),
+            Verdict::Drop { .. } => {}
+        }
+        self.tell();
+    }
+
+    /// Copies a frame to every other port that may have it.
+    pub(super) fn flood(&mut self, letter: &[u8], vlan: u16, tag: Tag) {
+        let map = self.map.clone();
+        // Nearly all ports take the frame as it is, or all with the same change: one copy for all.
+        let mut copies: [Option<(Change, Letter)>; 2] = [None, None];
+        for destination in map.ports.iter().flatten() {
+            let port = &destination.port;
+            let is_apart = self.own.options.isolated && port.options.isolated;
+            if port.id == self.own.id || is_apart {
+                continue;
+            }
+            let Some(change) = port.options.vlans.departure(vlan, tag) else { continue };
+            let slot = usize::from(change != Change::None);
+            let copy = match &copies[slot] {
+                Some((same, copy)) if *same == change => Some(copy.clone()),
+                _ => changed(letter, change).map(Letter::from),
+            };
+            let Some(copy) = copy else { continue };
+            copies[slot] = Some((change, copy.clone()));
+            self.spent += LETTER_COST;
+            self.deliver(destination, copy);
+        }
+    }
+
+    /// Copies a frame to one port. True if it is in the mail, or was dropped for its own sake.
+    pub(super) fn mail(&mut self, to: PortId, letter: &[u8], change: Change) -> bool {
+        let map = self.map.clone();
+        let Some(destination) = map.get(to) else { return false };
+        let Some(copy) = changed(letter, change) else { return false };
+        self.spent += LETTER_COST + copy.len();
+        self.deliver(destination, copy.into())
+    }
+
+    /// Puts a letter into the inbox of a port, or the frames that it becomes for a guest who does
+    /// not take it as it is. False: it was dropped, and is counted.
+    fn deliver(&mut self, to: &Destination, letter: Letter) -> bool {
+        let counters = &to.port.counters;
+        let Some((_, inbox)) = to.inbox(self.index) else {
+            counters.dropped_no_queue.add(1);
+            return false;
+        };
+        let Ok((header, _)) = RawHeader::read_from_prefix(&letter) else { return false };
+        let is_put = if needs(&header) & !to.port.takes() == 0 {
+            let is_put = inbox.put(letter);
+            (if is_put { &counters.mailed } else { &counters.dropped_full }).add(1);
+            is_put
+        } else {
+            self.spent += letter.len() * 2;
+            finished(to, inbox, &header, &letter)
+        };
+        if is_put && !self.told.iter().any(|told| Arc::ptr_eq(told, inbox)) {
+            self.told.push(inbox.clone());
+        }
+        is_put
+    }
+
+    /// Wakes whoever has mail.
+    pub(super) fn tell(&mut self) {
+        self.told.drain(..).for_each(|inbox| inbox.bell.post(MAIL));
+    }
+}
+
+/// Puts the frames that a letter becomes when it is cut and summed. True if one of them was put.
+fn finished(to: &Destination, inbox: &Inbox, header: &RawHeader, letter: &[u8]) -> bool {
+    let counters = &to.port.counters;
+    let mut frame = letter[HEAD..].to_vec();
+    let (mut put, mut dropped) = (0, 0);
+    let count = finish(header, &mut frame, |piece| {
+        let mut letter = vec![0; HEAD + piece.len()];
+        letter[HEAD..].copy_from_slice(piece);
+        let is_put = inbox.put(letter.into());
+        (put, dropped) = (put + u64::from(is_put), dropped + u64::from(!is_put));
+    });
+    match count {
+        Ok(_) if header.gso_type == HDR_GSO_NONE => counters.finished.add(1),
+        Ok(_) => counters.segmented.add(1),
+        Err(_) => counters.dropped_unfinished.add(1),
+    }
+    counters.mailed.add(put);
+    if dropped > 0 {
+        counters.dropped_full.add(dropped);
+    }
+    put > 0
+}
+
+/// A header and a frame with the tag of another port. `None`: it is too short for that, or would
+/// be too long.
+fn changed(letter: &[u8], change: Change) -> Option<Vec<u8>> {
+    let mut copy = letter.to_vec();
+    let at = HEAD + TAG_AT;
+    let shift = |copy: &mut Vec<u8>, by: i32| {
+        let (mut header, _) = RawHeader::read_from_prefix(copy).ok()?;
+        let moved = |n: u16| u16::try_from(i32::from(n) + by).ok();
+        if header.flags & HDR_F_NEEDS_CSUM != 0 {
+            header.csum_start = moved(header.csum_start.get())?.into();
+        }
+        if header.hdr_len.get() != 0 {
+            header.hdr_len = moved(header.hdr_len.get())?.into();
+        }
+        copy.get_mut(..HEAD)?.copy_from_slice(header.as_bytes());
+        Some(())
+    };
+    match change {
+        Change::None => {}
+        Change::Strip => {
+            if copy.len() < at + VLAN_TAG + 2 {
+                return None;
+            }
+            copy.drain(at..at + VLAN_TAG);
+            shift(&mut copy, -4)?;
+        }
+        Change::Insert(vlan) => {
+            if copy.len() < at + 2 || copy.len() > HEAD + manyring_wire::net::FRAME_SIZE_MAX - 4 {
+                return None;
+            }
+            let [high, low] = vlan.to_be_bytes();
+            copy.splice(at..at, [0x81, 0, high, low]);
+            shift(&mut copy, 4)?;
+        }
+    }
+    Some(copy)
+}
+
+impl Shared {
+    /// True if the port takes frames with this header as they are.
+    pub(super) fn takes_all_of(&self, header: &RawHeader) -> bool {
+        needs(header) & !self.takes.load(Ordering::Acquire) == 0
+    }
+}

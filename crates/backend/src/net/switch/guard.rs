@@ -1,0 +1,291 @@
+//! What a port lets in and out: VLANs, and senders who say that they are somebody else. Pure.
+
+use super::table::Key;
+
+/// Bytes of an Ethernet header, and of one with a VLAN tag.
+pub(super) const ETHERNET: usize = 14;
+const TAGGED: usize = ETHERNET + VLAN_TAG;
+/// Bytes of a VLAN tag.
+pub(super) const VLAN_TAG: usize = 4;
+/// Where a tag stands in a frame: behind both addresses.
+pub(super) const TAG_AT: usize = 12;
+const TYPE_VLAN: u16 = 0x8100;
+const TYPE_ARP: u16 = 0x0806;
+const TYPE_RARP: u16 = 0x8035;
+const TYPE_IPV6: u16 = 0x86dd;
+/// Where ARP has its sender's address, from the start of its packet.
+const ARP_SENDER: usize = 8;
+const IPV6: usize = 40;
+const ICMPV6: u8 = 58;
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const DESTINATION: u8 = 60;
+/// Neighbour discovery (RFC 4861): the types of its messages, and what stands before the options.
+const ROUTER_SOLICITATION: u8 = 133;
+const REDIRECT: u8 = 137;
+const OPTIONS_AT: [usize; 5] = [8, 16, 24, 24, 40];
+/// The options that name the link-layer address of the sender, and of the target.
+const SOURCE_LINK: u8 = 1;
+const TARGET_LINK: u8 = 2;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+/// Bytes of a frame that [`is_own`] looks at, at most.
+pub(super) const LOOK_MAX: usize = 116;
+
+/// The VLANs of a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Vlans {
+    /// Every frame goes in and out as it is: with its tag, or without one.
+    #[default]
+    All,
+    /// The frames of this VLAN, which have no tags here.
+    Access(u16),
+    /// The frames of these VLANs, which have their tags.
+    Trunk(Vec<u16>),
+}
+
+/// How a frame must be changed on its way from one port to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Not at all.
+    None,
+    /// Its tag is taken off.
+    Strip,
+    /// It gets a tag of this VLAN.
+    Insert(u16),
+}
+
+/// The VLAN that a frame says it is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tag {
+    /// 0: none.
+    pub(super) vlan: u16,
+    /// The frame has a tag, perhaps one without a VLAN (a priority).
+    pub(super) is_tagged: bool,
+}
+
+impl Tag {
+    /// The tag of a frame with these first bytes.
+    #[must_use]
+    #[inline]
+    pub(super) fn of(head: &[u8]) -> Self {
+        if kind(head, TAG_AT) != Some(TYPE_VLAN) {
+            return Self { vlan: 0, is_tagged: false };
+        }
+        match kind(head, ETHERNET) {
+            Some(tci) => Self { vlan: tci & 0xfff, is_tagged: true },
+            None => Self { vlan: 0, is_tagged: false },
+        }
+    }
+}
+
+impl Vlans {
+    /// The VLAN in which a frame with this tag arrives; `None`: it may not.
+    #[must_use]
+    pub(super) fn arrival(&self, tag: Tag) -> Option<u16> {
+        match self {
+            Self::All => Some(tag.vlan),
+            Self::Access(vlan) => (!tag.is_tagged).then_some(*vlan),
+            Self::Trunk(vlans) => vlans.contains(&tag.vlan).then_some(tag.vlan),
+        }
+    }
+
+    /// How a frame of `vlan` leaves, which arrived with this tag; `None`: it may not.
+    #[must_use]
+    pub(super) fn departure(&self, vlan: u16, tag: Tag) -> Option<Change> {
+        let wants_tag = match self {
+            Self::All => vlan != 0 || tag.is_tagged,
+            Self::Access(own) if *own == vlan => false,
+            Self::Trunk(vlans) if vlans.contains(&vlan) => true,
+            Self::Access(_) | Self::Trunk(_) => return None,
+        };
+        Some(match (tag.is_tagged, wants_tag) {
+            (true, false) => Change::Strip,
+            (false, true) => Change::Insert(vlan),
+            _ => Change::None,
+        })
+    }
+}
+
+/// The two bytes at `at`, as a number.
+fn kind(bytes: &[u8], at: usize) -> Option<u16> {
+    let bytes = bytes.get(at..at + 2)?.try_into().ok()?;
+    Some(u16::from_be_bytes(bytes))
+}
+
+/// The addresses of a frame: where it goes, and where it comes from; `None`: it has no header.
+#[must_use]
+#[inline]
+fn addresses(head: &[u8]) -> Option<([u8; 6], [u8; 6])> {
+    let (to, rest) = head.split_first_chunk()?;
+    Some((*to, *rest.first_chunk()?))
+}
+
+/// True if more than the Ethernet header of a frame must be looked at to know who sent it.
+#[must_use]
+pub(super) fn needs_look(head: &[u8]) -> bool {
+    let at = if Tag::of(head).is_tagged { TAGGED } else { ETHERNET };
+    matches!(kind(head, at - 2), Some(TYPE_ARP | TYPE_RARP | TYPE_IPV6 | TYPE_VLAN) | None)
+}
+
+/// True if a frame with these first bytes, [`LOOK_MAX`] or all of it, comes from `mac` by all that
+/// it says: its Ethernet header, ARP and RARP, and the options of neighbour discovery. A message of
+/// neighbour discovery whose options cannot all be seen is not.
+#[must_use]
+pub(super) fn is_own(head: &[u8], mac: [u8; 6]) -> bool {
+    let Some((_, from)) = addresses(head) else { return false };
+    if from != mac {
+        return false;
+    }
+    let at = if Tag::of(head).is_tagged { TAGGED } else { ETHERNET };
+    let packet = head.get(at..).unwrap_or(&[]);
+    match kind(head, at - 2) {
+        Some(TYPE_ARP | TYPE_RARP) => packet.get(ARP_SENDER..ARP_SENDER + 6) == Some(&mac),
+        // A second tag would hide what is behind it.
+        Some(TYPE_VLAN) | None => false,
+        Some(TYPE_IPV6) => discovers_as(packet, mac),
+        Some(_) => true,
+    }
+}
+
+/// True if an IPv6 packet is no message of neighbour discovery, or one whose addresses are `mac`.
+///
+/// Neighbour discovery has no extension headers that a sender would need, and no fragments (RFC
+/// 6980). Receivers take it behind extension headers all the same, so such a message is refused.
+fn discovers_as(packet: &[u8], mac: [u8; 6]) -> bool {
+    let (mut next, mut at) = (packet.get(6).copied(), IPV6);
+    loop {
+        let Some([following, size]) = packet.get(at..at + 2) else { return false };
+        match next {
+            Some(ICMPV6) => break,
+            Some(HOP_BY_HOP | ROUTING | DESTINATION) => at += (usize::from(*size) + 1) * 8,
+            Some(FRAGMENT) => {
+                let Some(offset) = kind(packet, at + 2) else { return false };
+                if offset & !7 != 0 {
+                    return true;
+                }
+                at += 8;
+            }
+            _ => return true,
+        }
+        next = Some(*following);
+    }
+    let Some(message) = packet.get(at..) else { return false };
+    let Some(kind) = message.first().copied() else { return false };
+    if !(ROUTER_SOLICITATION..=REDIRECT).contains(&kind) {
+        return true;
+    }
+    if at != IPV6 {
+        return false;
+    }
+    let len = packet.get(4..6).map_or(0, |len| usize::from(u16::from_be_bytes([len[0], len[1]])));
+    let options_at = OPTIONS_AT[usize::from(kind - ROUTER_SOLICITATION)];
+    let Some(mut options) = message.get(options_at..len) else { return false };
+    while let [option, units, rest @ ..] = options {
+        let size = usize::from(*units) * 8;
+        if size == 0 || size > options.len() {
+            return false;
+        }
+        let names_sender =
+            *option == SOURCE_LINK || (*option == TARGET_LINK && kind == NEIGHBOUR_ADVERTISEMENT);
+        if names_sender && rest.get(..6) != Some(&mac) {
+            return false;
+        }
+        options = &options[size..];
+    }
+    options.is_empty()
+}
+
+/// Where a frame comes from and goes to, as keys of the table; `None` for an address of a group.
+#[must_use]
+#[inline]
+pub(super) fn keys(head: &[u8], vlan: u16) -> Option<(Option<Key>, Option<Key>)> {
+    let (to, from) = addresses(head)?;
+    Some((Key::new(to, vlan), Key::new(from, vlan)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+    fn ethernet(from: [u8; 6], kind: u16) -> Vec<u8> {
+        [&[0xff; 6][..], &from, &kind.to_be_bytes()].concat()
+    }
+
+    fn arp(sender: [u8; 6]) -> Vec<u8> {
+        let mut frame = ethernet(OWN, TYPE_ARP);
+        frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
+        frame.extend(sender);
+        frame.extend([0; 14]);
+        frame
+    }
+
+    fn discovery(kind: u8, option: &[u8]) -> Vec<u8> {
+        let mut frame = ethernet(OWN, TYPE_IPV6);
+        let size = 24 + option.len();
+        frame.extend([0x60, 0, 0, 0, 0, u8::try_from(size).unwrap(), ICMPV6, 255]);
+        frame.extend([0xfe; 32]);
+        frame.push(kind);
+        frame.extend([0; 23]);
+        frame.extend(option);
+        frame
+    }
+
+    #[test]
+    fn access_and_trunk_ports_exchange_frames_of_their_vlans_and_no_others() {
+        let (untagged, tagged) =
+            (Tag { vlan: 0, is_tagged: false }, Tag { vlan: 5, is_tagged: true });
+        let (all, access, trunk) = (Vlans::All, Vlans::Access(5), Vlans::Trunk(vec![5, 7]));
+        assert_eq!((access.arrival(untagged), access.arrival(tagged)), (Some(5), None));
+        assert_eq!((trunk.arrival(untagged), trunk.arrival(tagged)), (None, Some(5)));
+        assert_eq!((all.arrival(untagged), all.arrival(tagged)), (Some(0), Some(5)));
+        assert_eq!(access.departure(5, tagged), Some(Change::Strip));
+        assert_eq!(access.departure(5, untagged), Some(Change::None), "from another access port");
+        assert_eq!((access.departure(6, untagged), access.departure(0, untagged)), (None, None));
+        assert_eq!(trunk.departure(5, untagged), Some(Change::Insert(5)));
+        assert_eq!(
+            (trunk.departure(7, tagged), trunk.departure(8, tagged)),
+            (Some(Change::None), None)
+        );
+        assert_eq!(all.departure(5, untagged), Some(Change::Insert(5)));
+        assert_eq!(all.departure(0, untagged), Some(Change::None));
+    }
+
+    #[test]
+    fn a_tag_is_read_whole_or_not_at_all() {
+        let frame = [&ethernet(OWN, TYPE_VLAN)[..], &[0x20, 5, 8, 0]].concat();
+        assert_eq!(Tag::of(&frame), Tag { vlan: 5, is_tagged: true });
+        assert_eq!(Tag::of(&frame[..15]), Tag { vlan: 0, is_tagged: false });
+    }
+
+    #[test]
+    fn who_says_that_it_is_somebody_else_is_found_in_every_place() {
+        assert!(is_own(&ethernet(OWN, 0x0800), OWN) && !is_own(&ethernet(OTHER, 0x0800), OWN));
+        assert!(is_own(&arp(OWN), OWN) && !is_own(&arp(OTHER), OWN));
+        assert!(!is_own(&arp(OWN)[..20], OWN), "an ARP packet that is cut short");
+        let option = |kind: u8, mac: [u8; 6]| [&[kind, 1][..], &mac].concat();
+        for (message, link, from, is_right) in [
+            (135, SOURCE_LINK, OWN, true),
+            (135, SOURCE_LINK, OTHER, false),
+            (136, TARGET_LINK, OWN, true),
+            (136, TARGET_LINK, OTHER, false),
+            (129, TARGET_LINK, OTHER, true),
+        ] {
+            let frame = discovery(message, &option(link, from));
+            assert_eq!(is_own(&frame, OWN), is_right, "{message} {link}");
+        }
+        let mut endless = discovery(135, &option(14, OWN));
+        let at = endless.len() - 7;
+        endless[at] = 0;
+        assert!(!is_own(&endless, OWN), "an option of no bytes");
+        let mut behind = discovery(135, &option(SOURCE_LINK, OWN));
+        behind[20] = DESTINATION;
+        behind.splice(54..54, [ICMPV6, 0, 1, 4, 0, 0, 0, 0]);
+        assert!(!is_own(&behind, OWN), "behind an extension header");
+        let double = [&ethernet(OWN, TYPE_VLAN)[..], &[0, 5, 0x81, 0, 0, 6, 8, 6]].concat();
+        assert!(needs_look(&double[..14]) && !is_own(&double, OWN), "a second tag");
+    }
+}

@@ -1,0 +1,257 @@
+//! `Handoff`: a few things on their way from one thread to another, in order; nobody waits.
+//!
+//! ```text
+//! put        (giver)   the next place becomes full
+//! take       (taker)   the oldest full place; the thing is out, and its place stays taken
+//! put_back   (taker)   what is out is full again, as the oldest
+//! finish     (taker)   what is out is gone for good: its place is free
+//! recall     (giver)   every full place becomes empty: the giver has those things again
+//! take_last  (giver)   the newest, if it is still full: to add to it, and put it again
+//! ```
+//! 1. Each place has a lock of its own, and by the two counts only one side has business with a
+//!    place, unless the giver recalls. So a lock is free whenever nothing is recalled, and it is
+//!    only ever *tried*: who finds it taken comes back later.
+//! 2. An empty place between full ones is the trace of a recall: the taker passes it, with the lock
+//!    of the place held. The giver holds that lock when it fills the place again, and so
+//!    knows whether the taker has passed.
+
+#[cfg(loom)]
+use loom::sync::{
+    Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+#[cfg(not(loom))]
+use std::sync::{
+    Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// Things on their way at most.
+const PLACES: usize = 8;
+
+#[derive(Debug, Default)]
+enum Place<T> {
+    #[default]
+    Empty,
+    Full(T),
+    /// The taker has it, or had it.
+    Out,
+}
+
+/// What the taker found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found<T> {
+    /// The oldest thing.
+    Thing(T),
+    /// There is none.
+    Nothing,
+    /// The giver is at that place: look again.
+    Busy,
+}
+
+/// Things on their way from a giver to a taker: one thread each at any time.
+#[derive(Debug)]
+pub struct Handoff<T> {
+    places: [Mutex<Place<T>>; PLACES],
+    /// How many were put, and how many places the taker is done with. Both wrap around.
+    put: AtomicUsize,
+    done: AtomicUsize,
+}
+
+impl<T> Handoff<T> {
+    /// Nothing is on its way.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            places: std::array::from_fn(|_| Mutex::new(Place::Empty)),
+            put: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+        }
+    }
+
+    fn place(&self, at: usize) -> &Mutex<Place<T>> {
+        &self.places[at % PLACES]
+    }
+
+    /// Giver: true if [`Self::put`] finds room.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let (put, done) = (self.put.load(Ordering::Relaxed), self.done.load(Ordering::Acquire));
+        put.wrapping_sub(done) < PLACES
+    }
+
+    /// Giver: puts `thing` behind all others.
+    ///
+    /// # Errors
+    /// There is no room: the thing comes back.
+    pub fn put(&self, thing: T) -> Result<(), T> {
+        let (put, done) = (self.put.load(Ordering::Relaxed), self.done.load(Ordering::Acquire));
+        if put != done
+            && let Ok(mut place) = self.place(put.wrapping_sub(1)).try_lock()
+            && matches!(*place, Place::Empty)
+            && self.done.load(Ordering::Acquire) != put
+        {
+            // The newest was taken back, and the taker has not passed its place: use it again.
+            *place = Place::Full(thing);
+            return Ok(());
+        }
+        // Read again: the taker may have been at the place of the newest just now.
+        if put.wrapping_sub(self.done.load(Ordering::Acquire)) >= PLACES {
+            return Err(thing);
+        }
+        let Ok(mut place) = self.place(put).try_lock() else { return Err(thing) };
+        *place = Place::Full(thing);
+        drop(place);
+        self.put.store(put.wrapping_add(1), Ordering::Release);
+        Ok(())
+    }
+
+    /// Giver: takes the newest back, if the taker has not taken it.
+    pub fn take_last(&self) -> Option<T> {
+        let (put, done) = (self.put.load(Ordering::Relaxed), self.done.load(Ordering::Acquire));
+        if put == done {
+            return None;
+        }
+        empty(&mut *self.place(put.wrapping_sub(1)).try_lock().ok()?)
+    }
+
+    /// Giver: takes everything back that the taker has not taken, the oldest first.
+    pub fn recall(&self, mut each: impl FnMut(T)) {
+        let (put, mut at) = (self.put.load(Ordering::Relaxed), self.done.load(Ordering::Acquire));
+        while at != put {
+            if let Ok(mut place) = self.place(at).try_lock()
+                && let Some(thing) = empty(&mut *place)
+            {
+                each(thing);
+            }
+            at = at.wrapping_add(1);
+        }
+    }
+
+    /// Taker: the oldest thing. Nothing else may be out.
+    pub fn take(&self) -> Found<T> {
+        loop {
+            let done = self.done.load(Ordering::Relaxed);
+            if done == self.put.load(Ordering::Acquire) {
+                return Found::Nothing;
+            }
+            let Ok(mut place) = self.place(done).try_lock() else { return Found::Busy };
+            match std::mem::replace(&mut *place, Place::Out) {
+                Place::Full(thing) => return Found::Thing(thing),
+                // Point 2 above: with the lock held.
+                Place::Empty | Place::Out => {
+                    *place = Place::Empty;
+                    self.done.store(done.wrapping_add(1), Ordering::Release);
+                }
+            }
+        }
+    }
+
+    /// Taker: what is out goes back to its place, as the oldest.
+    ///
+    /// # Errors
+    /// The giver is at that place: the thing stays out.
+    pub fn put_back(&self, thing: T) -> Result<(), T> {
+        let Ok(mut place) = self.place(self.done.load(Ordering::Relaxed)).try_lock() else {
+            return Err(thing);
+        };
+        *place = Place::Full(thing);
+        Ok(())
+    }
+
+    /// Taker: what is out is gone for good.
+    pub fn finish(&self) {
+        let done = self.done.load(Ordering::Relaxed);
+        self.done.store(done.wrapping_add(1), Ordering::Release);
+    }
+}
+
+impl<T> Default for Handoff<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Empties a full place.
+fn empty<T>(place: &mut Place<T>) -> Option<T> {
+    match std::mem::take(place) {
+        Place::Full(thing) => Some(thing),
+        other => {
+            *place = other;
+            None
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn take_all(handoff: &Handoff<u32>) -> Vec<u32> {
+        let one = || match handoff.take() {
+            Found::Thing(thing) => {
+                handoff.finish();
+                Some(thing)
+            }
+            Found::Nothing | Found::Busy => None,
+        };
+        std::iter::from_fn(one).collect()
+    }
+
+    #[test]
+    fn things_arrive_in_order_and_no_more_than_there_is_room_for() {
+        let handoff = Handoff::new();
+        for lap in 0..3 {
+            for n in 0..8 {
+                handoff.put(lap * 10 + n).unwrap();
+            }
+            assert_eq!(handoff.put(99), Err(99));
+            assert_eq!(take_all(&handoff), (0..8).map(|n| lap * 10 + n).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn what_is_put_back_is_the_oldest_again_and_what_is_recalled_never_arrives() {
+        let handoff = Handoff::new();
+        (0..4).for_each(|n| handoff.put(n).unwrap());
+        assert_eq!(handoff.take(), Found::Thing(0));
+        let mut recalled = Vec::new();
+        handoff.recall(|thing| recalled.push(thing));
+        assert_eq!(recalled, [1, 2, 3], "0 is out");
+        handoff.put_back(0).unwrap();
+        handoff.put(4).unwrap();
+        assert_eq!(take_all(&handoff), [0, 4]);
+        handoff.recall(|_| panic!("nothing is left"));
+    }
+
+    #[test]
+    fn the_newest_can_be_added_to_until_it_is_taken() {
+        let handoff = Handoff::new();
+        assert_eq!(handoff.take_last(), None);
+        handoff.put(1).unwrap();
+        assert_eq!(handoff.take_last(), Some(1));
+        handoff.put(2).unwrap();
+        assert_eq!(handoff.take(), Found::Thing(2));
+        assert_eq!(handoff.take_last(), None, "it is out");
+        handoff.finish();
+        // The taker passes the place of what was taken back; the next one goes behind it.
+        handoff.put(3).unwrap();
+        assert_eq!(handoff.take_last(), Some(3));
+        assert_eq!(handoff.take(), Found::Nothing);
+        handoff.put(4).unwrap();
+        assert_eq!(take_all(&handoff), [4]);
+    }
+
+    #[test]
+    fn a_taker_that_does_not_come_leaves_no_room_until_it_does() {
+        let handoff = Handoff::new();
+        (0..8).for_each(|n| handoff.put(n).unwrap());
+        let mut count = 0;
+        handoff.recall(|_| count += 1);
+        // The newest place is used again; the seven before it are passed when the taker comes.
+        assert_eq!((count, handoff.put(8), handoff.put(9)), (8, Ok(()), Err(9)));
+        assert_eq!(take_all(&handoff), [8]);
+        handoff.put(10).unwrap();
+        assert_eq!(take_all(&handoff), [10]);
+    }
+}

@@ -1,0 +1,95 @@
+//! `Lane`: the bursts on their way from one transmitq to one receiveq, and back.
+
+use super::handoff::Handoff;
+use crate::net::{Frames, Outcome, Returned, Token};
+use crate::ready::Bell;
+use manyring_memory::MemoryError;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Frames of a sender that a receiver is lent.
+#[derive(Debug)]
+pub(super) struct Burst {
+    pub(super) frames: Frames,
+    /// Tokens of frames that the receiver has copied.
+    passed: Vec<Token>,
+    /// What becomes of the frames that it has not copied.
+    rest: Outcome,
+    /// The receiver has had it: no frame can be added.
+    is_touched: bool,
+}
+
+impl Burst {
+    pub(super) fn new() -> Result<Box<Self>, MemoryError> {
+        let frames = Frames::for_lane()?;
+        Ok(Box::new(Self {
+            frames,
+            passed: Vec::new(),
+            rest: Outcome::Recalled,
+            is_touched: false,
+        }))
+    }
+
+    /// The receiver has copied, or dropped, the first `count` frames.
+    pub(super) fn pass(&mut self, count: usize) {
+        self.is_touched = true;
+        self.frames.drop_front(count, &mut self.passed);
+    }
+
+    /// The receiver takes nothing more of it.
+    pub(super) fn give_up(&mut self, rest: Outcome) {
+        self.rest = rest;
+    }
+
+    /// True if frames can be added: the receiver has not had it.
+    pub(super) fn is_untouched(&self) -> bool {
+        !self.is_touched
+    }
+
+    /// It is back with its sender: adds what became of its frames to `done`, and lets go of the
+    /// sender's memory. Returns how many frames these are.
+    pub(super) fn settle(&mut self, done: &mut Vec<Returned>) -> usize {
+        let before = done.len();
+        let returned = |outcome| move |token| Returned { token, outcome };
+        done.extend(self.passed.drain(..).map(returned(Outcome::Passed)));
+        done.extend(self.frames.tokens().map(returned(self.rest)));
+        self.frames.release();
+        (self.rest, self.is_touched) = (Outcome::Recalled, false);
+        done.len() - before
+    }
+}
+
+/// A lane.
+#[derive(Debug)]
+pub(super) struct Lane {
+    /// Bursts for the receiver, and those that it has done with.
+    pub(super) full: Handoff<Box<Burst>>,
+    pub(super) back: Handoff<Box<Burst>>,
+    /// The lane's bit in the receiver's bell, and in the sender's.
+    pub(super) bit: u64,
+    pub(super) back_bit: u64,
+    /// The sender's bell.
+    pub(super) home: Arc<Bell>,
+    /// The sender uses it no more.
+    pub(super) is_left: AtomicBool,
+}
+
+impl Lane {
+    pub(super) fn new(bit: u64, back_bit: u64, home: Arc<Bell>) -> Arc<Self> {
+        Arc::new(Self {
+            full: Handoff::new(),
+            back: Handoff::new(),
+            bit,
+            back_bit,
+            home,
+            is_left: AtomicBool::new(false),
+        })
+    }
+
+    /// Receiver: gives a burst back that is out. The caller rings [`Self::home`] then.
+    pub(super) fn give_back(&self, burst: Box<Burst>) {
+        self.full.finish();
+        let is_back = self.back.put(burst).is_ok();
+        debug_assert!(is_back, "a lane has no more bursts than places");
+    }
+}

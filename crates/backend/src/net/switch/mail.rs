@@ -1,0 +1,153 @@
+//! `Inbox`: what waits for a receiveq: new lanes, and copies of frames that no lane can carry.
+
+use super::lane::Lane;
+use crate::ready::Bell;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// Letters that wait for one receiveq at most, and their bytes.
+pub(super) const LETTERS_MAX: usize = 512;
+const LETTER_BYTES_MAX: usize = 1 << 20;
+/// How often a lock is tried before the thing is dropped: its holder only moves a pointer.
+const TRIES: usize = 200;
+
+/// Bits of the bell: there is mail; there are other lanes. The bits below them are the lanes'.
+pub(super) const MAIL: u64 = 1 << 62;
+pub(super) const LANES: u64 = 1 << 63;
+const LANE_BITS: u32 = 62;
+
+/// A copy of a frame behind its header: in memory of ours, perhaps for several receivers.
+pub(super) type Letter = Arc<[u8]>;
+
+/// What waits for a receiveq.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    pub(super) bell: Bell,
+    /// Lanes that the receiver has not seen yet.
+    lanes: Mutex<Vec<Arc<Lane>>>,
+    lane_bits: AtomicU32,
+    mail: Mutex<Vec<Letter>>,
+    /// Letters that were put, and that the receiver is done with; bytes in between.
+    put: AtomicU64,
+    done: AtomicU64,
+    bytes: AtomicUsize,
+    is_closed: AtomicBool,
+}
+
+/// A lock that is tried often enough for a holder that only moves a pointer.
+fn soon<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    for _ in 0..TRIES {
+        match lock.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+        }
+    }
+    None
+}
+
+impl Inbox {
+    /// # Errors
+    /// Those of [`Bell::new`].
+    pub(super) fn new() -> Result<Arc<Self>, Errno> {
+        Ok(Arc::new(Self {
+            bell: Bell::new()?,
+            lanes: Mutex::default(),
+            lane_bits: AtomicU32::new(0),
+            mail: Mutex::default(),
+            put: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            bytes: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+        }))
+    }
+
+    #[inline]
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// A bit for one more lane; several lanes may have the same one.
+    pub(super) fn lane_bit(&self) -> u64 {
+        1 << (self.lane_bits.fetch_add(1, Ordering::Relaxed) % LANE_BITS)
+    }
+
+    /// Sender: shows the receiver a new lane. False: not now.
+    pub(super) fn add_lane(&self, lane: &Arc<Lane>) -> bool {
+        let Some(mut lanes) = soon(&self.lanes) else { return false };
+        if self.is_closed() {
+            return false;
+        }
+        lanes.push(lane.clone());
+        drop(lanes);
+        self.bell.post(LANES);
+        true
+    }
+
+    /// Receiver: takes the new lanes.
+    pub(super) fn take_lanes(&self, into: &mut Vec<Arc<Lane>>) {
+        self.bell.alarm().take(LANES);
+        match soon(&self.lanes) {
+            Some(mut lanes) => into.append(&mut lanes),
+            None => self.bell.alarm().put_off(LANES),
+        }
+    }
+
+    /// Sender: adds a letter. False: there is no room. The caller posts [`MAIL`] then.
+    pub(super) fn put(&self, letter: Letter) -> bool {
+        let waiting = self.waiting();
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        if waiting >= LETTERS_MAX || bytes + letter.len() > LETTER_BYTES_MAX {
+            return false;
+        }
+        let Some(mut mail) = soon(&self.mail) else { return false };
+        if self.is_closed() {
+            return false;
+        }
+        self.bytes.fetch_add(letter.len(), Ordering::Relaxed);
+        self.put.fetch_add(1, Ordering::Release);
+        mail.push(letter);
+        true
+    }
+
+    /// Letters that wait.
+    pub(super) fn waiting(&self) -> usize {
+        let (done, put) = (self.done.load(Ordering::Acquire), self.put.load(Ordering::Acquire));
+        usize::try_from(put.saturating_sub(done)).unwrap_or(usize::MAX)
+    }
+
+    /// How many letters there have been.
+    pub(super) fn last(&self) -> u64 {
+        self.put.load(Ordering::Acquire)
+    }
+
+    /// True if the receiver is done with the first `count` letters.
+    #[inline]
+    pub(super) fn has_done(&self, count: u64) -> bool {
+        count == 0 || self.done.load(Ordering::Acquire) >= count
+    }
+
+    /// Receiver: takes all letters.
+    pub(super) fn take_mail(&self, into: &mut impl Extend<Letter>) {
+        self.bell.alarm().take(MAIL);
+        match soon(&self.mail) {
+            Some(mut mail) => into.extend(mail.drain(..)),
+            None => self.bell.alarm().put_off(MAIL),
+        }
+    }
+
+    /// Receiver: it is done with a letter.
+    pub(super) fn note_done(&self, letter: &Letter) {
+        self.bytes.fetch_sub(letter.len(), Ordering::Relaxed);
+        self.done.fetch_add(1, Ordering::Release);
+    }
+
+    /// Receiver: it takes nothing any more. Returns the lanes that it has not seen.
+    pub(super) fn close(&self) -> Vec<Arc<Lane>> {
+        self.is_closed.store(true, Ordering::Release);
+        // Whoever has not heard of the end yet keeps this inbox, but no letters.
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        std::mem::take(&mut *self.lanes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,468 @@
+//! `Switch`: carries frames between the ports of one daemon, with one copy.
+//!
+//! ```text
+//! a transmitq's worker                                         a receiveq's worker
+//!   send: whose is the frame?           table.rs, guard.rs
+//!         one port, which takes it as it is
+//!            -> its burst in the lane   lane.rs, handoff.rs -> incoming: lends the burst
+//!         several ports, or a change                           (device: copies it to its guest)
+//!            -> a letter in the mail    mail.rs             -> recv: copies the letter
+//!         rings the bell, once for all                         release: the burst goes back
+//!   reap: the burst is back: its chains go back to the guest
+//! ```
+//! 1. **A port lends frames and is called; it knows no ring.** A frame in a lane is a list of
+//!    slices of its sender's memory behind a head that was copied when it was checked; a short
+//!    frame is copied whole, and its sender is done with it. The receiver's worker copies it to its
+//!    guest.
+//! 2. **Nobody waits for anybody.** A lane is a [`Handoff`]; the mail's lock is only tried. A
+//!    receiver that does not take its frames costs them, and its senders at most a part of their
+//!    credit, for a bounded time (`sender.rs`).
+//! 3. **Order.** Frames from one transmitq to one station go by the lane, or by the mail if nothing
+//!    of the sender is in the lane; and then by the lane again when the receiver has done with that
+//!    mail.
+//! 4. **Memory.** A burst holds the snapshot of its sender while frames of it are lent, and no
+//!    longer. A receiver has one burst out, within one turn of its queue.
+
+mod counters;
+mod courier;
+mod guard;
+mod handoff;
+mod lane;
+mod mail;
+mod port;
+mod receiver;
+mod sender;
+mod table;
+pub mod uplink;
+
+pub use counters::{Count, Counted, PortCounters};
+pub use courier::Courier;
+pub use guard::Vlans;
+pub use handoff::{Found, Handoff};
+pub use port::SwitchPort;
+pub use table::{ADDRESSES_MAX, PORTS_MAX, Station};
+
+use guard::{Change, Tag};
+use mail::Inbox;
+use manyring_wire::net::{MacAddress, Offloads};
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use table::{Learner, Learnt, Table};
+
+/// Names a port of a switch.
+pub type PortId = u16;
+
+/// Seconds after which an address is forgotten that sends nothing, if nobody has chosen.
+pub const AGE: u32 = 300;
+/// Addresses behind a port, if nobody has chosen.
+pub const MACS_MAX: u32 = 8;
+/// Frames that a port may flood in a second, if nobody has chosen.
+pub const FLOODS_MAX: u32 = 1000;
+
+/// How a switch is made.
+#[derive(Clone, Debug)]
+pub struct SwitchOptions {
+    /// Its name in the configuration.
+    pub name: String,
+    /// Seconds after which an address is forgotten that sends nothing, 1 to 65536.
+    pub age: u32,
+    /// Where its time comes from.
+    pub clock: Clock,
+}
+
+/// The time, in milliseconds from anywhere.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> u64 + Send + Sync>);
+
+impl Clock {
+    /// The time as `now` gives it.
+    #[must_use]
+    pub fn new(now: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    #[inline]
+    fn now(&self) -> Moment {
+        Moment((self.0)())
+    }
+}
+
+impl Default for Clock {
+    /// The coarse monotonic clock: no system call, and exact to a tick of the kernel.
+    fn default() -> Self {
+        Self::new(|| {
+            let now = clock_gettime(ClockId::MonotonicCoarse);
+            let (seconds, nanos) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
+            seconds.wrapping_mul(1000).wrapping_add(nanos / 1_000_000)
+        })
+    }
+}
+
+impl std::fmt::Debug for Clock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+/// Milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Moment(u64);
+
+impl Moment {
+    fn second(self) -> u32 {
+        u32::try_from((self.0 / 1000) & u64::from(u32::MAX)).unwrap_or(0)
+    }
+}
+
+/// What a port is like.
+#[derive(Clone, Debug)]
+pub struct PortOptions {
+    /// The name of its device, or of its uplink.
+    pub name: String,
+    /// Queue pairs, 1 or more.
+    pub queue_pairs: usize,
+    /// The VLANs that it is in.
+    pub vlans: Vlans,
+    /// It exchanges no frames with other isolated ports.
+    pub isolated: bool,
+    /// Its guest may only send as this address.
+    pub only: Option<MacAddress>,
+    /// Addresses that may be known behind it.
+    pub macs_max: u32,
+    /// Frames that it may flood in a second.
+    pub floods_max: u32,
+}
+
+impl PortOptions {
+    /// A port with the default of every limit.
+    #[must_use]
+    pub fn new(name: impl Into<String>, queue_pairs: usize) -> Self {
+        Self {
+            name: name.into(),
+            queue_pairs,
+            vlans: Vlans::All,
+            isolated: false,
+            only: None,
+            macs_max: MACS_MAX,
+            floods_max: FLOODS_MAX,
+        }
+    }
+}
+
+/// Why a switch has no port for somebody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SwitchError {
+    /// It has [`PORTS_MAX`] ports.
+    #[error("the switch has as many ports as it can have (4000)")]
+    Full,
+}
+
+/// What all queues of a port share.
+#[derive(Debug)]
+struct Shared {
+    id: PortId,
+    options: PortOptions,
+    counters: PortCounters,
+    /// Addresses that the table has behind it.
+    macs: AtomicU32,
+    /// The second in which the table was last looked through for old ones.
+    swept: AtomicU32,
+    /// The second for which floods are counted, and how many there were.
+    flood: AtomicU64,
+    /// What the guest takes unfinished.
+    takes: AtomicU8,
+    /// Which pairs the guest uses, and how many from the first on.
+    attached: Vec<AtomicBool>,
+    in_use: AtomicUsize,
+    inboxes: Vec<Mutex<Option<Arc<Inbox>>>>,
+}
+
+const TAKES_CSUM: u8 = 1;
+const TAKES_TSO4: u8 = 2;
+const TAKES_TSO6: u8 = 4;
+const TAKES_ECN: u8 = 8;
+const TAKES_ALL: u8 = TAKES_CSUM | TAKES_TSO4 | TAKES_TSO6 | TAKES_ECN;
+
+/// What a switch takes from guests and gives to them: checksums and TCP segments.
+const OFFLOADS: Offloads =
+    Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: false, uso6: false };
+
+impl Shared {
+    fn new(id: PortId, options: PortOptions) -> Self {
+        let pairs = options.queue_pairs;
+        Self {
+            id,
+            options,
+            counters: PortCounters::default(),
+            macs: AtomicU32::new(0),
+            swept: AtomicU32::new(u32::MAX),
+            flood: AtomicU64::new(0),
+            takes: AtomicU8::new(0),
+            attached: (0..pairs).map(|_| AtomicBool::new(false)).collect(),
+            in_use: AtomicUsize::new(0),
+            inboxes: (0..pairs).map(|_| Mutex::new(None)).collect(),
+        }
+    }
+
+    fn set_takes(&self, takes: Offloads) {
+        let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
+        let bits = bit(takes.csum, TAKES_CSUM)
+            | bit(takes.tso4, TAKES_TSO4)
+            | bit(takes.tso6, TAKES_TSO6)
+            | bit(takes.ecn, TAKES_ECN);
+        self.takes.store(bits, Ordering::Release);
+    }
+
+    fn takes(&self) -> u8 {
+        self.takes.load(Ordering::Acquire)
+    }
+
+    fn attach(&self, index: usize, attached: bool) -> Option<()> {
+        self.attached.get(index)?.store(attached, Ordering::Release);
+        let in_use = self.attached.iter().take_while(|pair| pair.load(Ordering::Acquire)).count();
+        self.in_use.store(in_use, Ordering::Release);
+        Some(())
+    }
+
+    /// True if the port may flood one more frame in this second.
+    fn may_flood(&self, second: u32) -> bool {
+        let old = self.flood.load(Ordering::Relaxed);
+        let count = if old >> 32 == u64::from(second) { old & 0xffff_ffff } else { 0 };
+        if count >= u64::from(self.options.floods_max) {
+            return false;
+        }
+        // Two queues that count at the same time may count one.
+        self.flood.store(u64::from(second) << 32 | (count + 1), Ordering::Relaxed);
+        true
+    }
+}
+
+/// The ports of a switch as a sender sees them, until they change.
+#[derive(Debug, Default)]
+struct Map {
+    ports: Vec<Option<Arc<Destination>>>,
+}
+
+/// A port, and its receiving queues as they are now.
+#[derive(Debug)]
+struct Destination {
+    port: Arc<Shared>,
+    inboxes: Vec<Option<Arc<Inbox>>>,
+}
+
+impl Map {
+    fn get(&self, id: PortId) -> Option<&Arc<Destination>> {
+        self.ports.get(usize::from(id))?.as_ref()
+    }
+}
+
+impl Destination {
+    /// The queue that takes the frames of a sender's queue `index`, and its number.
+    #[inline]
+    fn inbox(&self, index: usize) -> Option<(usize, &Arc<Inbox>)> {
+        let in_use = self.port.in_use.load(Ordering::Acquire);
+        let pair = index.checked_rem(in_use)?;
+        let inbox = self.inboxes.get(pair)?.as_ref()?;
+        (!inbox.is_closed()).then_some((pair, inbox))
+    }
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// To this port, changed so.
+    To(PortId, Change),
+    /// To all ports but its own.
+    Flood,
+    /// Nowhere; the cause is counted. `refused`: its sender has broken a rule.
+    Drop { refused: bool },
+}
+
+/// A switch.
+#[derive(Debug)]
+pub struct Switch {
+    name: String,
+    clock: Clock,
+    table: Table,
+    /// Grows with each change of the map.
+    generation: AtomicU64,
+    map: Mutex<Arc<Map>>,
+}
+
+impl Switch {
+    /// A switch without ports.
+    #[must_use]
+    pub fn new(options: SwitchOptions) -> Arc<Self> {
+        Arc::new(Self {
+            name: options.name,
+            clock: options.clock,
+            table: Table::new(options.age),
+            generation: AtomicU64::new(0),
+            map: Mutex::default(),
+        })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A new port. It is gone when it is dropped.
+    ///
+    /// # Errors
+    /// [`SwitchError::Full`].
+    pub fn port(self: &Arc<Self>, options: PortOptions) -> Result<SwitchPort, SwitchError> {
+        let mut map = self.map();
+        let ports = &map.ports;
+        let free = ports.iter().position(Option::is_none).unwrap_or(ports.len());
+        if free >= PORTS_MAX {
+            return Err(SwitchError::Full);
+        }
+        let id = PortId::try_from(free).map_err(|_| SwitchError::Full)?;
+        let shared = Arc::new(Shared::new(id, options));
+        self.redraw(&mut map, &shared, true);
+        drop(map);
+        Ok(SwitchPort::new(self.clone(), shared))
+    }
+
+    /// The addresses that it knows, each with the name of its port.
+    #[must_use]
+    pub fn stations(&self) -> Vec<(Station, String)> {
+        let map = self.map().clone();
+        let named = |station: Station| {
+            let name = map.get(station.port)?.port.options.name.clone();
+            Some((station, name))
+        };
+        self.table.list(self.clock.now().second()).into_iter().filter_map(named).collect()
+    }
+
+    fn map(&self) -> MutexGuard<'_, Arc<Map>> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a new map, in which `port` is as it is now, or is not (`is_there`). For the threads
+    /// that open and close ports, never for a worker.
+    fn redraw(&self, map: &mut Arc<Map>, port: &Arc<Shared>, is_there: bool) {
+        let mut ports = map.ports.clone();
+        let at = usize::from(port.id);
+        if ports.len() <= at {
+            ports.resize(at + 1, None);
+        }
+        let inbox = |slot: &Mutex<Option<Arc<Inbox>>>| {
+            slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        };
+        let inboxes = port.inboxes.iter().map(inbox).collect();
+        ports[at] = is_there.then(|| Arc::new(Destination { port: port.clone(), inboxes }));
+        *map = Arc::new(Map { ports });
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Takes the map as it is now into `seen`, if it has changed since it had `generation`. A map
+    /// that is being changed is taken with a later burst.
+    #[inline]
+    fn refresh(&self, seen: &mut Arc<Map>, generation: &mut u64) -> bool {
+        let now = self.generation.load(Ordering::Acquire);
+        if now == *generation {
+            return false;
+        }
+        let Ok(map) = self.map.try_lock() else { return false };
+        *seen = map.clone();
+        *generation = now;
+        true
+    }
+
+    /// A port has gone: nothing leads to it any more.
+    fn remove(&self, port: &Arc<Shared>) {
+        let mut map = self.map();
+        self.redraw(&mut map, port, false);
+        drop(map);
+        self.table.forget(port.id, None);
+    }
+
+    /// Decides where a frame of `port` goes that begins with `head`, and learns from it.
+    fn judge(&self, port: &Shared, map: &Map, head: &[u8], second: u32) -> (Verdict, u16, Tag) {
+        let (counters, tag) = (&port.counters, Tag::of(head));
+        let refused = |count: &Count| {
+            count.add(1);
+            (Verdict::Drop { refused: true }, 0, tag)
+        };
+        let Some(vlan) = port.options.vlans.arrival(tag) else {
+            return refused(&counters.dropped_vlan);
+        };
+        if port.options.only.is_some_and(|mac| !guard::is_own(head, mac)) {
+            return refused(&counters.dropped_spoofed);
+        }
+        let Some((to, from)) = guard::keys(head, vlan) else {
+            return refused(&counters.dropped_spoofed);
+        };
+        let Some(from) = from else {
+            // The address of a group sends nothing.
+            return refused(&counters.dropped_spoofed);
+        };
+        self.learn(port, map, from, second);
+        let known = to.and_then(|to| self.table.find(to, second));
+        let verdict = match known.and_then(|id| map.get(id)) {
+            Some(destination) => self.toward(port, &destination.port, (vlan, tag)),
+            None => Self::flood(port, second),
+        };
+        (verdict, vlan, tag)
+    }
+
+    fn learn(&self, port: &Shared, map: &Map, from: table::Key, second: u32) {
+        let counters = &port.counters;
+        let learner = Learner { port: port.id, count: &port.macs, max: port.options.macs_max };
+        let count_of = |id| map.get(id).map(|destination| &destination.port.macs);
+        match self.table.learn(from, &learner, second, count_of) {
+            Learnt::Known | Learnt::New => {}
+            Learnt::Moved => counters.moves.add(1),
+            Learnt::Flaps => counters.flaps.add(1),
+            Learnt::Full => {
+                counters.not_learnt.add(1);
+                self.make_room(port, second);
+            }
+        }
+    }
+
+    /// The way from one port to another one that is known.
+    fn toward(&self, port: &Shared, to: &Shared, (vlan, tag): (u16, Tag)) -> Verdict {
+        let dropped = |count: &Count| {
+            count.add(1);
+            Verdict::Drop { refused: false }
+        };
+        if to.id == port.id {
+            return dropped(&port.counters.dropped_own);
+        }
+        if port.options.isolated && to.options.isolated {
+            return dropped(&port.counters.dropped_isolated);
+        }
+        match to.options.vlans.departure(vlan, tag) {
+            Some(change) => Verdict::To(to.id, change),
+            None => dropped(&port.counters.dropped_vlan),
+        }
+    }
+
+    fn flood(port: &Shared, second: u32) -> Verdict {
+        if port.may_flood(second) {
+            port.counters.flooded.add(1);
+            return Verdict::Flood;
+        }
+        port.counters.dropped_flood.add(1);
+        Verdict::Drop { refused: false }
+    }
+
+    /// The addresses of a port that are too old are forgotten, so that others may be learnt: once
+    /// in a second at most, because the whole table is looked through.
+    #[cold]
+    fn make_room(&self, port: &Shared, second: u32) {
+        if port.swept.swap(second, Ordering::Relaxed) != second {
+            let old = self.table.forget(port.id, Some(second));
+            let less = |n: u32| Some(n.saturating_sub(old));
+            let _ = port.macs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! `SwitchPort`: a port of a switch, as a device has it.
+
+use super::mail::Inbox;
+use super::receiver::SwitchRx;
+use super::sender::SwitchTx;
+use super::{Courier, OFFLOADS, PortCounters, Shared, Switch};
+use crate::net::{Port, PortRx, PortTx};
+use manyring_wire::net::{HEADER_SIZE, Offloads};
+use rustix::io::Errno;
+use std::sync::{Arc, PoisonError};
+
+/// A port of a switch; nothing leads to it any more when it is dropped.
+#[derive(Debug)]
+pub struct SwitchPort {
+    switch: Arc<Switch>,
+    shared: Arc<Shared>,
+}
+
+impl SwitchPort {
+    pub(super) fn new(switch: Arc<Switch>, shared: Arc<Shared>) -> Self {
+        Self { switch, shared }
+    }
+
+    /// Who sends copies of frames as this port.
+    #[must_use]
+    pub fn courier(&self) -> Courier {
+        Courier::new(self.switch.clone(), self.shared.clone(), 0)
+    }
+
+    /// What the port counts.
+    #[must_use]
+    pub fn counters(&self) -> &PortCounters {
+        &self.shared.counters
+    }
+
+    /// Shows all senders what the port is like now.
+    fn redraw(&self) {
+        self.switch.redraw(&mut self.switch.map(), &self.shared, true);
+    }
+}
+
+impl Drop for SwitchPort {
+    fn drop(&mut self) {
+        self.switch.remove(&self.shared);
+    }
+}
+
+impl Port for SwitchPort {
+    fn kind(&self) -> &'static str {
+        "switch"
+    }
+
+    fn interface(&self) -> Option<&str> {
+        Some(self.switch.name())
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.shared.options.queue_pairs
+    }
+
+    fn taken(&self) -> Offloads {
+        OFFLOADS
+    }
+
+    fn given(&self) -> Offloads {
+        OFFLOADS
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        None
+    }
+
+    fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
+        if index >= self.queue_pairs() {
+            return Err(Errno::INVAL);
+        }
+        Ok(Box::new(SwitchTx::new(self.switch.clone(), self.shared.clone(), index)?))
+    }
+
+    fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
+        let slot = self.shared.inboxes.get(index).ok_or(Errno::INVAL)?;
+        let inbox = Inbox::new()?;
+        let rx = SwitchRx::new(inbox.clone())?;
+        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(inbox);
+        self.redraw();
+        Ok(Box::new(rx))
+    }
+
+    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
+        self.shared.set_takes(offloads);
+        self.redraw();
+        Ok(())
+    }
+
+    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
+        self.shared.attach(index, attached).ok_or(Errno::INVAL)?;
+        self.redraw();
+        Ok(())
+    }
+
+    fn set_mtu(&self, _mtu: u16) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn set_link(&self, _up: bool) {}
+
+    fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
+        let letter = [&[0; HEADER_SIZE][..], frame].concat();
+        self.courier().send(&letter);
+        Ok(())
+    }
+
+    fn counted(&self) -> Option<&PortCounters> {
+        Some(&self.shared.counters)
+    }
+}

@@ -1,0 +1,418 @@
+//! `SwitchTx`: the sending half of a pair: whose each frame is, and the lanes in which they go.
+//!
+//! ```text
+//! send:  the same addresses as the frame before? the same way
+//!        else judge the frame; a way to one port has a lane, made at its first use
+//!        the lane can take it? add it to the lane's burst (its head is copied; a short one whole)
+//!        it cannot, and holds nothing of ours? copy the frame to the receiver's mail
+//!        else drop it
+//!        at the end: the bursts go into their lanes, and each receiver is rung once
+//! reap:  bursts that are back: their frames are done
+//!        a lane whose oldest burst is there for too long: take the frames back, copy them to the
+//!        mail, and use the lane again when that mail was taken
+//! ```
+//! **Credit.** At most [`CREDIT`] frames of a queue are lent at any time, over all lanes. A lane
+//! that is not served is emptied after [`HOLD_MS`], or after [`RELIEVE_MS`] when no more frames can
+//! be lent: a receiver that sleeps, lies or is gone holds a guest's buffers no longer than that.
+
+mod back;
+
+use super::courier::Courier;
+use super::guard::{Change, ETHERNET, LOOK_MAX, needs_look};
+use super::lane::{Burst, Lane};
+use super::mail::{Inbox, LANES};
+use super::{Moment, PortId, Shared, Switch, TAKES_ALL, Verdict};
+use crate::net::frames::INLINE_MAX;
+use crate::net::{Frames, PortTx, Readiness, Returned, Sent};
+use crate::ready::Bell;
+use manyring_memory::copy_from_slices;
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Frames of one queue that receivers are lent at most: half of the ring that Linux guests have.
+const CREDIT: usize = 128;
+/// Bursts that a queue has at most: memory of 8 KiB each, made when needed.
+const BURSTS_MAX: usize = 32;
+/// Lanes that a queue has at most.
+const LANES_MAX: usize = 32;
+/// Milliseconds after which a lane is emptied that is not served: always, and if no more frames can
+/// be lent.
+const HOLD_MS: u64 = 500;
+const RELIEVE_MS: u64 = 20;
+/// Bytes of copies after which `send` returns: the rest of the burst is offered again.
+const SPENT_MAX: usize = 256 << 10;
+
+/// A lane, as its sender has it.
+#[derive(Debug)]
+struct OwnLane {
+    lane: Arc<Lane>,
+    inbox: Arc<Inbox>,
+    to: PortId,
+    pair: usize,
+    /// The burst that the present call adds to.
+    open: Option<Box<Burst>>,
+    /// When each burst was handed over that is not back.
+    handed: VecDeque<Moment>,
+    /// The receiver has not been told of what was handed over.
+    must_ring: bool,
+    /// A letter of the inbox: nothing goes by the lane before the receiver is done with it.
+    mailed: u64,
+}
+
+impl OwnLane {
+    /// True if nothing of the sender is in the lane, and nothing is about to be.
+    fn is_empty(&self) -> bool {
+        self.handed.is_empty() && self.open.is_none()
+    }
+}
+
+/// The way of the last frame, for the next one.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    /// Both addresses.
+    addresses: [u8; 12],
+    lane: usize,
+    /// The receiver takes whatever a guest leaves unfinished.
+    takes_all: bool,
+}
+
+/// A sending half.
+#[derive(Debug)]
+pub(super) struct SwitchTx {
+    courier: Courier,
+    bell: Arc<Bell>,
+    lanes: Vec<OwnLane>,
+    last: Option<Way>,
+    now: Moment,
+    #[allow(clippy::vec_box, reason = "bursts move between threads as they are")]
+    free: Vec<Box<Burst>>,
+    made: usize,
+    /// Frames that receivers are lent.
+    lent: usize,
+    /// What became of frames without their receivers.
+    done: Vec<Returned>,
+    /// A letter that is being copied.
+    letter: Vec<u8>,
+    /// The port may only send as one address.
+    is_guarded: bool,
+}
+
+impl SwitchTx {
+    /// # Errors
+    /// Those of [`Bell::new`].
+    pub(super) fn new(switch: Arc<Switch>, own: Arc<Shared>, index: usize) -> Result<Self, Errno> {
+        let is_guarded = own.options.only.is_some();
+        Ok(Self {
+            courier: Courier::new(switch, own, index),
+            bell: Arc::new(Bell::new()?),
+            lanes: Vec::new(),
+            last: None,
+            now: Moment::default(),
+            free: Vec::new(),
+            made: 0,
+            lent: 0,
+            done: Vec::new(),
+            letter: Vec::new(),
+            is_guarded,
+        })
+    }
+
+    /// Passes frame `index` of the burst on.
+    #[inline]
+    fn pass(&mut self, frames: &Frames, index: usize, sent: &mut Sent) {
+        let first = frames.slices(index).get(1);
+        if let (Some(way), Some(head)) =
+            (self.last, first.and_then(|first| first.read_array::<ETHERNET>()))
+            && head[..12] == way.addresses
+            && head[12..] != [0x81, 0]
+            && !(self.is_guarded && needs_look(&head))
+        {
+            self.lend(frames, index, (&head, way), sent);
+            return;
+        }
+        self.pass_anew(frames, index, sent);
+    }
+
+    /// Passes on a frame whose way is not that of the frame before.
+    fn pass_anew(&mut self, frames: &Frames, index: usize, sent: &mut Sent) {
+        let mut bytes = [0; LOOK_MAX];
+        let Some((_, payload)) = frames.slices(index).split_first() else { return };
+        let look = if self.is_guarded { LOOK_MAX } else { ETHERNET + 4 };
+        let len = copy_from_slices(payload, &mut bytes[..look.min(frames.len(index))]);
+        let head = &bytes[..len];
+        let Courier { switch, own, map, .. } = &self.courier;
+        let (verdict, vlan, tag) = switch.judge(own, map, head, self.now.second());
+        match verdict {
+            Verdict::Drop { refused } => {
+                if refused {
+                    sent.refused += 1;
+                    sent.lost |= 1 << index;
+                }
+            }
+            Verdict::Flood => {
+                self.copy(frames, index, head);
+                let letter = std::mem::take(&mut self.letter);
+                self.courier.flood(&letter, vlan, tag);
+                self.letter = letter;
+            }
+            Verdict::To(to, Change::None) => match self.way(to) {
+                Some((lane, takes_all)) => {
+                    let mut addresses = [0; 12];
+                    addresses.copy_from_slice(&head[..12]);
+                    let way = Way { addresses, lane, takes_all };
+                    self.last = (!tag.is_tagged).then_some(way);
+                    self.lend(frames, index, (head, way), sent);
+                }
+                None => self.mail(frames, index, (head, to, Change::None)),
+            },
+            Verdict::To(to, change) => self.mail(frames, index, (head, to, change)),
+        }
+    }
+
+    /// The lane to a port, made if there is room for one, and whether its guest takes every frame
+    /// as it is.
+    fn way(&mut self, to: PortId) -> Option<(usize, bool)> {
+        let map = self.courier.map.clone();
+        let destination = map.get(to)?;
+        let (pair, inbox) = destination.inbox(self.courier.index)?;
+        let takes_all = destination.port.takes() == TAKES_ALL;
+        let is_it = |own: &OwnLane| own.to == to && own.pair == pair && !own.inbox.is_closed();
+        if let Some(at) = self.lanes.iter().position(is_it) {
+            return Some((at, takes_all));
+        }
+        if self.lanes.len() == LANES_MAX {
+            let idle = self.lanes.iter().position(OwnLane::is_empty)?;
+            self.leave(idle);
+        }
+        let used = self.lanes.iter().fold(0, |bits, own| bits | own.lane.back_bit);
+        let back_bit = 1 << (!used).trailing_zeros();
+        let lane = Lane::new(inbox.lane_bit(), back_bit, self.bell.clone());
+        if !inbox.add_lane(&lane) {
+            return None;
+        }
+        self.lanes.push(OwnLane {
+            lane,
+            inbox: inbox.clone(),
+            to,
+            pair,
+            open: None,
+            handed: VecDeque::new(),
+            must_ring: false,
+            mailed: 0,
+        });
+        Some((self.lanes.len() - 1, takes_all))
+    }
+
+    /// Uses a lane no more, in which there is nothing.
+    fn leave(&mut self, at: usize) {
+        let own = self.lanes.swap_remove(at);
+        own.lane.is_left.store(true, Ordering::Release);
+        own.inbox.bell.post(LANES);
+        self.last = None;
+    }
+
+    /// Adds a frame to the burst of its lane. If the lane cannot take it: see `divert`.
+    #[inline]
+    fn lend(&mut self, frames: &Frames, index: usize, (head, way): (&[u8], Way), sent: &mut Sent) {
+        let is_long = frames.len(index) > INLINE_MAX;
+        let own = &self.lanes[way.lane];
+        let is_as_taken = way.takes_all || self.is_as_taken(frames, index, own.to);
+        let is_open = own.inbox.has_done(own.mailed) && !own.inbox.is_closed();
+        let may_lend = is_as_taken && is_open;
+        let has_credit = !is_long || self.lent < CREDIT;
+        if may_lend && has_credit && self.add(frames, index, (head, way.lane)) {
+            if is_long {
+                self.lent += 1;
+                sent.later |= 1 << index;
+            }
+            return;
+        }
+        self.divert(frames, index, (head, way.lane), is_as_taken && !has_credit);
+    }
+
+    /// True if the guest of a port takes a frame as it is.
+    fn is_as_taken(&self, frames: &Frames, index: usize, to: PortId) -> bool {
+        let destination = self.courier.map.get(to);
+        destination.is_some_and(|to| to.port.takes_all_of(&frames.header(index)))
+    }
+
+    #[inline]
+    fn add(&mut self, frames: &Frames, index: usize, (head, lane): (&[u8], usize)) -> bool {
+        if let Some(burst) = &mut self.lanes[lane].open
+            && burst.frames.takes_from(frames)
+        {
+            return burst.frames.push_lent(frames, index, head);
+        }
+        if !self.open(frames, lane) {
+            return false;
+        }
+        let open = &mut self.lanes[lane].open;
+        open.as_mut().is_some_and(|burst| burst.frames.push_lent(frames, index, head))
+    }
+
+    /// Opens a burst to add frames to: the newest in the lane, if it has room; else another one.
+    fn open(&mut self, frames: &Frames, lane: usize) -> bool {
+        self.hand_over(lane);
+        let own = &mut self.lanes[lane];
+        if let Some(burst) = own.lane.full.take_last() {
+            if burst.is_untouched() && burst.frames.takes_from(frames) {
+                own.open = Some(burst);
+                return true;
+            }
+            // It goes back to the place that it came from, unless the receiver has passed that.
+            if let Err(burst) = own.lane.full.put(burst) {
+                self.lose(lane, burst);
+            }
+        }
+        if !self.lanes[lane].lane.full.has_room() {
+            return false;
+        }
+        let Some(burst) = self.free.pop().or_else(|| self.make()) else { return false };
+        let own = &mut self.lanes[lane];
+        own.open = Some(burst);
+        own.handed.push_back(self.now);
+        true
+    }
+
+    #[cold]
+    fn make(&mut self) -> Option<Box<Burst>> {
+        if self.made == BURSTS_MAX {
+            return None;
+        }
+        let burst = Burst::new().ok()?;
+        self.made += 1;
+        Some(burst)
+    }
+
+    /// Puts the open burst of a lane into it.
+    fn hand_over(&mut self, lane: usize) {
+        let own = &mut self.lanes[lane];
+        let Some(burst) = own.open.take() else { return };
+        match own.lane.full.put(burst) {
+            Ok(()) => own.must_ring = true,
+            Err(burst) => self.lose(lane, burst),
+        }
+    }
+
+    /// A burst finds no place: its frames are lost. There is always a place, as the lane was asked
+    /// for room before the burst was opened.
+    #[cold]
+    fn lose(&mut self, lane: usize, burst: Box<Burst>) {
+        debug_assert!(false, "a burst without a place");
+        self.take_back(lane, burst);
+    }
+
+    /// A frame that its lane cannot take: copies it to the mail if nothing of ours is in the lane,
+    /// so that the order stays; else drops it.
+    #[cold]
+    fn divert(
+        &mut self,
+        frames: &Frames,
+        index: usize,
+        (head, lane): (&[u8], usize),
+        lacks_credit: bool,
+    ) {
+        if lacks_credit {
+            self.courier.own.counters.credit_out.add(1);
+            self.relieve(RELIEVE_MS);
+        }
+        let own = &self.lanes[lane];
+        let may_mail = own.is_empty() || !self.is_as_taken(frames, index, own.to);
+        let to = own.to;
+        if may_mail {
+            self.mail(frames, index, (head, to, Change::None));
+            self.lanes[lane].mailed = self.lanes[lane].inbox.last();
+        } else {
+            self.courier.own.counters.dropped_credit.add(1);
+        }
+    }
+
+    /// Copies a frame to the mail of a port.
+    fn mail(&mut self, frames: &Frames, index: usize, (head, to, change): (&[u8], PortId, Change)) {
+        self.copy(frames, index, head);
+        self.courier.mail(to, &self.letter, change);
+    }
+
+    /// Copies header and frame, which begins with `head` as it was checked.
+    fn copy(&mut self, frames: &Frames, index: usize, head: &[u8]) {
+        let len = frames.len(index).min(FRAME_SIZE_MAX);
+        self.letter.resize(HEADER_SIZE + len, 0);
+        let copied = copy_from_slices(frames.slices(index), &mut self.letter);
+        self.letter.truncate(copied);
+        if let Some(start) = self.letter.get_mut(HEADER_SIZE..HEADER_SIZE + head.len()) {
+            start.copy_from_slice(head);
+        }
+    }
+}
+
+impl PortTx for SwitchTx {
+    #[inline]
+    fn send(&mut self, frames: &Frames, first: usize) -> Sent {
+        self.collect();
+        let now = self.courier.switch.clock.now();
+        if self.courier.refresh() || now.second() != self.now.second() {
+            // Ports, addresses or what guests take may have changed.
+            self.last = None;
+            self.leave_closed();
+        }
+        self.now = now;
+        self.courier.spent = 0;
+        let mut sent = Sent::default();
+        for index in first..frames.count() {
+            self.pass(frames, index, &mut sent);
+            sent.taken += 1;
+            if self.courier.spent >= SPENT_MAX {
+                break;
+            }
+        }
+        for at in 0..self.lanes.len() {
+            self.hand_over(at);
+            let own = &mut self.lanes[at];
+            if std::mem::take(&mut own.must_ring) {
+                own.inbox.bell.post(own.lane.bit);
+            }
+        }
+        self.courier.tell();
+        sent
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        Readiness::Always
+    }
+
+    fn reap(&mut self, done: &mut Vec<Returned>) {
+        self.collect();
+        if self.courier.refresh() {
+            self.last = None;
+        }
+        if self.lent > 0 {
+            self.leave_closed();
+            self.relieve(HOLD_MS);
+            self.courier.tell();
+        }
+        done.append(&mut self.done);
+    }
+
+    fn recall(&mut self, done: &mut Vec<Returned>) -> usize {
+        self.collect();
+        (0..self.lanes.len()).for_each(|at| self.recall_lane(at));
+        done.append(&mut self.done);
+        self.lent
+    }
+
+    fn done(&self) -> Readiness<'_> {
+        Readiness::Bell(&self.bell)
+    }
+}
+
+impl Drop for SwitchTx {
+    fn drop(&mut self) {
+        for at in (0..self.lanes.len()).rev() {
+            self.recall_lane(at);
+            self.leave(at);
+        }
+    }
+}

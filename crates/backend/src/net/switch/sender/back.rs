@@ -1,0 +1,103 @@
+//! Bursts on their way back: those that receivers have done with, and those that are taken back.
+
+use super::SwitchTx;
+use crate::net::Outcome;
+use crate::net::switch::Found;
+use crate::net::switch::Moment;
+use crate::net::switch::guard::Change;
+use crate::net::switch::lane::Burst;
+
+impl SwitchTx {
+    /// Empties every lane whose oldest burst is there for `ms` milliseconds: the frames are copied
+    /// to the mail as far as that has room, and their sender is done with them.
+    #[cold]
+    pub(super) fn relieve(&mut self, ms: u64) {
+        let now = self.courier.switch.clock.now();
+        for at in 0..self.lanes.len() {
+            let own = &self.lanes[at];
+            let is_old = |since: &Moment| now.0.saturating_sub(since.0) >= ms;
+            if own.handed.front().is_some_and(is_old) {
+                self.empty(at);
+            }
+        }
+    }
+
+    fn empty(&mut self, at: usize) {
+        self.hand_over(at);
+        let mut taken = Vec::new();
+        self.lanes[at].lane.full.recall(|burst| taken.push(burst));
+        let to = self.lanes[at].to;
+        if let Some(destination) = self.courier.map.get(to) {
+            destination.port.counters.stalled.add(1);
+        }
+        for mut burst in taken {
+            if burst.frames.is_broken() {
+                burst.give_up(Outcome::Faulted);
+            } else {
+                burst.give_up(Outcome::Passed);
+                for index in 0..burst.frames.count() {
+                    // The head of a lent frame is ours, and comes with the rest.
+                    self.copy(&burst.frames, index, &[]);
+                    self.courier.mail(to, &self.letter, Change::None);
+                }
+            }
+            self.take_back(at, burst);
+        }
+        self.lanes[at].mailed = self.lanes[at].inbox.last();
+    }
+
+    /// A burst of a lane is back.
+    pub(super) fn take_back(&mut self, at: usize, mut burst: Box<Burst>) {
+        self.lent -= burst.settle(&mut self.done);
+        self.lanes[at].handed.pop_front();
+        self.free.push(burst);
+    }
+
+    /// Takes everything back from a lane that its receiver has not taken: it is not passed on.
+    pub(super) fn recall_lane(&mut self, at: usize) {
+        self.hand_over(at);
+        let mut taken = Vec::new();
+        self.lanes[at].lane.full.recall(|burst| taken.push(burst));
+        taken.into_iter().for_each(|burst| self.take_back(at, burst));
+    }
+
+    /// Takes what receivers have done with.
+    pub(super) fn collect(&mut self) {
+        let pending = self.bell.alarm().pending();
+        if pending == 0 {
+            return;
+        }
+        self.bell.alarm().take(pending);
+        for at in 0..self.lanes.len() {
+            if self.lanes[at].lane.back_bit & pending == 0 {
+                continue;
+            }
+            loop {
+                match self.lanes[at].lane.back.take() {
+                    Found::Thing(burst) => {
+                        self.lanes[at].lane.back.finish();
+                        self.take_back(at, burst);
+                    }
+                    Found::Nothing => break,
+                    Found::Busy => {
+                        self.bell.alarm().put_off(self.lanes[at].lane.back_bit);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Leaves lanes whose receivers are gone.
+    pub(super) fn leave_closed(&mut self) {
+        for at in (0..self.lanes.len()).rev() {
+            if !self.lanes[at].inbox.is_closed() {
+                continue;
+            }
+            self.recall_lane(at);
+            if self.lanes[at].is_empty() {
+                self.leave(at);
+            }
+        }
+    }
+}

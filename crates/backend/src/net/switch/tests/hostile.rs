@@ -1,0 +1,159 @@
+//! Receivers that are full, slow or gone, and senders that want too much.
+
+use super::*;
+
+#[test]
+fn a_receiver_that_takes_nothing_holds_a_senders_frames_for_half_a_second_at_most() {
+    let world = World::new();
+    let (mut a, mut b) = world.two();
+    for n in 0..10 {
+        a.send(2, 1000, n);
+    }
+    world.later(499);
+    assert_eq!(a.reap(), []);
+    world.later(1);
+    assert_eq!(a.reaped(Outcome::Passed).len(), 10, "copied to its mail");
+    assert_eq!(b.counter("stalled"), 1);
+    // While the mail is there, what follows is copied too, so that it overtakes nothing.
+    assert_eq!(a.send(2, 1000, 10).later, 0);
+    assert_eq!(b.numbers(), (0..11).collect::<Vec<_>>());
+    assert_eq!(a.send(2, 1000, 11).later, 1, "it is served again");
+    assert_eq!(b.numbers(), [11]);
+}
+
+#[test]
+fn a_receiver_that_takes_nothing_costs_a_sender_no_more_than_its_credit() {
+    let world = World::new();
+    let (mut a, mut b) = world.two();
+    let mut c = world.guest(3);
+    c.greet(&mut [&mut a, &mut b]);
+    let burst: Vec<_> = (0..64).map(|n| frame(mac(2), mac(1), 200, n)).collect();
+    let later: u32 = (0..4).map(|_| a.send_all(&burst).later.count_ones()).sum();
+    assert_eq!(later, 128, "the rest is dropped: it would overtake what is in the lane");
+    assert_eq!((a.counter("credit_out"), a.counter("dropped_credit")), (128, 128));
+    // Frames for another one are copied.
+    assert_eq!(a.send(3, 200, 77).later, 0);
+    assert_eq!(c.numbers(), [77]);
+    // After 20 ms the lane is emptied in favour of the others.
+    world.later(20);
+    a.send(3, 200, 78);
+    assert_eq!(a.reaped(Outcome::Passed).len(), 128);
+    assert_eq!(a.send(3, 200, 79).later, 0, "its mail of before is still there");
+    assert_eq!(c.numbers(), [78, 79]);
+    assert_eq!(a.send(3, 200, 80).later, 1);
+    assert_eq!(b.receive().len(), 128);
+}
+
+#[test]
+fn the_mail_of_a_receiver_is_bounded_in_letters_and_bytes() {
+    let world = World::new();
+    let (mut a, mut b) = (world.guest(1), world.guest(2));
+    b.greet(&mut [&mut a]);
+    b.port.set_offloads(Offloads::default()).unwrap();
+    let header = RawHeader { flags: 1, csum_start: 14.into(), ..RawHeader::default() };
+    for (len, most) in [(60, 512), (4000, (1 << 20) / 4012)] {
+        for n in 0..20 {
+            let burst: Vec<_> = (0..64).map(|m| frame(mac(2), mac(1), len, n * 64 + m)).collect();
+            assert_eq!(a.send_with(&header, &burst).later, 0);
+        }
+        assert_eq!(b.receive().len(), most, "{len} bytes");
+    }
+    assert_eq!(b.counter("dropped_full"), 2 * 1280 - 512 - 261);
+}
+
+#[test]
+fn frames_for_a_guest_that_has_gone_come_back_and_the_next_ones_are_dropped() {
+    let world = World::new();
+    let (mut a, mut b) = world.two();
+    for n in 0..5 {
+        a.send(2, 300, n);
+    }
+    assert_eq!(b.take(2).len(), 2);
+    b.rx = None;
+    let outcomes: Vec<_> = a.reap().iter().map(|returned| returned.outcome).collect();
+    let passed = outcomes.iter().filter(|outcome| **outcome == Outcome::Passed).count();
+    assert_eq!((passed, outcomes.len()), (2, 5));
+    assert_eq!(a.send(2, 300, 6).later, 0);
+    assert_eq!(b.counter("dropped_no_queue"), 1);
+    // It is back.
+    b.rx = Some(b.port.open_rx(0).unwrap());
+    a.send(2, 300, 7);
+    assert_eq!(b.numbers(), [7]);
+}
+
+#[test]
+fn a_sender_that_goes_takes_its_frames_with_it() {
+    let world = World::new();
+    let (mut a, mut b) = world.two();
+    a.send(2, 300, 1);
+    drop(std::mem::replace(&mut a.tx, a.port.open_tx(0).unwrap()));
+    a.lent.clear();
+    a.frames.release();
+    assert_eq!(Arc::strong_count(&a.memory), 1, "no burst keeps it");
+    assert_eq!(b.receive(), Vec::<Vec<u8>>::new());
+    a.send(2, 300, 2);
+    assert_eq!(b.numbers(), [2]);
+    // The port itself goes: its address is not known any more, and nobody is told wrong.
+    drop(a);
+    b.send(1, 60, 3);
+    assert_eq!(b.counter("flooded"), 2);
+    assert!(world.switch.stations().iter().all(|(station, _)| station.address == mac(2)));
+}
+
+#[test]
+fn a_sender_floods_no_more_than_it_may_in_a_second() {
+    let world = World::new();
+    let mut a = world.guest_on(1, PortOptions { floods_max: 100, ..PortOptions::new("a", 1) });
+    let mut b = world.guest(2);
+    for _ in 0..4 {
+        a.send_all(&vec![frame([0xff; 6], mac(1), 60, 9); 64]);
+    }
+    assert_eq!((b.receive().len(), a.counter("dropped_flood")), (100, 156));
+    world.later(1000);
+    a.send_all(&[frame([0xff; 6], mac(1), 60, 9)]);
+    assert_eq!(b.receive().len(), 1);
+}
+
+#[test]
+fn a_sender_of_many_addresses_is_known_by_eight_and_takes_nobodys_place() {
+    let world = World::new();
+    let (mut a, mut b) = world.two();
+    for n in 10..200 {
+        a.send_all(&[frame(mac(2), mac(n), 60, 1)]);
+    }
+    b.receive();
+    let known = |world: &World, name: &str| {
+        world.switch.stations().iter().filter(|(_, port)| port == name).count()
+    };
+    assert_eq!((known(&world, "g1"), known(&world, "g2")), (8, 1));
+    assert_eq!(a.counter("not_learnt"), 190 - 7);
+}
+
+#[test]
+fn a_frame_to_where_it_comes_from_goes_nowhere() {
+    let world = World::new();
+    let (mut a, mut b) = world.two();
+    a.send(1, 60, 1);
+    assert_eq!((a.receive().len(), b.receive().len(), a.counter("dropped_own")), (0, 0, 1));
+}
+
+#[test]
+fn more_receivers_than_a_queue_has_lanes_get_copies() {
+    let world = World::new();
+    let mut a = world.guest(200);
+    let mut others: Vec<_> = (1..=40).map(|n| world.guest(n)).collect();
+    for other in &mut others {
+        other.send_all(&[frame([0xff; 6], mac(other.n), 60, 0)]);
+    }
+    others.iter_mut().for_each(|other| drop(other.receive()));
+    let frames: Vec<_> = (1..=40).map(|n| frame(mac(n), mac(200), 300, n.into())).collect();
+    let sent = a.send_all(&frames);
+    assert_eq!(sent.later.count_ones(), 32);
+    for other in &mut others {
+        assert_eq!(other.numbers(), [u32::from(other.n)]);
+    }
+    assert_eq!(a.reaped(Outcome::Passed).len(), 32);
+    // The lanes are free again, for those who had none.
+    assert_eq!(a.send_all(&frames[32..]).later.count_ones(), 8);
+    assert_eq!(others[39].numbers(), [40]);
+}

@@ -1,0 +1,119 @@
+//! VLANs, isolation, addresses that are somebody else's, and guests who take nothing unfinished.
+
+use super::*;
+use guard::Vlans;
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4};
+
+fn with(name: &str, change: impl FnOnce(&mut PortOptions)) -> PortOptions {
+    let mut options = PortOptions::new(name, 1);
+    change(&mut options);
+    options
+}
+
+#[test]
+fn a_broadcast_reaches_everybody_else_and_isolated_ports_only_who_is_not() {
+    let world = World::new();
+    let mut up = world.guest(9);
+    let isolated = |n: u8| world.guest_on(n, with("i", |options| options.isolated = true));
+    let (mut a, mut b) = (isolated(1), isolated(2));
+    a.send_all(&[frame([0xff; 6], mac(1), 60, 1)]);
+    assert_eq!((up.receive().len(), b.receive().len(), a.receive().len()), (1, 0, 0));
+    b.send_all(&[frame([0xff; 6], mac(2), 60, 1)]);
+    up.send_all(&[frame([0xff; 6], mac(9), 60, 1)]);
+    assert_eq!((a.receive().len(), b.receive().len(), up.receive().len()), (1, 1, 1));
+    // It knows where the other one is, and may not go there.
+    a.send(2, 60, 2);
+    a.send(9, 60, 3);
+    assert_eq!((b.receive().len(), a.counter("dropped_isolated")), (0, 1));
+    assert_eq!(up.numbers(), [3]);
+}
+
+#[test]
+fn vlans_are_apart_and_a_trunk_has_their_tags() {
+    let world = World::new();
+    let on = |n: u8, vlans: Vlans| world.guest_on(n, with("v", |options| options.vlans = vlans));
+    let (mut a, mut b) = (on(1, Vlans::Access(5)), on(2, Vlans::Access(5)));
+    let (mut c, mut trunk) = (on(3, Vlans::Access(6)), on(9, Vlans::Trunk(vec![5, 6])));
+    let greeting = frame([0xff; 6], mac(1), 60, 7);
+    a.send_all(std::slice::from_ref(&greeting));
+    assert_eq!(b.receive(), std::slice::from_ref(&greeting));
+    assert_eq!(c.receive().len(), 0);
+    let mut tagged = greeting.clone();
+    tagged.splice(12..12, [0x81, 0, 0, 5]);
+    assert_eq!(trunk.receive(), [tagged.clone()]);
+    // Back: the tag comes off, and a tag of another VLAN goes elsewhere.
+    let mut back = frame(mac(1), mac(9), 60, 8);
+    back.splice(12..12, [0x81, 0, 0, 5]);
+    trunk.send_all(&[back]);
+    assert_eq!(a.receive(), [frame(mac(1), mac(9), 60, 8)]);
+    // A guest on an access port chooses no VLAN, and the trunk takes none that is not its own.
+    a.send_all(&[tagged.clone()]);
+    tagged[15] = 7;
+    trunk.send_all(&[tagged, frame([0xff; 6], mac(9), 60, 9)]);
+    assert_eq!((a.counter("dropped_vlan"), trunk.counter("dropped_vlan")), (1, 2));
+    assert_eq!((b.receive().len(), c.receive().len()), (0, 0));
+}
+
+#[test]
+fn a_guarded_guest_sends_as_itself_only() {
+    let world = World::new();
+    let mut a = world.guest_on(1, with("a", |options| options.only = Some(mac(1))));
+    let mut b = world.guest(2);
+    b.greet(&mut [&mut a]);
+    let mut arp = frame([0xff; 6], mac(1), 12, 0)[..12].to_vec();
+    arp.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 2]);
+    arp.extend(mac(7));
+    arp.extend([0; 30]);
+    let frames = [frame(mac(2), mac(1), 200, 1), frame(mac(2), mac(7), 200, 2), arp];
+    let sent = a.send_all(&frames);
+    assert_eq!((sent.refused, sent.lost, sent.later), (2, 0b110, 0b1));
+    assert_eq!((b.numbers(), a.counter("dropped_spoofed")), (vec![1], 2));
+    assert!(world.switch.stations().iter().all(|(station, _)| station.address != mac(7)));
+}
+
+#[test]
+fn a_group_sends_nothing() {
+    let world = World::new();
+    let (mut a, mut b) = world.two();
+    let sent = a.send_all(&[frame(mac(2), [3, 0, 0, 0, 0, 1], 60, 1)]);
+    assert_eq!((sent.refused, b.receive().len()), (1, 0));
+}
+
+/// A TCP frame over IPv4 with `payload` bytes, uncut.
+fn tcp(payload: usize) -> (RawHeader, Vec<u8>) {
+    let mut bytes = [&mac(2)[..], &mac(1), &[8, 0, 0x45, 0]].concat();
+    bytes.extend(u16::try_from(40 + payload).unwrap().to_be_bytes());
+    bytes.extend([0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    bytes.extend([0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x10, 1, 0, 0, 0, 0, 0]);
+    bytes.extend(vec![0x5a; payload]);
+    let header = RawHeader {
+        flags: HDR_F_NEEDS_CSUM,
+        gso_type: HDR_GSO_TCPV4,
+        gso_size: 1000.into(),
+        csum_start: 34.into(),
+        csum_offset: 16.into(),
+        ..RawHeader::default()
+    };
+    (header, bytes)
+}
+
+#[test]
+fn segments_are_whole_for_a_guest_who_takes_them_and_cut_for_one_who_does_not() {
+    let world = World::new();
+    let (mut a, mut b) = world.two();
+    let (header, bytes) = tcp(3500);
+    assert_eq!(a.send_with(&header, std::slice::from_ref(&bytes)).later, 1);
+    assert_eq!(b.receive(), std::slice::from_ref(&bytes));
+    b.port.set_offloads(Offloads::default()).unwrap();
+    assert_eq!(
+        a.send_with(&header, std::slice::from_ref(&bytes)).later,
+        0,
+        "it is copied, and its sender done with it"
+    );
+    let lens: Vec<_> = b.receive().iter().map(Vec::len).collect();
+    assert_eq!(lens, [1054, 1054, 1054, 554]);
+    assert_eq!((b.counter("segmented"), b.counter("dropped_unfinished")), (1, 0));
+    let lie = RawHeader { gso_size: 1.into(), ..header };
+    a.send_with(&lie, &[bytes]);
+    assert_eq!((b.receive().len(), b.counter("dropped_unfinished")), (0, 1));
+}

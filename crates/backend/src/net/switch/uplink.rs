@@ -1,0 +1,203 @@
+//! `Uplink`: a thread that carries frames between a port of a switch and an interface of the host.
+//!
+//! ```text
+//! out:   a burst that guests have lent goes to the host's interface as it is; a letter too
+//! in:    a frame is read from the interface into memory of ours, and goes the way of a letter
+//! idle:  arms the bell; sleeps until the interface, the bell or the end reports
+//! ```
+//! The thread belongs to the switch, so that no worker of a guest makes the system calls of another
+//! guest's frames. A full interface costs frames: a burst is offered once, and what the interface
+//! does not take of it is dropped, as a network card drops it.
+
+use super::{Courier, OFFLOADS, SwitchPort};
+use crate::net::{Frames, Incoming, Port, PortRx, PortTx, Readiness};
+use crate::ready::Bell;
+use manyring_memory::{Duty, Mapping, SliceList, take_duty};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawHeader};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use zerocopy::FromBytes;
+
+/// Frames that are read from the interface before guests' frames have their turn.
+const READ_MAX: usize = 32;
+/// Bytes of a frame with its header at most.
+const ROOM: usize = HEADER_SIZE + FRAME_SIZE_MAX;
+/// How often an interface that is down or gone is tried again.
+const AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// An uplink that runs until it is dropped.
+#[derive(Debug)]
+pub struct Uplink {
+    ends: Arc<AtomicBool>,
+    bell: Arc<Bell>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread has.
+#[derive(Debug)]
+struct Carrier {
+    port: SwitchPort,
+    courier: Courier,
+    from_guests: Box<dyn PortRx>,
+    to_host: Box<dyn PortTx>,
+    from_host: Box<dyn PortRx>,
+    /// The end of the uplink is told by it.
+    bell: Arc<Bell>,
+    ends: Arc<AtomicBool>,
+    /// Room for a frame, and a frame for the host in it.
+    room: Arc<Mapping>,
+    frame: Frames,
+    letter: Vec<u8>,
+    /// The host's interface is down or gone.
+    is_down: bool,
+}
+
+impl Uplink {
+    /// Carries frames between `port` and pair 0 of `host`.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENOMEM`, `EAGAIN`: there is no file descriptor, memory or thread for it. Others:
+    /// the host refuses to attach the pair, or its offloads.
+    pub fn start(port: SwitchPort, host: &dyn Port, name: &str) -> Result<Self, Errno> {
+        let no_memory = |_| Errno::NOMEM;
+        let given = host.given();
+        host.set_offloads(manyring_wire::net::Offloads {
+            csum: given.csum,
+            tso4: given.tso4,
+            tso6: given.tso6,
+            ecn: given.ecn,
+            ..OFFLOADS
+        })?;
+        host.set_attached(0, true)?;
+        port.set_offloads(host.taken())?;
+        port.set_attached(0, true)?;
+        let (ends, bell) = (Arc::new(AtomicBool::new(false)), Arc::new(Bell::new()?));
+        let carrier = Carrier {
+            courier: port.courier(),
+            from_guests: port.open_rx(0)?,
+            to_host: host.open_tx(0)?,
+            from_host: host.open_rx(0)?,
+            port,
+            bell: bell.clone(),
+            ends: ends.clone(),
+            room: Arc::new(Mapping::anonymous(ROOM as u64).map_err(no_memory)?),
+            frame: Frames::new().map_err(no_memory)?,
+            letter: Vec::with_capacity(ROOM),
+            is_down: false,
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let thread = thread.spawn(move || carrier.run()).map_err(|_| Errno::AGAIN)?;
+        Ok(Self { ends, bell, thread: Some(thread) })
+    }
+}
+
+impl Drop for Uplink {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Release);
+        self.bell.post(1);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Carrier {
+    fn run(mut self) {
+        take_duty(Duty::Touch);
+        while !self.ends.load(Ordering::Acquire) {
+            let out = self.carry_out();
+            if !self.carry_in() && !out {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Gives the host what guests have left. True if there was something.
+    fn carry_out(&mut self) -> bool {
+        match self.from_guests.incoming(usize::MAX) {
+            Incoming::Lent(frames) if frames.count() == 0 => false,
+            Incoming::Lent(frames) => {
+                let count = frames.count();
+                let mut done = 0;
+                while done < count {
+                    let sent = self.to_host.send(frames, done);
+                    done += sent.taken;
+                    if sent.stop.is_some() {
+                        break;
+                    }
+                }
+                self.port.counters().dropped_full.add((count - done) as u64);
+                self.from_guests.release(count);
+                true
+            }
+            Incoming::Read => {
+                self.carry_letter();
+                true
+            }
+        }
+    }
+
+    /// Gives the host a copy of a frame.
+    fn carry_letter(&mut self) {
+        let Some(room) = self.room.slice(0, ROOM) else { return };
+        let Ok(size) = self.from_guests.recv(&[room]) else { return };
+        let (Some(header), Some(len)) =
+            (room.read_array::<HEADER_SIZE>(), size.checked_sub(HEADER_SIZE))
+        else {
+            return;
+        };
+        let Ok(header) = RawHeader::read_from_bytes(&header) else { return };
+        let place = (HEADER_SIZE as u64, u32::try_from(len).unwrap_or(0));
+        let Ok(slices) = SliceList::of_mapping(&self.room, &[place]) else { return };
+        self.frame.clear();
+        self.frame.push(&header, slices.all(), 0, len);
+        let sent = self.to_host.send(&self.frame, 0);
+        self.frame.release();
+        if sent.taken == 0 {
+            self.port.counters().dropped_full.add(1);
+        }
+    }
+
+    /// Takes what the host has. True if there was something.
+    fn carry_in(&mut self) -> bool {
+        let Some(room) = self.room.slice(0, ROOM) else { return false };
+        for count in 0..READ_MAX {
+            let size = match self.from_host.recv(&[room]) {
+                Ok(size) => size.min(ROOM),
+                Err(Errno::INTR | Errno::FAULT | Errno::INVAL) => continue,
+                Err(errno) => {
+                    self.is_down = errno != Errno::AGAIN;
+                    return count > 0;
+                }
+            };
+            self.is_down = false;
+            self.letter.resize(size, 0);
+            room.read_into(&mut self.letter);
+            self.courier.send(&self.letter);
+        }
+        true
+    }
+
+    /// Sleeps until there is something to carry.
+    fn sleep(&self) {
+        let (Readiness::Bell(guests), Readiness::Fd(host)) =
+            (self.from_guests.readiness(), self.from_host.readiness())
+        else {
+            return;
+        };
+        if !guests.alarm().arm() || !self.bell.alarm().arm() {
+            return;
+        }
+        let (guests, end) = (guests.as_fd(), self.bell.as_fd());
+        let mut fds = [&guests, &end, &host].map(|fd| PollFd::new(fd, PollFlags::IN));
+        // An interface that is down reports that without end.
+        let count = if self.is_down { 2 } else { 3 };
+        let _ = poll(&mut fds[..count], self.is_down.then_some(&AGAIN));
+        // Somebody who sleeps by `poll` must read what was written.
+        let _ = rustix::io::read(guests, &mut [0; 8]);
+    }
+}
