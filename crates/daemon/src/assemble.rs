@@ -5,16 +5,19 @@ pub(crate) mod links;
 mod look;
 mod part;
 mod port;
+mod switch;
 pub(crate) mod wanted;
 
 pub(crate) use look::look;
 pub(crate) use part::{Blk, Kind, Part};
+pub(crate) use switch::{Host, Switches};
 pub(crate) use wanted::{Made, Opened};
 
 use crate::config::plan::{DevicePlan, Place, SocketPlan, Unfound};
 use crate::xen::XenError;
 use manyring_backend::blk::ImageError;
 use manyring_backend::blk::nbd::JoinError;
+use manyring_backend::net::switch::SwitchError;
 use manyring_backend::net::tap::TapError;
 use manyring_memory::{MemoryError, MemoryFiles, MemoryRules};
 use manyring_transport::vhost_user::{Endpoint, ListenError, ServeOptions, check_path};
@@ -53,6 +56,10 @@ pub(crate) enum AssembleError {
     Unfound { at: String, key: &'static str, problem: String },
     #[error("{at}: the host has not opened it yet")]
     Slow { at: String },
+    #[error("{at}: the switch {name} is there when the daemon is started again")]
+    NoSwitch { at: String, name: String },
+    #[error("{at}: {source}")]
+    Switch { at: String, source: SwitchError },
     #[error("{at}: the daemon has failed to open it")]
     Failed { at: String },
     /// The reason for which the last device waited, with the key as it was typed.

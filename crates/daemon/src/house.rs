@@ -24,7 +24,9 @@ pub(crate) use change::{Change, Done, Door, Keys, Refused};
 pub(crate) use tasks::Tasks;
 
 use crate::assemble::links::HostLinks;
-use crate::assemble::{AssembleError, Made, Opened, Served, free, listens_at, served};
+use crate::assemble::{
+    AssembleError, Host, Made, Opened, Served, Switches, free, listens_at, served,
+};
 use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Found, Place, Plan, Wanted};
 use crate::control::{Entry, Registry};
 use crate::limits::Groups;
@@ -82,7 +84,7 @@ struct Shared {
     devices: Registry,
     groups: Groups,
     service: Arc<Service>,
-    io_uring: bool,
+    host: Host,
     /// Seconds to wait for what another process holds; `None`: for ever.
     wait: Option<u32>,
     /// A device that fails while the process runs costs no other one, and is tried again.
@@ -119,6 +121,7 @@ impl House {
         let (rooms, domains) = (Rooms::new(room_arguments(&plan.daemon)), plan.daemon.domains);
         rooms.follow_groups(&plan.limit);
         let calls = Arc::new(Semaphore::new(CALLS_MAX));
+        let host = Host { io_uring, switches: Switches::new(&plan.switch)? };
         let shared = Shared {
             rooms,
             domains,
@@ -126,7 +129,7 @@ impl House {
             devices,
             groups,
             service,
-            io_uring,
+            host,
             wait,
             keeps_on,
             calls,
@@ -194,7 +197,7 @@ impl House {
                 None => Ok(()),
             };
             let first = match is_free {
-                Ok(()) => patience.open(&wanted, shared.io_uring).await?,
+                Ok(()) => patience.open(&wanted, &shared.host).await?,
                 Err(error) => patience.failed(error)?,
             };
             tried.push(Tried { wanted, served, first });

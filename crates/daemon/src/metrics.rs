@@ -41,6 +41,7 @@ pub(crate) fn text(state: &State, format: Format) -> String {
     connections::write(&mut out, state);
     rooms(&mut out, state);
     workers(&mut out, state);
+    switch_ports(&mut out, state);
     queues(&mut out, state);
     out.end()
 }
@@ -117,6 +118,24 @@ fn net_of(part: &Part) -> Option<&NetDevice> {
     match &part.kind {
         assemble::Kind::Net(net) => Some(net),
         assemble::Kind::Blk(_) => None,
+    }
+}
+
+/// What ports of switches count; nothing if there are none.
+fn switch_ports(out: &mut Text, state: &State) {
+    let mut ports = Vec::new();
+    for device in state.devices.served().iter().map(|d| &d.part) {
+        if let Some(counters) = net_of(device).and_then(|net| net.port().counted()) {
+            ports.push((format!("device=\"{}\"", device.name()), counters.all()));
+        }
+    }
+    let Some((_, first)) = ports.first() else { return };
+    for (at, counter) in first.iter().enumerate() {
+        let name = format!("manyring_switch_port_{}", counter.name);
+        out.family(&name, Sort::Counter, None, counter.help);
+        for (labels, counters) in &ports {
+            out.line(labels, counters[at].value);
+        }
     }
 }
 

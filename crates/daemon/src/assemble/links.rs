@@ -28,7 +28,11 @@ fn watched() -> io::Result<AsyncFd<LinkEvents>> {
 impl HostLinks {
     /// Listens from now on, if a device of `plan` has an interface.
     pub(crate) fn open(plan: &Plan) -> Self {
-        if plan.net.iter().all(|net| matches!(net.port, PortPlan::Null { .. })) {
+        if plan
+            .net
+            .iter()
+            .all(|net| matches!(net.port, PortPlan::Null { .. } | PortPlan::Switch(_)))
+        {
             return Self::default();
         }
         let events = watched();

@@ -1,6 +1,6 @@
 //! Plan -> port: the host's side of a network device, and the address that goes with it.
 
-use super::AssembleError;
+use super::{AssembleError, Switches};
 use crate::config::plan::{NetPlan, PortPlan, mac_text};
 use manyring_backend::net::Port;
 use manyring_backend::net::fault::{FaultOptions, FaultPort};
@@ -13,12 +13,19 @@ use manyring_device::net::MacAddress;
 use std::sync::Arc;
 
 /// Opens the port of `net`; gives the address of its guest too.
-pub(super) fn open(net: &NetPlan) -> Result<(Arc<dyn Port>, MacAddress), AssembleError> {
+pub(super) fn open(
+    net: &NetPlan,
+    switches: &Switches,
+) -> Result<(Arc<dyn Port>, MacAddress), AssembleError> {
     let failed = |key, source| failed(net, key, source);
     let port = match &net.port {
         PortPlan::Null { generate } => {
             let mac = net.mac.unwrap_or_else(|| net.made_mac());
             return Ok((Arc::new(NullPort::new(net.queue_pairs, *generate)), mac));
+        }
+        PortPlan::Switch(plan) => {
+            let mac = net.mac.unwrap_or_else(|| net.made_mac());
+            return Ok((Arc::new(switches.port(net, plan, mac)?), mac));
         }
         PortPlan::Tap { name, must_exist } => {
             let source = TapSource::Name { name: name.clone(), must_exist: *must_exist };
@@ -57,6 +64,7 @@ pub(super) fn look(net: &NetPlan) -> Result<(), AssembleError> {
             return macvtap::look(name).map_err(|error| failed(net, "macvtap", error));
         }
         PortPlan::Tap { name, must_exist } => (Some((name.as_str(), *must_exist)), "tap"),
+        PortPlan::Switch(_) => return Ok(()),
         PortPlan::TapFds(_) | PortPlan::Null { .. } => (None, "tap_fds"),
     };
     tap::look(name, net.queue_pairs, net.bridge.as_deref()).map_err(|e| failed(net, key, e))

@@ -1,7 +1,7 @@
 //! What must be opened to serve a device of the plan, and the device made of that.
 
 use super::disk::{self, DiskError};
-use super::{AssembleError, Blk, Kind, Part, port};
+use super::{AssembleError, Blk, Host, Kind, Part, port};
 use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Place, Unfound, Wanted};
 use crate::limits::Groups;
 use manyring_backend::blk::{Disk, ImageError};
@@ -28,12 +28,14 @@ pub(crate) struct Made {
 
 impl Wanted {
     /// Opens the disk or the port; the socket's folder is found then, too. May block.
-    pub(crate) fn open(&self, io_uring: bool) -> Result<Opened, AssembleError> {
+    pub(crate) fn open(&self, host: &Host) -> Result<Opened, AssembleError> {
         let unfound = |unfound| AssembleError::unfound(&self.plan().place, unfound);
         self.find().map_err(unfound)?;
         match self {
-            Self::Blk(blk) => open_disk(blk, io_uring).map(Opened::Disk),
-            Self::Net(net) => port::open(net).map(|(port, mac)| Opened::Port(port, mac)),
+            Self::Blk(blk) => open_disk(blk, host.io_uring).map(Opened::Disk),
+            Self::Net(net) => {
+                port::open(net, &host.switches).map(|(port, mac)| Opened::Port(port, mac))
+            }
         }
     }
 

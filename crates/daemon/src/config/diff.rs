@@ -110,6 +110,7 @@ pub(crate) fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
     let restart = [
         ("[daemon]", changed(&value(&running.daemon), &value(&desired.daemon))),
         ("[[xen_blk]]", changed_xen(running, desired)),
+        ("[[switch]]", changed_switches(running, desired)),
     ];
     for (name, keys) in restart {
         if !keys.is_empty() {
@@ -139,6 +140,10 @@ fn value<T: Serialize>(of: &T) -> Map<String, Value> {
 fn changed_xen(running: &Plan, desired: &Plan) -> Vec<String> {
     let all = |plan: &Plan| serde_json::to_value(&plan.xen_blk).unwrap_or_default();
     if all(running) == all(desired) { Vec::new() } else { vec!["xen_blk".to_owned()] }
+}
+
+fn changed_switches(running: &Plan, desired: &Plan) -> Vec<String> {
+    if running.switch == desired.switch { Vec::new() } else { vec!["switch".to_owned()] }
 }
 
 /// The keys, as a user writes them, whose values differ.

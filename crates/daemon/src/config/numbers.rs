@@ -25,7 +25,7 @@ const INT_MAX: u64 = 0x7fff_ffff;
 /// A number of requests or frames.
 const OFTEN: u64 = i64::MAX as u64;
 
-const TABLE: [Numbers; 24] = [
+const TABLE: [Numbers; 29] = [
     all("workers", 1, 256),
     all("spin_us", 0, 1000),
     all("wait", 0, u32::MAX as u64),
@@ -45,6 +45,11 @@ const TABLE: [Numbers; 24] = [
     all("speed", 1, INT_MAX),
     all("sndbuf", 1, INT_MAX),
     all("txqueuelen", 1, 1_000_000),
+    all("vlan", 1, 4094),
+    all("trunk", 1, 4094),
+    all("macs_max", 1, 4096),
+    all("floods_max", 1, 1_000_000),
+    all("age", 1, 65_536),
     all("domain", 0, 65_535),
     all("persistent_max", 1, 1 << 20),
     all("indirect_segments_max", 0, 4096),

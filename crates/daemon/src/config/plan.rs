@@ -14,6 +14,7 @@ mod pins;
 mod place;
 mod polling;
 mod socket;
+mod switch;
 mod unique;
 mod wanted;
 mod xen;
@@ -32,6 +33,7 @@ pub(crate) use pins::in_words;
 pub(crate) use place::{Place, PlanError, Source};
 pub(crate) use polling::PollingPlan;
 pub(crate) use socket::SocketPlan;
+pub(crate) use switch::{SwitchPlan, SwitchPortPlan};
 pub(crate) use wanted::{Unfound, Wanted};
 pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
@@ -57,6 +59,8 @@ pub struct Plan {
     pub(crate) xen_blk: Vec<XenBlkPlan>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) limit: Vec<GroupPlan>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) switch: Vec<SwitchPlan>,
 }
 
 /// What became of a look at a plan.
@@ -172,7 +176,10 @@ impl Plan {
             .collect::<Result<Vec<_>, _>>()?;
         let limit = raw.limit.into_iter().map(|raw| GroupPlan::new(raw, source));
         let limit = limit.collect::<Result<Vec<_>, _>>()?;
-        let plan = Self { daemon, blk, net, xen_blk, limit };
+        let switch = raw.switch.into_iter().enumerate();
+        let switch = switch.map(|(index, raw)| SwitchPlan::new(raw, index, source));
+        let switch = switch.collect::<Result<Vec<_>, _>>()?;
+        let plan = Self { daemon, blk, net, xen_blk, limit, switch };
         plan.check_limits()?;
         unique::check(&plan)?;
         pins::check(&plan)?;
@@ -189,12 +196,13 @@ impl Plan {
         self.net.iter().any(|net| net.pcap.is_some())
     }
 
-    /// Checks that each device names a group that there is.
+    /// Checks that each device names a group, and a switch, that there is.
     fn check_limits(&self) -> Result<(), PlanError> {
         let blks = self.blk.iter().map(|blk| (&blk.device.place, &blk.device.limit, Of::Disk));
         let nets = self.net.iter().map(|net| (&net.device.place, &net.device.limit, Of::Net));
         let xens = self.xen_blk.iter().map(|xen| (&xen.place, &xen.limit, Of::Disk));
         limit::check(&self.limit, blks.chain(nets).chain(xens))?;
+        switch::check(self)?;
         self.check_groups()
     }
 

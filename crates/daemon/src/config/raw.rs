@@ -3,8 +3,10 @@
 
 mod limit;
 mod schema;
+mod switch;
 
 pub(crate) use limit::{RawLimit, RawLimitOption, RawScalar};
+pub(crate) use switch::RawSwitch;
 
 use clap::Args;
 use serde::de::{Error, Visitor};
@@ -30,6 +32,8 @@ pub(crate) struct RawConfig {
     pub(crate) xen_blk: Vec<RawXenBlk>,
     /// Limits that devices share.
     pub(crate) limit: Vec<RawLimit>,
+    /// Switches between network devices.
+    pub(crate) switch: Vec<RawSwitch>,
 }
 
 /// `[daemon]`
@@ -317,6 +321,20 @@ device_table! {
         pub(crate) null: bool,
         /// The null port also delivers frames of this many bytes, as fast as they are taken.
         pub(crate) generate: Option<usize>,
+        /// Serve a port of this `[[switch]]`.
+        pub(crate) switch: Option<String>,
+        /// The VLAN of the port, 1 to 4094, without tags; default: every VLAN, with its tag.
+        pub(crate) vlan: Option<u16>,
+        /// The VLANs of the port, with their tags.
+        pub(crate) trunk: Option<Vec<u16>>,
+        /// The port exchanges no frames with other isolated ports.
+        pub(crate) isolated: bool,
+        /// The guest may only send as its own MAC address.
+        pub(crate) anti_spoof: bool,
+        /// Addresses that the switch learns behind the port, 1 to 4096; default 8.
+        pub(crate) macs_max: Option<u32>,
+        /// Frames that the port may send to all others in a second, 1 to 1000000; default 1000.
+        pub(crate) floods_max: Option<u32>,
         /// Queue pairs, 1 to 127; default 1, or the number of `tap_fds`.
         pub(crate) queue_pairs: Option<usize>,
         /// The worker of each queue pair, by its index; default: it goes where it is best served.

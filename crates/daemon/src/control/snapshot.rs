@@ -4,6 +4,7 @@ use super::{Controlled, Entry, State, Waiting};
 use crate::assemble::{Blk, Kind};
 use crate::config::plan::mac_text;
 use manyring_backend::blk::Connection;
+use manyring_backend::net::switch::PortCounters;
 use manyring_device::net::NetDevice;
 use manyring_engine::stats::Histogram;
 use manyring_engine::{Held, QueueStats, WorkerView};
@@ -79,6 +80,9 @@ pub(crate) enum Detail {
         queue_pairs: usize,
         /// Those that the host may use now.
         attached_pairs: usize,
+        /// What the port of a switch counts, by the names of [`PortCounters`].
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        switch: BTreeMap<String, u64>,
     },
     /// A device that waits has none of it yet.
     Waiting {},
@@ -268,6 +272,10 @@ impl DeviceInfo {
     }
 }
 
+fn switch_counters(counters: &PortCounters) -> BTreeMap<String, u64> {
+    counters.all().into_iter().map(|counter| (counter.name.to_owned(), counter.value)).collect()
+}
+
 /// The name of a network queue.
 fn queue_name(index: usize, is_control: bool) -> String {
     match index {
@@ -296,6 +304,7 @@ impl Detail {
             link: if net.is_link_up() { "up" } else { "down" }.to_owned(),
             queue_pairs: net.queue_pairs(),
             attached_pairs: net.attached_pairs(),
+            switch: port.counted().map(switch_counters).unwrap_or_default(),
         }
     }
 }

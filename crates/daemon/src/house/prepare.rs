@@ -63,7 +63,7 @@ impl Prepared {
         };
         let slow = || AssembleError::Slow { at: wanted.plan().place.at(wanted.key()) };
         let opened = loop {
-            let attempt = open(&wanted, shared.io_uring, Some(shared.call()?));
+            let attempt = open(&wanted, &shared.host, Some(shared.call()?));
             let answer = timeout_at(limit, attempt).await;
             match answer.map_err(|_| slow())?.ok().flatten() {
                 Some(Ok(opened)) => break opened,

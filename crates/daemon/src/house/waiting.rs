@@ -17,7 +17,7 @@
 //! every error is waited out: the process has other guests by then.
 
 use super::Shared;
-use crate::assemble::{AssembleError, Made, Opened, Served};
+use crate::assemble::{AssembleError, Host, Made, Opened, Served};
 use crate::config::plan::Wanted;
 use crate::control::Waiting;
 use crate::service::Whose;
@@ -45,13 +45,13 @@ pub(super) const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Durat
 pub(super) type Try = JoinHandle<Option<Result<Opened, AssembleError>>>;
 
 /// `call` is kept until the host comes back.
-pub(super) fn open(wanted: &Wanted, io_uring: bool, call: Option<OwnedSemaphorePermit>) -> Try {
-    let wanted = wanted.clone();
+pub(super) fn open(wanted: &Wanted, host: &Host, call: Option<OwnedSemaphorePermit>) -> Try {
+    let (wanted, host) = (wanted.clone(), host.clone());
     tokio::spawn(async move {
         let name = wanted.plan().name.clone();
         let open = move || {
             let _call = call;
-            wanted.open(io_uring)
+            wanted.open(&host)
         };
         aside_for(&name, open).await
     })
@@ -114,10 +114,10 @@ impl Patience {
     pub(super) async fn open(
         &mut self,
         wanted: &Wanted,
-        io_uring: bool,
+        host: &Host,
     ) -> Result<First, AssembleError> {
         loop {
-            match self.try_open(wanted, io_uring).await? {
+            match self.try_open(wanted, host).await? {
                 First::Held(_) if !self.held_left.is_zero() => {
                     tokio::time::sleep(PAUSE.0).await;
                     self.held_left = self.held_left.saturating_sub(PAUSE.0);
@@ -127,8 +127,8 @@ impl Patience {
         }
     }
 
-    async fn try_open(&mut self, wanted: &Wanted, io_uring: bool) -> Result<First, AssembleError> {
-        let mut attempt = open(wanted, io_uring, None);
+    async fn try_open(&mut self, wanted: &Wanted, host: &Host) -> Result<First, AssembleError> {
+        let mut attempt = open(wanted, host, None);
         let Some(answer) = self.within(&mut attempt).await else {
             return Ok(First::Slow(attempt));
         };
@@ -300,8 +300,8 @@ impl Wait {
             Later::Slow(attempt) => Some(attempt),
         };
         loop {
-            let io_uring = self.shared.io_uring;
-            let attempt = attempt.take().unwrap_or_else(|| open(&self.wanted, io_uring, None));
+            let host = &self.shared.host;
+            let attempt = attempt.take().unwrap_or_else(|| open(&self.wanted, host, None));
             let mut opened = attempt.await.ok().flatten();
             if let Some(Ok(bare)) = opened {
                 let wanted = self.wanted.clone();

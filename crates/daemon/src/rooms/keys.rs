@@ -60,6 +60,8 @@ pub(super) fn of_net(net: &NetPlan, device: &NetDevice) -> String {
         // The room is told the interface's own name, and opens nothing.
         PortPlan::Tap { .. } | PortPlan::TapFds(_) => keys["tap"] = "handed".into(),
         PortPlan::Macvtap { .. } => keys["macvtap"] = "handed".into(),
+        // The plan refuses a room for it.
+        PortPlan::Switch(_) => {}
     }
     if !matches!(net.port, PortPlan::Null { .. }) {
         keys["merge"] = net.merge.into();

@@ -4,7 +4,7 @@ use super::table::{
     BATCH, Before, CALLS, CALLS_HELD, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS,
     KICKS_SUPPRESSED, Seen, WAIT_P50, WAIT_P99, WORKER, lines, number, rate, seen, text,
 };
-use crate::control::snapshot::{DeviceInfo, as_float};
+use crate::control::snapshot::{Detail, DeviceInfo, as_float};
 
 const COLUMNS: [Column; 17] = [
     DEVICE,
@@ -35,6 +35,8 @@ pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
         for seen in seen(device, before) {
             out += &causes(&seen, before.is_some());
         }
+        let former = before.and_then(|(all, _)| all.iter().find(|d| d.name == device.name));
+        out += &switched(device, former);
     }
     out
 }
@@ -81,12 +83,29 @@ fn causes(seen: &Seen<'_>, is_interval: bool) -> String {
     format!("{} {name} dropped{unit}: {}\n", seen.device.name, all.join(", "))
 }
 
+/// A line for a port of a switch that has counted something, since the former look if there is one.
+fn switched(device: &DeviceInfo, former: Option<&DeviceInfo>) -> String {
+    let Detail::Net { switch, .. } = &device.detail else { return String::new() };
+    let before = |name: &String| match former.map(|former| &former.detail) {
+        Some(Detail::Net { switch, .. }) => switch.get(name).copied().unwrap_or(0),
+        _ => 0,
+    };
+    let all = switch.iter().map(|(name, value)| (name, value.saturating_sub(before(name))));
+    let all = all.filter(|(_, value)| *value > 0);
+    let all: Vec<_> = all.map(|(name, n)| format!("{n} {}", name.replace('_', " "))).collect();
+    if all.is_empty() {
+        return String::new();
+    }
+    format!("{} switch: {}\n", device.name, all.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::table::{queue_of, words};
     use super::super::tables;
     use super::*;
-    use crate::control::snapshot::{Detail, QueueInfo};
+    use crate::control::snapshot::QueueInfo;
+    use std::collections::BTreeMap;
 
     fn device(packets: u64, filtered: u64) -> DeviceInfo {
         let rx = [
@@ -112,6 +131,7 @@ mod tests {
                 link: "up".into(),
                 queue_pairs: 2,
                 attached_pairs: 1,
+                switch: BTreeMap::new(),
             },
             state: "serving".into(),
             origin: "file".into(),
@@ -149,6 +169,20 @@ mod tests {
         assert_eq!(words(&text, 1)[15], "18", "{text}");
         let last = text.lines().last().unwrap();
         assert_eq!(last, "lan rx0 dropped: 12 filtered, 6 no room", "{text}");
+    }
+
+    #[test]
+    fn a_port_of_a_switch_has_a_line_for_what_it_counts() {
+        let counting = |floods: u64| {
+            let mut device = device(8, 0);
+            let Detail::Net { switch, .. } = &mut device.detail else { panic!("a network") };
+            *switch = [("flooded".to_owned(), floods), ("dropped_full".to_owned(), 2)].into();
+            device
+        };
+        let text = table(&[&counting(5)], None);
+        assert_eq!(text.lines().last().unwrap(), "lan switch: 2 dropped full, 5 flooded", "{text}");
+        let text = table(&[&counting(7)], Some((&[counting(5)], 1.0)));
+        assert_eq!(text.lines().last().unwrap(), "lan switch: 2 flooded", "{text}");
     }
 
     #[test]

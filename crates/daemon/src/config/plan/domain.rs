@@ -1,6 +1,8 @@
 //! Which process serves a device: the key `domain`, and what a room cannot serve.
 
-use super::{BlkPlan, DevicePlan, DiskPlan, Domains, NetPlan, Plan, PlanError, SocketPlan};
+use super::{
+    BlkPlan, DevicePlan, DiskPlan, Domains, NetPlan, Plan, PlanError, PortPlan, SocketPlan,
+};
 use super::{Wanted, is_device_name};
 use std::collections::BTreeMap;
 
@@ -57,8 +59,12 @@ impl NetPlan {
     }
 
     fn needs_the_house(&self) -> Option<&'static str> {
-        // A room writes no file, and one that it was given could be filled by whoever takes it.
-        self.device.needs_the_house().or(self.pcap.as_ref().map(|_| "pcap"))
+        self.device.needs_the_house().or(match &self.port {
+            // A switch carries frames between the guests of one process.
+            PortPlan::Switch(_) => Some("switch"),
+            // A room writes no file, and one that it was given could be filled by whoever takes it.
+            _ => self.pcap.as_ref().map(|_| "pcap"),
+        })
     }
 }
 

@@ -23,7 +23,7 @@ impl Class {
 }
 
 /// The class of each key of `[[blk]]` and `[[net]]`.
-pub(crate) const KEYS: [(&str, Class); 50] = {
+pub(crate) const KEYS: [(&str, Class); 57] = {
     use Class::{Live, Reconnect, Replace};
     [
         ("name", Replace),
@@ -63,6 +63,13 @@ pub(crate) const KEYS: [(&str, Class); 50] = {
         ("tap_fds", Replace),
         ("macvtap", Replace),
         ("generate", Replace),
+        ("switch", Replace),
+        ("vlan", Replace),
+        ("trunk", Replace),
+        ("isolated", Replace),
+        ("anti_spoof", Replace),
+        ("macs_max", Replace),
+        ("floods_max", Replace),
         ("queue_pairs", Reconnect),
         ("reclaim", Reconnect),
         ("offload", Reconnect),

@@ -1,6 +1,7 @@
 //! What will be done of a network device.
 
 use super::limit::{LimitPlan, Of};
+use super::switch::SwitchPortPlan;
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
 use crate::config::numbers;
 use crate::config::raw::{RawNet, RawNetFault};
@@ -59,6 +60,7 @@ pub(crate) enum PortPlan {
     TapFds(Vec<i32>),
     Macvtap { name: String },
     Null { generate: usize },
+    Switch(SwitchPortPlan),
 }
 
 impl NetPlan {
@@ -218,6 +220,12 @@ impl PortPlan {
                 return place.error(key, error.to_string());
             }
         }
+        let is_other = has_interface || raw.null;
+        match SwitchPortPlan::new(raw, place)? {
+            Some(port) if !is_other => return Ok(Self::Switch(port)),
+            Some(_) => return Self::several(place),
+            None => {}
+        }
         match (&raw.tap, &raw.tap_fds, &raw.macvtap, raw.null) {
             (Some(name), None, None, false) => {
                 Ok(Self::Tap { name: name.clone(), must_exist: raw.must_exist })
@@ -237,14 +245,23 @@ impl PortPlan {
                 Ok(Self::Null { generate })
             }
             (None, None, None, false) => {
-                let others = place.keys(&["tap_fds", "macvtap", "null"], "or");
-                place.error("tap", format!("is missing (or {others})"))
+                let others: &[&str] = match place {
+                    // A command has one device: nobody is there to be switched to.
+                    Place::CommandLine => &["tap_fds", "macvtap", "null"],
+                    _ => &["tap_fds", "macvtap", "null", "switch"],
+                };
+                place.error("tap", format!("is missing (or {})", place.keys(others, "or")))
             }
-            _ => {
-                let all = place.keys(&["tap", "tap_fds", "macvtap", "null"], "and");
-                place.error("tap", format!("only one of {all} can be served"))
-            }
+            _ => Self::several(place),
         }
+    }
+
+    fn several<T>(place: &Place) -> Result<T, PlanError> {
+        let all: &[&str] = match place {
+            Place::CommandLine => &["tap", "tap_fds", "macvtap", "null"],
+            _ => &["tap", "tap_fds", "macvtap", "null", "switch"],
+        };
+        place.error("tap", format!("only one of {} can be served", place.keys(all, "and")))
     }
 }
 

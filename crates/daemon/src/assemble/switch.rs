@@ -1,0 +1,106 @@
+//! Plan -> switches: made when the process starts, with their uplinks; and the ports of devices.
+
+use super::AssembleError;
+use crate::config::plan::{NetPlan, SwitchPlan, SwitchPortPlan};
+use manyring_backend::net::switch::uplink::Uplink;
+use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, SwitchPort};
+use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
+use manyring_device::net::MacAddress;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Addresses behind an uplink at most: those of a host's network.
+const UPLINK_MACS_MAX: u32 = 1024;
+/// Frames that an uplink may flood in a second.
+const UPLINK_FLOODS_MAX: u32 = 20_000;
+
+/// What this process opens things with.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    pub(crate) io_uring: bool,
+    pub(crate) switches: Switches,
+}
+
+/// The switches of the process, by name. Clones are the same switches.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Switches(Arc<BTreeMap<String, Running>>);
+
+#[derive(Debug)]
+struct Running {
+    switch: Arc<Switch>,
+    _uplink: Option<Uplink>,
+}
+
+impl Switches {
+    /// Makes the switches of a plan. May block.
+    ///
+    /// # Errors
+    /// An uplink cannot be opened.
+    pub(crate) fn new(plans: &[SwitchPlan]) -> Result<Self, AssembleError> {
+        let made = plans.iter().map(|plan| Ok((plan.name.clone(), Running::new(plan)?)));
+        Ok(Self(Arc::new(made.collect::<Result<_, AssembleError>>()?)))
+    }
+
+    /// A port for a device.
+    ///
+    /// # Errors
+    /// There is no such switch in this process, or it has no port left.
+    pub(super) fn port(
+        &self,
+        net: &NetPlan,
+        plan: &SwitchPortPlan,
+        mac: MacAddress,
+    ) -> Result<SwitchPort, AssembleError> {
+        let at = |key: &str| net.device.place.at(key);
+        let running = self.0.get(&plan.switch);
+        let Some(Running { switch, .. }) = running else {
+            return Err(AssembleError::NoSwitch { at: at("switch"), name: plan.switch.clone() });
+        };
+        let options = PortOptions {
+            name: net.device.name.clone(),
+            queue_pairs: net.queue_pairs,
+            vlans: plan.vlans(),
+            isolated: plan.isolated,
+            only: plan.anti_spoof.then_some(mac),
+            macs_max: plan.macs_max,
+            floods_max: plan.floods_max,
+        };
+        let full = |source| AssembleError::Switch { at: at("switch"), source };
+        switch.port(options).map_err(full)
+    }
+}
+
+impl Running {
+    fn new(plan: &SwitchPlan) -> Result<Self, AssembleError> {
+        let (name, age) = (plan.name.clone(), plan.age);
+        let switch = Switch::new(SwitchOptions { name, age, clock: Clock::default() });
+        let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
+        let uplink = plan.uplink.as_deref().map(|tap| uplink(&switch, tap).map_err(failed));
+        Ok(Self { switch, _uplink: uplink.transpose()? })
+    }
+}
+
+/// Opens a tap as the uplink of a switch.
+fn uplink(switch: &Arc<Switch>, tap: &str) -> Result<Uplink, TapError> {
+    let system = |errno| TapError::system(tap, "carry frames for a switch to and from it", errno);
+    let host = TapPort::open(TapOptions {
+        source: TapSource::Name { name: tap.to_owned(), must_exist: false },
+        queue_pairs: 1,
+        sndbuf: None,
+        txqueuelen: None,
+        // A burst whose frames come from several guests is offered once.
+        merge: false,
+        steer: false,
+        mtu: None,
+        bridge: None,
+        up: None,
+    })?;
+    let port = switch.port(PortOptions {
+        macs_max: UPLINK_MACS_MAX,
+        floods_max: UPLINK_FLOODS_MAX,
+        ..PortOptions::new(tap, 1)
+    });
+    let port = port.map_err(|_| system(rustix::io::Errno::NOSPC))?;
+    let name = format!("uplink-{}", switch.name());
+    Uplink::start(port, &host, &name).map_err(system)
+}

@@ -1,0 +1,177 @@
+//! What will be done of a switch, and of a port of one.
+
+use super::{Place, Plan, PlanError, PortPlan, Source, device_place};
+use crate::config::numbers;
+use crate::config::raw::{RawNet, RawSwitch};
+use manyring_backend::net::switch::{AGE, FLOODS_MAX, MACS_MAX, Vlans};
+use manyring_backend::net::tap::check_name;
+use serde::Serialize;
+use std::collections::HashSet;
+
+/// A switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct SwitchPlan {
+    #[serde(skip)]
+    pub(crate) place: Place,
+    pub(crate) name: String,
+    /// Seconds.
+    pub(crate) age: u32,
+    /// The tap that leads to the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) uplink: Option<String>,
+}
+
+/// A port of a switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct SwitchPortPlan {
+    pub(crate) switch: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) vlan: Option<u16>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) trunk: Vec<u16>,
+    pub(crate) isolated: bool,
+    pub(crate) anti_spoof: bool,
+    pub(crate) macs_max: u32,
+    pub(crate) floods_max: u32,
+}
+
+impl SwitchPlan {
+    pub(super) fn new(raw: RawSwitch, index: usize, source: Source) -> Result<Self, PlanError> {
+        let name = raw.name.unwrap_or_else(|| format!("switch{index}"));
+        let place = device_place(&name, "[[switch]]", source)?;
+        let age = raw.age.unwrap_or(AGE);
+        numbers::check("age", age, &place)?;
+        if let Some(Err(error)) = raw.uplink.as_deref().map(check_name) {
+            return place.error("uplink", error.to_string());
+        }
+        Ok(Self { place, name, age, uplink: raw.uplink })
+    }
+}
+
+impl SwitchPortPlan {
+    /// The port that the keys of a device ask for; `None` if it is not on a switch.
+    pub(super) fn new(raw: &RawNet, place: &Place) -> Result<Option<Self>, PlanError> {
+        let Some(switch) = raw.switch.clone() else {
+            for (key, is_set) in [
+                ("vlan", raw.vlan.is_some()),
+                ("trunk", raw.trunk.is_some()),
+                ("isolated", raw.isolated),
+                ("anti_spoof", raw.anti_spoof),
+                ("macs_max", raw.macs_max.is_some()),
+                ("floods_max", raw.floods_max.is_some()),
+            ] {
+                if is_set {
+                    return place.error(key, format!("needs {}", place.key("switch")));
+                }
+            }
+            return Ok(None);
+        };
+        let trunk = raw.trunk.clone().unwrap_or_default();
+        let vlans = raw.vlan.iter().map(|vlan| ("vlan", *vlan));
+        for (key, vlan) in vlans.chain(trunk.iter().map(|vlan| ("trunk", *vlan))) {
+            if !(1..=4094).contains(&vlan) {
+                return place.error(key, format!("{vlan} is no VLAN from 1 to 4094"));
+            }
+        }
+        if raw.trunk.as_ref().is_some_and(Vec::is_empty) {
+            return place.error("trunk", "is empty");
+        }
+        if raw.vlan.is_some() && raw.trunk.is_some() {
+            return place.error("vlan", format!("contradicts {}", place.key("trunk")));
+        }
+        let macs_max = raw.macs_max.unwrap_or(MACS_MAX);
+        let floods_max = raw.floods_max.unwrap_or(FLOODS_MAX);
+        for (key, value) in [("macs_max", macs_max), ("floods_max", floods_max)] {
+            numbers::check(key, value, place)?;
+        }
+        Ok(Some(Self {
+            switch,
+            vlan: raw.vlan,
+            trunk,
+            isolated: raw.isolated,
+            anti_spoof: raw.anti_spoof,
+            macs_max,
+            floods_max,
+        }))
+    }
+
+    /// Its VLANs.
+    pub(crate) fn vlans(&self) -> Vlans {
+        match self.vlan {
+            Some(vlan) => Vlans::Access(vlan),
+            None if self.trunk.is_empty() => Vlans::All,
+            None => Vlans::Trunk(self.trunk.clone()),
+        }
+    }
+}
+
+/// Checks that each port is of a switch that there is, and that nobody else has an uplink.
+pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
+    let (mut names, mut uplinks) = (HashSet::new(), HashSet::new());
+    for switch in &plan.switch {
+        if !names.insert(switch.name.as_str()) {
+            return switch.place.error("name", "is used by two switches");
+        }
+        if let Some(uplink) = &switch.uplink
+            && !uplinks.insert(uplink.as_str())
+        {
+            return switch.place.error("uplink", "is used by two switches");
+        }
+    }
+    for net in &plan.net {
+        let place = &net.device.place;
+        match &net.port {
+            PortPlan::Switch(port) if !names.contains(port.switch.as_str()) => {
+                let problem = format!("no [[switch]] is named {:?}", port.switch);
+                return place.error("switch", problem);
+            }
+            PortPlan::Tap { name, .. } if uplinks.contains(name.as_str()) => {
+                return place.error("tap", "is the uplink of a switch");
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::plan;
+
+    const SWITCH: &str = "[[switch]]\nname = 's0'\n";
+    const NET: &str = "[[net]]\nname = 'a'\nsocket_path = '/s'\n";
+
+    #[test]
+    fn a_port_names_a_switch_that_there_is() {
+        let good = plan(&format!("{SWITCH}age = 60\n{NET}switch = 's0'\nvlan = 5\n")).unwrap();
+        assert_eq!((good.switch[0].age, good.net[0].queue_pairs), (60, 1));
+        for (text, words) in [
+            (format!("{NET}switch = 's0'"), "a: switch: no [[switch]] is named \"s0\""),
+            (format!("{SWITCH}{SWITCH}{NET}switch = 's0'"), "s0: name: is used by two switches"),
+            (format!("{SWITCH}age = 0\n{NET}switch = 's0'"), "s0: age"),
+            (format!("{SWITCH}uplink = 't/t'\n{NET}switch = 's0'"), "s0: uplink"),
+            (format!("{SWITCH}uplink = 't'\n{NET}tap = 't'"), "a: tap: is the uplink of a switch"),
+        ] {
+            let error = plan(&text).expect_err(words);
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_keys_of_a_port_contradict_what_is_none() {
+        for (keys, words) in [
+            ("tap = 't'\nvlan = 5", "vlan: needs switch"),
+            ("tap = 't'\nswitch = 's0'", "only one of"),
+            ("switch = 's0'\nvlan = 4095", "vlan: 4095"),
+            ("switch = 's0'\nvlan = 5\ntrunk = [6]", "vlan: contradicts trunk"),
+            ("switch = 's0'\ntrunk = []", "trunk: is empty"),
+            ("switch = 's0'\ntrunk = [0]", "trunk: 0"),
+            ("switch = 's0'\nmacs_max = 0", "macs_max"),
+            ("switch = 's0'\nbridge = 'b'", "bridge: needs tap"),
+            ("switch = 's0'\ndomain = 'd'", "domain: contradicts switch"),
+        ] {
+            let error = plan(&format!("{SWITCH}{NET}{keys}\n")).expect_err(keys);
+            assert!(error.contains(words), "{keys}: {error}");
+        }
+    }
+}

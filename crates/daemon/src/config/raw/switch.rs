@@ -1,0 +1,15 @@
+//! The keys of a switch as they are written.
+
+use serde::Deserialize;
+
+/// `[[switch]]`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct RawSwitch {
+    /// Name of the switch, unique.
+    pub(crate) name: Option<String>,
+    /// Seconds after which an address is forgotten that sends nothing, 1 to 65536; default 300.
+    pub(crate) age: Option<u32>,
+    /// The tap by which the guests of the switch reach the host: joined if it exists, else created.
+    pub(crate) uplink: Option<String>,
+}
