@@ -48,6 +48,7 @@ mod uml_net_ping_and_iperf3;
 mod uml_offload_limits;
 mod uml_offload_matrix;
 mod uml_reclaim;
+mod uml_switch;
 mod uml_tap_made_again;
 mod uml_tcp_rr;
 mod uml_vlan_between_guests;
@@ -103,6 +104,7 @@ pub const ALL: &[Behaviour] = &[
     uml_reclaim::BEHAVIOUR,
     uml_ethtool::BEHAVIOUR,
     uml_tap_made_again::BEHAVIOUR,
+    uml_switch::BEHAVIOUR,
     uml_vlan_between_guests::BEHAVIOUR,
     macvtap_over_veth::BEHAVIOUR,
     pcap_opens_in_tshark::BEHAVIOUR,
