@@ -27,7 +27,7 @@ use crate::assemble::links::HostLinks;
 use crate::assemble::{
     AssembleError, Host, Made, Opened, Served, Switches, free, listens_at, served,
 };
-use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Found, Place, Plan, Wanted};
+use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
 use crate::control::{Entry, Registry};
 use crate::limits::Groups;
 use crate::log;
@@ -122,18 +122,8 @@ impl House {
         rooms.follow_groups(&plan.limit);
         let calls = Arc::new(Semaphore::new(CALLS_MAX));
         let host = Host { io_uring, switches: Switches::new(&plan.switch)? };
-        let shared = Shared {
-            rooms,
-            domains,
-            pool,
-            devices,
-            groups,
-            service,
-            host,
-            wait,
-            keeps_on,
-            calls,
-        };
+        let shared =
+            Shared { rooms, domains, pool, devices, groups, service, host, wait, keeps_on, calls };
         let shared = Arc::new(shared);
         let (plan, kept) = with_kept(plan)?;
         shared.service.retain(listening(&plan));

@@ -8,6 +8,7 @@ pub(crate) mod limit;
 mod moderation;
 mod nbd;
 mod net;
+mod on_full;
 mod paths;
 mod pinned;
 mod pins;
@@ -27,6 +28,7 @@ pub(crate) use limit::{GroupPlan, LimitPlan, limit_keys};
 pub(crate) use moderation::ModerationPlan;
 pub(crate) use nbd::NbdPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
+pub(crate) use on_full::OnFullPlan;
 pub(crate) use paths::unexpanded;
 pub(crate) use pinned::Pinned;
 pub(crate) use pins::in_words;
@@ -40,7 +42,6 @@ pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 use super::numbers;
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSize, RawSocket};
 use limit::Of;
-use manyring_device::blk::OnFull;
 use manyring_engine::Pins;
 use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
@@ -428,37 +429,6 @@ fn cache(raw: Option<&str>, place: &Place) -> Result<bool, PlanError> {
         Some(other) => {
             let problem = format!("{other:?} is neither \"writeback\" nor \"writethrough\"");
             place.error("cache", problem)
-        }
-    }
-}
-
-/// What becomes of writes for which the host has no room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum OnFullPlan {
-    /// They wait until there is.
-    Wait,
-    /// The guest gets an I/O error.
-    Report,
-}
-
-impl OnFullPlan {
-    fn new(raw: Option<&str>, place: &Place) -> Result<Self, PlanError> {
-        match raw {
-            None | Some("wait") => Ok(Self::Wait),
-            Some("report") => Ok(Self::Report),
-            Some(other) => {
-                let problem = format!("{other:?} is neither \"wait\" nor \"report\"");
-                place.error("on_full", problem)
-            }
-        }
-    }
-
-    /// As the device knows it.
-    pub(crate) fn law(self) -> OnFull {
-        match self {
-            Self::Wait => OnFull::Wait,
-            Self::Report => OnFull::Report,
         }
     }
 }
