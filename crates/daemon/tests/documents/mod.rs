@@ -52,7 +52,10 @@ fn fragments_of(document: &Document) -> Vec<Fragment> {
                 let language = language.trim().to_owned();
                 open = Some((indentation, Fragment { at, language, text: String::new() }));
             }
-            (Some(_), Some((_, fragment))) => fragments.push(fragment),
+            (Some(behind), Some((_, fragment))) => {
+                assert!(behind.is_empty(), "{}:{}: ends with {line}", document.name, number + 1);
+                fragments.push(fragment);
+            }
             (None, Some((indentation, mut fragment))) => {
                 fragment.text += line.get(indentation..).unwrap_or_default();
                 fragment.text.push('\n');
