@@ -4,7 +4,30 @@
 //! room. Until then nobody has its chain: it is neither in flight nor in the ring. Only its number
 //! is kept, so that neither memory of the guest nor a buffer of ours waits with it.
 
+use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch};
+use crate::error::QueueError;
+use crate::ring::Ring;
 use std::collections::VecDeque;
+
+/// Pops chains again that do not lie in the ring, into a batch with those before them: `walk` walks
+/// the first one that is left, and says whether there is one. It adds up descriptors of no bytes. A
+/// chain that cannot be walked is a fault of the ring, and the last one.
+pub(crate) fn pop_again<R: Ring>(
+    ring: &mut R,
+    batch: &mut Batch,
+    max: usize,
+    mut walk: impl FnMut(&mut R, &mut Batch, &mut usize) -> Option<Result<(), QueueError>>,
+) {
+    let mut empty = 0;
+    while ring.fault().is_none()
+        && batch.entries.len() < max.min(BATCH_CHAINS)
+        && batch.slices.len() + empty < BATCH_SLICES
+        && let Some(walked) = walk(ring, batch, &mut empty)
+    {
+        walked.unwrap_or_else(|fault| ring.latch_fault(fault));
+    }
+    batch.walked = batch.slices.len() + empty;
+}
 
 /// The numbers, the oldest first: at most as many as the ring has entries.
 #[derive(Debug, Default)]

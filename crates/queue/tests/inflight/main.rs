@@ -303,10 +303,13 @@ fn features(seed: u64) -> RingFeatures {
     }
 }
 
+fn kill(seed: u64, stores: u64, again: &[u64]) -> bool {
+    kill_in(Shared::new(features(seed), 0_u16.wrapping_sub(20)), seed, stores, again)
+}
+
 /// Kills a device half before its store of this number, and the next ones before those that `again`
 /// says. Returns false if the first was through before that.
-fn kill(seed: u64, stores: u64, again: &[u64]) -> bool {
-    let mut shared = Shared::new(features(seed), 0_u16.wrapping_sub(20));
+fn kill_in(mut shared: Shared, seed: u64, stores: u64, again: &[u64]) -> bool {
     let (mut life, mut numbers) = (Life { stores }, Numbers(seed));
     let mut first = || {
         let mut back = Back::begin(&shared, &mut life)?;

@@ -2,7 +2,7 @@
 //! whatever base it is given.
 
 use super::guest::packed_base;
-use super::{Back, FOR_EVER, Life, Numbers, SIZE, Shared, features};
+use super::{Back, FOR_EVER, Life, Numbers, SIZE, Shared, features, kill_in};
 use manyring_queue::{Batch, DeviceQueue, QueueConfig, Ring, RingFeatures};
 use manyring_wire::virtqueue::DESCRIPTOR_SIZE;
 
@@ -11,33 +11,8 @@ fn shared(seed: u64, base: u16) -> Shared {
     Shared { is_trailed: true, ..Shared::new(features, base) }
 }
 
-/// Kills a device half before its store of this number, and the next ones before those that
-/// `again` says. Returns false if the first was through before that.
 fn kill(seed: u64, stores: u64, again: &[u64]) -> bool {
-    let mut shared = shared(seed, u16::try_from(seed % 32).unwrap());
-    let (mut life, mut numbers) = (Life { stores }, Numbers(seed));
-    let mut first = || {
-        let mut back = Back::begin(&shared, &mut life)?;
-        back.serve(&mut shared, &mut life, &mut numbers, 14)
-    };
-    if first().is_some() {
-        return false;
-    }
-    for stores in again.iter().copied().chain([FOR_EVER]) {
-        if numbers.below(2) == 0 {
-            shared.take();
-        }
-        let mut life = Life { stores };
-        let mut next = || {
-            let mut back = Back::begin(&shared, &mut life)?;
-            back.serve(&mut shared, &mut life, &mut numbers, 2)?;
-            back.finish(&mut shared, &mut life)
-        };
-        next();
-    }
-    let lost = &shared.waited_for;
-    assert!(lost.is_empty(), "seed {seed}, store {stores}, then {again:?}: {lost:?} are lost");
-    true
+    kill_in(shared(seed, u16::try_from(seed % 32).unwrap()), seed, stores, again)
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Chains of a packed ring that do not lie in it: set aside, owed by a former process, recorded.
 
 use super::{DeviceHalf, Kept, byte_of, counted, walk_table};
-use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
+use crate::aside::pop_again;
+use crate::chain::{Batch, Chain, Entry};
 use crate::error::QueueError;
 use crate::packed::place::{F_AVAIL, F_USED};
 use crate::ring::Ring;
@@ -69,48 +70,33 @@ impl DeviceHalf {
         if self.fault.is_some() {
             return 0;
         }
-        let (mut empty, others) = (0, self.in_flight);
-        while self.fault.is_none()
-            && has_room(batch, max, empty)
-            && let Some(slot) = self.owed.last().copied()
-        {
-            match self.walk_again(slot, batch, &mut empty) {
-                Ok(()) => {
-                    self.owed.pop();
-                    self.slots[usize::from(slot)].is_again = true;
-                    self.again += 1;
-                }
-                Err(fault) => self.latch_fault(fault),
-            }
-        }
+        let others = self.in_flight;
+        pop_again(self, batch, max, |ring, batch, empty| {
+            let slot = ring.owed.last().copied()?;
+            let walked = ring.walk_again(slot, batch, empty);
+            Some(walked.map(|()| {
+                ring.owed.pop();
+                ring.slots[usize::from(slot)].is_again = true;
+                ring.again += 1;
+            }))
+        });
         self.judge();
-        batch.walked = batch.slices.len() + empty;
         if self.features.in_order {
             self.order.note(batch, self.given, others + self.aside.count());
         }
-        if let Some(marks) = &mut self.marks {
-            marks.taken(batch);
-        }
+        self.mark_taken(batch);
         batch.entries.len()
     }
 
     /// As [`Chains::pop_aside`](crate::Chains::pop_aside).
     pub(super) fn walk_aside(&mut self, batch: &mut Batch, max: usize) -> usize {
         batch.restart(&self.memory);
-        let mut empty = 0;
-        while self.fault.is_none()
-            && has_room(batch, max, empty)
-            && let Some(slot) = self.aside.first()
-        {
-            match self.walk_again(slot, batch, &mut empty) {
-                Ok(()) => _ = self.aside.take_first(),
-                Err(fault) => self.latch_fault(fault),
-            }
-        }
-        batch.walked = batch.slices.len() + empty;
-        if let Some(marks) = &mut self.marks {
-            marks.taken(batch);
-        }
+        pop_again(self, batch, max, |ring, batch, empty| {
+            let slot = ring.aside.first()?;
+            let walked = ring.walk_again(slot, batch, empty);
+            Some(walked.map(|()| _ = ring.aside.take_first()))
+        });
+        self.mark_taken(batch);
         batch.entries.len()
     }
 
@@ -193,9 +179,7 @@ impl DeviceHalf {
                 kept.recorded = record.taken(kept.count(), kept.descs());
             }
         }
-        if let Some(marks) = &mut self.marks {
-            marks.taken(batch);
-        }
+        self.mark_taken(batch);
     }
 
     /// Puts a chain back: into the ring, or to what is owed.
@@ -273,9 +257,4 @@ impl DeviceHalf {
         self.mark_used(place);
         self.shown_from(place)
     }
-}
-
-/// True if one more chain may be popped into the batch.
-fn has_room(batch: &Batch, max: usize, empty: usize) -> bool {
-    batch.entries.len() < max.min(BATCH_CHAINS) && batch.slices.len() + empty < BATCH_SLICES
 }

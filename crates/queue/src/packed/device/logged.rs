@@ -1,6 +1,7 @@
 //! A packed ring whose front-end wants to know which pages are written (docs/design/0020).
 
 use super::{DeviceHalf, byte_of};
+use crate::chain::Batch;
 use crate::config::RingAddresses;
 use crate::packed::place::Place;
 use crate::record::marks::Marks;
@@ -22,6 +23,13 @@ impl DeviceHalf {
     /// What this process or a former one may have written of the ring.
     pub(super) fn mark_all(&self) {
         [&self.marks, &self.event_marks].into_iter().flatten().for_each(|marks| marks.wrote_all());
+    }
+
+    /// The chains of a batch are taken.
+    pub(super) fn mark_taken(&mut self, batch: &Batch) {
+        if let Some(marks) = &mut self.marks {
+            marks.taken(batch);
+        }
     }
 
     /// A chain is put back, set aside or discarded.

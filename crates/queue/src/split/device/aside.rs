@@ -1,9 +1,9 @@
 //! The chains of a split ring that were set aside: popped again, or put back.
 
 use super::DeviceHalf;
-use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
+use crate::aside::pop_again;
+use crate::chain::{Batch, Chain, Entry};
 use crate::error::QueueError;
-use crate::ring::Ring;
 use crate::walk::Walk;
 use manyring_wire::virtqueue::avail_entry;
 
@@ -11,21 +11,12 @@ impl DeviceHalf {
     /// As [`Chains::pop_aside`](crate::Chains::pop_aside).
     pub(super) fn walk_aside(&mut self, batch: &mut Batch, max: usize) -> usize {
         batch.restart(&self.memory);
-        let mut empty = 0;
-        while self.fault.is_none()
-            && batch.entries.len() < max.min(BATCH_CHAINS)
-            && batch.slices.len() + empty < BATCH_SLICES
-            && let Some(head) = self.aside.first()
-        {
-            match self.walk_again(head, batch, &mut empty) {
-                Ok(()) => _ = self.aside.take_first(),
-                Err(fault) => self.latch_fault(fault),
-            }
-        }
-        batch.walked = batch.slices.len() + empty;
-        if let Some(marks) = &mut self.marks {
-            marks.taken(batch);
-        }
+        pop_again(self, batch, max, |ring, batch, empty| {
+            let head = ring.aside.first()?;
+            let walked = ring.walk_again(head, batch, empty);
+            Some(walked.map(|()| _ = ring.aside.take_first()))
+        });
+        self.mark_taken(batch);
         batch.entries.len()
     }
 
@@ -48,7 +39,7 @@ impl DeviceHalf {
         Ok(())
     }
 
-    /// As [`Ring::leave_aside`].
+    /// As [`Ring::leave_aside`](crate::Ring::leave_aside).
     pub(super) fn forget_aside(&mut self) -> bool {
         let Some(record) = &mut self.record else { return false };
         while let Some(head) = self.aside.take_first() {

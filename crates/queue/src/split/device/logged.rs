@@ -1,6 +1,7 @@
 //! A split ring whose front-end wants to know which pages are written.
 
 use super::DeviceHalf;
+use crate::chain::Batch;
 use crate::record::marks::Marks;
 use manyring_wire::virtqueue::{RING_IDX, used_entry, used_ring_size};
 
@@ -13,6 +14,13 @@ impl DeviceHalf {
         self.is_noted = self.features.in_order || self.record.is_some() || self.marks.is_some();
         if let (true, Some(marks)) = (self.has_begun, &self.marks) {
             marks.wrote_all();
+        }
+    }
+
+    /// The chains of a batch are taken.
+    pub(super) fn mark_taken(&mut self, batch: &Batch) {
+        if let Some(marks) = &mut self.marks {
+            marks.taken(batch);
         }
     }
 

@@ -1,7 +1,8 @@
 //! A split ring that is recorded: what is owed is popped first, and each step is written down.
 
 use super::DeviceHalf;
-use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch};
+use crate::aside::pop_again;
+use crate::chain::Batch;
 use crate::error::QueueError;
 use crate::record::inflight::Inflight;
 use crate::ring::Ring;
@@ -54,33 +55,24 @@ impl DeviceHalf {
         if self.fault.is_some() {
             return 0;
         }
-        let (mut empty, in_flight) = (0, self.in_flight);
-        while self.fault.is_none()
-            && batch.entries.len() < max.min(BATCH_CHAINS)
-            && batch.slices.len() + empty < BATCH_SLICES
-            && let Some(head) = self.record.as_ref().and_then(|record| record.first_owed())
-        {
-            let popped = match self.heads.mark(head) {
-                true => self.walk_again(head, batch, &mut empty),
-                false => Err(QueueError::InFlight { head }),
-            };
-            match popped {
-                Ok(()) => {
-                    if let Some(record) = &mut self.record {
-                        record.pop_owed();
-                    }
-                }
-                Err(fault) => self.latch_fault(fault),
+        let in_flight = self.in_flight;
+        pop_again(self, batch, max, |ring, batch, empty| {
+            let head = ring.record.as_ref()?.first_owed()?;
+            if !ring.heads.mark(head) {
+                return Some(Err(QueueError::InFlight { head }));
             }
-        }
+            let walked = ring.walk_again(head, batch, empty);
+            Some(walked.map(|()| {
+                if let Some(record) = &mut ring.record {
+                    record.pop_owed();
+                }
+            }))
+        });
         self.judge();
-        batch.walked = batch.slices.len() + empty;
         if self.features.in_order {
             self.order.note(batch, self.used_idx, in_flight + self.aside.count());
         }
-        if let Some(marks) = &mut self.marks {
-            marks.taken(batch);
-        }
+        self.mark_taken(batch);
         batch.entries.len()
     }
 
@@ -95,9 +87,7 @@ impl DeviceHalf {
             let chains = batch.entries.iter().filter_map(|entry| entry.chain.as_ref());
             chains.for_each(|chain| record.taken(chain.slot()));
         }
-        if let Some(marks) = &mut self.marks {
-            marks.taken(batch);
-        }
+        self.mark_taken(batch);
     }
 
     /// As [`Ring::publish`], of a ring that notes something. Cold as well.
