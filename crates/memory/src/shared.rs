@@ -125,6 +125,20 @@ mod real {
             (low.load(Ordering::Relaxed), high.load(Ordering::Relaxed))
         }
 
+        /// Reads two 64-bit words (a descriptor), the second one first and with acquire: one check
+        /// for both.
+        #[must_use]
+        #[inline]
+        pub fn load_u64_pair_acquire(&self, offset: usize) -> (u64, u64) {
+            let words = self.at::<[u64; 2]>(offset).cast::<u64>();
+            // SAFETY: as in `load_u64_pair`; the second of the two.
+            let high = unsafe { AtomicU64::from_ptr(words.wrapping_add(1)) };
+            let high = high.load(Ordering::Acquire);
+            // SAFETY: as above; the first.
+            let low = unsafe { AtomicU64::from_ptr(words) };
+            (low.load(Ordering::Relaxed), high)
+        }
+
         /// Writes a 64-bit word (half a descriptor) without order.
         #[inline]
         pub fn store_u64(&self, offset: usize, value: u64) {

@@ -82,6 +82,12 @@ impl Words {
         }
         (self.load_u64(offset), self.load_u64(offset + 8))
     }
+    /// Reads two 64-bit words, the second one first and with acquire.
+    #[must_use]
+    pub fn load_u64_pair_acquire(&self, offset: usize) -> (u64, u64) {
+        let high = self.load_u64_acquire(offset + 8);
+        (self.load_u64_pair(offset).0, high)
+    }
     /// Reads a 64-bit word with acquire; of cells, the last one so and first.
     #[must_use]
     pub fn load_u64_acquire(&self, offset: usize) -> u64 {

@@ -93,26 +93,28 @@ pub struct DeviceHalf {
 }
 
 impl DeviceHalf {
-    /// True if the descriptor at a place is available there.
+    /// The two words of the descriptor at a place, if it is available there.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "the highest 16 bits")]
-    fn is_available(&self, place: Place) -> bool {
-        // Acquire: the chain is read after the flags of its first descriptor.
-        let high = self.areas.desc.load_u64_acquire(byte_of(place) + 8);
-        place.is_avail((high >> 48) as u16)
+    fn available_at(&self, place: Place) -> Option<(u64, u64)> {
+        // Acquire: the rest of the chain is read after the flags of its first descriptor.
+        let words = self.areas.desc.load_u64_pair_acquire(byte_of(place));
+        place.is_avail((u64::from_le(words.1) >> 48) as u16).then_some(words)
     }
 
-    /// Walks the chain at `place`. Gives its entry, and how many descriptors it has.
+    /// Walks the chain at `place`, whose first descriptor has these words. Gives its entry, and how
+    /// many descriptors it has.
     #[inline]
     fn pop_chain(
         &mut self,
-        place: Place,
+        (place, first): (Place, (u64, u64)),
         batch: &mut Batch,
         empty: &mut usize,
     ) -> Result<(Entry, u16), QueueError> {
         let slot = self.take_slot();
         let start = batch.slices.len();
-        let walked = self.walk_ring(place.at, (slot, Walk::from(start)), &mut batch.slices);
+        let walked =
+            self.walk_ring((place.at, first), (slot, Walk::from(start)), &mut batch.slices);
         let walk = match walked {
             Ok(walk) => walk,
             Err(fault) => {
@@ -135,7 +137,7 @@ impl DeviceHalf {
     #[inline]
     fn walk_ring(
         &mut self,
-        mut at: u16,
+        (mut at, mut words): (u16, (u64, u64)),
         (slot, mut walk): (u16, Walk),
         slices: &mut SliceList,
     ) -> Result<Walk, QueueError> {
@@ -143,9 +145,8 @@ impl DeviceHalf {
         let kept = &mut slots[usize::from(slot)];
         let size = *size;
         for n in 0..size - *held {
-            let (low, high) = areas.desc.load_u64_pair(usize::from(at) * DESCRIPTOR_SIZE);
-            kept.keep(n, (low, high));
-            let (desc, id) = Descriptor::parse_packed(low, high);
+            kept.keep(n, words);
+            let (desc, id) = Descriptor::parse_packed(words.0, words.1);
             if desc.is_indirect() {
                 if desc.has_next() {
                     return Err(QueueError::IndirectNext);
@@ -162,6 +163,7 @@ impl DeviceHalf {
             if at == size {
                 at = 0;
             }
+            words = areas.desc.load_u64_pair(usize::from(at) * DESCRIPTOR_SIZE);
         }
         Err(QueueError::Overfull { available: 1, in_flight: size, size })
     }
@@ -285,7 +287,7 @@ impl Ring for DeviceHalf {
         if !self.is_plain {
             return self.fault.is_none();
         }
-        self.has_more = self.is_available(self.avail);
+        self.has_more = self.available_at(self.avail).is_some();
         self.has_more
     }
 
@@ -408,14 +410,14 @@ impl Chains for DeviceHalf {
         }
         let (mut empty, in_flight, size, mut place) = (0, self.in_flight, self.size, self.avail);
         self.has_more = false;
-        while self.is_available(place) {
+        while let Some(first) = self.available_at(place) {
             if batch.entries.len() >= max.min(BATCH_CHAINS)
                 || batch.slices.len() + empty >= BATCH_SLICES
             {
                 self.has_more = true;
                 break;
             }
-            match self.pop_chain(place, batch, &mut empty) {
+            match self.pop_chain((place, first), batch, &mut empty) {
                 Ok((entry, count)) => {
                     batch.entries.push(entry);
                     place = place.add(count, size);
