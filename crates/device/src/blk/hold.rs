@@ -66,3 +66,6 @@ async fn acquire(disk: &Arc<dyn Disk>, device: &str) -> Result<(), StartError> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
