@@ -240,6 +240,18 @@ impl Guest {
         self.offer(0);
     }
 
+    /// The guest's pages of 4 KiB that the slice lies in.
+    pub fn pages(&self, slice: &GuestSlice) -> std::ops::RangeInclusive<u64> {
+        self.assert_inside(slice);
+        let bases = self.mappings.iter().zip([GUEST, GUEST + SIZE]);
+        let offsets = bases.filter_map(|(mapping, base)| {
+            let offset = slice.address().checked_sub(mapping.slice(0, 0)?.address())?;
+            (offset < mapping.size()).then_some(base + offset as u64)
+        });
+        let first = offsets.last().unwrap();
+        first / 4096..=(first + slice.len() as u64 - 1) / 4096
+    }
+
     /// Panics unless the slice lies in one of the regions.
     pub fn assert_inside(&self, slice: &GuestSlice) {
         let inside = self.mappings.iter().any(|mapping| {

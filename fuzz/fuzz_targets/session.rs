@@ -73,6 +73,7 @@ fn obey(session: &mut Session, outcome: Outcome<u32>, given: usize, refuse: bool
                 used += usize::from(fd.is_some());
             }
             Effect::BackendChannel(_) => used += 1,
+            Effect::SaveState(_) | Effect::LoadState(_) => used += 1,
             Effect::Log(log) => used += usize::from(log.is_some()),
             Effect::Inflight(region) => used += usize::from(region.is_some()),
             Effect::Memory(MemoryChange::Replace(regions)) => {
@@ -107,6 +108,6 @@ fn obey(session: &mut Session, outcome: Outcome<u32>, given: usize, refuse: bool
             let bytes = vec![0; access.size as usize];
             assert!(Reply::Config(access, bytes).emit().len() <= PAYLOAD_SIZE_MAX);
         }
-        Answer::None | Answer::Ack => {}
+        Answer::None | Answer::Ack | Answer::StateFd | Answer::CheckState { .. } => {}
     }
 }
