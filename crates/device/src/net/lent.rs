@@ -7,6 +7,7 @@
 use super::{Inner, NetDevice, State};
 use manyring_wire::net::{MacAddress, Offloads};
 use rustix::io::Errno;
+use tokio::time::{Instant, sleep_until};
 
 /// What another process serves of the device, and what that one has told.
 #[derive(Clone, Debug, Default)]
@@ -99,13 +100,24 @@ impl NetDevice {
         }
     }
 
-    /// Has the host deliver to a guest whose queues another process serves what it takes.
+    /// Has the host deliver to a guest whose queues another process serves what it takes, at the
+    /// pace of [`Self::lend_pair`]: each change takes the host's network lock as well.
     ///
     /// # Errors
-    /// `EIO`: the host refuses; the log says why.
+    /// `EINVAL`: the port delivers no such frames. `EIO`: the host refuses; the log says why.
     pub async fn lend_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
-        self.0.state().given = offloads;
-        if self.0.apply_offloads().await { Ok(()) } else { Err(Errno::IO) }
+        if offloads.guest_features() & !self.0.port.given().guest_features() != 0 {
+            return Err(Errno::INVAL);
+        }
+        if std::mem::replace(&mut self.0.state().given, offloads) == offloads {
+            return if self.0.apply_offloads().await { Ok(()) } else { Err(Errno::IO) };
+        }
+        let next = self.0.host.lock().await.next();
+        sleep_until(next).await;
+        let began = Instant::now();
+        let follows = self.0.apply_offloads().await;
+        self.0.host.lock().await.changed(began, Instant::now());
+        if follows { Ok(()) } else { Err(Errno::IO) }
     }
 
     /// The process that served the queues is gone: the host uses none of them any more.

@@ -128,3 +128,28 @@ fn a_device_offers_no_more_offloads_than_the_operator_lets_it() {
         assert_eq!(device.features() & (host | GUEST_OFFLOAD_BITS), offered, "{offload:?}");
     }
 }
+
+#[test]
+fn a_process_that_serves_the_queues_gets_what_a_guest_may_choose_and_leaves_nothing_behind() {
+    let mut guest = Guest::new(VIRTIO_F_VERSION_1);
+    guest.stop_data();
+    assert_eq!(guest.attached(), [false, false]);
+    let run = |future| guest.runtime.block_on(future);
+    let lend = |pair, attached| guest.runtime.block_on(guest.device.lend_pair(pair, attached));
+    assert_eq!((lend(1, true), lend(2, true)), (Ok(()), Err(Errno::INVAL)));
+    assert_eq!(guest.attached(), [false, true]);
+    let csum = Offloads { csum: true, ..Offloads::default() };
+    let offloads = |offloads| guest.runtime.block_on(guest.device.lend_offloads(offloads));
+    assert_eq!((offloads(csum), offloads(csum)), (Ok(()), Ok(())));
+    assert_eq!(guest.port.script().offload_calls.last(), Some(&csum));
+    // What the guest has chosen is shown, and what the operator wants is counted.
+    assert!(!guest.device.announce());
+    let shown = crate::net::Guest { mac: Some([2; 6]), announces: true, control: Some(COUNT) };
+    guest.device.show_guest(shown);
+    assert!(guest.device.announce() && guest.device.mac() == [2; 6]);
+    assert_eq!(guest.device.outside().announcements, 1);
+    run(guest.device.take_back());
+    assert_eq!(guest.attached(), [false, false]);
+    assert_eq!(guest.port.script().offload_calls.last(), Some(&Offloads::default()));
+    assert!(guest.device.mac() != [2; 6] && !guest.device.announce());
+}
