@@ -221,6 +221,21 @@ fn every_test_that_the_matrix_of_features_names_exists() {
 }
 
 #[test]
+fn every_test_that_the_guide_of_domains_names_exists() {
+    let texts = source_texts();
+    let documents = documents();
+    let guide = documents.iter().find(|document| document.name == "security.md").unwrap();
+    let rows = guide.text.lines().filter(|line| line.starts_with("| ") && line.contains("_"));
+    let last = rows.filter_map(|line| line.trim_end_matches('|').rsplit('|').next());
+    let names: Vec<_> = last.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    assert!(names.len() > 12, "{names:?}");
+    for name in names.iter().filter(|name| name.matches('_').count() > 2) {
+        let case = format!("fn {name}(");
+        assert!(texts.iter().any(|text| text.contains(&case)), "{name} is no test");
+    }
+}
+
+#[test]
 fn every_line_of_the_log_that_troubleshooting_names_is_one() {
     let texts = source_texts();
     let documents = documents();
