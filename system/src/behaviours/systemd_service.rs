@@ -28,6 +28,10 @@ tap = "mr0"
 
 const SECOND: &str = "[[blk]]\nsocket_path = '/run/manyring-two/c.sock'\nmemory = '64M'\n";
 
+/// Its control socket is the socket unit's.
+const THIRD: &str = "daemon.control = '/run/manyring-control/three.sock'\n[[blk]]\nname = 'd'\n\
+    socket_path = '/run/manyring-three/d.sock'\nmemory = '64M'\n";
+
 /// The gap between two processes is long enough to be met, and the watchdog quick.
 const DROP_IN: &str = "[Service]\nRestartSec=300ms\nWatchdogSec=2\n";
 
@@ -36,7 +40,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     root.install(&scene.stage.binary, "manyring")?;
     root.install(&scene.stage.bench, "manyring-bench")?;
     let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/systemd");
-    for unit in ["manyring.service", "manyring@.service"] {
+    for unit in ["manyring.service", "manyring@.service", "manyring@.socket"] {
         let text = std::fs::read_to_string(units.join(unit)).context(unit)?;
         root.write(&format!("etc/systemd/system/{unit}"), &text)?;
     }
@@ -44,8 +48,9 @@ fn run(scene: &Scene<'_>) -> Outcome {
     root.write("etc/systemd/system/manyring.service.d/quick.conf", DROP_IN)?;
     root.write("etc/manyring/manyring.toml", CONFIG)?;
     root.write("etc/manyring/two.toml", SECOND)?;
+    root.write("etc/manyring/three.toml", THIRD)?;
     let said = root.run(SERVICE, &scene.log("systemd.log"))?;
     std::fs::write(scene.log("said"), &said).context("said")?;
     let _ = std::fs::copy(root.at("day/journal"), scene.log("journal"));
-    kept(&said, 41)
+    kept(&said, 50)
 }

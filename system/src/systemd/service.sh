@@ -60,6 +60,15 @@ sed -i '$d' /etc/manyring/manyring.toml
 must "template" systemctl start manyring@two
 must "template's guest" manyring-bench load blkio --seconds 0.1 --socket /run/manyring-two/c.sock
 must "stop of the template" systemctl stop manyring@two
+must "socket unit verifies" sh -c '! systemd-analyze verify /etc/systemd/system/manyring@three.socket 2>&1 | grep .'
+must "socket unit" systemctl start manyring@three.socket
+must "nobody runs before somebody asks" sh -c '! systemctl -q is-active manyring@three'
+must "who asks starts the service" sh -c 'manyring stats --control /run/manyring-control/three.sock | grep -q d'
+must "its guest" manyring-bench load blkio --seconds 0.1 --socket /run/manyring-three/d.sock
+must "stop of the service" systemctl stop manyring@three
+must "the control socket still listens" sh -c 'manyring stats --control /run/manyring-control/three.sock | grep -q d'
+must "stop of both" systemctl stop manyring@three.socket manyring@three
+must "the control socket goes" test ! -e /run/manyring-control/three.sock
 must "stop" systemctl stop manyring
 must "stopped well" is Result success
 must "nothing is left" test ! -e /run/manyring -a ! -e /run/manyring-two -a ! -e /sys/class/net/mr0
