@@ -33,6 +33,7 @@ pub(crate) fn run(package: &Package) -> Outcome {
         depends: depends(&program, &scratch)?,
         program,
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        architecture: "amd64",
         compression: "xz",
     };
     let deb = deb(&contents, &scratch, &folder)?;

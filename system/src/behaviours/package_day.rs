@@ -1,5 +1,6 @@
-//! An operator's day with the Debian package, in a root that has not had it: installed, enabled, a
-//! disk added, killed, upgraded, removed, purged.
+//! An operator's day with the Debian package, in a root that has not had it: installed, enabled,
+//! disks and networks added, a limit changed, fifty changes refused and then made, looked at with
+//! `top` and metrics, killed, upgraded, removed, purged.
 
 use super::{Behaviour, Scene};
 use crate::command::{child, output};
@@ -11,7 +12,7 @@ use crate::{Context, Outcome};
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "package_day", run };
 
 fn run(scene: &Scene<'_>) -> Outcome {
-    need("the manual pages of a package", &["man-db"])?;
+    need("an operator", &["curl", "man-db"])?;
     let program = scene.file("manyring");
     output(child("strip").arg("-o").arg(&program).arg(&scene.stage.binary))?;
     let pages = scene.file("pages");
@@ -21,6 +22,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         depends: depends(&program, scene.folder.path())?,
         program,
         version: "0.1.0".to_owned(),
+        architecture: "amd64",
         compression: "gzip",
     };
     let deb = deb(&contents, scene.folder.path(), scene.folder.path())?;
@@ -29,5 +31,5 @@ fn run(scene: &Scene<'_>) -> Outcome {
     std::fs::copy(&deb, root.at("day/manyring.deb")).context(deb.display())?;
     let said = root.run(PACKAGE, &scene.log("systemd.log"))?;
     std::fs::write(scene.log("said"), &said).context("said")?;
-    kept(&said, 25)
+    kept(&said, 52)
 }

@@ -18,6 +18,8 @@ pub struct Contents {
     pub depends: String,
     /// Its version.
     pub version: String,
+    /// The machine that it runs on, as Debian names it: `amd64`, `arm64`.
+    pub architecture: &'static str,
     /// How it is packed: `xz`, or `gzip` where that is to be quick.
     pub compression: &'static str,
 }
@@ -27,15 +29,20 @@ fn source() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+const COPYRIGHT: (&str, &str, bool) =
+    ("contrib/deb/copyright", "usr/share/doc/manyring/copyright", false);
+const CHANGELOG: (&str, &str, bool) = ("CHANGELOG.md", "usr/share/doc/manyring/changelog", false);
+
 /// Files of the source, where they go, and whether they are programs.
-const FILES: [(&str, &str, bool); 14] = [
+const FILES: [(&str, &str, bool); 15] = [
     ("contrib/deb/manyring.toml", "etc/manyring/manyring.toml", false),
     ("contrib/xen/block-manyring", "etc/xen/scripts/block-manyring", true),
     ("contrib/systemd/manyring.service", "lib/systemd/system/manyring.service", false),
     ("contrib/systemd/manyring@.service", "lib/systemd/system/manyring@.service", false),
+    ("contrib/systemd/manyring@.socket", "lib/systemd/system/manyring@.socket", false),
     ("contrib/deb/sysusers.conf", "usr/lib/sysusers.d/manyring.conf", false),
-    ("contrib/deb/copyright", "usr/share/doc/manyring/copyright", false),
-    ("CHANGELOG.md", "usr/share/doc/manyring/changelog", false),
+    COPYRIGHT,
+    CHANGELOG,
     ("examples/50-manyring-blk.json", "usr/share/qemu/vhost-user/50-manyring-blk.json", false),
     ("examples/50-manyring-net.json", "usr/share/qemu/vhost-user/50-manyring-net.json", false),
     ("examples/blk.toml", "usr/share/doc/manyring/examples/blk.toml", false),
@@ -52,10 +59,7 @@ const FILES: [(&str, &str, bool); 14] = [
 /// What an operator may change, and an upgrade keeps.
 const CONFIGURATION: &str = "/etc/manyring/manyring.toml\n/etc/xen/scripts/block-manyring\n";
 
-/// Debian's name of the only machine that packages are made for.
-const ARCHITECTURE: &str = "amd64";
-
-/// Makes `manyring_VERSION_amd64.deb` in a folder; `scratch` is empty.
+/// Makes `manyring_VERSION_ARCHITECTURE.deb` in a folder; `scratch` is empty.
 ///
 /// # Errors
 /// The system's; or dpkg-deb is missing.
@@ -73,15 +77,15 @@ pub fn deb(contents: &Contents, scratch: &Path, folder: &Path) -> Outcome<PathBu
         symlink("../../bin/manyring", &link).context(link.display())?;
     }
     let licence = fs::read_to_string(source().join("LICENSE-MIT")).context("LICENSE-MIT")?;
-    let mut copyright = fs::read_to_string(source().join(FILES[5].0)).context("copyright")?;
+    let mut copyright = fs::read_to_string(source().join(COPYRIGHT.0)).context("copyright")?;
     for line in licence.lines() {
         let _ = writeln!(copyright, " {}", if line.trim().is_empty() { "." } else { line });
     }
-    fs::write(root.join(FILES[5].1), copyright).context("copyright")?;
-    output(child("gzip").args(["-9n"]).arg(root.join(FILES[6].1)))?;
+    fs::write(root.join(COPYRIGHT.1), copyright).context("copyright")?;
+    output(child("gzip").args(["-9n"]).arg(root.join(CHANGELOG.1)))?;
     control(contents, &root)?;
     fs::create_dir_all(folder).context(folder.display())?;
-    let deb = folder.join(format!("manyring_{}_{ARCHITECTURE}.deb", contents.version));
+    let deb = folder.join(format!("manyring_{}_{}.deb", contents.version, contents.architecture));
     let mut build = child("dpkg-deb");
     build
         .arg(format!("-Z{}", contents.compression))
@@ -130,13 +134,13 @@ fn control(contents: &Contents, root: &Path) -> Outcome {
     fs::create_dir_all(&folder).context("DEBIAN")?;
     let size = text(child("du").args(["-sk", "--exclude=DEBIAN"]).arg(root))?;
     let size = size.split_whitespace().next().unwrap_or("0").to_owned();
-    let Contents { version, depends, .. } = contents;
+    let Contents { version, depends, architecture, .. } = contents;
     let depends = match depends.as_str() {
         "" => "systemd".to_owned(),
         libraries => format!("{libraries}, systemd"),
     };
     let fields = format!(
-        "Package: manyring\nVersion: {version}\nArchitecture: {ARCHITECTURE}\n\
+        "Package: manyring\nVersion: {version}\nArchitecture: {architecture}\n\
          Maintainer: The Manyring authors <manyring@packages.invalid>\n\
          Installed-Size: {size}\nDepends: {depends}\nSection: admin\nPriority: optional\n\
          Description: multi-queue I/O back-end for virtual machines\n \

@@ -1,6 +1,30 @@
 # An operator's day with the package, in a root where no other one of it has been.
 control=/run/manyring/control.sock
 load() { manyring-bench load blkio --seconds 0.1 --socket /run/manyring/web.sock; }
+ask() { curl --silent --fail --max-time 60 --unix-socket $control "http://x$1"; }
+names() { ask /v1/devices | grep -o '"name":"[a-z0-9]*","kind"' | sort; }
+# What a change may not leave behind where it was refused: names, the generation, descriptors.
+state() { names; ask /v1/config | grep -c '"f[0-9]'; ls "/proc/$(systemctl show manyring -p MainPID --value)/fd" | wc -l; }
+disk() { manyring add blk --control $control --name "d$1" --socket-path "/run/manyring/d$1.sock" --memory 1M; }
+network() { manyring add net --control $control --name "n$1" --socket-path "/run/manyring/n$1.sock" --tap "mr$1"; }
+# Fifty disks more in the file; the 37th is what $1 says.
+fifty() {
+    sed '/^# fifty/,$d' /etc/manyring/manyring.toml
+    echo '# fifty'
+    for n in $(seq 50); do
+        serves="null = '1M'"
+        test "$n" != 37 || serves=$1
+        printf "[[blk]]\nname = 'f%s'\nsocket_path = '/run/manyring/f%s.sock'\n%s\n" "$n" "$n" "$serves"
+    done
+}
+rewrite() { fifty "$1" >/day/fifty && cat /day/fifty >/etc/manyring/manyring.toml; }
+# q is pressed when the disk has been seen.
+seen() { until_ grep -a -q web /day/top; printf q; }
+one_frame() {
+    : >/day/top
+    seen | TERM=xterm script -qfec "stty rows 24 cols 100; manyring top --control $control" /day/top >/dev/null
+    grep -a -q web /day/top
+}
 runs_again() { test "$(systemctl show manyring -p NRestarts --value)" = 1 && systemctl -q is-active manyring; }
 files() { find /etc /usr /var/lib/manyring /run -xdev -path /var/lib/dpkg -prune -o -iname '*manyring*' ! -name 'manyring-bench' -print 2>/dev/null; }
 
@@ -25,6 +49,25 @@ chown manyring /var/lib/manyring/web.img
 must "a disk by the API" manyring add blk --control $control --name web --socket-path /run/manyring/web.sock --blk-file /var/lib/manyring/web.img
 must "first I/O of a guest" load
 must "stats name the disk" sh -c "manyring stats --control $control | grep -q web"
+for n in 1 2 3 4 5 6 7 8 9 10; do must "disk $n" disk $n; done
+must "a network" network 1
+must "another network" network 2
+must "their interfaces are there" test -e /sys/class/net/mr1 -a -e /sys/class/net/mr2
+must "a limit is changed" manyring set --control $control d3 limit.read_iops=500 limit.write_bps=20M
+must "the limit is shown" sh -c "curl -s --unix-socket $control http://x/v1/config | grep -q '\"read_iops\":500'"
+must "metrics name the devices" sh -c "curl -s --unix-socket $control http://x/metrics | grep -q 'manyring_device_connected{device=.d3.} 0'"
+must "top draws a frame" one_frame
+state >/day/before
+must "fifty changes are written, the 37th cannot be opened" rewrite "file = '/var/lib/manyring/none.img'"
+must "the reload is refused" sh -c "! manyring reload --control $control"
+state >/day/after
+must "nothing has changed" cmp /day/before /day/after
+must "the 37th can be opened" rewrite "null = '2M'"
+must "fifty changes at once" manyring reload --control $control
+must "the fifty are there" test "$(names | wc -l)" = 63
+sed -i '/^# fifty/,$d' /etc/manyring/manyring.toml
+must "fifty go at once" manyring reload --control $control
+must "thirteen are left" test "$(names | wc -l)" = 13
 echo '# mine' >>/etc/manyring/manyring.toml
 must "reload" systemctl reload manyring
 kill -9 "$(systemctl show manyring -p MainPID --value)"
@@ -34,10 +77,12 @@ before=$(systemctl show manyring -p MainPID --value)
 must "upgrade" dpkg --force-unsafe-io -i /day/manyring.deb
 must "the new program runs" sh -c "test \$(systemctl show manyring -p MainPID --value) != $before"
 must "a guest after the upgrade, the disk was kept" load
+must "all thirteen were kept" test "$(names | wc -l)" = 13
 must "upgrade keeps the configuration" grep -q '# mine' /etc/manyring/manyring.toml
 process=$(systemctl show manyring -p MainPID --value)
 must "remove" dpkg -r manyring
 must "nothing runs" sh -c "test ! -e /proc/$process && ! systemctl -q is-active manyring"
+must "no interface is left" test ! -e /sys/class/net/mr1 -a ! -e /sys/class/net/mr2
 must "configuration stays" test -e /etc/manyring/manyring.toml
 must "purge" dpkg -P manyring
 must "image of the guest stays" test -e /var/lib/manyring/web.img
