@@ -7,6 +7,7 @@ mod cargo;
 mod demo;
 mod gate;
 mod guest_load;
+mod limits;
 mod package;
 mod readme;
 mod schemathesis;
@@ -83,6 +84,8 @@ enum Command {
     GuestRr(guest_load::GuestRr),
     /// Time small TCP writes of real guests, with and without `reclaim`.
     GuestReclaim(guest_load::GuestReclaim),
+    /// Measure what the limit of a disk lets pass, by operations and bytes; 1 % is allowed.
+    Limits(limits::Limits),
     /// Serve the disks of real Xen guests, under emulation, and try all that they do with them.
     Xen(xen::Xen),
     /// One guest of the soak: a process that the soak starts, and may kill.
@@ -170,6 +173,7 @@ fn run(command: Command) -> Outcome {
         Command::Soak { minutes, seed, tricks, .. } => soak::run(minutes, seed, tricks),
         Command::GuestRr(args) => guest_load::rr(&args),
         Command::GuestReclaim(args) => guest_load::reclaim(&args),
+        Command::Limits(limits) => limits::run(&limits),
         Command::Xen(args) => xen::run(args),
         Command::SoakGuest { words } => manyring_system::soak::run_guest(&words),
         Command::Fuzz { door, seconds } => gate::fuzz::long(door.as_deref(), seconds),
