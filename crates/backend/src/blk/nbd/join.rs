@@ -1,7 +1,7 @@
 //! `join`: a connection to the server, as far as transmission. Blocks, but no longer than it may.
 
 use super::clock::now;
-use manyring_wire::nbd::{Export, HAS_FLAGS, Handshake, Host, NbdError, Progress, Uri, Wish};
+use manyring_wire::nbd::{Export, Handshake, Host, NbdError, Progress, Uri, Wish};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -55,7 +55,6 @@ pub(super) fn join(uri: &Uri, limit: Duration) -> Result<Joined, JoinError> {
     let mut talk = Talk { socket, deadline };
     let wish = Wish { name: uri.export.clone(), tls: uri.tls };
     let export = negotiate(&mut talk, wish)?;
-    debug_assert!(export.flags & HAS_FLAGS != 0, "the negotiation has checked it");
     let Talk { socket, .. } = talk;
     rustix::io::ioctl_fionbio(&socket, false).map_err(refused)?;
     Ok(Joined { socket, export })

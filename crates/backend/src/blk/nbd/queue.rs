@@ -23,7 +23,7 @@ use super::session::Session;
 use super::watched::Watched;
 use crate::blk::{Burst, Completion, DiskQueue};
 use crate::sys::uring::{Ring, Stream};
-use manyring_wire::nbd::{COMMAND_SIZE, Command, CommandKind};
+use manyring_wire::nbd::{Command, CommandKind};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -354,7 +354,6 @@ impl Drop for NbdQueue {
         {
             let kind = CommandKind::Disconnect;
             let leave = Command { kind, flags: 0, cookie: 0, offset: 0, len: 0 }.emit();
-            debug_assert_eq!(leave.len(), COMMAND_SIZE, "without data");
             stream.out().extend(leave);
             // A server that does not take it now learns of the end by the socket's.
             let _ = stream.send_now();
