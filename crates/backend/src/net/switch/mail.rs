@@ -94,11 +94,15 @@ impl Inbox {
         }
     }
 
+    /// True if there is no room for a letter of `len` bytes.
+    pub(super) fn is_full(&self, len: usize) -> bool {
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        self.waiting() >= LETTERS_MAX || bytes + len > LETTER_BYTES_MAX
+    }
+
     /// Sender: adds a letter. False: there is no room. The caller posts [`MAIL`] then.
     pub(super) fn put(&self, letter: Letter) -> bool {
-        let waiting = self.waiting();
-        let bytes = self.bytes.load(Ordering::Relaxed);
-        if waiting >= LETTERS_MAX || bytes + letter.len() > LETTER_BYTES_MAX {
+        if self.is_full(letter.len()) {
             return false;
         }
         let Some(mut mail) = soon(&self.mail) else { return false };

@@ -322,7 +322,13 @@ impl SwitchTx {
         let own = &self.lanes[lane];
         let may_mail = own.is_empty() || !self.is_as_taken(frames, index, own.to);
         let to = own.to;
-        if may_mail {
+        if may_mail && own.inbox.is_full(HEADER_SIZE + frames.len(index)) {
+            // Before it is copied: a receiver that takes nothing must not cost its senders time.
+            if let Some(destination) = self.courier.map.get(to) {
+                destination.port.counters.dropped_full.add(1);
+            }
+            self.lanes[lane].mailed = self.lanes[lane].inbox.last();
+        } else if may_mail {
             self.mail(frames, index, (head, to, Change::None));
             self.lanes[lane].mailed = self.lanes[lane].inbox.last();
         } else {
