@@ -73,7 +73,9 @@ impl Front {
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
             };
             drop(begins.take());
-            wait.end(&made);
+            if bound.is_ok() {
+                wait.end(&made);
+            }
             let ended = match (bound, &made.part.room) {
                 (Err(error), _) => Err(error),
                 (Ok((endpoint, _kept)), Some(room)) => {
