@@ -12,6 +12,8 @@
 //! 2. **Nobody waits for the front-end.** A step takes what there is, and a pause follows. Pipes
 //!    and sockets have room for a whole state, so an honest front-end sees one step or two. What is
 //!    not over when the front-end asks has failed: it has read, or written, all that it wanted.
+//! 3. **An fd is not kept for long.** It may be, or hold, the front-end's end of the session's own
+//!    socket: as long as we have that, we do not see that the front-end has left.
 
 use manyring_device::Device;
 use manyring_engine::{ForeignFd, Janitor};
@@ -20,9 +22,12 @@ use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::{Errno, retry_on_intr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Bytes of a state at most. Those of our devices are shorter.
 const STATE_SIZE_MAX: usize = 16 << 10;
+/// Longest time from the beginning of a transfer to its end.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// First and longest pause between two steps.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
@@ -34,6 +39,7 @@ pub(super) struct Transfer {
     is_load: bool,
     is_over: bool,
     pause: Duration,
+    deadline: Instant,
 }
 
 /// Why a transfer fails.
@@ -63,9 +69,11 @@ impl Transfer {
     ) -> Result<Self, TransferError> {
         let bytes = save.map(Device::save);
         let is_load = bytes.is_none();
-        let channel = Channel { fd: Some(fd), bytes: bytes.unwrap_or_default(), at: 0 };
+        let bytes = bytes.unwrap_or_default();
+        let channel = Channel { fd: Some(fd), bytes, at: 0, is_late: false };
         let channel = Arc::new(Mutex::new(channel));
-        let mut transfer = Self { janitor, channel, is_load, is_over: false, pause: PAUSES.0 };
+        let (pause, deadline) = (PAUSES.0, Instant::now() + PATIENCE);
+        let mut transfer = Self { janitor, channel, is_load, is_over: false, pause, deadline };
         transfer.on_janitor(Channel::prepare).await?;
         transfer.step().await?;
         Ok(transfer)
@@ -100,6 +108,10 @@ impl Transfer {
             self.pause = (self.pause * 2).min(PAUSES.1);
             // What has failed fails again when the front-end asks.
             self.is_over = self.step().await.is_err() || self.is_over;
+            if !self.is_over && Instant::now() >= self.deadline {
+                let _ = self.on_janitor(Channel::give_up).await;
+                self.is_over = true;
+            }
         }
         std::future::pending().await
     }
@@ -127,6 +139,8 @@ struct Channel {
     /// What was read, or what is written, and how much of it was.
     bytes: Vec<u8>,
     at: usize,
+    /// It was closed because the transfer took too long.
+    is_late: bool,
 }
 
 impl Channel {
@@ -146,8 +160,16 @@ impl Channel {
         }
     }
 
+    fn give_up(&mut self) -> Result<(), TransferError> {
+        (self.fd, self.is_late) = (None, true);
+        Ok(())
+    }
+
     /// Writes on. True if all is written.
     fn write(&mut self) -> Result<bool, TransferError> {
+        if self.is_late {
+            return Err(TransferError::Unfinished);
+        }
         while let (Some(fd), Some(rest)) = (&self.fd, self.bytes.get(self.at..)) {
             match rest.is_empty() {
                 // Whoever reads is at the end now.
@@ -164,6 +186,9 @@ impl Channel {
 
     /// Reads on. True if all has come.
     fn read(&mut self) -> Result<bool, TransferError> {
+        if self.is_late {
+            return Err(TransferError::Unfinished);
+        }
         while let Some(fd) = &self.fd {
             if self.bytes.len() > STATE_SIZE_MAX {
                 // Whoever writes on finds that nobody reads.
@@ -179,5 +204,30 @@ impl Channel {
             }
         }
         if self.bytes.len() > STATE_SIZE_MAX { Err(TransferError::TooLong) } else { Ok(true) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use manyring_engine::{Origin, Room};
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    /// The clock goes on by itself while everybody waits for it.
+    #[tokio::test(start_paused = true)]
+    async fn an_fd_is_closed_when_its_transfer_takes_too_long() {
+        let janitor = Arc::new(Janitor::of("test"));
+        let origin = Origin::new(janitor.clone());
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let theirs = origin.adopt(reader, &mut Room::none());
+        let began = Instant::now();
+        let mut transfer = Transfer::begin(janitor.clone(), theirs, None).await.unwrap();
+        rustix::io::write(&writer, b"a part").unwrap();
+        assert!(tokio::time::timeout(2 * PATIENCE, transfer.go_on()).await.is_err());
+        janitor.idle().await;
+        assert_eq!(rustix::io::write(&writer, b"another"), Err(Errno::PIPE));
+        drop(writer);
+        assert_eq!(transfer.end().await, Err(TransferError::Unfinished));
+        assert!(began.elapsed() >= PATIENCE);
     }
 }
