@@ -5,14 +5,14 @@
 
 mod front;
 
-use front::{Asked, Front, STATE, doorbell, memory};
+use front::{Asked, Front, PATIENCE, STATE, doorbell, memory};
 use manyring_wire::vhost_user::{
     STATE_FAILED, STATE_LOAD, STATE_NO_FD, STATE_SAVE, STATE_STOPPED, StateTransfer,
 };
 use manyring_wire::virtio::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, seek};
-use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -35,6 +35,12 @@ fn pipe() -> (File, OwnedFd) {
 fn sockets() -> (UnixStream, OwnedFd) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     (ours, theirs.into())
+}
+
+/// True as soon as nobody reads any more: the device's janitor closes what it was given.
+fn has_no_reader(writer: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(writer, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec::try_from(PATIENCE).unwrap())) == Ok(1)
 }
 
 impl Front {
@@ -125,7 +131,7 @@ fn a_state_without_an_end_too_long_or_from_nowhere_is_not_taken() {
     assert_eq!(front.begins(LOAD, reader.into()), STATE_NO_FD);
     rustix::io::write(&writer, STATE).unwrap();
     assert_eq!(front.check(), STATE_FAILED);
-    assert_eq!(rustix::io::write(&writer, STATE), Err(Errno::PIPE), "nobody reads any more");
+    assert!(has_no_reader(&writer));
     // A state that is too long, and whose writer waits for its reader.
     let (reader, writer) = pipe();
     assert_eq!(front.begins(LOAD, reader.into()), STATE_NO_FD);
