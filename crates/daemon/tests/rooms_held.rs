@@ -28,7 +28,13 @@ struct Loop(PathBuf);
 impl Loop {
     fn over(file: &Path) -> Self {
         std::fs::File::create(file).unwrap().set_len(16 << 20).unwrap();
-        Self(run(&format!("losetup --show -f {}", file.display())).into())
+        let free = run("losetup -f");
+        // A container has nodes for the first few alone.
+        if let (false, Some(number)) = (Path::new(&free).exists(), free.strip_prefix("/dev/loop")) {
+            run(&format!("mknod {free} b 7 {number}"));
+        }
+        run(&format!("losetup {free} {}", file.display()));
+        Self(free.into())
     }
 }
 

@@ -334,7 +334,9 @@ impl Room {
                 }
                 _ = pidfd.readable() => return "its process has ended".to_owned(),
                 () = question.patience(), if question.asked.is_some() => {
-                    return "it does not answer".to_owned();
+                    if question.is_over() {
+                        return "it does not answer".to_owned();
+                    }
                 }
                 () = is(&mut state, State::Ending) => {
                     return "it was told to".to_owned();
@@ -403,6 +405,8 @@ impl Room {
 struct Question {
     /// The number of the last one, and since when no answer has come.
     asked: Option<(u64, Instant)>,
+    /// An answer was waited for in vain once.
+    is_late: bool,
 }
 
 impl Question {
@@ -418,14 +422,22 @@ impl Question {
     fn hear(&mut self, heard: &Heard) {
         if let (Heard::Counted { number }, Some((last, _))) = (heard, self.asked) {
             self.asked = (*number != last).then(|| (last, Instant::now()));
+            self.is_late = false;
         }
     }
 
-    /// Returns when an answer has been waited for long enough.
+    /// Returns when an answer has been waited for half as long as it may take.
     async fn patience(&self) {
         if let Some((_, since)) = self.asked {
-            sleep_until(since + PATIENCE).await;
+            sleep_until(since + PATIENCE / 2).await;
         }
+    }
+
+    /// True after both halves. If both processes were frozen together, the house may go on first:
+    /// the room has the second half to answer.
+    fn is_over(&mut self) -> bool {
+        self.asked = self.asked.map(|(number, _)| (number, Instant::now()));
+        std::mem::replace(&mut self.is_late, true)
     }
 }
 
