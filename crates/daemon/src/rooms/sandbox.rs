@@ -166,9 +166,9 @@ const CALLS: &[i64] = &[
 /// and how a block device is divided and erased. Nothing may be asked of the queues of a tap, of
 /// which one request would give the interface another owner.
 const REQUESTS: &[u64] = &[
-    libc::TCGETS,
-    libc::FIONBIO,
-    libc::FIOCLEX,
+    0x5401, // TCGETS
+    0x5421, // FIONBIO
+    0x5451, // FIOCLEX
     0x1268, // BLKSSZGET
     0x127b, // BLKPBSZGET
     0x127d, // BLKSECDISCARD
