@@ -26,6 +26,8 @@ pub(super) struct Delivery {
     pub(super) posted: Posted,
     /// Bytes of the frame that stays with its port until more buffers are posted; 0: none stays.
     pub(super) lacking: usize,
+    /// Frames that a port lends are taken by as many at once.
+    pub(super) lent_max: usize,
     /// What the present turn adds to the counters.
     pub(super) tally: Tally,
     /// How many pieces of the guest's buffers the present turn has filled. Frames that
@@ -128,21 +130,21 @@ impl Delivery {
         self.pieces_filled >= TURN_PIECES
     }
 
-    /// Takes frames that a port lends: `max` of them, or fewer if the turn is over or buffers
-    /// are too few. Returns how many frames the port may have back.
+    /// Takes frames that a port lends: [`Self::lent_max`] of them, or fewer if the turn is over
+    /// or buffers are too few. Returns how many frames the port may have back.
     #[inline]
     pub(super) fn take_group(
         &mut self,
         queue: &mut impl Chains,
         stats: &QueueStats,
-        (frames, max): (&Frames, usize),
+        frames: &Frames,
         progress: &mut Progress,
     ) -> usize {
         self.lacking = 0;
         let takes_csum = self.rules.given.csum;
         let is_short = self.posted.header_size() != HEADER_SIZE;
         let plain_max = if is_short { 0 } else { self.rules.plain_max() };
-        let count = frames.count().min(max);
+        let count = frames.count().min(self.lent_max);
         for index in 0..count {
             if progress.is_over() || self.is_spent() {
                 return index;

@@ -207,14 +207,43 @@ impl Posted {
         len: usize,
         takes_csum: bool,
     ) -> bool {
-        let (header, head, payload) = match frame {
-            [header, payload] => (header, None, payload),
-            // A frame of another guest, whose first bytes were copied when they were checked.
-            [header, head, payload] => (header, Some(head), payload),
-            _ => return false,
+        let [header, payload] = frame else {
+            return self.push_headed(queue, frame, len, takes_csum);
         };
+        self.push_one(queue, header, HEADER_SIZE + len, takes_csum, |target| {
+            target.copy_from(payload);
+        })
+    }
+
+    /// The same for a frame of another guest, whose first bytes were copied when they were checked:
+    /// they lie apart from the rest.
+    #[inline(never)]
+    fn push_headed(
+        &mut self,
+        queue: &mut impl Chains,
+        frame: &[GuestSlice<'_>],
+        len: usize,
+        takes_csum: bool,
+    ) -> bool {
+        let [header, head, payload] = frame else { return false };
+        self.push_one(queue, header, HEADER_SIZE + len, takes_csum, |target| {
+            let copied = target.copy_from(head);
+            target.split_at(copied).1.copy_from(payload);
+        })
+    }
+
+    /// Writes `header`, and by `write` what is behind it, to the first buffer, and returns that.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as in `push_frame`")]
+    fn push_one(
+        &mut self,
+        queue: &mut impl Chains,
+        header: &GuestSlice<'_>,
+        size: usize,
+        takes_csum: bool,
+        write: impl FnOnce(GuestSlice<'_>),
+    ) -> bool {
         let Some(buffer) = self.buffers.front_mut() else { return false };
-        let size = HEADER_SIZE + len;
         if buffer.pieces != 1 || size > buffer.size {
             return false;
         }
@@ -223,11 +252,7 @@ impl Posted {
         let Some(target) = self.pieces.piece(0) else { return false };
         let Some(chain) = buffer.chain.take() else { return false };
         target[0].write_array(&bytes);
-        let mut behind = target[0].split_at(HEADER_SIZE).1;
-        if let Some(head) = head {
-            behind = behind.split_at(behind.copy_from(head)).1;
-        }
-        behind.copy_from(payload);
+        write(target[0].split_at(HEADER_SIZE).1);
         self.size -= buffer.size;
         self.buffers.drop_front(1);
         self.pieces.drop_front(1);

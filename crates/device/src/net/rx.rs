@@ -96,7 +96,14 @@ impl NetRx {
         let posted = Posted::new(is_mergeable, ring_size);
         Ok(Self {
             port,
-            to: Delivery { rules, posted, lacking: 0, tally: Tally::default(), pieces_filled: 0 },
+            to: Delivery {
+                rules,
+                posted,
+                lacking: 0,
+                lent_max: FRAMES_MAX,
+                tally: Tally::default(),
+                pieces_filled: 0,
+            },
             live: None,
             gate: None,
             limit: None,
@@ -204,15 +211,14 @@ impl NetRx {
                     queue.publish();
                 }
                 Incoming::Lent(frames) => {
-                    self.lends = true;
+                    if !std::mem::replace(&mut self.lends, true) {
+                        // Lent frames take the buffers that were offered to a read before.
+                        self.offered = Offered::default();
+                    }
                     if frames.count() == 0 {
                         break;
                     }
-                    // These frames take the buffers that were offered to a read before.
-                    self.offered = Offered::default();
-                    // A limit counts before each frame.
-                    let max = if self.gate.is_some() { 1 } else { FRAMES_MAX };
-                    let taken = self.to.take_group(queue, stats, (frames, max), &mut progress);
+                    let taken = self.to.take_group(queue, stats, frames, &mut progress);
                     queue.publish();
                     self.port.release(taken);
                     if taken == 0 {

@@ -2,7 +2,7 @@
 
 use super::NetRx;
 use crate::net::Turn;
-use manyring_backend::net::GROUP_FRAMES;
+use manyring_backend::net::{FRAMES_MAX, GROUP_FRAMES};
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Limit, Way};
 use manyring_queue::Chains;
@@ -27,7 +27,9 @@ impl NetRx {
     /// Takes the limit as it is now.
     pub(crate) fn take_limit(&mut self) {
         self.gate = self.limit.as_ref().and_then(Limit::gate);
-        self.group_max = if self.gate.is_some() { 1 } else { GROUP_FRAMES };
+        let is_limited = self.gate.is_some();
+        self.group_max = if is_limited { 1 } else { GROUP_FRAMES };
+        self.to.lent_max = if is_limited { 1 } else { FRAMES_MAX };
     }
 
     /// True if there is a limit.
