@@ -13,7 +13,7 @@ use manyring_memory::{
     DirtyLog, DirtyPages, GuestMemory, LOG_PAGE, Mapping, RegionSpec, fence_full,
     install_sigbus_handler,
 };
-use manyring_queue::{Batch, Chain, Chains, DeviceQueue, Ring};
+use manyring_queue::{Batch, Chain, DeviceQueue};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::collections::BTreeSet;
