@@ -233,11 +233,11 @@ impl Guest {
     }
 
     /// Adds a chain to a ring, if there is room. By an indirect table every second time, where the
-    /// driver may; always in a packed ring, of which each descriptor is used then.
+    /// driver may.
     pub(crate) fn add(&mut self, lane: usize, readable: &[(u64, u32)], writable: &[(u64, u32)]) {
         let queue = self.lanes[lane].vring.queue();
         let fits = usize::from(queue.free_count()) >= readable.len() + writable.len();
-        let added = if self.ring.indirect && (self.ring.packed || self.numbers.below(2) == 0) {
+        let added = if self.ring.indirect && self.numbers.below(2) == 0 {
             let len = DESCRIPTOR_SIZE * (readable.len() + writable.len());
             let addr = self.give(len as u64);
             let words = self.arena.words(addr, len, DESC_ALIGN).unwrap();

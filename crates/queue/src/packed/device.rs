@@ -218,13 +218,18 @@ impl DeviceHalf {
     }
 
     /// A ring that goes on at its first descriptor, on an even lap, has the base 0. So has a new
-    /// one if its front-end does not know that packed rings begin on an odd lap (UML). The
-    /// ring tells: its first descriptor was used on the lap before, or never.
+    /// one if its front-end does not know that packed rings begin on an odd lap (UML). The ring
+    /// tells: of one that has been all the way round, a descriptor was used on the lap before, and
+    /// has that flag still when it is available again. That need not be the first descriptor: it
+    /// may have been a later one of its chain, of which the device uses none.
     #[cold]
     #[allow(clippy::cast_possible_truncation, reason = "the highest 16 bits")]
     fn judge_lap(&mut self) {
-        let flags = (self.areas.desc.load_u64_acquire(8) >> 48) as u16;
-        let wrap = flags & F_USED == 0;
+        let flags = |at: u16| {
+            let high = self.areas.desc.load_u64_acquire(byte_of(Place { at, wrap: false }) + 8);
+            (high >> 48) as u16
+        };
+        let wrap = (0..self.size).all(|at| flags(at) & F_USED == 0);
         (self.avail, self.used) = (Place { at: 0, wrap }, Place { at: 0, wrap });
     }
 
