@@ -4,7 +4,10 @@ load() { manyring-bench load blkio --seconds 0.1 --socket /run/manyring/web.sock
 ask() { curl --silent --fail --max-time 60 --unix-socket $control "http://x$1"; }
 names() { ask /v1/devices | grep -o '"name":"[a-z0-9]*","kind"' | sort; }
 # What a change may not leave behind where it was refused: names, the generation, descriptors.
-state() { names; ask /v1/config | grep -c '"f[0-9]'; ls "/proc/$(systemctl show manyring -p MainPID --value)/fd" | wc -l; }
+state() { names; ask /v1/config | grep -c '"f[0-9]'; }
+descriptors() { ls "/proc/$(systemctl show manyring -p MainPID --value)/fd" | wc -l; }
+# What the refused change had opened is closed beside the answer to it.
+none_is_left() { test "$(descriptors)" -le "$open"; }
 disk() { manyring add blk --control $control --name "d$1" --socket-path "/run/manyring/d$1.sock" --memory 1M; }
 network() { manyring add net --control $control --name "n$1" --socket-path "/run/manyring/n$1.sock" --tap "mr$1"; }
 # Fifty disks more in the file; the 37th is what $1 says.
@@ -58,10 +61,12 @@ must "the limit is shown" sh -c "curl -s --unix-socket $control http://x/v1/conf
 must "metrics name the devices" sh -c "curl -s --unix-socket $control http://x/metrics | grep -q 'manyring_device_connected{device=.d3.} 0'"
 must "top draws a frame" one_frame
 state >/day/before
+open=$(descriptors)
 must "fifty changes are written, the 37th cannot be opened" rewrite "file = '/var/lib/manyring/none.img'"
 must "the reload is refused" sh -c "! manyring reload --control $control"
 state >/day/after
 must "nothing has changed" cmp /day/before /day/after
+must "no descriptor is left" until_ none_is_left
 must "the 37th can be opened" rewrite "null = '2M'"
 must "fifty changes at once" manyring reload --control $control
 must "the fifty are there" test "$(names | wc -l)" = 63
