@@ -112,14 +112,11 @@ fn few_calls() -> Result<(), String> {
     let mut calls: BTreeMap<i64, Vec<_>> =
         CALLS.iter().chain(OLD_CALLS).map(|call| (*call, Vec::new())).collect();
     for request in REQUESTS {
-        let (size, equals) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
-        let is_it = SeccompCondition::new(1, size, equals, *request).and_then(|is_it| {
-            let rule = SeccompRule::new(vec![is_it])?;
-            calls.entry(libc::SYS_ioctl).or_default().push(rule);
-            Ok(())
-        });
-        is_it.map_err(|error| failed(&error))?;
+        let rule = rule(&[(1, *request)]).map_err(|error| failed(&error))?;
+        calls.entry(libc::SYS_ioctl).or_default().push(rule);
     }
+    let of_diag = rule(&SOCK_DIAG).map_err(|error| failed(&error))?;
+    calls.insert(libc::SYS_socket, vec![of_diag]);
     #[allow(clippy::cast_sign_loss, reason = "the number of an error is small")]
     let refused = SeccompAction::Errno(libc::EPERM as u32);
     let machine =
@@ -128,6 +125,20 @@ fn few_calls() -> Result<(), String> {
     let program: BpfProgram = filter.and_then(TryInto::try_into).map_err(|error| failed(&error))?;
     seccompiler::apply_filter(&program).map_err(|error| failed(&error))
 }
+
+/// A call whose arguments, by their index, have these values.
+fn rule(arguments: &[(u8, u64)]) -> Result<SeccompRule, seccompiler::BackendError> {
+    let (size, equals) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
+    let conditions = arguments
+        .iter()
+        .map(|(index, value)| SeccompCondition::new(*index, size.clone(), equals.clone(), *value));
+    SeccompRule::new(conditions.collect::<Result<_, _>>()?)
+}
+
+/// The only socket that is made: one by which the kernel says which sockets are two ends of one
+/// (`NETLINK_SOCK_DIAG`), so that a session's own socket is taken for no doorbell. It tells no more
+/// than /proc does, and changes nothing without a capability.
+const SOCK_DIAG: [(u8, u64); 2] = [(0, 16), (2, 4)];
 
 /// What a process that serves disks calls: what its workers, its janitors, the disks' own threads
 /// and the control thread were seen to call, and what the C library or the runtime may call in
@@ -141,7 +152,8 @@ const CALLS: &[i64] = &[
     libc::SYS_exit, libc::SYS_exit_group, libc::SYS_fallocate, libc::SYS_fcntl,
     libc::SYS_fdatasync, libc::SYS_fstat, libc::SYS_fstatfs, libc::SYS_fsync, libc::SYS_ftruncate,
     libc::SYS_futex, libc::SYS_getcpu, libc::SYS_getdents64, libc::SYS_getegid, libc::SYS_geteuid,
-    libc::SYS_getgid, libc::SYS_getpid, libc::SYS_getrandom, libc::SYS_getrusage,
+    libc::SYS_getgid, libc::SYS_getpeername, libc::SYS_getpid, libc::SYS_getrandom,
+    libc::SYS_getrusage,
     libc::SYS_getsockname, libc::SYS_getsockopt, libc::SYS_gettid, libc::SYS_getuid,
     libc::SYS_io_uring_enter, libc::SYS_io_uring_register, libc::SYS_io_uring_setup,
     libc::SYS_kcmp, libc::SYS_lseek, libc::SYS_madvise, libc::SYS_membarrier,
@@ -194,7 +206,7 @@ const OLD_CALLS: &[i64] = &[];
 
 /// Tries what a room must not be able to do, and says what came of it, a line each.
 pub(crate) fn tried() -> String {
-    use rustix::net::{AddressFamily, SocketType, socket};
+    use rustix::net::{AddressFamily, SocketType, netlink, socket};
     let mut said = String::new();
     let mut say = |what, result: Result<(), std::io::Error>| {
         let result =
@@ -207,6 +219,12 @@ pub(crate) fn tried() -> String {
     say("look into the system", open("/proc/self/status"));
     let made = socket(AddressFamily::INET, SocketType::STREAM, None);
     say("make a socket", made.map(drop).map_err(Into::into));
+    let diag = (AddressFamily::NETLINK, SocketType::RAW, Some(netlink::SOCK_DIAG));
+    let made = socket(diag.0, diag.1, diag.2);
+    say("ask which sockets are two ends", made.map(drop).map_err(Into::into));
+    // NETLINK_ROUTE, which is 0.
+    let routes = socket(AddressFamily::NETLINK, SocketType::RAW, None);
+    say("ask for interfaces", routes.map(drop).map_err(Into::into));
     let started = std::process::Command::new("/proc/self/exe").arg("--version").spawn();
     say("start a program", started.and_then(|mut child| child.wait()).map(drop));
     // ENOTTY from what is no tap, and another error from who may not ask.
