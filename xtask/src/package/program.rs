@@ -21,6 +21,8 @@ pub(super) struct Program {
     /// The target, as rustc names it.
     target: &'static str,
     packages: &'static [&'static str],
+    /// The profile of cargo, if it has one of its own.
+    profile: Option<&'static str>,
     /// Who links it, and the variable that tells cargo so.
     linker: Option<(&'static str, &'static str)>,
     strip: &'static str,
@@ -28,13 +30,19 @@ pub(super) struct Program {
 
 impl Program {
     /// It needs no library, so that it runs on any Linux of this machine.
-    pub(super) const STATIC: Self =
-        Self { target: "x86_64-unknown-linux-musl", packages: &[], linker: None, strip: "strip" };
+    pub(super) const STATIC: Self = Self {
+        target: "x86_64-unknown-linux-musl",
+        packages: &[],
+        profile: Some("static"),
+        linker: None,
+        strip: "strip",
+    };
 
     /// For 64-bit ARM.
     pub(super) const ARM64: Self = Self {
         target: "aarch64-unknown-linux-gnu",
         packages: &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
+        profile: None,
         linker: Some(("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")),
         strip: "aarch64-linux-gnu-strip",
     };
@@ -42,6 +50,7 @@ impl Program {
     /// Builds and strips it, and gives the path back.
     pub(super) fn build(&self, profile: &str, to: &Path) -> Outcome<PathBuf> {
         need(self.target, self.packages)?;
+        let profile = self.profile.unwrap_or(profile);
         see(command("rustup").args(["target", "add", self.target]))?;
         let mut build = cargo(&["build", "--package", "manyring-daemon", "--profile", profile]);
         build.args(["--target", self.target]).envs(self.linker);
