@@ -58,6 +58,8 @@ while [ -b /dev/vdb ]; do
     tries=$((tries + 1))
     sleep 0.1
 done
+# libvirt has more to say to QEMU: the machine stays until the host tells, by the disk's size.
+until [ "$(blockdev --getsize64 $DISK)" = $((112 << 20)) ]; do sleep 0.1; done
 "#;
 
 /// The name of the disk that is plugged in.
@@ -102,6 +104,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let disk = killed_and_grown(disk, &image)?;
     guest.reach("unplug", LIMIT)?;
     guest.change_by_libvirt("detach-device", &plugged)?;
+    grow(&disk, &image, 112)?;
     guest.finish(LIMIT)?;
     network.remove(PLUGGED)?;
     let mut found = vec![0; 65536];
@@ -134,10 +137,15 @@ fn killed_and_grown(disk: Daemon, image: &Path) -> Outcome<Daemon> {
     let socket = options.socket();
     let disk = Daemon::start(options, &socket)?;
     wait_for("the guest's requests", LIMIT, || Ok((sum(&disk, "requests")? > 0).then_some(())))?;
-    let file = OpenOptions::new().write(true).open(image).context(image.display())?;
-    file.set_len(96 << 20).context(image.display())?;
-    disk.resize("blk0")?;
+    grow(&disk, image, 96)?;
     Ok(disk)
+}
+
+/// Makes the disk larger, and tells its guest.
+fn grow(disk: &Daemon, image: &Path, mib: u64) -> Outcome {
+    let file = OpenOptions::new().write(true).open(image).context(image.display())?;
+    file.set_len(mib << 20).context(image.display())?;
+    disk.resize("blk0")
 }
 
 /// A counter of all queues together.
