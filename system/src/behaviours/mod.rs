@@ -30,6 +30,7 @@ mod qemu_net_four_pairs;
 mod qemu_net_legacy;
 mod qemu_net_survives;
 mod qemu_packed_rings;
+mod qemu_room_dies;
 mod qemu_survives_daemon_sigkill;
 mod qemu_survives_sigkills_under_load;
 mod qemu_under_libvirt;
@@ -126,6 +127,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_four_queues::BEHAVIOUR,
     qemu_under_libvirt::BEHAVIOUR,
     qemu_net_survives::BEHAVIOUR,
+    qemu_room_dies::BEHAVIOUR,
     qemu_migrates_between_daemons::BEHAVIOUR,
     qemu_net_four_pairs::BEHAVIOUR,
     qemu_net_legacy::BEHAVIOUR,
