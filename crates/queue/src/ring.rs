@@ -65,7 +65,7 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
     }
 
     /// Leaves the chains that are set aside to the next process, which finds them in the ring's
-    /// record. False, and nothing is changed, if the ring has none.
+    /// record. False, and nothing is changed, if the ring has none, or gives chains back in order.
     fn leave_aside(&mut self) -> bool {
         false
     }

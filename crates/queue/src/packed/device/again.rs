@@ -130,7 +130,8 @@ impl DeviceHalf {
 
     /// As [`Ring::leave_aside`].
     pub(super) fn forget_aside(&mut self) -> bool {
-        if self.record.is_none() {
+        // Behind a chain that is left out, no other one could go back in order.
+        if self.record.is_none() || self.features.in_order {
             return false;
         }
         while let Some(slot) = self.aside.take_first() {

@@ -41,7 +41,10 @@ impl DeviceHalf {
 
     /// As [`Ring::leave_aside`](crate::Ring::leave_aside).
     pub(super) fn forget_aside(&mut self) -> bool {
-        let Some(record) = &mut self.record else { return false };
+        // Behind a chain that is left out, no other one could go back in order.
+        let Some(record) = self.record.as_mut().filter(|_| !self.features.in_order) else {
+            return false;
+        };
         while let Some(head) = self.aside.take_first() {
             self.heads.clear(head);
             record.forget(head);
