@@ -145,7 +145,7 @@ impl DeviceHalf {
         let kept = &mut slots[usize::from(slot)];
         let size = *size;
         for n in 0..size - *held {
-            kept.keep(n, words);
+            kept.keep(n, words.0, words.1);
             let (desc, id) = Descriptor::parse_packed(words.0, words.1);
             if desc.is_indirect() {
                 if desc.has_next() {

@@ -28,7 +28,7 @@ impl DeviceHalf {
             let mut kept = Kept::default();
             kept.recorded = recorded;
             for (n, (low, high)) in (0..).zip(descs) {
-                kept.keep(n, (low, high));
+                kept.keep(n, low, high);
                 kept.end(n + 1, Descriptor::parse_packed(low, high).1);
             }
             self.held += kept.count();

@@ -23,19 +23,20 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Keeps the descriptor `n` of the chain. They come in their order.
+    /// Keeps the descriptor `n` of the chain, whose two words are `low` and `high`. The caller
+    /// gives the descriptors in the order of the chain.
     #[inline]
-    pub(super) fn keep(&mut self, n: u16, words: (u64, u64)) {
+    pub(super) fn keep(&mut self, n: u16, low: u64, high: u64) {
         match self.few.get_mut(usize::from(n)) {
-            Some(place) => *place = words,
-            None => self.keep_more(n, words),
+            Some(place) => *place = (low, high),
+            None => self.keep_more(n, low, high),
         }
     }
 
     #[cold]
-    fn keep_more(&mut self, n: u16, words: (u64, u64)) {
+    fn keep_more(&mut self, n: u16, low: u64, high: u64) {
         self.more.truncate(usize::from(n) - FEW);
-        self.more.push(words);
+        self.more.push((low, high));
     }
 
     /// The chain has `count` descriptors, and this id.

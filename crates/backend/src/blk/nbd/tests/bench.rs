@@ -67,9 +67,9 @@ impl Bench {
         self.start_from(0, requests);
     }
 
-    /// Starts a request with this token.
-    pub(super) fn start_as(&mut self, token: u32, request: (Op, u64, u64)) {
-        self.start_from(token, &[request]);
+    /// Starts a request of `len` bytes at `offset` with this token.
+    pub(super) fn start_as(&mut self, token: u32, op: Op, offset: u64, len: u64) {
+        self.start_from(token, &[(op, offset, len)]);
     }
 
     fn start_from(&mut self, first: u32, requests: &[(Op, u64, u64)]) {

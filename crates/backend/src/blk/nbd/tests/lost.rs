@@ -117,7 +117,7 @@ fn the_last_request_of_a_queue_that_stops_stays_while_the_kernel_sends() {
     bench.start(&[(WRITE, 0, 256 << 10)]);
     bench.until(|bench| bench.disk.connections()[0].bytes_received == 16);
     assert!(bench.done.is_empty(), "its completion is held back");
-    bench.start_as(1, (Op::Read, 512, 512));
+    bench.start_as(1, Op::Read, 512, 512);
     assert_eq!(bench.done.len(), 1, "another one stays behind");
     assert!(!bench.queue.recall(1, None), "the kernel would be left with an entry");
     server.open_gate();
