@@ -375,8 +375,9 @@ pub(crate) fn serve_without_data(
 }
 
 /// Zeroes or discards a range. A block device that another process holds refuses a range of which
-/// the page cache has bytes that are not written yet (`EBUSY`): they are written first. The guest
-/// that goes on writing there meanwhile does not get what it asks for, and no other harm.
+/// the page cache has bytes that are not written yet (`EBUSY`), so the image is synced and the
+/// range tried again. A guest that goes on writing to the range meanwhile may make every try fail;
+/// it then gets `EBUSY`, and its data stay as they are.
 fn change_range(
     image: &Image,
     mode: FallocateFlags,

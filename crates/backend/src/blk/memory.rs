@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug)]
 pub struct MemoryDisk {
     storage: Arc<Mapping>,
-    /// The same disk for another process, once one has been given it: then nobody uses `storage`.
+    /// The file in memory that holds the disk once it was given to another process. From then on
+    /// that process serves the disk from the file, and this one no longer uses `storage`.
     given: Mutex<Option<OwnedFd>>,
 }
 
@@ -30,7 +31,7 @@ impl MemoryDisk {
     /// A disk that another process keeps, in the file that its [`Disk::hand_memory`] gave.
     ///
     /// # Errors
-    /// [`MemoryError`]: the file is none in memory, shorter than the disk, or cannot be mapped.
+    /// [`MemoryError`]: `file` does not lie in memory, is shorter than `size`, or cannot be mapped.
     pub fn handed(file: impl AsFd, size: u64) -> Result<Self, MemoryError> {
         Ok(Self { storage: Arc::new(Mapping::of_file(file, 0, size)?), given: Mutex::default() })
     }

@@ -97,7 +97,8 @@ impl Asked {
         self.written == 0 && self.open == 0 && !self.is_written && !self.is_flush
     }
 
-    /// What is not written, of which `piece` bytes at most.
+    /// The next command of the request: the bytes for which no command was written yet, `piece` of
+    /// them at most.
     pub(super) fn rest(&self, piece: u64) -> Part {
         let kind = match self.op {
             _ if self.is_flush => CommandKind::Flush,

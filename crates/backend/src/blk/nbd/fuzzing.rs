@@ -1,4 +1,5 @@
-//! What a server answers to a few requests, for `fuzz/` and a test here.
+//! Feeds a session with a few requests the bytes that a server might answer with. The fuzz door
+//! `nbd` and a property test of this crate use it.
 
 use super::session::Session;
 use crate::blk::{Burst, Op};

@@ -7,7 +7,7 @@ use manyring_wire::nbd::{Chunk, ChunkKind, CommandKind, ErrorHead, Hole, NbdErro
 /// Chunks of errors in one reply at most; a sound server sends one.
 const ERRORS_MAX: u32 = 16;
 
-/// What the next bytes are.
+/// Which part of a reply the next bytes of the stream belong to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Incoming {
     /// The head of a reply.
@@ -15,11 +15,11 @@ pub(super) enum Incoming {
     Head,
     /// Data of a read, for the bytes from `at` of its request on.
     Data { cookie: u64, at: u64, left: u32, is_last: bool },
-    /// What nobody reads: an error's message.
+    /// The message of an error, which is skipped.
     Rest { cookie: u64, left: u32, is_last: bool },
 }
 
-/// What a look at the bytes has found.
+/// How many bytes [`Incoming::next`] has taken, and what they mean for the reply.
 #[derive(Debug)]
 pub(super) struct Next {
     pub(super) consumed: usize,

@@ -24,10 +24,11 @@ pub enum JoinError {
     /// The connection has ended, or has been silent for too long, before transmission.
     #[error("has not negotiated: {0}")]
     Silent(io::Error),
-    /// What it has said.
+    /// The server has sent something that the protocol does not allow, or has refused the export.
     #[error(transparent)]
     Nbd(#[from] NbdError),
-    /// What it offers is no disk that can be served, or not the one that the guest was told.
+    /// The server's export cannot be served as a disk, or differs from the disk that the guest was
+    /// told of when it began.
     #[error("{0}")]
     Disk(String),
 }
