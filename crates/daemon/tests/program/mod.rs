@@ -65,7 +65,9 @@ pub(crate) fn fetch(
 }
 
 fn exchange(mut stream: impl Read + Write, head: &str, body: &str) -> (u16, String, Vec<u8>) {
-    write!(stream, "{head}host: x\r\nconnection: close\r\n\r\n{body}").unwrap();
+    let request = format!("{head}host: x\r\nconnection: close\r\n\r\n{body}");
+    // In one write: the server may answer and close before it has read a body that it refuses.
+    stream.write_all(request.as_bytes()).unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("a whole answer");
