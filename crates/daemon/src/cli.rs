@@ -332,6 +332,9 @@ pub(crate) struct NetArgs {
     /// Serve this macvtap, which must exist.
     #[arg(long, value_name = "NAME")]
     pub(crate) macvtap: Option<String>,
+    /// Serve this interface by AF_XDP: its frames are the guest's, and not the host's.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) xdp: Option<String>,
     /// Serve a network that drops every packet of the guest, for measuring.
     #[arg(long)]
     pub(crate) null: bool,
@@ -357,8 +360,8 @@ pub(crate) struct NetArgs {
     /// checksums (csum), nothing (none), as some userspace switches need it [default: all].
     #[arg(long, value_name = "WHAT")]
     pub(crate) offload: Option<String>,
-    /// MAC address of the guest [default: that of the macvtap, else one that is derived from the
-    /// device's name and socket, and stays the same].
+    /// MAC address of the guest [default: that of the macvtap or of --xdp, else one that is derived
+    /// from the device's name and socket, and stays the same].
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<String>,
     /// Set the interface to this MTU, and tell it to the guest [default: leave both alone].
@@ -458,6 +461,7 @@ impl From<NetArgs> for RawConfig {
             must_exist: args.must_exist,
             tap_fds: (!args.tap_fds.is_empty()).then_some(args.tap_fds),
             macvtap: args.macvtap,
+            xdp: args.xdp,
             null: args.null,
             generate: args.generate,
             queue_pairs: args.queue_pairs,

@@ -99,7 +99,8 @@ fn of_blk(blk: &BlkPlan, args: &SnippetArgs) -> Result<Wanted, String> {
 fn of_net(net: &NetPlan, args: &SnippetArgs) -> Result<Wanted, String> {
     let (socket, client) = socket_of(&net.device)?;
     // Queues that are handed in may be a macvtap's: its address is not known here either.
-    let has_own_mac = matches!(net.port, PortPlan::Macvtap { .. } | PortPlan::TapFds(_));
+    let has_own_mac =
+        matches!(net.port, PortPlan::Macvtap { .. } | PortPlan::Xdp { .. } | PortPlan::TapFds(_));
     let made = (!has_own_mac).then(|| net.made_mac());
     Ok(Wanted {
         name: net.device.name.clone(),

@@ -110,8 +110,8 @@ fn a_bad_configuration_names_its_key() {
 fn a_bad_option_names_its_key() {
     for (arguments, wanted) in [
         ("--tap t0 --generate 64", "generate: needs --null"),
-        ("--null --up", "up: needs --tap, --tap-fd or --macvtap"),
-        ("--null --tap t0", "tap: only one of --tap, --tap-fd, --macvtap and --null can be"),
+        ("--null --up", "up: needs --tap, --tap-fd, --macvtap or --xdp"),
+        ("--null --tap t0", "tap: only one of --tap, --tap-fd, --macvtap, --xdp and --null can be"),
         ("--null --mtu 65536", "mtu: 65536 is not between 68 and 65535"),
         ("--null --mac ff:ff:ff:ff:ff:ff", "mac: \"ff:ff:ff:ff:ff:ff\" is no address"),
         ("--tap-fd 7,7", "tap-fd: 7 is there twice"),

@@ -156,6 +156,30 @@ impl Mapping {
         Ok(Self { base, len, size: len, skip: 0, watch: None, share: None })
     }
 
+    /// Maps `size` bytes that the kernel shares through a socket (the rings of AF_XDP), from
+    /// `offset` on, which is a number of the socket's kind and no place in a file. Such memory
+    /// cannot be cut away. The mapping keeps the socket open until it is dropped.
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`]: the socket has no such memory, or less of it.
+    pub fn of_socket(socket: impl AsFd, offset: u64, size: u64) -> Result<Self, MemoryError> {
+        let len = host_size(size);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::POPULATE,
+                &socket,
+                offset,
+            )
+        }
+        .map_err(MemoryError::Map)?;
+        let base = NonNull::new(base.cast()).ok_or(MemoryError::Overflow)?;
+        Ok(Self { base, len, size: len, skip: 0, watch: None, share: None })
+    }
+
     /// Reserves `pages` pages at addresses of ours, all of them zeroed memory, for a
     /// [`crate::window::Window`].
     ///

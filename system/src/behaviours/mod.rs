@@ -55,6 +55,7 @@ mod uml_tcp_rr;
 mod uml_vlan_between_guests;
 mod uml_where_io_uring_is_refused;
 mod uml_without_io_uring;
+mod uml_xdp;
 mod xen_disk;
 
 /// A named promise and the test of it.
@@ -99,6 +100,7 @@ pub const ALL: &[Behaviour] = &[
     full_host_waits::BEHAVIOUR,
     uml_nbd_servers_killed::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
+    uml_xdp::BEHAVIOUR,
     uml_where_io_uring_is_refused::BEHAVIOUR,
     uml_net_ping_and_iperf3::BEHAVIOUR,
     uml_tcp_rr::BEHAVIOUR,

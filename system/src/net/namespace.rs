@@ -133,6 +133,16 @@ impl Namespace {
         far.address("far0")
     }
 
+    /// Moves an interface here out of another namespace, one that is [`beside`] this.
+    ///
+    /// [`beside`]: Namespace::beside
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn take_over(&self, other: &Self, interface: &str) -> Outcome {
+        other.run(&format!("ip link set {interface} netns {}", self.holder.pid())).map(drop)
+    }
+
     fn cable(&self, mtu: u32) -> Outcome {
         for words in [
             "ip link add br0 type bridge mcast_snooping 0".to_owned(),

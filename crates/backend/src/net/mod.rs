@@ -29,6 +29,7 @@ pub mod pcap;
 mod returned;
 pub mod switch;
 pub mod tap;
+pub mod xdp;
 
 pub use crate::ready::{Alarm, Bell, Readiness};
 pub use frames::Frames;
@@ -52,7 +53,7 @@ const _: () = assert!(FRAMES_MAX <= u64::BITS as usize, "`Sent::lost` has a bit 
 
 /// Where a device's packets come from and go to.
 pub trait Port: Send + Sync + std::fmt::Debug {
-    /// The kind of port: `tap`, `macvtap`, `null`.
+    /// The kind of port: `tap`, `macvtap`, `xdp`, `switch`, `null`.
     fn kind(&self) -> &'static str;
 
     /// The name of the host's interface, if the port is one.

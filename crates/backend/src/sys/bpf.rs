@@ -4,9 +4,7 @@
 //! them that they end and touch nothing else.
 #![allow(unsafe_code, reason = "allow-listed: the bpf call, and memory shared with the kernel")]
 
-#[cfg(test)]
-use rustix::fd::{AsRawFd, BorrowedFd};
-use rustix::fd::{FromRawFd, OwnedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::{c_long, c_uint};
@@ -14,12 +12,24 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 
 const BPF_MAP_CREATE: c_uint = 0;
+const BPF_MAP_UPDATE_ELEM: c_uint = 2;
+const BPF_MAP_DELETE_ELEM: c_uint = 3;
 const BPF_PROG_LOAD: c_uint = 5;
 #[cfg(test)]
 const BPF_PROG_TEST_RUN: c_uint = 10;
+const BPF_LINK_CREATE: c_uint = 28;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_XSKMAP: u32 = 17;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
+const BPF_PROG_TYPE_XDP: u32 = 6;
+/// `BPF_XDP`: a program is attached to an interface, for the frames that arrive there.
+const BPF_ATTACH_XDP: u32 = 37;
+/// `XDP_FLAGS_SKB_MODE`: the kernel runs the program behind the driver, which need not know XDP.
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+/// `bpf_redirect_map(map, key, otherwise)`: the verdict that gives the frame to the socket which
+/// the map has at `key`, or `otherwise` if it has none there.
+pub const BPF_FUNC_REDIRECT_MAP: i32 = 51;
 /// `bpf_skb_load_bytes(skb, offset, to, len)`: 0, or an error if the frame ends before.
 pub const BPF_FUNC_SKB_LOAD_BYTES: i32 = 26;
 /// Tries to load a program.
@@ -81,6 +91,28 @@ struct ProgLoad {
     kernel_version: u32,
     flags: u32,
     name: [u8; 16],
+}
+
+/// The fields of `union bpf_attr` by which an entry of a map is set or removed.
+#[derive(Default)]
+#[repr(C, align(8))]
+struct MapElement {
+    map: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// The fields of `union bpf_attr` of a new link.
+#[derive(Default)]
+#[repr(C, align(8))]
+struct LinkCreate {
+    program: u32,
+    target: u32,
+    attach: u32,
+    flags: u32,
+    /// What other kinds of links have.
+    more: [u64; 4],
 }
 
 /// The fields of `union bpf_attr` of a test run.
@@ -194,9 +226,22 @@ impl Drop for Words {
 /// # Errors
 /// `EPERM` for who may not (`CAP_BPF`); `EACCES` if the kernel finds it unsafe; the system's.
 pub fn load(instructions: &[Insn]) -> Result<OwnedFd, Errno> {
+    load_as(BPF_PROG_TYPE_SOCKET_FILTER, instructions)
+}
+
+/// Loads a program that decides about the frames which arrive at an interface (XDP). Its maps live
+/// as long as it does.
+///
+/// # Errors
+/// Those of [`load`]; here `EPERM` asks for `CAP_NET_ADMIN` too.
+pub fn load_xdp(instructions: &[Insn]) -> Result<OwnedFd, Errno> {
+    load_as(BPF_PROG_TYPE_XDP, instructions)
+}
+
+fn load_as(kind: u32, instructions: &[Insn]) -> Result<OwnedFd, Errno> {
     let license = *b"Apache-2.0 OR MIT\0";
     let mut attributes = ProgLoad {
-        kind: BPF_PROG_TYPE_SOCKET_FILTER,
+        kind,
         count: u32::try_from(instructions.len()).map_err(|_| Errno::INVAL)?,
         instructions: address(instructions),
         license: address(&license),
@@ -211,6 +256,65 @@ pub fn load(instructions: &[Insn]) -> Result<OwnedFd, Errno> {
         }
     }
     Err(Errno::AGAIN)
+}
+
+/// A map of `count` sockets of AF_XDP (`XSKMAP`), all of its entries empty.
+///
+/// # Errors
+/// `EPERM` for who may not (`CAP_BPF`); the system's.
+pub fn sockets(count: u32) -> Result<OwnedFd, Errno> {
+    let mut attributes = MapCreate {
+        kind: BPF_MAP_TYPE_XSKMAP,
+        key_size: 4,
+        value_size: 4,
+        max_entries: count,
+        name: NAME,
+        ..MapCreate::default()
+    };
+    opened(call(BPF_MAP_CREATE, &mut attributes)?)
+}
+
+/// Puts `socket` into entry `index` of a map of sockets; `None` empties the entry.
+///
+/// # Errors
+/// `E2BIG`: the map has no such entry. `ENOENT`: the entry is empty already. The system's.
+pub fn set_socket(
+    map: BorrowedFd<'_>,
+    index: u32,
+    socket: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
+    let key = [index];
+    let value = [socket.map_or(-1, |socket| socket.as_raw_fd())];
+    let mut attributes = MapElement {
+        map: u32::try_from(map.as_raw_fd()).map_err(|_| Errno::BADF)?,
+        key: address(&key),
+        // The kernel refuses a removal that has a value.
+        value: if socket.is_some() { address(&value) } else { 0 },
+        flags: 0,
+    };
+    let command = if socket.is_some() { BPF_MAP_UPDATE_ELEM } else { BPF_MAP_DELETE_ELEM };
+    call(command, &mut attributes).map(drop)
+}
+
+/// Attaches a program to the interface of this number, for the frames that arrive there, until the
+/// link is closed or the interface is deleted. With `generic` the kernel runs it behind the driver.
+///
+/// # Errors
+/// `EBUSY`, `EEXIST`: the interface has a program. `EOPNOTSUPP`, `EINVAL`: the driver takes none.
+/// The system's.
+pub fn attach_xdp(
+    program: BorrowedFd<'_>,
+    interface: u32,
+    generic: bool,
+) -> Result<OwnedFd, Errno> {
+    let mut attributes = LinkCreate {
+        program: u32::try_from(program.as_raw_fd()).map_err(|_| Errno::BADF)?,
+        target: interface,
+        attach: BPF_ATTACH_XDP,
+        flags: if generic { XDP_FLAGS_SKB_MODE } else { 0 },
+        ..LinkCreate::default()
+    };
+    opened(call(BPF_LINK_CREATE, &mut attributes)?)
 }
 
 /// What a program says of a frame.

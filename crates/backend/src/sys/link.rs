@@ -122,6 +122,17 @@ impl Links {
         }
     }
 
+    /// The interface with this number, or `None` if there is none.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn at(&self, index: u32) -> Result<Option<Link>, Errno> {
+        match self.ask(Request::new(RTM_GETLINK, 0, index, None)) {
+            Err(Errno::NODEV) => Ok(None),
+            other => other,
+        }
+    }
+
     /// Changes the interface `index`.
     ///
     /// # Errors
@@ -284,6 +295,8 @@ mod tests {
         assert_eq!((lo.index, lo.mtu, lo.tap), (1, 65536, None));
         assert_eq!(lo.address, Some([0; 6]));
         assert_eq!(links.find("no-such-link"), Ok(None));
+        assert_eq!(links.at(lo.index), Ok(Some(lo)));
+        assert_eq!(links.at(u32::MAX >> 1), Ok(None));
         assert!(links.set(u32::MAX >> 1, &Change { mtu: Some(9), ..Change::default() }).is_err());
     }
 

@@ -10,3 +10,4 @@ mod space;
 mod start;
 mod steer;
 mod tap;
+mod xdp;

@@ -9,6 +9,7 @@ use manyring_backend::net::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::null::NullPort;
 use manyring_backend::net::pcap::PcapPort;
 use manyring_backend::net::tap::{self, TapError, TapOptions, TapPort, TapSource};
+use manyring_backend::net::xdp::{self, XdpOptions, XdpPort};
 use manyring_device::net::MacAddress;
 use std::sync::Arc;
 
@@ -47,8 +48,15 @@ pub(super) fn open(
             };
             macvtap::open(&options).map_err(|error| failed("macvtap", error))?
         }
+        PortPlan::Xdp { name } => {
+            let (name, queue_pairs) = (name.clone(), net.queue_pairs);
+            let options = XdpOptions { name, queue_pairs, mtu: net.mtu, up: net.up };
+            let port = XdpPort::open(&options).map_err(|error| failed("xdp", error))?;
+            let mac = mac(net, port.guest_mac());
+            return Ok((Arc::new(port), mac));
+        }
     };
-    let mac = mac(net, &port);
+    let mac = mac(net, port.guest_mac());
     Ok((Arc::new(port), mac))
 }
 
@@ -63,6 +71,7 @@ pub(super) fn look(net: &NetPlan) -> Result<(), AssembleError> {
         PortPlan::Macvtap { name } => {
             return macvtap::look(name).map_err(|error| failed(net, "macvtap", error));
         }
+        PortPlan::Xdp { name } => return xdp::look(name).map_err(|e| failed(net, "xdp", e)),
         PortPlan::Tap { name, must_exist } => (Some((name.as_str(), *must_exist)), "tap"),
         PortPlan::Switch(_) => return Ok(()),
         PortPlan::TapFds(_) | PortPlan::Null { .. } => (None, "tap_fds"),
@@ -121,8 +130,8 @@ fn open_tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {
 }
 
 /// The address that was asked for, or that the interface demands, or one that is made up.
-fn mac(net: &NetPlan, port: &TapPort) -> MacAddress {
-    match (net.mac, port.guest_mac()) {
+fn mac(net: &NetPlan, demanded: Option<MacAddress>) -> MacAddress {
+    match (net.mac, demanded) {
         (None, demanded) => demanded.unwrap_or_else(|| net.made_mac()),
         (Some(mac), demanded) => {
             if let Some(demanded) = demanded.filter(|demanded| *demanded != mac) {
@@ -130,8 +139,8 @@ fn mac(net: &NetPlan, port: &TapPort) -> MacAddress {
                     device = net.device.name,
                     mac = mac_text(mac),
                     interface = mac_text(demanded),
-                    "the interface has another address: unless it is in mode passthru, it \
-                     delivers no frames to the guest's"
+                    "the interface has another address: unless it is in mode passthru, or \
+                     promiscuous, it delivers no frames to the guest's"
                 );
             }
             mac
@@ -142,13 +151,14 @@ fn mac(net: &NetPlan, port: &TapPort) -> MacAddress {
 /// The key that is wrong, if it is another than the one that names the port.
 fn key_of(error: &TapError) -> Option<&'static str> {
     match error {
-        TapError::Mtu(_) | TapError::MtuRefused { .. } => Some("mtu"),
+        TapError::Mtu(_) | TapError::MtuRefused { .. } | TapError::MtuLong { .. } => Some("mtu"),
         TapError::BridgeMissing(_) | TapError::NotABridge(_) | TapError::OtherBridge(_) => {
             Some("bridge")
         }
-        TapError::QueuePairs(_) | TapError::SingleQueue { .. } | TapError::FdCount { .. } => {
-            Some("queue_pairs")
-        }
+        TapError::QueuePairs(_)
+        | TapError::SingleQueue { .. }
+        | TapError::FewQueues { .. }
+        | TapError::FdCount { .. } => Some("queue_pairs"),
         _ => None,
     }
 }

@@ -317,6 +317,8 @@ device_table! {
         pub(crate) tap_fds: Option<Vec<i32>>,
         /// Serve this macvtap.
         pub(crate) macvtap: Option<String>,
+        /// Serve this interface by AF_XDP, in the place of the host's network stack.
+        pub(crate) xdp: Option<String>,
         /// Serve a port that takes everything and keeps nothing.
         pub(crate) null: bool,
         /// The null port also delivers frames of this many bytes, as fast as they are taken.
@@ -347,7 +349,8 @@ device_table! {
         /// What either side may leave unfinished for the other: "all" (default), "csum" (checksums
         /// alone, no segments) or "none".
         pub(crate) offload: Option<String>,
-        /// MAC address of the guest; default: a macvtap's own, else made from name and socket.
+        /// MAC address of the guest; default: that of a macvtap or of `xdp`, else made from name
+        /// and socket.
         pub(crate) mac: Option<String>,
         /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.
         pub(crate) mtu: Option<u32>,

@@ -61,7 +61,7 @@ pub(super) fn of_net(net: &NetPlan, device: &NetDevice) -> String {
         PortPlan::Tap { .. } | PortPlan::TapFds(_) => keys["tap"] = "handed".into(),
         PortPlan::Macvtap { .. } => keys["macvtap"] = "handed".into(),
         // The plan refuses a room for it.
-        PortPlan::Switch(_) => {}
+        PortPlan::Switch(_) | PortPlan::Xdp { .. } => {}
     }
     if !matches!(net.port, PortPlan::Null { .. }) {
         keys["merge"] = net.merge.into();

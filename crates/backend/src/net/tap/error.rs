@@ -1,11 +1,11 @@
-//! `TapError`: why a tap cannot be opened, in one sentence for the operator.
+//! `TapError`: why a tap, or another interface, cannot be opened, in one sentence for the operator.
 
 use rustix::io::Errno;
 
 /// Queue pairs of one tap at most (`MAX_TAP_QUEUES`).
 pub const TAP_QUEUE_PAIRS_MAX: usize = 256;
 
-/// Why a tap or a macvtap cannot be opened.
+/// Why a tap, a macvtap or an interface for AF_XDP cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each is")]
 pub enum TapError {
@@ -57,6 +57,16 @@ pub enum TapError {
     Mtu(u16),
     #[error("the host refuses MTU {mtu} for {name}")]
     MtuRefused { name: String, mtu: u16 },
+    #[error(
+        "{name} has MTU {mtu}: a frame must lie in one page for AF_XDP, so its MTU may be {max} \
+         at most"
+    )]
+    MtuLong { name: String, mtu: u32, max: u32 },
+    #[error(
+        "{name} has fewer queues than {queue_pairs}: each pair takes one (ethtool -L {name} \
+         combined {queue_pairs})"
+    )]
+    FewQueues { name: String, queue_pairs: usize },
     #[error("{name}: cannot {action}")]
     System {
         name: String,

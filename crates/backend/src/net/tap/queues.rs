@@ -1,4 +1,4 @@
-//! `Queues`: the descriptors of a tap's queues, and the copies by which sending halves write.
+//! `Queues`: the descriptors of an interface's queues, and the copies that sending halves have.
 //!
 //! The descriptors keep their numbers when the interface is replaced: each is made to name a queue
 //! of the new interface (`dup3`), so that halves which workers own lead there too.
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The queues of one interface, by the index of their pair.
 #[derive(Debug)]
-pub(super) struct Queues {
+pub(in crate::net) struct Queues {
     own: Vec<Arc<OwnedFd>>,
     /// The descriptors of sending halves, each with the index of its pair.
     senders: Mutex<Vec<(usize, Weak<OwnedFd>)>>,
@@ -26,7 +26,7 @@ impl Deref for Queues {
 }
 
 impl Queues {
-    pub(super) fn new(fds: Vec<OwnedFd>) -> Self {
+    pub(in crate::net) fn new(fds: Vec<OwnedFd>) -> Self {
         Self { own: fds.into_iter().map(Arc::new).collect(), senders: Mutex::default() }
     }
 
@@ -34,7 +34,7 @@ impl Queues {
     ///
     /// # Errors
     /// `EINVAL`: there is no such pair.
-    pub(super) fn of(&self, index: usize) -> Result<&Arc<OwnedFd>, Errno> {
+    pub(in crate::net) fn of(&self, index: usize) -> Result<&Arc<OwnedFd>, Errno> {
         self.own.get(index).ok_or(Errno::INVAL)
     }
 
@@ -44,7 +44,7 @@ impl Queues {
     ///
     /// # Errors
     /// `EINVAL`: there is no such pair. Any other: the system has no descriptor.
-    pub(super) fn duplicate(&self, index: usize) -> Result<Arc<OwnedFd>, Errno> {
+    pub(in crate::net) fn duplicate(&self, index: usize) -> Result<Arc<OwnedFd>, Errno> {
         // Held so that the queue is not replaced between the two steps.
         let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
         let own = Arc::new(rustix::io::fcntl_dupfd_cloexec(self.of(index)?, 3)?);
@@ -57,7 +57,7 @@ impl Queues {
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn replace(&self, fds: &[OwnedFd]) -> Result<(), Errno> {
+    pub(in crate::net) fn replace(&self, fds: &[OwnedFd]) -> Result<(), Errno> {
         let senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
         for (queue, fd) in self.own.iter().zip(fds) {
             sys::replace(fd.as_fd(), queue.as_fd())?;

@@ -62,6 +62,8 @@ impl NetPlan {
         self.device.needs_the_house().or(match &self.port {
             // A switch carries frames between the guests of one process.
             PortPlan::Switch(_) => Some("switch"),
+            // A room may not open sockets, and those of AF_XDP cannot be lent without their memory.
+            PortPlan::Xdp { .. } => Some("xdp"),
             // A room writes no file, and one that it was given could be filled by whoever takes it.
             _ => self.pcap.as_ref().map(|_| "pcap"),
         })

@@ -23,7 +23,7 @@ impl Class {
 }
 
 /// The class of each key of `[[blk]]` and `[[net]]`.
-pub(crate) const KEYS: [(&str, Class); 57] = {
+pub(crate) const KEYS: [(&str, Class); 58] = {
     use Class::{Live, Reconnect, Replace};
     [
         ("name", Replace),
@@ -62,6 +62,7 @@ pub(crate) const KEYS: [(&str, Class); 57] = {
         ("must_exist", Replace),
         ("tap_fds", Replace),
         ("macvtap", Replace),
+        ("xdp", Replace),
         ("generate", Replace),
         ("switch", Replace),
         ("vlan", Replace),

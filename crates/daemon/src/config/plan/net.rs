@@ -59,6 +59,7 @@ pub(crate) enum PortPlan {
     Tap { name: String, must_exist: bool },
     TapFds(Vec<i32>),
     Macvtap { name: String },
+    Xdp { name: String },
     Null { generate: usize },
     Switch(SwitchPortPlan),
 }
@@ -187,56 +188,31 @@ impl OffloadPlan {
 
 impl PortPlan {
     fn new(raw: &RawNet, place: &Place) -> Result<Self, PlanError> {
-        let has_interface = raw.tap.is_some() || raw.macvtap.is_some() || raw.tap_fds.is_some();
-        if raw.bridge.is_some() && raw.macvtap.is_some() {
-            return place.error("bridge", "a macvtap joins no bridge");
-        }
-        if raw.steer.is_some() && raw.tap.is_none() && raw.tap_fds.is_none() {
-            return place
-                .error("steer", format!("needs {}", place.keys(&["tap", "tap_fds"], "or")));
-        }
-        for (key, is_set) in [
-            ("bridge", raw.bridge.is_some()),
-            ("up", raw.up.is_some()),
-            ("sndbuf", raw.sndbuf.is_some()),
-            ("txqueuelen", raw.txqueuelen.is_some()),
-            ("merge", raw.merge.is_some()),
-        ] {
-            if is_set && !has_interface {
-                return place.error(
-                    key,
-                    format!("needs {}", place.keys(&["tap", "tap_fds", "macvtap"], "or")),
-                );
-            }
-        }
-        if raw.must_exist && raw.tap.is_none() {
-            return place.error("must_exist", format!("needs {}", place.key("tap")));
-        }
-        if raw.generate.is_some() && !raw.null {
-            return place.error("generate", format!("needs {}", place.key("null")));
-        }
-        for (key, name) in [("tap", &raw.tap), ("macvtap", &raw.macvtap), ("bridge", &raw.bridge)] {
-            if let Some(Err(error)) = name.as_deref().map(check_name) {
-                return place.error(key, error.to_string());
-            }
-        }
-        let is_other = has_interface || raw.null;
+        Self::check_keys(raw, place)?;
+        let is_other = raw.tap.is_some()
+            || raw.macvtap.is_some()
+            || raw.tap_fds.is_some()
+            || raw.xdp.is_some()
+            || raw.null;
         match SwitchPortPlan::new(raw, place)? {
             Some(port) if !is_other => return Ok(Self::Switch(port)),
             Some(_) => return Self::several(place),
             None => {}
         }
-        match (&raw.tap, &raw.tap_fds, &raw.macvtap, raw.null) {
-            (Some(name), None, None, false) => {
+        match (&raw.tap, &raw.tap_fds, &raw.macvtap, &raw.xdp, raw.null) {
+            (Some(name), None, None, None, false) => {
                 Ok(Self::Tap { name: name.clone(), must_exist: raw.must_exist })
             }
-            (None, Some(fds), None, false) if fds.is_empty() => place.error("tap_fds", "is empty"),
-            (None, Some(fds), None, false) => match fds.iter().find(|fd| **fd < 3) {
+            (None, Some(fds), None, None, false) if fds.is_empty() => {
+                place.error("tap_fds", "is empty")
+            }
+            (None, Some(fds), None, None, false) => match fds.iter().find(|fd| **fd < 3) {
                 Some(fd) => place.error("tap_fds", format!("{fd} was not handed in")),
                 None => Ok(Self::TapFds(fds.clone())),
             },
-            (None, None, Some(name), false) => Ok(Self::Macvtap { name: name.clone() }),
-            (None, None, None, true) => {
+            (None, None, Some(name), None, false) => Ok(Self::Macvtap { name: name.clone() }),
+            (None, None, None, Some(name), false) => Ok(Self::Xdp { name: name.clone() }),
+            (None, None, None, None, true) => {
                 let generate = raw.generate.unwrap_or(0);
                 if generate != 0 && !(60..=65_553).contains(&generate) {
                     let problem = format!("{generate} is not between 60 and 65553 bytes");
@@ -244,24 +220,63 @@ impl PortPlan {
                 }
                 Ok(Self::Null { generate })
             }
-            (None, None, None, false) => {
-                let others: &[&str] = match place {
-                    // A command has one device: nobody is there to be switched to.
-                    Place::CommandLine => &["tap_fds", "macvtap", "null"],
-                    _ => &["tap_fds", "macvtap", "null", "switch"],
-                };
-                place.error("tap", format!("is missing (or {})", place.keys(others, "or")))
+            (None, None, None, None, false) => {
+                let others = place.keys(&Self::keys(place)[1..], "or");
+                place.error("tap", format!("is missing (or {others})"))
             }
             _ => Self::several(place),
         }
     }
 
+    /// The keys that name a port.
+    fn keys(place: &Place) -> &'static [&'static str] {
+        match place {
+            // A command has one device: nobody is there to be switched to.
+            Place::CommandLine => &["tap", "tap_fds", "macvtap", "xdp", "null"],
+            _ => &["tap", "tap_fds", "macvtap", "xdp", "null", "switch"],
+        }
+    }
+
+    /// Checks that each key which belongs to ports of a kind has such a port.
+    fn check_keys(raw: &RawNet, place: &Place) -> Result<(), PlanError> {
+        if raw.bridge.is_some() && raw.macvtap.is_some() {
+            return place.error("bridge", "a macvtap joins no bridge");
+        }
+        let [tap, tap_fds, macvtap, xdp] =
+            [raw.tap.is_some(), raw.tap_fds.is_some(), raw.macvtap.is_some(), raw.xdp.is_some()];
+        let (taps, queues) = (["tap", "tap_fds"].as_slice(), ["tap", "tap_fds", "macvtap"]);
+        let interfaces = ["tap", "tap_fds", "macvtap", "xdp"];
+        let is_queue = tap || tap_fds || macvtap;
+        for (key, is_set, needs, is_there) in [
+            ("steer", raw.steer.is_some(), taps, tap || tap_fds),
+            ("bridge", raw.bridge.is_some(), &queues, is_queue),
+            ("up", raw.up.is_some(), &interfaces, is_queue || xdp),
+            ("sndbuf", raw.sndbuf.is_some(), &queues, is_queue),
+            ("txqueuelen", raw.txqueuelen.is_some(), &queues, is_queue),
+            ("merge", raw.merge.is_some(), &queues, is_queue),
+            ("must_exist", raw.must_exist, &["tap"], tap),
+            ("generate", raw.generate.is_some(), &["null"], raw.null),
+        ] {
+            if is_set && !is_there {
+                return place.error(key, format!("needs {}", place.keys(needs, "or")));
+            }
+        }
+        for (key, name) in [
+            ("tap", &raw.tap),
+            ("macvtap", &raw.macvtap),
+            ("xdp", &raw.xdp),
+            ("bridge", &raw.bridge),
+        ] {
+            if let Some(Err(error)) = name.as_deref().map(check_name) {
+                return place.error(key, error.to_string());
+            }
+        }
+        Ok(())
+    }
+
     fn several<T>(place: &Place) -> Result<T, PlanError> {
-        let all: &[&str] = match place {
-            Place::CommandLine => &["tap", "tap_fds", "macvtap", "null"],
-            _ => &["tap", "tap_fds", "macvtap", "null", "switch"],
-        };
-        place.error("tap", format!("only one of {} can be served", place.keys(all, "and")))
+        let all = place.keys(Self::keys(place), "and");
+        place.error("tap", format!("only one of {all} can be served"))
     }
 }
 
@@ -329,6 +344,11 @@ mod tests {
             ("tap = 't'\nmac = '33:33:00:00:00:01'", "(it is the address of a group, multicast)"),
             ("tap = 't'\nspeed = 2147483648", "speed"),
             ("macvtap = 't'\nbridge = 'b'", "bridge"),
+            ("xdp = 't'\nbridge = 'b'", "bridge: needs tap, tap_fds or macvtap"),
+            ("xdp = 't'\nmerge = true", "merge"),
+            ("xdp = 't'\ntap = 'u'", "tap: only one of tap, tap_fds, macvtap, xdp, null"),
+            ("xdp = 'a/b'", "xdp"),
+            ("xdp = 't'\ndomain = 'b'", "domain: contradicts xdp"),
             ("tap = 't'\ngenerate = 64", "generate"),
             ("null = true\ngenerate = 59", "generate"),
             ("null = true\nbridge = 'b'", "bridge"),

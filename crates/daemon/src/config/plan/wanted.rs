@@ -50,6 +50,7 @@ impl Wanted {
             Self::Blk(_) => "file",
             Self::Net(net) => match &net.port {
                 PortPlan::Macvtap { .. } => "macvtap",
+                PortPlan::Xdp { .. } => "xdp",
                 _ => "tap",
             },
         }
@@ -120,8 +121,11 @@ impl Wanted {
             }
             Self::Net(net) => {
                 needs.extend(net.pcap.as_ref().map(|path| ("file", path.as_os_str())));
-                if let PortPlan::Tap { name, .. } | PortPlan::Macvtap { name } = &net.port {
-                    needs.push(("interface", OsStr::new(name)));
+                match &net.port {
+                    PortPlan::Tap { name, .. }
+                    | PortPlan::Macvtap { name }
+                    | PortPlan::Xdp { name } => needs.push(("interface", OsStr::new(name))),
+                    PortPlan::TapFds(_) | PortPlan::Null { .. } | PortPlan::Switch(_) => {}
                 }
             }
         }

@@ -1,0 +1,74 @@
+//! The XDP program that gives the frames of an interface's queue to the socket of that queue.
+
+use crate::sys::bpf::{self, BPF_FUNC_REDIRECT_MAP, Insn};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::io::Errno;
+
+/// Load a word: `to = *(from + offset)`.
+const LDX_WORD: u8 = 0x61;
+const LD_IMM64: u8 = 0x18;
+const MOV_NUMBER: u8 = 0xb7;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+/// As the source register of [`LD_IMM64`]: the constant is a map.
+const PSEUDO_MAP: u8 = 1;
+/// Where `struct xdp_md` has the number of the queue on which the frame arrived.
+const QUEUE_AT: i16 = 16;
+/// The verdict "the host's network stack gets the frame".
+const XDP_PASS: i32 = 2;
+
+/// An attached program, and its sockets.
+#[derive(Debug)]
+pub(super) struct Program {
+    map: OwnedFd,
+    /// The program is attached as long as this is open.
+    _link: OwnedFd,
+    /// The driver knows nothing of XDP: the kernel runs the program behind it.
+    pub(super) is_generic: bool,
+}
+
+impl Program {
+    /// Attaches a program with room for `count` sockets, and no socket yet, to interface `index`.
+    ///
+    /// # Errors
+    /// `EBUSY`: the interface has another program. `EPERM`: CAP_NET_ADMIN and CAP_BPF are needed.
+    /// The system's.
+    pub(super) fn attach(index: u32, count: u32) -> Result<Self, Errno> {
+        let map = bpf::sockets(count)?;
+        let program = bpf::load_xdp(&instructions(map.as_raw_fd()))?;
+        let (link, is_generic) = match bpf::attach_xdp(program.as_fd(), index, false) {
+            Err(Errno::BUSY | Errno::EXIST) => return Err(Errno::BUSY),
+            // The driver has no room for a program at this MTU, or with these features.
+            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::RANGE) => {
+                (bpf::attach_xdp(program.as_fd(), index, true)?, true)
+            }
+            link => (link?, false),
+        };
+        Ok(Self { map, _link: link, is_generic })
+    }
+
+    /// Has `socket` get the frames of queue `index`; `None`: the host's network stack gets them.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn set(&self, index: u32, socket: Option<&OwnedFd>) -> Result<(), Errno> {
+        match bpf::set_socket(self.map.as_fd(), index, socket.map(AsFd::as_fd)) {
+            Err(Errno::NOENT) if socket.is_none() => Ok(()),
+            result => result,
+        }
+    }
+}
+
+/// ```text
+/// return bpf_redirect_map(sockets, frame->rx_queue_index, XDP_PASS)
+/// ```
+fn instructions(map: i32) -> [Insn; 6] {
+    [
+        Insn::new(LDX_WORD, (2, 1), QUEUE_AT, 0),
+        Insn::new(LD_IMM64, (1, PSEUDO_MAP), 0, map),
+        Insn::new(0, (0, 0), 0, 0),
+        Insn::new(MOV_NUMBER, (3, 0), 0, XDP_PASS),
+        Insn::new(CALL, (0, 0), 0, BPF_FUNC_REDIRECT_MAP),
+        Insn::new(EXIT, (0, 0), 0, 0),
+    ]
+}

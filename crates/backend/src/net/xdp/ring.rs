@@ -1,0 +1,135 @@
+//! `Ring`: one of the four rings of an AF_XDP socket, which the kernel and this process share.
+//!
+//! ```text
+//! fill         we give the kernel chunks            rx           it gives them back with frames
+//! tx           we give the kernel frames            completion   it gives their chunks back
+//! ```
+//! Each ring has an index of its producer and one of its consumer, which count without end; entry n
+//! lies at n modulo the size. One of the two indexes is ours: it is kept here, and the kernel reads
+//! it from the ring.
+
+use manyring_memory::{Mapping, Words};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use rustix::net::xdp::XdpRingOffset;
+use std::sync::Arc;
+
+/// A frame in the memory that is shared with the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Bytes from the start of that memory.
+    pub(super) addr: u64,
+    /// Bytes of the frame.
+    pub(super) len: u32,
+}
+
+/// Where a ring lies, and what it is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// The place that the socket has for it in `mmap`.
+    pub(super) offset: u64,
+    /// Where its parts lie.
+    pub(super) parts: XdpRingOffset,
+    /// Bytes of an entry: 8 or 16.
+    pub(super) entry: usize,
+    /// Entries; a power of two.
+    pub(super) size: u32,
+}
+
+/// A ring.
+#[derive(Debug)]
+pub(super) struct Ring {
+    words: Words,
+    producer: usize,
+    consumer: usize,
+    entries: usize,
+    size: u32,
+    /// Our index: up to where we have put entries in, or taken them out.
+    own: u32,
+}
+
+impl Ring {
+    /// The ring of `socket` that is laid out so, in which nothing is yet.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn map(socket: BorrowedFd<'_>, layout: &Layout) -> Result<Self, Errno> {
+        let at = |offset: u64| usize::try_from(offset).map_err(|_| Errno::OVERFLOW);
+        let entries = at(layout.parts.desc)?;
+        let len = entries + layout.size as usize * layout.entry;
+        let mapping = Mapping::of_socket(socket, layout.offset, len as u64);
+        let words = Words::new(Arc::new(mapping.map_err(|_| Errno::NOMEM)?), 0, len, 8);
+        Ok(Self {
+            words: words.ok_or(Errno::INVAL)?,
+            producer: at(layout.parts.producer)?,
+            consumer: at(layout.parts.consumer)?,
+            entries,
+            size: layout.size,
+            own: 0,
+        })
+    }
+
+    /// Entries of a ring of ours to fill (tx, fill) that the kernel has not taken out.
+    pub(super) fn left(&self) -> u32 {
+        self.own.wrapping_sub(self.words.load_u32_acquire(self.consumer))
+    }
+
+    /// Puts a frame into a tx ring. [`Self::publish`] shows it to the kernel. False: it is full.
+    pub(super) fn put(&mut self, place: Place) -> bool {
+        if self.left() >= self.size {
+            return false;
+        }
+        let at = self.entries + (self.own & (self.size - 1)) as usize * 16;
+        self.words.store_u64(at, place.addr);
+        // The options of the frame are the upper half: none.
+        self.words.store_u64(at + 8, place.len.into());
+        self.own = self.own.wrapping_add(1);
+        true
+    }
+
+    /// Puts a chunk into a fill ring. [`Self::publish`] shows it to the kernel. False: it is full.
+    pub(super) fn put_chunk(&mut self, addr: u64) -> bool {
+        if self.left() >= self.size {
+            return false;
+        }
+        let at = self.entries + (self.own & (self.size - 1)) as usize * 8;
+        self.words.store_u64(at, addr);
+        self.own = self.own.wrapping_add(1);
+        true
+    }
+
+    /// Shows the kernel what was put in.
+    pub(super) fn publish(&mut self) {
+        self.words.store_u32_release(self.producer, self.own);
+    }
+
+    /// Takes a frame out of an rx ring.
+    pub(super) fn take(&mut self) -> Option<Place> {
+        let at = self.entries + self.next()? * 16;
+        let (addr, rest) = self.words.load_u64_pair(at);
+        // Its lower half is the length.
+        let place = Place { addr, len: u32::try_from(rest & 0xffff_ffff).unwrap_or(0) };
+        self.took();
+        Some(place)
+    }
+
+    /// Takes a chunk out of a completion ring.
+    pub(super) fn take_chunk(&mut self) -> Option<u64> {
+        let at = self.entries + self.next()? * 8;
+        let addr = self.words.load_u64_acquire(at);
+        self.took();
+        Some(addr)
+    }
+
+    /// The entry that is next to be taken out, if there is one.
+    fn next(&self) -> Option<usize> {
+        let there = self.words.load_u32_acquire(self.producer).wrapping_sub(self.own);
+        (1..=self.size).contains(&there).then_some((self.own & (self.size - 1)) as usize)
+    }
+
+    /// The kernel may use that entry again.
+    fn took(&mut self) {
+        self.own = self.own.wrapping_add(1);
+        self.words.store_u32_release(self.consumer, self.own);
+    }
+}
