@@ -128,9 +128,11 @@ struct State {
     drivers: u64,
     /// The operator has not pulled the guest's cable.
     link_up: bool,
+    /// The guest and the operator are shown that: not until the queues pass frames.
+    is_link_shown: bool,
     /// The host's interface was deleted: the guest's link is down until it is joined again.
     is_port_gone: bool,
-    /// The guest and the operator are shown that: until the queues are served again.
+    /// The guest and the operator are shown the loss: until the queues are served again.
     is_loss_shown: bool,
     announces: bool,
     mac: MacAddress,
@@ -196,6 +198,7 @@ impl NetDevice {
             features: 0,
             drivers: 0,
             link_up: true,
+            is_link_shown: true,
             is_port_gone: false,
             is_loss_shown: false,
             announces: false,

@@ -57,7 +57,7 @@ impl State {
     }
 
     pub(super) fn is_link_up(&self) -> bool {
-        self.link_up && !self.is_loss_shown
+        self.is_link_shown && !self.is_loss_shown
     }
 }
 
@@ -68,14 +68,31 @@ impl NetDevice {
         self.0.state().is_link_up()
     }
 
-    /// Pulls the guest's cable, or plugs it in. While it is out, nothing passes.
+    /// Pulls the guest's cable, or plugs it in. While it is out, nothing passes. A driver sends as
+    /// soon as it sees its link up, so it is shown a link after its queues pass frames, and that
+    /// there is none before they drop them.
     pub async fn set_link(&self, up: bool) {
-        let changed = std::mem::replace(&mut self.0.state().link_up, up) != up;
-        if changed {
+        let changed = {
+            let mut state = self.0.state();
+            state.is_link_shown &= up;
+            std::mem::replace(&mut state.link_up, up) != up
+        };
+        if !changed {
+            return;
+        }
+        if !up {
             self.0.changes.send_modify(|n| *n += 1);
-            self.0.push_rules().await;
-            let port = self.0.port.clone();
-            let _ = aside(move || port.set_link(up)).await;
+        }
+        self.0.push_rules().await;
+        let port = self.0.port.clone();
+        let _ = aside(move || port.set_link(up)).await;
+        if up {
+            {
+                let mut state = self.0.state();
+                // The operator may have pulled the cable again meanwhile.
+                state.is_link_shown = state.link_up;
+            }
+            self.0.changes.send_modify(|n| *n += 1);
         }
     }
 

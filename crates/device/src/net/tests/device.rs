@@ -80,6 +80,42 @@ fn the_guest_is_told_of_its_link_and_asked_to_announce_itself() {
     assert!(!Guest::new(VIRTIO_F_VERSION_1).device.announce(), "its driver cannot");
 }
 
+/// A driver that hears of its link sends at once, an announcement for one, and only once.
+#[test]
+fn a_guest_is_shown_a_link_when_its_queues_pass_frames() {
+    let guest = Guest::new(EVERYTHING);
+    guest.runtime.block_on(async {
+        guest.device.set_link(false).await;
+        let changes = guest.device.config_changes();
+        let keeps_workers_untold = guest.device.0.told.lock().await;
+        let mut sets = Box::pin(guest.device.set_link(true));
+        assert!(is_pending(&mut sets).await);
+        assert!(!guest.device.is_link_up() && !changes.has_changed().unwrap());
+        drop(keeps_workers_untold);
+        sets.await;
+        assert!(guest.device.is_link_up() && changes.has_changed().unwrap());
+        // An operator who has changed his mind meanwhile.
+        guest.device.set_link(false).await;
+        let keeps_workers_untold = guest.device.0.told.lock().await;
+        let mut sets = Box::pin(guest.device.set_link(true));
+        assert!(is_pending(&mut sets).await);
+        let mut takes_back = Box::pin(guest.device.set_link(false));
+        assert!(is_pending(&mut takes_back).await);
+        drop(keeps_workers_untold);
+        sets.await;
+        takes_back.await;
+        assert!(!guest.device.is_link_up() && !guest.device.0.rules().link_up);
+    });
+}
+
+/// True if the future does not end when it is polled once.
+async fn is_pending(future: &mut (impl Future<Output = ()> + Unpin)) -> bool {
+    std::future::poll_fn(|context| {
+        std::task::Poll::Ready(std::pin::Pin::new(&mut *future).poll(context).is_pending())
+    })
+    .await
+}
+
 #[test]
 fn a_device_announces_its_guest_by_a_rarp_frame() {
     let guest = Guest::new(VIRTIO_F_VERSION_1);
