@@ -16,7 +16,7 @@ use crate::control::snapshot::{WorkerInfo, Workers};
 use crate::control::{Entry, State};
 use manyring_device::net::NetDevice;
 use manyring_engine::QueueStats;
-use manyring_engine::stats::{Class, Histogram, Kind, LawStats};
+use manyring_engine::stats::{Class, Histogram, Kind, LawStats, ServeTimes};
 use std::collections::HashSet;
 use std::sync::Arc;
 use text::{Sort, Text};
@@ -238,6 +238,19 @@ fn queues(out: &mut Text, state: &State) {
             }
         }
     }
+    serve_times(out, &all);
+}
+
+/// How long the requests of disks took, by operation. One that a queue has not met has no line.
+fn serve_times(out: &mut Text, queues: &[(String, Arc<QueueStats>)]) {
+    let help = "Time from pop to completion";
+    out.family("manyring_queue_serve_seconds", Sort::Histogram, Some("seconds"), help);
+    for (labels, stats) in queues {
+        let ops = stats.served().into_iter().flat_map(ServeTimes::ops);
+        for (op, histogram) in ops.filter(|(_, histogram)| histogram.count() > 0) {
+            buckets(out, true, &format!("{labels},op=\"{op}\""), histogram);
+        }
+    }
 }
 
 fn sort_of(kind: Kind) -> Sort {
@@ -315,7 +328,7 @@ mod tests {
             assert!(unit.is_none_or(|unit| name.ends_with(&format!("_{unit}"))), "{name}");
         }
         assert!(names.contains(&("manyring_queue_read_bytes".to_owned(), Some("bytes"))));
-        assert!(names.contains(&("manyring_queue_serve_seconds".to_owned(), Some("seconds"))));
+        assert!(names.contains(&("manyring_queue_wait_seconds".to_owned(), Some("seconds"))));
     }
 
     #[test]

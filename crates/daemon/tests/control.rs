@@ -125,6 +125,8 @@ fn a_device_shows_every_counter_of_every_queue() {
         assert_eq!((&counters["errors"], &counters["running"]), (&0.into(), &1.into()));
         assert_eq!(queue["histograms"]["serve_ns"]["count"], requests);
         assert!(queue["histograms"]["serve_ns"]["max"].as_u64() > Some(0));
+        assert_eq!(queue["histograms"]["read_ns"]["count"], requests);
+        assert!(queue["histograms"]["flush_ns"].is_null(), "none was asked for");
     }
 }
 
@@ -419,8 +421,8 @@ fn metrics_are_openmetrics() {
         "manyring_device_size_bytes{device=\"ro\"} 1048576",
         "manyring_queue_requests_total{device=\"vda\",queue=\"0\"} 5",
         "manyring_queue_read_bytes_total{device=\"vda\",queue=\"1\"} 12288",
-        "manyring_queue_serve_seconds_bucket{device=\"vda\",queue=\"1\",le=\"+Inf\"} 3",
-        "manyring_queue_serve_seconds_count{device=\"vda\",queue=\"1\"} 3",
+        "manyring_queue_serve_seconds_bucket{device=\"vda\",queue=\"1\",op=\"read\",le=\"+Inf\"} 3",
+        "manyring_queue_serve_seconds_count{device=\"vda\",queue=\"1\",op=\"read\"} 3",
     ] {
         assert!(text.lines().any(|l| l == line), "{line}\n{text}");
     }

@@ -3,6 +3,10 @@
 //! Every counter is defined once, here, with its name and its help; metrics and the control API
 //! are made from [`QueueStats::counters`] and [`QueueStats::histograms`].
 
+mod histogram;
+
+pub use histogram::{BUCKETS, Histogram, ServeTimes, ServedOp};
+
 use crate::policy::polling::{Arm, Numbers};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,92 +33,6 @@ impl Counter {
     #[must_use]
     pub fn value(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// Buckets of a histogram: 4 per power of two.
-pub const BUCKETS: usize = 252;
-
-/// A log-linear histogram of 64-bit values, 4 buckets per power of two, 2 KiB.
-#[derive(Debug)]
-pub struct Histogram {
-    buckets: [Counter; BUCKETS],
-    sum: Counter,
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Self { buckets: [const { Counter(AtomicU64::new(0)) }; BUCKETS], sum: Counter::default() }
-    }
-}
-
-impl Histogram {
-    /// The bucket of `value`: its highest set bit and the two below it.
-    #[must_use]
-    #[inline]
-    pub fn bucket(value: u64) -> usize {
-        if value < 4 {
-            return usize::try_from(value).unwrap_or(0);
-        }
-        let power = value.ilog2();
-        let low = usize::try_from((value >> (power - 2)) & 3).unwrap_or(0);
-        4 * (power as usize - 1) + low
-    }
-
-    /// The largest value of bucket `index`.
-    #[must_use]
-    pub fn bucket_max(index: usize) -> u64 {
-        if index < 4 {
-            return index as u64;
-        }
-        let (power, low) = (index / 4 + 1, (index % 4) as u64);
-        let step = 1u64 << (power - 2);
-        (4 + low).wrapping_mul(step).wrapping_add(step).wrapping_sub(1)
-    }
-
-    /// Counts `count` values at once.
-    #[inline]
-    pub fn record(&self, value: u64, count: u64) {
-        self.buckets[Self::bucket(value)].add(count);
-        self.sum.add(value.wrapping_mul(count));
-    }
-
-    /// The buckets that are not empty: largest value and count.
-    pub fn filled(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.buckets.iter().enumerate().filter_map(|(index, bucket)| {
-            let count = bucket.value();
-            (count > 0).then(|| (Self::bucket_max(index), count))
-        })
-    }
-
-    /// Every number of it.
-    fn cells(&self) -> impl Iterator<Item = &Counter> {
-        self.buckets.iter().chain([&self.sum])
-    }
-
-    /// Sum of all values.
-    #[must_use]
-    pub fn sum(&self) -> u64 {
-        self.sum.value()
-    }
-
-    /// Number of values.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.buckets.iter().map(Counter::value).sum()
-    }
-
-    /// The value that `percent` of all values do not exceed, to a bucket's precision; 0 if empty.
-    #[must_use]
-    pub fn percentile(&self, percent: u64) -> u64 {
-        let rank = (self.count() * percent).div_ceil(100);
-        let mut seen = 0;
-        self.filled()
-            .find_map(|(max, count)| {
-                seen += count;
-                (seen >= rank).then_some(max)
-            })
-            .unwrap_or(0)
     }
 }
 
@@ -187,6 +105,8 @@ macro_rules! queue_stats {
             class: Class,
             $(#[doc = $help] pub $counter: Counter,)*
             $(#[doc = $hhelp] pub $histogram: Histogram,)*
+            /// Time from pop to completion of a disk's requests, in nanoseconds, by operation.
+            pub serve_ns: ServeTimes,
         }
 
         impl QueueStats {
@@ -220,6 +140,7 @@ macro_rules! queue_stats {
             pub fn numbers(&self) -> Vec<u64> {
                 let mut numbers = vec![$(self.$counter.value(),)*];
                 $(numbers.extend(self.$histogram.cells().map(Counter::value));)*
+                numbers.extend(self.serve_ns.numbers());
                 numbers
             }
 
@@ -240,6 +161,10 @@ macro_rules! queue_stats {
                     let (was, is) = next();
                     cell.set(was.wrapping_add(is));
                 })*
+                self.serve_ns.show(|| {
+                    let (was, is) = next();
+                    was.wrapping_add(is)
+                });
             }
         }
     };
@@ -311,7 +236,6 @@ queue_stats! {
     histograms {
         batch_size: All = "Requests or packets taken at once",
         wait_ns: All = "Longest time a batch can have waited, in nanoseconds",
-        serve_ns: Blk = "Time from pop to completion, in nanoseconds",
     }
 }
 
@@ -320,6 +244,12 @@ impl QueueStats {
     #[must_use]
     pub fn new(class: Class) -> Self {
         Self { class, ..Self::default() }
+    }
+
+    /// [`Self::serve_ns`], if the queue is one of a disk.
+    #[must_use]
+    pub fn served(&self) -> Option<&ServeTimes> {
+        (self.class != Class::Net).then_some(&self.serve_ns)
     }
 }
 
@@ -420,20 +350,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_lies_in_its_bucket_and_not_in_the_one_before() {
-        let edges = (0..64).flat_map(|p| {
-            let v = 1u64 << p;
-            [v - 1, v, v + v / 4, v.saturating_add(v / 2), v.saturating_add(v - 1)]
-        });
-        for value in edges.chain([u64::MAX]) {
-            let index = Histogram::bucket(value);
-            assert!(index < BUCKETS, "{value}");
-            assert!(value <= Histogram::bucket_max(index), "{value} in {index}");
-            assert!(index == 0 || value > Histogram::bucket_max(index - 1), "{value} in {index}");
-        }
-    }
-
-    #[test]
     fn a_xen_disk_has_the_counters_of_a_disk_and_those_of_its_grants() {
         let names = |class| {
             let counters = QueueStats::new(class).counters();
@@ -451,26 +367,18 @@ mod tests {
         let theirs = QueueStats::new(Class::Blk);
         theirs.reads.add(3);
         theirs.in_flight.set(2);
-        theirs.serve_ns.record(100, 4);
+        theirs.serve_ns.record(ServedOp::Write, 100, 4);
+        theirs.serve_ns.record(ServedOp::Flush, 9, 1);
         let numbers = theirs.numbers();
         let shown = QueueStats::new(Class::Blk);
         shown.show(&[], &numbers);
         assert_eq!(shown.numbers(), numbers);
         shown.show(&numbers, &numbers);
         assert_eq!((shown.reads.value(), shown.in_flight.value()), (6, 2));
-        assert_eq!((shown.serve_ns.count(), shown.serve_ns.sum()), (8, 800));
+        let sums: Vec<_> = shown.serve_ns.ops().map(|(op, h)| (op, h.count(), h.sum())).collect();
+        assert_eq!(sums[1..3], [("write", 8, 800), ("flush", 2, 18)]);
         // Fewer numbers than there are, and more.
         shown.show(&[], &numbers[..1]);
         shown.show(&[], &vec![u64::MAX; numbers.len() + 1]);
-    }
-
-    #[test]
-    fn percentiles_come_from_the_right_bucket() {
-        let histogram = Histogram::default();
-        histogram.record(10, 98);
-        histogram.record(1000, 2);
-        assert_eq!(histogram.percentile(50), 11);
-        assert!(histogram.percentile(99) >= 1000);
-        assert_eq!((histogram.count(), histogram.sum()), (100, 2980));
     }
 }

@@ -312,9 +312,16 @@ impl Detail {
 impl QueueInfo {
     fn new(index: usize, stats: &QueueStats) -> Self {
         let counters = stats.counters().into_iter().map(|c| (c.name.to_owned(), c.value));
-        let histograms =
-            stats.histograms().into_iter().map(|h| (h.name.to_owned(), Summary::of(h.value)));
-        Self::of(index, counters.collect(), histograms.collect())
+        let plain = stats.histograms();
+        let mut histograms: BTreeMap<_, _> =
+            plain.into_iter().map(|h| (h.name.to_owned(), Summary::of(h.value))).collect();
+        if let Some(times) = stats.served() {
+            histograms.insert("serve_ns".to_owned(), Summary::new(times.filled(), times.sum()));
+            for (op, histogram) in times.ops().filter(|(_, histogram)| histogram.count() > 0) {
+                histograms.insert(format!("{op}_ns"), Summary::of(histogram));
+            }
+        }
+        Self::of(index, counters.collect(), histograms)
     }
 
     /// A queue with what follows from its counters.

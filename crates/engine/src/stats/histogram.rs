@@ -1,0 +1,230 @@
+//! `Histogram`: counts of values by their size; `ServeTimes`: one for each operation of a disk.
+
+use super::Counter;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+
+/// Buckets of a histogram: 4 per power of two.
+pub const BUCKETS: usize = 252;
+
+/// A log-linear histogram of 64-bit values, 4 buckets per power of two, 2 KiB.
+#[derive(Debug)]
+pub struct Histogram {
+    buckets: [Counter; BUCKETS],
+    sum: Counter,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { buckets: [const { Counter(AtomicU64::new(0)) }; BUCKETS], sum: Counter::default() }
+    }
+}
+
+impl Histogram {
+    /// The bucket of `value`: its highest set bit and the two below it.
+    #[must_use]
+    #[inline]
+    pub fn bucket(value: u64) -> usize {
+        if value < 4 {
+            return usize::try_from(value).unwrap_or(0);
+        }
+        let power = value.ilog2();
+        let low = usize::try_from((value >> (power - 2)) & 3).unwrap_or(0);
+        4 * (power as usize - 1) + low
+    }
+
+    /// The largest value of bucket `index`.
+    #[must_use]
+    pub fn bucket_max(index: usize) -> u64 {
+        if index < 4 {
+            return index as u64;
+        }
+        let (power, low) = (index / 4 + 1, (index % 4) as u64);
+        let step = 1u64 << (power - 2);
+        (4 + low).wrapping_mul(step).wrapping_add(step).wrapping_sub(1)
+    }
+
+    /// Counts `count` values at once.
+    #[inline]
+    pub fn record(&self, value: u64, count: u64) {
+        self.buckets[Self::bucket(value)].add(count);
+        self.sum.add(value.wrapping_mul(count));
+    }
+
+    /// The buckets that are not empty: largest value and count.
+    pub fn filled(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.buckets.iter().enumerate().filter_map(|(index, bucket)| {
+            let count = bucket.value();
+            (count > 0).then(|| (Self::bucket_max(index), count))
+        })
+    }
+
+    /// Every number of it.
+    pub(super) fn cells(&self) -> impl Iterator<Item = &Counter> {
+        self.buckets.iter().chain([&self.sum])
+    }
+
+    /// Sum of all values.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.sum.value()
+    }
+
+    /// Number of values.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(Counter::value).sum()
+    }
+
+    /// The value that `percent` of all values do not exceed, to a bucket's precision; 0 if empty.
+    #[must_use]
+    pub fn percentile(&self, percent: u64) -> u64 {
+        let rank = (self.count() * percent).div_ceil(100);
+        let mut seen = 0;
+        self.filled()
+            .find_map(|(max, count)| {
+                seen += count;
+                (seen >= rank).then_some(max)
+            })
+            .unwrap_or(0)
+    }
+}
+
+/// What a request of a disk asks for, as its times are told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServedOp {
+    /// A read.
+    #[default]
+    Read,
+    /// A write.
+    Write,
+    /// A flush.
+    Flush,
+    /// A discard, a write of zeroes or a secure erase.
+    Discard,
+    /// A request that never reached the disk: one that was refused, or asked for the disk's serial.
+    Other,
+}
+
+/// Operations that most queues meet seldom or never.
+const RARE: usize = 3;
+
+/// A histogram for each operation of a disk. Those of the rare ones are allocated (6 KiB) with the
+/// first value: of a thousand disks most are idle.
+#[derive(Debug, Default)]
+pub struct ServeTimes {
+    read: Histogram,
+    write: Histogram,
+    rare: OnceLock<Box<[Histogram; RARE]>>,
+}
+
+impl ServeTimes {
+    /// Counts `count` requests that took `value` each. Only the owner of the queue may.
+    #[inline]
+    pub fn record(&self, op: ServedOp, value: u64, count: u64) {
+        match op {
+            ServedOp::Read => self.read.record(value, count),
+            ServedOp::Write => self.write.record(value, count),
+            ServedOp::Flush => self.record_rare(0, value, count),
+            ServedOp::Discard => self.record_rare(1, value, count),
+            ServedOp::Other => self.record_rare(2, value, count),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn record_rare(&self, index: usize, value: u64, count: u64) {
+        self.rare.get_or_init(Box::default)[index].record(value, count);
+    }
+
+    /// Each operation that there may be values of: its name and its histogram.
+    pub fn ops(&self) -> impl Iterator<Item = (&'static str, &Histogram)> {
+        let rare = self.rare.get().into_iter().flat_map(|rare| rare.iter());
+        ["read", "write", "flush", "discard", "other"]
+            .into_iter()
+            .zip([&self.read, &self.write].into_iter().chain(rare))
+    }
+
+    /// The buckets of all operations together that are not empty: largest value and count.
+    #[must_use]
+    pub fn filled(&self) -> Vec<(u64, u64)> {
+        let count = |index: usize| self.ops().map(|(_, h)| h.buckets[index].value()).sum();
+        let all = (0..BUCKETS).map(|index| (Histogram::bucket_max(index), count(index)));
+        all.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Sum of the values of all operations.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.ops().fold(0, |sum, (_, histogram)| sum.wrapping_add(histogram.sum()))
+    }
+
+    /// Number of values of all operations.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.ops().map(|(_, histogram)| histogram.count()).sum()
+    }
+
+    /// Every number, in one order and as many whether the rare operations have any or not.
+    pub(super) fn numbers(&self) -> Vec<u64> {
+        let mut numbers: Vec<_> =
+            self.ops().flat_map(|(_, histogram)| histogram.cells()).map(Counter::value).collect();
+        numbers.resize((2 + RARE) * (BUCKETS + 1), 0);
+        numbers
+    }
+
+    /// Sets every number to what `next` returns, in the order of [`Self::numbers`].
+    pub(super) fn show(&self, mut next: impl FnMut() -> u64) {
+        self.read.cells().chain(self.write.cells()).for_each(|cell| cell.set(next()));
+        let rare: Vec<_> = (0..RARE * (BUCKETS + 1)).map(|_| next()).collect();
+        if self.rare.get().is_some() || rare.iter().any(|n| *n > 0) {
+            let histograms = self.rare.get_or_init(Box::default);
+            let cells = histograms.iter().flat_map(Histogram::cells);
+            cells.zip(rare).for_each(|(cell, n)| cell.set(n));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_lies_in_its_bucket_and_not_in_the_one_before() {
+        let edges = (0..64).flat_map(|p| {
+            let v = 1u64 << p;
+            [v - 1, v, v + v / 4, v.saturating_add(v / 2), v.saturating_add(v - 1)]
+        });
+        for value in edges.chain([u64::MAX]) {
+            let index = Histogram::bucket(value);
+            assert!(index < BUCKETS, "{value}");
+            assert!(value <= Histogram::bucket_max(index), "{value} in {index}");
+            assert!(index == 0 || value > Histogram::bucket_max(index - 1), "{value} in {index}");
+        }
+    }
+
+    #[test]
+    fn percentiles_come_from_the_right_bucket() {
+        let histogram = Histogram::default();
+        histogram.record(10, 98);
+        histogram.record(1000, 2);
+        assert_eq!(histogram.percentile(50), 11);
+        assert!(histogram.percentile(99) >= 1000);
+        assert_eq!((histogram.count(), histogram.sum()), (100, 2980));
+    }
+
+    #[test]
+    fn times_of_operations_are_told_apart_and_added_up() {
+        let times = ServeTimes::default();
+        assert_eq!((times.ops().count(), times.numbers().len()), (2, 5 * (BUCKETS + 1)));
+        times.record(ServedOp::Read, 3, 2);
+        times.record(ServedOp::Discard, 3, 1);
+        times.record(ServedOp::Other, 1000, 1);
+        let counts: Vec<_> = times.ops().map(|(name, h)| (name, h.count())).collect();
+        let each = [("read", 2), ("write", 0), ("flush", 0), ("discard", 1), ("other", 1)];
+        assert_eq!(counts, each);
+        assert_eq!((times.count(), times.sum()), (4, 1009));
+        assert_eq!(times.filled(), [(3, 3), (1023, 1)]);
+        assert_eq!(times.numbers().len(), 5 * (BUCKETS + 1));
+    }
+}
