@@ -7,13 +7,15 @@
 use manyring_engine::Epochs;
 use manyring_engine::Fence;
 use manyring_engine::Table;
+use manyring_engine::stats::ServedOp;
 use manyring_memory::GuestMemory;
 use manyring_queue::Chain;
 use std::sync::Arc;
 
 /// What is counted when a request completes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Kind {
+    #[default]
     Read,
     Write,
     Flush,
@@ -21,6 +23,19 @@ pub(super) enum Kind {
     /// A write of a Xen ring that comes after all requests before it.
     OrderedWrite,
     Other,
+}
+
+impl Kind {
+    /// The operation whose histogram has the request's time.
+    pub(super) const fn served(self) -> ServedOp {
+        match self {
+            Self::Read => ServedOp::Read,
+            Self::Write | Self::OrderedWrite => ServedOp::Write,
+            Self::Flush => ServedOp::Flush,
+            Self::Range => ServedOp::Discard,
+            Self::Other => ServedOp::Other,
+        }
+    }
 }
 
 /// A request in flight. `R`: what its ring's format needs to answer it, beside its chain.

@@ -17,7 +17,7 @@ use super::pending::{InFlight, Kind, Pending};
 use super::room::Room;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
-use manyring_engine::stats::{QueueStats, ServedOp};
+use manyring_engine::stats::QueueStats;
 use manyring_engine::{Fence, QueueIo};
 use manyring_memory::{GuestMemory, GuestSlice, fault_count};
 use manyring_wire::blk::SECTOR_SIZE;
@@ -398,10 +398,10 @@ struct Tally {
     writes: u64,
     bytes_read: u64,
     bytes_written: u64,
-    /// When the requests were popped that are counted at present, what they are, and how many:
-    /// those of one batch that end in one turn took equally long, and are recorded together.
+    /// When the requests were popped that are counted at present, of what kind they are, and how
+    /// many: those of one batch that end in one turn took equally long, and are recorded together.
     popped_at_ns: u64,
-    op: ServedOp,
+    kind: Kind,
     serve_count: u64,
 }
 
@@ -417,42 +417,46 @@ impl Tally {
         stats: &QueueStats,
     ) -> u32 {
         let len = if is_ok { request.len } else { count_error(stats) };
-        let (given, op) = match request.kind {
+        let given = match request.kind {
             Kind::Read => {
                 self.reads += 1;
                 self.bytes_read += u64::from(len);
-                (len, ServedOp::Read)
+                len
             }
             Kind::Write => {
                 self.writes += 1;
                 self.bytes_written += u64::from(len);
-                (0, ServedOp::Write)
+                0
             }
             other => count_rare(other, len, stats),
         };
-        if request.popped_at_ns != self.popped_at_ns || op != self.op {
-            self.store_serve(now_ns, stats);
-            (self.popped_at_ns, self.op) = (request.popped_at_ns, op);
+        if request.popped_at_ns != self.popped_at_ns || request.kind != self.kind {
+            if self.serve_count > 0 {
+                self.store_serve(now_ns, stats);
+            }
+            (self.popped_at_ns, self.kind) = (request.popped_at_ns, request.kind);
         }
         self.serve_count += 1;
         given
     }
 
-    #[inline]
+    /// Records the requests that are counted at present, of which there are some. Not inlined: most
+    /// bursts do this once, at their end.
+    #[inline(never)]
     fn store_serve(&mut self, now_ns: u64, stats: &QueueStats) {
-        if self.serve_count > 0 {
-            let took_ns = now_ns.saturating_sub(self.popped_at_ns);
-            stats.serve_ns.record(self.op, took_ns, self.serve_count);
-            self.requests += self.serve_count;
-            self.serve_count = 0;
-        }
+        let took_ns = now_ns.saturating_sub(self.popped_at_ns);
+        stats.serve_ns.record(self.kind.served(), took_ns, self.serve_count);
+        self.requests += self.serve_count;
+        self.serve_count = 0;
     }
 
     /// Adds the sums of a burst to the counters. Most bursts are all reads or all writes, so sums
     /// that are zero are skipped.
     #[inline]
     fn store(&mut self, now_ns: u64, stats: &QueueStats) {
-        self.store_serve(now_ns, stats);
+        if self.serve_count > 0 {
+            self.store_serve(now_ns, stats);
+        }
         stats.requests.add(self.requests);
         if self.reads > 0 {
             stats.reads.add(self.reads);
@@ -466,30 +470,21 @@ impl Tally {
 }
 
 /// Counts a request that is neither a read nor a write. Returns how many of its bytes the guest
-/// got, and as what its time counts.
+/// got.
 #[cold]
 #[inline(never)]
-fn count_rare(kind: Kind, len: u32, stats: &QueueStats) -> (u32, ServedOp) {
+fn count_rare(kind: Kind, len: u32, stats: &QueueStats) -> u32 {
     match kind {
-        Kind::Read | Kind::Write => {
-            debug_assert!(false, "a tally counts it");
-            (0, ServedOp::Other)
-        }
-        Kind::Flush => {
-            stats.flushes.add(1);
-            (0, ServedOp::Flush)
-        }
-        Kind::Range => {
-            stats.discards.add(1);
-            (0, ServedOp::Discard)
-        }
+        Kind::Read | Kind::Write => debug_assert!(false, "a tally counts it"),
+        Kind::Flush => stats.flushes.add(1),
+        Kind::Range => stats.discards.add(1),
         Kind::OrderedWrite => {
             stats.writes.add(1);
             stats.bytes_written.add(len.into());
-            (0, ServedOp::Write)
         }
-        Kind::Other => (len, ServedOp::Other),
+        Kind::Other => return len,
     }
+    0
 }
 
 /// Counts a request that failed. Returns the bytes that it counts for: none.

@@ -91,10 +91,10 @@ impl Histogram {
 }
 
 /// What a request of a disk asks for, as its times are told apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum ServedOp {
     /// A read.
-    #[default]
     Read,
     /// A write.
     Write,
@@ -106,15 +106,17 @@ pub enum ServedOp {
     Other,
 }
 
-/// Operations that most queues meet seldom or never.
+/// Operations that most queues meet all the time: the first ones of [`ServedOp`].
+const OFTEN: usize = 2;
+/// Operations that most queues meet seldom or never: those behind them.
 const RARE: usize = 3;
 
 /// A histogram for each operation of a disk. Those of the rare ones are allocated (6 KiB) with the
 /// first value: of a thousand disks most are idle.
 #[derive(Debug, Default)]
 pub struct ServeTimes {
-    read: Histogram,
-    write: Histogram,
+    /// Of reads, and of writes.
+    often: [Histogram; OFTEN],
     rare: OnceLock<Box<[Histogram; RARE]>>,
 }
 
@@ -122,12 +124,9 @@ impl ServeTimes {
     /// Counts `count` requests that took `value` each. Only the owner of the queue may.
     #[inline]
     pub fn record(&self, op: ServedOp, value: u64, count: u64) {
-        match op {
-            ServedOp::Read => self.read.record(value, count),
-            ServedOp::Write => self.write.record(value, count),
-            ServedOp::Flush => self.record_rare(0, value, count),
-            ServedOp::Discard => self.record_rare(1, value, count),
-            ServedOp::Other => self.record_rare(2, value, count),
+        match self.often.get(op as usize) {
+            Some(histogram) => histogram.record(value, count),
+            None => self.record_rare(op as usize - OFTEN, value, count),
         }
     }
 
@@ -142,7 +141,7 @@ impl ServeTimes {
         let rare = self.rare.get().into_iter().flat_map(|rare| rare.iter());
         ["read", "write", "flush", "discard", "other"]
             .into_iter()
-            .zip([&self.read, &self.write].into_iter().chain(rare))
+            .zip(self.often.iter().chain(rare))
     }
 
     /// The buckets of all operations together that are not empty: largest value and count.
@@ -169,13 +168,13 @@ impl ServeTimes {
     pub(super) fn numbers(&self) -> Vec<u64> {
         let mut numbers: Vec<_> =
             self.ops().flat_map(|(_, histogram)| histogram.cells()).map(Counter::value).collect();
-        numbers.resize((2 + RARE) * (BUCKETS + 1), 0);
+        numbers.resize((OFTEN + RARE) * (BUCKETS + 1), 0);
         numbers
     }
 
     /// Sets every number to what `next` returns, in the order of [`Self::numbers`].
     pub(super) fn show(&self, mut next: impl FnMut() -> u64) {
-        self.read.cells().chain(self.write.cells()).for_each(|cell| cell.set(next()));
+        self.often.iter().flat_map(Histogram::cells).for_each(|cell| cell.set(next()));
         let rare: Vec<_> = (0..RARE * (BUCKETS + 1)).map(|_| next()).collect();
         if self.rare.get().is_some() || rare.iter().any(|n| *n > 0) {
             let histograms = self.rare.get_or_init(Box::default);
