@@ -11,14 +11,24 @@ pub(super) struct Counts {
     calls: f64,
 }
 
+/// What `manyring stats --json` prints of the daemon behind a control socket.
+///
+/// # Errors
+/// The command's own words if it fails, or why they are no JSON.
+pub(super) fn shown(manyring: &Path, control: &Path) -> Result<serde_json::Value, String> {
+    let mut command = Command::new(manyring);
+    let output = command.args(["stats", "--json", "--control"]).arg(control).output();
+    let output = output.map_err(|e| e.to_string())?;
+    if !output.status.success() {
+        return Err(format!("stats: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|e| format!("stats: {e}"))
+}
+
 impl Counts {
     /// Asks the daemon behind a control socket for what it counts of a device.
     pub(super) fn ask(manyring: &Path, control: &Path, device: &str) -> Result<Self, String> {
-        let mut command = Command::new(manyring);
-        let output = command.args(["stats", "--json", "--control"]).arg(control).output();
-        let output = output.map_err(|e| e.to_string())?;
-        let shown = serde_json::from_slice(&output.stdout).map_err(|e| format!("stats: {e}"))?;
-        Self::of(&shown, device)
+        Self::of(&shown(manyring, control)?, device)
     }
 
     /// Those of a device out of `manyring stats --json`.

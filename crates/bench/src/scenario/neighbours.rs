@@ -33,7 +33,7 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::time::Duration;
 
 /// A guest, and the device it uses.
@@ -238,11 +238,8 @@ impl<'a> Stage<'a> {
 
     /// Nanoseconds that the queues of each device have taken of the worker, as the daemon counts.
     fn busy(&self) -> Result<HashMap<String, f64>, String> {
-        let mut command = Command::new(&self.manyring);
-        command.args(["stats", "--json", "--control"]).arg(control(self.folder.path()));
-        let output = command.output().map_err(|e| e.to_string())?;
-        let shown = serde_json::from_slice(&output.stdout).map_err(|e| format!("stats: {e}"))?;
-        Ok(busy_of(&shown))
+        let control = control(self.folder.path());
+        Ok(busy_of(&super::counts::shown(&self.manyring, &control)?))
     }
 }
 
