@@ -86,9 +86,15 @@ fn frames_pass_through_a_room_whoever_owns_the_control_queue_and_its_end_costs_n
                 assert_eq!(room(&daemon)["starts"], round, "{}", daemon.log());
                 let index = link("lan0").unwrap().index;
                 kill_process(pid(&daemon), Signal::KILL).unwrap();
-                assert!(wait_until(|| queues("lan0") == (0, 2)), "{:?}", queues("lan0"));
+                // Its driver sees a pause, and has its pairs and what it has set.
+                assert!(wait_until(|| room(&daemon)["starts"] == round + 1), "{}", daemon.log());
+                works(&mut driver, &host);
+                assert!(wait_until(|| queues("lan0") == (2, 0)), "{:?}", queues("lan0"));
+                assert_eq!(device(&daemon)["attached_pairs"], 2);
                 assert_eq!(link("lan0").unwrap().index, index, "the interface stays");
+                drop(driver);
                 assert!(wait_until(|| device(&daemon)["connected"] == false));
+                assert!(wait_until(|| queues("lan0") == (0, 2)), "{:?}", queues("lan0"));
             }
             let sent = device(&daemon)["queues"][1]["counters"]["packets"].as_u64().unwrap();
             assert!(sent >= 3, "what earlier rooms have counted is kept: {sent}");
@@ -151,7 +157,7 @@ fn what_the_operator_changes_reaches_the_guest_in_its_room_and_the_guest_is_show
         works(&mut driver, &host);
         // The next room has it so from the start.
         kill_process(pid(&daemon), Signal::KILL).unwrap();
-        assert!(wait_until(|| device(&daemon)["connected"] == false));
+        works(&mut driver, &host);
         drop(driver);
         let mut driver = connect(&daemon, ControlOwner::Device);
         assert_eq!(mtu(&mut driver), 1300_u16.to_le_bytes());

@@ -125,6 +125,12 @@ pub fn is_shortage(errno: Errno) -> bool {
 /// Something that may take a while: the host's network lock, a worker's acknowledgement.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// Keeps what a driver has set, for a device of another process that goes on with this one's guest.
+pub trait StateKeeper: Send + Sync + std::fmt::Debug {
+    /// Keeps the bytes that [`Device::save`] gives now, in place of those of before.
+    fn keep_state(&self, bytes: Vec<u8>) -> Later<'_, ()>;
+}
+
 /// What a transport may ask of a device. One session at a time uses it.
 pub trait Device: Send + Sync + std::fmt::Debug {
     /// The device's name in the configuration.
@@ -212,6 +218,12 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// What the driver has set that is in none of its rings, features and memory, as bytes for a
     /// device like this one in another process. No ring runs.
     fn save(&self) -> Vec<u8>;
+
+    /// Has this keeper keep what the driver sets by a control queue, each time before the driver
+    /// hears that it is set; `None`: nobody keeps it.
+    fn keep_state_by(&self, keeper: Option<Arc<dyn StateKeeper>>) {
+        let _ = keeper;
+    }
 
     /// Takes what another device has saved, for the driver of the same features, which are set or
     /// come next. No ring runs.

@@ -166,7 +166,7 @@ impl DeviceQueue {
     /// Has a packed ring tell where it goes on: chains go back in their order, and each descriptor
     /// that is used shows it. [`Ring::begin`] then goes on there, whatever the base says, which a
     /// front-end may have from before a process was killed. A split ring has its used index. For a
-    /// queue of [`Self::unread`] that has no region.
+    /// queue of [`Self::unread`]. A packed one records in no region then.
     #[must_use]
     pub fn trailed(self) -> Self {
         match self {

@@ -48,6 +48,7 @@ mod uml_nbd_servers_killed;
 mod uml_net_ping_and_iperf3;
 mod uml_offload_limits;
 mod uml_offload_matrix;
+mod uml_outlives_its_room;
 mod uml_reclaim;
 mod uml_switch;
 mod uml_tap_made_again;
@@ -107,6 +108,7 @@ pub const ALL: &[Behaviour] = &[
     uml_reclaim::BEHAVIOUR,
     uml_ethtool::BEHAVIOUR,
     uml_tap_made_again::BEHAVIOUR,
+    uml_outlives_its_room::BEHAVIOUR,
     uml_switch::BEHAVIOUR,
     uml_vlan_between_guests::BEHAVIOUR,
     macvtap_over_veth::BEHAVIOUR,

@@ -15,6 +15,9 @@ use tokio::io::unix::AsyncFd;
 #[derive(Debug)]
 pub(super) struct Channel(AsyncFd<OwnedFd>);
 
+/// A message has none.
+pub(super) const NO_FDS: &[OwnedFd] = &[];
+
 /// What has come.
 pub(super) type Came = (Vec<u8>, Vec<OwnedFd>);
 
@@ -45,7 +48,7 @@ impl Channel {
     ///
     /// # Errors
     /// The other end is gone.
-    pub(super) async fn send(&self, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {
+    pub(super) async fn send(&self, bytes: &[u8], fds: &[impl AsFd]) -> io::Result<()> {
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         let send = |socket: &OwnedFd| {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
@@ -60,24 +63,25 @@ impl Channel {
         self.0.async_io(Interest::WRITABLE, send).await
     }
 
-    /// The next message; `None`: the other end is gone. With `takes_fds` false one that has file
-    /// descriptors is an error, and the kernel has let go of them.
+    /// The next message; `None`: the other end is gone.
     ///
     /// # Errors
-    /// `InvalidData`: a message that is too long, or has file descriptors that it must not have.
-    pub(super) async fn receive(&self, takes_fds: bool) -> io::Result<Option<Came>> {
-        self.0.async_io(Interest::READABLE, |socket| receive(socket, takes_fds)).await
+    /// `InvalidData`: a message that is too long, or has more file descriptors than any.
+    pub(super) async fn receive(&self) -> io::Result<Option<Came>> {
+        self.0.async_io(Interest::READABLE, receive).await
+    }
+
+    /// The next message of what the other end has sent before it was gone; `None`: there is no
+    /// further one.
+    pub(super) fn receive_left(&self) -> Option<Came> {
+        receive(self.0.get_ref()).ok().flatten()
     }
 }
 
-fn receive(socket: &OwnedFd, takes_fds: bool) -> io::Result<Option<Came>> {
+fn receive(socket: &OwnedFd) -> io::Result<Option<Came>> {
     let mut bytes = vec![0; SIZE_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-    let mut control = if takes_fds {
-        RecvAncillaryBuffer::new(&mut space)
-    } else {
-        RecvAncillaryBuffer::default()
-    };
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let mut slices = [IoSliceMut::new(&mut bytes)];
     let received = match rustix::net::recvmsg(socket, &mut slices, &mut control, flags) {
@@ -114,26 +118,22 @@ mod tests {
         with_channels(|a, b| async move {
             let fds: Vec<_> = (0..FDS_MAX).map(|_| a.0.get_ref().try_clone().unwrap()).collect();
             a.send(b"one", &fds).await.unwrap();
-            a.send(b"two", &[]).await.unwrap();
-            let (bytes, came) = b.receive(true).await.unwrap().unwrap();
+            a.send(b"two", NO_FDS).await.unwrap();
+            let (bytes, came) = b.receive().await.unwrap().unwrap();
             assert_eq!((bytes.as_slice(), came.len()), (&b"one"[..], FDS_MAX));
             drop((came, fds));
-            let (bytes, came) = b.receive(false).await.unwrap().unwrap();
+            let (bytes, came) = b.receive().await.unwrap().unwrap();
             assert_eq!((bytes.as_slice(), came.len()), (&b"two"[..], 0));
             drop(a);
-            assert!(b.receive(false).await.unwrap().is_none());
+            assert!(b.receive().await.unwrap().is_none());
         });
     }
 
     #[test]
-    fn a_message_that_is_too_long_or_has_descriptors_is_refused() {
+    fn a_message_that_is_too_long_is_refused() {
         with_channels(|a, b| async move {
-            a.send(&[1; SIZE_MAX + 1], &[]).await.unwrap();
-            let error = b.receive(true).await.unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-            let fd = a.0.get_ref().try_clone().unwrap();
-            a.send(b"fd", &[fd]).await.unwrap();
-            let error = b.receive(false).await.unwrap_err();
+            a.send(&[1; SIZE_MAX + 1], NO_FDS).await.unwrap();
+            let error = b.receive().await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         });
     }

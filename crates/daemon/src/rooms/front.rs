@@ -2,6 +2,7 @@
 
 use super::Rooms;
 use super::counts::Counts;
+use super::estate::Estates;
 use super::house::{Deaf, Given, Room};
 use super::lend::Attendant;
 use super::message::{PortFacts, Told};
@@ -49,22 +50,22 @@ pub(crate) async fn serve(
     };
     let counts = Counts::new(made.device.clone(), made.part.queue_count());
     let counts = Arc::new(counts.map_err(|errno| io_error(errno.into()))?);
-    let (part, attends, handed_at) = (made.part.clone(), JoinSet::new(), Instant::now());
-    let mut front = Front { rooms, wanted, domain, part, counts, attends, room: None, handed_at };
     let device = wanted.plan().name.as_str();
+    let estates = Estates::new(device, made.part.queue_count());
+    let (part, attends, room, waiting) = (made.part.clone(), JoinSet::new(), None, None);
+    let mut front = Front { rooms, wanted, domain, part, counts, attends, room, estates, waiting };
     tracing::info!(device, room = domain, path = %listener.path(), "listening");
     let name = listener.take_name();
     let socket = listener.into_socket();
     loop {
-        tokio::select! {
+        let next = tokio::select! {
             biased;
             () = stopped(&mut stop) => break,
-            stream = accept(&socket, device) => {
-                tokio::select! {
-                    () = front.hand_over(stream) => {}
-                    () = stopped(&mut stopping) => break,
-                }
-            }
+            next = front.next(&socket) => next,
+        };
+        tokio::select! {
+            () = front.obey(next) => {}
+            () = stopped(&mut stopping) => break,
         }
     }
     if let Some(name) = name {
@@ -114,9 +115,22 @@ struct Front<'a> {
     counts: Arc<Counts>,
     /// What is done for the room of a network device; it ends with the room.
     attends: JoinSet<()>,
-    /// The room that was given the device, and when the last client was handed to it.
+    /// The room that was given the device.
     room: Option<Arc<Room>>,
-    handed_at: Instant,
+    /// The front-ends, which outlive their rooms.
+    estates: Arc<Estates>,
+    /// One that has connected, and the domain that it belongs to.
+    waiting: Option<(UnixStream, String)>,
+}
+
+/// What is to be done next.
+enum Next {
+    /// Somebody has connected.
+    Came(UnixStream),
+    /// Who has connected can be handed to a room.
+    Ready,
+    /// The room of front-ends has ended.
+    Bereft,
 }
 
 /// What a room is given of a device.
@@ -128,34 +142,101 @@ struct Gift {
 }
 
 impl Front<'_> {
-    /// Hands a client to the room, once that one is there and has the device.
-    async fn hand_over(&mut self, stream: UnixStream) {
-        let name = self.wanted.plan().name.as_str();
-        let domain = match self.domain_of(&stream) {
-            Ok(domain) => domain,
-            Err(error) => {
-                tracing::warn!(device = name, %error, "client refused: its user is not known");
-                return;
+    /// Front-ends that have lost their room come first. One client waits here; further ones stay in
+    /// the kernel's backlog.
+    async fn next(&self, socket: &UnixListener) -> Next {
+        tokio::select! {
+            biased;
+            () = self.bereft() => Next::Bereft,
+            () = self.ready() => Next::Ready,
+            stream = accept(socket, &self.wanted.plan().name), if self.waiting.is_none() => {
+                Next::Came(stream)
             }
-        };
+        }
+    }
+
+    async fn bereft(&self) {
+        match &self.room {
+            Some(room) if self.estates.is_used() => room.ended().await,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Returns when the client that waits can be handed over: no user of another domain has the
+    /// device.
+    async fn ready(&self) {
+        match (&self.waiting, &self.room) {
+            (None, _) => std::future::pending().await,
+            (Some((_, domain)), Some(room)) if room.name() != domain => self.estates.unused().await,
+            _ => {}
+        }
+    }
+
+    async fn obey(&mut self, next: Next) {
+        let device = self.wanted.plan().name.as_str();
+        match next {
+            Next::Came(stream) => match self.domain_of(&stream) {
+                Ok(domain) => self.waiting = Some((stream, domain)),
+                Err(error) => {
+                    tracing::warn!(device, %error, "client refused: its user is not known");
+                }
+            },
+            Next::Ready => {
+                if let Some((stream, domain)) = self.waiting.take() {
+                    self.hand_over(stream, &domain).await;
+                }
+            }
+            Next::Bereft => self.go_on().await,
+        }
+    }
+
+    /// Hands a client to the room, once that one is there and has the device.
+    async fn hand_over(&mut self, stream: UnixStream, domain: &str) {
+        let name = self.wanted.plan().name.as_str();
         let Ok(stream) = stream.into_std() else { return };
         if self.room.as_ref().is_some_and(|room| room.name() != domain && room.has(name)) {
-            self.until_unused().await;
             self.take_back().await;
         }
-        let room = self.rooms.of(&domain).await;
+        let Some(room) = self.given(domain).await else {
+            aside(move || drop(stream)).await;
+            sleep(RETRY).await;
+            return;
+        };
+        self.room = Some(room.clone());
+        let number = self.estates.add(stream.into());
+        room.connect(self.estates.handing(number)).await;
+    }
+
+    /// Has the next room go on with the front-ends of one that has ended.
+    async fn go_on(&mut self) {
+        let Some(before) = self.room.clone() else { return };
+        self.estates.bereave();
+        let domain = before.name();
+        while self.estates.is_used() {
+            let Some(room) = self.given(domain).await else {
+                sleep(RETRY).await;
+                continue;
+            };
+            let handings = self.estates.handings();
+            let device = self.wanted.plan().name.as_str();
+            tracing::info!(device, room = domain, pid = room.pid(), "its front-end goes on");
+            self.room = Some(room.clone());
+            return room.connect(handings).await;
+        }
+        self.part.connected.send_replace(false);
+    }
+
+    /// The room of a domain, which has the device. `None`: it could not be given.
+    async fn given(&mut self, domain: &str) -> Option<Arc<Room>> {
+        let name = self.wanted.plan().name.as_str();
+        let room = self.rooms.of(domain).await;
         if !room.has(name)
             && let Err(error) = self.give(&room).await
         {
             tracing::error!(device = name, room = domain, error, "not given to its room");
-            aside(move || drop(stream)).await;
-            sleep(RETRY).await;
-            return;
+            return None;
         }
-        (self.room, self.handed_at) = (Some(room.clone()), Instant::now());
-        if let Err(Deaf) = room.connect(name, stream.into()) {
-            tracing::warn!(device = name, room = domain, "client refused: the room is busy");
-        }
+        Some(room)
     }
 
     /// The domain of whoever has connected.
@@ -166,32 +247,24 @@ impl Front<'_> {
         Ok(format!("{ANY_USER}{}", stream.peer_cred()?.uid()))
     }
 
-    /// Returns when the client that another room was handed last has left.
-    async fn until_unused(&self) {
-        let mut connected = self.part.connected.subscribe();
-        // It may have been handed a moment ago.
-        let begins = connected.wait_for(|is_connected| *is_connected);
-        let _ = tokio::time::timeout_at(self.handed_at + PATIENCE, begins).await;
-        let _ = connected.wait_for(|is_connected| !*is_connected).await;
-    }
-
     async fn give(&mut self, room: &Arc<Room>) -> Result<(), String> {
         self.let_go().await?;
         let joins = self.net().map_or(0, |net| net.outside().joins);
         let mut gift = self.gift().await?;
         gift.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
         let Gift { keys, has_image, port, fds } = gift;
+        let fds = fds.into_iter().map(Into::into).collect();
         let device = self.wanted.plan().name.clone();
         let told = Told::Device { device, keys, has_image, port };
         let (connected, counts) = (self.part.connected.clone(), self.counts.clone());
         let (asks, asked) = mpsc::channel(1);
-        let net = self.net().cloned();
+        let (net, estates) = (self.net().cloned(), self.estates.clone());
         let limits = self.rooms.limits();
         let device = self.wanted.plan().name.clone();
         // Before the first client, so that its guest never sees the link or the limit of before.
         let mut more = vec![limits.borrow().of(&device)];
         more.extend(net.as_deref().map(lend::told));
-        room.give(told, fds, Given { connected, counts, net, asks })
+        room.give(told, fds, Given { connected, counts, net, asks, estates })
             .map_err(|Deaf| "the room does not read".to_owned())?;
         for told in more {
             let _ = room.tell(told, Vec::new());
@@ -263,6 +336,7 @@ impl Front<'_> {
     async fn close(&mut self) {
         let device = &self.wanted.plan().name;
         self.take_back().await;
+        self.estates.forget_all();
         if let Err(error) = self.let_go().await {
             tracing::warn!(device, error, "the image is let go of");
         }

@@ -2,12 +2,14 @@
 
 use super::channel::{Channel, pair, watched};
 use super::counts::Counts;
+use super::estate::{Change, Estates, Handing};
 use super::lend::Ask;
 use super::message::{self, Heard, Told, Wish};
+use super::question::{Messages, PATIENCE, Question};
 use manyring_device::net::{Guest, NetDevice};
-use manyring_engine::aside;
+use manyring_engine::{ForeignFd, aside};
 use manyring_transport::vhost_user::Connected;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -20,20 +22,16 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, interval_at, sleep, sleep_until, timeout};
+use tokio::time::{Instant, interval_at, sleep, timeout};
 
 /// What a room can have to be told before it has read what it was told before.
 const ORDERS_MAX: usize = 64;
-/// How long a room may leave unread or unanswered what it was told, and how long it may take to
-/// start.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// A room ends when none of its devices had a front-end for this long.
 const IDLE: Duration = Duration::from_secs(60);
+/// Most messages that are read of a room that has ended: more than a socket holds.
+const LEFT_MAX: usize = 4096;
 /// How long the kernel may take to end a process before that is told.
 const END_PATIENCE: Duration = Duration::from_secs(1);
-/// After so many messages the house looks after others for [`PACE`].
-const MESSAGES_MAX: u32 = 64;
-const PACE: Duration = Duration::from_millis(20);
 
 /// How far a room is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +71,30 @@ pub(super) struct Room {
     answers: AtomicBool,
 }
 
-type Order = (Told, Vec<OwnedFd>);
+type Order = (Told, Vec<Parcel>);
+
+/// A file descriptor that goes with an order.
+#[derive(Debug)]
+pub(super) enum Parcel {
+    Own(OwnedFd),
+    /// A front-end's, which the house keeps.
+    Foreign(Arc<ForeignFd>),
+}
+
+impl From<OwnedFd> for Parcel {
+    fn from(fd: OwnedFd) -> Self {
+        Self::Own(fd)
+    }
+}
+
+impl AsFd for Parcel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Own(fd) => fd.as_fd(),
+            Self::Foreign(fd) => fd.as_fd(),
+        }
+    }
+}
 
 /// A device that the room was given.
 #[derive(Debug)]
@@ -91,6 +112,8 @@ pub(super) struct Given {
     pub(super) net: Option<Arc<NetDevice>>,
     /// Where its questions go: one at a time is answered.
     pub(super) asks: mpsc::Sender<Ask>,
+    /// What is kept of its front-ends.
+    pub(super) estates: Arc<Estates>,
 }
 
 /// The room takes no more orders: it ends, or does not read them.
@@ -156,7 +179,7 @@ impl Room {
     }
 
     /// Tells it something, if there is room in what it has to be told.
-    pub(super) fn tell(&self, order: Told, fds: Vec<OwnedFd>) -> Result<(), Deaf> {
+    pub(super) fn tell(&self, order: Told, fds: Vec<Parcel>) -> Result<(), Deaf> {
         if !self.serves() {
             return Err(Deaf);
         }
@@ -164,14 +187,14 @@ impl Room {
     }
 
     /// Tells it something as soon as there is room in what it has to be told, or never: it ends.
-    pub(super) async fn tell_in_turn(&self, order: Told, fds: Vec<OwnedFd>) {
+    pub(super) async fn tell_in_turn(&self, order: Told, fds: Vec<Parcel>) {
         if let Err(unsent) = self.orders.send((order, fds)).await {
             aside(move || drop(unsent)).await;
         }
     }
 
     /// Gives it a device.
-    pub(super) fn give(&self, order: Told, fds: Vec<OwnedFd>, given: Given) -> Result<(), Deaf> {
+    pub(super) fn give(&self, order: Told, fds: Vec<Parcel>, given: Given) -> Result<(), Deaf> {
         let Told::Device { device: name, .. } = &order else { return Err(Deaf) };
         let name = name.clone();
         self.tell(order, fds)?;
@@ -179,13 +202,14 @@ impl Room {
         Ok(())
     }
 
-    /// Hands a client of a device over.
-    pub(super) fn connect(&self, device: &str, socket: OwnedFd) -> Result<(), Deaf> {
-        self.tell(Told::Client { device: device.to_owned() }, vec![socket])?;
+    /// Hands clients of a device over.
+    pub(super) async fn connect(&self, handing: Handing) {
+        for (told, fds) in handing {
+            self.tell_in_turn(told, fds).await;
+        }
         // A process that is killed and that the kernel does not end reads no more, and has no end:
         // only what it does not answer shows that.
         let _ = self.ask();
-        Ok(())
     }
 
     /// Takes a device away, and waits until it has stopped. A room that does not stop it is ended.
@@ -251,7 +275,8 @@ impl Room {
         orders.close();
         aside(move || while orders.try_recv().is_ok() {}).await;
         let gone = std::mem::take(&mut *self.lock());
-        for device in gone.values() {
+        // A front-end that is kept goes on with the next room.
+        for device in gone.values().filter(|device| !device.given.estates.is_used()) {
             device.given.connected.send_replace(false);
         }
         aside(move || gone.into_values().for_each(|device| device.given.counts.end())).await;
@@ -278,8 +303,6 @@ impl Room {
         let reason = self.attend(&channel, &pidfd, orders).await;
         self.end(&reason);
         let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-        let socket = channel.into_socket();
-        aside(move || drop(socket)).await;
         if timeout(END_PATIENCE, pidfd.readable()).await.is_err() {
             let (room, pid) = (&self.name, child.id());
             tracing::error!(room, pid, "the kernel does not end the room: its devices wait");
@@ -287,7 +310,15 @@ impl Room {
             let _ = pidfd.readable().await;
             tracing::info!(room, pid, "the room has ended");
         }
-        aside(move || child.wait()).await;
+        // What it has noted before its end.
+        for _ in 0..LEFT_MAX {
+            let Some((bytes, fds)) = channel.receive_left() else { break };
+            if let Ok(heard @ (Heard::Note { .. } | Heard::Gone { .. })) = message::parse(&bytes) {
+                let _ = self.hear(heard, fds);
+            }
+        }
+        let socket = channel.into_socket();
+        aside(move || (drop(socket), child.wait())).await;
     }
 
     /// Tells the room what it is to be told, and hears it, until it ends: why it does.
@@ -300,8 +331,8 @@ impl Room {
         let begun = sleep(PATIENCE);
         tokio::pin!(begun);
         let mut idle = interval_at(Instant::now() + IDLE, IDLE);
-        let (mut sessions, mut messages, mut state) = (0, 0, self.state.subscribe());
-        let mut question = Question::default();
+        let (mut sessions, mut state) = (0, self.state.subscribe());
+        let (mut question, mut messages) = (Question::default(), Messages::new());
         loop {
             tokio::select! {
                 Some((order, fds)) = orders.recv() => {
@@ -316,24 +347,21 @@ impl Room {
                     }
                     aside(move || drop(fds)).await;
                 }
-                came = channel.receive(false) => {
-                    let heard = match came {
-                        Ok(Some((bytes, _))) => message::parse(&bytes),
+                came = channel.receive() => {
+                    let (bytes, fds) = match came {
+                        Ok(Some(came)) => came,
                         Ok(None) => return "its process has ended".to_owned(),
                         Err(error) => return format!("its message is refused: {error}"),
                     };
-                    let result = heard.map_err(|error| error.to_string());
-                    result.iter().for_each(|heard| question.hear(heard));
-                    if let Err(problem) = result.and_then(|heard| self.hear(heard)) {
+                    let heard = message::parse(&bytes).map_err(|error| error.to_string());
+                    heard.iter().for_each(|heard| question.hear(heard));
+                    if let Err(problem) = heard.and_then(|heard| self.hear(heard, fds)) {
                         return format!("its message is refused: {problem}");
                     }
-                    messages += 1;
-                    if messages % MESSAGES_MAX == 0 {
-                        sleep(PACE).await;
-                    }
+                    messages.count().await;
                 }
                 _ = pidfd.readable() => return "its process has ended".to_owned(),
-                () = question.patience(), if question.asked.is_some() => {
+                () = question.patience(), if question.is_asked() => {
                     if question.is_over() {
                         return "it does not answer".to_owned();
                     }
@@ -359,9 +387,15 @@ impl Room {
 
     /// # Errors
     /// The room has no such device, or says what it cannot mean.
-    fn hear(&self, heard: Heard) -> Result<(), String> {
+    fn hear(&self, heard: Heard, fds: Vec<OwnedFd>) -> Result<(), String> {
         let missing = |device: &str| format!("it was not given {device:?}");
         match heard {
+            Heard::Note { device, number, puts, drops, answer } => {
+                let change = Change { puts, drops, answer };
+                return self.estates(&device)?.note(number, change, fds);
+            }
+            Heard::Gone { device, number } => self.estates(&device)?.forget(number),
+            _ if !fds.is_empty() => return Err("file descriptors that it must not send".to_owned()),
             Heard::Ready {} => {
                 self.state.send_if_modified(|state| {
                     let starts = *state == State::Starting;
@@ -400,53 +434,18 @@ impl Room {
     }
 }
 
-/// What a room has been asked, and has not answered.
-#[derive(Debug, Default)]
-struct Question {
-    /// The number of the last one, and since when no answer has come.
-    asked: Option<(u64, Instant)>,
-    /// An answer was waited for in vain once.
-    is_late: bool,
-}
-
-impl Question {
-    /// Notes what the room is told.
-    fn ask(&mut self, told: &Told) {
-        if let Told::Count { number } = told {
-            let since = self.asked.map_or_else(Instant::now, |(_, since)| since);
-            self.asked = Some((*number, since));
-        }
-    }
-
-    /// Notes what the room says: an answer to an earlier question shows that it goes on.
-    fn hear(&mut self, heard: &Heard) {
-        if let (Heard::Counted { number }, Some((last, _))) = (heard, self.asked) {
-            self.asked = (*number != last).then(|| (last, Instant::now()));
-            self.is_late = false;
-        }
-    }
-
-    /// Returns when an answer has been waited for half as long as it may take.
-    async fn patience(&self) {
-        if let Some((_, since)) = self.asked {
-            sleep_until(since + PATIENCE / 2).await;
-        }
-    }
-
-    /// True after both halves. If both processes were frozen together, the house may go on first:
-    /// the room has the second half to answer.
-    fn is_over(&mut self) -> bool {
-        self.asked = self.asked.map(|(number, _)| (number, Instant::now()));
-        std::mem::replace(&mut self.is_late, true)
-    }
-}
-
 impl Room {
     /// The network device of this name.
     fn net(&self, name: &str) -> Result<Arc<NetDevice>, String> {
         let devices = self.lock();
         let net = devices.get(name).and_then(|device| device.given.net.as_ref());
         net.cloned().ok_or_else(|| format!("{name:?} is no network of it"))
+    }
+
+    fn estates(&self, name: &str) -> Result<Arc<Estates>, String> {
+        let devices = self.lock();
+        let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
+        Ok(device.given.estates.clone())
     }
 
     fn hear_wish(&self, name: &str, number: u64, wish: Wish) -> Result<(), String> {

@@ -1,10 +1,11 @@
 //! `manyring room`: the process of a domain. It serves what it is given, and ends with its channel.
 
-use super::channel::Channel;
+use super::channel::{Channel, NO_FDS};
 use super::counts;
+use super::keeper::HouseKeeper;
 use super::limits::RoomGroups;
 use super::locked::RingLocked;
-use super::message::{self, Heard, PortFacts, Told};
+use super::message::{self, Heard, PortFacts, Told, Written};
 use super::net::{self, Given, RoomNet};
 use super::wishes::{Said, TheHouse, Unanswered};
 use crate::assemble::{Made, Opened};
@@ -19,7 +20,7 @@ use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Handed, Image};
 use manyring_engine::{Pool, PoolOptions, aside};
 use manyring_memory::{MemoryFiles, MemoryRules};
-use manyring_transport::vhost_user::{Endpoint, ServeOptions};
+use manyring_transport::vhost_user::{Client, Endpoint, Entry, Estate, Keeper, Kept, ServeOptions};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -83,8 +84,10 @@ struct Device {
     /// Dropped first: nothing looks after the port of a device that is gone.
     net: Option<RoomNet>,
     made: Made,
-    clients: mpsc::Sender<UnixStream>,
+    clients: mpsc::Sender<Client>,
     counters: OwnedFd,
+    /// What was kept of the client that comes next.
+    estate: Estate,
 }
 
 impl Inside {
@@ -97,7 +100,7 @@ impl Inside {
         let channel = self.channel.clone();
         loop {
             tokio::select! {
-                came = channel.receive(true) => {
+                came = channel.receive() => {
                     let came = came.map_err(|error| format!("house: {error}"))?;
                     let Some((bytes, fds)) = came else { return Ok(()) };
                     let told = message::parse(&bytes).map_err(|error| format!("house: {error}"))?;
@@ -106,6 +109,7 @@ impl Inside {
                 Some(said) = said.recv() => {
                     let heard = match said {
                         Said::Doubt { device } => Heard::Doubt { device },
+                        Said::Gone { device, number } => Heard::Gone { device, number },
                         Said::Wish { device, wish, answer } => {
                             let number = self.unanswered.ask(answer);
                             Heard::Ask { device, number, wish }
@@ -128,7 +132,14 @@ impl Inside {
                 let gift = Gift { has_image, port, fds };
                 self.add(wanted, gift, counters).await?;
             }
-            Told::Client { device } => self.connect(&device, fds.pop()),
+            Told::Kept { device, entry: Written { key, bytes } } => {
+                if let Some(device) = self.devices.get_mut(&device) {
+                    device.estate.entries.push(Kept { entry: Entry { key, bytes }, fds });
+                }
+            }
+            Told::Client { device, number, answering } => {
+                self.connect(&device, fds.pop(), (number, answering));
+            }
             Told::Remove { device } => self.remove(device),
             Told::Measure { device } => self.measure(&device),
             Told::Outside { device, link_up, is_gone, mtu, announcements } => {
@@ -192,8 +203,8 @@ impl Inside {
         let (clients, handed) = mpsc::channel(CLIENTS_MAX);
         self.tasks.serve(&made, Endpoint::Handed(handed), options);
         self.tell_of_sessions(name, &made);
-        let net = RoomNet::new(&made, given);
-        self.devices.insert(name.to_owned(), Device { net, made, clients, counters });
+        let (net, estate) = (RoomNet::new(&made, given), Estate::default());
+        self.devices.insert(name.to_owned(), Device { net, made, clients, counters, estate });
         Ok(())
     }
 
@@ -208,15 +219,26 @@ impl Inside {
         });
     }
 
-    fn connect(&self, device: &str, socket: Option<OwnedFd>) {
-        let (Some(device), Some(socket)) = (self.devices.get(device), socket) else { return };
+    fn connect(
+        &mut self,
+        name: &str,
+        socket: Option<OwnedFd>,
+        (number, answering): (u64, Option<Vec<u8>>),
+    ) {
+        let (Some(device), Some(socket)) = (self.devices.get_mut(name), socket) else { return };
+        let mut estate = std::mem::take(&mut device.estate);
+        estate.answering = answering;
+        let (channel, says) = (self.channel.clone(), self.says.clone());
+        let keeper = HouseKeeper { device: name.to_owned(), number, channel, says };
+        let kept = Some((Arc::new(keeper) as Arc<dyn Keeper>, estate));
         let stream = std::os::unix::net::UnixStream::from(socket);
         let Ok(stream) = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream))
         else {
             return;
         };
-        if device.clients.try_send(stream).is_err() {
-            tracing::warn!(device = device.made.part.name(), "client refused: too many wait");
+        if let Err(refused) = device.clients.try_send(Client { stream, kept }) {
+            tracing::warn!(device = name, "client refused: too many wait");
+            tokio::spawn(aside(move || refuse(refused.into_inner())));
         }
     }
 
@@ -250,10 +272,20 @@ impl Inside {
     }
 }
 
+/// Ends a connection that no session serves. May block.
+fn refuse(client: Client) {
+    if let Ok(stream) = client.stream.into_std() {
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+    }
+    if let Some((keeper, _)) = client.kept {
+        keeper.forget();
+    }
+}
+
 async fn say(channel: &Channel, heard: &Heard) {
     if let Ok(bytes) = message::emit(heard) {
         // The house is gone: the next look at the channel shows it.
-        let _ = channel.send(&bytes, &[]).await;
+        let _ = channel.send(&bytes, NO_FDS).await;
     }
 }
 

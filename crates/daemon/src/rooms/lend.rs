@@ -119,6 +119,7 @@ impl Attendant {
         match lent(net).await {
             Ok((Some(_), mut queues)) => {
                 queues.truncate(net.queue_pairs());
+                let queues = queues.into_iter().map(Into::into).collect();
                 self.room.tell_in_turn(Told::Queues { device }, queues).await;
             }
             Ok((None, _)) => {}

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The version of all messages. House and room are one program: another version is refused.
 pub const VERSION: u8 = 1;
 /// Longest message, in bytes.
-pub const SIZE_MAX: usize = 4096;
+pub const SIZE_MAX: usize = 16384;
 /// Most file descriptors of a message.
 pub const FDS_MAX: usize = 240;
 
@@ -66,10 +66,23 @@ pub enum Told {
         /// The number of the system's error; 0: none.
         error: i32,
     },
-    /// Somebody has connected to a device. One file descriptor: the socket.
+    /// Something that was kept of the session of the client that is told next. With the file
+    /// descriptors that belong to it.
+    Kept {
+        /// The device's name.
+        device: String,
+        /// As a room has noted it.
+        entry: Written,
+    },
+    /// Somebody has connected to a device, or has lost the room that served it. One file
+    /// descriptor: the socket.
     Client {
         /// The device's name.
         device: String,
+        /// Notes name it.
+        number: u64,
+        /// The message whose answer was under way when its room died.
+        answering: Option<Vec<u8>>,
     },
     /// A device goes.
     Remove {
@@ -126,6 +139,51 @@ pub struct GroupRates {
     pub rates: LimitRates,
 }
 
+/// Something that is kept of a session.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Written {
+    /// Where it is kept: another one with this key replaces it.
+    pub key: u32,
+    /// What only rooms look into.
+    #[serde(with = "digits")]
+    pub bytes: Vec<u8>,
+}
+
+/// Bytes as hexadecimal digits, which take half the room of a list of numbers.
+mod digits {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        let digits = digits.filter_map(|digit| char::from_digit(digit.into(), 16));
+        to.serialize_str(&digits.collect::<String>())
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<u8>, D::Error> {
+        let text = String::deserialize(from)?;
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        let digit = |digit: u8| char::from(digit).to_digit(16);
+        let byte = |[high, low]: &[u8; 2]| u8::try_from(digit(*high)? * 16 + digit(*low)?).ok();
+        let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
+        bytes.filter(|_| rest.is_empty()).ok_or_else(|| D::Error::custom("no pairs of digits"))
+    }
+}
+
+/// How far the answer to a message of a front-end is.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Answered {
+    /// As it was.
+    #[default]
+    Unchanged,
+    /// It is under way: to the message that begins with these bytes.
+    UnderWay(Vec<u8>),
+    /// It was sent.
+    Sent,
+}
+
 /// What a guest of a room may choose, and only the house can do.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -149,7 +207,7 @@ pub enum Wish {
     },
 }
 
-/// What a room tells the house. None of it has file descriptors.
+/// What a room tells the house. Only a [`Self::Note`] has file descriptors.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Heard {
@@ -161,6 +219,27 @@ pub enum Heard {
         device: String,
         /// It has come.
         is_open: bool,
+    },
+    /// What is to be kept of the session of a client, for the next room if this one dies. File
+    /// descriptors: those of the first entry.
+    Note {
+        /// The device's name.
+        device: String,
+        /// That of the client.
+        number: u64,
+        /// What is kept from now on.
+        puts: Vec<Written>,
+        /// The keys of what is kept no more.
+        drops: Vec<u32>,
+        /// Whether an answer is under way.
+        answer: Answered,
+    },
+    /// The session of a client is over, or the client was refused.
+    Gone {
+        /// The device's name.
+        device: String,
+        /// That of the client.
+        number: u64,
     },
     /// A device has stopped, and all that it had is closed.
     Removed {
@@ -270,9 +349,10 @@ mod tests {
                 table_key: Some(number),
             });
             let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
-            let told = match number % 9 {
+            let told = match number % 10 {
                 0 => Told::Device { device, keys, has_image: is_open, port },
-                1 => Told::Client { device },
+                1 => Told::Client { device, number, answering: is_open.then(|| vec![1, 2]) },
+                9 => Told::Kept { device, entry: Written { key: 7, bytes: vec![0, 255] } },
                 2 => Told::Remove { device },
                 3 => Told::Measure { device },
                 4 => Told::Queues { device },
@@ -292,7 +372,7 @@ mod tests {
             };
             assert_eq!(parse::<Told>(&emit(&told).unwrap()).unwrap(), told, "round {round}");
             let device = text(seed);
-            let heard = match number % 9 {
+            let heard = match number % 11 {
                 0 => Heard::Ready {},
                 1 => Heard::Session { device, is_open },
                 2 => Heard::Removed { device },
@@ -304,6 +384,12 @@ mod tests {
                     Heard::Ask { device, number, wish }
                 }
                 7 => Heard::Ask { device, number, wish: Wish::Lock { is_held: is_open } },
+                9 => Heard::Gone { device, number },
+                10 => {
+                    let puts = vec![Written { key: 1, bytes: vec![9; 40] }];
+                    let answer = Answered::UnderWay(vec![3]);
+                    Heard::Note { device, number, puts, drops: vec![5, 6], answer }
+                }
                 _ => Heard::Counted { number },
             };
             let bytes = emit(&heard).unwrap();
@@ -322,7 +408,7 @@ mod tests {
         let said = |bytes: &[u8]| parse::<Heard>(bytes).unwrap_err().to_string();
         assert_eq!(said(&[]), "an empty message");
         assert_eq!(said(b"\x02{}"), "version 2 of the messages, not 1");
-        assert!(said(&[1; SIZE_MAX + 1]).contains("more than 4096"));
+        assert!(said(&[1; SIZE_MAX + 1]).contains("more than 16384"));
         assert!(said(b"\x01{\"counted\":{\"number\":1,\"more\":2}}").contains("unknown field"));
         assert!(said(b"\x01{\"remove\":{\"device\":\"a\"}}").contains("unknown variant"));
         let long = Told::Remove { device: "x".repeat(SIZE_MAX) };

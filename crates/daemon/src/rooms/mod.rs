@@ -9,24 +9,30 @@
 //!               its end is waited for                                  them
 //! lend.rs    does what a guest may choose of its       <-   wishes.rs  asks for that, and waits
 //!            interface, and keeps the interface
+//! estate.rs  keeps connections, and notes of the       <-   keeper.rs  notes what its sessions are
+//!            sessions, for the next room                          told
 //!            message.rs what they say    channel.rs how, with file descriptors    keys.rs a device
 //!            counts.rs what a device has counted    sandbox.rs what a room gives up
 //! ```
 //! The house reads no byte that a front-end sends to a room, maps none of its memory, and waits for
 //! no room: what it has to tell a room lies in a bounded queue, and a room that does not read is
-//! killed. What a room says is checked as a hostile peer's.
+//! killed. What a room says is checked as a hostile peer's. A room that dies is started again, and
+//! its front-ends go on: they see a pause.
 
 mod channel;
 mod counts;
+mod estate;
 mod front;
 mod house;
 mod inside;
+mod keeper;
 mod keys;
 mod lend;
 mod limits;
 mod locked;
 pub mod message;
 mod net;
+mod question;
 pub(crate) mod sandbox;
 mod wishes;
 
@@ -47,6 +53,10 @@ use tokio::time::Instant;
 
 /// Shortest time between two starts of a room: one that dies at once is not started for ever.
 const START_PAUSE: Duration = Duration::from_millis(200);
+/// Longest pause before a room is started of which those before have died within [`BRIEF`].
+const START_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// A room that dies this soon may die of what it is told.
+const BRIEF: Duration = Duration::from_secs(2);
 /// How long a reader of counters waits for the rooms.
 const COUNT_PATIENCE: Duration = Duration::from_millis(200);
 
@@ -64,6 +74,8 @@ struct Kept {
     room: Arc<Room>,
     started: Instant,
     starts: u64,
+    /// How long after this start the next one may be.
+    pause: Duration,
 }
 
 /// `GET /v1/rooms`
@@ -109,13 +121,18 @@ impl Rooms {
     /// long as the kernel takes.
     async fn of(&self, domain: &str) -> Arc<Room> {
         loop {
-            let before = self.lock().get(domain).map(|kept| (kept.room.clone(), kept.started));
-            if let Some((room, started)) = before {
+            let of = |kept: &Kept| (kept.room.clone(), kept.started, kept.pause);
+            let before = self.lock().get(domain).map(of);
+            let mut pause = START_PAUSE;
+            if let Some((room, started, paused)) = before {
                 if room.serves() {
                     return room;
                 }
                 room.ended().await;
-                tokio::time::sleep_until(started + START_PAUSE).await;
+                if started.elapsed() < BRIEF {
+                    pause = (paused * 2).min(START_PAUSE_MAX);
+                }
+                tokio::time::sleep_until(started + paused).await;
             }
             // Another device of the domain may have been faster.
             let mut kept = self.lock();
@@ -124,8 +141,8 @@ impl Rooms {
                 continue;
             }
             let room = Room::start(domain, self.arguments.clone());
-            let started = Instant::now();
-            kept.insert(domain.to_owned(), Kept { room, started, starts: starts + 1 });
+            let (started, starts) = (Instant::now(), starts + 1);
+            kept.insert(domain.to_owned(), Kept { room, started, starts, pause });
         }
     }
 

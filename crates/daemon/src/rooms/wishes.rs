@@ -14,6 +14,8 @@ pub(super) enum Said {
     Wish { device: String, wish: Wish, answer: oneshot::Sender<i32> },
     /// The interface of a device may be gone.
     Doubt { device: String },
+    /// The session of a client is over.
+    Gone { device: String, number: u64 },
 }
 
 /// The house, as the port or the disk of one device reaches it.

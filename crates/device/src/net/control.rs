@@ -9,7 +9,7 @@ use manyring_wire::net::{
     VIRTIO_NET_F_CTRL_RX_EXTRA, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_GUEST_ANNOUNCE,
     VIRTIO_NET_F_MQ, VIRTIO_NET_F_NOTF_COAL, VIRTIO_NET_F_VQ_NOTF_COAL,
 };
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -144,6 +144,14 @@ impl Commands {
             let _ = commands.settle(kind, deadline).await;
         }
         commands
+    }
+
+    /// Has what the driver has set kept for a process that goes on with its guest.
+    pub(super) async fn keep_state(&self) {
+        let keeper = self.inner.keeper.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(keeper) = keeper {
+            keeper.keep_state(self.inner.save().emit()).await;
+        }
     }
 
     /// Does what the driver asks; returns when every worker and the host follow it. A command that

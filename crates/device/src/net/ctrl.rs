@@ -231,6 +231,8 @@ impl Clerk {
 
     async fn serve(&mut self, bytes: &[u8]) {
         let reply = self.obey(bytes).await;
+        // Before the driver hears of it: if this process is killed first, it asks again.
+        self.commands.keep_state().await;
         self.desk.leave(reply);
     }
 

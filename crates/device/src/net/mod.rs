@@ -41,7 +41,7 @@ pub use manyring_wire::net::{MacAddress, Offloads, is_mtu, parse_mac};
 
 use crate::live::Live;
 use crate::state::Saved;
-use crate::{ConfigError, Device, Later, StartError, StateError};
+use crate::{ConfigError, Device, Later, StartError, StateError, StateKeeper};
 use lent::Elsewhere;
 use manyring_backend::net::Port;
 use manyring_engine::Activation;
@@ -184,6 +184,8 @@ struct Inner {
     changes: watch::Sender<u64>,
     /// Told when the host's interface may have gone, or may be back.
     port_hint: Notify,
+    /// Who keeps what the driver sets by the control queue.
+    keeper: Mutex<Option<Arc<dyn StateKeeper>>>,
 }
 
 impl NetDevice {
@@ -232,6 +234,7 @@ impl NetDevice {
             stats,
             changes: watch::Sender::new(0),
             port_hint: Notify::new(),
+            keeper: Mutex::default(),
         }))
     }
 
@@ -453,6 +456,10 @@ impl Device for NetDevice {
 
     fn save(&self) -> Vec<u8> {
         self.0.save().emit()
+    }
+
+    fn keep_state_by(&self, keeper: Option<Arc<dyn StateKeeper>>) {
+        *self.0.keeper.lock().unwrap_or_else(PoisonError::into_inner) = keeper;
     }
 
     fn restore<'a>(&'a self, state: &'a [u8]) -> Later<'a, Result<(), StateError>> {

@@ -1,12 +1,13 @@
 //! `Endpoint`: where the front-end of a device comes from; `Clients`: those who connect there.
 
+use super::estate::Client;
 use super::{Listener, SocketPermissions};
 use std::future::poll_fn;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 
 /// Where the front-end comes from.
@@ -32,26 +33,26 @@ pub enum Endpoint {
         socket: rustix::fd::OwnedFd,
     },
     /// Connected sockets, as whoever accepts for us hands them over.
-    Handed(mpsc::Receiver<UnixStream>),
+    Handed(mpsc::Receiver<Client>),
 }
 
 /// Those who connect: at a socket that listens, or to whoever accepts for us.
 #[derive(Debug)]
 pub(super) enum Clients {
     Listens(UnixListener),
-    Handed(Mutex<mpsc::Receiver<UnixStream>>),
+    Handed(Mutex<mpsc::Receiver<Client>>),
 }
 
 impl Clients {
     /// The next client. When those who hand clients over are gone, there is none for ever.
-    pub(super) async fn accept(&self) -> io::Result<UnixStream> {
+    pub(super) async fn accept(&self) -> io::Result<Client> {
         poll_fn(|context| self.poll_accept(context)).await
     }
 
-    pub(super) fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<UnixStream>> {
+    pub(super) fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Client>> {
         match self {
             Self::Listens(listener) => {
-                Poll::Ready(ready!(listener.poll_accept(context)).map(|(stream, _)| stream))
+                Poll::Ready(ready!(listener.poll_accept(context)).map(|(stream, _)| stream.into()))
             }
             Self::Handed(clients) => {
                 let mut clients = clients.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,7 +7,9 @@ use manyring_memory::{Mapping, MemoryError, Words};
 use manyring_queue::{inflight_size, packed_inflight_size};
 use manyring_wire::vhost_user::InflightArea;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
 use std::io;
 use std::sync::Arc;
 
@@ -42,6 +44,11 @@ impl InflightRegion {
         Ok(Self { mapping, queues, queue_size, is_packed })
     }
 
+    /// True if it was made for packed rings.
+    pub(super) fn is_packed(&self) -> bool {
+        self.is_packed
+    }
+
     /// The place of a ring. `None`: the region has none for it, or was made for rings of the other
     /// format.
     pub(super) fn words(&self, index: usize, is_packed: bool) -> Option<Words> {
@@ -66,6 +73,15 @@ pub(super) fn make(area: InflightArea, is_packed: bool) -> io::Result<(InflightA
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let InflightArea { queues, queue_size, padding, .. } = area;
     Ok((InflightArea { size, offset: 0, queues, queue_size, padding }, file))
+}
+
+/// Empties the place of a ring in the file of a region that [`make`] has made: the next ring there
+/// begins anew. If the kernel has no memory for that, the ring finds a record of another one, and
+/// does not start.
+pub(super) fn forget(file: impl AsFd, area: InflightArea, (index, is_packed): (usize, bool)) {
+    let stride = stride(area.queue_size, is_packed) as u64;
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let _ = fallocate(file, flags, index as u64 * stride, stride);
 }
 
 /// Bytes of the place of a ring of this size, packed or not.

@@ -8,7 +8,9 @@
 //! while the old session is torn down waits, since QEMU never connects again to a socket that
 //! closed its connection. Waiting clients that have left meanwhile are passed over.
 
+mod answer;
 mod clients;
+mod estate;
 mod inflight;
 mod listener;
 mod meter;
@@ -21,6 +23,7 @@ mod unshared;
 mod vring;
 
 pub use clients::Endpoint;
+pub use estate::{Client, Entry, Estate, Keeper, Kept, NOTE_FDS_MAX, Note, NotedAnswer, notes_max};
 pub use listener::{
     ListenError, Listener, PATH_LEN_MAX, SocketName, SocketPermissions, Unnamed, check_path,
     look_at_path,
@@ -33,7 +36,7 @@ use manyring_device::Device;
 use manyring_engine::{Event, EventKind, Janitor, Origin, cpu_time};
 use manyring_memory::MemoryRules;
 use meter::Meter;
-use requests::{Front, Sent, told_if_slow};
+use requests::{Front, told_if_slow};
 use socket::{Connection, ForeignStream, has_left};
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -301,7 +304,7 @@ impl Server {
     }
 
     async fn run_to_end(&self, stream: UnixStream) {
-        let stream = ForeignStream::new(stream, self.janitor.clone());
+        let stream = ForeignStream::new(stream.into(), self.janitor.clone());
         let ended = self.run(Arc::new(stream)).await;
         self.tear_down(ended).await;
     }
@@ -361,10 +364,19 @@ impl Server {
         self.connected.send_replace(true);
         tracing::info!(device, "front-end connected");
         let mut unshared = Unshared::default();
+        match self.resume(&mut connection, &mut front).await {
+            Ok(false) => {}
+            // Its handshake was long ago.
+            Ok(true) => silence = None,
+            Err(end) => {
+                self.tell_end(&end);
+                return Ended { front, connection: None, origin };
+            }
+        }
         loop {
             let next = async {
                 self.meter.paid().await;
-                connection.receive(silence, &self.meter).await
+                connection.next(silence, &self.meter).await
             };
             tokio::select! {
                 message = next => {
@@ -372,7 +384,7 @@ impl Server {
                     self.meter.count_message();
                     // A disk that does not finish its requests can delay an answer: not for ever.
                     let answered = tokio::select! {
-                        answered = self.answer(&connection, &mut front, message) => answered,
+                        answered = self.answer(&mut connection, &mut front, message) => answered,
                         () = self.given_up() => Ok(()),
                     };
                     self.meter.begin_message();
@@ -407,21 +419,6 @@ impl Server {
                 }
             }
         }
-    }
-
-    async fn answer(
-        &self,
-        connection: &Connection,
-        front: &mut Front,
-        message: Result<socket::Message, SocketError>,
-    ) -> Result<(), SessionEnd> {
-        let message = message?;
-        let request = message.header.request;
-        tracing::trace!(device = self.device.name(), request, "message");
-        if let Some(Sent { bytes, fd }) = self.meter.of(front.handle(message)).await? {
-            self.meter.of(connection.send(&bytes, fd)).await?;
-        }
-        Ok(self.meter.check()?)
     }
 
     /// Logs an event of a queue. True if the session must end.
@@ -477,6 +474,8 @@ enum SessionEnd {
     Socket(#[from] SocketError),
     #[error(transparent)]
     Front(#[from] FrontError),
+    #[error("the process before this one died while it answered: the front-end must connect again")]
+    Unanswered,
 }
 
 /// Returns at `time`; never if it is `None`.

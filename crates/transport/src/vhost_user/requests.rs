@@ -1,6 +1,8 @@
 //! Carries out the effects that the session decides on: maps memory; starts, stops and changes
 //! queues.
 
+mod notes;
+
 use super::inflight::{self, InflightRegion};
 use super::session::{
     Answer, Effect, MemoryChange, OFFERED, Offer, Outcome, Session, SessionError,
@@ -18,6 +20,7 @@ use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, InflightArea, LogArea, Region,
     Reply, STATE_FAILED, STATE_NO_FD, VringState,
 };
+use notes::Notes;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -65,6 +68,8 @@ pub(super) struct Front {
     channel: Option<Channel>,
     events: mpsc::Sender<Event>,
     janitor: Arc<Janitor>,
+    /// What is noted for the process that goes on with the session, if somebody keeps that.
+    notes: Option<Notes>,
 }
 
 impl Front {
@@ -92,6 +97,7 @@ impl Front {
             channel: None,
             events,
             janitor,
+            notes: None,
         }
     }
 
@@ -102,7 +108,7 @@ impl Front {
 
     /// Handles one message to the end: carries out its effects, then returns its reply, if any.
     pub(super) async fn handle(&mut self, message: Message) -> Result<Option<Sent>, FrontError> {
-        let Message { header, payload, fds } = message;
+        let Message { header, payload, fds, .. } = message;
         let Outcome { effects, answer } = self.session.handle(header, &payload, fds)?;
         let mut refused = false;
         for effect in effects {
@@ -416,6 +422,7 @@ impl Front {
 
     /// Stops every queue; returns when no queue uses memory of this guest any more.
     pub(super) async fn tear_down(mut self) {
+        self.device.keep_state_by(None);
         for index in 0..self.vrings.len() {
             if let Some(queue) = &self.vrings[index].running {
                 queue.leave_aside().await;

@@ -87,9 +87,15 @@ impl Vring {
         self.addresses
     }
 
+    /// False: it needs a kick to start.
+    #[must_use]
+    pub fn has_kick(&self) -> bool {
+        self.kick == KickState::Set
+    }
+
     /// True if it has its size, addresses and kick.
     fn is_complete(&self) -> bool {
-        self.size.is_some() && self.addresses.is_some() && self.kick == KickState::Set
+        self.size.is_some() && self.addresses.is_some() && self.has_kick()
     }
 }
 

@@ -1,5 +1,8 @@
 //! Framing and fd passing: receives and sends whole messages with their file descriptors.
 
+mod peek;
+
+use super::estate::{Client, Estate, Keeper};
 use super::meter::Meter;
 use super::pace::LONG;
 use manyring_engine::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room, SessionSocket};
@@ -13,7 +16,7 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -63,6 +66,17 @@ pub(super) struct Message {
     pub(super) payload: Vec<u8>,
     /// The file descriptors that came with it. Those that are dropped are closed by the janitor.
     pub(super) fds: Vec<ForeignFd>,
+    /// It lies in the socket still, and must be consumed when it was obeyed.
+    pub(super) is_peeked: bool,
+}
+
+impl Message {
+    /// A message that was kept as these bytes. `None`: they are no whole message.
+    pub(super) fn of_bytes(bytes: &[u8], fds: Vec<ForeignFd>) -> Option<Self> {
+        let (header, payload) = bytes.split_first_chunk()?;
+        let header = Header::parse(header).ok().filter(|h| h.size as usize == payload.len())?;
+        Some(Self { header, payload: payload.to_vec(), fds, is_peeked: false })
+    }
 }
 
 /// A connected socket. The janitor closes it, because with it the kernel closes the file
@@ -74,12 +88,46 @@ pub(super) struct ForeignStream {
     janitor: Arc<Janitor>,
     /// Neither end of it is a doorbell.
     _known: SessionSocket,
+    /// Who keeps the session for the process after this one.
+    keeper: Option<Arc<dyn Keeper>>,
+    /// What was kept of the session by the process before this one.
+    estate: Mutex<Option<Estate>>,
 }
 
 impl ForeignStream {
-    pub(super) fn new(stream: UnixStream, janitor: Arc<Janitor>) -> Self {
+    pub(super) fn new(client: Client, janitor: Arc<Janitor>) -> Self {
+        let Client { stream, kept } = client;
         let known = SessionSocket::new(&stream);
-        Self { stream: Some(stream), janitor, _known: known }
+        let (keeper, estate) = kept.unzip();
+        let estate = Mutex::new(estate);
+        Self { stream: Some(stream), janitor, _known: known, keeper, estate }
+    }
+
+    pub(super) fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
+        self.keeper.as_ref()
+    }
+
+    /// What was kept of the session, once.
+    pub(super) fn take_estate(&self) -> Option<Estate> {
+        self.estate.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// A connection that is to be closed. One that is kept has another holder, so it is shut down: the
+/// front-end must see its end.
+struct Closing {
+    stream: std::os::unix::net::UnixStream,
+    keeper: Option<Arc<dyn Keeper>>,
+    /// Closed with it, if no session has taken it.
+    _estate: Option<Estate>,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.keeper.take() {
+            let _ = self.stream.shutdown(std::net::Shutdown::Both);
+            keeper.forget();
+        }
     }
 }
 
@@ -98,7 +146,8 @@ impl Drop for ForeignStream {
     fn drop(&mut self) {
         // Here the stream only leaves the runtime's poll, which closes nothing.
         if let Some(Ok(stream)) = self.stream.take().map(UnixStream::into_std) {
-            self.janitor.dispose(stream);
+            let (keeper, estate) = (self.keeper.take(), self.take_estate());
+            self.janitor.dispose(Closing { stream, keeper, _estate: estate });
         }
     }
 }
@@ -129,6 +178,20 @@ impl Connection {
             header: None,
             awaits_room: false,
         }
+    }
+
+    /// Who keeps the session for the process after this one.
+    pub(super) fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
+        self.stream.keeper()
+    }
+
+    /// What was kept of the session by the process before this one, once.
+    pub(super) fn take_estate(&self) -> Option<Estate> {
+        self.stream.take_estate()
+    }
+
+    pub(super) fn origin(&self) -> &Arc<Origin> {
+        &self.origin
     }
 
     /// Receives the next message. Waits at most `silence` for it to begin; `None`: for ever. Each
@@ -167,7 +230,7 @@ impl Connection {
         let header = self.header.take().ok_or(SocketError::ClosedInMessage)?;
         let payload = self.bytes.split_off(HEADER_SIZE);
         self.bytes.clear();
-        Ok(Message { header, payload, fds: std::mem::take(&mut self.fds) })
+        Ok(Message { header, payload, fds: std::mem::take(&mut self.fds), is_peeked: false })
     }
 
     /// Parses the header once it is there. True if all of the payload is there too.
@@ -378,7 +441,8 @@ mod tests {
             let (mut theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
             ours.set_nonblocking(true).unwrap();
             let janitor = Arc::new(Janitor::of("test"));
-            let stream = ForeignStream::new(UnixStream::from_std(ours).unwrap(), janitor.clone());
+            let stream =
+                ForeignStream::new(UnixStream::from_std(ours).unwrap().into(), janitor.clone());
             let mut connection = Connection::new(Arc::new(stream), Origin::new(janitor.clone()));
             let meter = Meter::new("test", dear, janitor);
             let payload = [7; 2 * PIECE + 1];

@@ -5,8 +5,10 @@
 #![allow(clippy::disallowed_methods, reason = "the server has a thread, the front-end the test's")]
 
 use manyring_device::{ConfigError, Device, Later, StartError, StateError};
-use manyring_engine::{Activation, QueueHandle, QueueStats};
-use manyring_queue::{Base, Ring};
+use manyring_engine::{
+    Activation, Done, Handler, Home, Moderation, Pool, QueueHandle, QueueStats, Turn, Waits,
+};
+use manyring_queue::{Base, Chains, Ring};
 use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
 use manyring_wire::vhost_user::{
     F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, FLAG_VERSION, HEADER_SIZE, Header, InflightArea,
@@ -67,9 +69,42 @@ pub(crate) struct Recorder {
     agrees: bool,
     asked: Mutex<Vec<Asked>>,
     pub(crate) changes: watch::Sender<u64>,
+    /// Its queues run here, and take nothing; `None`: none starts.
+    pool: Option<Arc<Pool>>,
+}
+
+/// Takes nothing of its ring.
+#[derive(Debug)]
+struct Idle;
+
+impl<R: Chains> Handler<R> for Idle {
+    fn turn(&mut self, _: &mut R, _: &mut Turn<'_, '_>) -> Done {
+        Done::default()
+    }
+
+    fn waits(&self, _: &R) -> Waits {
+        Waits { driver: true, ..Waits::default() }
+    }
+
+    fn abandon(&mut self, _: &mut R) {}
 }
 
 impl Recorder {
+    pub(crate) fn new(virtio_id: u32, agrees: bool, pool: Option<Arc<Pool>>) -> Self {
+        let (asked, changes) = (Mutex::default(), watch::Sender::new(0));
+        Self { virtio_id, agrees, asked, changes, pool }
+    }
+
+    fn run(&self, pool: &Arc<Pool>, activation: Activation) -> Result<QueueHandle, StartError> {
+        let Activation { index, ref queue, enabled, ref kick, ref call, ref err, .. } = activation;
+        let doorbells = [kick.is_some(), call.is_some(), err.is_some()];
+        self.note(Asked::Start(index, queue.size(), queue.base(), enabled, doorbells));
+        let stats = Arc::new(QueueStats::default());
+        let queue = activation.running(Idle, stats, Moderation::Off);
+        let home = Home { device: self.name().to_owned(), unit: index };
+        pool.start(queue, home).ok_or(StartError::NoWorker)
+    }
+
     pub(crate) fn note(&self, asked: Asked) {
         self.asked.lock().unwrap().push(asked);
     }
@@ -131,6 +166,9 @@ impl Device for Recorder {
     }
 
     fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
+        if let Some(pool) = self.pool.clone() {
+            return Box::pin(async move { self.run(&pool, activation) });
+        }
         let Activation { index, mut queue, enabled, kick, call, err, .. } = activation;
         queue.begin();
         let doorbells = [kick.is_some(), call.is_some(), err.is_some()];
@@ -172,8 +210,7 @@ pub(crate) struct Front {
 
 impl Front {
     pub(crate) fn new(virtio_id: u32, agrees: bool) -> Self {
-        let (asked, changes) = (Mutex::default(), watch::Sender::new(0));
-        let device = Arc::new(Recorder { virtio_id, agrees, asked, changes });
+        let device = Arc::new(Recorder::new(virtio_id, agrees, None));
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(PATIENCE)).unwrap();
         let served: Arc<dyn Device> = device.clone();
@@ -198,18 +235,7 @@ impl Front {
     }
 
     pub(crate) fn send(&self, name: &str, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-        let request = REQUESTS.iter().find(|row| row.name == name).unwrap().id;
-        let size = u32::try_from(payload.len()).unwrap();
-        let header = Header { request, flags: FLAG_VERSION | flags, size }.emit();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        let bytes = [&header[..], payload].concat();
-        let socket = self.socket.as_ref().unwrap();
-        let slices = [IoSlice::new(&bytes)];
-        assert_eq!(sendmsg(socket, &slices, &mut control, SendFlags::NOSIGNAL), Ok(bytes.len()));
+        send(self.socket.as_ref().unwrap(), (name, flags), payload, fds).unwrap();
     }
 
     /// The payload of the next reply.
@@ -293,6 +319,30 @@ impl Front {
         self.server.take().unwrap().join().unwrap();
         self.device.asked()
     }
+}
+
+/// Sends a request with these flags.
+pub(crate) fn send(
+    socket: &UnixStream,
+    (name, flags): (&str, u32),
+    payload: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), rustix::io::Errno> {
+    let size = u32::try_from(payload.len()).unwrap();
+    let header = Header { request: id_of(name), flags: FLAG_VERSION | flags, size }.emit();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    let bytes = [&header[..], payload].concat();
+    let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    assert_eq!(sent, bytes.len());
+    Ok(())
+}
+
+pub(crate) fn id_of(name: &str) -> u32 {
+    REQUESTS.iter().find(|row| row.name == name).unwrap().id
 }
 
 /// The payload of a config write that takes `ms` milliseconds of the server's CPU time.

@@ -11,7 +11,9 @@ impl DeviceHalf {
     /// As [`DeviceQueue::trailed`](crate::DeviceQueue::trailed).
     #[must_use]
     pub fn trailed(mut self) -> Self {
-        debug_assert!(self.record.is_none() && !self.has_begun, "one of the two says the place");
+        debug_assert!(!self.has_begun, "the place would not be looked for");
+        // One of the two says the place, and the trail is there for any process.
+        self.record = None;
         // Else a place would not say which chains are answered.
         self.features.in_order = true;
         self.order = Order::new(self.size.next_power_of_two());

@@ -56,7 +56,15 @@ impl Session {
         self.features.is_some_and(|bits| bits & F_LOG_ALL != 0) && !self.log.is_there
     }
 
-    pub(super) fn has_running(&self) -> bool {
+    /// True if there is a log.
+    #[must_use]
+    pub fn has_log(&self) -> bool {
+        self.log.is_there
+    }
+
+    /// True if a ring runs.
+    #[must_use]
+    pub fn has_running(&self) -> bool {
         self.vrings.iter().any(|vring| vring.running)
     }
 }

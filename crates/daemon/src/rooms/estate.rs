@@ -1,0 +1,288 @@
+//! `Estates`: what the house keeps of a device's front-ends, so that a front-end outlives the room
+//! that serves it.
+//!
+//! The house keeps each connected socket, and the notes that the room has sent of its session:
+//! bytes that it does not look into, and file descriptors that it touches only to hand them on.
+//! They are a front-end's, so a thread of the device closes them (`Janitor`). When the room dies,
+//! the next one is handed the socket with the notes.
+
+use super::house::Parcel;
+use super::message::{Told, Written};
+use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
+use manyring_transport::vhost_user::{NOTE_FDS_MAX, notes_max};
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Longest entry: the state of a network device with full tables.
+const ENTRY_SIZE_MAX: usize = 7168;
+/// A front-end whose rooms die so often, each within [`BRIEF`](super::BRIEF), is let go of.
+const BRIEF_LIVES_MAX: u32 = 8;
+
+/// The front-ends of one device.
+#[derive(Debug)]
+pub(super) struct Estates {
+    device: String,
+    queues: usize,
+    origin: Arc<Origin>,
+    kept: Mutex<Kept>,
+    /// How many front-ends there are.
+    count: watch::Sender<usize>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    last: u64,
+    clients: BTreeMap<u64, Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    socket: Arc<ForeignFd>,
+    entries: BTreeMap<u32, Entry>,
+    answering: Option<Vec<u8>>,
+    /// The house has no room for its file descriptors: it cannot outlive its room.
+    is_lost: bool,
+    /// Rooms that have died soon after they were handed it, in a row.
+    brief_lives: u32,
+    handed_at: Instant,
+}
+
+#[derive(Debug)]
+struct Entry {
+    bytes: Vec<u8>,
+    fds: Vec<Arc<ForeignFd>>,
+}
+
+/// A change of what is kept of a front-end, as a room has said it.
+#[derive(Debug)]
+pub(super) struct Change {
+    pub(super) puts: Vec<Written>,
+    pub(super) drops: Vec<u32>,
+    pub(super) answer: super::message::Answered,
+}
+
+/// What a room is told so that it serves a front-end.
+pub(super) type Handing = Vec<(Told, Vec<Parcel>)>;
+
+impl Estates {
+    pub(super) fn new(device: &str, queues: usize) -> Arc<Self> {
+        let origin = Origin::new(Arc::new(Janitor::of(device)));
+        let (kept, count) = (Mutex::default(), watch::Sender::new(0));
+        Arc::new(Self { device: device.to_owned(), queues, origin, kept, count })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn adopt(&self, fd: OwnedFd, room: &mut FdRoom) -> Arc<ForeignFd> {
+        Arc::new(self.origin.adopt(fd, room))
+    }
+
+    /// Keeps the socket of a front-end that has connected, and gives it a number.
+    pub(super) fn add(&self, socket: OwnedFd) -> u64 {
+        let mut room = FdRoom::at_once().unwrap_or(FdRoom::none());
+        let socket = self.adopt(socket, &mut room);
+        let mut kept = self.lock();
+        kept.last += 1;
+        let client = Client {
+            socket,
+            entries: BTreeMap::new(),
+            answering: None,
+            is_lost: false,
+            brief_lives: 0,
+            handed_at: Instant::now(),
+        };
+        let number = kept.last;
+        kept.clients.insert(number, client);
+        self.count.send_replace(kept.clients.len());
+        number
+    }
+
+    /// The session of a front-end is over, or the front-end is refused.
+    pub(super) fn forget(&self, number: u64) {
+        let mut kept = self.lock();
+        // Its file descriptors are closed by the janitor.
+        kept.clients.remove(&number);
+        self.count.send_replace(kept.clients.len());
+    }
+
+    /// All front-ends are let go of: their connections end when the room has ended too.
+    pub(super) fn forget_all(&self) {
+        let mut kept = self.lock();
+        kept.clients.clear();
+        self.count.send_replace(0);
+    }
+
+    /// True if the device has a front-end.
+    pub(super) fn is_used(&self) -> bool {
+        *self.count.borrow() > 0
+    }
+
+    /// Returns when the device has no front-end.
+    pub(super) async fn unused(&self) {
+        let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    /// Keeps what a room notes.
+    ///
+    /// # Errors
+    /// One line: no room of this version says that.
+    pub(super) fn note(
+        &self,
+        number: u64,
+        change: Change,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        use super::message::Answered;
+        let room = FdRoom::at_once();
+        let has_room = room.is_some();
+        let mut room = room.unwrap_or(FdRoom::none());
+        let mut fds: Vec<_> = fds.into_iter().map(|fd| self.adopt(fd, &mut room)).collect();
+        if fds.len() > NOTE_FDS_MAX {
+            return Err(format!("{} file descriptors in a note", fds.len()));
+        }
+        let mut kept = self.lock();
+        // One that was let go of may be noted still.
+        let Some(client) = kept.clients.get_mut(&number) else { return Ok(()) };
+        client.is_lost |= !has_room && !fds.is_empty();
+        for key in change.drops {
+            client.entries.remove(&key);
+        }
+        for Written { key, bytes } in change.puts {
+            if bytes.len() > ENTRY_SIZE_MAX {
+                return Err(format!("a note of {} bytes", bytes.len()));
+            }
+            client.entries.insert(key, Entry { bytes, fds: std::mem::take(&mut fds) });
+        }
+        if client.entries.len() > notes_max(self.queues) {
+            return Err(format!("{} notes of a session", client.entries.len()));
+        }
+        match change.answer {
+            Answered::Unchanged => {}
+            Answered::UnderWay(message) => client.answering = Some(message),
+            Answered::Sent => client.answering = None,
+        }
+        Ok(())
+    }
+
+    /// What a room is told to serve a front-end that has just connected.
+    pub(super) fn handing(&self, number: u64) -> Handing {
+        let mut kept = self.lock();
+        kept.clients.get_mut(&number).map(|client| self.told(number, client)).unwrap_or_default()
+    }
+
+    /// The room of the front-ends has died. Those with which no room can go on are let go of.
+    pub(super) fn bereave(&self) {
+        let mut kept = self.lock();
+        kept.clients.retain(|_, client| {
+            let is_brief = client.handed_at.elapsed() < super::BRIEF;
+            client.brief_lives = if is_brief { client.brief_lives + 1 } else { 0 };
+            let problem = match () {
+                () if client.is_lost => "too few open files are allowed (ulimit -n) to keep it",
+                () if client.brief_lives >= BRIEF_LIVES_MAX => "its rooms die again and again",
+                () => return true,
+            };
+            tracing::warn!(device = self.device, "a front-end is let go of: {problem}");
+            false
+        });
+        self.count.send_replace(kept.clients.len());
+    }
+
+    /// What the next room is told to go on with all front-ends.
+    pub(super) fn handings(&self) -> Handing {
+        let mut kept = self.lock();
+        let clients = kept.clients.iter_mut();
+        clients.flat_map(|(number, client)| self.told(*number, client)).collect()
+    }
+
+    fn told(&self, number: u64, client: &mut Client) -> Handing {
+        client.handed_at = Instant::now();
+        let mut told = Vec::new();
+        for (key, Entry { bytes, fds }) in &client.entries {
+            let (device, written) =
+                (self.device.clone(), Written { key: *key, bytes: bytes.clone() });
+            let parcels = fds.iter().cloned().map(Parcel::Foreign).collect();
+            told.push((Told::Kept { device, entry: written }, parcels));
+        }
+        let (device, answering) = (self.device.clone(), client.answering.take());
+        let socket = Parcel::Foreign(client.socket.clone());
+        told.push((Told::Client { device, number, answering }, vec![socket]));
+        told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rooms::message::Answered;
+
+    fn estates() -> Arc<Estates> {
+        Estates::new("d", 2)
+    }
+
+    fn fd() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    fn change(keys: &[u32], drops: &[u32]) -> Change {
+        let puts = keys.iter().map(|key| Written { key: *key, bytes: vec![7] }).collect();
+        Change { puts, drops: drops.to_vec(), answer: Answered::Unchanged }
+    }
+
+    #[test]
+    fn the_next_room_is_told_what_was_noted_in_order_and_then_the_socket() {
+        let estates = estates();
+        let number = estates.add(fd());
+        estates.note(number, change(&[9], &[]), vec![fd(), fd()]).unwrap();
+        estates.note(number, change(&[4, 5], &[]), vec![fd()]).unwrap();
+        estates.note(number, change(&[], &[5]), Vec::new()).unwrap();
+        let told = estates.handings();
+        let said: Vec<_> = told
+            .iter()
+            .map(|(told, fds)| match told {
+                Told::Kept { entry, .. } => (entry.key, fds.len()),
+                Told::Client { number: told, .. } if *told == number => (0, fds.len()),
+                other => unreachable!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(said, [(4, 1), (9, 2), (0, 1)]);
+        estates.forget(number);
+        assert!(estates.handings().is_empty() && !estates.is_used());
+    }
+
+    #[test]
+    fn a_room_that_notes_without_end_is_refused() {
+        let estates = estates();
+        let number = estates.add(fd());
+        let many: Vec<_> = (0..3000).collect();
+        assert!(estates.note(number, change(&many, &[]), Vec::new()).is_err());
+        let number = estates.add(fd());
+        let long = Change {
+            puts: vec![Written { key: 1, bytes: vec![0; ENTRY_SIZE_MAX + 1] }],
+            drops: Vec::new(),
+            answer: Answered::Unchanged,
+        };
+        assert!(estates.note(number, long, Vec::new()).is_err());
+        let fds = (0..=NOTE_FDS_MAX).map(|_| fd()).collect();
+        assert!(estates.note(number, change(&[1], &[]), fds).is_err());
+    }
+
+    #[test]
+    fn a_front_end_whose_rooms_die_at_once_is_let_go_of() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let estates = estates();
+            estates.add(fd());
+            for _ in 1..BRIEF_LIVES_MAX {
+                estates.bereave();
+                assert_eq!(estates.handings().len(), 1);
+            }
+            estates.bereave();
+            assert!(estates.handings().is_empty() && !estates.is_used());
+        });
+    }
+}

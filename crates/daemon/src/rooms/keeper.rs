@@ -1,0 +1,45 @@
+//! `HouseKeeper`: the house keeps a session of this room.
+
+use super::channel::Channel;
+use super::message::{self, Answered, Heard, Written};
+use super::wishes::Said;
+use manyring_device::Later;
+use manyring_transport::vhost_user::{Entry, Keeper, Note, NotedAnswer};
+use rustix::fd::BorrowedFd;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Sends the notes of one session to the house. What lies in the channel outlives this process.
+#[derive(Debug)]
+pub(super) struct HouseKeeper {
+    pub(super) device: String,
+    /// The house's number of the client.
+    pub(super) number: u64,
+    pub(super) channel: Arc<Channel>,
+    pub(super) says: mpsc::Sender<Said>,
+}
+
+impl Keeper for HouseKeeper {
+    fn note<'a>(&'a self, note: Note, fds: Vec<BorrowedFd<'a>>) -> Later<'a, ()> {
+        let Note { puts, drops, answer } = note;
+        let puts = puts.into_iter().map(|Entry { key, bytes }| Written { key, bytes }).collect();
+        let answer = match answer {
+            NotedAnswer::Unchanged => Answered::Unchanged,
+            NotedAnswer::UnderWay(message) => Answered::UnderWay(message),
+            NotedAnswer::Sent => Answered::Sent,
+        };
+        let (device, number) = (self.device.clone(), self.number);
+        let heard = Heard::Note { device, number, puts, drops, answer };
+        Box::pin(async move {
+            if let Ok(bytes) = message::emit(&heard) {
+                // If the house is gone, this process ends.
+                let _ = self.channel.send(&bytes, &fds).await;
+            }
+        })
+    }
+
+    fn forget(&self) {
+        let (device, number) = (self.device.clone(), self.number);
+        let _ = self.says.blocking_send(Said::Gone { device, number });
+    }
+}

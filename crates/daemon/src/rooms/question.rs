@@ -1,0 +1,83 @@
+//! `Question`: what a room has been asked and has not answered; `Messages`: how many it sends.
+
+use super::message::{Heard, Told};
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+
+/// How long a room may leave unread or unanswered what it was told, and how long it may take to
+/// start.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// After so many messages in a [`WINDOW`] the house looks after others until that is over. A
+/// session begins with some hundred.
+const MESSAGES_MAX: u32 = 1024;
+const WINDOW: Duration = Duration::from_millis(320);
+
+/// What a room has been asked, and has not answered.
+#[derive(Debug, Default)]
+pub(super) struct Question {
+    /// The number of the last one, and since when no answer has come.
+    asked: Option<(u64, Instant)>,
+    /// An answer was waited for in vain once.
+    is_late: bool,
+}
+
+impl Question {
+    /// True if an answer is due.
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// Notes what the room is told.
+    pub(super) fn ask(&mut self, told: &Told) {
+        if let Told::Count { number } = told {
+            let since = self.asked.map_or_else(Instant::now, |(_, since)| since);
+            self.asked = Some((*number, since));
+        }
+    }
+
+    /// Notes what the room says: an answer to an earlier question shows that it goes on.
+    pub(super) fn hear(&mut self, heard: &Heard) {
+        if let (Heard::Counted { number }, Some((last, _))) = (heard, self.asked) {
+            self.asked = (*number != last).then(|| (last, Instant::now()));
+            self.is_late = false;
+        }
+    }
+
+    /// Returns when an answer has been waited for half as long as it may take.
+    pub(super) async fn patience(&self) {
+        if let Some((_, since)) = self.asked {
+            sleep_until(since + PATIENCE / 2).await;
+        }
+    }
+
+    /// True after both halves. If both processes were frozen together, the house may go on first:
+    /// the room has the second half to answer.
+    pub(super) fn is_over(&mut self) -> bool {
+        self.asked = self.asked.map(|(number, _)| (number, Instant::now()));
+        std::mem::replace(&mut self.is_late, true)
+    }
+}
+
+/// The messages of a room in the present window.
+#[derive(Debug)]
+pub(super) struct Messages {
+    began: Instant,
+    count: u32,
+}
+
+impl Messages {
+    pub(super) fn new() -> Self {
+        Self { began: Instant::now(), count: 0 }
+    }
+
+    /// Counts a message; returns when the next one may be read.
+    pub(super) async fn count(&mut self) {
+        if self.began.elapsed() > WINDOW {
+            *self = Self::new();
+        }
+        self.count += 1;
+        if self.count > MESSAGES_MAX {
+            sleep_until(self.began + WINDOW).await;
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! A message is obeyed, answered and consumed; a session of a process that has died is gone on with
+//! (`estate.rs`).
+
+use super::estate::{Kept, NotedAnswer};
+use super::requests::{Front, Sent};
+use super::socket::{Connection, Message, SocketError};
+use super::{Server, SessionEnd};
+
+/// How much of a message is kept to know it again: more than any that is answered has.
+const KNOWN_BY: usize = 64;
+
+impl Server {
+    pub(super) async fn answer(
+        &self,
+        connection: &mut Connection,
+        front: &mut Front,
+        message: Result<Message, SocketError>,
+    ) -> Result<(), SessionEnd> {
+        let message = message?;
+        let request = message.header.request;
+        tracing::trace!(device = self.device.name(), request, "message");
+        let is_peeked = message.is_peeked;
+        let mut known_by = Vec::new();
+        if is_peeked {
+            known_by.extend(message.header.emit());
+            known_by.extend(message.payload.iter().take(KNOWN_BY));
+        }
+        let pending = self.meter.of(front.note_before(&message)).await;
+        let sent = self.meter.of(front.handle(message)).await?;
+        let has_answer = sent.is_some();
+        let answer = match has_answer {
+            true => NotedAnswer::UnderWay(known_by),
+            false => NotedAnswer::Unchanged,
+        };
+        self.meter.of(front.note_after(pending, answer)).await;
+        if let Some(Sent { bytes, fd }) = sent {
+            self.meter.of(connection.send(&bytes, fd)).await?;
+        }
+        connection.consume(is_peeked, &self.meter).await?;
+        if has_answer {
+            self.meter.of(front.note_answered()).await;
+        }
+        Ok(self.meter.check()?)
+    }
+
+    /// Goes on with a session that was handed over with all that was kept of it. False: it begins.
+    pub(super) async fn resume(
+        &self,
+        connection: &mut Connection,
+        front: &mut Front,
+    ) -> Result<bool, SessionEnd> {
+        let Some(keeper) = connection.keeper() else { return Ok(false) };
+        front.keep(keeper.clone());
+        let Some(estate) = connection.take_estate() else { return Ok(false) };
+        let count = estate.entries.len();
+        for Kept { entry, fds } in estate.entries {
+            self.meter.of(front.resume(entry, fds, connection.origin())).await?;
+        }
+        front.ring_all();
+        if count > 0 {
+            tracing::info!(device = self.device.name(), messages = count, "the session goes on");
+        }
+        match estate.answering {
+            // The answer was sent, if the message is not there any more.
+            Some(message) if message.is_empty() || connection.begins_with(&message) => {
+                Err(SessionEnd::Unanswered)
+            }
+            _ => Ok(count > 0),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! `Estate`: what must be known of a session so that another process can go on with it.
+//!
+//! Whoever accepts a client for us may keep the connection and the [`Note`]s of its session
+//! ([`Keeper`]). If this process is killed, the connection stays open, and the next process is
+//! handed the socket with all that was noted. The notes are the session's own messages: the next
+//! process obeys them again, so there is no second format and no second parser.
+//!
+//! ```text
+//! peek      a message is read and stays in the socket
+//! note      what it sets, with its file descriptors
+//! obey
+//! note      what it took away; and, if it has an answer, that the answer is under way
+//! answer
+//! consume   the message is taken from the socket
+//! note      the answer has been sent
+//! ```
+//! Why a kill between any two of these steps loses nothing, and answers nothing twice:
+//! 1. **Until it is consumed, a message is read again** by the next process, which obeys it again.
+//!    Each message sets something to a value, so this changes nothing. `SET_VRING_BASE` begins a
+//!    ring anew, but then the note has taken away the kick with which the ring would start.
+//! 2. **An answer is under way from its note to the next one.** If the message is gone from the
+//!    socket by then, the answer was sent. If it is still there, nobody knows: the session ends,
+//!    and the front-end connects again. That is so between two system calls.
+//! 3. **A ring goes on where its in-flight region says**, not at its base. If the front-end gives
+//!    no region, the session makes one and notes it. The place of a ring in it is emptied before
+//!    the kick of a ring that begins is noted.
+//!
+//! A message that arrives in pieces cannot be read without being consumed. It is obeyed as it
+//! would be without a keeper, and a kill meanwhile ends the session.
+
+use manyring_device::Later;
+use manyring_wire::vhost_user::{CONFIG_SIZE_MAX, MEM_SLOTS};
+use rustix::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use tokio::net::UnixStream;
+
+/// A slot more than a front-end may use.
+pub(super) const MEM_SLOTS_MAX: usize = 510;
+const _: () = assert!(MEM_SLOTS_MAX as u64 == MEM_SLOTS + 1);
+const CONFIG_MAX: usize = CONFIG_SIZE_MAX as usize;
+/// Kinds of entries.
+pub(super) const PLACES: usize = 19;
+
+/// Most notes of a session with this many queues.
+#[must_use]
+pub fn notes_max(queues: usize) -> usize {
+    MEM_SLOTS_MAX + CONFIG_MAX + (queues + 1) * PLACES
+}
+
+/// Most file descriptors that belong to one note.
+pub const NOTE_FDS_MAX: usize = 8;
+
+/// Keeps a session for the process that goes on with it if this one dies.
+pub trait Keeper: Send + Sync + std::fmt::Debug {
+    /// Keeps a note; returns when a death of this process cannot undo that. `fds` belong to the
+    /// first entry that the note puts.
+    fn note<'a>(&'a self, note: Note, fds: Vec<BorrowedFd<'a>>) -> Later<'a, ()>;
+
+    /// The session has ended, and its connection is shut down. Called where it may block.
+    fn forget(&self);
+}
+
+/// A change of what is kept of a session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Note {
+    /// What is kept under these keys from now on.
+    pub puts: Vec<Entry>,
+    /// Nothing is kept under these keys any more.
+    pub drops: Vec<u32>,
+    /// What is new of the answer to the message that is obeyed.
+    pub answer: NotedAnswer,
+}
+
+/// How far the answer to a message is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NotedAnswer {
+    /// As it was.
+    #[default]
+    Unchanged,
+    /// It is under way: to the message that begins with these bytes. None: the message was consumed
+    /// before it was obeyed.
+    UnderWay(Vec<u8>),
+    /// It has been sent, and the message is consumed.
+    Sent,
+}
+
+/// Something that is kept of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its place: entries are obeyed again in the order of their keys.
+    pub key: u32,
+    /// A message of the front-end, header and payload; or the device's state.
+    pub bytes: Vec<u8>,
+}
+
+/// An entry with its file descriptors, as the next process gets it.
+#[derive(Debug)]
+pub struct Kept {
+    /// What it says.
+    pub entry: Entry,
+    /// In the order in which they came.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// All that was kept of a session.
+#[derive(Debug, Default)]
+pub struct Estate {
+    /// In the order of their keys.
+    pub entries: Vec<Kept>,
+    /// The message whose answer was under way when the process before this one ended
+    /// ([`NotedAnswer::UnderWay`]).
+    pub answering: Option<Vec<u8>>,
+}
+
+/// A connected front-end, handed over by whoever accepts for us.
+#[derive(Debug)]
+pub struct Client {
+    /// The socket.
+    pub stream: UnixStream,
+    /// Who keeps the session, and what was kept of it by a process before this one.
+    pub kept: Option<(Arc<dyn Keeper>, Estate)>,
+}
+
+impl From<UnixStream> for Client {
+    fn from(stream: UnixStream) -> Self {
+        Self { stream, kept: None }
+    }
+}

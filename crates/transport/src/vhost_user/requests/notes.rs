@@ -1,0 +1,390 @@
+//! What a session notes of itself for the process that goes on with it (`estate.rs`), and how that
+//! one goes on.
+
+use super::{Front, FrontError};
+use crate::vhost_user::estate::{Entry, Keeper, MEM_SLOTS_MAX, Note, NotedAnswer, PLACES};
+use crate::vhost_user::inflight::{self, InflightRegion};
+use crate::vhost_user::session::Session;
+use crate::vhost_user::socket::Message;
+use manyring_device::{Device, Later, StateKeeper};
+use manyring_engine::{Origin, Room};
+use manyring_wire::vhost_user::{
+    FLAG_VERSION, Header, InflightArea, Region, Request, VringState, row_of,
+};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// What an entry is about: the upper half of its key. Its declaration order is the order in which
+/// entries are obeyed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u16)]
+enum Place {
+    Protocol,
+    /// Before the features: a device without any forgets what the front-end told of the MTU.
+    Mtu,
+    Features,
+    /// Of the device; its lower half is 0.
+    State,
+    Status,
+    /// By its offset.
+    Config,
+    MemTable,
+    /// By a number for each region.
+    MemRegion,
+    Log,
+    /// The front-end's region.
+    Inflight,
+    /// The region that the session has made.
+    OwnInflight,
+    Channel,
+    // Of a vring, by its index. The kick is last: with it the ring starts.
+    Size,
+    Base,
+    Addresses,
+    Call,
+    Err,
+    Enable,
+    Kick,
+}
+
+impl Place {
+    const ALL: [Self; PLACES] = [
+        Self::Protocol,
+        Self::Mtu,
+        Self::Features,
+        Self::State,
+        Self::Status,
+        Self::Config,
+        Self::MemTable,
+        Self::MemRegion,
+        Self::Log,
+        Self::Inflight,
+        Self::OwnInflight,
+        Self::Channel,
+        Self::Size,
+        Self::Base,
+        Self::Addresses,
+        Self::Call,
+        Self::Err,
+        Self::Enable,
+        Self::Kick,
+    ];
+
+    fn key(self, index: usize) -> u32 {
+        ((self as u32) << 16) | (u32::try_from(index).unwrap_or(0) & 0xffff)
+    }
+
+    fn of(key: u32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(key >> 16).ok()?).copied()
+    }
+
+    /// True if `RESET_DEVICE` takes it away.
+    fn is_of_driver(self) -> bool {
+        !matches!(self, Self::Protocol | Self::MemTable | Self::MemRegion | Self::Channel)
+    }
+}
+
+/// What is noted of the session that runs here.
+#[derive(Debug)]
+pub(super) struct Notes {
+    keeper: Arc<dyn Keeper>,
+    /// The entries, without file descriptors.
+    entries: BTreeMap<u32, Vec<u8>>,
+    /// The file of the in-flight region that the session has made.
+    own_region: Option<(InflightArea, Arc<OwnedFd>)>,
+}
+
+impl Notes {
+    pub(super) fn new(keeper: Arc<dyn Keeper>) -> Self {
+        Self { keeper, entries: BTreeMap::new(), own_region: None }
+    }
+
+    /// Notes that no answer is under way any more.
+    pub(super) async fn answered(&self) {
+        let note = Note { answer: NotedAnswer::Sent, ..Note::default() };
+        self.keeper.note(note, Vec::new()).await;
+    }
+
+    async fn keep(&mut self, note: Note, fds: Vec<BorrowedFd<'_>>) {
+        for key in &note.drops {
+            self.entries.remove(key);
+        }
+        let puts = note.puts.iter().map(|entry| (entry.key, entry.bytes.clone()));
+        self.entries.extend(puts);
+        self.keeper.note(note, fds).await;
+    }
+
+    /// The keys of these places that are kept.
+    fn kept(&self, is_meant: impl Fn(Place) -> bool) -> Vec<u32> {
+        let all = self.entries.keys().copied();
+        all.filter(|key| Place::of(*key).is_some_and(&is_meant)).collect()
+    }
+
+    /// Where a memory region is kept.
+    fn slots<'a>(
+        &'a self,
+        is_meant: impl Fn(&[u8]) -> bool + 'a,
+    ) -> impl Iterator<Item = u32> + 'a {
+        let slots = self.entries.range(Place::MemRegion.key(0)..Place::Log.key(0));
+        slots.filter(move |(_, bytes)| is_meant(bytes)).map(|(key, _)| *key)
+    }
+
+    /// Where a message is kept; `None`: it sets nothing, or the session refuses it.
+    fn place(&self, request: &Request, bytes: &[u8], queues: usize) -> Option<u32> {
+        let of_vring = |place: Place, index: usize| (index < queues).then(|| place.key(index));
+        let of_state = |place, state: &VringState| of_vring(place, state.index as usize);
+        match request {
+            Request::SetProtocolFeatures(_) => Some(Place::Protocol.key(0)),
+            Request::NetSetMtu(_) => Some(Place::Mtu.key(0)),
+            Request::SetFeatures(_) => Some(Place::Features.key(0)),
+            Request::SetStatus(_) => Some(Place::Status.key(0)),
+            Request::SetConfig(access, _) => Some(Place::Config.key(access.offset as usize)),
+            Request::SetMemTable(_) => Some(Place::MemTable.key(0)),
+            // QEMU sends each region once for every queue pair.
+            Request::AddMemReg(_) if self.slots(|kept| kept == bytes).next().is_some() => None,
+            Request::AddMemReg(_) => {
+                let free = |slot: &usize| !self.entries.contains_key(&Place::MemRegion.key(*slot));
+                (0..MEM_SLOTS_MAX).find(free).map(|slot| Place::MemRegion.key(slot))
+            }
+            Request::SetLogBase(_) => Some(Place::Log.key(0)),
+            Request::SetInflightFd(_) => Some(Place::Inflight.key(0)),
+            Request::SetBackendReqFd => Some(Place::Channel.key(0)),
+            Request::SetVringNum(state) => of_state(Place::Size, state),
+            Request::SetVringBase(state) => of_state(Place::Base, state),
+            Request::SetVringAddr(addr) => of_vring(Place::Addresses, addr.index as usize),
+            Request::SetVringCall { index, .. } => of_vring(Place::Call, *index),
+            Request::SetVringErr { index, .. } => of_vring(Place::Err, *index),
+            Request::SetVringEnable(state) => of_state(Place::Enable, state),
+            Request::SetVringKick { index, .. } => of_vring(Place::Kick, *index),
+            _ => None,
+        }
+    }
+
+    /// What a message has taken away or changed beside what it says itself.
+    fn consequences(&self, request: &Request, session: &Session, device: &dyn Device) -> Note {
+        let mut note = Note::default();
+        match request {
+            Request::ResetDevice => note.drops = self.kept(Place::is_of_driver),
+            Request::SetStatus(0) => note.drops = self.kept(|place| place == Place::Config),
+            Request::SetInflightFd(_) => {
+                note.drops = self.kept(|place| place == Place::OwnInflight);
+            }
+            Request::RemMemReg(region) => {
+                note.drops = self.slots(|kept| is_place_of(kept, region)).collect();
+            }
+            Request::SetFeatures(_) | Request::CheckDeviceState => {
+                note.puts.push(Entry { key: Place::State.key(0), bytes: device.save() });
+            }
+            _ => {}
+        }
+        if !session.has_log() {
+            note.drops.extend(self.kept(|place| place == Place::Log));
+        }
+        // A ring that has stopped needs a new kick, and may go on where it has stopped.
+        for key in self.kept(|place| place == Place::Kick) {
+            let index = (key & 0xffff) as usize;
+            let Some(vring) = session.vring(index).filter(|vring| !vring.has_kick()) else {
+                continue;
+            };
+            note.drops.push(key);
+            if !matches!(request, Request::ResetDevice) {
+                let (index, num) = (key & 0xffff, vring.base().bits());
+                let payload = VringState { index, num };
+                let bytes = message(SET_VRING_BASE, payload.as_bytes());
+                note.puts.push(Entry { key: Place::Base.key(index as usize), bytes });
+            }
+        }
+        note
+    }
+}
+
+const SET_VRING_BASE: u32 = 10;
+const SET_INFLIGHT_FD: u32 = 32;
+
+fn message(request: u32, payload: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(payload.len()).unwrap_or(0);
+    let header = Header { request, flags: FLAG_VERSION, size };
+    [&header.emit()[..], payload].concat()
+}
+
+/// True if a kept `ADD_MEM_REG` is of the region that a `REM_MEM_REG` names.
+fn is_place_of(kept: &[u8], region: &Region) -> bool {
+    // Header, padding, and then the region: its address, size and user address.
+    kept.get(20..44) == region.as_bytes().get(..24)
+}
+
+/// A message as it is kept: a front-end that is long gone waits for no acknowledgement of it.
+fn kept_bytes(message: &Message) -> Vec<u8> {
+    let Header { request, .. } = message.header;
+    self::message(request, &message.payload)
+}
+
+/// What a message asks, if it is one that is served.
+fn parsed(message: &Message) -> Option<Request> {
+    let row = row_of(message.header.request).filter(|row| row.served)?;
+    Request::parse(row, &message.payload, message.fds.len()).ok()
+}
+
+/// Notes the device's state whenever the driver has set something by a control queue.
+#[derive(Debug)]
+struct OfDevice(Arc<dyn Keeper>);
+
+impl StateKeeper for OfDevice {
+    fn keep_state(&self, bytes: Vec<u8>) -> Later<'_, ()> {
+        let puts = vec![Entry { key: Place::State.key(0), bytes }];
+        self.0.note(Note { puts, ..Note::default() }, Vec::new())
+    }
+}
+
+/// What is to be noted when a message was obeyed.
+#[derive(Debug)]
+pub(in crate::vhost_user) struct Pending(Option<Request>);
+
+impl Front {
+    /// The session is kept from now on.
+    pub(in crate::vhost_user) fn keep(&mut self, keeper: Arc<dyn Keeper>) {
+        self.device.keep_state_by(Some(Arc::new(OfDevice(keeper.clone()))));
+        self.notes = Some(Notes::new(keeper));
+    }
+
+    /// Notes that the answer to a message was sent, and the message consumed.
+    pub(in crate::vhost_user) async fn note_answered(&self) {
+        if let Some(notes) = &self.notes {
+            notes.answered().await;
+        }
+    }
+
+    /// Notes what a message sets, before it is obeyed.
+    pub(in crate::vhost_user) async fn note_before(&mut self, message: &Message) -> Pending {
+        let queues = self.device.queue_count();
+        let Some(request) = self.notes.as_ref().and_then(|_| parsed(message)) else {
+            return Pending(None);
+        };
+        if let Request::SetVringKick { index, .. } = &request {
+            self.prepare_region(*index).await;
+        }
+        if let Some(notes) = &mut self.notes {
+            let bytes = kept_bytes(message);
+            if let Some(key) = notes.place(&request, &bytes, queues) {
+                let drops = match &request {
+                    Request::SetMemTable(_) => notes.kept(|place| place == Place::MemRegion),
+                    _ => Vec::new(),
+                };
+                let puts = vec![Entry { key, bytes }];
+                let fds = message.fds.iter().map(AsFd::as_fd).collect();
+                notes.keep(Note { puts, drops, ..Note::default() }, fds).await;
+            }
+        }
+        Pending(Some(request))
+    }
+
+    /// Notes what an obeyed message has changed, and that its answer is under way.
+    pub(in crate::vhost_user) async fn note_after(
+        &mut self,
+        pending: Pending,
+        answer: NotedAnswer,
+    ) {
+        let (Pending(Some(request)), Some(notes)) = (pending, &mut self.notes) else { return };
+        if matches!(request, Request::ResetDevice | Request::SetInflightFd(_)) {
+            notes.own_region = None;
+        }
+        let mut note = notes.consequences(&request, &self.session, &*self.device);
+        note.answer = answer;
+        if note != Note::default() {
+            notes.keep(note, Vec::new()).await;
+        }
+    }
+
+    /// Has a ring that is about to begin record in a region of this session, if the front-end has
+    /// given none, and empties the ring's place there.
+    async fn prepare_region(&mut self, index: usize) {
+        let (device, is_packed) = (self.device.clone(), self.is_packed());
+        let is_running = self.vrings.get(index).is_none_or(|vring| vring.running.is_some());
+        let Some(notes) = self.notes.as_ref().filter(|_| !is_running) else { return };
+        match (&self.inflight, &notes.own_region) {
+            // The front-end's.
+            (Some(_), None) => return,
+            (Some(region), Some((area, file))) if region.is_packed() == is_packed => {
+                return inflight::forget(file, *area, (index, is_packed));
+            }
+            _ if self.session.has_running() => return,
+            _ => {}
+        }
+        let queues = u16::try_from(device.queue_count()).unwrap_or(0);
+        let queue_size = device.queue_size_max();
+        let area = InflightArea { queues, queue_size, ..InflightArea::default() };
+        let Ok((area, file)) = inflight::make(area, is_packed) else { return };
+        let file = Arc::new(file);
+        if !self.use_own_region(area, file.clone()).await {
+            return;
+        }
+        if let Some(notes) = &mut self.notes {
+            let bytes = message(SET_INFLIGHT_FD, area.as_bytes());
+            let puts = vec![Entry { key: Place::OwnInflight.key(0), bytes }];
+            notes.keep(Note { puts, ..Note::default() }, vec![file.as_fd()]).await;
+        }
+    }
+
+    /// Records in a region that a session of this device has made. False: it cannot be mapped.
+    async fn use_own_region(&mut self, area: InflightArea, file: Arc<OwnedFd>) -> bool {
+        let (is_packed, theirs) = (self.is_packed(), file.clone());
+        let map = move || InflightRegion::map(area, is_packed, theirs.as_fd());
+        let Some(Ok(region)) = self.janitor.run(map).await else { return false };
+        self.janitor.dispose(self.inflight.replace(region));
+        if let Some(notes) = &mut self.notes {
+            notes.own_region = Some((area, file));
+        }
+        true
+    }
+
+    /// Obeys again what was kept of the session by a process before this one.
+    ///
+    /// # Errors
+    /// [`FrontError`]: an entry breaks a rule. The session must end.
+    pub(in crate::vhost_user) async fn resume(
+        &mut self,
+        entry: Entry,
+        fds: Vec<OwnedFd>,
+        origin: &Arc<Origin>,
+    ) -> Result<(), FrontError> {
+        let Entry { key, bytes } = entry;
+        let mut room = Room::at_once().unwrap_or(Room::none());
+        match Place::of(key) {
+            Some(Place::State) => {
+                // A state of other features is that of a driver before this one.
+                let _ = self.device.restore(&bytes).await;
+            }
+            Some(Place::OwnInflight) => {
+                let mut files = fds.into_iter();
+                let file = files.next();
+                let asked = Message::of_bytes(&bytes, Vec::new());
+                let row = row_of(SET_INFLIGHT_FD);
+                let asked =
+                    asked.zip(row).map(|(asked, row)| Request::parse(row, &asked.payload, 1));
+                if let (Some(Ok(Request::SetInflightFd(area))), Some(file)) = (asked, file) {
+                    self.use_own_region(area, Arc::new(file)).await;
+                }
+            }
+            _ => {
+                let fds = fds.into_iter().map(|fd| origin.adopt(fd, &mut room)).collect();
+                let Some(message) = Message::of_bytes(&bytes, fds) else { return Ok(()) };
+                self.handle(message).await?;
+            }
+        }
+        if let Some(notes) = &mut self.notes {
+            notes.entries.insert(key, bytes);
+        }
+        Ok(())
+    }
+
+    /// The drivers may have missed notifications of the process before this one.
+    pub(in crate::vhost_user) fn ring_all(&self) {
+        for vring in self.vrings.iter().filter(|vring| vring.running.is_some()) {
+            if let Some(call) = &vring.call {
+                call.ring_aside();
+            }
+        }
+    }
+}

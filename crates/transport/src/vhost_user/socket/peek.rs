@@ -1,0 +1,150 @@
+//! Reads a message without taking it from the socket: if this process is killed, the next one reads
+//! it again (`estate.rs`).
+
+use super::{Connection, Message, SocketError};
+use crate::vhost_user::meter::Meter;
+use manyring_engine::{MESSAGE_FDS_MAX, Room};
+use manyring_wire::vhost_user::{HEADER_SIZE, Header, Request, row_of};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::time::Duration;
+use tokio::io::Interest;
+
+/// A message as it lies in the socket.
+struct Seen {
+    header: Header,
+    payload: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    /// The file descriptors are its own, not those of the next message.
+    has_fds: bool,
+    /// All of it is there, with all of its file descriptors.
+    is_whole: bool,
+}
+
+impl Connection {
+    /// The next message. If the session is kept, it stays in the socket until [`Self::consume`],
+    /// unless it arrives in pieces. May be cancelled and called again.
+    ///
+    /// # Errors
+    /// Those of [`Connection::receive`].
+    pub(in crate::vhost_user) async fn next(
+        &mut self,
+        silence: Option<Duration>,
+        meter: &Meter,
+    ) -> Result<Message, SocketError> {
+        if self.stream.keeper().is_some() && self.bytes.is_empty() {
+            let seen = match silence {
+                None => self.peek(meter).await?,
+                Some(after) => match tokio::time::timeout(after, self.peek(meter)).await {
+                    Ok(seen) => seen?,
+                    Err(_) => return Err(SocketError::Silent { after }),
+                },
+            };
+            if let Some(message) = seen {
+                return Ok(message);
+            }
+        }
+        self.receive(silence, meter).await
+    }
+
+    /// Takes a message that was read by [`Self::next`] from the socket. Its bytes are received and
+    /// paid for as those of any message.
+    ///
+    /// # Errors
+    /// Those of [`Connection::receive`].
+    pub(in crate::vhost_user) async fn consume(
+        &mut self,
+        message_is_peeked: bool,
+        meter: &Meter,
+    ) -> Result<(), SocketError> {
+        if message_is_peeked {
+            self.receive(None, meter).await?;
+        }
+        Ok(())
+    }
+
+    /// True if the socket's next bytes are these.
+    pub(in crate::vhost_user) fn begins_with(&self, expected: &[u8]) -> bool {
+        let mut bytes = vec![0; expected.len()];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        let mut control = RecvAncillaryBuffer::default();
+        let stream = self.stream.as_fd();
+        let received = rustix::net::recvmsg(stream, &mut slices, &mut control, flags);
+        received.is_ok_and(|received| received.bytes == expected.len()) && bytes == expected
+    }
+
+    /// `None`: the message is not there as a whole, or is none, which its receipt will show.
+    async fn peek(&self, meter: &Meter) -> Result<Option<Message>, SocketError> {
+        loop {
+            self.stream.readable().await?;
+            self.origin.janitor().room().await;
+            let Some(mut room) = Room::at_once() else { return Ok(None) };
+            let stream = &self.stream;
+            let look = || stream.try_io(Interest::READABLE, || peek_once(stream.as_fd()));
+            let seen = match meter.measure(look) {
+                Ok(seen) => seen,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => return Err(error.into()),
+            };
+            meter.check()?;
+            let Some(seen) = seen else { return Ok(None) };
+            let Seen { header, payload, fds, has_fds, is_whole } = seen;
+            let adopt = |fd| self.origin.adopt(fd, &mut room);
+            let mut fds: Vec<_> = fds.into_iter().map(adopt).collect();
+            if !has_fds {
+                // The janitor closes them.
+                fds.clear();
+            }
+            let message = Message { header, payload, fds, is_peeked: true };
+            return Ok(Some(message).filter(|message| is_whole && message.is_sound()));
+        }
+    }
+}
+
+impl Message {
+    /// True if it has what its request has. An unsound one is judged as it is received.
+    fn is_sound(&self) -> bool {
+        let row = row_of(self.header.request);
+        row.is_some_and(|row| Request::parse(row, &self.payload, self.fds.len()).is_ok())
+    }
+}
+
+/// Looks at the next message without waiting. `None`: there is no header of a request.
+///
+/// The kernel gives a peek the fds of the bytes that it has read, and also those of the bytes
+/// behind them, unless what it has read has fds itself. So one byte more is asked for: if it comes,
+/// the fds are those of the next message.
+fn peek_once(stream: impl AsFd) -> io::Result<Option<Seen>> {
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
+    let mut bytes = vec![0; HEADER_SIZE];
+    let len = {
+        // The kernel has no space for fds here, and so makes none.
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        let mut control = RecvAncillaryBuffer::default();
+        rustix::net::recvmsg(&stream, &mut slices, &mut control, flags)?.bytes
+    };
+    let header = bytes.first_chunk().filter(|_| len == HEADER_SIZE).map(Header::parse);
+    let Some(Ok(header)) = header.filter(|h| matches!(h, Ok(h) if row_of(h.request).is_some()))
+    else {
+        return Ok(None);
+    };
+    let whole = HEADER_SIZE + header.size as usize;
+    bytes.resize(whole + 1, 0);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let received = rustix::net::recvmsg(&stream, &mut slices, &mut control, flags)?;
+    let has_fds = received.bytes == whole;
+    let is_whole = received.bytes >= whole && !received.flags.contains(ReturnFlags::CTRUNC);
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    bytes.truncate(whole);
+    Ok(Some(Seen { header, payload: bytes.split_off(HEADER_SIZE), fds, has_fds, is_whole }))
+}

@@ -1,0 +1,275 @@
+//! A session whose process dies at each step of what is noted of it: the next process goes on, each
+//! request has one answer, and the rings run as they did.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the processes have threads, the front-end the test's"
+)]
+
+mod front;
+
+use front::{Asked, PATIENCE, REGION, Recorder, VERSION_1, doorbell, id_of, memory, region, send};
+use manyring_device::Later;
+use manyring_engine::{Pool, PoolOptions};
+use manyring_transport::vhost_user::{
+    Client, Endpoint, Estate, Keeper, Kept, Note, NotedAnswer, ServeOptions, serve,
+};
+use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, HEADER_SIZE, Header};
+use manyring_wire::virtio::VIRTIO_ID_BLOCK;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use tokio::sync::{Notify, mpsc, watch};
+use zerocopy::IntoBytes;
+
+/// What outlives the processes, and when the first of them dies.
+#[derive(Debug)]
+struct Store {
+    state: Mutex<State>,
+    dies: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: BTreeMap<u32, Kept>,
+    answering: Option<Vec<u8>>,
+    notes: usize,
+    /// The process dies at this note, when it is kept or before.
+    dies_at: Option<(usize, bool)>,
+    has_died: bool,
+    /// It died when an answer was under way, and had not sent it.
+    in_answer: bool,
+    is_forgotten: bool,
+}
+
+impl Store {
+    fn new(dies_at: Option<(usize, bool)>) -> Arc<Self> {
+        let state = Mutex::new(State { dies_at, ..State::default() });
+        Arc::new(Self { state, dies: Notify::new() })
+    }
+
+    /// Keeps a note. True if the process dies.
+    fn keep(&self, note: Note, fds: &[BorrowedFd<'_>]) -> bool {
+        let state = &mut *self.state.lock().unwrap();
+        let dies = state.dies_at.filter(|(at, _)| *at == state.notes && !state.has_died);
+        state.notes += 1;
+        state.has_died |= dies.is_some();
+        if dies.is_some_and(|(_, is_kept)| !is_kept) {
+            return true;
+        }
+        state.in_answer = dies.is_some() && matches!(note.answer, NotedAnswer::UnderWay(_));
+        for key in note.drops {
+            state.entries.remove(&key);
+        }
+        let mut fds: Vec<_> = fds.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+        for entry in note.puts {
+            state.entries.insert(entry.key, Kept { entry, fds: std::mem::take(&mut fds) });
+        }
+        match note.answer {
+            NotedAnswer::Unchanged => {}
+            NotedAnswer::UnderWay(message) => state.answering = Some(message),
+            NotedAnswer::Sent => state.answering = None,
+        }
+        dies.is_some()
+    }
+
+    fn estate(&self) -> Estate {
+        let state = &mut *self.state.lock().unwrap();
+        let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
+        let copied = |kept: &Kept| Kept {
+            entry: kept.entry.clone(),
+            fds: kept.fds.iter().map(copy).collect(),
+        };
+        let entries = state.entries.values().map(copied).collect();
+        Estate { entries, answering: state.answering.take() }
+    }
+}
+
+#[derive(Debug)]
+struct Keeps(Arc<Store>);
+
+impl Keeper for Keeps {
+    fn note<'a>(&'a self, note: Note, fds: Vec<BorrowedFd<'a>>) -> Later<'a, ()> {
+        Box::pin(async move {
+            if self.0.keep(note, &fds) {
+                self.0.dies.notify_one();
+                std::future::pending::<()>().await;
+            }
+        })
+    }
+
+    fn forget(&self) {
+        self.0.state.lock().unwrap().is_forgotten = true;
+    }
+}
+
+/// Serves a client until its session ends, or until the process dies: then nothing of it is
+/// dropped, as nothing of a killed process is. True if it has died.
+fn process(device: Arc<Recorder>, socket: &UnixStream, store: &Arc<Store>) -> bool {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let socket = socket.try_clone().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let kept: (Arc<dyn Keeper>, _) = (Arc::new(Keeps(store.clone())), store.estate());
+    let has_died = runtime.block_on(async {
+        let (clients, handed) = mpsc::channel(1);
+        let stream = tokio::net::UnixStream::from_std(socket).unwrap();
+        clients.send(Client { stream, kept: Some(kept) }).await.unwrap();
+        let options = ServeOptions { one_off: true, ..ServeOptions::default() };
+        let connected = watch::Sender::new(false);
+        let mut served =
+            Box::pin(serve(device, Endpoint::Handed(handed), options, connected, stopped));
+        let has_died = tokio::select! {
+            ended = &mut served => { ended.unwrap(); false }
+            () = store.dies.notified() => true,
+        };
+        if has_died {
+            std::mem::forget((served, clients, stop));
+        }
+        has_died
+    });
+    if has_died {
+        std::mem::forget(runtime);
+    }
+    has_died
+}
+
+/// A front-end, until its connection ends.
+struct FrontEnd(UnixStream);
+
+impl FrontEnd {
+    /// `None`: the connection has ended.
+    fn tell(&self, name: &str, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Option<()> {
+        send(&self.0, (name, 0), payload, fds).ok()
+    }
+
+    /// The payload of the one answer to a request; `None`: the connection has ended.
+    fn ask(&mut self, name: &str, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Option<Vec<u8>> {
+        let flags = if name.starts_with("GET") { 0 } else { FLAG_NEED_REPLY };
+        send(&self.0, (name, flags), payload, fds).ok()?;
+        let mut header = [0; HEADER_SIZE];
+        self.0.read_exact(&mut header).ok()?;
+        let header = Header::parse(&header).unwrap();
+        assert_eq!(header.request, id_of(name), "an answer to something else");
+        let mut payload = vec![0; header.size as usize];
+        self.0.read_exact(&mut payload).ok()?;
+        Some(payload)
+    }
+
+    fn set(&mut self, name: &str, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Option<()> {
+        assert_eq!(self.ask(name, payload, fds)?, 0_u64.as_bytes(), "{name}");
+        Some(())
+    }
+
+    /// A session with all kinds of messages that set something.
+    fn run(&mut self) -> Option<()> {
+        self.ask("GET_FEATURES", &[], &[])?;
+        self.tell("SET_FEATURES", (VERSION_1 | F_PROTOCOL_FEATURES).as_bytes(), &[])?;
+        let offered = self.ask("GET_PROTOCOL_FEATURES", &[], &[])?;
+        self.tell("SET_PROTOCOL_FEATURES", &offered, &[])?;
+        self.set("SET_OWNER", &[], &[])?;
+        let [guest, other] = [memory(REGION.size), memory(REGION.size)];
+        self.set("ADD_MEM_REG", &region(REGION), &[guest.as_fd()])?;
+        let second =
+            manyring_wire::vhost_user::Region { guest_addr: 1 << 30, user_addr: 1 << 40, ..REGION };
+        self.set("ADD_MEM_REG", &region(second), &[other.as_fd()])?;
+        for index in 0..2 {
+            self.describe(index, 0)?;
+            self.tell("SET_VRING_KICK", u64::from(index).as_bytes(), &[doorbell().as_fd()])?;
+        }
+        self.set("SET_CONFIG", &[[4u32, 2, 0].as_bytes(), &[8, 9]].concat(), &[])?;
+        // As a guest that masks its interrupt, and one that stops its ring and starts it again.
+        self.tell("SET_VRING_CALL", 1_u64.as_bytes(), &[doorbell().as_fd()])?;
+        let base = self.ask("GET_VRING_BASE", [0u32, 0].as_bytes(), &[])?;
+        assert_eq!(base, [0u32, 0].as_bytes());
+        self.describe(0, 0)?;
+        self.set("SET_VRING_KICK", 0_u64.as_bytes(), &[doorbell().as_fd()])?;
+        self.set("REM_MEM_REG", &region(second), &[])?;
+        // UML begins a ring anew without stopping it.
+        self.describe(1, 0)?;
+        self.set("SET_VRING_KICK", 1_u64.as_bytes(), &[doorbell().as_fd()])?;
+        let config = [[20u32, 3, 0].as_bytes(), &[0; 3]].concat();
+        assert_eq!(self.ask("GET_CONFIG", &config, &[])?[12..], [20, 21, 22]);
+        Some(())
+    }
+
+    fn describe(&mut self, index: u32, base: u32) -> Option<()> {
+        let at = REGION.user_addr + u64::from(index) * 0x4000;
+        let mut addr = [index, 0].as_bytes().to_vec();
+        addr.extend([at, at + 0x2000, at + 0x1000, 0].as_bytes());
+        self.set("SET_VRING_NUM", [index, 128].as_bytes(), &[])?;
+        self.tell("SET_VRING_BASE", [index, base].as_bytes(), &[])?;
+        self.set("SET_VRING_ADDR", &addr, &[])?;
+        self.tell("SET_VRING_ENABLE", [index, 1].as_bytes(), &[])?;
+        self.set("SET_VRING_CALL", u64::from(index).as_bytes(), &[doorbell().as_fd()])
+    }
+}
+
+/// What came of a session whose first process dies at a note.
+struct Outcome {
+    is_done: bool,
+    processes: usize,
+    notes: usize,
+    /// It died between the note that an answer is under way and the answer.
+    in_answer: bool,
+    started: [Option<Asked>; 2],
+    entries: Vec<u32>,
+}
+
+fn run(dies_at: Option<(usize, bool)>) -> Outcome {
+    let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
+    let device = Arc::new(Recorder::new(VIRTIO_ID_BLOCK, true, Some(pool)));
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    let store = Store::new(dies_at);
+    std::thread::scope(|scope| {
+        let processes = scope.spawn(|| {
+            let mut processes = 1;
+            while process(device.clone(), &theirs, &store) {
+                processes += 1;
+            }
+            processes
+        });
+        let mut front = FrontEnd(ours);
+        let is_done = front.run().is_some();
+        let entries = store.state.lock().unwrap().entries.keys().copied().collect();
+        drop(front);
+        let processes = processes.join().unwrap();
+        let state = store.state.lock().unwrap();
+        assert!(state.is_forgotten, "the house hears of the end");
+        let asked = device.asked();
+        let last = |ring: usize| {
+            let is_start = |asked: &&Asked| matches!(asked, Asked::Start(i, ..) if *i == ring);
+            asked.iter().rfind(is_start).cloned()
+        };
+        let started = [last(0), last(1)];
+        let (notes, in_answer) = (state.notes, state.in_answer);
+        Outcome { is_done, processes, notes, in_answer, started, entries }
+    })
+}
+
+#[test]
+fn a_session_goes_on_wherever_its_process_dies() {
+    let whole = run(None);
+    assert!(whole.is_done && whole.processes == 1);
+    let runs = |ring: usize| Some(Asked::Start(ring, 128, 0.into(), true, [true, true, false]));
+    assert_eq!(whole.started, [runs(0), runs(1)]);
+    let mut answers = 0;
+    for at in 0..whole.notes {
+        for is_kept in [false, true] {
+            let Outcome { is_done, processes, in_answer, started, entries, .. } =
+                run(Some((at, is_kept)));
+            assert_eq!(processes, 2, "note {at}, kept: {is_kept}");
+            // Whether the front-end has its answer is not known there: it connects again.
+            assert_eq!(is_done, !in_answer, "note {at}, kept: {is_kept}");
+            answers += usize::from(in_answer);
+            if is_done {
+                assert_eq!(started, whole.started, "note {at}, kept: {is_kept}");
+                assert_eq!(entries, whole.entries, "note {at}, kept: {is_kept}");
+            }
+        }
+    }
+    assert!(answers > 10 && answers < whole.notes);
+}
