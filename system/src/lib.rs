@@ -12,6 +12,7 @@
 #![allow(clippy::disallowed_methods, reason = "waiting for real guests needs the real clock")]
 
 pub mod behaviours;
+mod certificates;
 pub mod cleanup;
 pub mod command;
 pub mod daemon;

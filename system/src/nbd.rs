@@ -4,10 +4,10 @@ use crate::command::{child, find, wait_for};
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::guest::{Guest, GuestOptions, Kernel, fio};
 use crate::soak::COMPARE;
-use crate::{Context, Outcome, check, cleanup, packages};
+use crate::{Context, Outcome, certificates, check, cleanup, packages};
 use std::fs::{File, OpenOptions};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -27,17 +27,66 @@ impl Engine {
     /// They serve the same image in turn.
     pub(crate) const ALL: [Self; 2] = [Self::Nbdkit, Self::QemuNbd];
 
-    fn arguments(self, socket: &Path, image: &Path) -> Vec<String> {
-        let (socket, image) = (socket.display(), image.display());
+    fn arguments(self, place: &Place) -> Vec<String> {
+        let (socket, image) = (place.socket.display(), place.image.display());
+        let tls = match (self, &place.certificates) {
+            (_, None) => String::new(),
+            (Self::Nbdkit, Some(folder)) => {
+                let folder = folder.display();
+                format!("--tls=require --tls-certificates={folder} --tls-verify-peer ")
+            }
+            (Self::QemuNbd, Some(folder)) => format!(
+                "--object tls-creds-x509,id=tls,endpoint=server,dir={},verify-peer=yes \
+                 --tls-creds tls ",
+                folder.display()
+            ),
+        };
         let words = match self {
             Self::Nbdkit => format!(
-                "nbdkit -f -U {socket} -t 16 --filter=delay file {image} rdelay=2ms wdelay=2ms"
+                "nbdkit -f -U {socket} -t 16 {tls}--filter=delay file {image} rdelay=2ms wdelay=2ms"
             ),
             Self::QemuNbd => {
-                format!("qemu-nbd -k {socket} -t -e 16 -f raw --cache=writeback {image}")
+                format!("qemu-nbd -k {socket} -t -e 16 {tls}-f raw --cache=writeback {image}")
             }
         };
         words.split(' ').map(str::to_owned).collect()
+    }
+}
+
+/// What is served where.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) socket: PathBuf,
+    pub(crate) image: PathBuf,
+    /// The folder of the certificates of a server that speaks TLS alone.
+    pub(crate) certificates: Option<PathBuf>,
+}
+
+impl Place {
+    /// A socket and an image in `folder`, and certificates if the server speaks `tls`.
+    pub(crate) fn new(folder: &Path, tls: bool) -> Outcome<Self> {
+        let (socket, image) = (folder.join("nbd.sock"), folder.join("nbd.img"));
+        let file = File::create(&image).context(image.display())?;
+        file.set_len(IMAGE_MIB << 20).context(image.display())?;
+        let certificates = tls.then(|| folder.join("certificates"));
+        if let Some(folder) = &certificates {
+            std::fs::create_dir_all(folder).context(folder.display())?;
+            certificates::write(folder)?;
+        }
+        Ok(Self { socket, image, certificates })
+    }
+
+    /// The URI of what is served here.
+    pub(crate) fn uri(&self) -> String {
+        let socket = self.socket.display();
+        match &self.certificates {
+            None => format!("nbd+unix:///?socket={socket}"),
+            Some(folder) => format!(
+                "nbds+unix:///?socket={socket}&tls-certificates={}&tls-hostname={}",
+                folder.display(),
+                certificates::HOST
+            ),
+        }
     }
 }
 
@@ -48,15 +97,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server of `image` at `socket`, and waits until it listens there.
-    pub(crate) fn start(
-        engine: Engine,
-        (socket, image): (&Path, &Path),
-        log: &Path,
-    ) -> Outcome<Self> {
+    /// Starts a server at `place`, and waits until it listens there.
+    pub(crate) fn start(engine: Engine, place: &Place, log: &Path) -> Outcome<Self> {
+        let socket = &place.socket;
         // What a killed server leaves there would be in the way of the next.
         let _ = std::fs::remove_file(socket);
-        let arguments = engine.arguments(socket, image);
+        let arguments = engine.arguments(place);
         let output = OpenOptions::new().create(true).append(true).open(log).context("the log")?;
         let mut command = child(&arguments[0]);
         command.args(&arguments[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
@@ -70,11 +116,6 @@ impl Server {
             Ok(UnixStream::connect(socket).is_ok().then_some(()))
         })?;
         Ok(server)
-    }
-
-    /// The URI of what is served at `socket`.
-    pub(crate) fn uri(socket: &Path) -> String {
-        format!("nbd+unix:///?socket={}", socket.display())
     }
 }
 
@@ -100,6 +141,8 @@ pub(crate) struct Trial<'a> {
     pub(crate) queues: u32,
     /// How often the server is killed.
     pub(crate) kills: u32,
+    /// The servers speak TLS alone.
+    pub(crate) tls: bool,
     /// The pause before each kill.
     pub(crate) pause: &'a mut dyn FnMut() -> Duration,
 }
@@ -123,15 +166,13 @@ impl Trial<'_> {
     pub(crate) fn run(self) -> Outcome<Survived> {
         let programs = ["fio", "gcc", "binutils", PACKAGES[0], PACKAGES[1]];
         packages::need("the test of killed servers", &programs)?;
-        let (image, socket) = (self.folder.join("nbd.img"), self.folder.join("nbd.sock"));
-        let file = File::create(&image).context(image.display())?;
-        file.set_len(IMAGE_MIB << 20).context(image.display())?;
+        let place = Place::new(self.folder, self.tls)?;
         let root = self.folder.join("root");
         fio::stand_ins(&find("fio").ok_or("fio is not installed")?, &root)?;
         let log = self.logs.join("nbd.log");
-        let mut server = Server::start(Engine::ALL[0], (&socket, &image), &log)?;
+        let mut server = Server::start(Engine::ALL[0], &place, &log)?;
         let queues = self.queues.to_string();
-        let more = ["--nbd", &Server::uri(&socket), "--num-queues", &queues];
+        let more = ["--nbd", &place.uri(), "--num-queues", &queues];
         let daemon_log = self.logs.join("manyring.log");
         let options = DaemonOptions::blk_of(self.binary, self.folder, &daemon_log, &more);
         let of_guest = options.socket();
@@ -151,7 +192,7 @@ impl Trial<'_> {
         for (kills, engine) in (1..=u64::from(self.kills)).zip(engines) {
             std::thread::sleep((self.pause)());
             drop(server);
-            server = Server::start(*engine, (&socket, &image), &log)?;
+            server = Server::start(*engine, &place, &log)?;
             // The guest is idle for moments: its next request finds out.
             wait_for("the guest's next request", Duration::from_secs(60), || {
                 Ok((daemon.losses()? >= kills).then_some(()))

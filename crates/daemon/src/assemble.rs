@@ -16,7 +16,7 @@ pub(crate) use wanted::{Made, Opened};
 use crate::config::plan::{DevicePlan, Place, SocketPlan, Unfound};
 use crate::xen::XenError;
 use manyring_backend::blk::ImageError;
-use manyring_backend::blk::nbd::JoinError;
+use manyring_backend::blk::nbd::{JoinError, TlsError};
 use manyring_backend::net::switch::SwitchError;
 use manyring_backend::net::tap::TapError;
 use manyring_memory::{MemoryError, MemoryFiles, MemoryRules};
@@ -76,7 +76,8 @@ impl AssembleError {
             Self::Socket { source, .. } => matches!(source, ListenError::Taken { .. }),
             // A server that is not there yet comes.
             Self::Nbd { source, .. } => {
-                matches!(source, JoinError::Connect(_) | JoinError::Silent(_))
+                let is_cut = matches!(source, JoinError::Tls(TlsError::Unanswered));
+                is_cut || matches!(source, JoinError::Connect(_) | JoinError::Silent(_))
             }
             _ => false,
         }

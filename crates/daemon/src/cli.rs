@@ -250,7 +250,7 @@ pub(crate) struct BlkArgs {
     /// Serve a disk of this size in memory, like 1G; its content is lost at the end.
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<RawSize>,
-    /// Serve the disk of an NBD server: nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH.
+    /// Serve the disk of an NBD server: nbd[s]://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH.
     #[arg(long, value_name = "URI")]
     pub(crate) nbd: Option<String>,
     /// How long requests wait for that server when it is gone, like 60s, before they fail

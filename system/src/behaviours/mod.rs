@@ -45,6 +45,7 @@ mod uml_merge_dns;
 mod uml_merge_router;
 mod uml_merge_transfers;
 mod uml_nbd_servers_killed;
+mod uml_nbd_under_tls;
 mod uml_net_ping_and_iperf3;
 mod uml_offload_limits;
 mod uml_offload_matrix;
@@ -100,6 +101,7 @@ pub const ALL: &[Behaviour] = &[
     uml_ext4_checksums::BEHAVIOUR,
     full_host_waits::BEHAVIOUR,
     uml_nbd_servers_killed::BEHAVIOUR,
+    uml_nbd_under_tls::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
     uml_xdp::BEHAVIOUR,
     uml_where_io_uring_is_refused::BEHAVIOUR,

@@ -17,6 +17,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         kernel: scene.kernel(Kind::Uml)?,
         queues: 1,
         kills: 4,
+        tls: false,
         pause: &mut || Duration::from_millis(500),
     };
     let survived = trial.run()?;

@@ -146,6 +146,7 @@ pub fn run_servers(kills: &Kills) -> Outcome {
         kernel: &kernel,
         queues: 2,
         kills: kills.count,
+        tls: false,
         pause: &mut || Duration::from_millis(300 + random.below(1500)),
     };
     let survived = trial.run()?;

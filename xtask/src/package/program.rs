@@ -32,7 +32,8 @@ impl Program {
     /// It needs no library, so that it runs on any Linux of this machine.
     pub(super) const STATIC: Self = Self {
         target: "x86_64-unknown-linux-musl",
-        packages: &[],
+        // The C compiler of ring.
+        packages: &["musl-tools"],
         profile: Some("static"),
         linker: None,
         strip: "strip",

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! loop: send what `take` has put out; receive `needs()` bytes; `take` them
-//!       More: again   StartTls: the next bytes are TLS's, then again   Done: transmission begins
+//!       More: again   StartTls: both sides begin with TLS, and send and receive under it from
+//!       then on; again   Done: transmission begins
 //! ```
 
 use super::{NbdError, u16_at, u32_at, u64_at};
@@ -107,7 +108,7 @@ pub enum OptionRefused {
 pub enum Progress {
     /// More bytes are needed.
     More,
-    /// When what was put out is sent, both sides begin with TLS.
+    /// Both sides begin with TLS now; what was put out is sent under it.
     StartTls,
     /// Transmission begins.
     Done(Export),

@@ -1,6 +1,7 @@
 //! `join`: a connection to the server, as far as transmission. Blocks, but no longer than it may.
 
 use super::clock::now;
+use super::tls::{Tls, TlsError};
 use manyring_wire::nbd::{Export, Handshake, Host, NbdError, Progress, Uri, Wish};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -11,9 +12,12 @@ use rustix::net::{
     connect, recv, send, socket_with,
 };
 use rustix::time::Timespec;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::ToSocketAddrs;
 use std::time::Duration;
+
+/// Bytes of one receive while TLS is negotiated.
+const RECEIVE: usize = 16 << 10;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +31,9 @@ pub enum JoinError {
     /// The server has sent something that the protocol does not allow, or has refused the export.
     #[error(transparent)]
     Nbd(#[from] NbdError),
+    /// One of the two sides does not trust the other, or has broken TLS.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The server's export cannot be served as a disk, or differs from the disk that the guest was
     /// told of when it began.
     #[error("{0}")]
@@ -38,6 +45,8 @@ pub enum JoinError {
 pub(super) struct Joined {
     pub(super) socket: OwnedFd,
     pub(super) export: Export,
+    /// The session that everything goes through.
+    pub(super) tls: Option<Box<Tls>>,
 }
 
 /// Connects and negotiates; gives up after `limit`.
@@ -53,12 +62,12 @@ pub(super) fn join(uri: &Uri, limit: Duration) -> Result<Joined, JoinError> {
         }
         Host::Tcp(host, port) => over_tcp(host, *port, deadline)?,
     };
-    let mut talk = Talk { socket, deadline };
+    let mut talk = Talk { socket, deadline, tls: None, is_answered: false };
     let wish = Wish { name: uri.export.clone(), tls: uri.tls };
-    let export = negotiate(&mut talk, wish)?;
-    let Talk { socket, .. } = talk;
+    let export = negotiate(&mut talk, wish, uri)?;
+    let Talk { socket, tls, .. } = talk;
     rustix::io::ioctl_fionbio(&socket, false).map_err(refused)?;
-    Ok(Joined { socket, export })
+    Ok(Joined { socket, export, tls })
 }
 
 fn refused(errno: Errno) -> JoinError {
@@ -72,7 +81,7 @@ fn opened(family: AddressFamily) -> Result<OwnedFd, JoinError> {
 
 fn over_tcp(host: &str, port: u16, deadline: Duration) -> Result<OwnedFd, JoinError> {
     let addresses = (host, port).to_socket_addrs().map_err(JoinError::Connect)?;
-    let mut last = JoinError::Connect(io::Error::from(io::ErrorKind::NotFound));
+    let mut last = JoinError::Connect(io::Error::from(ErrorKind::NotFound));
     for address in addresses {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = opened(family)?;
@@ -100,28 +109,30 @@ fn to(socket: &OwnedFd, address: std::net::SocketAddr, deadline: Duration) -> io
 }
 
 /// Speaks with the server until transmission begins.
-fn negotiate(talk: &mut Talk, wish: Wish) -> Result<Export, JoinError> {
+fn negotiate(talk: &mut Talk, wish: Wish, uri: &Uri) -> Result<Export, JoinError> {
     let mut handshake = Handshake::new(wish)?;
     let (mut out, mut bytes) = (Vec::new(), Vec::new());
     loop {
         bytes.resize(handshake.needs(), 0);
-        talk.read_exact(&mut bytes).map_err(JoinError::Silent)?;
+        talk.read(&mut bytes)?;
         let progress = handshake.take(&bytes, &mut out)?;
         if progress == Progress::StartTls {
-            return Err(JoinError::Disk("TLS is not spoken here".to_owned()));
+            talk.start_tls(Tls::connect(uri)?)?;
         }
-        talk.write_all(&out).map_err(JoinError::Silent)?;
-        out.clear();
+        talk.write(&mut out)?;
         if let Progress::Done(export) = progress {
             return Ok(export);
         }
     }
 }
 
-/// A socket that waits no longer than until its deadline.
+/// A connection that waits no longer than until its deadline.
 struct Talk {
     socket: OwnedFd,
     deadline: Duration,
+    tls: Option<Box<Tls>>,
+    /// The server has answered under TLS: it takes our certificate.
+    is_answered: bool,
 }
 
 /// Waits until `fd` is ready for `events`, or it is past `deadline`.
@@ -129,9 +140,9 @@ fn wait(fd: impl AsFd, events: PollFlags, deadline: Duration) -> io::Result<()> 
     loop {
         let left = deadline.saturating_sub(now());
         if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
+            return Err(ErrorKind::TimedOut.into());
         }
-        let left = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let left = Timespec::try_from(left).map_err(|_| ErrorKind::InvalidInput)?;
         match poll(&mut [PollFd::new(&fd, events)], Some(&left)) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => return Ok(()),
@@ -140,30 +151,110 @@ fn wait(fd: impl AsFd, events: PollFlags, deadline: Duration) -> io::Result<()> 
     }
 }
 
-impl Read for Talk {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+impl Talk {
+    /// Ends when both sides have a session, and trust each other as far as this side can know: a
+    /// server that refuses our certificate says so later, in the place of its first answer.
+    fn start_tls(&mut self, mut tls: Tls) -> Result<(), JoinError> {
+        let (mut out, mut came) = (Vec::new(), vec![0; RECEIVE]);
+        let mut shaken = tls.shake(&mut out);
         loop {
-            wait(&self.socket, PollFlags::IN, self.deadline)?;
-            match recv(&self.socket, &mut *bytes, RecvFlags::DONTWAIT) {
-                Err(Errno::AGAIN) => {}
-                other => return other.map(|(n, _)| n).map_err(io::Error::from),
+            // Also after a fault: the alert in `out` tells the server's log of it.
+            let sent = self.send_all(&out);
+            if shaken? {
+                break;
+            }
+            sent?;
+            out.clear();
+            let n = self.receive(&mut came)?;
+            shaken = tls.open(&came[..n], &mut out).and_then(|()| tls.shake(&mut out));
+        }
+        self.tls = Some(Box::new(tls));
+        Ok(())
+    }
+
+    /// Fills `bytes`.
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), JoinError> {
+        let mut got = 0;
+        while got < bytes.len() {
+            let Some(tls) = &mut self.tls else {
+                got += self.receive(&mut bytes[got..])?;
+                continue;
+            };
+            let n = tls.plain().len().min(bytes.len() - got);
+            bytes[got..got + n].copy_from_slice(&tls.plain()[..n]);
+            tls.consume(n);
+            got += n;
+            self.is_answered |= n > 0;
+            if got < bytes.len() {
+                self.open_more()?;
             }
         }
+        Ok(())
+    }
+
+    /// Opens what the server sends next.
+    fn open_more(&mut self) -> Result<(), JoinError> {
+        let (mut came, mut out) = (vec![0; RECEIVE], Vec::new());
+        let n = self.receive(&mut came).map_err(|error| self.explained(error))?;
+        if let Some(tls) = &mut self.tls {
+            tls.open(&came[..n], &mut out)?;
+        }
+        self.send_all(&out)
+    }
+
+    /// Sends all of `out`, and empties it.
+    fn write(&mut self, out: &mut Vec<u8>) -> Result<(), JoinError> {
+        if let Some(tls) = &mut self.tls {
+            tls.unsealed().append(out);
+            tls.seal(out)?;
+        }
+        self.send_all(out).map_err(|error| self.explained(error))?;
+        out.clear();
+        Ok(())
+    }
+
+    /// What the end of a connection means before the server has answered under TLS.
+    fn explained(&self, error: JoinError) -> JoinError {
+        match error {
+            JoinError::Silent(error)
+                if has_ended(&error) && self.tls.is_some() && !self.is_answered =>
+            {
+                JoinError::Tls(TlsError::Unanswered)
+            }
+            error => error,
+        }
+    }
+
+    /// Some bytes of the socket.
+    fn receive(&self, bytes: &mut [u8]) -> Result<usize, JoinError> {
+        loop {
+            wait(&self.socket, PollFlags::IN, self.deadline).map_err(JoinError::Silent)?;
+            match recv(&self.socket, &mut *bytes, RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Ok((0, _)) => return Err(JoinError::Silent(ErrorKind::UnexpectedEof.into())),
+                other => return other.map(|(n, _)| n).map_err(silent),
+            }
+        }
+    }
+
+    fn send_all(&self, mut bytes: &[u8]) -> Result<(), JoinError> {
+        while !bytes.is_empty() {
+            wait(&self.socket, PollFlags::OUT, self.deadline).map_err(JoinError::Silent)?;
+            match send(&self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                other => bytes = &bytes[other.map_err(silent)?..],
+            }
+        }
+        Ok(())
     }
 }
 
-impl Write for Talk {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            wait(&self.socket, PollFlags::OUT, self.deadline)?;
-            match send(&self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Err(Errno::AGAIN) => {}
-                other => return other.map_err(io::Error::from),
-            }
-        }
-    }
+/// True for the error of a connection that its peer has ended.
+fn has_ended(error: &io::Error) -> bool {
+    let kinds = [ErrorKind::UnexpectedEof, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+    kinds.contains(&error.kind())
+}
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+fn silent(errno: Errno) -> JoinError {
+    JoinError::Silent(errno.into())
 }

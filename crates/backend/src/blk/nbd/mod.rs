@@ -5,6 +5,7 @@
 //! session.rs    requests as commands, and replies; pure, with asked.rs and incoming.rs
 //! keeper.rs     the disk's thread: connects, again and again; line.rs: what a queue sees of it
 //! join.rs       connects and negotiates
+//! channel.rs    a connection as a queue has it; tls.rs: the TLS session on it
 //! watched.rs    for workers without io_uring
 //! ```
 //! Whoever keeps disks elsewhere keeps them behind a server that speaks NBD: qemu-storage-daemon,
@@ -12,6 +13,7 @@
 //! has in flight is sent again. Whatever a server sends costs its own disk only (`session.rs`).
 
 mod asked;
+mod channel;
 mod clock;
 #[cfg(any(fuzzing, test))]
 pub mod fuzzing;
@@ -21,11 +23,13 @@ mod keeper;
 mod line;
 mod queue;
 mod session;
+mod tls;
 mod watched;
 
 pub use join::JoinError;
 pub use keeper::NbdOptions;
-pub use manyring_wire::nbd::{Uri, UriError};
+pub use manyring_wire::nbd::{Host, Uri, UriError};
+pub use tls::TlsError;
 
 use super::{Connection, Disk, DiskQueue, Geometry};
 use keeper::Keeper;

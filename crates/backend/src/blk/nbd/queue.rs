@@ -17,13 +17,13 @@
 //! at any time: a receive is placed only while replies are owed, and the last completion is held
 //! back until the send has come back, which a server may answer before it has read all of it.
 
+use super::channel::Channel;
 use super::keeper::{Keeper, TICKS};
 use super::line::{Counts, Line, News, Seat};
 use super::session::Session;
 use super::watched::Watched;
 use crate::blk::{Burst, Completion, DiskQueue};
-use crate::sys::uring::{Ring, Stream};
-use manyring_wire::nbd::{Command, CommandKind};
+use crate::sys::uring::Ring;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -43,8 +43,8 @@ const ROOM_SHARED: usize = 64 << 10;
 #[derive(Debug)]
 enum Link {
     Down,
-    Up(Stream),
-    Closing(Stream, String),
+    Up(Channel),
+    Closing(Channel, String),
 }
 
 /// A queue.
@@ -92,14 +92,14 @@ impl NbdQueue {
         match (self.line.take(), &self.link) {
             (Some(News::Joined(joined)), Link::Down) => {
                 self.session.start_again(&joined.export);
-                let stream = Stream::new(joined.socket);
+                let channel = Channel::new(joined);
                 if let Some(watched) = &self.watched
-                    && let Err(errno) = watched.watch(stream.socket())
+                    && let Err(errno) = watched.watch(channel.stream.socket())
                 {
                     self.keeper.ask(&self.line, false, &format!("cannot watch it: {errno}"));
                     return;
                 }
-                self.link = Link::Up(stream);
+                self.link = Link::Up(channel);
                 (self.has_answered, self.fails) = (false, false);
                 self.line.counts.connected.store(true, Ordering::Relaxed);
             }
@@ -114,7 +114,7 @@ impl NbdQueue {
     /// A tick: a connection on which a request has waited for too long is over.
     fn look_at_the_time(&mut self) {
         let is_overdue = self.session.is_overdue(self.line.now(), TICKS);
-        let Link::Up(stream) = &self.link else { return };
+        let Link::Up(Channel { stream, .. }) = &self.link else { return };
         let is_stalled = stream.is_sending() && self.session.in_flight() == 0;
         self.stalled = if is_stalled { self.stalled + 1 } else { 0 };
         if is_overdue || self.stalled > TICKS {
@@ -126,10 +126,10 @@ impl NbdQueue {
     /// The connection is over.
     fn lose(&mut self, reason: String) {
         self.link = match std::mem::replace(&mut self.link, Link::Down) {
-            Link::Up(stream) => {
-                stream.shut();
+            Link::Up(channel) => {
+                channel.stream.shut();
                 self.line.counts.connected.store(false, Ordering::Relaxed);
-                Link::Closing(stream, reason)
+                Link::Closing(channel, reason)
             }
             // The first reason is the one to be told.
             link => link,
@@ -138,7 +138,7 @@ impl NbdQueue {
 
     /// When the kernel has nothing of a lost connection any more, asks for another one.
     fn close(&mut self) {
-        let Link::Closing(stream, _) = &self.link else { return };
+        let Link::Closing(Channel { stream, .. }, _) = &self.link else { return };
         if stream.is_busy() {
             return;
         }
@@ -162,24 +162,29 @@ impl NbdQueue {
         if self.fails {
             self.session.end_all(Errno::IO, &mut self.ready, |_| true);
         }
-        let Link::Up(stream) = &mut self.link else { return };
+        let Link::Up(channel) = &mut self.link else { return };
         let room = if ring.is_shared() { ROOM_SHARED } else { ROOM };
-        if !stream.is_sending() {
-            self.session.emit(stream.out(), room);
+        if !channel.stream.is_sending() {
+            let emitted = channel.emit(&mut self.session, room);
+            if let Err(broken) = emitted {
+                self.lose(format!("it {broken}"));
+                return self.close();
+            }
+            let stream = &mut channel.stream;
             let bytes = stream.out().len();
             // The copy into `out` and the kernel's are charged to the guest whose turn it is.
             let _ = ring.take_inline(bytes as u64);
             stream.start_send(ring, self.tag | u64::from(SEND));
         }
         if self.session.in_flight() > 0 {
-            stream.start_receive(ring, room, self.tag | u64::from(RECEIVE));
+            channel.stream.start_receive(ring, room, self.tag | u64::from(RECEIVE));
         }
     }
 
     /// The kernel has sent something.
     fn sent(&mut self, result: i32) {
-        let (Link::Up(stream) | Link::Closing(stream, _)) = &mut self.link else { return };
-        let ended = stream.sent(result);
+        let (Link::Up(channel) | Link::Closing(channel, _)) = &mut self.link else { return };
+        let ended = channel.stream.sent(result);
         if let Ok(n) = usize::try_from(result) {
             Counts::add(&self.line.counts.sent, n);
         }
@@ -190,8 +195,8 @@ impl NbdQueue {
 
     /// The kernel has received something.
     fn received(&mut self, result: i32) {
-        let (Link::Up(stream) | Link::Closing(stream, _)) = &mut self.link else { return };
-        match stream.received(result) {
+        let (Link::Up(channel) | Link::Closing(channel, _)) = &mut self.link else { return };
+        match channel.stream.received(result) {
             Err(errno) => self.lose(format!("it has ended the connection ({errno})")),
             Ok(()) => {
                 Counts::add(&self.line.counts.received, usize::try_from(result).unwrap_or(0));
@@ -202,13 +207,10 @@ impl NbdQueue {
 
     /// Takes the replies that have come.
     fn take(&mut self) {
-        let Link::Up(stream) = &mut self.link else { return };
+        let Link::Up(channel) = &mut self.link else { return };
         let before = self.ready.len();
-        match self.session.take(stream.bytes(), &mut self.ready) {
-            Ok(n) => {
-                stream.consume(n);
-                self.has_answered |= self.ready.len() > before;
-            }
+        match channel.take(&mut self.session, &mut self.ready) {
+            Ok(()) => self.has_answered |= self.ready.len() > before,
             Err(broken) => self.lose(format!("it {broken}")),
         }
     }
@@ -217,7 +219,7 @@ impl NbdQueue {
     fn is_busy(&self) -> bool {
         match &self.link {
             Link::Down => false,
-            Link::Up(stream) | Link::Closing(stream, _) => stream.is_busy(),
+            Link::Up(channel) | Link::Closing(channel, _) => channel.stream.is_busy(),
         }
     }
 
@@ -239,12 +241,21 @@ impl NbdQueue {
         if self.fails {
             self.session.end_all(Errno::IO, &mut self.ready, |_| true);
         }
-        let Link::Up(stream) = &mut self.link else { return false };
+        let Link::Up(channel) = &mut self.link else { return false };
         let mut wrote = 0;
-        if stream.out().is_empty() {
-            wrote = self.session.emit(stream.out(), ROOM_SHARED);
+        if channel.stream.out().is_empty() {
+            match channel.emit(&mut self.session, ROOM_SHARED) {
+                Ok(count) => wrote = count,
+                Err(broken) => {
+                    self.lose(format!("it {broken}"));
+                    self.close();
+                    return false;
+                }
+            }
+            let stream = &mut channel.stream;
             Counts::add(&self.line.counts.sent, stream.out().len());
         }
+        let stream = &mut channel.stream;
         let moved = stream.send_now().and_then(|is_full| {
             let came = self.session.in_flight() > 0 && stream.receive_now(ROOM_SHARED)?;
             Ok((is_full, came))
@@ -349,14 +360,10 @@ impl Drop for NbdQueue {
     fn drop(&mut self) {
         self.line.sit(None);
         self.keeper.remove(&self.line);
-        if let Link::Up(stream) = &mut self.link
-            && !stream.is_busy()
+        if let Link::Up(channel) = &mut self.link
+            && !channel.stream.is_busy()
         {
-            let kind = CommandKind::Disconnect;
-            let leave = Command { kind, flags: 0, cookie: 0, offset: 0, len: 0 }.emit();
-            stream.out().extend(leave);
-            // A server that does not take it now learns of the end by the socket's.
-            let _ = stream.send_now();
+            channel.leave();
         }
     }
 }

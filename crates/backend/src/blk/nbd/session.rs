@@ -17,6 +17,7 @@
 
 use super::asked::{Asked, Part};
 use super::incoming::{Incoming, NextReply};
+use super::tls::TlsError;
 use crate::blk::{Completion, Op, Request};
 use manyring_memory::{GuestSlice, Pieces};
 use manyring_wire::nbd::{
@@ -77,7 +78,7 @@ pub(super) struct Session {
 }
 
 /// Why a connection cannot go on.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     /// The server has sent what it may not.
     #[error("{0}")]
@@ -85,6 +86,9 @@ pub(super) enum Broken {
     /// The server ends.
     #[error("is shutting down")]
     Shutdown,
+    /// The TLS session on the connection cannot go on.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
 }
 
 impl Session {

@@ -2,7 +2,7 @@
 
 use super::super::raw::RawBlk;
 use super::{Place, PlanError};
-use manyring_backend::blk::nbd::Uri;
+use manyring_backend::blk::nbd::{Host, Uri};
 use serde::Serialize;
 
 /// Where the disk is, and how long its server may be gone.
@@ -31,10 +31,10 @@ impl NbdPlan {
             };
         };
         let uri = match Uri::parse(text) {
-            // A relay speaks TLS, and is a process of its own.
-            Ok(uri) if uri.tls => {
-                let problem = "TLS is not spoken here: let nbdkit relay it (docs/guide/remote.md)";
-                return place.error("nbd", format!("{text:?}: {problem}"));
+            // A certificate is for a name, and a socket has none.
+            Ok(uri) if uri.tls && matches!(uri.host, Host::Unix(_)) && uri.hostname.is_none() => {
+                let problem = "lacks tls-hostname=NAME, the name in the server's certificate";
+                return place.error("nbd", format!("{text:?} {problem}"));
             }
             Ok(uri) => uri,
             Err(error) => return place.error("nbd", format!("{text:?} {error}")),
@@ -97,7 +97,7 @@ mod tests {
         for (keys, problem) in [
             ("nbd = '/run/nbd.sock'", "nbd: \"/run/nbd.sock\" must begin with nbd://"),
             ("nbd = 'nbd+unix:///'", "nbd: \"nbd+unix:///\" lacks ?socket=PATH"),
-            ("nbd = 'nbds://h'", "nbd: \"nbds://h\": TLS is not spoken here"),
+            ("nbd = 'nbds+unix:///?socket=/s'", "lacks tls-hostname=NAME"),
             ("nbd = 'nbd://h'\nreconnect = 'never'", "reconnect: \"never\" is neither"),
             ("nbd = 'nbd://h'\nreconnect = '60'", "reconnect: \"60\" is neither"),
             ("nbd = 'nbd://h'\nreconnect = 's'", "reconnect: \"s\" is neither"),

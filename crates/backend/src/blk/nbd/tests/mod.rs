@@ -5,3 +5,4 @@ mod hostile;
 mod lost;
 mod requests;
 mod server;
+mod tls;

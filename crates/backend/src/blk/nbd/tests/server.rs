@@ -4,6 +4,7 @@ use manyring_wire::nbd::{
     CAN_MULTI_CONN, COMMAND_SIZE, Chunk, ChunkKind, Command, CommandKind, HAS_FLAGS, Reply,
     SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES,
 };
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -21,6 +22,37 @@ pub(super) enum Act {
     SendAndClose(Vec<u8>),
     /// It says nothing.
     Ignore,
+    /// It sends these bytes past TLS, and then what it should.
+    Raw(Vec<u8>),
+    /// It asks for new keys so often, and then does what it should.
+    NewKeys(usize),
+}
+
+/// A connection, under TLS or not.
+trait Peer: Read + Write {
+    fn socket(&mut self) -> &mut UnixStream;
+    fn new_keys(&mut self) {}
+}
+
+impl Peer for UnixStream {
+    fn socket(&mut self) -> &mut UnixStream {
+        self
+    }
+}
+
+impl Peer for StreamOwned<ServerConnection, UnixStream> {
+    fn socket(&mut self) -> &mut UnixStream {
+        &mut self.sock
+    }
+
+    fn new_keys(&mut self) {
+        self.conn.refresh_traffic_keys().unwrap();
+        while self.conn.wants_write() {
+            if self.conn.write_tls(&mut self.sock).is_err() {
+                return;
+            }
+        }
+    }
 }
 
 /// What a connection's number, the command's number on it and the command lead to.
@@ -56,6 +88,7 @@ pub(super) struct Shared {
     connections: Mutex<usize>,
     sockets: Mutex<Vec<UnixStream>>,
     gate: (Mutex<bool>, Condvar),
+    tls: Mutex<Option<Arc<ServerConfig>>>,
 }
 
 pub(super) struct Server {
@@ -74,6 +107,7 @@ impl Server {
             connections: Mutex::default(),
             sockets: Mutex::default(),
             gate: <_>::default(),
+            tls: Mutex::default(),
         });
         let server = Self { folder, shared };
         server.listen();
@@ -124,6 +158,11 @@ impl Server {
         self.shared.gate.1.notify_all();
     }
 
+    /// Asks for TLS from now on.
+    pub(super) fn require_tls(&self, config: Arc<ServerConfig>) {
+        *self.shared.tls.lock().unwrap() = Some(config);
+    }
+
     pub(super) fn offer(&self, offer: Offer) {
         *self.shared.offer.lock().unwrap() = offer;
     }
@@ -144,8 +183,25 @@ impl Server {
 
 impl Shared {
     fn serve(&self, mut socket: UnixStream, number: usize) {
+        let tls = self.tls.lock().unwrap().clone();
+        if greet(&mut socket).is_none() {
+            return;
+        }
+        let Some(config) = tls else { return self.talk(socket, number) };
+        if let Some(5) = next_option(&mut socket)
+            && reply(&mut socket, 5, 1, &[]).is_some()
+        {
+            let connection = ServerConnection::new(config).unwrap();
+            self.talk(StreamOwned::new(connection, socket), number);
+        }
+    }
+
+    fn talk(&self, mut socket: impl Peer, number: usize) {
         let offer = *self.offer.lock().unwrap();
         if negotiate(&mut socket, offer).is_none() {
+            // The alert of a failed TLS handshake has gone out; what is not read must not reset it.
+            let _ = socket.socket().shutdown(std::net::Shutdown::Write);
+            let _ = std::io::copy(socket.socket(), &mut std::io::sink());
             return;
         }
         for nth in 0.. {
@@ -174,10 +230,18 @@ impl Shared {
                 Act::Serve => self.obey(&command, &data, offer.structured),
                 Act::Send(bytes) => bytes,
                 Act::Ignore => continue,
-                Act::Close => return socket.shutdown(std::net::Shutdown::Both).unwrap_or(()),
+                Act::Raw(bytes) => {
+                    let _ = socket.socket().write_all(&bytes);
+                    self.obey(&command, &data, offer.structured)
+                }
+                Act::NewKeys(count) => {
+                    (0..count).for_each(|_| socket.new_keys());
+                    self.obey(&command, &data, offer.structured)
+                }
+                Act::Close => return end(&mut socket),
                 Act::SendAndClose(bytes) => {
                     let _ = socket.write_all(&bytes);
-                    return socket.shutdown(std::net::Shutdown::Both).unwrap_or(());
+                    return end(&mut socket);
                 }
             };
             if socket.write_all(&out).is_err() {
@@ -235,31 +299,49 @@ pub(super) fn error(cookie: u64, number: u32, is_last: bool) -> Vec<u8> {
     [&head[..], &number.to_be_bytes(), &[0, 2], b"no"].concat()
 }
 
-fn negotiate(socket: &mut UnixStream, offer: Offer) -> Option<()> {
+fn end(socket: &mut impl Peer) {
+    let _ = socket.socket().shutdown(std::net::Shutdown::Both);
+}
+
+fn greet(socket: &mut UnixStream) -> Option<()> {
     socket.write_all(b"NBDMAGICIHAVEOPT\0\x03").ok()?;
-    socket.read_exact(&mut [0; 4]).ok()?;
+    socket.read_exact(&mut [0; 4]).ok()
+}
+
+/// The client's next option.
+fn next_option(socket: &mut impl Peer) -> Option<u32> {
+    let mut head = [0; 16];
+    socket.read_exact(&mut head).ok()?;
+    let [option, len] = [8, 12].map(|at| u32::from_be_bytes(head[at..at + 4].try_into().unwrap()));
+    socket.read_exact(&mut vec![0; len as usize]).ok()?;
+    Some(option)
+}
+
+fn reply(socket: &mut impl Peer, option: u32, kind: u32, data: &[u8]) -> Option<()> {
+    let mut out = 0x0003_e889_0455_65a9u64.to_be_bytes().to_vec();
+    out.extend(option.to_be_bytes());
+    out.extend(kind.to_be_bytes());
+    out.extend(u32::try_from(data.len()).unwrap().to_be_bytes());
+    out.extend(data);
+    socket.write_all(&out).ok()
+}
+
+fn negotiate(socket: &mut impl Peer, offer: Offer) -> Option<()> {
     loop {
-        let mut head = [0; 16];
-        socket.read_exact(&mut head).ok()?;
-        let [option, len] =
-            [8, 12].map(|at| u32::from_be_bytes(head[at..at + 4].try_into().unwrap()));
-        socket.read_exact(&mut vec![0; len as usize]).ok()?;
-        let mut reply = |kind: u32, data: &[u8]| {
-            let mut out = 0x0003_e889_0455_65a9u64.to_be_bytes().to_vec();
-            out.extend(option.to_be_bytes());
-            out.extend(kind.to_be_bytes());
-            out.extend(u32::try_from(data.len()).unwrap().to_be_bytes());
-            out.extend(data);
-            socket.write_all(&out).ok()
-        };
+        let option = next_option(socket)?;
+        if option == 5 {
+            // It speaks no TLS, or speaks it already.
+            reply(socket, option, 1 << 31 | 1, &[])?;
+            continue;
+        }
         if option != 7 {
-            reply(if offer.structured { 1 } else { 1 << 31 | 1 }, &[])?;
+            reply(socket, option, if offer.structured { 1 } else { 1 << 31 | 1 }, &[])?;
             continue;
         }
         let export = [&[0, 0][..], &offer.size.to_be_bytes(), &offer.flags.to_be_bytes()].concat();
-        reply(3, &export)?;
+        reply(socket, option, 3, &export)?;
         let blocks = offer.blocks.map(u32::to_be_bytes).concat();
-        reply(3, &[&[0, 3][..], &blocks].concat())?;
-        return reply(1, &[]);
+        reply(socket, option, 3, &[&[0, 3][..], &blocks].concat())?;
+        return reply(socket, option, 1, &[]);
     }
 }

@@ -1,0 +1,360 @@
+//! `Tls`: TLS 1.3 over bytes: what came from the socket in, what is to be sent out. No socket.
+//!
+//! ```text
+//! connect(uri)          reads the certificates, in the files that QEMU has for a client
+//! shake(out)            false while the handshake needs more of the peer; `out` is to be sent
+//! open(bytes, out)      decrypts what has come; plain() has it, consume() drops the first of it
+//! seal(bytes, out)      encrypts what is to be sent
+//! ```
+//! rustls parses all that a server sends. A handshake runs on the disk's thread; later records are
+//! opened by the worker that has received them, as much as one receive has brought at a time. A
+//! server can ask for new keys without pause: rustls takes 32 such requests between two records
+//! with data, and then ends the session.
+
+use manyring_wire::nbd::{Host, Uri};
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection, WebPkiServerVerifier};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
+use rustls::unbuffered::{
+    ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic,
+};
+use rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertStore};
+use std::fmt::{self, Debug, Formatter};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where the certificates lie if the URI does not say it: where QEMU has its own.
+const FOLDER: &str = "/etc/pki/qemu";
+/// Bytes that a record needs beside its data: header, kind and tag, with some to spare.
+const RECORD_MORE: usize = 64;
+/// Bytes of data of a record at most.
+const RECORD_MAX: usize = 16 << 10;
+
+/// Why there is no TLS session, or why it has ended. The text goes on a sentence about the server.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file of this host cannot be used.
+    #[error("is not asked, because {} cannot be used: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The URI has no name that a certificate could have.
+    #[error("is not asked, because {0:?} is no name that a certificate has: say tls-hostname=NAME")]
+    Name(String),
+    /// The server's certificate is not trusted.
+    #[error("has a certificate that no authority in ca-cert.pem has signed")]
+    Stranger,
+    /// The server's certificate is for other hosts.
+    #[error("has a certificate for {presented}, and not for {expected:?}")]
+    OtherHost {
+        /// The name in the URI.
+        expected: String,
+        /// The names in the certificate.
+        presented: String,
+    },
+    /// The server's certificate is too old, or too new.
+    #[error("has a certificate that is not valid today")]
+    NotToday,
+    /// The server's certificate was revoked.
+    #[error("has a certificate that ca-crl.pem revokes")]
+    Revoked,
+    /// The server wants a certificate that it trusts.
+    #[error("refuses our certificate, or the lack of one (TLS alert {0:?})")]
+    Refused(AlertDescription),
+    /// The server has ended the connection in the place of its first answer under TLS. A server
+    /// that wants another certificate learns of ours after the client's handshake has ended.
+    #[error(
+        "has ended the connection after the TLS handshake: it may want a certificate that it trusts"
+    )]
+    Unanswered,
+    /// The server has ended the session.
+    #[error("has ended the TLS session")]
+    Ended,
+    /// Any other fault, of the server or of its certificate.
+    #[error("has broken TLS: {0}")]
+    Other(Error),
+}
+
+impl From<Error> for TlsError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::InvalidCertificate(CertificateError::NotValidForNameContext {
+                expected,
+                presented,
+            }) => Self::OtherHost {
+                expected: expected.to_str().into_owned(),
+                presented: names(&presented),
+            },
+            // Of an authority that has only the name of one in the file, the signature is wrong.
+            Error::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            ) => Self::Stranger,
+            Error::InvalidCertificate(CertificateError::Revoked) => Self::Revoked,
+            Error::InvalidCertificate(
+                CertificateError::Expired
+                | CertificateError::ExpiredContext { .. }
+                | CertificateError::NotValidYet
+                | CertificateError::NotValidYetContext { .. },
+            ) => Self::NotToday,
+            Error::AlertReceived(
+                alert @ (AlertDescription::CertificateRequired
+                | AlertDescription::BadCertificate
+                | AlertDescription::UnsupportedCertificate
+                | AlertDescription::CertificateRevoked
+                | AlertDescription::CertificateExpired
+                | AlertDescription::CertificateUnknown
+                | AlertDescription::UnknownCA
+                | AlertDescription::AccessDenied),
+            ) => Self::Refused(alert),
+            error => Self::Other(error),
+        }
+    }
+}
+
+/// The names of a certificate, which rustls gives as `DnsName("a")` and `IpAddress(::1)`.
+fn names(presented: &[String]) -> String {
+    let bare = |name: &String| {
+        let inner = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
+        inner.unwrap_or(name).trim_matches('"').to_owned()
+    };
+    match presented {
+        [] => "no name".to_owned(),
+        names => names.iter().map(bare).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// A session.
+pub(super) struct Tls {
+    connection: UnbufferedClientConnection,
+    /// What came in and is not opened: less than a record, or a part of a message of a handshake.
+    sealed: Vec<u8>,
+    /// What was opened, from `first` on.
+    plain: Vec<u8>,
+    first: usize,
+    /// What is to be sealed: the caller's, so that its room is kept.
+    unsealed: Vec<u8>,
+}
+
+impl Tls {
+    /// A session with the server of `uri` that has not begun. Reads files.
+    ///
+    /// # Errors
+    /// [`TlsError::File`] or [`TlsError::Name`].
+    pub(super) fn connect(uri: &Uri) -> Result<Self, TlsError> {
+        let host = match &uri.host {
+            Host::Unix(_) => "",
+            Host::Tcp(host, _) => host,
+        };
+        let host = uri.hostname.as_deref().unwrap_or(host).to_owned();
+        let name = ServerName::try_from(host.clone()).map_err(|_| TlsError::Name(host))?;
+        let config = config(Path::new(uri.certificates.as_deref().unwrap_or(FOLDER)))?;
+        let connection = UnbufferedClientConnection::new(Arc::new(config), name)?;
+        let (sealed, plain, unsealed) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { connection, sealed, plain, first: 0, unsealed })
+    }
+
+    /// Goes on with the handshake. True: it is over.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub(super) fn shake(&mut self, out: &mut Vec<u8>) -> Result<bool, TlsError> {
+        self.run(&[], out)
+    }
+
+    /// Opens what has come from the socket. What the session itself answers is appended to `out`.
+    ///
+    /// # Errors
+    /// [`TlsError`]: the connection is over.
+    pub(super) fn open(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), TlsError> {
+        self.sealed.extend_from_slice(bytes);
+        self.plain.drain(..self.first);
+        self.first = 0;
+        self.run(&[], out).map(drop)
+    }
+
+    /// What was opened and is not consumed.
+    pub(super) fn plain(&self) -> &[u8] {
+        &self.plain[self.first..]
+    }
+
+    /// Drops the first `n` of [`Self::plain`].
+    pub(super) fn consume(&mut self, n: usize) {
+        self.first = (self.first + n).min(self.plain.len());
+    }
+
+    /// Where to append what [`Self::seal`] will seal.
+    pub(super) fn unsealed(&mut self) -> &mut Vec<u8> {
+        &mut self.unsealed
+    }
+
+    /// Appends the records of what was put into [`Self::unsealed`] to `out`.
+    ///
+    /// # Errors
+    /// [`TlsError`]: the connection is over.
+    pub(super) fn seal(&mut self, out: &mut Vec<u8>) -> Result<(), TlsError> {
+        if self.unsealed.is_empty() {
+            return Ok(());
+        }
+        let mut bytes = std::mem::take(&mut self.unsealed);
+        let sealed = self.run(&bytes, out);
+        bytes.clear();
+        bytes.shrink_to(4 * RECORD_MAX);
+        self.unsealed = bytes;
+        sealed.map(drop)
+    }
+
+    /// Appends the record by which a session ends.
+    pub(super) fn close(&mut self, out: &mut Vec<u8>) {
+        let state = self.connection.process_tls_records(&mut self.sealed).state;
+        if let Ok(ConnectionState::WriteTraffic(mut traffic)) = state {
+            append(out, RECORD_MORE, |room| match traffic.queue_close_notify(room) {
+                Err(EncryptError::InsufficientSize(size)) => Err(size.required_size),
+                written => Ok(written.unwrap_or(0)),
+            });
+        }
+    }
+
+    /// Lets rustls do all that it can: opens records, answers, and encrypts `data` when it may.
+    /// True: the handshake is over.
+    fn run(&mut self, mut data: &[u8], out: &mut Vec<u8>) -> Result<bool, TlsError> {
+        let mut at = 0;
+        let is_open = loop {
+            let Self { connection, sealed, plain, .. } = &mut *self;
+            let UnbufferedStatus { discard, state, .. } =
+                connection.process_tls_records(&mut sealed[at..]);
+            at += discard;
+            match state {
+                Ok(ConnectionState::ReadTraffic(mut traffic)) => {
+                    while let Some(record) = traffic.next_record() {
+                        plain.extend_from_slice(record?.payload);
+                    }
+                }
+                Ok(ConnectionState::EncodeTlsData(message)) => encode(message, out),
+                Ok(ConnectionState::TransmitTlsData(sent)) => sent.done(),
+                Ok(ConnectionState::WriteTraffic(traffic)) if !data.is_empty() => {
+                    encrypt(traffic, std::mem::take(&mut data), out)?;
+                }
+                Ok(ConnectionState::WriteTraffic(_)) => break true,
+                Ok(ConnectionState::BlockedHandshake) => break false,
+                Ok(_) => return Err(TlsError::Ended),
+                Err(error) => {
+                    // An alert tells the server's log of the fault.
+                    let state = connection.process_tls_records(&mut []).state;
+                    if let Ok(ConnectionState::EncodeTlsData(message)) = state {
+                        encode(message, out);
+                    }
+                    return Err(error.into());
+                }
+            }
+        };
+        self.sealed.drain(..at);
+        Ok(is_open)
+    }
+}
+
+impl Debug for Tls {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("plain", &self.plain().len()).finish_non_exhaustive()
+    }
+}
+
+/// Appends a message of the session itself to `out`.
+fn encode(mut message: EncodeTlsData<'_, ClientConnectionData>, out: &mut Vec<u8>) {
+    append(out, RECORD_MAX, |room| match message.encode(room) {
+        Err(EncodeError::InsufficientSize(size)) => Err(size.required_size),
+        written => Ok(written.unwrap_or(0)),
+    });
+}
+
+/// Appends the records of `data` to `out`.
+fn encrypt(
+    mut traffic: WriteTraffic<'_, ClientConnectionData>,
+    data: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), TlsError> {
+    let records = data.len() / RECORD_MAX + 2;
+    let mut result = Ok(());
+    append(out, data.len() + records * RECORD_MORE, |room| match traffic.encrypt(data, room) {
+        Err(EncryptError::InsufficientSize(size)) => Err(size.required_size),
+        Err(EncryptError::EncryptExhausted) => {
+            result = Err(TlsError::Other(Error::EncryptError));
+            Ok(0)
+        }
+        Ok(n) => Ok(n),
+    });
+    result
+}
+
+/// Appends to `out` what `write` puts into a room of `len` bytes; it says how many it has written,
+/// or how many it needs.
+fn append(
+    out: &mut Vec<u8>,
+    mut len: usize,
+    mut write: impl FnMut(&mut [u8]) -> Result<usize, usize>,
+) {
+    let before = out.len();
+    loop {
+        out.resize(before + len, 0);
+        match write(&mut out[before..]) {
+            Ok(n) => return out.truncate(before + n),
+            // It is told how much is needed once at most; half more lets the loop end in any case.
+            Err(needed) => len = needed.max(len + len / 2),
+        }
+    }
+}
+
+/// What the files of a folder lead to: `ca-cert.pem`, the authorities whose servers are trusted;
+/// maybe `ca-crl.pem`, what they have revoked; maybe `client-cert.pem` and `client-key.pem`.
+fn config(folder: &Path) -> Result<ClientConfig, TlsError> {
+    let mut roots = RootCertStore::empty();
+    let file = folder.join("ca-cert.pem");
+    for certificate in all::<CertificateDer<'static>>(&file)? {
+        let added = roots.add(certificate);
+        added.map_err(|error| TlsError::File { path: file.clone(), problem: error.to_string() })?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+    let revoked = folder.join("ca-crl.pem");
+    let verifier = match revoked.exists() {
+        true => verifier.with_crls(all::<CertificateRevocationListDer<'static>>(&revoked)?),
+        false => verifier,
+    };
+    let unfit = |path: PathBuf| {
+        move |error: &dyn fmt::Display| TlsError::File { path, problem: error.to_string() }
+    };
+    let verifier = verifier.build().map_err(|error| unfit(revoked)(&error))?;
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_webpki_verifier(verifier);
+    let [certificate, key] = ["client-cert.pem", "client-key.pem"].map(|name| folder.join(name));
+    if !certificate.exists() && !key.exists() {
+        return Ok(config.with_no_client_auth());
+    }
+    let chain = all::<CertificateDer<'static>>(&certificate)?;
+    let private = PrivateKeyDer::from_pem_file(&key);
+    let private = private.map_err(|error| unfit(key.clone())(&said(&error)))?;
+    config.with_client_auth_cert(chain, private).map_err(|error| unfit(key)(&error))
+}
+
+/// All that a file has of one kind: at least one.
+fn all<T: PemObject>(path: &Path) -> Result<Vec<T>, TlsError> {
+    let file = |problem: String| TlsError::File { path: path.to_owned(), problem };
+    let found = T::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<T>, _>>);
+    let found = found.map_err(|error| file(said(&error)))?;
+    if found.is_empty() {
+        return Err(file("nothing of the kind is in it".to_owned()));
+    }
+    Ok(found)
+}
+
+/// The error of a file in an operator's words.
+fn said(error: &pem::Error) -> String {
+    match error {
+        pem::Error::Io(error) => error.to_string(),
+        pem::Error::NoItemsFound => "nothing of the kind is in it".to_owned(),
+        other => format!("it is no PEM file ({other})"),
+    }
+}
