@@ -65,13 +65,28 @@ pub(crate) fn unpack(
     packages: &[String],
     finish: impl FnOnce(&Path) -> Outcome,
 ) -> Outcome {
+    unpack_with(folder, &["apt-get".to_owned()], packages, finish)
+}
+
+/// The same by another `apt-get`: its name and options.
+///
+/// # Errors
+/// As for [`unpack`].
+pub(crate) fn unpack_with(
+    folder: &Path,
+    apt_get: &[String],
+    packages: &[String],
+    finish: impl FnOnce(&Path) -> Outcome,
+) -> Outcome {
     let names = packages.join(" ");
     println!("xtask: fetching {names} into {} (unpacked, not installed)", folder.display());
     let part = folder.with_extension(format!("part-{}", std::process::id()));
     let unpack = || -> Outcome {
         let debs = part.join("debs");
         std::fs::create_dir_all(&debs).context(debs.display())?;
-        output(command("apt-get").args(["download", "-q"]).args(packages).current_dir(&debs))?;
+        let mut download = command(&apt_get[0]);
+        download.args(&apt_get[1..]).args(["download", "-q"]).args(packages);
+        output(download.current_dir(&debs))?;
         for deb in std::fs::read_dir(&debs).context(debs.display())? {
             let deb = deb.context(debs.display())?.path();
             output(command("dpkg").arg("-x").args([&deb, &part]))?;

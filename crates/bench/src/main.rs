@@ -92,6 +92,8 @@ enum Load {
     Xen(load::xenblk::XenArgs),
     /// Frames through a vhost-user-net back-end, by our own driver half.
     Net(load::net::NetLoadArgs),
+    /// Who reads the bytes of a frame that leaves by AF_XDP, and when.
+    Pages(load::pages::PagesArgs),
     /// One of several guests of a back-end, until it is told to end.
     Guest(load::guest::GuestArgs),
     /// Guests that are connected and idle, until the standard input ends.
@@ -175,6 +177,7 @@ fn run_load(load: Load) -> Result<(), String> {
         Load::Xenblk(args) => load::xenblk::run(&args).map_err(failed)?.print(args.is_json()),
         Load::Xen(args) => load::xenblk::xen(&args).map_err(failed),
         Load::Net(args) => load::net::run(&args).map_err(failed)?.print(args.json),
+        Load::Pages(args) => load::pages::run(&args).map_err(failed)?.print(),
         Load::Guest(args) => load::guest::run(&args).map_err(failed)?.print(),
         Load::Crowd(args) => load::crowd::run(&args).map_err(failed),
         Load::Join(args) => load::join::join(&args).map_err(failed)?.print(),

@@ -138,9 +138,17 @@ impl GuestMemory {
         self.regions.get(index)
     }
 
+    /// Names the regions of this snapshot and no others, for as long as the process lives; 0 names
+    /// none.
+    #[must_use]
     #[inline]
-    pub(crate) fn id(&self) -> u64 {
+    pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// The mappings of the regions, by guest address.
+    pub fn mappings(&self) -> impl Iterator<Item = &Arc<Mapping>> {
+        self.regions.iter().map(Region::mapping)
     }
 
     /// The regions, by guest address.

@@ -7,10 +7,10 @@ use crate::iov::GuestSlice;
 use crate::sigbus;
 use crate::touch::unmapped;
 use rustix::fd::AsFd;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Bytes of a page of the host.
 pub(crate) const PAGE: usize = 4096;
@@ -141,6 +141,18 @@ impl Mapping {
     /// # Errors
     /// [`MemoryError::Map`].
     pub fn anonymous(size: u64) -> Result<Self, MemoryError> {
+        Self::zeroed(size, MapFlags::PRIVATE)
+    }
+
+    /// Maps `size` bytes of zeroed memory that can be mapped a second time ([`Self::joined`]).
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`].
+    pub fn anonymous_shared(size: u64) -> Result<Self, MemoryError> {
+        Self::zeroed(size, MapFlags::SHARED)
+    }
+
+    fn zeroed(size: u64, kind: MapFlags) -> Result<Self, MemoryError> {
         let len = host_size(size);
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let base = unsafe {
@@ -148,12 +160,41 @@ impl Mapping {
                 std::ptr::null_mut(),
                 len,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
+                kind | MapFlags::NORESERVE,
             )
         }
         .map_err(MemoryError::Map)?;
         let base = NonNull::new(base.cast()).ok_or(MemoryError::Overflow)?;
         Ok(Self { base, len, size: len, skip: 0, watch: None, share: None })
+    }
+
+    /// Maps the pages of all `parts`, which are shared memory, one after another. Nothing watches
+    /// this mapping: it is for the kernel, which pins its pages, and is not read or written here.
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`]: a part cannot be mapped a second time, as private memory and some huge
+    /// pages cannot.
+    pub fn joined(parts: &[Arc<Self>]) -> Result<Self, MemoryError> {
+        let len = parts.iter().try_fold(0usize, |len, part| len.checked_add(part.len));
+        let whole = Self::anonymous(len.ok_or(MemoryError::Overflow)? as u64)?;
+        let mut at = 0;
+        for part in parts {
+            let flags = MremapFlags::MAYMOVE;
+            let target = whole.base.as_ptr().wrapping_add(at).cast();
+            // SAFETY: an old length of 0 leaves the old mapping as it is; what is replaced lies in
+            // `whole`, which is ours, and into which nothing points yet.
+            unsafe { mremap_fixed(part.base.as_ptr().cast(), 0, part.len, flags, target) }
+                .map_err(MemoryError::Map)?;
+            at += part.len;
+        }
+        Ok(whole)
+    }
+
+    /// The host's addresses of all pages.
+    #[must_use]
+    pub fn addresses(&self) -> std::ops::Range<usize> {
+        let base = self.base.as_ptr().addr();
+        base..base + self.len
     }
 
     /// Maps `size` bytes that the kernel shares through a socket (the rings of AF_XDP), from

@@ -34,6 +34,7 @@ mod qemu_room_dies;
 mod qemu_survives_daemon_sigkill;
 mod qemu_survives_sigkills_under_load;
 mod qemu_under_libvirt;
+mod qemu_zero_copy;
 mod read_only_disk;
 mod sectors_stay;
 mod soak_short;
@@ -124,6 +125,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_flush_reaches_the_host::BEHAVIOUR,
     qemu_live_resize::BEHAVIOUR,
     qemu_hot_plug::BEHAVIOUR,
+    qemu_zero_copy::BEHAVIOUR,
     read_only_disk::BEHAVIOUR,
     qemu_packed_rings::BEHAVIOUR,
     qemu_survives_daemon_sigkill::BEHAVIOUR,

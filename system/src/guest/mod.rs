@@ -8,6 +8,7 @@ mod kvm;
 pub mod libvirt;
 mod machine;
 mod monitor;
+pub(crate) mod newest;
 
 pub use kernel::{Kernel, Kind, cache};
 pub(crate) use machine::{environment, is_memory_on_disk};

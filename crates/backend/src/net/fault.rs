@@ -113,6 +113,10 @@ impl FaultTx {
 }
 
 impl PortTx for FaultTx {
+    fn forget(&mut self) {
+        self.inner.forget();
+    }
+
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
         let mut sent = Sent::default();
         self.is_blocked = false;

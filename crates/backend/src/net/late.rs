@@ -244,6 +244,10 @@ impl LateTx {
 }
 
 impl PortTx for LateTx {
+    fn forget(&mut self) {
+        self.inner.forget();
+    }
+
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
         let mut sent = Sent::default();
         for index in first..frames.count() {

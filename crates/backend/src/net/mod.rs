@@ -262,6 +262,10 @@ pub trait PortTx: Send + std::fmt::Debug {
         0
     }
 
+    /// The memory of the queue changes, or the queue ends: nothing of the port shall refer to the
+    /// memory that there was until now, once the frames that lie in it are back. Does not block.
+    fn forget(&mut self) {}
+
     /// An eventfd or timer that becomes readable anew each time that [`Self::reap`] has something.
     /// The worker watches it as long as it owns the queue, and never reads it. A port without one
     /// is asked again every 50 us while a frame is with it.

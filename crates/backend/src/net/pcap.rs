@@ -205,6 +205,10 @@ struct PcapTx {
 }
 
 impl PortTx for PcapTx {
+    fn forget(&mut self) {
+        self.inner.forget();
+    }
+
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
         let sent = self.inner.send(frames, first);
         // Frames that the port took and then refused are captured too: these are of most interest.

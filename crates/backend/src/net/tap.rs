@@ -12,7 +12,7 @@ mod offloads;
 mod open;
 mod program;
 mod queue;
-pub(super) mod queues;
+mod queues;
 mod settings;
 
 pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};

@@ -19,7 +19,7 @@ use std::time::Duration;
 const LONG: usize = 4000;
 
 fn options(name: &str, queue_pairs: usize) -> XdpOptions {
-    XdpOptions { name: name.into(), queue_pairs, mtu: None, up: Some(true) }
+    XdpOptions { name: name.into(), queue_pairs, mtu: None, up: Some(true), zero_copy: false }
 }
 
 /// Makes a cable from `v0` to `v1`, which has the host's address and leaves no checksum unfinished.

@@ -8,6 +8,7 @@ pub(crate) mod guest;
 pub(crate) mod join;
 mod lane;
 pub(crate) mod net;
+pub(crate) mod pages;
 pub(crate) mod rr;
 pub(crate) mod stream;
 pub(crate) mod tap;

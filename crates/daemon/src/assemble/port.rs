@@ -48,9 +48,14 @@ pub(super) fn open(
             };
             macvtap::open(&options).map_err(|error| failed("macvtap", error))?
         }
-        PortPlan::Xdp { name } => {
-            let (name, queue_pairs) = (name.clone(), net.queue_pairs);
-            let options = XdpOptions { name, queue_pairs, mtu: net.mtu, up: net.up };
+        PortPlan::Xdp { name, zero_copy } => {
+            let options = XdpOptions {
+                name: name.clone(),
+                queue_pairs: net.queue_pairs,
+                mtu: net.mtu,
+                up: net.up,
+                zero_copy: *zero_copy,
+            };
             let port = XdpPort::open(&options).map_err(|error| failed("xdp", error))?;
             let mac = mac(net, port.guest_mac());
             return Ok((Arc::new(port), mac));
@@ -71,7 +76,7 @@ pub(super) fn look(net: &NetPlan) -> Result<(), AssembleError> {
         PortPlan::Macvtap { name } => {
             return macvtap::look(name).map_err(|error| failed(net, "macvtap", error));
         }
-        PortPlan::Xdp { name } => return xdp::look(name).map_err(|e| failed(net, "xdp", e)),
+        PortPlan::Xdp { name, .. } => return xdp::look(name).map_err(|e| failed(net, "xdp", e)),
         PortPlan::Tap { name, must_exist } => (Some((name.as_str(), *must_exist)), "tap"),
         PortPlan::Switch(_) => return Ok(()),
         PortPlan::TapFds(_) | PortPlan::Null { .. } => (None, "tap_fds"),
@@ -152,6 +157,7 @@ fn mac(net: &NetPlan, demanded: Option<MacAddress>) -> MacAddress {
 fn key_of(error: &TapError) -> Option<&'static str> {
     match error {
         TapError::Mtu(_) | TapError::MtuRefused { .. } | TapError::MtuLong { .. } => Some("mtu"),
+        TapError::NoZeroCopy(_) => Some("zero_copy"),
         TapError::BridgeMissing(_) | TapError::NotABridge(_) | TapError::OtherBridge(_) => {
             Some("bridge")
         }

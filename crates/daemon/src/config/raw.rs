@@ -319,6 +319,8 @@ device_table! {
         pub(crate) macvtap: Option<String>,
         /// Serve this interface by AF_XDP, in the place of the host's network stack.
         pub(crate) xdp: Option<String>,
+        /// Have the device of `xdp` read long frames in the guest's memory, all of which is pinned.
+        pub(crate) zero_copy: bool,
         /// Serve a port that takes everything and keeps nothing.
         pub(crate) null: bool,
         /// The null port also delivers frames of this many bytes, as fast as they are taken.

@@ -252,6 +252,7 @@ impl NetTx {
     /// Serves the queue in `memory` from now on; `fence` is told when no frame that is with the
     /// port lies in older memory.
     pub(crate) fn retire(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
+        self.port.forget();
         match &mut self.late {
             Some(late) => late.retire(memory, fence),
             None => {

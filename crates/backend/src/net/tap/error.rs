@@ -67,6 +67,11 @@ pub enum TapError {
          combined {queue_pairs})"
     )]
     FewQueues { name: String, queue_pairs: usize },
+    #[error(
+        "{0}: its driver cannot send frames from the guest's memory (AF_XDP zero-copy): \
+         do without zero_copy"
+    )]
+    NoZeroCopy(String),
     #[error("{name}: cannot {action}")]
     System {
         name: String,

@@ -9,24 +9,33 @@
 //! queue of a pair that the guest uses, and everything that arrives on the others. The interface
 //! stays as it is; program and sockets end with the port, or with the process.
 //!
-//! `socket` has the memory and the rings, `program` what the kernel runs, `queue` the halves.
+//! A port that lends (`zero_copy`) has no copy on the way of a long frame: the device reads it in
+//! the guest's memory. A thread sees to the memory, and to frames that must come back (`keeper`).
+//!
+//! `socket` has the memory and the rings, `pair` both ends of a socket while it is replaced,
+//! `pages` a guest's memory as the kernel has it, `program` what the kernel runs, `queue` the
+//! halves.
 
 mod chunks;
+mod keeper;
+mod pages;
+mod pair;
 mod program;
 mod queue;
 mod ring;
 mod socket;
 
-use super::tap::queues::Queues;
 use super::tap::{TapError, check_mtu, check_name, check_queue_pairs, find, open_links};
 use super::{Port, PortRx, PortTx};
 use crate::sys::link::{Change, Link, LinkEvent, Links};
+use keeper::Keeper;
 use manyring_memory::{copy_to_slices, in_own_memory};
 use manyring_wire::net::Offloads;
+use pair::{Left, Pair};
 use program::Program;
-use queue::{Pair, XdpRx, XdpTx};
-use rustix::fd::OwnedFd;
+use queue::{XdpRx, XdpTx};
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 use socket::{Kick, Socket, Wanted, frame_size_max, while_busy};
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -45,6 +54,9 @@ pub struct XdpOptions {
     pub mtu: Option<u16>,
     /// Set the interface up or down; `None`: unchanged.
     pub up: Option<bool>,
+    /// Have the device read long frames in the guest's memory, all of which is pinned. One pair
+    /// only, and only with drivers that can.
+    pub zero_copy: bool,
 }
 
 /// What changes while the port runs. Its lock is held during calls of the host.
@@ -57,20 +69,26 @@ struct State {
     mtu: Option<u16>,
 }
 
-/// The port.
+/// What the port's own thread has of it too.
 #[derive(Debug)]
-pub struct XdpPort {
+struct Shared {
     name: String,
-    up: Option<bool>,
     links: Links,
     /// The number of the interface; 0 if it is gone.
     index: AtomicU32,
-    address: Option<[u8; 6]>,
-    queues: Queues,
     pairs: Vec<Arc<Pair>>,
     state: Mutex<State>,
     /// The host's MTU. It lies outside the lock, so that reading it waits for no call of the host.
     mtu: AtomicU16,
+}
+
+/// The port.
+#[derive(Debug)]
+pub struct XdpPort {
+    options: XdpOptions,
+    address: Option<[u8; 6]>,
+    shared: Arc<Shared>,
+    keeper: Option<Keeper>,
 }
 
 /// What is opened of an interface.
@@ -92,6 +110,19 @@ fn find_link(links: &Links, name: &str) -> Result<Link, TapError> {
     find(links, name)?.ok_or_else(|| TapError::Missing(name.to_owned()))
 }
 
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a socket of queue `queue` is made for; `None`: the interface is gone.
+    fn wanted(&self, queue: u32) -> Option<Wanted> {
+        let interface = Some(self.index.load(Ordering::Relaxed)).filter(|index| *index > 0)?;
+        let frame_size = u32::from(self.mtu.load(Ordering::Relaxed)) + AROUND;
+        Some(Wanted { interface, queue, frame_size })
+    }
+}
+
 impl XdpPort {
     /// Takes the queues of an interface, none of which the guest uses yet. May block; half a second
     /// if a queue is busy.
@@ -99,31 +130,32 @@ impl XdpPort {
     /// # Errors
     /// [`TapError`], in words for an operator.
     pub fn open(options: &XdpOptions) -> Result<Self, TapError> {
-        let XdpOptions { name, queue_pairs, mtu, up } = options;
+        let XdpOptions { name, queue_pairs, mtu, up, zero_copy } = options;
         check_queue_pairs(*queue_pairs)?;
         check_mtu(*mtu)?;
         check_name(name)?;
+        let system = |action, errno| TapError::system(name, action, errno);
         let links = open_links(name)?;
         let change = Change { mtu: mtu.map(u32::from), up: *up, ..Change::default() };
         let Opened { link, program, sockets } = open(&links, options, &change)?;
-        let (mut fds, mut pairs) = (Vec::new(), Vec::new());
-        for Socket { fd, tx, rx } in sockets {
-            fds.push(fd);
-            pairs.push(Arc::new(Pair::new(tx, rx)));
-        }
-        let state =
-            State { program: Some(program), attached: vec![false; *queue_pairs], mtu: *mtu };
-        Ok(Self {
+        let pairs = sockets.into_iter().map(|socket| Pair::new(socket).map(Arc::new));
+        let pairs = pairs.collect::<Result<_, _>>().map_err(|errno| system("watch it", errno))?;
+        let attached = vec![false; *queue_pairs];
+        let shared = Arc::new(Shared {
             name: name.clone(),
-            up: *up,
             links,
             index: AtomicU32::new(link.index),
-            address: link.address,
-            queues: Queues::new(fds),
             pairs,
-            state: Mutex::new(state),
+            state: Mutex::new(State { program: Some(program), attached, mtu: *mtu }),
             mtu: AtomicU16::new(mtu_of(&link)),
-        })
+        });
+        let keeper = zero_copy.then(|| {
+            let bytes = threshold();
+            tracing::info!(name, bytes, "zero_copy: frames of so many bytes are not copied");
+            Keeper::start(shared.clone(), bytes)
+        });
+        let keeper = keeper.transpose().map_err(|errno| system("start a thread for it", errno))?;
+        Ok(Self { options: options.clone(), address: link.address, shared, keeper })
     }
 
     /// The MAC address of the interface, if it has one: a network card delivers only frames to this
@@ -133,21 +165,39 @@ impl XdpPort {
         self.address
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn pair(&self, index: usize) -> Result<&Arc<Pair>, Errno> {
-        self.pairs.get(index).ok_or(Errno::INVAL)
+        self.shared.pairs.get(index).ok_or(Errno::INVAL)
     }
+}
 
-    /// Has the interface's program give frames of queue `index` to its socket, or not.
-    fn redirect(&self, state: &State, index: usize, attached: bool) -> Result<(), Errno> {
-        let Some(program) = &state.program else { return Ok(()) };
-        let number = u32::try_from(index).map_err(|_| Errno::INVAL)?;
-        let socket = self.queues.of(index)?;
-        program.set(number, attached.then_some(socket))
+/// Bytes of a frame whose copy costs as much as it costs to have its chain come back later: about
+/// so many steps that depend on each other.
+fn threshold() -> usize {
+    const LATE_STEPS: u64 = 240;
+    const ROUNDS: u64 = 64;
+    const BYTES: usize = 4 << 20;
+    let now = || {
+        let now = clock_gettime(ClockId::Monotonic);
+        now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000) + now.tv_nsec.cast_unsigned()
+    };
+    let source = vec![1u8; BYTES];
+    let mut target = vec![0u8; BYTES];
+    let (mut copy_ns, mut late_ns) = (u64::MAX, u64::MAX);
+    for _ in 0..5 {
+        let began = now();
+        target.copy_from_slice(std::hint::black_box(&source));
+        std::hint::black_box(&target);
+        copy_ns = copy_ns.min(now() - began);
+        let began = now();
+        let mut number = 1u64;
+        for _ in 0..LATE_STEPS * ROUNDS {
+            number = std::hint::black_box(number.wrapping_mul(5).wrapping_add(1));
+        }
+        std::hint::black_box(number);
+        late_ns = late_ns.min(now() - began);
     }
+    let bytes = u64::try_from(BYTES).unwrap_or(0) * late_ns / ROUNDS / copy_ns.max(1);
+    usize::try_from(bytes).unwrap_or(usize::MAX).clamp(256, 1024)
 }
 
 fn mtu_of(link: &Link) -> u16 {
@@ -185,9 +235,16 @@ fn open(links: &Links, options: &XdpOptions, change: &Change) -> Result<Opened, 
             "its driver takes no XDP program: the kernel runs it behind the driver"
         );
     }
+    let zero_copy = options.zero_copy;
     let sockets = (0..count).map(|queue| {
         let wanted = Wanted { interface: link.index, queue, frame_size };
-        in_own_memory(|| Socket::open(wanted)).map_err(|errno| match errno {
+        let opened = in_own_memory(|| {
+            let socket =
+                if zero_copy { Socket::lending(wanted, None) } else { Socket::copying(wanted) };
+            socket.and_then(|socket| socket.bind().map(|()| socket))
+        });
+        opened.map_err(|errno| match errno {
+            Errno::OPNOTSUPP | Errno::INVAL if zero_copy => TapError::NoZeroCopy(name.to_owned()),
             Errno::INVAL => {
                 TapError::FewQueues { name: name.to_owned(), queue_pairs: options.queue_pairs }
             }
@@ -206,11 +263,11 @@ impl Port for XdpPort {
     }
 
     fn interface(&self) -> Option<&str> {
-        Some(&self.name)
+        Some(&self.options.name)
     }
 
     fn queue_pairs(&self) -> usize {
-        self.pairs.len()
+        self.shared.pairs.len()
     }
 
     fn taken(&self) -> Offloads {
@@ -222,17 +279,16 @@ impl Port for XdpPort {
     }
 
     fn mtu(&self) -> Option<u16> {
-        Some(self.mtu.load(Ordering::Relaxed))
+        Some(self.shared.mtu.load(Ordering::Relaxed))
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
-        let pair = self.pair(index)?.clone();
-        Ok(Box::new(XdpTx::new(pair, self.queues.duplicate(index)?)))
+        let keeper = self.keeper.as_ref().map(|keeper| keeper.wishes.clone());
+        Ok(Box::new(XdpTx::new(self.pair(index)?.clone(), keeper)))
     }
 
     fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
-        let pair = self.pair(index)?.clone();
-        Ok(Box::new(XdpRx::new(pair, self.queues.of(index)?.clone())?))
+        Ok(Box::new(XdpRx::new(self.pair(index)?.clone())?))
     }
 
     fn set_offloads(&self, _offloads: Offloads) -> Result<(), Errno> {
@@ -241,82 +297,81 @@ impl Port for XdpPort {
 
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
         let pair = self.pair(index)?;
-        let mut state = self.state();
+        let mut state = self.shared.state();
         if state.attached[index] == attached {
             return Ok(());
         }
-        self.redirect(&state, index, attached)?;
+        let number = u32::try_from(index).map_err(|_| Errno::INVAL)?;
+        if let (Some(program), Some(end)) = (&state.program, &pair.tx().end) {
+            program.set(number, attached.then_some(end.fd()))?;
+        }
         state.attached[index] = attached;
-        if !attached {
-            in_own_memory(|| pair.rx().end.drain());
+        if !attached && let Some(end) = &mut pair.rx().end {
+            in_own_memory(|| end.drain());
         }
         Ok(())
     }
 
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
         // The chunks are for frames of the MTU that the interface had at the start.
-        let room = self.pairs.first().map_or(0, |pair| pair.tx().room);
+        let room = |pair: &Arc<Pair>| pair.tx().end.as_ref().map(|end| end.room);
+        let room = self.shared.pairs.first().and_then(room).unwrap_or(0);
         if u32::from(mtu) + AROUND > u32::try_from(room).unwrap_or(0) {
             return Err(Errno::MSGSIZE);
         }
-        let mut state = self.state();
+        let mut state = self.shared.state();
         if state.program.is_some() {
-            let index = self.index.load(Ordering::Relaxed);
-            self.links.set(index, &Change { mtu: Some(mtu.into()), ..Change::default() })?;
+            let index = self.shared.index.load(Ordering::Relaxed);
+            let change = Change { mtu: Some(mtu.into()), ..Change::default() };
+            self.shared.links.set(index, &change)?;
         }
         state.mtu = Some(mtu);
-        self.mtu.store(mtu, Ordering::Relaxed);
+        self.shared.mtu.store(mtu, Ordering::Relaxed);
         Ok(())
     }
 
     fn set_link(&self, _up: bool) {}
 
     fn heeds(&self, event: &LinkEvent) -> bool {
-        match self.index.load(Ordering::Relaxed) {
-            0 => !event.is_gone && event.name == self.name,
+        match self.shared.index.load(Ordering::Relaxed) {
+            0 => !event.is_gone && event.name == self.options.name,
             index => event.is_gone && event.index == index,
         }
     }
 
     fn is_gone(&self) -> bool {
-        let mut state = self.state();
-        let index = self.index.load(Ordering::Relaxed);
-        if state.program.is_some() && self.links.at(index) == Ok(None) {
+        let Shared { links, index, .. } = &*self.shared;
+        let mut state = self.shared.state();
+        let number = index.load(Ordering::Relaxed);
+        if state.program.is_some() && links.at(number) == Ok(None) {
             state.program = None;
-            self.index.store(0, Ordering::Relaxed);
+            index.store(0, Ordering::Relaxed);
         }
         state.program.is_none()
     }
 
     fn join_again(&self) -> Result<(), TapError> {
-        let mut state = self.state();
-        let options = XdpOptions {
-            name: self.name.clone(),
-            queue_pairs: self.pairs.len(),
-            mtu: state.mtu,
-            up: self.up,
-        };
-        let change = Change { mtu: state.mtu.map(u32::from), up: self.up, ..Change::default() };
-        let Opened { link, program, sockets } = open(&self.links, &options, &change)?;
-        let (mut fds, mut ends) = (Vec::<OwnedFd>::new(), Vec::new());
-        for Socket { fd, tx, rx } in sockets {
-            fds.push(fd);
-            ends.push((tx, rx));
+        let mut state = self.shared.state();
+        let (mtu, up) = (state.mtu, self.options.up);
+        let options = XdpOptions { mtu, ..self.options.clone() };
+        let change = Change { mtu: mtu.map(u32::from), up, ..Change::default() };
+        let Opened { link, program, sockets } = open(&self.shared.links, &options, &change)?;
+        for (pair, socket) in self.shared.pairs.iter().zip(sockets) {
+            // The former device has let go of everything when it went.
+            let left: Left = pair.close();
+            let opened = pair.open(socket, left);
+            opened.map_err(|errno| TapError::system(&options.name, "watch it", errno))?;
         }
-        let replaced = self.queues.replace(&fds);
-        replaced.map_err(|errno| TapError::system(&self.name, "replace its queues", errno))?;
-        for (pair, (tx, rx)) in self.pairs.iter().zip(ends) {
-            pair.replace(tx, rx);
-        }
-        self.mtu.store(mtu_of(&link), Ordering::Relaxed);
-        self.index.store(link.index, Ordering::Relaxed);
+        self.shared.mtu.store(mtu_of(&link), Ordering::Relaxed);
+        self.shared.index.store(link.index, Ordering::Relaxed);
         state.attached.fill(false);
         state.program = Some(program);
         Ok(())
     }
 
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
-        let mut end = self.pair(0)?.tx();
+        let mut outlet = self.pair(0)?.tx();
+        let end = outlet.end.as_mut().ok_or(Errno::NETDOWN)?;
         in_own_memory(|| {
             end.reap();
             if frame.len() > end.room {

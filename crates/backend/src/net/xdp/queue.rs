@@ -1,10 +1,8 @@
 //! The two halves of a pair of an AF_XDP port.
-//!
-//! Both ends of a socket lie behind locks, each of which one half takes once for a burst and nobody
-//! else but the control thread's calls: an interface that comes back gets another socket, to which
-//! halves that workers own lead then.
 
-use super::socket::{FRAME_SIZE_MIN, Kick, RxEnd, TxEnd};
+use super::keeper::Wishes;
+use super::pair::{Inlet, Pair};
+use super::socket::{FRAME_SIZE_MIN, Kick, TxEnd};
 use crate::net::{
     FRAMES_MAX, Frames, GROUP_BYTES, Incoming, Outcome, PortRx, PortTx, Readiness, Returned, Sent,
     Stop, Token,
@@ -13,55 +11,25 @@ use manyring_memory::{
     GuestAddr, GuestSlice, LastHit, SliceList, copy_between, fault_count, in_own_memory,
 };
 use manyring_wire::net::RawHeader;
-use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_error;
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Frames of a call at most: the kernel sends so many before it returns.
 const SEND_FRAMES: usize = 32;
-
-/// The socket of a queue pair: both ends, which are replaced when the interface comes back.
-#[derive(Debug)]
-pub(super) struct Pair {
-    tx: Mutex<TxEnd>,
-    rx: Mutex<Inlet>,
-}
-
-/// The receiving end, and which one of the pair's life it is.
-#[derive(Debug)]
-pub(super) struct Inlet {
-    pub(super) end: RxEnd,
-    generation: u64,
-}
-
-impl Pair {
-    pub(super) fn new(tx: TxEnd, end: RxEnd) -> Self {
-        Self { tx: Mutex::new(tx), rx: Mutex::new(Inlet { end, generation: 0 }) }
-    }
-
-    pub(super) fn tx(&self) -> MutexGuard<'_, TxEnd> {
-        self.tx.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn rx(&self) -> MutexGuard<'_, Inlet> {
-        self.rx.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Puts the ends of another socket in the place of these.
-    pub(super) fn replace(&self, tx: TxEnd, end: RxEnd) {
-        *self.tx() = tx;
-        let mut inlet = self.rx();
-        inlet.end = end;
-        inlet.generation += 1;
-    }
-}
+/// Frames that the device has had for so long, while none came back, do not come back.
+const STUCK_MS: u64 = 1000;
+/// Looks in a row that find nothing, after which a socket is asked whether it is broken.
+const IDLE_LOOKS: u32 = 64;
 
 /// The sending half.
 #[derive(Debug)]
 pub(super) struct XdpTx {
     pair: Arc<Pair>,
-    fd: Arc<OwnedFd>,
+    /// Who has the device read guests' pages, if somebody does.
+    keeper: Option<Arc<Wishes>>,
     /// The value of [`fault_count`] up to which the frames' memory has been checked.
     faults: u64,
     /// The interface was down when a frame was last sent.
@@ -69,11 +37,72 @@ pub(super) struct XdpTx {
     /// A frame whose copy is sent already, which asks for another call of [`PortTx::reap`]: frames
     /// wait in the ring that the kernel had no room for.
     asks: Option<Token>,
+    /// The snapshot whose pages the keeper was last asked for, and the socket at that time.
+    asked_for: Asked,
+    /// Frames that were out at the last look at those which are stuck, and when they were as many.
+    stuck: (usize, u64),
 }
 
 impl XdpTx {
-    pub(super) fn new(pair: Arc<Pair>, fd: Arc<OwnedFd>) -> Self {
-        Self { pair, fd, faults: fault_count(), is_down: false, asks: None }
+    pub(super) fn new(pair: Arc<Pair>, keeper: Option<Arc<Wishes>>) -> Self {
+        Self {
+            pair,
+            keeper,
+            faults: fault_count(),
+            is_down: false,
+            asks: None,
+            asked_for: Asked::default(),
+            stuck: (0, 0),
+        }
+    }
+
+    /// Tells the keeper if frames are out for so long that the device has forgotten them.
+    fn watch_stuck(&mut self, out: usize) {
+        let Some(keeper) = self.keeper.as_ref().filter(|_| out > 0) else {
+            self.stuck = (0, 0);
+            return;
+        };
+        let now = coarse_ms();
+        if self.stuck.0 != out {
+            self.stuck = (out, now);
+        } else if now.saturating_sub(self.stuck.1) > STUCK_MS {
+            self.stuck.1 = now;
+            keeper.wish(|wish| wish.is_stuck = true);
+        }
+    }
+}
+
+/// A snapshot, and a socket of the pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Asked {
+    snapshot: u64,
+    generation: u64,
+}
+
+/// Milliseconds of the coarse monotonic clock: no system call.
+fn coarse_ms() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    let (seconds, nanos) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
+    seconds.wrapping_mul(1000).wrapping_add(nanos / 1_000_000)
+}
+
+/// Lends frame `index` to the device, if that is worth it and can be. False: it must be copied.
+fn lend(end: &mut TxEnd, frames: &Frames, index: usize, keeper: &Wishes) -> bool {
+    if frames.len(index) < keeper.threshold {
+        return false;
+    }
+    let Some(payload) = frames.payload(index) else { return false };
+    let [slice] = payload.as_slices() else { return false };
+    slice.len() == frames.len(index) && end.lend(payload.memory(), slice, frames.token(index))
+}
+
+/// Asks the keeper for the pages of the burst's snapshot, once for each socket.
+fn ask(end: &TxEnd, frames: &Frames, asked: &mut Asked, generation: u64, keeper: &Wishes) {
+    let Some(payload) = frames.payload(0) else { return };
+    let wanted = Asked { snapshot: payload.memory().id(), generation };
+    if !end.has(payload.memory()) && std::mem::replace(asked, wanted) != wanted {
+        let memory = payload.memory().clone();
+        keeper.wish(|wish| wish.memory = Some(Some(memory)));
     }
 }
 
@@ -119,17 +148,35 @@ fn lose(sent: &mut Sent, index: usize, errno: Errno) {
 
 impl PortTx for XdpTx {
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
-        let Self { pair, faults, is_down, asks, .. } = self;
-        let mut end = pair.tx();
-        end.reap();
-        let mut sent = Sent::default();
-        if *is_down && end.kick() == Kick::Down {
-            (first..frames.count()).for_each(|index| lose(&mut sent, index, Errno::NETDOWN));
+        let Self { pair, faults, is_down, asks, keeper, asked_for, .. } = self;
+        let mut outlet = pair.tx();
+        let (mut sent, is_gone) = (Sent::default(), outlet.is_gone);
+        let generation = outlet.generation;
+        let is_lost = match &mut outlet.end {
+            None => is_gone,
+            Some(end) => *is_down && end.is_down(),
+        };
+        let Some(end) = outlet.end.as_mut().filter(|_| !is_lost) else {
+            if is_lost {
+                (first..frames.count()).for_each(|n| lose(&mut sent, n, Errno::NETDOWN));
+            } else {
+                sent.stop = Some(Stop::NoMemory);
+            }
             return sent;
-        }
+        };
+        end.reap();
         let mut bytes = 0;
+        if let Some(keeper) = keeper {
+            ask(end, frames, asked_for, generation, keeper);
+        }
         for index in (first..frames.count()).take(SEND_FRAMES) {
-            match put(&mut end, frames, index, faults) {
+            let is_lent = keeper.as_ref().is_some_and(|keeper| lend(end, frames, index, keeper));
+            if is_lent {
+                sent.later |= 1 << index;
+                sent.taken += 1;
+                continue;
+            }
+            match put(end, frames, index, faults) {
                 Some(Ok(())) => sent.taken += 1,
                 Some(Err(errno)) => lose(&mut sent, index, errno),
                 None => break,
@@ -156,24 +203,56 @@ impl PortTx for XdpTx {
     }
 
     fn readiness(&self) -> Readiness<'_> {
-        Readiness::Fd(self.fd.as_fd())
+        // Nothing tells when chunks come back: this half never says that it is blocked.
+        Readiness::Always
     }
 
     fn reap(&mut self, done: &mut Vec<Returned>) {
-        let Some(token) = self.asks else { return };
-        let mut end = self.pair.tx();
-        end.reap();
-        if end.kick() != Kick::Full {
-            self.asks = None;
-            done.push(Returned { token, outcome: Outcome::Passed });
+        let pair = self.pair.clone();
+        let mut outlet = pair.tx();
+        let recalled = outlet.returned.drain(..);
+        done.extend(recalled.map(|token| Returned { token, outcome: Outcome::Recalled }));
+        if let Some(end) = &mut outlet.end {
+            end.reap();
+            let passed = |token| Returned { token, outcome: Outcome::Passed };
+            let kick = end.kick();
+            if kick != Kick::Full {
+                done.extend(self.asks.take().map(passed));
+            }
+            done.extend(end.done().map(passed));
+        } else {
+            let asks = self.asks.take();
+            done.extend(asks.map(|token| Returned { token, outcome: Outcome::Passed }));
         }
+        let out = outlet.out();
+        drop(outlet);
+        self.watch_stuck(out);
     }
 
     fn recall(&mut self, done: &mut Vec<Returned>) -> usize {
+        self.reap(done);
         // Its bytes were copied: the port has nothing of the guest.
         let asks = self.asks.take().map(|token| Returned { token, outcome: Outcome::Passed });
         done.extend(asks);
-        0
+        let out = self.pair.tx().out();
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| out > 0) {
+            keeper.wish(|wish| wish.must_return = true);
+        }
+        out
+    }
+
+    fn forget(&mut self) {
+        self.asked_for = Asked::default();
+        if let Some(keeper) = &self.keeper {
+            keeper.wish(|wish| wish.memory = Some(None));
+        }
+    }
+}
+
+impl Drop for XdpTx {
+    fn drop(&mut self) {
+        self.pair.tx().orphan();
+        self.forget();
     }
 }
 
@@ -189,7 +268,6 @@ struct Arrived {
 #[derive(Debug)]
 pub(super) struct XdpRx {
     pair: Arc<Pair>,
-    fd: Arc<OwnedFd>,
     /// Frames that were taken out of the ring and not released, oldest first.
     arrived: VecDeque<Arrived>,
     /// These, as they are lent; empty if it must be made anew.
@@ -198,37 +276,50 @@ pub(super) struct XdpRx {
     memory: SliceList,
     /// The socket that all of these belong to; `None`: none yet.
     generation: Option<u64>,
+    /// Looks in a row at which nothing was there.
+    idle_looks: u32,
+    is_broken: bool,
 }
 
 impl XdpRx {
     /// # Errors
     /// `ENOMEM`.
-    pub(super) fn new(pair: Arc<Pair>, fd: Arc<OwnedFd>) -> Result<Self, Errno> {
+    pub(super) fn new(pair: Arc<Pair>) -> Result<Self, Errno> {
         Ok(Self {
             pair,
-            fd,
             arrived: VecDeque::with_capacity(FRAMES_MAX),
             frames: in_own_memory(Frames::new).map_err(|_| Errno::NOMEM)?,
             memory: SliceList::new(),
             generation: None,
+            idle_looks: 0,
+            is_broken: false,
         })
     }
 
     /// Takes what has arrived out of the ring, up to `max` frames together.
     fn gather(&mut self, max: usize) {
-        let mut inlet = self.pair.rx();
+        let pair = self.pair.clone();
+        let mut inlet = pair.rx();
         if self.generation != Some(inlet.generation) {
             self.arrived.clear();
             self.frames.release();
-            let Ok(memory) = SliceList::of_mapping(&inlet.end.memory, &[]) else { return };
-            (self.memory, self.generation) = (memory, Some(inlet.generation));
+            self.memory.release();
+            self.generation = Some(inlet.generation);
         }
-        if self.frames.count() > 0 {
+        self.is_broken = inlet.is_broken;
+        let Some(end) = inlet.end.as_mut().filter(|_| self.frames.count() == 0) else { return };
+        while self.arrived.len() < max {
+            let Some((chunk, frame)) = end.take() else { break };
+            self.arrived.push_back(Arrived { chunk, addr: frame.addr, len: frame.len });
+        }
+        if self.arrived.is_empty() {
+            self.note_idle(&mut inlet);
             return;
         }
-        while self.arrived.len() < max {
-            let Some((chunk, frame)) = inlet.end.take() else { break };
-            self.arrived.push_back(Arrived { chunk, addr: frame.addr, len: frame.len });
+        self.idle_looks = 0;
+        if self.memory.memory().region_count() == 0 {
+            let Ok(memory) = SliceList::of_mapping(&end.memory, &[]) else { return };
+            self.memory = memory;
         }
         drop(inlet);
         for Arrived { addr, len, .. } in &self.arrived {
@@ -242,13 +333,27 @@ impl XdpRx {
         self.memory.clear();
     }
 
+    /// Nothing was there. A socket whose interface is gone reports that without end, so after some
+    /// looks it is asked.
+    fn note_idle(&mut self, inlet: &mut Inlet) {
+        self.idle_looks = self.idle_looks.wrapping_add(1);
+        if self.idle_looks.is_multiple_of(IDLE_LOOKS) {
+            let outlet = self.pair.tx();
+            let fd = outlet.end.as_ref().map(TxEnd::fd);
+            inlet.is_broken |= fd.is_some_and(|fd| !matches!(socket_error(fd), Ok(Ok(()))));
+            self.is_broken = inlet.is_broken;
+        }
+    }
+
     /// Gives the chunks of frames that wait back to the kernel.
     fn give_back(&mut self, count: usize) {
         let mut inlet = self.pair.rx();
         let count = count.min(self.arrived.len());
-        if self.generation == Some(inlet.generation) {
-            self.arrived.drain(..count).for_each(|frame| inlet.end.give_back(frame.chunk));
-            inlet.end.publish();
+        if self.generation == Some(inlet.generation)
+            && let Some(end) = &mut inlet.end
+        {
+            self.arrived.drain(..count).for_each(|frame| end.give_back(frame.chunk));
+            end.publish();
         }
     }
 }
@@ -256,7 +361,8 @@ impl XdpRx {
 impl PortRx for XdpRx {
     fn incoming(&mut self, max: usize) -> Incoming<'_> {
         self.gather(max.min(FRAMES_MAX));
-        Incoming::Lent(&self.frames)
+        // To read is how an end is told.
+        if self.is_broken { Incoming::Read } else { Incoming::Lent(&self.frames) }
     }
 
     fn release(&mut self, count: usize) {
@@ -268,7 +374,7 @@ impl PortRx for XdpRx {
     fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
         self.gather(1);
         if self.frames.count() == 0 {
-            return Err(Errno::AGAIN);
+            return Err(if self.is_broken { Errno::NODEV } else { Errno::AGAIN });
         }
         let copied = copy_between(buffers.iter(), 0, self.frames.slices(0));
         self.release(1);
@@ -276,7 +382,7 @@ impl PortRx for XdpRx {
     }
 
     fn readiness(&self) -> Readiness<'_> {
-        Readiness::Fd(self.fd.as_fd())
+        Readiness::Fd(self.pair.watched())
     }
 }
 

@@ -14,6 +14,9 @@ use rustix::io::Errno;
 use rustix::net::xdp::XdpRingOffset;
 use std::sync::Arc;
 
+/// `XDP_RING_NEED_WAKEUP`
+const NEED_WAKEUP: u32 = 1;
+
 /// A frame in the memory that is shared with the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
@@ -42,6 +45,7 @@ pub(super) struct Ring {
     words: Words,
     producer: usize,
     consumer: usize,
+    flags: Option<usize>,
     entries: usize,
     size: u32,
     /// Our index: up to where we have put entries in, or taken them out.
@@ -63,6 +67,7 @@ impl Ring {
             words: words.ok_or(Errno::INVAL)?,
             producer: at(layout.parts.producer)?,
             consumer: at(layout.parts.consumer)?,
+            flags: layout.parts.flags.map(at).transpose()?,
             entries,
             size: layout.size,
             own: 0,
@@ -72,6 +77,12 @@ impl Ring {
     /// Entries of a ring of ours to fill (tx, fill) that the kernel has not taken out.
     pub(super) fn left(&self) -> u32 {
         self.own.wrapping_sub(self.words.load_u32_acquire(self.consumer))
+    }
+
+    /// True if the kernel must be called so that it looks at the ring.
+    pub(super) fn needs_wakeup(&self) -> bool {
+        let flags = self.flags.map_or(NEED_WAKEUP, |flags| self.words.load_u32_acquire(flags));
+        flags & NEED_WAKEUP != 0
     }
 
     /// Puts a frame into a tx ring. [`Self::publish`] shows it to the kernel. False: it is full.

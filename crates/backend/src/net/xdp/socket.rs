@@ -1,5 +1,4 @@
-//! A socket of AF_XDP for one queue of an interface, with memory of ours that the kernel copies
-//! frames from and to (copy mode): its two ends.
+//! A socket of AF_XDP for one queue of an interface: its two ends.
 //!
 //! ```text
 //! TxEnd    a frame is copied into a chunk; put, publish; the kernel copies it into a packet of
@@ -7,6 +6,10 @@
 //! RxEnd    chunks are given to the kernel ahead; it copies a frame into one, which comes by the rx
 //!          ring; the chunk goes to the kernel again when the frame was delivered
 //! ```
+//! Of a socket that lends, the device reads and writes the chunks itself. A long frame that lies
+//! in one page of the guest is not copied at all: its place in the guest's pages is put into the tx
+//! ring ([`Pages`]), and comes back by the completion ring.
+//!
 //! 1. The fill ring is full from the start, because drivers want one even of a socket that only
 //!    sends.
 //! 2. Each address that comes back is checked ([`Chunks`]): a frame that does not lie in a chunk
@@ -15,10 +18,12 @@
 //!    checksum out of the bytes in front of a frame, and tells nothing about those that arrive.
 
 use super::chunks::Chunks;
+use super::pages::Pages;
 use super::ring::{Layout, Place, Ring};
-use manyring_memory::Mapping;
+use crate::net::Token;
+use manyring_memory::{GuestMemory, GuestSlice, Mapping};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_xdp_rx_ring_size, set_xdp_tx_ring_size, set_xdp_umem_completion_ring_size,
     set_xdp_umem_fill_ring_size, set_xdp_umem_reg, xdp_mmap_offsets,
@@ -28,6 +33,7 @@ use rustix::net::xdp::{
     XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING, XdpUmemReg, XdpUmemRegFlags,
 };
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, send, socket_with};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,39 +67,56 @@ pub(super) fn frame_size_max() -> u32 {
     Chunks::room(CHUNK_SIZES[1])
 }
 
-/// A socket that was bound, as its two ends.
+/// A socket as its two ends.
 #[derive(Debug)]
 pub(super) struct Socket {
-    pub(super) fd: OwnedFd,
     pub(super) tx: TxEnd,
     pub(super) rx: RxEnd,
+    wanted: Wanted,
+    flags: SocketAddrXdpFlags,
 }
 
 impl Socket {
-    /// Binds a socket to a queue. No frame comes to it before it is in the map of the interface's
-    /// program. May block, for half a second if the queue is busy.
+    /// A socket whose memory the kernel copies frames from and to.
     ///
     /// # Errors
-    /// * `EINVAL`: the interface has no such queue.
-    /// * `EBUSY`: another socket has it.
     /// * `ENOBUFS`: the memory that may be locked is used up (`RLIMIT_MEMLOCK`).
     /// * `EPERM`: CAP_NET_RAW is needed. The system's.
-    pub(super) fn open(wanted: Wanted) -> Result<Self, Errno> {
+    pub(super) fn copying(wanted: Wanted) -> Result<Self, Errno> {
         let fits = |size: &&u32| Chunks::room(**size) >= wanted.frame_size;
         let size = *CHUNK_SIZES.iter().find(fits).ok_or(Errno::MSGSIZE)?;
-        let (family, flags) = (AddressFamily::XDP, SocketFlags::CLOEXEC);
-        let fd = socket_with(family, SocketType::RAW, flags, None)?;
-        let memory = Mapping::anonymous(MEMORY_SIZE.into()).map_err(|_| Errno::NOMEM)?;
-        let base = memory.slice(0, 1).ok_or(Errno::NOMEM)?.address();
-        let registered = XdpUmemReg {
-            addr: base as u64,
-            len: MEMORY_SIZE.into(),
-            chunk_size: size,
-            headroom: 0,
-            flags: XdpUmemRegFlags::empty(),
-            tx_metadata_len: 0,
-        };
-        set_xdp_umem_reg(&fd, registered)?;
+        let own = Mapping::anonymous(MEMORY_SIZE.into()).map_err(|_| Errno::NOMEM)?;
+        let own = Arc::new(own);
+        let fd = register(&own, size)?;
+        Self::assemble(fd, own, size, wanted, None)
+    }
+
+    /// A socket from whose memory, and from the pages of `guest`, the device reads frames itself.
+    /// Pins all of these pages; may block for long.
+    ///
+    /// # Errors
+    /// Those of [`Self::copying`], for the memory of the guest. `ENOMEM`: it cannot be mapped a
+    /// second time. `EFAULT`: some of it was cut away.
+    pub(super) fn lending(wanted: Wanted, guest: Option<&GuestMemory>) -> Result<Self, Errno> {
+        let size = CHUNK_SIZES[1];
+        let own = Mapping::anonymous_shared(MEMORY_SIZE.into()).map_err(|_| Errno::NOMEM)?;
+        let own = Arc::new(own);
+        let nothing = GuestMemory::default();
+        let joined = Pages::join(&own, guest.unwrap_or(&nothing)).map_err(|_| Errno::NOMEM)?;
+        let (pages, range) = joined;
+        let fd = register(&range, size)?;
+        // The kernel has pinned the pages, and needs no address of them.
+        drop(range);
+        Self::assemble(fd, own, size, wanted, Some(pages))
+    }
+
+    fn assemble(
+        fd: OwnedFd,
+        own: Arc<Mapping>,
+        size: u32,
+        wanted: Wanted,
+        pages: Option<Pages>,
+    ) -> Result<Self, Errno> {
         set_xdp_umem_fill_ring_size(&fd, RING_SIZE)?;
         set_xdp_umem_completion_ring_size(&fd, RING_SIZE)?;
         set_xdp_rx_ring_size(&fd, RING_SIZE)?;
@@ -102,33 +125,63 @@ impl Socket {
         let ring = |offset, parts, entry| {
             Ring::map(fd.as_fd(), &Layout { offset, parts, entry, size: RING_SIZE })
         };
-        let fill = ring(XDP_UMEM_PGOFF_FILL_RING, parts.fr, 8)?;
-        let completion = ring(XDP_UMEM_PGOFF_COMPLETION_RING, parts.cr, 8)?;
-        let rx = ring(XDP_PGOFF_RX_RING, parts.rx, 16)?;
-        let tx = ring(XDP_PGOFF_TX_RING, parts.tx, 16)?;
-        let (memory, half) = (Arc::new(memory), MEMORY_SIZE / size / 2);
-        let copy = || fcntl_dupfd_cloexec(&fd, 3);
+        let half = MEMORY_SIZE / size / 2;
         let mut rx = RxEnd {
-            ring: rx,
-            fill,
+            ring: ring(XDP_PGOFF_RX_RING, parts.rx, 16)?,
+            fill: ring(XDP_UMEM_PGOFF_FILL_RING, parts.fr, 8)?,
             chunks: Chunks::new(0, size, half),
-            memory: memory.clone(),
+            memory: own.clone(),
             wrong: 0,
         };
         rx.fill();
         let chunks = Chunks::new(half, size, half);
-        let free = chunks.all().collect();
-        let room = Chunks::room(size) as usize;
-        let tx = TxEnd { fd: copy()?, ring: tx, completion, chunks, free, memory, room, wrong: 0 };
-        bind_to(&fd, wanted)?;
-        Ok(Self { fd, tx, rx })
+        let tx = TxEnd {
+            ring: ring(XDP_PGOFF_TX_RING, parts.tx, 16)?,
+            completion: ring(XDP_UMEM_PGOFF_COMPLETION_RING, parts.cr, 8)?,
+            free: chunks.all().collect(),
+            chunks,
+            memory: own,
+            room: Chunks::room(size) as usize,
+            wrong: 0,
+            lent: pages.map(|pages| Lent { pages, out: VecDeque::new(), done: Vec::new() }),
+            fd,
+        };
+        let flags = match tx.lent {
+            Some(_) => SocketAddrXdpFlags::XDP_ZEROCOPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP,
+            None => SocketAddrXdpFlags::XDP_COPY,
+        };
+        Ok(Self { tx, rx, wanted, flags })
+    }
+
+    /// Binds the socket to its queue. No frame comes to it before it is in the map of the
+    /// interface's program. May block, for half a second if the queue is busy.
+    ///
+    /// # Errors
+    /// * `EINVAL`: the interface has no such queue.
+    /// * `EBUSY`: another socket has it, or the device has not let go of the last one's memory.
+    /// * `EOPNOTSUPP`: the driver cannot read pages of ours. `ENODEV`: there is no such interface.
+    pub(super) fn bind(&self) -> Result<(), Errno> {
+        let Wanted { interface, queue, .. } = self.wanted;
+        let address = SocketAddrXdp::new(self.flags, interface, queue);
+        while_busy(|| bind(&self.tx.fd, &address))
     }
 }
 
-fn bind_to(fd: &OwnedFd, wanted: Wanted) -> Result<(), Errno> {
-    let flags = SocketAddrXdpFlags::XDP_COPY;
-    let address = SocketAddrXdp::new(flags, wanted.interface, wanted.queue);
-    while_busy(|| bind(fd, &address))
+/// A socket whose memory is `range`, in chunks of `size` bytes.
+fn register(range: &Mapping, size: u32) -> Result<OwnedFd, Errno> {
+    let (family, flags) = (AddressFamily::XDP, SocketFlags::CLOEXEC);
+    let fd = socket_with(family, SocketType::RAW, flags, None)?;
+    let addresses = range.addresses();
+    let registered = XdpUmemReg {
+        addr: addresses.start as u64,
+        len: addresses.len() as u64,
+        chunk_size: size,
+        headroom: 0,
+        flags: XdpUmemRegFlags::empty(),
+        tx_metadata_len: 0,
+    };
+    set_xdp_umem_reg(&fd, registered)?;
+    Ok(fd)
 }
 
 /// Tries `call` until it fails with something else than `EBUSY`, for half a second.
@@ -156,6 +209,16 @@ pub(super) enum Kick {
     Down,
 }
 
+/// Frames that the device reads in the guest's memory.
+#[derive(Debug)]
+struct Lent {
+    pages: Pages,
+    /// Those that are out, oldest first: where each lies, and its token unless its half has ended.
+    out: VecDeque<(u64, Option<Token>)>,
+    /// Those that are back.
+    done: Vec<Token>,
+}
+
 /// The sending end.
 #[derive(Debug)]
 pub(super) struct TxEnd {
@@ -170,14 +233,33 @@ pub(super) struct TxEnd {
     pub(super) room: usize,
     /// Addresses that came back and were none of those which the kernel had.
     wrong: u64,
+    /// `None`: the kernel copies.
+    lent: Option<Lent>,
 }
 
 impl TxEnd {
-    /// Takes back the chunks of frames that the kernel is done with.
+    /// The socket.
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Takes back the chunks, and the frames in guests' pages, that the kernel is done with.
     pub(super) fn reap(&mut self) {
         while let Some(addr) = self.completion.take_chunk() {
-            match self.chunks.take(addr) {
-                Some(chunk) => self.free.push(chunk),
+            if let Some(chunk) = self.chunks.take(addr) {
+                self.free.push(chunk);
+                continue;
+            }
+            // Frames are finished in the order in which they were sent.
+            let lent = self
+                .lent
+                .as_mut()
+                .filter(|lent| lent.out.front().is_some_and(|(place, _)| *place == addr));
+            match lent {
+                Some(lent) => {
+                    let token = lent.out.pop_front().and_then(|(_, token)| token);
+                    lent.done.extend(token);
+                }
                 None => self.wrong += 1,
             }
         }
@@ -185,11 +267,7 @@ impl TxEnd {
 
     /// Puts a frame of `len` bytes into a chunk by `copy`, which returns how many it has written.
     /// False: there is no chunk, or the ring is full.
-    pub(super) fn put(
-        &mut self,
-        len: usize,
-        copy: impl FnOnce(manyring_memory::GuestSlice<'_>) -> usize,
-    ) -> bool {
+    pub(super) fn put(&mut self, len: usize, copy: impl FnOnce(GuestSlice<'_>) -> usize) -> bool {
         let Some(&chunk) = self.free.last() else { return false };
         let at = usize::try_from(chunk).unwrap_or(usize::MAX);
         let Some(target) = self.memory.slice(at, len.min(self.room)) else { return false };
@@ -201,9 +279,90 @@ impl TxEnd {
         self.chunks.give(chunk)
     }
 
-    /// Shows the kernel what was put, and has it sent. The kernel sends 32 frames in a call.
+    /// Lends the kernel the frame in `slice`, which lies in `memory`, under a token. False: it must
+    /// be copied, since it does not lie in one page of the memory that the kernel has.
+    pub(super) fn lend(
+        &mut self,
+        memory: &GuestMemory,
+        slice: &GuestSlice<'_>,
+        token: Token,
+    ) -> bool {
+        let Some(lent) = self.lent.as_mut().filter(|lent| lent.pages.is_of(memory)) else {
+            return false;
+        };
+        let place = lent.pages.place_of(slice).zip(u32::try_from(slice.len()).ok());
+        let Some((addr, len)) = place else { return false };
+        let is_put = self.ring.put(Place { addr, len });
+        if is_put {
+            lent.out.push_back((addr, Some(token)));
+        }
+        is_put
+    }
+
+    /// True if the kernel has the pages of `memory`, or never takes pages of a guest.
+    pub(super) fn has(&self, memory: &GuestMemory) -> bool {
+        self.lent.as_ref().is_none_or(|lent| lent.pages.is_of(memory))
+    }
+
+    /// The tokens of frames that are back, which are forgotten.
+    pub(super) fn done(&mut self) -> impl Iterator<Item = Token> {
+        self.lent.iter_mut().flat_map(|lent| lent.done.drain(..))
+    }
+
+    /// Frames of the present half that are out, or are not asked for.
+    pub(super) fn out(&self) -> usize {
+        let count = |lent: &Lent| {
+            let out = lent.out.iter().filter(|(_, token)| token.is_some());
+            out.count() + lent.done.len()
+        };
+        self.lent.as_ref().map_or(0, count)
+    }
+
+    /// Frames that are with the device, whosever they are.
+    pub(super) fn with_device(&self) -> usize {
+        self.lent.as_ref().map_or(0, |lent| lent.out.len())
+    }
+
+    /// The half that has sent the frames has ended.
+    pub(super) fn orphan(&mut self) {
+        if let Some(lent) = &mut self.lent {
+            lent.out.iter_mut().for_each(|(_, token)| *token = None);
+            lent.done.clear();
+        }
+    }
+
+    /// Closes the socket. The frames that were not back.
+    pub(super) fn into_tokens(self) -> Vec<Token> {
+        let tokens = |lent: Lent| {
+            lent.out.into_iter().filter_map(|(_, token)| token).chain(lent.done).collect()
+        };
+        self.lent.map_or_else(Vec::new, tokens)
+    }
+
+    /// True if the kernel cannot send what it has, since the interface is down or gone.
+    pub(super) fn is_down(&mut self) -> bool {
+        self.kick() == Kick::Down
+    }
+
+    /// Shows the kernel what was put, and has it sent.
     pub(super) fn kick(&mut self) -> Kick {
         self.ring.publish();
+        if self.lent.is_some() { self.wake() } else { self.have_copied() }
+    }
+
+    /// Has the driver look at the ring, if it wants to be told.
+    fn wake(&mut self) -> Kick {
+        if self.ring.left() == 0 || !self.ring.needs_wakeup() {
+            return Kick::Done;
+        }
+        match send(&self.fd, &[], SendFlags::DONTWAIT) {
+            Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::BUSY | Errno::NOBUFS) => Kick::Done,
+            Err(_) => Kick::Down,
+        }
+    }
+
+    /// Has the kernel copy what is in the ring. It takes 32 frames in a call.
+    fn have_copied(&mut self) -> Kick {
         let mut left = self.ring.left();
         while left > 0 {
             let result = send(&self.fd, &[], SendFlags::DONTWAIT);
@@ -230,6 +389,7 @@ pub(super) struct RxEnd {
     ring: Ring,
     fill: Ring,
     chunks: Chunks,
+    /// Memory of ours, in whose first half the chunks lie.
     pub(super) memory: Arc<Mapping>,
     /// As in [`TxEnd`]; and frames that do not lie in their chunk.
     wrong: u64,

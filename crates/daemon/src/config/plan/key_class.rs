@@ -23,7 +23,7 @@ impl Class {
 }
 
 /// The class of each key of `[[blk]]` and `[[net]]`.
-pub(crate) const KEYS: [(&str, Class); 58] = {
+pub(crate) const KEYS: [(&str, Class); 59] = {
     use Class::{Live, Reconnect, Replace};
     [
         ("name", Replace),
@@ -63,6 +63,7 @@ pub(crate) const KEYS: [(&str, Class); 58] = {
         ("tap_fds", Replace),
         ("macvtap", Replace),
         ("xdp", Replace),
+        ("zero_copy", Replace),
         ("generate", Replace),
         ("switch", Replace),
         ("vlan", Replace),

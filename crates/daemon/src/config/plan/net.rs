@@ -59,7 +59,7 @@ pub(crate) enum PortPlan {
     Tap { name: String, must_exist: bool },
     TapFds(Vec<i32>),
     Macvtap { name: String },
-    Xdp { name: String },
+    Xdp { name: String, zero_copy: bool },
     Null { generate: usize },
     Switch(SwitchPortPlan),
 }
@@ -76,6 +76,10 @@ impl NetPlan {
         let default_pairs = if let PortPlan::TapFds(fds) = &port { fds.len() } else { 1 };
         let queue_pairs = raw.queue_pairs.unwrap_or(default_pairs);
         numbers::check("queue_pairs", queue_pairs as u64, &place)?;
+        if raw.zero_copy && queue_pairs > 1 {
+            let problem = format!("{queue_pairs}, but {} has one", place.key("zero_copy"));
+            return place.error("queue_pairs", problem);
+        }
         let mac = match raw.mac.as_deref() {
             None => None,
             Some(text) => match parse_mac(text) {
@@ -211,7 +215,9 @@ impl PortPlan {
                 None => Ok(Self::TapFds(fds.clone())),
             },
             (None, None, Some(name), None, false) => Ok(Self::Macvtap { name: name.clone() }),
-            (None, None, None, Some(name), false) => Ok(Self::Xdp { name: name.clone() }),
+            (None, None, None, Some(name), false) => {
+                Ok(Self::Xdp { name: name.clone(), zero_copy: raw.zero_copy })
+            }
             (None, None, None, None, true) => {
                 let generate = raw.generate.unwrap_or(0);
                 if generate != 0 && !(60..=65_553).contains(&generate) {
@@ -256,6 +262,7 @@ impl PortPlan {
             ("merge", raw.merge.is_some(), &queues, is_queue),
             ("must_exist", raw.must_exist, &["tap"], tap),
             ("generate", raw.generate.is_some(), &["null"], raw.null),
+            ("zero_copy", raw.zero_copy, &["xdp"], xdp),
         ] {
             if is_set && !is_there {
                 return place.error(key, format!("needs {}", place.keys(needs, "or")));
@@ -346,6 +353,11 @@ mod tests {
             ("macvtap = 't'\nbridge = 'b'", "bridge"),
             ("xdp = 't'\nbridge = 'b'", "bridge: needs tap, tap_fds or macvtap"),
             ("xdp = 't'\nmerge = true", "merge"),
+            (
+                "xdp = 't'\nzero_copy = true\nqueue_pairs = 2",
+                "queue_pairs: 2, but zero_copy has one",
+            ),
+            ("tap = 't'\nzero_copy = true", "zero_copy: needs xdp"),
             ("xdp = 't'\ntap = 'u'", "tap: only one of tap, tap_fds, macvtap, xdp, null"),
             ("xdp = 'a/b'", "xdp"),
             ("xdp = 't'\ndomain = 'b'", "domain: contradicts xdp"),

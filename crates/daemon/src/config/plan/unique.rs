@@ -191,7 +191,7 @@ fn interfaces(plan: &Plan) -> Result<(), PlanError> {
         let (key, name) = match &net.port {
             PortPlan::Tap { name, .. } => ("tap", name),
             PortPlan::Macvtap { name } => ("macvtap", name),
-            PortPlan::Xdp { name } => ("xdp", name),
+            PortPlan::Xdp { name, .. } => ("xdp", name),
             PortPlan::TapFds(_) | PortPlan::Null { .. } | PortPlan::Switch(_) => continue,
         };
         if !names.insert(name.as_str()) {

@@ -124,7 +124,7 @@ impl Wanted {
                 match &net.port {
                     PortPlan::Tap { name, .. }
                     | PortPlan::Macvtap { name }
-                    | PortPlan::Xdp { name } => needs.push(("interface", OsStr::new(name))),
+                    | PortPlan::Xdp { name, .. } => needs.push(("interface", OsStr::new(name))),
                     PortPlan::TapFds(_) | PortPlan::Null { .. } | PortPlan::Switch(_) => {}
                 }
             }

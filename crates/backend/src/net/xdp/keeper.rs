@@ -1,0 +1,214 @@
+//! `Keeper`: a thread of a port that lends guests' pages to the device, which replaces its socket.
+//!
+//! ```text
+//! a half sends from pages that the device has not   register them: a new socket
+//! memory has changed, or the half has ended         the same without pages, or with the new ones
+//! frames must come back, or do not come             wait 100 ms for them; a new socket
+//!
+//! new socket:  map and pin its pages (the old one goes on)
+//!              close the old one; bind the new one, again and again while the queue is busy
+//!              bound: the device has let go of the old one's pages; its frames are back
+//! ```
+//! 1. A device has frames whose memory it reads. A frame comes back when the device says that it is
+//!    done, or when its socket is closed *and* another one is bound to the queue: the kernel closes
+//!    a socket a little after the call, and then the queue is busy.
+//! 2. Frames that are with a driver when its interface goes down are never finished. The half
+//!    notices that nothing has come back for a second.
+//! 3. To pin a gigabyte of memory that was never touched takes seconds: no worker does it. Until it
+//!    is done frames are copied.
+
+use super::Shared;
+use super::pair::Pair;
+use super::socket::{Socket, Wanted, while_busy};
+use manyring_memory::{Duty, GuestMemory, take_duty};
+use rustix::io::Errno;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long frames are waited for that must come back, and how often they are looked at.
+const DRAIN_LOOKS: u32 = 50;
+const DRAIN_PAUSE: Duration = Duration::from_millis(2);
+
+/// What the keeper shall do.
+#[derive(Debug, Default)]
+pub(super) struct Wish {
+    /// The device shall read the pages of this snapshot, or of none.
+    pub(super) memory: Option<Option<Arc<GuestMemory>>>,
+    /// All frames that the device has must come back.
+    pub(super) must_return: bool,
+    /// The device has forgotten frames.
+    pub(super) is_stuck: bool,
+    ends: bool,
+}
+
+/// What halves ask of the keeper, and what they must know.
+#[derive(Debug)]
+pub(super) struct Wishes {
+    wish: Mutex<Wish>,
+    changed: Condvar,
+    /// Bytes of a frame from which on it is not copied.
+    pub(super) threshold: usize,
+}
+
+impl Wishes {
+    pub(super) fn new(threshold: usize) -> Self {
+        Self { wish: Mutex::default(), changed: Condvar::new(), threshold }
+    }
+
+    pub(super) fn wish(&self, change: impl FnOnce(&mut Wish)) {
+        change(&mut self.wish.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_one();
+    }
+
+    /// True if the port ends.
+    fn is_ending(&self) -> bool {
+        self.wish.lock().unwrap_or_else(PoisonError::into_inner).ends
+    }
+
+    /// Waits for a wish.
+    fn next(&self) -> Wish {
+        let wish = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_idle = |wish: &mut Wish| {
+            !wish.ends && wish.memory.is_none() && !wish.must_return && !wish.is_stuck
+        };
+        let woken = self.changed.wait_while(wish, is_idle);
+        std::mem::take(&mut *woken.unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The thread; it ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    pub(super) wishes: Arc<Wishes>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    /// # Errors
+    /// `EAGAIN`: there is no thread for it.
+    pub(super) fn start(shared: Arc<Shared>, threshold: usize) -> Result<Self, Errno> {
+        let wishes = Arc::new(Wishes::new(threshold));
+        let thread = std::thread::Builder::new().name(format!("xdp-{}", shared.name));
+        let asked = wishes.clone();
+        let thread = thread.spawn(move || run(&shared, &asked)).map_err(|_| Errno::AGAIN)?;
+        Ok(Self { wishes, thread: Some(thread) })
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.wishes.wish(|wish| wish.ends = true);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(shared: &Shared, wishes: &Wishes) {
+    take_duty(Duty::Both);
+    // The snapshot whose pages the device has, and the last one that it could not have.
+    let (mut has, mut refused) = (0, 0);
+    let Some(pair) = shared.pairs.first() else { return };
+    loop {
+        let wish = wishes.next();
+        if wish.ends {
+            return;
+        }
+        let is_new = match &wish.memory {
+            Some(Some(memory)) => memory.id() != has && memory.id() != refused,
+            Some(None) => has != 0,
+            None => false,
+        };
+        if is_new || wish.is_stuck || (wish.must_return && !drains(pair)) {
+            let memory = wish.memory.flatten();
+            let has_pages = replace(shared, pair, memory.as_deref(), wishes);
+            let id = memory.map_or(0, |memory| memory.id());
+            has = if has_pages { id } else { 0 };
+            if id != 0 && !has_pages {
+                refused = id;
+            }
+        }
+    }
+}
+
+/// True if all frames come back within a tenth of a second.
+fn drains(pair: &Pair) -> bool {
+    for _ in 0..DRAIN_LOOKS {
+        let mut outlet = pair.tx();
+        let Some(end) = &mut outlet.end else { return true };
+        end.reap();
+        if end.with_device() == 0 {
+            return true;
+        }
+        drop(outlet);
+        std::thread::sleep(DRAIN_PAUSE);
+    }
+    false
+}
+
+/// Replaces the socket by one that has these pages. True: it has.
+fn replace(shared: &Shared, pair: &Pair, memory: Option<&GuestMemory>, wishes: &Wishes) -> bool {
+    let state = shared.state();
+    let Some(wanted) = shared.wanted(0) else {
+        // The interface was deleted: no device has anything any more.
+        pair.let_go(pair.close(), true);
+        return false;
+    };
+    let (socket, has_pages) = make(shared, wanted, memory);
+    drains(pair);
+    if let Some(program) = &state.program {
+        let _ = program.set(0, None);
+    }
+    let left = pair.close();
+    let socket = socket.and_then(|socket| {
+        // The device has let go when its queue can be taken again, however long that takes.
+        while let Err(errno) = socket.bind() {
+            match errno {
+                Errno::BUSY if wishes.is_ending() => return Err(errno),
+                Errno::BUSY => tracing::warn!(name = shared.name, "its queue is still busy"),
+                errno => return Err(errno),
+            }
+        }
+        Ok(socket)
+    });
+    let opened = match socket {
+        Ok(socket) => pair.open(socket, left),
+        Err(errno) => {
+            // The kernel has no such interface any more, or no memory: wait for the device alone.
+            let _ = while_busy(|| Socket::copying(wanted)?.bind());
+            pair.let_go(left, true);
+            Err(errno)
+        }
+    };
+    if let Err(errno) = opened {
+        tracing::warn!(name = shared.name, %errno, "its queue cannot be taken anew");
+        return false;
+    }
+    if state.attached.first() == Some(&true)
+        && let (Some(program), Some(end)) = (&state.program, &pair.tx().end)
+        && let Err(errno) = program.set(0, Some(end.fd()))
+    {
+        tracing::warn!(name = shared.name, %errno, "nothing arrives from it");
+    }
+    has_pages
+}
+
+/// A socket that has these pages; without them if they cannot be had.
+fn make(
+    shared: &Shared,
+    wanted: Wanted,
+    memory: Option<&GuestMemory>,
+) -> (Result<Socket, Errno>, bool) {
+    if let Some(memory) = memory {
+        match Socket::lending(wanted, Some(memory)) {
+            Ok(socket) => return (Ok(socket), true),
+            Err(errno) => tracing::warn!(
+                name = shared.name,
+                %errno,
+                "the device cannot read the guest's memory: its frames are copied"
+            ),
+        }
+    }
+    (Socket::lending(wanted, None), false)
+}
