@@ -6,7 +6,8 @@
 //! [`behaviours`] holds one file per promise, [`runner`] runs them, [`soak`] sets hostile guests
 //! beside well-behaved ones for as long as one likes, [`guest_rr`] measures a guest's requests with
 //! each way of polling, [`guest_reclaim`] a guest's small writes with and without `reclaim`
-//! ([`guest_load`] is what they share), [`xen`] is real Xen with its guests. Everything started
+//! ([`guest_load`] is what they share), [`guest_disks`] is a guest whose fio `manyring-bench` asks
+//! for loads, [`xen`] is real Xen with its guests. Everything started
 //! here is ended here, on Ctrl-C as well.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waiting for real guests needs the real clock")]
@@ -17,6 +18,7 @@ pub mod cleanup;
 pub mod command;
 pub mod daemon;
 pub mod guest;
+pub mod guest_disks;
 pub mod guest_load;
 pub mod guest_reclaim;
 pub mod guest_rr;

@@ -17,7 +17,7 @@ pub fn need(step: &str, packages: &[&str]) -> Outcome {
         return Ok(());
     }
     let names = missing.join(" ");
-    println!("xtask: {step} needs Debian packages that are missing, installing: {names}");
+    eprintln!("xtask: {step} needs Debian packages that are missing, installing: {names}");
     let install = ["install", "-y", "--no-install-recommends"];
     let installed = apt_get(&["update"]).and_then(|()| {
         let arguments: Vec<_> = install.iter().chain(&missing).copied().collect();
@@ -37,7 +37,7 @@ pub(crate) fn need_lists(package: &str) -> Outcome {
     if known.is_ok_and(|text| text.contains("Filename:")) {
         return Ok(());
     }
-    println!("xtask: updating the package lists, to find {package}");
+    eprintln!("xtask: updating the package lists, to find {package}");
     apt_get(&["update"])
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn unpack_with(
     finish: impl FnOnce(&Path) -> Outcome,
 ) -> Outcome {
     let names = packages.join(" ");
-    println!("xtask: fetching {names} into {} (unpacked, not installed)", folder.display());
+    eprintln!("xtask: fetching {names} into {} (unpacked, not installed)", folder.display());
     let part = folder.with_extension(format!("part-{}", std::process::id()));
     let unpack = || -> Outcome {
         let debs = part.join("debs");

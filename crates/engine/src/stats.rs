@@ -305,6 +305,7 @@ law_stats! {
     wake_ns: Gauge = "Time that a wake takes here, measured at the start",
     spins: Gauge = "1 while spinning is the arm in use, 0 while sleeping is",
     gain_permille: Gauge = "Cost of a request when sleeping, in thousandths of it when spinning",
+    effort_permille: Gauge = "CPU time of a request when spinning, in thousandths of it asleep",
     gap_ns: Gauge = "Time between two turns with work, averaged",
     trials: Counter = "Trials of the other arm begun",
     flips: Counter = "Trials after which the other arm was used",
@@ -334,6 +335,7 @@ impl LawStats {
     pub(crate) fn publish(&self, numbers: &Numbers) {
         self.spins.set(u64::from(numbers.arm == Arm::Spin));
         self.gain_permille.set(numbers.gain);
+        self.effort_permille.set(numbers.effort);
         self.gap_ns.set(numbers.gap_ns);
         self.trials.set(numbers.trials);
         self.flips.set(numbers.flips);

@@ -7,7 +7,7 @@ use manyring_backend::sys::uring::{Event as RingEvent, Ring};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -148,9 +148,14 @@ fn origin_ns() -> u64 {
 /// nanoseconds apart and check each difference, which costs every turn some seventy instructions.
 #[inline]
 fn clock_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    // The monotonic clock counts from the start of the machine: neither part is negative.
-    now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.cast_unsigned())
+    nanoseconds(clock_gettime(ClockId::Monotonic))
+}
+
+/// A clock that counts from the start of the machine or of a thread: neither part is negative.
+#[inline]
+fn nanoseconds(time: Timespec) -> u64 {
+    let seconds = time.tv_sec.cast_unsigned();
+    seconds.wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.cast_unsigned())
 }
 
 /// Now, by the clock of the workers, in nanoseconds: for what the control thread tells them.
@@ -213,6 +218,11 @@ impl Wait {
     #[inline]
     pub fn now_ns(&self) -> u64 {
         clock_ns().saturating_sub(self.origin_ns)
+    }
+
+    /// CPU time of the calling thread so far, in nanoseconds: a system call.
+    pub fn ran_ns(&self) -> u64 {
+        nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
     }
 
     /// A number for the next watch of a kick. Each watch has its own, so that a late event of a
@@ -336,7 +346,7 @@ impl std::fmt::Debug for Epoll {
 impl Epoll {
     fn collect(&mut self, timeout: Option<Duration>, woken: &mut Vec<Woken>) {
         self.events.clear();
-        let timeout = timeout.and_then(|t| rustix::time::Timespec::try_from(t).ok());
+        let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         let buffer = rustix::buffer::spare_capacity(&mut self.events);
         // EINTR: there is no event; the worker's loop looks again.
         let _ = epoll::wait(self.fd.as_fd(), buffer, timeout.as_ref());

@@ -200,6 +200,7 @@ impl Worker {
             self.finish_drained();
             if worked || woken {
                 if worked && self.law.on_burst(self.now_ns, taken) {
+                    self.law.end_epoch(self.now_ns, self.wait.ran_ns());
                     self.stats.law.publish(&self.law.numbers());
                 }
                 if overdue {

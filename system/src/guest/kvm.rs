@@ -24,7 +24,7 @@ pub(super) fn boots(kernel: &Kernel) -> Outcome<bool> {
     }
     let boots = try_once(&kernel.with_kvm())?;
     let word = if boots { "yes" } else { "no" };
-    println!("xtask: does KVM boot a guest here? {word} (remembered in {})", answer.display());
+    eprintln!("xtask: does KVM boot a guest here? {word} (remembered in {})", answer.display());
     std::fs::write(&answer, format!("{word} {host}")).context(answer.display())?;
     Ok(boots)
 }

@@ -42,7 +42,7 @@ pub(super) fn uml(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path)
     command.arg(kernel.image());
     command.arg(format!("mem={MEMORY_MIB}M")).arg(format!("initrd={}", initramfs.display()));
     command.arg(format!("uml_dir={}/", folder.display()));
-    if let Some(socket) = options.socket {
+    for socket in options.socket.iter().chain(options.more_disks) {
         let virtio_blk = 2;
         command.arg(format!("virtio_uml.device={}:{virtio_blk}", socket.display()));
     }
@@ -94,11 +94,11 @@ pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path
     let environment = environment(options).join(" ");
     let append = format!("console=ttyS0 quiet panic=-1 no_timer_check {environment}");
     command.args(["-append", &append]);
-    if let Some(socket) = options.socket {
-        let chardev = format!("socket,id=c0,path={},reconnect=1", socket.display());
+    for (disk, socket) in options.socket.iter().chain(options.more_disks).enumerate() {
+        let chardev = format!("socket,id=disk{disk},path={},reconnect=1", socket.display());
         let packed = if options.is_packed { ",packed=on" } else { "" };
         let queues = options.queues;
-        let device = format!("vhost-user-blk-pci,chardev=c0,num-queues={queues}{packed}");
+        let device = format!("vhost-user-blk-pci,chardev=disk{disk},num-queues={queues}{packed}");
         command.args(["-chardev", &chardev, "-device", &device]);
     }
     if let Some(net) = options.net {

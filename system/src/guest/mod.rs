@@ -18,7 +18,7 @@ use crate::cleanup::{self, Folder};
 use crate::command::wait_for;
 use crate::{Context, Outcome, check};
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -37,7 +37,9 @@ pub struct Net<'a> {
 pub struct GuestOptions<'a> {
     /// The vhost-user socket of its disk.
     pub socket: Option<&'a Path>,
-    /// Request queues of the disk (QEMU).
+    /// The sockets of further disks, in the order of their names: `vdb`, `vdc`, ..
+    pub more_disks: &'a [&'a Path],
+    /// Request queues of each disk (QEMU).
     pub queues: u32,
     /// QEMU offers the guest packed rings for it, if the back-end does.
     pub is_packed: bool,
@@ -72,6 +74,7 @@ impl Default for GuestOptions<'_> {
     fn default() -> Self {
         Self {
             socket: None,
+            more_disks: &[],
             queues: 1,
             is_packed: false,
             net: None,
@@ -99,8 +102,8 @@ pub struct Guest {
     child: Child,
     console: PathBuf,
     shown: Option<usize>,
-    /// Bytes of the console that count no more.
-    forgotten: usize,
+    /// Bytes of the console's file that count no more.
+    forgotten: u64,
     /// Holds the initramfs and the files of UML or libvirt while the guest runs.
     folder: Folder,
     /// Where the console is copied to in the end, if it lies in the folder.
@@ -117,7 +120,7 @@ impl Guest {
         let Err(error) = guest.until_up(BOOT) else { return Ok(guest) };
         // An emulated interrupt controller on a busy host: the guest's own, known failure.
         check(guest.said()?.contains("IO-APIC"), || error)?;
-        println!("xtask: the guest's timer did not work on this busy host, booting once more");
+        eprintln!("xtask: the guest's timer did not work on this busy host, booting once more");
         drop(guest);
         let mut guest = Self::launch(kernel, options, console)?;
         guest.until_up(BOOT)?;
@@ -255,7 +258,7 @@ impl Guest {
     /// # Errors
     /// The console cannot be read.
     pub fn forget(&mut self) -> Outcome {
-        self.forgotten = self.said()?.len();
+        self.forgotten = std::fs::metadata(&self.console).context(self.console.display())?.len();
         Ok(())
     }
 
@@ -274,13 +277,15 @@ impl Guest {
     fn until(&mut self, what: &str, line_start: &str, limit: Duration) -> Outcome {
         wait_for(what, limit, || {
             let has_ended = self.child.try_wait().context("the guest")?.is_some();
-            let said = self.said()?;
-            self.show(&said);
+            if self.shown.is_some() {
+                let said = self.said()?;
+                self.show(&said);
+            }
+            let said = self.said_since(self.forgotten)?;
             if let Some(failure) = said.lines().find_map(|l| l.strip_prefix("GUEST_FAIL ")) {
                 return Err(format!("the guest says: {}", failure.trim()));
             }
-            let counted = said.get(self.forgotten..).unwrap_or_default();
-            let is_there = counted.lines().any(|line| is_line(line, line_start));
+            let is_there = said.lines().any(|line| is_line(line, line_start));
             check(is_there || !has_ended, || format!("{what}: the guest ended before"))?;
             Ok(is_there.then_some(()))
         })
@@ -291,7 +296,27 @@ impl Guest {
     /// # Errors
     /// The file cannot be read.
     pub fn said(&self) -> Outcome<String> {
-        let bytes = std::fs::read(&self.console).context(self.console.display())?;
+        self.said_since(0)
+    }
+
+    /// What the console has shown in whole lines since [`Self::forget`].
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(crate) fn said_lately(&self) -> Outcome<String> {
+        self.said_since(self.forgotten)
+    }
+
+    /// The console's whole lines from this byte of its file on.
+    fn said_since(&self, from: u64) -> Outcome<String> {
+        let read = || -> std::io::Result<Vec<u8>> {
+            let mut file = File::open(&self.console)?;
+            file.seek(SeekFrom::Start(from))?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        let bytes = read().context(self.console.display())?;
         let mut text = String::from_utf8_lossy(&bytes).replace('\r', "");
         text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
         Ok(text)

@@ -5,8 +5,20 @@ use crate::cargo::{build_daemon, cargo, see};
 use manyring_system::{Outcome, packages};
 
 /// What the benches start.
-const PACKAGES: [&str; 7] =
-    ["valgrind", "qemu-system-common", "fio", "nbdkit", "dpdk-dev", "iperf3", "iproute2"];
+const PACKAGES: [&str; 12] = [
+    "valgrind",
+    "qemu-system-common",
+    "fio",
+    "nbdkit",
+    "dpdk-dev",
+    "iperf3",
+    "iproute2",
+    "user-mode-linux",
+    "qemu-system-x86",
+    "busybox-static",
+    "gcc",
+    "binutils",
+];
 
 /// Judges the counts, then runs every scenario of the bench's own table for a moment; no figure of
 /// these is judged. A scenario or a peer that is left out fails.

@@ -20,7 +20,7 @@ const TABLE: &[Row] = &[
         &["driver", "queue", "wire"],
     ),
     ("driver", &["wire", "memory", "queue"], &[]),
-    ("bench", &["driver", "queue", "memory", "wire", "backend"], &[]),
+    ("bench", &["driver", "queue", "memory", "wire", "backend", "system"], &[]),
 ];
 
 /// Our crates' manifests follow the table.

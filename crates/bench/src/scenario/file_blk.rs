@@ -149,13 +149,14 @@ pub(super) fn fio_by(name: &str, engine: Vec<std::ffi::OsString>, depth: usize) 
             // fio knows whole milliseconds, and a ramp would be time that nobody else gets.
             .arg(format!("--runtime={:.0}ms", seconds * 1000.0))
             .args(&engine);
-        parse_fio(&peer::output(&mut command, affinity)?)
+        parse_fio(&peer::output(&mut command, affinity)?).map(|(sample, _)| sample)
     };
     Contender::new(name, How::Direct(Box::new(run)))
 }
 
-/// Takes our figures out of fio's JSON, which may follow lines of notes.
-fn parse_fio(output: &str) -> Result<BlkSample, String> {
+/// Takes our figures out of fio's JSON, which may follow lines of notes; and how many requests it
+/// has done. The CPU time is fio's own.
+pub(super) fn parse_fio(output: &str) -> Result<(BlkSample, u64), String> {
     let start = output.find('{').ok_or("no report")?;
     let report: serde_json::Value =
         serde_json::from_str(&output[start..]).map_err(|error| error.to_string())?;
@@ -167,13 +168,14 @@ fn parse_fio(output: &str) -> Result<BlkSample, String> {
     };
     let cpu_share = (number("/usr_cpu")? + number("/sys_cpu")?) / 100.0;
     let requests = job["read"]["total_ios"].as_u64().ok_or("no total_ios in the report")?;
-    Ok(BlkSample {
+    let sample = BlkSample {
         iops: number("/read/iops")?,
         p50_us: number("/read/lat_ns/percentile/50.000000")? / 1000.0,
         p99_us: number("/read/lat_ns/percentile/99.000000")? / 1000.0,
         cpu_per_million: per_million(cpu_share * number("/job_runtime")? / 1000.0, requests),
         ..BlkSample::default()
-    })
+    };
+    Ok((sample, requests))
 }
 
 #[cfg(test)]
@@ -185,9 +187,9 @@ mod tests {
         let text = "note: both iodepth >= 1 and synchronous I/O\n{\"jobs\":[{\"usr_cpu\":10.0,\
             \"sys_cpu\":40.0,\"job_runtime\":1000,\"read\":{\"iops\":500.5,\"total_ios\":500,\
             \"lat_ns\":{\"percentile\":{\"50.000000\":1500,\"99.000000\":9000}}}}]}";
-        let sample = parse_fio(text).unwrap();
+        let (sample, requests) = parse_fio(text).unwrap();
         assert_eq!((sample.iops, sample.p50_us, sample.p99_us), (500.5, 1.5, 9.0));
-        assert_eq!(sample.cpu_per_million, 1000.0);
+        assert_eq!((sample.cpu_per_million, requests), (1000.0, 500));
         assert!(parse_fio("{\"jobs\":[{}]}").is_err());
         assert!(parse_fio("fio: no").is_err());
     }

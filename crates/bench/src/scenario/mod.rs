@@ -5,6 +5,7 @@ pub(crate) mod blk_queues;
 mod counts;
 mod crowd;
 pub(crate) mod file_blk;
+pub(crate) mod guest_blk;
 pub(crate) mod hundred;
 pub(crate) mod idle;
 pub(crate) mod multiqueue;

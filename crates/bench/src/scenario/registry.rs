@@ -2,8 +2,9 @@
 //! command of its own, a line of `list`, and a part of `run all` and of the gate's smoke test.
 
 use super::{
-    SECONDS, ScenarioArgs, blk_queues, file_blk, hundred, idle, multiqueue, nbd_blk, neighbours,
-    null_blk, null_net, tap_small, tap_stream, tcp_crr, tcp_ladder, tcp_rr, xen_blk_queues,
+    SECONDS, ScenarioArgs, blk_queues, file_blk, guest_blk, hundred, idle, multiqueue, nbd_blk,
+    neighbours, null_blk, null_net, tap_small, tap_stream, tcp_crr, tcp_ladder, tcp_rr,
+    xen_blk_queues,
 };
 use crate::netns;
 use crate::peer;
@@ -38,6 +39,14 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         cost: Cost { setup: 1.0, runs: 11.0, each: 0.4 },
         only: Only::Cells,
         run: nbd_blk::run,
+    },
+    &Entry {
+        name: "guest-blk",
+        about: "A disk that costs nothing in guests of QEMU and UML, by each way of polling",
+        needs: Needs { is_root: false, programs: guest_blk::PROGRAMS },
+        cost: Cost { setup: 30.0, runs: 24.0, each: 0.6 },
+        only: Only::Cells,
+        run: guest_blk::run,
     },
     &Entry {
         name: "null-net",

@@ -1,4 +1,5 @@
-//! How long a worker looks for work before it sleeps: it tries both, and keeps what serves faster.
+//! How long a worker looks for work before it sleeps: it tries both, and keeps what serves faster,
+//! or what takes less CPU time where both serve alike.
 //!
 //! A worker that looks on (*spins*) after its last request sees the next one at once; a worker that
 //! sleeps gives its CPU away and must be woken. Neither is always better. Spinning wins where a CPU
@@ -9,9 +10,11 @@
 //! ```text
 //! a turn with work: the cycle is the time since the last turn with work
 //!                   the epoch's cost grows by the cycle, its requests by those of the turn
-//! an epoch ends:    a trial runs?  the cost goes to the arm that was tried; the other arm's turn
-//!                   it is time?    a trial begins, with the arm that is not in use
-//! a pair ends:      an epoch of each arm: whose requests cost less? clear enough? use that arm
+//! an epoch ends:    its CPU time is that of the thread meanwhile
+//!                   a trial runs?  the cost goes to the arm that was tried; the other arm's turn
+//!                   it is time?    a trial begins, with the arm that is not in use (trial.rs)
+//! a trial ends:     whose requests were served faster? use that arm; are both alike? use the one
+//!                   that takes less CPU time
 //! a turn without:   sleep if the arm in use says so, or the next request is too far away;
 //!                   else look, until the cap
 //! ```
@@ -20,10 +23,12 @@
 
 mod choice;
 mod numbers;
+mod trial;
 
 pub use self::choice::{Decision, Mode, Polling};
 pub use self::numbers::{Arm, Numbers};
 
+use self::trial::{Cost, Next, Trial};
 use core::ops::RangeInclusive;
 
 /// The cap, in wakes. Twice the wake covers every gap for which spinning could save more than it
@@ -56,18 +61,17 @@ const STOLEN_NS: u64 = 500_000;
 /// How long a stolen look is remembered: several rounds of time slices.
 const STOLEN_MEMORY_NS: u64 = 200_000_000;
 
-/// Requests of an epoch, at least: fewer do not tell the arms apart.
-const EPOCH_REQUESTS: u64 = 32;
-/// Nanoseconds of an epoch, at least: a shorter one measures the change from one arm to the other.
-const EPOCH_NS: u64 = 1_000_000;
-/// The same where other threads take CPU time: several of their time slices, since a shorter epoch
-/// has one or none of these by chance.
+/// Nanoseconds of an epoch where other threads take CPU time, at least: several of their time
+/// slices, since a shorter one has one or none of these by chance.
 const EPOCH_STOLEN_NS: u64 = 16_000_000;
 /// If the worker slept for longer than this many wakes in a cycle, the client has paused, which it
 /// does in both arms ...
 const PAUSE_WAKES: u64 = 10;
-/// ... and the cycle counts as this many wakes at most.
+/// ... and the cycle counts as this many wakes at most in a glance ...
 const PAUSE_COST_WAKES: u64 = 20;
+/// ... and as so many nanoseconds in a long epoch, where a pause more or less does not matter: a
+/// client that waits for a time slice, because the worker spins on its CPU, has not paused.
+const PAUSE_COST_NS: u64 = 5_000_000;
 /// If the client paused within this many requests, the epoch ends at a pause, so that both arms are
 /// compared over the same number of pauses.
 const PAUSE_REQUESTS: u64 = 256;
@@ -77,8 +81,16 @@ const TRIED_TIME_MAX: u64 = 3;
 
 /// Between two trials, at first and after a change.
 const INTERVAL_NS_MIN: u64 = 8_000_000;
-/// Between two trials, at most: where one arm is eight times as slow, trials then cost below 1 %.
+/// Between two trials, at most, where a glance tells the arms apart: where one arm is eight times
+/// as slow, trials then cost below 1 %.
 const INTERVAL_NS_MAX: u64 = 256_000_000;
+/// The same where it takes long epochs to tell them apart.
+const INTERVAL_LONG_NS_MAX: u64 = 2_048_000_000;
+/// A trial follows the one before after this many times what that spent in vain in its arm ...
+const TRIED_SHARE: u64 = 32;
+/// ... and more where spinning takes more than this, in thousandths, of the CPU time: a worker that
+/// sleeps spends an eighth more of it to find out whether that is right.
+const TRIED_EFFORT: u64 = 4000;
 /// Each interval is longer or shorter by up to this part of it, so that two workers do not go on
 /// for ever with trials at the same time, in which each measures the other's.
 const JITTER_SHARE: u64 = 4;
@@ -89,64 +101,29 @@ const OFF_EPOCHS: u32 = 3;
 const OFF_PERMILLE: u64 = 1600;
 /// A changed load begins a trial only this long after the last: some loads always change.
 const OFF_PAUSE_NS: u64 = 32_000_000;
+/// What requests cost between trials is kept for this long, and then counts half.
+const LATELY_NS: u64 = 64_000_000;
+/// After a sleep as long as this nobody goes on with what was before: an epoch begins anew.
+const FORGOTTEN_NS: u64 = 250_000_000;
 
-/// Pairs of epochs in a trial, at most.
-const PAIRS_MAX: u32 = 6;
-/// A gain outside of this range (in thousandths) is decided by the first pair of epochs.
-const UNDECIDED_AT_ONCE: RangeInclusive<u64> = 500..=2000;
-/// A gain outside of this range is decided by two pairs.
-const UNDECIDED_AFTER_TWO: RangeInclusive<u64> = 830..=1200;
+/// A gain outside of this range counts as its end in the mean with the next one: the load may be
+/// another one since.
+const REMEMBERED: RangeInclusive<u64> = 750..=1333;
+/// Spinning takes more CPU time if it is above this, in thousandths of what sleeping takes.
+const EFFORT_MORE: u64 = 1300;
 
-/// The gain (in thousandths) above which the worker spins, by the gaps between its turns. Over gaps
-/// longer than a wake the CPU that spins must earn something; over shorter ones spinning keeps the
-/// latency low, even where the rate does not depend on it.
+/// The gain (in thousandths) above which the worker spins. Where it takes more CPU time so, the
+/// requests must be served faster in return; where it does not, it keeps their latency low, even if
+/// the rate does not depend on it.
 struct Least {
-    long_gaps: u64,
-    short_gaps: u64,
+    at_more: u64,
+    at_like: u64,
 }
 
 /// The gain that keeps a worker spinning.
-const GAIN_SPIN_KEPT: Least = Least { long_gaps: 1070, short_gaps: 970 };
+const GAIN_SPIN_KEPT: Least = Least { at_more: 1050, at_like: 970 };
 /// The gain that makes a worker begin to spin. It is higher, or noise would change the arm.
-const GAIN_SPIN_BEGUN: Least = Least { long_gaps: 1100, short_gaps: 1000 };
-
-/// What requests cost.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cost {
-    ns: u64,
-    requests: u64,
-}
-
-impl Cost {
-    fn add(&mut self, other: Self) {
-        self.ns = self.ns.saturating_add(other.ns);
-        self.requests = self.requests.saturating_add(other.requests);
-    }
-
-    /// Of one request.
-    fn each_ns(self) -> u64 {
-        self.ns / self.requests.max(1)
-    }
-
-    /// This over `other`, in thousandths, at least 1.
-    fn over(self, other: Self) -> u64 {
-        let above = u128::from(self.ns) * u128::from(other.requests) * 1000;
-        let below = u128::from(other.ns) * u128::from(self.requests);
-        u64::try_from(above / below.max(1)).unwrap_or(u64::MAX).clamp(1, 1_000_000)
-    }
-}
-
-/// A comparison of the arms while it runs.
-#[derive(Clone, Copy, Debug, Default)]
-struct Trial {
-    spinning: Cost,
-    sleeping: Cost,
-    pairs: u32,
-    /// The averages of the arm in use. Those that the tried arm brings must not keep the worker
-    /// from looking afterwards.
-    gap_ns: u64,
-    service_ns: u64,
-}
+const GAIN_SPIN_BEGUN: Least = Least { at_more: 1100, at_like: 1000 };
 
 /// The law of one worker.
 #[derive(Clone, Debug)]
@@ -174,16 +151,23 @@ pub struct Law {
     stolen_at_ns: Option<u64>,
     epoch: Cost,
     epoch_began_ns: u64,
+    /// CPU time of the worker until the epoch began.
+    ran_ns: u64,
     /// Requests since the last pause.
     unpaused: u64,
     /// What a request used to cost.
     usual_ns: Option<u64>,
+    /// What requests have cost between trials, over the last while.
+    lately: Cost,
     off_epochs: u32,
     /// The last of them cost more than usual, not less.
     is_above: bool,
     trial: Option<Trial>,
-    trial_ended_ns: u64,
+    /// From then on a changed load gets a glance.
+    glances_from_ns: u64,
     next_trial_ns: u64,
+    /// Until then a changed load gets a glance, and no more: the last trial was long.
+    rests_until_ns: u64,
     interval_ns: u64,
     random: u64,
 }
@@ -194,7 +178,7 @@ impl Law {
     #[must_use]
     pub fn new(polling: Polling, wake_ns: u64, seed: u64) -> Self {
         let wake_ns = wake_ns.max(1);
-        let numbers = Numbers { gain: 1000, ..Numbers::default() };
+        let numbers = Numbers { gain: 1000, effort: 1000, ..Numbers::default() };
         Self {
             mode: polling.mode,
             wake_ns,
@@ -216,13 +200,16 @@ impl Law {
             stolen_at_ns: None,
             epoch: Cost::default(),
             epoch_began_ns: 0,
+            ran_ns: 0,
             unpaused: PAUSE_REQUESTS,
             usual_ns: None,
+            lately: Cost::default(),
             off_epochs: 0,
             is_above: false,
             trial: None,
-            trial_ended_ns: 0,
+            glances_from_ns: OFF_PAUSE_NS,
             next_trial_ns: INTERVAL_NS_MIN,
+            rests_until_ns: 0,
             interval_ns: INTERVAL_NS_MIN,
             // An odd factor spreads small seeds; xorshift needs a state that is not zero.
             random: seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -232,8 +219,8 @@ impl Law {
     /// Goes on with the counts of `before`: those of the worker that this one succeeds.
     #[must_use]
     pub fn counted(mut self, before: &Numbers) -> Self {
-        let Numbers { arm, gain, gap_ns, .. } = self.numbers;
-        self.numbers = Numbers { arm, gain, gap_ns, ..*before };
+        let Numbers { arm, gain, effort, gap_ns, .. } = self.numbers;
+        self.numbers = Numbers { arm, gain, effort, gap_ns, ..*before };
         self
     }
 
@@ -334,46 +321,52 @@ impl Law {
         }
         let paused = slept_ns > PAUSE_WAKES * self.wake_ns;
         let cost_ns = if paused { cycle_ns.min(PAUSE_COST_WAKES * self.wake_ns) } else { cycle_ns };
-        self.epoch.add(Cost { ns: cost_ns, requests });
+        let whole_ns = if paused { cycle_ns.min(PAUSE_COST_NS) } else { cycle_ns };
+        self.epoch.add(Cost { ns: cost_ns, whole_ns, requests, ran_ns: 0 });
         self.unpaused = if paused { 0 } else { self.unpaused.saturating_add(requests) };
-        let is_over = self.is_epoch_over(now_ns);
-        if is_over {
-            self.end_epoch(now_ns);
+        if slept_ns > FORGOTTEN_NS {
+            (self.epoch, self.lately) = (Cost::default(), Cost::default());
+            self.epoch_began_ns = now_ns;
         }
-        is_over
+        self.is_epoch_over(now_ns)
     }
 
     /// True if the epoch tells enough.
     #[inline]
     fn is_epoch_over(&self, now_ns: u64) -> bool {
         let age_ns = now_ns.saturating_sub(self.epoch_began_ns);
+        let (least_ns, requests) = Trial::epoch(self.trial.as_ref());
         // Two epochs have the same beside the arms if none has a pause, or both have whole ones.
         let is_aligned = self.unpaused == 0 || self.unpaused >= PAUSE_REQUESTS;
-        if age_ns < EPOCH_NS || self.epoch.requests == 0 || !is_aligned {
+        if age_ns < least_ns || self.epoch.requests == 0 || !is_aligned {
             return false;
         }
-        let is_whole = self.epoch.requests >= EPOCH_REQUESTS
+        let is_whole = self.epoch.requests >= requests
             && (age_ns >= EPOCH_STOLEN_NS || !self.is_stolen_from(now_ns));
-        is_whole || self.is_too_dear(age_ns)
+        is_whole || self.is_too_dear(age_ns, requests)
     }
 
     /// True if the arm that is tried need not be tried any longer.
-    fn is_too_dear(&self, age_ns: u64) -> bool {
+    fn is_too_dear(&self, age_ns: u64, requests: u64) -> bool {
         let is_tried = self.trial.is_some() && self.numbers.arm != self.base;
         let usual_ns = self.usual_ns.unwrap_or(u64::MAX);
-        is_tried && age_ns / (TRIED_TIME_MAX * EPOCH_REQUESTS) > usual_ns
+        is_tried && age_ns / (TRIED_TIME_MAX * requests) > usual_ns
     }
 
     fn is_stolen_from(&self, now_ns: u64) -> bool {
         self.stolen_at_ns.is_some_and(|at| now_ns.saturating_sub(at) < STOLEN_MEMORY_NS)
     }
 
+    /// The epoch tells enough, as [`Self::on_burst`] has said; the worker's thread has run for
+    /// `ran_ns` so far.
     #[cold]
-    fn end_epoch(&mut self, now_ns: u64) {
-        let epoch = core::mem::take(&mut self.epoch);
+    pub fn end_epoch(&mut self, now_ns: u64, ran_ns: u64) {
+        let mut epoch = core::mem::take(&mut self.epoch);
+        epoch.ran_ns = ran_ns.saturating_sub(core::mem::replace(&mut self.ran_ns, ran_ns));
+        let age_ns = now_ns.saturating_sub(self.epoch_began_ns);
         self.epoch_began_ns = now_ns;
         match self.trial.take() {
-            Some(trial) => self.go_on(trial, epoch, now_ns),
+            Some(trial) => self.go_on(trial, (epoch, age_ns), now_ns),
             None => self.begin_if_due(epoch, now_ns),
         }
     }
@@ -388,35 +381,42 @@ impl Law {
         let goes_on = is_off && core::mem::replace(&mut self.is_above, is_above) == is_above;
         self.off_epochs = if goes_on { self.off_epochs + 1 } else { u32::from(is_off) };
         self.usual_ns = Some(moved(usual_ns, each_ns, GAP_SHARE));
-        let has_changed = self.off_epochs >= OFF_EPOCHS
-            && now_ns.saturating_sub(self.trial_ended_ns) > OFF_PAUSE_NS;
+        if self.lately.whole_ns > LATELY_NS {
+            self.lately = self.lately.halved();
+        }
+        self.lately.add(epoch);
+        let has_changed = self.off_epochs >= OFF_EPOCHS && now_ns >= self.glances_from_ns;
         if has_changed {
+            self.lately = epoch;
             self.interval_ns = INTERVAL_NS_MIN;
         }
         let is_due =
             now_ns >= self.next_trial_ns && self.numbers.gap_ns < GATE_WAKES * self.wake_ns;
         if has_changed || is_due {
-            let (gap_ns, service_ns) = (self.numbers.gap_ns, self.service_ns);
-            self.trial = Some(Trial { gap_ns, service_ns, ..Trial::default() });
+            let trial = Trial::new(self.base, self.lately);
+            let is_long = is_due || now_ns >= self.rests_until_ns;
+            let mut trial = if is_long { trial } else { trial.is_glance() };
+            (trial.gap_ns, trial.service_ns) = (self.numbers.gap_ns, self.service_ns);
+            self.trial = Some(trial);
             self.numbers.trials += 1;
             self.numbers.arm = self.base.other();
         }
     }
 
     /// In a trial: the other arm first, then the one in use, and again until that is clear.
-    fn go_on(&mut self, mut trial: Trial, epoch: Cost, now_ns: u64) {
-        match self.numbers.arm {
-            Arm::Spin => trial.spinning.add(epoch),
-            Arm::Sleep => trial.sleeping.add(epoch),
-        }
-        if self.numbers.arm == self.base {
+    fn go_on(&mut self, mut trial: Trial, (epoch, age_ns): (Cost, u64), now_ns: u64) {
+        trial.note(self.numbers.arm, epoch);
+        let tried = self.base.other();
+        let is_of_base = self.numbers.arm == self.base;
+        if is_of_base {
             (trial.gap_ns, trial.service_ns) = (self.numbers.gap_ns, self.service_ns);
-            trial.pairs += 1;
-            let gain = trial.sleeping.over(trial.spinning);
-            let is_decided = !UNDECIDED_AT_ONCE.contains(&gain)
-                || (trial.pairs > 1 && !UNDECIDED_AFTER_TWO.contains(&gain));
-            if is_decided || trial.pairs >= PAIRS_MAX {
-                self.judge(trial, gain, now_ns);
+        } else {
+            trial.tried_ns += age_ns;
+        }
+        if is_of_base || trial.is_far_faster(tried) {
+            let next = trial.end_pair(tried);
+            if next != Next::Pair {
+                self.judge(trial, next, now_ns);
                 return;
             }
         } else {
@@ -427,31 +427,48 @@ impl Law {
     }
 
     /// Ends a trial: the arm to use from now on, and when to try again.
-    fn judge(&mut self, trial: Trial, gain: u64, now_ns: u64) {
-        let is_decided_at_once = !UNDECIDED_AT_ONCE.contains(&gain);
-        // The geometric mean with what was measured before.
-        let mean = if is_decided_at_once { gain } else { (self.numbers.gain * gain).isqrt() };
-        self.numbers.gain = mean;
-        let least = if self.base == Arm::Spin { GAIN_SPIN_KEPT } else { GAIN_SPIN_BEGUN };
-        let is_short = self.numbers.gap_ns < self.wake_ns;
-        let least = if is_short { least.short_gaps } else { least.long_gaps };
-        let chosen = if mean > least { Arm::Spin } else { Arm::Sleep };
-        if chosen == self.base {
-            self.interval_ns = (self.interval_ns * 2).min(INTERVAL_NS_MAX);
-        } else {
-            self.numbers.flips += 1;
-            self.interval_ns = INTERVAL_NS_MIN;
+    fn judge(&mut self, trial: Trial, next: Next, now_ns: u64) {
+        let is_clear = next == Next::Clear;
+        if next != Next::Nothing {
+            // The geometric mean with what was measured before, unless this is clear.
+            let mean = |old: u64, new: u64| if is_clear { new } else { (old * new).isqrt() };
+            let before = self.numbers.gain.clamp(*REMEMBERED.start(), *REMEMBERED.end());
+            self.numbers.gain = mean(before, trial.gain());
+            self.numbers.effort = mean(self.numbers.effort, trial.effort());
+            let least = if self.base == Arm::Spin { GAIN_SPIN_KEPT } else { GAIN_SPIN_BEGUN };
+            let takes_more = self.numbers.effort > EFFORT_MORE;
+            let least = if takes_more { least.at_more } else { least.at_like };
+            let chosen = if self.numbers.gain > least { Arm::Spin } else { Arm::Sleep };
+            let has_flipped = chosen != self.base;
+            if !has_flipped {
+                let most_ns = if is_clear { INTERVAL_NS_MAX } else { INTERVAL_LONG_NS_MAX };
+                self.interval_ns = (self.interval_ns * 2).min(most_ns);
+            } else {
+                self.numbers.flips += 1;
+                self.interval_ns = INTERVAL_NS_MIN;
+            }
+            if self.is_stolen_from(now_ns) {
+                self.interval_ns = self.interval_ns.max(INTERVAL_NS_MAX);
+            }
+            if has_flipped {
+                self.lately = Cost::default();
+            }
+            self.base = chosen;
+            let cost = if chosen == Arm::Spin { trial.spinning } else { trial.sleeping };
+            self.usual_ns = Some(cost.each_ns());
+            self.rests_until_ns = now_ns + if has_flipped { 0 } else { self.rest_ns(&trial) };
+            self.next_trial_ns = self.rests_until_ns.max(now_ns + self.jittered(self.interval_ns));
         }
-        if self.is_stolen_from(now_ns) {
-            self.interval_ns = INTERVAL_NS_MAX;
-        }
-        self.base = chosen;
-        self.numbers.arm = chosen;
-        let cost = if chosen == Arm::Spin { trial.spinning } else { trial.sleeping };
-        self.usual_ns = Some(cost.each_ns());
+        self.numbers.arm = self.base;
         self.off_epochs = 0;
-        self.trial_ended_ns = now_ns;
-        self.next_trial_ns = now_ns + self.jittered(self.interval_ns);
+        let rest_ns = if next == Next::Nothing { self.rest_ns(&trial) } else { 0 };
+        self.glances_from_ns = now_ns + rest_ns.max(OFF_PAUSE_NS);
+    }
+
+    /// How long the arm in use is left alone after a trial that was in vain.
+    fn rest_ns(&self, trial: &Trial) -> u64 {
+        let share = TRIED_SHARE * self.numbers.effort.max(TRIED_EFFORT) / TRIED_EFFORT;
+        share * trial.tried_ns
     }
 
     /// `interval_ns`, a quarter more or less at most.

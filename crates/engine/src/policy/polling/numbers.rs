@@ -26,6 +26,8 @@ pub struct Numbers {
     pub arm: Arm,
     /// Cost of a request when sleeping, in thousandths of its cost when spinning.
     pub gain: u64,
+    /// CPU time of the worker for a request when spinning, in thousandths of that when sleeping.
+    pub effort: u64,
     /// Time between two turns with work, averaged.
     pub gap_ns: u64,
     /// Trials begun.

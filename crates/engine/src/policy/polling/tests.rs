@@ -9,11 +9,11 @@ const ALWAYS: Polling = Polling { mode: Mode::Always, cap_ns: None };
 const AUTO: Polling = Polling { mode: Mode::Auto, cap_ns: None };
 const MS: u64 = 1_000_000;
 /// How long the law is watched, trials from the first on included.
-const SPAN_NS: u64 = 500 * MS;
+const SPAN_NS: u64 = 2000 * MS;
 /// Where requests are few, a trial takes longer, and so does the watch.
 const LONG_SPAN_NS: u64 = 2 * SPAN_NS;
 /// A fixed arm goes on as it began: a part of that tells its rate.
-const FIXED_PART: u64 = 5;
+const FIXED_PART: u64 = 20;
 
 const NOTHING: Machine = Machine { disk_ns: None, server: false, hog: false, preempts: false };
 const DISK: Machine = Machine { disk_ns: Some(50_000), ..NOTHING };
@@ -45,8 +45,9 @@ fn reaches_within(
     machine: Machine,
 ) -> Outcome {
     let law = run(client, machine, AUTO, span_ns);
-    let fixed = |polling| run(client, machine, polling, span_ns / FIXED_PART).answers * FIXED_PART;
-    let (spinning, sleeping) = (fixed(ALWAYS), fixed(Polling::NEVER));
+    let fixed = |polling| run(client, machine, polling, span_ns / FIXED_PART);
+    let (spins, sleeps) = (fixed(ALWAYS), fixed(Polling::NEVER));
+    let (spinning, sleeping) = (spins.answers * FIXED_PART, sleeps.answers * FIXED_PART);
     let seen = (law.answers, spinning, sleeping, law.laws[0].numbers());
     let wins = |a: u64, b: u64| a * 20 >= b * 21;
     assert_eq!(wins(spinning, sleeping), better == Some(Arm::Spin), "the scenario: {seen:?}");
@@ -67,10 +68,29 @@ fn a_client_that_sleeps_is_spun_for_while_that_makes_it_faster() {
 }
 
 #[test]
+fn a_guest_that_is_busy_with_each_answer_is_not_spun_for() {
+    // Another program takes what CPU time the worker leaves. A kick of a worker that sleeps costs
+    // the guest next to nothing then, and it has other answers while it waits.
+    let others = Machine { hog: true, preempts: true, ..NOTHING };
+    for (depth, think_ns) in [(2, 60_000), (8, 60_000), (32, 40_000)] {
+        let guest = Client { depth, streams: true, ..thinks(think_ns, CLIENT) };
+        reaches(970, None, guest, others);
+        // Once it is known, what it costs is to find out now and then that nothing has changed.
+        let cpu_ns = |polling| {
+            let [early, late] = [2, 8].map(|spans| run(guest, others, polling, spans * SPAN_NS));
+            (late.worker_ns - early.worker_ns) * 1000 / (late.answers - early.answers)
+        };
+        let (law, sleeps, spins) = (cpu_ns(AUTO), cpu_ns(Polling::NEVER), cpu_ns(ALWAYS));
+        assert!(spins > 8 * sleeps, "the scenario: {spins} and {sleeps}");
+        assert!(law * 10 <= sleeps * 13, "{law} ps of CPU for an answer, {sleeps} asleep");
+    }
+}
+
+#[test]
 fn nobody_spins_for_a_client_that_is_no_faster_for_it() {
-    for (think_ns, cpu_ms) in [(100_000, 300), (200_000, 80), (2 * MS, 12)] {
+    for (think_ns, cpu_ms) in [(100_000, 800), (200_000, 240), (2 * MS, 48)] {
         let law = reaches_within(LONG_SPAN_NS, 990, None, thinks(think_ns, CLIENT), NOTHING);
-        assert!(law.worker_ns < cpu_ms * MS, "{think_ns}: {} ns of a second", law.worker_ns);
+        assert!(law.worker_ns < cpu_ms * MS, "{think_ns}: {} ns of four seconds", law.worker_ns);
     }
 }
 
@@ -80,14 +100,14 @@ fn a_client_that_polls_is_spun_for_unless_it_comes_seldom() {
         reaches(970, Some(Arm::Spin), client, NOTHING);
     }
     let law = reaches(990, None, thinks(200_000, POLLS), NOTHING);
-    assert!(law.worker_ns < 50 * MS, "{} ns of a second", law.worker_ns);
+    assert!(law.worker_ns < 100 * MS, "{} ns of two seconds", law.worker_ns);
 }
 
 #[test]
 fn a_client_on_the_workers_own_cpu_is_given_that_cpu() {
     let sleep = Some(Arm::Sleep);
     for client in [NEAR, thinks(20_000, NEAR), pauses(64, MS, NEAR)] {
-        reaches_within(LONG_SPAN_NS, 920, sleep, client, NOTHING);
+        reaches_within(LONG_SPAN_NS, 950, sleep, client, NOTHING);
     }
     reaches(990, sleep, Client { polls: true, ..NEAR }, NOTHING);
     reaches(990, None, NEAR, Machine { preempts: true, ..NOTHING });
@@ -98,19 +118,19 @@ fn a_chain_through_the_workers_cpu_is_spun_for_only_where_the_server_can_run() {
     let chain = Machine { server: true, preempts: true, ..NOTHING };
     reaches(970, Some(Arm::Spin), CLIENT, chain);
     reaches(970, None, POLLS, chain);
-    reaches(950, Some(Arm::Sleep), CLIENT, Machine { preempts: false, ..chain });
+    reaches(970, Some(Arm::Sleep), CLIENT, Machine { preempts: false, ..chain });
 }
 
 #[test]
 fn a_thread_that_takes_slices_is_outspun_where_sleepers_wait_for_their_slice() {
     let hog = Machine { hog: true, ..NOTHING };
-    reaches(950, Some(Arm::Spin), CLIENT, hog);
-    let law = reaches(950, Some(Arm::Spin), POLLS, hog);
+    reaches(980, Some(Arm::Spin), CLIENT, hog);
+    let law = reaches(980, Some(Arm::Spin), POLLS, hog);
     assert!(law.laws[0].numbers().stolen_looks > 5, "slices are seen");
-    reaches(930, Some(Arm::Spin), CLIENT, Machine { hog: true, ..DISK });
+    reaches(970, Some(Arm::Spin), CLIENT, Machine { hog: true, ..DISK });
     // Who sleeps here runs as soon as it is woken, and who spins uses up its claim to that.
     let hog = Machine { preempts: true, ..hog };
-    reaches_within(LONG_SPAN_NS, 900, Some(Arm::Sleep), CLIENT, hog);
+    reaches_within(LONG_SPAN_NS, 970, Some(Arm::Sleep), CLIENT, hog);
 }
 
 #[test]
@@ -122,15 +142,15 @@ fn a_disk_is_spun_for_while_it_answers_within_the_cap() {
         let slow = Machine { disk_ns: Some(disk_ns), ..NOTHING };
         // Spinning wins a little by the way: the next request comes soon behind an answer.
         let better = (disk_ns == 150_000).then_some(Arm::Spin);
-        let law = reaches(930, better, CLIENT, slow);
-        assert!(law.worker_ns < 120 * MS, "{} ns of a second", law.worker_ns);
+        let law = reaches(980, better, CLIENT, slow);
+        assert!(law.worker_ns < 300 * MS, "{} ns of two seconds", law.worker_ns);
     }
 }
 
 #[test]
 fn bursts_and_their_pauses_do_not_hide_the_better_arm() {
     for client in [pauses(64, MS, CLIENT), pauses(16, MS, CLIENT), pauses(200, 3 * MS, CLIENT)] {
-        reaches_within(LONG_SPAN_NS, 950, Some(Arm::Spin), client, NOTHING);
+        reaches_within(LONG_SPAN_NS, 970, Some(Arm::Spin), client, NOTHING);
     }
     reaches(970, None, pauses(64, MS, POLLS), NOTHING);
 }
@@ -140,7 +160,7 @@ fn two_workers_of_one_client_come_to_the_better_arm_beside_each_others_trials() 
     for client in [CLIENT, POLLS, NEAR] {
         let client = Client { workers: 2, ..client };
         let better = if client.cpu == 1 { Arm::Sleep } else { Arm::Spin };
-        let law = reaches(930, Some(better), client, NOTHING);
+        let law = reaches(980, Some(better), client, NOTHING);
         let trials: Vec<_> = law.laws.iter().map(|l| l.numbers().trials).collect();
         assert!(trials.iter().all(|n| (1..40).contains(n)), "{trials:?}");
     }
@@ -256,9 +276,55 @@ fn looks_and_how_spins_ended_are_counted_for_the_arm_in_use() {
 }
 
 #[test]
+fn where_both_arms_serve_alike_the_one_that_takes_less_cpu_time_is_used() {
+    // Requests come every 10 us whatever the worker does; it takes `ran` ns of CPU time for each.
+    let settles_at = |spinning_ran: u64, sleeping_ran: u64| {
+        let mut law = Law::new(AUTO, WAKE_NS, 1);
+        let (mut now_ns, mut ran_ns) = (1, 0);
+        while now_ns < SPAN_NS {
+            now_ns += 10_000;
+            ran_ns += if law.numbers().arm == Arm::Spin { spinning_ran } else { sleeping_ran };
+            if law.on_burst(now_ns, 1) {
+                law.end_epoch(now_ns, ran_ns);
+            }
+        }
+        (law.base, law.numbers().effort)
+    };
+    assert_eq!(settles_at(10_000, 5000).0, Arm::Sleep, "twice the CPU time for nothing");
+    assert_eq!(settles_at(10_000, 9000).0, Arm::Spin, "hardly any, and a shorter latency");
+    assert!((1400..=2000).contains(&settles_at(10_000, 5000).1), "it is measured");
+}
+
+#[test]
+fn a_glance_says_something_against_the_arm_that_is_tried_and_nothing_for_it() {
+    let epoch = |ns| Cost { ns, whole_ns: ns, requests: 100, ran_ns: 1 };
+    let glance = |spinning, sleeping, lately| {
+        let mut trial = Trial::new(Arm::Spin, epoch(lately));
+        trial.note(Arm::Sleep, epoch(sleeping));
+        trial.note(Arm::Spin, epoch(spinning));
+        trial.end_pair(Arm::Sleep)
+    };
+    assert_eq!(glance(100, 310, 100), Next::Clear, "three times as slow");
+    assert_eq!(glance(100, 210, 100), Next::Pair);
+    assert_eq!(glance(100, 110, 100), Next::Pair);
+    assert_eq!(glance(1000, 100, 1000), Next::Pair, "ten times as fast, and not yet believed");
+    assert_eq!(glance(20, 310, 1000), Next::Pair, "spinning was not so fast before");
+    let mut trial = Trial::new(Arm::Spin, epoch(1000));
+    trial.note(Arm::Sleep, epoch(100));
+    assert!(!trial.is_far_faster(Arm::Sleep), "a glance");
+    trial.end_pair(Arm::Sleep);
+    assert_eq!(Trial::epoch(Some(&trial)).1, 256, "long epochs follow");
+    trial.note(Arm::Sleep, epoch(100));
+    assert!(trial.is_far_faster(Arm::Sleep));
+    assert_eq!(trial.end_pair(Arm::Sleep), Next::Clear);
+}
+
+#[test]
 fn an_epoch_is_long_enough_to_have_several_time_slices_where_some_are_stolen() {
     let epoch_us = |law: &mut Law, from_ns: u64| {
-        (1..).find(|us| law.on_burst(from_ns + us * 1000, 1)).unwrap_or(0)
+        let us = (1..).find(|us| law.on_burst(from_ns + us * 1000, 1)).unwrap_or(0);
+        law.end_epoch(from_ns + us * 1000, 0);
+        us
     };
     let mut law = Law::new(AUTO, WAKE_NS, 1);
     law.on_burst(1, 1);

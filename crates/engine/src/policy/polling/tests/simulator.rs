@@ -39,6 +39,9 @@ enum Step {
 pub(super) struct Client {
     /// Requests that it has with the worker at a time.
     pub(super) depth: u32,
+    /// Thinks for each answer, and has as many requests with the worker again at once; the others
+    /// wait for all of their answers.
+    pub(super) streams: bool,
     /// Looks for answers instead of sleeping.
     pub(super) polls: bool,
     /// Time between an answer and the next request: on the CPU, or asleep if it is long.
@@ -53,8 +56,16 @@ pub(super) struct Client {
 }
 
 /// One request at a time, sleeping, on a CPU of its own.
-pub(super) const CLIENT: Client =
-    Client { depth: 1, polls: false, think_ns: 0, pause: None, workers: 1, cpu: 0, moves: None };
+pub(super) const CLIENT: Client = Client {
+    depth: 1,
+    streams: false,
+    polls: false,
+    think_ns: 0,
+    pause: None,
+    workers: 1,
+    cpu: 0,
+    moves: None,
+};
 
 /// The rest of the machine.
 #[derive(Clone, Copy, Debug, Default)]
@@ -349,7 +360,9 @@ impl Sim {
         let direct = self.machine.disk_ns.is_none() && !self.machine.server;
         let settled = std::mem::take(&mut worker.settling);
         if taken > 0 || done > 0 {
-            worker.law.on_burst(now_ns, u64::from(taken));
+            if worker.law.on_burst(now_ns, u64::from(taken)) {
+                worker.law.end_epoch(now_ns, self.threads[id].ran_ns);
+            }
             if let Some(disk_ns) = self.machine.disk_ns {
                 worker.disk.extend((0..taken).map(|_| now_ns + disk_ns));
             }
@@ -403,6 +416,9 @@ impl Sim {
             }
             return Step::Run(paid + 300 * u64::from(self.client.depth));
         }
+        if self.client.streams {
+            return self.client_streams();
+        }
         let is_answered = self.used.iter().all(|used| *used >= self.client.depth);
         if !is_answered {
             if self.client.polls {
@@ -429,5 +445,21 @@ impl Sim {
         self.client_thought = false;
         self.client_sent = false;
         Step::Run(300)
+    }
+
+    /// One of many answers: it is thought about, and then another request goes to the worker.
+    fn client_streams(&mut self) -> Step {
+        if std::mem::take(&mut self.client_thought) {
+            self.workers[0].ring += 1;
+            return Step::Run(300 + self.wake_worker(0));
+        }
+        if self.used[0] == 0 {
+            self.client_waits = !self.client.polls;
+            return if self.client.polls { Step::Run(LOOK_NS) } else { Step::Sleep };
+        }
+        self.used[0] -= 1;
+        self.answered += 1;
+        self.client_thought = true;
+        Step::Run(self.client.think_ns)
     }
 }

@@ -1,0 +1,217 @@
+//! A trial: epochs of both arms in pairs, first short ones, then long ones, and what they tell.
+//!
+//! ```text
+//! a glance:  a pair of short epochs. The arm that is tried is three times as slow, or twice as
+//!            slow and so in a second pair? it is not tried any longer
+//! else:      a long epoch of that arm. It is twice as fast as the arm in use was before? use it
+//!            a long epoch of the arm in use, and both again if that tells too little
+//! ```
+//! A glance finds that an arm is plainly wrong, and costs a millisecond of it. It cannot tell arms
+//! apart that are nearly alike, and says nothing for the arm that is tried: when a worker begins to
+//! sleep, the kernel moves the threads around it for some milliseconds; a worker that begins to
+//! spin uses up the claim to its CPU that it gathered asleep; a client sends its requests in
+//! bursts, and an epoch has one burst more or less. So the rest is asked of epochs that are longer
+//! than all of that, of what the arm in use has cost before the trial, and of the trials before.
+
+use super::numbers::Arm;
+use core::ops::RangeInclusive;
+
+/// Requests of an epoch, at least: fewer do not tell the arms apart.
+const GLANCE_REQUESTS: u64 = 32;
+/// Nanoseconds of an epoch, at least: a shorter one measures the change from one arm to the other.
+const GLANCE_NS: u64 = 1_000_000;
+/// The same of a long epoch: several bursts of a client with many requests in flight ...
+const LONG_REQUESTS: u64 = 256;
+/// ... and several times what the kernel takes to move threads, and to take from a thread that
+/// spins what it has had too much.
+const LONG_NS: u64 = 48_000_000;
+/// An arm that is this many times as slow (in thousandths) in a glance is not tried any longer ...
+const SLOWER_AT_ONCE: u64 = 3000;
+/// ... and one that is so in two of them.
+const SLOWER_TWICE: u64 = 2000;
+/// One that takes less than this is worth long epochs, whenever the last ones were.
+const FASTER: u64 = 500;
+/// A gain outside of this range, in thousandths, is clear from a long epoch.
+const UNCLEAR: RangeInclusive<u64> = 500..=2000;
+/// One outside of this range needs no second pair of long epochs.
+const UNCLEAR_LONG: RangeInclusive<u64> = 830..=1200;
+/// A worker that sleeps has spun in vain if that gained less than this: nothing is lost by sleeping
+/// on, and another pair would cost CPU time.
+const SPIN_IN_VAIN: u64 = 1050;
+/// Long pairs, at most.
+const LONG_PAIRS_MAX: u32 = 2;
+
+/// What requests cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cost {
+    /// Time from one turn with work to the next, summed; a pause of the client counts little ...
+    pub(super) ns: u64,
+    /// ... and here nearly all of it.
+    pub(super) whole_ns: u64,
+    pub(super) requests: u64,
+    /// CPU time of the worker.
+    pub(super) ran_ns: u64,
+}
+
+impl Cost {
+    pub(super) fn add(&mut self, other: Self) {
+        self.ns = self.ns.saturating_add(other.ns);
+        self.whole_ns = self.whole_ns.saturating_add(other.whole_ns);
+        self.requests = self.requests.saturating_add(other.requests);
+        self.ran_ns = self.ran_ns.saturating_add(other.ran_ns);
+    }
+
+    pub(super) fn halved(self) -> Self {
+        let Self { ns, whole_ns, requests, ran_ns } = self;
+        let half = |value| value / 2;
+        let (ns, whole_ns) = (half(ns), half(whole_ns));
+        Self { ns, whole_ns, requests: half(requests), ran_ns: half(ran_ns) }
+    }
+
+    /// Time of one request.
+    pub(super) fn each_ns(self) -> u64 {
+        self.ns / self.requests.max(1)
+    }
+
+    /// The time of a request over that of `other`, in thousandths, at least 1; with pauses as they
+    /// were, or hardly any.
+    fn over(self, other: Self, with_pauses: bool) -> u64 {
+        let ns = |cost: Self| if with_pauses { cost.whole_ns } else { cost.ns };
+        permille((ns(self), other.requests), (ns(other), self.requests))
+    }
+
+    /// The same for the CPU time of a request.
+    fn ran_over(self, other: Self) -> u64 {
+        permille((self.ran_ns, other.requests), (other.ran_ns, self.requests))
+    }
+}
+
+/// One product over the other, in thousandths, from 1 to 1,000,000.
+fn permille(above: (u64, u64), below: (u64, u64)) -> u64 {
+    let above = u128::from(above.0) * u128::from(above.1) * 1000;
+    let below = u128::from(below.0) * u128::from(below.1);
+    u64::try_from(above / below.max(1)).unwrap_or(u64::MAX).clamp(1, 1_000_000)
+}
+
+/// How a trial goes on after a pair of epochs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// With another pair.
+    Pair,
+    /// It is over, and the arms differ so much that earlier trials do not matter.
+    Clear,
+    /// It is over, and has its say beside earlier trials.
+    Close,
+    /// It is over, and has shown no more than that the load is not quite another one.
+    Nothing,
+}
+
+/// A comparison of the arms while it runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Trial {
+    pub(super) spinning: Cost,
+    pub(super) sleeping: Cost,
+    /// What the arm in use has cost before, spinning or sleeping: a spin takes CPU time that is
+    /// missed later, and an epoch beside one of the other arm does not show that.
+    before: (Cost, Cost),
+    /// The pair that is under way.
+    pair: (Cost, Cost),
+    pairs: u32,
+    /// Its epochs are long by now.
+    is_long: bool,
+    /// A glance that is not clear is not followed by long epochs.
+    is_glance_only: bool,
+    /// Time spent in the arm that is not in use.
+    pub(super) tried_ns: u64,
+    /// The averages of the arm in use. Those that the tried arm brings must not keep the worker
+    /// from looking afterwards.
+    pub(super) gap_ns: u64,
+    pub(super) service_ns: u64,
+}
+
+impl Trial {
+    /// A trial beside `base`, the arm in use, and what that has cost lately.
+    pub(super) fn new(base: Arm, lately: Cost) -> Self {
+        let before = match base {
+            Arm::Spin => (lately, Cost::default()),
+            Arm::Sleep => (Cost::default(), lately),
+        };
+        Self { before, spinning: before.0, sleeping: before.1, ..Self::default() }
+    }
+
+    /// It ends with a glance, clear or not.
+    pub(super) fn is_glance(self) -> Self {
+        Self { is_glance_only: true, ..self }
+    }
+
+    /// An epoch of `arm` is over.
+    pub(super) fn note(&mut self, arm: Arm, epoch: Cost) {
+        match arm {
+            Arm::Spin => self.pair.0.add(epoch),
+            Arm::Sleep => self.pair.1.add(epoch),
+        }
+    }
+
+    /// Nanoseconds and requests of an epoch, at least; `trial` is none outside of trials.
+    pub(super) fn epoch(trial: Option<&Self>) -> (u64, u64) {
+        match trial {
+            Some(Self { is_long: true, .. }) => (LONG_NS, LONG_REQUESTS),
+            Some(_) | None => (GLANCE_NS, GLANCE_REQUESTS),
+        }
+    }
+
+    /// The arm that is tried has had a long epoch: true if it is so much faster than the arm in use
+    /// was before that this one need not be measured again.
+    pub(super) fn is_far_faster(&self, tried: Arm) -> bool {
+        let (spinning, sleeping) = self.before;
+        let (now, before) = match tried {
+            Arm::Spin => (self.pair.0, sleeping),
+            Arm::Sleep => (self.pair.1, spinning),
+        };
+        self.is_long && before.over(now, true) > *UNCLEAR.end()
+    }
+
+    /// Both arms have had an epoch, or that of the arm that is `tried` was enough.
+    pub(super) fn end_pair(&mut self, tried: Arm) -> Next {
+        let (spinning, sleeping) = core::mem::take(&mut self.pair);
+        self.spinning.add(spinning);
+        self.sleeping.add(sleeping);
+        self.pairs += 1;
+        let gain = self.gain();
+        if self.is_long {
+            return if !UNCLEAR.contains(&gain) {
+                Next::Clear
+            } else if !UNCLEAR_LONG.contains(&gain)
+                || self.pairs >= LONG_PAIRS_MAX
+                || (tried == Arm::Spin && gain < SPIN_IN_VAIN)
+            {
+                Next::Close
+            } else {
+                Next::Pair
+            };
+        }
+        // How many times as long a request takes in the arm that is tried.
+        let slower = if tried == Arm::Sleep { gain } else { 1_000_000 / gain };
+        match self.pairs {
+            1 if slower > SLOWER_AT_ONCE => Next::Clear,
+            1 if slower > SLOWER_TWICE => Next::Pair,
+            2 if slower > SLOWER_TWICE => Next::Clear,
+            _ if self.is_glance_only && slower > FASTER => Next::Nothing,
+            _ => {
+                (self.is_long, self.pairs) = (true, 0);
+                (self.spinning, self.sleeping) = self.before;
+                Next::Pair
+            }
+        }
+    }
+
+    /// Cost of a request when sleeping, in thousandths of its cost when spinning.
+    pub(super) fn gain(&self) -> u64 {
+        self.sleeping.over(self.spinning, self.is_long)
+    }
+
+    /// CPU time for a request when spinning, in thousandths of that when sleeping.
+    pub(super) fn effort(&self) -> u64 {
+        self.spinning.ran_over(self.sleeping)
+    }
+}
