@@ -209,7 +209,11 @@ impl Daemon {
         Ok(connections.iter().filter_map(|c| c.get("losses")?.as_u64()).sum())
     }
 
-    fn stats(&self) -> Outcome<Value> {
+    /// All of `manyring stats`.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub(crate) fn stats(&self) -> Outcome<Value> {
         let answer = output(self.ask("stats").arg("--json"))?;
         serde_json::from_slice(&answer).context("manyring stats --json")
     }

@@ -40,6 +40,7 @@ mod sectors_stay;
 mod soak_short;
 mod systemd_service;
 mod testpmd_client;
+mod testpmd_switch;
 mod uml_ethtool;
 mod uml_ext4_checksums;
 mod uml_merge_dns;
@@ -117,6 +118,7 @@ pub const ALL: &[Behaviour] = &[
     macvtap_over_veth::BEHAVIOUR,
     pcap_opens_in_tshark::BEHAVIOUR,
     testpmd_client::BEHAVIOUR,
+    testpmd_switch::BEHAVIOUR,
     uml_offload_limits::BEHAVIOUR,
     uml_offload_matrix::BEHAVIOUR,
     uml_merge_transfers::BEHAVIOUR,

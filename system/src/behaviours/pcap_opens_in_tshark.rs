@@ -25,6 +25,8 @@ fn run(scene: &Scene<'_>) -> Outcome {
         mode: "icmpecho",
         frame_size: 64,
         devices: &[],
+        second_socket: None,
+        more: &[],
     };
     let mut testpmd = Testpmd::start(&options, scene.folder.path(), &scene.log("testpmd.log"))?;
     testpmd.forward()?;

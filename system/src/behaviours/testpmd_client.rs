@@ -75,8 +75,18 @@ impl Case<'_> {
     fn connect(&self, daemon: &Daemon, mode: &str, frame_size: u32) -> Outcome<Testpmd> {
         let Self { pairs, rings, is_mergeable, in_order, .. } = *self;
         let (socket, devices) = (&daemon.socket(), &[]);
-        let options =
-            Options { socket, pairs, rings, is_mergeable, in_order, mode, frame_size, devices };
+        let options = Options {
+            socket,
+            second_socket: None,
+            pairs,
+            rings,
+            is_mergeable,
+            in_order,
+            mode,
+            frame_size,
+            devices,
+            more: &[],
+        };
         Testpmd::start(&options, self.scene.folder.path(), &self.scene.log("testpmd.log"))
     }
 

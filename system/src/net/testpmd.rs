@@ -15,6 +15,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct Options<'a> {
     /// The vhost-user socket.
     pub socket: &'a Path,
+    /// That of a second virtio port, its port 1.
+    pub second_socket: Option<&'a Path>,
     /// Queue pairs.
     pub pairs: u32,
     /// Whether it takes mergeable receive buffers.
@@ -29,6 +31,8 @@ pub struct Options<'a> {
     pub frame_size: u32,
     /// Further virtual devices of DPDK, its ports from 1 on.
     pub devices: &'a [&'a str],
+    /// Further options of testpmd itself.
+    pub more: &'a [&'a str],
 }
 
 /// The rings of testpmd's virtio port.
@@ -84,15 +88,19 @@ impl Testpmd {
         command.env("RUNTIME_DIRECTORY", folder);
         command.args(["--lcores", "0@0,1@0", "--no-pci", "--no-telemetry"]);
         command.args(["--file-prefix", "testpmd", "--no-huge", "-m", "256"]);
-        command.arg("--vdev").arg(format!(
-            "net_virtio_user0,path={},queues={},queue_size=1024,{},mrg_rxbuf={},\
-             in_order={},mac=52:54:00:00:00:01",
-            options.socket.display(),
-            options.pairs,
-            options.rings.words(),
-            u8::from(options.is_mergeable),
-            u8::from(options.in_order)
-        ));
+        for (port, socket) in [Some(options.socket), options.second_socket].iter().enumerate() {
+            let Some(socket) = socket else { continue };
+            command.arg("--vdev").arg(format!(
+                "net_virtio_user{port},path={},queues={},queue_size=1024,{},mrg_rxbuf={},\
+                 in_order={},mac=52:54:00:00:00:0{}",
+                socket.display(),
+                options.pairs,
+                options.rings.words(),
+                u8::from(options.is_mergeable),
+                u8::from(options.in_order),
+                port + 1
+            ));
+        }
         if options.rings == Rings::Vectorised {
             command.arg("--force-max-simd-bitwidth=512");
         }
@@ -109,7 +117,7 @@ impl Testpmd {
         ] {
             command.arg(format!("--{option}={value}"));
         }
-        command.stdin(Stdio::piped());
+        command.args(options.more).stdin(Stdio::piped());
         let mut service = Service::start(command, log)?;
         service.until_says("testpmd> ", log)?;
         Ok(Self { service, log: log.to_owned() })
@@ -121,6 +129,22 @@ impl Testpmd {
     /// It is gone.
     pub fn forward(&mut self) -> Outcome {
         self.ask("start", "forwarding ports=").map(|_| ())
+    }
+
+    /// Begins to forward; each port sends so many bursts first.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn forward_first(&mut self, bursts: u32) -> Outcome {
+        self.ask(&format!("start tx_first {bursts}"), "forwarding ports=").map(|_| ())
+    }
+
+    /// Takes another mode of forwarding.
+    ///
+    /// # Errors
+    /// It knows no such mode.
+    pub fn set_mode(&mut self, mode: &str) -> Outcome {
+        self.ask(&format!("set fwd {mode}"), "packet forwarding mode").map(|_| ())
     }
 
     /// Ends forwarding; everything it has sent is in the ring.
@@ -136,7 +160,15 @@ impl Testpmd {
     /// # Errors
     /// It does not answer.
     pub fn counts(&mut self) -> Outcome<Counts> {
-        let answer = self.ask("show port stats 0", "Tx-pps:")?;
+        self.counts_of(0)
+    }
+
+    /// What one of its ports has seen.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn counts_of(&mut self, port: usize) -> Outcome<Counts> {
+        let answer = self.ask(&format!("show port stats {port}"), "Tx-pps:")?;
         let counts = || Some(Counts { rx: count(&answer, "RX-")?, tx: count(&answer, "TX-")? });
         counts().ok_or_else(|| format!("testpmd: no counts in {answer}"))
     }

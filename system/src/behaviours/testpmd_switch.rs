@@ -1,0 +1,144 @@
+//! DPDK's testpmd as both guests of one switch, in every ring format: frames go round between its
+//! two ports, and what it counts is what we count.
+
+use super::{Behaviour, Scene};
+use crate::command::wait_for;
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::net::Namespace;
+use crate::net::testpmd::{Options, Rings, Testpmd};
+use crate::{Context, Outcome, check};
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "testpmd_switch", run };
+
+const NAMES: [&str; 2] = ["left", "right"];
+const MACS: [&str; 2] = ["52:54:00:00:00:01", "52:54:00:00:00:02"];
+/// Bursts of 32 frames that each port sends first.
+const BURSTS: u32 = 16;
+/// Frames that each port must have received in the end.
+const ENOUGH: u64 = 20_000;
+const A_WHILE: Duration = Duration::from_millis(300);
+const TRIES: usize = 60;
+const SETTLED: Duration = Duration::from_secs(30);
+
+fn run(scene: &Scene<'_>) -> Outcome {
+    let namespace = Namespace::new()?;
+    for (rings, is_mergeable, in_order) in [
+        (Rings::Split, true, false),
+        (Rings::Split, false, true),
+        (Rings::Packed, true, false),
+        (Rings::Packed, true, true),
+        (Rings::Vectorised, false, true),
+    ] {
+        let what = format!("{rings:?}, mergeable {is_mergeable}, in order {in_order}");
+        let case = Case { scene, namespace: &namespace, rings, is_mergeable, in_order };
+        for frame_size in [64, 1518] {
+            case.goes_round(frame_size).context(format!("{what}, {frame_size} bytes"))?;
+        }
+    }
+    namespace.holds_only(&[])
+}
+
+/// One way to connect.
+struct Case<'a> {
+    scene: &'a Scene<'a>,
+    namespace: &'a Namespace,
+    rings: Rings,
+    is_mergeable: bool,
+    in_order: bool,
+}
+
+impl Case<'_> {
+    fn goes_round(&self, frame_size: u32) -> Outcome {
+        let (daemon, sockets) = self.serve()?;
+        let Self { rings, is_mergeable, in_order, .. } = *self;
+        let peers = [format!("--eth-peer=0,{}", MACS[1]), format!("--eth-peer=1,{}", MACS[0])];
+        let options = Options {
+            socket: &sockets[0],
+            second_socket: Some(&sockets[1]),
+            pairs: 1,
+            rings,
+            is_mergeable,
+            in_order,
+            mode: "mac",
+            frame_size,
+            devices: &[],
+            more: &peers.each_ref().map(String::as_str),
+        };
+        let log = self.scene.log("testpmd.log");
+        let mut testpmd = Testpmd::start(&options, self.scene.folder.path(), &log)?;
+        testpmd.forward_first(BURSTS)?;
+        let mut received = [0; 2];
+        for _ in 0..TRIES {
+            std::thread::sleep(A_WHILE);
+            testpmd.pause()?;
+            received = [testpmd.counts_of(0)?.rx, testpmd.counts_of(1)?.rx];
+            if received.iter().all(|count| *count >= ENOUGH) {
+                break;
+            }
+            testpmd.forward()?;
+        }
+        check(received.iter().all(|count| *count >= ENOUGH), || {
+            format!("testpmd's ports received {received:?} frames")
+        })?;
+        // What lies in the rings is taken and dropped: then nothing moves any more.
+        testpmd.set_mode("rxonly")?;
+        testpmd.forward()?;
+        std::thread::sleep(A_WHILE);
+        testpmd.pause()?;
+        let counted = [testpmd.counts_of(0)?, testpmd.counts_of(1)?];
+        let mut last = Value::Null;
+        let agrees = wait_for("the counters", SETTLED, || {
+            last = daemon.stats()?;
+            let is_so = (0..2).all(|port| {
+                let (own, other) = (counted[port], counted[1 - port]);
+                let [rx, tx] = [0, 1].map(|queue| counter(&last, port, queue, "packets"));
+                rx == Some(own.rx) && tx == Some(own.tx) && own.rx == other.tx - lost(&last, port)
+            });
+            Ok(is_so.then_some(()))
+        });
+        agrees.map_err(|_| format!("testpmd counts {counted:?}, manyring {last}"))?;
+        for (port, queue) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let faults = counter(&last, port, queue, "faults");
+            check(faults == Some(0), || format!("port {port}, queue {queue}: {faults:?} faults"))?;
+        }
+        testpmd.quit()?;
+        daemon.stop()
+    }
+
+    fn serve(&self) -> Outcome<(Daemon, [PathBuf; 2])> {
+        let sockets = NAMES.map(|name| self.scene.file(&format!("{name}.sock")));
+        let config = self.scene.file("manyring.toml");
+        let control = self.scene.file("run-control.sock");
+        let mut text = format!("[daemon]\ncontrol = '{}'\n", control.display());
+        text += "[[switch]]\nname = 's0'\n";
+        for (name, socket) in NAMES.iter().zip(&sockets) {
+            let socket = socket.display();
+            let _ =
+                write!(text, "[[net]]\nname = '{name}'\nsocket_path = '{socket}'\nswitch = 's0'\n");
+        }
+        std::fs::write(&config, text).context(config.display())?;
+        let options = DaemonOptions {
+            arguments: ["run".into(), "--config".into(), config.display().to_string()].into(),
+            is_controlled: false,
+            ..self.scene.net_options(self.namespace, &[])
+        };
+        Ok((Daemon::start(options, &control)?, sockets))
+    }
+}
+
+/// A counter of a queue (0 receives, 1 sends) of a device.
+fn counter(stats: &Value, device: usize, queue: usize, name: &str) -> Option<u64> {
+    let queue = stats.get("devices")?.get(device)?.get("queues")?.get(queue)?;
+    queue.get("counters").unwrap_or(queue).get(name)?.as_u64()
+}
+
+/// Frames for a port of the switch that were dropped.
+fn lost(stats: &Value, device: usize) -> u64 {
+    let counters = stats.pointer(&format!("/devices/{device}/switch")).and_then(Value::as_object);
+    let dropped = counters.into_iter().flatten().filter(|(name, _)| name.starts_with("dropped"));
+    dropped.filter_map(|(_, count)| count.as_u64()).sum()
+}
