@@ -27,6 +27,7 @@ mod merge;
 pub mod null;
 pub mod pcap;
 mod returned;
+mod steer;
 pub mod switch;
 pub mod tap;
 pub mod xdp;

@@ -116,7 +116,8 @@ impl Courier {
     /// not take it as it is. False: it was dropped, and is counted.
     fn deliver(&mut self, to: &Destination, letter: Letter) -> bool {
         let counters = &to.port.counters;
-        let Some((_, inbox)) = to.inbox(self.index) else {
+        let start = letter.get(HEAD..).unwrap_or_default();
+        let Some((_, inbox)) = to.inbox(self.index, start) else {
             counters.dropped_no_queue.add(1);
             return false;
         };

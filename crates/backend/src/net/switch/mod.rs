@@ -42,6 +42,7 @@ pub use handoff::{Found, Handoff};
 pub use port::SwitchPort;
 pub use table::{ADDRESSES_MAX, PORTS_MAX, Station};
 
+use super::steer::Steer;
 use guard::{Change, Tag};
 use mail::Inbox;
 use manyring_wire::net::{MacAddress, Offloads};
@@ -176,6 +177,8 @@ struct Shared {
     attached: Vec<AtomicBool>,
     in_use: AtomicUsize,
     inboxes: Vec<Mutex<Option<Arc<Inbox>>>>,
+    /// By which pair the guest sends each flow, if it uses several.
+    steer: Steer,
 }
 
 const TAKES_CSUM: u8 = 1;
@@ -202,6 +205,7 @@ impl Shared {
             attached: (0..pairs).map(|_| AtomicBool::new(false)).collect(),
             in_use: AtomicUsize::new(0),
             inboxes: (0..pairs).map(|_| Mutex::new(None)).collect(),
+            steer: Steer::new(),
         }
     }
 
@@ -223,6 +227,12 @@ impl Shared {
         let in_use = self.attached.iter().take_while(|pair| pair.load(Ordering::Acquire)).count();
         self.in_use.store(in_use, Ordering::Release);
         Some(())
+    }
+
+    /// True if the guest uses several queues.
+    #[inline]
+    fn uses_several(&self) -> bool {
+        self.in_use.load(Ordering::Relaxed) > 1
     }
 
     /// True if the port may flood one more frame in this second.
@@ -258,11 +268,22 @@ impl Map {
 }
 
 impl Destination {
-    /// The queue that takes the frames of a sender's queue `index`, and its number.
+    /// True if the guest uses several queues: each flow has one of them.
     #[inline]
-    fn inbox(&self, index: usize) -> Option<(usize, &Arc<Inbox>)> {
+    fn is_steered(&self) -> bool {
+        self.port.uses_several()
+    }
+
+    /// The queue that takes a frame which begins with `start`, and its number: that of the pair by
+    /// which its guest sends the flow. What belongs to no flow goes by the sender's queue, `index`.
+    #[inline]
+    fn inbox(&self, index: usize, start: &[u8]) -> Option<(usize, &Arc<Inbox>)> {
         let in_use = self.port.in_use.load(Ordering::Acquire);
-        let pair = index.checked_rem(in_use)?;
+        let pair = match in_use {
+            0 => return None,
+            1 => 0,
+            _ => self.port.steer.choose(start, in_use).unwrap_or(index % in_use),
+        };
         let inbox = self.inboxes.get(pair)?.as_ref()?;
         (!inbox.is_closed()).then_some((pair, inbox))
     }

@@ -26,6 +26,7 @@ use crate::net::frames::INLINE_MAX;
 use crate::net::{Frames, PortTx, Readiness, Returned, Sent};
 use crate::ready::Bell;
 use manyring_memory::copy_from_slices;
+use manyring_wire::net::flow::FLOW_BYTES;
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -79,6 +80,25 @@ struct Way {
     takes_all: bool,
 }
 
+/// The lane of a frame, and what is known of its receiver.
+#[derive(Clone, Copy, Debug)]
+struct OwnWay {
+    lane: usize,
+    /// It takes whatever a guest leaves unfinished.
+    takes_all: bool,
+    /// It uses several queues, so that each flow has a way of its own.
+    is_steered: bool,
+}
+
+/// The first bytes of frame `index`, by which its flow is known, and how many there are. The guest
+/// may change them later: all that follows from them is the choice of a queue.
+fn start_of(frames: &Frames, index: usize) -> ([u8; FLOW_BYTES], usize) {
+    let mut start = [0; FLOW_BYTES];
+    let payload = frames.slices(index).get(1..).unwrap_or_default();
+    let len = copy_from_slices(payload, &mut start);
+    (start, len)
+}
+
 /// A sending half.
 #[derive(Debug)]
 pub(super) struct SwitchTx {
@@ -123,6 +143,11 @@ impl SwitchTx {
     /// Passes frame `index` of the burst on.
     #[inline]
     fn pass(&mut self, frames: &Frames, index: usize, sent: &mut Sent) {
+        let Courier { own, .. } = &self.courier;
+        if own.uses_several() {
+            let (start, len) = start_of(frames, index);
+            own.steer.note(&start[..len], self.courier.index, self.now.second());
+        }
         let first = frames.slices(index).get(1);
         if let (Some(way), Some(head)) =
             (self.last, first.and_then(|first| first.read_array::<ETHERNET>()))
@@ -158,12 +183,13 @@ impl SwitchTx {
                 self.courier.flood(&letter, vlan, tag);
                 self.letter = letter;
             }
-            Verdict::To(to, Change::None) => match self.way(to) {
-                Some((lane, takes_all)) => {
+            Verdict::To(to, Change::None) => match self.way(to, frames, index) {
+                Some(OwnWay { lane, takes_all, is_steered }) => {
                     let mut addresses = [0; 12];
                     addresses.copy_from_slice(&head[..12]);
                     let way = Way { addresses, lane, takes_all };
-                    self.last = (!tag.is_tagged).then_some(way);
+                    // The next frame to these addresses may belong to another flow.
+                    self.last = (!tag.is_tagged && !is_steered).then_some(way);
                     self.lend(frames, index, (head, way), sent);
                 }
                 None => self.mail(frames, index, (head, to, Change::None)),
@@ -172,16 +198,18 @@ impl SwitchTx {
         }
     }
 
-    /// The lane to a port, made if there is room for one, and whether its guest takes every frame
-    /// as it is.
-    fn way(&mut self, to: PortId) -> Option<(usize, bool)> {
+    /// The lane to a port for frame `index`, made if there is room for one.
+    fn way(&mut self, to: PortId, frames: &Frames, index: usize) -> Option<OwnWay> {
         let map = self.courier.map.clone();
         let destination = map.get(to)?;
-        let (pair, inbox) = destination.inbox(self.courier.index)?;
+        let is_steered = destination.is_steered();
+        let (start, len) = if is_steered { start_of(frames, index) } else { ([0; FLOW_BYTES], 0) };
+        let (pair, inbox) = destination.inbox(self.courier.index, &start[..len])?;
         let takes_all = destination.port.takes() == TAKES_ALL;
+        let way = |lane| OwnWay { lane, takes_all, is_steered };
         let is_it = |own: &OwnLane| own.to == to && own.pair == pair && !own.inbox.is_closed();
         if let Some(at) = self.lanes.iter().position(is_it) {
-            return Some((at, takes_all));
+            return Some(way(at));
         }
         if self.lanes.len() == LANES_MAX {
             let idle = self.lanes.iter().position(OwnLane::is_empty)?;
@@ -203,7 +231,7 @@ impl SwitchTx {
             must_ring: false,
             mailed: 0,
         });
-        Some((self.lanes.len() - 1, takes_all))
+        Some(way(self.lanes.len() - 1))
     }
 
     /// Uses a lane no more, in which there is nothing.

@@ -3,6 +3,7 @@
 mod hostile;
 mod order;
 mod rules;
+mod steer;
 
 use super::*;
 use crate::net::{Frames, Outcome};

@@ -22,6 +22,10 @@
 //! queues of the tap that are not ours: the places in our table are wrong then.
 
 use super::program::program;
+pub(super) use crate::net::steer::{PAIR_MASK, SLOT_SHIFT, TAG_IN_SLOT, TAG_SHIFT};
+use crate::net::steer::{SLOTS, note_one};
+#[cfg(test)]
+use crate::net::steer::{slots_of, tag_of};
 use crate::sys::bpf::{self, Words};
 use crate::sys::tuntap;
 use manyring_memory::{GuestSlice, copy_from_slices};
@@ -32,27 +36,13 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+#[cfg(test)]
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Pairs at most.
 pub(super) const PAIRS: usize = super::TAP_QUEUE_PAIRS_MAX;
 const _: () = assert!(PAIRS == PAIR_MASK as usize + 1, "a slot has eight bits for its pair");
-/// Slots: as many as the host's own table may have flows. With 32 flows, in one case of 800 a flow
-/// finds both of its slots taken.
-const SLOTS: usize = 4096;
-/// The bits of a flow's number from this one on name its slot.
-pub(super) const SLOT_SHIFT: i32 = 52;
-const _: () = assert!(SLOTS == 1 << (64 - SLOT_SHIFT), "the highest bits choose the slot");
-/// The 16 bits of a flow's number from this one on are its tag, which tells it from other flows of
-/// the same slot.
-pub(super) const TAG_SHIFT: i32 = 36;
-/// The bits of a slot's word from this one on hold the tag.
-pub(super) const TAG_IN_SLOT: i32 = 16;
-/// The bits of a slot's word that hold the pair.
-pub(super) const PAIR_MASK: i32 = 0xff;
-/// Seconds for which a flow that the guest no longer sends keeps its slot, as in the host's table.
-const REST_SECONDS: u8 = 4;
-
 /// The table of a tap.
 #[derive(Debug)]
 pub(super) struct Flows {
@@ -213,48 +203,6 @@ impl Steering {
     pub(super) fn end(&mut self) -> usize {
         std::mem::take(&mut self.steered)
     }
-}
-
-/// Notes in `slots` that the guest sends the flow by `pair`. True if the flow had no slot, or was
-/// sent by another pair before.
-#[inline]
-fn note_one(slots: &[AtomicU32], flow: u64, pair: u8, second: u8) -> bool {
-    let Some((first, other)) = slots_of(slots, flow) else { return false };
-    let tag = tag_of(flow);
-    let new = tag << TAG_IN_SLOT | u32::from(second) << 8 | u32::from(pair);
-    let in_first = first.load(Ordering::Relaxed);
-    if in_first == new {
-        return false;
-    }
-    // A flow has one slot, not two: look for its tag in both before a free slot is taken.
-    let in_other = other.load(Ordering::Relaxed);
-    let both = [(first, in_first), (other, in_other)];
-    if let Some((slot, old)) = both.iter().find(|(_, old)| old >> TAG_IN_SLOT == tag) {
-        let [old_pair, ..] = old.to_le_bytes();
-        slot.store(new, Ordering::Relaxed);
-        return old_pair != pair;
-    }
-    let is_free = |old: u32| {
-        let [_, old_second, ..] = old.to_le_bytes();
-        old == 0 || second.wrapping_sub(old_second) >= REST_SECONDS
-    };
-    let Some((slot, _)) = both.iter().find(|(_, old)| is_free(*old)) else { return false };
-    slot.store(new, Ordering::Relaxed);
-    true
-}
-
-/// The two slots that a flow may have: the one that its number names, and the one beside it.
-#[inline]
-fn slots_of(slots: &[AtomicU32], flow: u64) -> Option<(&AtomicU32, &AtomicU32)> {
-    let at = usize::try_from(flow >> SLOT_SHIFT).ok()?;
-    Some((slots.get(at)?, slots.get(at ^ 1)?))
-}
-
-/// The flow's tag, which tells it from others of its slot. Never 0, which is a slot without a flow.
-#[inline]
-fn tag_of(flow: u64) -> u32 {
-    let [low, high, ..] = (flow >> TAG_SHIFT).to_le_bytes();
-    u32::from(u16::from_le_bytes([low, high]) | 1)
 }
 
 #[cfg(test)]
