@@ -1,5 +1,6 @@
 //! Doorbells that no worker touches: the janitor's thread passes their kicks and calls on. They are
-//! no eventfds, or kicks of a front-end whose eventfds have cost a worker too much (`foreign.rs`).
+//! no eventfds, or kicks of a front-end whose eventfds have cost a worker too much, or eventfds
+//! that are the kick of another ring as well (`foreign.rs`).
 //!
 //! UML passes pipes and unix sockets as kick and call. A thread that reads or writes a pipe waits
 //! for the pipe's lock, which the front-end can hold; so a worker gets an eventfd of ours instead:
@@ -10,17 +11,20 @@
 //! ```
 //! Several calls may become one, since a notification carries no count. The thread sleeps in `poll`
 //! only, which takes no lock of a pipe or unix socket that a front-end could hold.
+//!
+//! An eventfd is not read: several rings may have it as their kick, and each must hear of every
+//! write. An epoll set for each ring reports a write once (`EPOLLET`).
 
 use crate::accounts::cpu_time;
 use crate::foreign::{ForeignFd, Janitor, StandIns};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Reads from one kick in a row, at most: a front-end that writes without end must not keep the
 /// thread from its other work.
@@ -29,7 +33,7 @@ const DRAIN_READS: usize = 1024;
 /// The kinds of doorbell that no worker touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OddKind {
-    /// The eventfd of a front-end that is distrusted, as a kick.
+    /// An eventfd that is no worker's to watch, as a kick.
     Event,
     Pipe,
     Socket,
@@ -48,10 +52,12 @@ enum Direction {
 struct OddBell {
     id: u64,
     kind: OddKind,
+    /// Reports writes to an eventfd. Closed before `theirs`, which it refers to.
+    set: Option<OwnedFd>,
     theirs: ForeignFd,
     ours: Arc<OwnedFd>,
     direction: Direction,
-    /// For `ours`.
+    /// For `ours` and `set`.
     _stand_ins: StandIns,
 }
 
@@ -114,9 +120,11 @@ impl Bridge {
         kind: OddKind,
         direction: Direction,
     ) -> Result<OurEnd, Errno> {
-        let stand_ins = StandIns::take(1)?;
+        let stand_ins = StandIns::take(if kind == OddKind::Event { 2 } else { 1 })?;
+        let mut set = None;
         match (kind, &direction) {
-            (OddKind::Pipe | OddKind::Event, _) => {
+            (OddKind::Event, _) => set = Some(set_of(&theirs)?),
+            (OddKind::Pipe, _) => {
                 let flags = rustix::fs::fcntl_getfl(&theirs)?;
                 rustix::fs::fcntl_setfl(&theirs, flags | OFlags::NONBLOCK)?;
             }
@@ -130,6 +138,7 @@ impl Bridge {
         self.bells.push(OddBell {
             id: end.id,
             kind,
+            set,
             theirs,
             ours,
             direction,
@@ -146,28 +155,6 @@ impl Bridge {
 
     /// Passes on the kicks and calls that have come, without waiting.
     pub(crate) fn pass_on(&mut self) {
-        let watched_from = self.begin_watch();
-        self.pass_on_ready();
-        self.end_watch(watched_from);
-    }
-
-    /// The CPU time of this thread, if it is about to touch eventfds of a front-end.
-    fn begin_watch(&self) -> Option<Duration> {
-        let has_events = self.bells.iter().any(|bell| bell.kind == OddKind::Event);
-        has_events.then(cpu_time)
-    }
-
-    /// Ends the sessions whose eventfds have taken this thread far too much CPU time: it waits for
-    /// their locks with interrupts off, and so does the CPU that it has.
-    fn end_watch(&self, from: Option<Duration>) {
-        let Some(from) = from else { return };
-        let took = cpu_time().saturating_sub(from);
-        for bell in self.bells.iter().filter(|bell| bell.kind == OddKind::Event) {
-            bell.theirs.origin().note_watch(took);
-        }
-    }
-
-    fn pass_on_ready(&mut self) {
         if self.bells.is_empty() {
             return;
         }
@@ -187,11 +174,9 @@ impl Bridge {
 
     /// Sleeps until a kick or call comes, or `wake` is written to.
     pub(crate) fn wait(&self, wake: BorrowedFd<'_>) {
-        let watched_from = self.begin_watch();
         let mut fds: Vec<_> = self.bells.iter().map(OddBell::watched).collect();
         fds.push(PollFd::from_borrowed_fd(wake, PollFlags::IN));
         let _ = poll(&mut fds, None);
-        self.end_watch(watched_from);
         let _ = rustix::io::read(wake, &mut [0; 8]);
     }
 }
@@ -201,13 +186,18 @@ impl OddBell {
         self.theirs.as_fd()
     }
 
+    /// What becomes ready for input when the front-end has kicked.
+    fn kicked(&self) -> BorrowedFd<'_> {
+        self.set.as_ref().map_or_else(|| self.fd(), AsFd::as_fd)
+    }
+
     /// What to poll. A kick that is over would be ready for ever. Our eventfd takes its place in
     /// the list, polled for nothing but errors, which it never has.
     fn watched(&self) -> PollFd<'_> {
         let is_costly = self.kind == OddKind::Event && self.theirs.origin().is_blocked();
         match self.direction {
             Direction::Kick { is_over: false } if !is_costly => {
-                PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)
+                PollFd::from_borrowed_fd(self.kicked(), PollFlags::IN)
             }
             Direction::Kick { .. } => PollFd::new(&*self.ours, PollFlags::empty()),
             Direction::Call(_) => PollFd::new(&*self.ours, PollFlags::IN),
@@ -249,17 +239,15 @@ impl OddBell {
 
     /// Reads what the front-end has written, and throws it away.
     fn drain(&self) -> Drained {
+        if let Some(set) = &self.set {
+            let mut event = [MaybeUninit::uninit()];
+            let _ = epoll::wait(set, &mut event, Some(&Timespec::default()));
+            return Drained::All;
+        }
         let mut bytes = [0; 512];
         for n in 0..DRAIN_READS {
             let read = match self.kind {
-                OddKind::Pipe => read_pipe(self.fd(), &mut bytes),
-                // As a semaphore it has 2^64 kicks to be read one by one. A front-end that writes
-                // between all of the reads is none that waits for an answer either.
-                OddKind::Event => match read_pipe(self.fd(), &mut bytes) {
-                    Ok(_) if n + 1 == DRAIN_READS => return Drained::Nothing,
-                    Ok(_) => continue,
-                    failed => failed,
-                },
+                OddKind::Pipe | OddKind::Event => read_pipe(self.fd(), &mut bytes),
                 OddKind::Socket => {
                     rustix::net::recv(self.fd(), &mut bytes, RecvFlags::DONTWAIT).map(|(n, _)| n)
                 }
@@ -273,6 +261,17 @@ impl OddBell {
         }
         Drained::Some
     }
+}
+
+/// A set that reports each write to the eventfd once. To enter it waits for the lock under which
+/// others walk the eventfd's waiters: where that takes far too long, the session ends.
+fn set_of(eventfd: &ForeignFd) -> Result<OwnedFd, Errno> {
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    let before = cpu_time();
+    epoll::add(&set, eventfd, epoll::EventData::new_u64(0), flags)?;
+    eventfd.origin().note_watch(cpu_time().saturating_sub(before));
+    Ok(set)
 }
 
 /// How much was read from a kick that `poll` had reported as readable.

@@ -120,6 +120,17 @@ fn kind_of(fd: &impl AsFd, used: Use) -> Result<Option<OddKind>, DoorbellError> 
     }
 }
 
+/// The number by which the kernel tells eventfds apart. May block, as [`kind_of`].
+fn eventfd_id(fd: &impl AsFd) -> Result<u64, DoorbellError> {
+    let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
+    let info = std::fs::read_to_string(path).map_err(|error| {
+        let errno = Errno::from_io_error(&error);
+        DoorbellError::System(errno.unwrap_or(Errno::IO))
+    })?;
+    let id = info.lines().find_map(|line| line.strip_prefix("eventfd-id:"));
+    id.and_then(|id| id.trim().parse().ok()).ok_or(DoorbellError::Kind)
+}
+
 /// Checks that a unix socket was made by `socketpair`: neither it nor its peer has a name. A client
 /// of a listening socket has a peer with a name, and what `accept` returns has one itself.
 fn check_socket(fd: &impl AsFd) -> Result<(), DoorbellError> {
@@ -163,14 +174,16 @@ impl Kick {
         own(fd).map(Self)
     }
 
-    /// Checks what a front-end sent.
+    /// Checks what a front-end sent as the kick of `ring`. A worker watches an eventfd for one ring
+    /// of a session only: whoever begins or ends to watch it can be made to wait, and must not wait
+    /// once for each ring. The janitor watches it for the others.
     ///
     /// # Errors
     /// [`DoorbellError`].
-    pub async fn of_front_end(fd: ForeignFd) -> Result<Self, DoorbellError> {
+    pub async fn of_front_end(fd: ForeignFd, ring: usize) -> Result<Self, DoorbellError> {
         let janitor = fd.origin().janitor().clone();
         let bell = janitor.with_bridge(move |bridge| match kind_of(&fd, Use::Kick)? {
-            None if fd.origin().is_distrusted() => {
+            None if !fd.origin().may_watch(ring, eventfd_id(&fd)?) => {
                 Ok(Bell::Bridged(bridge.add_kick(fd, OddKind::Event)?))
             }
             None => Ok(Theirs::bell(fd)),

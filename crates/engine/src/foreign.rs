@@ -13,6 +13,11 @@
 //! A device has one janitor, so that a front-end can block at most one thread. The next session of
 //! the device begins when the janitor has closed everything of the session before.
 
+mod budget;
+
+pub(crate) use budget::StandIns;
+pub use budget::{MESSAGE_FDS_MAX, Room};
+
 use crate::accounts::Cost;
 use crate::bridge::Bridge;
 use crate::watch::{Post, Serves};
@@ -20,16 +25,13 @@ use manyring_backend::sys::interrupt::Interruptible;
 use manyring_memory::{Duty, take_duty};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::Errno;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit, oneshot};
+use tokio::sync::{Notify, SemaphorePermit, oneshot};
 use tokio::time::Instant;
 
-/// File descriptors of one message at most (`SCM_MAX_FD` of the kernel).
-pub const MESSAGE_FDS_MAX: usize = 253;
 /// Jobs that may wait for the janitor before the session receives its next message.
 const JOBS_MAX: usize = 64;
 /// The janitor keeps a stack of this size while it runs.
@@ -257,68 +259,6 @@ impl Janitor {
     }
 }
 
-/// Permits for file descriptors of front-ends: the limit of open files, less a quarter of it (and
-/// no fewer than 256) for our own.
-fn budget() -> &'static Semaphore {
-    static BUDGET: OnceLock<Semaphore> = OnceLock::new();
-    BUDGET.get_or_init(|| {
-        use rustix::process::{Resource, getrlimit};
-        let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
-        let limit = usize::try_from(limit.min(1 << 28)).unwrap_or(1 << 20);
-        let ours = (limit / 4).max(256);
-        Semaphore::new(limit.saturating_sub(ours).max(MESSAGE_FDS_MAX + JOBS_MAX))
-    })
-}
-
-/// File descriptors of ours that stand for one of a front-end's. They count against the room of
-/// front-ends, which could otherwise use up the descriptors that we keep for ourselves. Given back
-/// on drop.
-#[derive(Debug)]
-pub(crate) struct StandIns {
-    _permit: SemaphorePermit<'static>,
-}
-
-impl StandIns {
-    /// # Errors
-    /// `EMFILE`: front-ends have as many fds as they may have.
-    pub(crate) fn take(count: u32) -> Result<Self, Errno> {
-        let permit = budget().try_acquire_many(count).map_err(|_| Errno::MFILE)?;
-        Ok(Self { _permit: permit })
-    }
-}
-
-/// Room for the file descriptors of one message.
-///
-/// If a process has no number left for an fd, the kernel closes that fd on the thread that receives
-/// the message, and such a close may block. Therefore nobody receives a message with fds unless
-/// there is room for as many as it can have.
-#[derive(Debug)]
-pub struct Room(Option<SemaphorePermit<'static>>);
-
-/// Permits for a message with [`MESSAGE_FDS_MAX`] fds.
-const ROOM: u32 = 253;
-const _: () = assert!(ROOM as usize == MESSAGE_FDS_MAX);
-
-impl Room {
-    /// Waits until there is room for a message. Other sessions may keep their fds for ever: call
-    /// this with a timeout.
-    pub async fn for_message() -> Self {
-        Self(budget().acquire_many(ROOM).await.ok())
-    }
-
-    /// Room for a message; `None` if there is too little now.
-    #[must_use]
-    pub fn at_once() -> Option<Self> {
-        budget().try_acquire_many(ROOM).ok().map(|permit| Self(Some(permit)))
-    }
-
-    /// For a message that has no file descriptors.
-    #[must_use]
-    pub fn none() -> Self {
-        Self(None)
-    }
-}
-
 /// Writes to the eventfds of a session that are measured after one of them was seen by the sentry.
 const MEASURED: u32 = 16;
 /// States of [`Origin::writes`] beyond the number of writes that are to be measured.
@@ -357,6 +297,8 @@ pub struct Origin {
     /// How eventfds of the session are written: 0: at once; up to [`MEASURED`]: the number of
     /// writes that are still to be measured; or one of the states beyond.
     writes: AtomicU32,
+    /// The eventfds that a worker watches as kicks, by ring.
+    watched: Mutex<HashMap<usize, u64>>,
     blocked: Notify,
 }
 
@@ -365,13 +307,13 @@ impl Origin {
     #[must_use]
     pub fn new(janitor: Arc<Janitor>) -> Arc<Self> {
         let writes = AtomicU32::new(if janitor.lock().distrusts() { BY_JANITOR } else { 0 });
-        Arc::new(Self { janitor, writes, blocked: Notify::new() })
+        Arc::new(Self { janitor, writes, watched: Mutex::default(), blocked: Notify::new() })
     }
 
     /// Takes over a received fd, with its part of the message's room.
     #[must_use]
     pub fn adopt(self: &Arc<Self>, fd: OwnedFd, room: &mut Room) -> ForeignFd {
-        let permit = room.0.as_mut().and_then(|permit| permit.split(1));
+        let permit = room.split();
         ForeignFd { fd: Some((fd, permit)), origin: self.clone() }
     }
 
@@ -408,6 +350,18 @@ impl Origin {
             BY_JANITOR => Some(Write::ByJanitor),
             _ => Some(Write::Measured),
         }
+    }
+
+    /// True if a worker may watch the eventfd with this number as the kick of `ring`: workers may
+    /// touch eventfds of this session, and none watches this one for another ring.
+    pub(crate) fn may_watch(&self, ring: usize, eventfd_id: u64) -> bool {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.remove(&ring);
+        let may = !self.is_distrusted() && !watched.values().any(|id| *id == eventfd_id);
+        if may {
+            watched.insert(ring, eventfd_id);
+        }
+        may
     }
 
     /// True if workers touch no eventfd of this session that comes from now on.

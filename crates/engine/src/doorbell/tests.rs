@@ -31,7 +31,11 @@ impl Session {
     }
 
     fn kick(&self, fd: impl Into<OwnedFd>) -> Result<Kick, DoorbellError> {
-        self.runtime.block_on(Kick::of_front_end(self.send(fd)))
+        self.kick_of(0, fd)
+    }
+
+    fn kick_of(&self, ring: usize, fd: impl Into<OwnedFd>) -> Result<Kick, DoorbellError> {
+        self.runtime.block_on(Kick::of_front_end(self.send(fd), ring))
     }
 
     fn call(&self, fd: impl Into<OwnedFd>) -> Result<Call, DoorbellError> {
@@ -79,6 +83,38 @@ fn an_eventfd_is_rung_itself() {
     call.ring();
     assert!(is_rung(&theirs));
     assert!(matches!(session.kick(theirs).unwrap().0, Bell::Foreign(_)));
+}
+
+#[test]
+fn a_worker_watches_an_eventfd_for_one_ring_only_and_each_kick_is_heard_by_all() {
+    let session = Session::new();
+    let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
+    let kick_of = |ring| session.kick_of(ring, theirs.try_clone().unwrap()).unwrap();
+    let is_watched = |kick: &Kick| matches!(kick.0, Bell::Foreign(_));
+    let first = kick_of(0);
+    assert!(is_watched(&first));
+    let others = [kick_of(1), kick_of(2)];
+    assert!(!others.iter().any(is_watched), "a worker would wait once for each");
+    // A front-end may send its kick again.
+    assert!(is_watched(&kick_of(0)));
+    for round in 1..=3_u64 {
+        rustix::io::write(&theirs, &1u64.to_ne_bytes()).unwrap();
+        for kick in &others {
+            rings_once(&session, kick);
+        }
+        // What is never read stays what the worker of the first ring sees.
+        let mut count = [0; 8];
+        let mut fds = [PollFd::new(&first, PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&Timespec::default())), Ok(1), "round {round}: it was read");
+        if round == 3 {
+            rustix::io::read(&theirs, &mut count).unwrap();
+            assert_eq!(u64::from_ne_bytes(count), round);
+        }
+    }
+    // Another eventfd of this ring makes the first one free.
+    let other = eventfd(0, EventfdFlags::empty()).unwrap();
+    assert!(is_watched(&session.kick_of(0, other).unwrap()));
+    assert!(is_watched(&kick_of(1)));
 }
 
 #[test]
@@ -244,6 +280,7 @@ fn a_front_end_whose_eventfd_took_far_too_long_gets_no_worker_to_touch_another()
         let call = second.call(theirs.try_clone().unwrap()).unwrap();
         drop(kick);
         second.is_idle();
+        rustix::io::read(&theirs, &mut [0; 8]).unwrap();
         call.ring();
         assert!(is_rung(&theirs), "the call is lost");
         assert_eq!(Session::new().origin.next_write(), None, "another device pays");
@@ -280,7 +317,7 @@ fn a_kick_that_takes_its_janitor_far_too_long_is_left_alone() {
 }
 
 #[test]
-fn a_semaphore_that_is_read_for_ever_lets_the_thread_sleep() {
+fn a_semaphore_that_stays_readable_lets_the_thread_sleep() {
     let session = Session::new();
     session.origin.note_write(Duration::from_millis(2));
     let theirs = eventfd(0, EventfdFlags::SEMAPHORE).unwrap();

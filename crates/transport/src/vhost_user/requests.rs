@@ -242,7 +242,7 @@ impl Front {
         let name = "SET_VRING_KICK";
         let wrong = |source| FrontError::Doorbell { name, index, source };
         let kick = match fd {
-            Some(fd) => Some(Kick::of_front_end(fd).await.map_err(wrong)?),
+            Some(fd) => Some(Kick::of_front_end(fd, index).await.map_err(wrong)?),
             None => None,
         };
         let host = &mut self.vrings[index];

@@ -262,7 +262,7 @@ fn a_kick_whose_other_end_is_closed_costs_nothing() {
     let origin = Origin::new(Arc::default());
     let kick = guest.runtime.block_on(async {
         let reader = origin.adopt(reader, &mut Room::for_message().await);
-        Some(Kick::of_front_end(reader).await.unwrap())
+        Some(Kick::of_front_end(reader, COUNT).await.unwrap())
     });
     guest.control = Some(guest.start(&guest.ring, COUNT, kick, call));
     // The last kick is heard, though its end is closed behind it.

@@ -1,0 +1,75 @@
+//! How many file descriptors front-ends may have, all of them together, and the part of a message.
+
+use super::JOBS_MAX;
+use rustix::io::Errno;
+use std::sync::OnceLock;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// File descriptors of one message at most (`SCM_MAX_FD` of the kernel).
+pub const MESSAGE_FDS_MAX: usize = 253;
+/// Permits for file descriptors of front-ends: the limit of open files, less a quarter of it (and
+/// no fewer than 256) for our own.
+fn budget() -> &'static Semaphore {
+    static BUDGET: OnceLock<Semaphore> = OnceLock::new();
+    BUDGET.get_or_init(|| {
+        use rustix::process::{Resource, getrlimit};
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+        let limit = usize::try_from(limit.min(1 << 28)).unwrap_or(1 << 20);
+        let ours = (limit / 4).max(256);
+        Semaphore::new(limit.saturating_sub(ours).max(MESSAGE_FDS_MAX + JOBS_MAX))
+    })
+}
+
+/// File descriptors of ours that stand for one of a front-end's. They count against the room of
+/// front-ends, which could otherwise use up the descriptors that we keep for ourselves. Given back
+/// on drop.
+#[derive(Debug)]
+pub(crate) struct StandIns {
+    _permit: SemaphorePermit<'static>,
+}
+
+impl StandIns {
+    /// # Errors
+    /// `EMFILE`: front-ends have as many fds as they may have.
+    pub(crate) fn take(count: u32) -> Result<Self, Errno> {
+        let permit = budget().try_acquire_many(count).map_err(|_| Errno::MFILE)?;
+        Ok(Self { _permit: permit })
+    }
+}
+
+/// Room for the file descriptors of one message.
+///
+/// If a process has no number left for an fd, the kernel closes that fd on the thread that receives
+/// the message, and such a close may block. Therefore nobody receives a message with fds unless
+/// there is room for as many as it can have.
+#[derive(Debug)]
+pub struct Room(Option<SemaphorePermit<'static>>);
+
+/// Permits for a message with [`MESSAGE_FDS_MAX`] fds.
+const ROOM: u32 = 253;
+const _: () = assert!(ROOM as usize == MESSAGE_FDS_MAX);
+
+impl Room {
+    /// Waits until there is room for a message. Other sessions may keep their fds for ever: call
+    /// this with a timeout.
+    pub async fn for_message() -> Self {
+        Self(budget().acquire_many(ROOM).await.ok())
+    }
+
+    /// Room for a message; `None` if there is too little now.
+    #[must_use]
+    pub fn at_once() -> Option<Self> {
+        budget().try_acquire_many(ROOM).ok().map(|permit| Self(Some(permit)))
+    }
+
+    /// The part of one of the message's descriptors, as long as there is any.
+    pub(super) fn split(&mut self) -> Option<SemaphorePermit<'static>> {
+        self.0.as_mut().and_then(|permit| permit.split(1))
+    }
+
+    /// For a message that has no file descriptors.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(None)
+    }
+}
