@@ -1,11 +1,11 @@
 //! Every interleaving of both halves of either format, on loom's words: what is published is seen
-//! whole, and no notification is lost. Run with
+//! whole, with the data that it stands for, and no notification is lost. Run with
 //! `RUSTFLAGS="--cfg loom" cargo test -p manyring-queue --release --test interleave`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(loom)]
 
 use loom::sync::Arc as LoomArc;
-use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::thread;
 use manyring_memory::{GuestMemory, Mapping, RegionSpec, Words};
 use manyring_queue::split::{self, RingAreas};
@@ -79,49 +79,81 @@ fn halves(features: RingFeatures) -> (DriverQueue, DeviceQueue, usize) {
     (DriverQueue::Split(driver), DeviceQueue::Split(device), host)
 }
 
-/// Pops what there is and checks that chain `n` is the one the driver added as its `n`-th.
-fn pop_checked(device: &mut DeviceQueue, batch: &mut Batch, host: usize, seen: &mut u64) -> u64 {
-    let popped = device.pop_batch(batch, BATCH_CHAINS);
-    assert_eq!(device.fault(), None);
-    for index in 0..popped {
-        let (chain, readable, writable) = batch.take(index).unwrap();
-        let n = usize::try_from(*seen).unwrap();
-        assert_eq!((readable.len(), writable.len()), (1, 0));
-        assert_eq!((readable[0].address(), readable[0].len()), (host + 16 * n, n + 1));
-        device.push_used(chain, u32::try_from(n).unwrap() + 100);
-        *seen += 1;
-    }
-    popped as u64
+/// What the buffers of two chains hold, written and read without order, as data is: the ring alone
+/// orders it.
+#[derive(Clone)]
+struct Buffers {
+    /// What the driver writes for the device.
+    asked: LoomArc<[AtomicU32; 2]>,
+    /// What the device answers.
+    answered: LoomArc<[AtomicU32; 2]>,
 }
 
-fn add(driver: &mut DriverQueue, n: u64) {
-    let len = u32::try_from(n).unwrap() + 1;
-    driver.add(&[(GUEST + 16 * n, len)], &[]).unwrap();
+impl Buffers {
+    fn new() -> Self {
+        let empty = || LoomArc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+        Self { asked: empty(), answered: empty() }
+    }
+
+    /// The driver writes the data of chain `n` and adds the chain.
+    fn add(&self, driver: &mut DriverQueue, n: u32) {
+        self.asked[n as usize].store(n + 1, Ordering::Relaxed);
+        driver.add(&[(GUEST + 16 * u64::from(n), n + 1)], &[]).unwrap();
+    }
+
+    /// The device pops what there is, and checks that chain `n` is the one that the driver added
+    /// as its `n`-th, and its data. Answers them. Returns how many there were.
+    fn pop(&self, device: &mut DeviceQueue, host: usize, seen: &mut u32) -> usize {
+        let mut batch = Batch::new();
+        let popped = device.pop_batch(&mut batch, BATCH_CHAINS);
+        assert_eq!(device.fault(), None);
+        for index in 0..popped {
+            let (chain, readable, writable) = batch.take(index).unwrap();
+            let n = *seen as usize;
+            assert_eq!((readable.len(), writable.len()), (1, 0));
+            assert_eq!((readable[0].address(), readable[0].len()), (host + 16 * n, n + 1));
+            let asked = self.asked[n].load(Ordering::Relaxed);
+            assert_eq!(asked, *seen + 1, "the device reads what was there before");
+            self.answered[n].store(*seen + 1, Ordering::Relaxed);
+            device.push_used(chain, *seen + 100);
+            *seen += 1;
+        }
+        popped
+    }
+
+    /// The driver takes chain `n`, if it is used, and checks its answer.
+    fn take_used(&self, driver: &mut DriverQueue, n: u32) -> bool {
+        let Some((id, written)) = driver.take_used() else { return false };
+        assert_eq!((u32::from(id), written), (n, n + 100));
+        let answered = self.answered[n as usize].load(Ordering::Relaxed);
+        assert_eq!(answered, n + 1, "the driver reads what was there before");
+        true
+    }
 }
 
 #[test]
-fn a_popped_chain_has_the_descriptors_that_were_written_and_comes_back_whole() {
-    explore(5, |features| {
+fn a_popped_chain_has_what_was_written_and_comes_back_with_its_answer() {
+    explore(4, |features| {
         let (mut driver, mut device, host) = halves(features);
+        let buffers = Buffers::new();
+        let of_guest = buffers.clone();
         let guest = thread::spawn(move || {
             for n in 0..2 {
-                add(&mut driver, n);
+                of_guest.add(&mut driver, n);
                 driver.publish();
             }
             let mut next = 0;
             while next < 2 {
-                match driver.take_used() {
-                    Some((head, written)) => {
-                        assert_eq!((u32::from(head), written), (next, next + 100));
-                        next += 1;
-                    }
-                    None => thread::yield_now(),
+                if of_guest.take_used(&mut driver, next) {
+                    next += 1;
+                } else {
+                    thread::yield_now();
                 }
             }
         });
-        let (mut batch, mut seen) = (Batch::new(), 0);
+        let mut seen = 0;
         while seen < 2 {
-            if pop_checked(&mut device, &mut batch, host, &mut seen) == 0 {
+            if buffers.pop(&mut device, host, &mut seen) == 0 {
                 thread::yield_now();
             }
             device.publish();
@@ -132,21 +164,23 @@ fn a_popped_chain_has_the_descriptors_that_were_written_and_comes_back_whole() {
 
 #[test]
 fn a_device_that_asked_for_notifications_and_sleeps_is_kicked() {
-    explore(6, |features| {
+    explore(5, |features| {
         let (mut driver, mut device, host) = halves(features);
+        let buffers = Buffers::new();
+        let of_guest = buffers.clone();
         let kicked = LoomArc::new(AtomicBool::new(false));
         let kick = kicked.clone();
         let guest = thread::spawn(move || {
             for n in 0..2 {
-                add(&mut driver, n);
+                of_guest.add(&mut driver, n);
                 if driver.publish() {
                     kick.store(true, Ordering::Relaxed);
                 }
             }
         });
-        let (mut batch, mut seen) = (Batch::new(), 0);
+        let mut seen = 0;
         device.disable_notifications();
-        pop_checked(&mut device, &mut batch, host, &mut seen);
+        buffers.pop(&mut device, host, &mut seen);
         // A kick that came before is drained: only a later one wakes.
         kicked.store(false, Ordering::Relaxed);
         let work = device.enable_notifications();
@@ -160,8 +194,9 @@ fn a_device_that_asked_for_notifications_and_sleeps_is_kicked() {
 fn a_driver_that_asked_for_notifications_and_sleeps_is_called() {
     explore(6, |features| {
         let (mut driver, mut device, _) = halves(features);
-        add(&mut driver, 0);
-        add(&mut driver, 1);
+        let buffers = Buffers::new();
+        buffers.add(&mut driver, 0);
+        buffers.add(&mut driver, 1);
         driver.publish();
         let called = LoomArc::new(AtomicBool::new(false));
         let call = called.clone();
@@ -190,19 +225,20 @@ fn a_driver_that_asked_for_notifications_and_sleeps_is_called() {
 }
 
 #[test]
-fn a_burst_is_seen_whole() {
+fn a_burst_is_seen_whole_with_its_answers() {
     explore(5, |features| {
         let (mut driver, mut device, host) = halves(features);
-        add(&mut driver, 0);
-        add(&mut driver, 1);
+        let buffers = Buffers::new();
+        buffers.add(&mut driver, 0);
+        buffers.add(&mut driver, 1);
         driver.publish();
+        let of_host = buffers.clone();
         let host_side = thread::spawn(move || {
-            let (mut batch, mut seen) = (Batch::new(), 0);
-            assert_eq!(pop_checked(&mut device, &mut batch, host, &mut seen), 2);
+            assert_eq!(of_host.pop(&mut device, host, &mut 0), 2);
             device.publish();
         });
-        if driver.take_used().is_some() {
-            assert_eq!(driver.take_used(), Some((1, 101)), "the second is not there");
+        if buffers.take_used(&mut driver, 0) {
+            assert!(buffers.take_used(&mut driver, 1), "the second is not there");
         }
         host_side.join().unwrap();
     });

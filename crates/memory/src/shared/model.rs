@@ -15,7 +15,33 @@ pub fn fence_full() {
 pub struct Words {
     cells: Arc<Vec<AtomicU16>>,
     wide: Arc<Vec<AtomicU32>>,
-    long: Arc<Vec<AtomicU64>>,
+    long: Arc<Vec<Long>>,
+}
+
+/// A word of 64 bits that both halves read and write.
+///
+/// Of the accesses to an atomic, loom remembers the last one of all threads, and tries a store
+/// earlier only if that one was another thread's. Where a device looks at a descriptor before it
+/// writes it, loom forgets that the driver has looked too, and never runs the device first. So
+/// each access counts `turn` first: loom tries every order of these. Relaxed, it orders no data.
+#[derive(Debug)]
+struct Long {
+    word: AtomicU64,
+    turn: AtomicU32,
+}
+
+impl Long {
+    fn new() -> Self {
+        Self { word: AtomicU64::new(0), turn: AtomicU32::new(0) }
+    }
+    fn load(&self, order: Ordering) -> u64 {
+        self.turn.fetch_add(1, Ordering::Relaxed);
+        self.word.load(order)
+    }
+    fn store(&self, value: u64, order: Ordering) {
+        self.turn.fetch_add(1, Ordering::Relaxed);
+        self.word.store(value, order);
+    }
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "words are cut into cells of 16 bits")]
@@ -35,7 +61,7 @@ impl Words {
     /// `len` zeroed bytes of a ring whose words have 64 bits.
     #[must_use]
     pub fn zeroed_long(len: usize) -> Self {
-        let long = Arc::new((0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect());
+        let long = Arc::new((0..len.div_ceil(8)).map(|_| Long::new()).collect());
         Self { cells: Arc::default(), wide: Arc::default(), long }
     }
     /// Never maps: the model has no guest memory.
